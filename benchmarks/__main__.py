@@ -25,13 +25,13 @@ from benchmarks.gpu import plots as gpu_plots
 from benchmarks.gpu import running
 from benchmarks.gpu import table as gpu_table
 from benchmarks.gpu import workloads as gpu_workloads
+from benchmarks.gpu.calibrate import calibrated
 from benchmarks.graphs import run_graphs
 from benchmarks.measure import Settings
 from benchmarks.training import run_training
 from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention.backends.gpu import devices
-from gnn_attention.backends.gpu.calibrate import calibrated
 
 __all__ = ["SUITES", "Suite", "main"]
 

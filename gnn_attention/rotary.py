@@ -14,15 +14,6 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 __all__ = ["Rotary"]
 
 
-def _numbers(frequencies: Any) -> tuple[float, ...]:
-    try:
-        return tuple(float(frequency) for frequency in frequencies)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"frequencies must be numbers, one for each pair of channels, got {quoted(frequencies)}"
-        ) from None
-
-
 @dataclass(frozen=True)
 class Rotary:
     """Turns each pair of channels of a query or key at position p by the angle ``p * base^(-2 i / dim)``.
@@ -57,9 +48,8 @@ class Rotary:
     ) -> Float[Tensor, "*lead tokens dim"]:
         """``x``, its row t turned for ``positions[t]``, in float32 or better. ValueError for an odd dim."""
         if positions.shape != x.shape[-2:-1]:
-            raise ValueError(
-                f"positions must be one for each of the {x.shape[-2]} tokens, got shape {list(positions.shape)}"
-            )
+            got = f"got shape {list(positions.shape)}"
+            raise ValueError(f"positions must be one for each of the {x.shape[-2]} tokens, {got}")
         wide = x if x.dtype == torch.float64 else x.float()
         cos, sin = (part.to(wide.dtype) for part in self._angles(x.shape[-1], positions))
         if self.interleaved:
@@ -83,7 +73,14 @@ class Rotary:
         if self.frequencies is None:
             return self.base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
         if len(self.frequencies) != dim // 2:
-            raise ValueError(
-                f"frequencies must be one for each of {dim // 2} pairs of channels, got {len(self.frequencies)}"
-            )
+            got = len(self.frequencies)
+            raise ValueError(f"frequencies must be one for each of {dim // 2} pairs of channels, got {got}")
         return torch.tensor(self.frequencies, dtype=torch.float64, device=device)
+
+
+def _numbers(frequencies: Any) -> tuple[float, ...]:
+    try:
+        return tuple(float(frequency) for frequency in frequencies)
+    except (TypeError, ValueError):
+        got = quoted(frequencies)
+        raise TypeError(f"frequencies must be numbers, one for each pair of channels, got {got}") from None

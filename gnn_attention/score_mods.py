@@ -1,8 +1,7 @@
-"""What an edge adds to its logit: values of the form ``score_mod(score, b, h, dst, src) -> score``
-(FlexAttention's form).
+"""What an edge adds to its logit: ``score_mod(score, b, h, dst, src) -> score``, FlexAttention's form.
 
-``score`` is the scaled dot product; b, h, dst, src are broadcastable index tensors (h counts query heads, dst
-and src are absolute positions). Each is a small object, not a closure, so that layers holding one can be
+``score`` is the scaled dot product; b, h, dst, src are broadcastable index tensors (h counts query heads,
+dst and src are absolute positions). Each is a small object, not a closure, so that layers with one can be
 printed, copied and pickled. They are applied after the scale and before the per-edge ``bias``.
 """
 
@@ -41,20 +40,18 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _TAKEN = ("score", "b", "h", "dst", "src")
 # of functions that are made in the compiled program
 _COMPILERS_KNOW_CODE = TorchVersion(torch.__version__) >= "2.11"
-_FITTING: WeakSet[type] = WeakSet()  # types whose objects were found to take these
+_FITTING: WeakSet[type] = WeakSet()  # types whose objects take these
 
 
 def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
-    """``score_mod`` if it can be called as ``(score, b, h, dst, src)``, or None; TypeError names what it
-    takes otherwise.
+    """``score_mod`` if it can be called as ``(score, b, h, dst, src)``, or None; else TypeError.
 
     >>> checked(softcap(2.0))
     softcap(cap=2.0)
     """
     if score_mod is not None and not callable(score_mod):
-        raise TypeError(
-            f"score_mod must be a function (score, b, h, dst, src) -> score, got {type(score_mod).__name__}"
-        )
+        got = type(score_mod).__name__
+        raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {got}")
     if isinstance(score_mod, FunctionType):
         if _COMPILERS_KNOW_CODE or not torch.compiler.is_compiling():
             _check_function(score_mod)
@@ -69,9 +66,8 @@ def _check_function(score_mod: FunctionType) -> None:
     code, most = score_mod.__code__, score_mod.__code__.co_argcount
     least = most - len(score_mod.__defaults__ or ())
     if least > len(_TAKEN) or (most < len(_TAKEN) and not code.co_flags & inspect.CO_VARARGS):
-        raise TypeError(
-            f"score_mod must take ({', '.join(_TAKEN)}), got a function of ({', '.join(code.co_varnames[:most])})"
-        )
+        names = ", ".join(code.co_varnames[:most])
+        raise TypeError(f"score_mod must take ({', '.join(_TAKEN)}), got a function of ({names})")
 
 
 def _check_object(score_mod: Any) -> None:
@@ -109,8 +105,7 @@ def _hashed(value: object) -> int:
 class alibi:  # noqa: N801 (a value used like the function it stands for)
     """Attention with linear biases: ``score - slope_h * |dst - src|``.
 
-    Source: Press et al. 2022 (arXiv 2108.12409); on both sides of the receiver the distance counts as
-        positive.
+    Source: Press et al. 2022 (arXiv 2108.12409); here distances to later senders are positive, too.
 
     >>> h, dst, src = torch.tensor(0), torch.tensor(5), torch.tensor(3)
     >>> alibi(alibi_slopes(4))(torch.tensor(1.0), h, h, dst, src)
@@ -122,12 +117,10 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
 
     def __post_init__(self) -> None:
         if not isinstance(self.slopes, (tuple, list)):
-            raise TypeError(
-                f"slopes must be a number for each head, got {quoted(self.slopes)}; see alibi_slopes(num_heads)"
-            )
-        object.__setattr__(
-            self, "slopes", tuple(checks.number("each of slopes", slope) for slope in self.slopes)
-        )
+            got = f"{quoted(self.slopes)}; see alibi_slopes(num_heads)"
+            raise TypeError(f"slopes must be a number for each head, got {got}")
+        slopes = tuple(checks.number("each of slopes", slope) for slope in self.slopes)
+        object.__setattr__(self, "slopes", slopes)
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         slopes = torch.tensor(self.slopes, dtype=score.dtype, device=score.device)
@@ -163,7 +156,8 @@ class log_multiplicity:  # noqa: N801
     """A sender (or an edge) that counts m times: ``score + log m``.
 
     ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair. A graph
-    is a set; this is how a multigraph is said (a softmax over m equal edges is one edge with log m added).
+    is a set; this makes it a multigraph, since a softmax over m equal edges is that over one with log m
+    added.
 
     >>> zero, twice = torch.tensor(0), log_multiplicity(torch.tensor([2.0]))
     >>> twice(torch.tensor(0.0), zero, zero, zero, zero)
@@ -174,9 +168,8 @@ class log_multiplicity:  # noqa: N801
 
     def __post_init__(self) -> None:
         if not isinstance(self.multiplicity, Tensor):
-            raise TypeError(
-                f"multiplicity must be a tensor, got {type(self.multiplicity).__name__}; use torch.as_tensor"
-            )
+            got = type(self.multiplicity).__name__
+            raise TypeError(f"multiplicity must be a tensor, got {got}; use torch.as_tensor")
         if self.multiplicity.dim() not in (1, 2):
             raise ValueError(f"multiplicity must be [src] or [dst, src], got {list(self.multiplicity.shape)}")
 
@@ -236,8 +229,7 @@ class RelativeBias(nn.Module):
 
 
 class chain(nn.Module):  # noqa: N801
-    """Several score_mods, applied from left to right; a module, so that the parameters of a learned link are
-    trained.
+    """Several score_mods, applied from left to right; a module, so that a learned link is trained.
 
     >>> zero = torch.tensor(0)
     >>> chain(softcap(1.0), softcap(1.0))(torch.tensor(100.0), zero, zero, zero, zero)
@@ -249,9 +241,8 @@ class chain(nn.Module):  # noqa: N801
         super().__init__()
         for mod in mods:
             if not callable(mod):
-                raise TypeError(
-                    f"every link must be a score_mod (score, b, h, dst, src) -> score, got {type(mod).__name__}"
-                )
+                form = "a score_mod (score, b, h, dst, src) -> score"
+                raise TypeError(f"every link must be {form}, got {type(mod).__name__}")
         self.mods = mods
         self.learned = nn.ModuleList(mod for mod in mods if isinstance(mod, nn.Module))
 

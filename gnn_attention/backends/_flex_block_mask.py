@@ -1,21 +1,19 @@
-"""A graph as tensors that one compiled FlexAttention kernel reads: lists of tiles, and a table that says who
-hears whom.
+"""A graph as tensors that one FlexAttention kernel reads: lists of tiles, and a table of edges in bits.
 
 FlexAttention compiles a kernel for each ``mask_mod``, which takes seconds. Here every graph has the same one
-(:func:`heard`): it looks a pair up in a table of integers, so that graphs differ in the numbers of that table
-alone. The table holds, in turn: five numbers (:data:`HEADER`), for every tile where its words begin, and the
-words, one bit for each pair of a tile. All empty tiles share one tile of zeros and all full ones one tile of
-ones, so that the lookup is true to the graph on every pair.
+(:func:`is_edge`): it looks a pair up in a table of integers, so that graphs differ in the numbers of that
+table alone. The table has, in turn: five numbers (:data:`HEADER`), for every tile where its words begin, and
+the words, one bit for each pair of a tile. All empty tiles share one tile of zeros and all full ones one tile
+of ones, so that the lookup is right on every pair.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 
-from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.kernel_formats import tile_list
 from gnn_attention.graph.regions.quadtree import Boxes, cells
@@ -26,7 +24,7 @@ WORD = 32  # pairs in an integer of the table
 BLOCKS = {
     "cpu": 64,
     "cuda": 128,
-}  # tokens on the side of a tile, measured on a CPU; what the kernels for CUDA are tuned for
+}  # tokens on the side of a tile: measured on a CPU; as kernels for CUDA are tuned
 # The kernels are compiled for a length of the table: few lengths, so that there are few kernels.
 CAPACITIES = tuple(4**power for power in range(8, 16))
 
@@ -36,9 +34,9 @@ class Plan(NamedTuple):
     ``BlockMask``.
 
     Lists come in pairs, how many tiles in each row ``[batch or 1, heads or 1, rows]`` and which ones
-    ``[..., rows, columns]``: the partial ones, the full ones, and where there is a backward pass the same for
-    columns. All are int32. The kernel for CPUs wants lists as wide as the table of tiles; for CUDA they are
-    as wide as the longest row (untested on a GPU).
+    ``[..., rows, columns]``: the partial ones, the full ones, and on CUDA, for the backward pass, the same
+    for columns. All are int32, on a CPU as wide as the table of tiles, on CUDA as the longest row
+    (untested).
     """
 
     table: Tensor
@@ -50,7 +48,7 @@ def block_of(device: torch.device) -> int:
     return BLOCKS.get(device.type, 128)
 
 
-def heard(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """FlexAttention's ``mask_mod`` of every graph: the bit of the pair. ``block`` is a power of 2.
 
     Shifts and masks only: a division of signed integers costs more than all the rest of a pair.
@@ -64,7 +62,7 @@ def heard(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Ten
 
 
 def plan(graph: TokenGraph, device: torch.device) -> Plan:
-    """The graph for :func:`heard` and FlexAttention on a device; made once for each graph and device."""
+    """The graph for :func:`is_edge` and FlexAttention on a device, memoized."""
     made: Plan = memoized(_made, graph, device)
     return made
 
@@ -76,29 +74,22 @@ def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
 
 
 def _plan_bytes(graph: TokenGraph, device: torch.device) -> int:
-    parts = tiles(graph, block_of(device))
-    return 4 * (
-        _length(parts, parts.num_partial + _cut_tiles(parts))
-        + (3 if device.type == "cpu" else 5) * _slots(parts)
-    )
+    parts, lists = tiles(graph, block_of(device)), 3 if device.type == "cpu" else 5
+    each = (graph.batch or 1) * (graph.heads or 1)
+    cut = min(parts.num_full, each * (parts.rows + parts.columns))  # at most so many are cut by the border
+    return 4 * (_length(parts, parts.num_partial + cut) + lists * _slots(parts))
 
 
 def _made(graph: TokenGraph, device: torch.device) -> Plan:
     block = block_of(device)
     full, some = _kinds(tiles(graph, block))
-    lists = (
-        _lists(full, some, backward=False)
-        if device.type == "cpu"
-        else _compact(_lists(full, some, backward=True))
-    )
+    on_cpu = device.type == "cpu"
+    lists = _lists(full, some, backward=False) if on_cpu else _compact(_lists(full, some, backward=True))
     return Plan(_table(graph, block, full, some).to(device), tuple(part.to(device) for part in lists))
 
 
-def _kinds(
-    parts: Tiles,
-) -> tuple[Bool[Tensor, "batch heads rows columns"], Bool[Tensor, "batch heads rows columns"]]:
-    """Which tiles are full, and which partial. Those that the border cuts are never full: the kernel visits
-    all of a full tile.
+def _kinds(parts: Tiles) -> tuple[Tensor, Tensor]:
+    """Which tiles ``[batch, heads, rows, columns]`` are full, and which partial, as those at the border are.
 
     There are two rows and two columns at least: a compiler makes a kernel of its own for an axis of size 1.
     """
@@ -111,35 +102,22 @@ def _kinds(
 
 
 def _lists(full: Tensor, some: Tensor, backward: bool) -> list[Tensor]:
-    """The partial and the full ones of each row; for a backward pass, which a CPU has not, those of each
-    column too.
-    """
+    """The partial and the full ones of each row; for a backward pass those of each column too."""
     sides = [some, full, some.mT, full.mT] if backward else [some, full]
     return [part for side in sides for part in tile_list(side)]
 
 
 def _compact(lists: list[Tensor]) -> list[Tensor]:
-    """The lists as wide as the longest of each side; partial and full ones alike: older kernels step through
-    both as one.
-    """
+    """The lists as wide as the longest of each side: older kernels step through both kinds as one."""
     found: list[Tensor] = []
     for side in (lists[:4], lists[4:]):
-        width = max(
-            2, *(int(number.max()) for number in side[::2])
-        )  # an axis of size 1 would be a kernel of its own
+        width = max(2, *(int(number.max()) for number in side[::2]))  # one would be a kernel of its own
         found += [part[..., :width].contiguous() if i % 2 else part for i, part in enumerate(side)]
     return found
 
 
 def _slots(parts: Tiles) -> int:
     return (parts.graph.batch or 1) * (parts.graph.heads or 1) * max(parts.rows, 2) * max(parts.columns, 2)
-
-
-def _cut_tiles(parts: Tiles) -> int:
-    """At most so many full tiles are cut by the border."""
-    return min(
-        parts.num_full, (parts.graph.batch or 1) * (parts.graph.heads or 1) * (parts.rows + parts.columns)
-    )
 
 
 def _length(parts: Tiles, partial: int) -> int:
@@ -168,29 +146,24 @@ def _table(graph: TokenGraph, block: int, full: Tensor, some: Tensor) -> Int[Ten
 
 
 def _header(graph: TokenGraph, shape: torch.Size) -> list[int]:
-    """What the axes of the tiles are multiplied by, 0 where the graph does not differ, and the first
-    positions.
-    """
-    stride_head = math.prod(shape[2:])
-    stride_batch = shape[1] * stride_head
-    strides = [stride_batch if graph.batch else 0, stride_head if graph.heads else 0, shape[3]]
+    """Strides of the axes of the tiles, 0 where the graph does not differ, and the first positions."""
+    by_head = shape[2] * shape[3]
+    strides = [shape[1] * by_head if graph.batch else 0, by_head if graph.heads else 0, shape[3]]
     return [*strides, graph.dst_offset, graph.src_offset]
 
 
 def _write_edges(graph: TokenGraph, block: int, begins: Tensor, words: Tensor) -> None:
-    """Set the bit of every listed edge of a partial tile; ``begins [rows, columns]`` counts from the first of
-    ``words``.
-    """
+    """Set the bit of every listed edge of a partial tile, whose words begin at ``begins [rows, columns]``."""
     src, dst = graph.edge_index
     begin = begins[dst // block, src // block]
-    kept = begin >= 0
+    partial = begin >= 0
     at = begin + (dst % block) * (block // WORD) + (src % block) // WORD
     bits = torch.bitwise_left_shift(torch.ones_like(src, dtype=torch.int32), (src % WORD).to(torch.int32))
-    words.index_add_(0, at[kept], bits[kept])  # an edge is listed once: the sum of different bits
+    words.index_add_(0, at[partial], bits[partial])  # an edge is listed once: the sum of different bits
 
 
 def _write_cells(graph: TokenGraph, block: int, some: Tensor, words: Tensor) -> None:
-    """Ask the rule about the pairs of every partial tile."""
+    """Evaluate the rule on the pairs of every partial tile."""
     b, h, row, column = some.nonzero(as_tuple=True)
     dst, src = row * block, column * block
     height, width = (graph.num_dst - dst).clamp(max=block), (graph.num_src - src).clamp(max=block)
@@ -198,8 +171,7 @@ def _write_cells(graph: TokenGraph, block: int, some: Tensor, words: Tensor) -> 
     for part, edge in cells(graph.rule, boxes):
         tile = torch.zeros(len(part), block, block, dtype=torch.int32, device="cpu")
         tile[:, : edge.shape[1], : edge.shape[2]] = edge
-        bits = (tile.view(-1, WORD) << torch.arange(WORD, dtype=torch.int32, device="cpu")).sum(
-            -1, dtype=torch.int32
-        )
+        lane = torch.arange(WORD, dtype=torch.int32, device="cpu")
+        bits = (tile.view(-1, WORD) << lane).sum(-1, dtype=torch.int32)
         words[first : first + len(bits)] = bits
         first += len(bits)

@@ -1,22 +1,19 @@
-"""FlexAttention on our tiles: tiles without an edge are skipped, full ones need no mask, a score_mod runs
-inside the kernel.
+"""FlexAttention on our tiles: tiles without an edge are skipped, full ones need no mask.
 
-On a CPU it runs forward only and tells no lse; on CUDA forward and backward. It is compiled, which takes
-seconds, so that the scheme is built to compile rarely. FlexAttention makes a kernel for each ``mask_mod``,
+On a CPU it runs forward only and returns no lse; on CUDA forward and backward. It is compiled, which takes
+seconds, so that the scheme is built to compile rarely: FlexAttention makes a kernel for each ``mask_mod``,
 and a graph's own rule would be one for each shape of rule. Here one ``mask_mod`` serves every graph, by
-looking bits up in a table (``_flex_masks``), and lengths are
-symbols: graphs of any structure and length share a kernel. On a window of 256 of 8192 tokens, 8 heads of 64
-    on 2 CPU cores, the
-lookup costs 1.1 to 1.4 times the time of the graph's own rule, a compilation 3 to 10 seconds. A kernel is
-made anew for another
+looking bits up in a table (``_flex_block_mask``), and lengths are symbols. On a window of 256 of 8192
+tokens, 8 heads of 64 on 2 CPU cores, the lookup costs 1.1 to 1.4 times the time of the graph's own rule, a
+compilation 3 to 10 seconds. A kernel is made anew for another
 
 * dtype, device, number of threads, number of heads, channels, scale, and layout of q, k and v;
 * one sample or many; graphs that are the same for all, that differ by head, by sample, or by both;
-* size of the table (few sizes: see ``_flex_masks.CAPACITIES``), and kind of score_mod: other tensors of the
+* size of the table (few sizes: ``_flex_block_mask.CAPACITIES``), and kind of score_mod: other tensors of the
   same shapes are no new kind, other Python numbers are.
 
 Untested on a GPU: the lists of tiles for CUDA, which are no wider than their longest row; and the price of
-lengths that are symbols, for which the kernel keeps its checks at the border even if tiles divide them.
+lengths that are symbols, for which the kernel checks its border even if tiles divide them.
 """
 
 from __future__ import annotations
@@ -41,31 +38,28 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import REMEDIES, Capabilities
 from gnn_attention.score_mods import ScoreMod, alibi, chain
 
-MOST_KERNELS = 128  # of one process: beyond, somebody compiles in a loop, and every one is kept
+MOST_KERNELS = 128  # of one process: more are compiled in a loop, and every one stays in memory
 MOST_BYTES = 4 * 2**30  # of lists and table
 FEWEST_CHANNELS = 16  # of a kernel for CUDA; fewer are filled up with zeros
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` in float32 where it is asked for
-    (CUDA), else None.
+    """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` in float32 if wanted, else None.
 
-    Raises NotImplementedError where the call cannot be compiled: :func:`unsupported_reason` cannot know that
-    beforehand.
+    NotImplementedError where the call cannot be compiled, which :func:`unsupported_reason` cannot know.
     """
     if call.q.is_meta or 0 in (*call.q.shape[:3], call.k.shape[2]):
-        return _nothing(call)
+        return _empty(call)
     if call.score_mod is not None:
-        _asked_once(call)
+        _first_score(call)
     if nonfinite.surely_finite(call.q, call.k, call.v):
         return _run_finite(call)
     q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
     out, lse = _run_finite(replace(call, q=q, k=k, v=v))
-    bad = nonfinite.poisoned(call.q, call.k, call.v, partial(_hears, call), call.has_in_edges)
-    return out.masked_fill(bad.unsqueeze(-1), torch.nan), None if lse is None else lse.masked_fill(
-        bad, torch.nan
-    )
+    bad = nonfinite.poisoned(call.q, call.k, call.v, partial(_attends, call), call.heard)
+    lse = None if lse is None else lse.masked_fill(bad, torch.nan)
+    return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -75,12 +69,13 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     reason = _refusal_of_transforms(call) or _refusal_of_device(call)
     needed = 0 if reason else bytes_needed(call)
     if needed > MOST_BYTES:
-        return f"the lists of tiles would take {needed / 2**30:.1f} GiB, the limit is {MOST_BYTES / 2**30:.0f} GiB"
+        limit = f"{MOST_BYTES / 2**30:.0f} GiB"
+        return f"the lists of tiles would take {needed / 2**30:.1f} GiB, the limit is {limit}"
     return reason
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """The lists of tiles and the table of bits, which are kept with the graph."""
+    """The lists of tiles and the table of bits, which are cached with the graph."""
     return _flex_block_mask.plan_bytes(call.graph, call.q.device)
 
 
@@ -98,20 +93,16 @@ def _refusal_of_transforms(call: AttentionCall) -> str | None:
 def _refusal_of_device(call: AttentionCall) -> str | None:
     device = call.q.device.type
     if device == "cuda":
-        return (
-            None
-            if _has_triton()
-            else "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
-        )
-    if torch.is_grad_enabled() and call.score_mod is not None and _asked_once(call).requires_grad:
-        return f"it has no backward pass on cpu, and the score_mod has parameters; {REMEDIES['backward']}, or use backend='dense'"
+        missing = "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
+        return None if _has_triton() else missing
+    if torch.is_grad_enabled() and call.score_mod is not None and _first_score(call).requires_grad:
+        reason = "it has no backward pass on cpu, and the score_mod has parameters"
+        return f"{reason}; {REMEDIES['backward']}, or use backend='dense'"
     return _cpu_cannot_compile()
 
 
-def _asked_once(call: AttentionCall) -> Tensor:
-    """The score_mod at the first receiver and sender: what it returns is checked, and its parameters are
-    seen.
-    """
+def _first_score(call: AttentionCall) -> Tensor:
+    """The score_mod at the first receiver and sender: its result is checked, and its parameters are seen."""
     score = torch.zeros(1, 1, 1, device=call.q.device)
     zero = torch.zeros(1, dtype=torch.int64, device=call.q.device)
     return call.modified(score, zero, zero) if call.graph.num_dst and call.graph.num_src else score
@@ -119,11 +110,11 @@ def _asked_once(call: AttentionCall) -> Tensor:
 
 @constant
 def _cpu_cannot_compile() -> str | None:
-    return _searched_compiler()
+    return _compiler_missing()
 
 
 @cache
-def _searched_compiler() -> str | None:
+def _compiler_missing() -> str | None:
     if not torch.cpu._is_avx2_supported():
         return "FlexAttention on a CPU needs AVX2; take backend='dense'"
     from torch._inductor import config
@@ -131,7 +122,7 @@ def _searched_compiler() -> str | None:
     names = config.cpp.cxx if isinstance(config.cpp.cxx, (list, tuple)) else (config.cpp.cxx,)
     if any(name and shutil.which(name) for name in names):
         return None
-    return "FlexAttention on a CPU is compiled and needs a C++ compiler, such as g++; install one, or take backend='dense'"
+    return "FlexAttention on a CPU needs a C++ compiler, such as g++; install one, or take backend='dense'"
 
 
 @constant
@@ -141,32 +132,29 @@ def _has_triton() -> bool:
     return bool(has_triton())
 
 
-def _nothing(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """The result where nobody speaks or listens; only its shape where there are no numbers."""
+def _empty(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    """The result without receivers or senders; on the meta device only its shape."""
     shape = (*call.q.shape[:3], call.v.shape[3])
     out = call.q.new_empty(shape) if call.q.is_meta else call.q.new_zeros(shape)
     if not call.v.is_meta and not call.k.shape[2]:
-        out = out + edges.per_query_head(
-            call.v.sum(2, keepdim=True), call.q.shape[1]
-        )  # the sum of no values, with gradients
+        # the sum of no values, with gradients
+        out = out + edges.per_query_head(call.v.sum(2, keepdim=True), call.q.shape[1])
     lse = torch.full(shape[:3], -torch.inf, dtype=torch.float32, device=call.q.device)
     return out, lse if call.with_lse else None
 
 
-def _hears(call: AttentionCall, marked: Tensor) -> Tensor:
-    """Which receivers ``[B, Hq, dst]`` hear a marked sender ``[B, Hkv, src]``: attention with equal logits to
-    the marks.
+def _attends(call: AttentionCall, marked: Tensor) -> Tensor:
+    """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal logits.
 
     Where the graph is the same for all heads, one head does it for all, whose channels are the marks of each.
     """
-    heads = call.q.shape[1]
-    alike = call.graph.heads is None
-    values = marked.mT.unsqueeze(1) if alike else edges.per_query_head(marked, heads).unsqueeze(-1)
+    heads, same = call.q.shape[1], call.graph.heads is None
+    values = marked.mT.unsqueeze(1) if same else edges.per_query_head(marked, heads).unsqueeze(-1)
     values = functional.pad(values.to(torch.float32), (0, -values.shape[-1] % FEWEST_CHANNELS))
     k = torch.zeros_like(values[..., :FEWEST_CHANNELS])
     q = k[:, :, :1].expand(-1, -1, call.graph.num_dst, -1).contiguous()
     out, _ = _run_finite(AttentionCall(q, k, values, call.graph, scale=1.0))
-    if not alike:
+    if not same:
         return out[..., 0] > 0
     return edges.per_query_head(out[:, 0, :, : marked.shape[1]].mT > 0, heads)
 
@@ -178,20 +166,17 @@ def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     plan = _flex_block_mask.plan(call.graph, device)
     mod = None if call.score_mod is None else _in_kernel(call.score_mod, device)
     out, lse = _flex(q, k, v, plan, mod, call.scale, needs_lse)
-    out, lse = (
-        out[:, :, : call.graph.num_dst, :value_dim],
-        None if lse is None else lse[:, :, : call.graph.num_dst],
-    )
+    out = out[:, :, : call.graph.num_dst, :value_dim]
+    lse = None if lse is None else lse[:, :, : call.graph.num_dst]
     if call.sink_logits is None or lse is None:
         return out, lse
     return edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
 
 
 def _filled(x: Tensor, may_add_token: bool) -> Tensor:
-    """At least two tokens, since an axis of size 1 would be a kernel of its own, and the channels that a
-    kernel needs.
+    """At least two tokens, since one would be a kernel of its own, and as many channels as a kernel needs.
 
-    A score_mod knows nothing of another token: its tables may end at the last.
+    A score_mod must not see another token: its tables may end at the last.
     """
     tokens = max(0, 2 - x.shape[2]) if may_add_token else 0
     channels = max(0, (1 if x.device.type == "cpu" else FEWEST_CHANNELS) - x.shape[3])
@@ -199,9 +184,7 @@ def _filled(x: Tensor, may_add_token: bool) -> Tensor:
 
 
 def _in_kernel(score_mod: ScoreMod, device: torch.device) -> ScoreMod:
-    """The score_mod without tensors that it makes when it is asked: a kernel can hold only those that were
-    there before.
-    """
+    """The score_mod without tensors that it makes in its call: a kernel takes only those made before."""
     if isinstance(score_mod, alibi):
         return partial(_sloped, _numbers(score_mod.slopes, device))
     if isinstance(score_mod, chain):
@@ -236,21 +219,18 @@ def _flex(
     """FlexAttention, compiled; where the caller is being compiled, as part of it."""
     on_cpu = q.device.type == "cpu"
     if torch.compiler.is_compiling():
-        out, lse = _attention(_apart(q), _apart(k), _apart(v), *plan, score_mod, scale, with_lse)
-        return _apart(out), lse
-    q, k, v = (x.detach() if on_cpu else x for x in (q, k, v))
-    tokens, lists = (
-        [_of_any_size(x, 0, 2) for x in (q, k, v)],
-        tuple(_of_any_size(x, *range(x.dim())) for x in plan.lists),
-    )
+        q, k, v = (_separate(x) for x in (q, k, v))
+        out, lse = _attention(q, k, v, *plan, score_mod, scale, with_lse)
+        return _separate(out), lse
+    tokens = [_of_any_size(x.detach() if on_cpu else x, 0, 2) for x in (q, k, v)]
+    lists = tuple(_of_any_size(x, *range(x.dim())) for x in plan.lists)
     kernel = _compiled(torch.get_num_threads() if on_cpu else 0)
     try:
         with _compiling_rarely(), torch.set_grad_enabled(torch.is_grad_enabled() and not on_cpu):
-            result: tuple[Tensor, Tensor | None] = kernel(
-                *tokens, plan.table, lists, score_mod, scale, with_lse
-            )
+            result: tuple[Tensor, Tensor | None]
+            result = kernel(*tokens, plan.table, lists, score_mod, scale, with_lse)
     except Exception as error:
-        raise _named(error) from error
+        raise _explained(error) from error
     return result
 
 
@@ -262,21 +242,21 @@ def _like_copy(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _copied_back(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+def _copy_back(ctx: Any, grad: Tensor) -> tuple[Tensor]:
     return (grad,)
 
 
-def _keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:
+def _save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
     """A copy has the gradient of what was copied."""
 
 
 # What a program computes before and after a kernel for CPUs, the compiler would join to it. After it that is
 # an error, and before it (torch 2.13) the kernel reads numbers that were computed in another order of axes as
 # if they stood in their own.
-_copied = operator("apart", "(Tensor x) -> Tensor", _copy, _like_copy, _copied_back, _keep_nothing)
+_copied = operator("apart", "(Tensor x) -> Tensor", _copy, _like_copy, _copy_back, _save_nothing)
 
 
-def _apart(x: Tensor) -> Tensor:
+def _separate(x: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return x
     copied: Tensor = _copied(x)
@@ -284,40 +264,39 @@ def _apart(x: Tensor) -> Tensor:
 
 
 def _of_any_size(x: Tensor, *axes: int) -> Tensor:
-    """A view of x, so that the mark is not on the caller's: the sizes of these axes are symbols to the
-    compiler.
-    """
+    """A view of x (the caller's stays unmarked) whose sizes in these axes are symbols to the compiler."""
     view = x.view_as(x)
     torch._dynamo.maybe_mark_dynamic(view, list(axes))
     return view
 
 
-def _named(error: Exception) -> Exception:
+def _explained(error: Exception) -> Exception:
     """An error of the compiler, or of what it made, in words of the call; others as they are."""
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
     from torch._inductor.exc import InductorError
 
     if isinstance(error, FailOnRecompileLimitHit):
         return NotImplementedError(
-            f"backend 'flex' has compiled {MOST_KERNELS} kernels, one for each kind of call: give a score_mod its numbers as a "
-            "tensor, not as Python numbers that change; torch.compiler.reset() forgets them all"
+            f"backend 'flex' has compiled {MOST_KERNELS} kernels, one for each kind of call: give a "
+            "score_mod its numbers as a tensor, not as Python numbers that change; torch.compiler.reset() "
+            "forgets them all"
         )
     if isinstance(error, (TorchDynamoException, InductorError)):
+        first = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
         return NotImplementedError(
-            f"backend 'flex' cannot compile this call ({type(error).__name__}: {str(error).strip().splitlines()[0][:200]}): a "
-            "score_mod must be made of pointwise operators and tensors that were made before it; or take backend='dense'"
+            f"backend 'flex' cannot compile this call ({first}): a score_mod must be made of pointwise "
+            "operators and tensors that were made before it; or take backend='dense'"
         )
     if type(error) is RuntimeError and "index out of bounds" in str(error):
-        return IndexError(
-            f"the score_mod reads beyond the end of a tensor: {str(error).splitlines()[0].split(', ')[-1]}"
-        )
+        first = str(error).splitlines()[0].split(", ")[-1]
+        return IndexError(f"the score_mod reads beyond the end of a tensor: {first}")
     return error
 
 
 def _compiling_rarely() -> AbstractContextManager[Any]:
     """Settings under which Python numbers are constants, and tensors keep their shapes unless marked.
 
-    FlexAttention's kernels for CPUs hold neither a captured number nor a captured tensor whose size is a
+    FlexAttention's kernels for CPUs support neither a captured number nor a captured tensor whose size is a
     symbol. A kernel too many is an error and not, as torch's default is, the slow path.
     """
     limits = {"recompile_limit": MOST_KERNELS, "accumulated_recompile_limit": 2 * MOST_KERNELS}
@@ -347,17 +326,17 @@ def _attention(
 
     block = _flex_block_mask.block_of(q.device)
 
-    def heard(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        return _flex_block_mask.heard(table, block, b, h, dst, src)
+    def is_edge(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        return _flex_block_mask.is_edge(table, block, b, h, dst, src)
 
     def modified(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         wide = score.to(torch.float32)
         dst, src = dst + table[_flex_block_mask.DST_OFFSET], src + table[_flex_block_mask.SRC_OFFSET]
         changed = score_mod(wide, b, h, dst, src).to(torch.float32)  # type: ignore[misc]
-        return torch.where(wide == wide, changed, wide)  # of the shape of the score, whatever it looked at
+        return torch.where(wide == wide, changed, wide)  # of the shape of the score
 
     eight: Any = [*lists, None, None, None, None][:8]
-    mask = BlockMask((q.shape[2], k.shape[2]), *eight, BLOCK_SIZE=(block, block), mask_mod=heard)  # type: ignore[misc]
+    mask = BlockMask((q.shape[2], k.shape[2]), *eight, BLOCK_SIZE=(block, block), mask_mod=is_edge)  # type: ignore[misc]
     options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     mod = None if score_mod is None else modified
     if not with_lse:

@@ -1,9 +1,8 @@
-"""Attention on a GPU by kernels of our own, in Triton: for irregular and block-sparse graphs, in time and
-memory of their edges.
+"""Attention on a GPU by kernels of this library, in Triton, for irregular and block-sparse graphs.
 
-A graph is kept in one of three forms: rows of edges, row windows with bit words, or tiles. All options run in
-the kernels, with one operator for a call. Where Python was started with ``TRITON_INTERPRET=1``, CPU tensors
-are taken too, slowly: for a trial.
+A graph is stored in one of three forms: rows of edges, row windows with bit words, or tiles. All options run
+in the kernels, with one operator for a call. Where Python was started with ``TRITON_INTERPRET=1``, CPU
+tensors are taken too, slowly: for a trial.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
-from gnn_attention.backends.gpu import ops, tiles
+from gnn_attention.backends.gpu import ops, score_terms, tiles
 from gnn_attention.backends.gpu.csr import MOST_EDGES, bytes_of, packed_rows
 from gnn_attention.backends.gpu.devices import device_of
-from gnn_attention.backends.gpu.formats import TILES, WINDOWS, Packed, Problem, packed
+from gnn_attention.backends.gpu.formats import BLOCKS, Packed, Problem, pack
 from gnn_attention.backends.gpu.roofline import Sizes, form_of
 from gnn_attention.backends.gpu.row_windows import windows_of
-from gnn_attention.backends.gpu.score_terms import added_to_edges, has_edge_numbers, reason_against
+from gnn_attention.backends.gpu.score_terms import added_to_edges, has_edge_numbers
 from gnn_attention.backends.gpu.tiles import tiles_of
 from gnn_attention.graph import TokenGraph, memoized
 
@@ -36,71 +35,52 @@ WIDEST = {
     "rows": 512,
     "windows": 256,
     "tiles": 256,
-}  # channels of a head; wider than halves, windows and tiles hold half as many
+}  # channels of a head; wider than halves, blocks take half
 MOST_PROGRAMS = 2**31 - 1  # of one head on a grid
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def run(call: AttentionCall, form: str | None = None) -> tuple[Tensor, Tensor]:
-    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64; in this
-    form, or the best.
+    """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64.
+
+    ``form``: "rows", "windows" or "tiles"; None takes the best.
     """
-    out, lse = _run_plain(call, form)
+    slopes, softcap, before, bias = added_to_edges(call)
+    problem = Problem(
+        *(call.q, call.k, call.v, call.scale, softcap, slopes, before, bias, call.dropout, call.seed),
+        *(call.graph.dst_offset, call.graph.src_offset, call.first_sample, call.first_head),
+    )
+    plan: Packed = memoized(_plan, call.graph, form, before is not None or bias is not None, *_head(call))
+    out, lse = ops.attention(problem, plan)
     if call.sink_logits is None:
         return out, lse
-    return edges.add_sinks(out, lse, call.sink_logits, memoized(_heard, call.graph, call.q.device)[0])
+    return edges.add_sinks(out, lse, call.sink_logits, memoized(_has_in_edges, call.graph, call.q.device)[0])
 
 
 def unsupported_reason(call: AttentionCall, form: str | None = None) -> str | None:
-    """Why the kernels, in this form, do not hold the call, or None."""
-    return _unfit(call) or reason_against(call) or _too_much(call, form or form_name(call))
+    """Why the kernels, in this form, do not support the call, or None."""
+    if not INSTALLED:
+        return "it needs Triton, which is not installed; it comes with torch for CUDA: pip install triton"
+    return score_terms.unsupported_reason(call) or _refusal_of_sizes(call, form or form_name(call))
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """An estimate of the extra memory beyond outputs and gradients: the graph, a workspace, and numbers given
-    for each edge.
-    """
+    """The extra memory: the graph, a workspace, numbers for each edge."""
     numbers = has_edge_numbers(call)
-    each = (
-        2 * edges.accumulation_dtype(call.q.dtype).itemsize * call.q.shape[0] * call.q.shape[1]
-        if numbers
-        else 0
-    )
+    itemsize = 2 * edges.accumulation_dtype(call.q.dtype).itemsize if numbers else 0
+    each = itemsize * call.q.shape[0] * call.q.shape[1]
     return bytes_of(call.graph, numbers) + each * call.graph.num_edges + 2**26
 
 
 def form_name(call: AttentionCall) -> str:
-    """The form that a call takes of itself; where graphs differ by head or sample, that of the first."""
+    """The form of least estimated time; where graphs differ by head or sample, that of the first."""
     name, _ = memoized(_best_form, one_of(call.graph, 0, 0), *_head(call))
     return str(name)
 
 
-def _run_plain(call: AttentionCall, form: str | None) -> tuple[Tensor, Tensor]:
-    """A call on a plain graph."""
-    slopes, softcap, before, bias = added_to_edges(call)
-    problem = Problem(
-        call.q,
-        call.k,
-        call.v,
-        call.scale,
-        softcap,
-        slopes,
-        before,
-        bias,
-        call.dropout,
-        call.seed,
-        call.graph.dst_offset,
-        call.graph.src_offset,
-        call.first_sample,
-        call.first_head,
-    )
-    plan: Packed = memoized(_plan, call.graph, form, before is not None or bias is not None, *_head(call))
-    return ops.attention(problem, plan)
-
-
-def _heard(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
-    """The receivers with in-edges, put on the device once: a copy in every call would wait for it."""
+def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
+    """Put on the device once: a copy in every call would wait for it."""
     return ((graph.in_degree() > 0).to(device),)
 
 
@@ -109,11 +89,11 @@ def _rows(graph: TokenGraph, device: torch.device, height: int | None, for_edges
 
 
 def _windows(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:
-    return packed(WINDOWS, windows_of(graph, device, height or 64, for_edges))
+    return pack(BLOCKS, windows_of(graph, device, height or 64, for_edges))
 
 
 def _tiles(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:
-    return packed(TILES, tiles_of(graph, device, None, for_edges))
+    return pack(BLOCKS, tiles_of(graph, device, None, for_edges))
 
 
 FORMS = {"rows": _rows, "windows": _windows, "tiles": _tiles}
@@ -135,9 +115,7 @@ def _best_form(
 
 
 def _head(call: AttentionCall) -> tuple[torch.device, int, int, int, torch.dtype]:
-    """What the choice of a form looks at, beside the graph; not the samples, whose number may change in a
-    compiled program.
-    """
+    """What the form depends on; not the samples, whose number may change in a compiled program."""
     return call.q.device, call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype
 
 
@@ -145,28 +123,19 @@ def _widest(form: str, dtype: torch.dtype) -> int:
     return WIDEST[form] // (2 if form != "rows" and dtype.itemsize > 2 else 1)
 
 
-def _unfit(call: AttentionCall) -> str | None:
-    """What is not installed."""
-    if not INSTALLED:
-        return "it needs Triton, which is not installed; it comes with torch for CUDA on Linux: pip install triton"
-    return None
-
-
-def _too_much(call: AttentionCall, form: str) -> str | None:
-    """Sizes."""
+def _refusal_of_sizes(call: AttentionCall, form: str) -> str | None:
     width, widest = max(call.q.shape[3], call.v.shape[3]), _widest(form, call.q.dtype)
     if width > widest:
-        return f"its {form} hold heads of at most {widest} channels of {call.q.dtype}, got {width}"
-    if (
-        call.q.shape[2] * (call.q.shape[1] // call.k.shape[1]) > MOST_PROGRAMS
-        or call.k.shape[2] > MOST_PROGRAMS
-    ):
-        return f"it holds at most {MOST_PROGRAMS} receivers times query heads of a group, and as many senders"
-    if form == "tiles" and not has_edge_numbers(call):
+        return f"its {form} take heads of at most {widest} channels of {call.q.dtype}, got {width}"
+    group = call.q.shape[1] // call.k.shape[1]
+    if max(call.q.shape[2] * group, call.k.shape[2]) > MOST_PROGRAMS:
+        return f"it takes at most {MOST_PROGRAMS} receivers times query heads of a group, and as many senders"
+    numbers, count = has_edge_numbers(call), call.graph.num_edges
+    if form == "tiles" and not numbers:
         return tiles.unsupported_reason(one_of(call.graph, 0, 0))
-    if call.graph.num_edges > MOST_EDGES:
-        needed = bytes_of(call.graph, has_edge_numbers(call)) / 2**30
-        return f"its {form} would need about {needed:.0f} GiB for {call.graph.num_edges} edges, they hold at most {MOST_EDGES}"
+    if count > MOST_EDGES:
+        needed = f"{bytes_of(call.graph, numbers) / 2**30:.0f} GiB for {count} edges"
+        return f"its {form} would need about {needed}, the limit is {MOST_EDGES} edges"
     return None
 
 

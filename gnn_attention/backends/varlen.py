@@ -1,8 +1,7 @@
-"""Packed documents, each causal, full or under one window, through torch's variable-length flash attention on
-CUDA.
+"""Packed documents, each causal, full or under one window, through torch's flash attention on CUDA.
 
-The kernel visits nothing outside of a document or window, keeps nothing of the size of the edges and tells
-lse, whose gradient is held too (``_flash``). On a CPU ``tiles`` does the same work.
+The kernel visits nothing outside of a document or window, saves nothing of the size of the edges and returns
+lse, which has a gradient (``gpu/flash_varlen``). On a CPU ``tiles`` does the same work.
 """
 
 from __future__ import annotations
@@ -21,51 +20,39 @@ from gnn_attention.graph import TokenGraph, memoized
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32."""
-    out, lse = flash_varlen.attention(
-        call.q, call.k, call.v, _sequences(call.graph, call.q.device), call.scale
-    )
-    return (
-        (out, lse)
-        if call.sink_logits is None
-        else edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
-    )
+    bounds, longest, left, right = memoized(_on_device, call.graph, call.q.device)
+    sequences = flash_varlen.Sequences(bounds, bounds, (longest, longest), (left, right))
+    out, lse = flash_varlen.attention(call.q, call.k, call.v, sequences, call.scale)
+    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the sizes or the graph are unsupported, or torch has no such kernel; or None."""
     if not flash_varlen.available():
         return f"torch {torch.__version__} has no variable-length flash attention; use backend='flex'"
-    return _refusal_of_sizes(call) or _refusal_of_graph(call.graph)
+    if packing(call.graph) is None:
+        return (
+            "the graph is no packing of documents with one window (see convert.to_varlen); use backend='flex'"
+        )
+    return _refusal_of_sizes(call)
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """An estimate of the extra memory: q, k, v and the output side by side, as the kernel reads and writes
-    them.
-    """
+    """The extra memory: q, k, v and the output, packed as the kernel reads and writes them."""
     batch, heads, tokens, dim = call.q.shape
     return 4 * batch * heads * tokens * max(dim, call.v.shape[3]) * call.q.element_size()
 
 
 def _refusal_of_sizes(call: AttentionCall) -> str | None:
     if 0 in (*call.q.shape, *call.v.shape):
-        return f"it needs samples, heads, tokens and channels, got q {list(call.q.shape)} and v {list(call.v.shape)}"
+        sizes = f"q {list(call.q.shape)} and v {list(call.v.shape)}"
+        return f"it needs samples, heads, tokens and channels, got {sizes}"
     needs_lse = torch.is_grad_enabled() and (call.with_lse or call.sink_logits is not None)
-    width = max(call.q.shape[3], call.v.shape[3] + needs_lse)
-    if width > flash_varlen.WIDEST:
-        widest = flash_varlen.WIDEST
-        return f"it has {widest} channels, one for the gradient of lse, and needs {width}; use backend='flex' or 'triton'"
-    return None
-
-
-def _refusal_of_graph(graph: TokenGraph) -> str | None:
-    if packing(graph) is None:
-        return "the graph is no packing of documents with one window for all of them (see convert.to_varlen); use backend='flex'"
-    return None
-
-
-def _sequences(graph: TokenGraph, device: torch.device) -> flash_varlen.Sequences:
-    bounds, longest, left, right = memoized(_on_device, graph, device)
-    return flash_varlen.Sequences(bounds, bounds, (longest, longest), (left, right))
+    width, widest = max(call.q.shape[3], call.v.shape[3] + needs_lse), flash_varlen.WIDEST
+    if width <= widest:
+        return None
+    sizes = f"it has {widest} channels, one for the gradient of lse, and needs {width}"
+    return f"{sizes}; use backend='flex' or 'triton'"
 
 
 def _on_device(graph: TokenGraph, device: torch.device) -> tuple[Tensor, int, int, int]:

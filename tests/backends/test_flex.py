@@ -24,7 +24,7 @@ ALIKE = [name for name, case in GRAPHS.items() if not case.varies]
 UNTRACED = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
 needs_compiler = pytest.mark.skipif(
-    flex._searched_compiler() is not None, reason=str(flex._searched_compiler())
+    flex._compiler_missing() is not None, reason=str(flex._compiler_missing())
 )
 
 
@@ -132,7 +132,7 @@ def test_the_table_is_the_graph_on_every_pair(name, device, monkeypatch):
     table, lists = _flex_block_mask._made(case.graph, CPU)
     sides = [block * max(2, -(-size // block)) for size in (case.graph.num_dst, case.graph.num_src)]
     b, h = torch.arange(BATCH).view(-1, 1, 1, 1), torch.arange(HEADS).view(-1, 1, 1)
-    heard = _flex_block_mask.heard(
+    heard = _flex_block_mask.is_edge(
         table, block, b, h, torch.arange(sides[0]).view(-1, 1), torch.arange(sides[1])
     )
     inside = heard[:, :, : case.graph.num_dst, : case.graph.num_src]
@@ -150,7 +150,7 @@ def test_long_graphs_have_all_kinds_of_tiles(graph):
     """
     table, (some_number, some, full_number, full) = _flex_block_mask.plan(graph, CPU)
     n, block = graph.num_dst, 64
-    heard = _flex_block_mask.heard(
+    heard = _flex_block_mask.is_edge(
         table, block, *(torch.zeros(1, dtype=torch.int64),) * 2, torch.arange(n).view(-1, 1), torch.arange(n)
     )
     assert torch.equal(heard, graph.mask())
@@ -571,13 +571,13 @@ def test_a_graph_of_too_many_tiles(monkeypatch):
 def test_a_machine_without_a_compiler(monkeypatch):
     """Is told what it lacks."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    flex._searched_compiler.cache_clear()
+    flex._compiler_missing.cache_clear()
     try:
         graph = patterns.causal(5)
         with pytest.raises(NotImplementedError, match="needs a C\\+\\+ compiler, such as g\\+\\+"):
             attend(*(x.float() for x in draw(graph)), graph, backend=FLEX)
     finally:
-        flex._searched_compiler.cache_clear()
+        flex._compiler_missing.cache_clear()
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -1,6 +1,4 @@
-"""The backend ``triton`` where there is no GPU: what it refuses, and what it makes of a call. Its kernels:
-interpreted/.
-"""
+"""The backend ``triton`` where there is no GPU: what it supports, and what it makes of a call."""
 
 import dataclasses
 import math
@@ -14,16 +12,10 @@ from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS, triton
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu.csr import packed_rows
-from gnn_attention.backends.gpu.formats import TILES, WINDOWS, packed
+from gnn_attention.backends.gpu.formats import BLOCKS, pack
 from gnn_attention.backends.gpu.roofline import Form, Sizes
 from gnn_attention.backends.gpu.row_windows import windows_of
-from gnn_attention.backends.gpu.score_terms import (
-    Added,
-    added_to,
-    added_to_edges,
-    has_edge_numbers,
-    reason_against,
-)
+from gnn_attention.backends.gpu.score_terms import Added, added_to, added_to_edges, has_edge_numbers
 from gnn_attention.backends.gpu.tiles import tiles_of
 from gnn_attention.score_mods import (
     RelativeBias,
@@ -35,11 +27,11 @@ from gnn_attention.score_mods import (
     softcap,
 )
 
-GRAPH = patterns.window(6, 3)
+GRAPH, CPU = patterns.window(6, 3), torch.device("cpu")
 
 
 def call(graph=GRAPH, heads=4, width=8, dtype=torch.float32, **options):
-    """A call of so many heads."""
+    """A call with so many heads."""
     q, k = (torch.ones(2, heads, tokens, width, dtype=dtype) for tokens in (graph.num_dst, graph.num_src))
     return AttentionCall.checked(q, k, k, graph, **options)
 
@@ -53,21 +45,19 @@ def on_devices(monkeypatch, *devices):
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """As if Python had been started with TRITON_INTERPRET=1: refusals alone, nothing runs."""
+    """As if Python had been started with TRITON_INTERPRET=1; nothing runs."""
     on_devices(monkeypatch, "cuda", "cpu")
     monkeypatch.setattr(triton, "INSTALLED", True)
 
 
-def test_tensors_on_a_cpu_are_refused(monkeypatch):
-    """By name, with what to do; and so is a machine without Triton."""
+def test_without_a_gpu_or_triton(monkeypatch):
+    """An error says what to do."""
     on_devices(monkeypatch, "cuda")
     monkeypatch.setattr(triton, "INSTALLED", True)
     q = torch.zeros(1, 1, 6, 4)
     for name in ("triton", "triton-rows", "triton-windows", "triton-tiles"):
-        with pytest.raises(
-            NotImplementedError,
-            match=f"{name}.*runs on cuda, q is on cpu.*set TRITON_INTERPRET=1 before Python starts",
-        ):
+        message = f"{name}.*runs on cuda, q is on cpu.*set TRITON_INTERPRET=1 before Python starts"
+        with pytest.raises(NotImplementedError, match=message):
             ga.attend(q, q, q, GRAPH, backend=name)
     on_devices(monkeypatch, "cpu")
     monkeypatch.setattr(triton, "INSTALLED", False)
@@ -77,78 +67,59 @@ def test_tensors_on_a_cpu_are_refused(monkeypatch):
         ga.attend(q, q, q, GRAPH, backend="triton")
 
 
-REFUSED = {
-    "a score_mod of one's own": (
+UNSUPPORTED = {
+    "a function": (
         {"score_mod": lambda s, b, h, i, j: 2 * s},
-        "do not hold the score_mod <function.*per-edge bias",
+        "support the score_mod <function.*per-edge bias",
     ),
-    "two softcaps": ({"score_mod": chain(softcap(1.0), softcap(2.0))}, "do not hold a second softcap"),
-    "a subclass": ({"score_mod": type("Own", (alibi,), {})((1.0,) * 4)}, "do not hold the score_mod"),
+    "two softcaps": ({"score_mod": chain(softcap(1.0), softcap(2.0))}, "do not support a second softcap"),
+    "a subclass": ({"score_mod": type("Own", (alibi,), {})((1.0,) * 4)}, "do not support the score_mod"),
     "too few slopes": ({"score_mod": alibi(alibi_slopes(2))}, "alibi has 2 slopes for 4 heads"),
     "a dtype": (
         {"dtype": torch.float8_e4m3fn},
-        "computes in float16, bfloat16, float32, float64, q is float8_e4m3fn",
+        "computes in float16, bfloat16, float32, float64, q is float8",
     ),
-    "a width": ({"width": 513}, "rows hold heads of at most 512 channels of torch.float32, got 513"),
+    "a width": ({"width": 513}, "rows take heads of at most 512 channels of torch.float32, got 513"),
 }
 
 
-@pytest.mark.parametrize(("options", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_it_cannot_hold(options, said, interpreted):
-    """Each with its reason."""
-    assert re.search(said, BACKENDS["triton-rows"].unsupported_reason(call(**options)) or "nothing")
+@pytest.mark.parametrize(("options", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_unsupported_calls(options, message, interpreted):
+    assert re.search(message, BACKENDS["triton-rows"].unsupported_reason(call(**options)) or "nothing")
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "held"),
-    [
-        *(
-            (torch.bfloat16, 256, True),
-            (torch.bfloat16, 257, False),
-            (torch.float32, 128, True),
-            (torch.float32, 129, False),
-        ),
-        *((torch.float64, 128, True), (torch.float64, 129, False)),
-    ],
+    ("dtype", "widest"), [(torch.bfloat16, 256), (torch.float32, 128), (torch.float64, 128)]
 )
-def test_widths_of_blocks(dtype, width, held, interpreted):
-    """Windows and tiles hold fewer channels than rows; the form taken of itself is then rows."""
-    given = call(dtype=dtype, width=width)
-    assert (BACKENDS["triton-windows"].unsupported_reason(given) is None) is held
-    assert (BACKENDS["triton-tiles"].unsupported_reason(given) is None) is held
-    assert BACKENDS["triton"].unsupported_reason(given) is None
-    assert held or triton.form_name(given) == "rows"
+def test_widths_of_blocks(dtype, widest, interpreted):
+    """Windows and tiles take fewer channels than rows, which are then the form of least estimated time."""
+    for width in (widest, widest + 1):
+        given = call(dtype=dtype, width=width)
+        for form in ("windows", "tiles"):
+            assert (BACKENDS[f"triton-{form}"].unsupported_reason(given) is None) is (width == widest)
+        assert BACKENDS["triton"].unsupported_reason(given) is None
+    assert triton.form_name(given) == "rows"
 
 
-def test_too_many_edges_are_refused_with_an_estimate(interpreted, monkeypatch):
-    """Before anything is built."""
+def test_sizes_beyond_a_limit(interpreted, monkeypatch):
+    """Edges and programs, before anything is built."""
     monkeypatch.setattr(triton, "MOST_EDGES", 14)
-    assert re.search(
-        r"its rows would need about 0 GiB for 15 edges, they hold at most 14",
-        BACKENDS["triton-rows"].unsupported_reason(call()),
-    )
+    message = "its rows would need about 0 GiB for 15 edges, the limit is 14 edges"
+    assert triton.unsupported_reason(call(), "rows") == message
     monkeypatch.setattr(triton, "MOST_EDGES", 15)
-    assert BACKENDS["triton-rows"].unsupported_reason(call()) is None
+    assert triton.unsupported_reason(call(), "rows") is None
+    monkeypatch.setattr(triton, "MOST_PROGRAMS", 5)
+    assert "at most 5 receivers times query heads" in triton.unsupported_reason(call(), "rows")
 
 
-def test_everything_of_this_library_is_held(interpreted):
-    """Options, and graphs that differ."""
+def test_every_option_of_this_library_is_supported(interpreted):
+    """And graphs that differ by head."""
     varying = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 6, heads=4)
-    mods = (
-        None,
-        alibi(alibi_slopes(4)),
-        softcap(3.0),
-        RelativeBias(4, 2),
-        chain(alibi(alibi_slopes(4)), softcap(2.0)),
-    )
+    slopes, sinks = alibi(alibi_slopes(4)), torch.zeros(4)
     for graph in (GRAPH, varying, patterns.full(3)):
-        for mod in mods:
-            assert (
-                BACKENDS["triton"].unsupported_reason(
-                    call(graph, score_mod=mod, dropout=0.1, sink_logits=torch.zeros(4))
-                )
-                is None
-            )
+        for mod in (None, slopes, softcap(3.0), RelativeBias(4, 2), chain(slopes, softcap(2.0))):
+            given = call(graph, score_mod=mod, dropout=0.1, sink_logits=sinks)
+            assert BACKENDS["triton"].unsupported_reason(given) is None
 
 
 TABLE = relative_bias(torch.zeros(4, 3))
@@ -168,56 +139,43 @@ def test_the_parts_of_a_score_mod(mod, parts):
 
 
 def test_what_is_added_to_each_edge():
-    """Numbers by receiver, then sender, as the score_mod itself gives them to those pairs; and the bias in
-    that order.
-    """
-    graph = ga.TokenGraph.from_edges(
-        GRAPH.edge_index[:, torch.randperm(15, generator=torch.Generator().manual_seed(0))], 6
-    )
+    """Numbers by receiver, then sender, as the score_mod itself gives them; the bias in that order."""
+    order = torch.randperm(15, generator=torch.Generator().manual_seed(0))
+    graph = ga.TokenGraph.from_edges(GRAPH.edge_index[:, order], 6)
     graph = dataclasses.replace(graph, dst_offset=2, src_offset=1)
-    mod = chain(
-        relative_bias(torch.arange(20.0).view(4, 5)),
-        softcap(2.0),
-        log_multiplicity(torch.arange(1.0, 9.0)),
-        alibi((1.0,) * 4),
-    )
+    first, *rest = relative_bias(torch.arange(20.0).view(4, 5)), log_multiplicity(torch.arange(1.0, 9.0))
+    rest.append(alibi((1.0,) * 4))
     bias = torch.arange(60.0).view(4, 15)
-    given = call(graph, score_mod=mod, bias=bias)
+    given = call(graph, score_mod=chain(first, softcap(2.0), *rest), bias=bias)
     slopes, cap, before, after = added_to_edges(given)
-    assert slopes is None
-    assert cap == 2.0
-    assert has_edge_numbers(given)
-    pairs = sorted((dst, src) for src, dst in graph.edge_index.T.tolist())
-    place = {(dst, src): e for e, (src, dst) in enumerate(graph.edge_index.T.tolist())}
-    one, zero = torch.tensor(0.0), torch.tensor(0)
-    for e, (dst, src) in enumerate(pairs):
-        for h in range(4):
-            at = zero, torch.tensor(h), torch.tensor(dst + 2), torch.tensor(src + 1)
-            assert before[1, h, e] == mod.mods[0](one, *at)
-            expected = bias[h, place[dst, src]] + mod.mods[2](one, *at) + mod.mods[3](one, *at)
-            torch.testing.assert_close(after[0, h, e], expected)
+    assert (slopes, cap, has_edge_numbers(given)) == (None, 2.0, True)
     assert before.shape == after.shape == (2, 4, 15)
+    place = {(dst, src): e for e, (src, dst) in enumerate(graph.edge_index.T.tolist())}
+    zero = torch.tensor(0)
+    for e, (dst, src) in enumerate(sorted(place)):
+        for h in range(4):
+            at = torch.tensor(0.0), zero, torch.tensor(h), torch.tensor(dst + 2), torch.tensor(src + 1)
+            assert before[1, h, e] == first(*at)
+            torch.testing.assert_close(
+                after[0, h, e], bias[h, place[dst, src]] + sum(mod(*at) for mod in rest)
+            )
 
 
-def test_slopes_are_those_of_the_heads_of_the_call():
-    """A part of a call has the slopes of its own heads."""
+def test_slopes_are_those_of_the_heads_of_the_call(interpreted):
+    """A part of a call has the slopes of its heads."""
     given = dataclasses.replace(call(heads=2), score_mod=alibi((1.0, 2.0, 3.0, 4.0)), first_head=1)
     assert added_to_edges(given)[0].tolist() == [2.0, 3.0]
-    assert reason_against(given) is None
-    assert reason_against(dataclasses.replace(given, first_head=3)) == "alibi has 4 slopes for 5 heads"
+    assert triton.unsupported_reason(given) is None
+    assert (
+        triton.unsupported_reason(dataclasses.replace(given, first_head=3))
+        == "alibi has 4 slopes for 5 heads"
+    )
 
 
-def test_bytes_needed_count_the_graph_and_the_numbers_of_edges():
-    """Both from the call alone."""
-    plain, biased = call(), call(bias=torch.zeros(15))
-    assert triton.bytes_needed(biased) - triton.bytes_needed(plain) == 15 * 4 + 2 * 4 * 2 * 4 * 15
-
-
-CPU = torch.device("cpu")
 LOWERED = {
     "rows": lambda numbers, size: packed_rows(GRAPH, CPU, numbers),
-    "windows": lambda numbers, size: packed(WINDOWS, windows_of(GRAPH, CPU, size, numbers)),
-    "tiles": lambda numbers, size: packed(TILES, tiles_of(GRAPH, CPU, None, numbers)),
+    "windows": lambda numbers, size: pack(BLOCKS, windows_of(GRAPH, CPU, size, numbers)),
+    "tiles": lambda numbers, size: pack(BLOCKS, tiles_of(GRAPH, CPU, None, numbers)),
 }
 
 
@@ -228,30 +186,27 @@ def given(monkeypatch):
 
     def attention(problem, plan):
         plans.append(plan)
-        return problem.q.new_ones(*problem.q.shape[:3], problem.v.shape[3]), problem.q.new_zeros(
-            problem.q.shape[:3]
-        )
+        shape = problem.q.shape[:3]
+        return problem.q.new_ones(*shape, problem.v.shape[3]), problem.q.new_zeros(shape)
 
     monkeypatch.setattr(triton.ops, "attention", attention)
     return plans
 
 
 def same(plan, other):
-    """The tensors and numbers of a form."""
+    """Whether the tensors and numbers of two forms are equal."""
     return plan[1] == other[1] and all(torch.equal(x, y) for x, y in zip(plan[0], other[0], strict=True))
 
 
-def chosen(monkeypatch, name, height=None):
-    """As if the estimates were best for this form; tells what they were asked about."""
-    asked = []
-    monkeypatch.setattr(triton, "form_of", lambda *about: asked.append(about) or Form(name, height, ""))
-    return asked
+def choose(monkeypatch, name, height=None):
+    """As if the estimates were best for this form; the arguments of each estimate."""
+    seen = []
+    monkeypatch.setattr(triton, "form_of", lambda *about: seen.append(about) or Form(name, height, ""))
+    return seen
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"bias": torch.zeros(15)}, {"score_mod": relative_bias(torch.zeros(4, 7))}],
-    ids=["plain", "bias", "relative bias"],
+    "options", [{}, {"bias": torch.zeros(15)}, {"score_mod": relative_bias(torch.zeros(4, 7))}], ids=str
 )
 @pytest.mark.parametrize("form", LOWERED)
 def test_a_form_is_lowered_for_what_the_call_has(form, options, given):
@@ -263,46 +218,37 @@ def test_a_form_is_lowered_for_what_the_call_has(form, options, given):
 
 def test_the_best_form_is_lowered_as_it_was_estimated(given, monkeypatch):
     """For the heads of one sample, their channels and dtype."""
-    asked = chosen(monkeypatch, "windows", 16)
+    seen = choose(monkeypatch, "windows", 16)
     triton.run(call(patterns.window(6, 3) | GRAPH, heads=4, width=8))
     assert same(given[0], LOWERED["windows"](False, 16))
     assert not same(given[0], LOWERED["windows"](False, 64))
-    assert asked[0][1] == Sizes(4, 8, 8, torch.float32)
+    assert seen[0][1] == Sizes(4, 8, 8, torch.float32)
 
 
 @pytest.mark.parametrize(
-    ("best", "refused", "taken"),
-    [
-        ("tiles", "too many", "rows"),
-        ("tiles", None, "tiles"),
-        ("windows", "too many", "windows"),
-        ("rows", None, "rows"),
-    ],
+    ("best", "reason", "taken"),
+    [("tiles", "too many", "rows"), ("tiles", None, "tiles"), ("windows", "too many", "windows")],
 )
-def test_tiles_that_cannot_be_held_are_rows(best, refused, taken, interpreted, monkeypatch):
-    """Where the form was asked for by name, the reason is told, but not to a call with numbers for each
-    edge.
-    """
-    monkeypatch.setattr(triton.tiles, "unsupported_reason", lambda graph: refused)
-    chosen(monkeypatch, best)
+def test_too_many_tiles_are_rows(best, reason, taken, interpreted, monkeypatch):
+    """Where tiles are named, the reason is returned, but not for a call with numbers for each edge."""
+    monkeypatch.setattr(triton.tiles, "unsupported_reason", lambda graph: reason)
+    choose(monkeypatch, best)
     assert triton.form_name(call(patterns.causal(6))) == taken
-    assert triton.unsupported_reason(call(), best) == (refused if best == "tiles" else None)
+    assert triton.unsupported_reason(call(), best) == (reason if best == "tiles" else None)
     assert triton.unsupported_reason(call(bias=torch.zeros(15)), best) is None
 
 
-def test_the_first_of_several_graphs_is_asked_for_the_form(interpreted, monkeypatch):
-    """Of the first sample and head."""
+def test_the_first_of_several_graphs_decides_the_form(interpreted, monkeypatch):
     several = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - 2 * b - h, 6, batch=2, heads=4)
-    seen = []
-    asked = chosen(monkeypatch, "tiles")
-    monkeypatch.setattr(triton.tiles, "unsupported_reason", lambda graph: seen.append(graph.num_edges))
+    checked, seen = [], choose(monkeypatch, "tiles")
+    monkeypatch.setattr(triton.tiles, "unsupported_reason", lambda graph: checked.append(graph.num_edges))
     assert triton.form_name(call(several)) == "tiles"
-    assert asked[0][0].num_edges == 21
+    assert seen[0][0].num_edges == 21
     assert triton.unsupported_reason(call(several), "tiles") is None
-    assert seen == [21, 21]
+    assert checked == [21, 21]
 
 
-def test_a_sink_is_for_those_who_hear_somebody(given):
+def test_a_sink_is_added_where_there_are_in_edges(given):
     graph = ga.TokenGraph.from_edges(torch.tensor([[0, 2], [1, 1]]), 3, 3)
     out, lse = triton.run(call(graph, sink_logits=torch.zeros(4)), "rows")
     assert out[0, 0, :, 0].tolist() == [0.0, 0.5, 0.0]
@@ -313,6 +259,5 @@ def test_bytes_needed_by_hand():
     """The rows, a workspace of 64 MiB, and two numbers of float32 for each head, sample and edge."""
     rows = 15 * (4 + 4) + (6 + 6 + 2) * 4
     assert triton.bytes_needed(call(heads=3)) == rows + 2**26
-    assert (
-        triton.bytes_needed(call(heads=3, bias=torch.zeros(15))) == rows + 15 * 4 + 2 * 4 * 2 * 3 * 15 + 2**26
-    )
+    biased = rows + 15 * 4 + 2 * 4 * 2 * 3 * 15 + 2**26
+    assert triton.bytes_needed(call(heads=3, bias=torch.zeros(15))) == biased

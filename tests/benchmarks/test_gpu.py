@@ -13,7 +13,7 @@ from support.extras import needs
 
 from benchmarks.__main__ import main
 from benchmarks.checked import Checked, in_edges_of, sampled_receivers
-from benchmarks.gpu import machine, measuring, methods, plots, running, table, targets, workloads
+from benchmarks.gpu import calibrate, machine, measuring, methods, plots, running, table, targets, workloads
 from benchmarks.gpu.machine import Ceilings, Watch
 from benchmarks.gpu.measuring import Bench, Pace
 from benchmarks.gpu.methods import AGAIN, OURS, PEERS
@@ -24,7 +24,7 @@ from benchmarks.records import case_of
 from gnn_attention import attend, patterns
 from gnn_attention._support import progress
 from gnn_attention.backends import cost_model
-from gnn_attention.backends.gpu import calibrate, devices
+from gnn_attention.backends.gpu import devices
 from gnn_attention.backends.gpu.devices import PRESETS
 from gnn_attention.verify.measure import EXACT
 

@@ -8,7 +8,6 @@ assembler and the reader (``cuobjdump``).
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import re
 import subprocess
@@ -136,14 +135,3 @@ def _disassembled(machine_code: bytes) -> str:
             [READER, "-res-usage", "-sass", file.name], capture_output=True, text=True, check=True
         )
     return done.stdout + done.stderr
-
-
-def summary(built: list[Built]) -> str:
-    """One line a kernel, to read."""
-    lines = []
-    for b in built:
-        counted = ", ".join(f"{count} {name}" for name, count in b.counts.items() if count)
-        lines.append(
-            f"{b.kernel} [{b.gpu}, {', '.join(b.dtypes)}] {b.registers} registers, {b.shared} shared, {counted}"
-        )
-    return "\n".join([*lines, str(dict(collections.Counter(b.gpu for b in built)))])

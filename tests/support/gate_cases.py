@@ -9,7 +9,6 @@ error.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import sys
 import traceback
@@ -20,16 +19,18 @@ from support.compile_gate import compiled_for
 from gnn_attention import patterns
 from gnn_attention.backends.gpu import csr, row_windows, tiles
 from gnn_attention.backends.gpu.formats import Problem
+from gnn_attention.backends.gpu.kernels import _configs, blocks, rows
 from gnn_attention.edges import accumulation_dtype
 
 CPU = torch.device("cpu")
+WINDOWS, TILES = row_windows.windows_of, tiles.tiles_of
 FORMS = {
-    "rows": ("rows", lambda graph, numbered: csr.rows_of(graph, CPU, numbered)),
-    "windows of 16": ("windows", lambda graph, numbered: row_windows.windows_of(graph, CPU, 16, numbered)),
-    "windows of 32": ("windows", lambda graph, numbered: row_windows.windows_of(graph, CPU, 32, numbered)),
-    "windows of 64": ("windows", lambda graph, numbered: row_windows.windows_of(graph, CPU, 64, numbered)),
-    "tiles of 64": ("tiles", lambda graph, numbered: tiles.tiles_of(graph, CPU, 64, numbered)),
-    "tiles of 128": ("tiles", lambda graph, numbered: tiles.tiles_of(graph, CPU, 128, numbered)),
+    "rows": lambda graph, numbered: csr.rows_of(graph, CPU, numbered),
+    "windows of 16": lambda graph, numbered: WINDOWS(graph, CPU, 16, numbered),
+    "windows of 32": lambda graph, numbered: WINDOWS(graph, CPU, 32, numbered),
+    "windows of 64": lambda graph, numbered: WINDOWS(graph, CPU, 64, numbered),
+    "tiles of 64": lambda graph, numbered: TILES(graph, CPU, 64, numbered),
+    "tiles of 128": lambda graph, numbered: TILES(graph, CPU, 128, numbered),
 }
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 OPTIONS = ("plain", "everything")
@@ -44,22 +45,20 @@ def graph():
 
 
 def configurations(form):
-    """(bytes of a number, channels) of every pinned configuration of a form."""
-    return list(kernels(form).CONFIGS)
-
-
-def kernels(form):
-    """The module of its kernels."""
-    return importlib.import_module(f"gnn_attention.backends.gpu.kernels.{FORMS[form][0]}")
+    """(bytes of a number, channels) of every pinned configuration; those of 64 serve 16 and 32 too."""
+    if form == "rows":
+        return list(rows.CONFIGS)
+    found = _configs.TILES if form.startswith("tiles") else _configs.WINDOWS
+    return [(size, dim) for size, most in found for dim in ((16, 32, 64) if most == 64 else (most,))]
 
 
 def launch(form, dtype, dim, options):
     """A forward and a backward pass on CPU tensors, whose numbers mean nothing: nothing is computed."""
     wanted, full = graph(), options == "everything"
-    lowered = FORMS[form][1](wanted, full)
+    lowered, kernels = FORMS[form](wanted, full), rows if form == "rows" else blocks
     problem = a_problem(wanted.num_edges, DTYPES[dtype], dim, full)
-    out, lse = kernels(form).forward(problem, lowered)
-    kernels(form).backward(problem, lowered, torch.zeros_like(out), torch.zeros_like(lse), lse)
+    out, lse = kernels.forward(problem, lowered)
+    kernels.backward(problem, lowered, torch.zeros_like(out), torch.zeros_like(lse), lse)
 
 
 def a_problem(edges, dtype, dim, full):

@@ -12,24 +12,23 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.backends.gpu.formats import ROWS, Packed, packed
+from gnn_attention.backends.gpu.formats import ROWS, Packed, pack
 from gnn_attention.backends.plan.csr import order_by_receiver, pointers
 from gnn_attention.graph import TokenGraph, memoized
 
 MOST_EDGES = 2**33  # 64 GiB of graph
 MOST_CHUNKS = 2**14  # of one side: with 512 channels in float32 a workspace of 32 MiB
 CHUNK = 1024  # edges, the least that are worth a program of their own
-STEP = (
-    2**16
-)  # by which a program's last step may run over the last edge: numbers of edges stay that far below 2^31
+STEP = 2**16  # by which the last step of a program may run over the last edge: int32 ends that far off
 
 
 class Side(NamedTuple):
     """What one pass reads: row i has the entries ``ptr[i] .. ptr[i + 1] - 1`` of ``others``.
 
-    Rows of more than ``limit`` entries are the ``long`` ones: long row n has the chunks
-    ``first[n] .. first[n + 1] - 1``; chunk c has at most ``limit`` entries of row ``chunk_row[c]``, from
-    ``chunk_start[c]`` on.
+    Rows of more than ``limit`` entries are the ``long`` ones: long row n has the chunks ``first[n] ..
+    first[n + 1] - 1``; chunk c has at most ``limit`` entries of row ``chunk_row[c]``, from
+    ``chunk_start[c]`` on. ``position`` says where each entry stands by receiver; it is empty for receivers,
+    and for senders unless something is given for each edge.
     """
 
     ptr: Int[Tensor, " rows_and_one"]
@@ -38,65 +37,26 @@ class Side(NamedTuple):
     first: Int[Tensor, " long_and_one"]
     chunk_row: Int[Tensor, " chunks"]
     chunk_start: Int[Tensor, " chunks"]
+    position: Int[Tensor, " edges_or_none"]
     limit: int
 
 
-class Rows(NamedTuple):
-    """Both sides: receivers over senders (``ptr``, ``src``), and senders over receivers (``out_ptr``,
-    ``out_dst``).
+def rows_of(graph: TokenGraph, device: torch.device, for_edges: bool = False) -> tuple[Side, Side]:
+    """The in-edges of receivers and the out-edges of senders of a plain graph on a device; memoized.
 
-    ``out_edge`` says where each entry of ``out_dst`` stands in ``src``; it is empty unless something is given
-    for each edge.
-    """
-
-    ptr: Int[Tensor, " receivers_and_one"]
-    src: Int[Tensor, " edges"]
-    long: Int[Tensor, " long"]
-    first: Int[Tensor, " long_and_one"]
-    chunk_row: Int[Tensor, " chunks"]
-    chunk_start: Int[Tensor, " chunks"]
-    out_ptr: Int[Tensor, " senders_and_one"]
-    out_dst: Int[Tensor, " edges"]
-    out_long: Int[Tensor, " out_long"]
-    out_first: Int[Tensor, " out_long_and_one"]
-    out_chunk_row: Int[Tensor, " out_chunks"]
-    out_chunk_start: Int[Tensor, " out_chunks"]
-    out_edge: Int[Tensor, " edges_or_none"]
-    limit: int
-    out_limit: int
-
-
-def receivers(rows: Rows) -> Side:
-    """The side of the forward pass."""
-    return Side(rows.ptr, rows.src, rows.long, rows.first, rows.chunk_row, rows.chunk_start, rows.limit)
-
-
-def senders(rows: Rows) -> Side:
-    """The transpose."""
-    return Side(
-        rows.out_ptr,
-        rows.out_dst,
-        rows.out_long,
-        rows.out_first,
-        rows.out_chunk_row,
-        rows.out_chunk_start,
-        rows.out_limit,
-    )
-
-
-def rows_of(graph: TokenGraph, device: torch.device, for_edges: bool = False) -> Rows:
-    """The rows of a plain graph on a device; worked out once. ``for_edges``: with ``out_edge``, 4 bytes more
-    an edge.
+    ``for_edges``: with ``position``, 4 bytes more an edge.
 
     >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
-    >>> rows = rows_of(graph, torch.device("cpu"), for_edges=True)
-    >>> rows.ptr.tolist(), rows.src.tolist()
+    >>> receivers, senders = rows_of(graph, torch.device("cpu"), for_edges=True)
+    >>> receivers.ptr.tolist(), receivers.others.tolist()
     ([0, 1, 3, 3], [0, 1, 2])
-    >>> rows.out_ptr.tolist(), rows.out_dst.tolist(), rows.out_edge.tolist()
+    >>> senders.ptr.tolist(), senders.others.tolist(), senders.position.tolist()
     ([0, 1, 2, 3], [0, 1, 1], [0, 1, 2])
     """
-    rows: Rows = memoized(_lowered, graph, device)
-    return rows._replace(out_edge=memoized(_out_edges, graph, device)) if for_edges else rows
+    receivers, senders = memoized(_lowered, graph, device)
+    if for_edges:
+        senders = senders._replace(position=memoized(_positions, graph, device))
+    return receivers, senders
 
 
 def packed_rows(graph: TokenGraph, device: torch.device, for_edges: bool = False) -> Packed:
@@ -128,20 +88,32 @@ def bytes_of(graph: TokenGraph, for_edges: bool = False) -> int:
     return graph.num_edges * each + (graph.num_dst + graph.num_src + 2) * narrow[2]
 
 
-def _lowered(graph: TokenGraph, device: torch.device) -> Rows:
+def edge_numbers(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the edges of each receiver and sender begin, and the place by receiver of each edge by sender.
+
+    Made anew, so that rows are not cached on the device as well.
+
+    >>> graph = TokenGraph.from_edges(torch.tensor([[1, 0, 1], [0, 2, 2]]), 3)
+    >>> [part.tolist() for part in edge_numbers(graph, torch.device("cpu"))]
+    [[0, 1, 1, 3], [0, 1, 3, 3], [1, 0, 2]]
+    """
     src, dst = _sorted_edges(graph, device)
-    ptr, src_ = _pointers(dst, graph.num_dst), _narrowed(src, graph.num_src)
-    out = src_.sort(stable=True).indices
-    out_ptr, out_dst = _pointers(src, graph.num_src), _narrowed(dst, graph.num_dst)[out]
-    limit, out_limit = _limit(ptr), _limit(out_ptr)
-    none = src_.new_empty(0)
-    return Rows(
-        *(ptr, src_, *_chunks(ptr, limit)),
-        *(out_ptr, out_dst, *_chunks(out_ptr, out_limit)),
-        none,
-        limit,
-        out_limit,
-    )
+    order = _narrowed(src.sort(stable=True).indices, graph.num_edges + STEP)
+    return row_pointers(dst, graph.num_dst), row_pointers(src, graph.num_src), order
+
+
+def _lowered(graph: TokenGraph, device: torch.device) -> tuple[Side, Side]:
+    src, dst = _sorted_edges(graph, device)
+    others = _narrowed(src, graph.num_src)
+    out = others.sort(stable=True).indices
+    out_others = _narrowed(dst, graph.num_dst)[out]
+    return _side(dst, graph.num_dst, others), _side(src, graph.num_src, out_others)
+
+
+def _side(own: Tensor, count: int, others: Tensor) -> Side:
+    ptr = row_pointers(own, count)
+    limit = _limit(ptr)
+    return Side(ptr, others, *_chunks(ptr, limit), others.new_empty(0), limit)
 
 
 def _sorted_edges(graph: TokenGraph, device: torch.device) -> Tensor:
@@ -156,16 +128,17 @@ def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor | None]:
     return (order_by_receiver(src, dst, graph.num_src),)
 
 
-def _out_edges(graph: TokenGraph, device: torch.device) -> Tensor:
-    order = rows_of(graph, device).src.sort(stable=True).indices
+def _positions(graph: TokenGraph, device: torch.device) -> Tensor:
+    order = rows_of(graph, device)[0].others.sort(stable=True).indices
     return _narrowed(order, graph.num_edges + STEP)
 
 
 def _packed(graph: TokenGraph, device: torch.device, for_edges: bool) -> Packed:
-    return packed(ROWS, rows_of(graph, device, for_edges))
+    return pack(ROWS, rows_of(graph, device, for_edges))
 
 
-def _pointers(index: Tensor, count: int) -> Tensor:
+def row_pointers(index: Tensor, count: int) -> Int[Tensor, " rows_and_one"]:
+    """Where the entries of each row begin, in 4 bytes where these are enough."""
     return _narrowed(pointers(index, count), index.numel() + STEP)
 
 

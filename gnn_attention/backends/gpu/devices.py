@@ -1,10 +1,8 @@
-"""What a GPU can do, as a few constants: presets by name, replaced by what
-``python -m benchmarks.gpu --calibrate`` measured.
+"""What a GPU can do, as a few constants: presets by name, or measured by ``benchmarks.gpu --calibrate``.
 
 The presets are not measurements of this library: rates of an H200 as published or measured elsewhere, those
 of other devices by their data sheets, and shares of them that kernels of each kind are known to reach.
-``Device.measured`` says when and at which commit constants were measured, and is empty until then; whoever
-shows an estimate shows that, too.
+``Device.measured`` says when and at which commit constants were measured, and is empty until then.
 """
 
 from __future__ import annotations
@@ -72,8 +70,7 @@ GENERIC = replace(PRESETS["A100"], name="a GPU")
 
 
 def named(name: str) -> Device:
-    """The constants of a device of this name: measured ones, else the preset whose name it holds, else those
-    of an A100.
+    """The constants of a device of this name: measured ones, else a preset's, else those of an A100.
 
     ValueError if the file of measured constants is damaged.
 
@@ -104,7 +101,7 @@ def _device_number(index: int) -> Device:
 
 
 def path_of_devices() -> Path:
-    """Where measured constants are kept: ``gpu-costs.json`` beside the constants of the CPU."""
+    """The file of measured constants: ``gpu-costs.json``, in the folder of the constants of the CPU."""
     return path_of_costs().with_name("gpu-costs.json")
 
 
@@ -112,14 +109,12 @@ def path_of_devices() -> Path:
 def _measured() -> dict[str, Device]:
     try:
         return read(path_of_devices())
-    except (OSError, RuntimeError):  # no such file, or nobody's home
+    except (OSError, RuntimeError):  # no such file or no home
         return {}
 
 
 def read(path: Path) -> dict[str, Device]:
-    """The devices in a file, by name. ValueError that names it if it does not hold them, OSError where it
-    cannot be read.
-    """
+    """The devices in a file, by name. ValueError if it is damaged, OSError where it cannot be read."""
     try:
         found = json_files.read(path).get("devices")
         if not isinstance(found, dict):
@@ -137,20 +132,15 @@ def device_from(name: str, found: object) -> Device:
     kinds = {**dict.fromkeys(CONSTANTS, is_positive), "measured": lambda value: isinstance(value, str)}
     json_files.check_fields(found, kinds, f"the device {name[:60]!r}")
     constants: dict[str, Any] = dict(found)  # type: ignore[call-overload]
-    return Device(
-        name=name,
-        measured=constants["measured"],
-        **{constant: float(constants[constant]) for constant in CONSTANTS},
-    )
+    rates = {constant: float(constants[constant]) for constant in CONSTANTS}
+    return Device(name=name, measured=constants["measured"], **rates)
 
 
 def save_device(device: Device) -> Path:
-    """Keep measured constants for the next processes, beside those of other devices; the file is written
-    whole or not at all.
-    """
+    """Write measured constants for the next processes into the file, whole or not at all."""
     path = path_of_devices()
     path.parent.mkdir(parents=True, exist_ok=True)
-    every = {name: asdict(constants) for name, constants in {**_measured(), device.name: device}.items()}
+    every = {name: asdict(constants) for name, constants in (_measured() | {device.name: device}).items()}
     atomic_files.write(path, json.dumps({"devices": every}, indent=1) + "\n")
     _measured.cache_clear()
     _device_number.cache_clear()

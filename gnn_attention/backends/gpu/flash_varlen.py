@@ -1,10 +1,8 @@
-"""Packed sequences through torch's flash attention for CUDA, which tells lse, and the gradient that comes in
-for lse.
+"""Packed sequences through torch's flash attention for CUDA, with lse and the gradient that comes in for lse.
 
 It is the kernel behind ``torch.nn.attention.varlen``, whose own lse has no gradient: here it is one operator
-with a derivative, which holds grouped heads, windows, any head width up to 256, and the rule that a non-edge
-carries nothing. float16 and bfloat16. Untested on a GPU; the tests put the formula in the place of the two
-calls of the kernel.
+with a derivative, for grouped heads, windows, any head width up to 256, and the rule that a non-edge carries
+nothing. float16 and bfloat16. Untested on a GPU; in tests the formula stands for the two calls of the kernel.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from torch.nn import functional
 from gnn_attention._support.custom_op import operator
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import nonfinite
+from gnn_attention.backends.gpu.gradient_op import gradient_operator, token_major
 
 DTYPES = (torch.float16, torch.bfloat16)
 WIDEST = 256  # channels of the kernel, which takes them eight at a time
@@ -27,11 +26,10 @@ FLASH_BACKWARD = getattr(torch.ops.aten, "_flash_attention_backward", None)
 
 
 class Sequences(NamedTuple):
-    """Where the sequences of one sample begin, int32 ``[sequences + 1]``, for receivers and senders, and
-    their longest.
+    """Where the sequences of one sample begin, for receivers and senders, and their longest.
 
-    A token hears ``window[0]`` tokens before and ``window[1]`` after itself, -1 = all. Causal is ``(-1, 0)``;
-    sequences with more receivers than senders, or fewer, must be full.
+    A token attends to ``window[0]`` tokens before and ``window[1]`` after itself, -1 = all. Causal is
+    ``(-1, 0)``; sequences with more receivers than senders, or fewer, must be full.
     """
 
     dst: Int[Tensor, " bounds"]
@@ -64,12 +62,12 @@ def _run(
     """The operator of the forward pass."""
     out, lse = _forward(q, k, v, bounds, numbers, scale)
     if not _visits_non_edges(numbers):
-        return out, lse.masked_fill(lse == torch.inf, torch.nan)  # what the kernel says of a sum that is NaN
-    if nonfinite.surely_finite(out):  # who hears a NaN holds it
+        return out, lse.masked_fill(lse == torch.inf, torch.nan)  # so the kernel marks a sum that is NaN
+    if nonfinite.surely_finite(out):  # a NaN would be in the rows that attend to it
         return out, lse
     clean = nonfinite.cleaned(q, k, v)
     out, lse = _forward(clean[0], clean[1], clean[2], bounds, numbers, scale)
-    bad = nonfinite.poisoned(q, k, v, lambda marked: _hears(marked, q, bounds, numbers), lse > -torch.inf)
+    bad = nonfinite.poisoned(q, k, v, lambda marks: _attends(marks, q, bounds, numbers), lse > -torch.inf)
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse.masked_fill(bad, torch.nan)
 
 
@@ -95,21 +93,13 @@ def _run_backward(
         grad_out, out = _with_channel_for_lse(grad_out, grad_lse, out)
     width = max(q.shape[3], out.shape[3])
     ends, rows = _of_samples(bounds, q, k), lse.transpose(0, 1).flatten(1)
-    tensors = (
-        _packed(grad_out, width),
-        _packed(q, width),
-        _packed(k, width),
-        _packed(v, width),
-        _packed(out, width),
-    )
+    tensors = [_packed(x, width) for x in (grad_out, q, k, v, out)]
     dq, dk, dv = _backward_kernel(tensors, rows, ends, numbers, scale)
     return _unpacked(dq, q.shape), _unpacked(dk, k.shape), _unpacked(dv, v.shape)
 
 
 def _with_channel_for_lse(grad_out: Tensor, grad_lse: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """The kernel works out ``delta = sum(out * grad_out)``, where ``- grad_lse`` belongs too: one channel
-    more, where v is 0.
-    """
+    """The kernel's ``delta`` is ``sum(out * grad_out)``: ``- grad_lse`` is one channel more, where v is 0."""
     ones = torch.ones_like(grad_lse, dtype=out.dtype).unsqueeze(-1)
     return torch.cat([grad_out, ones], -1), torch.cat([out, -grad_lse.to(out.dtype).unsqueeze(-1)], -1)
 
@@ -120,19 +110,16 @@ def _forward(
     width = max(q.shape[3], v.shape[3])
     ends = _of_samples(bounds, q, k)
     out, lse = _forward_kernel(_packed(q, width), _packed(k, width), _packed(v, width), ends, numbers, scale)
-    return _unpacked(out, (*q.shape[:3], v.shape[3])), lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(
-        0, 1
-    )
+    lse = lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(0, 1)
+    return _unpacked(out, (*q.shape[:3], v.shape[3])), lse
 
 
 def _visits_non_edges(numbers: Sequence[int]) -> bool:
     return (numbers[2], numbers[3]) != (-1, -1)
 
 
-def _hears(marked: Tensor, q: Tensor, bounds: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
-    """Which receivers ``[B, Hq, dst]`` hear a marked sender ``[B, Hkv, src]``: attention with equal weights
-    to the marks.
-    """
+def _attends(marked: Tensor, q: Tensor, bounds: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
+    """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal weights."""
     marks = marked.to(q.dtype).unsqueeze(-1)
     mean, _ = _forward(marks.new_zeros(*q.shape[:3], 1), torch.zeros_like(marks), marks, bounds, numbers, 1.0)
     return mean.squeeze(-1) > 0
@@ -141,9 +128,7 @@ def _hears(marked: Tensor, q: Tensor, bounds: Sequence[Tensor], numbers: Sequenc
 def _packed(
     x: Float[Tensor, "batch heads tokens dim"], width: int
 ) -> Float[Tensor, "batch_tokens heads width"]:
-    """All samples one after the other, with zeros in the channels up to a multiple of eight; a view where it
-    can be.
-    """
+    """All samples one after the other, the channels padded to a multiple of eight; a view where possible."""
     width = -(-width // EIGHT) * EIGHT
     x = x if x.shape[3] == width else functional.pad(x, (0, width - x.shape[3]))
     x = x if x.stride(3) == 1 else x.contiguous()
@@ -151,13 +136,12 @@ def _packed(
 
 
 def _unpacked(x: Tensor, sizes: Sequence[int]) -> Float[Tensor, "batch heads tokens dim"]:
-    """Samples, heads, tokens and channels of these sizes, token-major in memory as they came."""
     batch, heads, tokens, dim = sizes
     return x[..., :dim].contiguous().view(batch, tokens, heads, dim).transpose(1, 2)
 
 
 def _of_samples(bounds: Sequence[Tensor], q: Tensor, k: Tensor) -> list[Tensor]:
-    """The bounds of all samples, one after the other; nothing waits for the device."""
+    """The bounds of all samples, one after the other, without waiting for the device."""
     if q.shape[0] == 1:
         return list(bounds)
     found = []
@@ -184,40 +168,29 @@ def _forward_kernel(
 def _backward_kernel(
     tensors: Sequence[Tensor], lse: Tensor, bounds: Sequence[Tensor], numbers: Sequence[int], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """torch's own kernel over packed tokens: the gradients of q, k and v from grad_out, q, k, v and out."""
+    """The gradients of q, k and v from grad_out, q, k, v and out."""
     assert FLASH_BACKWARD is not None
     longest_dst, longest_src, left, right = numbers[:4]
     window = {"window_size_left": left, "window_size_right": right}
     device, causal = lse.device, (left, right) == (-1, 0)
-    state = (
-        torch.zeros(2, dtype=torch.uint64, device=device),
-        torch.empty(0, device=device),
-    )  # of a dropout of 0
+    # of a dropout of 0
+    state = torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)
     dq, dk, dv = FLASH_BACKWARD(
         *tensors, lse, *bounds, longest_dst, longest_src, 0.0, causal, *state, scale=scale, **window
     )
     return dq, dk, dv
 
 
-def _token_major(like: Tensor, width: int) -> Tensor:
-    batch, heads, tokens, _ = like.shape
-    return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
-
-
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """Shapes and dtypes of the results."""
     batch, heads, tokens, _ = q.shape
-    return _token_major(q, v.shape[3]), q.new_empty(heads, batch, tokens, dtype=torch.float32).transpose(0, 1)
+    return token_major(q, v.shape[3]), q.new_empty(heads, batch, tokens, dtype=torch.float32).transpose(0, 1)
 
 
-def _fake_backward(
-    grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Shapes and dtypes of the gradients."""
-    return _token_major(q, q.shape[3]), _token_major(k, k.shape[3]), _token_major(v, v.shape[3])
+def _fake_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    return tuple(token_major(x, x.shape[3]) for x in given[:3])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, bounds, ctx.numbers, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, *output, *bounds)
     ctx.set_materialize_grads(False)
@@ -227,45 +200,26 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
     q, k, v, out, lse, *bounds = ctx.saved_tensors
     if grad_lse is not None and max(q.shape[3], v.shape[3] + 1) > WIDEST:
         raise NotImplementedError(
-            f"the gradient of lse needs a channel more than the {WIDEST} of torch's flash attention, v has {v.shape[3]}; "
-            "use backend='flex' or 'triton'"
+            f"the gradient of lse needs a channel more than the {WIDEST} of torch's flash attention, "
+            f"v has {v.shape[3]}; use backend='flex' or 'triton'"
         )
     numbers = [*ctx.numbers, int(grad_lse is not None)]
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
-    return (
-        *_GRADIENTS(grad_out, grad_lse, q, k, v, out, lse, bounds, numbers, ctx.scale),
-        [None, None],
-        None,
-        None,
-    )
-
-
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """There is no derivative that would need it."""
-
-
-def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError(
-        "second derivatives do not pass through torch's flash attention; use backend='reference'"
-    )
+    grads = _GRADIENTS(grad_out, grad_lse, q, k, v, out, lse, bounds, numbers, ctx.scale)
+    return *grads, [None, None], None, None
 
 
 REST = "Tensor[] bounds, int[] numbers, float scale"
+INPUTS = "Tensor q, Tensor k, Tensor v"
 _ATTENTION = operator(
-    "flash_sequences",
-    f"(Tensor q, Tensor k, Tensor v, {REST}) -> (Tensor, Tensor)",
-    _run,
-    _fake,
-    _differentiate,
-    _keep,
+    "flash_sequences", f"({INPUTS}, {REST}) -> (Tensor, Tensor)", _run, _fake, _differentiate, _save
 )
-_GRADIENTS = operator(
+_GRADIENTS = gradient_operator(
     "flash_sequences_backward",
-    "(Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{REST}) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor grad_out, Tensor grad_lse, {INPUTS}, Tensor out, Tensor lse, {REST})"
+    " -> (Tensor, Tensor, Tensor)",
     _run_backward,
     _fake_backward,
-    _no_second_derivative,
-    _keep_nothing,
+    "torch's flash attention; use backend='reference'",
 )

@@ -1,8 +1,7 @@
-"""What every GPU kernel takes: a problem (tensors and what is added to a logit), and a graph in one of three
-storage forms.
+"""What every GPU kernel takes: a problem (tensors and what is added to a logit), and a graph in some form.
 
-A form is a NamedTuple, its tensors first and its integers last, so that it crosses into a custom operator as
-a list of tensors and a list of integers (:func:`packed`, :func:`unpacked`).
+A form is a pair of equal NamedTuples, for receivers and, transposed, for senders. Their tensors come first
+and their integers last: a form crosses into a custom operator as a list of tensors and one of integers.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from gnn_attention._support.shapes import Float, Int, Tensor
 
-ROWS, WINDOWS, TILES = 0, 1, 2
+ROWS, BLOCKS = 0, 1
+SIDE = 64  # tokens on the side of a tile: bits of a word
 Packed = tuple[list[Tensor], list[int]]
-Form = TypeVar("Form")
+Side = TypeVar("Side")
 
 
 class Problem(NamedTuple):
@@ -42,13 +42,33 @@ class Problem(NamedTuple):
     first_head: int = 0
 
 
+class Blocks(NamedTuple):
+    """Blocks of ``size`` own tokens: block b visits the entries ``ptr[b] .. ptr[b + 1] - 1`` of ``other``.
+
+    They are ascending. In windows (``across`` 1) an entry is a token, and bit r of its word says that it goes
+    with own token r. In tiles (``across`` 64) it is a tile of tokens, and bit c of ``words[slots[entry], r]``
+    says that own token r goes with its c-th; slot 0: all pairs are edges. ``order`` lists the blocks by work.
+    ``first``, where the edges of each own token begin, and ``position``, where each edge stands by receiver,
+    are empty unless edges are numbered.
+    """
+
+    ptr: Int[Tensor, " blocks_and_one"]
+    other: Int[Tensor, " entries"]
+    words: Int[Tensor, "..."]
+    order: Int[Tensor, " blocks"]
+    slots: Int[Tensor, " entries_or_none"]
+    first: Int[Tensor, "..."]
+    position: Int[Tensor, "..."]
+    size: int
+    across: int
+
+
 @runtime_checkable
 class Kernels(Protocol):
-    """A module of kernels for one form: ``lse`` and ``delta`` are in the dtype of sums, float32 or for
-    float64 float64.
+    """A module of kernels for one form.
 
-    ``delta = sum(grad_out * out, -1) - grad_lse``; the gradients of ``before`` and ``bias`` are
-    ``[B, Hq, E]`` in the dtype of sums, None where the problem has none.
+    ``delta = sum(grad_out * out, -1) - grad_lse``; it, ``lse`` and the gradients of ``before`` and ``bias``,
+    ``[B, Hq, E]`` or None, are in the dtype of sums: float64 for float64, else float32.
     """
 
     def forward(self, problem: Problem, form: Any) -> tuple[Tensor, Tensor]:
@@ -60,18 +80,13 @@ class Kernels(Protocol):
         """The gradients of q, k, v, before and bias."""
 
 
-def packed(kind: int, form: Sequence[Any]) -> Packed:
-    """A form as tensors and integers, of which the kind is the first; :func:`unpacked` undoes it.
-
-    >>> import collections, torch
-    >>> Two = collections.namedtuple("Two", "ptr size")
-    >>> tensors, numbers = packed(ROWS, Two(torch.arange(2), 7))
-    >>> numbers, unpacked(Two, tensors, numbers).size
-    ([0, 7], 7)
-    """
-    return [x for x in form if isinstance(x, Tensor)], [kind, *(x for x in form if not isinstance(x, Tensor))]
+def pack(kind: int, form: Sequence[Sequence[Any]]) -> Packed:
+    """A form as tensors and integers, of which the kind is the first; :func:`unpack` undoes it."""
+    flat = [x for side in form for x in side]
+    return [x for x in flat if isinstance(x, Tensor)], [kind, *(x for x in flat if not isinstance(x, Tensor))]
 
 
-def unpacked(form: type[Form], tensors: Sequence[Tensor], numbers: Sequence[int]) -> Form:
-    """The form that was :func:`packed`."""
-    return form(*tensors, *numbers[1:])
+def unpack(side: type[Side], tensors: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Side, Side]:
+    """The form that was packed."""
+    half, middle = len(tensors) // 2, 1 + len(numbers) // 2
+    return side(*tensors[:half], *numbers[1:middle]), side(*tensors[half:], *numbers[middle:])

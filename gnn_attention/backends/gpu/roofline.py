@@ -7,9 +7,8 @@ A kernel is bound by what it reads from memory, what passes through the cache, o
 
 Rows gather a sender for every edge, windows gather each sender once for all receivers of a window and
 multiply the whole window, tiles multiply whole tiles. On an H200 a tile of 64 is worth its price from about
-one edge in a hundred pairs on, whatever the number of heads; windows are worth theirs where neighbours hear
-the same senders. All of these are predictions until a record calibrates them
-(``python -m benchmarks.gpu --calibrate``).
+one edge in a hundred pairs on, windows where neighbours share senders. All of these are predictions until a
+record calibrates them (``python -m benchmarks.gpu --calibrate``).
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ TILE, LARGE_TILE = 64, 128
 
 
 class Sizes(NamedTuple):
-    """``slices`` heads, times samples, of ``dim`` channels of queries and keys and ``value_dim`` of
-    values.
-    """
+    """``slices`` heads, times samples, of ``dim`` channels of queries and keys, ``value_dim`` of values."""
 
     slices: int
     dim: int
@@ -45,10 +42,10 @@ class Sizes(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Of one pass: what is multiplied, read from memory and passed through the cache; ``bound`` seconds at
-    the full rates.
+    """Of one pass: what is multiplied, read from memory and passed through the cache.
 
-    ``limit`` names the constant of the device that decides ``seconds``.
+    ``bound`` are seconds at the full rates; ``limit`` names the constant of the device that decides
+    ``seconds``.
     """
 
     flops: float
@@ -73,8 +70,7 @@ class Form(NamedTuple):
 
 
 def form_of(graph: TokenGraph, sizes: Sizes, device: Device) -> Form:
-    """The form of least estimated time for a plain graph, worked out once; the reason tells the estimates of
-    all.
+    """The form of least estimated time for a plain graph, memoized; the reason states all estimates.
 
     >>> from gnn_attention import patterns
     >>> from gnn_attention.backends.gpu.devices import named
@@ -102,20 +98,22 @@ def _label(form: tuple[str, int]) -> str:
 def _why(best: tuple[str, int], counts: Counts) -> str:
     filled = f"{100 * counts.filled():.3g} % of the pairs in its tiles of {TILE} are edges"
     height = best[1] if best[0] == "windows" else HEIGHTS[-1]
-    shared = f"{height} neighbouring receivers have {counts.shared(height):.3g} edges for each sender that they hear"
+    shared = (
+        f"{height} neighbouring receivers have {counts.shared(height):.3g} edges for each of their senders"
+    )
     return filled if best[0] == "tiles" else f"{shared}, {filled}"
 
 
 def _predicted(device: Device) -> str:
-    return f"on {device.name}, {'constants measured ' + device.measured if device.measured else 'predicted, not measured'}"
+    source = f"constants measured {device.measured}" if device.measured else "predicted, not measured"
+    return f"on {device.name}, {source}"
 
 
 def estimates(graph: TokenGraph, sizes: Sizes, device: Device, backward: bool = False) -> dict[str, Estimate]:
-    """Of each way to compute a plain graph:
-    ``dense, written out, varlen, flex, split, rows, windows, tiles``, where it holds it.
+    """Of each way to compute a plain graph: dense, written out, varlen, flex, split, rows, windows, tiles.
 
     ``dense`` is SDPA, "written out" the formula on all logits; ``windows`` is that of the best height;
-    ``split`` takes tiles where they are filled and rows for all other edges.
+    ``split``, where it applies, takes tiles where they are filled and rows for all other edges.
     """
     counts = counted(graph)
     forms = estimate_forms(counts, sizes, device, backward)
@@ -154,7 +152,7 @@ class _Work(NamedTuple):
 
 
 def _rows(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estimate:
-    """A sender for each edge, through the cache; sums run beside the matrix units."""
+    """A sender for each edge, through the cache; the matrix units are not used."""
     flops = 2.0 * counts.edges * (sizes.dim + sizes.value_dim)
     work = _Work(flops, _missed(counts, sizes, device) + 4.0 * counts.edges, counts.edges * sizes.row)
     rate = device.double if sizes.dtype == torch.float64 else device.single
@@ -162,7 +160,7 @@ def _rows(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estim
 
 
 def _windows(counts: Counts, sizes: Sizes, device: Device, height: int, backward: bool) -> Estimate:
-    """A sender for each window that hears it, with a word of bits."""
+    """A sender for each window that attends to it, with a word of bits."""
     unique = counts.unique[HEIGHTS.index(height)]
     flops = 2.0 * unique * height * (sizes.dim + sizes.value_dim)
     work = _Work(flops, _missed(counts, sizes, device) + unique * (4 + height / 8), unique * sizes.row)
@@ -170,15 +168,10 @@ def _windows(counts: Counts, sizes: Sizes, device: Device, height: int, backward
 
 
 def _tiles(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estimate:
-    """All pairs of its tiles, of 64 receivers or of 128, which read a sender half as often; neighbours meet
-    in the cache.
-    """
-    found = (_tiles_of(high, count, counts, sizes, device, backward) for high, count in _heights(counts))
+    """All pairs of its tiles, of 64 receivers or of 128, which read a sender half as often."""
+    heights = [(64, counts.small_tiles), *([(128, counts.tall_tiles)] if counts.tall_tiles else [])]
+    found = (_tiles_of(high, count, counts, sizes, device, backward) for high, count in heights)
     return min(found, key=lambda estimate: estimate.seconds)
-
-
-def _heights(counts: Counts) -> list[tuple[int, float]]:
-    return [(64, counts.small_tiles), *([(128, counts.tall_tiles)] if counts.tall_tiles else [])]
 
 
 def _tiles_of(
@@ -191,9 +184,7 @@ def _tiles_of(
 
 
 def _split(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estimate:
-    """One part after the other, and the merge: the results of both are read, their sum in float32 is
-    written.
-    """
+    """One part after the other, and the merge: both results are read, their sum in float32 is written."""
     filled = _tiles(counts._replace(small_tiles=counts.filled_tiles, tall_tiles=0.0), sizes, device, backward)
     unique = tuple(min(counts.strays, count) for count in counts.unique)
     strays = _rows(counts._replace(edges=round(counts.strays), unique=unique), sizes, device, backward)
@@ -205,7 +196,7 @@ def _split(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Esti
 
 
 def _tiled(counts: Counts, sizes: Sizes, device: Device, share: str, backward: bool) -> Estimate:
-    """Kernels of others on tiles of 128; FlexAttention asks its mask about the cut ones."""
+    """Kernels of other libraries on tiles of 128; FlexAttention evaluates its mask on those that are cut."""
     tiles = counts.large_tiles + (0.5 * counts.cut_tiles if share == "flex" else 0.0)
     flops = 2.0 * tiles * LARGE_TILE**2 * (sizes.dim + sizes.value_dim)
     misses = float((counts.senders + counts.receivers) * sizes.row)
@@ -233,12 +224,10 @@ def _written_out(counts: Counts, sizes: Sizes, device: Device, backward: bool) -
 
 
 def _missed(counts: Counts, sizes: Sizes, device: Device) -> float:
-    """Bytes from memory: each sender once, and where those of a head exceed the cache, again for windows
-    further on.
-    """
-    table, asked = counts.senders * sizes.row, counts.unique[-1] * sizes.row
+    """Bytes from memory: each sender once, and again for later windows where a head exceeds the cache."""
+    table, wanted = counts.senders * sizes.row, counts.unique[-1] * sizes.row
     again = max(0.0, 1.0 - device.cache_bytes / table) if table else 0.0
-    return (1.0 - again) * min(table, asked) + again * asked + counts.receivers * sizes.row
+    return (1.0 - again) * min(table, wanted) + again * wanted + counts.receivers * sizes.row
 
 
 def _estimate(

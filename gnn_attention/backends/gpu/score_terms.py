@@ -1,6 +1,6 @@
 """What a GPU kernel adds to a logit: a score_mod and a bias as slopes, a softcap, and numbers for each edge.
 
-``logit = softcap(scale q . k - slope_h |dst - src| + before) + bias`` holds the score_mods of this library:
+``logit = softcap(scale q . k - slope_h |dst - src| + before) + bias`` covers the score_mods of this library:
 ``alibi`` in registers, ``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` as numbers for each edge,
 with gradients to what they are made of, and chains of these around at most one ``softcap``.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu.csr import order_of, packed_rows
 from gnn_attention.edges import accumulation_dtype
@@ -40,8 +40,7 @@ class Added(NamedTuple):
 
 
 def added_to(score_mod: ScoreMod | None) -> Added:
-    """The parts of a score_mod; NotImplementedError, which says what to do, for one that does not fall into
-    such parts.
+    """The parts of a score_mod; NotImplementedError, which says what to do, where it has other parts.
 
     >>> added_to(chain(alibi((0.5,)), softcap(2.0)))
     Added(slopes=(0.5,), before=(), softcap=2.0, after=())
@@ -54,31 +53,26 @@ def added_to(score_mod: ScoreMod | None) -> Added:
         if type(link) is softcap and not cap:
             cap = link.cap
         elif type(link) is alibi and not cap:
-            slopes = (
-                link.slopes
-                if slopes is None
-                else tuple(a + b for a, b in zip(slopes, link.slopes, strict=False))
-            )
+            others = (0.0,) * len(link.slopes) if slopes is None else slopes
+            slopes = tuple(a + b for a, b in zip(others, link.slopes, strict=False))
         elif type(link) in (alibi, relative_bias, RelativeBias, log_multiplicity):
             (after if cap else before).append(link)
         else:
             what = "a second softcap" if type(link) is softcap else f"the score_mod {link!r}"
-            raise NotImplementedError(f"its kernels do not hold {what}; {ADVICE}")
+            raise NotImplementedError(f"its kernels do not support {what}; {ADVICE}")
     return Added(slopes, tuple(before), cap, tuple(after)) if cap else Added(slopes, (), cap, tuple(before))
 
 
-def reason_against(call: AttentionCall) -> str | None:
-    """Why the kernels do not hold the score_mod of a call, or None."""
+def unsupported_reason(call: AttentionCall) -> str | None:
+    """Why the kernels do not support the score_mod of a call, or None."""
     try:
         slopes = added_to(call.score_mod).slopes
     except NotImplementedError as error:
         return str(error)
     needed = call.first_head + call.q.shape[1]
-    return (
-        None
-        if slopes is None or len(slopes) >= needed
-        else f"alibi has {len(slopes)} slopes for {needed} heads"
-    )
+    if slopes is not None and len(slopes) < needed:
+        return f"alibi has {len(slopes)} slopes for {needed} heads"
+    return None
 
 
 def has_edge_numbers(call: AttentionCall) -> bool:
@@ -92,8 +86,8 @@ def added_to_edges(call: AttentionCall) -> tuple[Tensor | None, float, Tensor | 
     parts, wide = added_to(call.score_mod), accumulation_dtype(call.q.dtype)
     slopes = None
     if parts.slopes is not None:
-        own = parts.slopes[call.first_head : call.first_head + call.q.shape[1]]
-        (slopes,) = memoized(_on_device, call.graph, own, wide, call.q.device)
+        chosen = parts.slopes[call.first_head : call.first_head + call.q.shape[1]]
+        (slopes,) = memoized(_on_device, call.graph, chosen, wide, call.q.device)
     before = _numbers(call, parts.before, None)
     return slopes, parts.softcap, before, _numbers(call, parts.after, _in_order(call, wide))
 
@@ -109,7 +103,7 @@ def _links(score_mod: ScoreMod | None) -> Iterable[ScoreMod]:
 def _on_device(
     graph: TokenGraph, numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor]:
-    """Kept with the graph, since to put numbers on a device is to wait for it."""
+    """Memoized on the graph, since to put numbers on a device is to wait for it."""
     return (torch.tensor(numbers, dtype=dtype, device=device),)
 
 
@@ -135,18 +129,11 @@ def _numbers(
 
 def _extra(call: AttentionCall, mod: ScoreMod) -> Float[Tensor, "_ heads edges"]:
     """What a mod adds to each edge: its change of 0."""
-    dst, src = _ends(call.graph, call.q.device)
-    zero = torch.zeros(1, 1, 1, dtype=accumulation_dtype(call.q.dtype), device=call.q.device)
-    head = torch.arange(call.first_head, call.first_head + call.q.shape[1], device=call.q.device).view(
-        1, -1, 1
-    )
-    return mod(
-        zero, torch.zeros_like(head[:, :1]), head, dst + call.graph.dst_offset, src + call.graph.src_offset
-    )
-
-
-def _ends(graph: TokenGraph, device: torch.device) -> tuple[Int[Tensor, " edges"], Int[Tensor, " edges"]]:
-    """The receiver and the sender of each edge, by receiver, then sender."""
+    graph, device, first = call.graph, call.q.device, call.first_head
     (ptr, src, *_), _ = packed_rows(graph, device)
     each = torch.arange(graph.num_dst, device=device)
-    return each.repeat_interleave(ptr.diff(), output_size=src.numel()), src.long()
+    dst = each.repeat_interleave(ptr.diff(), output_size=src.numel())
+    zero = torch.zeros(1, 1, 1, dtype=accumulation_dtype(call.q.dtype), device=device)
+    head = torch.arange(first, first + call.q.shape[1], device=device).view(1, -1, 1)
+    sample = torch.zeros_like(head[:, :1])
+    return mod(zero, sample, head, dst + graph.dst_offset, src.long() + graph.src_offset)

@@ -1,10 +1,9 @@
-"""What a kernel of a GPU would visit in a graph, counted without building any of its forms: edges, windows
-and tiles.
+"""What a kernel of a GPU would visit in a graph, counted without building a form: edges, windows, tiles.
 
-Three numbers decide which form of an edge set is read fastest: how many edges there are (rows gather a sender
-for each), how many different senders the receivers of a window hear together (windows gather each of those
-once), and how many tiles hold an edge (tiles compute all of their pairs). Long lists and graphs of many
-partial tiles are sampled, so that it takes less than a second for a million tokens.
+Three numbers decide which form of an edge set is read fastest: the edges (rows gather a sender for each), the
+different senders of each window (windows gather each of those once), and the tiles with an edge (all of their
+pairs are computed). Long lists and graphs of many partial tiles are sampled, so that it takes less than a
+second for a million tokens.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from gnn_attention.graph.tiling import Tiles, tiles
 HEIGHTS = (16, 32, 64)  # receivers of a window
 MOST_EDGES = 2**19  # of a list that are looked at
 MOST_TILES = 1024  # partial tiles of a rule that are looked into
-LEAST = 64  # edges for which a tile of 64 x 64 is computed whole in less time than they are gathered in: about one pair in 64
+LEAST = 64  # edges of a tile of 64 x 64 that is computed whole in less time than its edges are gathered in
 GROUP = 128  # receivers that are sampled together
 
 
 class Counts(NamedTuple):
     """Of one head of a plain graph.
 
-    ``unique[h]``: pairs of a window of ``HEIGHTS[h]`` receivers and a sender that one of them hears.
-    ``small_tiles``, ``tall_tiles`` and ``large_tiles``: tiles of 64 x 64, of 128 receivers x 64 senders and
-    of 128 x 128 that hold an edge; ``cut_tiles``: the large ones that hold non-edges, too. ``filled_tiles``:
-    the small ones that are worth computing whole; ``strays``: the edges of all others. ``wholeness``:
-    :attr:`whole` and :attr:`causal`.
+    ``unique[h]``: pairs of a window of ``HEIGHTS[h]`` receivers and a sender of it. ``small_tiles``,
+    ``tall_tiles`` and ``large_tiles``: tiles of 64 x 64, of 128 receivers x 64 senders and of 128 x 128
+    with an edge; ``cut_tiles``: the large ones with non-edges, too. ``filled_tiles``: the small ones that
+    are worth computing whole; ``strays``: the edges of all others. ``wholeness``: :attr:`whole` and
+    :attr:`causal`.
     """
 
     receivers: int
@@ -63,8 +62,7 @@ class Counts(NamedTuple):
         return self.wholeness[1]
 
     def shared(self, height: int) -> float:
-        """Edges for each sender that a window of so many receivers gathers: 1 where nobody shares, 0 without
-        edges.
+        """Edges for each sender that a window of so many receivers gathers: 1 where none is shared.
 
         >>> from gnn_attention import patterns
         >>> counted(patterns.full(256)).shared(16)
@@ -74,12 +72,12 @@ class Counts(NamedTuple):
         return self.edges / unique if unique else 0.0
 
     def filled(self) -> float:
-        """The share of edges among the pairs of the tiles of 64 that hold any."""
+        """The share of edges among the pairs of the tiles of 64 with any."""
         return self.edges / (64**2 * self.small_tiles) if self.small_tiles else 0.0
 
 
 def counted(graph: TokenGraph) -> Counts:
-    """The counts of a plain graph, worked out once.
+    """The counts of a plain graph, memoized.
 
     >>> from gnn_attention import patterns
     >>> counted(patterns.causal(256))[:6]
@@ -90,9 +88,7 @@ def counted(graph: TokenGraph) -> Counts:
 
 
 def packing(graph: TokenGraph) -> Varlen | None:
-    """A plain graph as packed documents with one window, or None: what varlen kernels hold. A list of edges
-    is not asked.
-    """
+    """A plain graph as packed documents with one window, for varlen kernels; None for other graphs."""
     return decompose.packing(graph) if memoized(_could_be_packed, graph) else None
 
 
@@ -108,7 +104,7 @@ def _counted(graph: TokenGraph) -> Counts:
     masks = _some_masks(graph, found)
     weight = found.num_partial / max(len(masks), 1)
     edges, unique = _edges_and_unique(graph, found, masks, weight)
-    held = masks.sum((1, 2))
+    filled = masks.sum((1, 2))
     tall, large, cut = _of_double_size(found)
     return Counts(
         graph.num_dst,
@@ -119,14 +115,14 @@ def _counted(graph: TokenGraph) -> Counts:
         tall_tiles=tall,
         large_tiles=large,
         cut_tiles=cut,
-        filled_tiles=found.num_full + weight * int((held >= LEAST).sum()),
-        strays=weight * int(held[held < LEAST].sum()),
+        filled_tiles=found.num_full + weight * int((filled >= LEAST).sum()),
+        strays=weight * int(filled[filled < LEAST].sum()),
         wholeness=_wholeness(graph, edges),
     )
 
 
 def _wholeness(graph: TokenGraph, edges: int) -> tuple[bool, bool]:
-    """``whole, causal``; asked only where the number of edges, which may be an estimate, leaves it open."""
+    """``whole, causal``; computed only where the (perhaps estimated) number of edges leaves it open."""
     pairs = graph.num_dst * graph.num_src
     if edges >= 0.95 * pairs and graph.is_full():
         return True, False
@@ -135,9 +131,7 @@ def _wholeness(graph: TokenGraph, edges: int) -> tuple[bool, bool]:
 
 
 def _could_be_packed(graph: TokenGraph) -> bool:
-    """Whether the tiles of each row hang together, as they do in packed documents: most other graphs are
-    known by that.
-    """
+    """Whether the tiles of each row are consecutive, as they are in packed documents: a cheap first test."""
     if graph._listed is not None or graph.num_dst != graph.num_src or len(_members(graph)) > 1:
         return False
     found = tiles(graph, 64)
@@ -160,16 +154,13 @@ SUMMED = ("small_tiles", "tall_tiles", "large_tiles", "cut_tiles", "filled_tiles
 
 
 def _of_union(members: list[Counts]) -> Counts:
-    """At most their sums: a union with a list cannot be asked about ranges, and visiting all pairs would take
-    minutes.
-    """
+    """At most their sums: a union with a list has no ranges, and visiting all pairs would take minutes."""
     first = members[0]
     pairs = first.receivers * first.senders
     totals = {name: sum(getattr(member, name) for member in members) for name in SUMMED}
     unique = tuple(sum(counts) for counts in zip(*(member.unique for member in members), strict=True))
-    return Counts(
-        first.receivers, first.senders, min(pairs, sum(member.edges for member in members)), unique, **totals
-    )
+    edges = min(pairs, sum(member.edges for member in members))
+    return Counts(first.receivers, first.senders, edges, unique, **totals)
 
 
 def _of_list(graph: TokenGraph) -> Counts:
@@ -203,8 +194,8 @@ def _sampled_edges(graph: TokenGraph) -> tuple[Tensor, Tensor]:
     wanted = max(1, groups * MOST_EDGES // len(dst))
     chosen = torch.zeros(groups, dtype=torch.bool, device="cpu")
     chosen[torch.randperm(groups, generator=torch.Generator().manual_seed(0))[:wanted]] = True
-    kept_edges = chosen[dst // GROUP]
-    return src[kept_edges], dst[kept_edges]
+    sampled = chosen[dst // GROUP]
+    return src[sampled], dst[sampled]
 
 
 def _different(row: Tensor, column: Tensor, columns: int) -> int:
@@ -214,40 +205,31 @@ def _different(row: Tensor, column: Tensor, columns: int) -> int:
 def _edges_and_unique(
     graph: TokenGraph, found: Tiles, masks: Tensor, weight: float
 ) -> tuple[int, tuple[float, ...]]:
-    """Every sender of a full tile is heard in each of its windows; ``masks`` are of partial tiles, one for
-    ``weight`` of them.
-    """
+    """A full tile has all senders in each window; ``masks`` are partial tiles, one for ``weight`` of them."""
     run = found.full
     height = (graph.num_dst - found.row[run] * found.block).clamp(max=found.block)
     width = (found.stop[run] * found.block).clamp(max=graph.num_src) - found.first[run] * found.block
-    unique = (
-        int((width * -(-height // size)).sum()) + weight * int(_heard(masks, size).sum()) for size in HEIGHTS
-    )
+    unique = []
+    for size in HEIGHTS:
+        senders = masks.view(len(masks), found.block // size, size, found.block).any(
+            2
+        )  # of each window of a tile
+        unique.append(int((width * -(-height // size)).sum()) + weight * int(senders.sum()))
     return round(int((height * width).sum()) + weight * int(masks.sum())), tuple(unique)
 
 
-def _heard(masks: Tensor, size: int) -> Bool[Tensor, "tiles windows block"]:
-    """Which senders some receiver of each window of a tile hears."""
-    return masks.view(len(masks), masks.shape[-1] // size, size, masks.shape[-1]).any(2)
-
-
 def _of_double_size(found: Tiles) -> tuple[int, int, int]:
-    """How many tiles twice as high hold an edge, how many twice as large, and how many of those a non-edge,
-    too.
-    """
+    """How many tiles twice as high have an edge, twice as large, and how many of these a non-edge, too."""
     run, number = ragged(found.stop - found.first)
     row, column = found.row[run], found.first[run] + number
     large, which = torch.unique(row // 2 * found.columns + column // 2, return_inverse=True)
     full = torch.zeros(len(large), dtype=torch.int64, device="cpu").index_add(
         0, which, found.full[run].long()
     )
-    down, across = ((count - line * 2).clamp(max=2) for count, line in _lines(found, large))
+    lines = (found.rows, large // found.columns), (found.columns, large % found.columns)
+    down, across = ((count - line * 2).clamp(max=2) for count, line in lines)
     tall = len(torch.unique(row // 2 * found.columns + column))
     return tall, len(large), int((full < down * across).sum())
-
-
-def _lines(found: Tiles, large: Tensor) -> tuple[tuple[int, Tensor], tuple[int, Tensor]]:
-    return (found.rows, large // found.columns), (found.columns, large % found.columns)
 
 
 def _some_masks(graph: TokenGraph, found: Tiles) -> Bool[Tensor, "tiles block block"]:

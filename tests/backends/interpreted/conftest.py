@@ -12,7 +12,9 @@ import pytest
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-REASON = "tests/backends/interpreted: not collected, they need TRITON_INTERPRET=1 set before Python starts, or a GPU"
+REASON = (
+    "tests/backends/interpreted needs TRITON_INTERPRET=1 set before Python starts, or a GPU: not collected"
+)
 
 if not (INTERPRETED or torch.cuda.is_available()):
     collect_ignore_glob = ["test_*.py"]

@@ -1,19 +1,15 @@
-"""What torch is told of the operators, in every form: opcheck, compilers, derivatives, vmap; and what a whole
-call gives.
-"""
+"""The operators in every form: opcheck, compilers, derivatives, vmap, and no waiting for the device."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.kernel_cases import CASES, GRAPH, LEARNED, attended, formula, gradients, parameters
+from support.kernel_cases import CASES, GRAPH
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.backends import dispatch
-from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import ops
 from gnn_attention.backends.gpu.formats import Problem
 from gnn_attention.backends.gpu.kernels import _common
@@ -22,9 +18,6 @@ from gnn_attention.score_mods import alibi, alibi_slopes, chain, relative_bias, 
 
 FORM = "triton-rows"
 FORMS = ("triton-rows", "triton-windows", "triton-tiles")
-slow_blocks = pytest.mark.parametrize(
-    "form", [FORM, *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])]
-)
 
 
 def operands(device, form=FORM):
@@ -44,9 +37,7 @@ def operands(device, form=FORM):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_opcheck(form, device):
-    """torch's own check of an operator: schema, autograd, fake tensors, and compiled for changing shapes; of
-    both operators.
-    """
+    """torch's check of both operators: schema, autograd, fake tensors, compiled for changing shapes."""
     given = operands(device, form)
     results = [torch.library.opcheck(torch.ops.gnn_attention.triton_attention.default, given)]
     out, lse = (x.detach() for x in torch.ops.gnn_attention.triton_attention(*given))
@@ -63,9 +54,7 @@ def test_opcheck(form, device):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_waits_for_the_device(form, device, monkeypatch):
-    """Both passes on tensors without numbers: whoever asks for one (``item``, ``tolist``, ``nonzero``) is
-    refused.
-    """
+    """Both passes on tensors without numbers, on which ``item``, ``tolist`` and ``nonzero`` raise."""
     monkeypatch.setattr(_common, "launch", lambda kernel, *rest, **more: launched.append(kernel))
     launched, mode = [], FakeTensorMode()
     *given, tensors, numbers, places, constants = operands(device, form)
@@ -80,35 +69,8 @@ def test_nothing_waits_for_the_device(form, device, monkeypatch):
     assert len(launched) >= 4
 
 
-@slow_blocks
-def test_a_call_with_everything(form, device):
-    """The formula in float64, dropout and sinks too; and the weights of chosen edges are those of the
-    reference.
-    """
-    case = CASES["everything"]
-    given = case.inputs(torch.float64, LEARNED.to(device).table.device)
-    found, true, inputs = attended(case, given, form), formula(case, given), parameters(case, given)
-    assert_exact(found, true)
-    assert_exact(gradients(*found, inputs), gradients(*true, inputs))
-    edges = torch.tensor([4, 0, 7], device=device)
-    weights = [_info(case, given, backend).weights(edges).detach() for backend in (form, "reference")]
-    assert_exact(*weights)
-
-
-def _info(case, given, backend):
-    q, k, v, bias, sinks = given
-    options = {
-        "score_mod": case.score_mod,
-        "bias": bias,
-        "sink_logits": sinks,
-        "backend": backend,
-        "return_info": True,
-    }
-    return ga.attend(q, k, v, case.graph, **options)[1]
-
-
 def attention_of(q, k, v, bias, sinks, table, form=FORM):
-    """With all that is kept with a graph."""
+    """With all that is cached with a graph."""
     mod = chain(alibi(alibi_slopes(2)), relative_bias(table), softcap(2.0))
     return ga.attend(q, k, v, GRAPH, bias=bias, sink_logits=sinks, score_mod=mod, backend=form)
 
@@ -168,7 +130,7 @@ def test_gradcheck(form, device):
 
 
 def test_second_derivatives_are_refused(device):
-    """By name, and only where they are asked for."""
+    """By name, and only where they are computed."""
     q, k, v = CASES["plain"].inputs(torch.float64, device)[:3]
     (grad,) = torch.autograd.grad(ga.attend(q, k, v, GRAPH, backend=FORM).sum(), q, create_graph=True)
     with pytest.raises(
@@ -193,12 +155,3 @@ def test_vmap_and_functional_gradients(device):
         ]
         true = torch.autograd.grad(loss(*given), given)
         assert_exact([x[sample] for x in found], true)
-
-
-def test_auto_never_takes_it_on_a_cpu(device):
-    """Interpreted kernels are for trials."""
-    if device != "cpu":
-        pytest.skip("on a GPU it may")
-    for graph in (patterns.window(400, 8), patterns.random_senders(600, 4), GRAPH):
-        q, k = (torch.zeros(1, 1, tokens, 4) for tokens in (graph.num_dst, graph.num_src))
-        assert not dispatch.choose(AttentionCall.checked(q, k, k, graph)).name.startswith("triton")

@@ -1,16 +1,15 @@
-"""What the kernels of all forms share: how they are launched, and in Triton the arithmetic of softcap,
-dropout and delta.
+"""What the kernels of all forms share: launches, arguments, and in Triton rows, rounding, dropout and tanh.
 
-Everything here is written for pointers and tensors of any shape: sums are in ``ACC``, float32 or for float64
-float64.
+Sums are in ``ACC``: float64 for float64, else float32.
 """
 
 from __future__ import annotations
 
+import inspect
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -21,33 +20,8 @@ from gnn_attention.backends import dropout
 from gnn_attention.backends.gpu.formats import Problem
 from gnn_attention.edges import accumulation_dtype
 
-__all__ = [
-    "Parted",
-    "alignment",
-    "channels",
-    "delta",
-    "dropout_arguments",
-    "features",
-    "gathered",
-    "heads_last",
-]
-__all__ += [
-    "is_finite",
-    "joined",
-    "launch",
-    "narrowed",
-    "parted",
-    "slices_of",
-    "stays",
-    "stream_of",
-    "strides",
-    "sum_dtype",
-    "tanh",
-    "written_dtype",
-]
-
 MOST_SLICES = 65535  # programs along the second axis of a grid
-WIDEST = 16  # numbers whose common divisor with all strides is worth knowing: 16 bytes of the narrowest dtype and more
+WIDEST = 16  # the largest divisor of strides worth knowing: 16 numbers are 16 bytes or more
 GOLDEN = tl.constexpr(dropout.GOLDEN)
 FIRST = tl.constexpr(dropout.FIRST)
 SECOND = tl.constexpr(dropout.SECOND)
@@ -62,29 +36,37 @@ def launch(
     warps: int,
     stages: int,
 ) -> None:
-    """Run ``kernel`` on every program of the grid: the only place that starts one. An empty grid is no
-    work.
-    """
+    """Run ``kernel`` on every program of the grid, which may be empty: the only place that starts one."""
     if 0 not in grid:
         with _device_of(arguments):
             kernel[grid](*arguments, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=True)
 
 
+def _device_of(arguments: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be that of the tensors."""
+    device = next(x.device for x in arguments if isinstance(x, Tensor))
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def jit(function: Any) -> Any:
+    """``triton.jit``, which does not compile again for other numbers: arguments in lower case."""
+    parameters = inspect.signature(function).parameters
+    return triton.jit(do_not_specialize=[name for name in parameters if name.islower()])(function)
+
+
 def slices_of(count: int) -> Iterator[tuple[int, int]]:
-    """(first, how many) of successive runs of samples and heads, each no more than a grid holds."""
+    """(first, how many) of successive runs of samples and heads, each no more than a grid takes."""
     for first in range(0, count, MOST_SLICES):
         yield first, min(MOST_SLICES, count - first)
 
 
-def strides(x: Tensor | None) -> tuple[int, int, int]:
-    """Those of the first three axes; 0 for None."""
-    return (0, 0, 0) if x is None else (x.stride(0), x.stride(1), x.stride(2))
+def strides(*tensors: Tensor | None) -> tuple[int, ...]:
+    """Those of the first three axes of each; 0 for None."""
+    return tuple(0 if x is None else x.stride(axis) for x in tensors for axis in range(3))
 
 
 def alignment(*tensors: Tensor) -> int:
-    """The largest power of two, up to 16, that divides all strides of samples, heads and tokens: rows begin
-    at multiples.
-    """
+    """The largest power of two, up to 16, that divides all strides of samples, heads and tokens."""
     divisor = WIDEST
     for x in tensors:
         for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
@@ -103,49 +85,53 @@ def sum_dtype(dtype: torch.dtype) -> Any:
     return tl.float64 if accumulation_dtype(dtype) == torch.float64 else tl.float32
 
 
-class Parted(NamedTuple):
-    """A float64 as the sum of two float32, which is what a kernel takes."""
-
-    high: float
-    low: float
-
-
-def parted(number: float) -> Parted:
-    """``number`` in two parts, exact to 48 bits."""
-    (high,) = struct.unpack("f", struct.pack("f", number))
-    return Parted(high, number - high)
-
-
-def features(problem: Problem) -> dict[str, bool]:
-    """What a problem has, as constants of a kernel."""
+def constants(problem: Problem, *results: Tensor) -> dict[str, Any]:
+    """Which options a problem has, its channels, the alignment of its tensors and the dtype of sums."""
+    dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     return {
-        "SLOPES": problem.slopes is not None,
-        "SOFTCAP": problem.softcap > 0,
-        "BEFORE": problem.before is not None,
-        "BIAS": problem.bias is not None,
-        "DROPOUT": problem.dropout > 0,
+        "HAS_SLOPES": problem.slopes is not None,
+        "HAS_CAP": problem.softcap > 0,
+        "HAS_BEFORE": problem.before is not None,
+        "HAS_BIAS": problem.bias is not None,
+        "HAS_DROPOUT": problem.dropout > 0,
+        "D": dim,
+        "DP": channels(dim),
+        "DV": value_dim,
+        "DVP": channels(value_dim),
+        "ALIGN": alignment(problem.q, problem.k, problem.v, *results),
+        "ACC": sum_dtype(problem.q.dtype),
     }
 
 
-def dropout_arguments(problem: Problem) -> tuple[int, float, float]:
-    """The least number that is kept, and what a kept weight is multiplied by, in two parts."""
-    return dropout.threshold(problem.dropout), *parted(
-        1.0 / (1.0 - problem.dropout) if problem.dropout < 1 else 0.0
+def added(problem: Problem) -> tuple[Tensor, ...]:
+    """Slopes, before, bias and seed; where there is none, q, which is then not read."""
+    given = problem.slopes, problem.before, problem.bias, problem.seed
+    return tuple(problem.q if x is None else x for x in given)
+
+
+def scalars(problem: Problem) -> tuple[float, ...]:
+    """Scale, softcap, the threshold and factor of dropout, and offsets: numbers that all kernels take."""
+    factor = 1.0 / (1.0 - problem.dropout) if problem.dropout < 1 else 0.0
+    return (
+        *(*_two_floats(problem.scale), *_two_floats(problem.softcap)),
+        *(dropout.threshold(problem.dropout), *_two_floats(factor)),
+        *(problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head),
     )
 
 
-def written_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In what a kernel writes results of this dtype: as they are, but the interpreter truncates to bfloat16
-    where GPUs round.
+def _two_floats(number: float) -> tuple[float, float]:
+    """A float64 as the sum of two float32, which is what a kernel takes: exact to 48 bits."""
+    (high,) = struct.unpack("f", struct.pack("f", number))
+    return high, number - high
+
+
+def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int) -> Float[Tensor, "..."]:
+    """An empty result ``[B, H, T, width]`` whose memory is ``[B, T, H, width]``, as projections take it.
+
+    The interpreter truncates to bfloat16 where GPUs round: there it is float32, to be rounded later.
     """
-    return torch.float32 if dtype == torch.bfloat16 and INTERPRETED.value else dtype
-
-
-def heads_last(
-    like: Float[Tensor, "batch heads tokens _"], width: int, dtype: torch.dtype
-) -> Float[Tensor, "..."]:
-    """An empty ``[B, H, T, width]`` whose memory is ``[B, T, H, width]``, as projections make and take it."""
     batch, heads, tokens, _ = like.shape
+    dtype = torch.float32 if like.dtype == torch.bfloat16 and INTERPRETED.value else like.dtype
     return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
 
 
@@ -158,54 +144,25 @@ def delta(
     batch, heads, tokens, width = out.shape
     result = torch.empty(batch, heads, tokens, dtype=accumulation_dtype(out.dtype), device=out.device)
     block = max(1, 2048 // channels(width))
+    widths = {"BLOCK": block, "D": width, "DP": channels(width)}
+    options = {**widths, "ALIGN": alignment(grad_out, out), "ACC": sum_dtype(out.dtype)}
     for first, count in slices_of(batch * heads):
-        launch(
-            _delta,
-            (triton.cdiv(tokens, block), count),
-            (
-                grad_out,
-                out,
-                grad_lse,
-                result,
-                *strides(grad_out),
-                *strides(out),
-                *strides(grad_lse),
-                first,
-                heads,
-                tokens,
-            ),
-            {
-                "BLOCK": block,
-                "WIDTH": width,
-                "PADDED": channels(width),
-                "ALIGN": alignment(grad_out, out),
-                "ACC": sum_dtype(out.dtype),
-            },
-            warps=4,
-            stages=1,
-        )
+        given = (grad_out, out, grad_lse, result, *strides(grad_out, out, grad_lse), first, heads, tokens)
+        launch(_delta, (triton.cdiv(tokens, block), count), given, options, warps=4, stages=1)
     return result
 
 
-def _device_of(arguments: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be that of the tensors."""
-    device = next(x.device for x in arguments if isinstance(x, Tensor))
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 @triton.jit
-def gathered(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, ALIGN: tl.constexpr):
-    """Rows ``[n, PADDED]`` of ``base``, whose number is ``rows`` (int64): 0 where not ``ok`` and beyond
-    ``WIDTH``.
+def load_rows(base, rows, stride, ok, D: tl.constexpr, DP: tl.constexpr, ALIGN: tl.constexpr):
+    """Rows ``[n, DP]`` of ``base``, whose numbers are ``rows`` (int64): 0 where not ``ok`` and beyond ``D``.
 
-    In the interpreter, which holds bfloat16 as integers and would compare and multiply these, they are
-    float32.
+    The interpreter has bfloat16 as integers, which it would compare and multiply: there they are float32.
     """
-    channel = tl.arange(0, PADDED)
+    channel = tl.arange(0, DP)
     start = tl.multiple_of(rows * stride, ALIGN)
     mask = ok[:, None]
-    if PADDED != WIDTH:
-        mask = mask & (channel < WIDTH)[None, :]
+    if DP != D:
+        mask = mask & (channel < D)[None, :]
     found = tl.load(base + start[:, None] + channel[None, :], mask=mask, other=0.0)
     if INTERPRETED and base.dtype.element_ty == tl.bfloat16:
         found = found.to(tl.float32)
@@ -213,10 +170,8 @@ def gathered(base, rows, stride, ok, WIDTH: tl.constexpr, PADDED: tl.constexpr, 
 
 
 @triton.jit
-def narrowed(x, dtype: tl.constexpr):
-    """Rounded to the dtype in which products are taken: to nearest, ties to even, as :func:`gathered` holds
-    it.
-    """
+def round_to(x, dtype: tl.constexpr):
+    """Rounded to the dtype of products: to nearest, ties to even, in the form of :func:`load_rows`."""
     if INTERPRETED and dtype == tl.bfloat16:  # where a conversion would truncate
         bits = x.to(tl.uint32, bitcast=True)
         rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
@@ -226,9 +181,17 @@ def narrowed(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def joined(high, low, ACC: tl.constexpr):
-    """The number of two parts (:class:`Parted`)."""
-    return tl.full((), high, ACC) + tl.full((), low, ACC)
+def options(scale, scale_low, cap, cap_low, factor, factor_low, ACC: tl.constexpr):
+    """Scale, softcap and the factor of dropout, each the sum of two float32."""
+    scale = tl.full((), scale, ACC) + tl.full((), scale_low, ACC)
+    cap = tl.full((), cap, ACC) + tl.full((), cap_low, ACC)
+    return scale, cap, tl.full((), factor, ACC) + tl.full((), factor_low, ACC)
+
+
+@triton.jit
+def head_at(base, sample, head, stride_b, stride_h, ALIGN: tl.constexpr):
+    """Where the tokens of a sample and head begin."""
+    return base + tl.multiple_of(sample * stride_b + head * stride_h, ALIGN)
 
 
 @triton.jit
@@ -239,13 +202,10 @@ def tanh(x):
     far = (1.0 - decay) / (1.0 + decay)
     y = tl.minimum(size, 0.5)
     z = y * y
-    near = (
-        y
-        * (135135.0 + z * (17325.0 + z * (378.0 + z)))
-        / (135135.0 + z * (62370.0 + z * (3150.0 + 28.0 * z)))
-    )
-    grown = tl.where(size < 0.5, near, far)
-    return tl.where(x < 0.0, -grown, grown)
+    above = y * (135135.0 + z * (17325.0 + z * (378.0 + z)))
+    near = above / (135135.0 + z * (62370.0 + z * (3150.0 + 28.0 * z)))
+    bent = tl.where(size < 0.5, near, far)
+    return tl.where(x < 0.0, -bent, bent)
 
 
 @triton.jit
@@ -264,48 +224,29 @@ def _mixed(z):
 
 @triton.jit
 def stream_of(SEED, sample, head):
-    """The generator of a sample and a head, both absolute and int64 (``_edge_dropout``)."""
+    """The generator of a sample and a head, both absolute and int64 (``backends.dropout``)."""
     seed = tl.load(SEED).to(tl.uint64)
     return _mixed(seed + GOLDEN * ((sample.to(tl.uint64) << 32) + head.to(tl.uint64) + 1))
 
 
 @triton.jit
 def stays(stream, dst, src, threshold):
-    """Whether the weight of an edge is kept; dst and src absolute, int64, of shapes that broadcast."""
+    """Whether dropout leaves an edge its weight; dst and src absolute, int64, of shapes that broadcast."""
     bits = _mixed(stream + GOLDEN * ((dst.to(tl.uint64) << 32) + src.to(tl.uint64) + 1))
     return (bits >> 40).to(tl.int32) >= threshold
 
 
-@triton.jit(
-    do_not_specialize=[
-        "g_b",
-        "g_h",
-        "g_t",
-        "o_b",
-        "o_h",
-        "o_t",
-        "l_b",
-        "l_h",
-        "l_t",
-        "first",
-        "heads",
-        "tokens",
-    ]
-)
+@jit
 def _delta(
     GRAD, OUT, GRAD_LSE, RESULT, g_b, g_h, g_t, o_b, o_h, o_t, l_b, l_h, l_t, first, heads, tokens,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
+    BLOCK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """``sum(grad_out * out, -1) - grad_lse`` for ``BLOCK`` receivers of one sample and head."""
     slice_ = tl.program_id(1).to(tl.int64) + first
     sample, head = slice_ // heads, slice_ % heads
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < tokens
-    grads, outs = (
-        tl.multiple_of(sample * g_b + head * g_h, ALIGN),
-        tl.multiple_of(sample * o_b + head * o_h, ALIGN),
-    )
-    grad = gathered(GRAD + grads, row, g_t, ok, WIDTH, PADDED, ALIGN).to(ACC)
-    out = gathered(OUT + outs, row, o_t, ok, WIDTH, PADDED, ALIGN).to(ACC)
+    grad = load_rows(head_at(GRAD, sample, head, g_b, g_h, ALIGN), row, g_t, ok, D, DP, ALIGN).to(ACC)
+    out = load_rows(head_at(OUT, sample, head, o_b, o_h, ALIGN), row, o_t, ok, D, DP, ALIGN).to(ACC)
     grad_lse = tl.load(GRAD_LSE + sample * l_b + head * l_h + row * l_t, mask=ok, other=0.0).to(ACC)
     tl.store(RESULT + slice_ * tokens + row, tl.sum(grad * out, 1) - grad_lse, mask=ok)

@@ -1,13 +1,11 @@
-"""What the kernels that go block by block are made of: which others a block visits, which pairs are edges,
-and what a pair gives.
+"""What the kernels of blocks are made of: which tokens a block visits, which pairs are edges, logits.
 
 A block of own tokens visits blocks of other tokens: receivers their senders, for the output and the gradient
 of q; senders their receivers, for the gradients of k and v. The others of a window are listed one by one,
-those of a tile (visited in ``PARTS`` steps, 0 for windows) are tokens in a row. Which pairs are edges is told
-in bits, in windows for each other token, in tiles for each own token.
+those of a tile (visited in ``PARTS`` steps, 0 for windows) are consecutive. Which pairs are edges is stored
+in bits: in windows for each other token, in tiles for each own token.
 
-Logits are counted in units: ``weight = exp(unit * logit - ...)``, where ``unit`` holds the scale of a plain
-call.
+Logits are in units: ``weight = exp(unit * logit - ...)``, where ``unit`` is the scale of a plain call.
 """
 
 from __future__ import annotations
@@ -15,46 +13,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "SCALARS",
-    "before_cap",
-    "edges_at",
-    "entries",
-    "masses",
-    "numbers_at",
-    "off_edges",
-    "others_at",
-    "places",
-]
-__all__ += ["unit_of", "whereabouts", "whole"]
-
-SCALARS = ["first_slice", "heads", "group", "num_own", "num_other", "num_edges", "threshold"]
-SCALARS += ["dst_offset", "src_offset", "first_sample", "first_head"]
-SCALARS += [f"{name}_{axis}" for name in "qkvoguxy" for axis in "bht"]  # strides
+from gnn_attention.backends.gpu.kernels._common import tanh
 
 
 @triton.jit
-def whereabouts(index, heads, group):
-    """The sample, the head and its key/value head of a slice: divided in 32 bits, since 64 take a
-    subroutine.
-    """
+def slice_of(first_slice, heads, group):
+    """(number, sample, head, key/value head): divided in 32 bits, since 64 take a subroutine."""
+    index = tl.program_id(1) + first_slice
     head = index % heads
-    return (index // heads).to(tl.int64), head.to(tl.int64), (head // group).to(tl.int64)
+    return (
+        index.to(tl.int64), (index // heads).to(tl.int64), head.to(tl.int64), (head // group).to(tl.int64)
+    )  # fmt: skip
 
 
 @triton.jit
-def places(base, slice_, rows, channel, ALIGN: tl.constexpr):
-    """Where the channels of rows are."""
-    return base + tl.multiple_of(slice_, ALIGN) + tl.multiple_of(rows, ALIGN)[:, None] + channel[None, :]
-
-
-@triton.jit
-def entries(PTR, block, PARTS: tl.constexpr, BN: tl.constexpr):
-    """The first and the last step of a block, in tokens of a window or parts of tiles."""
+def own_tokens(ORDER, PTR, num_own, PARTS: tl.constexpr, SIZE: tl.constexpr, BM: tl.constexpr):
+    """(row in the block, token, whether it exists, first step, end): steps are tokens or parts of tiles."""
+    block = tl.load(ORDER + tl.program_id(0) // (SIZE // BM)).to(tl.int64)
+    row = tl.program_id(0) % (SIZE // BM) * BM + tl.arange(0, BM)
+    own = block * SIZE + row
     lo, hi = tl.load(PTR + block), tl.load(PTR + block + 1)
     if PARTS:
         lo, hi = lo * PARTS, hi * PARTS
-    return lo, hi
+    return row, own, own < num_own, lo, hi
 
 
 @triton.jit
@@ -80,22 +61,6 @@ def edges_at(WORDS, SLOTS, at, stop, row, lane, PARTS: tl.constexpr, SIZE: tl.co
 
 
 @triton.jit
-def off_edges(
-    s, on, WORDS, SLOTS, at, stop, row, lane,
-    PARTS: tl.constexpr, KNOWN: tl.constexpr, SIZE: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """Logits with -inf where there is no edge; a full tile is not looked into."""
-    if KNOWN:
-        s = tl.where(on, s, float("-inf"))
-    elif PARTS:
-        if tl.load(SLOTS + at // PARTS) > 0:
-            s = tl.where(edges_at(WORDS, SLOTS, at, stop, row, lane, PARTS, SIZE, BN), s, float("-inf"))
-    else:
-        s = tl.where(edges_at(WORDS, SLOTS, at, stop, row, lane, PARTS, SIZE, BN), s, float("-inf"))
-    return s
-
-
-@triton.jit
 def numbers_at(on, begin):
     """The number of each edge along its row, counted from ``begin``, and where the row goes on."""
     one = on.to(tl.int32)
@@ -103,16 +68,8 @@ def numbers_at(on, begin):
 
 
 @triton.jit
-def whole(high, low, ACC: tl.constexpr):
-    """A number from its two parts."""
-    return tl.full((), 0.0, ACC) + high + low
-
-
-@triton.jit
 def unit_of(scale, PLAIN: tl.constexpr):
-    """What a logit is multiplied by to be an exponent of e: one without options may wait for its scale until
-    here.
-    """
+    """What a logit is multiplied by to be an exponent of e; without options that is the scale."""
     unit = scale * 0.0 + 1.0
     if PLAIN:
         unit = scale
@@ -120,36 +77,48 @@ def unit_of(scale, PLAIN: tl.constexpr):
 
 
 @triton.jit
-def before_cap(
-    raw,
-    own,
-    other,
-    slope,
-    BEFORE,
-    offset,
-    on,
-    scale,
-    PLAIN: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
-    HAS_BEFORE: tl.constexpr,
-):
-    """``scale raw - slope |own - other| + before``; of a plain call the product itself, whose scale is in the
-    unit.
-    """
-    x = raw
+def logits_of(
+    raw, own, other, number, on, scale, cap, slope, BEFORE, x_t, BIAS, y_t, WORDS, SLOTS, at, stop, row, lane,
+    KNOWN: tl.constexpr, PARTS: tl.constexpr, PLAIN: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, SIZE: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """(logits from products, -inf where there is no edge, and what tanh gave); a full tile reads no bits."""
+    s = raw
     if not PLAIN:
-        x = raw * scale
+        s = raw * scale
     if HAS_SLOPES:
-        x -= slope * tl.abs(own[:, None] - other[None, :]).to(raw.dtype)
+        s -= slope * tl.abs(own[:, None] - other[None, :]).to(ACC)
     if HAS_BEFORE:
-        x += tl.load(BEFORE + offset, mask=on, other=0.0).to(raw.dtype)
-    return x
+        s += tl.load(BEFORE + number * x_t, mask=on, other=0.0).to(ACC)
+    bent = s
+    if HAS_CAP:
+        bent = tanh(s / cap)
+        s = cap * bent
+    if HAS_BIAS:
+        s += tl.load(BIAS + number * y_t, mask=on, other=0.0).to(ACC)
+    if KNOWN:
+        s = tl.where(on, s, float("-inf"))
+    elif PARTS:
+        if tl.load(SLOTS + at // PARTS) > 0:
+            s = tl.where(edges_at(WORDS, SLOTS, at, stop, row, lane, PARTS, SIZE, BN), s, float("-inf"))
+    else:
+        s = tl.where(edges_at(WORDS, SLOTS, at, stop, row, lane, PARTS, SIZE, BN), s, float("-inf"))
+    return s, bent
 
 
 @triton.jit
-def masses(s, unit, base):
-    """Weights ``exp(unit s - base)`` computed again; where that is NaN, since the receiver heard nobody or
-    NaN, 0.
-    """
+def weights_of(s, unit, base):
+    """``exp(unit s - base)`` computed again; 0 where that is NaN: no in-edges, or a NaN among them."""
     p = tl.exp(s * unit - base)
     return tl.where(p > 0.0, p, 0.0)
+
+
+@triton.jit
+def store_rows(
+    base, start, rows, values, live, D: tl.constexpr, DP: tl.constexpr, ALIGN: tl.constexpr
+):  # fmt: skip
+    """Write the rows of own tokens that are there; ``rows`` counts numbers from ``start``."""
+    channel = tl.arange(0, DP)
+    place = base + tl.multiple_of(start, ALIGN) + tl.multiple_of(rows, ALIGN)[:, None] + channel[None, :]
+    tl.store(place, values.to(base.dtype.element_ty), mask=live[:, None] & (channel < D)[None, :])

@@ -1,8 +1,7 @@
-"""From a record to the constants that ``auto`` chooses by: ceilings as measured, shares by what each kernel
-reached.
+"""From a record to the constants that ``auto`` chooses by: measured ceilings, and the shares that kernels reached.
 
-A share is what a kernel reached of the measured ceiling that limits it, the median over its cases: half of
-them come out faster and half slower than the constants say. What no case tells stays as it was.
+A share is what a kernel reached of the measured ceiling that limits it, the median over its cases. A constant
+without a case stays as it was.
 """
 
 from __future__ import annotations
@@ -14,13 +13,8 @@ from typing import Any
 
 from gnn_attention.backends.gpu.devices import Device
 
-__all__ = ["calibrated"]
-
-RATES = {
-    "copy": "copy",
-    "half": "products",
-    "cache": "cache_rows",
-}  # of a device, by the ceiling that measures it
+# rates of a device, by the ceiling that measures them
+RATES = {"copy": "copy", "half": "products", "cache": "cache_rows"}
 GATHERS, PRODUCTS = ("gather", "windows"), ("products", "sdpa", "masked", "varlen", "flex")
 
 
@@ -41,12 +35,10 @@ def calibrated(record: dict[str, Any]) -> Device:
         name=record["device"],
         measured=f"{record['date'][:10]}{commit}",
         cache_bytes=float(record["cache"] or before.cache_bytes),
-        copy=rates["copy"],
-        half=rates["half"],
-        cache=rates["cache"],
+        **rates,
     )
     for name, shares in _reached(record, fresh).items():
-        fresh = replace(fresh, **{name: min(1.0, statistics.median(shares))})  # type: ignore[arg-type]
+        fresh = replace(fresh, **{name: min(1.0, statistics.median(shares))})
     return fresh
 
 

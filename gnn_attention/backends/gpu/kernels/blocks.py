@@ -1,0 +1,116 @@
+"""Attention block by block, forward and backward, over windows and tiles: shared tokens are read once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.backends.gpu.formats import SIDE, Blocks, Problem
+from gnn_attention.backends.gpu.kernels import _common, _tiled_backward, _tiled_forward
+from gnn_attention.backends.gpu.kernels._common import heads_last
+from gnn_attention.backends.gpu.kernels._configs import TILES, WINDOWS, Config
+from gnn_attention.edges import accumulation_dtype
+
+
+def forward(
+    problem: Problem, form: tuple[Blocks, Blocks]
+) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
+    """``(out, lse)``, out token-major in memory; a receiver without in-edges has 0 and -inf."""
+    q = problem.q
+    lse = torch.empty(q.shape[:3], dtype=accumulation_dtype(q.dtype), device=q.device)
+    out = heads_last(q, problem.v.shape[3])
+    _run(_tiled_forward.receivers, "forward", problem, form[0], (out, lse), (out,))
+    return out.to(q.dtype), lse
+
+
+def backward(
+    problem: Problem,
+    form: tuple[Blocks, Blocks],
+    grad_out: Float[Tensor, "batch heads dst value_dim"],
+    delta: Float[Tensor, "batch heads dst"],
+    lse: Float[Tensor, "batch heads dst"],
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The gradients of q, k, v, before and bias: ``ds = exp(logit - lse) (grad_out . v - delta)``."""
+    grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
+    given = grad_out, lse.contiguous(), delta.contiguous()
+    dq, dk, dv = (heads_last(x, x.shape[3]) for x in problem[:3])
+    edgewise = [
+        None if x is None else x.new_empty(x.shape, dtype=lse.dtype) for x in (problem.before, problem.bias)
+    ]
+    num_edges = next((x.shape[2] for x in edgewise if x is not None), 0)
+    results = dq, *(lse if x is None else x for x in edgewise), num_edges
+    _run(
+        _tiled_backward.receivers_backward, "receivers", problem, form[0], (*given, *results), (grad_out, dq)
+    )
+    results = dk, dv, form[1].position
+    _run(
+        _tiled_backward.senders_backward, "senders", problem, form[1], (*given, *results), (grad_out, dk, dv)
+    )
+    dbefore, dbias = edgewise
+    return dq.to(problem.q.dtype), dk.to(problem.k.dtype), dv.to(problem.v.dtype), dbefore, dbias
+
+
+def _run(
+    kernel: object,
+    step: str,
+    problem: Problem,
+    blocks: Blocks,
+    given: tuple[object, ...],
+    strided: tuple[Tensor, ...],
+) -> None:
+    """Launch a pass over the blocks of one side; it takes the strides of ``strided``, a part of ``given``."""
+    q, k, v = problem[:3]
+    own, other = (k, q) if step == "senders" else (q, k)
+    constants = _common.constants(problem, *strided)
+    config = _config(problem, step, blocks, constants)
+    constants |= {
+        "PARTS": 0 if blocks.across == 1 else blocks.across // config.others,
+        "PLAIN": not any(constants[name] for name in ("HAS_SLOPES", "HAS_CAP", "HAS_BEFORE", "HAS_BIAS")),
+        "SIZE": blocks.size,
+        "BM": config.own,
+        "BN": config.others,
+        "PRECISION": _precision(q.dtype),
+    }
+    arguments = (
+        *(q, k, v, *given, *_common.added(problem)),
+        *(blocks.ptr, blocks.other, blocks.slots, _words(blocks, q.dtype), blocks.order, blocks.first),
+        *_common.strides(q, k, v, *strided, problem.before, problem.bias),
+        *_common.scalars(problem),
+        *(q.shape[1], q.shape[1] // k.shape[1], own.shape[2], other.shape[2]),
+    )
+    programs = len(blocks.order) * (blocks.size // config.own)
+    for first, count in _common.slices_of(own.shape[0] * own.shape[1]):
+        _common.launch(kernel, (programs, count), (*arguments, first), constants, config.warps, config.stages)
+
+
+def _words(blocks: Blocks, dtype: torch.dtype) -> Tensor:
+    """Of 32 bits for float64, with whose products Triton 3.6 does not compile those of 16."""
+    narrow = dtype == torch.float64 and blocks.words.dtype == torch.int16
+    return blocks.words.int() if narrow else blocks.words
+
+
+def _config(problem: Problem, step: str, blocks: Blocks, constants: dict[str, Any]) -> Config:
+    table = WINDOWS if blocks.across == 1 else TILES
+    plain = not any(value for name, value in constants.items() if name.startswith("HAS_"))
+    config = table[problem.q.dtype.itemsize, max(64, constants["DP"], constants["DVP"])].of(step, plain)
+    if not _has_few_registers():
+        return config.fitted(blocks.size, most=SIDE)
+    return config.fitted(blocks.size if plain else min(blocks.size, 32), most=16 if step == "senders" else 32)
+
+
+def _has_few_registers() -> bool:
+    """GPUs before Hopper, whose products take operands from registers; and all that are not NVIDIA's."""
+    try:
+        target = triton.runtime.driver.active.get_current_target()
+    except RuntimeError:  # there is no GPU: the interpreter
+        return False
+    return not (target.backend == "cuda" and target.arch >= 90)
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """Products of float32 are exact to rounding unless the user allows TF32 for matrix products."""
+    allowed = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if allowed else "ieee"

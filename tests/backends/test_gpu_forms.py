@@ -1,0 +1,251 @@
+"""The storage forms of a graph for GPUs, read back: every edge once and in order, with its transpose."""
+
+import itertools
+
+import pytest
+import torch
+from support.kernel_cases import edgeless
+from support.plans import PLAIN
+
+import gnn_attention as ga
+from gnn_attention import patterns
+from gnn_attention.backends.gpu import csr, row_windows, tiles
+from gnn_attention.backends.gpu.csr import bytes_of, edge_numbers, order_of, packed_rows, rows_of
+from gnn_attention.backends.gpu.formats import ROWS, SIDE, unpack
+from gnn_attention.backends.gpu.row_windows import heaviest_first, windows_of
+from gnn_attention.backends.gpu.tiles import tiles_of, unsupported_reason
+
+CPU = torch.device("cpu")
+
+
+def listed(num_src, num_dst, count, seed=0):
+    """``count`` different edges in no particular order."""
+    cells = torch.randperm(num_src * num_dst, generator=torch.Generator().manual_seed(seed))[:count]
+    return ga.TokenGraph.from_edges(torch.stack([cells % num_src, cells // num_src]), num_dst, num_src)
+
+
+LISTS = {
+    "no edges": edgeless(20, 30),
+    "no tokens": edgeless(0, 0),
+    "last bits": ga.convert.from_edge_index(torch.tensor([[63, 64, 129, 0], [63, 127, 128, 64]]), 130, 130),
+    "full": patterns.full(128),
+    "full, cut": patterns.full(130),
+    "wide": listed(40, 3, 60),
+    "tall": listed(2, 30, 31),
+}
+NAMES = ("causal", "window and sinks", "cross", "no receivers", "no senders", "rows of a window", "no ranges")
+GRAPHS = {name: PLAIN[name] for name in (*NAMES, "random 0.1", "random, in no order")} | LISTS
+FORMS = {f"windows of {size}": (windows_of, size) for size in row_windows.SIZES}
+FORMS |= {f"tiles of {size}": (tiles_of, size) for size in tiles.SIZES}
+
+
+def pairs_of_rows(side):
+    """``(own, other)`` of every entry, row by row."""
+    rows = torch.arange(len(side.ptr) - 1).repeat_interleave(side.ptr.diff())
+    return list(zip(rows.tolist(), side.others.tolist(), strict=True))
+
+
+def pairs_of_blocks(side):
+    """``(own, other)`` of every bit, own token by own token, others as they are listed."""
+    found = []
+    for block, (start, stop) in enumerate(itertools.pairwise(side.ptr.tolist())):
+        for entry in range(start, stop):
+            other = int(side.other[entry])
+            if side.across == 1:
+                rows = (side.words[entry].long() >> torch.arange(side.size)) & 1
+                found += [(block * side.size + row, other) for row in rows.nonzero().flatten().tolist()]
+            else:
+                bits = (side.words[side.slots[entry]].unsqueeze(-1) >> torch.arange(SIDE)) & 1
+                found += [(block * side.size + r, other * SIDE + c) for r, c in bits.nonzero().tolist()]
+    return sorted(found, key=lambda pair: pair[0])
+
+
+@pytest.mark.parametrize("form", ["rows", *FORMS])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_form_has_every_edge_once_in_order(name, form):
+    """Receiver by receiver, senders ascending, and the transpose sender by sender."""
+    graph = GRAPHS[name]
+    pairs = sorted((dst, src) for src, dst in graph.edge_index.T.tolist())
+    back = sorted((src, dst) for dst, src in pairs)
+    if form == "rows":
+        sides = rows_of(graph, CPU, for_edges=True)
+        assert [pairs[e][::-1] for e in sides[1].position.tolist()] == back
+        assert [pairs_of_rows(side) for side in sides] == [pairs, back]
+        return
+    make, size = FORMS[form]
+    sides = make(graph, CPU, size)
+    assert [pairs_of_blocks(side) for side in sides] == [pairs, back]
+    for side, own in zip(sides, (graph.num_dst, graph.num_src), strict=True):
+        assert side.size == size
+        assert len(side.ptr) - 1 == -(-own // size)
+        assert sorted(side.order.tolist()) == list(range(len(side.ptr) - 1))
+
+
+@pytest.mark.parametrize("size", tiles.SIZES)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_only_tiles_with_edges_are_visited_and_full_ones_have_slot_0(name, size):
+    """Each once; a tile that a border cuts is not full."""
+    mask = GRAPHS[name].mask()
+    for side, want in zip(tiles_of(GRAPHS[name], CPU, size), (mask, mask.T), strict=True):
+        assert (side.words[0] == -1).all()
+        found = {}
+        for block, (start, stop) in enumerate(itertools.pairwise(side.ptr.tolist())):
+            found |= {(block, int(side.other[e])): int(side.slots[e]) == 0 for e in range(start, stop)}
+        assert len(found) == len(side.other)
+        places = itertools.product(range(0, want.shape[0], size), range(0, want.shape[1], SIDE))
+        parts = {(i // size, j // SIDE): want[i : i + size, j : j + SIDE] for i, j in places}
+        full = {
+            at: part.numel() == size * SIDE and bool(part.all()) for at, part in parts.items() if part.any()
+        }
+        assert found == full
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_numbers_of_edges(name):
+    """Where the edges of each token begin, and the place by receiver of every edge by sender."""
+    graph = GRAPHS[name]
+    receivers, senders = rows_of(graph, CPU, for_edges=True)
+    want = receivers.ptr, senders.ptr, senders.position
+    assert all(torch.equal(x, y) for x, y in zip(edge_numbers(graph, CPU), want, strict=True))
+    for make, size in FORMS.values():
+        plain, (ahead, back) = make(graph, CPU, size), make(graph, CPU, size, True)
+        assert all(x.numel() == 0 for side in plain for x in (side.first, side.position))
+        assert torch.equal(ahead.first, want[0])
+        assert torch.equal(back.first, want[1])
+        assert torch.equal(back.position, want[2])
+        assert ahead.other is plain[0].other  # memoized
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_order_is_that_of_edge_index(name):
+    """None only where edges stand by receiver, then sender, already."""
+    order, pairs = order_of(GRAPHS[name], CPU), GRAPHS[name].edge_index.flip(0).T.tolist()
+    assert (order is None) == (pairs == sorted(pairs))
+    assert order is None or [pairs[e] for e in order.tolist()] == sorted(pairs)
+
+
+def size_of(tensors):
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+@pytest.mark.parametrize("for_edges", [False, True])
+def test_bytes_of_rows_are_those_promised(for_edges):
+    """8 bytes an edge, 12 with numbers for each, and 8 a token; estimated without building anything."""
+    graph = listed(60, 50, 900)
+    sides = rows_of(graph, CPU, for_edges)
+    found = size_of(x for side in sides for x in (side.ptr, side.others, side.position))
+    assert found == bytes_of(graph, for_edges) == 900 * (12 if for_edges else 8) + 4 * (61 + 51)
+    assert size_of(x for side in sides for x in side[2:6]) == 8  # two lists of no chunks
+
+
+@pytest.mark.parametrize("size", row_windows.SIZES)
+def test_windows_take_4_bytes_and_a_bit_for_each_receiver(size):
+    """For each sender of a window, which is there once."""
+    side, _ = windows_of(GRAPHS["random 0.1"], CPU, size)
+    assert side.other.element_size() + side.words.element_size() == 4 + size // 8
+    assert (side.words != 0).all()
+
+
+def test_equal_masks_are_stored_once():
+    """A window over 131072 tokens costs a list of tiles and a few masks."""
+    side, _ = tiles_of(patterns.window(2**17, 4096), CPU)
+    assert len(side.words) <= 8
+    assert len(side.other) <= 2**10 * 67
+    assert side.other.element_size() + side.slots.element_size() == 8
+
+
+@pytest.mark.parametrize(
+    ("graph", "size"),
+    [(patterns.window(8192, 1024), 128), (patterns.documents([64] * 8), 64), (patterns.window(4096, 2), 64)],
+    ids=str,
+)
+def test_blocks_of_128_where_the_tiles_of_one_row_are_those_of_the_next(graph, size):
+    assert [side.size for side in tiles_of(graph, CPU)] == [size] * 2
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_long_rows_are_cut_into_chunks(limit, monkeypatch):
+    """The chunks of a long row, one after another, are its entries; shorter rows have none."""
+    monkeypatch.setattr(csr, "CHUNK", limit)
+    for side in rows_of(listed(9, 8, 40), CPU):
+        ptr, degree, first = side.ptr.tolist(), side.ptr.diff().tolist(), side.first.tolist()
+        assert side.long.tolist() == [row for row, count in enumerate(degree) if count > side.limit == limit]
+        for n, row in enumerate(side.long.tolist()):
+            chunks = range(first[n], first[n + 1])
+            starts = [int(side.chunk_start[c]) for c in chunks]
+            assert starts == list(range(ptr[row], ptr[row + 1], limit))
+            assert [int(side.chunk_row[c]) for c in chunks] == [row] * len(chunks)
+        assert first[-1] == len(side.chunk_row) == len(side.chunk_start)
+
+
+def test_chunks_stay_few(monkeypatch):
+    """Where all rows are long, the limit grows until the workspace is small."""
+    monkeypatch.setattr(csr, "CHUNK", 2)
+    monkeypatch.setattr(csr, "MOST_CHUNKS", 12)
+    receivers, _ = rows_of(listed(30, 20, 500), CPU)
+    assert (receivers.limit, receivers.chunk_row.numel()) == (32, 0)
+    _, senders = rows_of(patterns.global_tokens(40, 1), CPU)
+    assert (senders.limit, senders.chunk_row.tolist()) == (4, [0] * 10)
+
+
+def test_numbers_are_wide_where_they_must_be(monkeypatch):
+    """int64 from 2^31 edges on, less what a program's last step may run over."""
+    assert csr._narrowed(torch.zeros(1), 2**31).dtype == torch.int32
+    assert csr._narrowed(torch.zeros(1), 2**31 + 1).dtype == torch.int64
+    monkeypatch.setattr(csr, "STEP", 2**31)
+    receivers, senders = rows_of(listed(5, 4, 9), CPU, for_edges=True)
+    wide = receivers.ptr, senders.ptr, receivers.chunk_start, senders.position
+    assert {x.dtype for x in wide} == {torch.int64}
+    assert {side.others.dtype for side in (receivers, senders)} == {torch.int32}
+
+
+def test_across_an_operator_and_back():
+    """Tensors first, integers last; memoized."""
+    graph = listed(7, 5, 17)
+    tensors, numbers = packed_rows(graph, CPU, for_edges=True)
+    sides = rows_of(graph, CPU, for_edges=True)
+    assert numbers == [ROWS, *(side.limit for side in sides)]
+    for found, side in zip(unpack(csr.Side, tensors, numbers), sides, strict=True):
+        assert all(x is y for x, y in zip(found, side, strict=True))
+    assert packed_rows(graph, CPU, for_edges=True)[0] is tensors
+
+
+def test_an_order_by_work():
+    """Every group once, none of twice the work of an earlier one after it, equals in their own order."""
+    work = torch.randint(0, 5000, (300,), generator=torch.Generator().manual_seed(0))
+    order = heaviest_first(work).long()
+    assert torch.equal(order.sort().values, torch.arange(300))
+    placed = work[order]
+    assert all((placed[place:] <= 2 * placed[place] + 1).all() for place in range(300))
+    assert torch.equal(heaviest_first(torch.full((50,), 7)), torch.arange(50).int())
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("MOST", "it has 31 partial tiles of 64, at most 20 fit; use the form rows"),
+        ("MOST_TILES", "it has 31 tiles of 64, at most 20 fit; use SDPA or flex"),
+    ],
+)
+def test_too_many_tiles(limit, message, monkeypatch):
+    """An error before any is made."""
+    graph = patterns.window(1000, 10)
+    assert unsupported_reason(graph) is None
+    monkeypatch.setattr(tiles, limit, 20)
+    assert unsupported_reason(graph) == message
+    with pytest.raises(NotImplementedError, match=rf"window\(1000, 10\).*{message}"):
+        tiles_of(graph, CPU, 64)
+
+
+@pytest.mark.parametrize("make", [windows_of, tiles_of])
+@pytest.mark.parametrize(("size", "error"), [(48, ValueError), (64.0, TypeError), (True, TypeError)])
+def test_other_sizes(make, size, error):
+    with pytest.raises(error, match="size must be"):
+        make(patterns.window(40, 5), CPU, size)
+
+
+@pytest.mark.parametrize("make", [rows_of, windows_of])
+def test_a_graph_that_differs_by_head_has_no_form(make):
+    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 4, heads=2)
+    with pytest.raises(ValueError, match="differs by head has no single edge list"):
+        make(graph, CPU)
