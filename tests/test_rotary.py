@@ -16,7 +16,6 @@ from support.extras import needs
 from torch import Tensor
 
 import gnn_attention as ga
-from gnn_attention import patterns
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify.measure import summation_bound
 
@@ -66,16 +65,6 @@ class TestTurn:
             assert_exact(diagonal, diagonal[:1].expand_as(diagonal), largest=float(q.norm() * k.norm()))
         assert (products.diagonal(1)[0] - products.diagonal(0)[0]).abs() > 1e-3
 
-    def test_lengths_are_kept_and_position_zero_is_no_turn(self, rotary):
-        x = seeded(2, 5, 8)
-        turned = rotary.turn(x, torch.arange(5))
-        assert_exact(turned.norm(dim=-1), x.norm(dim=-1))
-        assert torch.equal(turned[:, 0], x[:, 0])
-
-    def test_a_turn_back(self, rotary):
-        x, positions = seeded(5, 8), torch.tensor([3, 1, 4, 1, 5])
-        assert_exact(rotary.turn(rotary.turn(x, positions), -positions), x)
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
     def test_other_dtypes(self, rotary, dtype):
         """The dtype comes back; angles are exact even at position 100,000, where a half has none of its
@@ -94,9 +83,6 @@ class TestTurn:
         assert torch.autograd.gradcheck(
             lambda x: rotary.turn(x, torch.tensor([0, 3, 9])), [seeded(2, 3, 4).requires_grad_()]
         )
-
-    def test_no_tokens(self, rotary):
-        assert rotary.turn(torch.zeros(2, 0, 4), torch.arange(0)).shape == (2, 0, 4)
 
     @pytest.mark.parametrize("distance", [0, 1, -3, 50_000])
     def test_matrix(self, rotary, distance):
@@ -123,24 +109,6 @@ class TestTurn:
 
 
 class TestLayouts:
-    def test_the_first_frequency_is_one_radian(self):
-        """Channel pairs by hand: halves (0, 2), (1, 3); interleaved (0, 1), (2, 3); the second turns by
-        base^(-1/2) = 0.1.
-        """
-        x = torch.tensor([[1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
-        one = torch.tensor([1])
-        halves = [math.cos(1), math.cos(0.1), math.sin(1), math.sin(0.1)]
-        assert_exact(Rotary(base=100.0).turn(x, one)[0], torch.tensor(halves, dtype=torch.float64))
-        pairs = [math.cos(1) - math.sin(1), math.sin(1) + math.cos(1), 0.0, 0.0]
-        interleaved = Rotary(base=100.0, interleaved=True).turn(x, one)[0]
-        assert_exact(interleaved, torch.tensor(pairs, dtype=torch.float64))
-
-    def test_one_layout_is_the_other_permuted(self):
-        x, positions = seeded(5, 8), torch.arange(5)
-        evens_first = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
-        expected = Rotary(interleaved=True).turn(x, positions)[:, evens_first]
-        assert_exact(Rotary().turn(x[:, evens_first], positions), expected)
-
     def test_hugging_face_llama(self):
         llama = needs("transformers.models.llama.modeling_llama")
         q, k, positions = seeded(1, 2, 5, 8), seeded(1, 1, 5, 8, seed=1), torch.tensor([4, 5, 6, 7, 8])
@@ -164,11 +132,6 @@ class TestFrequencies:
                     torch.ones_like(angles), angles
                 )
                 assert_exact(turned[:, pair], torch.view_as_real(expected))
-
-    def test_the_powers_of_the_base_are_the_default(self):
-        x, positions = seeded(4, 8), torch.arange(4)
-        written = Rotary(frequencies=tuple(100.0 ** (-2 * i / 8) for i in range(4)))
-        assert_exact(written.turn(x, positions), Rotary(base=100.0).turn(x, positions))
 
     def test_something_else_than_a_tuple_becomes_one(self):
         rotary = Rotary(frequencies=[1, 0.5])
@@ -228,18 +191,3 @@ class TestInHeads:
             for ours, plain in ((q[:, h], plain_q), (k[:, h], plain_k)):
                 assert_exact(ours, complex_turn(plain, positions, rotary.base, rotary.interleaved))
             assert_exact(v[:, h], x @ heads.W_V[h])
-
-    def test_positions_default_to_counting(self):
-        heads = ga.StandardHeads(8, 2, rotary=Rotary()).double()
-        x = seeded(1, 5, 8)
-        assert torch.equal(heads.receive(x), heads.receive(x, torch.arange(5)))
-
-    @each_rotary
-    def test_shifting_all_positions_changes_nothing(self, rotary):
-        heads = ga.StandardHeads(8, 2, head_dim=6, rotary=rotary).double()
-        x, graph = seeded(1, 5, 8), patterns.window(5, 3)
-        outs = []
-        for shift in (0, 100):  # at 1000 the roundings of angles alone reach 1e-12
-            positions = torch.arange(5) + shift
-            outs.append(ga.attend(heads.receive(x, positions), *heads.send(x, positions), graph))
-        assert_exact(outs[0], outs[1])

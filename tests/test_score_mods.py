@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 import torch
-from support.bounds import assert_exact, assert_sum
+from support.bounds import assert_exact
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -77,41 +77,23 @@ class TestFormulas:
         assert_exact(result, torch.tensor(expected, dtype=torch.float64).view_as(score))
 
     @each_mod
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_on_a_list_of_edges(self, mod, formula, dtype):
-        dst, src = torch.tensor([8, 0, 3, 3]), torch.tensor([0, 10, 3, 4])
-        score = seeded(1, HEADS, 4, dtype=dtype)
-        result = mod(
-            score, torch.zeros(1, 1, 1, dtype=torch.int64), torch.arange(HEADS).view(1, -1, 1), dst, src
-        ).detach()
-        assert result.shape == score.shape
-        assert result.dtype == dtype
-        places = [(head, e, int(dst[e]), int(src[e])) for head, e in product(range(HEADS), range(4))]
-        expected = torch.tensor(
-            [formula(float(score[0, h, e]), h, i, j) for h, e, i, j in places], dtype=torch.float64
-        )
-        # score / cap, tanh (4), times cap; a slope or table, its product with a distance, the sum: 9
-        # roundings of such numbers
-        reach = float(score.abs().max()) + max(abs(formula(0.0, h, i, j)) for h, _, i, j in places)
-        assert_sum(result.flatten(), expected, 9, reach, dtype)
-
-    @each_mod
     @pytest.mark.parametrize("backend", ["dense", "reference"])
     def test_through_attend(self, mod, formula, backend):
-        """Softmax over the in-edges of the changed scores, receiver by receiver; a receiver that hears nobody
-        gets 0.
-        """
+        """Softmax over the in-edges of the changed scores, receiver by receiver."""
         graph = patterns.cross(NUM_DST, NUM_SRC) & convert.from_mask(seeded(NUM_DST, NUM_SRC, seed=9) > 0.3)
         q, k = seeded(1, HEADS, NUM_DST, 4), seeded(1, HEADS, NUM_SRC, 4, seed=1)
         v = seeded(1, HEADS, NUM_SRC, 3, seed=2)
         out = ga.attend(q, k, v, graph, score_mod=mod, backend=backend)
         mask = graph.mask()
         for head, dst in product(range(HEADS), range(NUM_DST)):
-            heard = [src for src in range(NUM_SRC) if mask[dst, src]]
-            logits = [formula(float(q[0, head, dst] @ k[0, head, src]) / 2, head, dst, src) for src in heard]
+            senders = [src for src in range(NUM_SRC) if mask[dst, src]]
+            logits = [
+                formula(float(q[0, head, dst] @ k[0, head, src]) / 2, head, dst, src) for src in senders
+            ]
             weights = torch.softmax(torch.tensor(logits, dtype=torch.float64), 0)
             expected = sum(
-                (w * v[0, head, src] for w, src in zip(weights, heard, strict=True)), torch.zeros(3).double()
+                (w * v[0, head, src] for w, src in zip(weights, senders, strict=True)),
+                torch.zeros(3).double(),
             )
             assert_exact(out[0, head, dst], expected)
 
@@ -161,9 +143,7 @@ class TestAlibi:
         ],
     )
     def test_slopes(self, num_heads, exponents):
-        """The paper's sequence for powers of two; else those of the power below, then every second one of the
-        power above.
-        """
+        """The paper's sequence for powers of two."""
         slopes = score_mods.alibi_slopes(num_heads)
         assert len(slopes) == num_heads
         for slope, exponent in zip(slopes, exponents, strict=True):
@@ -175,17 +155,6 @@ class TestAlibi:
     def test_wrong_numbers_of_heads(self, num_heads, error):
         with pytest.raises(error, match="num_heads must be"):
             score_mods.alibi_slopes(num_heads)
-
-    def test_causal_alibi_is_the_papers_table(self):
-        """Figure 3: row i of the bias is slope * [-(i), ..., -1, 0]."""
-        zero = torch.zeros(())
-        mod = score_mods.alibi((0.5,))
-        for dst in range(5):
-            row = [
-                float(mod(zero, *[torch.tensor(0)] * 2, torch.tensor(dst), torch.tensor(src)))
-                for src in range(dst + 1)
-            ]
-            assert row == [-0.5 * distance for distance in range(dst, -1, -1)]
 
     def test_values_are_compared_by_content(self):
         assert score_mods.alibi((0.5, 0.25)) == score_mods.alibi((0.5, 0.25)) != score_mods.alibi((0.5, 0.5))
@@ -298,52 +267,16 @@ class TestRelativeBias:
         assert bool((module.table.grad[:, 0] == 0).all())  # causal: no sender stands after its receiver
         assert bool((module.table.grad[:, 1:] != 0).all())
 
-    def test_the_learned_one_in_gradcheck(self):
-        """The gradient of the table by both backends, against differences."""
-        q, k, v = (seeded(1, 2, 4, 2, seed=seed) for seed in range(3))
-        for backend in ("dense", "reference"):
-            assert torch.autograd.gradcheck(
-                lambda table, backend=backend: ga.attend(
-                    q, k, v, patterns.causal(4), score_mod=score_mods.relative_bias(table), backend=backend
-                ),
-                [seeded(2, 3, seed=4).requires_grad_()],
-            )
-
     def test_reset(self):
         module = score_mods.RelativeBias(2, 1)
         nn.init.ones_(module.table)
         module.reset_parameters()
         assert not module.table.any()
 
-    def test_state_dict(self):
-        module, other = learned(), score_mods.RelativeBias(HEADS, 3)
-        other.load_state_dict(module.state_dict())
-        assert torch.equal(other.table, TABLE.float())
-
 
 class TestChain:
-    def test_from_left_to_right(self):
-        """(s + 1) * 2 and s * 2 + 1 differ."""
-        add, double = lambda s, b, h, dst, src: s + 1, lambda s, b, h, dst, src: s * 2
-        zero = torch.tensor(0)
-        assert score_mods.chain(add, double)(torch.tensor(3.0), zero, zero, zero, zero) == 8
-        assert score_mods.chain(double, add)(torch.tensor(3.0), zero, zero, zero, zero) == 7
-
-    def test_chains_nest(self):
-        def add(score, b, h, dst, src):
-            return score + dst
-
-        zero, three = torch.tensor(0), torch.tensor(3)
-        nested = score_mods.chain(score_mods.chain(add, add), score_mods.softcap(100.0), score_mods.chain())
-        assert nested(torch.tensor(0.0), zero, zero, three, zero) == 100 * torch.tanh(torch.tensor(0.06))
-
-    def test_repr_tells_what_is_chained(self):
-        text = repr(score_mods.chain(score_mods.softcap(2.0), score_mods.alibi((0.5,))))
-        assert "softcap(cap=2.0)" in text
-        assert "alibi(slopes=(0.5,))" in text
-
     def test_a_learned_link_is_trained_with_the_layer(self):
-        """Whoever holds the chain holds the parameters of its links: state_dict, to(), optimisers."""
+        """A module with the chain has the parameters of its links."""
 
         class Holder(nn.Module):
             def __init__(self):

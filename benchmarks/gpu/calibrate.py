@@ -35,10 +35,12 @@ def calibrated(record: dict[str, Any]) -> Device:
         name=record["device"],
         measured=f"{record['date'][:10]}{commit}",
         cache_bytes=float(record["cache"] or before.cache_bytes),
-        **rates,
+        copy=rates["copy"],
+        half=rates["half"],
+        cache=rates["cache"],
     )
     for name, shares in _reached(record, fresh).items():
-        fresh = replace(fresh, **{name: min(1.0, statistics.median(shares))})
+        fresh = replace(fresh, **{name: min(1.0, statistics.median(shares))})  # type: ignore[arg-type]
     return fresh
 
 

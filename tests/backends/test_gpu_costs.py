@@ -24,7 +24,7 @@ from gnn_attention.backends.gpu.devices import (
 )
 from gnn_attention.backends.gpu.roofline import Sizes, estimate_forms, estimates, form_of
 from gnn_attention.backends.gpu.workload import HEIGHTS, Counts, counted, packing
-from gnn_attention.graph import TokenGraph, tiling
+from gnn_attention.graph import tiling
 from gnn_attention.verify.measure import EXACT
 
 H200 = PRESETS["H200"]
@@ -41,35 +41,8 @@ def _no_measured_constants(tmp_path, monkeypatch):
 
 
 def scattered(n, degree, seed=0):
-    """Every token hears ``degree`` others drawn at random."""
+    """Every token attends to ``degree`` others drawn at random."""
     return patterns.random_senders(n, degree, seed=seed, causal=False)
-
-
-def hilbert(order):
-    """Where each cell ``[x, y]`` of a square of ``2 ** order`` stands on Hilbert's curve."""
-    turn = torch.zeros(1, 1, dtype=torch.int64)
-    for _ in range(order):
-        quarter = turn.numel()
-        turn = torch.cat(
-            [
-                torch.cat([turn.T, turn + quarter], 1),
-                torch.cat([3 * quarter + turn.flip(0, 1).T, turn + 2 * quarter], 1),
-            ]
-        )
-    return turn
-
-
-def grid(order, place):
-    """5 x 5 neighbours in a square, as a list of the edges between the places of its cells."""
-    side = 2**order
-    x, y = torch.arange(side).view(-1, 1), torch.arange(side)
-    found = []
-    for dx in range(-2, 3):
-        for dy in range(-2, 3):
-            inside = ((x + dx) % side == x + dx) & ((y + dy) % side == y + dy)
-            there = place.roll((-dx, -dy), (0, 1))
-            found.append(torch.stack([there[inside], place[inside]]))
-    return TokenGraph.from_edges(torch.cat(found, 1), side**2)
 
 
 COUNTED = {
@@ -84,7 +57,7 @@ COUNTED = {
 }
 
 
-def held(mask, height, width):
+def edges_of_tiles(mask, height, width):
     """How many edges each tile holds that holds any, by looking at all pairs."""
     rows, columns = -(-mask.shape[0] // height), -(-mask.shape[1] // width)
     padded = torch.zeros(rows * height, columns * width, dtype=torch.int64)
@@ -98,12 +71,12 @@ def test_counts_are_those_of_looking_at_every_pair(name):
     graph = COUNTED[name]()
     mask, found = graph.mask(), counted(graph)
     assert (found.receivers, found.senders, found.edges) == (*mask.shape, int(mask.sum()))
-    assert found.unique == tuple(len(held(mask, height, 1)) for height in HEIGHTS)
-    small = held(mask, 64, 64)
+    assert found.unique == tuple(len(edges_of_tiles(mask, height, 1)) for height in HEIGHTS)
+    small = edges_of_tiles(mask, 64, 64)
     assert (found.small_tiles, found.tall_tiles, found.large_tiles) == (
         len(small),
-        len(held(mask, 128, 64)),
-        len(held(mask, 128, 128)),
+        len(edges_of_tiles(mask, 128, 64)),
+        len(edges_of_tiles(mask, 128, 128)),
     )
     assert found.strays == int(small[small < 64].sum())
     assert (found.whole, found.causal) == (graph.is_causal() or graph.is_full(), graph.is_causal())
@@ -128,14 +101,14 @@ def test_samples_come_near(make, monkeypatch):
 
 
 def test_a_union_with_a_list_is_counted_by_its_members(monkeypatch):
-    """It cannot be asked about ranges: nobody goes through its pairs."""
+    """It has no ranges, and its pairs are not visited."""
     near, far = patterns.window(2048, 100), scattered(2048, 7)
-    asked = []
+    seen = []
     monkeypatch.setattr(
-        workload, "tiles", lambda graph, block: asked.append(graph.rule) or tiling.tiles(graph, block)
+        workload, "tiles", lambda graph, block: seen.append(graph.rule) or tiling.tiles(graph, block)
     )
     found, members = counted(near | far), [counted(near), counted(far)]
-    assert asked == [near.rule] * 2
+    assert seen == [near.rule] * 2
     assert found.edges == sum(member.edges for member in members)
     assert found.unique == tuple(a + b for a, b in zip(*(member.unique for member in members), strict=True))
     assert found.strays >= members[1].edges
@@ -154,7 +127,7 @@ def test_nothing_is_counted_where_nobody_is():
 
 
 def random_counts(n, degree):
-    """Of a graph in which nobody shares a sender with a neighbour."""
+    """Of a graph in which neighbours share no sender."""
     edges = n * degree
     return Counts(n, n, edges, (edges,) * 3, small_tiles=edges, tall_tiles=edges, large_tiles=edges)
 
@@ -225,19 +198,6 @@ def test_nothing_gets_cheaper_by_more_work(name):
     assert "varlen" not in dearer[2]
 
 
-def test_more_edges_cost_more():
-    few, many = (estimates(scattered(4096, degree), SIZES, H200) for degree in (8, 64))
-    assert all(many[form].seconds > few[form].seconds for form in ("rows", "windows"))
-    assert many["tiles"].seconds >= few["tiles"].seconds  # all of them hold an edge already
-
-
-def test_a_full_tile_costs_what_it_costs_whatever_is_in_it():
-    """Tiles cost alike, rows as many times as there are edges."""
-    sparse, dense = (estimates(patterns.full(4096) & patterns.band(4096, n, n), SIZES, H200) for n in (2, 60))
-    assert dense["tiles"].seconds == pytest.approx(sparse["tiles"].seconds, rel=0.01)
-    assert dense["rows"].passed > 10 * sparse["rows"].passed
-
-
 @pytest.mark.parametrize(("share", "better"), [(0.005, "rows"), (0.05, "tiles")])
 def test_a_tile_is_worth_its_price_from_about_one_edge_in_a_hundred_on(share, better):
     edges = 10_000 * 64**2 * share
@@ -259,8 +219,6 @@ N = 4096
 FORM_OF = {
     "random": (lambda: scattered(N, 32), {"rows"}),
     "Barabasi-Albert": (lambda: barabasi_albert(2**15, 16), {"rows"}),
-    "grid by rows": (lambda: grid(7, torch.arange(2**14).view(128, 128)), {"windows", "tiles"}),
-    "grid on Hilbert's curve": (lambda: grid(7, hilbert(7)), {"windows", "tiles"}),
     "BigBird of blocks": (lambda: patterns.bigbird_etc(4096 - 128, 64, 128), {"tiles"}),
     "dilated": (lambda: patterns.dilated(65536, 64, 8), {"tiles"}),
     "powers of two": (
@@ -273,9 +231,7 @@ FORM_OF = {
 
 @pytest.mark.parametrize("name", FORM_OF)
 def test_the_form_is_that_of_the_notes(name):
-    """Random edges by rows, local graphs by windows or tiles, blocks and bands by tiles; the reason tells all
-    estimates.
-    """
+    """Random edges by rows, local graphs by windows or tiles, blocks and bands by tiles."""
     make, wanted = FORM_OF[name]
     graph = make()
     found = form_of(graph, SIZES, H200)
@@ -285,27 +241,6 @@ def test_the_form_is_that_of_the_notes(name):
         word in found.reason for word in ("predicted, not measured", "rows ", "windows of 64 ", "tiles ")
     )
     assert form_of(graph, SIZES, H200) is found
-
-
-def test_neighbours_share_senders_more_on_a_curve():
-    """The reason why a grid is for windows: 4.0 and 4.8 by rows, 6.3 and 11.2 on Hilbert's curve, in the
-    notes' larger grid.
-    """
-    rows, curve = (counted(grid(7, place)) for place in (torch.arange(2**14).view(128, 128), hilbert(7)))
-    assert (rows.shared(16), rows.shared(64)) == (pytest.approx(4.0, rel=0.05), pytest.approx(4.8, rel=0.1))
-    assert (curve.shared(16), curve.shared(64)) == (
-        pytest.approx(6.3, rel=0.05),
-        pytest.approx(11.2, rel=0.05),
-    )
-
-
-def test_the_form_follows_the_device():
-    """Whoever gathers for nothing takes rows; whoever multiplies for nothing takes tiles."""
-    graph = patterns.dilated(8192, 32, 4)
-    gathers = replace(H200, copy=1e18, cache=1e18)
-    products = replace(H200, half=1e18, cache=1e18, gather=1e-3, windows=1e-3)
-    assert form_of(graph, SIZES, replace(gathers, half=1e9)).name == "rows"
-    assert form_of(graph, SIZES, products).name == "tiles"
 
 
 def test_measured_constants_are_named_in_the_reason():

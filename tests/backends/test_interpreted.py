@@ -101,28 +101,3 @@ def test_the_harness_fails_with_what_was_said(tmp_path, body, said):
     (tmp_path / "test_one.py").write_text(body, encoding="utf-8")
     with pytest.raises(AssertionError, match=said):
         interpreted(tmp_path, tmp_path / "record.xml")
-
-
-RECORD = """<testsuites><testsuite>
-<testcase classname="a.test_one" name="test_it"/>
-<testcase classname="a.test_two" name="test_it"><skipped message="no"/></testcase>
-</testsuite></testsuites>"""
-
-
-def test_a_skipped_test_has_not_passed(tmp_path):
-    """As pytest writes it."""
-    (tmp_path / "record.xml").write_text(RECORD, encoding="utf-8")
-    found = outcomes(tmp_path / "record.xml")
-    assert found == {"a.test_one::test_it": "passed", "a.test_two::test_it": "skipped"}
-    assert files_that_passed(found) == {"test_one"}
-
-
-@pytest.mark.slow
-def test_the_harness_counts_what_passed(tmp_path):
-    """A skipped test has not passed."""
-    body = "import pytest\ndef test_it():\n    pass\n"
-    (tmp_path / "test_one.py").write_text(body, encoding="utf-8")
-    (tmp_path / "test_two.py").write_text(body.replace("pass", "pytest.skip('no')"), encoding="utf-8")
-    found = interpreted(tmp_path, tmp_path / "record.xml")
-    assert sorted(found.values()) == ["passed", "skipped"]
-    assert files_that_passed(found) == {"test_one"}

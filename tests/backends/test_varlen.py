@@ -54,9 +54,7 @@ def results(graph, backend, sinks, given):
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_equal_to_the_reference(name, with_sinks):
-    """Output, lse, and all gradients of a function of both; grouped heads, two samples, channels of any
-    number.
-    """
+    """Output, lse, and all gradients of a function of both."""
     sinks = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_() if with_sinks else None
     for mine, theirs in zip(
         *(results(GRAPHS[name], b, sinks, qkv()) for b in ("varlen", "reference")), strict=True

@@ -22,9 +22,7 @@ from triton.runtime import JITFunction
 from triton.runtime.driver import driver
 
 READER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-SPARE = (
-    16  # bytes of stack that are no spill worth the name: some number kept from before a loop until after it
-)
+SPARE = 16  # bytes of stack that are no spill: some number saved from before a loop until after it
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 INSTRUCTIONS = {
     "wide loads": r"\b(?:LDG|LDGSTS)\.E\.[\w.]*128|\bUTMALDG",
@@ -53,7 +51,7 @@ class Built:
 
     @property
     def spills(self) -> bool:
-        """True if registers are kept in memory."""
+        """True if registers are spilled to memory."""
         return self.stack > SPARE or max(self.counts["local loads"], self.counts["local stores"]) > SPARE // 4
 
     def faults(self) -> list[str]:
@@ -111,7 +109,7 @@ def compiled_for(gpu: str) -> Iterator[list[Built]]:
 def _read(kernel, gpu: str, args: tuple) -> Built:
     said = _disassembled(kernel.asm["cubin"])
     usage = re.search(r"REG:(\d+) STACK:(\d+)", said)
-    assert usage is not None, f"cuobjdump told nothing about {kernel.metadata.name}: {said[:400]}"
+    assert usage is not None, f"cuobjdump says nothing about {kernel.metadata.name}: {said[:400]}"
     dtypes = tuple(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in args if hasattr(x, "data_ptr")))
     counts = {name: len(re.findall(pattern, said)) for name, pattern in INSTRUCTIONS.items()}
     registers, stack = (int(number) for number in usage.groups())
