@@ -163,6 +163,18 @@ def test_long_graphs_have_all_kinds_of_tiles(graph):
         ]
 
 
+@pytest.mark.parametrize(
+    ("graph", "full"),
+    [
+        (patterns.cross(128, 100), [[True, False], [True, False]]),
+        (patterns.cross(100, 128), [[True, True], [False, False]]),
+    ],
+    ids=repr,
+)
+def test_tiles_that_the_border_cuts_are_not_full(graph, full):
+    assert _flex_block_mask._kinds(_flex_block_mask.tiles(graph, 64))[0][0, 0].tolist() == full
+
+
 def test_the_plan_is_made_once_and_weighs_what_was_said():
     """The estimate is an upper bound of the bytes, and close."""
     graph = patterns.window(5000, 100)

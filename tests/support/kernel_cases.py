@@ -56,7 +56,7 @@ def edgeless(num_dst, num_src):
 
 GRAPH = listed(6, 5, 0.3)
 GRAPHS = {
-    "irregular": listed(70, 45, 0.15),
+    "irregular": listed(64, 70, 0.12),
     "wide": listed(20, 150, 0.1),
     "tall": listed(150, 20, 0.1),
     "window": patterns.window(140, 30),

@@ -83,8 +83,9 @@ NAMES = [*itertools.product(KINDS, ("irregular", "no edges"))]
 
 @pytest.mark.parametrize(("kind", "name"), with_slow(itertools.product(KINDS, GRAPHS), NAMES))
 def test_graphs_of_several_blocks(name, backend, device):
-    """With grouped heads, widths that are no powers of two, and a bias, which numbers the edges."""
-    check(Case(graph=GRAPHS[name], widths=(24, 20), bias=(), batch=1), backend, device)
+    """With grouped heads, widths that are no powers of two; and with a bias, which numbers the edges."""
+    for bias in (None, ()):
+        check(Case(graph=GRAPHS[name], widths=(24, 20), bias=bias, batch=1), backend, device)
 
 
 @pytest.mark.parametrize(
