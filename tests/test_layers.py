@@ -37,8 +37,7 @@ ALLOWED_INSIDE = {
     "tqdm",
     "matplotlib",
     *(
-        f"gnn_attention.backends.gpu.kernels{name}"
-        for name in ("", "._common", ".rows", ".windows", ".tiles")
+        f"gnn_attention.backends.gpu.kernels{name}" for name in ("", "._common", ".rows", ".blocks")
     ),  # they need Triton
 }
 
