@@ -57,7 +57,7 @@ TESTS = {
         "test_estimates",
         "test_dispatch",
         "test_interpreted",
-        "test_gpu_rows",
+        "test_gpu_forms",
         "test_gpu_tiles",
         "test_gpu_windows",
     ),
