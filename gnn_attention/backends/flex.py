@@ -57,7 +57,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return _run_finite(call)
     q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
     out, lse = _run_finite(replace(call, q=q, k=k, v=v))
-    bad = nonfinite.poisoned(call.q, call.k, call.v, partial(_attends, call), call.heard)
+    bad = nonfinite.poisoned(call.q, call.k, call.v, partial(_attends, call), call.has_in_edges)
     lse = None if lse is None else lse.masked_fill(bad, torch.nan)
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse
 

@@ -23,7 +23,11 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     bounds, longest, left, right = memoized(_on_device, call.graph, call.q.device)
     sequences = flash_varlen.Sequences(bounds, bounds, (longest, longest), (left, right))
     out, lse = flash_varlen.attention(call.q, call.k, call.v, sequences, call.scale)
-    return (out, lse) if call.sink_logits is None else edges.add_sinks(out, lse, call.sink_logits, call.heard)
+    return (
+        (out, lse)
+        if call.sink_logits is None
+        else edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
+    )
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
