@@ -58,8 +58,6 @@ TESTS = {
         "test_dispatch",
         "test_interpreted",
         "test_gpu_forms",
-        "test_gpu_tiles",
-        "test_gpu_windows",
     ),
     "backends/varlen": ("test_varlen", "test_split"),
 }
