@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import functools
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -21,11 +21,10 @@ from gnn_attention.verify.report import Report, Result
 
 def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention verify``."""
-    command = added.add_parser(
-        "verify", help="check every form and backend against dense attention in float64"
-    )
+    what = "check every form and backend against dense attention in float64"
+    command = added.add_parser("verify", help=what)
     add_options(command)
-    command.set_defaults(run=verified)
+    command.set_defaults(run=run_checks)
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -36,56 +35,48 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     add("--dtype", action="append", choices=list(DTYPES), help="only this dtype; may be repeated")
     add("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
-    add(
-        "--graph",
-        action="append",
-        choices=list(GRAPHS),
-        help="only this graph; may be repeated",
-        metavar="NAME",
-    )
+    graph = "only this graph; may be repeated"
+    add("--graph", action="append", choices=list(GRAPHS), help=graph, metavar="NAME")
     add("--seed", type=int, default=0, help="of the random inputs (default 0)")
     add("--no-trained", action="store_true", help="leave out the trained model")
     add("--jobs", type=int, metavar="N", help="checks at once (default: one for each processor, on a GPU 1)")
-    add("--budget", type=float, metavar="SECONDS", help="begin no check after that; carry on with --resume")
-    add(
-        "--json",
-        nargs="?",
-        const="-",
-        metavar="FILE",
-        help="write every result as it comes (no FILE: to stdout)",
-    )
+    budget = "begin no check after that; carry on with --resume"
+    add("--budget", type=float, default=math.inf, metavar="SECONDS", help=budget)
+    record = "write every result as it comes (no FILE: to stdout)"
+    add("--json", nargs="?", const="-", metavar="FILE", help=record)
     add("--resume", metavar="FILE", help="carry on the record in FILE: its checks are not run again")
-    add(
-        "--status",
-        action="store_true",
-        help="run nothing: say what is verified on a GPU, and whether it stands",
-    )
+    status = "run nothing: say what is verified on a GPU, and whether it stands"
+    add("--status", action="store_true", help=status)
 
 
-def verified(args: argparse.Namespace, more: Sequence[verify.Group] = ()) -> int:
+def run_checks(args: argparse.Namespace, more: Sequence[verify.Group] = ()) -> int:
     """Run the command, with ``more`` groups of checks; the exit code is 1 if any failed."""
     if args.status:
         print(verify.status())
         return 0
     place = args.json or args.resume
+    file = None if place == "-" else place
     atomic_files.check_place("--json", place)
     resumed = None if args.resume is None else _earlier(args.resume)
     try:
-        report = _run(args, place, resumed, more)
+        report = _report(args, file, resumed, more)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_left(place)) from None
+        left = f"the checks so far are in {file}, --resume {file} carries on"
+        raise KeyboardInterrupt(left if file else "nothing was written (--json FILE would be)") from None
     if place == "-":
         print(report.to_json())
-    elif place is not None:
-        _write(place, report)
-    output = sys.stderr if place == "-" else sys.stdout
-    print(f"{report.table()}\n\n{report}" if args.all else report, file=output)
+    shown = f"{report.table()}\n\n{report}" if args.all else report
+    print(shown, file=sys.stderr if place == "-" else sys.stdout)
     return 0 if report.ok else 1
 
 
-def _run(
-    args: argparse.Namespace, place: str | None, resumed: Report | None, more: Sequence[verify.Group]
+def _report(
+    args: argparse.Namespace, file: str | None, resumed: Report | None, more: Sequence[verify.Group]
 ) -> Report:
+    def keep(report: Report) -> None:
+        if file is not None:
+            atomic_files.write(file, report.to_json() + "\n")
+
     with Progress("verify", unit="checks") as progress:
 
         def show(done: int, due: int, result: Result) -> None:
@@ -93,22 +84,24 @@ def _run(
                 progress.expect(due)
             progress.advance(1, note=f"{result.group}, {result.dtype}")
 
-        return verify.run(
+        report = verify.run(
             device=args.device,
             dtypes=args.dtype,
             backends=args.backend,
             graphs=args.graph,
             trained=not args.no_trained,
             seed=args.seed,
+            more=more,
             progress=show,
             jobs=_processors(args.device) if args.jobs is None else args.jobs,
             budget=args.budget,
             resumed=resumed,
-            keep=None if place in (None, "-") else functools.partial(_write, place),
+            keep=keep,
             selection="all" if args.all else "pairs",
             only=args.only,
-            more=more,
         )
+    keep(report)
+    return report
 
 
 def _processors(device: str | None) -> int:
@@ -116,17 +109,6 @@ def _processors(device: str | None) -> int:
     if (device is None and torch.cuda.is_available()) or str(device).startswith("cuda"):
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _left(place: str | None) -> str:
-    """What an interrupted run leaves, and how to go on."""
-    if place in (None, "-"):
-        return "nothing was written (--json FILE would be)"
-    return f"the checks so far are in {place}, --resume {place} carries on"
-
-
-def _write(place: str, report: Report) -> None:
-    atomic_files.write(place, report.to_json() + "\n")
 
 
 def _earlier(file: str) -> Report:

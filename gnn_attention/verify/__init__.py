@@ -20,18 +20,16 @@ from typing import Any
 
 import torch
 
-from gnn_attention import patterns
 from gnn_attention._support.checks import choice, quoted
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.backends.call import AttentionCall
 from gnn_attention.verify import processes, record
 from gnn_attention.verify.attend_checks import attend_checks, dropout_checks
 from gnn_attention.verify.cases import FEATURES, GRAPHS
-from gnn_attention.verify.check import DIM, DTYPES, FORMS, GPU_ONLY, Check, Settings
+from gnn_attention.verify.check import DTYPES, FORMS, GPU_ONLY, Check, Settings, unsupported
 from gnn_attention.verify.circumstances import environment
 from gnn_attention.verify.layer_checks import form_checks, layer_checks, trained_checks
 from gnn_attention.verify.record import status
-from gnn_attention.verify.report import Report, Result
+from gnn_attention.verify.report import Report, Result, label
 from gnn_attention.verify.rule_checks import rule_checks
 from gnn_attention.verify.selection import SELECTIONS, pairs
 
@@ -51,57 +49,60 @@ def run(
     graphs: Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     forms: Sequence[str] | None = None,
-    sizes: Sequence[float] = (1.0, 5.0),
     trained: bool = True,
     seed: int = 0,
+    more: Sequence[Group] = (),
+    *,
     progress: Callable[[int, int, Result], None] | None = None,
     jobs: int = 1,
-    budget: float | None = None,
+    budget: float = math.inf,
     resumed: Report | None = None,
-    keep: Callable[[Report], None] | None = None,
+    keep: Callable[[Report], None] = lambda report: None,
     selection: str = "pairs",
     only: str | None = None,
-    more: Sequence[Group] = (),
 ) -> Report:
-    """Run the checks and return their :class:`Report`; None means all there are, and a GPU if there is one.
-
-    On a CPU backends that are compiled, or that run on GPUs alone, are checked only if they are named.
+    """Run the checks that :func:`checks` yields, or some of them, and return their :class:`Report`.
 
     ``selection`` "pairs" takes few checks that cover every pair of values, "all" takes every check; ``only``
-    takes those whose label, ``group: name [backend, dtype]``, has a text in it, whatever the selection;
-    ``more`` are further groups of checks. ``progress(done, due, result)`` is called after each check,
-    ``keep(report_so_far)`` every ten seconds and on Ctrl-C. ``jobs`` processes run checks at once (backends
-    by name then), each with one thread unless ``OMP_NUM_THREADS`` is set. ``budget`` seconds later no more
-    are begun; ``resumed`` is the report of an earlier run, whose results stay and are not run again, whatever
-    they were.
+    takes those whose label, ``group: name [backend, dtype]``, has a text in it, whatever the selection.
+    ``progress(done, due, result)`` is called after each check, ``keep(report_so_far)`` every ten seconds and
+    on Ctrl-C. ``jobs`` processes run checks at once (backends by name then), each with one thread unless
+    ``OMP_NUM_THREADS`` is set. ``budget`` seconds later no more are begun; ``resumed`` is the report of an
+    earlier run, whose results stay and are not run again, whatever they were.
 
     ValueError for an unknown name, a device that is not there, an earlier report from elsewhere, a text that
     no label has.
     """
-    _check_amounts(jobs, budget, backends)
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    if not budget > 0:
+        raise ValueError(
+            f"budget must be a number of seconds above 0, got {budget}; leave it out for no limit"
+        )
+    if jobs > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
+        raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")
     began, device = time.time(), _device(device)
-    make = functools.partial(
-        checks, device, dtypes, backends, graphs, features, forms, tuple(sizes), trained, seed, more
-    )
+    make = functools.partial(checks, device, dtypes, backends, graphs, features, forms, trained, seed, more)
     every = list(make())
     chosen = _chosen(every, choice("selection", selection, SELECTIONS), only)
     described = {"seed": seed, "selection": "only" if only else selection, "covered": _covered(every, chosen)}
-    book = record.Book(environment(device) | described, resumed, began)
-    missing = [number for number in chosen if every[number] not in book]
-    deadline, written = math.inf if budget is None else began + budget, began
+    earlier = record.begin(environment(device) | described, resumed)
+    known = {label(result) for result in earlier.results}
+    missing = [number for number in chosen if every[number].label not in known]
+    found, written = dict[int, Result](), began
+    report = functools.partial(record.add, earlier, found, len(missing), began)
     try:
-        for number, result in processes.results(make, missing, jobs, deadline):
-            book.add(number, result)
+        for number, result in processes.results(make, missing, jobs, began + budget):
+            found[number] = result
             if progress is not None:
-                progress(book.new, len(missing), result)
-            if keep is not None and time.time() > written + WRITTEN_EVERY:
-                keep(book.report(len(missing)))
+                progress(len(found), len(missing), result)
+            if time.time() > written + WRITTEN_EVERY:
+                keep(report())
                 written = time.time()
     except KeyboardInterrupt:
-        if keep is not None:
-            keep(book.report(len(missing)))
+        keep(report())
         raise
-    return book.report(len(missing))
+    return report()
 
 
 def checks(
@@ -111,12 +112,14 @@ def checks(
     graphs: Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     forms: Sequence[str] | None = None,
-    sizes: Sequence[float] = (1.0, 5.0),
     trained: bool = True,
     seed: int = 0,
     more: Sequence[Group] = (),
 ) -> Iterator[Check]:
-    """All checks of which :func:`run` chooses, one by one; arguments as there.
+    """All checks, one by one; None means all values there are, and a GPU if there is one.
+
+    On a CPU backends that are compiled, or that run on GPUs alone, are checked only if they are named.
+    ``trained`` adds the layers of the shipped model, ``more`` further groups of checks.
 
     >>> next(checks(device="cpu", trained=False)).name
     'full, plain, inputs x1'
@@ -129,14 +132,13 @@ def checks(
         graphs=_names("graphs", graphs, GRAPHS),
         features=_names("features", features, FEATURES),
         forms=_names("forms", forms, FORMS),
-        sizes=tuple(float(size) for size in sizes),
         walk=backends is None,
         seed=seed,
     )
-    return _in_turn(settings, [*GROUPS, *more, *([_trained_checks] if trained else [])])
+    return _in_order(settings, [*GROUPS, *more, *([trained_checks] if trained else [])])
 
 
-def _in_turn(settings: Settings, groups: Sequence[Group]) -> Iterator[Check]:
+def _in_order(settings: Settings, groups: Sequence[Group]) -> Iterator[Check]:
     """What needs no compilation first, then our own kernels, and last what is compiled longest."""
     own = [backend for backend in settings.backends if backend.name.startswith(OWN)]
     others = [backend for backend in settings.backends if backend not in own]
@@ -148,17 +150,13 @@ def _in_turn(settings: Settings, groups: Sequence[Group]) -> Iterator[Check]:
                 yield from group(replace(settings, backends=tuple(part), walk=walk))
 
 
-def _trained_checks(settings: Settings) -> Iterator[Check]:
-    return trained_checks(replace(settings, sizes=(1.0,)))
-
-
 def _chosen(every: Sequence[Check], selection: str, only: str | None) -> Sequence[int]:
     """Numbers of the checks to run, ascending."""
     if only is None:
         return pairs(every) if selection == "pairs" else range(len(every))
     found = [number for number, check in enumerate(every) if only in check.label]
     if not found:
-        example = every[0].label if every else "attend: causal, plain, inputs x1 [dense, float32]"
+        example = "attend: causal, plain, inputs x1 [dense, float32]"
         raise ValueError(f"only: no check has {quoted(only)} in its label; a label is like {example!r}")
     return found
 
@@ -173,21 +171,15 @@ def _covered(every: Sequence[Check], chosen: Sequence[int]) -> dict[str, int]:
 
 
 def _usual_backends(device: str) -> list[str]:
-    """On a CPU all but those that compile for seconds, and those that support nothing there."""
+    """On a CPU all but those that compile for seconds, and those that take no plain call in any dtype."""
     if not device.startswith("cpu"):
         return list(BACKENDS)
-    return [
-        name
+    refused = {
+        name: all(unsupported(backend, device, dtype, "plain") for dtype in DTYPES.values())
         for name, backend in BACKENDS.items()
-        if not backend.compiled and _supports_something(backend, device)
-    ]
-
-
-def _supports_something(backend: Backend, device: str) -> bool:
-    """True if it takes a plain call in one dtype or another."""
-    graph = patterns.causal(2)
-    tried = (torch.zeros(1, 1, 2, DIM, dtype=dtype, device=device) for dtype in DTYPES.values())
-    return any(backend.unsupported_reason(AttentionCall.checked(x, x, x, graph)) is None for x in tried)
+        if not backend.compiled
+    }
+    return [name for name, always in refused.items() if not always]
 
 
 def _device(device: str | None) -> str:
@@ -198,36 +190,23 @@ def _device(device: str | None) -> str:
     try:
         return str(torch.device(device))
     except RuntimeError:
-        raise ValueError(
-            f"device must be one that torch knows, such as 'cpu', 'cuda' or 'cuda:1', got {device!r}"
-        ) from None
+        wanted = "one that torch knows, such as 'cpu', 'cuda' or 'cuda:1'"
+        raise ValueError(f"device must be {wanted}, got {device!r}") from None
 
 
-def _dtypes(given: Sequence[str] | None, device: str) -> tuple[str, ...]:
+def _dtypes(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
     here = [name for name in DTYPES if device.startswith("cuda") or name not in GPU_ONLY]
-    names = _names("dtypes", here if given is None else given, DTYPES)
-    missing = [name for name in names if name not in here]
-    if missing:
+    chosen = _names("dtypes", here if names is None else names, DTYPES)
+    if missing := set(chosen).difference(here):
         raise ValueError(
-            f"dtypes: {missing[0]!r} is a mode of GPUs, and the device is {device!r}; leave it out"
+            f"dtypes: {missing.pop()!r} is a mode of GPUs, and the device is {device!r}; leave it out"
         )
-    return names
+    return chosen
 
 
-def _names(argument: str, given: Sequence[str] | None, known: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(known) if given is None else tuple(choice(argument, name, known) for name in given)
+def _names(argument: str, names: Sequence[str] | None, known: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(known) if names is None else tuple(choice(argument, name, known) for name in names)
 
 
 def _backend(backend: str | Backend) -> Backend:
     return backend if isinstance(backend, Backend) else BACKENDS[choice("backends", backend, BACKENDS)]
-
-
-def _check_amounts(jobs: int, budget: float | None, backends: Sequence[str | Backend] | None) -> None:
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
-    if budget is not None and budget <= 0:
-        raise ValueError(
-            f"budget must be a number of seconds above 0, got {budget}; leave it out for no limit"
-        )
-    if jobs > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
-        raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")

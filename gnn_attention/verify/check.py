@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +39,7 @@ BOTH, FORWARD = "forward and gradients", "forward alone"
 DROPOUT = "dropout"  # an option beyond FEATURES
 
 Run = Callable[[], Mapping[str, Any]]
+Outcomes = Iterable[tuple[str, Outcome]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,16 +71,19 @@ class Check:
         result = functools.partial(Result, self.group, self.backend, self.dtype, self.name)
         if self.skipped is not None:
             return result(passed=False, skipped=self.skipped)
+        matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
         try:
-            with _tf32(self.dtype == "tf32"):
-                return result(**self._measured())
+            matmul.allow_tf32 = self.dtype == "tf32"
+            return result(**self._fields())
         except RefusalError as unsupported:
             return result(passed=False, skipped=f"{self.backend}: {unsupported.reason}")
         # a crash is a failed check
         except Exception as error:
             return result(passed=False, message=f"{type(error).__name__}: {error}")
+        finally:
+            matmul.allow_tf32 = before
 
-    def _measured(self) -> Mapping[str, Any]:
+    def _fields(self) -> Mapping[str, Any]:
         try:
             return self.run()
         except RefusalError:
@@ -91,9 +94,8 @@ class Check:
 
     def forward_alone(self) -> Check:
         """The same without gradients: the path that a kernel takes when nothing is to be learned."""
-        factors = {**self.factors, "direction": FORWARD}
-        name, run = f"{self.name}, {FORWARD}", torch.no_grad()(self.run)
-        return replace(self, name=name, run=run, with_gradients=False, factors=factors)
+        factors, run = {**self.factors, "direction": FORWARD}, torch.no_grad()(self.run)
+        return replace(self, name=f"{self.name}, {FORWARD}", run=run, with_gradients=False, factors=factors)
 
 
 @dataclass(frozen=True)
@@ -120,61 +122,42 @@ class Settings:
         """The dtypes without tf32, which is a precision and no other semantics."""
         return [name for name in self.dtypes if name not in GPU_ONLY]
 
-    def unsupported(self, backend: Backend | None, dtype: str, option: str) -> str | None:
-        """Why a backend does not take calls with an option, without gradients; or None."""
-        return None if backend is None else _unsupported(backend, self.device, DTYPES[dtype], option)
-
-
-def path_name(backend: Backend | None) -> str:
-    return "walk" if backend is None else backend.name
+    def check(
+        self, group: str, path: Backend | None, dtype: str, name: str, run: Run, term: str, **factors: str
+    ) -> Check:
+        """A check of one path; skipped where the backend does not take calls with that term of the logits."""
+        skipped = None if path is None else unsupported(path, self.device, DTYPES[dtype], term)
+        path_name = "walk" if path is None else path.name
+        # rules differentiate by themselves
+        return Check(group, path_name, dtype, name, run, group != "rules", factors, skipped)
 
 
 @functools.lru_cache(maxsize=1024)
-def _unsupported(backend: Backend, device: str, dtype: torch.dtype, option: str) -> str | None:
-    """A covering selection must not count on a check that its backend does not support."""
+@torch.no_grad()
+def unsupported(backend: Backend, device: str, dtype: torch.dtype, option: str) -> str | None:
+    """Why a backend does not take calls with an option, without gradients; or None."""
     # checks are listed where they cannot be run
     if device.startswith("cuda") and not torch.cuda.is_available():
         return None
-    graph = GRAPHS["causal"].graph
-    shapes = ((BATCH, heads, graph.num_dst, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    case, feature = GRAPHS["causal"], FEATURES["plain" if option == DROPOUT else option]
+    shapes = ((BATCH, heads, case.graph.num_dst, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
     q, k, v = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
-    options = _options(option, dtype, device)
-    mod, bias, sinks = (options.get(name) for name in ("score_mod", "bias", "sink_logits"))
-    with torch.no_grad():
-        dropout = 0.5 if option == DROPOUT else 0.0
-        reason = backend.unsupported_reason(
-            AttentionCall.checked(q, k, v, graph, None, mod, bias, sinks, dropout)
-        )
+    learned = feature.learned(case, torch.Generator().manual_seed(0))
+    options = feature.options({name: x.to(device, dtype) for name, x in learned.items()})
+    options |= {"dropout": 0.5} if option == DROPOUT else {}
+    reason = backend.unsupported_reason(AttentionCall.checked(q, k, v, case.graph, **options))
     return None if reason is None else f"{backend.name}: {reason}"
-
-
-def _options(option: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
-    if option == DROPOUT:
-        return {}
-    drawn = FEATURES[option].learned(GRAPHS["causal"], torch.Generator().manual_seed(0))
-    return FEATURES[option].options({name: x.to(device, dtype) for name, x in drawn.items()})
-
-
-@contextlib.contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """TensorFloat-32 on or off inside; as it was, afterwards."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def verdict(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Mapping[str, Any]:
     """The fields of a result; without gradients, as under ``no_grad``, the output alone is judged."""
     found = judge(out, gradients, truth)
-    measured = {"output": found.output, "error": found.error, "unit": found.unit, "share": found.share}
-    result = {"passed": found.passed, "message": "" if found.passed else found.where, **measured}
-    return result | ({"gradient": found.gradient} if gradients else {})
+    fields = {name: getattr(found, name) for name in ("passed", "output", "error", "unit", "share")}
+    gradient = {"gradient": found.gradient} if gradients else {}
+    return fields | gradient | {"message": "" if found.passed else found.where}
 
 
-def worst(outcomes: Iterable[tuple[str, Outcome]]) -> Mapping[str, Any]:
+def worst(outcomes: Outcomes) -> Mapping[str, Any]:
     """The fields of a result of several named comparisons: the worst share allowed, the first that fails."""
     share = 0.0
     for name, outcome in outcomes:

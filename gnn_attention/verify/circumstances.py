@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,20 @@ HERE = Path(__file__).resolve().parent
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Device, versions, flags, commit and date; flags as they are outside of the checks, each of which sets
-    tf32.
+    """Device, versions, flags outside of the checks (each of which sets tf32), commit and date.
 
     >>> environment("cpu")["cuda"] is None
     True
     """
-    cuda, matmul = device.startswith("cuda"), torch.backends.cuda.matmul
-    name = (
-        torch.cuda.get_device_name(device)
-        if cuda
-        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    )
-    capability = ".".join(map(str, torch.cuda.get_device_capability(device))) if cuda else None
-    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if cuda else None
+    gpu, matmul, cudnn = device.startswith("cuda"), torch.backends.cuda.matmul, torch.backends.cudnn
+    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     return {
-        "device": name,
-        "driver": driver,
-        "cuda": torch.version.cuda if cuda else None,
-        "capability": capability,
+        "device": torch.cuda.get_device_name(device) if gpu else cpu,
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        if gpu
+        else None,
+        "cuda": torch.version.cuda if gpu else None,
+        "capability": ".".join(map(str, torch.cuda.get_device_capability(device))) if gpu else None,
         "torch": torch.__version__,
         "triton": _version("triton"),
         "numpy": _version("numpy"),
@@ -45,8 +41,8 @@ def environment(device: str) -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "allow_tf32": matmul.allow_tf32,
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_allow_tf32": cudnn.allow_tf32,
+        "cudnn_benchmark": cudnn.benchmark,
         **_commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -58,23 +54,19 @@ def _commit() -> dict[str, Any]:
     found = _output(*git, "rev-parse", "HEAD")
     if found is None:
         return {"commit": os.environ.get(COMMIT), "dirty": None}
-    return {
-        "commit": found,
-        "dirty": _output(*git, "status", "--porcelain", "--", str(HERE.parent)) is not None,
-    }
+    changes = _output(*git, "status", "--porcelain", "--", str(HERE.parent))
+    return {"commit": found, "dirty": changes is not None}
 
 
 def _version(package: str) -> str | None:
-    try:
+    with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _output(*command: str) -> str | None:
     """What a program prints, None where it prints nothing, is not there or fails."""
-    try:
+    with suppress(OSError, subprocess.TimeoutExpired):
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None
+        return found.stdout.strip() or None
+    return None

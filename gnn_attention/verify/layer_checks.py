@@ -1,5 +1,4 @@
-"""A whole layer in every form of its weights against the formulas: drawn weights, and those of the trained
-model.
+"""A whole layer in every form of its weights against the formulas: drawn weights, and the trained model's.
 
 Random weights make flat attention; a trained head is peaked, and its rounding errors are those of real use.
 """
@@ -9,7 +8,9 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -19,22 +20,12 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.heads import StandardHeads
 from gnn_attention.score_mods import relative_bias
-from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, unordered
-from gnn_attention.verify.check import (
-    BOTH,
-    DIM,
-    DTYPES,
-    FORMS,
-    VALUE_DIM,
-    WIDTH,
-    Check,
-    Settings,
-    path_name,
-    worst,
-)
+from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
+from gnn_attention.verify.check import BOTH, DIM, DTYPES, FORMS, VALUE_DIM, WIDTH, Check, Settings, worst
 from gnn_attention.verify.measure import exactly
 from gnn_attention.verify.problems import LayerProblem, layer_truth, plain_names
 from gnn_attention.verify.selection import covering
+from gnn_attention.verify.truth import Formula
 
 __all__ = ["form_checks", "layer_checks", "layer_truth", "plain_names", "trained_checks"]
 
@@ -58,11 +49,10 @@ def layer_checks(settings: Settings) -> Iterator[Check]:
         name = f"{row['form']}, {row['kind']}, {row['graph']}, {row['option']}, inputs {row['size']}"
         factors = {key: value for key, value in row.items() if key != "dtype"} | {"direction": BOTH}
         for path in settings.paths:
-            skipped = settings.unsupported(path, row["dtype"], row["option"])
-            if path is None and GRAPHS[row["graph"]].varies:
-                skipped = ONE_EDGE_LIST
             run = partial(_run, problem, path)
-            check = Check("layer", path_name(path), row["dtype"], name, run, True, factors, skipped)
+            check = settings.check("layer", path, row["dtype"], name, run, row["option"], **factors)
+            if path is None and GRAPHS[row["graph"]].varies:
+                check = replace(check, skipped=ONE_EDGE_LIST)
             yield check
             if row["size"] == "x1" and row["kind"] == KINDS[1]:
                 yield check.forward_alone()
@@ -72,15 +62,12 @@ def layer_checks(settings: Settings) -> Iterator[Check]:
 def _rows(*values: tuple[Any, ...]) -> list[dict[str, str]]:
     """The values of each problem: of some graphs all triples, of all graphs all pairs."""
     dtypes, graphs, forms, features, sizes = values
+    options = [option for option in LAYER_OPTIONS if option in features]
+    names = ("dtype", "graph", "form", "option", "kind", "size")
     rows = [
-        {"dtype": dtype, "graph": graph, "form": form, "option": option, "kind": kind, "size": f"x{size:g}"}
-        for dtype in dtypes
-        for graph in graphs
-        for form in forms
-        for option in LAYER_OPTIONS
-        if option in features and unordered(FEATURES[option], GRAPHS[graph]) is None
-        for kind in KINDS
-        for size in sizes
+        dict(zip(names, (dtype, graph, form, option, kind, f"x{size:g}"), strict=True))
+        for dtype, graph, form, option, kind, size in product(dtypes, graphs, forms, options, KINDS, sizes)
+        if FEATURES[option].unsupported(GRAPHS[graph]) is None
     ]
     few = [number for number, row in enumerate(rows) if row["graph"] in LAYER_GRAPHS]
     triples = {few[number] for number in covering([rows[number] for number in few], 3)}
@@ -95,39 +82,28 @@ def _run(problem: Lazy, path: Backend | None, form: str | None = None) -> Mappin
 
 def _problem(settings: Settings, row: Row) -> LayerProblem:
     case, feature, dtype = GRAPHS[row["graph"]], FEATURES[row["option"]], DTYPES[row["dtype"]]
-    rng = torch.Generator().manual_seed(settings.seed + 1)
-    tokens = (case.graph.num_src, case.graph.num_dst, case.graph.num_dst)
-    x_src, x_dst, direction = (
-        torch.randn(BATCH, t, WIDTH, generator=rng, dtype=torch.float64) for t in tokens
-    )
-    size = float(row["size"][1:])
-    learned = feature.learned(case, torch.Generator().manual_seed(settings.seed + 8))
-    return LayerProblem(
-        heads=FORMS[row["form"]](_heads(row["kind"], settings.seed)).to(dtype),
-        graph=case.graph,
-        mask=case.mask,
-        x_src=(x_src * size).to(dtype),
-        x_dst=(x_dst * size).to(dtype),
-        direction=direction.to(dtype),
-        device=settings.device,
-        learned={name: x.to(dtype) for name, x in learned.items()},
-        options=feature.options,
-        dense=partial(feature.dense, case),
-        additive=feature.additive,
-    )
+    rng, size = torch.Generator().manual_seed(settings.seed + 1), float(row["size"][1:])
+    draw = partial(torch.randn, BATCH, generator=rng, dtype=torch.float64)
+    inputs = {
+        "x_src": draw(case.graph.num_src, WIDTH) * size,
+        "x_dst": draw(case.graph.num_dst, WIDTH) * size,
+    }
+    direction = draw(case.graph.num_dst, WIDTH).to(dtype)
+    inputs |= feature.learned(case, torch.Generator().manual_seed(settings.seed + 8))
+    heads = FORMS[row["form"]](_heads(row["kind"], settings.seed)).to(dtype)
+    dense = partial(feature.dense, case)
+    formula = Formula(case.mask, direction, heads.scale, dense, feature.additive, device=settings.device)
+    inputs = {name: x.to(dtype) for name, x in inputs.items()}
+    return LayerProblem(heads, case.graph, formula, inputs, feature.options)
 
 
 def _heads(kind: str, seed: int) -> StandardHeads:
     """Float64 heads: plain, or grouped with odd sizes and biases, which are drawn."""
     rng = torch.Generator().manual_seed(seed)
-    grouped: dict[str, Any] = {
-        "head_dim": DIM,
-        "value_dim": VALUE_DIM,
-        "num_kv_heads": KV_HEADS,
-        "bias": True,
-    }
-    heads = StandardHeads(WIDTH, HEADS, **({} if kind == "plain heads" else grouped)).double()
-    for name, parameter in heads.named_parameters():
+    heads = StandardHeads(WIDTH, HEADS)
+    if kind != "plain heads":
+        heads = StandardHeads(WIDTH, HEADS, DIM, VALUE_DIM, num_kv_heads=KV_HEADS, bias=True)
+    for name, parameter in heads.double().named_parameters():
         spread = parameter.shape[-2] ** -0.5 if name.startswith("W_") else 0.5
         parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * spread
     return heads
@@ -135,20 +111,14 @@ def _heads(kind: str, seed: int) -> StandardHeads:
 
 def form_checks(settings: Settings) -> Iterator[Check]:
     """Conversions are exact: every form of the same heads gives what the standard formula gives (float64)."""
-    if "float64" not in settings.dtypes:
-        return
-    for kind in KINDS:
-        for graph in [name for name in LAYER_GRAPHS if name in settings.graphs]:
-            row = {"form": "standard", "kind": kind, "graph": graph, "option": "plain", "dtype": "float64"}
-            problem = functools.cache(partial(_problem, settings, {**row, "size": "x1"}))
-            for form in settings.forms:
-                for backend in settings.backends:
-                    name, factors = (
-                        f"{form} from standard, {kind}, {graph}",
-                        {"form": form, "kind": kind, "graph": graph},
-                    )
-                    run = partial(_run, problem, backend, form)
-                    yield Check("forms", backend.name, "float64", name, run, True, factors)
+    graphs = [name for name in LAYER_GRAPHS if name in settings.graphs and "float64" in settings.dtypes]
+    for kind, graph in product(KINDS, graphs):
+        row = {"form": "standard", "kind": kind, "graph": graph, "option": "plain", "dtype": "float64"}
+        problem = functools.cache(partial(_problem, settings, {**row, "size": "x1"}))
+        for form, path in product(settings.forms, settings.backends):
+            name, run = f"{form} from standard, {kind}, {graph}", partial(_run, problem, path, form)
+            factors = {"form": form, "kind": kind, "graph": graph}
+            yield settings.check("forms", path, "float64", name, run, "plain", **factors)
 
 
 def trained_checks(settings: Settings) -> Iterator[Check]:
@@ -159,30 +129,18 @@ def trained_checks(settings: Settings) -> Iterator[Check]:
         wide = copy.deepcopy(trained).double()
         states = wide.states(tokens)[::2]
         inputs = [block.attention_norm(state) for block, state in zip(wide.blocks, states, strict=False)]
-    for dtype in settings.dtypes:
-        for number, state in enumerate(inputs):
-            for form in settings.forms:
-                problem = functools.cache(
-                    partial(
-                        _trained_problem,
-                        settings,
-                        trained.blocks[number].attention,
-                        form,
-                        DTYPES[dtype],
-                        state,
-                    )
-                )
-                for path in settings.paths:
-                    name, run = f"layer {number}, {form}, {SENTENCE!r}", partial(_run, problem, path)
-                    factors = {"layer": str(number), "form": form, "direction": BOTH}
-                    skipped = settings.unsupported(path, dtype, "relative bias")
-                    check = Check("trained", path_name(path), dtype, name, run, True, factors, skipped)
-                    yield from (check, check.forward_alone())
+    for dtype, (number, state), form in product(settings.dtypes, enumerate(inputs), settings.forms):
+        given = settings, trained.blocks[number].attention, form, DTYPES[dtype], state
+        problem = functools.cache(partial(_trained_problem, *given))
+        factors = {"layer": str(number), "form": form, "direction": BOTH}
+        for path in settings.paths:
+            name, run = f"layer {number}, {form}, {SENTENCE!r}", partial(_run, problem, path)
+            check = settings.check("trained", path, dtype, name, run, "relative bias", **factors)
+            yield from (check, check.forward_alone())
     for path in settings.paths:
         run = partial(_logits_agree, settings, trained, tokens, path)
-        skipped = settings.unsupported(path, "float64", "relative bias")
         name = f"logits of {SENTENCE!r}"
-        yield Check("trained", path_name(path), "float64", name, run, False, {"layer": "logits"}, skipped)
+        yield settings.check("trained", path, "float64", name, run, "relative bias", layer="logits")
 
 
 def _trained_problem(
@@ -190,19 +148,19 @@ def _trained_problem(
 ) -> LayerProblem:
     """One layer of the trained model, with its learned relative bias."""
     rng, n = torch.Generator().manual_seed(settings.seed), state.shape[1]
-    direction = torch.randn(state.shape, generator=rng, dtype=torch.float64)
+    direction = torch.randn(state.shape, generator=rng, dtype=torch.float64).to(dtype)
     table, x = attention.score_mod.table.detach().to(dtype), state.to(dtype)
-    return LayerProblem(
-        heads=FORMS[form](copy.deepcopy(attention.heads)).to(dtype),
-        graph=patterns.causal(n),
+    heads = FORMS[form](copy.deepcopy(attention.heads)).to(dtype)
+    formula = Formula(
         mask=_lower(n).expand(1, len(table), n, n),
-        x_src=x,
-        x_dst=x,
-        direction=direction.to(dtype),
-        device=settings.device,
-        options=lambda learned: {"score_mod": relative_bias(table.to(settings.device))},
+        direction=direction,
+        scale=heads.scale,
         dense=lambda inputs, logits: logits + _biases(table, n).to(logits),
+        device=settings.device,
     )
+    score_mod = relative_bias(table.to(settings.device))
+    inputs = {"x_src": x, "x_dst": x}
+    return LayerProblem(heads, patterns.causal(n), formula, inputs, lambda _: {"score_mod": score_mod})
 
 
 def _lower(n: int) -> Tensor:

@@ -32,7 +32,7 @@ class Truth:
 
     ``yardstick`` holds those errors for "out" and every gradient; empty for float64. ``fused`` holds those of
     its fused kernel: the gradients of a backend that, like it, computes the weights again are judged by the
-    larger of the two.
+    larger of the two. ``cancelled`` bounds the errors of gradients whose terms cancel, summed in float32.
     """
 
     out: Tensor
@@ -44,12 +44,9 @@ class Truth:
         """What a backend (None: the walk) is judged by."""
         if backend is None or not backend.recomputes:
             return self
-        larger = {
-            name: max(error, self.fused.get(name, 0.0))
-            for name, error in self.yardstick.items()
-            if name != "out"
-        }
-        return replace(self, yardstick={**self.yardstick, **larger})
+        larger = {name: max(error, self.fused.get(name, 0.0)) for name, error in self.yardstick.items()}
+        out = {name: error for name, error in self.yardstick.items() if name == "out"}
+        return replace(self, yardstick=larger | out)
 
     def rows(self, receivers: Tensor, senders: Tensor) -> Truth:
         """About the output of some receivers and the gradients of some senders alone (axis 2 of each)."""
@@ -61,20 +58,16 @@ def worst_errors(
     attempts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], out: Tensor, gradients: Mapping[str, Tensor]
 ) -> dict[str, float]:
     """The largest error of each result over several attempts at the truth ``out``, ``gradients``."""
-    worst: dict[str, float] = {}
+    true, worst = {"out": out, **gradients}, dict[str, float]()
     for found_out, found in attempts:
-        for name, x, true in [
-            ("out", found_out, out),
-            *((name, found[name], gradients[name]) for name in found),
-        ]:
-            worst[name] = max(worst.get(name, 0.0), _distance(x, true))
+        for name, x in {"out": found_out, **found}.items():
+            worst[name] = max(worst.get(name, 0.0), _distance(x, true[name]))
     return worst
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The worst errors of an output and of its gradients, in units of the yardstick, and compared with what
-    is allowed.
+    """The worst errors of an output and of its gradients, in units of the yardstick.
 
     ``error`` and ``unit`` are the output's two numbers; ``share`` is the worst error over the allowed one, of
     output and gradients; ``where`` says of that number what was expected and what came.
@@ -94,69 +87,70 @@ class Outcome:
 
 
 def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient of ``sum(out * direction)`` with respect to each input; zeros where there is none, {}
-    under ``no_grad``.
-    """
+    """The gradient of ``sum(out * direction)`` for each input; {} under ``no_grad``."""
     if not torch.is_grad_enabled():
         return {}
     if not out.requires_grad:
         return {name: torch.zeros_like(x) for name, x in inputs.items()}
-    found = torch.autograd.grad(out, list(inputs.values()), direction.to(out.dtype), allow_unused=True)
-    return {
-        name: torch.zeros_like(x) if g is None else g
-        for (name, x), g in zip(inputs.items(), found, strict=True)
-    }
+    leaves, weights = list(inputs.values()), direction.to(out.dtype)
+    found = torch.autograd.grad(out, leaves, weights, allow_unused=True, materialize_grads=True)
+    return dict(zip(inputs, found, strict=True))
 
 
 def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
     """Compare an output and gradients with the truth."""
     exact = out.dtype == torch.float64
-    error, unit = _measured(out, truth.out, truth.yardstick.get("out"), _largest(truth.out))
     limit, slope = (1.0, 1.0) if exact else (ALLOWED_OUTPUT, ALLOWED_GRADIENT)
-    output = _ratio(error, unit)
-    largest = max((_largest(g) for g in truth.gradients.values()), default=0.0)
-    shares, parts = [output / limit], [("output", out, truth.out, limit * unit)]
+    error, unit = _measure(out, truth.out, truth.yardstick.get("out"), largest(truth.out))
+    shares, parts = [_ratio(error, unit) / limit], [("output", out, truth.out, limit * unit)]
+    scale = max((largest(g) for g in truth.gradients.values()), default=0.0)
     for name, g in gradients.items():
-        off, own = _measured(g, truth.gradients[name], truth.yardstick.get(name), largest)
-        shares.append(_ratio(off, own) / slope)
-        parts.append((f"gradient of {name}", g, truth.gradients[name], slope * own))
-    gradient = slope * max(shares[1:], default=0.0, key=_rank)
-    worst = max(range(len(shares)), key=lambda number: _rank(shares[number]))
-    return Outcome(output, gradient, error, unit, shares[worst], described(*parts[worst]))
+        true, bound = truth.gradients[name], truth.cancelled.get(name, 0.0)
+        off, allowed = _measure(g, true, truth.yardstick.get(name), scale, bound)
+        shares.append(_ratio(off, allowed) / slope)
+        parts.append((f"gradient of {name}", g, true, slope * allowed))
+    gradient = slope * max(shares[1:], default=0.0, key=badness)
+    worst = max(range(len(shares)), key=lambda number: badness(shares[number]))
+    return Outcome(_ratio(error, unit), gradient, error, unit, shares[worst], _description(*parts[worst]))
 
 
 def within(name: str, found: Tensor, true: Tensor, allowed: float) -> Outcome:
     """Compare a result with the truth by a bound on the absolute error that follows from the arithmetic."""
     error = _distance(found, true) if found.shape == true.shape else math.inf
     share = _ratio(error, allowed)
-    return Outcome(share, 0.0, error, allowed, share, described(name, found, true, allowed))
+    return Outcome(share, 0.0, error, allowed, share, _description(name, found, true, allowed))
 
 
 def exactly(name: str, found: Tensor, true: Tensor) -> Outcome:
     """Compare a float64 result with the truth: 1e-12 of the largest number is allowed."""
-    return within(name, found, true, EXACT * _largest(true))
+    return within(name, found, true, EXACT * largest(true))
 
 
-def described(name: str, found: Tensor, true: Tensor, allowed: float) -> str:
+def holds(condition: bool | Tensor, where: str = "it does not hold") -> Outcome:
+    """A condition that is no comparison of numbers."""
+    share = 0.0 if condition else math.inf
+    return Outcome(share, 0.0, share, 0.0, share, where)
+
+
+def _description(name: str, found: Tensor, true: Tensor, allowed: float) -> str:
     """Of the number that is off most: what was expected, what came, the error allowed and found."""
     if found.shape != true.shape:
         return f"{name}: expected the shape {list(true.shape)}, came {list(found.shape)}"
     if not found.numel():
         return f"{name}: empty"
-    off = (found.detach().to("cpu", torch.float64) - true.detach().to("cpu", torch.float64)).abs()
-    place = int(off.nan_to_num(math.inf).argmax())
-    wanted, came = float(true.detach().flatten()[place]), float(found.detach().flatten()[place])
-    index = [int(i) for i in torch.unravel_index(torch.tensor(place), off.shape)]
-    error = float(off.flatten()[place])
-    return f"{name}{index}: expected {wanted:.9g}, came {came:.9g}; error allowed {allowed:.3g}, found {error:.3g}"
+    came, wanted = (x.detach().to("cpu", torch.float64) for x in (found, true))
+    off = (came - wanted).abs()
+    index = torch.unravel_index(off.nan_to_num(math.inf).argmax(), off.shape)
+    a, b, error = (float(x[index]) for x in (wanted, came, off))
+    place = [int(i) for i in index]
+    return f"{name}{place}: expected {a:.9g}, came {b:.9g}; error allowed {allowed:.3g}, found {error:.3g}"
 
 
 def summation_bound(terms: int, magnitude: Magnitude, dtype: torch.dtype) -> Magnitude:
-    """How far a sum of ``terms`` terms in ``dtype`` may be off in any order: ``n u / (1 - n u) sum |term|``,
-    ``u = eps / 2``.
+    """How far a sum of ``terms`` terms in ``dtype`` may be off in any order.
 
-    ``magnitude`` is the sum of absolute values. Source: Higham, Accuracy and Stability of Numerical
-    Algorithms, section 4.2.
+    ``n u / (1 - n u) sum |term|``, ``u = eps / 2``, where ``magnitude`` is the sum of absolute values.
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, section 4.2.
 
     >>> summation_bound(1024, 1.0, torch.float32) == 2.0**-14 / (1 - 2.0**-14)
     True
@@ -165,17 +159,26 @@ def summation_bound(terms: int, magnitude: Magnitude, dtype: torch.dtype) -> Mag
     return magnitude * (share / (1 - share) if share < 1 else math.inf)
 
 
-def _measured(found: Tensor, true: Tensor, yardstick: float | None, largest: float) -> tuple[float, float]:
-    """The error of one tensor and its unit; ``largest`` is the scale for float64, without a yardstick."""
+def _measure(
+    found: Tensor, true: Tensor, yardstick: float | None, scale: float, cancelled: float = 0.0
+) -> tuple[float, float]:
+    """The error of one tensor and its unit, which in float64 is a share of ``scale``.
+
+    A gradient may be 0 in theory, as that of q where each receiver attends to one token: SDPA may have
+    exactly 0 by luck, since it subtracts two sums that it takes in one order. There the unit is the bound of
+    what such sums may be off in any order.
+    """
     if found.shape != true.shape:
         return math.inf, 0.0
     if found.dtype == torch.float64:
-        return _distance(found, true), EXACT * largest
-    return _distance(found, true), max(torch.finfo(found.dtype).eps / 2 * _largest(true), yardstick or 0.0)
+        return _distance(found, true), EXACT * scale
+    unit = max(torch.finfo(found.dtype).eps / 2 * largest(true), yardstick or 0.0)
+    vanishes = largest(true) <= cancelled * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    return _distance(found, true), max(unit, cancelled) if vanishes else unit
 
 
-def _rank(ratio: float) -> float:
-    """By which the worst is found: a NaN is worse than any number."""
+def badness(ratio: float) -> float:
+    """A NaN is worse than any number."""
     return math.inf if math.isnan(ratio) else ratio
 
 
@@ -186,8 +189,8 @@ def _ratio(error: float, unit: float) -> float:
 
 
 def _distance(found: Tensor, true: Tensor) -> float:
-    return _largest(found.detach().to("cpu", torch.float64) - true.detach().to("cpu"))
+    return largest(found.detach().to("cpu", torch.float64) - true.detach().to("cpu"))
 
 
-def _largest(x: Tensor) -> float:
+def largest(x: Tensor) -> float:
     return float(x.detach().abs().max()) if x.numel() else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,41 +20,20 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import Feature, GraphCase
 from gnn_attention.verify.check import verdict
-from gnn_attention.verify.measure import Truth, gradients_of
-from gnn_attention.verify.roundings import lse_of, rounded
-from gnn_attention.verify.truth import (
-    NEIGHBOURS,
-    Attempt,
-    Dense,
-    attention_truth,
-    nearby,
-    unchanged,
-    yardsticks,
-)
+from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
+from gnn_attention.verify.truth import FUSED_ORDERS, ORDERS, Formula
 
 Options = Callable[[dict[str, Tensor]], dict[str, Any]]  # learned inputs -> arguments of a call
 
 
 @dataclass(frozen=True, eq=False)
 class AttendProblem:
-    """A call of ``attend``: q, k, v and what else is learned, in the dtype under test, on a graph.
-
-    ``direction`` multiplies the output before it is summed and differentiated. ``factors`` multiply the
-    weights; ``seed`` is set before the call, whose ``arguments`` are as given.
-    """
+    """A call of ``attend``: q, k, v and what else is learned, in the dtype under test, on a graph."""
 
     graph: TokenGraph
-    mask: Tensor
+    formula: Formula
     inputs: Mapping[str, Tensor]
-    direction: Tensor
-    device: str = "cpu"
-    scale: float | None = None
     options: Options = lambda learned: {}
-    dense: Dense = unchanged
-    additive: bool = True
-    factors: Tensor | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
 
     @staticmethod
     def of(
@@ -63,73 +42,61 @@ class AttendProblem:
         inputs: Mapping[str, Tensor],
         direction: Tensor,
         device: str,
-        **more: Any,
+        factors: Tensor | None = None,
     ) -> AttendProblem:
-        """The problem of a graph and a feature."""
-        places = (case.graph, case.mask, inputs, direction, device, feature.scale, feature.options)
-        return AttendProblem(*places, partial(feature.dense, case), feature.additive, **more)
+        """The problem of a graph and a feature; ``direction`` multiplies the output before it is summed."""
+        scale = inputs["q"].shape[-1] ** -0.5 if feature.scale is None else feature.scale
+        dense = partial(feature.dense, case)
+        formula = Formula(case.mask, direction, scale, dense, feature.additive, factors, device)
+        return AttendProblem(case.graph, formula, inputs, feature.options)
 
     @cached_property
     def truth(self) -> Truth:
-        scale = self.inputs["q"].shape[-1] ** -0.5 if self.scale is None else self.scale
-        given = (self.inputs, self.mask, self.direction, scale, self.dense, self.additive, self.factors)
-        return attention_truth(*given, device=self.device)
+        return self.formula.truth(self.inputs)
 
-    def solved(
+    def solve(
         self, backend: Backend, inputs: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output and gradients of a backend; ``inputs`` in place of the problem's own."""
-        device = torch.device(self.device)
-        given = self.inputs if inputs is None else inputs
-        leaves = {name: x.detach().to(device, copy=True).requires_grad_() for name, x in given.items()}
+        device, inputs = torch.device(self.formula.device), self.inputs if inputs is None else inputs
+        leaves = {name: x.detach().to(device, copy=True).requires_grad_() for name, x in inputs.items()}
         options = self.options({name: x for name, x in leaves.items() if name not in "qkv"})
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(self.seed)
+            torch.manual_seed(0)
             q, k, v = (leaves[name] for name in "qkv")
-            out = attend(q, k, v, self.graph, scale=self.scale, backend=backend, **options, **self.arguments)
-        return out, gradients_of(out, self.direction.to(device), leaves)
+            out = attend(q, k, v, self.graph, backend=backend, **options)
+        return out, gradients_of(out, self.formula.direction.to(device), leaves)
 
     def run(self, backend: Backend) -> Mapping[str, Any]:
         """The fields of a check's result."""
-        return verdict(*self.solved(backend), self.truth.for_backend(backend))
+        return verdict(*self.solve(backend), self.truth.for_backend(backend))
 
 
 @dataclass(frozen=True, eq=False)
 class LayerProblem:
-    """A whole layer in one form of its weights: states of senders and receivers on a graph."""
+    """A layer in one form of its weights on a graph; inputs are "x_src", "x_dst" and what else is learned."""
 
     heads: Any
     graph: TokenGraph
-    mask: Tensor
-    x_src: Tensor
-    x_dst: Tensor
-    direction: Tensor
-    device: str = "cpu"
-    learned: Mapping[str, Tensor] = field(default_factory=dict)
+    formula: Formula
+    inputs: Mapping[str, Tensor]
     options: Options = lambda learned: {}
-    dense: Dense = unchanged
-    additive: bool = True
 
     @cached_property
     def truth(self) -> Truth:
-        states = (self.x_src, self.x_dst, self.direction)
-        how = (self.learned, self.dense, self.additive)
-        return layer_truth(self.heads, *states, self.mask, self.device, *how)
+        return _truth(self.heads, self.formula, self.inputs)
 
     def run(self, backend: Backend | None, heads: Any = None) -> Mapping[str, Any]:
-        """The layer on a backend, or its messages one by one; other ``heads`` are judged by the same
-        truth.
-        """
-        own = heads is None
-        heads = (self.heads if own else heads).to(self.device)
-        given = {"x_src": self.x_src, "x_dst": self.x_dst, **self.learned}
-        inputs = {name: x.to(self.device, copy=True).requires_grad_() for name, x in given.items()}
-        options = self.options({name: inputs[name] for name in self.learned})
-        layer = MessagePassingAttention(heads, options.pop("score_mod", None), backend=backend)
+        """The layer on a backend, or message by message; other ``heads`` are judged by the same truth."""
+        device, direction = self.formula.device, self.formula.direction.to(self.formula.device)
+        inputs, weights = _leaves(self.inputs, device), {}
+        if heads is None:
+            heads = self.heads.to(device)
+            weights = plain_names(heads)
+        options = self.options(inputs)
+        layer = MessagePassingAttention(heads.to(device), options.pop("score_mod", None), backend=backend)
         out = layer((inputs["x_src"], inputs["x_dst"]), self.graph, **options)
-        weights = plain_names(heads) if own else {}
-        gradients = gradients_of(out, self.direction.to(self.device), inputs | weights)
-        return verdict(out, gradients, self.truth.for_backend(backend))
+        return verdict(out, gradients_of(out, direction, inputs | weights), self.truth.for_backend(backend))
 
 
 def plain_names(heads: Any) -> dict[str, Tensor]:
@@ -137,101 +104,46 @@ def plain_names(heads: Any) -> dict[str, Tensor]:
     return {name.removeprefix("standard."): parameter for name, parameter in heads.named_parameters()}
 
 
+def layer_truth(heads: Any, x_src: Tensor, x_dst: Tensor, direction: Tensor, mask: Tensor) -> Truth:
+    """The formula in float64 on the layer's weights as they are, and SDPA between its own projections."""
+    return _truth(heads, Formula(mask, direction, heads.scale), {"x_src": x_src, "x_dst": x_dst})
+
+
 @torch.enable_grad()
-def layer_truth(
-    heads: Any,
-    x_src: Tensor,
-    x_dst: Tensor,
-    direction: Tensor,
-    mask: Tensor,
-    device: str = "cpu",
-    learned: Mapping[str, Tensor] | None = None,
-    dense: Dense = unchanged,
-    additive: bool = True,
-) -> Truth:
-    """The formula in float64 on the layer's weights as they are, and SDPA's errors between its projections.
-
-    ``dense`` makes logits ``[B, heads, dst, src]`` of ``learned`` and logits; ``additive`` where it adds to
-    them. The errors are taken over neighbours, as in :func:`attention_truth`, of states and weights.
-    """
-    problem = _DenseLayer(direction.to(device), mask, dense, additive)
-    given = {"x_src": x_src, "x_dst": x_dst, **(learned or {})}
-    out, gradients = problem.solved(heads, given)
-    if direction.dtype == torch.float64:
-        return Truth(out, gradients, {})
-    neighbours = [_neighbour(heads.to(device), given, number) for number in range(NEIGHBOURS)]
-    plain, fused = yardsticks(
-        lambda number, widened: problem.baseline(*neighbours[number], number, widened),
-        lambda number: problem.solved(*neighbours[number]),
+def _truth(heads: Any, formula: Formula, inputs: Mapping[str, Tensor]) -> Truth:
+    wide, weights = (
+        {name: x.detach().cpu().double().requires_grad_() for name, x in found.items()}
+        for found in (inputs, plain_names(heads))
     )
-    leaves = given | plain_names(heads)
-    return rounded(Truth(out, gradients, plain, fused), partial(problem.rows, heads), leaves, direction)
+    dense = partial(formula.dense, wide)
+    out = oracle.layer(weights, wide["x_src"], wide["x_dst"], formula.mask, formula.scale, dense)
+    gradients = gradients_of(out, formula.direction.double().cpu(), wide | weights)
+    if formula.direction.dtype == torch.float64:
+        return Truth(out, gradients, {})
+    baseline = partial(_baseline, heads.to(formula.device), formula, inputs)
+    plain, fused = (
+        worst_errors((baseline(number, widened) for number in range(count)), out, gradients)
+        for count, widened in ((ORDERS, False), (FUSED_ORDERS, True))
+    )
+    return Truth(out, gradients, plain, fused)
 
 
-def _neighbour(heads: Any, given: Mapping[str, Tensor], number: int) -> tuple[Any, dict[str, Tensor]]:
-    moved = copy.deepcopy(heads)
-    for parameter in moved.parameters():
-        parameter.data = nearby(parameter.data, number)
-    return moved, {name: nearby(x, number) for name, x in given.items()}
+def _baseline(
+    heads: Any, formula: Formula, inputs: Mapping[str, Tensor], number: int, widened: bool
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The layer with SDPA in its middle, in the dtype of its weights and the order of this number."""
+    inputs = _leaves(inputs, formula.device)
+    q, (k, v) = heads.receive(inputs["x_dst"]), heads.send(inputs["x_src"])
+    order = oracle.Order.draw(number, len(q), q.shape[2], k.shape[2], q.shape[3], formula.device, widened)
+    mask, dense = formula.mask.to(formula.device), partial(formula.dense, inputs)
+    if formula.additive:
+        z = oracle.reordered_sdpa(order, q, k, v, mask, heads.scale, dense(q.new_zeros(mask.shape)))
+    else:
+        z = oracle.reordered_attention(order, q, k, v, mask, heads.scale, dense)
+    learners = {name: x for name, x in inputs.items() if name.startswith("x_")} if widened else inputs
+    out = heads.collect(z)
+    return out, gradients_of(out, formula.direction.to(formula.device), learners | plain_names(heads))
 
 
-@dataclass(frozen=True, eq=False)
-class _DenseLayer:
-    """A layer with dense attention in its middle, but for its weights and states."""
-
-    direction: Tensor
-    mask: Tensor
-    dense: Dense
-    additive: bool
-
-    def solved(self, heads: Any, given: Mapping[str, Tensor]) -> Attempt:
-        """Output and gradients in float64."""
-        inputs = {name: x.detach().cpu().double().requires_grad_() for name, x in given.items()}
-        weights = {name: p.detach().cpu().double().requires_grad_() for name, p in plain_names(heads).items()}
-        dense = partial(self.dense, inputs)
-        out = oracle.layer(weights, inputs["x_src"], inputs["x_dst"], self.mask, heads.scale, dense)
-        return out, gradients_of(out, self.direction.double().cpu(), inputs | weights)
-
-    def rows(self, heads: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The output, the sums of its heads, and lse, of float64 states and weights."""
-        exact = copy.deepcopy(heads).cpu().double()
-        weights = {name: inputs[name.removeprefix("standard.")] for name, _ in exact.named_parameters()}
-        q = _called(exact, "receive", weights, inputs["x_dst"])
-        k, v = _called(exact, "send", weights, inputs["x_src"])
-        dense = partial(self.dense, inputs)
-        z = oracle.attention(q, k, v, self.mask, heads.scale, dense)
-        return _called(exact, "collect", weights, z), z, lse_of(q, k, self.mask, heads.scale, dense)
-
-    def baseline(self, heads: Any, given: Mapping[str, Tensor], number: int, widened: bool) -> Attempt:
-        """SDPA in the dtype of the weights, tokens and samples in the given order."""
-        device = self.direction.device
-        inputs = {name: x.detach().to(device, copy=True).requires_grad_() for name, x in given.items()}
-        x_src, x_dst, mask = inputs["x_src"], inputs["x_dst"], self.mask.to(device)
-        q, (k, v) = heads.receive(x_dst), heads.send(x_src)
-        sizes = (len(x_dst), x_dst.shape[1], x_src.shape[1], q.shape[-1])
-        order = oracle.Order.draw(number, *sizes, str(device), widened)
-        if self.additive:
-            added = self.dense(inputs, q.new_zeros(mask.shape))
-            z = oracle.reordered_sdpa(order, q, k, v, mask, heads.scale, added)
-        else:
-            dense = partial(self.dense, inputs)
-            z = oracle.reordered_attention(order, q, k, v, mask, heads.scale, dense)
-        out = heads.collect(z)
-        learners = {name: x for name, x in inputs.items() if name.startswith("x_")} if widened else inputs
-        return out, gradients_of(out, self.direction, learners | plain_names(heads))
-
-
-class _Method(nn.Module):
-    """One method of heads as a module, so that it can be called with other weights."""
-
-    def __init__(self, heads: nn.Module, name: str) -> None:
-        super().__init__()
-        self.heads, self.name = heads, name
-
-    def forward(self, x: Tensor) -> Any:
-        return getattr(self.heads, self.name)(x)
-
-
-def _called(heads: nn.Module, name: str, weights: Mapping[str, Tensor], x: Tensor) -> Any:
-    """A method of the heads with these weights."""
-    return functional_call(_Method(heads, name), {f"heads.{key}": w for key, w in weights.items()}, (x,))
+def _leaves(inputs: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
+    return {name: x.detach().to(device, copy=True).requires_grad_() for name, x in inputs.items()}

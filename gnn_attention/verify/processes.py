@@ -1,8 +1,7 @@
-"""Checks run one after another, or several at once, each of them in one of ``jobs`` processes.
+"""Checks run one after another, or several at once in processes.
 
-A check that ends its process has failed, and no other: every process is a pool of its own, given one check at
-a time, and made anew where it broke. A process whose GPU is lost to it (after an illegal access every call
-fails) is replaced as well.
+A check that ends its process, or loses its GPU (after an illegal access every call fails), has failed, and no
+other: what was not finished then runs check by check in one process, which is made anew where it dies.
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import queue
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 
 import torch
 
@@ -25,144 +23,108 @@ from gnn_attention.verify.report import Result
 
 Make = Callable[[], Iterator[Check]]
 Numbered = tuple[int, Result]
-Batch = list[tuple[int, Check]]
 
 LOST = ("CUDA error", "AcceleratorError")
 TOGETHER = 12  # checks at least that a process takes at a time
-DIED = "the process that ran it died"
+DIED = "the process that ran it died, or lost its GPU"
 
 
 def results(make: Make, numbers: Sequence[int], jobs: int, deadline: float) -> Iterator[Numbered]:
-    """Run the checks with these numbers, ascending, of all that ``make`` yields; none is begun after
-    ``deadline``.
+    """Run the checks with these numbers of all that ``make`` yields; none is begun after ``deadline``.
 
-    With more than one job, ``make`` must be picklable: a function of a module, or a partial of one.
+    With more than one job, ``make`` must be picklable: a function of a module, or a partial of one. A caller
+    that stops early (Ctrl-C too) ends the processes.
     """
     wanted = set(numbers)
-    chosen = ((number, check) for number, check in enumerate(make()) if number in wanted)
-    if jobs > 1:
-        yield from _Workers(make, jobs, deadline).run(list(chosen))
+    chosen = {number: check for number, check in enumerate(make()) if number in wanted}
+    if jobs == 1:
+        for number, check in chosen.items():
+            if time.time() > deadline:
+                return
+            yield number, check()
         return
-    for number, check in chosen:
-        if time.time() > deadline:
-            return
-        yield number, check()
+    before = set(multiprocessing.active_children())
+    try:
+        unfinished = yield from _together(make, chosen, jobs, deadline)
+        while unfinished:
+            unfinished = yield from _one_by_one(make, chosen, unfinished, deadline)
+    finally:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
 
 
-class _Workers:
-    """``jobs`` threads, each of which gives the checks of a batch one by one to a process of its own."""
-
-    def __init__(self, make: Make, jobs: int, deadline: float) -> None:
-        self.make, self.jobs, self.deadline = make, jobs, deadline
-        self.batches: queue.SimpleQueue[Batch] = queue.SimpleQueue()
-        self.found: queue.SimpleQueue[Numbered | BaseException | None] = queue.SimpleQueue()
-        self.stopped = threading.Event()
-
-    def run(self, chosen: Sequence[tuple[int, Check]]) -> Iterator[Numbered]:
-        """Results as they come. A caller that stops early (Ctrl-C too) ends the processes."""
-        for batch in _batches(chosen):
-            self.batches.put(batch)
-        before = set(multiprocessing.active_children())
-        with ThreadPoolExecutor(self.jobs, initializer=_block_interrupts) as threads:
-            try:
-                for _ in range(self.jobs):
-                    threads.submit(self._work)
-                yield from self._results()
-            finally:
-                self.stopped.set()
-                for child in set(multiprocessing.active_children()) - before:
-                    child.terminate()
-
-    def _results(self) -> Iterator[Numbered]:
-        ended = 0
-        while ended < self.jobs:
-            found = self.found.get()
-            if isinstance(found, BaseException):
-                raise found
-            if found is None:
-                ended += 1
-            else:
-                yield found
-
-    def _work(self) -> None:
-        """In a thread."""
+def _together(
+    make: Make, chosen: dict[int, Check], jobs: int, deadline: float
+) -> Generator[Numbered, None, list[int]]:
+    pool, unfinished = _pool(make, jobs), list[int]()
+    futures = {pool.submit(_run, batch, deadline): batch for batch in _batches(chosen)}
+    for future in as_completed(futures):
         try:
-            self._run_batches()
-        except queue.Empty:
-            self.found.put(None)
-        except BaseException as error:
-            self.found.put(error)
-
-    def _run_batches(self) -> None:
-        """Until queue.Empty."""
-        pool = self._process()
-        try:
-            while True:
-                for number, check in self.batches.get_nowait():
-                    if self.stopped.is_set() or time.time() > self.deadline:
-                        raise queue.Empty
-                    result, broken = self._result(pool, number, check)
-                    self.found.put((number, result))
-                    if broken:
-                        pool.shutdown()
-                        pool = self._process()
-        finally:
-            pool.shutdown()
-
-    def _result(self, pool: ProcessPoolExecutor, number: int, check: Check) -> tuple[Result, bool]:
-        """What came of a check, and whether its process is of no more use."""
-        try:
-            result = pool.submit(_run, number).result()
+            yield from future.result()
         except BrokenProcessPool:
-            return Result(
-                check.group, check.backend, check.dtype, check.name, passed=False, message=DIED
-            ), True
-        return result, any(word in result.message for word in LOST)
+            unfinished += futures[future]
+    return sorted(unfinished)
 
-    def _process(self) -> ProcessPoolExecutor:
-        """A pool of one process that has made the checks. RuntimeError if it dies meanwhile."""
-        if self.stopped.is_set():
-            raise queue.Empty
-        threads = max(1, (os.cpu_count() or 1) // self.jobs)
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(1, context, _start, (self.make, threads))
+
+def _one_by_one(
+    make: Make, chosen: dict[int, Check], numbers: list[int], deadline: float
+) -> Generator[Numbered, None, list[int]]:
+    """Until one of them ends the process."""
+    pool = _pool(make, 1)
+    futures = [pool.submit(_run, [number], deadline) for number in numbers]
+    for place, (number, future) in enumerate(zip(numbers, futures, strict=True)):
         try:
-            pool.submit(int).result()
+            yield from future.result()
         except BrokenProcessPool:
-            pool.shutdown()
+            check = chosen[number]
+            yield number, Result(check.group, check.backend, check.dtype, check.name, False, message=DIED)
+            return numbers[place + 1 :]
+    return []
+
+
+def _pool(make: Make, jobs: int) -> ProcessPoolExecutor:
+    """Processes that have made the checks. RuntimeError if one dies before its first."""
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    with _interrupts_blocked():
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start, (make, threads))
+        try:
+            for ready in [pool.submit(int) for _ in range(jobs)]:
+                ready.result()
+        except BrokenProcessPool:
             raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
-        return pool
+    return pool
 
 
-def _block_interrupts() -> None:
-    """A terminal sends Ctrl-C to all processes: those started by this thread inherit its mask, and are ended
-    by us.
-    """
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal: those started inside inherit the mask; we end them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _batches(chosen: Sequence[tuple[int, Check]]) -> list[Batch]:
+def _batches(chosen: dict[int, Check]) -> list[list[int]]:
     """Checks for one process at a time, in the order of their first.
 
     On a GPU all of one backend in one dtype, so that no two processes compile the same kernels; on a CPU some
     that follow each other, checks of one problem together: they share the truth about it.
     """
-    if torch.cuda.is_available():
-        groups: dict[tuple[str, str], Batch] = {}
-        for number, check in chosen:
-            groups.setdefault((check.backend, check.dtype), []).append((number, check))
-        return list(groups.values())
-    batches: list[Batch] = [[]]
-    for _, problem in itertools.groupby(chosen, lambda entry: _problem(entry[1])):
-        batches[-1] += problem
-        if len(batches[-1]) >= TOGETHER:
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number, check in chosen.items():
+        problem = check.group, check.dtype, check.name.removesuffix(f", {FORWARD}")
+        key = (check.backend, check.dtype) if torch.cuda.is_available() else problem
+        groups.setdefault(key, []).append(number)
+    batches: list[list[int]] = [[]]
+    for group in groups.values():
+        batches[-1] += group
+        if len(batches[-1]) >= TOGETHER or torch.cuda.is_available():
             batches.append([])
     return [batch for batch in batches if batch]
-
-
-def _problem(check: Check) -> tuple[str, str, str]:
-    return check.group, check.dtype, check.name.removesuffix(f", {FORWARD}")
 
 
 _checks: dict[int, Check] = {}
@@ -175,5 +137,10 @@ def _start(make: Make, threads: int) -> None:
     _checks.update(enumerate(make()))
 
 
-def _run(number: int) -> Result:
-    return _checks.pop(number)()
+def _run(numbers: Sequence[int], deadline: float) -> list[Numbered]:
+    found = []
+    for number in itertools.takewhile(lambda _: time.time() <= deadline, numbers):
+        found.append((number, _checks.pop(number)()))
+        if any(word in found[-1][1].message for word in LOST):
+            os._exit(1)
+    return found

@@ -1,4 +1,4 @@
-"""Results of checks: one record each, a table, and JSON."""
+"""Results of checks: one record each, a summary, a table, and JSON."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import math
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gnn_attention import patterns
+from gnn_attention.verify.measure import badness
 
 SHOWN = 20  # failures
 NUMBERS = ("output", "gradient", "error", "unit", "share")
@@ -51,9 +52,7 @@ def label(check: Any) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """All results of a run, with its environment; ``not_started`` counts the checks for which no time was
-    left.
-    """
+    """All results of a run and its environment; ``not_started`` counts the checks left when time was up."""
 
     results: tuple[Result, ...]
     environment: dict[str, Any] = field(default_factory=dict)
@@ -81,86 +80,60 @@ class Report:
         return [r for r in self.results if r.skipped is not None]
 
     def __str__(self) -> str:
-        """A graph, what was compared along such graphs and how near it came, what failed, and one
-        sentence.
-        """
+        """A graph, what was compared along such graphs and how near it came, what failed, and a sentence."""
         example = patterns.window(4, 2) | patterns.sinks(4, 1)
-        return "\n".join([str(example), "", *self._comparison(), *self._failure_lines(), self._verdict()])
+        lines = [str(example), "", *self._comparison()]
+        if self.failures:
+            more = len(self.failures) - SHOWN
+            lines += ["", *(line for r in self.failures[:SHOWN] for line in _failure(r))]
+            lines += [f"... and {more} more"] if more > 0 else []
+        return "\n".join([*lines, self._verdict()])
 
-    def _comparison(self) -> list[str]:
+    def _comparison(self) -> Iterator[str]:
         """What was compared, and the worst error of each dtype."""
-        counts, selection = self.environment.get("covered", {}), self.environment.get("selection")
-        lines = [
-            "Attention along the edges of such graphs, compared with dense attention written out in float64:"
-        ]
+        counts, selection = self.environment.get("covered"), self.environment.get("selection")
+        yield "Attention along the edges of such graphs, compared with dense attention in float64:"
         if counts and selection != "only":
-            found = (
-                "{graph} graphs, {option} options, {form} forms of the weights, {backend} backends".format(
-                    **counts
-                )
-            )
-            pairs = ": every pair of them" if selection == "pairs" else ""
-            lines.append(f"  {found}, forward and gradients{pairs}")
-        shares = self._worst_shares()
-        exact = shares.pop("float64", None)
-        if exact is not None:
-            lines.append(
-                f"  float64: the worst error is {exact:.2f} of what is allowed, 1e-12 of the largest number"
-            )
-        if shares:
-            worst = ", ".join(f"{dtype} {share:.2f}" for dtype, share in shares.items())
-            lines.append(
-                f"  {worst} of what is allowed: 2 times the error of torch's attention, 3 for gradients"
-            )
-        return lines
-
-    def _worst_shares(self) -> dict[str, float]:
-        """By dtype."""
+            found = "{graph} graphs, {option} options, {form} forms of the weights, {backend} backends"
+            every = ": every pair of them" if selection == "pairs" else ""
+            yield f"  {found.format(**counts)}, forward and gradients{every}"
         shares = defaultdict[str, list[float]](list)
         for r in self.results:
             if r.share is not None:
                 shares[r.dtype].append(r.share)
-        return {dtype: max(found, key=_badness) for dtype, found in shares.items()}
-
-    def _failure_lines(self) -> list[str]:
-        shown = [line for r in self.failures[:SHOWN] for line in _failure(r)]
-        more = len(self.failures) - SHOWN
-        return ["", *shown, *([f"... and {more} more"] if more > 0 else [])] if shown else []
+        worst = {dtype: f"{max(found, key=badness):.2f}" for dtype, found in shares.items()}
+        exact = worst.pop("float64", None)
+        if exact is not None:
+            yield f"  float64: the worst error is {exact} of what is allowed, 1e-12 of the largest number"
+        if worst:
+            errors = ", ".join(f"{dtype} {share}" for dtype, share in worst.items())
+            yield f"  {errors} of what is allowed: 2 times the error of torch's attention, 3 for gradients"
 
     def _verdict(self) -> str:
-        ran = len(self.results) - len(self.skipped)
+        ran, about = len(self.results) - len(self.skipped), self.environment
         verdict = f"{len(self.failures)} FAILED" if self.failures or not ran else "all equal"
-        verdict += f", {self.not_started} NOT STARTED for want of time" if self.not_started else ""
+        late = f", {self.not_started} NOT STARTED for want of time" if self.not_started else ""
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
-        where = ", ".join(
-            f"{key} {value}" for key, value in self.environment.items() if key in ("device", "torch")
-        )
-        every = (
-            "; every check: gnn-attention verify --all"
-            if self.environment.get("selection") == "pairs"
-            else ""
-        )
-        return f"{ran} checks, {verdict}{skipped} ({where}){every}"
+        where = ", ".join(f"{key} {about[key]}" for key in ("device", "torch") if key in about)
+        every = "; every check: gnn-attention verify --all" if about.get("selection") == "pairs" else ""
+        return f"{ran} checks, {verdict}{late}{skipped} ({where}){every}"
 
     def table(self) -> str:
-        """Errors by group, backend and dtype, then the reasons of skipped checks."""
-        groups = defaultdict[tuple[str, ...], list[Result]](list)
-        reasons = defaultdict[str, int](int)
+        """Counts and worst errors by group, backend and dtype, then the reasons of skipped checks."""
+        groups, reasons = defaultdict[tuple[str, ...], list[Result]](list), defaultdict[str, int](int)
         for r in self.results:
             if r.skipped is None:
                 groups[r.group, r.backend, r.dtype].append(r)
             else:
                 reasons[r.skipped] += 1
-        rows = [_row(*key, *_cells(found)) for key, found in groups.items()]
+        rows = [_ROW.format(*key, *_cells(found)) for key, found in groups.items()]
         skips = [f"skipped {count}: {reason}" for reason, count in reasons.items()]
         return "\n".join([*_HEAD, *rows, *([""] if skips else []), *skips])
 
     def to_json(self) -> str:
-        """Every result, one a line without what is empty, and the environment; numbers that are not finite
-        become strings.
-        """
+        """Every result, one a line without what is empty, and the environment."""
         head = {"environment": self.environment, "summary": self.summary}
-        lines = ",\n".join(json.dumps(_written(result)) for result in self.results)
+        lines = ",\n".join(json.dumps(_fields(result)) for result in self.results)
         return json.dumps(head, indent=1)[:-2] + ',\n "results": [\n' + lines + "\n ]\n}"
 
     @classmethod
@@ -173,30 +146,28 @@ class Report:
         """
         try:
             found = json.loads(text)
-            results = tuple(_read(result) for result in found["results"])
+            results = tuple(_result(fields) for fields in found["results"])
             return cls(results, dict(found["environment"]), int(found["summary"]["not_started"]))
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"expected a record that verify --json wrote, got {error!r:.80}") from None
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Report:
-        """The record in a file. ValueError that names it where it holds none, OSError where it cannot be
-        read.
-        """
+        """The record in a file. ValueError that names it where it holds none."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 
 
-def _failure(result: Result) -> Iterable[str]:
+def _failure(result: Result) -> Iterator[str]:
     """What was expected and what came, and how to run that check alone."""
     yield f"FAILED {label(result)}"
     yield f"  {result.message or 'it does not hold'}"
     yield f"  alone: gnn-attention verify --only {shlex.quote(label(result))}"
 
 
-def _written(result: Result) -> dict[str, Any]:
+def _fields(result: Result) -> dict[str, Any]:
     """Four digits of every number, "nan" and "inf" for what JSON cannot say."""
     found = {key: value for key, value in asdict(result).items() if value not in (None, "") or key in TEXTS}
     for key in NUMBERS & found.keys():
@@ -204,43 +175,28 @@ def _written(result: Result) -> dict[str, Any]:
     return found
 
 
-def _read(written: dict[str, Any]) -> Result:
-    fields: dict[str, Any] = {key: float(x) if key in NUMBERS else x for key, x in written.items()}
-    result = Result(**fields)
+def _result(fields: dict[str, Any]) -> Result:
+    numbers: dict[str, Any] = {key: float(x) for key, x in fields.items() if key in NUMBERS}
+    result = Result(**fields | numbers)
     if not isinstance(result.passed, bool) or not all(isinstance(getattr(result, key), str) for key in TEXTS):
-        raise TypeError(written)
+        raise TypeError(fields)
     return result
 
 
-def _row(*cells: str) -> str:
-    """One line of the table."""
-    return "{:<10}{:<11}{:<10}{:>6}{:>7}{:>14}{:>9}{:>7}{:>10}".format(*cells)
-
-
-_TITLES = _row(
-    "checks of", "backend", "dtype", "checks", "failed", "output error", "SDPA", "ratio", "gradient"
-)
+_ROW = "{:<10}{:<11}{:<10}{:>6}{:>7}{:>9}{:>10}"
 _HEAD = (
-    "The worst output error next to SDPA's own in the same dtype, their ratio (allowed: 2), and the worst ratio of any",
-    "gradient (allowed: 3). In float64 the unit is 1e-12 of the largest number instead (allowed: 1).",
+    "The worst error of an output in units of SDPA's own in the same dtype (allowed: 2) and of any gradient",
+    "(allowed: 3). In float64 the unit is 1e-12 of the largest number instead (allowed: 1).",
     "",
-    _TITLES,
-    "-" * len(_TITLES),
+    _ROW.format("checks of", "backend", "dtype", "checks", "failed", "output", "gradient"),
+    "-" * 63,
 )
 
 
-def _cells(results: list[Result]) -> Iterable[str]:
-    """Counts, the check whose output is worst in its own unit, and the worst gradient."""
-    failed = sum(not r.passed for r in results)
-    worst = max((r for r in results if r.output is not None), key=lambda r: _badness(r.output), default=None)
-    gradient = max((r.gradient for r in results if r.gradient is not None), key=_badness, default=None)
+def _cells(results: list[Result]) -> Iterator[str]:
+    """Counts, and the worst output and gradient."""
     yield str(len(results))
-    yield str(failed or "-")
-    numbers = (None, None, None) if worst is None else (worst.error, worst.unit, worst.output)
-    for number, form in zip((*numbers, gradient), (".1e", ".1e", ".2f", ".2f"), strict=True):
-        yield "-" if number is None else f"{number:{form}}"
-
-
-def _badness(ratio: float | None) -> float:
-    """A NaN is worse than any number."""
-    return math.inf if ratio is None or math.isnan(ratio) else ratio
+    yield str(sum(not r.passed for r in results) or "-")
+    for name in ("output", "gradient"):
+        errors = [error for r in results if (error := getattr(r, name)) is not None]
+        yield f"{max(errors, key=badness):.2f}" if errors else "-"

@@ -5,25 +5,21 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gnn_attention.verify.check import Check
 
 SELECTIONS = ("pairs", "all")
 
-Row = Mapping[str, Any]
-
 
 def pairs(checks: Sequence[Check]) -> list[int]:
     """Numbers of few checks, ascending, that cover in each group every pair of values that its checks have.
 
+    Values are the backend, the dtype and the factors of the group: graph, option, form, direction and so on.
     A check that cannot be run covers nothing; one for each reason is among them, so that the report says it.
-    Values are the backend, the dtype and the factors of the group: graph, option, form, direction, size and
-    so on.
     """
-    groups = defaultdict[str, list[int]](list)
-    reasons: dict[str, int] = {}
+    groups, reasons = defaultdict[str, list[int]](list), dict[str, int]()
     for number, check in enumerate(checks):
         if check.skipped is None:
             groups[check.group].append(number)
@@ -31,23 +27,21 @@ def pairs(checks: Sequence[Check]) -> list[int]:
             reasons.setdefault(check.skipped, number)
     chosen = list(reasons.values())
     for numbers in groups.values():
-        rows = [
-            {"backend": checks[n].backend, "dtype": checks[n].dtype, **checks[n].factors} for n in numbers
-        ]
+        found = [checks[n] for n in numbers]
+        rows = [{"backend": check.backend, "dtype": check.dtype, **check.factors} for check in found]
         chosen += [numbers[row] for row in covering(rows, 2)]
     return sorted(chosen)
 
 
-def covering(rows: Sequence[Row], strength: int) -> list[int]:
-    """Numbers of rows, ascending, in which all values occur that occur together in any row, ``strength`` at a
-    time.
+def covering(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
+    """Numbers of rows, ascending, that hold each combination of ``strength`` values that occurs in any row.
 
     A greedy choice: the row that adds most comes first, of equal ones the earliest.
 
     >>> covering([{"a": a, "b": b, "c": c} for a in (0, 1) for b in (0, 1) for c in (0, 1)], 2)
     [0, 3, 5, 6]
     """
-    combinations = [list(_combinations(row, strength)) for row in rows]
+    combinations = [list(itertools.combinations(row.items(), min(strength, len(row)))) for row in rows]
     missing = set(itertools.chain.from_iterable(combinations))
     queue = [(-len(found), number) for number, found in enumerate(combinations)]
     heapq.heapify(queue)
@@ -61,7 +55,3 @@ def covering(rows: Sequence[Row], strength: int) -> list[int]:
         elif gain:
             heapq.heappush(queue, (-gain, number))
     return sorted(chosen)
-
-
-def _combinations(row: Row, strength: int) -> Iterator[tuple[tuple[str, Any], ...]]:
-    return itertools.combinations(row.items(), min(strength, len(row)))

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gnn_attention.cli.verify import add_options, verified
+from gnn_attention.cli.verify import add_options, run_checks
 from gnn_attention.verify.record import PACKAGE, RECORDS, newest, status
 from gnn_attention.verify.report import Report, Result
 from tests.guarantees.gpu_checks import gpu_checks
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(markdown())
         return 0
     try:
-        return verified(args, MORE)
+        return run_checks(args, MORE)
     except KeyboardInterrupt as error:
         print(": ".join(["interrupted", *map(str, error.args)]), file=sys.stderr)
         return 130

@@ -21,7 +21,7 @@ from gnn_attention.verify import OWN
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, GraphCase
 from gnn_attention.verify.check import DIM, DTYPES, VALUE_DIM, Check, Settings, verdict
 from gnn_attention.verify.measure import gradients_of
-from gnn_attention.verify.truth import attention_truth
+from gnn_attention.verify.truth import Formula
 from tests.guarantees.gpu_large import LARGE, TOKENS, LargeCase
 
 REPEATS = 3
@@ -208,5 +208,5 @@ def _compiled(settings: Settings, dtype: torch.dtype, case: GraphCase, backend: 
     out = torch.compile(run, fullgraph=True, backend=compiler)(**inputs)
     direction = torch.ones_like(out)
     dense = partial(FEATURES["edge bias"].dense, case)
-    truth = attention_truth(inputs, case.mask, direction, DIM**-0.5, dense, device=settings.device)
+    truth = Formula(case.mask, direction, DIM**-0.5, dense, device=settings.device).truth(inputs)
     return verdict(out, gradients_of(out, direction, inputs), truth.for_backend(backend))

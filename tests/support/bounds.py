@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from gnn_attention.verify import oracle, truth
+from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import EXACT, Truth, judge, summation_bound
+from gnn_attention.verify.truth import Formula
 
 __all__ = ["assert_exact", "assert_rule", "assert_sum", "attention_truth", "error"]
 
@@ -76,7 +77,7 @@ def attention_truth(
 
     inputs = {"q": q, "k": k, "v": v} | ({} if sink_logits is None else {"sink_logits": sink_logits})
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return truth.attention_truth(inputs, mask, direction, scale, dense, additive=modify is None)
+    return Formula(mask, direction, scale, dense, additive=modify is None).truth(inputs)
 
 
 def _pairs(found, true):
