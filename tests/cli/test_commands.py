@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,12 +21,7 @@ from gnn_attention.convert import catalogue, expressions
 
 class TestCatalogue:
     def test_every_builder_has_an_example(self):
-        missing = sorted(set(patterns.__all__) - set(catalogue.EXAMPLES))
-        left_over = sorted(set(catalogue.EXAMPLES) - set(patterns.__all__))
-        assert not missing, (
-            f"no example in gnn_attention/convert/catalogue.py, EXAMPLES, for: {', '.join(missing)}"
-        )
-        assert not left_over, f"examples of builders that the zoo does not have: {', '.join(left_over)}"
+        assert set(patterns.__all__) == set(catalogue.EXAMPLES)
 
     def test_an_example_shows_its_builder(self):
         for name in patterns.__all__:
@@ -65,14 +62,8 @@ class TestGraphs:
     def test_chosen_ones(self, capsys):
         assert main(["graphs", "sinks", "window"]) == 0
         out = capsys.readouterr().out
-        assert [
-            line.split("(")[0].strip()
-            for line in out.splitlines()
-            if line.startswith("  ") and line[2] != " "
-        ] == [
-            "sinks",
-            "window",
-        ]
+        examples = [line.split("(")[0] for line in out.splitlines() if re.match(r"  \w", line)]
+        assert examples == ["  sinks", "  window"]
 
     def test_json(self, capsys, tmp_path):
         assert main(["graphs", "--json"]) == 0
@@ -80,27 +71,11 @@ class TestGraphs:
         assert [entry["name"] for entry in listed] == list(patterns.__all__)
         (window,) = [entry for entry in listed if entry["name"] == "window"]
         assert window["call"] == "window(n, w, causal=True)"
-        assert (window["family"], window["tokens"], window["edges"], window["edges_per_token"]) == (
-            "local",
-            64,
-            484,
-            7.5625,
-        )
+        wanted = {"family": "local", "tokens": 64, "edges": 484, "edges_per_token": 7.5625}
+        assert window.items() >= wanted.items()
         assert main(["graphs", "window", "--json", str(tmp_path / "zoo.json")]) == 0
         assert json.loads((tmp_path / "zoo.json").read_text()) == [window]
         assert capsys.readouterr().out == ""
-
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            (["wndow"], "there is no builder 'wndow'; did you mean 'window'?"),
-            (["qqqq"], "there is no builder 'qqqq'; 'gnn-attention graphs' lists them"),
-            (["--json", "no/such/file"], "expected a folder that exists"),
-        ],
-    )
-    def test_wrong_arguments(self, arguments, words, capsys):
-        assert main(["graphs", *arguments]) == 2
-        assert words in capsys.readouterr().err
 
 
 class TestDraw:
@@ -110,10 +85,7 @@ class TestDraw:
 
     @pytest.mark.parametrize(
         ("kind", "ending"),
-        [
-            *(("mask", "png"), ("graph", "svg"), ("both", "png"), ("arcs", "svg")),
-            *(("layers", "png"), ("degrees", "svg"), ("hops", "svg"), (None, "png")),
-        ],
+        [("mask", "png"), ("arcs", "svg"), ("both", "png"), ("degrees", "svg"), (None, "png")],
     )
     def test_into_a_file(self, kind, ending, tmp_path, capsys):
         needs("matplotlib")
@@ -123,87 +95,15 @@ class TestDraw:
         assert capsys.readouterr().out == f"{file}: TokenGraph(window(12, 3): 12 src -> 12 dst)\n"
 
     def test_token_and_layers(self, tmp_path, monkeypatch):
-        """They reach the picture: token 5 has heard of 1 + 2 * 2 tokens after 2 layers."""
+        """They reach the picture: token 5 depends on 1 + 2 * 2 tokens after 2 layers."""
         needs("matplotlib")
         seen = []
-        monkeypatch.setattr(
-            "matplotlib.figure.Figure.savefig", lambda figure, file, **more: seen.append(figure)
-        )
-        assert (
-            main(
-                [
-                    "draw",
-                    "window(12, 3)",
-                    "-o",
-                    str(tmp_path / "a.svg"),
-                    "--kind",
-                    "layers",
-                    "--token",
-                    "5",
-                    "--layers",
-                    "2",
-                ]
-            )
-            == 0
-        )
-        assert (
-            main(["draw", "window(12, 3)", "-o", str(tmp_path / "a.svg"), "--kind", "hops", "--token", "5"])
-            == 0
-        )
+        save = "matplotlib.figure.Figure.savefig"
+        monkeypatch.setattr(save, lambda figure, file, **more: seen.append(figure))
+        drawn = ["draw", "window(12, 3)", "-o", str(tmp_path / "a.svg"), "--token", "5", "--kind"]
+        assert main([*drawn, "layers", "--layers", "2"]) == main([*drawn, "hops"]) == 0
         assert [text.get_text() for text in seen[0].axes[0].texts] == ["5 of 12", "3 of 12", "1 of 12"]
         assert any(line.get_label() == "token 5" for line in seen[1].axes[0].lines)
-
-    def test_heads_are_drawn_side_by_side(self, tmp_path):
-        needs("matplotlib")
-        assert main(["draw", "duo_attention(16, 4, [1], 4)", "-o", str(tmp_path / "heads.svg")]) == 0
-        assert all(f"head {head}" in (tmp_path / "heads.svg").read_text() for head in range(4))
-
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            (["windw(6, 2)"], "column 1, 'windw(6, 2)': there is no builder 'windw'; did you mean 'window'?"),
-            (
-                ["window(64, 8)"],
-                "has no picture in text, which is for one head and at most 32 tokens; add for example -o",
-            ),
-            (["duo_attention(16, 4, [1], 4)"], "has no picture in text"),
-            (["window(6, 2)", "--kind", "arcs"], "--kind arcs needs a file to draw into"),
-            (
-                ["window(6, 2)", "-o", "no/such/folder.svg"],
-                "-o no/such/folder.svg: expected a folder that exists",
-            ),
-            (["window(6, 2)", "-o", "{}/a.xyz"], "'xyz' is not supported"),
-            (
-                ["window(6, 2)", "-o", "{}/a"],
-                "/a: expected a file name whose ending says what to write, such as picture.svg",
-            ),
-            (["window(6, 2)", "-o", "{}"], "expected a file name whose ending says what to write"),
-            (
-                ["window(6, 2)", "-o", "{}/a.svg", "--token", "3"],
-                "--token belongs to --kind layers and --kind hops, not to mask",
-            ),
-            (["window(6, 2)", "-o", "{}/a.svg", "--kind", "arcs", "--layers", "3"], "--layers belongs to"),
-            (
-                ["window(6, 2)", "-o", "{}/a.svg", "--kind", "layers", "--token", "6"],
-                "token must be a position in 0 .. 5, got 6",
-            ),
-            (["window(9000, 2)", "-o", "{}/a.svg"], "mask() draws at most 4096 tokens a side"),
-            (
-                ["cross(3, 4)", "-o", "{}/a.svg", "--kind", "arcs"],
-                "arcs() draws graphs whose senders are their receivers",
-            ),
-        ],
-    )
-    def test_wrong_arguments(self, arguments, words, tmp_path, capsys):
-        if "-o" in arguments:
-            needs("matplotlib")
-        assert main(["draw", *(argument.format(tmp_path) for argument in arguments)]) == 2
-        seen = capsys.readouterr()
-        assert seen.err.startswith("gnn-attention draw: ")
-        assert words in seen.err
-        assert seen.err.count("\n") == 1
-        assert seen.out == ""
-        assert not list(tmp_path.iterdir())
 
     def test_without_matplotlib(self, tmp_path, capsys, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -211,23 +111,58 @@ class TestDraw:
         assert "pictures need matplotlib" in capsys.readouterr().err
 
 
+# commands and what their errors say, a line each
+WRONG = """
+graphs wndow | there is no builder 'wndow'; did you mean 'window'?
+graphs qqqq | there is no builder 'qqqq'; 'gnn-attention graphs' lists them
+graphs --json no/such/file | --json no/such/file: expected a folder that exists
+draw 'windw(6, 2)' | column 1, 'windw(6, 2)': there is no builder 'windw'; did you mean 'window'?
+draw 'window(64, 8)' | has no picture in text, which is for one head and at most 32 tokens; add for example -o
+draw 'duo_attention(16, 4, [1], 4)' | has no picture in text
+draw 'window(6, 2)' --kind arcs | --kind arcs needs a file to draw into
+draw 'window(6, 2)' -o no/such/folder.svg | -o no/such/folder.svg: expected a folder that exists
+draw 'window(6, 2)' -o {}/a.xyz | 'xyz' is not supported
+draw 'window(6, 2)' -o {}/a | /a: expected a file name whose ending says what to write, such as picture.svg
+draw 'window(6, 2)' -o {} | expected a file name whose ending says what to write
+draw 'window(6, 2)' -o {}/a.svg --token 3 | --token belongs to --kind layers and --kind hops, not to mask
+draw 'window(6, 2)' -o {}/a.svg --kind arcs --layers 3 | --layers belongs to
+draw 'window(6, 2)' -o {}/a.svg --kind layers --token 6 | token must be a position in 0 .. 5, got 6
+draw 'window(9000, 2)' -o {}/a.svg | mask() draws at most 4096 tokens a side
+draw 'cross(3, 4)' -o {}/a.svg --kind arcs | arcs() draws graphs whose senders are their receivers
+generate '' --tokens 3 | prompt must have at least one character, got none
+generate def --tokens -1 | tokens must be at least 0, got -1
+generate def --graph 'windw(9, 2)' | there is no builder 'windw'; did you mean 'window'?
+generate def --graph 'causal(9)' --tokens 80 | graph must have the 81 tokens that there will be in the end
+generate def --graph 'cross(200, 300)' | a cache needs a graph whose receivers and senders are the same tokens
+generate def --temperature -1 | temperature >= 0, got 1 tokens and -1.0
+generate def --json no/such/file | --json no/such/file: expected a folder that exists
+generate def --model no_such_file | no_such_file
+bench --tokens 0 | --tokens must be at least 1, got 0
+bench --device tpu7 | --device must be cpu, cuda, cuda:1, ..., got 'tpu7'
+bench --device cuda:99 | --device cuda:99: torch finds
+bench --json no/such/record.json | expected a folder that exists
+bench calibrate --tokens 5 | bench calibrate takes no option but --json
+"""
+
+
+@pytest.mark.parametrize("line", WRONG.strip().splitlines())
+def test_wrong_arguments(line, tmp_path, capsys):
+    command, words = line.split(" | ")
+    if " -o" in command:
+        needs("matplotlib")
+    assert main(shlex.split(command.format(tmp_path))) == 2
+    seen = capsys.readouterr()
+    assert re.match(rf"gnn-attention {command.split()[0]}[\w ]*: ", seen.err)
+    assert words in seen.err
+    assert (seen.out, seen.err.count("\n")) == ("", 1)
+    assert not list(tmp_path.iterdir())
+
+
+COMMANDS = "verify audit bench explore graphs draw cost generate train compare reach"
+
+
 class TestMain:
-    @pytest.mark.parametrize(
-        "command",
-        [
-            "verify",
-            "audit",
-            "bench",
-            "explore",
-            "graphs",
-            "draw",
-            "cost",
-            "generate",
-            "train",
-            "compare",
-            "reach",
-        ],
-    )
+    @pytest.mark.parametrize("command", COMMANDS.split())
     def test_every_command_has_help(self, command, capsys):
         with pytest.raises(SystemExit) as left:
             main([command, "--help"])
@@ -272,10 +207,8 @@ class TestMain:
 
 def test_examples_are_read_as_python_reads_them():
     """The examples are Python: read by it, they build the same graphs."""
-    known = {name: getattr(patterns, name) for name in patterns.__all__} | {
-        "tensor": expressions.tensor,
-        "randn": expressions.randn,
-    }
+    known = {name: getattr(patterns, name) for name in patterns.__all__}
+    known |= {"tensor": expressions.tensor, "randn": expressions.randn}
     for text in catalogue.EXAMPLES.values():
         value = expressions.evaluate(text)
         if isinstance(value, TokenGraph):

@@ -1,10 +1,9 @@
-"""The model goes on with a text: through a cache exactly as without one; and the command
-``gnn-attention generate``.
-"""
+"""The model goes on with a text: through a cache exactly as without one; and ``gnn-attention generate``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,11 +42,7 @@ def prompt_of(vocabulary: BytePair) -> torch.Tensor:
 
 @torch.no_grad()
 def is_greedy(model: lm.LanguageModel, tokens: torch.Tensor, start: int, graph: Any) -> bool:
-    """Each token from ``start`` on is the likeliest after those before it, in one pass over all of them, in
-    float64.
-
-    No rounding, of float32 neither, decides which token is the likeliest: the next one is clearly behind it.
-    """
+    """Each token from ``start`` on is clearly the likeliest after those before it, in one pass in float64."""
     logits = model(tokens[None], algebra.restrict(graph, range(len(tokens))))[0, start - 1 : -1]
     first, second = logits.topk(2).values.unbind(-1)
     assert logits.dtype == torch.float64
@@ -81,29 +76,25 @@ def test_the_walk_has_no_cache_and_says_the_same(tiny: lm.LanguageModel) -> None
     wanted = lm.generate(tiny, tokens, 9, seed=4, graph=graph)
     tiny.backend = None
     assert torch.equal(lm.generate(tiny, tokens, 9, seed=4, graph=graph), wanted)
-    with pytest.raises(
-        NotImplementedError,
-        match=r"the message-passing path \(backend=None\) and hooks .* need all tokens at once",
-    ):
+    needs_all = r"the message-passing path \(backend=None\) and hooks .* need all tokens at once"
+    with pytest.raises(NotImplementedError, match=needs_all):
         tiny.proceed(tokens[None], KeyValueCache(graph, 2))
 
 
 def test_edges_that_are_cut_stay_cut(tiny: lm.LanguageModel) -> None:
-    """A hook that changes what a layer hears is not passed by: the tokens are those of the changed model."""
+    """A hook that changes the edges of a layer acts: the tokens are those of the changed model."""
     tokens, graph = torch.tensor([5, 9, 2]), patterns.window(30, 6)
     whole = lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph).tolist()
 
-    def hear_nobody_else(layer: torch.nn.Module, args: Any) -> Any:
+    def itself_alone(layer: torch.nn.Module, args: Any) -> Any:
         return args[0], patterns.window(args[1].num_dst, 1)
 
     for hooked in (tiny.layers[1], tiny.blocks[0]):
-        hook = hooked.register_forward_pre_hook(hear_nobody_else)
+        hook = hooked.register_forward_pre_hook(itself_alone)
         found = lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph)
         assert found.tolist() != whole
         assert is_greedy(tiny, found, 3, graph)
-        with pytest.raises(
-            NotImplementedError, match="hooks on blocks or attention layers need all tokens at once"
-        ):
+        with pytest.raises(NotImplementedError, match="hooks on blocks or attention layers need all tokens"):
             lm.generate(tiny, tokens, 20, cache=KeyValueCache(graph, TINY.num_layers))
         hook.remove()
     assert lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph).tolist() == whole
@@ -114,108 +105,71 @@ def test_a_cache_goes_on_where_it_was(tiny: lm.LanguageModel) -> None:
     tokens, graph = torch.tensor([5, 9, 2]), patterns.window(40, 6) | patterns.sinks(40, 1)
     cache = KeyValueCache(graph, TINY.num_layers)
     first = lm.generate(tiny, tokens, 5, temperature=0.0, cache=cache)
-    assert cache.length == 7  # the last token was said and not yet heard
+    assert cache.length == 7  # the last token is not yet in the cache
     turn = torch.tensor([*first[-1:].tolist(), 77, 78])
     second = lm.generate(tiny, turn, 6, temperature=0.0, cache=cache)
     assert second.tolist()[:3] == turn.tolist()
-    said = torch.cat([first[:-1], turn])
-    assert is_greedy(tiny, torch.cat([first[:-1], second]), len(said), graph)
-
-
-def test_an_error_leaves_the_cache_of_a_model_as_it_was(
-    tiny: lm.LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens, cache = torch.tensor([[5, 9, 2]]), KeyValueCache(patterns.causal(9), TINY.num_layers)
-    with monkeypatch.context() as patched:
-        patched.setattr(tiny.layers[1], "backend", "fast")
-        with pytest.raises(ValueError, match="backend must be one of"):
-            tiny.proceed(tokens, cache)
-    assert cache.length == 0
-    assert_exact(tiny.proceed(tokens, cache), tiny(tokens))
+    text = torch.cat([first[:-1], turn])
+    assert is_greedy(tiny, torch.cat([first[:-1], second]), len(text), graph)
 
 
 def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
+    """They leave the cache as it was."""
     tokens, cache = torch.tensor([1, 2, 3]), KeyValueCache(patterns.causal(9), TINY.num_layers)
-    with pytest.raises(
-        ValueError,
-        match=r"graph must have the 13 tokens that there will be in the end, got TokenGraph\(causal\(9\)",
-    ):
-        lm.generate(tiny, tokens, 10, graph=patterns.causal(9))
-    with pytest.raises(ValueError, match="graph must have the 13 tokens"):
-        lm.generate(tiny, tokens, 10, cache=cache)
-    with pytest.raises(
-        ValueError, match=r"this is a cache of TokenGraph\(causal\(9\).*, got TokenGraph\(window\(9, 2\)"
-    ):
-        lm.generate(tiny, tokens, 2, graph=patterns.window(9, 2), cache=cache)
-    with pytest.raises(ValueError, match="cache must have 2 layers, one for each block, got 1"):
-        tiny.proceed(tokens[None], KeyValueCache(patterns.causal(9)))
-    with pytest.raises(ValueError, match="attends to sender 4, which has not come: give at least 5 tokens"):
-        lm.generate(tiny, tokens, 3, graph=patterns.prefix(9, 5))
+    wrong: dict[str, Callable[[], object]] = {
+        r"graph must have the 13 tokens that there will be in the end, got TokenGraph\(causal\(9\)": (
+            lambda: lm.generate(tiny, tokens, 10, graph=patterns.causal(9))
+        ),
+        "graph must have the 13 tokens": lambda: lm.generate(tiny, tokens, 10, cache=cache),
+        r"this is a cache of TokenGraph\(causal\(9\).*, got TokenGraph\(window\(9, 2\)": (
+            lambda: lm.generate(tiny, tokens, 2, graph=patterns.window(9, 2), cache=cache)
+        ),
+        "cache must have 2 layers, one for each block, got 1": (
+            lambda: tiny.proceed(tokens[None], KeyValueCache(patterns.causal(9)))
+        ),
+        "attends to sender 4, which has not come: give at least 5 tokens": (
+            lambda: lm.generate(tiny, tokens, 3, graph=patterns.prefix(9, 5))
+        ),
+    }
+    for message, call in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+    tiny.layers[1].backend = "fast"
+    with pytest.raises(ValueError, match="backend must be one of"):
+        tiny.proceed(tokens[None], cache)
+    tiny.layers[1].backend = "auto"
     assert cache.length == 0
+    assert_exact(tiny.proceed(tokens[None], cache), tiny(tokens[None]))
 
 
 def test_the_command_of_the_readme(shipped: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """``gnn-attention generate "def read(" --tokens 80 --graph "window(512, 64) | sinks(512, 4)" --temperature 0 --seed 0``."""
+    """Its tokens, its options, and what it says on stderr."""
     model, vocabulary = shipped
     graph = "window(512, 64) | sinks(512, 4)"
-    assert (
-        main(["generate", PROMPT, "--tokens", "80", "--graph", graph, "--temperature", "0", "--seed", "0"])
-        == 0
-    )
-    said = capsys.readouterr()
+    options = ["--tokens", "80", "--temperature", "0", "--seed", "0"]
+    assert main(["generate", PROMPT, "--graph", graph, *options]) == 0
+    shown = capsys.readouterr()
     found = lm.generate(model, prompt_of(vocabulary), 80, temperature=0.0, graph=expressions.parse(graph))
-    assert said.out == vocabulary.decode(found.tolist()) + "\n"
+    assert shown.out == vocabulary.decode(found.tolist()) + "\n"
     assert is_greedy(model, found, len(prompt_of(vocabulary)), expressions.parse(graph))
     came = len(prompt_of(vocabulary)) + 79
-    assert said.err.startswith(f"{came} tokens along {graph}: {64 + 4} senders cached, ")
+    assert shown.err.startswith(f"{came} tokens along {graph}: {64 + 4} senders cached, ")
 
 
 def test_as_json(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", PROMPT, "--tokens", "5", "--seed", "3"]
     assert main([*arguments, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["text"].startswith(PROMPT)
-    assert (said["computed"], said["cached"], said["seed"]) == (
-        len(said["tokens"]) - 1,
-        len(said["tokens"]) - 1,
-        3,
-    )
-    assert main([*arguments, "--json", str(tmp_path / "said.json")]) == 0
-    assert json.loads((tmp_path / "said.json").read_text()) == said
-    assert capsys.readouterr().out == said["text"] + "\n"
+    record = json.loads(capsys.readouterr().out)
+    assert record["text"].startswith(PROMPT)
+    assert record["computed"] == record["cached"] == len(record["tokens"]) - 1
+    assert record["seed"] == 3
+    assert main([*arguments, "--json", str(tmp_path / "found.json")]) == 0
+    assert json.loads((tmp_path / "found.json").read_text()) == record
+    assert capsys.readouterr().out == record["text"] + "\n"
 
 
 def test_another_model(tiny: lm.LanguageModel, tmp_path: Any) -> None:
     vocabulary = BytePair(tuple((bytes([97 + i]), b"x") for i in range(4)))
     lm.save(tmp_path / "tiny.safetensors", tiny.float(), vocabulary, {})
-    said = generate.continued("abc", 4, file=tmp_path / "tiny.safetensors", temperature=0.0)
-    assert (said["prompt_tokens"], len(said["tokens"])) == (3, 7)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["", "--tokens", "3"], "prompt must have at least one character, got none"),
-        (["def", "--tokens", "-1"], "tokens must be at least 0, got -1"),
-        (["def", "--graph", "windw(9, 2)"], "there is no builder 'windw'; did you mean 'window'?"),
-        (
-            ["def", "--graph", "causal(9)", "--tokens", "80"],
-            "graph must have the 81 tokens that there will be in the end",
-        ),
-        (
-            ["def", "--graph", "cross(200, 300)"],
-            "a cache needs a graph whose receivers and senders are the same tokens",
-        ),
-        (["def", "--temperature", "-1"], "temperature >= 0, got 1 tokens and -1.0"),
-        (["def", "--json", "no/such/file"], "--json no/such/file: expected a folder that exists"),
-        (["def", "--model", "no_such_file"], "no_such_file"),
-    ],
-)
-def test_wrong_arguments_of_the_command(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["generate", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("gnn-attention generate: ")
-    assert words in said.err
-    assert (said.out, said.err.count("\n")) == ("", 1)
+    record = generate.continued("abc", 4, file=tmp_path / "tiny.safetensors", temperature=0.0)
+    assert (record["prompt_tokens"], len(record["tokens"])) == (3, 7)
