@@ -20,16 +20,12 @@ import torch
 from gnn_attention import patterns
 from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.progress import Progress
-from gnn_attention.cli import calibrate
-from gnn_attention.cli.bench_methods import METHODS, OURS, PASSES, Comparison, largest_errors
+from gnn_attention.cli import calibrate, json_option
+from gnn_attention.cli.bench_methods import DIM, HEADS, METHODS, OURS, PASSES, Comparison, largest_errors
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.circumstances import environment
 
-__all__ = ["GRAPHS", "add_bench", "measure", "table"]
-
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)
-}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENS, SECONDS = 2048, 50.0
 Record = dict[str, Any]
 
@@ -62,26 +58,17 @@ GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention bench``."""
-    command = commands.add_parser(
-        "bench", help="time and memory of attention along graphs, next to what is installed"
-    )
-    command.add_argument(
-        "what",
-        nargs="?",
-        choices=["calibrate"],
-        help="fit the cost model behind backend='auto' to this machine instead",
-    )
-    command.add_argument(
-        "--tokens", type=int, default=TOKENS, metavar="N", help="of every graph (default %(default)s)"
-    )
+    about = "time and memory of attention along graphs, next to what is installed"
+    command = commands.add_parser("bench", help=about)
+    instead = "fit the cost model behind backend='auto' to this machine instead"
+    command.add_argument("what", nargs="?", choices=["calibrate"], help=instead)
+    size = "of every graph (default %(default)s)"
+    command.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help=size)
     command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
-    command.add_argument(
-        "--dtype", choices=list(DTYPES), help="of q, k, v (default: float32, on a GPU bfloat16)"
-    )
+    dtype = "of q, k, v (default: float32, on a GPU bfloat16)"
+    command.add_argument("--dtype", choices=list(DTYPES), help=dtype)
     command.add_argument("--no-peers", action="store_true", help="attend alone")
-    command.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)"
-    )
+    json_option.add_json(command)
     command.set_defaults(run=_bench)
 
 
@@ -91,17 +78,16 @@ def _bench(args: argparse.Namespace) -> int:
         record, text = _calibrated(args), calibrate.text
     else:
         record, text = _measured(args), table
-    if args.json not in (None, "-"):
-        atomic_files.write(args.json, json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record, indent=1) if args.json == "-" else text(record))
+    json_option.write_json(args.json, json.dumps(record, indent=1))
+    if args.json != "-":
+        print(text(record))
     return 0 if all(row["passed"] for row in record.get("checks", ())) else 1
 
 
 def _calibrated(args: argparse.Namespace) -> Record:
     if (args.tokens, args.device, args.dtype, args.no_peers) != (TOKENS, "cpu", None, False):
-        raise ValueError(
-            "bench calibrate takes no option but --json: it measures graphs of its own on the CPU"
-        )
+        why = "it measures graphs of its own on the CPU"
+        raise ValueError(f"bench calibrate takes no option but --json: {why}")
     with Progress("bench calibrate", len(calibrate.CASES), "cases") as shown:
         return calibrate.run_calibration(progress=shown.begin)
 
@@ -152,20 +138,9 @@ def measure(
         checked.append({"graph": title, **largest_errors(compared.small)})
         found = compared.cases(names, partial(_begin, shown, title))
         cases += [{"graph": title, "edges": compared.graph.num_edges, **case} for case in found]
-    sizes = {
-        "tokens": tokens,
-        "heads": compared.heads,
-        "dim": compared.dim,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
-    return {
-        "bench": "short",
-        "schema": 1,
-        **environment(str(device)),
-        **sizes,
-        "checks": checked,
-        "cases": cases,
-    }
+    sizes = {"tokens": tokens, "heads": HEADS, "dim": DIM, "dtype": str(dtype).removeprefix("torch.")}
+    about = {"bench": "short", "schema": 1, **environment(str(device)), **sizes}
+    return {**about, "checks": checked, "cases": cases}
 
 
 def _begin(shown: Progress, title: str, method: str) -> None:
@@ -173,9 +148,7 @@ def _begin(shown: Progress, title: str, method: str) -> None:
 
 
 def table(record: Record) -> str:
-    """A row for each graph and pass: what auto takes, and how many times its time and memory every peer
-    does.
-    """
+    """A row for each graph and pass: the time and memory of ``attend``, and how many times these of peers."""
     names = list(dict.fromkeys(case["method"] for case in record["cases"]))
     skipped = (case for case in record["cases"] if case["status"] == "skipped" and not case["needs"])
     reasons = list(dict.fromkeys(case["reason"] for case in skipped))
@@ -192,18 +165,13 @@ def _head(record: Record) -> str:
 
 
 def _row(record: Record, title: str, which: str, names: list[str], reasons: list[str]) -> list[str]:
-    wanted = {
-        case["method"]: case for case in record["cases"] if (case["graph"], case["pass"]) == (title, which)
-    }
+    cases = (case for case in record["cases"] if (case["graph"], case["pass"]) == (title, which))
+    wanted = {case["method"]: case for case in cases}
     ours, first = wanted[OURS], which == PASSES[0]
     cells = [title, f"{ours['edges']:,}"] if first else ["", ""]
     if ours["status"] == "measured":
-        cells += [
-            which,
-            ours["backend"],
-            f"{_rounded(ours['seconds'] * 1e3)} ms",
-            f"{_rounded(ours['bytes'] / 2**20)} MB",
-        ]
+        taken = f"{_rounded(ours['seconds'] * 1e3)} ms", f"{_rounded(ours['bytes'] / 2**20)} MB"
+        cells += [which, ours["backend"], *taken]
     else:
         cells += [which, "-", _skipped(ours, reasons), "-"]
     return [*cells, *(_peer(wanted[name], reasons) for name in names[1:])]
@@ -231,9 +199,7 @@ def _rounded(value: float) -> str:
 
 def _aligned(rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _remarks(record: Record, names: list[str]) -> list[str]:
@@ -243,10 +209,8 @@ def _remarks(record: Record, names: list[str]) -> list[str]:
     lines = [f"attend, results and gradients of at most 512 tokens: {verdict}."]
     if len(names) > 1:
         lines.append(
-            "2x, 30x: twice the time and 30 times the memory of attend; memory is the peak of a call beyond its inputs."
+            "2x, 30x: twice the time and 30 times the memory of attend, the peak of a call without inputs."
         )
     if any(case.get("needs") for case in record["cases"]):
-        lines.append(
-            "skipped, 16 GiB or 9 s: so much a call would take, judged by a smaller graph of the same form."
-        )
+        lines.append("skipped, 16 GiB or 9 s: what a call would take, by a smaller graph of the same form.")
     return lines

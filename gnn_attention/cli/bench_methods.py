@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,8 +27,7 @@ from gnn_attention.attend import attend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.graph import TokenGraph
-
-__all__ = ["METHODS", "OURS", "PASSES", "Comparison", "largest_errors"]
+from gnn_attention.verify.measure import Truth, gradients_of, judge, worst_errors
 
 OURS = "attend"
 PASSES = ("forward", "with backward")
@@ -70,25 +70,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Method:
-    """``prepare(problem)`` makes what a user would reuse (mask, edges, kernel) and returns the function of q,
-    k and v.
+    """``prepare(problem)`` makes what a user would reuse (mask, edges, kernel) and returns f(q, k, v).
 
-    ``grows`` says what time and memory are proportional to; ``unsupported(problem, backward)`` why it cannot
-    run.
+    ``grows``: what time and memory are proportional to; ``unsupported(problem, backward)``: why not to run.
     """
 
     prepare: Callable[[Problem], Function]
     grows: Callable[[TokenGraph], int] | None = None
     unsupported: Callable[[Problem, bool], str | None] = lambda problem, backward: None
     compiles: bool = False
-
-
-def _pairs(graph: TokenGraph) -> int:
-    return graph.num_dst * graph.num_src
-
-
-def _edges(graph: TokenGraph) -> int:
-    return graph.num_edges
 
 
 def _attend(problem: Problem) -> Function:
@@ -117,15 +107,13 @@ def _flex_unsupported(problem: Problem, backward: bool) -> str | None:
 def _transformer_conv(problem: Problem) -> Function:
     """``propagate`` of PyG's TransformerConv on q, k and v alone, without its projections."""
     edges = problem.graph.edges_on(problem.q.device)
-    conv = importlib.import_module("torch_geometric.nn").TransformerConv(
-        HEADS * DIM, DIM, HEADS, root_weight=False, bias=False
-    )
+    layer = importlib.import_module("torch_geometric.nn").TransformerConv
+    conv = layer(HEADS * DIM, DIM, HEADS, root_weight=False, bias=False)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        query, key, value = (x[0].transpose(0, 1) for x in (q, k, v))
-        out: Tensor = conv.propagate(
-            edges, size=(len(key), len(query)), query=query, key=key, value=value, edge_attr=None
-        )
+        ends = {name: x[0].transpose(0, 1) for name, x in (("query", q), ("key", k), ("value", v))}
+        size = len(ends["key"]), len(ends["query"])
+        out: Tensor = conv.propagate(edges, size=size, edge_attr=None, **ends)
         return out.transpose(0, 1).unsqueeze(0)
 
     return function
@@ -133,51 +121,31 @@ def _transformer_conv(problem: Problem) -> Function:
 
 METHODS = {
     OURS: Method(_attend),
-    "SDPA": Method(_sdpa, _pairs),
+    "SDPA": Method(_sdpa, lambda graph: graph.num_dst * graph.num_src),
     "FlexAttention": Method(_flex, None, _flex_unsupported, compiles=True),
-    "PyG TransformerConv": Method(_transformer_conv, _edges),
+    "PyG TransformerConv": Method(_transformer_conv, lambda graph: graph.num_edges),
 }
 
 
 def largest_errors(problem: Problem) -> dict[str, Any]:
-    """Largest errors of ``attend`` and of SDPA with a mask from SDPA in float64: output and gradients.
+    """Whether ``attend`` is right by the rule of verify: errors next to those of SDPA, from SDPA in float64.
 
-    ``passed``: at most twice (gradients: three times) SDPA's own error, or that of one rounding; ``worst``
-    result.
+    ``passed``, and of the ``worst`` number of output and gradients what was expected and what came.
     """
-    double = Problem(
-        problem.graph, *(x.double() for x in (problem.q, problem.k, problem.v, problem.grad_out))
-    )
     masked = partial(functional.scaled_dot_product_attention, attn_mask=problem.graph.mask(problem.q.device))
-    truth, theirs, ours = (
-        _results(double, masked),
-        _results(problem, masked),
-        _results(problem, _attend(problem)),
-    )
-    rounding, shares = torch.finfo(problem.q.dtype).eps / 2, {}
-    for position, (name, true) in enumerate(truth.items()):
-        own, found = (float((x[name].double() - true).abs().max()) for x in (theirs, ours))
-        unit = max(own, rounding * float(true.abs().max()))
-        shares[name] = found / unit / (2 if position == 0 else 3)
-    worst = max(shares, key=shares.__getitem__)
-    # a NaN is in no order: it must not pass
-    return {
-        "passed": all(share <= 1 for share in shares.values()),
-        "worst": f"{worst}: {shares[worst]:.3g} of what is allowed",
-    }
+    out, gradients = _results(problem, masked, torch.float64)
+    yardstick = worst_errors([_results(problem, masked, problem.q.dtype)], out, gradients)
+    ours = _results(problem, _attend(problem), problem.q.dtype)
+    found = judge(*ours, Truth(out, gradients, yardstick))
+    return {"passed": found.passed, "worst": found.where}
 
 
-def _results(problem: Problem, function: Function) -> dict[str, Tensor]:
-    leaves = {
-        name: x.detach().requires_grad_()
-        for name, x in zip("qkv", (problem.q, problem.k, problem.v), strict=True)
-    }
+def _results(problem: Problem, function: Function, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
+    inputs = {"q": problem.q, "k": problem.k, "v": problem.v}
+    leaves = {name: x.detach().to(dtype, copy=True).requires_grad_() for name, x in inputs.items()}
     out = function(*leaves.values())
-    found = torch.autograd.grad(out, list(leaves.values()), problem.grad_out)
-    return {
-        "output": out.detach(),
-        **{f"gradient of {name}": x for name, x in zip(leaves, found, strict=True)},
-    }
+    gradients = gradients_of(out, problem.grad_out, leaves)
+    return out.detach().cpu(), {name: x.cpu() for name, x in gradients.items()}
 
 
 class SkippedError(Exception):
@@ -202,8 +170,6 @@ class _Candidate:
 class Comparison:
     """One graph at its size, and a small one of the same form, within about ``seconds``."""
 
-    heads, dim = HEADS, DIM
-
     def __init__(
         self,
         build: Callable[[int], TokenGraph],
@@ -222,14 +188,13 @@ class Comparison:
 
     def cases(self, names: Sequence[str], begin: Callable[[str], None]) -> list[dict[str, Any]]:
         """Both passes of every method."""
-        ready: dict[str, list[_Candidate | SkippedError]] = {}
+        ready = dict[str, list[_Candidate | SkippedError]]()
         for name in names:
             begin(name)
             ready[name] = self._candidates(name)
+        passes = ({name: found[number] for name, found in ready.items()} for number in range(len(PASSES)))
         return [
-            case
-            for number, which in enumerate(PASSES)
-            for case in self._timed(which, {n: c[number] for n, c in ready.items()})
+            case for which, found in zip(PASSES, passes, strict=True) for case in self._timed(which, found)
         ]
 
     def _candidates(self, name: str) -> list[_Candidate | SkippedError]:
@@ -248,9 +213,7 @@ class Comparison:
         return found
 
     def _check(self, name: str, method: Method, backward: bool) -> None:
-        """SkippedError where it is unsupported, or by what the small graph took needs too much memory or
-        time.
-        """
+        """SkippedError where it is unsupported, or needs too much by what the small graph took."""
         reason = method.unsupported(self.large, backward)
         if reason is not None:
             raise SkippedError(reason)
@@ -267,9 +230,8 @@ class Comparison:
             raise SkippedError(f"{name} needs about {size}, {room / 2**30:,.1f} GiB are free", size)
         seconds = factor * _seconds(call, self.device)
         if seconds > LONGEST:
-            raise SkippedError(
-                f"a call of {name} takes about {seconds:.2g} s, the limit is {LONGEST:g}", f"{seconds:.2g} s"
-            )
+            took = f"{seconds:.2g} s"
+            raise SkippedError(f"a call of {name} takes about {took}, the limit is {LONGEST:g}", took)
 
     def _candidate(self, name: str, call: Callable[[], object]) -> _Candidate:
         call()  # plans and compilers
@@ -284,9 +246,8 @@ class Comparison:
         rounds = int(min(ROUNDS, max(1, self.seconds / 4 / max(once, 1e-9))))
         for number in range(rounds):
             for one in candidates:
-                one.samples[number] = _seconds(
-                    one.call, self.device, max(1, int(0.01 / max(one.first, 1e-7)))
-                )
+                times = max(1, int(0.01 / max(one.first, 1e-7)))
+                one.samples[number] = _seconds(one.call, self.device, times)
         return [self._case(which, name, one, ready[OURS]) for name, one in ready.items()]
 
     def _case(
@@ -295,26 +256,15 @@ class Comparison:
         place = {"pass": which, "method": name}
         if isinstance(one, SkippedError):
             return {**place, "status": "skipped", "reason": one.reason, "needs": one.needs}
-        found = {
-            **place,
-            "status": "measured",
-            "seconds": statistics.median(one.samples.values()),
-            "bytes": one.bytes,
-        }
+        seconds = statistics.median(one.samples.values())
+        found = {**place, "status": "measured", "seconds": seconds, "bytes": one.bytes}
         if isinstance(ours, SkippedError):
             return {**found, "time_ratio": None, "memory_ratio": None}
+        if name == OURS:
+            call = AttentionCall.checked(self.large.q, self.large.k, self.large.v, self.graph)
+            found["backend"] = choose(call).name
         ratio = statistics.median(one.samples[number] / ours.samples[number] for number in one.samples)
-        taken = {
-            "backend": choose(
-                AttentionCall.checked(self.large.q, self.large.k, self.large.v, self.graph)
-            ).name
-        }
-        return {
-            **found,
-            **(taken if name == OURS else {}),
-            "time_ratio": ratio,
-            "memory_ratio": one.bytes / max(ours.bytes, 1),
-        }
+        return {**found, "time_ratio": ratio, "memory_ratio": one.bytes / max(ours.bytes, 1)}
 
 
 def _first_line(error: Exception) -> str:
@@ -323,8 +273,7 @@ def _first_line(error: Exception) -> str:
 
 def _seconds(call: Callable[[], object], device: torch.device, times: int = 1) -> float:
     """Of one call; on a GPU until it is done."""
-    # torch.utils.benchmark.Timer would call it twice more before every sample, which a peer's slow call has
-    # no time for
+    # torch.utils.benchmark.Timer would call it twice more before every sample: too long for a slow peer
     _synchronize(device)
     start = time.perf_counter()
     for _ in range(times):
@@ -344,7 +293,7 @@ def _room(device: torch.device) -> float:
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
-    """What a call holds at most beyond what was there before, results included.
+    """What a call takes at most beyond what was there before, results included.
 
     >>> peak_bytes(lambda: torch.ones(1000).add(1.0).sum(), torch.device("cpu")) >= 8000
     True
@@ -357,14 +306,10 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault(QUIET, "99")
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         call()
     events: Any = profile.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    used = peak = 0
-    for _, change in changes:
-        used += change
-        peak = max(peak, used)
+    peak: int = max([0, *accumulate(change for _, change in changes)])
     return peak

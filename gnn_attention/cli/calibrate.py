@@ -1,10 +1,8 @@
-"""The constants of the cost model behind ``backend="auto"``, fitted to a few calls:
-``gnn-attention bench calibrate``.
+"""``gnn-attention bench calibrate``: the cost model behind ``backend="auto"``, fitted to a few calls.
 
 Each backend attends over graphs whose work (calls, rectangles, cells, edges, nodes, pairs) is known and
-differs; the constants are those that come nearest to the measured times, each relative to itself, in half a
-minute. See
-:mod:`gnn_attention.backends.cost_model`.
+differs; the constants of :mod:`gnn_attention.backends.cost_model` are those that come nearest to the measured
+times, each relative to itself, in half a minute.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ from gnn_attention.backends.plan.planner import WORK
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.circumstances import environment
 
-__all__ = ["fitted", "run_calibration", "text"]
-
 HEADS, DIM = 8, 64  # the model counts nanoseconds for a head of 64 channels
 CASES: dict[str, tuple[str, Callable[[], TokenGraph]]] = {
     "few pairs": ("dense", lambda: patterns.window(256, 32)),
@@ -42,6 +38,7 @@ CASES: dict[str, tuple[str, Callable[[], TokenGraph]]] = {
     "many nodes": ("rows", lambda: patterns.random_senders(16384, 4)),
     "many edges": ("rows", lambda: patterns.random_senders(8192, 48)),
 }
+# what is visited -> its constant
 PARTS = {
     "calls": "call",
     "rectangles": "rectangle",
@@ -49,15 +46,13 @@ PARTS = {
     "edges": "edge",
     "nodes": "node",
 }
-PARTS |= {"masked_pairs": "masked_pair", "plain_pairs": "plain_pair"}  # what is visited -> its constant
+PARTS |= {"masked_pairs": "masked_pair", "plain_pairs": "plain_pair"}
 
 
 def run_calibration(
     path: Path | None = None, progress: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """Measure, fit, save the constants in ``path`` (the file that ``auto`` reads unless given); returns the
-    record.
-    """
+    """Measure, fit, save the constants in ``path`` (None: the file that ``auto`` reads), and record it."""
     path = path_of_costs() if path is None else path
     _check_folder(path)
     seconds, works = {}, {}
@@ -67,65 +62,50 @@ def run_calibration(
         graph = make()
         works[name] = _work(backend, graph)
         seconds[name] = _measured(graph, "dense" if backend == "causal" else backend)
-    found = fitted(list(works.values()), list(seconds.values()))
+    found = fit(list(works.values()), list(seconds.values()))
     predicted = {name: found.seconds(work, HEADS) for name, work in works.items()}
     cases = [{"case": name, "seconds": seconds[name], "predicted": predicted[name]} for name in CASES]
-    return {
-        "bench": "calibrate",
-        **environment("cpu"),
-        "costs": asdict(found),
-        "cases": cases,
-        "file": str(save(found, path)),
-    }
+    about = {"bench": "calibrate", **environment("cpu"), "costs": asdict(found)}
+    return {**about, "cases": cases, "file": str(save(found, path))}
 
 
 def _check_folder(path: Path) -> None:
-    """OSError, before anything is measured in vain, where the constants cannot be written: a HOME that is
-    read only.
-    """
+    """OSError, before anything is measured, where the constants cannot be written: a read-only HOME."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise OSError(
-            f"{path} cannot be written ({error.strerror}): set GNN_ATTENTION_COSTS to a file that can"
-        ) from None
+        advice = "set GNN_ATTENTION_COSTS to a file that can"
+        raise OSError(f"{path} cannot be written ({error.strerror}): {advice}") from None
 
 
-def fitted(works: Sequence[Work], seconds: Sequence[float], heads: int = HEADS) -> Costs:
-    """The constants by which :meth:`Costs.seconds` is nearest to the times; what no case measures keeps its
-    default.
+def fit(works: Sequence[Work], seconds: Sequence[float], heads: int = HEADS) -> Costs:
+    """The constants by which :meth:`Costs.seconds` is nearest to the times; defaults where no case measures.
 
     >>> work = [Work(calls=1, edges=1000), Work(calls=1, edges=9000)]
-    >>> found = fitted(work, [Costs(call=7e4, edge=5.0).seconds(w, 8) for w in work])
+    >>> found = fit(work, [Costs(call=7e4, edge=5.0).seconds(w, 8) for w in work])
     >>> round(found.call), round(found.edge, 3), found.cell == Costs().cell
     (70000, 5.0, True)
     """
     names = [name for name in PARTS if any(getattr(work, name) for work in works)]
-    scale = [1.0 if name == "calls" else float(heads) for name in names]
-    visited = torch.tensor(
-        [[getattr(work, name) * s for name, s in zip(names, scale, strict=True)] for work in works]
-    ).double()
+    scale = torch.tensor([1 if name == "calls" else heads for name in names], dtype=torch.float64)
+    counts = [[getattr(work, name) for name in names] for work in works]
     wanted = torch.tensor(seconds, dtype=torch.float64) * 1e9
     default = torch.tensor([getattr(Costs(), PARTS[name]) for name in names], dtype=torch.float64)
-    constants = _least_squares(visited / wanted.unsqueeze(1), default)
-    return replace(
-        Costs(), **{PARTS[name]: value for name, value in zip(names, constants.tolist(), strict=True)}
-    )
+    shares = torch.tensor(counts, dtype=torch.float64) * scale / wanted.unsqueeze(1)
+    constants = _least_squares(shares, default).tolist()
+    return replace(Costs(), **dict(zip((PARTS[name] for name in names), constants, strict=True)))
 
 
 def _least_squares(shares: Tensor, default: Tensor) -> Tensor:
-    """The constants for which each row of ``shares`` sums nearest to 1; one that would cost nothing keeps its
-    default.
-    """
+    """Constants for which each row of ``shares`` sums nearest to 1; the default where one costs nothing."""
     free = torch.ones_like(default, dtype=torch.bool)
     constants = default.clone()
     while free.any():
         rest = 1.0 - shares[:, ~free] @ default[~free]
-        constants[free] = (
-            torch.linalg.lstsq(shares[:, free] * default[free], rest, driver="gelsd").solution * default[free]
-        )
+        found = torch.linalg.lstsq(shares[:, free] * default[free], rest, driver="gelsd").solution
+        constants[free] = found * default[free]
         absurd = free & (constants < 0.01 * default)
         if not absurd.any():
             break
@@ -144,13 +124,11 @@ def _work(backend: str, graph: TokenGraph) -> Work:
 
 def _measured(graph: TokenGraph, backend: str) -> float:
     """The median time of a forward pass."""
-    q, k, v = (
-        torch.randn(1, n, HEADS, DIM).transpose(1, 2) for n in (graph.num_dst, graph.num_src, graph.num_src)
-    )
+    sizes = graph.num_dst, graph.num_src, graph.num_src
+    q, k, v = (torch.randn(1, n, HEADS, DIM).transpose(1, 2) for n in sizes)
     names = {"attend": attend, "q": q, "k": k, "v": v, "graph": graph, "backend": backend}
-    timer = Timer(
-        "attend(q, k, v, graph, backend=backend)", globals=names, num_threads=torch.get_num_threads()
-    )
+    call, threads = "attend(q, k, v, graph, backend=backend)", torch.get_num_threads()
+    timer = Timer(call, globals=names, num_threads=threads)
     with torch.no_grad():
         attend(q, k, v, graph, backend=backend)  # its plan is made once
         return float(timer.adaptive_autorange(max_run_time=2.0).median)
@@ -158,15 +136,11 @@ def _measured(graph: TokenGraph, backend: str) -> float:
 
 def text(record: dict[str, Any]) -> str:
     """The constants next to their defaults, and the times next to what they predict."""
+    names, costs, default = [part.name for part in fields(Costs)], record["costs"], asdict(Costs())
     lines = [f"{'constant (ns)':<24}{'here':>12}{'default':>12}"]
-    for part in fields(Costs):
-        lines.append(
-            f"{part.name:<24}{record['costs'][part.name]:>12.2f}{getattr(Costs(), part.name):>12.2f}"
-        )
+    lines += [f"{name:<24}{costs[name]:>12.2f}{default[name]:>12.2f}" for name in names]
     lines += ["", f"{'case':<24}{'ms':>12}{'predicted':>12}"]
-    lines += [
-        f"{c['case']:<24}{c['seconds'] * 1e3:>12.3f}{c['predicted'] * 1e3:>12.3f}" for c in record["cases"]
-    ]
-    return "\n".join(
-        [*lines, "", f"saved in {record['file']}, which backend='auto' reads in processes to come"]
-    )
+    for case in record["cases"]:
+        lines.append(f"{case['case']:<24}{case['seconds'] * 1e3:>12.3f}{case['predicted'] * 1e3:>12.3f}")
+    saved = f"saved in {record['file']}, which backend='auto' reads in processes to come"
+    return "\n".join([*lines, "", saved])

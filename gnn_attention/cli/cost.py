@@ -20,14 +20,10 @@ from gnn_attention.convert import expressions
 from gnn_attention.cost import FormCost, tables
 from gnn_attention.cost.configs import CONFIGS, ModelSizes, config, custom
 from gnn_attention.cost.rate_table import Sizes
-from gnn_attention.cost.tables import Compared
 from gnn_attention.distributed.planner import PARTITIONS
 from gnn_attention.graph import TokenGraph
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-}
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 MODEL, TOKENS = "llama-3-8b", 8192
 OF_WIDTH = {"heads": "num_heads", "head_dim": "head_dim", "kv_heads": "num_kv_heads", "layers": "layers"}
 OPTIONS: list[tuple[str, Callable[[str], Any], str]] = [
@@ -67,10 +63,8 @@ def _cost(args: argparse.Namespace) -> int:
     with Progress("cost"):
         model, graph = _model(args), _graph(args.graph, args.tokens)
         tokens = (TOKENS if args.tokens is None else args.tokens) if graph is None else graph.num_dst
-        if args.ranks is None:
-            values, report = _of_forms(args, model, graph, tokens)
-        else:
-            values, report = _of_ranks(args, model, graph, tokens)
+        of = _of_forms if args.ranks is None else _of_ranks
+        values, report = of(args, model, graph, tokens)
     text = json.dumps(values | {"tokens": tokens, "dtype": args.dtype}, indent=2)
     json_option.write_json(args.json, text)
     if args.json != "-":
@@ -84,7 +78,15 @@ def _of_forms(
     layers = cost.graphs_of(model, tokens) if graph is None else [(graph, model.layers)]
     costs = cost.of_config(model, tokens, graph, DTYPES[args.dtype])
     compared = tables.compared(model, layers)
-    return _as_json(model, layers, costs, compared), tables.report(model, layers, costs, compared, args.dtype)
+    shares = ("of_causal", "of_full", "fill")
+    graphs = [asdict(each) | {name: getattr(each, name) for name in shares} for each, _ in compared]
+    values = {
+        "model": asdict(model),
+        "layers": [{"graph": graph.name, "layers": count} for graph, count in layers],
+        "forms": {form: _form_as_json(each) for form, each in costs.items()},
+        "graphs": graphs,
+    }
+    return values, tables.report(model, layers, costs, compared, args.dtype)
 
 
 def _of_ranks(
@@ -99,12 +101,9 @@ def _of_ranks(
 def _model(args: argparse.Namespace) -> ModelSizes:
     sizes = {name: value for option, name in OF_WIDTH.items() if (value := getattr(args, option)) is not None}
     if args.width is None:
-        option = next((option for option, name in OF_WIDTH.items() if name in sizes), None)
-        if option is not None:
-            word = option.replace("_", "-")
-            raise ValueError(
-                f"--{word} {sizes[OF_WIDTH[option]]} needs --width: the sizes of --config are fixed"
-            )
+        for option in (option for option, name in OF_WIDTH.items() if name in sizes):
+            given = f"--{option.replace('_', '-')} {sizes[OF_WIDTH[option]]}"
+            raise ValueError(f"{given} needs --width: the sizes of --config are fixed")
         return config(args.config or MODEL)
     if args.config is not None:
         raise ValueError(f"give --config or --width, not both: got {quoted(args.config)} and {args.width}")
@@ -122,29 +121,9 @@ def _graph(expression: str | None, tokens: int | None) -> TokenGraph | None:
             return expressions.parse(expression)  # it says everything
     graph = expressions.parse(expression, n=TOKENS if tokens is None else tokens)
     if tokens not in (None, graph.num_dst):
-        raise ValueError(
-            f"--tokens {tokens}: {graph!r} has {graph.num_dst} receivers; leave --tokens out, or change "
-            "the graph"
-        )
+        advice = "leave --tokens out, or change the graph"
+        raise ValueError(f"--tokens {tokens}: {graph!r} has {graph.num_dst} receivers; {advice}")
     return graph
-
-
-def _as_json(
-    model: ModelSizes,
-    layers: list[tuple[TokenGraph, int]],
-    costs: dict[str, FormCost],
-    compared: list[Compared],
-) -> dict[str, Any]:
-    graphs = [
-        asdict(each) | {"of_causal": each.of_causal, "of_full": each.of_full, "fill": each.fill}
-        for each, _ in compared
-    ]
-    return {
-        "model": asdict(model),
-        "layers": [{"graph": graph.name, "layers": count} for graph, count in layers],
-        "forms": {form: _form_as_json(each) for form, each in costs.items()},
-        "graphs": graphs,
-    }
 
 
 def _form_as_json(each: FormCost) -> dict[str, Any]:

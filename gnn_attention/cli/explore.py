@@ -14,34 +14,24 @@ from gnn_attention.explorer._html import is_ours
 
 def add_explore(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention explore``."""
-    command = commands.add_parser(
-        "explore", help="write a page that shows a text going through a model, edge by edge"
-    )
-    command.add_argument("text", nargs="?", help="what the model reads, such as 'Llamas do not output words'")
-    command.add_argument("--file", metavar="FILE", help="read the text from a file (- for stdin)")
-    command.add_argument(
-        "-o", "--out", default="explorer.html", metavar="FILE", help="page to write (default %(default)s)"
-    )
-    command.add_argument(
-        "--model",
-        metavar="NAME",
-        help="a file of 'gnn-attention train', or name or folder of a Hugging Face model",
-    )
-    command.add_argument(
-        "--graph",
-        action="append",
-        metavar="EXPR",
-        help="a first graph, e.g. 'window(n, 4) | sinks(n, 1)', n being tokens and room; may be repeated",
-    )
-    command.add_argument(
-        "--room", type=int, default=16, metavar="N", help="how many tokens may be added (default %(default)s)"
-    )
-    command.add_argument(
-        "--layers", type=int, nargs="+", metavar="L", help="of a Hugging Face model: only these layers"
-    )
-    command.add_argument("--title", help="of the page (default: the text)")
-    command.add_argument("--force", action="store_true", help="replace a file that is no such page, too")
+    about = "write a page that shows a text going through a model, edge by edge"
+    command = commands.add_parser("explore", help=about)
     command.set_defaults(run=_explore)
+    add = command.add_argument
+    add("text", nargs="?", help="what the model reads, such as 'Llamas do not output words'")
+    add("--file", metavar="FILE", help="read the text from a file (- for stdin)")
+    out = "page to write (default %(default)s)"
+    add("-o", "--out", default="explorer.html", metavar="FILE", help=out)
+    model = "a file of 'gnn-attention train', or name or folder of a Hugging Face model"
+    add("--model", metavar="NAME", help=model)
+    graph = "a first graph, e.g. 'window(n, 4) | sinks(n, 1)', n being tokens and room; may be repeated"
+    add("--graph", action="append", metavar="EXPR", help=graph)
+    room = "how many tokens may be added (default %(default)s)"
+    add("--room", type=int, default=16, metavar="N", help=room)
+    layers = "of a Hugging Face model: only these layers"
+    add("--layers", type=int, nargs="+", metavar="L", help=layers)
+    add("--title", help="of the page (default: the text)")
+    add("--force", action="store_true", help="replace a file that is no such page, too")
 
 
 def _explore(args: argparse.Namespace) -> int:
@@ -50,14 +40,11 @@ def _explore(args: argparse.Namespace) -> int:
     text = _text(args.text, args.file)
     with Progress("explore") as progress:
         progress.advance(0, "the model reads the text")
-        shown = explorer.page(
-            text, args.model, args.graph, room=args.room, title=args.title, layers=args.layers
-        )
+        options = {"room": args.room, "title": args.title, "layers": args.layers}
+        shown = explorer.page(text, args.model, args.graph, **options)
         shown.save(out)
-    print(
-        f"{out}: {shown.tokens} tokens, {len(shown.html) / 1e6:.1f} MB; open it in a browser, it needs no "
-        "network"
-    )
+    size = f"{shown.tokens} tokens, {len(shown.html) / 1e6:.1f} MB"
+    print(f"{out}: {size}; open it in a browser, it needs no network")
     return 0
 
 
@@ -79,6 +66,5 @@ def _check_out(out: Path, force: bool) -> None:
         raise ValueError(f"-o {out} is a folder: give a file, such as {out / 'explorer.html'}")
     atomic_files.check_place("-o", str(out))
     if out.exists() and not force and not is_ours(out):
-        raise ValueError(
-            f"-o {out} exists and is no page of the explorer: give another name, or --force to replace it"
-        )
+        advice = "give another name, or --force to replace it"
+        raise ValueError(f"-o {out} exists and is no page of the explorer: {advice}")

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+REACH = frozenset({"token", "layers"})
+# the picture, and the options that belong to it
 KINDS: Mapping[str, tuple[Callable[..., Figure], frozenset[str]]] = {
     "mask": (draw.mask, frozenset()),
     "graph": (draw.graph, frozenset()),
     "both": (draw.side_by_side, frozenset()),
     "arcs": (draw.arcs, frozenset()),
-    "layers": (draw.layers, frozenset({"token", "layers"})),
+    "layers": (draw.layers, REACH),
     "degrees": (draw.degrees, frozenset()),
-    "hops": (draw.hops, frozenset({"token", "layers"})),
-}  # the picture, and the options that belong to it
+    "hops": (draw.hops, REACH),
+}
 
 
 def add_graphs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,16 +47,13 @@ def add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """``gnn-attention draw``."""
     command = commands.add_parser("draw", help="draw a graph, e.g. 'window(64, 8) | sinks(64, 2)'")
     command.add_argument("expression", help="builders and | & - ^ ~ @ ** .T .rows(a, b) .select(batch, head)")
-    command.add_argument(
-        "-o", "--out", metavar="FILE", help="picture to write (.svg, .png, .pdf; default: text, if small)"
-    )
+    out = "picture to write (.svg, .png, .pdf; default: text, if small)"
+    command.add_argument("-o", "--out", metavar="FILE", help=out)
     command.add_argument("--kind", choices=list(KINDS), help="which picture (default mask)")
-    command.add_argument(
-        "--token", type=int, metavar="N", help="of layers and hops: whose reach (default: the last)"
-    )
-    command.add_argument(
-        "--layers", type=int, metavar="L", help="of layers and hops: how many (layers: default 3)"
-    )
+    token = "of layers and hops: whose reach (default: the last)"
+    command.add_argument("--token", type=int, metavar="N", help=token)
+    layers = "of layers and hops: how many (layers: default 3)"
+    command.add_argument("--layers", type=int, metavar="L", help=layers)
     command.set_defaults(run=_draw)
 
 
@@ -64,10 +63,8 @@ def _graphs(args: argparse.Namespace) -> int:
     if args.json is None:
         print(catalogue.listing(found, min(shutil.get_terminal_size((100, 0)).columns, 120)))
         return 0
-    text = json.dumps(
-        [asdict(entry) | {"edges_per_token": entry.edges_per_token} for entry in found], indent=2
-    )
-    json_option.write_json(args.json, text)
+    listed = [asdict(entry) | {"edges_per_token": entry.edges_per_token} for entry in found]
+    json_option.write_json(args.json, json.dumps(listed, indent=2))
     return 0
 
 
@@ -81,9 +78,8 @@ def _draw(args: argparse.Namespace) -> int:
         print(_in_text(graph, args.kind))
         return 0
     if not Path(args.out).suffix:
-        raise ValueError(
-            f"-o {args.out}: expected a file name whose ending says what to write, such as picture.svg"
-        )
+        wanted = "expected a file name whose ending says what to write, such as picture.svg"
+        raise ValueError(f"-o {args.out}: {wanted}")
     atomic_files.check_place("-o", args.out)
     if args.kind == "layers":
         options.setdefault("layers", 3)
@@ -101,8 +97,6 @@ def _in_text(graph: TokenGraph, kind: str | None) -> str:
         raise ValueError(f"--kind {kind} needs a file to draw into, add for example -o picture.svg")
     text = str(graph)
     if text == repr(graph):
-        raise ValueError(
-            f"{graph!r} has no picture in text, which is for one head and at most {LARGEST_PICTURE} tokens; "
-            "add for example -o picture.svg"
-        )
+        limit = f"which is for one head and at most {LARGEST_PICTURE} tokens; add for example -o picture.svg"
+        raise ValueError(f"{graph!r} has no picture in text, {limit}")
     return text

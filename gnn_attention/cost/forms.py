@@ -77,9 +77,8 @@ class FormCost:
 
     ``macs``: all receivers in one pass. ``step``: decoding, the last receiver alone with the others in the
     cache. ``parameters`` are counted, all else is in bytes: ``activations`` (queries or patterns, keys and
-    values or messages, and mixtures), ``weights`` (those of all edges, if a backend writes them out), and for
-    each way of keeping senders the bytes of one, ``cache_per_token``, and of as many as the graph ever keeps,
-    ``cache``.
+    values or messages, and mixtures), ``weights`` (of all edges, if a backend writes them out), and for each
+    way to cache a sender ``cache_per_token`` and ``cache``, that of the most senders of the graph.
     """
 
     form: str
@@ -100,10 +99,8 @@ class FormCost:
     def __add__(self, other: FormCost) -> FormCost:
         """Both layers; ValueError for layers of another form or dtype."""
         if (self.form, self.itemsize) != (other.form, other.itemsize):
-            raise ValueError(
-                f"only costs of one form and dtype are added up, got {self.form!r} of {self.itemsize} bytes "
-                f"and {other.form!r} of {other.itemsize}"
-            )
+            given = f"{self.form!r} of {self.itemsize} bytes and {other.form!r} of {other.itemsize}"
+            raise ValueError(f"only costs of one form and dtype are added up, got {given}")
         summed: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
         for name in _CACHES:
             ways = getattr(other, name)
@@ -118,13 +115,8 @@ class FormCost:
         return replace(self, **several)
 
 
-_NUMBERS = (
-    "macs",
-    "step",
-    "parameters",
-    "activations",
-    "weights",
-)  # of a FormCost: what several layers add up
+# of a FormCost: what several layers add up
+_NUMBERS = ("macs", "step", "parameters", "activations", "weights")
 _CACHES = ("cache_per_token", "cache")
 
 
@@ -174,9 +166,8 @@ def of_sizes(
     rate, size = rates(form, sizes), checks.instance("dtype", dtype, torch.dtype).itemsize
     check_graph(graph)
     if graph.heads not in (None, sizes.num_heads):
-        raise ValueError(
-            f"{graph!r} differs by head and has {graph.heads} of them, the heads are {sizes.num_heads}"
-        )
+        found = f"{graph!r} differs by head and has {graph.heads} of them"
+        raise ValueError(f"{found}, the heads are {sizes.num_heads}")
     samples, receivers, senders = graph.batch or 1, graph.num_dst, graph.num_src
     heads = 1 if graph.heads else sizes.num_heads  # heads for each edge that is counted
     in_edges = int(graph.in_degree()[..., -1:].sum()) * heads
@@ -255,32 +246,16 @@ def of_ranks(
     """
     model = config(model) if isinstance(model, str) else model
     sizes = model.heads
+    heads: dict[str, Any] = {"heads": sizes.num_heads, "value_dim": sizes.value_dim}
     if isinstance(sizes, Sizes):
-        heads: dict[str, Any] = {
-            "dim": sizes.head_dim,
-            "value_dim": sizes.value_dim,
-            "kv_heads": sizes.num_kv_heads,
-        }
+        heads |= {"dim": sizes.head_dim, "kv_heads": sizes.num_kv_heads}
     else:
-        heads = {"dim": sizes.content_dim + sizes.rotary_dim, "value_dim": sizes.value_dim}
+        heads |= {"dim": sizes.content_dim + sizes.rotary_dim}
+    heads |= {"dtype": dtype, "partition": partition}
     layers = graphs_of(model, tokens) if graph is None else [(graph, model.layers)]
     for each, _ in layers:
         check_graph(each)
-    return [
-        (
-            plan(
-                each,
-                world_size,
-                sizes.num_heads,
-                batch=each.batch or 1,
-                dtype=dtype,
-                partition=partition,
-                **heads,
-            ),
-            count,
-        )
-        for each, count in layers
-    ]
+    return [(plan(each, world_size, batch=each.batch or 1, **heads), count) for each, count in layers]
 
 
 def _macs(rate: Rates, receivers: int, senders: int, edges: int) -> Macs:

@@ -163,14 +163,11 @@ def _in_model_space(s: Sizes, receive: int, send: int, parameters: int) -> Rates
 
 
 def _factors(s: Sizes) -> int:
-    sizes = {
-        "Q": s.num_heads * s.head_dim,
-        "K": s.num_kv_heads * s.head_dim,
-        "V": s.num_kv_heads * s.value_dim,
-        "O": s.num_heads * s.value_dim,
-    }
-    biases = sum((s.width if name == "O" else sizes[name]) for name in s.bias)
-    return s.width * sum(sizes.values()) + biases + 2 * s.head_dim * s.qk_norm
+    query, key = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
+    value, mixture = s.num_kv_heads * s.value_dim, s.num_heads * s.value_dim
+    biases = {"Q": query, "K": key, "V": value, "O": s.width}
+    factors = s.width * (query + key + value + mixture)
+    return factors + sum(biases[name] for name in s.bias) + 2 * s.head_dim * s.qk_norm
 
 
 def _latent(s: LatentSizes) -> Rates:
@@ -194,11 +191,10 @@ def _expanded(s: LatentSizes) -> Rates:
     """As the paper writes it: every sender's latent becomes a key and a value for each head."""
     down, source = _query_source(s)
     key = s.content_dim + s.rotary_dim
-    pair = s.num_heads * (key + s.value_dim)
+    pair, key_value = s.num_heads * (key + s.value_dim), s.content_dim + s.value_dim
     return Rates(
         receive=down + s.num_heads * source * key,
-        send=s.width * (s.latent_dim + s.rotary_dim)
-        + s.num_heads * s.latent_dim * (s.content_dim + s.value_dim),
+        send=s.width * (s.latent_dim + s.rotary_dim) + s.num_heads * s.latent_dim * key_value,
         logit=key,
         weighting=s.value_dim,
         collect=s.num_heads * s.value_dim * s.width,
@@ -216,11 +212,8 @@ def _query_source(s: LatentSizes) -> tuple[int, int]:
 def _latent_parameters(s: LatentSizes) -> int:
     down, source = _query_source(s)
     norms = s.latent_dim + (s.query_dim or 0)
-    of_heads = (
-        source * (s.content_dim + s.rotary_dim)
-        + s.latent_dim * (s.content_dim + s.value_dim)
-        + s.value_dim * s.width
-    )
+    query, key_value = s.content_dim + s.rotary_dim, s.content_dim + s.value_dim
+    of_heads = source * query + s.latent_dim * key_value + s.value_dim * s.width
     return down + s.width * (s.latent_dim + s.rotary_dim) + s.num_heads * of_heads + norms
 
 

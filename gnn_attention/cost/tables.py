@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from gnn_attention import patterns
 from gnn_attention.cost.configs import ModelSizes
@@ -22,12 +23,8 @@ def compared(model: ModelSizes, layers: Layers) -> list[Compared]:
     """The graphs of a model's layers and, if square, causal and full ones of the same tokens."""
     graphs = [graph for graph, _ in layers]
     first = graphs[0]
-    if (first.num_dst, first.dst_offset, first.batch, first.heads) == (
-        first.num_src,
-        first.src_offset,
-        None,
-        None,
-    ):
+    square = (first.num_dst, first.dst_offset) == (first.num_src, first.src_offset)
+    if square and first.batch is first.heads is None:
         others = patterns.causal(first.num_dst), patterns.full(first.num_dst)
         graphs += [other for other in others if all(graph != other for graph in graphs)]
     return [(of_graph(graph), of_sizes(_base(model), model.heads, graph).macs.edges) for graph in graphs]
@@ -37,20 +34,15 @@ def report(
     model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compared], dtype: str
 ) -> str:
     """All of it: the matrices, the forms, the graphs, what it means."""
-    parts = [
-        _head(model, layers),
-        _forms(model, layers, costs, dtype),
-        _graphs(graphs, model),
-        _meaning(model, layers, costs, graphs),
-    ]
+    compared = _graphs(graphs, model), _meaning(model, layers, costs, graphs)
+    parts = _head(model, layers), _forms(model, layers, costs, dtype), *compared
     return "\n\n".join("\n".join(part) for part in parts)
 
 
 def _head(model: ModelSizes, layers: Layers) -> list[str]:
     """Whose sizes these are, and the shapes of a layer's matrices in each form (seeds S1.5, S1.12)."""
-    graphs = ", ".join(
-        graph.name if len(layers) == 1 else f"{graph.name} in {count} of them" for graph, count in layers
-    )
+    several = [f"{graph.name} in {count} of them" for graph, count in layers]
+    graphs = ", ".join(several) if len(layers) > 1 else layers[0][0].name
     lines = [f"{model.name}: {model.source}", f"{_plural(model.layers, 'layer')}, over {graphs}"]
     return [line for text in [*lines, *_matrices(model.heads)] for line in _wrapped(text)]
 
@@ -71,12 +63,8 @@ def _matrices(sizes: Sizes | LatentSizes) -> Iterable[str]:
 
 
 def _latent_matrices(sizes: LatentSizes) -> str:
-    d, latent, rotary, source = (
-        sizes.width,
-        sizes.latent_dim,
-        sizes.rotary_dim,
-        sizes.query_dim or sizes.width,
-    )
+    d, latent, rotary = sizes.width, sizes.latent_dim, sizes.rotary_dim
+    source = sizes.query_dim or d
     shared = [f"W_DKV [{d}, {latent}]", f"W_KR [{d}, {rotary}]"]
     shared += [f"W_DQ [{d}, {source}]"] if sizes.query_dim else []
     shapes = {
@@ -117,32 +105,33 @@ PARTS = {
 def _macs(costs: Mapping[str, FormCost], of: Callable[[FormCost], Macs]) -> list[str]:
     base = next(iter(costs))
     least = max(of(costs[base]).total, 1)
-    rows = [_row(label, costs, _macs_cell(of, name)) for label, name in PARTS.items()]
+    rows = [_row(label, costs, partial(_macs_cell, of, name)) for label, name in PARTS.items()]
     return [*rows, _row(f"times the {base} form", costs, lambda cost: f"{of(cost).total / least:.2f}")]
 
 
-def _macs_cell(of: Callable[[FormCost], Macs], part: str) -> Callable[[FormCost], str]:
-    return lambda cost: _number(getattr(of(cost), part))
+def _macs_cell(of: Callable[[FormCost], Macs], part: str, cost: FormCost) -> str:
+    return _number(getattr(of(cost), part))
 
 
 def _memory(model: ModelSizes, costs: Mapping[str, FormCost]) -> list[str]:
     ways = dict.fromkeys(way for cost in costs.values() for way in cost.cache)
-    one = [
-        _row(f"cache, one token: {w}", costs, _cache_cell(lambda cost: cost.cache_per_token, w)) for w in ways
+    caches = {"one token": lambda cost: cost.cache_per_token, "at its largest": lambda cost: cost.cache}
+    rows = [
+        _row(f"cache, {when}: {way}", costs, partial(_cache_cell, of, way))
+        for when, of in caches.items()
+        for way in ways
     ]
-    most = [_row(f"cache, at its largest: {w}", costs, _cache_cell(lambda cost: cost.cache, w)) for w in ways]
     return [
         _row("parameters of one layer", costs, lambda cost: f"{cost.parameters // model.layers:,}"),
         _row("parameters", costs, lambda cost: _bytes(cost.parameter_bytes)),
         _row("activations of the pass", costs, lambda cost: _bytes(cost.activations)),
         _row("weights of all edges, if written out", costs, lambda cost: _bytes(cost.weights)),
-        *one,
-        *most,
+        *rows,
     ]
 
 
-def _cache_cell(of: Callable[[FormCost], Mapping[str, int]], way: str) -> Callable[[FormCost], str]:
-    return lambda cost: _bytes(of(cost)[way]) if way in of(cost) else "-"
+def _cache_cell(of: Callable[[FormCost], Mapping[str, int]], way: str, cost: FormCost) -> str:
+    return _bytes(of(cost)[way]) if way in of(cost) else "-"
 
 
 def _row(label: str, costs: Mapping[str, FormCost], cell: Callable[[FormCost], str]) -> str:
@@ -160,9 +149,9 @@ def _graphs(graphs: list[Compared], model: ModelSizes) -> list[str]:
         lines += [f"{name:<28}{row}"] if len(name) < 28 else [name, f"{'':<28}{row}"]
     block = graphs[0][0].block
     return lines + _wrapped(
-        f"cached: the most senders in the cache while decoding; fill: the share of edges in {block} x "
-        f"{block} tiles that hold any; "
-        f"edge MACs: logits and weighting of one layer in the {_base(model)} form"
+        "cached: the most senders in the cache while decoding; fill: the share of edges in "
+        f"{block} x {block} tiles that hold any; edge MACs: logits and weighting of one layer in the "
+        f"{_base(model)} form"
     )
 
 
@@ -173,8 +162,8 @@ def _meaning(
     if isinstance(model.heads, Sizes) and not model.mergeable:
         lines += _wrapped(
             "This model rotates or norms queries and keys between W_Q and W_K, so that its patterns differ "
-            "by distance or by token "
-            "and cannot be cached: the last two columns are what the equations would cost without that."
+            "by distance or by token and cannot be cached: the last two columns are what the equations would "
+            "cost without that."
         )
     return lines
 
@@ -184,11 +173,9 @@ def _of_forms(costs: Mapping[str, FormCost]) -> str:
     times = last.step.total / max(base.step.total, 1)
     share = next(iter(last.cache_per_token.values())) / next(iter(base.cache_per_token.values()))
     cached = f"{share:.3g} times its cache" if share >= 1 else f"1/{1 / share:.3g} of its cache"
-    return (
-        f"One token more costs the {last.form} form {times:.3g} times the multiply-accumulates of the "
-        f"{base.form} form, and "
-        f"{cached} ({next(iter(last.cache_per_token))} for {next(iter(base.cache_per_token))})."
-    )
+    names = f"({next(iter(last.cache_per_token))} for {next(iter(base.cache_per_token))})"
+    more = f"{times:.3g} times the multiply-accumulates of the {base.form} form, and {cached}"
+    return f"One token more costs the {last.form} form {more} {names}."
 
 
 def _of_graph(layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compared]) -> str:
@@ -197,16 +184,12 @@ def _of_graph(layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compar
     share = base.macs.edges / max(base.macs.total, 1)
     cached = f"decoding caches {first.cached:,} of {first.num_src:,} senders"
     if first.edges == first.causal:
-        return (
-            f"{name} has {_percent(first.of_full)} of all pairs and {cached}; its edges take "
-            f"{_percent(share)} of the "
-            f"{base.form} form's pass, a share that grows with the tokens."
-        )
-    return (
-        f"{name} has {_percent(first.of_causal)} of the edges of the causal graph, so logits and weighting "
-        "cost "
-        f"{_percent(first.of_causal)} of what they cost there; {cached}."
-    )
+        of_edges = f"its edges take {_percent(share)} of the {base.form} form's pass"
+        pairs = f"{name} has {_percent(first.of_full)} of all pairs and {cached}"
+        return f"{pairs}; {of_edges}, a share that grows with the tokens."
+    less = _percent(first.of_causal)
+    edges = f"{name} has {less} of the edges of the causal graph"
+    return f"{edges}, so logits and weighting cost {less} of what they cost there; {cached}."
 
 
 def _base(model: ModelSizes) -> str:

@@ -1,15 +1,12 @@
-"""The suite ``attention``: every method against the oracle, wrong ones caught, skips recorded, the whole
-path.
-"""
+"""The suite ``attention``: every method against the oracle, wrong ones caught, skips recorded, all of it."""
 
 import json
 from dataclasses import asdict, replace
-from itertools import pairwise
 
 import pytest
 import torch
 
-from benchmarks import attention, checked, measure, methods, process, workloads
+from benchmarks import attention, checked, measure, methods, process
 from benchmarks.__main__ import main
 from benchmarks.measure import Guard, Settings, Timing, paired_ratio, timed_rounds
 from benchmarks.methods import PEERS, Method, Prepared
@@ -20,9 +17,8 @@ from gnn_attention.verify.measure import EXACT
 pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
 
 TINY = Settings(budget=0.002, most=3, shortest=0.0, retries=0, patience=0.0)
-EDGES = torch.tensor(
-    [[0, 1, 2, 2, 5, 6, 3, 3, 0], [1, 1, 0, 3, 4, 4, 5, 6, 6]]
-)  # not symmetric; receiver 2 is isolated
+# not symmetric; receiver 2 is isolated
+EDGES = torch.tensor([[0, 1, 2, 2, 5, 6, 3, 3, 0], [1, 1, 0, 3, 4, 4, 5, 6, 6]])
 
 
 def problem(graph, layer=False):
@@ -43,10 +39,6 @@ def in_this_process(monkeypatch):
 
 
 class TestWorkloads:
-    def test_every_family_has_its_letter(self):
-        assert {workload.family for workload in WORKLOADS.values()} == set(workloads.FAMILIES)
-        assert all(name in PEERS for workload in WORKLOADS.values() for name in workload.peers)
-
     @pytest.mark.parametrize(
         ("name", "edges"),
         [
@@ -62,32 +54,8 @@ class TestWorkloads:
     )
     def test_graphs_have_the_edges_of_their_names(self, name, edges):
         graph = WORKLOADS[name].graph()
-        assert (graph.num_edges, graph.num_dst, graph.num_src) == (
-            edges,
-            WORKLOADS[name].tokens,
-            WORKLOADS[name].tokens,
-        )
-
-    def test_flops(self):
-        """4 E H D, 3.5 times that with backward; a layer has four projections of 2 T width^2, three times
-        that with backward.
-        """
-        graph = patterns.causal(5)
-        assert problem(graph).flops("forward") == 4 * 15 * 2 * 8
-        assert problem(graph).flops("both") == 3.5 * 4 * 15 * 2 * 8
-        assert problem(graph, layer=True).flops("forward") == 4 * 15 * 2 * 8 + 4 * 2 * 5 * 16**2
-        assert problem(graph, layer=True).flops("both") == 3.5 * 4 * 15 * 2 * 8 + 3 * 4 * 2 * 5 * 16**2
-
-    @pytest.mark.parametrize(
-        ("wanted", "quick", "names"),
-        [
-            (["f64", "g"], False, ["f64", "g34", "g100000"]),
-            (["g"], True, ["g34"]),
-            (["g100000"], True, ["g100000"]),
-        ],
-    )
-    def test_select(self, wanted, quick, names):
-        assert [workload.name for workload in workloads.select(WORKLOADS, wanted, quick)] == names
+        assert graph.num_edges == edges
+        assert graph.num_dst == graph.num_src == WORKLOADS[name].tokens
 
 
 GRAPHS = {
@@ -121,11 +89,6 @@ class TestChecked:
         found = checked.Checked(posed).verdict(method.prepare(posed), backward=True)
         assert found.passed, str(found)
 
-    @pytest.mark.nightly
-    def test_flex_agrees_with_the_oracle(self):
-        posed = Problem.draw(patterns.window(256, 20))
-        assert checked.Checked(posed).verdict(PEERS[FLEX].prepare(posed), backward=False).passed
-
     @pytest.mark.parametrize("graph", ["window", "long"])
     @pytest.mark.parametrize("fault", ["one sender more", "no scale", "one row off", "a gradient less"])
     def test_a_wrong_method_is_caught(self, graph, fault):
@@ -134,12 +97,6 @@ class TestChecked:
         wrong = checked.Checked(posed).verdict(Prepared(FAULTS[fault](posed.graph)), backward=True)
         assert not wrong.passed
         assert "of SDPA's own (allowed 2), gradient" in str(wrong)
-
-    def test_sampled_receivers_hold_both_ends_and_a_run(self):
-        rows = checked.sampled_receivers(100_000, 100_000).tolist()
-        assert (len(rows), len(set(rows)), rows[0], rows[-1]) == (checked.FEW, checked.FEW, 0, 99_999)
-        steps = [b - a for a, b in pairwise(rows)]
-        assert steps.count(1) >= checked.FEW // 2 - 1
 
 
 def _one_row_off(graph):
@@ -156,21 +113,15 @@ FAULTS = {
     "one sender more": lambda graph: lambda q, k, v: attend(q, k, v, patterns.window(graph.num_dst, 21)),
     "no scale": lambda graph: lambda q, k, v: attend(q, k, v, graph, scale=1.0),
     "one row off": _one_row_off,
-    "a gradient less": lambda graph: (
-        lambda q, k, v: attend(q, k.detach() + 0.99 * (k - k.detach()), v, graph)
-    ),
+    "a gradient less": lambda graph: lambda q, k, v: attend(q, 0.99 * k + 0.01 * k.detach(), v, graph),
 }
 
 
 class TestTiming:
     def test_slow_methods_take_part_in_few_rounds_evenly(self):
         settings = Settings(budget=1.0, fewest=2, most=10, shortest=0.0)
-        timings = timed_rounds(
-            {"fast": int, "slow": int},
-            settings,
-            Guard(0.5, 0.0, probe=lambda: 1.0),
-            {"fast": 0.01, "slow": 0.4},
-        )
+        guard = Guard(0.5, 0.0, probe=lambda: 1.0)
+        timings = timed_rounds({"fast": int, "slow": int}, settings, guard, {"fast": 0.01, "slow": 0.4})
         assert sorted(timings["fast"].seconds) == list(range(10))
         assert sorted(timings["slow"].seconds) == [4, 9]
 
@@ -178,28 +129,9 @@ class TestTiming:
         """The probe is at half of its best after the first sample, and at its best from then on."""
         rates = iter([1.0] * 11 + [0.5] + [1.0] * 10)
         settings = Settings(budget=1.0, fewest=1, most=1, shortest=0.0, retries=2, patience=0.0)
-        timing = timed_rounds({"it": int}, settings, Guard(0.8, 0.0, probe=lambda: next(rates)), {"it": 0.0})[
-            "it"
-        ]
-        assert (timing.retries, timing.noisy, len(timing.seconds)) == (1, 0, 1)
-
-    def test_a_guard_that_has_spent_its_allowance_asks_no_more(self):
-        """A machine that is never at rest must not hold up the run: its samples are noisy, and that is
-        said.
-        """
-        asked = []
-
-        def probe():
-            asked.append(1)
-            return 1.0 if len(asked) <= 10 else 0.1
-
-        settings = Settings(budget=1.0, fewest=5, most=5, shortest=0.0, retries=3)
-        guard = Guard(0.8, patience=60.0, allowance=0.05, probe=probe)
+        guard = Guard(0.8, 0.0, probe=lambda: next(rates))
         timing = timed_rounds({"it": int}, settings, guard, {"it": 0.0})["it"]
-        assert guard.exhausted
-        assert (timing.noisy, len(timing.seconds)) == (5, 5)
-        assert timing.retries <= 1
-        assert len(asked) < 20
+        assert (timing.retries, timing.noisy, len(timing.seconds)) == (1, 0, 1)
 
     def test_a_method_that_raises_leaves_the_others(self):
         settings = Settings(budget=1.0, fewest=1, most=3, shortest=0.0)
@@ -234,9 +166,7 @@ class TestMeasureProblem:
             Method("hungry", _never, bytes_needed=lambda posed, both: 2**40),
             Method("slow", _never, seconds_needed=lambda posed, both: 60.0),
             Method(
-                "forward only",
-                lambda posed: methods.ours()[0].prepare(posed),
-                backward="it has no backward pass",
+                "forward only", lambda posed: methods.ours()[0].prepare(posed), backward="no backward pass"
             ),
             Method("wrong", lambda posed: Prepared(FAULTS["no scale"](posed.graph))),
             Method("broken", _broken),
@@ -247,27 +177,22 @@ class TestMeasureProblem:
         for name in ("auto", "dense", "reference", MASKED, PYG):
             for which in attention.PASSES:
                 self.is_measured(cases[name, which], posed, which)
-        said = {
-            name: (cases[name, "both"]["status"], cases[name, "both"]["reason"])
-            for name in ("absent", "hungry", "slow", "wrong")
+        both = {
+            name: (case["status"], case.get("reason"))
+            for (name, which), case in cases.items()
+            if which == "both"
         }
-        assert said["absent"] == ("missing", "no_such_package is not installed (ModuleNotFoundError)")
-        assert said["hungry"] == ("out of memory by estimate", "1024.0 GiB, the limit is 14.0")
+        assert both["absent"] == ("missing", "no_such_package is not installed (ModuleNotFoundError)")
+        assert both["hungry"] == ("out of memory by estimate", "1024.0 GiB, the limit is 14.0")
+        assert both["slow"] == ("too slow by estimate", "60 s a call, the limit is 20")
+        assert both["wrong"][0] == "wrong"
+        assert both["forward only"] == ("refused", "no backward pass")
+        assert both["broken"] == ("failed", "ValueError: it does not work")
         assert cases["hungry", "both"]["bytes"] == 2**40
-        assert said["slow"] == ("too slow by estimate", "60 s a call, the limit is 20")
-        assert said["wrong"][0] == "wrong"
         assert cases["wrong", "forward"]["output_error"] > 2
         assert "seconds" not in cases["wrong", "forward"]
-        assert (cases["forward only", "forward"]["status"], cases["forward only", "both"]["status"]) == (
-            "measured",
-            "refused",
-        )
-        assert cases["forward only", "both"]["reason"] == "it has no backward pass"
+        assert cases["forward only", "forward"]["status"] == "measured"
         assert cases[CAUSAL, "forward"]["reason"] == "the graph is not causal"
-        assert (cases["broken", "both"]["status"], cases["broken", "both"]["reason"]) == (
-            "failed",
-            "ValueError: it does not work",
-        )
         assert json.dumps(list(cases.values()))
 
     def is_measured(self, case, posed, which):
@@ -281,18 +206,6 @@ class TestMeasureProblem:
         assert case["roofline"] == pytest.approx(share, rel=EXACT)
         assert (case["gradient_error"] is None) == (which == "forward")
 
-    def test_memory_is_the_peak_of_the_call(self, in_this_process):
-        """64 MB that a call writes and frees; a plan that is kept from the first call is not counted."""
-        posed, kept = problem(patterns.causal(20)), []
-
-        def run(q, k, v):
-            if not kept:
-                kept.append(torch.ones(2**25))
-            return q + torch.ones(2**24)[0] * 0
-
-        case = attention._Case(Method("big", lambda posed: Prepared(run), keeps=True), both=False)
-        assert 60 < attention._peak_of(case, posed, 1) < 80
-
 
 def _never(posed):
     raise AssertionError("this is left out")
@@ -305,35 +218,10 @@ def _broken(posed):
     return Prepared(run if posed.graph.num_dst != 128 else methods.ours()[0].prepare(posed).call)
 
 
-class TestMethods:
-    def test_a_backend_far_behind_is_not_timed(self):
-        """Tiles that hold an edge or two; of a graph that is quick either way, everything is timed."""
-        scattered = patterns.random_senders(20_000, 4, causal=False)
-        for graph, names, behind in (
-            (scattered, ["tiles", "rows", "flex"], {"tiles", "flex"}),
-            (patterns.random_senders(500, 4, causal=False), ["tiles", "rows", "flex"], set()),
-            (patterns.causal(4096), ["dense", "tiles", "rows"], set()),
-        ):
-            posed = Problem(
-                graph,
-                tuple(torch.empty(1, 8, graph.num_dst, 64, device="meta") for _ in range(3)),
-                torch.empty(0),
-            )
-            refused = {
-                method.name: method.unsupported_reason(posed)
-                for method in methods.ours(names)
-                if method.unsupported_reason
-            }
-            assert {name for name, reason in refused.items() if reason} == behind
-            assert all("which auto takes: not timed" in refused[name] for name in behind)
-
-
 class TestEndToEnd:
     @pytest.mark.nightly
     def test_a_whole_run(self, tmp_path, capsys, monkeypatch):
-        """The command, in child processes, over a small workload: a record, a report, pictures of what there
-        is.
-        """
+        """The command, in child processes, over a small workload: a record, a report, pictures."""
         monkeypatch.setattr(Settings, "quick", classmethod(lambda cls: replace(TINY, budget=0.01)))
         file = tmp_path / "record.json"
         arguments = [

@@ -1,11 +1,8 @@
-"""The command ``python -m benchmarks``, its suites, the suite of graphs, and the processes that measurements
-run in.
-"""
+"""The command ``python -m benchmarks``, the suite of graphs, and the processes of measurements."""
 
 import json
 import mmap
 import os
-import time
 
 import pytest
 import torch
@@ -33,9 +30,7 @@ class TestGraphs:
 
     @pytest.mark.nightly
     def test_a_million_tokens_stay_within_their_limits(self, tmp_path):
-        """``python -m benchmarks graphs``: structured graphs below 500 MB (time is shown, not tested:
-        machines differ).
-        """
+        """``python -m benchmarks graphs``: structured graphs below 500 MB."""
         file = tmp_path / "record.json"
         assert main(["graphs", "--json", str(file)]) == 0
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -45,14 +40,6 @@ class TestGraphs:
         ours, theirs = record["peers"][-2:]
         assert ours["tiles"] == theirs["tiles"]
         assert ours["memory_mb"] < theirs["memory_mb"] / 10
-
-    def test_the_table_has_a_line_for_each(self, capsys, monkeypatch):
-        monkeypatch.setattr(
-            graphs, "_in_a_process", lambda function, **arguments: getattr(graphs, function)(**arguments)
-        )
-        assert main(["graphs", "--tokens", "500", "--no-peers"]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split("  ")[0] for line in lines[1:]] == list(graphs.GRAPHS)
 
 
 class TestCommand:
@@ -88,12 +75,6 @@ class TestRecords:
         assert main(["table", str(path)]) == 0
         assert "threads" in capsys.readouterr().out
 
-    def test_the_short_table_is_that_of_the_readme(self, capsys):
-        assert main(["table", str(max(RECORDS.glob("*-bench-attention.json"))), "--markdown"]) == 0
-        head, *_, last = capsys.readouterr().out.splitlines()
-        assert head.startswith("| workload ")
-        assert " targets met" in last
-
     def test_the_circumstances_are_recorded(self):
         found = json.loads(json.dumps(circumstances()))
         assert found["versions"]["torch"] == torch.__version__
@@ -109,10 +90,6 @@ class TestProcesses:
         with pytest.raises(RuntimeError, match=f"^{said}$"):
             process.in_a_fork(lambda: os.kill(os.getpid(), signal))
 
-    def test_a_fork_that_hangs_is_ended(self):
-        with pytest.raises(RuntimeError, match="killed by SIGALRM"):
-            process.in_a_fork(lambda: time.sleep(30), timeout=1)
-
     def test_a_process_that_fails_says_its_last_line(self):
         with pytest.raises(
             RuntimeError,
@@ -126,10 +103,7 @@ class TestProcesses:
         assert process.in_a_process("os", "getenv", {"key": "A_VARIABLE"}, {"A_VARIABLE": "seen"}) == "seen"
 
     def test_the_peak_is_the_peak(self):
-        """100 MB that are written and freed count, and are forgotten when asked.
-
-        They are mapped: what the C library has kept of freed memory is resident already and would not count.
-        """
+        """100 MB that are written and freed (mapped: freed memory of the C library is resident already)."""
         before = process.forget_peak()
         with mmap.mmap(-1, 100 * 2**20) as block:
             for _ in range(100):
@@ -137,7 +111,3 @@ class TestProcesses:
         assert 95 < process.peak() - before < 130
         assert process.forget_peak() - before < 30
         assert process.peak() - before < 30
-
-
-def _raise(message):
-    raise ValueError(message)

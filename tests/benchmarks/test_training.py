@@ -43,8 +43,8 @@ def test_the_peer_is_attention():
 
 @pytest.mark.slow
 def test_both_methods_learn_the_same(in_this_process):
-    told = []
-    record = training.run_training(tokens=64, steps=3, progress=told.append)
+    shown = []
+    record = training.run_training(tokens=64, steps=3, progress=shown.append)
     assert [run["method"] for run in record["runs"]] == ["auto", "SDPA mask"]
     ours, theirs = record["runs"]
     assert [len(run["losses"]) for run in record["runs"]] == [3, 3]
@@ -55,5 +55,5 @@ def test_both_methods_learn_the_same(in_this_process):
     )
     assert record["faster"] == theirs["seconds"] / ours["seconds"]
     assert record["recipe"]["graph"] == "window(64, 64)"
-    assert told == ["3 steps on 64 tokens, auto", "3 steps on 64 tokens, SDPA mask"]
+    assert shown == ["3 steps on 64 tokens, auto", "3 steps on 64 tokens, SDPA mask"]
     assert json.loads(json.dumps(record)) == record

@@ -478,7 +478,7 @@ class TestCommand:
         assert math.isclose(found["graphs"][2]["of_full"], 1.0)
 
     def test_a_graph_of_ones_own(self, capsys):
-        """Its tokens are the graph's, and causal and full stand beside it."""
+        """Its tokens are the graph's, and causal and full are in the table too."""
         out = self.out(capsys, "--config", "shipped", "--graph", "window(512, 64) | sinks(512, 4)")
         rows = [line for line in out.splitlines() if "%" in line and line.rstrip().endswith(("k", "M"))]
         graphs = (patterns.window(512, 64) | patterns.sinks(512, 4), patterns.causal(512))

@@ -119,10 +119,10 @@ def test_operators_are_checked():
     ids=["lean", "wasteful", "hoarding"],
 )
 def test_memory_is_bounded(monkeypatch, peak, left, passes):
-    """Storage, results and 64 MiB: what is measured (here: made up) is held against it, and told."""
-    held = [0]
+    """Storage, results and 64 MiB: what is measured (here: made up) is compared with it, and said."""
+    used = [0]
     monkeypatch.setattr(gpu, "MEMORY_TOKENS", 512)
-    monkeypatch.setattr(gpu, "_allocated", lambda device: held.append(held[-1] + left) or held[-1])
+    monkeypatch.setattr(gpu, "_allocated", lambda device: used.append(used[-1] + left) or used[-1])
     monkeypatch.setattr(gpu, "_peak", lambda device, run: (run(), peak))
     found = results(gpu_checks(settings(dense.run, "float32"), TOKENS), "memory")
     assert [r.passed for r in found] == [passes, passes]
