@@ -91,10 +91,8 @@ def _gpu(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
         raise ValueError(f"--budget must be above 0 seconds, got {args.budget}")
     resume, device = None if args.resume is None else Path(args.resume), args.device or "cuda"
     if args.calibrate and (args.quick or device.startswith("cpu")):
-        raise ValueError(
-            "--calibrate needs measurements on a GPU, not a trial of the benchmark: leave out --quick and "
-            "--device cpu"
-        )
+        advice = "leave out --quick and --device cpu"
+        raise ValueError(f"--calibrate needs measurements on a GPU, not a trial of the benchmark: {advice}")
     keep = running.keeper(args.json or args.resume)
     record = running.run_gpu(
         _names(args), device, args.quick, args.budget, not args.no_peers, resume, keep, shown
@@ -162,14 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--calibrate", action="store_true", help="gpu: save the constants that backend='auto' chooses by"
     )
-    parser.add_argument(
-        "--workloads",
-        metavar="A,B,...",
-        help=(
-            f"attention: letters ({_letters()}) or names such as b8192; gpu: "
-            f"{', '.join(gpu_workloads.WORKLOADS)}"
-        ),
-    )
+    names = f"letters ({_letters()}) or names such as b8192; gpu: {', '.join(gpu_workloads.WORKLOADS)}"
+    parser.add_argument("--workloads", metavar="A,B,...", help=f"attention: {names}")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -196,7 +188,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--slowest", type=float, metavar="SECONDS", help="attention: leave out what takes longer (default 20)"
     )
-    sizes = f"graphs: tokens of each (default {graphs.MILLION:,}); training: of a window (default {training.LENGTH:,})"
+    sizes = (
+        f"graphs: tokens of each (default {graphs.MILLION:,}); training: of a window ({training.LENGTH:,})"
+    )
     parser.add_argument("--tokens", type=int, help=sizes)
     parser.add_argument("--steps", type=int, help=f"training: of each method (default {training.STEPS})")
     parser.add_argument(

@@ -4,24 +4,23 @@ Each workload runs in a fresh process, once for each allocator setting: memory f
 a fork of its own), then the check against float64, then all methods timed in interleaved rounds. The record,
 as ``--json`` writes it:
 
-==============  =====================================================================================================
-``bench``       "attention"; ``schema`` 1; ``quick`` true or false; date, commit, processor, threads, versions, ...
-``settings``    how long was measured, see :class:`~benchmarks.measure.Settings`
-``variables``   the environment of the children, for each allocator setting
-``workloads``   one for each graph and allocator: ``workload, title, tokens, edges, heads, dim, allocator``, the ``limits`` that
-                were measured in the same process (``gemm_gflops, copy_gb_s``), ``probe_gflops``, ``plan_s``
-                (graph built)
-``cases``       one for each workload, allocator, method and pass ("forward", "both" = forward and backward):
-                ``status`` "measured" or why not ("missing", "refused", "out of memory by estimate", "too slow
-                by estimate", "failed", "wrong") with its ``reason``; of a measured one ``seconds`` (median),
-                ``fastest``, ``first_s`` (its first call: plans, compilers), ``samples``, ``retries``,
-                ``noisy``, ``ratio`` (median paired ratio to "auto": how many times faster auto is),
-                ``memory_mb`` (peak during a call, outputs and gradients included), ``roofline`` (share of the
-                matrix-product rate), ``output_error``, ``gradient_error`` (of SDPA's own)
-``growth``      exponents p of ``~ T^p`` (family b) and ``~ E^p`` (family e), see :mod:`benchmarks.summary`
-``crossover``   the density at which ours and SDPA with a mask meet, at 2048 tokens
-``targets``     :mod:`benchmarks.targets` with the measured value of each, met or not
-==============  =====================================================================================================
+- ``bench``: "attention"; ``schema`` 1; ``quick`` true or false; date, commit, processor, threads, versions,
+  ...
+- ``settings``: how long was measured, see :class:`~benchmarks.measure.Settings`
+- ``variables``: the environment of the children, for each allocator setting
+- ``workloads``: one for each graph and allocator: ``workload, title, tokens, edges, heads, dim,
+  allocator``, the ``limits`` that were measured in the same process (``gemm_gflops, copy_gb_s``),
+  ``probe_gflops``, ``plan_s`` (graph built)
+- ``cases``: one for each workload, allocator, method and pass ("forward", "both" = forward and backward):
+  ``status`` "measured" or why not ("missing", "refused", "out of memory by estimate", "too slow by
+  estimate", "failed", "wrong") with its ``reason``; of a measured one ``seconds`` (median), ``fastest``,
+  ``first_s`` (its first call: plans, compilers), ``samples``, ``retries``, ``noisy``, ``ratio`` (median
+  paired ratio to "auto": how many times faster auto is), ``memory_mb`` (peak during a call, outputs and
+  gradients included), ``roofline`` (share of the matrix-product rate), ``output_error``, ``gradient_error``
+  (of SDPA's own)
+- ``growth``: exponents p of ``~ T^p`` (family b) and ``~ E^p`` (family e), see :mod:`benchmarks.summary`
+- ``crossover``: the density at which ours and SDPA with a mask meet, at 2048 tokens
+- ``targets``: :mod:`benchmarks.targets` with the measured value of each, met or not
 """
 
 from __future__ import annotations

@@ -151,15 +151,14 @@ def text(record: dict[str, Any]) -> str:
 
 
 def _lines(record: dict[str, Any]) -> Iterator[str]:
-    yield f"{'graph':28} {'tokens':>9} {'edges':>16} {'build':>8} {'count':>8} {'tile':>8} {'total':>8} {'memory':>9}"
+    times = " ".join(f"{name:>8}" for name in ("build", "count", "tile", "total"))
+    yield f"{'graph':28} {'tokens':>9} {'edges':>16} {times} {'memory':>9}"
     for r in record["results"]:
         times = " ".join(f"{r[name]:6.2f} s" for name in ("build_s", "count_s", "tile_s", "total_s"))
         yield f"{r['case']:28} {r['tokens']:>9,} {r['edges']:>16,} {times} {r['memory_mb']:6.0f} MB"
     for ours, theirs in zip(record["peers"][::2], record["peers"][1::2], strict=True):
         faster, smaller = theirs["total_s"] / ours["total_s"], theirs["memory_mb"] / max(ours["memory_mb"], 1)
-        yield (
-            f"BlockMask of {ours['tokens']:,} tokens: {ours['total_s']:.3f} s, {ours['memory_mb']:.0f} MB; "
-            "create_block_mask "
-            f"{theirs['total_s']:.3f} s, {theirs['memory_mb']:.0f} MB: {faster:.1f} x the time, "
-            f"{smaller:.1f} x the memory"
-        )
+        taken = [f"{row['total_s']:.3f} s, {row['memory_mb']:.0f} MB" for row in (ours, theirs)]
+        ratios = f"{faster:.1f} x the time, {smaller:.1f} x the memory"
+        tokens = f"{ours['tokens']:,} tokens"
+        yield f"BlockMask of {tokens}: {taken[0]}; create_block_mask {taken[1]}: {ratios}"

@@ -144,10 +144,8 @@ def _far_behind(backend: Backend, problem: Problem) -> str | None:
     mine, best = seconds["tiles" if backend.name == "flex" else backend.name], seconds[found.choice]
     if mine is None or best is None or mine < WORTH_A_WAIT or mine < MOST_TIMES_AUTO * best:
         return None
-    return (
-        f"the cost model says {mine:.1f} s forward, {mine / best:.0f} times that of {found.choice}, which "
-        "auto takes: not timed"
-    )
+    times = f"{mine / best:.0f} times that of {found.choice}, which auto takes"
+    return f"the cost model says {mine:.1f} s forward, {times}: not timed"
 
 
 def peers(names: Sequence[str]) -> list[Method]:

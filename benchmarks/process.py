@@ -78,9 +78,8 @@ def in_a_process(
     RuntimeError with the last line of its stderr, or with the signal that ended it, if it fails.
     """
     program = (
-        f"import json, sys; from {module} import {function} as f; result = "
-        "f(**json.loads(sys.stdin.read())); "
-        "print(); print(json.dumps(result))"
+        f"import json, sys; from {module} import {function} as f; "
+        "result = f(**json.loads(sys.stdin.read())); print(); print(json.dumps(result))"
     )
     path = [ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(

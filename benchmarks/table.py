@@ -131,11 +131,8 @@ def report(record: Record) -> str:
 
 def _machine(record: Record) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
-    return (
-        f"{record['processor']}, {record['threads']} threads, {record['memory_gib']} GiB; {versions}; "
-        f"{record['date']}, "
-        f"{record['took_s']:.0f} s"
-    )
+    machine = f"{record['processor']}, {record['threads']} threads, {record['memory_gib']} GiB"
+    return f"{machine}; {versions}; {record['date']}, {record['took_s']:.0f} s"
 
 
 def _methods(record: Record, workload: Record) -> str:
@@ -144,7 +141,8 @@ def _methods(record: Record, workload: Record) -> str:
     if "limits" not in workload:
         return f"{title}: {workload.get('reason', '')}"
     limits = workload["limits"]
-    about = f"{workload['edges']:,} edges; {limits['gemm_gflops']:.0f} GFLOP/s, copies {limits['copy_gb_s']:.0f} GB/s"
+    reached = f"{limits['gemm_gflops']:.0f} GFLOP/s, copies {limits['copy_gb_s']:.0f} GB/s"
+    about = f"{workload['edges']:,} edges; {reached}"
     here = (case for case in record["cases"] if (case["workload"], case["allocator"]) == (name, allocator))
     methods = dict.fromkeys(case["method"] for case in here)
     head = ["method", "forward, ms", "fwd+bwd, ms", "of auto", "MB", "roofline", "samples (noisy)", "remark"]

@@ -6,14 +6,12 @@ process of its own: with ``backend="auto"``, and with what one writes without a 
 ``scaled_dot_product_attention`` given a float mask that holds the learned biases of distances and -inf. The
 record, as ``--json`` writes it:
 
-===========  ========================================================================================================
-``bench``    "training"; ``schema`` 1; date, commit, processor, threads, versions, ...
-``recipe``   what decides the result, see :class:`gnn_attention.training.Recipe`
-``runs``     one for each method: ``method``, ``seconds`` of all steps, ``peak_memory_mb`` of the whole process, the ``losses``
-             of the steps and ``held_out_loss`` afterwards
-``faster``   the seconds of SDPA over ours; ``smaller`` the same of the peak memory
-``apart``    the largest difference between the two losses of a step, in nats
-===========  ========================================================================================================
+- ``bench``: "training"; ``schema`` 1; date, commit, processor, threads, versions, ...
+- ``recipe``: what decides the result, see :class:`gnn_attention.training.Recipe`
+- ``runs``: one for each method: ``method``, ``seconds`` of all steps, ``peak_memory_mb`` of the whole
+  process, the ``losses`` of the steps and ``held_out_loss`` afterwards
+- ``faster``: the seconds of SDPA over ours; ``smaller`` the same of the peak memory
+- ``apart``: the largest difference between the two losses of a step, in nats
 """
 
 from __future__ import annotations
@@ -101,16 +99,13 @@ def _compared(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
 def text(record: dict[str, Any]) -> str:
     """The record in some lines."""
     recipe = record["recipe"]
-    lines = [
-        f"{recipe['graph']}, {recipe['steps']} steps of {recipe['length']:,} tokens, {record['threads']} "
-        "threads"
-    ]
+    steps = f"{recipe['steps']} steps of {recipe['length']:,} tokens"
+    lines = [f"{recipe['graph']}, {steps}, {record['threads']} threads"]
     for run in record["runs"]:
-        lines.append(
-            f"{run['method']:10} {run['seconds'] / recipe['steps']:8.2f} s a step, peak memory "
-            f"{run['peak_memory_mb']:7,} MB, "
-            f"loss {run['losses'][0]:.4f} -> {run['losses'][-1]:.4f}, held out {run['held_out_loss']:.4f}"
-        )
+        taken = f"{run['seconds'] / recipe['steps']:8.2f} s a step, peak memory {run['peak_memory_mb']:7,} MB"
+        first, *_, last = run["losses"]
+        loss = f"loss {first:.4f} -> {last:.4f}, on other text {run['held_out_loss']:.4f}"
+        lines.append(f"{run['method']:10} {taken}, {loss}")
     if "faster" in record:
         lines.append(
             f"auto is {record['faster']:.1f} x faster and {record['smaller']:.1f} x smaller; "

@@ -41,10 +41,8 @@ def chosen_device(name: str, quick: bool) -> torch.device:
         raise ValueError(
             "benchmarks.gpu on --device cpu is a trial of the benchmark, not a measurement: give --quick too"
         )
-    raise ValueError(
-        f"benchmarks.gpu needs a GPU, and torch finds none for --device {name}; --device cpu --quick is a "
-        "trial without one"
-    )
+    found = f"benchmarks.gpu needs a GPU, and torch finds none for --device {name}"
+    raise ValueError(f"{found}; --device cpu --quick is a trial without one")
 
 
 class Watch:

@@ -1,18 +1,18 @@
 """One method on one workload: right first, then its memory and its time, forward and backward, as two cases
 of a record.
 
-==============  =====================================================================================================
-``status``      "measured", or why not, with its ``reason``: "missing", "refused", "out of memory" (also by estimate), "failed",
-                "wrong", "far behind" (one of ours whose prediction is many times that of auto)
-``seconds``     median; ``p10, p90, samples``; backward is the backward pass alone
-``compile_s``   of ours: a first call on a graph of 96 tokens that has the same sizes else
-``first_s``     the first call here: the plan of this graph, and what is compiled still
-``takes``       the backend that auto took
-``bytes``       peak memory of a call beyond its inputs, outputs included; of backward that of a whole training step
-``flops``       counted for the edges alone; ``least_bytes`` of the best kernel; ``share`` of the measured ceiling of this work
-``predicted_s`` by ``backends.gpu.roofline``, the constant that ``limit``s it, and what is ``visited`` (its
-``Estimate``) ``output_error, gradient_error``  in units of SDPA's own
-==============  =====================================================================================================
+- ``status``: "measured", or why not, with its ``reason``: "missing", "refused", "out of memory" (also by
+  estimate), "failed", "wrong", "far behind" (one of ours whose prediction is many times that of auto)
+- ``seconds``: median; ``p10, p90, samples``; backward is the backward pass alone
+- ``compile_s``: of ours: a first call on a graph of 96 tokens that has the same sizes else
+- ``first_s``: the first call here: the plan of this graph, and what is compiled still
+- ``takes``: the backend that auto took
+- ``bytes``: peak memory of a call beyond its inputs, outputs included; of backward that of a whole training
+  step
+- ``flops``: counted for the edges alone; ``least_bytes`` of the best kernel; ``share`` of the measured
+  ceiling of this work
+- ``predicted_s``: by ``backends.gpu.roofline``, the constant that ``limit``s it, and what is ``visited``
+  (its ``Estimate``); ``output_error, gradient_error``: in units of SDPA's own
 """
 
 from __future__ import annotations

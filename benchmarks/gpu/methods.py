@@ -144,10 +144,8 @@ def _varlen(problem: Problem) -> Prepared:
 
 def _varlen_refusal(problem: Problem) -> str | None:
     if problem.inputs[0].dtype not in HALF or problem.inputs[0].device.type != "cuda":
-        return (
-            f"it computes in float16 and bfloat16 on CUDA, got {problem.inputs[0].dtype} on "
-            f"{problem.inputs[0].device}"
-        )
+        got = f"{problem.inputs[0].dtype} on {problem.inputs[0].device}"
+        return f"it computes in float16 and bfloat16 on CUDA, got {got}"
     return (
         None
         if packing(problem.graph)

@@ -3,17 +3,17 @@ stop.
 
 The record, as ``--json`` keeps it after every method (the file is written whole or not at all):
 
-==============  =====================================================================================================
-``bench``       "gpu"; ``schema`` 1; ``quick``; ``measurement`` False for a trial on a CPU
-(environment)   device, driver, versions, flags, commit, ``sources`` (hashes of the kernels), ``arguments``; ``runs``: when
-                each call began and how many seconds it took, as ``--resume`` carries a record on
-``constants``   those of ``backends.gpu.devices`` that predictions were made with
-``ceilings``    :class:`~benchmarks.gpu.machine.Ceilings`, measured in the first call
-``workloads``   :meth:`~benchmarks.gpu.measuring.Bench.about`
-``cases``       :mod:`benchmarks.gpu.measuring`
-``waiting``     how many methods of the chosen workloads have not been run yet, and ``stopped``: why, if not for the budget
-``targets``     :mod:`benchmarks.gpu.targets` with what was measured, met or not
-==============  =====================================================================================================
+- ``bench``: "gpu"; ``schema`` 1; ``quick``; ``measurement`` False for a trial on a CPU
+- (environment): device, driver, versions, flags, commit, ``sources`` (hashes of the kernels),
+  ``arguments``; ``runs``: when each call began and how many seconds it took, as ``--resume`` carries a
+  record on
+- ``constants``: those of ``backends.gpu.devices`` that predictions were made with
+- ``ceilings``: :class:`~benchmarks.gpu.machine.Ceilings`, measured in the first call
+- ``workloads``: :meth:`~benchmarks.gpu.measuring.Bench.about`
+- ``cases``: :mod:`benchmarks.gpu.measuring`
+- ``waiting``: how many methods of the chosen workloads have not been run yet, and ``stopped``: why, if not
+  for the budget
+- ``targets``: :mod:`benchmarks.gpu.targets` with what was measured, met or not
 """
 
 from __future__ import annotations
@@ -145,10 +145,8 @@ def _begun(place: torch.device, quick: bool, resume: Path | None) -> Record:
     record = read(resume, "gpu")
     for name in SAME:
         if record[name] != here[name]:
-            raise ValueError(
-                f"{resume} was made with another {name} ({record[name]!r}, here {here[name]!r}): begin a "
-                "new record"
-            )
+            other = f"another {name} ({record[name]!r}, here {here[name]!r})"
+            raise ValueError(f"{resume} was made with {other}: begin a new record")
     record.pop("stopped", None)
     return {**record, "date": here["date"]}
 

@@ -71,9 +71,9 @@ def _head(record: Record) -> Iterator[str]:
         yield "A trial of the benchmark on a CPU: its numbers are no measurement."
     ceilings = record["ceilings"]
     terabytes = ", ".join(f"{words} {ceilings[name] / 1e12:.3g} TB/s" for name, words in CEILINGS.items())
+    versions = ", ".join(f"{name} {record[name]}" for name in ("driver", "torch", "triton"))
     yield (
-        f"{record['device']}, driver {record['driver']}, torch {record['torch']}, triton "
-        f"{record['triton']}; {record['date']}\n"
+        f"{record['device']}, {versions}; {record['date']}\n"
         f"products {ceilings['products'] / 1e12:.3g} TFLOP/s, {terabytes} (by {ceilings['by']})"
     )
 
@@ -88,7 +88,8 @@ CEILINGS = {
 
 def _methods(record: Record, about: Record) -> str:
     name = about["workload"]
-    shape = f"{about['edges']:,} edges, {about['batch']} x {about['heads']} heads of {about['dim']}, {about['dtype']}"
+    heads = f"{about['batch']} x {about['heads']} heads of {about['dim']}"
+    shape = f"{about['edges']:,} edges, {heads}, {about['dtype']}"
     bands = [noise(record, name, which) for which in PASSES]
     band = " / ".join("-" if band is None else f"{100 * band:.1f} %" for band in bands)
     methods = dict.fromkeys(case["method"] for case in record["cases"] if case["workload"] == name)
