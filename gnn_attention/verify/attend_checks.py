@@ -15,8 +15,8 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend, dropout
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, Feature, GraphCase
 from gnn_attention.verify.check import BOTH, DIM, DROPOUT, DTYPES, VALUE_DIM, Check, Settings
-from gnn_attention.verify.problems import AttendProblem
-from gnn_attention.verify.selection import covering
+from gnn_attention.verify.selection import covering, grid
+from gnn_attention.verify.truth import AttendProblem
 
 PROBABILITY = 0.3
 DROPOUT_GRAPHS = ("causal", "listed", "decode rows", "by head", "window, 97 tokens")
@@ -46,8 +46,8 @@ def attend_checks(settings: Settings) -> Iterator[Check]:
 @functools.lru_cache(maxsize=16)
 def _rows(*values: tuple[Any, ...]) -> list[dict[str, str]]:
     """The values of each problem: all triples."""
-    names = ("dtype", "graph", "option", "size")
-    rows = [dict(zip(names, (*row, f"x{size:g}"), strict=True)) for *row, size in product(*values)]
+    dtypes, graphs, options, sizes = values
+    rows = grid(dtype=dtypes, graph=graphs, option=options, size=[f"x{size:g}" for size in sizes])
     return [rows[number] for number in covering(rows, 3)]
 
 

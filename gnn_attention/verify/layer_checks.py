@@ -23,9 +23,8 @@ from gnn_attention.score_mods import relative_bias
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
 from gnn_attention.verify.check import BOTH, DIM, DTYPES, FORMS, VALUE_DIM, WIDTH, Check, Settings, worst
 from gnn_attention.verify.measure import exactly
-from gnn_attention.verify.problems import LayerProblem, layer_truth, plain_names
-from gnn_attention.verify.selection import covering
-from gnn_attention.verify.truth import Formula
+from gnn_attention.verify.selection import covering, grid
+from gnn_attention.verify.truth import Formula, LayerProblem, layer_truth, plain_names
 
 __all__ = ["form_checks", "layer_checks", "layer_truth", "plain_names", "trained_checks"]
 
@@ -63,12 +62,9 @@ def _rows(*values: tuple[Any, ...]) -> list[dict[str, str]]:
     """The values of each problem: of some graphs all triples, of all graphs all pairs."""
     dtypes, graphs, forms, features, sizes = values
     options = [option for option in LAYER_OPTIONS if option in features]
-    names = ("dtype", "graph", "form", "option", "kind", "size")
-    rows = [
-        dict(zip(names, (dtype, graph, form, option, kind, f"x{size:g}"), strict=True))
-        for dtype, graph, form, option, kind, size in product(dtypes, graphs, forms, options, KINDS, sizes)
-        if FEATURES[option].unsupported(GRAPHS[graph]) is None
-    ]
+    named = {"form": forms, "option": options, "kind": KINDS, "size": [f"x{size:g}" for size in sizes]}
+    every = grid(dtype=dtypes, graph=graphs, **named)
+    rows = [row for row in every if FEATURES[row["option"]].unsupported(GRAPHS[row["graph"]]) is None]
     few = [number for number, row in enumerate(rows) if row["graph"] in LAYER_GRAPHS]
     triples = {few[number] for number in covering([rows[number] for number in few], 3)}
     return [rows[number] for number in sorted(triples | set(covering(rows, 2)))]

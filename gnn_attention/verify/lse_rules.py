@@ -21,9 +21,8 @@ from gnn_attention.verify.measure import (
     summation_bound,
     within,
 )
-from gnn_attention.verify.problems import AttendProblem
 from gnn_attention.verify.trial import LSE_OPTIONS, Trial
-from gnn_attention.verify.truth import ORDERS
+from gnn_attention.verify.truth import ORDERS, AttendProblem
 
 Outcomes = Iterator[tuple[str, Outcome]]
 

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -120,15 +120,18 @@ class Report:
 
     def table(self) -> str:
         """Counts and worst errors by group, backend and dtype, then the reasons of skipped checks."""
-        groups, reasons = defaultdict[tuple[str, ...], list[Result]](list), defaultdict[str, int](int)
+        reasons = Counter(r.skipped for r in self.results if r.skipped is not None)
+        groups = defaultdict[tuple[str, ...], list[Result]](list)
         for r in self.results:
             if r.skipped is None:
                 groups[r.group, r.backend, r.dtype].append(r)
-            else:
-                reasons[r.skipped] += 1
-        rows = [_ROW.format(*key, *_cells(found)) for key, found in groups.items()]
+        rows = [_row(*key, *_cells(found)) for key, found in groups.items()]
         skips = [f"skipped {count}: {reason}" for reason, count in reasons.items()]
-        return "\n".join([*_HEAD, *rows, *([""] if skips else []), *skips])
+        units = "Worst errors in units of SDPA's in the same dtype (allowed: outputs 2, gradients 3), in float64 of"
+        titles = _row("checks of", "backend", "dtype", "checks", "failed", "output", "gradient")
+        return "\n".join(
+            [units, "1e-12 of the largest number (allowed: 1).", "", titles, *rows, "", *skips]
+        ).rstrip()
 
     def to_json(self) -> str:
         """Every result, one a line without what is empty, and the environment."""
@@ -183,20 +186,13 @@ def _result(fields: dict[str, Any]) -> Result:
     return result
 
 
-_ROW = "{:<10}{:<11}{:<10}{:>6}{:>7}{:>9}{:>10}"
-_HEAD = (
-    "The worst error of an output in units of SDPA's own in the same dtype (allowed: 2) and of any gradient",
-    "(allowed: 3). In float64 the unit is 1e-12 of the largest number instead (allowed: 1).",
-    "",
-    _ROW.format("checks of", "backend", "dtype", "checks", "failed", "output", "gradient"),
-    "-" * 63,
-)
+def _row(*cells: object) -> str:
+    return "{:<10}{:<11}{:<10}{:>6}{:>7}{:>9}{:>10}".format(*cells)
 
 
-def _cells(results: list[Result]) -> Iterator[str]:
+def _cells(results: list[Result]) -> Iterator[object]:
     """Counts, and the worst output and gradient."""
-    yield str(len(results))
-    yield str(sum(not r.passed for r in results) or "-")
+    yield from (len(results), sum(not r.passed for r in results) or "-")
     for name in ("output", "gradient"):
         errors = [error for r in results if (error := getattr(r, name)) is not None]
         yield f"{max(errors, key=badness):.2f}" if errors else "-"

@@ -18,9 +18,8 @@ from gnn_attention.verify.cases import GRAPHS, HEADS
 from gnn_attention.verify.check import DROPOUT, DTYPES, Check, Settings, worst
 from gnn_attention.verify.lse_rules import Outcomes, lse_with_options, weights_of_edges
 from gnn_attention.verify.measure import holds, summation_bound, within
-from gnn_attention.verify.problems import AttendProblem
 from gnn_attention.verify.trial import CASES, Trial
-from gnn_attention.verify.truth import Formula
+from gnn_attention.verify.truth import AttendProblem, Formula
 
 Rule = Callable[[Trial], Outcomes]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gnn_attention.verify.check import Check
@@ -31,6 +31,11 @@ def pairs(checks: Sequence[Check]) -> list[int]:
         rows = [{"backend": check.backend, "dtype": check.dtype, **check.factors} for check in found]
         chosen += [numbers[row] for row in covering(rows, 2)]
     return sorted(chosen)
+
+
+def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
+    """A row for each combination of the values."""
+    return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
 
 
 def covering(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:

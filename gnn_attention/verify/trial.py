@@ -28,7 +28,7 @@ from gnn_attention.verify.cases import (
 )
 from gnn_attention.verify.check import DIM, VALUE_DIM, Settings
 from gnn_attention.verify.measure import Outcome, Truth, judge
-from gnn_attention.verify.problems import AttendProblem
+from gnn_attention.verify.truth import AttendProblem
 
 
 @dataclass(frozen=True)

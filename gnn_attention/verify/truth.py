@@ -1,15 +1,25 @@
-"""The truth about one call of attention, and how far SDPA is from it: by these a result is judged."""
+"""Problems that checks share, a call of ``attend`` or a whole layer, and the truth about each.
+
+The truth is dense attention in float64, and how far SDPA is from it: by these a result is judged.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.attend import attend
+from gnn_attention.backends import Backend
+from gnn_attention.graph import TokenGraph
+from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
+from gnn_attention.verify.cases import Feature, GraphCase
+from gnn_attention.verify.check import verdict
 from gnn_attention.verify.measure import Truth, gradients_of, largest, summation_bound, worst_errors
 
 ORDERS = 8  # in which the yardstick of a layer is taken
@@ -20,6 +30,7 @@ FUSED = ("q", "k", "v", "sink_logits")  # what that kernel gives a gradient: no 
 
 Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
 Dense = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # inputs, logits [B, H, dst, src] -> logits
+Options = Callable[[dict[str, Tensor]], dict[str, Any]]  # learned inputs -> arguments of a call
 
 
 def unchanged(inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
@@ -65,7 +76,7 @@ class Formula:
         return Truth(out, gradients, worst(widened=False), worst(widened=True), self._cancelled(inputs))
 
     def _solve(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        wide = _leaves(inputs, torch.float64, "cpu")
+        wide = _leaves(inputs, "cpu", torch.float64)
         (q, k, v), sinks = (wide[name] for name in "qkv"), wide.get("sink_logits")
         dense = partial(self.dense, wide)
         out = oracle.attention(q, k, v, self.mask, self.scale, dense, sinks, self.factors)
@@ -75,7 +86,7 @@ class Formula:
         self, inputs: Mapping[str, Tensor], number: int, widened: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Output and gradients of SDPA, or of the plain formula, in the order of this number."""
-        leaves = _leaves(inputs, self.direction.dtype, self.device)
+        leaves = _leaves(inputs, self.device, self.direction.dtype)
         (q, k, v), sinks, mask = (
             (leaves[n] for n in "qkv"),
             leaves.get("sink_logits"),
@@ -126,5 +137,123 @@ def nearby(x: Tensor, number: int) -> Tensor:
     return (x.detach().cpu().double() * (1 + FAR * torch.finfo(x.dtype).eps * moves)).to(x.device, x.dtype)
 
 
-def _leaves(inputs: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+def _leaves(
+    inputs: Mapping[str, Tensor], device: str | torch.device, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
     return {name: x.detach().to(device, dtype, copy=True).requires_grad_() for name, x in inputs.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class AttendProblem:
+    """A call of ``attend``: q, k, v and what else is learned, in the dtype under test, on a graph."""
+
+    graph: TokenGraph
+    formula: Formula
+    inputs: Mapping[str, Tensor]
+    options: Options = lambda learned: {}
+
+    @staticmethod
+    def of(
+        case: GraphCase,
+        feature: Feature,
+        inputs: Mapping[str, Tensor],
+        direction: Tensor,
+        device: str,
+        factors: Tensor | None = None,
+    ) -> AttendProblem:
+        """The problem of a graph and a feature; ``direction`` multiplies the output before it is summed."""
+        scale = inputs["q"].shape[-1] ** -0.5 if feature.scale is None else feature.scale
+        dense = partial(feature.dense, case)
+        formula = Formula(case.mask, direction, scale, dense, feature.additive, factors, device)
+        return AttendProblem(case.graph, formula, inputs, feature.options)
+
+    @cached_property
+    def truth(self) -> Truth:
+        return self.formula.truth(self.inputs)
+
+    def solve(
+        self, backend: Backend, inputs: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Output and gradients of a backend; ``inputs`` in place of the problem's own."""
+        device, inputs = torch.device(self.formula.device), self.inputs if inputs is None else inputs
+        leaves = _leaves(inputs, device)
+        options = self.options({name: x for name, x in leaves.items() if name not in "qkv"})
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(0)
+            q, k, v = (leaves[name] for name in "qkv")
+            out = attend(q, k, v, self.graph, backend=backend, **options)
+        return out, gradients_of(out, self.formula.direction.to(device), leaves)
+
+    def run(self, backend: Backend) -> Mapping[str, Any]:
+        """The fields of a check's result."""
+        return verdict(*self.solve(backend), self.truth.for_backend(backend))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProblem:
+    """A layer in one form of its weights on a graph; inputs are "x_src", "x_dst" and what else is learned."""
+
+    heads: Any
+    graph: TokenGraph
+    formula: Formula
+    inputs: Mapping[str, Tensor]
+    options: Options = lambda learned: {}
+
+    @cached_property
+    def truth(self) -> Truth:
+        return _layer_truth(self.heads, self.formula, self.inputs)
+
+    def run(self, backend: Backend | None, heads: Any = None) -> Mapping[str, Any]:
+        """The layer on a backend, or message by message; other ``heads`` are judged by the same truth."""
+        device, direction = self.formula.device, self.formula.direction.to(self.formula.device)
+        inputs, weights = _leaves(self.inputs, device), {}
+        if heads is None:
+            heads = self.heads.to(device)
+            weights = plain_names(heads)
+        options = self.options(inputs)
+        layer = MessagePassingAttention(heads.to(device), options.pop("score_mod", None), backend=backend)
+        out = layer((inputs["x_src"], inputs["x_dst"]), self.graph, **options)
+        return verdict(out, gradients_of(out, direction, inputs | weights), self.truth.for_backend(backend))
+
+
+def plain_names(heads: Any) -> dict[str, Tensor]:
+    """The weights by their names in the formulas."""
+    return {name.removeprefix("standard."): parameter for name, parameter in heads.named_parameters()}
+
+
+def layer_truth(heads: Any, x_src: Tensor, x_dst: Tensor, direction: Tensor, mask: Tensor) -> Truth:
+    """The formula in float64 on the layer's weights as they are, and SDPA between its own projections."""
+    return _layer_truth(heads, Formula(mask, direction, heads.scale), {"x_src": x_src, "x_dst": x_dst})
+
+
+@torch.enable_grad()
+def _layer_truth(heads: Any, formula: Formula, inputs: Mapping[str, Tensor]) -> Truth:
+    wide, weights = (_leaves(found, "cpu", torch.float64) for found in (inputs, plain_names(heads)))
+    dense = partial(formula.dense, wide)
+    out = oracle.layer(weights, wide["x_src"], wide["x_dst"], formula.mask, formula.scale, dense)
+    gradients = gradients_of(out, formula.direction.double().cpu(), wide | weights)
+    if formula.direction.dtype == torch.float64:
+        return Truth(out, gradients, {})
+    baseline = partial(_layer_baseline, heads.to(formula.device), formula, inputs)
+    plain, fused = (
+        worst_errors((baseline(number, widened) for number in range(count)), out, gradients)
+        for count, widened in ((ORDERS, False), (FUSED_ORDERS, True))
+    )
+    return Truth(out, gradients, plain, fused)
+
+
+def _layer_baseline(
+    heads: Any, formula: Formula, inputs: Mapping[str, Tensor], number: int, widened: bool
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The layer with SDPA in its middle, in the dtype of its weights and the order of this number."""
+    inputs = _leaves(inputs, formula.device)
+    q, (k, v) = heads.receive(inputs["x_dst"]), heads.send(inputs["x_src"])
+    order = oracle.Order.draw(number, len(q), q.shape[2], k.shape[2], q.shape[3], formula.device, widened)
+    mask, dense = formula.mask.to(formula.device), partial(formula.dense, inputs)
+    if formula.additive:
+        z = oracle.reordered_sdpa(order, q, k, v, mask, heads.scale, dense(q.new_zeros(mask.shape)))
+    else:
+        z = oracle.reordered_attention(order, q, k, v, mask, heads.scale, dense)
+    learners = {name: x for name, x in inputs.items() if name.startswith("x_")} if widened else inputs
+    out = heads.collect(z)
+    return out, gradients_of(out, formula.direction.to(formula.device), learners | plain_names(heads))

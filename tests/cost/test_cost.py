@@ -485,6 +485,8 @@ class TestCommand:
         edges = [cost.of_graph(graph).edges for graph in graphs]
         assert [f"{count:,}" in row for count, row in zip(edges, rows, strict=False)] == [True, True]
         assert "decoding caches 68 of 512 senders" in " ".join(out.split())
+        share = f"{100 * edges[0] / edges[1]:.3g} % of the edges of the causal graph"
+        assert share in " ".join(out.split())
 
     def test_a_graph_without_its_size(self, capsys):
         """The tokens of --tokens are filled in, 8192 without; what is written in full stays as it is."""
