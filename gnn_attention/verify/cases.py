@@ -56,6 +56,7 @@ class GraphCase:
 
 def graph_cases() -> Iterator[GraphCase]:
     """Most are asymmetric, some have receivers without in-edges, two differ by head or sample."""
+    # graphs get no names here: each is freed once its user drops it
     n, p = 13, patterns
     parents = [-1, 0, 0, 1, 1, 2, 3, -1, 7, 8, 8, 10, 4]
     owner = [0] * 5 + [2] + [3] * 7
@@ -67,22 +68,33 @@ def graph_cases() -> Iterator[GraphCase]:
     yield GraphCase("window", p.window(n, 4), lambda b, h, i, j: 0 <= i - j < 4)
     yield GraphCase("dilated", p.dilated(n, 3, 2), lambda b, h, i, j: i - j in (0, 2, 4))
     yield GraphCase("prefix", p.prefix(n, 5), lambda b, h, i, j: j < 5 or j <= i)
-    packed = p.documents([5, 0, 1, 7])
-    yield GraphCase("documents", packed, lambda b, h, i, j: owner[i] == owner[j] and j <= i)
-    streaming = p.window(n, 3) | p.sinks(n, 2)
-    yield GraphCase("window | sinks", streaming, lambda b, h, i, j: j <= i and (i - j < 3 or j < 2))
-    star = p.global_tokens(n, list(hubs))
-    yield GraphCase("global_tokens", star, lambda b, h, i, j: j <= i and (i in hubs or j in hubs))
+    yield GraphCase(
+        "documents", p.documents([5, 0, 1, 7]), lambda b, h, i, j: owner[i] == owner[j] and j <= i
+    )
+    yield GraphCase(
+        "window | sinks", p.window(n, 3) | p.sinks(n, 2), lambda b, h, i, j: j <= i and (i - j < 3 or j < 2)
+    )
+    yield GraphCase(
+        "global_tokens",
+        p.global_tokens(n, list(hubs)),
+        lambda b, h, i, j: j <= i and (i in hubs or j in hubs),
+    )
     yield GraphCase("cross", p.cross(7, n), lambda b, h, i, j: True)
     yield GraphCase("tree", p.tree(parents), lambda b, h, i, j: j in _ancestors(parents, i))
     yield GraphCase("decode rows", p.causal(n).rows(9, n), lambda b, h, i, j: j <= i, first_dst=9)
     yield GraphCase("one token", p.causal(1), lambda b, h, i, j: True)
     yield GraphCase("no edges", p.window(n, 0), lambda b, h, i, j: False)
     yield _listed_case(10, n)
-    by_head = TokenGraph.from_rule(_near, n, heads=HEADS, name="by head")
-    yield GraphCase("by head", by_head, lambda b, h, i, j: 0 <= i - j <= h)
-    by_sample = TokenGraph.from_rule(_late, n, batch=BATCH, name="by sample")
-    yield GraphCase("by sample", by_sample, lambda b, h, i, j: j <= i and j >= 4 * (b % 3))
+    yield GraphCase(
+        "by head",
+        TokenGraph.from_rule(_near, n, heads=HEADS, name="by head"),
+        lambda b, h, i, j: 0 <= i - j <= h,
+    )
+    yield GraphCase(
+        "by sample",
+        TokenGraph.from_rule(_late, n, batch=BATCH, name="by sample"),
+        lambda b, h, i, j: j <= i and j >= 4 * (b % 3),
+    )
     yield GraphCase("causal, 97 tokens", p.causal(97), lambda b, h, i, j: j <= i)
     yield GraphCase("window, 97 tokens", p.window(97, 16), lambda b, h, i, j: 0 <= i - j < 16)
 
