@@ -127,11 +127,13 @@ class Report:
                 groups[r.group, r.backend, r.dtype].append(r)
         rows = [_row(*key, *_cells(found)) for key, found in groups.items()]
         skips = [f"skipped {count}: {reason}" for reason, count in reasons.items()]
-        units = "Worst errors in units of SDPA's in the same dtype (allowed: outputs 2, gradients 3), in float64 of"
-        titles = _row("checks of", "backend", "dtype", "checks", "failed", "output", "gradient")
-        return "\n".join(
-            [units, "1e-12 of the largest number (allowed: 1).", "", titles, *rows, "", *skips]
-        ).rstrip()
+        head = [
+            "Worst errors in units of SDPA's in the same dtype (allowed: outputs 2, gradients 3), in float64",
+            "of 1e-12 of the largest number (allowed: 1).",
+            "",
+            _row("checks of", "backend", "dtype", "checks", "failed", "output", "gradient"),
+        ]
+        return "\n".join([*head, *rows, "", *skips]).rstrip()
 
     def to_json(self) -> str:
         """Every result, one a line without what is empty, and the environment."""
