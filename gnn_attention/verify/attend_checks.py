@@ -97,7 +97,7 @@ def _dropout_problem(settings: Settings, case: GraphCase, dtype: torch.dtype) ->
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         seed = dropout.draw_seed(torch.device("cpu"))
-    stays = dropout.kept(seed, sample, head, *case.positions(), PROBABILITY)
+    stays = dropout.mask(seed, sample, head, *case.positions(), PROBABILITY)
     factors = (stays.double() / (1 - PROBABILITY)).expand(case.mask.shape)
     inputs, direction = _draw(settings.seed + 4, dtype, case, feature)
     return AttendProblem.of(case, feature, inputs, direction, settings.device, factors)

@@ -32,7 +32,7 @@ class Truth:
 
     ``yardstick`` holds those errors for "out" and every gradient; empty for float64. ``fused`` holds those of
     its fused kernel: the gradients of a backend that, like it, computes the weights again are judged by the
-    larger of the two. ``cancelled`` bounds the errors of gradients whose terms cancel, summed in float32.
+    larger of the two.
     """
 
     out: Tensor
@@ -105,8 +105,8 @@ def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome
     shares, parts = [_ratio(error, unit) / limit], [("output", out, truth.out, limit * unit)]
     scale = max((largest(g) for g in truth.gradients.values()), default=0.0)
     for name, g in gradients.items():
-        true, bound = truth.gradients[name], truth.cancelled.get(name, 0.0)
-        off, allowed = _measure(g, true, truth.yardstick.get(name), scale, bound)
+        true = truth.gradients[name]
+        off, allowed = _measure(g, true, truth.yardstick.get(name), scale)
         shares.append(_ratio(off, allowed) / slope)
         parts.append((f"gradient of {name}", g, true, slope * allowed))
     gradient = slope * max(shares[1:], default=0.0, key=badness)
@@ -159,22 +159,13 @@ def summation_bound(terms: int, magnitude: Magnitude, dtype: torch.dtype) -> Mag
     return magnitude * (share / (1 - share) if share < 1 else math.inf)
 
 
-def _measure(
-    found: Tensor, true: Tensor, yardstick: float | None, scale: float, cancelled: float = 0.0
-) -> tuple[float, float]:
-    """The error of one tensor and its unit, which in float64 is a share of ``scale``.
-
-    A gradient may be 0 in theory, as that of q where each receiver attends to one token: SDPA may have
-    exactly 0 by luck, since it subtracts two sums that it takes in one order. There the unit is the bound of
-    what such sums may be off in any order.
-    """
+def _measure(found: Tensor, true: Tensor, yardstick: float | None, scale: float) -> tuple[float, float]:
+    """The error of one tensor and its unit, which in float64 is a share of ``scale``."""
     if found.shape != true.shape:
         return math.inf, 0.0
     if found.dtype == torch.float64:
         return _distance(found, true), EXACT * scale
-    unit = max(torch.finfo(found.dtype).eps / 2 * largest(true), yardstick or 0.0)
-    vanishes = largest(true) <= cancelled * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-    return _distance(found, true), max(unit, cancelled) if vanishes else unit
+    return _distance(found, true), max(torch.finfo(found.dtype).eps / 2 * largest(true), yardstick or 0.0)
 
 
 def badness(ratio: float) -> float:

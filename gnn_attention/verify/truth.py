@@ -5,12 +5,15 @@ The truth is dense attention in float64, and how far SDPA is from it: by these a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.func import functional_call
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
@@ -20,11 +23,11 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import Feature, GraphCase
 from gnn_attention.verify.check import verdict
-from gnn_attention.verify.measure import Truth, gradients_of, largest, summation_bound, worst_errors
+from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
+from gnn_attention.verify.roundings import lse_of, rounded
 
-ORDERS = 8  # in which the yardstick of a layer is taken
-FUSED_ORDERS = 8  # in which that of the fused kernel is taken
-NEIGHBOURS = 16  # problems over which that of a call is taken, itself among them
+ORDERS = 8  # in which the yardstick of lse is taken
+NEIGHBOURS = 16  # problems over which that of outputs and gradients is taken, itself among them
 FAR = 8  # roundings by which a neighbour's inputs are off at most: the last bits of every product are others
 FUSED = ("q", "k", "v", "sink_logits")  # what that kernel gives a gradient: no mask, and so no bias
 
@@ -65,33 +68,32 @@ class Formula:
         out, gradients = self._solve(inputs)
         if self.direction.dtype == torch.float64:
             return Truth(out, gradients, {})
-        neighbours = [{name: nearby(x, number) for name, x in inputs.items()} for number in range(NEIGHBOURS)]
-        truths = [self._solve(neighbour) for neighbour in neighbours]
 
-        def worst(widened: bool) -> dict[str, float]:
-            numbered = enumerate(zip(neighbours, truths, strict=True))
-            errors = [worst_errors([self._baseline(x, n, widened)], *true) for n, (x, true) in numbered]
-            return {name: max(error[name] for error in errors) for name in errors[0]}
+        def neighbour(number: int) -> dict[str, Tensor]:
+            return {name: nearby(x, number) for name, x in inputs.items()}
 
-        return Truth(out, gradients, worst(widened=False), worst(widened=True), self._cancelled(inputs))
+        plain, fused = _yardsticks(
+            lambda number: self._solve(neighbour(number)),
+            lambda number, widened: self.baseline(neighbour(number), number, widened),
+        )
+        return rounded(Truth(out, gradients, plain, fused), self._sums, inputs, self.direction)
 
     def _solve(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         wide = _leaves(inputs, "cpu", torch.float64)
-        (q, k, v), sinks = (wide[name] for name in "qkv"), wide.get("sink_logits")
-        dense = partial(self.dense, wide)
-        out = oracle.attention(q, k, v, self.mask, self.scale, dense, sinks, self.factors)
+        out, *_ = self._sums(wide)
         return out.detach(), gradients_of(out, self.direction.cpu().double(), wide)
 
-    def _baseline(
-        self, inputs: Mapping[str, Tensor], number: int, widened: bool
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _sums(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, again as the sums of heads, and lse, of float64 inputs."""
+        q, k, v = _qkv(inputs)
+        modify = partial(self.dense, inputs), inputs.get("sink_logits")
+        out = oracle.attention(q, k, v, self.mask, self.scale, *modify, self.factors)
+        return out, out, lse_of(q, k, self.mask, self.scale, *modify)
+
+    def baseline(self, inputs: Mapping[str, Tensor], number: int, widened: bool) -> Attempt:
         """Output and gradients of SDPA, or of the plain formula, in the order of this number."""
         leaves = _leaves(inputs, self.device, self.direction.dtype)
-        (q, k, v), sinks, mask = (
-            (leaves[n] for n in "qkv"),
-            leaves.get("sink_logits"),
-            self.mask.to(self.device),
-        )
+        (q, k, v), sinks, mask = _qkv(leaves), leaves.get("sink_logits"), self.mask.to(self.device)
         order = oracle.Order.draw(number, len(q), q.shape[2], k.shape[2], q.shape[3], self.device, widened)
         dense = partial(self.dense, leaves)
         if self.additive and self.factors is None:
@@ -103,24 +105,18 @@ class Formula:
         learned = {name: x for name, x in leaves.items() if name in FUSED} if widened else leaves
         return out.detach(), gradients_of(out, self.direction.to(self.device), learned)
 
-    def _cancelled(self, inputs: Mapping[str, Tensor]) -> dict[str, float]:
-        """Bounds of what gradients through the logits are off in float32, where their terms cancel.
 
-        The gradient of a logit is ``w_e (grad_out . v - grad_out . out)``: two sums of C products, each off
-        by at most ``gamma_C sum |grad_out| |v|``. It goes to q as ``scale |k|``, to k ``scale |q|``, to what
-        else is learned times 1.
-        """
-        wide = {name: x.detach().cpu().double() for name, x in inputs.items()}
-        (q, k, v), options = (wide[n] for n in "qkv"), (partial(self.dense, wide), wide.get("sink_logits"))
-        weights = oracle.attention_weights(q, k, self.mask, self.scale, *options, self.factors)
-        direction = self.direction.cpu().double().abs()
-        products = torch.einsum("bhic,bhjc->bhij", direction, oracle.per_query_head(v, q).abs())
-        off = weights * summation_bound(v.shape[3], 2 * products, torch.float32)
-        by_query = torch.einsum("bhij,bhjd->bhid", off, oracle.per_query_head(k, q).abs())
-        by_key = torch.einsum("bhij,bhid->bhjd", off, q.abs()).reshape(len(k), k.shape[1], -1, *k.shape[2:])
-        bounds = {name: float(off.sum()) for name in inputs if name != "v"}
-        ends = {"q": by_query, "k": by_key.sum(2)}
-        return bounds | {name: abs(self.scale) * largest(x) for name, x in ends.items()}
+def _yardsticks(
+    solve: Callable[[int], Attempt], baseline: Callable[[int, bool], Attempt]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The largest errors of SDPA, and of its fused kernel, over neighbouring problems by their numbers."""
+    truths = [solve(number) for number in range(NEIGHBOURS)]
+
+    def worst(widened: bool) -> dict[str, float]:
+        errors = [worst_errors([baseline(n, widened)], *true) for n, true in enumerate(truths)]
+        return {name: max(error[name] for error in errors) for name in errors[0]}
+
+    return worst(widened=False), worst(widened=True)
 
 
 def nearby(x: Tensor, number: int) -> Tensor:
@@ -141,6 +137,12 @@ def _leaves(
     inputs: Mapping[str, Tensor], device: str | torch.device, dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
     return {name: x.detach().to(device, dtype, copy=True).requires_grad_() for name, x in inputs.items()}
+
+
+def _qkv(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """``k`` and ``v`` may have one sample for all."""
+    q, k, v = (inputs[name] for name in "qkv")
+    return q, k.expand(len(q), -1, -1, -1), v.expand(len(q), -1, -1, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,23 +230,63 @@ def layer_truth(heads: Any, x_src: Tensor, x_dst: Tensor, direction: Tensor, mas
 
 @torch.enable_grad()
 def _layer_truth(heads: Any, formula: Formula, inputs: Mapping[str, Tensor]) -> Truth:
+    out, gradients = _solve_layer(formula, heads, inputs)
+    if formula.direction.dtype == torch.float64:
+        return Truth(out, gradients, {})
+    neighbours = [_neighbour(heads.to(formula.device), inputs, number) for number in range(NEIGHBOURS)]
+    plain, fused = _yardsticks(
+        lambda number: _solve_layer(formula, *neighbours[number]),
+        lambda number, widened: _layer_baseline(*neighbours[number], formula, number, widened),
+    )
+    leaves, sums = {**inputs, **plain_names(heads)}, partial(_layer_sums, heads, formula)
+    return rounded(Truth(out, gradients, plain, fused), sums, leaves, formula.direction)
+
+
+def _solve_layer(formula: Formula, heads: Any, inputs: Mapping[str, Tensor]) -> Attempt:
+    """Output and gradients in float64."""
     wide, weights = (_leaves(found, "cpu", torch.float64) for found in (inputs, plain_names(heads)))
     dense = partial(formula.dense, wide)
     out = oracle.layer(weights, wide["x_src"], wide["x_dst"], formula.mask, formula.scale, dense)
-    gradients = gradients_of(out, formula.direction.double().cpu(), wide | weights)
-    if formula.direction.dtype == torch.float64:
-        return Truth(out, gradients, {})
-    baseline = partial(_layer_baseline, heads.to(formula.device), formula, inputs)
-    plain, fused = (
-        worst_errors((baseline(number, widened) for number in range(count)), out, gradients)
-        for count, widened in ((ORDERS, False), (FUSED_ORDERS, True))
-    )
-    return Truth(out, gradients, plain, fused)
+    return out.detach(), gradients_of(out, formula.direction.double().cpu(), wide | weights)
+
+
+def _neighbour(heads: Any, inputs: Mapping[str, Tensor], number: int) -> tuple[Any, dict[str, Tensor]]:
+    moved = copy.deepcopy(heads)
+    for parameter in moved.parameters():
+        parameter.data = nearby(parameter.data, number)
+    return moved, {name: nearby(x, number) for name, x in inputs.items()}
+
+
+def _layer_sums(heads: Any, formula: Formula, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, the sums of its heads, and lse, of float64 states and weights."""
+    exact = copy.deepcopy(heads).cpu().double()
+    weights = {name: inputs[name.removeprefix("standard.")] for name, _ in exact.named_parameters()}
+    q = _called(exact, "receive", weights, inputs["x_dst"])
+    k, v = _called(exact, "send", weights, inputs["x_src"])
+    options = formula.mask, formula.scale, partial(formula.dense, inputs)
+    z = oracle.attention(q, k, v, *options)
+    return _called(exact, "collect", weights, z), z, lse_of(q, k, *options)
+
+
+class _Method(nn.Module):
+    """One method of heads as a module, so that it can be called with other weights."""
+
+    def __init__(self, heads: nn.Module, name: str) -> None:
+        super().__init__()
+        self.heads, self.name = heads, name
+
+    def forward(self, x: Tensor) -> Any:
+        return getattr(self.heads, self.name)(x)
+
+
+def _called(heads: nn.Module, name: str, weights: Mapping[str, Tensor], x: Tensor) -> Any:
+    """A method of the heads with these weights."""
+    return functional_call(_Method(heads, name), {f"heads.{key}": w for key, w in weights.items()}, (x,))
 
 
 def _layer_baseline(
-    heads: Any, formula: Formula, inputs: Mapping[str, Tensor], number: int, widened: bool
-) -> tuple[Tensor, Mapping[str, Tensor]]:
+    heads: Any, inputs: Mapping[str, Tensor], formula: Formula, number: int, widened: bool
+) -> Attempt:
     """The layer with SDPA in its middle, in the dtype of its weights and the order of this number."""
     inputs = _leaves(inputs, formula.device)
     q, (k, v) = heads.receive(inputs["x_dst"]), heads.send(inputs["x_src"])

@@ -17,8 +17,7 @@ from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.score_mods import ScoreMod
 from gnn_attention.verify.measure import Truth, gradients_of
-from gnn_attention.verify.problems import layer_truth, plain_names
-from gnn_attention.verify.truth import ORDERS, Attempt, DenseProblem, attention_truth
+from gnn_attention.verify.truth import ORDERS, Attempt, Formula, layer_truth, plain_names
 from tests.guarantees.draws import DTYPES, Draw
 
 __all__ = ["AttendProblem", "LayerProblem", "Problem", "problem_of"]
@@ -140,17 +139,19 @@ class AttendProblem:
     @cached_property
     def truth(self) -> Truth:
         """The formula in float64, and SDPA's errors over neighbouring problems."""
-        given = self._leaves, self.draw.mask, self.direction, self._scale, self._modified
-        return attention_truth(*given, additive="softcap" not in self.draw.numbers.mod)
+        return self._formula.truth(self._leaves)
+
+    @property
+    def _formula(self) -> Formula:
+        additive = "softcap" not in self.draw.numbers.mod
+        return Formula(self.draw.mask, self.direction, self._scale, self._modified, additive)
 
     @cached_property
     def attempts(self) -> tuple[list[Attempt], list[Attempt]]:
         """What SDPA, and its fused kernel, make of the problem in the dtype, in a few orders."""
-        additive = "softcap" not in self.draw.numbers.mod
-        problem = DenseProblem(self.draw.mask, self.direction, self._scale, self._modified, additive)
 
         def orders(widened: bool) -> list[Attempt]:
-            return [problem.baseline(self._leaves, number, widened) for number in range(ORDERS)]
+            return [self._formula.baseline(self._leaves, number, widened) for number in range(ORDERS)]
 
         with torch.enable_grad():
             return orders(False), orders(True)
