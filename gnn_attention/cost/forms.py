@@ -31,7 +31,7 @@ from gnn_attention.cost.configs import ModelSizes, config
 from gnn_attention.cost.graph_cost import check_graph, most_cached
 from gnn_attention.cost.rate_table import FORMS, LATENT_FORMS, LatentSizes, Rates, Sizes, rates
 from gnn_attention.distributed.partition import Partition
-from gnn_attention.distributed.planner import Plan, plan
+from gnn_attention.distributed.rank_plan import Plan, plan
 from gnn_attention.graph import TokenGraph
 
 

@@ -23,9 +23,9 @@ from gnn_attention.distributed.halo_sets import halo
 from gnn_attention.distributed.head_parallel import HeadwiseParallel, heads_plan, shard_heads
 from gnn_attention.distributed.partition import Partition, Shares, contiguous, of_owners, of_ranges, zigzag
 from gnn_attention.distributed.partitioners import by_edges, documents, metis, rcm
-from gnn_attention.distributed.planner import PARTITIONS, Plan, best, plan
 from gnn_attention.distributed.rank_cache import RankCache
 from gnn_attention.distributed.rank_graph import RankGraph
+from gnn_attention.distributed.rank_plan import PARTITIONS, Plan, best, plan
 
 __all__ = [
     "PARTITIONS",

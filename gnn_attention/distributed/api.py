@@ -18,16 +18,14 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.distributed import collectives, subgraphs
 from gnn_attention.distributed.attention import ALIKE, EXCHANGES, check_backend, run, with_bias
 from gnn_attention.distributed.partition import Partition, Shares, check_partition
-from gnn_attention.distributed.planner import PARTITIONS
 from gnn_attention.distributed.rank_cache import RankCache
 from gnn_attention.distributed.rank_graph import RankGraph
+from gnn_attention.distributed.rank_plan import PARTITIONS
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod
 
-SIDES = ("dst", "src")
-# of gather, equal on all ranks
+# what gather needs equal on all ranks
 GATHERED_ALIKE = ("partition", "a row of x", "gradients")
-WRONG_ARGUMENT = (TypeError, ValueError, IndexError, NotImplementedError)
 FIELDS = ("rule", "num_dst", "num_src", "heads", "batch", "name", "dst_offset", "src_offset", "_listed")
 
 
@@ -39,10 +37,7 @@ class RankInfo:
 
 
 def local(
-    graph: TokenGraph,
-    partition: Partition | str = "contiguous",
-    group: Any = None,
-    exchange: str = "auto",
+    graph: TokenGraph, partition: Partition | str = "contiguous", group: Any = None, exchange: str = "auto"
 ) -> RankGraph:
     """The own part of ``graph``, for layers and models in its place, with the states of the own tokens.
 
@@ -52,9 +47,9 @@ def local(
     takes that of :func:`plan`. Cached for each graph; no collective.
 
     Positions are those of the whole graph: rotations, score_mods and dropout are what they are in one
-    process. Where one rank alone gives a layer states of a wrong length, the others wait until the group's
-    timeout; :func:`attend` raises on all of them. Layers need a backend other than None, the message-passing
-    path. ``torch.compile`` breaks its graph at their attention (``fullgraph=True`` is unsupported).
+    process. Layers need a backend other than None, the message-passing path. ``torch.compile`` breaks its
+    graph at their attention (``fullgraph=True`` is unsupported). Where one rank alone gives a layer states of
+    a wrong length, the others wait until the group's timeout; :func:`attend` raises on all of them.
 
     Raises ValueError where torch.distributed is not initialised, this process is not in the group, or the
     partition is of other tokens or ranks; TypeError for no graph.
@@ -90,16 +85,14 @@ def attend(
         v: values of the own senders ``[B, Hkv, own src, Dv]``.
         graph: the whole graph, the same on every rank.
         partition: who owns which tokens, or the name of one of :data:`PARTITIONS`.
-        scale: as in ``gnn_attention.attend``.
-        score_mod: as in ``gnn_attention.attend``, at absolute positions.
-        bias: broadcastable to ``[B, Hq, E]`` for the edges of the own receivers, in the order of
-            :func:`in_edges`.
-        sink_logits: as in ``gnn_attention.attend``.
-        dropout: as in ``gnn_attention.attend``; the first rank's seed serves all, so that the same edges are
-            dropped as in one process with that seed.
-        backend: as in ``gnn_attention.attend``.
-        exchange: as in :func:`local`.
-        group: as in :func:`local`.
+        scale: factor of the logits, ``1 / sqrt(D)`` unless given.
+        score_mod: called at absolute positions.
+        bias: broadcastable to ``[B, Hq, E]`` for the edges of the own receivers, ordered as :func:`in_edges`.
+        sink_logits: one more logit for each head, without a value.
+        dropout: the first rank's seed serves all, so that the same edges are dropped as in one process.
+        backend: a name of ``list_backends()``, "auto" or one of your own.
+        exchange: how senders travel, see :func:`local`.
+        group: the ranks, see :func:`local`.
         return_info: also return a :class:`RankInfo`.
 
     Returns:
@@ -112,18 +105,14 @@ def attend(
     In training "ring" and "gather" keep the keys and values of all ranks for the backward pass, "halo" those
     of the halo.
     """
-    ranks, failure = _group(group), ""
-    try:
+    ranks = _group(group)
+    with collectives.raised_on_all_ranks(ALIKE, ranks, q):
         view = local(graph, partition, ranks, exchange)
         check_backend(backend)
         call = AttentionCall.checked(
             q, k, v, view, scale, score_mod, None, sink_logits, dropout, with_lse=True
         )
         call = with_bias(call, bias)
-    except WRONG_ARGUMENT as error:
-        failure = f"{type(error).__name__}: {error}"
-    if failure:
-        collectives.raise_everywhere(failure, ALIKE, ranks, _device(q))
     out, lse = attended(call, backend)
     return (out, RankInfo(lse)) if return_info else out
 
@@ -151,17 +140,17 @@ def in_edges(
 def scatter(
     x: Float[Tensor, "..."], partition: Partition, axis: int = -2, side: str = "dst", group: Any = None
 ) -> Float[Tensor, "..."]:
-    """The own tokens' part of ``x``, which every rank has whole: of its receivers, or of its senders
-    (side="src").
+    """The own tokens' part of ``x``, which every rank has whole: of its receivers, or of its senders ("src").
 
     No communication. ``axis`` is that of the tokens. Raises ValueError where it has another length than the
     partition, IndexError where there is none, TypeError for what is no tensor.
     """
-    shares = _shares(partition, side, _group(group))
-    if _length(x, axis) != shares.num_tokens:
-        expected = f"{shares.num_tokens} tokens on axis {axis}, those of {shares!r}"
-        raise ValueError(f"x must have {expected}, got {list(x.shape)}")
-    return x.index_select(axis, shares.tokens(distributed.get_rank(_group(group))).to(x.device))
+    group = _group(group)
+    shares = _shares(partition, side, group)
+    _check_length(
+        x, axis, shares.num_tokens, f"{shares.num_tokens} tokens on axis {axis}, those of {shares!r}"
+    )
+    return x.index_select(axis, shares.tokens(distributed.get_rank(group)).to(x.device))
 
 
 def gather(
@@ -173,15 +162,9 @@ def gather(
     of one of them has another length than its own, or other rows than the rest.
     """
     group = _group(group)
-    shares, rank, failure = _shares(partition, side, group), distributed.get_rank(group), ""
-    try:
-        if _length(x, axis) != shares.sizes[rank]:
-            own = f"the {shares.sizes[rank]} own tokens on axis {axis}"
-            raise ValueError(f"x must have {own}, got {list(x.shape)}")
-    except WRONG_ARGUMENT as error:
-        failure = f"{type(error).__name__}: {error}"
-    if failure:
-        collectives.raise_everywhere(failure, GATHERED_ALIKE, group, _device(x))
+    shares, rank = _shares(partition, side, group), distributed.get_rank(group)
+    with collectives.raised_on_all_ranks(GATHERED_ALIKE, group, x):
+        _check_length(x, axis, shares.sizes[rank], f"the {shares.sizes[rank]} own tokens on axis {axis}")
     rows = x.movedim(axis, 0)
     grad = "wanted" if torch.is_grad_enabled() and x.requires_grad else "not wanted"
     values = (shares, f"{list(rows.shape[1:])} in {x.dtype}", grad)
@@ -240,32 +223,27 @@ def _partition(graph: TokenGraph, partition: Partition | str, group: Any) -> Par
     world = distributed.get_world_size(group)
     if isinstance(partition, str):
         partition = memoized(PARTITIONS[checks.choice("partition", partition, PARTITIONS)], graph, world)
-    return _of_world(check_partition(partition, graph), world)
+    return _check_world(check_partition(partition, graph), world)
 
 
-def _of_world(partition: Partition, world: int) -> Partition:
+def _check_world(partition: Partition, world: int) -> Partition:
     if partition.world_size != world:
         found = partition.world_size
         raise ValueError(f"partition is for {found} ranks, but the group has {world}: make one for {world}")
     return partition
 
 
-def _length(x: Tensor, axis: int) -> int:
-    """The size of that axis."""
+def _check_length(x: Tensor, axis: int, length: int, expected: str) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, got {type(x).__name__}")
     axis = checks.position("axis", axis)
     if not -x.dim() <= axis < x.dim():
         raise IndexError(f"axis must be in {-x.dim()} .. {x.dim() - 1}, one of x {list(x.shape)}, got {axis}")
-    return x.shape[axis]
+    if x.shape[axis] != length:
+        raise ValueError(f"x must have {expected}, got {list(x.shape)}")
 
 
 def _shares(partition: Partition, side: str, group: Any) -> Shares:
-    if not isinstance(partition, Partition):
-        raise TypeError(f"partition must be a Partition, got {type(partition).__name__}")
-    _of_world(partition, distributed.get_world_size(group))
-    return partition.dst if checks.choice("side", side, SIDES) == "dst" else partition.src
-
-
-def _device(x: object) -> torch.device:
-    return x.device if isinstance(x, Tensor) else torch.device("cpu")
+    checks.instance("partition", partition, Partition)
+    _check_world(partition, distributed.get_world_size(group))
+    return partition.dst if checks.choice("side", side, ("dst", "src")) == "dst" else partition.src

@@ -1,9 +1,8 @@
 """Attention of one rank's receivers along a graph whose tokens are spread over several ranks.
 
-It attends to its own senders while others travel; results over disjoint in-edges are merged by log-sum-exp
-(``edges.merge``). "halo": only senders that are attended to travel, in one all-to-all. "gather": all senders
-come at once. "ring": the senders of each rank go from rank to rank, each block in use while the next one
-comes.
+It attends to its own senders while others travel; results over disjoint in-edges are merged by log-sum-exp.
+"halo": only senders that are attended to travel, in one all-to-all. "gather": all senders come at once.
+"ring": the senders of each rank go from rank to rank, each block in use while the next one comes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.backends.dropout import dropped
-from gnn_attention.distributed import planner, subgraphs
+from gnn_attention.distributed import rank_plan, subgraphs
 from gnn_attention.distributed.collectives import (
     PendingExchange,
     all_to_all,
@@ -34,14 +33,14 @@ from gnn_attention.distributed.collectives import (
     keep_in_graph,
     start,
 )
-from gnn_attention.distributed.halo_sets import halo_sizes
+from gnn_attention.distributed.halo_sets import halo, halo_sizes
 from gnn_attention.distributed.partition import Partition
 from gnn_attention.distributed.rank_graph import RankGraph
 from gnn_attention.distributed.subgraphs import RowTransfer, Subgraph
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod
 
-EXCHANGES = ("auto", *planner.EXCHANGES)
+EXCHANGES = ("auto", *rank_plan.EXCHANGES)
 DROP_AT_POSITIONS = ("dense", "tiles", "rows", "reference")  # backends that take dropout from the call
 PROBES = 4096  # pairs at which ranks compare their rules
 # what must be equal on all ranks
@@ -53,8 +52,7 @@ Result = tuple[Tensor, Tensor]  # out in float32 or better, lse
 
 @not_compiled
 def run(call: AttentionCall, backend: BackendLike) -> Result:
-    """``out [B, Hq, own dst, Dv]`` in the dtype of q and ``lse`` of a call on a :class:`RankGraph`. A
-    collective.
+    """``out [B, Hq, own dst, Dv]`` in the dtype of q, and ``lse``, along a :class:`RankGraph`. A collective.
 
     ``torch.compile`` breaks its graph here and compiles nothing inside.
     """
@@ -69,7 +67,10 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     graph: Any = call.graph
     assert isinstance(graph, RankGraph)
     check_backend(backend)
-    exchange = choose_exchange(graph) if graph.exchange == "auto" else graph.exchange
+    exchange = graph.exchange
+    if exchange == "auto":
+        # the same on every rank without communication
+        exchange = memoized(rank_plan.choose_exchange, graph.whole, graph.partition)
     _check_agreement(call, graph, exchange, backend)
     dtype, call = call.q.dtype, _with_first_seed(in_merge_dtype(call), graph.group)
     out, lse = (_ring if exchange == "ring" else _at_once)(call, graph, exchange, backend, dtype)
@@ -79,12 +80,6 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     return out.to(dtype), lse
 
 
-def choose_exchange(graph: RankGraph) -> str:
-    """The exchange that "auto" takes, the same on every rank without communication."""
-    exchange: str = memoized(planner.choose_exchange, graph.whole, graph.partition)
-    return exchange
-
-
 def in_merge_dtype(call: AttentionCall) -> AttentionCall:
     """On a CPU halves become float32, in which its kernels compute anyway, so that merging does not round.
 
@@ -92,8 +87,14 @@ def in_merge_dtype(call: AttentionCall) -> AttentionCall:
     """
     if call.q.device.type != "cpu":
         return call
+    q, k, v = in_accumulation_dtype(call, call.q, call.k, call.v)
+    return replace(call, q=q, k=k, v=v)
+
+
+def in_accumulation_dtype(call: AttentionCall, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in float32 or better."""
     wide = edges.accumulation_dtype(call.q.dtype)
-    return replace(call, q=call.q.to(wide), k=call.k.to(wide), v=call.v.to(wide))
+    return tuple(x.to(wide) for x in tensors)
 
 
 def check_backend(backend: BackendLike) -> None:
@@ -108,7 +109,7 @@ def with_bias(call: AttentionCall, bias: Tensor | None) -> AttentionCall:
     if bias is None:
         return call
     graph: Any = call.graph
-    rows = subgraphs.rank_rows(graph.whole, graph.partition, graph.rank)
+    rows = subgraphs.rank_rows(*graph.share)
     k, v = (_placeholder(x, rows.num_src) for x in (call.k, call.v))
     return replace(call, bias=AttentionCall.checked(call.q, k, v, rows, bias=bias).bias)
 
@@ -117,7 +118,7 @@ def _at_once(
     call: AttentionCall, graph: RankGraph, exchange: str, backend: BackendLike, dtype: torch.dtype
 ) -> Result:
     """Own senders while the others travel, in ``dtype``, then those that arrived."""
-    own, other = subgraphs.rank_subgraphs(graph.whole, graph.partition, graph.rank, exchange)
+    own, other = subgraphs.rank_subgraphs(*graph.share, exchange)
     if exchange == "halo":
         transfer = _halo_transfer(graph, call.q.device)
     else:
@@ -134,17 +135,16 @@ def _ring(
     call: AttentionCall, graph: RankGraph, exchange: str, backend: BackendLike, dtype: torch.dtype
 ) -> Result:
     """The senders of each rank, from the own ones backwards, each block sent on while it is in use."""
-    parts = subgraphs.rank_subgraphs(graph.whole, graph.partition, graph.rank, exchange)
+    parts = subgraphs.rank_subgraphs(*graph.share, exchange)
     sizes, last, rows = graph.partition.src.sizes, len(parts) - 1, _rows(call.k, call.v)
-    total: Result | None = None
+    total = no_result(call)
     for step, part in enumerate(parts):
         transfer = subgraphs.ring_step(sizes, graph.rank, step)
         pending = PendingExchange(transfer, graph.group, dtype=dtype)
         buffer = start(pending, rows) if step < last else rows
         result = _attend_part(call, graph, part, *_keys_and_values(rows, call.k, call.v), backend)
-        total = result if total is None else edges.merge(*total, *result)
+        total = edges.merge(*total, *result) if step else result
         rows = finish(pending, buffer).to(rows.dtype) if step < last else rows
-    assert total is not None
     return _with_collectives(total, call, rows)
 
 
@@ -171,20 +171,19 @@ def _keys_and_values(rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
 
 def _has_in_edges(graph: RankGraph, exchange: str) -> Bool[Tensor, "..."]:
     """The own receivers with in-edges from any rank."""
-    parts = subgraphs.rank_subgraphs(graph.whole, graph.partition, graph.rank, exchange)
+    parts = subgraphs.rank_subgraphs(*graph.share, exchange)
     found: Tensor = torch.stack([part.graph.in_degree() > 0 for part in parts]).any(0)
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class _CallAtPositions(AttentionCall):
-    """A call over a subgraph with gaps: dropout is keyed by the positions in the tables."""
+    # over a subgraph with gaps: dropout is keyed by the positions in the tables
 
     dst_at: Tensor | None = None
     src_at: Tensor | None = None
 
     def dropped(self, weights: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """``weights [B, Hq, ...]`` after dropout, at rows dst and src."""
         dst = _looked_up(self.dst_at, dst + self.graph.dst_offset)
         src = _looked_up(self.src_at, src + self.graph.src_offset)
         return dropped(weights, self.seed, self.dropout, dst, src, self.first_sample, self.first_head)
@@ -192,14 +191,13 @@ class _CallAtPositions(AttentionCall):
 
 @dataclass(frozen=True, eq=False)
 class _ScoreModAtPositions:
-    """A score_mod over a subgraph with gaps."""
+    # over a subgraph with gaps
 
     mod: ScoreMod
     dst_at: Tensor | None
     src_at: Tensor | None
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """The score_mod at the positions of rows dst and src."""
         return self.mod(score, b, h, _looked_up(self.dst_at, dst), _looked_up(self.src_at, src))
 
 
@@ -218,12 +216,7 @@ def at_positions(call: AttentionCall, part: Subgraph) -> AttentionCall:
 
 
 def _attend_part(
-    call: AttentionCall,
-    graph: RankGraph,
-    part: Subgraph,
-    k: Tensor,
-    v: Tensor,
-    backend: BackendLike,
+    call: AttentionCall, graph: RankGraph, part: Subgraph, k: Tensor, v: Tensor, backend: BackendLike
 ) -> Result:
     """The result of the receivers along one subgraph."""
     if not len(part.dst) or not len(part.src) or not part.graph.num_edges:
@@ -231,9 +224,8 @@ def _attend_part(
     call = _part_call(call, graph, part, k, v)
     if call.dropout and part.has_gaps and backend == "auto" and choose(call).name not in DROP_AT_POSITIONS:
         backend = "rows"
-    out, lse = attended(call, backend)
-    wide = edges.accumulation_dtype(call.q.dtype)
-    return out.to(wide), lse.to(wide)
+    out, lse = in_accumulation_dtype(call, *attended(call, backend))
+    return out, lse
 
 
 def no_result(call: AttentionCall) -> Result:
@@ -247,7 +239,7 @@ def _part_call(call: AttentionCall, graph: RankGraph, part: Subgraph, k: Tensor,
     """The call on a subgraph, without sinks, which are added once, after all parts."""
     bias = call.bias
     if bias is not None:
-        index = memoized(subgraphs.edge_positions, graph.whole, graph.partition, graph.rank, part)
+        index = memoized(subgraphs.edge_positions, *graph.share, part)
         bias = bias[..., index.to(bias.device)]
     call = replace(call, graph=part.graph, k=k, v=v, bias=bias, sink_logits=None, with_lse=True)
     return at_positions(call, part)
@@ -260,19 +252,14 @@ def _placeholder(x: Tensor, count: int) -> Tensor:
 
 def _halo_transfer(graph: RankGraph, device: torch.device) -> RowTransfer:
     """The rows of a halo exchange, cached. A collective the first time: ranks send their halo's numbers."""
-    of_rank = graph.whole, graph.partition, graph.rank
-    transfer: RowTransfer = memoized(_exchange_halo, *of_rank, graph.group, device)
+    transfer: RowTransfer = memoized(_exchange_halo, *graph.share, graph.group, device)
     return transfer
 
 
 def _exchange_halo(
-    graph: TokenGraph,
-    partition: Partition,
-    rank: int,
-    group: Any,
-    device: torch.device,
+    graph: TokenGraph, partition: Partition, rank: int, group: Any, device: torch.device
 ) -> RowTransfer:
-    senders, sizes = subgraphs.halo_of(graph, partition, rank), halo_sizes(graph, partition)
+    senders, sizes = memoized(halo, graph, partition, rank), halo_sizes(graph, partition)
     receive, send = tuple(sizes[rank].tolist()), tuple(sizes[:, rank].tolist())
     wanted = partition.src.place(torch.cat(senders)).to(device)
     rows, work = all_to_all(wanted, receive, send, group, "control")
@@ -305,16 +292,15 @@ def _check_agreement(call: AttentionCall, graph: RankGraph, exchange: str, backe
 
 
 def _options(call: AttentionCall) -> str:
-    """The values of scale and dropout, and which of the other options are given."""
     optional = {"score_mod": call.score_mod, "bias": call.bias, "sink_logits": call.sink_logits}
-    given = ", ".join(name for name, value in optional.items() if value is not None)
-    return f"scale {call.scale:.9g}, dropout {call.dropout:.9g}, {given or 'nothing else'}"
+    others = ", ".join(name for name, value in optional.items() if value is not None)
+    return f"scale {call.scale:.9g}, dropout {call.dropout:.9g}, {others or 'nothing else'}"
 
 
 def _unsupported(call: AttentionCall, graph: RankGraph, exchange: str, backend: BackendLike) -> str:
     """Why a named backend does not support some subgraph of this rank; empty if it supports all."""
     call = in_merge_dtype(call)
-    for part in subgraphs.rank_subgraphs(graph.whole, graph.partition, graph.rank, exchange):
+    for part in subgraphs.rank_subgraphs(*graph.share, exchange):
         k, v = (_placeholder(x, len(part.src)) for x in (call.k, call.v))
         reason = _unsupported_reason(_part_call(call, graph, part, k, v), part, backend)
         if reason is not None:

@@ -1,14 +1,15 @@
 """Rows between ranks: torch.distributed's collectives, started and finished separately, with gradients.
 
-``start`` sends rows, ``finish`` waits for those that arrive, and what is computed in between overlaps with
-the communication. In the backward pass ``finish`` sends the gradients back and ``start`` waits for them. All
+``start`` sends rows, ``finish`` waits for those that arrive; what is computed in between overlaps with the
+communication. In the backward pass ``finish`` sends the gradients back and ``start`` waits for them. All
 ranks call every collective, even without rows; :func:`keep_in_graph` makes autograd reach it on each of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,12 @@ from torch.autograd.function import once_differentiable
 
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.distributed.subgraphs import RowTransfer
+
+WRONG_ARGUMENT = (TypeError, ValueError, IndexError, NotImplementedError)
+
+_older: Any = distributed.all_gather_into_tensor
+_all_gather_single: Any = getattr(distributed, "all_gather_single", _older)
+_sent = {"forward": 0, "backward": 0, "control": 0}
 
 
 class Traffic(NamedTuple):
@@ -27,11 +34,6 @@ class Traffic(NamedTuple):
     control: int
 
 
-_older: Any = distributed.all_gather_into_tensor
-_all_gather_single: Callable[..., Any] = getattr(distributed, "all_gather_single", _older)
-_sent = {"forward": 0, "backward": 0, "control": 0}
-
-
 def traffic() -> Traffic:
     """The bytes that this process has sent so far."""
     return Traffic(**_sent)
@@ -40,20 +42,16 @@ def traffic() -> Traffic:
 class PendingExchange:
     """One exchange of rows between :func:`start` and :func:`finish`. ``gather``: an all-gather of all rows.
 
-    Rows and their gradients travel in ``dtype`` (that of the rows by default); gradients are summed in
-    theirs.
+    Rows and gradients travel in ``dtype`` (that of the rows by default); gradients are summed in theirs.
     """
 
     def __init__(
-        self,
-        transfer: RowTransfer,
-        group: Any,
-        gather: bool = False,
-        dtype: torch.dtype | None = None,
+        self, transfer: RowTransfer, group: Any, gather: bool = False, dtype: torch.dtype | None = None
     ) -> None:
         self.transfer, self.group, self.gather, self.dtype = transfer, group, gather, dtype
         self.work: Any = None
-        self.buffers: tuple[Tensor, ...] = ()  # read and written until the work is done
+        # read and written until the work is done
+        self.buffers: tuple[Tensor, ...] = ()
 
 
 def start(pending: PendingExchange, rows: Float[Tensor, "own channels"]) -> Float[Tensor, "..."]:
@@ -79,10 +77,30 @@ def all_to_all(
 ) -> tuple[Tensor, Any]:
     """A started all-to-all: the buffer of the rows that arrive, and the work to wait for."""
     buffer = rows.new_empty(sum(receive_counts), *rows.shape[1:])
-    _sent[kind] += rows.numel() * rows.element_size()
+    _count(kind, rows)
     counts = list(receive_counts), list(send_counts)
     work = distributed.all_to_all_single(buffer, rows.contiguous(), *counts, group=group, async_op=True)
     return buffer, work
+
+
+def all_gather(x: Tensor, group: Any, kind: str = "forward") -> Float[Tensor, "ranks ..."]:
+    """``x`` of every rank, all of one shape; without gradients."""
+    everyone = x.new_empty(distributed.get_world_size(group), *x.shape)
+    _all_gather_single(everyone.flatten(0, 1), x.contiguous(), group=group)
+    _count(kind, x, len(everyone) - 1)
+    return everyone
+
+
+def broadcast_first(x: Int[Tensor, "..."], group: Any) -> Int[Tensor, "..."]:
+    """``x`` of the first rank of the group, on all of them."""
+    x = x.clone()
+    distributed.broadcast(x, distributed.get_global_rank(group, 0), group=group)
+    _count("control", x)
+    return x
+
+
+def _count(kind: str, x: Tensor, copies: int = 1) -> None:
+    _sent[kind] += x.numel() * x.element_size() * copies
 
 
 class _Start(torch.autograd.Function):
@@ -161,62 +179,47 @@ def _sum_of_gradients(returned: Tensor, transfer: RowTransfer, shape: Any, dtype
 def _start_gather(pending: PendingExchange, rows: Tensor) -> Tensor:
     """An all-gather takes blocks of one size: all are padded to the largest."""
     counts = pending.transfer.receive_counts
-    tallest = max(*counts, len(rows))
-    padding = rows.new_zeros(tallest - len(rows), *rows.shape[1:])
+    padding = rows.new_zeros(max(*counts, len(rows)) - len(rows), *rows.shape[1:])
     block = (torch.cat([rows, padding]) if len(padding) else rows).contiguous()
     gathered = rows.new_empty(len(counts), *block.shape)
-    _sent["forward"] += block.numel() * block.element_size() * (len(counts) - 1)
+    _count("forward", block, len(counts) - 1)
     pending.work = _all_gather_single(gathered.flatten(0, 1), block, group=pending.group, async_op=True)
     pending.buffers = (block, gathered)
     return gathered
 
 
 def check_agreement(
-    words: Sequence[str],
-    values: Sequence[object],
-    failure: str,
-    group: Any,
-    device: torch.device,
+    words: Sequence[str], values: Sequence[object], failure: str, group: Any, device: torch.device
 ) -> None:
-    """One ValueError, the same on every rank, unless ``values`` are equal on all ranks and none has a
-    ``failure``.
+    """One ValueError, the same on every rank, unless ``values`` are equal on all and none has a ``failure``.
 
-    ``words`` name the values. One small all-gather of hashes; texts travel only where something is wrong. A
-    rank with a failure needs no values.
+    ``words`` name the values, which a rank with a failure need not have. One small all-gather of hashes;
+    texts travel only where something is wrong.
     """
     numbers = [0] * len(words) if failure else [_hashed(str(value)) for value in values]
     own = torch.tensor([int(bool(failure)), *numbers], dtype=torch.int64, device=device)
-    world = distributed.get_world_size(group)
-    everyone = own.new_empty(world * len(own))
-    _all_gather_single(everyone, own, group=group)
-    _sent["control"] += own.numel() * 8 * (world - 1)
-    table = everyone.view(world, -1).cpu()
+    table = all_gather(own, group, "control").cpu()
     if not bool(table[:, 0].any()) and bool((table == table[0]).all()):
         return
-    texts: list[Any] = [None] * world
+    texts: list[Any] = [None] * len(table)
     distributed.all_gather_object(texts, (failure, [str(value) for value in values]), group=group)
     raise ValueError(_disagreement(words, texts))
 
 
-def raise_everywhere(failure: str, words: Sequence[str], group: Any, device: torch.device) -> None:
-    """ValueError with this rank's failure on every rank; the others call :func:`check_agreement`."""
-    check_agreement(words, [""] * len(words), failure, group, device)
+@contextmanager
+def raised_on_all_ranks(words: Sequence[str], group: Any, x: object) -> Iterator[None]:
+    """A wrong argument of this rank, raised on every rank; the others call :func:`check_agreement`.
 
-
-def all_gather(x: Tensor, group: Any) -> Float[Tensor, "ranks ..."]:
-    """``x`` of every rank, all of one shape; without gradients."""
-    everyone = x.new_empty(distributed.get_world_size(group), *x.shape)
-    _all_gather_single(everyone.flatten(0, 1), x.contiguous(), group=group)
-    _sent["forward"] += x.numel() * x.element_size() * (len(everyone) - 1)
-    return everyone
-
-
-def broadcast_first(x: Int[Tensor, "..."], group: Any) -> Int[Tensor, "..."]:
-    """``x`` of the first rank of the group, on all of them."""
-    x = x.clone()
-    distributed.broadcast(x, distributed.get_global_rank(group, 0), group=group)
-    _sent["control"] += x.numel() * x.element_size()
-    return x
+    ``x``: a tensor on the device that the ranks use, if it is one.
+    """
+    failure = ""
+    try:
+        yield
+    except WRONG_ARGUMENT as error:
+        failure = f"{type(error).__name__}: {error}"
+    if failure:
+        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        check_agreement(words, (), failure, group, device)
 
 
 def _hashed(text: str) -> int:

@@ -1,9 +1,8 @@
 """The halo: for each rank, the remote senders that its receivers attend to, exactly.
 
-A rule is evaluated on whole boxes of receivers and senders (``quadtree.decompose``), an edge list is read off
-its edges; nothing of the size tokens x tokens is made, nor a list of the edges of a rule. In a graph that
-differs by head or sample a sender counts if any head of any sample attends to it, for all heads of a token
-travel together.
+A rule is evaluated on whole boxes of receivers and senders (``quadtree.decompose``), never pair by pair. In a
+graph that differs by head or sample a sender counts if any head of any sample attends to it, for all heads of
+a token travel together.
 """
 
 from __future__ import annotations
@@ -18,20 +17,8 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.distributed.partition import Partition, Shares, check_partition
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.diagonals import LARGEST, diagonals
-from gnn_attention.graph.regions import counting
-from gnn_attention.graph.regions.quadtree import (
-    CELLS,
-    DIFFERENCE,
-    DST,
-    FULL,
-    SRC,
-    Boxes,
-    Piece,
-    cells,
-    decompose,
-    profile,
-    ragged,
-)
+from gnn_attention.graph.regions import counting, quadtree
+from gnn_attention.graph.regions.quadtree import Boxes, Piece, decompose, profile, ragged
 from gnn_attention.graph.rules import Rule
 
 MAX_BOXES = 2**18  # of a run of receivers and a run of senders
@@ -43,8 +30,7 @@ Ranges = tuple[Tensor, Tensor, Tensor]  # receiving rank, first sender, the one 
 
 
 def halo(graph: TokenGraph, partition: Partition, rank: int) -> tuple[Int[Tensor, " senders"], ...]:
-    """For each rank, the senders that it owns and that receivers of ``rank`` attend to, sorted; none from
-    itself.
+    """For each other rank, its senders that the receivers of ``rank`` attend to, sorted; none of ``rank``.
 
     ``torch.cat`` of them is what arrives, in the order of an all-to-all. ValueError for a partition of other
     tokens, IndexError for a rank out of range.
@@ -89,8 +75,7 @@ def halo_sizes(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks ra
 
 
 def edges_between(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks ranks"]:
-    """How many edges go to receivers of each rank (row) from senders of each rank (column), over heads and
-    samples.
+    """The edges to receivers of each rank (row) from senders of each rank (column), over heads and samples.
 
     Cached with the graph: do not write into it.
 
@@ -113,8 +98,7 @@ def _halo_sizes(graph: TokenGraph, partition: Partition) -> Tensor:
     else:
         rank, start, stop = _split_by_owner(*_senders(graph, partition.dst, partition.src), partition.src)
         src, counted = start, stop - start
-    found = _matrix(rank, partition.src.owner(src), counted, world)
-    return found.fill_diagonal_(0)
+    return _matrix(rank, partition.src.owner(src), counted, world).fill_diagonal_(0)
 
 
 def _edges_between(graph: TokenGraph, partition: Partition) -> Tensor:
@@ -139,7 +123,7 @@ def _matrix(row: Tensor, column: Tensor, counted: Tensor, world: int) -> Tensor:
 
 
 def _senders(graph: TokenGraph, dst: Shares, src: Shares) -> Ranges:
-    """The senders that each rank attends to, as ranges that do not touch, sorted by rank and position."""
+    # ranges that do not touch, sorted by rank and position
     boxes, width = _boxes(graph, dst, src), graph.num_src + 1
     unmerged = [(boxes.owner[:0], boxes.src[:0], boxes.src[:0])]
     for ranges in _unmerged_senders(graph, boxes):
@@ -159,12 +143,11 @@ def _unmerged_senders(graph: TokenGraph, boxes: Boxes) -> Iterator[Ranges]:
             yield _runs(part, *table.columns(part))
         return
     for kind, part in _aligned(graph.rule, boxes):
-        for piece in decompose(graph.rule, part) if kind == CELLS else (Piece(kind, part),):
+        for piece in decompose(graph.rule, part) if kind == quadtree.CELLS else (Piece(kind, part),):
             yield from _senders_of_piece(graph.rule, piece)
 
 
 def _few_columns(boxes: Boxes) -> Iterator[Boxes]:
-    """The boxes in parts of about COLUMNS_AT_ONCE columns, or one box."""
     group = boxes.width.cumsum(0) // COLUMNS_AT_ONCE
     bounds = [0, *(group.diff().nonzero().flatten() + 1).tolist(), len(boxes)]
     return (boxes.at(slice(start, stop)) for start, stop in pairwise(bounds) if start < stop)
@@ -173,7 +156,7 @@ def _few_columns(boxes: Boxes) -> Iterator[Boxes]:
 def _aligned(rule: Rule, boxes: Boxes) -> Iterator[Piece]:
     """The boxes with edges; corners of those partly filled are on the grid, where block rules are simple."""
     for kind, part in decompose(rule, boxes, leaf=LARGEST) if len(boxes) else ():
-        yield Piece(kind, _on_grid(part) if kind == CELLS else part)
+        yield Piece(kind, _on_grid(part) if kind == quadtree.CELLS else part)
 
 
 def _on_grid(boxes: Boxes) -> Boxes:
@@ -220,21 +203,19 @@ def _first_runs(graph: TokenGraph, dst: Shares, src: Shares) -> Tensor:
 
 
 def _senders_of_piece(rule: Rule, piece: Piece) -> Iterator[Ranges]:
-    """The senders of each box with an edge to any of its receivers: (owner of the box, start, stop)."""
     boxes = piece.boxes
-    if piece.kind == FULL:
+    if piece.kind == quadtree.FULL:
         yield boxes.owner, boxes.src, boxes.src + boxes.width
-    elif piece.kind == DST:
+    elif piece.kind == quadtree.DST:
         edge, box, _ = profile(rule, piece)
         some = torch.zeros_like(boxes.dst).index_add_(0, box, edge.to(torch.int64)) > 0
         yield boxes.owner[some], boxes.src[some], (boxes.src + boxes.width)[some]
-    elif piece.kind == SRC:
-        edge, box, column = profile(rule, piece)
-        yield _runs(boxes, edge, box, column)
-    elif piece.kind == DIFFERENCE:
+    elif piece.kind == quadtree.SRC:
+        yield _runs(boxes, *profile(rule, piece))
+    elif piece.kind == quadtree.DIFFERENCE:
         yield _runs(boxes, *_columns(rule, piece))
-    elif piece.kind == CELLS:
-        for part, edge in cells(rule, boxes):
+    elif piece.kind == quadtree.CELLS:
+        for part, edge in quadtree.cells(rule, boxes):
             box, column = ragged(part.width)
             yield _runs(part, edge.any(1)[box, column], box, column)
 
@@ -260,7 +241,7 @@ def _runs(boxes: Boxes, has_edge: Tensor, box: Tensor, column: Tensor) -> Ranges
 
 
 def _union(parts: list[Ranges], width: int) -> Ranges:
-    """Ranges of a rank that touch or overlap, as one."""
+    # ranges of a rank that touch or overlap become one
     rank, start, stop = (torch.cat(column) for column in zip(*parts, strict=True))
     order = (rank * width + start).argsort()
     rank, start = rank[order], start[order]
@@ -272,7 +253,6 @@ def _union(parts: list[Ranges], width: int) -> Ranges:
 
 
 def _split_by_owner(rank: Tensor, start: Tensor, stop: Tensor, shares: Shares) -> Ranges:
-    """Ranges cut where the owner of the senders changes."""
     begins = shares.start.sort().values
     first = torch.searchsorted(begins, start, right=True) - 1
     part, number = ragged(torch.searchsorted(begins, stop) - first)

@@ -1,10 +1,10 @@
 """Heads as shards: the update is a sum over heads, so each rank sums its own and one all-reduce adds them up.
 
-The weights become DTensors under their old names: checkpoints, optimizers and FSDP2 see whole tensors. For
-the length of a call the heads are a copy of themselves with the part of its rank, so the same code computes
-some heads or all. What the heads of all ranks share (states, norms, a learned score_mod, keys and values
-where one of them serves several ranks) enters as a copy whose gradients are summed. The sharded layer, heads
-and score_mod are subclasses made here; the modules they derive from know nothing of ranks.
+The weights become DTensors under their old names: checkpoints, optimizers and FSDP2 see whole tensors. In a
+call the heads are a copy with the part of this rank, so the same code computes some heads or all. What the
+heads of all ranks share (states, norms, a learned score_mod, keys and values of several ranks' queries)
+enters as a copy whose gradients are summed. The sharded layer, heads and score_mod are subclasses made here;
+the modules they derive from know nothing of ranks.
 """
 
 from __future__ import annotations
@@ -45,15 +45,13 @@ AFTER_THE_SUM = "b_O"  # added once, to what the all-reduce gives
 
 
 class HeadwiseParallel(ParallelStyle):
-    """The style of ``parallelize_module`` for :class:`MessagePassingAttention`: ``H / n`` neighbouring heads
-    a rank.
+    """A style of ``parallelize_module`` for :class:`MessagePassingAttention`: ``H / n`` heads on each rank.
 
     ``update = all_reduce(sum over own heads of weighted messages) + b_O``; states go in and come out whole on
-    every rank. All forms of heads, score_mods (at the numbers the heads have in the whole), per-edge bias
-    (for all heads, or for one), graphs that differ by head and dropout are those of one process; weights are
-    gathered. Key/value heads go with the query heads they serve; where one serves several ranks, each of
-    these computes it. Decode with ``layer.decode`` or ``model.proceed``: ``cache.update`` of the heads alone
-    numbers those of a rank from 0.
+    every rank. All forms of heads, score_mods, per-edge bias (for each head, or for all), graphs that differ
+    by head and dropout give what they give in one process; attention weights are gathered. Key/value heads go
+    with the query heads they serve; where one serves several ranks, each of these computes it. Decode with
+    ``layer.decode`` or ``model.proceed``: ``cache.update`` of the heads alone numbers those of a rank from 0.
 
     Raises ValueError for heads that do not go into as many parts, or groups (GQA) that would be cut;
     TypeError for a module that is no attention layer, or heads without parameters yet.
@@ -100,13 +98,12 @@ def heads_plan(model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
 
 
 def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """``model`` itself, its attention and MLPs sharded over the ranks of a mesh of one axis by
-    :func:`heads_plan`.
+    """``model`` itself, sharded by :func:`heads_plan` over the ranks of a mesh of one axis.
 
-    The first rank's weights are taken. ``state_dict`` then holds DTensors under the same names, which
+    The first rank's weights are taken. ``state_dict`` then has DTensors under the same names, which
     ``torch.distributed.checkpoint`` saves and loads at any number of ranks. Dropout is that of one process
-    where all ranks seed torch's generator alike. Two lines: ``mesh = init_device_mesh("cpu", (2,))`` and
-    ``shard_heads(model, mesh)``.
+    where all ranks seed torch's generator alike. In use:
+    ``shard_heads(model, init_device_mesh("cpu", (2,)))``.
 
     Raises as :func:`heads_plan` does, before anything is changed, and ValueError for a mesh of several axes
     or a model without attention.
@@ -122,7 +119,7 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _hidden_width(mlp: nn.Module) -> int:
-    """The hidden width of ``Sequential(Linear, activation, Linear)``; 0 for another module."""
+    # of Sequential(Linear, activation, Linear); 0 for another module
     first, last = (mlp[0], mlp[-1]) if isinstance(mlp, nn.Sequential) and len(mlp) == 3 else (None, None)
     return first.out_features if isinstance(first, nn.Linear) and isinstance(last, nn.Linear) else 0
 
@@ -140,7 +137,6 @@ class HeadShard:
 
     @classmethod
     def of(cls, heads: nn.Module, mesh: DeviceMesh) -> HeadShard:
-        """The part of this rank; raises as :class:`HeadwiseParallel` does."""
         ranks, rank = mesh.size(), mesh.get_local_rank()
         total, group = _checked_sizes(heads, ranks)
         count = total // ranks
@@ -157,11 +153,10 @@ class HeadShard:
         return whole.redistribute(placements=[Replicate()]).to_local()
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """All ranks' ``x`` concatenated along the last axis, that of the heads."""
+        # along the last axis, that of the heads
         return DTensor.from_local(x, self.mesh, [Shard(x.dim() - 1)], run_check=False).full_tensor()
 
     def graph(self, graph: TokenGraph) -> TokenGraph:
-        """The graph of these heads: ``graph`` itself where it is the same for all."""
         if graph.heads is None:
             return graph
         if graph.heads != self.total:
@@ -171,7 +166,6 @@ class HeadShard:
         return part
 
     def bias(self, bias: Tensor | None) -> Tensor | None:
-        """The bias of these heads, from one that is the same on all ranks, for each head or for all."""
         if bias is None:
             return None
         bias = self.enter(bias)
@@ -204,12 +198,10 @@ class HeadShard:
 
 def _graph_of_heads(graph: TokenGraph, first: int, count: int) -> TokenGraph:
     name = f"{graph.name}, heads {first} to {first + count - 1}"
-    more = (
-        {"whole": memoized(_graph_of_heads, graph.whole, first, count)}
-        if isinstance(graph, RankGraph)
-        else {}
-    )
-    return replace(graph, rule=partial(_rule_from_head, graph.rule, first), heads=count, name=name, **more)
+    more: dict[str, Any] = {"rule": partial(_rule_from_head, graph.rule, first), "heads": count, "name": name}
+    if isinstance(graph, RankGraph):
+        more["whole"] = memoized(_graph_of_heads, graph.whole, first, count)
+    return replace(graph, **more)
 
 
 def _rule_from_head(rule: Any, first: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -221,12 +213,11 @@ def _score_from_head(mod: ScoreMod, first: int, score: Tensor, b: Tensor, h: Ten
 
 
 class _ShardedLayer:
-    """A :class:`MessagePassingAttention` of some heads, with graph, bias and options of the whole."""
-
+    # a MessagePassingAttention of some heads, called with graph, bias and options of the whole
     shard: HeadShard
 
     def decode(self, x: Tensor, cache: Any, layer: int = 0) -> Tensor:
-        """As in the whole, with a score_mod at the numbers of these heads."""
+        # with a score_mod at the numbers of these heads
         own: Any = self
         mod = None if own.score_mod is None else partial(_score_from_head, own.score_mod, self.shard.first)
         update: Tensor = cache.update(own.heads, x, layer, mod, backend=own.backend or "auto")
@@ -251,48 +242,43 @@ class _ShardedLayer:
 
 
 class _ShardedHeads:
-    """Some of the heads: states enter whole, the update leaves whole."""
-
+    # some of the heads: states enter whole, the update leaves whole
     shard: HeadShard
 
     def reset_parameters(self) -> None:
-        """NotImplementedError: the drawn numbers would depend on the number of ranks."""
-        message = "heads that are shared out cannot draw their weights anew: draw them before, or load them"
-        raise NotImplementedError(message)
+        # the numbers would depend on the number of ranks
+        raise NotImplementedError(
+            "sharded heads cannot draw their weights anew: draw them before, or load them"
+        )
 
     def receive(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """As in the whole, for this rank's heads."""
         own, x = self.shard.copy(self), self.shard.enter(x)
         q: Tensor = super(_ShardedHeads, own).receive(x, positions)  # type: ignore[misc]
         return q
 
     def send(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """As in the whole, for this rank's heads."""
         own, x = self.shard.copy(self), self.shard.enter(x)
         k_v: tuple[Tensor, Tensor] = super(_ShardedHeads, own).send(x, positions)  # type: ignore[misc]
         return k_v
 
     def collect(self, z: Tensor) -> Tensor:
-        """The update, of the heads of all ranks."""
         own = self.shard.copy(self)
         update: Tensor = super(_ShardedHeads, own).sum_of_heads(z)  # type: ignore[misc]
         return arrays.plus_bias(self.shard.all_reduce(update), own.b_O)
 
 
 class _ShardedScoreMod:
-    """A learned score_mod, whole on every rank, whose gradients are summed."""
-
+    # a learned score_mod, whole on every rank, whose gradients are summed
     shard: HeadShard
 
     def forward(self, *arguments: Any) -> Tensor:
-        """As in the whole."""
         own = self.shard.copy(self)
         score: Tensor = super(_ShardedScoreMod, own).forward(*arguments)  # type: ignore[misc]
         return score
 
 
 def _derive(module: Any, mixed_in: type, shard: HeadShard) -> None:
-    """Change the module's class to a subclass of the same name with the methods of ``mixed_in``."""
+    # the class becomes a subclass of the same name
     cls = type(module)
     body = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     module.__class__ = type(cls.__name__, (mixed_in, cls), body)
@@ -303,30 +289,29 @@ def _checked_sizes(heads: nn.Module, ranks: int) -> tuple[int, int]:
     """The number of query heads, and how many of them share a key/value head."""
     if not isinstance(heads, Heads) or isinstance(heads, LazyHeads):
         kind = type(heads).__name__
-        advice = "call the layer once"
-        raise TypeError(f"heads that are shared out must have their parameters, got {kind}; {advice}")
+        raise TypeError(f"sharded heads must have their parameters, got {kind}; call the layer once")
     if isinstance(heads, _ShardedHeads):
-        kind = type(heads).__name__
-        raise ValueError(f"these {kind} are shared out already: once is enough, for a layer and for a model")
+        raise ValueError(f"these {type(heads).__name__} are sharded already: shard a layer or a model once")
     standard = heads.standard if isinstance(heads, FactoredHeads) else heads
     if isinstance(standard, StandardHeads) and standard.W_O is None:
-        reason = "are laid side by side, not summed: only a sum can be shared out over ranks"
-        raise ValueError(f"heads without W_O {reason}")
+        raise ValueError(
+            "heads without W_O are concatenated, not summed: only a sum can be sharded over ranks"
+        )
     total = standard.num_heads
     group = total // standard.num_kv_heads if isinstance(standard, StandardHeads) else 1
     if total % ranks:
         raise ValueError(f"num_heads must be a multiple of the {ranks} ranks that share them, got {total}")
-    if (total // ranks) % group and group % (total // ranks):
+    own = total // ranks
+    if own % group and group % own:
         raise ValueError(
             f"groups of {group} query heads, one for each of {total // group} key/value heads, would be cut "
-            f"by {ranks} ranks of {total // ranks} heads; take a number of ranks that divides num_kv_heads, "
-            "or is a multiple of it"
+            f"by {ranks} ranks of {own} heads; take as many ranks as a divisor or multiple of num_kv_heads"
         )
     return total, group
 
 
 def _shard_parameters(heads: Any, shard: HeadShard, source: int | None) -> None:
-    """Make DTensors of the parameters; a factored form shares those of its standard form."""
+    # a factored form shares the parameters of its standard form
     if isinstance(heads, FactoredHeads):
         _shard_parameters(heads.standard, shard, source)
     else:
@@ -347,7 +332,6 @@ def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _distribute(module: nn.Module, placements: Mapping[str, Placement], mesh: Any, source: Any) -> None:
-    """Replace these parameters by DTensors, where modules, optimizers and checkpoints look for them."""
     for name, placement in placements.items():
         parameter = _own_parameters(module)[name]
         whole = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=source)

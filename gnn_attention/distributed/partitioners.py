@@ -1,14 +1,14 @@
-"""Partitions that fit the graph: ranges of equal edges, whole documents, and cuts of an edge list by RCM or
-METIS.
+"""Partitions that fit the graph: ranges of equal edges, whole documents, edge lists cut by RCM or METIS.
 
 The first two count the edges of each receiver (``in_degree``) and list none. The last two read the edge list
 as an undirected graph without self loops, whose nodes are the tokens, or the receivers and then the senders
-of a graph between two sequences. A rank has its tokens in ascending order whoever owns them.
+of a graph between two sequences.
 """
 
 from __future__ import annotations
 
 import heapq
+import importlib
 from bisect import bisect_left
 from itertools import pairwise
 from typing import Any
@@ -70,16 +70,15 @@ def documents(graph: TokenGraph, world_size: int) -> Partition:
 
 
 def closed_runs(graph: TokenGraph) -> Int[Tensor, "runs 2"]:
-    """The shortest runs ``start .. stop - 1`` of tokens that no edge enters or leaves; ValueError unless
-    square.
+    """The shortest runs ``start .. stop - 1`` that no edge enters or leaves; ValueError unless square.
 
     >>> from gnn_attention import patterns
     >>> closed_runs(patterns.documents([3, 2])).tolist()
     [[0, 3], [3, 5]]
     """
     if graph.num_dst != graph.num_src:
-        expected = "documents are runs of the tokens of a square graph"
-        raise ValueError(f"{expected}, got {graph!r}; take contiguous or by_edges")
+        advice = "take contiguous or by_edges"
+        raise ValueError(f"documents are runs of the tokens of a square graph, got {graph!r}; {advice}")
     furthest = torch.maximum(last_receivers(graph), last_senders(graph))
     token = torch.arange(graph.num_dst, device="cpu")
     stop = (torch.maximum(furthest, token).cummax(0).values == token).nonzero().flatten() + 1
@@ -87,8 +86,7 @@ def closed_runs(graph: TokenGraph) -> Int[Tensor, "runs 2"]:
 
 
 def rcm(graph: TokenGraph, world_size: int) -> Partition:
-    """Ranges of the reverse Cuthill-McKee order (:func:`rcm_order`), with nearly the same number of edges
-    each.
+    """Ranges of nearly equal edges of the reverse Cuthill-McKee order (:func:`rcm_order`).
 
     ValueError for a graph of more than 2^25 edges.
 
@@ -157,7 +155,7 @@ def equal_bounds(weight: Tensor, parts: int) -> list[int]:
 
 
 def _in_degrees(graph: TokenGraph) -> Tensor:
-    """Edges of each receiver over all heads and samples."""
+    # over all heads and samples
     return graph.in_degree().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst).sum(0)
 
 
@@ -166,7 +164,6 @@ def _before(weight: Tensor) -> Tensor:
 
 
 def _pieces(runs: list[list[int]], before: list[int], share: int) -> list[tuple[int, int]]:
-    """Documents, those beyond the share cut, small neighbours joined."""
     found: list[tuple[int, int]] = []
     for start, stop in runs:
         if before[stop] - before[start] > share:
@@ -179,7 +176,7 @@ def _pieces(runs: list[list[int]], before: list[int], share: int) -> list[tuple[
 
 
 def _cut(start: int, stop: int, before: list[int], share: int) -> list[tuple[int, int]]:
-    """Pieces of a share each. The rest comes first: of a causal document it is attended to least often."""
+    # the rest comes first: of a causal document it is attended to least often
     due = reversed(range(before[stop], before[start], -share))
     ends = [start, *(bisect_left(before, weight) for weight in due)]
     return [(a, b) for a, b in pairwise(ends) if a < b]
@@ -191,7 +188,6 @@ def _in_order(sizes: list[int], world_size: int) -> Pieces:
 
 
 def _largest_first(sizes: list[int], world_size: int) -> Pieces:
-    """Each piece to the rank with the least so far, the largest first."""
     loads = [(0, rank) for rank in range(world_size)]
     owned: Pieces = [[] for _ in loads]
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
@@ -202,7 +198,7 @@ def _largest_first(sizes: list[int], world_size: int) -> Pieces:
 
 
 def _breadth_first(table: Adjacency, degree: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """When each node is visited from the first ones on, and its distance; all components at a time."""
+    # when each node is visited, and its distance from the first ones; all components at once
     visit = torch.full_like(degree, -1)
     level, reached, distance = torch.zeros_like(degree), 0, 0
     most = int(degree.max()) + 1 if len(degree) else 1
@@ -220,7 +216,7 @@ def _breadth_first(table: Adjacency, degree: Tensor, first: Tensor) -> tuple[Ten
 
 
 def _components(table: Adjacency) -> Tensor:
-    """The connected component of each node, named by its first node."""
+    # each named by its first node
     name = torch.arange(len(table[0]) - 1, device="cpu")
     node = torch.repeat_interleave(name, table[0].diff())
     while True:
@@ -232,13 +228,11 @@ def _components(table: Adjacency) -> Tensor:
 
 
 def _least_degree(component: Tensor, degree: Tensor, among: Tensor) -> Tensor:
-    """The node of least degree of each component, among the given ones."""
     order = among[(component[among] * (len(component) + 1) + degree[among]).argsort(stable=True)]
     return order[edge_list.first_of_each(component[order])]
 
 
 def _adjacency(graph: TokenGraph) -> Adjacency:
-    """The undirected graph, without self loops."""
     if graph.num_edges > MAX_EDGES:
         advice = "take contiguous, zigzag, by_edges or documents"
         raise ValueError(f"{graph!r} has {graph.num_edges} edges, too many to list; {advice}")
@@ -252,7 +246,7 @@ def _adjacency(graph: TokenGraph) -> Adjacency:
 
 
 def _node_weights(graph: TokenGraph) -> Tensor:
-    """Of a receiver its edges and 1, of a sender that is none 1."""
+    # a receiver: its edges and 1; a sender that is none: 1
     edges = _in_degrees(graph) + 1
     return edges if graph.num_dst == graph.num_src else torch.cat([edges, edges.new_ones(graph.num_src)])
 
@@ -265,8 +259,7 @@ def _of_nodes(graph: TokenGraph, owner: Tensor, world_size: int, name: str) -> P
 
 def _pymetis() -> Any:
     try:
-        import pymetis
+        return importlib.import_module("pymetis")
     except ImportError:
         message = "metis needs pymetis: pip install 'gnn_attention[metis]', or take rcm, which needs nothing"
         raise ImportError(message) from None
-    return pymetis

@@ -1,7 +1,6 @@
-"""Decoding over ranks: each has the keys and values of some of the tokens so far; queries attend to all of
-them.
+"""Decoding over ranks: each stores keys and values of some tokens; queries attend to those of all ranks.
 
-Every rank is given the queries of the newest tokens and attends to its own senders; one small all-gather of
+Every rank has the queries of the newest tokens and attends to its own senders; one small all-gather of
 these results (a number for each channel of a value and one more, however long the past) and a merge by
 log-sum-exp give every rank the whole.
 """
@@ -25,7 +24,13 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.merge_lse import merged
 from gnn_attention.cache._base import check_rows, check_same_graph, checked_graph, checked_layer
 from gnn_attention.distributed import subgraphs
-from gnn_attention.distributed.attention import Result, at_positions, in_merge_dtype, no_result
+from gnn_attention.distributed.attention import (
+    Result,
+    at_positions,
+    in_accumulation_dtype,
+    in_merge_dtype,
+    no_result,
+)
 from gnn_attention.distributed.collectives import all_gather
 from gnn_attention.distributed.partition import Partition
 from gnn_attention.graph import TokenGraph, memoized
@@ -43,12 +48,12 @@ class RankCache:
     :meth:`attend` communicates. Nothing is recorded for autograd: NotImplementedError where it would be.
 
     ``cache.append(k, v)`` then ``out = cache.attend(q)`` for each chunk of new tokens, of any size; or, for a
-    whole model, ``generate(model, tokens, count, cache=distributed.cache(graph,
-    layers=model.config.num_layers))``.
+    whole model, ``generate(model, tokens, count, cache=cache)`` with as many layers as the model.
+
+    ValueError unless each token of ``graph``, all that may come, is a receiver and a sender.
     """
 
     def __init__(self, graph: TokenGraph, group: Any, layers: int = 1, block: int = 1) -> None:
-        """``graph``: of all tokens that may come, each a receiver and a sender; ValueError otherwise."""
         self.graph, self.group = checked_graph(graph), group
         self.layers, self.block = checks.size("layers", layers, 1), checks.size("block", block, 1)
         self.rank, self.world_size = distributed.get_rank(group), distributed.get_world_size(group)
@@ -76,8 +81,7 @@ class RankCache:
         partition: Partition,
         layer: int = 0,
     ) -> None:
-        """The first tokens: this rank's share of their keys and values, under a partition of that many
-        tokens.
+        """The first tokens: this rank's share of their keys and values, under a partition of these tokens.
 
         ValueError unless the layer is empty, the partition is of this group and not longer than the graph,
         and the rows are this rank's.
@@ -98,7 +102,7 @@ class RankCache:
         v: Float[Tensor, "batch kv_heads chunk dim"],
         layer: int = 0,
     ) -> None:
-        """The next chunk: every rank is given all of its keys and values, and stores its own.
+        """The next chunk: every rank gets all of its keys and values, and stores its own.
 
         ValueError for more tokens than the graph has, a receiver that attends to a token which has not come,
         or rows that do not fit those before; IndexError for a layer out of range. Nothing has changed then.
@@ -123,8 +127,7 @@ class RankCache:
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> Float[Tensor, "batch heads chunk value_dim"]:
-        """Attention of the last chunk along ``graph.rows(start, stop)``, on every rank the same. A
-        collective.
+        """Attention of the last chunk along ``graph.rows(start, stop)``, on every rank. A collective.
 
         ValueError for other queries than those of the last chunk.
         """
@@ -156,8 +159,7 @@ class RankCache:
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
     ) -> Float[Tensor, "batch chunk width"]:
-        """The updates of new tokens with states ``x``, as :meth:`KeyValueCache.update`; on every rank the
-        same.
+        """The updates of new tokens with states ``x``, as :meth:`KeyValueCache.update`; on every rank.
 
         So ``model.proceed`` and ``generate`` run with this cache in the place of a :class:`KeyValueCache`.
         """
@@ -186,9 +188,8 @@ class RankCache:
             return no_result(call)
         if backend == "auto" and enumerate_pairs.few(part.graph.shape4):
             backend = "dense"
-        out, lse = attended(at_positions(call, part), backend)
-        wide = edges.accumulation_dtype(call.q.dtype)
-        return out.to(wide), lse.to(wide)
+        out, lse = in_accumulation_dtype(call, *attended(at_positions(call, part), backend))
+        return out, lse
 
     def _subgraph(self, start: int, stop: int, layer: int) -> subgraphs.Subgraph:
         """The edges of the last chunk from this rank's senders; few pairs are looked up, not listed."""
@@ -198,7 +199,7 @@ class RankCache:
         return subgraphs.subgraph(graph, torch.arange(start, stop, device="cpu"), tokens)
 
     def _store(self, layer: int, new: Tensor, k: Tensor, v: Tensor) -> None:
-        """Append rows to those that are still attended to."""
+        # after those that are still attended to
         last: Tensor = memoized(last_receivers, self.graph)
         stay = last[self._tokens[layer]] >= self._chunks[layer][0]
         old = self._rows[layer] or (k[:, :, :0], v[:, :, :0])

@@ -21,7 +21,7 @@ from gnn_attention.graph import TokenGraph
 class RankGraph(TokenGraph):
     """The own tokens of ``rank``, with the ``whole`` graph and its ``partition``.
 
-    As a graph it holds the edges between own tokens. ``dst_at`` and ``src_at`` are the absolute positions of
+    As a graph it has the edges between own tokens. ``dst_at`` and ``src_at`` are the absolute positions of
     the own tokens. Made by :func:`gnn_attention.distributed.local`.
     """
 
@@ -38,10 +38,14 @@ class RankGraph(TokenGraph):
     again: Callable[[TokenGraph], RankGraph] | None = None
 
     def __post_init__(self) -> None:
-        """NotImplementedError if sizes were changed here and not in the whole graph."""
         super().__post_init__()
         if self.whole is not None and (self.heads, self.batch) != (self.whole.heads, self.whole.batch):
             self._cannot_change()
+
+    @property
+    def share(self) -> tuple[TokenGraph, Any, int]:
+        """The whole graph, its partition and this rank."""
+        return self.whole, self.partition, self.rank
 
     def positions(self, side: str, count: int, device: torch.device) -> Int[Tensor, " tokens"]:
         """The absolute positions of the own receivers (side "dst") or senders ("src")."""
@@ -49,11 +53,9 @@ class RankGraph(TokenGraph):
         return at.to(device)
 
     def runner(self, backend: Any) -> Callable[[Any], Any]:
-        """Attention over the whole graph, which fetches the senders of other ranks."""
         return partial(self.run, backend=backend)
 
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
-        """NotImplementedError: own receivers have in-edges from senders of other ranks too."""
         raise NotImplementedError(
             f"edges of {self!r}: rank {self.rank} attends to senders of other ranks, whose rows it lacks. "
             "A per-edge bias goes through gnn_attention.distributed.attend; weights of edges and the "
@@ -61,7 +63,6 @@ class RankGraph(TokenGraph):
         )
 
     def _cannot_change(self, *arguments: Any, **options: Any) -> NoReturn:
-        """NotImplementedError: only the whole graph can be changed."""
         raise NotImplementedError(
             f"{self!r} is rank {self.rank}'s part of a graph: change the whole graph, then take "
             "gnn_attention.distributed.local of it"
@@ -71,6 +72,5 @@ class RankGraph(TokenGraph):
     T = property(_cannot_change)
 
     def __repr__(self) -> str:
-        """The whole graph, the rank and its sizes."""
         own = f"{self.num_src} own src -> {self.num_dst} own dst"
         return f"RankGraph({self.whole.name}: rank {self.rank} of {self.partition.world_size}, {own})"

@@ -1,5 +1,4 @@
-"""The graph left on a rank: subgraphs between some receivers and some senders, and the rows that travel for
-them.
+"""Subgraphs between some receivers and some senders, and the rows that travel between ranks for them.
 
 A subgraph is an ordinary :class:`TokenGraph` over rows that a rank has: its own receivers, and senders that
 are its own or arrived. A range of tokens keeps the structure of the rule (its first position is an offset),
@@ -52,9 +51,6 @@ class Subgraph:
         return self.dst_at is not None or self.src_at is not None
 
 
-Subgraphs = tuple[Subgraph, ...]
-
-
 def subgraph(graph: TokenGraph, dst: Int[Tensor, " dst"], src: Int[Tensor, " src"]) -> Subgraph:
     """The subgraph between the receivers ``dst`` and the senders ``src`` (tokens of the graph, each once).
 
@@ -73,12 +69,6 @@ def subgraph(graph: TokenGraph, dst: Int[Tensor, " dst"], src: Int[Tensor, " src
     dst_offset, dst_at = _offset_or_positions(graph.dst_offset, row_of_dst)
     src_offset, src_at = _offset_or_positions(graph.src_offset, row_of_src)
     return Subgraph(replace(part, dst_offset=dst_offset, src_offset=src_offset), dst, src, dst_at, src_at)
-
-
-def halo_of(graph: TokenGraph, partition: Partition, rank: int) -> tuple[Tensor, ...]:
-    """:func:`halo`, cached."""
-    found: tuple[Tensor, ...] = memoized(halo, graph, partition, rank)
-    return found
 
 
 def to_all_ranks(sizes: tuple[int, ...], rank: int) -> RowTransfer:
@@ -124,14 +114,16 @@ def edge_positions(graph: TokenGraph, partition: Partition, rank: int, part: Sub
     return rank_rows(graph, partition, rank).positions_of(torch.stack([part.src[src], dst]))
 
 
-def _rank_subgraphs(graph: TokenGraph, partition: Partition, rank: int, exchange: str) -> Subgraphs:
+def _rank_subgraphs(
+    graph: TokenGraph, partition: Partition, rank: int, exchange: str
+) -> tuple[Subgraph, ...]:
     own, senders, world = partition.dst.tokens(rank), partition.src, partition.world_size
     if exchange == "ring":
         return tuple(subgraph(graph, own, senders.tokens((rank - step) % world)) for step in range(world))
     if exchange == "gather":
         others = [senders.tokens(r) for r in range(world) if r != rank] or [senders.tokens(rank)[:0]]
     else:
-        others = list(halo_of(graph, partition, rank))
+        others = list(memoized(halo, graph, partition, rank))
     return subgraph(graph, own, senders.tokens(rank)), subgraph(graph, own, torch.cat(others))
 
 
@@ -140,7 +132,6 @@ def _rank_rows(graph: TokenGraph, partition: Partition, rank: int) -> TokenGraph
 
 
 def _range_or_table(tokens: Tensor) -> int | Tensor:
-    """The first of neighbours in ascending order, or the table of any others."""
     if not len(tokens):
         return 0
     first = int(tokens[0])
@@ -153,14 +144,13 @@ def _offset_or_positions(offset: int, tokens: int | Tensor) -> tuple[int, Tensor
 
 
 def _edges_between(graph: TokenGraph, dst: Tensor, src: Tensor) -> Tensor:
-    """The edges of a list between chosen ends, in the numbers of their rows, in the order of the list."""
+    # numbered by rows, in the order of the list; a token without a row is -1
     listed_src, listed_dst = graph.edge_index
     edges = torch.stack([_row_of(graph.num_src, src)[listed_src], _row_of(graph.num_dst, dst)[listed_dst]])
     return edges[:, (edges >= 0).all(0)]
 
 
 def _row_of(count: int, tokens: Tensor) -> Tensor:
-    """The row of each of ``count`` tokens, -1 for those that have none."""
     rows = torch.full((count,), -1, dtype=torch.int64, device="cpu")
     return rows.index_copy_(0, tokens, torch.arange(len(tokens)))
 

@@ -1,9 +1,8 @@
-"""Checkpoints of a training: whole or not there, at any number of ranks; a run that goes on from one loses
-nothing.
+"""Checkpoints of a training: whole or not there, at any number of ranks.
 
 A checkpoint is a folder ``step-00000300`` that ``torch.distributed.checkpoint`` writes under another name; it
-gets its own when all ranks have written, beside the tensors with ``training.json``. An interrupt, a kill or a
-full disk leaves the one before as it was. torch stores what is where as a pickle, which can run code when it
+gets its own when all ranks have written, with ``training.json`` next to it. An interrupt, a kill or a full
+disk leaves the one before as it was. torch stores what is where as a pickle, which can run code when it
 is read: go on only from checkpoints of your own, not from those of a stranger.
 """
 
@@ -32,17 +31,14 @@ from gnn_attention._support import atomic_files, checks, json_files
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.text import one_line
 
-__all__ = ["Checkpoints"]
-
-KEPT = 2  # the newest ones
-TOLD = "training.json"
+NEWEST = 2  # that many stay
+RECORD = "training.json"
+_FOLDERS = "step-" + "[0-9]" * 8
 
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C is delivered when the block has ended: torch's writer is C++, where it would come out as another
-    error.
-    """
+    # Ctrl-C inside torch's writer, which is C++, would come out as another error: it is delivered afterwards
     before, caught = signal.getsignal(signal.SIGINT), False
 
     def note(number: int, frame: object) -> None:
@@ -68,17 +64,14 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, every: int = 100) -> None:
-        """``every``: steps from one to the next."""
         self.folder, self.every = Path(folder), checks.size("every", every, 1)
-        if not self.folder.absolute().parent.is_dir():
-            raise ValueError(
-                f"checkpoints {folder}: expected a folder that exists, make {self.folder.absolute().parent} first"
-            )
+        parent = self.folder.absolute().parent
+        if not parent.is_dir():
+            raise ValueError(f"checkpoints {folder}: expected a folder that exists, make {parent} first")
 
     def newest(self) -> Path | None:
         """The last whole checkpoint."""
-        found = sorted(self.folder.glob("step-" + "[0-9]" * 8))
-        return found[-1] if found else None
+        return max(self.folder.glob(_FOLDERS), default=None)
 
     @_interrupts_wait()
     def save(
@@ -87,20 +80,22 @@ class Checkpoints:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator,
-        told: Mapping[str, Any],
+        record: Mapping[str, Any],
         first: bool = True,
     ) -> None:
-        """Write one; ``told`` is what JSON can hold. Every rank calls it, with ``first`` on one of them."""
+        """Write one; ``record`` is for JSON. Every rank calls it, with ``first`` on one of them."""
         whole = self.folder / f"step-{step:08d}"
         part = self.folder / f".{whole.name}.part"
         try:
             if first:
-                self._remove_parts()  # of a run that was killed
-                part.mkdir(parents=True, exist_ok=True)  # another rank may have made it meanwhile
-            with _in_plain_words(part):
+                # those of a run that was killed
+                self._remove_parts()
+                # another rank may have made it meanwhile
+                part.mkdir(parents=True, exist_ok=True)
+            with _first_failure(part):
                 save(_state(model, optimizer, generator), storage_writer=FileSystemWriter(part))
                 if first:
-                    atomic_files.write(part / TOLD, json.dumps(dict(told)))
+                    atomic_files.write(part / RECORD, json.dumps(dict(record)))
             if first:
                 shutil.rmtree(whole, ignore_errors=True)
                 part.rename(whole)
@@ -109,53 +104,46 @@ class Checkpoints:
                 self._remove_parts()
             raise
         if first:
-            _settle(self.folder)
-            for old in sorted(self.folder.glob("step-" + "[0-9]" * 8))[:-KEPT]:
+            _sync_folder(self.folder)
+            for old in sorted(self.folder.glob(_FOLDERS))[:-NEWEST]:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _remove_parts(self) -> None:
         for part in self.folder.glob(".step-*.part"):
             shutil.rmtree(part, ignore_errors=True)
 
-    def told(self, path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-        """What was told with a checkpoint; ValueError where another training wrote it, or it cannot be
-        read.
-        """
+    def record(self, path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+        """The record of a checkpoint; ValueError where another training wrote it, or it cannot be read."""
         try:
-            told = json_files.read(path / TOLD)
-            json_files.check_fields(told, _TOLD, TOLD)
+            record = json_files.read(path / RECORD)
+            json_files.check_fields(record, _FIELDS, RECORD)
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} is no checkpoint of a training: {error}") from error
         for name, value in json.loads(json.dumps(dict(expected))).items():
-            if told.get(name) != value:
-                raise ValueError(
-                    f"{path} is a checkpoint of another training: {name} was {quoted(told.get(name))}, is {quoted(value)}; "
-                    "give the arguments it was made with, or another folder"
-                )
-        return told
+            if record.get(name) != value:
+                change = f"{name} was {quoted(record.get(name))}, is {quoted(value)}"
+                advice = "give the arguments it was made with, or another folder"
+                raise ValueError(f"{path} is a checkpoint of another training: {change}; {advice}")
+        return record
 
     def restore(
         self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator
     ) -> None:
-        """Put a checkpoint's tensors in their places, at whatever number of ranks. Every rank calls it.
-
-        Raises OSError that names the folder where it is damaged.
-        """
+        """Load a checkpoint's tensors, at any number of ranks, each of which calls it; OSError if damaged."""
         state, reader = _state(model, optimizer, generator), FileSystemReader(path)
         try:
             # torch tries twice and logs two tracebacks: a damaged index is found here
             reader.read_metadata()
         except Exception as error:
-            said = one_line(f"{type(error).__name__}: {error}", 600)
-            raise OSError(f"{path}: the checkpoint failed, what is where cannot be read: {said}") from error
-        with _in_plain_words(path):
+            reason = one_line(f"{type(error).__name__}: {error}", 600)
+            raise OSError(f"{path}: the checkpoint failed, what is where cannot be read: {reason}") from error
+        with _first_failure(path):
             load(state, storage_reader=reader)
         try:
             generator.set_state(state["generator"])
         except RuntimeError as error:
-            raise OSError(
-                f"{path}: the checkpoint failed, the state of the generator is damaged: {error}"
-            ) from None
+            reason = f"the state of the generator is damaged: {error}"
+            raise OSError(f"{path}: the checkpoint failed, {reason}") from None
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
@@ -165,10 +153,8 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.
 
 
 @contextmanager
-def _in_plain_words(path: Path) -> Iterator[None]:
-    """OSError with what failed first on each rank, or the interrupt; a single process is no reason to
-    warn.
-    """
+def _first_failure(path: Path) -> Iterator[None]:
+    """OSError with what failed first on each rank, or the interrupt; one process is no reason to warn."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -179,23 +165,21 @@ def _in_plain_words(path: Path) -> Iterator[None]:
         failures = {rank: _first(failure[0]) for rank, failure in error.failures.items()}
         if any(isinstance(one, KeyboardInterrupt) for one in failures.values()):
             raise KeyboardInterrupt from error
-        said = "; ".join(
-            f"rank {rank}: {type(one).__name__}: {one}" for rank, one in sorted(failures.items())
-        )
-        raise OSError(f"{path}: the checkpoint failed, {one_line(said, 600)}") from error
+        reasons = (f"rank {rank}: {type(one).__name__}: {one}" for rank, one in sorted(failures.items()))
+        raise OSError(f"{path}: the checkpoint failed, {one_line('; '.join(reasons), 600)}") from error
     except OSError as error:
         raise OSError(f"{path}: the checkpoint failed, {error}") from error
 
 
 def _first(error: BaseException) -> BaseException:
-    """The error that was raised first: of a full disk torch's writer makes another one."""
+    # of a full disk torch's writer makes another error
     while error.__context__ is not None:
         error = error.__context__
     return error
 
 
-def _settle(folder: Path) -> None:
-    """The new name reaches the disk, where a folder can be told so."""
+def _sync_folder(folder: Path) -> None:
+    # so that the new name reaches the disk
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -210,11 +194,13 @@ def _are_numbers(values: Any) -> bool:
     )
 
 
-_TOLD: dict[str, Callable[[Any], bool]] = {
+def _are_rows(values: Any) -> bool:
+    rows = values if isinstance(values, list) else [None]
+    return all(isinstance(row, dict) and _are_numbers([*row.values()]) for row in rows)
+
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
     "losses": _are_numbers,
-    "history": lambda value: (
-        isinstance(value, list)
-        and all(isinstance(row, dict) and _are_numbers([*row.values()]) for row in value)
-    ),
+    "history": _are_rows,
     "seconds": lambda value: _are_numbers([value]) and 0 <= value < 1e12,
 }

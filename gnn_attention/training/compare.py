@@ -2,12 +2,9 @@
 
 The architecture is the shipped model's. For one seed every graph begins with the same weights and learns from
 the same windows in the same order, so differences between graphs are taken seed by seed. A model uses its own
-graph in training and on the held-out files; the speed of generation through a cache and the senders that the
-cache holds are measured too. Finished trainings are stored in a folder, and a further call goes on from
-there.
-
-Losses depend on the text, the length and the number of steps: they compare graphs at equal means, not in
-general.
+graph in training and on the held-out files; the speed of generation through a cache and its size are measured
+too. Finished trainings are stored in a folder, and a further call goes on from there. Losses depend on the
+text, the length and the number of steps: they compare graphs at equal means, not in general.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ import torch
 
 from gnn_attention import algebra
 from gnn_attention._support import atomic_files, checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.cache import KeyValueCache
@@ -58,7 +54,7 @@ def compare(
     out: Path | None = None,
     text: Corpus | None = None,
     config: Config | None = None,
-    tell: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> list[Outcome]:
     """Train the shipped architecture over each graph from each seed.
 
@@ -72,7 +68,7 @@ def compare(
         out: a folder for what is finished; what is there already is not trained again.
         text: what to learn from, :func:`gnn_attention.training.corpus` unless given.
         config: sizes of the model; its ``vocabulary_size`` is replaced.
-        tell: called with a line about where it stands, about twice a second.
+        log: called with a line of progress, about twice a second.
 
     Raises TypeError for an argument of another type; ValueError for a graph that is no graph of
     ``recipe.length`` tokens, with an edge from a later token, or twice the same, for a folder that
@@ -89,12 +85,10 @@ def compare(
     config = checks.instance("config", Config(1) if config is None else config, Config)
     if text is not None:
         check_corpus(text)
-    if tell is not None and not callable(tell):
-        raise TypeError(
-            f"tell must be a function of a line of text, got {quoted(tell)} of type {type(tell).__name__}"
-        )
+    if log is not None and not callable(log):
+        raise TypeError(f"log must be a function of a line of text, got {checks.described(log)}")
     place = None if out is None else checks.path("out", out)
-    return list(_Comparison(graphs, recipe, seeds, place, text, config).outcomes(_LineProgress(tell)))
+    return list(_Comparison(graphs, recipe, seeds, place, text, config).outcomes(_LineProgress(log)))
 
 
 class _Comparison:
@@ -117,18 +111,18 @@ class _Comparison:
         self.store = Store(out, _plan(recipe, self.text, config))
 
     def outcomes(self, shown: Progress) -> Iterator[Outcome]:
-        """Finished ones at once, the others when they are trained and stored."""
+        # finished ones at once, the others when they are trained and stored
         found = [self.store.find(one.text, one.key, seed) for seed, one in self.pairs]
         known: Encoded | None = None
         for (seed, one), outcome in zip(self.pairs, found, strict=True):
             if outcome is None:
                 known = known or self.read(shown, found.count(None))
                 outcome = _trained(one, replace(self.recipe, seed=seed, graph=""), known, self.config, shown)
-                self.store.keep(outcome)
+                self.store.add(outcome)
             yield outcome
 
     def read(self, shown: Progress, trainings: int) -> Encoded:
-        """The text, encoded, which takes a while; the steps of so many trainings are counted from then on."""
+        # which takes a while; the steps of so many trainings are counted from then on
         shown.advance(0, "reading the text")
         known = encoded(self.text, self.recipe.pieces)
         shown.expect(trainings * self.recipe.steps)
@@ -152,9 +146,8 @@ def _trained(one: Contender, recipe: Recipe, known: Encoded, config: Config, sho
 
     model, _, report = train(recipe, known, config, progress=False, graph=one.graph, watch=watch)
     if not math.isfinite(report["held_out_loss"]):
-        raise ValueError(
-            f"{one.text}, seed {recipe.seed}: the training diverged; take a lower rate than {recipe.rate:g}"
-        )
+        advice = f"take a lower rate than {recipe.rate:g}"
+        raise ValueError(f"{one.text}, seed {recipe.seed}: the training diverged; {advice}")
     return Outcome(
         one.text,
         one.key,
@@ -170,20 +163,17 @@ def _trained(one: Contender, recipe: Recipe, known: Encoded, config: Config, sho
 
 
 def _induction(model: LanguageModel, graph: TokenGraph) -> float | None:
-    """The best head's score along the first tokens of the graph; None where heads have graphs of their
-    own.
-    """
+    # of the best head, along the first tokens of the graph; None where heads have graphs of their own
     if graph.heads is not None:
         return None
     half = min(64, graph.num_dst // 2)
-    return round(
-        float(induction_scores(model, half, graph=algebra.restrict(graph, range(2 * half))).max()), 4
-    )
+    scores = induction_scores(model, half, graph=algebra.restrict(graph, range(2 * half)))
+    return round(float(scores.max()), 4)
 
 
 @torch.no_grad()
 def _tokens_per_second(model: LanguageModel, graph: TokenGraph, text: Tensor) -> float:
-    """How fast the last tokens of a window come one by one; the better of two times."""
+    # of the last tokens of a window, one by one; the better of two times
     count = min(_GENERATED, graph.num_dst // 2)
     start = graph.num_dst - count - 1
     best = 0.0
@@ -197,37 +187,29 @@ def _tokens_per_second(model: LanguageModel, graph: TokenGraph, text: Tensor) ->
 
 
 class _LineProgress(Progress):
-    """Progress as lines for a function, about twice a second."""
-
-    def __init__(self, tell: Callable[[str], None] | None) -> None:
+    def __init__(self, log: Callable[[str], None] | None) -> None:
         super().__init__("compare", shown=False)
-        self.tell, self.last = tell, -math.inf
+        self.log, self.last = log, -math.inf
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
         super().advance(steps, note)
-        if self.tell is not None and time.monotonic() - self.last >= _SECONDS_BETWEEN_LINES:
+        if self.log is not None and time.monotonic() - self.last >= _SECONDS_BETWEEN_LINES:
             self.last = time.monotonic()
-            self.tell(str(self))
+            self.log(str(self))
 
 
 def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention compare``."""
-    command = commands.add_parser(
-        "compare", help="train one model over several graphs, all else equal: loss against edges"
-    )
+    described = "train one model over several graphs, all else equal: loss against edges"
+    command = commands.add_parser("compare", help=described)
+    add, shown = command.add_argument, "(default: %(default)s)"
     listed = "expressions without the number of tokens, or file:NAME (.edges, .adjlist, .graphml), split by ;"
-    command.add_argument("--graphs", default=GRAPHS, metavar="LIST", help=f"{listed} (default: %(default)s)")
-    command.add_argument(
-        "--seeds", type=int, default=SEEDS, help="trainings for each graph (default: %(default)s)"
-    )
-    folder = "folder for finished trainings, which a further call does not repeat (default: %(default)s)"
-    command.add_argument("--out", type=Path, default=Path("comparison"), metavar="DIR", help=folder)
-    command.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)"
-    )
-    command.add_argument(
-        "--plot", metavar="FILE", help="draw loss against edges per token (.svg, .png, .pdf)"
-    )
+    add("--graphs", default=GRAPHS, metavar="LIST", help=f"{listed} {shown}")
+    add("--seeds", type=int, default=SEEDS, help=f"trainings for each graph {shown}")
+    folder = f"folder for finished trainings, which a further call does not repeat {shown}"
+    add("--out", type=Path, default=Path("comparison"), metavar="DIR", help=folder)
+    add("--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)")
+    add("--plot", metavar="FILE", help="draw loss against edges per token (.svg, .png, .pdf)")
     add_recipe(command, RECIPE, without=_OWN)
     command.set_defaults(run=_run)
 

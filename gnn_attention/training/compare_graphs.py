@@ -1,4 +1,4 @@
-"""The graphs that are compared: from expressions without a size, from files, or as they are."""
+"""The graphs of a comparison: from expressions without a size, from files, or as they are."""
 
 from __future__ import annotations
 
@@ -30,16 +30,12 @@ def contenders(graphs: Graphs, length: int, heads: int) -> list[Contender]:
     if not isinstance(graphs, (str, list, tuple)):
         expected = "expressions with ; between them, or a list of expressions and graphs"
         raise TypeError(f"graphs must be {expected}, got {quoted(graphs)}")
-    given = (
-        [part.strip() for part in graphs.split(";") if part.strip()]
-        if isinstance(graphs, str)
-        else list(graphs)
-    )
-    if not given:
-        raise ValueError(
-            f"graphs must name at least one graph, such as 'causal; window(64)', got {quoted(graphs)}"
-        )
-    found = [_contender(item, length, heads) for item in given]
+    items: Sequence[str | TokenGraph] = graphs.split(";") if isinstance(graphs, str) else graphs
+    items = [item.strip() if isinstance(item, str) else item for item in items]
+    found = [_contender(item, length, heads) for item in items if item != ""]
+    if not found:
+        expected = "name at least one graph, such as 'causal; window(64)'"
+        raise ValueError(f"graphs must {expected}, got {quoted(graphs)}")
     for place, one in enumerate(found):
         if same := next((other for other in found[:place] if other.key == one.key), None):
             both = f"{quoted(same.text)} and {quoted(one.text)}"
@@ -68,39 +64,30 @@ def _from_expression(text: str, length: int) -> TokenGraph:
 def _from_file(path: str, length: int) -> TokenGraph:
     graph = files.read(path)
     if graph.num_dst < length:
-        raise ValueError(
-            f"{path} has {graph.num_dst} tokens, fewer than a window: take a length of at most "
-            f"{graph.num_dst}"
-        )
+        few = f"{graph.num_dst} tokens, fewer than a window"
+        raise ValueError(f"{path} has {few}: take a length of at most {graph.num_dst}")
     return graph if graph.num_dst == length else algebra.restrict(graph, range(length))
 
 
 def _check_graph(name: str, graph: TokenGraph, length: int, heads: int) -> None:
-    """ValueError for what no language model of these sizes can be trained over."""
     if (graph.num_dst, graph.num_src, graph.dst_offset, graph.src_offset) != (length, length, 0, 0):
         raise ValueError(
             f"graphs: {quoted(name)} must have the {length} tokens of a window, got {graph!r}; "
             "leave the number of tokens out of the expression, or take another length"
         )
     if graph.batch is not None or graph.heads not in (None, heads):
-        raise ValueError(
-            f"graphs: {quoted(name)} must be one graph, or one for each of the {heads} heads, got {graph!r}"
-        )
+        expected = f"one graph, or one for each of the {heads} heads"
+        raise ValueError(f"graphs: {quoted(name)} must be {expected}, got {graph!r}")
     later = (graph - patterns.causal(length)).num_edges
     if later:
         raise ValueError(
             f"graphs: {quoted(name)} has {later:,} edges from a later token (src > dst), which give the "
-            "target away; "
-            "write '(...) & causal' for an expression, and take the lines with src > dst out of a file"
+            "target away; write '(...) & causal' for an expression, take lines with src > dst out of a file"
         )
 
 
 def _key(graph: TokenGraph) -> str:
-    """The same for the same edges: 16 hexadecimal digits."""
-    digest, count = (
-        hashlib.sha256(f"{graph.num_dst} tokens, {graph.heads or 1} heads".encode()),
-        graph.num_dst,
-    )
-    for start in range(0, count, 256):
-        digest.update(graph.rows(start, min(start + 256, count)).mask().numpy().tobytes())
+    digest = hashlib.sha256(f"{graph.num_dst} tokens, {graph.heads or 1} heads".encode())
+    for start in range(0, graph.num_dst, 256):
+        digest.update(graph.rows(start, min(start + 256, graph.num_dst)).mask().numpy().tobytes())
     return digest.hexdigest()[:16]

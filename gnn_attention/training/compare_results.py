@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Outcome:
     """The result of one training: one graph, one seed.
 
-    ``key`` identifies the edges. Losses are in nats for a token, over the graph's own edges.
-    ``induction`` is the score of the best head, None for a graph that differs by head. ``senders``: the most
-    that a cache holds while tokens come.
+    ``key`` identifies the edges. Losses are in nats for a token, over the graph's own edges. ``induction`` is
+    the score of the best head, None for a graph that differs by head. ``senders``: the most that a cache
+    stores at any time.
     """
 
     graph: str
@@ -58,7 +58,7 @@ class Mean:
         return cls(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count))
 
     def text(self, form: str) -> str:
-        """As it is read in a table: ``mean ± error``, each written by ``form``."""
+        """``mean ± error``, each in the format ``form``."""
         shown = f"{self.mean:{form}}"
         return shown if self.error is None else f"{shown} ± {self.error:{form.lstrip('+')}}"
 
@@ -140,13 +140,7 @@ def plot(found: Sequence[Row], title: str, facts: str) -> Figure:
     first, *others = found
     for rows, colour, marker in ((others, _axes.BLUE, "o"), ([first], _axes.RED, "s")):
         x, y = [row.edges_per_token for row in rows], [row.loss.mean for row in rows]
-        style: dict[str, Any] = {
-            "fmt": marker,
-            "color": colour,
-            "markersize": 6,
-            "capsize": 3,
-            "elinewidth": 1.2,
-        }
+        style = {"fmt": marker, "color": colour, "markersize": 6, "capsize": 3, "elinewidth": 1.2}
         axes.errorbar(x, y, [row.loss.error or 0.0 for row in rows], **style)
     axes.set_xscale("log", base=2)
     axes.set(xlabel="edges per token (mean in-degree)", ylabel="loss, held out (nats a token)")
@@ -172,21 +166,12 @@ def _name(axes: Axes, found: Sequence[Row]) -> None:
     # towards the middle of the picture, and below the point where another is close above
     places = {row.graph: axes.transData.transform((row.edges_per_token, row.loss.mean)) for row in found}
     middle = axes.transAxes.transform((0.5, 0.5))[0]
-    ordered = sorted(found, key=lambda row: row.loss.mean)
-    crowded = {
-        lower.graph
-        for lower, upper in pairwise(ordered)
-        if abs(places[upper.graph][1] - places[lower.graph][1]) < 24
-    }
+    pairs = pairwise(sorted(found, key=lambda row: row.loss.mean))
+    crowded = {a.graph for a, b in pairs if abs(places[b.graph][1] - places[a.graph][1]) < 24}
+    # a file's name may have a $
+    style: dict[str, Any] = {"fontsize": 8.5, "color": _axes.BLACK, **_axes.AS_IT_IS}
     for row in found:
         left = places[row.graph][0] > middle
-        axes.annotate(
-            printable(row.graph),
-            (row.edges_per_token, row.loss.mean),
-            (-8 if left else 8, -11 if row.graph in crowded else 5),
-            textcoords="offset points",
-            ha="right" if left else "left",
-            fontsize=8.5,
-            color=_axes.BLACK,
-            **_axes.AS_IT_IS,  # a file's name may hold a $
-        )
+        style |= {"textcoords": "offset points", "ha": "right" if left else "left"}
+        offset = (-8 if left else 8, -11 if row.graph in crowded else 5)
+        axes.annotate(printable(row.graph), (row.edges_per_token, row.loss.mean), offset, **style)

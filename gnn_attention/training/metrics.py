@@ -49,11 +49,8 @@ def evaluated(model: LanguageModel, tokens: Tensor, graph: TokenGraph, most: int
     windows = max(1, min(most, most * 128 // length))
     starts = torch.linspace(0, len(tokens) - length - 1, windows).long()
     text = tokens[starts.unsqueeze(1) + torch.arange(length + 1)].to(model.embedding.weight.device)
-    parts = [
-        nats(model, part, graph).item() * len(part)
-        for part in torch.split(text, max(1, min(32, 32 * 128 // length)))
-    ]
-    return sum(parts) / windows
+    parts = torch.split(text, max(1, min(32, 32 * 128 // length)))
+    return sum(nats(model, part, graph).item() * len(part) for part in parts) / windows
 
 
 def description(recipe: Recipe, text: Corpus, minutes: float | None) -> dict[str, Any]:
@@ -75,13 +72,10 @@ def description(recipe: Recipe, text: Corpus, minutes: float | None) -> dict[str
 
 
 def _command(recipe: Recipe, minutes: float | None) -> str:
-    """The command that trains by this recipe: only what differs from the defaults is named."""
-    changed = [
-        f"--{key} {shlex.quote(str(value))}"
-        for key, value in asdict(recipe).items()
-        if value != getattr(Recipe, key)
-    ]
-    return " ".join(["gnn-attention train", *changed, *([f"--minutes {minutes:g}"] if minutes else [])])
+    # only what differs from the defaults is named
+    options = {key: value for key, value in asdict(recipe).items() if value != getattr(Recipe, key)}
+    words = [f"--{key} {shlex.quote(str(value))}" for key, value in options.items()]
+    return " ".join(["gnn-attention train", *words, *([f"--minutes {minutes:g}"] if minutes else [])])
 
 
 def look(model: LanguageModel, held_out: Tensor, graph: TokenGraph) -> dict[str, float]:
@@ -117,5 +111,5 @@ def _table(scores: Tensor) -> list[list[float]]:
 
 
 def rounded(number: float | Tensor) -> float:
-    """To the four digits that a report keeps."""
+    """To the four digits of a report."""
     return round(float(number), 4)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -36,22 +37,15 @@ from gnn_attention.training.metrics import nats, predicted
 from gnn_attention.training.recipe import Recipe
 
 COPIES = ("ddp", "fsdp")
-_OF_LOSS = (
-    "gloo",
-    "nccl",
-    "processgroup",
-    "connection closed",
-    "connection reset",
-    "timeout",
-    "timed out",
-)  # in their words
+# words of the errors that torch.distributed raises where another rank is lost
+_WORDS_OF_LOSS = "gloo|nccl|processgroup|connection closed|connection reset|timeout|timed out"
 
 
 @dataclass(frozen=True)
 class Layout:
     """How many ranks share the tokens of a window and the heads; others share the batch.
 
-    ``data`` says what replicas keep: "ddp" whole weights, "fsdp" a part of them (FSDP2); None takes "ddp"
+    ``data`` is what replicas store: "ddp" whole weights, "fsdp" a part of them (FSDP2); None takes "ddp"
     where heads stay together, "fsdp" where they do not. ``partition`` and ``exchange`` are those of
     :func:`gnn_attention.distributed.local`.
 
@@ -66,63 +60,59 @@ class Layout:
     exchange: str = "auto"
 
     def __post_init__(self) -> None:
-        """ValueError or TypeError for a layout that cannot be."""
         for name in ("tokens", "heads"):
             checks.size(name, getattr(self, name), 1)
         if self.data is not None:
             checks.choice("data", self.data, COPIES)
         if self.data == "ddp" and self.heads > 1:
-            raise ValueError(
-                "data 'ddp' is whole weights on every rank, but heads > 1 shards them: take data 'fsdp'"
-            )
+            conflict = "is whole weights on every rank, but heads > 1 shards them"
+            raise ValueError(f"data 'ddp' {conflict}: take data 'fsdp'")
 
     @property
     def copies(self) -> str:
-        """What replicas keep: "ddp" or "fsdp"."""
+        """What replicas store: "ddp" or "fsdp"."""
         return self.data or ("ddp" if self.heads == 1 else "fsdp")
 
     def replicas(self, ranks: int) -> int:
         """How many ranks have the same heads; ValueError where the ranks do not go into the layout."""
         if ranks % (self.tokens * self.heads):
-            raise ValueError(
-                f"ranks must be a multiple of tokens {self.tokens} x heads {self.heads}, got {ranks}"
-            )
+            factors = f"tokens {self.tokens} x heads {self.heads}"
+            raise ValueError(f"ranks must be a multiple of {factors}, got {ranks}")
         return ranks // self.heads
 
 
 class Alone:
-    """All of a training in one process, on one device."""
+    """All of a training in one process, on one device: the model and the windows."""
 
     rank, count = 0, 1
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        """``device`` holds the model and the windows."""
         self.device = torch.device(device)
 
-    def placed(self, model: LanguageModel) -> nn.Module:
-        """What is called in a step: the model, where the work on it is done."""
+    def place(self, model: LanguageModel) -> nn.Module:
+        """The module that a step calls: the model on the device."""
         return model.to(self.device)
 
     def loss(
         self, called: nn.Module, window: Int[Tensor, "batch tokens"], graph: TokenGraph, precision: str
     ) -> Tensor:
-        """What is sent backward for a batch of windows."""
+        """The loss of a batch of windows, whose gradient a step takes."""
         return nats(called, window.to(self.device), graph, precision)
 
     def mean(self, loss: Tensor) -> float:
         """The loss of the batch, from what :meth:`loss` gave."""
         return loss.item()
 
-    def agreed(self, share: float) -> float:
-        """One rank's clock for all."""
+    def of_first(self, share: float) -> float:
+        """The number of the first rank, whose clock counts for all."""
         return share
 
     def whole(self, model: LanguageModel) -> LanguageModel:
-        """The model as one process has it."""
+        """The model with all weights, as one process has it."""
         return model
 
-    def described(self) -> dict[str, Any]:
-        """For the report."""
+    def description(self) -> dict[str, Any]:
+        """The ranks, for the report."""
         return {}
 
 
@@ -134,27 +124,22 @@ class Ranks(Alone):
     """
 
     def __init__(self, layout: Layout, recipe: Recipe, device: torch.device | str = "cpu") -> None:
-        """Takes all ranks of the default process group."""
+        # all ranks of the default process group
         super().__init__(device)
-        self.layout, self.rank, self.count = (
-            layout,
-            torch.distributed.get_rank(),
-            torch.distributed.get_world_size(),
-        )
+        self.layout, self.rank = layout, torch.distributed.get_rank()
+        self.count = torch.distributed.get_world_size()
         self.replicas = layout.replicas(self.count)
         sharing = self.replicas // layout.tokens
         if recipe.batch < sharing:
-            raise ValueError(
-                f"batch must have a window for each of the {sharing} ranks that share it, got {recipe.batch}"
-            )
+            expected = f"a window for each of the {sharing} ranks that share it"
+            raise ValueError(f"batch must have {expected}, got {recipe.batch}")
         kind, sizes = self.device.type, (sharing, layout.tokens, layout.heads)
         self.mesh = init_device_mesh(kind, sizes, mesh_dim_names=("data", "tokens", "heads"))
-        self.copies = init_device_mesh(
-            kind, (self.replicas, layout.heads), mesh_dim_names=("replicas", "heads")
-        )["replicas"]
+        names, replicas = ("replicas", "heads"), (self.replicas, layout.heads)
+        self.copies = init_device_mesh(kind, replicas, mesh_dim_names=names)["replicas"]
 
-    def placed(self, model: LanguageModel) -> nn.Module:
-        """The model with its heads shared out, under DDP or FSDP2."""
+    def place(self, model: LanguageModel) -> nn.Module:
+        """The model with its heads sharded, under DDP or FSDP2."""
         model.to(self.device)
         if self.layout.heads > 1:
             distributed.shard_heads(model, self.mesh["heads"])
@@ -175,37 +160,33 @@ class Ranks(Alone):
         own = window.tensor_split(data.size())[data.get_local_rank()].to(self.device)
         inputs, targets = own[:, :-1], own[:, 1:]
         if self.layout.tokens > 1:
-            graph = distributed.local(graph, self.layout.partition, self.mesh["tokens"], self.layout.exchange)
-            inputs, targets = (
-                distributed.scatter(x, graph.partition, -1, group=self.mesh["tokens"])
-                for x in (inputs, targets)
-            )
+            group = self.mesh["tokens"]
+            graph = distributed.local(graph, self.layout.partition, group, self.layout.exchange)
+            inputs = distributed.scatter(inputs, graph.partition, -1, group=group)
+            targets = distributed.scatter(targets, graph.partition, -1, group=group)
         logits = predicted(called, inputs, graph, precision)
         total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return total * (self.replicas / window[:, 1:].numel())
 
     def mean(self, loss: Tensor) -> float:
-        """The mean over replicas, on every rank."""
         total = loss.detach().clone()
         torch.distributed.all_reduce(total, group=self.copies.get_group())
         return total.item() / self.replicas
 
-    def agreed(self, share: float) -> float:
-        """The first rank's share."""
+    def of_first(self, share: float) -> float:
         first = torch.tensor(share, dtype=torch.float64, device=self.device)
         torch.distributed.broadcast(first, src=0)
         return first.item()
 
     def whole(self, model: LanguageModel) -> LanguageModel:
-        """A model of its own with the weights of all ranks, on every rank."""
+        # a model of its own, on every rank
         state: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         with torch.device("meta"):
             plain = LanguageModel(model.config, model.backend)
         plain.load_state_dict({name: part.detach().clone() for name, part in state.items()}, assign=True)
         return plain
 
-    def described(self) -> dict[str, Any]:
-        """The layout, and how many ranks there were."""
+    def description(self) -> dict[str, Any]:
         return {"ranks": {"count": self.count, **asdict(self.layout), "data": self.layout.copies}}
 
 
@@ -218,9 +199,8 @@ def clip(parameters: Iterable[nn.Parameter], most: float) -> float:
     kinds: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            kinds.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(
-                parameter
-            )
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            kinds.setdefault(mesh, []).append(parameter)
     norms = [_norm([parameter.grad for parameter in some]) for some in kinds.values()]
     total = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
     for some in kinds.values():
@@ -251,7 +231,8 @@ def started(kind: str, timeout: float) -> Iterator[torch.device | None]:
     backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
     torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
     yield device
-    torch.distributed.destroy_process_group()  # not after an error: others may be gone
+    # not after an error: others may be gone
+    torch.distributed.destroy_process_group()
 
 
 def abandon(code: int) -> NoReturn:
@@ -264,6 +245,5 @@ def abandon(code: int) -> NoReturn:
 
 def lost(error: Exception) -> bool:
     """True for what torch.distributed raises where another rank died, or did not come in time."""
-    return isinstance(error, torch.distributed.DistError) or any(
-        word in str(error).lower() for word in _OF_LOSS
-    )
+    known = re.search(_WORDS_OF_LOSS, str(error).lower()) is not None
+    return known or isinstance(error, torch.distributed.DistError)

@@ -1,4 +1,4 @@
-"""The recipe of ``gnn-attention train``: its windows of text and its learning rate."""
+"""The settings of a training, its windows of text and its learning rate; ``trainer.py`` trains by them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,13 @@ _HELP = {
 class Recipe:
     """Everything that decides the trained weights, except the corpus and the machine.
 
-    ``repeats`` is the share of training windows, at the beginning, that say one stretch of text (an eighth to
-    a half of the window) again and again until the window is full; it falls evenly to a fifth of that, and
-    all other windows are text as it stands. Text alone gave this model no induction head within four million
-    tokens (score 0.01). With these windows the score passed 0.5 within three million, reached 0.64, and was
-    0.56 in the end; ``history`` in the file has it all.
+    ``repeats`` is the share of training windows, at the beginning, that repeat one stretch of text (an eighth
+    to a half of the window); it falls evenly to a fifth of that, and all other windows are text as it stands.
+    Text alone gave this model no induction head within four million tokens (score 0.01); with these windows
+    the score passed 0.5 within three million, reached 0.64, and was 0.56 in the end.
 
     ``rate`` is the highest learning rate, reached after ``warmup`` steps; it falls to a tenth along a cosine.
-
-    Raises TypeError or ValueError for a value that makes no sense.
+    ``graph`` is an expression, "" causal. Raises TypeError or ValueError for a value that makes no sense.
     """
 
     steps: int = 20000
@@ -61,15 +59,9 @@ class Recipe:
     graph: str = ""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("steps", 1),
-            ("seed", 0),
-            ("batch", 1),
-            ("length", 8),
-            ("pieces", 256),
-            ("warmup", 0),
-        ):
-            checks.size(name, getattr(self, name), least)
+        least = {"steps": 1, "seed": 0, "batch": 1, "length": 8, "pieces": 256, "warmup": 0}
+        for name, minimum in least.items():
+            checks.size(name, getattr(self, name), minimum)
         checks.choice("precision", self.precision, ("float32", "bfloat16"))
         for name in ("rate", "clip", "repeats", "decay"):
             checks.number(name, getattr(self, name), positive=name in ("rate", "clip"))
@@ -98,9 +90,8 @@ def check_long_enough(recipe: Recipe, *parts: Tensor) -> None:
     """ValueError for a part of the corpus that is no longer than a window."""
     for tokens in parts:
         if len(tokens) <= recipe.length:
-            raise ValueError(
-                f"the corpus has a part of {len(tokens)} tokens: expected more than length = {recipe.length}"
-            )
+            expected = f"more than length = {recipe.length}"
+            raise ValueError(f"the corpus has a part of {len(tokens)} tokens: expected {expected}")
 
 
 def windows(
@@ -125,6 +116,5 @@ def add_recipe(
     """An option for each field of :class:`Recipe`, those ``without`` left out."""
     for name, default in asdict(defaults or Recipe()).items():
         if name not in without:
-            parser.add_argument(
-                f"--{name}", type=type(default), default=default, help=f"{_HELP[name]} (default: %(default)s)"
-            )
+            described = f"{_HELP[name]} (default: %(default)s)"
+            parser.add_argument(f"--{name}", type=type(default), default=default, help=described)

@@ -1,11 +1,10 @@
 """``gnn-attention reach``: a question that only reach can answer, over several graphs.
 
-In the task NeighborsMatch the root of a binary tree holds a key, every leaf a key and a label, and the label
-of the leaf with the root's key is asked for. The leaves are ``depth`` hops away. Over the tree with fewer
-layers the answer does not depend on them, and no training does better than chance. With ``depth`` layers all
-of them must pass through the states of two nodes; over a virtual node the question goes out and an answer
-comes back, in one state: both take longer to learn than ``tree ** depth``, over which the root attends to
-every leaf at once.
+In the task NeighborsMatch the root of a binary tree has a key, every leaf a key and a label; the answer is
+the label of the leaf with the root's key, ``depth`` hops away. Over the tree with fewer layers it does not
+depend on the leaves, and no training does better than chance. With ``depth`` layers all of them must pass
+through the states of two nodes; over a virtual node the question goes out and an answer comes back, in one
+state: both take longer to learn than ``tree ** depth``, over which the root attends to every leaf at once.
 """
 
 from __future__ import annotations
@@ -27,16 +26,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 
-__all__ = [
-    "NeighboursMatch",
-    "Outcome",
-    "Reader",
-    "add_arguments",
-    "compare",
-    "neighbours_match",
-    "run",
-    "table",
-]
+__all__ = ["NeighboursMatch", "Outcome", "Reader", "compare", "neighbours_match", "table"]
 
 _TESTED = 2048  # samples that a trained model is judged by
 _BATCH = 64
@@ -58,24 +48,21 @@ class NeighboursMatch:
 
     @property
     def leaves(self) -> Bool[Tensor, " nodes"]:
-        """True at the leaves."""
         return torch.arange(self.graph.num_dst) >= self.graph.num_dst // 2
 
     @property
     def x(self) -> Float[Tensor, "samples nodes features"]:
         """Keys and labels, one-hot, concatenated, zeros for none: ``leaves + num_labels`` features."""
         sides = ((self.keys, int(self.leaves.sum())), (self.labels, self.num_labels))
-        return torch.cat(
-            [functional.one_hot(side, count + 1)[..., 1:].float() for side, count in sides], dim=-1
-        )
+        return torch.cat([functional.one_hot(side, count + 1)[..., 1:].float() for side, count in sides], -1)
 
 
 def neighbours_match(depth: int, samples: int, num_labels: int = 4, seed: int = 0) -> NeighboursMatch:
-    """NeighborsMatch on complete binary trees: the label of the leaf that holds the root's key.
+    """NeighborsMatch on complete binary trees: the label of the leaf that has the root's key.
 
     Keys are a random permutation of the ``2 ** depth`` leaves, the root's is one of them, labels are drawn
-    evenly and apart, so that a guess without the leaves answers ``1 / num_labels`` of the questions.
-    The tree's edges run both ways, with self loops, so that ``graph ** k`` holds all that is at most k hops
+    evenly and independently, so that a guess without the leaves answers ``1 / num_labels`` of the questions.
+    The tree's edges run both ways, with self loops, so that ``graph ** k`` reaches all that is at most k hops
     away. ValueError for a depth or number below 1.
 
     Source: Alon and Yahav 2021 (arXiv 2006.05205), section 4.1, with the keys given as features as in their
@@ -96,15 +83,9 @@ def neighbours_match(depth: int, samples: int, num_labels: int = 4, seed: int = 
 class Reader(nn.Module):
     """A small graph transformer with an answer at every node: ``layers`` blocks of attention and MLP.
 
-    Args:
-        features: width of the input.
-        num_answers: how many answers there are.
-        layers: rounds of message passing.
-        width, num_heads: sizes of the states.
-        virtual: how many further nodes, with learned states, stand after those of the input.
-
-    ``x`` is ``[N, features]`` or ``[B, N, features]``, the graph has ``N + virtual`` nodes. ValueError where
-    they do not fit.
+    ``x`` is ``[N, features]`` or ``[B, N, features]``, the graph has ``N + virtual`` nodes: ``virtual`` more,
+    with learned states, stand after those of the input. States have ``width`` channels. ValueError
+    where sizes do not fit, are below 1, or width is no multiple of num_heads.
 
     >>> task = neighbours_match(depth=2, samples=3)
     >>> Reader(task.x.shape[-1], task.num_labels, layers=1)(task.x, task.graph**2).shape
@@ -120,23 +101,20 @@ class Reader(nn.Module):
         num_heads: int = 2,
         virtual: int = 0,
     ) -> None:
-        """ValueError for sizes below 1 or a width that is no multiple of num_heads."""
         super().__init__()
         self.embed = nn.Linear(checks.size("features", features, 1), checks.size("width", width, 1))
         self.virtual = nn.Parameter(torch.randn(checks.size("virtual", virtual), width))
         numbers = range(checks.size("layers", layers, 1))
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in numbers)
-        self.attention = nn.ModuleList(
-            MessagePassingAttention(StandardHeads(width, num_heads, bias=True), backend="auto")
-            for _ in numbers
-        )
+        heads = (StandardHeads(width, num_heads, bias=True) for _ in numbers)
+        self.attention = nn.ModuleList(MessagePassingAttention(each, backend="auto") for each in heads)
         self.mlp = nn.ModuleList(_perceptron(width) for _ in numbers)
         self.answer = nn.Linear(width, checks.size("num_answers", num_answers, 1))
 
     def forward(
         self, x: Float[Tensor, "*batch nodes features"], graph: TokenGraph
     ) -> Float[Tensor, "*batch nodes num_answers"]:
-        """Logits of the answers, for every node of the input."""
+        """Logits of the answers at every node of the input."""
         state = torch.cat([self.embed(x), self.virtual.expand(*x.shape[:-2], -1, -1)], dim=-2)
         for norm, attention, mlp in zip(self.norms, self.attention, self.mlp, strict=True):
             state = state + attention(norm(state), graph)
@@ -156,7 +134,6 @@ class Outcome:
 
     @property
     def mean(self) -> float:
-        """The mean over the seeds."""
         return sum(self.accuracies) / len(self.accuracies)
 
 
@@ -165,39 +142,35 @@ def compare(
     seeds: int = 3,
     steps: int = 300,
     num_labels: int = 4,
-    tell: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> list[Outcome]:
     """Readers trained over the tree, over ``tree ** depth`` and with a virtual node.
 
     Each seed draws its own weights, its own fresh samples for every step and its own ``2048`` samples to be
-    judged by. ``tell`` is called with a line for every model that is done. ValueError for numbers below 1.
+    judged by. ``log`` is called with a line for every model that is done. ValueError for numbers below 1.
     """
-    tree, seeds, steps = (
-        _tree(checks.size("depth", depth, 1)),
-        checks.size("seeds", seeds, 1),
-        checks.size("steps", steps, 1),
-    )
+    tree, seeds = _tree(checks.size("depth", depth, 1)), checks.size("seeds", seeds, 1)
+    steps = checks.size("steps", steps, 1)
     outcomes = []
     for name, graph, layers in _plans(tree, depth):
         accuracies = []
         for seed in range(seeds):
             accuracies.append(_trained(tree, graph, layers, num_labels, steps, seed))
-            if tell is not None:
-                tell(f"{name}, layers {layers}, seed {seed}: {accuracies[-1]:.3f}")
+            if log is not None:
+                log(f"{name}, layers {layers}, seed {seed}: {accuracies[-1]:.3f}")
         outcomes.append(Outcome(name, layers, _reaches_leaf(tree, graph, layers), tuple(accuracies)))
     return outcomes
 
 
 def _plans(tree: TokenGraph, depth: int) -> list[tuple[str, TokenGraph, int]]:
     star = algebra.tokens.extend(tree, 1, "both", "self")
-    plans = [("the tree", tree, layers) for layers in sorted({1, depth})] + [
-        (f"the tree ** {depth}", tree**depth, 1)
-    ]
+    plans = [("the tree", tree, layers) for layers in sorted({1, depth})]
+    plans.append((f"the tree ** {depth}", tree**depth, 1))
     return plans + [("with a virtual node", star, layers) for layers in (1, 2, 3)]
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """The outcomes to read.
+    """The outcomes as text, a line for each.
 
     >>> tree = Outcome("the tree", 1, False, (0.25, 0.27))
     >>> print(table([tree, Outcome("the tree ** 3", 1, True, (1.0, 1.0))]))
@@ -210,10 +183,8 @@ def table(outcomes: list[Outcome]) -> str:
     lines = [f"{'graph':{width}}  layers  reaches leaf  accuracy, mean (lowest to highest of {count} seeds)"]
     for one in outcomes:
         mean, low, high = (100 * number for number in (one.mean, min(one.accuracies), max(one.accuracies)))
-        reaches = "yes" if one.reaches else "no"
-        lines.append(
-            f"{one.graph:{width}}  {one.layers:6}  {reaches:>12}  {mean:5.1f} % ({low:5.1f} to {high:5.1f})"
-        )
+        reaches, shares = "yes" if one.reaches else "no", f"{mean:5.1f} % ({low:5.1f} to {high:5.1f})"
+        lines.append(f"{one.graph:{width}}  {one.layers:6}  {reaches:>12}  {shares}")
     return "\n".join(lines)
 
 
@@ -241,9 +212,8 @@ def _reaches_leaf(tree: TokenGraph, graph: TokenGraph, layers: int) -> bool:
 
 
 def _perceptron(width: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.RMSNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
-    )
+    hidden = 2 * width
+    return nn.Sequential(nn.RMSNorm(width), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
 def _trained(
@@ -270,18 +240,11 @@ def _trained(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``gnn-attention reach``."""
-    parser.add_argument(
-        "--depth", type=int, default=3, help="hops from the root to the leaves (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=3, help="models to train for each graph (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=300, help="batches each learns from (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)"
-    )
+    add, shown = parser.add_argument, "(default: %(default)s)"
+    add("--depth", type=int, default=3, help=f"hops from the root to the leaves {shown}")
+    add("--seeds", type=int, default=3, help=f"models to train for each graph {shown}")
+    add("--steps", type=int, default=300, help=f"batches each learns from {shown}")
+    add("--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -289,7 +252,7 @@ def run(args: argparse.Namespace) -> int:
     atomic_files.check_place("--json", args.json)
     with Progress("reach", unit="models") as shown:
         shown.expect(args.seeds * len(_plans(_tree(checks.size("depth", args.depth, 1)), args.depth)))
-        outcomes = compare(args.depth, args.seeds, args.steps, tell=lambda line: shown.advance(1, line))
+        outcomes = compare(args.depth, args.seeds, args.steps, log=lambda line: shown.advance(1, line))
     text = json.dumps([asdict(outcome) for outcome in outcomes], indent=2)
     if args.json not in (None, "-"):
         atomic_files.write(args.json, text + "\n")

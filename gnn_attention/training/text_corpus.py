@@ -16,21 +16,8 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.model.tokenizer import BytePair
 
 # tests, fixtures of tools, tables of characters, what is not the standard library or differs by machine
-_SKIPPED = frozenset(
-    [
-        "__pycache__",
-        "dist-packages",
-        "distutils",
-        "encodings",
-        "ensurepip",
-        "idlelib",
-        "lib2to3",
-        "site-packages",
-        "test",
-        "tests",
-        "turtledemo",
-    ]
-)
+_OF_TOOLS = {"__pycache__", "dist-packages", "distutils", "ensurepip", "lib2to3", "site-packages"}
+_SKIPPED = _OF_TOOLS | {"encodings", "idlelib", "test", "tests", "turtledemo"}
 _HELD_OUT = 16  # one file in so many
 
 
@@ -60,20 +47,16 @@ def corpus(root: Path | None = None) -> Corpus:
     (True, set())
     """
     root = Path(sysconfig.get_path("stdlib")) if root is None else checks.path("root", root)
-    names = sorted(
-        path.relative_to(root).as_posix() for path in root.rglob("*.py") if _belongs(path.relative_to(root))
-    )
-    texts = {name: (root / name).read_text("utf-8", errors="replace") for name in names}
-    if not texts:
+    paths = (path.relative_to(root) for path in root.rglob("*.py"))
+    names = sorted(path.as_posix() for path in paths if _belongs(path))
+    if not names:
         raise ValueError(
             f"root {str(root)!r} holds no *.py files: expected the sources of the standard library"
         )
-    return Corpus(
-        *(
-            {name: texts[name] for name in names if _is_held_out(name) == held_out}
-            for held_out in (False, True)
-        )
-    )
+    parts: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    for name in names:
+        parts[_is_held_out(name)][name] = (root / name).read_text("utf-8", errors="replace")
+    return Corpus(*parts)
 
 
 def check_corpus(text: Corpus) -> None:
@@ -81,9 +64,8 @@ def check_corpus(text: Corpus) -> None:
     checks.instance("text", text, Corpus)
     for name, part in zip(Corpus._fields, text, strict=True):
         if not isinstance(part, Mapping) or not all(isinstance(content, str) for content in part.values()):
-            raise TypeError(
-                f"{name} of text must be a mapping from file names to contents, got {quoted(part)}"
-            )
+            expected = "a mapping from file names to contents"
+            raise TypeError(f"{name} of text must be {expected}, got {quoted(part)}")
 
 
 def encoded(text: Corpus | None = None, pieces: int = 1024) -> Encoded:

@@ -1,10 +1,9 @@
-"""``gnn-attention train``: the small language model, trained on text that every Python installation has.
+"""The training itself (``gnn-attention train``): steps, checkpoints, the report and the command.
 
-The corpus is the source of the standard library, code and docstrings alike. Some files are held out, chosen
-by a hash of their names, and the loss on them is what the model is judged by. Everything that decides the
-result stands in a :class:`Recipe`: same recipe, same corpus, same machine, same weights. Its defaults made
-the weights that ship with the package, except that their vocabulary was learned before ``tokenizers`` was
-used: the same pieces, some in another order.
+The corpus is the source of the standard library, code and docstrings alike; some files are held out, and the
+model is judged by the loss on them. Its settings are a :class:`Recipe`: same recipe, same corpus, same
+machine, same weights. Its defaults made the weights that ship with the package, except that their vocabulary
+was learned before ``tokenizers`` was used: the same pieces, some in another order.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from gnn_attention.training.text_corpus import Corpus, Encoded, check_corpus, co
 _PROMPT = "def read(self, size=-1):\n"
 _REPEATS_FALL = 0.8  # of the share of repeating windows, from the first step to the last
 _STEPS_BETWEEN_LOOKS = 500
-_LOSSES_KEPT = 100  # of the first steps, in the report
+_LOSSES_REPORTED = 100  # of the first steps
 
 
 def train(
@@ -77,17 +76,14 @@ def train(
     of another training.
     """
     minutes = None if minutes is None else checks.number("minutes", minutes, positive=True)
-    recipe, ranks = (
-        checks.instance("recipe", Recipe() if recipe is None else recipe, Recipe),
-        ranks or Alone(),
-    )
+    recipe = checks.instance("recipe", Recipe() if recipe is None else recipe, Recipe)
     config = checks.instance("config", Config(1) if config is None else config, Config)
     if text is not None and not isinstance(text, Encoded):
         check_corpus(text)
     if graph is not None:
         checks.instance("graph", graph, TokenGraph)
     graph = recipe.edges() if graph is None else fitting(graph, recipe)
-    progress = on_terminal() if progress is None else progress
+    progress, ranks = on_terminal() if progress is None else progress, ranks or Alone()
     with Progress("train", shown=progress and ranks.rank == 0) as shown:
         shown.expect(None, note="reading the text")
         known = text if isinstance(text, Encoded) else encoded(text or corpus(), recipe.pieces)
@@ -95,9 +91,9 @@ def train(
         check_long_enough(recipe, tokens, held_out)
         model = _new_model(replace(config, vocabulary_size=len(vocabulary)), recipe)
         model.backend = backend
-        inputs = description(recipe, text, minutes) | {"graph": graph.name} | ranks.described()
-        fit = _Fit(model, recipe, minutes, graph, watch, ranks, checkpoints)
-        fit.resume(inputs)
+        inputs = description(recipe, text, minutes) | {"graph": graph.name} | ranks.description()
+        fit = _Fit(model, recipe, minutes, graph, watch, ranks, checkpoints, inputs)
+        fit.resume()
         progress_made = fit.run(tokens, held_out, shown)
         shown.advance(0, "measuring what was learnt")
         model = ranks.whole(model)
@@ -127,57 +123,50 @@ def _optimizer(model: LanguageModel, recipe: Recipe) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.98))
 
 
+@dataclass
 class _Fit:
-    """A training in progress: the model, its optimizer and the losses so far."""
+    # a training in progress
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        recipe: Recipe,
-        minutes: float | None,
-        graph: TokenGraph,
-        watch: Callable[[int, float], None] | None,
-        ranks: Alone,
-        checkpoints: Checkpoints | None,
-    ) -> None:
-        self.model, self.recipe, self.minutes, self.graph, self.watch = model, recipe, minutes, graph, watch
-        self.ranks, self.checkpoints = ranks, checkpoints
-        self.called = ranks.placed(model)
-        self.optimizer = _optimizer(model, recipe)
-        self.generator = torch.Generator().manual_seed(recipe.seed)
-        self.losses: list[float] = []
-        self.history: list[dict[str, float]] = []
-        self.identity: dict[str, Any] = {}
+    model: LanguageModel
+    recipe: Recipe
+    minutes: float | None
+    graph: TokenGraph
+    watch: Callable[[int, float], None] | None
+    ranks: Alone
+    checkpoints: Checkpoints | None
+    inputs: Mapping[str, Any]
+    losses: list[float] = field(default_factory=list)
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.called = self.ranks.place(self.model)
+        self.optimizer = _optimizer(self.model, self.recipe)
+        self.generator = torch.Generator().manual_seed(self.recipe.seed)
+        self.identity = {name: self.inputs[name] for name in ("recipe", "corpus_sha256", "graph")}
         self.began = time.monotonic()
 
     def run(self, tokens: Tensor, held_out: Tensor, shown: Progress) -> dict[str, Any]:
         """All steps, or as many as the minutes allow; part of the report."""
         shown.expect(self.recipe.steps, before=len(self.losses))
         while (done := self.share_done()) < 1:
-            self.step(
-                windows(
-                    tokens, self.recipe, self.recipe.repeats * (1 - _REPEATS_FALL * done), self.generator
-                ),
-                done,
-            )
+            share = self.recipe.repeats * (1 - _REPEATS_FALL * done)
+            self.step(windows(tokens, self.recipe, share, self.generator), done)
             if len(self.losses) % _STEPS_BETWEEN_LOOKS == 0:
                 self.history.append(self.look(held_out))
             self.save_if_due()
             self.show(shown)
             if self.watch is not None:
                 self.watch(len(self.losses), self.losses[-1])
-        seen, seconds = self.tokens_seen(), self.seconds()
         return {
             "steps": len(self.losses),
-            "tokens_seen": seen,
-            "seconds": round(seconds, 3),
+            "tokens_seen": self.tokens_seen(),
+            "seconds": round(self.seconds(), 3),
             "peak_memory_mb": peak_memory(),
-            "losses": [rounded(loss) for loss in self.losses[:_LOSSES_KEPT]],
+            "losses": [rounded(loss) for loss in self.losses[:_LOSSES_REPORTED]],
             "history": self.history,
         }
 
     def step(self, window: Tensor, done: float) -> None:
-        """One step down the gradient of the loss on a batch of windows."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.recipe, len(self.losses), done)
         loss = self.ranks.loss(self.called, window, self.graph, self.recipe.precision)
@@ -188,96 +177,75 @@ class _Fit:
         self.losses.append(self.ranks.mean(loss))
 
     def save_if_due(self) -> None:
-        """Write a checkpoint, if one is due."""
         step = len(self.losses)
         if self.checkpoints is None or (step % self.checkpoints.every and step < self.recipe.steps):
             return
         state = {**self.identity, "losses": self.losses, "history": self.history, "seconds": self.seconds()}
         self.checkpoints.save(step, self.model, self.optimizer, self.generator, state, self.ranks.rank == 0)
 
-    def resume(self, inputs: Mapping[str, Any]) -> None:
+    def resume(self) -> None:
         """Go on from the last checkpoint, if there is one; ValueError if its inputs are others."""
-        self.identity = {name: inputs[name] for name in ("recipe", "corpus_sha256", "graph")}
-        newest = None if self.checkpoints is None else self.checkpoints.newest()
-        if self.checkpoints is None or newest is None:
+        if self.checkpoints is None or (newest := self.checkpoints.newest()) is None:
             return
-        before = self.checkpoints.told(newest, self.identity)
+        before = self.checkpoints.record(newest, self.identity)
         self.checkpoints.restore(newest, self.model, self.optimizer, self.generator)
         self.losses, self.history = before["losses"], before["history"]
         self.began -= before["seconds"]
 
     def look(self, held_out: Tensor) -> dict[str, float]:
-        """Where the training stands."""
         recent = {"step": len(self.losses), "training_loss": rounded(self.recent_loss())}
         return recent | look(self.ranks.whole(self.model), held_out, self.graph)
 
     def show(self, shown: Progress) -> None:
-        """Progress: the loss, the speed and the last evaluation."""
         note = f"loss {self.recent_loss():.3f}, {self.tokens_seen() / self.seconds():,.0f} tokens/s"
         if self.history:
             names = ("held_out_loss", "induction", "previous_token")
             note += "".join(f", {name} {self.history[-1][name]:.3f}" for name in names)
         if self.minutes:
-            shown.total = min(
-                self.recipe.steps, round(len(self.losses) / (self.seconds() / 60 / self.minutes))
-            )
+            in_time = round(len(self.losses) / (self.seconds() / 60 / self.minutes))
+            shown.total = min(self.recipe.steps, in_time)
         shown.advance(1, note)
 
     def share_done(self) -> float:
-        """How much of the steps, or of the time if that is scarcer, is used up."""
+        # of the steps, or of the time if that is scarcer
         steps = len(self.losses) / self.recipe.steps
-        return max(steps, self.ranks.agreed(self.seconds() / 60 / self.minutes)) if self.minutes else steps
+        return max(steps, self.ranks.of_first(self.seconds() / 60 / self.minutes)) if self.minutes else steps
 
     def recent_loss(self) -> float:
-        """The mean loss of the last steps."""
         recent = self.losses[-_STEPS_BETWEEN_LOOKS // 5 :]
         return sum(recent) / len(recent)
 
     def tokens_seen(self) -> int:
-        """Tokens that were predicted so far."""
         return len(self.losses) * self.recipe.batch * self.recipe.length
 
     def seconds(self) -> float:
-        """Time since the beginning."""
         return time.monotonic() - self.began
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``gnn-attention train``, one for each field of :class:`Recipe` among them."""
-    where = "where to write the weights (default: %(default)s)"
-    parser.add_argument("--out", type=Path, default=Path("trained.safetensors"), metavar="FILE", help=where)
-    parser.add_argument("--minutes", type=float, help="end after so long if the steps are not done before")
-    parser.add_argument(
-        "--backend", default="auto", choices=["auto", *BACKENDS], help="what attends (default: %(default)s)"
-    )
-    shown = "on stderr how far it is (default: yes)"
-    parser.add_argument("--progress", action=argparse.BooleanOptionalAction, default=True, help=shown)
+    add, shown = parser.add_argument, "(default: %(default)s)"
+    out = Path("trained.safetensors")
+    add("--out", type=Path, default=out, metavar="FILE", help=f"where to write the weights {shown}")
+    add("--minutes", type=float, help="end after so long if the steps are not done before")
+    add("--backend", default="auto", choices=["auto", *BACKENDS], help=f"what attends {shown}")
+    progress = "on stderr how far it is (default: yes)"
+    add("--progress", action=argparse.BooleanOptionalAction, default=True, help=progress)
     add_recipe(parser)
-    folder = "keep checkpoints there, and go on from the last one"
-    parser.add_argument("--checkpoints", type=Path, metavar="DIR", help=folder)
-    parser.add_argument(
-        "--every", type=int, default=100, help="steps between checkpoints (default: %(default)s)"
-    )
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
-    ranks = parser.add_argument_group(
-        "on several ranks", "torchrun --nproc-per-node 2 -m gnn_attention train ..."
-    )
+    folder = "write checkpoints there, and go on from the last one"
+    add("--checkpoints", type=Path, metavar="DIR", help=folder)
+    add("--every", type=int, default=100, help=f"steps between checkpoints {shown}")
+    add("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
+    launch = "torchrun --nproc-per-node 2 -m gnn_attention train ..."
+    add = parser.add_argument_group("on several ranks", launch).add_argument
     copies = "weights of each rank: whole (ddp) or a part (fsdp) (default: ddp, with --heads fsdp)"
-    ranks.add_argument("--data", choices=["ddp", "fsdp"], help=copies)
-    ranks.add_argument(
-        "--tokens", type=int, default=1, help="ranks that share the tokens of a window (default: %(default)s)"
-    )
-    ranks.add_argument(
-        "--heads", type=int, default=1, help="ranks that share the heads of a layer (default: %(default)s)"
-    )
-    ranks.add_argument(
-        "--partition", default="contiguous", choices=list(PARTITIONS), help="of tokens (default: %(default)s)"
-    )
-    ranks.add_argument(
-        "--exchange", default="auto", choices=list(EXCHANGES), help="of senders (default: %(default)s)"
-    )
-    waits = "seconds after which a rank that waits for another gives up (default: %(default)s)"
-    ranks.add_argument("--timeout", type=float, default=120.0, help=waits)
+    add("--data", choices=["ddp", "fsdp"], help=copies)
+    add("--tokens", type=int, default=1, help=f"ranks that share the tokens of a window {shown}")
+    add("--heads", type=int, default=1, help=f"ranks that share the heads of a layer {shown}")
+    add("--partition", default="contiguous", choices=list(PARTITIONS), help=f"of tokens {shown}")
+    add("--exchange", default="auto", choices=list(EXCHANGES), help=f"of senders {shown}")
+    waits = f"seconds after which a rank that waits for another gives up {shown}"
+    add("--timeout", type=float, default=120.0, help=waits)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -301,50 +269,38 @@ def run(args: argparse.Namespace) -> int:
     except RuntimeError as error:
         if not (torch.distributed.is_initialized() and lost(error)):
             raise
-        reason = str(error).strip().splitlines()[0]
-        print(
-            f"gnn-attention train: rank {torch.distributed.get_rank()} lost another: {reason}\n{_left(args)}",
-            file=sys.stderr,
-        )
+        rank, reason = torch.distributed.get_rank(), str(error).strip().splitlines()[0]
+        said = f"gnn-attention train: rank {rank} lost another: {reason}\n{_left(args)}"
+        print(said, file=sys.stderr)
         abandon(1)
 
 
 def _run(args: argparse.Namespace, recipe: Recipe, layout: Layout, checkpoints: Checkpoints | None) -> int:
     with started(args.device, args.timeout) as device:
         if device is None and layout != Layout():
-            raise ValueError(
-                "--data, --tokens, --heads, --partition and --exchange are for several ranks: start with "
-                "torchrun"
-            )
+            ranked = "--data, --tokens, --heads, --partition and --exchange"
+            raise ValueError(f"{ranked} are for several ranks: start with torchrun")
         ranks = Alone(args.device) if device is None else Ranks(layout, recipe, device)
-        model, vocabulary, report = train(
-            recipe,
-            minutes=args.minutes,
-            out=args.out,
-            progress=args.progress,
-            backend=args.backend,
-            ranks=ranks,
-            checkpoints=checkpoints,
-        )
+        options: dict[str, Any] = {
+            name: getattr(args, name) for name in ("minutes", "out", "progress", "backend")
+        }
+        model, vocabulary, report = train(recipe, **options, ranks=ranks, checkpoints=checkpoints)
     if ranks.rank == 0:
         print(_summary(args.out, model, vocabulary, report))
     return 0
 
 
 def _left(args: argparse.Namespace) -> str:
-    """What is there to go on from."""
-    newest = None if args.checkpoints is None else Checkpoints(args.checkpoints).newest()
+    if args.checkpoints is None:
+        return "nothing was written"
+    newest = Checkpoints(args.checkpoints).newest()
     if newest is None:
-        return (
-            "nothing was written"
-            if args.checkpoints is None
-            else f"there is no checkpoint in {args.checkpoints} yet"
-        )
+        return f"there is no checkpoint in {args.checkpoints} yet"
     return f"{newest} is whole: the same command goes on from there, on any number of ranks"
 
 
 def _summary(out: Path, model: LanguageModel, vocabulary: BytePair, report: Mapping[str, Any]) -> str:
-    """The report to read, with a text that the model goes on to write."""
+    # with a text that the model goes on to write
     count = sum(weight.numel() for weight in model.parameters())
     losses = "loss {training_loss:.3f}, held out {held_out_loss:.3f}, knowing nothing {uniform_loss:.3f}"
     text = generate(model, torch.tensor(vocabulary.encode(_PROMPT)), count=80, temperature=0.7)

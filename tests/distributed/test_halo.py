@@ -1,86 +1,121 @@
-"""What travels between ranks: every edge is in one part, every row that is needed is sent by its owner, and
-nothing else.
-"""
+"""The halo against the mask: a rank receives the senders of its rows, less those it owns."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.distributed import partition as partitions
-from gnn_attention.distributed import subgraphs
+from gnn_attention.convert import catalogue, expressions
+from gnn_attention.distributed import halo_sets
+from gnn_attention.distributed.api import FIELDS
+from gnn_attention.distributed.halo_sets import edges_between, halo, halo_sizes
+from gnn_attention.distributed.partition import Partition, contiguous, of_owners, zigzag
+from gnn_attention.distributed.partitioners import by_edges, documents
+from gnn_attention.graph import TokenGraph
 
-GRAPHS = {
-    "window": patterns.window(17, 5),
-    "hubs": patterns.window(17, 3) | patterns.sinks(17, 2),
-    "list": ga.TokenGraph.from_edges(patterns.dilated(17, 4, 3).edge_index.flip(1), 17),
-    "cross": patterns.cross(6, 11),
-    "rows": patterns.causal(17).rows(9, 17),
+ASYMMETRIC = TokenGraph.from_edges(torch.tensor([[0, 2, 1, 8, 3, 3], [1, 1, 2, 0, 7, 8]]), 9)
+
+
+def scattered(graph, world, seed=0):
+    """Every receiver and every sender on a random rank."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = graph.num_dst, graph.num_src
+    return Partition(*(of_owners(torch.randint(0, world, (n,), generator=draw), world) for n in sizes))
+
+
+def check(graph, partition):
+    """Halo, its sizes and the edges between ranks are those of the mask."""
+    mask = graph.mask().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst, graph.num_src)
+    sizes, edges = halo_sizes(graph, partition), edges_between(graph, partition)
+    for rank in range(partition.world_size):
+        rows = mask[:, partition.dst.tokens(rank)]
+        attended = rows.any(0).any(0)
+        arriving = halo(graph, partition, rank)
+        assert len(arriving) == partition.world_size
+        for other in range(partition.world_size):
+            own = partition.src.tokens(other)
+            expected = own[attended[own]] if other != rank else own[:0]
+            assert torch.equal(arriving[other], expected)
+            assert int(sizes[rank, other]) == len(expected)
+            assert int(edges[rank, other]) == int(rows[:, :, own].sum())
+
+
+HANDFUL = {
+    **{text: expressions.evaluate(text) for text in ("window(64, 8)", "cross(24, 64)", "bigbird(64, 4)")},
+    **{text: expressions.evaluate(text) for text in ("dilated(64, 8, 4)", "duo_attention(64, 4, [1], 8)")},
+    "tree": expressions.evaluate("shared_bucket(tensor([[0, 1, 0, 2, 1, 0, 2, 1]]))"),
+    "rows": patterns.strict_causal(40).rows(7, 31),
+    "complement": ~(patterns.window(50, 5).T),
+    "list": ASYMMETRIC.T,
+    "no edges": patterns.causal(4) - patterns.causal(4),
+    "no tokens": patterns.causal(0),
+    "no receivers": patterns.cross(0, 5),
+    "no senders": patterns.cross(5, 0),
 }
-WAYS = ("halo", "ring", "gather")
 
 
-def partition_of(graph, kind):
-    """On three ranks."""
-    if kind != "scattered":
-        return getattr(partitions, kind)(graph, 3)
-    owners = [
-        torch.randint(3, (n,), generator=torch.Generator().manual_seed(n))
-        for n in (graph.num_dst, graph.num_src)
-    ]
-    return partitions.Partition(*(partitions.of_owners(owner, 3) for owner in owners))
+@pytest.mark.parametrize(("boxes", "unmerged"), [(2**18, 2**22), (1, 1), (7, 2)])
+@pytest.mark.parametrize("name", HANDFUL)
+def test_a_handful_of_graphs(name, boxes, unmerged, monkeypatch):
+    """The same where runs of senders are grouped, and ranges merged a few at a time."""
+    monkeypatch.setattr(halo_sets, "MAX_BOXES", boxes)
+    monkeypatch.setattr(halo_sets, "MAX_UNMERGED", unmerged)
+    monkeypatch.setattr(halo_sets, "COLUMNS_AT_ONCE", boxes)
+    for make, world in ((contiguous, 3), (zigzag, 3), (scattered, 4)):
+        graph = TokenGraph(**{field: getattr(HANDFUL[name], field) for field in FIELDS})
+        check(graph, make(graph, world))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["contiguous", "zigzag", "scattered"])
-@pytest.mark.parametrize("name", GRAPHS)
-def test_every_edge_is_in_one_part_of_its_receivers_rank(name, kind, way):
-    """And a bias finds its way from the rank's edges to the part's."""
-    graph = GRAPHS[name]
-    partition, found = partition_of(graph, kind), []
-    for rank in range(3):
-        own = subgraphs.in_edges(graph, partition, rank)
-        assert torch.equal(own, graph.edge_index[:, partition.dst.owner(graph.edge_index[1]) == rank])
-        for part in subgraphs.rank_subgraphs(graph, partition, rank, way):
-            src, dst = part.graph.edge_index
-            ends = torch.stack([part.src[src], part.dst[dst]])
-            assert torch.equal(own[:, subgraphs.edge_positions(graph, partition, rank, part)], ends)
-            found.append(ends)
-    keys = torch.cat(found, dim=1)[1] * graph.num_src + torch.cat(found, dim=1)[0]
-    assert torch.equal(
-        keys.sort().values, (graph.edge_index[1] * graph.num_src + graph.edge_index[0]).sort().values
-    )
+@pytest.mark.slow
+@pytest.mark.parametrize("name", catalogue.EXAMPLES)
+def test_the_whole_zoo(name):
+    graph = expressions.evaluate(catalogue.EXAMPLES[name])
+    if not isinstance(graph, TokenGraph):
+        pytest.skip("makes values for edges")
+    for make, world in ((contiguous, 5), (zigzag, 4), (scattered, 3), (by_edges, 9)):
+        check(graph, make(graph, world))
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "zigzag", "scattered"])
-@pytest.mark.parametrize("name", GRAPHS)
-def test_a_part_knows_where_its_rows_stand(name, kind):
-    """By offsets where they are neighbours, else by tables; counted from the positions of the graph."""
-    graph = GRAPHS[name]
-    partition = partition_of(graph, kind)
-    for part in subgraphs.rank_subgraphs(graph, partition, 1, "gather"):
-        for tokens, at, offset, start in (
-            (part.dst, part.dst_at, part.graph.dst_offset, graph.dst_offset),
-            (part.src, part.src_at, part.graph.src_offset, graph.src_offset),
-        ):
-            rows = torch.arange(len(tokens)) + offset
-            assert torch.equal(rows if at is None else at[rows], tokens + start)
-    assert not subgraphs.subgraph(graph, torch.arange(2, 5), torch.arange(1, 4)).has_gaps
+@settings(max_examples=25, deadline=None)
+@given(*(st.integers(*ends) for ends in ((1, 40), (1, 12), (0, 5), (1, 20), (0, 9))), st.booleans())
+def test_random_mixtures(n, w, sinks, world, seed, transposed):
+    graph = (patterns.window(n, w) ^ patterns.sinks(n, sinks)) | patterns.strides(n, w)
+    graph = graph.T if transposed else graph
+    check(graph, scattered(graph, world, seed))
 
 
-@pytest.mark.parametrize("sizes", [(3, 3, 3), (5, 0, 2), (1,)])
-def test_every_block_reaches_every_rank_once(sizes):
-    """A ring passes every block to every rank, and what one sends the next one receives; a gather sends all
-    at once.
-    """
-    world = len(sizes)
-    for step in range(world - 1):
-        steps = [subgraphs.ring_step(sizes, rank, step) for rank in range(world)]
-        for rank, travel in enumerate(steps):
-            after = (rank + 1) % world
-            assert travel.send_counts[after] == sum(travel.send_counts) == sizes[(rank - step) % world]
-            assert steps[after].receive_counts[rank] == travel.send_counts[after]
-    for rank in range(world):
-        travel = subgraphs.to_all_ranks(sizes, rank)
-        assert travel.receive_counts == tuple(0 if r == rank else size for r, size in enumerate(sizes))
-        assert travel.send_counts == tuple(0 if r == rank else sizes[rank] for r in range(world))
+@pytest.mark.parametrize(
+    ("n", "w", "world"), [(100, 7, 4), (100, 60, 7), (100, 100, 5), (1_000_000, 4096, 64)]
+)
+def test_the_halo_of_a_window_is_the_tokens_before_its_first(n, w, world):
+    """min(w - 1, start) senders, whatever the number of tokens; of a causal graph (w = n) all before."""
+    graph = patterns.window(n, w)
+    partition = contiguous(graph, world)
+    starts = [partition.dst.ranges(rank)[0][0] for rank in range(world)]
+    assert halo_sizes(graph, partition).sum(1).tolist() == [min(w - 1, start) for start in starts]
+    last = torch.cat(halo(graph, partition, world - 1))
+    assert torch.equal(last, torch.arange(starts[-1] - min(w - 1, starts[-1]), starts[-1]))
+
+
+def test_a_document_inside_a_rank_needs_nothing():
+    graph = patterns.documents([500] * 40)
+    for make, travels in ((documents, False), (contiguous, True)):
+        assert bool(halo_sizes(graph, make(graph, 7)).any()) == travels
+
+
+@pytest.mark.parametrize("make", [contiguous, zigzag, by_edges])
+def test_no_edge_is_lost_or_counted_twice(make):
+    for graph in (patterns.window(100_000, 999) | patterns.sinks(100_000, 4), patterns.causal(30_011)):
+        assert int(edges_between(graph, make(graph, 16)).sum()) == graph.num_edges
+
+
+def test_counts_are_cached_and_other_partitions_and_ranks_raise():
+    graph = patterns.window(8, 2)
+    for count in (halo_sizes, edges_between):
+        assert count(graph, contiguous(graph, 4)) is count(graph, contiguous(graph, 4))
+    for count in (halo_sizes, edges_between, lambda graph, partition: halo(graph, partition, 0)):
+        with pytest.raises(ValueError, match=r"is of 7 receivers and 7 senders, but .*window.* has 8 and 8"):
+            count(graph, contiguous(patterns.causal(7), 2))
+    with pytest.raises(IndexError, match=r"rank must be in 0 .. 1, got 2"):
+        halo(graph, contiguous(graph, 2), 2)

@@ -1,4 +1,4 @@
-"""support/ranks.py: results by rank, failures with their traceback, no waiting for ever."""
+"""support/ranks.py: results by rank; a failure, a death or a missed deadline of one rank is an error."""
 
 import os
 import time
@@ -9,51 +9,36 @@ from support import ranks
 from torch import distributed
 
 
-def summed(rank, world_size, x):
-    """Every rank adds its number."""
+def total(rank, world_size, x):
     y = x + rank
     distributed.all_reduce(y)
     return rank, y
 
 
-def fails_on_one(rank, world_size):
-    """Rank 1 raises, the others wait for it."""
-    if rank == 1:
-        raise ValueError("rank one has had enough")
-    distributed.barrier()
-
-
-def sleeps(rank, world_size):
-    """Nobody is ever done."""
-    time.sleep(100)
-
-
-def dies(rank, world_size):
-    """Rank 0 is gone without a word."""
-    if rank == 0:
+def fails(rank, world_size, how):
+    """Rank 1 fails, the others wait for it."""
+    if rank == 1 and how == "raises":
+        raise ValueError("rank one raised")
+    if rank == 1 and how == "dies":
         os._exit(3)
+    time.sleep(100)
 
 
 def test_results_come_by_rank():
     """1 + 2 + 3 for the three ranks' x + rank."""
-    assert ranks.run(3, summed, torch.tensor(1.0)) == [(rank, torch.tensor(6.0)) for rank in range(3)]
+    assert ranks.run(3, total, torch.tensor(1.0)) == [(rank, torch.tensor(6.0)) for rank in range(3)]
 
 
-def test_a_failure_is_told_with_its_traceback_and_soon():
-    """The others, who wait, are not waited for."""
+@pytest.mark.parametrize(
+    ("how", "deadline", "message"),
+    [
+        ("raises", 60, r"rank 1:[\s\S]*rank one raised"),
+        ("dies", 60, "exit code 3"),
+        ("sleeps", 1, r"not done after 1 seconds[\s\S]*rank 0"),
+    ],
+)
+def test_a_failure_ends_all(how, deadline, message):
     start = time.monotonic()
-    with pytest.raises(ranks.RanksError, match=r"rank 1:[\s\S]*rank one has had enough"):
-        ranks.run(2, fails_on_one, deadline=60)
+    with pytest.raises(ranks.RanksError, match=message):
+        ranks.run(2, fails, how, deadline=deadline)
     assert time.monotonic() - start < 30
-
-
-def test_the_deadline_holds():
-    """And it says so."""
-    with pytest.raises(ranks.RanksError, match=r"not done after 1 seconds[\s\S]*rank 0"):
-        ranks.run(2, sleeps, deadline=1)
-
-
-def test_a_silent_death_is_seen():
-    """By its exit code."""
-    with pytest.raises(ranks.RanksError, match="exit code 3"):
-        ranks.run(2, dies)

@@ -22,7 +22,7 @@ from gnn_attention.backends.gpu import devices
 from gnn_attention.convert import expressions, files
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model.tokenizer import BytePair
-from gnn_attention.training.checkpoints import TOLD, Checkpoints
+from gnn_attention.training.checkpoints import RECORD, Checkpoints
 from gnn_attention.training.compare_results import Outcome
 from gnn_attention.training.compare_store import PLAN, Store
 from gnn_attention.verify.report import Report, Result
@@ -157,7 +157,7 @@ _OUTCOME = Outcome("causal", "0123", 0, 4.5, 3.1, 3.0, None, 0.1, 900.0, 16)
 
 def _store(file: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        Store(folder, _PLAN).keep(_OUTCOME)
+        Store(folder, _PLAN).add(_OUTCOME)
         return folder / file
 
     return make
@@ -207,7 +207,7 @@ def _checkpoint(file: str) -> Callable[[Path], Path]:
 
 
 def _told(path: Path) -> Any:
-    return Checkpoints(path.parent.parent).told(path.parent, {"recipe": {"steps": 4}})
+    return Checkpoints(path.parent.parent).record(path.parent, {"recipe": {"steps": 4}})
 
 
 _JSON = (*mutations.ANY, *mutations.JSON, *mutations.JSON)
@@ -230,5 +230,5 @@ FORMS = (
     Form("outcome of an experiment", _store("0123-seed0.json"), _stored, _JSON, _check_outcome),
     Form("costs of a CPU", _costs, cost_model.read, _JSON),
     Form("costs of GPUs", _devices, devices.read, _JSON),
-    Form("what a checkpoint tells", _checkpoint(TOLD), _told, _JSON, named="step-00000002"),
+    Form("what a checkpoint tells", _checkpoint(RECORD), _told, _JSON, named="step-00000002"),
 )

@@ -117,7 +117,7 @@ def interrupted_at_random(folder, count):
         except KeyboardInterrupt:
             interrupted += 1
         assert not list(Path(folder).glob(".*"))
-        assert checkpoints.told(checkpoints.newest(), {}) == TOLD
+        assert checkpoints.record(checkpoints.newest(), {}) == TOLD
     checkpoints.restore(checkpoints.newest(), *other)
     assert torch.equal(other[0].weight, taught[0].weight)
     return interrupted
@@ -135,7 +135,7 @@ def test_everything_comes_back(saved):
     model, optimizer, generator = training()
     other, its, its_generator = training(seed=1)
     checkpoints = Checkpoints(saved.parent)
-    assert checkpoints.told(saved, {"recipe": "a"}) == TOLD
+    assert checkpoints.record(saved, {"recipe": "a"}) == TOLD
     checkpoints.restore(saved, other, its, its_generator)
     assert torch.equal(other.weight, model.weight)
     assert its.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.1
@@ -165,12 +165,12 @@ def test_a_damaged_checkpoint_is_named(saved, file, caplog):
 def test_what_a_checkpoint_says_is_checked(saved, told):
     (saved / "training.json").write_text(json.dumps(told))
     with pytest.raises(ValueError, match="step-00000007 is no checkpoint of a training"):
-        Checkpoints(saved.parent).told(saved, {"recipe": "a"})
+        Checkpoints(saved.parent).record(saved, {"recipe": "a"})
 
 
 def test_another_training_is_named_in_short(saved):
     with pytest.raises(
         ValueError, match="is a checkpoint of another training: recipe was 'a', is 'bbb"
     ) as caught:
-        Checkpoints(saved.parent).told(saved, {"recipe": "b" * 10_000})
+        Checkpoints(saved.parent).record(saved, {"recipe": "b" * 10_000})
     assert len(str(caught.value)) < 800

@@ -330,7 +330,7 @@ class TestGraphs:
         convert_files.write(patterns.window(20, 3, causal=False), tmp_path / "both.edges")
         with pytest.raises(
             ValueError,
-            match=r"has 29 edges from a later token .* take the lines with src > dst out of a file",
+            match=r"has 29 edges from a later token .* take lines with src > dst out of a file",
         ):
             compared(f"file:{tmp_path / 'both.edges'}")
         with pytest.raises(FileNotFoundError):
@@ -468,9 +468,9 @@ class TestFolder:
         """Both began in an empty one: what the first finishes makes it its own."""
         one, other = (compare_store.Store(tmp_path, {"steps": steps}) for steps in (1, 2))
         (outcome,) = made("causal", [2.0])
-        one.keep(outcome)
+        one.add(outcome)
         with pytest.raises(ValueError, match="holds a comparison with steps 1, not 2"):
-            other.keep(replace(outcome, seed=1))
+            other.add(replace(outcome, seed=1))
         assert (one.find("causal", outcome.key, 0), one.find("causal", outcome.key, 1)) == (outcome, None)
 
     def test_what_an_end_without_warning_left_does_not_matter(self, tmp_path):
@@ -662,7 +662,7 @@ class TestCommand:
     def test_progress_counts_the_steps_of_all_trainings(self, monkeypatch):
         monkeypatch.setattr(ex, "_SECONDS_BETWEEN_LINES", 0.0)
         lines: list[str] = []
-        compared("causal; window(4)", seeds=2, tell=lines.append)
+        compared("causal; window(4)", seeds=2, log=lines.append)
         assert lines[0] == "compare: 0:00 elapsed (reading the text)"
         assert [line.split(" steps, ")[0] for line in lines[1:]] == [
             f"compare: {step} of 12" for step in range(1, 13)

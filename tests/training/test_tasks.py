@@ -98,7 +98,7 @@ def test_a_comparison_and_its_table(judged_briefly):
     model.
     """
     told = []
-    outcomes = tasks.compare(depth=2, seeds=2, steps=2, tell=told.append)
+    outcomes = tasks.compare(depth=2, seeds=2, steps=2, log=told.append)
     assert [(one.graph, one.layers, one.reaches) for one in outcomes] == [
         ("the tree", 1, False),
         ("the tree", 2, True),

@@ -302,7 +302,7 @@ def _of_trainings() -> list[Case]:
         ),
         of.type("a config text", "^config must", "got 'small'", _compare(config="small")),
         of.type("a place that is a number", "^out must", "got 3", _compare(out=3)),
-        of.type("a line for tell", "^tell must", "got 'loud'", _compare(tell="loud")),
+        of.type("a line for log", "^log must", "got 'loud'", _compare(log="loud")),
         of.type("a recipe text", "^recipe must", "got 'short'", lambda _: training.train("short")),
         of.value("no minutes", "^minutes must", "got 0", lambda _: training.train(minutes=0)),
         of.value("no depth", "^depth must", "got 0", lambda _: tasks.neighbours_match(0, 1)),

@@ -299,13 +299,13 @@ def test_heads_that_cannot_be_shared_out() -> None:
             lambda: ga.LazyHeads(4, 2),
             2,
             TypeError,
-            "heads that are shared out must have their parameters, got LazyHeads",
+            "sharded heads must have their parameters, got LazyHeads",
         ),
         (
             lambda: ga.StandardHeads.from_arrays(*torch.randn(3, 4, 8, 2)),
             2,
             ValueError,
-            "heads without W_O are laid side by side",
+            "heads without W_O are concatenated",
         ),
     ]
     assert_refusals(
@@ -355,7 +355,7 @@ def test_wrong_calls_say_so_on_every_rank() -> None:
         expected = (
             "model has no MessagePassingAttention",
             "mesh must have one axis, got 2",
-            "shared out already",
+            "sharded already",
             "HeadwiseParallel is for MessagePassingAttention, got Linear",
             "differs by heads (3), but the layer has 4 over all ranks",
             "cannot draw their weights anew",

@@ -41,7 +41,7 @@ WIDTH, SHOWN_RANKS = 100, 16  # of the printed plan
 
 @dataclass(frozen=True)
 class RankLoad:
-    """One rank: what it owns, its edges over all heads and samples, and its bytes under the chosen exchange.
+    """One rank: its tokens, its edges over all heads and samples, and its bytes under the chosen exchange.
 
     ``halo``: senders of other ranks that its receivers attend to. ``received``, ``sent``: bytes of keys and
     values in the forward pass.
@@ -59,12 +59,12 @@ class RankLoad:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange: bytes over all ranks, the most that one receives, the most it stores besides its own."""
+    """One exchange: bytes over all ranks, the most that one receives, the most it stores of other ranks."""
 
     name: str
     received: int
     most_received: int
-    most_held: int
+    most_stored: int
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,24 @@ class Setting:
     batch: int
     dtype: torch.dtype
 
+    def check(self, graph: TokenGraph) -> None:
+        """ValueError or TypeError for sizes that cannot be, or are not the graph's."""
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
+        for word, own, size in (("heads", graph.heads, self.heads), ("batch", graph.batch, self.batch)):
+            if own not in (None, size):
+                raise ValueError(f"{word}={size}, but {graph!r} differs by them and has {own}")
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(self.dtype)}")
+
     @property
     def row_bytes(self) -> int:
-        """Bytes of a sender: its key and its value, for all key/value heads and samples."""
+        # a key and a value, for all key/value heads and samples
         return self.batch * self.kv_heads * (self.dim + self.value_dim) * self.dtype.itemsize
 
     @property
     def edge_flops(self) -> int:
-        """Floating point operations on an edge of one head: its logit and its term of the weighted sum."""
+        # of one head: a logit and a term of the weighted sum
         return 2 * (self.dim + self.value_dim)
 
 
@@ -94,6 +104,7 @@ class Plan:
     """Who owns what, what travels, and how; print it, or take :meth:`to_dict`. Every number is exact.
 
     ``halo_share``: the share of the other ranks' keys and values that a rank attends to, on average.
+    ``balance``, ``token_balance``: the most edges, or receivers, of a rank, as a multiple of the mean.
     """
 
     graph: str
@@ -107,12 +118,10 @@ class Plan:
 
     @property
     def balance(self) -> float:
-        """The most edges of a rank, as a multiple of the mean: 1 is perfect."""
         return _balance([load.edges for load in self.ranks])
 
     @property
     def token_balance(self) -> float:
-        """The most receivers of a rank, as a multiple of the mean."""
         return _balance([load.receivers for load in self.ranks])
 
     @property
@@ -121,7 +130,6 @@ class Plan:
         return next(each.received for each in self.exchanges if each.name == "halo")
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number, for JSON."""
         setting = asdict(self.setting) | {"dtype": str(self.setting.dtype).removeprefix("torch.")}
         return {
             "graph": self.graph,
@@ -139,7 +147,6 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        """Tables of at most 100 columns: the setting, the exchanges, the ranks, the balance."""
         head = [line for text in _head(self) for line in textwrap.wrap(text, WIDTH)]
         return "\n".join([*head, "", *_exchange_table(self), "", *_rank_table(self), "", _foot(self)])
 
@@ -156,15 +163,12 @@ def plan(
     dtype: torch.dtype = torch.bfloat16,
     partition: Partition | str | None = None,
 ) -> Plan:
-    """What ``graph`` costs on ``world_size`` ranks with ``heads`` heads of ``dim`` channels: see
-    :class:`Plan`.
+    """What ``graph`` costs on ``world_size`` ranks with ``heads`` heads of ``dim`` channels: a :class:`Plan`.
 
     ``partition``: one, or the name of one of :data:`PARTITIONS`; None takes :func:`best`. The exchange is
     "halo" where that moves at most half of the bytes of a ring, else "ring", which stores two blocks at a
-    time. The halo exchange sends ``halo_bytes`` in the forward pass, and as many of gradients in the backward
-    pass.
-
-    Raises ValueError or TypeError for sizes, names and partitions that do not fit.
+    time. ``halo_bytes`` are sent in the forward pass, and as many of gradients in the backward pass. Raises
+    ValueError or TypeError for sizes, names and partitions that do not fit.
 
     >>> from gnn_attention import patterns
     >>> graph = patterns.window(1_000_000, 4096)
@@ -172,35 +176,56 @@ def plan(
     >>> found.exchange, found.ranks[5].halo, found.halo_bytes == 63 * 4095 * 8 * (128 + 128) * 2
     ('halo', 4095, True)
     """
-    setting = _setting(graph, heads, kv_heads, dim, value_dim, batch, dtype)
+    _check_graph(graph)
+    sizes = {"heads": heads, "kv_heads": heads if kv_heads is None else kv_heads, "dim": dim, "batch": batch}
+    sizes["value_dim"] = dim if value_dim is None else value_dim
+    setting = Setting(**{name: checks.size(name, size, 1) for name, size in sizes.items()}, dtype=dtype)
+    setting.check(graph)
     world_size = checks.size("world_size", world_size, 1)
     if world_size > MAX_RANKS:
         limit = f"at most {MAX_RANKS}: a plan has a table of all pairs of ranks"
         raise ValueError(f"world_size must be {limit}, got {world_size}")
     if partition is None:
-        partition = _least_load(graph, world_size)
+        partition = best(graph, world_size)
     elif isinstance(partition, str):
         partition = PARTITIONS[checks.choice("partition", partition, PARTITIONS)](graph, world_size)
     if check_partition(partition, graph).world_size != world_size:
         raise ValueError(f"partition is of {partition.world_size} ranks, but world_size is {world_size}")
-    return _plan(graph, partition, setting)
+    halo, others = halo_sizes(graph, partition), _rows_of_others(partition)
+    share = int(halo.sum()) / others if others else 0.0
+    rows, chosen = volumes(halo, partition), choose_exchange(graph, partition)
+    return Plan(
+        graph=repr(graph),
+        partition=partition,
+        setting=setting,
+        exchange=chosen,
+        reason=_reason(chosen, share),
+        exchanges=tuple(_exchange(name, rows[name], setting.row_bytes) for name in EXCHANGES),
+        ranks=tuple(_rank_loads(graph, partition, halo, rows[chosen], setting)),
+        halo_share=share,
+    )
 
 
 def best(graph: TokenGraph, world_size: int) -> Partition:
-    """The partition with the smallest halo among those that are balanced best; of nearly equal ones the
-    simplest.
+    """The partition with the smallest halo among those balanced best; of nearly equal ones the simplest.
 
     Balanced: the most edges or receivers of a rank over their mean, within 10 % of the least. Candidates are
-    contiguous ranges, zigzag, documents and ranges of equal edges; for lists of up to 2^22 edges RCM and
-    METIS.
+    contiguous, zigzag, documents and by_edges; for lists of up to 2^22 edges RCM and METIS too.
 
     >>> from gnn_attention import patterns
     >>> best(patterns.causal(65536), 8).name, best(patterns.documents([4096] * 8), 8).name
     ('zigzag', 'contiguous')
     """
-    if not isinstance(graph, TokenGraph):
-        raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}")
-    return _least_load(graph, checks.size("world_size", world_size, 1))
+    _check_graph(graph)
+    world_size, loads = checks.size("world_size", world_size, 1), list[_Load]()
+    for make in _candidates(graph):
+        loads.append(_load_of(graph, make(graph, world_size)))
+        if loads[-1].imbalance <= BALANCED and loads[-1].rows <= FEW_ROWS * graph.num_src:
+            break
+    least = min(load.imbalance for load in loads)
+    balanced = [load for load in loads if load.imbalance <= BALANCED * least]
+    fewest = min(load.rows for load in balanced)
+    return next(load.partition for load in balanced if load.rows <= BALANCED * fewest)
 
 
 def choose_exchange(graph: TokenGraph, partition: Partition) -> str:
@@ -210,11 +235,11 @@ def choose_exchange(graph: TokenGraph, partition: Partition) -> str:
 
 
 class Volume(NamedTuple):
-    """Rows that each rank receives, sends, and stores besides its own, under one exchange."""
+    """Rows that each rank receives, sends, and stores of other ranks, under one exchange."""
 
     received: Int[Tensor, " ranks"]
     sent: Int[Tensor, " ranks"]
-    held: Int[Tensor, " ranks"]
+    stored: Int[Tensor, " ranks"]
 
 
 def volumes(halo: Int[Tensor, "ranks ranks"], partition: Partition) -> dict[str, Volume]:
@@ -235,23 +260,11 @@ def volumes(halo: Int[Tensor, "ranks ranks"], partition: Partition) -> dict[str,
 
 
 class _Load(NamedTuple):
-    """A candidate: its busiest rank over the mean, in edges or tokens, and the rows of its halo."""
-
     partition: Partition
+    # the busiest rank over the mean, in edges or tokens
     imbalance: float
+    # of the halo
     rows: int
-
-
-def _least_load(graph: TokenGraph, world_size: int) -> Partition:
-    loads: list[_Load] = []
-    for make in _candidates(graph):
-        loads.append(_load_of(graph, make(graph, world_size)))
-        if loads[-1].imbalance <= BALANCED and loads[-1].rows <= FEW_ROWS * graph.num_src:
-            break
-    least = min(load.imbalance for load in loads)
-    balanced = [load for load in loads if load.imbalance <= BALANCED * least]
-    fewest = min(load.rows for load in balanced)
-    return next(load.partition for load in balanced if load.rows <= BALANCED * fewest)
 
 
 def _candidates(graph: TokenGraph) -> Iterator[Callable[[TokenGraph, int], Partition]]:
@@ -276,33 +289,13 @@ def _balance(loads: list[int]) -> float:
     return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
 
-def _plan(graph: TokenGraph, partition: Partition, setting: Setting) -> Plan:
-    halo, others = halo_sizes(graph, partition), _rows_of_others(partition)
-    share = int(halo.sum()) / others if others else 0.0
-    rows, chosen = volumes(halo, partition), choose_exchange(graph, partition)
-    return Plan(
-        graph=repr(graph),
-        partition=partition,
-        setting=setting,
-        exchange=chosen,
-        reason=_reason(chosen, share),
-        exchanges=tuple(_exchange(name, rows[name], setting.row_bytes) for name in EXCHANGES),
-        ranks=tuple(_rank_loads(graph, partition, halo, rows[chosen], setting)),
-        halo_share=share,
-    )
-
-
 def _exchange(name: str, rows: Volume, row_bytes: int) -> Exchange:
-    total, most, held = int(rows.received.sum()), int(rows.received.max()), int(rows.held.max())
-    return Exchange(name, total * row_bytes, most * row_bytes, held * row_bytes)
+    sizes = (rows.received.sum(), rows.received.max(), rows.stored.max())
+    return Exchange(name, *(int(size) * row_bytes for size in sizes))
 
 
 def _rank_loads(
-    graph: TokenGraph,
-    partition: Partition,
-    halo: Tensor,
-    rows: Volume,
-    setting: Setting,
+    graph: TokenGraph, partition: Partition, halo: Tensor, rows: Volume, setting: Setting
 ) -> Iterator[RankLoad]:
     copies = (1 if graph.heads else setting.heads) * (1 if graph.batch else setting.batch)
     edges, size = edges_between(graph, partition).sum(1) * copies, setting.row_bytes
@@ -319,29 +312,9 @@ def _reason(exchange: str, share: float) -> str:
     return f"a rank attends to {100 * share:.3g} % of the others' keys and values: {why[exchange]}"
 
 
-def _setting(
-    graph: TokenGraph,
-    heads: int,
-    kv_heads: int | None,
-    dim: int,
-    value_dim: int | None,
-    batch: int,
-    dtype: torch.dtype,
-) -> Setting:
+def _check_graph(graph: object) -> None:
     if not isinstance(graph, TokenGraph):
         raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}")
-    given = {"heads": heads, "dim": dim, "batch": batch}
-    heads, dim, batch = (checks.size(name, value, 1) for name, value in given.items())
-    kv_heads = heads if kv_heads is None else checks.size("kv_heads", kv_heads, 1)
-    value_dim = dim if value_dim is None else checks.size("value_dim", value_dim, 1)
-    if heads % kv_heads:
-        raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
-    for word, own, size in (("heads", graph.heads, heads), ("batch", graph.batch, batch)):
-        if own not in (None, size):
-            raise ValueError(f"{word}={size}, but {graph!r} differs by them and has {own}")
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(dtype)}")
-    return Setting(heads, kv_heads, dim, value_dim, batch, dtype)
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -360,7 +333,7 @@ def _exchange_table(plan: Plan) -> Iterator[str]:
     yield f"{'exchange':<12}{'bytes received':>24}{'most by one rank':>24}{'most stored':>24}"
     for each in plan.exchanges:
         name = f"{each.name} <-" if each.name == plan.exchange else each.name
-        yield f"{name:<12}{each.received:>24,}{each.most_received:>24,}{each.most_held:>24,}"
+        yield f"{name:<12}{each.received:>24,}{each.most_received:>24,}{each.most_stored:>24,}"
 
 
 def _rank_table(plan: Plan) -> Iterator[str]:
