@@ -173,7 +173,7 @@ class TestByEdges:
         assert by_edges(empty, 4) == contiguous(empty, 4)
 
     def test_equal_bounds_are_the_nearest(self):
-        """Before each place are 0 3 4 5 6 9 12, due 4 and 8: 9 is nearer to 8 than 6; so is 7 in 0 3 4 7 12."""
+        """Before each place are 0 3 4 5 6 9 12, due 4 and 8: 9 is nearer to 8 than 6."""
         assert equal_bounds(torch.tensor([3, 1, 1, 1, 3, 3]), 3) == [0, 2, 5, 6]
         assert equal_bounds(torch.tensor([3, 1, 3, 5]), 3) == [0, 2, 3, 4]
 

@@ -35,7 +35,7 @@ class TestCounts:
     @pytest.mark.parametrize("name", GRAPHS)
     @pytest.mark.parametrize("world", [1, 3, 40])
     def test_edges_flops_and_bytes_are_exact(self, name, world):
-        """4 heads of 5 and 7 channels, 2 of keys and values, 2 samples, bfloat16: 2 * 2 * 12 * 2 bytes a sender."""
+        """4 heads of 5 and 7 channels, 2 of keys and values, 2 samples, bfloat16: 96 bytes a sender."""
         graph, copies = GRAPHS[name]
         found = plan(graph, world, 4, 5, kv_heads=2, value_dim=7, batch=2, partition="contiguous")
         partition, row = contiguous(graph, world), 2 * 2 * (5 + 7) * 2

@@ -1,304 +1,603 @@
-"""The difference of two graphs: its numbers against the masks, its words against mistakes made on purpose."""
+"""The comparison of graphs: what is equal for all, what is measured and stored, and the command."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from functools import cache, partial
+from itertools import chain
+from pathlib import Path
+
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from support.bounds import assert_exact
+from support.extras import needs
+from support.refusals import assert_refusals
+from torch.nn import functional
 
-from gnn_attention import TokenGraph, analyse, convert, patterns
+import gnn_attention as ga
+from gnn_attention import patterns
+from gnn_attention.__main__ import main
+from gnn_attention.cache import KeyValueCache
+from gnn_attention.convert import expressions
+from gnn_attention.convert import files as convert_files
+from gnn_attention.cost.graph_cost import most_cached
+from gnn_attention.model import Config, LanguageModel, induction_scores
+from gnn_attention.training import Corpus, Recipe, compare_results, compare_store, metrics
+from gnn_attention.training import compare as ex
+from gnn_attention.training import trainer as training
+from gnn_attention.training.compare_results import Mean, Outcome, rows, table
 
-
-def of_mask(mask):
-    dst, src = mask.nonzero(as_tuple=True)
-    return TokenGraph.from_edges(torch.stack([src, dst]), mask.shape[0], mask.shape[1])
-
-
-@st.composite
-def masks(draw):
-    num_dst, num_src = draw(st.integers(1, 6)), draw(st.integers(1, 6))
-    cell = st.lists(st.booleans(), min_size=num_dst * num_src, max_size=num_dst * num_src)
-    first, second = (torch.tensor(draw(cell)).view(num_dst, num_src) for _ in range(2))
-    later, earlier = torch.zeros_like(first), torch.zeros_like(first)
-    later[:, 1:], earlier[:, :-1] = first[:, :-1], first[:, 1:]
-    made = [second, ~first, later, earlier, first.flip(0, 1), first.tril(), first.triu()]
-    return [first, draw(st.sampled_from(made + [first.T] * (num_dst == num_src)))]
-
-
-COMPLEMENT = "the second is the complement of the first"
-TRANSPOSED = "the second is the first transposed"
-LATER, EARLIER = "every sender one token later", "every sender one token earlier"
-REVERSED = "the second is the first with the tokens in reverse order"
-KINDS = (
-    COMPLEMENT,
-    TRANSPOSED,
-    LATER,
-    EARLIER,
-    REVERSED,
-    "self loops alone",
-    "src <= dst alone",
-    "src >= dst alone",
+SIZES = Config(1, width=16, num_layers=1, num_heads=2, head_dim=8, mlp_width=32, reach=4)
+SHORT = Recipe(steps=3, batch=2, length=16, pieces=262, warmup=1, precision="float32")
+TEXT = Corpus(
+    {"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10}
 )
+THREE = "causal; window(4); window(3) | sinks(2)"
+GENERATED, JUDGED = ex._GENERATED, 4
 
 
-def said(first, second):
-    """Which kinds of difference the remarks name."""
-    text = "\n".join(analyse.diff(first, second).remarks)
-    return {kind for kind in KINDS if kind in text}
+@pytest.fixture(autouse=True)
+def judged_briefly(monkeypatch):
+    """Reports of trainings take most of the time here: few windows, short sequences, one token."""
+    monkeypatch.setattr(metrics, "_WINDOWS_JUDGED", JUDGED)
+    monkeypatch.setattr(ex, "_GENERATED", 1)
+    for name in ("induction_scores", "previous_token_scores"):
+        monkeypatch.setattr(metrics, name, partial(getattr(metrics, name), length=8, samples=1))
 
 
-class TestNumbers:
-    @settings(max_examples=50, deadline=None)
-    @given(masks())
-    def test_counts_and_first_difference(self, pair):
-        a, b = pair
-        found = analyse.diff(of_mask(a), of_mask(b))
-        assert (found.only_first, found.only_second) == (int((a & ~b).sum()), int((b & ~a).sum()))
-        assert found.common == int((a & b).sum())
-        assert found.equal == torch.equal(a, b)
-        cells = (a ^ b).nonzero().tolist()
-        if cells:
-            dst, src = cells[0]
-            assert (found.example, found.example_in) == ((src, dst), 1 if a[dst, src] else 2)
-        else:
-            assert (found.example, found.example_in, found.remarks) == (None, None, ())
-        assert (found.differing, found.sizes) == ((), None)
+def compared(graphs=THREE, recipe=SHORT, seeds=1, out=None, **more):
+    return ex.compare(graphs, recipe, seeds, out, TEXT, SIZES, **more)
 
-    @settings(max_examples=50, deadline=None)
-    @given(masks())
-    def test_kinds_are_said_exactly_where_they_hold(self, pair):
-        a, b = pair
-        expected = set()
-        if not a.any() or not b.any() or torch.equal(a, b):
-            return
-        moved = {LATER: torch.zeros_like(a), EARLIER: torch.zeros_like(a)}
-        moved[LATER][:, 1:], moved[EARLIER][:, :-1] = a[:, :-1], a[:, 1:]
-        moved[COMPLEMENT] = ~a
-        if a.shape[0] == a.shape[1]:
-            moved |= {TRANSPOSED: a.T, REVERSED: a.flip(0, 1)}
-            for word, half in (("src <= dst alone", torch.tril), ("src >= dst alone", torch.triu)):
-                expected |= {word} if torch.equal(b, half(a)) or torch.equal(a, half(b)) else set()
-        off_diagonal = ~torch.ones_like(a).tril().logical_and(torch.ones_like(a).triu())
-        expected |= {"self loops alone"} if not bool(((a ^ b) & off_diagonal).any()) else set()
-        expected |= {kind for kind, mask in moved.items() if torch.equal(mask, b)}
-        assert said(of_mask(a), of_mask(b)) == expected
 
-    def test_equal_graphs_of_other_makes(self):
-        found = analyse.diff(patterns.causal(6), convert.from_mask(torch.ones(6, 6).tril().bool()))
-        assert found.equal
-        assert str(found).endswith("the same graph")
+@cache
+def three():
+    """The outcomes of one seed of THREE."""
+    return tuple(compared())
+
+
+@cache
+def finished():
+    """The outcome of one training, and the files that a comparison writes of it, by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        (outcome,) = compared("causal", out=Path(folder) / "finished")
+        return outcome, {path.name: path.read_text() for path in (Path(folder) / "finished").iterdir()}
+
+
+def written(folder):
+    """The folder of a comparison that is finished, and its outcome."""
+    folder.mkdir()
+    outcome, files = finished()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return outcome
+
+
+def measured(outcome):
+    """What does not depend on the clock."""
+    return replace(outcome, seconds_per_step=0.0, tokens_per_second=0.0)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The (graph, seed) of every training, as they come."""
+    seen = []
+
+    def train(recipe, *arguments, graph, **more):
+        seen.append((graph.name, recipe.seed))
+        return training.train(recipe, *arguments, graph=graph, **more)
+
+    monkeypatch.setattr(ex, "train", train)
+    return seen
+
+
+def stop_after(monkeypatch, count):
+    """KeyboardInterrupt in the step after so many."""
+    step, number = training._Fit.step, iter(range(100))
+
+    def interrupted(fit, window, done):
+        if next(number) == count:
+            raise KeyboardInterrupt
+        step(fit, window, done)
+
+    monkeypatch.setattr(training._Fit, "step", interrupted)
+
+
+class TestEquality:
+    def test_weights_and_windows_are_the_same_for_every_graph_of_a_seed(self, monkeypatch):
+        seen, step = [], training._Fit.step
+
+        def watched(fit, window, done):
+            seen.append((window, [parameter.detach().clone() for parameter in fit.model.parameters()]))
+            step(fit, window, done)
+
+        monkeypatch.setattr(training._Fit, "step", watched)
+        compared("causal; window(4)", seeds=2)
+        runs = [seen[start : start + SHORT.steps] for start in range(0, len(seen), SHORT.steps)]
+        assert len(runs) == 4
+        for one, other in ((0, 1), (2, 3)):
+            assert all(torch.equal(a[0], b[0]) for a, b in zip(runs[one], runs[other], strict=True))
+            assert all(map(torch.equal, runs[one][0][1], runs[other][0][1]))
+        assert not torch.equal(runs[0][0][0], runs[2][0][0])
+        assert not torch.equal(runs[0][0][1][0], runs[2][0][1][0])
+        # what they learn differs
+        assert not torch.equal(runs[0][2][1][0], runs[1][2][1][0])
+
+    def test_a_training_is_that_of_the_recipe_with_the_graph(self):
+        """As ``gnn-attention train --graph`` does it; losses and scores are its report's and its model's."""
+        for one in compared("window(4); window(3) | sinks(2)", seeds=2)[1:3]:
+            graph = expressions.parse(one.graph, n=16).name
+            model, _, report = training.train(replace(SHORT, graph=graph, seed=one.seed), TEXT, SIZES)
+            losses = report["held_out_loss"], report["training_loss"]
+            assert (one.held_out_loss, one.training_loss) == losses
+            score = induction_scores(model, 8, graph=expressions.parse(graph)).max()
+            assert one.induction == round(float(score), 4)
+
+    def test_it_is_judged_along_its_own_graph(self):
+        """The loss is the mean of -log p over held-out windows, along the edges of the graph alone."""
+        graph, known = patterns.window(16, 4), training.encoded(TEXT, 262)
+        model, _, report = training.train(SHORT, known, SIZES, graph=graph, progress=False)
+        starts = torch.linspace(0, len(known.held_out) - 17, JUDGED).long()
+        windows = known.held_out[starts[:, None] + torch.arange(17)]
+        model.backend = "reference"
+
+        @torch.no_grad()
+        def loss(dtype, graph):
+            logits = model.to(dtype)(windows[:, :-1], graph)
+            return float(functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()))
+
+        narrow, wide = loss(torch.float32, graph), loss(torch.float64, graph)
+        # half of the report's fourth digit, and twice the error of the backend "reference" in float32
+        assert abs(report["held_out_loss"] - wide) <= 0.5e-4 + 2 * abs(narrow - wide)
+        assert abs(loss(torch.float64, patterns.causal(16)) - wide) > 1e-3
+
+    def test_seeds_and_order_do_not_matter(self):
+        """A further seed or graph changes no other result; all graphs of a seed come before the next seed."""
+        first = compared("causal; window(4)", seeds=2)
+        assert list(map(measured, first[:2])) == list(map(measured, three()[:2]))
+        order = [(name, seed) for seed in (0, 1) for name in ("causal", "window(4)")]
+        assert [(one.graph, one.seed) for one in first] == order
+        again = compared("window(4); causal", seeds=1)
+        assert measured(again[0]) == measured(first[1])
+        assert measured(again[1]) == measured(first[0])
+
+    def test_the_graph_of_a_training_is_that_of_a_window(self):
+        with pytest.raises(ValueError, match=r"one of length = 16 tokens, got TokenGraph.causal.5."):
+            training.train(SHORT, TEXT, SIZES, graph=patterns.causal(5))
+        assert training.train(SHORT, TEXT, SIZES, graph=patterns.window(16, 4))[2]["graph"] == "window(16, 4)"
+
+    def test_the_recipes_own_seed_and_graph_are_replaced(self):
+        (one,) = compared("causal", replace(SHORT, seed=7, graph="window(16, 2)"))
+        assert measured(one) == measured(finished()[0])
+
+
+STORED = ["causal(24)", "window(24, 5)", "strides(24, 6)", "window(24, 3) | sinks(24, 2)", "window(24, 1)"]
+STORED += ["strict_causal(24)", "duo_attention(24, 2, [1], 4)", "dilated(24, 3, 4)", "chunked(24, 8)"]
+
+
+class TestMeasures:
+    def test_edges_per_token_are_exact(self):
+        """The triangle of 16; a window of 4 begins with 1, 2, 3; and 2 senders more for all behind it."""
+        found = {one.graph: one.edges_per_token for one in three()}
+        assert found == {
+            "causal": 136 / 16,
+            "window(4)": (1 + 2 + 3 + 13 * 4) / 16,
+            "window(3) | sinks(2)": (1 + 2 + 3 + 4 + 12 * 5) / 16,
+        }
+
+    def test_a_graph_for_each_head(self):
+        (one,) = compared("per_head(causal, window(4))")
+        assert one.edges_per_token == (136 + 58) / 32
+        assert one.induction is None
+        assert one.senders == 16
+
+    @pytest.mark.parametrize("text", STORED)
+    @torch.no_grad()
+    def test_senders_are_the_most_that_a_cache_stores(self, text):
+        graph = expressions.parse(text)
+        cache, most = KeyValueCache(graph), 0
+        for _ in range(24):
+            cache.append(*(torch.zeros(1, 2, 1, 4) for _ in range(2)))
+            most = max(most, len(cache.positions))
+        assert most_cached(graph) == most
+
+    def test_generation_is_timed_through_a_cache_of_the_graph(self, monkeypatch):
+        """Half a window, token by token, the last one at its end."""
+        seen = []
+
+        def watched(model, tokens, count, cache):
+            result = generate(model, tokens, count, cache=cache)
+            seen.append((cache.graph.name, count, cache.length, tokens.tolist()))
+            return result
+
+        generate = ex.generate
+        monkeypatch.setattr(ex, "generate", watched)
+        monkeypatch.setattr(ex, "_GENERATED", GENERATED)
+        (one,) = compared("window(4)")
+        known = training.encoded(TEXT, 262)
+        assert seen == [("window(16, 4)", 8, 15, known.held_out[7:8].tolist())] * 2
+        assert one.tokens_per_second > 0
+        assert one.seconds_per_step > 0
+
+    def test_a_training_that_diverged(self, monkeypatch, tmp_path):
+        def train(*arguments, **more):
+            model, vocabulary, report = training.train(*arguments, **more)
+            return model, vocabulary, report | {"held_out_loss": float("nan")}
+
+        monkeypatch.setattr(ex, "train", train)
+        with pytest.raises(ValueError, match=r"causal, seed 0: .* diverged; take a lower rate than 0\.003"):
+            compared(out=tmp_path / "finished")
+        assert list((tmp_path / "finished").iterdir()) == []
+
+
+class TestGraphs:
+    def test_expressions_files_and_graphs(self, tmp_path):
+        """A file may hold a longer graph: its first tokens are taken."""
+        convert_files.write(patterns.strides(40, 3) | patterns.sinks(40, 2), tmp_path / "longer.graphml")
+        name = f"file:{tmp_path / 'longer.graphml'}"
+        mine = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (src % 2 == 0), 16, name="mine")
+        found = compared([name, mine, "window(16, 4)"])
+        assert [one.graph for one in found] == [name, "mine", "window(16, 4)"]
+        pairs = sum((dst - src) % 3 == 0 or src < 2 for dst in range(16) for src in range(dst + 1))
+        assert [one.edges_per_token for one in found] == [pairs / 16, 72 / 16, 58 / 16]
+        (one,) = compared("strides(3) | sinks(2)")
+        assert measured(one) == replace(measured(found[0]), graph="strides(3) | sinks(2)")
+
+    def test_the_key_is_that_of_the_edges(self):
+        texts = ("window(4)", "window(16, 4) & causal", "window(5)")
+        one, other, third = (ex.contenders(text, 16, 2)[0] for text in texts)
+        assert one.key == other.key != third.key
+        assert compared("window(16, 4) & causal")[0].key == one.key
 
     @pytest.mark.parametrize(
-        ("first", "second", "verdict"),
+        ("graphs", "match"),
         [
-            (patterns.window(9, 3), patterns.causal(9), "the second contains the first"),
-            (patterns.causal(9), patterns.window(9, 3), "the first contains the second"),
-            (patterns.window(9, 3), patterns.sinks(9, 2), "neither contains the other"),
-            (patterns.strict_causal(9), patterns.window(9, 1), "no edge in common"),
+            ("", "graphs must name at least one graph, such as 'causal; window.64.', got ''"),
+            (" ; ", "at least one graph"),
+            ([], "at least one graph"),
+            ("causal; windw(4)", "graphs: 'windw.4.': column 1, .*no builder 'windw'; did you mean 'window'"),
+            (
+                "causal(15)",
+                r"graphs: 'causal.15.' must have the 16 tokens of a window, got .*15 src -> 15 dst",
+            ),
+            ("cross(16, 8)", "must have the 16 tokens"),
+            ("causal.rows(0, 8)", "must have the 16 tokens"),
+            ("causal; full", r"graphs: 'full' has 120 edges from a later token \(src > dst\)"),
+            (
+                "causal; window(16)",
+                "'causal' and 'window.16.' have the same 16 tokens and edges, leave one out",
+            ),
+            ("duo_attention(3, [1], 4)", "one graph, or one for each of the 2 heads"),
+            ("per_sample(causal, causal)", "one graph, or one for each of the 2 heads"),
+            ("file:nowhere.txt", "nowhere.txt: expected a file that ends in"),
+            ("file:{}/short.edges", "has 15 tokens, fewer than a window: take a length of at most 15"),
+            (
+                "file:{}/both.edges",
+                "has 29 edges from a later token .* take lines with src > dst out of a file",
+            ),
         ],
     )
-    def test_verdict(self, first, second, verdict):
-        assert (
-            str(analyse.diff(first, second)).splitlines()[0] == f"{first.name} and {second.name}: {verdict}"
+    def test_wrong_graphs_raise_before_any_training(self, graphs, match, trained, tmp_path):
+        convert_files.write(patterns.causal(15), tmp_path / "short.edges")
+        convert_files.write(patterns.window(20, 3, causal=False), tmp_path / "both.edges")
+        graphs = graphs.format(tmp_path) if isinstance(graphs, str) else graphs
+        with pytest.raises(ValueError, match=match) as wrong:
+            compared(graphs, out=tmp_path / "out")
+        assert "\n" not in str(wrong.value)
+        assert trained == []
+        assert not (tmp_path / "out").exists()
+
+    def test_other_wrong_arguments(self):
+        assert_refusals(
+            [
+                (
+                    lambda: compared([3]),
+                    TypeError,
+                    "an expression is a string such as 'window.64, 8.', got 3",
+                ),
+                (lambda: compared(3), TypeError, "graphs must be expressions with ; between them"),
+                (lambda: compared(log="loud"), TypeError, "log must be a function of a line of text"),
+                (lambda: compared(seeds=0), ValueError, "seeds must be at least 1, got 0"),
+                (lambda: compared("file:nowhere.edges"), FileNotFoundError, ""),
+            ]
         )
 
 
-class TestWords:
-    """Mistakes made on purpose."""
+class TestFolder:
+    def test_what_is_there_is_not_trained_again(self, trained, tmp_path):
+        first = compared("causal; window(4)", out=tmp_path / "finished")
+        assert trained == [("causal(16)", 0), ("window(16, 4)", 0)]
+        trained.clear()
+        again = compared("causal; window(16, 4)", out=tmp_path / "finished")
+        assert again == [first[0], replace(first[1], graph="window(16, 4)")]
+        assert trained == []
+        more = compared("window(4); window(5); causal", seeds=2, out=tmp_path / "finished")
+        added = [("window(16, 5)", 0), ("window(16, 4)", 1), ("window(16, 5)", 1), ("causal(16)", 1)]
+        assert trained == added
+        assert (more[0], more[2]) == (first[1], first[0])
+        assert len(list((tmp_path / "finished").glob("*-seed*.json"))) == 6
 
-    @pytest.mark.parametrize(("n", "w"), [(9, 3), (5000, 4096)])
-    def test_off_by_one_in_a_window(self, n, w):
-        """attention-gym's window of w hears w + 1."""
-        remarks = analyse.diff(patterns.window(n, w), patterns.window(n, w + 1)).remarks
-        assert remarks == (
-            f"the second has 1 more sender per receiver from receiver {w} on",
-            f"all differing edges have dst - src = {w}",
-        )
-        remarks = analyse.diff(patterns.window(n, w + 2), patterns.window(n, w)).remarks
-        assert remarks[-1] == f"their dst - src is in {w} .. {w + 1}"
+    def test_nothing_is_read_where_nothing_is_missing(self, monkeypatch, tmp_path):
+        found = written(tmp_path / "finished")
+        monkeypatch.setattr(ex, "encoded", lambda *_: pytest.fail("the text was encoded"))
+        assert compared("causal", out=tmp_path / "finished") == [found]
 
-    @pytest.mark.parametrize(("first", "second"), [("first", "second"), ("second", "first")])
-    def test_off_by_two_in_a_window(self, first, second):
-        graphs = {first: patterns.window(5000, 4098), second: patterns.window(5000, 4096)}
-        assert analyse.diff(graphs["first"], graphs["second"]).remarks == (
-            f"the {first} has 2 more senders per receiver from receiver 4097 on, fewer from receiver 4096 on",
-            "their dst - src is in 4096 .. 4097",
-        )
+    def test_an_interruption_leaves_what_is_finished(self, trained, monkeypatch, tmp_path):
+        stop_after(monkeypatch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            compared(out=tmp_path / "finished")
+        assert len(list((tmp_path / "finished").iterdir())) == 2
+        trained.clear()
+        found = compared(out=tmp_path / "finished")
+        assert trained == [("window(16, 4)", 0), ("window(16, 3) | sinks(16, 2)", 0)]
+        assert list(map(measured, found)) == list(map(measured, three()))
 
-    def test_sinks_beside_a_window(self):
-        remarks = analyse.diff(patterns.window(20, 3), patterns.window(20, 3) | patterns.sinks(20, 2)).remarks
-        assert (
-            remarks[0]
-            == "the second has 2 more senders per receiver from receiver 4 on, fewer from receiver 3 on"
-        )
+    def test_a_file_is_there_in_full_or_not_at_all(self, monkeypatch, tmp_path):
+        written(tmp_path / "finished")
+        before = sorted(tmp_path.rglob("*"))
 
-    def test_each_graph_is_spoken_of(self):
-        """The fifth token belongs to another document: it hears four more in the first, those after it one
-        more in the second.
-        """
-        assert analyse.diff(patterns.documents([5, 5]), patterns.documents([4, 6])).remarks == (
-            "the second has 1 more sender per receiver from receiver 5 on",
-            "in the first alone, receivers concerned: 4",
-            "in the first alone, senders concerned: 0, 1, 2, 3",
-            "their dst - src is in 1 .. 5",
-        )
+        def full(_):
+            raise OSError("no space left on device")
 
-    def test_only_one_is_causal(self):
-        first, second = patterns.window(10, 3), patterns.window(10, 5, causal=False)
-        remark = "the {} is causal, the {} has edges from later tokens (src > dst)"
-        assert analyse.diff(first, second).remarks[0] == remark.format("first", "second")
-        assert analyse.diff(second, first).remarks[0] == remark.format("second", "first")
-
-    def test_no_number_where_it_varies(self):
-        assert not any(
-            "more sender" in remark
-            for remark in analyse.diff(patterns.window(9, 3), patterns.causal(9)).remarks
-        )
-
-    def test_more_everywhere(self):
-        """A memory of two tokens that everyone hears."""
-        first = patterns.causal(8) - patterns.sinks(8, 2, causal=False)
-        second = first | patterns.sinks(8, 2, causal=False)
-        assert "the second has 2 more senders per receiver everywhere" in analyse.diff(first, second).remarks
-        assert "the first has 2 more senders per receiver everywhere" in analyse.diff(second, first).remarks
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space left"):
+            compared("window(4)", out=tmp_path / "finished")
+        assert sorted(tmp_path.rglob("*")) == before
 
     @pytest.mark.parametrize(
-        ("first", "second", "kind"),
+        ("changed", "text", "width", "match"),
         [
-            (patterns.causal(7), patterns.causal(7).T, TRANSPOSED),
-            (patterns.tree([-1, 0, 0, 1]), patterns.tree([-1, 0, 0, 1]).T, TRANSPOSED),
-            (patterns.causal(7), ~patterns.causal(7), COMPLEMENT),
-            (patterns.causal(7), patterns.strict_causal(7), EARLIER),
-            (
-                patterns.strict_causal(7),
-                patterns.strict_causal(7) | patterns.window(7, 1),
-                "self loops alone",
-            ),
-            (patterns.full(7), patterns.no_self(7), "the second lacks 7"),
-            (patterns.no_self(7), patterns.full(7), "the first lacks 7"),
-            (
-                patterns.window(7, 3, causal=False),
-                patterns.window(7, 3),
-                "the second is the first with the edges src <= dst alone",
-            ),
-            (
-                patterns.window(7, 3),
-                patterns.window(7, 3, causal=False),
-                "the first is the second with the edges src <= dst alone",
-            ),
-            (patterns.documents([2, 5]), patterns.documents([5, 2]).T, REVERSED),
+            ({"steps": 4}, TEXT, 16, "with steps 3, not 4: choose a new folder, or the same options"),
+            ({"rate": 0.1, "batch": 3}, TEXT, 16, "with batch 2, not 3, rate 0.003, not 0.1: choose"),
+            ({}, Corpus({"a.py": "x = 1\n" * 99}, {}), 16, r"with corpus \"\w{16}\", not \"\w{16}\": choose"),
+            ({}, TEXT, 8, "with width 16, not 8: choose"),
         ],
     )
-    def test_usual_mistakes(self, first, second, kind):
-        assert kind in "\n".join(analyse.diff(first, second).remarks)
+    def test_another_plan_is_named(self, changed, text, width, match, tmp_path):
+        written(tmp_path / "finished")
+        recipe, config = replace(SHORT, **changed), replace(SIZES, width=width)
+        with pytest.raises(ValueError, match=f"finished holds a comparison {match}"):
+            ex.compare("causal", recipe, 1, tmp_path / "finished", text, config)
 
-    def test_where_it_differs(self):
-        remarks = analyse.diff(patterns.causal(9), patterns.causal(9) - cells(9, [(3, 4), (2, 7)])).remarks
-        assert remarks == (
-            "receivers concerned: 4, 7",
-            "senders concerned: 2, 3",
-            "their dst - src is in 1 .. 5",
-        )
-
-    def test_padding(self):
-        """The last three senders are padding in one of them."""
-        padded = patterns.full(20) & TokenGraph.from_rule(lambda b, h, dst, src: src < 17, 20)
-        remarks = analyse.diff(patterns.full(20), padded).remarks
-        assert "the first has 3 more senders per receiver everywhere" in remarks
-
-    def test_an_empty_graph(self):
-        empty = patterns.window(5, 0)
-        assert analyse.diff(patterns.causal(5), empty).remarks == ("the second has no edges",)
-        assert analyse.diff(empty, patterns.causal(5)).remarks == ("the first has no edges",)
-
-    def test_positions_are_absolute(self):
-        """The rows of a decoding step: the distance counts from the tokens' own positions."""
-        first, second = (patterns.window(12, w).rows(8, 12) for w in (3, 4))
-        assert analyse.diff(first, second).remarks[-1] == "all differing edges have dst - src = 3"
-
-
-def cells(n, pairs):
-    return TokenGraph.from_edges(torch.tensor(pairs).t(), n)
-
-
-class TestSizes:
-    def test_other_lengths_compare_what_both_have(self):
-        found = analyse.diff(patterns.window(9, 3), patterns.window(12, 3))
-        assert (found.only_first, found.only_second, found.equal) == (0, 0, False)
-        assert "the same edges among the tokens that they share" in str(found)
-        assert "receivers: 9 and 12; senders: 9 and 12" in found.sizes
-
-    def test_numbers_are_of_the_shared_corner(self):
-        found = analyse.diff(patterns.cross(3, 8), patterns.causal(5))
-        corner = torch.ones(5, 5).tril()[:3]
-        assert (found.only_first, found.only_second, found.common) == (
-            int((corner == 0).sum()),
-            0,
-            int(corner.sum()),
-        )
-
-    def test_other_positions(self):
-        found = analyse.diff(patterns.causal(9).rows(0, 3), patterns.causal(9).rows(2, 5))
-        assert "the position of the first receiver: 0 and 2" in found.sizes
-        assert found.only_second == 6
-
-
-class TestHeads:
-    windows = TokenGraph.from_rule(
-        lambda b, h, dst, src: (src <= dst) & (dst - src <= h), 9, heads=4, name="windows"
-    )
-
-    def test_heads_against_one_graph(self):
-        """Heads hear 1, 2, 3 and 4 tokens; the third is the window of 3."""
-        found = analyse.diff(self.windows, patterns.window(9, 3))
-        assert found.differing == ((0, 0), (0, 1), (0, 3))
-        widths = [sum(min(i + 1, w) for i in range(9)) for w in (1, 2, 3, 4)]
-        assert (found.only_first, found.only_second) == (
-            widths[3] - widths[2],
-            2 * widths[2] - widths[0] - widths[1],
-        )
-        assert found.remarks[0] == "3 of 4 differ: head 0, head 1, head 3"
-        assert found.example == (0, 1)
-        assert found.example_in == 2
-        assert all(remark.startswith("in head 0: ") for remark in found.remarks[1:])
-
-    def test_one_wrong_head_of_one_sample(self):
-        right = TokenGraph.from_rule(
-            lambda b, h, dst, src: (src <= dst) & (b >= 0) & (h >= 0), 5, batch=2, heads=3
-        )
-        wrong = TokenGraph.from_rule(
-            lambda b, h, dst, src: (src <= dst) ^ ((b == 1) & (h == 2)), 5, batch=2, heads=3
-        )
-        found = analyse.diff(right, wrong)
-        assert found.differing == ((1, 2),)
-        assert found.remarks[0] == "1 of 6 differ: sample 1 head 2"
-        assert f"in sample 1 head 2: {COMPLEMENT}" in str(found)
-
-    def test_equal_heads(self):
-        found = analyse.diff(self.windows, self.windows | patterns.window(9, 1))
-        assert found.equal
-        assert (found.differing, found.remarks, found.example) == ((), (), None)
-
-    def test_another_number_of_heads(self):
-        two = TokenGraph.from_rule(self.windows.rule, 9, heads=2)
-        found = analyse.diff(two, self.windows)
-        assert "heads: 2 and 4" in found.sizes
-        assert (found.only_first, found.only_second) == (0, 0)
-
-
-class TestRefusals:
     @pytest.mark.parametrize(
-        ("first", "second", "match"),
+        ("name", "content", "match"),
         [
-            (
-                torch.ones(3, 3),
-                patterns.causal(3),
-                "first must be a TokenGraph, got Tensor; gnn_attention.convert",
-            ),
-            (patterns.causal(3), None, "second must be a TokenGraph, got NoneType"),
+            ("plan.json", "{", "plan.json is no JSON .*: delete it to begin anew"),
+            ("plan.json", "[]", r"plan.json is no JSON of a comparison \(it is a list"),
+            ("plan.json", "[" * 99999, "plan.json is no JSON"),
+            ("plan.json", "{}", r"holds a comparison with batch null, not 2"),
+            ("{key}-seed0.json", "", "seed0.json is no JSON"),
+            ("{key}-seed0.json", "{}", "seed0.json holds no result of a training: delete it to train"),
+            ("{key}-seed0.json", '"seed": 1', "holds the result of causal, seed 1: delete it to train anew"),
+            ("{key}-seed0.json", '"senders": "16"', "holds no result"),
+            ("{key}-seed0.json", '"senders": true', "holds no result"),
+            ("{key}-seed0.json", '"held_out_loss": NaN', "holds no result"),
+            ("{key}-seed0.json", '"more": 1', "holds no result"),
         ],
     )
-    def test_no_graphs(self, first, second, match):
-        with pytest.raises(TypeError, match=match):
-            analyse.diff(first, second)
+    def test_changed_files(self, name, content, match, tmp_path):
+        one = written(tmp_path / "finished")
+        assert compared("causal", out=tmp_path / "finished") == [one]
+        file = tmp_path / "finished" / name.format(key=one.key)
+        if content.startswith('"'):
+            content = json.dumps(asdict(one) | json.loads(f"{{{content}}}"))
+        file.write_text(content)
+        with pytest.raises(ValueError, match=match):
+            compared("causal", out=tmp_path / "finished")
+
+    def test_wrong_folders(self, tmp_path):
+        (tmp_path / "notes.txt").write_text("mine")
+        missing = "expected a place in a folder that exists, make .*none first"
+        assert_refusals(
+            [
+                (lambda: compared(out=tmp_path), ValueError, "holds files, but no plan.json of a comparison"),
+                (lambda: compared(out=tmp_path / "notes.txt"), ValueError, "notes.txt is no folder"),
+                (lambda: compared(out=tmp_path / "none" / "finished"), ValueError, missing),
+            ]
+        )
+        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+    def test_a_folder_has_no_plan_before_something_is_finished(self, tmp_path):
+        (tmp_path / ".0123.part").write_text("{")
+        with pytest.raises(ValueError, match="expected more than length = 4000"):
+            compared("causal", replace(SHORT, length=4000), out=tmp_path)
+        assert len(compared("causal", out=tmp_path)) == 1
+
+    def test_two_at_once_do_not_share_a_folder(self, tmp_path):
+        """Both began in an empty one: what the first finishes makes it its own."""
+        one, other = (compare_store.Store(tmp_path, {"steps": steps}) for steps in (1, 2))
+        (outcome,) = made("causal", [2.0])
+        one.add(outcome)
+        with pytest.raises(ValueError, match="holds a comparison with steps 1, not 2"):
+            other.add(replace(outcome, seed=1))
+        assert (one.find("causal", outcome.key, 0), one.find("causal", outcome.key, 1)) == (outcome, None)
+
+
+def made(graph, losses, edges=4.0, induction=0.5):
+    rest = (1.0, induction, 0.01, 100.0, 4)
+    return [Outcome(graph, graph, seed, edges, loss, *rest) for seed, loss in enumerate(losses)]
+
+
+class TestRows:
+    def test_means_and_standard_errors(self):
+        losses, others = [2.0, 2.3, 2.9], [2.5, 2.1, 3.0]
+        first, second = rows(made("a", losses) + made("b", others))
+        differences = [b - a for a, b in zip(losses, others, strict=True)]
+        for found, values in ((first.loss, losses), (second.loss, others), (second.difference, differences)):
+            assert_exact(found.mean, statistics.mean(values), largest=max(values))
+            assert_exact(found.error, statistics.stdev(values) / 3**0.5, largest=max(values))
+        assert first.difference is None
+
+    def test_differences_are_taken_seed_by_seed(self):
+        """Seeds far apart, graphs always the same step apart: only the mean is uncertain."""
+        _, second = rows(made("a", [1.0, 2.0, 4.0]) + made("b", [1.25, 2.25, 4.25]))
+        assert second.loss.error > 0.8
+        assert_exact([second.difference.mean, second.difference.error], [0.25, 0.0], largest=4.25)
+        mixed = made("a", [1.0, 2.0, 4.0])[::-1] + made("b", [1.25, 2.25, 4.25])[::-1]
+        assert rows(mixed)[1].difference == second.difference
+
+    def test_the_table(self):
+        """An error over seeds, none of one seed."""
+        losses = made("causal", [2.0, 2.2], 8.5) + made("window(4)", [2.1, 2.1], 3.625, induction=None)
+        lines = table(rows(losses)).splitlines()
+        assert lines[0].split("  ")[0] == "graph"
+        assert " ".join(lines[1].split()) == "causal 8.5 2.1000 ± 0.1000 - 0.50 ± 0.00 10.0 100 4"
+        assert " ".join(lines[2].split()) == "window(4) 3.6 2.1000 ± 0.0000 +0.0000 ± 0.1000 - 10.0 100 4"
+        assert len(set(map(len, lines))) == 1
+        (one,) = rows(made("a", [2.0]))
+        assert one.loss == Mean(2.0, None)
+        assert "±" not in table([one])
+
+
+class TestPlot:
+    FOUND = rows(
+        made("causal", [2.0, 2.2], 32.5)
+        + made("window(4)", [2.3, 2.3], 3.6)
+        + made("window(8)", [2.25, 2.35], 7.0)
+    )
+
+    @pytest.fixture(autouse=True)
+    def pictures(self):
+        needs("matplotlib")
+
+    def test_points_bars_and_names(self):
+        (axes,) = compare_results.plot(self.FOUND, "title", "facts").axes
+        assert axes.get_xscale() == "log"
+        markers = [line for line in axes.lines if line.get_marker() in "os"]
+        points = {tuple(point) for line in markers for point in line.get_xydata().tolist()}
+        assert points == {(row.edges_per_token, row.loss.mean) for row in self.FOUND}
+        ends = [segment[:, 1].tolist() for bars in axes.collections for segment in bars.get_segments()]
+        wanted = [[row.loss.mean - row.loss.error, row.loss.mean + row.loss.error] for row in self.FOUND]
+        assert_exact(list(chain(*sorted(ends))), list(chain(*sorted(wanted))))
+        names = {row.graph: (row.edges_per_token, row.loss.mean) for row in self.FOUND}
+        assert {text.get_text(): text.xy for text in axes.texts} == names
+        assert axes.get_title(loc="left") == "title\nfacts"
+
+    def test_names_do_not_overlap_and_stay_inside(self):
+        figure = compare_results.plot(self.FOUND, "title", "facts")
+        boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+        assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+
+    def test_one_graph_whose_name_is_no_formula(self):
+        name = "file:a$x^$b.edges"
+        (axes,) = compare_results.plot(rows(made(name, [2.0])), "title", "facts").axes
+        assert [text.get_text() for text in axes.texts] == [name]
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """``gnn-attention compare`` on a little text, with a small model."""
+    monkeypatch.setattr(ex, "corpus", lambda: TEXT)
+    monkeypatch.setattr(ex, "Config", lambda _: SIZES)
+    names = ("steps", "batch", "length", "pieces", "warmup", "precision")
+    short = [f"--{name}={getattr(SHORT, name)}" for name in names]
+    return lambda *words: main(["compare", *short, "--seeds=2", f"--out={tmp_path / 'finished'}", *words])
+
+
+class TestCommand:
+    def test_the_table(self, command, capsys):
+        assert command("--graphs", "causal; window(4)") == 0
+        said = capsys.readouterr()
+        assert said.err == ""
+        lines = said.out.splitlines()
+        assert lines[0] == "3 steps of 2 windows of 16 tokens; 2 seeds, ± is the standard error over them"
+        assert [line.split()[0] for line in lines[1:]] == ["graph", "causal", "window(4)"]
+        assert command("--graphs", "causal; window(4)") == 0
+        # the times too: nothing was measured again
+        assert capsys.readouterr().out == said.out
+
+    def test_json_and_plot(self, command, capsys, tmp_path):
+        needs("matplotlib")
+        files = ["--json", str(tmp_path / "found.json"), "--plot", str(tmp_path / "loss.png")]
+        assert command("--graphs", "causal; window(4)", *files) == 0
+        assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+        record = json.loads((tmp_path / "found.json").read_text())
+        capsys.readouterr()
+        assert command("--graphs", "causal; window(4)", "--json") == 0
+        assert json.loads(capsys.readouterr().out) == record
+        assert record["recipe"]["steps"] == 3
+        outcomes = [Outcome(**one) for one in record["outcomes"]]
+        order = [(graph, seed) for seed in (0, 1) for graph in ("causal", "window(4)")]
+        assert [(one.graph, one.seed) for one in outcomes] == order
+        assert record["rows"] == [asdict(row) for row in rows(outcomes)]
+        assert record["rows"][1]["difference"].keys() == {"mean", "error"}
+
+    def test_interrupted_it_says_how_to_go_on(self, command, monkeypatch, capsys, tmp_path):
+        stop_after(monkeypatch, 4)
+        assert command("--graphs", "causal; window(4)") == 130
+        said, place = capsys.readouterr(), tmp_path / "finished"
+        assert said.out == ""
+        finished = f"interrupted: 1 of 4 trainings are in {place}, the same command goes on from there\n"
+        assert said.err == finished
+        assert command("--graphs", "causal; window(4)") == 0
+        assert "window(4)" in capsys.readouterr().out
+
+    def test_progress_counts_the_steps_of_all_trainings(self, monkeypatch):
+        monkeypatch.setattr(ex, "_SECONDS_BETWEEN_LINES", 0.0)
+        lines: list[str] = []
+        compared("causal; window(4)", seeds=2, log=lines.append)
+        assert lines[0] == "compare: 0:00 elapsed (reading the text)"
+        counts = [line.split(" steps, ")[0] for line in lines[1:]]
+        assert counts == [f"compare: {step} of 12" for step in range(1, 13)]
+        assert "left (causal, seed 0, loss " in lines[1]
+        assert "elapsed (window(4), seed 1, loss " in lines[-1]
+
+    @pytest.mark.parametrize(
+        ("words", "match"),
+        [
+            (["--plot", "no/such/loss.svg"], "--plot no/such/loss.svg: expected a folder that exists"),
+            (["--json", "no/such/loss.json"], "--json no/such/loss.json: expected a folder that exists"),
+            (["--json", "{}"], " is a folder: give a file"),
+            (["--plot", "{}/loss"], "loss: expected a file name that ends in one of .eps, "),
+            (["--plot", "{}/loss.xyz"], "expected a file name that ends in one of"),
+            (["--graphs", "windw(4)"], "did you mean 'window'"),
+            (["--seeds", "0"], "seeds must be at least 1, got 0"),
+            (["--steps", "0"], "steps must be at least 1, got 0"),
+            (["--length", "4000"], "the corpus has a part of"),
+        ],
+    )
+    def test_wrong_arguments(self, words, match, command, capsys, tmp_path, trained):
+        if "--plot" in words:
+            needs("matplotlib")
+        assert command(*(word.format(tmp_path) for word in words)) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith("gnn-attention compare: ")
+        assert match in said.err
+        assert said.err.count("\n") == 1
+        assert said.out == ""
+        assert not list(tmp_path.glob("loss*"))
+
+    def test_without_matplotlib_nothing_is_trained(self, command, monkeypatch, capsys, tmp_path, trained):
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        assert command("--plot", str(tmp_path / "loss.svg")) == 2
+        assert "pictures need matplotlib" in capsys.readouterr().err
+        assert trained == []
+
+    def test_help_and_defaults(self, capsys):
+        with pytest.raises(SystemExit, match="0"):
+            main(["compare", "--help"])
+        said = capsys.readouterr().out
+        names = {"graphs", "seeds", "out", "json", "plot", *asdict(SHORT)} - {"seed", "graph"}
+        assert all(f"--{name}" in said for name in names)
+        parser = argparse.ArgumentParser()
+        ex.add_compare(parser.add_subparsers())
+        args = parser.parse_args(["compare"])
+        assert {name: getattr(args, name) for name in ex._shared(ex.RECIPE)} == ex._shared(ex.RECIPE)
+        assert (args.graphs, args.seeds, args.out) == (ex.GRAPHS, ex.SEEDS, Path("comparison"))
+
+    def test_the_default_graphs_are_graphs_of_the_default_length(self):
+        found = ex.contenders(ex.GRAPHS, ex.RECIPE.length, Config(1).num_heads)
+        assert [one.text for one in found] == [part.strip() for part in ex.GRAPHS.split(";")]
+        assert found[0].graph.is_causal()
+
+
+def test_the_architecture_is_the_shipped_models():
+    shipped, _ = ga.model.load_trained()
+    assert replace(Config(1), vocabulary_size=shipped.config.vocabulary_size) == shipped.config
+    assert isinstance(shipped, LanguageModel)

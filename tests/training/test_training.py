@@ -1,4 +1,4 @@
-"""Training: what it learns from, that it learns, that it comes back, and the command."""
+"""Training: its corpus, that it learns, that it repeats, and the command."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.refusals import assert_refusals
 
 from gnn_attention._support import progress
 from gnn_attention.model import language_model as lm
@@ -55,9 +56,8 @@ def test_the_corpus_is_the_standard_library_split_by_file() -> None:
     assert names >= {"ast.py", "asyncio/locks.py", "json/decoder.py"}
     assert not set(text.training) & set(text.held_out)
     assert 0.02 < len(text.held_out) / len(names) < 0.12
-    assert not [
-        name for name in names if {"test", "tests", "site-packages", "idlelib"} & set(name.split("/"))
-    ]
+    skipped = {"test", "tests", "site-packages", "idlelib"}
+    assert not [name for name in names if skipped & set(name.split("/"))]
     assert list(text.training) == sorted(text.training)
 
 
@@ -79,7 +79,8 @@ def test_a_share_of_the_windows_repeats_itself() -> None:
         recipe, generator = training.Recipe(batch=400, length=32), torch.Generator().manual_seed(0)
         window = training.windows(tokens, recipe, repeats, generator)
         steps = window.diff(dim=1)
-        back = steps.amin(1)  # text goes on by 1; where a stretch of n tokens begins again, back by n - 1
+        # text goes on by 1; where a stretch of n tokens begins again, back by n - 1
+        back = steps.amin(1)
         assert low <= int((back < 0).sum()) <= high
         assert ((back == 1) | ((back <= -3) & (back >= -15))).all()
         assert ((steps == 1) | (steps == back.unsqueeze(1))).all()
@@ -115,7 +116,7 @@ def test_minutes_end_it() -> None:
     assert report["command"].endswith("--minutes 0.002")
 
 
-def test_progress_is_told_only_when_asked(
+def test_progress_is_shown_only_with_the_option(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.001)
@@ -123,23 +124,24 @@ def test_progress_is_told_only_when_asked(
     encoded = training.encoded
 
     def slowly(*arguments: Any) -> Any:
-        time.sleep(0.1)  # so little text is read before the first line could be written
+        # so little text is read before the first line could be written
+        time.sleep(0.1)
         return encoded(*arguments)
 
     monkeypatch.setattr(training, "encoded", slowly)
     _, _, report = training.train(SHORT, CORPUS, SIZES, progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert "train: 0:00 elapsed (reading the text)" in lines
-    at_step = re.compile(
-        r"train: (\d+) of 20 steps, 0:\d\d elapsed, about 0:\d\d left \(loss \d\.\d{3}, [\d,]+ tokens/s.*\)"
-    )
+    left = r"0:\d\d elapsed, about 0:\d\d left \(loss \d\.\d{3}, [\d,]+ tokens/s.*\)"
+    at_step = re.compile(rf"train: (\d+) of 20 steps, {left}")
     steps = [(int(found[1]), line) for line in lines if (found := at_step.fullmatch(line))]
     assert [step for step, _ in steps] == sorted(step for step, _ in steps)
     assert all(("held_out_loss" in line) == (step >= 10) for step, line in steps if step != 10)
     assert {step < 10 for step, _ in steps} == {True, False}
     assert [look["step"] for look in report["history"]] == [10, 20]
     training.train(QUICK, CORPUS, SIZES, progress=False)
-    training.train(QUICK, CORPUS, SIZES)  # stderr is no terminal here
+    # stderr is no terminal here
+    training.train(QUICK, CORPUS, SIZES)
     assert capsys.readouterr().err == ""
 
 
@@ -148,15 +150,15 @@ def test_the_rate_rises_and_falls() -> None:
     rates = [training.rate(recipe, step, step / 100) for step in range(100)]
     assert_exact(rates[0], 0.1)
     assert rates.index(max(rates)) in (9, 10)
-    assert_exact(
-        rates[-1], 0.55 - 0.45 * math.cos(math.pi / 100)
-    )  # a hundredth before the end of a half cosine from 1 to 0.1
+    # a hundredth before the end of a half cosine from 1 to 0.1
+    assert_exact(rates[-1], 0.55 - 0.45 * math.cos(math.pi / 100))
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
 
 
 def test_the_defaults_made_the_shipped_weights() -> None:
     _, _, metadata = lm.load(lm.TRAINED)
-    recipe = {"graph": "", **metadata["recipe"]}  # which has come since
+    # older than the field
+    recipe = {"graph": "", **metadata["recipe"]}
     assert recipe == asdict(training.Recipe())
     assert metadata["command"] == "gnn-attention train"
     assert metadata["steps"] == training.Recipe().steps
@@ -192,32 +194,35 @@ def test_an_interrupted_command_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_names_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert training.run(parse("--out", str(tmp_path / "missing" / "new.safetensors"))) == 2
     assert "expected a folder that exists" in capsys.readouterr().err
     assert training.run(parse("--out", str(tmp_path / "new.safetensors"), "--batch", "0")) == 2
     assert "batch must be at least 1, got 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"pieces": 200}, "pieces must be at least 256, got 200"),
-        ({"rate": 0.0}, r"rate must be positive, got 0\.0"),
-        ({"repeats": 1.5}, r"repeats must be a share from 0 to 1 and decay at least 0, got 1\.5"),
-        ({"precision": "float8"}, "precision must be one of 'float32', 'bfloat16', got 'float8'"),
-    ],
-)
-def test_wrong_recipes(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        training.Recipe(**changed)
-
-
-def test_wrong_texts(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no \*\.py files"):
-        training.corpus(tmp_path)
-    with pytest.raises(ValueError, match="expected more than length = 4096"):
-        training.train(training.Recipe(**asdict(SHORT) | {"length": 4096}), CORPUS, SIZES)
-    with pytest.raises(ValueError, match=r"minutes must be positive, got 0\.0"):
-        training.train(SHORT, CORPUS, SIZES, minutes=0.0)
+def test_wrong_recipes_and_texts(tmp_path: Path) -> None:
+    recipe, train = training.Recipe, training.train
+    long = replace(SHORT, length=4096)
+    assert_refusals(
+        [
+            (lambda: recipe(steps=0), ValueError, "steps must be at least 1, got 0"),
+            (lambda: recipe(pieces=200), ValueError, "pieces must be at least 256, got 200"),
+            (lambda: recipe(rate=0.0), ValueError, r"rate must be positive, got 0\.0"),
+            (lambda: recipe(repeats=1.5), ValueError, r"a share from 0 to 1 and decay at least 0, got 1\.5"),
+            (lambda: recipe(precision="float8"), ValueError, "one of 'float32', 'bfloat16', got 'float8'"),
+            (lambda: recipe(graph=3), TypeError, "graph must be an expression such as 'causal.128.', got 3"),
+            (lambda: training.corpus(tmp_path), ValueError, r"holds no \*\.py files"),
+            (
+                lambda: train(SHORT, training.Corpus(3, {})),
+                TypeError,
+                "a mapping from file names to contents",
+            ),
+            (lambda: train(long, CORPUS, SIZES), ValueError, "expected more than length = 4096"),
+            (
+                lambda: train(SHORT, CORPUS, SIZES, minutes=0.0),
+                ValueError,
+                r"minutes must be positive, got 0\.0",
+            ),
+        ]
+    )

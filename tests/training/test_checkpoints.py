@@ -17,7 +17,7 @@ from torch import nn
 
 from gnn_attention.training import Checkpoints
 
-TOLD = {"losses": [1.5], "history": [{"step": 1}], "seconds": 2.0, "recipe": "a"}
+RECORD = {"losses": [1.5], "history": [{"step": 1}], "seconds": 2.0, "recipe": "a"}
 
 
 def training(seed=0):
@@ -31,7 +31,7 @@ def training(seed=0):
 
 @pytest.fixture
 def saved(tmp_path):
-    Checkpoints(tmp_path).save(7, *training(), TOLD)
+    Checkpoints(tmp_path).save(7, *training(), RECORD)
     return tmp_path / "step-00000007"
 
 
@@ -45,25 +45,24 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
                 raise OSError(28, "No space left on device")
             return super().write(data)
 
-    monkeypatch.setattr(
-        Path,
-        "open",
-        lambda path, mode="r", *rest: Stream(path, "w") if mode == "wb" else opened(path, mode, *rest),
-    )
+    def full(path, mode="r", *rest):
+        return Stream(path, "w") if mode == "wb" else opened(path, mode, *rest)
+
+    monkeypatch.setattr(Path, "open", full)
     left = itertools.count(1)
-    Checkpoints(tmp_path / "whole").save(7, *training(), TOLD)
+    Checkpoints(tmp_path / "whole").save(7, *training(), RECORD)
     writes = next(left) - 1
     assert writes > 5
     for before in range(writes):
         left = itertools.count(-before)
         with pytest.raises(OSError, match=r"the checkpoint failed, rank 0: OSError: .*No space left"):
-            Checkpoints(tmp_path / "cut").save(7, *training(), TOLD)
+            Checkpoints(tmp_path / "cut").save(7, *training(), RECORD)
         assert not list((tmp_path / "cut").iterdir())
 
 
 @pytest.fixture
 def interrupts():
-    """SIGINT raises KeyboardInterrupt, in a process that was started in the background too: a shell ignores it there."""
+    """SIGINT raises KeyboardInterrupt, also in a process that a shell started in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -71,7 +70,6 @@ def interrupts():
 
 @pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_comes_when_the_checkpoint_is_whole(tmp_path, monkeypatch):
-    """Here in the middle of the file; the handler of before is there again."""
     opened = Path.open
 
     def interrupted(path, mode="r", *rest):
@@ -82,7 +80,7 @@ def test_an_interrupt_comes_when_the_checkpoint_is_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "open", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        Checkpoints(tmp_path).save(7, *training(), TOLD)
+        Checkpoints(tmp_path).save(7, *training(), RECORD)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000007"]
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(KeyboardInterrupt):
@@ -90,34 +88,29 @@ def test_an_interrupt_comes_when_the_checkpoint_is_whole(tmp_path, monkeypatch):
 
 
 def interrupted_at_random(folder, count):
-    """Save again and again, each time interrupted by a timer, at whatever instruction that is."""
+    """Save again and again, each time interrupted by a timer at a random instruction."""
 
     def stop(*arguments):
         os.kill(os.getpid(), signal.SIGINT)
 
-    rng, taught, other, checkpoints, interrupted = (
-        random.Random(0),
-        training(),
-        training(seed=1),
-        Checkpoints(Path(folder)),
-        0,
-    )
+    rng, checkpoints, interrupted = random.Random(0), Checkpoints(Path(folder)), 0
+    taught, other = training(), training(seed=1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGALRM, stop)
     # the first of a process takes several times as long as those that are to be interrupted
-    checkpoints.save(0, *taught, TOLD)
+    checkpoints.save(0, *taught, RECORD)
     began = time.perf_counter()
-    checkpoints.save(1, *taught, TOLD)
+    checkpoints.save(1, *taught, RECORD)
     longest = 1.2 * (time.perf_counter() - began)
     for step in range(2, count):
         try:
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, longest))
-            checkpoints.save(step, *taught, TOLD)
+            checkpoints.save(step, *taught, RECORD)
             signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
             interrupted += 1
         assert not list(Path(folder).glob(".*"))
-        assert checkpoints.record(checkpoints.newest(), {}) == TOLD
+        assert checkpoints.record(checkpoints.newest(), {}) == RECORD
     checkpoints.restore(checkpoints.newest(), *other)
     assert torch.equal(other[0].weight, taught[0].weight)
     return interrupted
@@ -127,7 +120,6 @@ def interrupted_at_random(folder, count):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.nightly)])
 def test_interrupted_anywhere(tmp_path, count):
-    """The newest is whole, nothing else is left, and no other error hides the interrupt."""
     assert ranks.alone(interrupted_at_random, str(tmp_path / "saved"), count) > count / 10
 
 
@@ -135,7 +127,7 @@ def test_everything_comes_back(saved):
     model, optimizer, generator = training()
     other, its, its_generator = training(seed=1)
     checkpoints = Checkpoints(saved.parent)
-    assert checkpoints.record(saved, {"recipe": "a"}) == TOLD
+    assert checkpoints.record(saved, {"recipe": "a"}) == RECORD
     checkpoints.restore(saved, other, its, its_generator)
     assert torch.equal(other.weight, model.weight)
     assert its.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.1
@@ -153,24 +145,28 @@ def test_a_damaged_checkpoint_is_named(saved, file, caplog):
     (saved / file).unlink()
     with pytest.raises(OSError, match=rf"step-00000007: the checkpoint failed, .*{file}"):
         Checkpoints(saved.parent).restore(saved, *training())
-    assert not [
-        record for record in caplog.records if record.levelno >= logging.WARNING and "dcp" not in record.name
-    ]
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [record for record in warnings if "dcp" not in record.name]
 
 
-@pytest.mark.parametrize(
-    "told",
-    [[], {**TOLD, "losses": ["a"]}, {**TOLD, "seconds": None}, {**TOLD, "history": [3]}, {"recipe": "a"}],
+WRONG = (
+    [],
+    {**RECORD, "losses": ["a"]},
+    {**RECORD, "seconds": None},
+    {**RECORD, "history": [3]},
+    {"recipe": "a"},
 )
-def test_what_a_checkpoint_says_is_checked(saved, told):
-    (saved / "training.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("record", [*WRONG, {**RECORD, "history": None}, {**RECORD, "losses": [True]}, "{"])
+def test_wrong_records(saved, record):
+    (saved / "training.json").write_text(record if isinstance(record, str) else json.dumps(record))
     with pytest.raises(ValueError, match="step-00000007 is no checkpoint of a training"):
         Checkpoints(saved.parent).record(saved, {"recipe": "a"})
 
 
 def test_another_training_is_named_in_short(saved):
-    with pytest.raises(
-        ValueError, match="is a checkpoint of another training: recipe was 'a', is 'bbb"
-    ) as caught:
+    other = "is a checkpoint of another training: recipe was 'a', is 'bbb"
+    with pytest.raises(ValueError, match=other) as caught:
         Checkpoints(saved.parent).record(saved, {"recipe": "b" * 10_000})
     assert len(str(caught.value)) < 800
