@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -188,8 +187,7 @@ def _local(graph: TokenGraph, partition: Partition, rank: int, group: Any, excha
     values: dict[str, Any] = {name: getattr(own, name) for name in FIELDS}
     values |= {"dst_at": dst + graph.dst_offset, "src_at": src + graph.src_offset}
     values |= {"whole": graph, "partition": partition, "rank": rank, "group": group, "exchange": exchange}
-    again = partial(local, partition=partition, group=group, exchange=exchange)
-    return RankGraph(**values, run=run, again=again)
+    return RankGraph(**values, run=run)
 
 
 def _group(group: Any) -> Any:

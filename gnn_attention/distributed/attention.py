@@ -17,7 +17,7 @@ from torch import distributed, nn
 
 from gnn_attention import edges
 from gnn_attention._support.dynamo import not_compiled
-from gnn_attention._support.shapes import Bool, Float, Tensor
+from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import attended
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
@@ -75,8 +75,10 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     dtype, call = call.q.dtype, _with_first_seed(in_merge_dtype(call), graph.group)
     out, lse = (_ring if exchange == "ring" else _at_once)(call, graph, exchange, backend, dtype)
     if call.sink_logits is not None:
-        has_in_edges = _has_in_edges(graph, exchange).to(out.device)
-        out, lse = edges.add_sinks(out, lse, call.sink_logits, has_in_edges)
+        # from any rank
+        parts = subgraphs.rank_subgraphs(*graph.share, exchange)
+        has_in_edges = torch.stack([part.graph.in_degree() > 0 for part in parts]).any(0)
+        out, lse = edges.add_sinks(out, lse, call.sink_logits, has_in_edges.to(out.device))
     return out.to(dtype), lse
 
 
@@ -167,13 +169,6 @@ def _keys_and_values(rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     keys = rows[:, :size].view(len(rows), *k.shape[:2], k.shape[3])
     values = rows[:, size:].view(len(rows), *v.shape[:2], v.shape[3])
     return keys.permute(1, 2, 0, 3), values.permute(1, 2, 0, 3)
-
-
-def _has_in_edges(graph: RankGraph, exchange: str) -> Bool[Tensor, "..."]:
-    """The own receivers with in-edges from any rank."""
-    parts = subgraphs.rank_subgraphs(*graph.share, exchange)
-    found: Tensor = torch.stack([part.graph.in_degree() > 0 for part in parts]).any(0)
-    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,6 @@
-"""Who owns which tokens: the ranks of a group, each with its receivers and its senders.
+"""Who owns which tokens: the ranks of a group, each with its receivers and its senders in ascending order.
 
-A rank has its tokens in ascending order, as few runs of neighbours. Positions count from the graph's first
-receiver and first sender, as in ``edge_index``; a square graph has one :class:`Shares` for both sides.
+Positions count from the graph's first receiver and first sender, as in ``edge_index``.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Shares:
         return tuple(total.index_add_(0, self.rank, self.stop - self.start).tolist())
 
     def ranges(self, rank: int) -> list[tuple[int, int]]:
-        """The runs of a rank as ``(start, stop)``, in ascending order."""
+        """The runs ``(start, stop)`` of a rank, in ascending order."""
         own = self._runs(rank)
         return list(zip(self.start[own].tolist(), self.stop[own].tolist(), strict=True))
 
@@ -72,15 +71,12 @@ class Shares:
         return own[run] + tokens.cpu() - self.start[run]
 
     def __eq__(self, other: object) -> bool:
-        """True if every rank owns the same tokens."""
         return isinstance(other, Shares) and self._key == other._key
 
     def __hash__(self) -> int:
-        """Of the runs and their owners."""
         return hash(self._key)
 
     def __repr__(self) -> str:
-        """The first ranks and their first runs."""
         shown = [_shown(self.ranges(rank)) for rank in range(min(self.world_size, SHOWN))]
         more = f"; ... {self.world_size - SHOWN} more ranks" if self.world_size > SHOWN else ""
         return f"Shares({self.num_tokens} tokens on {self.world_size} ranks: {'; '.join(shown)}{more})"
@@ -92,7 +88,6 @@ class Shares:
 
     @cached_property
     def _by_position(self) -> tuple[Tensor, Tensor]:
-        """The runs sorted by their first token, and those first tokens."""
         order = self.start.argsort()
         return order, self.start[order]
 
@@ -101,7 +96,6 @@ class Shares:
         return order[torch.searchsorted(first, tokens.cpu().contiguous(), right=True) - 1]
 
     def _runs(self, rank: int) -> slice:
-        """The slice of the runs of a rank."""
         if not 0 <= rank < self.world_size:
             raise IndexError(f"rank must be in 0 .. {self.world_size - 1}, got {rank}")
         ends = torch.searchsorted(self.rank, torch.tensor([rank, rank + 1], device="cpu"))
@@ -110,8 +104,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Partition:
-    """Which rank owns which receivers (``dst``) and which senders (``src``); the same :class:`Shares` for a
-    square graph.
+    """Which rank owns which receivers (``dst``) and senders (``src``): the same tokens of a square graph.
 
     ``name``: how it was made. Hashable, so that results for it are cached with a graph.
 
@@ -125,7 +118,6 @@ class Partition:
     name: str = field(default="given", compare=False)
 
     def __post_init__(self) -> None:
-        """ValueError for sides of different groups."""
         if self.dst.world_size != self.src.world_size:
             got = f"{self.dst.world_size} ranks for the receivers and {self.src.world_size} for the senders"
             raise ValueError(f"dst and src must be owned by the same ranks, got {got}")
@@ -141,7 +133,6 @@ class Partition:
         return self.dst == self.src
 
     def __repr__(self) -> str:
-        """Who owns the first tokens."""
         sides = {"receivers": self.dst, "senders": self.src}
         sides = {"receivers and senders": self.dst} if self.is_square else sides
         texts = [repr(x)[len("Shares(") : -1].replace("tokens", word, 1) for word, x in sides.items()]
@@ -149,7 +140,7 @@ class Partition:
 
 
 def of_ranges(num_tokens: int, ranges: Sequence[Iterable[tuple[int, int]]]) -> Shares:
-    """The shares of ranks that own the given ranges ``(start, stop)``, as many as there are lists of them.
+    """The shares of ranks that own these ranges ``(start, stop)``, a list for each rank.
 
     ValueError unless every token 0 .. num_tokens - 1 is in exactly one of them.
     """
@@ -191,7 +182,7 @@ def of_bounds(bounds: Sequence[int]) -> Shares:
 
 
 def _of_runs(num_tokens: int, world_size: int, rank: Tensor, start: Tensor, stop: Tensor) -> Shares:
-    """Runs sorted, checked to hold every token once, and joined where they touch."""
+    # sorted, checked to have every token once, and joined where they touch
     by_position = start.argsort()
     ends = torch.cat([start.new_zeros(1), stop[by_position]])
     begins = torch.cat([start[by_position], start.new_tensor([num_tokens])])
@@ -211,7 +202,7 @@ def _of_runs(num_tokens: int, world_size: int, rank: Tensor, start: Tensor, stop
 
 
 def contiguous(graph: TokenGraph, world_size: int) -> Partition:
-    """Equal ranges of neighbouring tokens, or one token less where their number is no multiple of the ranks.
+    """Equal ranges of neighbouring tokens, on some ranks one token less if their number is no multiple.
 
     >>> from gnn_attention import patterns
     >>> contiguous(patterns.cross(4, 7), 3)
@@ -223,11 +214,10 @@ def contiguous(graph: TokenGraph, world_size: int) -> Partition:
 
 
 def zigzag(graph: TokenGraph, world_size: int) -> Partition:
-    """Of twice as many chunks as ranks, rank r owns r and ``2 world_size - 1 - r``: causal edges are in
-    balance.
+    """Rank r owns the chunks r and ``2 world_size - 1 - r`` of ``2 world_size``: causal edges are in balance.
 
-    The chunks mirror each other: of ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges, the
-    same on all ranks where ``2 world_size`` divides T, else at most ``T + 1`` apart.
+    Of ``causal(T)`` a rank with chunks of c tokens has ``c (T + 1)`` edges, the same on all ranks where
+    ``2 world_size`` divides T, else at most ``T + 1`` apart.
 
     >>> from gnn_attention import patterns
     >>> zigzag(patterns.causal(8), 2)
@@ -239,7 +229,7 @@ def zigzag(graph: TokenGraph, world_size: int) -> Partition:
 
 
 def _even(num_tokens: int, world_size: int) -> list[int]:
-    """Bounds of shares that differ by one token at most, the larger ones first."""
+    # the larger shares first
     return [-(-rank * num_tokens // world_size) for rank in range(world_size + 1)]
 
 

@@ -50,10 +50,10 @@ def by_edges(graph: TokenGraph, world_size: int) -> Partition:
 def documents(graph: TokenGraph, world_size: int) -> Partition:
     """Whole documents on each rank where possible, balanced by edges; one beyond a rank's share is cut.
 
-    A document is a run of tokens that no edge crosses (:func:`closed_runs`), so this fits any square graph
-    that falls apart into runs. Documents stay in order if that balances as well as giving them out one by
-    one, the largest first, each to the rank with the least. No rank has more than twice its share of edges
-    and tokens together, and the edges of one receiver. ValueError unless the graph is square.
+    A document is a run of tokens that no edge crosses (:func:`closed_runs`). Documents stay in order if that
+    balances as well as dealing them out, the largest first, each to the rank with the least. No rank has more
+    than twice its share of edges and tokens together, and the edges of one receiver. ValueError unless the
+    graph is square.
 
     >>> from gnn_attention import patterns
     >>> documents(patterns.documents([3, 3, 2, 4]), 2)
@@ -105,10 +105,8 @@ def rcm(graph: TokenGraph, world_size: int) -> Partition:
 def metis(graph: TokenGraph, world_size: int) -> Partition:
     """METIS's k-way partition: the fewest senders that travel, the edges in balance; deterministic.
 
-    Needs pymetis (extra ``metis``). ImportError without it, ValueError for a graph of more than 2^25 edges.
-
-    G. Karypis and V. Kumar, "A fast and high quality multilevel scheme for partitioning irregular graphs",
-    1998.
+    ImportError without pymetis (extra ``metis``), ValueError for a graph of more than 2^25 edges. Source:
+    Karypis and Kumar 1998, A fast and high quality multilevel scheme for partitioning irregular graphs.
     """
     world_size, pymetis = checks.size("world_size", world_size, 1), _pymetis()
     weight, (start, neighbours) = _node_weights(graph), _adjacency(graph)
@@ -126,8 +124,8 @@ def metis(graph: TokenGraph, world_size: int) -> Partition:
 def rcm_order(graph: TokenGraph) -> Int[Tensor, " nodes"]:
     """The nodes in reverse Cuthill-McKee order, which places neighbours near each other.
 
-    Breadth first from an end of each connected component, the children of a node by their degree; then
-    reversed. E. Cuthill and J. McKee, "Reducing the bandwidth of sparse symmetric matrices", 1969.
+    Breadth first from an end of each connected component, the children of a node by their degree, then
+    reversed. Source: Cuthill and McKee 1969, Reducing the bandwidth of sparse symmetric matrices.
 
     >>> from gnn_attention.graph import TokenGraph
     >>> path = TokenGraph.from_edges(torch.tensor([[0, 3, 1], [3, 1, 2]]), 4)      # 0 -> 3 -> 1 -> 2

@@ -1,8 +1,4 @@
-"""One rank's part of a graph whose tokens are spread over several: its own receivers and its own senders.
-
-Layers and models take it in the place of the whole graph, with the states of the rank's own tokens.
-``attend`` passes a call along it to ``run``, which fetches the senders of other ranks.
-"""
+"""One rank's part of a graph whose tokens are spread over several: its own receivers and its own senders."""
 
 from __future__ import annotations
 
@@ -21,8 +17,9 @@ from gnn_attention.graph import TokenGraph
 class RankGraph(TokenGraph):
     """The own tokens of ``rank``, with the ``whole`` graph and its ``partition``.
 
-    As a graph it has the edges between own tokens. ``dst_at`` and ``src_at`` are the absolute positions of
-    the own tokens. Made by :func:`gnn_attention.distributed.local`.
+    Made by :func:`gnn_attention.distributed.local`. Layers and models take it in the place of the whole
+    graph, with the states of the own tokens, whose absolute positions are ``dst_at`` and ``src_at``. As a
+    graph it has the edges between own tokens; attention fetches the senders of other ranks.
     """
 
     whole: Any = None
@@ -34,8 +31,6 @@ class RankGraph(TokenGraph):
     src_at: Any = None
     # (call, backend=...) -> (out, lse): attention of these tokens along the whole graph
     run: Any = None
-    # the same tokens' part of another graph
-    again: Callable[[TokenGraph], RankGraph] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,10 +58,8 @@ class RankGraph(TokenGraph):
         )
 
     def _cannot_change(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"{self!r} is rank {self.rank}'s part of a graph: change the whole graph, then take "
-            "gnn_attention.distributed.local of it"
-        )
+        advice = "change the whole graph, then take gnn_attention.distributed.local of it"
+        raise NotImplementedError(f"{self!r} is rank {self.rank}'s part of a graph: {advice}")
 
     __or__ = __and__ = __sub__ = __xor__ = __invert__ = __matmul__ = __pow__ = rows = select = _cannot_change
     T = property(_cannot_change)

@@ -22,14 +22,8 @@ from gnn_attention.distributed.partition import Partition, check_partition, cont
 from gnn_attention.distributed.partitioners import by_edges, documents, metis, rcm
 from gnn_attention.graph import TokenGraph
 
-PARTITIONS: dict[str, Callable[[TokenGraph, int], Partition]] = {
-    "contiguous": contiguous,
-    "zigzag": zigzag,
-    "documents": documents,
-    "by_edges": by_edges,
-    "rcm": rcm,
-    "metis": metis,
-}
+_MAKERS = (contiguous, zigzag, documents, by_edges, rcm, metis)
+PARTITIONS: dict[str, Callable[[TokenGraph, int], Partition]] = {make.__name__: make for make in _MAKERS}
 EXCHANGES = ("halo", "ring", "gather")
 MAX_RANKS = 4096  # the tables of all pairs of ranks take 128 MiB each
 FOR_EDGE_LISTS = ("rcm", "metis")

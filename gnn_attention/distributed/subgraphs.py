@@ -72,7 +72,7 @@ def subgraph(graph: TokenGraph, dst: Int[Tensor, " dst"], src: Int[Tensor, " src
 
 
 def to_all_ranks(sizes: tuple[int, ...], rank: int) -> RowTransfer:
-    """All own rows go to every other rank."""
+    """The transfer of all own rows to every other rank."""
     send = tuple(0 if r == rank else sizes[rank] for r in range(len(sizes)))
     receive = tuple(0 if r == rank else size for r, size in enumerate(sizes))
     return RowTransfer(None, send, receive)
@@ -88,16 +88,16 @@ def ring_step(sizes: tuple[int, ...], rank: int, step: int) -> RowTransfer:
 
 
 def rank_subgraphs(graph: TokenGraph, partition: Partition, rank: int, exchange: str) -> tuple[Subgraph, ...]:
-    """The subgraphs of a rank's receivers, in the order in which their senders arrive; cached.
+    """The subgraphs of a rank's receivers, its own senders first, then those that arrive; cached.
 
-    "halo" and "gather": its own senders, then all that arrived; "ring": those of each rank, its own first.
+    "halo" and "gather": all that arrive as one; "ring": those of each rank.
     """
     found: tuple[Subgraph, ...] = memoized(_rank_subgraphs, graph, partition, rank, exchange)
     return found
 
 
 def rank_rows(graph: TokenGraph, partition: Partition, rank: int) -> TokenGraph:
-    """The receivers of a rank over all senders; cached."""
+    # the receivers of a rank over all senders
     rows: TokenGraph = memoized(_rank_rows, graph, partition, rank)
     return rows
 

@@ -1,4 +1,4 @@
-"""Run a function on several gloo processes of this machine, within a deadline: no test waits for ever.
+"""Run a function on several gloo processes of this machine, within a deadline.
 
 ``ranks.run(4, function, *arguments)`` calls ``function(rank, world_size, *arguments)`` in four processes with
 a process group and returns the four results. The function stands at the top of its module; arguments and
@@ -31,23 +31,13 @@ from gnn_attention.verify.measure import EXACT
 
 __all__ = ["RanksError", "alone", "run", "share"]
 
-# What the server loads, once, and no process of a rank again: the package, and what test modules import.
-PRELOADED = (
-    *(
-        "torch.distributed.tensor.parallel",
-        "torch.distributed.checkpoint.state_dict",
-        "torch.distributed.fsdp",
-    ),
-    *(
-        "gnn_attention.model",
-        "gnn_attention.training",
-        "gnn_attention.distributed",
-        "gnn_attention.convert.catalogue",
-    ),
-    *("gnn_attention.verify.oracle", "pytest"),
-)
+# what the server loads once: the package, and what test modules import
+PRELOADED = ["torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict"]
+PRELOADED += ["torch.distributed.fsdp", "gnn_attention.model", "gnn_attention.training", "pytest"]
+PRELOADED += ["gnn_attention.distributed", "gnn_attention.convert.catalogue", "gnn_attention.verify.oracle"]
 Tensors = Sequence[torch.Tensor]
-GRACE = 5.0  # seconds that the others have to fail too, once one of them did
+# seconds that the others have to fail too, once one of them did
+GRACE = 5.0
 
 
 class RanksError(AssertionError):
@@ -64,9 +54,7 @@ def run(world_size: int, function: Callable[..., Any], *arguments: Any, deadline
 
 
 def alone(function: Callable[..., Any], *arguments: Any, deadline: float = 60.0) -> Any:
-    """What ``function(*arguments)`` returns in a process of its own, without a process group; else as
-    ``run``.
-    """
+    """What ``function(*arguments)`` returns in one process without a process group, within a deadline."""
     return _results([0], None, function, arguments, deadline)[0]
 
 
@@ -78,10 +66,8 @@ def share(found: Tensors, true: Tensors, whole: Tensors | None = None) -> float:
     for a, b in zip(found, true, strict=True):
         assert a.shape == b.shape
         assert a.dtype == b.dtype == torch.float64
-    off, largest = (
-        error(found, true),
-        max((float(x.abs().max()) for x in whole or true if x.numel()), default=0.0),
-    )
+    off = error(found, true)
+    largest = max((float(x.abs().max()) for x in whole or true if x.numel()), default=0.0)
     return off / (EXACT * largest) if largest else 0.0 if off == 0 else math.inf
 
 
@@ -115,7 +101,7 @@ def _results(
 def _server() -> Any:
     """The server, which has loaded its modules once a first process is there: no deadline begins before."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload(PRELOADED)
     first = context.Process(target=int)
     first.start()
     first.join()
@@ -142,7 +128,7 @@ def _check(folder: str, codes: list[int | None], in_time: bool, deadline: float)
         if file.exists():
             texts.append(f"rank {rank}:\n{file.read_text()}")
         elif code:
-            texts.append(f"rank {rank} was ended (exit code {code}) and said nothing")
+            texts.append(f"rank {rank} ended (exit code {code}) without a message")
     if not in_time:
         texts.insert(0, f"not done after {deadline} seconds")
     if texts:
@@ -152,21 +138,20 @@ def _check(folder: str, codes: list[int | None], in_time: bool, deadline: float)
 def _rank(
     rank: int, world_size: int | None, where: tuple[str, str, str], folder: str, deadline: float
 ) -> None:
-    """The life of one process."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:
         place = () if world_size is None else (rank, world_size)
         if world_size is not None:
             store, timeout = f"file://{folder}/store", timedelta(seconds=deadline)
-            distributed.init_process_group(
-                "gloo", init_method=store, rank=rank, world_size=world_size, timeout=timeout
-            )
+            group = {"rank": rank, "world_size": world_size, "timeout": timeout}
+            distributed.init_process_group("gloo", init_method=store, **group)
         arguments = torch.load(Path(folder) / "arguments", weights_only=False)
         result = _function(*where)(*place, *arguments)
         torch.save(result, Path(folder) / f"result{rank}")
         if world_size is not None:
-            distributed.barrier()  # no rank leaves while others still talk
+            # no rank leaves while others still communicate
+            distributed.barrier()
             distributed.destroy_process_group()
     except BaseException:
         (Path(folder) / f"error{rank}").write_text(traceback.format_exc())
