@@ -72,7 +72,9 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
         # the same on every rank without communication
         exchange = memoized(rank_plan.choose_exchange, graph.whole, graph.partition)
     _check_agreement(call, graph, exchange, backend)
-    dtype, call = call.q.dtype, _with_first_seed(in_merge_dtype(call), graph.group)
+    dtype, call = call.q.dtype, in_merge_dtype(call)
+    if call.seed is not None:
+        call = replace(call, seed=broadcast_first(call.seed, graph.group))
     out, lse = (_ring if exchange == "ring" else _at_once)(call, graph, exchange, backend, dtype)
     if call.sink_logits is not None:
         # from any rank
@@ -122,7 +124,8 @@ def _at_once(
     """Own senders while the others travel, in ``dtype``, then those that arrived."""
     own, other = subgraphs.rank_subgraphs(*graph.share, exchange)
     if exchange == "halo":
-        transfer = _halo_transfer(graph, call.q.device)
+        # a collective the first time: ranks send the numbers of their halo's senders
+        transfer = memoized(_halo_transfer, *graph.share, graph.group, call.q.device)
     else:
         transfer = subgraphs.to_all_ranks(graph.partition.src.sizes, graph.rank)
     pending, rows = PendingExchange(transfer, graph.group, exchange == "gather", dtype), _rows(call.k, call.v)
@@ -245,13 +248,7 @@ def _placeholder(x: Tensor, count: int) -> Tensor:
     return x.new_zeros(()).expand(*x.shape[:2], count, x.shape[3])
 
 
-def _halo_transfer(graph: RankGraph, device: torch.device) -> RowTransfer:
-    """The rows of a halo exchange, cached. A collective the first time: ranks send their halo's numbers."""
-    transfer: RowTransfer = memoized(_exchange_halo, *graph.share, graph.group, device)
-    return transfer
-
-
-def _exchange_halo(
+def _halo_transfer(
     graph: TokenGraph, partition: Partition, rank: int, group: Any, device: torch.device
 ) -> RowTransfer:
     senders, sizes = memoized(halo, graph, partition, rank), halo_sizes(graph, partition)
@@ -337,7 +334,3 @@ def _probed(graph: TokenGraph) -> Tensor:
     src[::2] = (dst - near % 64).clamp(0, graph.num_src - 1)[::2]
     b, h = (near % (size or 1) for size in (graph.batch, graph.heads))
     return graph.rule(b, h, dst, src)
-
-
-def _with_first_seed(call: AttentionCall, group: Any) -> AttentionCall:
-    return call if call.seed is None else replace(call, seed=broadcast_first(call.seed, group))

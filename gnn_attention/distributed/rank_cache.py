@@ -42,10 +42,10 @@ from gnn_attention.score_mods import ScoreMod
 class RankCache:
     """Keys and values of the tokens so far, spread over the ranks of a group, for one or several layers.
 
-    A token that comes by :meth:`append` is stored by rank ``t // block % world``; :meth:`fill` takes the
-    first part of a text as it was spread for ``distributed.attend``. A sender is dropped after its last
-    receiver. All methods are called on every rank, with the same arguments but for :meth:`fill`; only
-    :meth:`attend` communicates. Nothing is recorded for autograd: NotImplementedError where it would be.
+    :meth:`append` stores token t on rank ``t // block % world``; :meth:`fill` takes the first part of a text
+    as it was spread for ``distributed.attend``. A sender is dropped after its last receiver. All methods are
+    called on every rank, with the same arguments but for :meth:`fill`; only :meth:`attend` communicates.
+    NotImplementedError for rows that want gradients, which are not recorded.
 
     ``cache.append(k, v)`` then ``out = cache.attend(q)`` for each chunk of new tokens, of any size; or, for a
     whole model, ``generate(model, tokens, count, cache=cache)`` with as many layers as the model.
@@ -63,7 +63,7 @@ class RankCache:
 
     @property
     def length(self) -> int:
-        """How many tokens came to all layers."""
+        """How many tokens all layers have."""
         return min(stop for _, stop in self._chunks)
 
     def positions(self, layer: int = 0) -> Int[Tensor, " senders"]:
@@ -71,7 +71,7 @@ class RankCache:
         return self._tokens[layer] + self.graph.src_offset
 
     def check_graph(self, graph: TokenGraph) -> None:
-        """ValueError if ``graph`` is another than this cache's."""
+        """ValueError for another graph than this cache's."""
         check_same_graph(self.graph, graph)
 
     def fill(

@@ -60,19 +60,18 @@ def compare(
 
     Args:
         graphs: expressions with ``;`` between them, or a list of expressions and graphs. An expression may
-            leave out the number of tokens (:func:`gnn_attention.convert.expressions.parse`); ``file:NAME`` is
-            the graph of a file, its first ``recipe.length`` tokens (:mod:`gnn_attention.convert.files`).
-        recipe: all that the trainings share, ``RECIPE`` unless given; its ``seed`` and ``graph`` are
-            replaced.
+            leave out the number of tokens; ``file:NAME`` is the graph of a file, its first ``recipe.length``
+            tokens (:mod:`gnn_attention.convert.files`).
+        recipe: the settings, ``RECIPE`` unless given; its ``seed`` and ``graph`` are replaced.
         seeds: how many trainings for each graph, from seeds 0, 1, ...
         out: a folder for what is finished; what is there already is not trained again.
         text: what to learn from, :func:`gnn_attention.training.corpus` unless given.
         config: sizes of the model; its ``vocabulary_size`` is replaced.
         log: called with a line of progress, about twice a second.
 
-    Raises TypeError for an argument of another type; ValueError for a graph that is no graph of
-    ``recipe.length`` tokens, with an edge from a later token, or twice the same, for a folder that
-    holds another comparison, and for a training that diverged; all but the last before any training.
+    Raises TypeError for an argument of another type; ValueError for a graph of another number of tokens, with
+    an edge from a later token, or twice the same, for a folder of another comparison, and for a training that
+    diverged; all but the last before any training.
 
     >>> text = Corpus({"a.py": "def f(x): return x\\n" * 40}, {"b.py": "def g(y): return y\\n" * 40})
     >>> small = Config(1, width=16, num_heads=2, head_dim=8, mlp_width=32)

@@ -55,25 +55,20 @@ def train(
     """A trained model, its vocabulary and a report of how it was made and what it reached.
 
     Args:
-        recipe: what decides the result, ``Recipe()`` unless given.
-        text: what to learn from, :func:`corpus` unless given; ``pieces`` is not looked at where it is encoded
-            already.
-        config: sizes of the model; its ``vocabulary_size`` is replaced by what the vocabulary has.
+        recipe: the settings, ``Recipe()`` unless given.
+        text: what to learn from, :func:`corpus` unless given; if encoded, ``pieces`` is ignored.
+        config: sizes of the model; its ``vocabulary_size`` is replaced.
         minutes: end after so long if the steps are not done before; the learning rate falls accordingly.
         out: a file to save the three to, in the end and in full or not at all.
-        progress: whether stderr shows how far it is: a bar, elsewhere a line every 5 s; None means only on a
-            terminal.
+        progress: whether stderr shows it, a bar or a line every 5 s; None: only on a terminal.
         backend: what attends, a name of ``list_backends()``, "auto" or one of your own.
         graph: the graph of a window, instead of the recipe's.
         watch: called after every step with the number of steps and the loss of the last.
-        ranks: :class:`Ranks` where several processes train one model, every one of which calls this; the
-            batch is that of all.
-        checkpoints: where to keep :class:`Checkpoints`; if there is one already, the training goes on from
-            it.
+        ranks: :class:`Ranks` where several processes train one model; each calls this with the whole batch.
+        checkpoints: where to write :class:`Checkpoints`; the training goes on from the last one.
 
-    The weights are rounded to float16, as they are saved, before the report's figures are taken. Raises
-    ValueError for a corpus shorter than one window, a graph of another size than a window, or the checkpoint
-    of another training.
+    The weights are rounded to float16, as they are saved, before the report is made. Raises ValueError for a
+    corpus shorter than one window, a graph of another size, or the checkpoint of another training.
     """
     minutes = None if minutes is None else checks.number("minutes", minutes, positive=True)
     recipe = checks.instance("recipe", Recipe() if recipe is None else recipe, Recipe)

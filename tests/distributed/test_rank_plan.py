@@ -177,12 +177,7 @@ def test_wrong_arguments_are_named():
         ((graph, 2, 3, 4), {"kv_heads": 2}, ValueError, "heads must be a multiple of kv_heads, got 3 and 2"),
         ((BY_HEAD, 2, 3, 4), {}, ValueError, "heads=3, but .* differs by them and has 4"),
         ((BY_SAMPLE, 2, 3, 4), {}, ValueError, "batch=1, but .* differs by them and has 2"),
-        (
-            (graph, 2, 1, 4),
-            {"dtype": torch.int32},
-            TypeError,
-            "a floating point dtype of torch, got torch.int32",
-        ),
+        ((graph, 2, 1, 4), {"dtype": torch.int32}, TypeError, "floating point .*, got torch.int32"),
         ((graph, 2, 1, 4), {"partition": "half"}, ValueError, "one of 'contiguous', .*got 'half'"),
         ((graph, 2, 1, 4), {"partition": zigzag(graph, 3)}, ValueError, "is of 3 ranks, but world_size is 2"),
         ((graph, 2, 1, 4), {"partition": 3}, TypeError, "partition must be a Partition, got int"),

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
 import sys
 import tempfile
 from dataclasses import asdict, replace
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
-from support.bounds import assert_exact
 from support.extras import needs
 from support.refusals import assert_refusals
 from torch.nn import functional
@@ -28,10 +24,10 @@ from gnn_attention.convert import expressions
 from gnn_attention.convert import files as convert_files
 from gnn_attention.cost.graph_cost import most_cached
 from gnn_attention.model import Config, LanguageModel, induction_scores
-from gnn_attention.training import Corpus, Recipe, compare_results, compare_store, metrics
+from gnn_attention.training import Corpus, Recipe, metrics
 from gnn_attention.training import compare as ex
 from gnn_attention.training import trainer as training
-from gnn_attention.training.compare_results import Mean, Outcome, rows, table
+from gnn_attention.training.compare_results import Outcome, rows
 
 SIZES = Config(1, width=16, num_layers=1, num_heads=2, head_dim=8, mlp_width=32, reach=4)
 SHORT = Recipe(steps=3, batch=2, length=16, pieces=262, warmup=1, precision="float32")
@@ -261,25 +257,16 @@ class TestGraphs:
             (" ; ", "at least one graph"),
             ([], "at least one graph"),
             ("causal; windw(4)", "graphs: 'windw.4.': column 1, .*no builder 'windw'; did you mean 'window'"),
-            (
-                "causal(15)",
-                r"graphs: 'causal.15.' must have the 16 tokens of a window, got .*15 src -> 15 dst",
-            ),
+            ("causal(15)", "graphs: 'causal.15.' must have the 16 tokens of a window, got .*15 src ->"),
             ("cross(16, 8)", "must have the 16 tokens"),
             ("causal.rows(0, 8)", "must have the 16 tokens"),
             ("causal; full", r"graphs: 'full' has 120 edges from a later token \(src > dst\)"),
-            (
-                "causal; window(16)",
-                "'causal' and 'window.16.' have the same 16 tokens and edges, leave one out",
-            ),
+            ("causal; window(16)", "'causal' and 'window.16.' have the same 16 tokens and edges, leave one"),
             ("duo_attention(3, [1], 4)", "one graph, or one for each of the 2 heads"),
             ("per_sample(causal, causal)", "one graph, or one for each of the 2 heads"),
             ("file:nowhere.txt", "nowhere.txt: expected a file that ends in"),
             ("file:{}/short.edges", "has 15 tokens, fewer than a window: take a length of at most 15"),
-            (
-                "file:{}/both.edges",
-                "has 29 edges from a later token .* take lines with src > dst out of a file",
-            ),
+            ("file:{}/both.edges", "has 29 edges from a later token .* take lines with src > dst out of"),
         ],
     )
     def test_wrong_graphs_raise_before_any_training(self, graphs, match, trained, tmp_path):
@@ -295,11 +282,7 @@ class TestGraphs:
     def test_other_wrong_arguments(self):
         assert_refusals(
             [
-                (
-                    lambda: compared([3]),
-                    TypeError,
-                    "an expression is a string such as 'window.64, 8.', got 3",
-                ),
+                (lambda: compared([3]), TypeError, "an expression is a string such as .*, got 3"),
                 (lambda: compared(3), TypeError, "graphs must be expressions with ; between them"),
                 (lambda: compared(log="loud"), TypeError, "log must be a function of a line of text"),
                 (lambda: compared(seeds=0), ValueError, "seeds must be at least 1, got 0"),
@@ -309,11 +292,13 @@ class TestGraphs:
 
 
 class TestFolder:
-    def test_what_is_there_is_not_trained_again(self, trained, tmp_path):
+    def test_what_is_there_is_not_trained_again(self, trained, monkeypatch, tmp_path):
         first = compared("causal; window(4)", out=tmp_path / "finished")
         assert trained == [("causal(16)", 0), ("window(16, 4)", 0)]
         trained.clear()
-        again = compared("causal; window(16, 4)", out=tmp_path / "finished")
+        with monkeypatch.context() as patch:
+            patch.setattr(ex, "encoded", lambda *_: pytest.fail("the text was encoded"))
+            again = compared("causal; window(16, 4)", out=tmp_path / "finished")
         assert again == [first[0], replace(first[1], graph="window(16, 4)")]
         assert trained == []
         more = compared("window(4); window(5); causal", seeds=2, out=tmp_path / "finished")
@@ -321,11 +306,6 @@ class TestFolder:
         assert trained == added
         assert (more[0], more[2]) == (first[1], first[0])
         assert len(list((tmp_path / "finished").glob("*-seed*.json"))) == 6
-
-    def test_nothing_is_read_where_nothing_is_missing(self, monkeypatch, tmp_path):
-        found = written(tmp_path / "finished")
-        monkeypatch.setattr(ex, "encoded", lambda *_: pytest.fail("the text was encoded"))
-        assert compared("causal", out=tmp_path / "finished") == [found]
 
     def test_an_interruption_leaves_what_is_finished(self, trained, monkeypatch, tmp_path):
         stop_after(monkeypatch, 4)
@@ -336,18 +316,6 @@ class TestFolder:
         found = compared(out=tmp_path / "finished")
         assert trained == [("window(16, 4)", 0), ("window(16, 3) | sinks(16, 2)", 0)]
         assert list(map(measured, found)) == list(map(measured, three()))
-
-    def test_a_file_is_there_in_full_or_not_at_all(self, monkeypatch, tmp_path):
-        written(tmp_path / "finished")
-        before = sorted(tmp_path.rglob("*"))
-
-        def full(_):
-            raise OSError("no space left on device")
-
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="no space left"):
-            compared("window(4)", out=tmp_path / "finished")
-        assert sorted(tmp_path.rglob("*")) == before
 
     @pytest.mark.parametrize(
         ("changed", "text", "width", "match"),
@@ -407,87 +375,6 @@ class TestFolder:
         with pytest.raises(ValueError, match="expected more than length = 4000"):
             compared("causal", replace(SHORT, length=4000), out=tmp_path)
         assert len(compared("causal", out=tmp_path)) == 1
-
-    def test_two_at_once_do_not_share_a_folder(self, tmp_path):
-        """Both began in an empty one: what the first finishes makes it its own."""
-        one, other = (compare_store.Store(tmp_path, {"steps": steps}) for steps in (1, 2))
-        (outcome,) = made("causal", [2.0])
-        one.add(outcome)
-        with pytest.raises(ValueError, match="holds a comparison with steps 1, not 2"):
-            other.add(replace(outcome, seed=1))
-        assert (one.find("causal", outcome.key, 0), one.find("causal", outcome.key, 1)) == (outcome, None)
-
-
-def made(graph, losses, edges=4.0, induction=0.5):
-    rest = (1.0, induction, 0.01, 100.0, 4)
-    return [Outcome(graph, graph, seed, edges, loss, *rest) for seed, loss in enumerate(losses)]
-
-
-class TestRows:
-    def test_means_and_standard_errors(self):
-        losses, others = [2.0, 2.3, 2.9], [2.5, 2.1, 3.0]
-        first, second = rows(made("a", losses) + made("b", others))
-        differences = [b - a for a, b in zip(losses, others, strict=True)]
-        for found, values in ((first.loss, losses), (second.loss, others), (second.difference, differences)):
-            assert_exact(found.mean, statistics.mean(values), largest=max(values))
-            assert_exact(found.error, statistics.stdev(values) / 3**0.5, largest=max(values))
-        assert first.difference is None
-
-    def test_differences_are_taken_seed_by_seed(self):
-        """Seeds far apart, graphs always the same step apart: only the mean is uncertain."""
-        _, second = rows(made("a", [1.0, 2.0, 4.0]) + made("b", [1.25, 2.25, 4.25]))
-        assert second.loss.error > 0.8
-        assert_exact([second.difference.mean, second.difference.error], [0.25, 0.0], largest=4.25)
-        mixed = made("a", [1.0, 2.0, 4.0])[::-1] + made("b", [1.25, 2.25, 4.25])[::-1]
-        assert rows(mixed)[1].difference == second.difference
-
-    def test_the_table(self):
-        """An error over seeds, none of one seed."""
-        losses = made("causal", [2.0, 2.2], 8.5) + made("window(4)", [2.1, 2.1], 3.625, induction=None)
-        lines = table(rows(losses)).splitlines()
-        assert lines[0].split("  ")[0] == "graph"
-        assert " ".join(lines[1].split()) == "causal 8.5 2.1000 ± 0.1000 - 0.50 ± 0.00 10.0 100 4"
-        assert " ".join(lines[2].split()) == "window(4) 3.6 2.1000 ± 0.0000 +0.0000 ± 0.1000 - 10.0 100 4"
-        assert len(set(map(len, lines))) == 1
-        (one,) = rows(made("a", [2.0]))
-        assert one.loss == Mean(2.0, None)
-        assert "±" not in table([one])
-
-
-class TestPlot:
-    FOUND = rows(
-        made("causal", [2.0, 2.2], 32.5)
-        + made("window(4)", [2.3, 2.3], 3.6)
-        + made("window(8)", [2.25, 2.35], 7.0)
-    )
-
-    @pytest.fixture(autouse=True)
-    def pictures(self):
-        needs("matplotlib")
-
-    def test_points_bars_and_names(self):
-        (axes,) = compare_results.plot(self.FOUND, "title", "facts").axes
-        assert axes.get_xscale() == "log"
-        markers = [line for line in axes.lines if line.get_marker() in "os"]
-        points = {tuple(point) for line in markers for point in line.get_xydata().tolist()}
-        assert points == {(row.edges_per_token, row.loss.mean) for row in self.FOUND}
-        ends = [segment[:, 1].tolist() for bars in axes.collections for segment in bars.get_segments()]
-        wanted = [[row.loss.mean - row.loss.error, row.loss.mean + row.loss.error] for row in self.FOUND]
-        assert_exact(list(chain(*sorted(ends))), list(chain(*sorted(wanted))))
-        names = {row.graph: (row.edges_per_token, row.loss.mean) for row in self.FOUND}
-        assert {text.get_text(): text.xy for text in axes.texts} == names
-        assert axes.get_title(loc="left") == "title\nfacts"
-
-    def test_names_do_not_overlap_and_stay_inside(self):
-        figure = compare_results.plot(self.FOUND, "title", "facts")
-        boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-        assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
-        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
-
-    def test_one_graph_whose_name_is_no_formula(self):
-        name = "file:a$x^$b.edges"
-        (axes,) = compare_results.plot(rows(made(name, [2.0])), "title", "facts").axes
-        assert [text.get_text() for text in axes.texts] == [name]
 
 
 @pytest.fixture

@@ -213,16 +213,8 @@ def test_wrong_recipes_and_texts(tmp_path: Path) -> None:
             (lambda: recipe(precision="float8"), ValueError, "one of 'float32', 'bfloat16', got 'float8'"),
             (lambda: recipe(graph=3), TypeError, "graph must be an expression such as 'causal.128.', got 3"),
             (lambda: training.corpus(tmp_path), ValueError, r"holds no \*\.py files"),
-            (
-                lambda: train(SHORT, training.Corpus(3, {})),
-                TypeError,
-                "a mapping from file names to contents",
-            ),
+            (lambda: train(SHORT, training.Corpus(3, {})), TypeError, "a mapping from file names"),
             (lambda: train(long, CORPUS, SIZES), ValueError, "expected more than length = 4096"),
-            (
-                lambda: train(SHORT, CORPUS, SIZES, minutes=0.0),
-                ValueError,
-                r"minutes must be positive, got 0\.0",
-            ),
+            (lambda: train(SHORT, CORPUS, SIZES, minutes=0.0), ValueError, "minutes must be positive, got 0"),
         ]
     )
