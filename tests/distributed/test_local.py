@@ -1,0 +1,158 @@
+"""Layers and models on the tokens of a rank: outputs and gradients of one process."""
+
+import copy
+import re
+
+import pytest
+import torch
+from support import ranks
+from support.refusals import assert_refusals
+
+import gnn_attention as ga
+from gnn_attention import distributed, patterns
+from gnn_attention.distributed import partition as partitions
+
+SIZES = ga.model.Config(40, width=16, num_heads=2, head_dim=8, mlp_width=16)
+
+
+def alternating(graph, world):
+    owners = partitions.of_owners(torch.arange(graph.num_dst) % world, world)
+    return partitions.Partition(owners, owners)
+
+
+PARTITIONS = {"zigzag": partitions.zigzag, "alternating": alternating}
+
+
+def models(rank, world, kind):
+    """Outputs and gradients of a model, and of a layer with rotary heads and grouped keys."""
+    torch.manual_seed(0)
+    graph = patterns.window(19, 6) | patterns.sinks(19, 2)
+    mine = distributed.local(graph, PARTITIONS[kind](graph, world))
+    model = ga.model.LanguageModel(SIZES).double()
+    heads = ga.StandardHeads(16, 4, num_kv_heads=2, rotary=ga.rotary.Rotary()).double()
+    layer = ga.MessagePassingAttention(heads, backend="auto")
+    tokens, x = torch.randint(40, (2, 19)), torch.randn(2, 19, 16, dtype=torch.float64)
+
+    def gradients(output, of):
+        of.zero_grad()
+        (output * torch.linspace(1, 2, 19, dtype=torch.float64).view(-1, 1)[at]).sum().backward()
+        return [parameter.grad.clone() for parameter in of.parameters()]
+
+    at = slice(None)
+    wholes = [(model(tokens, graph), model), (layer(x, graph), layer)]
+    want = [(output.detach(), gradients(output, of)) for output, of in wholes]
+    at = mine.partition.dst.tokens(rank)
+    parts = [(model(tokens[:, at], mine), model), (layer(x[:, at], mine), layer)]
+    errors = []
+    for (output, of), (whole, grads) in zip(parts, want, strict=True):
+        found = gradients(output, of)
+        for gradient in found:
+            torch.distributed.all_reduce(gradient)
+        errors += [ranks.share([output.detach()], [whole[:, at]], [whole]), ranks.share(found, grads)]
+    return max(errors)
+
+
+@pytest.mark.parametrize("kind", ["zigzag", pytest.param("alternating", marks=pytest.mark.slow)])
+def test_models_and_layers_run_on_ranks(kind):
+    """With ``local(graph)`` in the graph's place; gradients are summed over ranks."""
+    assert max(ranks.run(3, models, kind)) <= 1
+
+
+def idle(rank, world):
+    """Gradients under DDP where a rank has no tokens, or no edges, against those of one process."""
+    torch.manual_seed(0)
+    errors, model = [], ga.model.LanguageModel(SIZES).double()
+    single = copy.deepcopy(model)
+    together = torch.nn.parallel.DistributedDataParallel(model)
+    for graph in (patterns.causal(2), patterns.documents([3, 1, 1]), patterns.causal(5) - patterns.causal(5)):
+        tokens, mine = torch.randint(40, (2, graph.num_dst)), distributed.local(graph)
+        own = distributed.scatter(tokens, mine.partition, -1)
+        for called, graphs, x in ((single, graph, tokens), (together, mine, own)):
+            called.zero_grad()
+            called(x, graphs).square().sum().backward()
+        found = [parameter.grad * world for parameter in model.parameters()]
+        true = [torch.zeros_like(w) if w.grad is None else w.grad for w in single.parameters()]
+        errors.append(ranks.share(found, true))
+    return max(errors)
+
+
+def test_a_rank_without_edges_takes_part_in_ddp():
+    """A learned table of distances has gradients of 0 there, not none: DDP waits for them."""
+    assert max(ranks.run(3, idle)) <= 1
+
+
+def compiled(rank, world):
+    """The error of a compiled layer and of its gradient, and what fullgraph=True says."""
+    torch.manual_seed(0)
+    x, outcomes = torch.randn(2, 19, 16, dtype=torch.float64), []
+    layer = ga.MessagePassingAttention(ga.StandardHeads(16, 4), backend="auto").double()
+    for called in (layer, torch.compile(layer, backend="eager")):
+        mine = distributed.local(patterns.window(19, 6))
+        own = distributed.scatter(x, mine.partition)
+        leaf = own.clone().requires_grad_()
+        out = called(leaf, mine)
+        out.square().sum().backward()
+        outcomes.append((out.detach(), leaf.grad))
+    torch.compiler.reset()
+    try:
+        torch.compile(layer, backend="eager", fullgraph=True)(own, mine)
+    except Exception as error:
+        refusal = str(error)
+    return max(ranks.share([found], [true]) for true, found in zip(*outcomes, strict=True)), refusal
+
+
+@pytest.mark.slow
+def test_a_layer_is_compiled_around_its_attention():
+    """With a break in the graph, which fullgraph=True refuses."""
+    for error, refusal in ranks.run(2, compiled, deadline=120.0):
+        assert error <= 1
+        assert re.search("function run .* was wrapped with `torch.compiler.disable`", refusal)
+
+
+def gathers(rank, world):
+    """gather undoes scatter, and its gradient is the sum of all ranks'."""
+    x = torch.arange(22, dtype=torch.float64).view(1, 11, 2)
+    partition = partitions.zigzag(patterns.causal(11), world)
+    own = distributed.scatter(x, partition).requires_grad_()
+    whole = distributed.gather(own, partition)
+    (whole * (rank + 1)).sum().backward()
+    return torch.equal(whole, x), own.grad.unique().tolist()
+
+
+def test_gather_undoes_scatter():
+    """1 + 2 + 3 of three ranks."""
+    assert ranks.run(3, gathers) == [(True, [6.0])] * 3
+
+
+def views(rank, world):
+    """What a rank's part of a graph does not support, and its repr."""
+    graph, x, y = patterns.causal(6), torch.ones(1, 1, 3, 4), torch.zeros(6, 2)
+    mine = distributed.local(graph)
+    partition, layer = mine.partition, ga.MessagePassingAttention(ga.StandardHeads(4, 1))
+    walk, whole = "the message-passing path .backend=None. need", "graph must be the TokenGraph of all tokens"
+    bias, axis = {"bias": torch.zeros(1)}, r"axis must be in -2 \.\. 1, one of x \[6, 2\], got 7"
+    assert_refusals(
+        [
+            (lambda: layer(torch.zeros(1, 3, 4), mine), NotImplementedError, walk),
+            (lambda: mine | mine, NotImplementedError, "whole graph, then take .*distributed.local"),
+            (lambda: ga.attend(x, x, x, mine, **bias), NotImplementedError, "A per-edge bias goes"),
+            (lambda: distributed.local(mine), TypeError, whole),
+            (lambda: distributed.in_edges(None), TypeError, f"{whole}, got NoneType"),
+            (lambda: distributed.scatter(y[:5], partition), ValueError, "x must have 6 tokens on axis -2"),
+            (lambda: distributed.gather(y[:5], partition), ValueError, "rank 0: .* have the 3 own tokens"),
+            (lambda: distributed.scatter([0.0] * 6, partition), TypeError, "x must be a tensor, got list"),
+            (lambda: distributed.scatter(y, partition, axis=7), IndexError, axis),
+            (lambda: distributed.scatter(y, partition, side="left"), ValueError, "side must be one of"),
+            (
+                lambda: distributed.local(graph, group="tokens"),
+                TypeError,
+                "a DeviceMesh of one axis, got str",
+            ),
+        ]
+    )
+    return repr(mine)
+
+
+def test_a_rank_graph_raises_what_it_does_not_support():
+    names = [f"RankGraph(causal(6): rank {rank} of 2, 3 own src -> 3 own dst)" for rank in range(2)]
+    assert ranks.run(2, views) == names
