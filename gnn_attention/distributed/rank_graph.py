@@ -48,9 +48,11 @@ class RankGraph(TokenGraph):
         return at.to(device)
 
     def runner(self, backend: Any) -> Callable[[Any], Any]:
+        """Attention over the whole graph, which fetches the senders of other ranks."""
         return partial(self.run, backend=backend)
 
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
+        """NotImplementedError: own receivers have in-edges from senders of other ranks too."""
         raise NotImplementedError(
             f"edges of {self!r}: rank {self.rank} attends to senders of other ranks, whose rows it lacks. "
             "A per-edge bias goes through gnn_attention.distributed.attend; weights of edges and the "
@@ -58,6 +60,7 @@ class RankGraph(TokenGraph):
         )
 
     def _cannot_change(self, *arguments: Any, **options: Any) -> NoReturn:
+        """NotImplementedError: only the whole graph can be changed."""
         advice = "change the whole graph, then take gnn_attention.distributed.local of it"
         raise NotImplementedError(f"{self!r} is rank {self.rank}'s part of a graph: {advice}")
 

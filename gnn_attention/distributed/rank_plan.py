@@ -124,6 +124,7 @@ class Plan:
         return next(each.received for each in self.exchanges if each.name == "halo")
 
     def to_dict(self) -> dict[str, Any]:
+        """Every number, for JSON."""
         setting = asdict(self.setting) | {"dtype": str(self.setting.dtype).removeprefix("torch.")}
         return {
             "graph": self.graph,

@@ -169,17 +169,19 @@ class Ranks(Alone):
         return total * (self.replicas / window[:, 1:].numel())
 
     def mean(self, loss: Tensor) -> float:
+        """The mean over replicas, on every rank."""
         total = loss.detach().clone()
         torch.distributed.all_reduce(total, group=self.copies.get_group())
         return total.item() / self.replicas
 
     def of_first(self, share: float) -> float:
+        """The number of the first rank."""
         first = torch.tensor(share, dtype=torch.float64, device=self.device)
         torch.distributed.broadcast(first, src=0)
         return first.item()
 
     def whole(self, model: LanguageModel) -> LanguageModel:
-        # a model of its own, on every rank
+        """A model of its own with the weights of all ranks, on every rank."""
         state: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         with torch.device("meta"):
             plain = LanguageModel(model.config, model.backend)
@@ -187,6 +189,7 @@ class Ranks(Alone):
         return plain
 
     def description(self) -> dict[str, Any]:
+        """The layout, and how many ranks there were."""
         return {"ranks": {"count": self.count, **asdict(self.layout), "data": self.layout.copies}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -175,6 +176,14 @@ def test_a_training_goes_on_from_its_last_checkpoint_as_if_nothing_had_been(tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000006"]
     # nothing is left to do
     assert trained(LONG, None, str(tmp_path))[0] == []
+
+
+def test_the_seconds_before_a_checkpoint_count(tmp_path: Path) -> None:
+    stopped(SHORT, None, str(tmp_path), 3)
+    file = tmp_path / "step-00000002" / "training.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"seconds": 1000.0}))
+    _, _, report = training.train(SHORT, CORPUS, SIZES, checkpoints=Checkpoints(tmp_path))
+    assert 1000 < report["seconds"] < 1100
 
 
 @pytest.mark.usefixtures("_wide")
