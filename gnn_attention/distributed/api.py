@@ -173,7 +173,6 @@ def gather(
 
 
 def _joined(rows: Tensor, shares: Shares, rank: int, group: Any) -> Tensor:
-    """The rows of all ranks, in the order of the tokens."""
     pending = collectives.PendingExchange(subgraphs.to_all_ranks(shares.sizes, rank), group, gather=True)
     others, before = collectives.finish(pending, collectives.start(pending, rows)), sum(shares.sizes[:rank])
     joined = torch.cat([others[:before], rows, others[before:]])
@@ -191,7 +190,6 @@ def _local(graph: TokenGraph, partition: Partition, rank: int, group: Any, excha
 
 
 def _group(group: Any) -> Any:
-    """The process group of an argument ``group``."""
     if not (distributed.is_available() and distributed.is_initialized()):
         raise ValueError(
             "torch.distributed is not initialised: start the program with torchrun and call "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,7 +97,6 @@ def in_merge_dtype(call: AttentionCall) -> AttentionCall:
 
 
 def in_accumulation_dtype(call: AttentionCall, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in float32 or better."""
     wide = edges.accumulation_dtype(call.q.dtype)
     return tuple(x.to(wide) for x in tensors)
 
@@ -187,16 +187,10 @@ class _CallAtPositions(AttentionCall):
         return dropped(weights, self.seed, self.dropout, dst, src, self.first_sample, self.first_head)
 
 
-@dataclass(frozen=True, eq=False)
-class _ScoreModAtPositions:
-    # over a subgraph with gaps
-
-    mod: ScoreMod
-    dst_at: Tensor | None
-    src_at: Tensor | None
-
-    def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        return self.mod(score, b, h, _looked_up(self.dst_at, dst), _looked_up(self.src_at, src))
+def _score_at_positions(
+    mod: ScoreMod, at: tuple[Tensor | None, ...], score: Tensor, b: Tensor, h: Tensor, *ends: Tensor
+) -> Tensor:
+    return mod(score, b, h, *map(_looked_up, at, ends))
 
 
 def _looked_up(table: Tensor | None, row: Tensor) -> Tensor:
@@ -208,7 +202,8 @@ def at_positions(call: AttentionCall, part: Subgraph) -> AttentionCall:
     if not part.has_gaps:
         return call
     if call.score_mod is not None:
-        call = replace(call, score_mod=_ScoreModAtPositions(call.score_mod, part.dst_at, part.src_at))
+        mod = partial(_score_at_positions, call.score_mod, (part.dst_at, part.src_at))
+        call = replace(call, score_mod=mod)
     values = {field.name: getattr(call, field.name) for field in fields(call) if field.init}
     return _CallAtPositions(**values, dst_at=part.dst_at, src_at=part.src_at)
 
@@ -216,7 +211,6 @@ def at_positions(call: AttentionCall, part: Subgraph) -> AttentionCall:
 def _attend_part(
     call: AttentionCall, graph: RankGraph, part: Subgraph, k: Tensor, v: Tensor, backend: BackendLike
 ) -> Result:
-    """The result of the receivers along one subgraph."""
     if not len(part.dst) or not len(part.src) or not part.graph.num_edges:
         return no_result(call)
     call = _part_call(call, graph, part, k, v)
@@ -314,7 +308,6 @@ def _name(backend: BackendLike) -> str:
 
 
 def _described(graph: TokenGraph, partition: Partition) -> tuple[str, str]:
-    """Text that differs between graphs, and between partitions."""
     runs = (shares._key[2].hex()[:8] for shares in (partition.dst, partition.src))
     return f"{graph!r} with edges {_fingerprint(graph)}", f"{partition!r} with runs {', '.join(runs)}"
 

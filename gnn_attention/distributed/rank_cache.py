@@ -183,7 +183,6 @@ class RankCache:
             raise
 
     def _attend_own(self, call: AttentionCall, part: subgraphs.Subgraph, backend: str | Backend) -> Result:
-        """The result over the senders of this rank, in float32 or better."""
         if not len(part.src):
             return no_result(call)
         if backend == "auto" and enumerate_pairs.few(part.graph.shape4):

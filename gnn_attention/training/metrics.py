@@ -111,5 +111,4 @@ def _table(scores: Tensor) -> list[list[float]]:
 
 
 def rounded(number: float | Tensor) -> float:
-    """To the four digits of a report."""
     return round(float(number), 4)
