@@ -421,6 +421,8 @@ def test_an_interrupted_command_names_its_checkpoint(
     training.add_arguments(parser)
     words = ["--out", f"{tmp_path}/a.safetensors", "--length", "16", "--pieces", "260"]
     words += ["--checkpoints", f"{tmp_path}/saved", "--every"]
+    assert training.run(parser.parse_args(words[:-3])) == 130
+    assert "interrupted: nothing was written" in capsys.readouterr().err
     assert training.run(parser.parse_args([*words, "10"])) == 130
     assert f"interrupted: there is no checkpoint in {tmp_path}/saved yet" in capsys.readouterr().err
     assert training.run(parser.parse_args([*words, "2"])) == 130

@@ -181,19 +181,6 @@ def test_the_command_writes_a_file_and_reports(
     assert [path.name for path in tmp_path.iterdir()] == ["new.safetensors"]
 
 
-def test_an_interrupted_command_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(training, "corpus", lambda: CORPUS)
-    monkeypatch.setattr(training._Fit, "step", interrupt)
-    assert training.run(parse("--out", str(tmp_path / "new.safetensors"), "--length", "16")) == 130
-    assert "interrupted: nothing was written" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_wrong_command_names_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert training.run(parse("--out", str(tmp_path / "missing" / "new.safetensors"))) == 2
     assert "expected a folder that exists" in capsys.readouterr().err
