@@ -20,7 +20,6 @@ from gnn_attention.convert import expressions
 from gnn_attention.cost import FormCost, tables
 from gnn_attention.cost.configs import CONFIGS, ModelSizes, config, custom
 from gnn_attention.cost.rate_table import Sizes
-from gnn_attention.cost.tables import Compared
 from gnn_attention.distributed.rank_plan import PARTITIONS
 from gnn_attention.graph import TokenGraph
 
