@@ -1,6 +1,6 @@
-"""What follows from a graph and is computed once for each: its mask, its edge list, its counts.
+"""What is computed once for each graph: its mask, its edge list, its counts.
 
-Functions of a module, not methods: ``memo.memoized`` knows them by their names, in compiled programs too.
+Functions of a module, not methods: ``memo.memoized`` finds them by name, in compiled programs too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gnn_attention.graph.regions import counting, enumerate_pairs
 Graph = Any
 
 # bytes for each edge while a list is made: its keys, their order, and the list
-LISTING = 48
+LISTING_BYTES = 48
 TAKE_ROWS = "take some rows(start, stop)"
 
 
@@ -37,14 +37,14 @@ def edge_index(graph: Graph, device: torch.device) -> Tensor:
         edges: Tensor = graph.edge_index.to(device)
         return edges
     if graph.listed_edges is not None:
-        # a tensor for training, wherever the list was made
+        # a clone is no inference tensor, so that it can be used in training
         listed: Tensor = graph.listed_edges.clone()
         return listed
-    # counted only where there is no memory for every pair
-    if memory.shortage(LISTING * graph.num_dst * graph.num_src):
+    # edges are counted only where there is no memory for every pair
+    if memory.shortage(LISTING_BYTES * graph.num_dst * graph.num_src):
         what = f"the list of the {graph.num_edges:,} edges of {graph!r}"
         instead = f"{TAKE_ROWS}, or attend along the graph without its list"
-        memory.check(what, LISTING * graph.num_edges, instead)
+        memory.check(what, LISTING_BYTES * graph.num_edges, instead)
     return counting.edge_list(graph.rule, repr(graph), graph.shape4)
 
 
@@ -77,7 +77,7 @@ def is_causal(graph: Graph) -> bool:
 
 
 def _squeeze(graph: Graph, per_head: Tensor) -> Tensor:
-    """Without the leading axes that do not vary: [batch or 1, heads or 1, ...] in the form of ``mask()``."""
+    """``[batch or 1, heads or 1, ...]`` without the leading axes by which the graph does not vary."""
     if graph.batch is not None:
         return per_head
     return per_head[0] if graph.heads is not None else per_head[0, 0]

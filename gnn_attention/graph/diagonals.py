@@ -1,23 +1,21 @@
-"""Graphs whose edges depend on ``dst - src`` alone: windows, strides, causal ones. One table of diagonals
-answers for any box.
+"""Graphs whose edges depend on ``dst - src`` alone (windows, strides): one table of diagonals for any box.
 
-With ``before[t]`` edges on the diagonals below t and ``twice`` its running sum, the rows of a box add up to
-four terms, and a column is attended to if the diagonals that it crosses hold an edge: no pair is visited, and
-no diagonal more than once.
+With ``before[t]`` diagonals below t that are edges and ``twice`` its running sum, the edges of a box are a
+sum of four terms, and a column has an edge if the diagonals that it crosses have one. No pair is visited.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-
 from gnn_attention._support.memo import memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph.regions.quadtree import DIFFERENCE, Boxes, decompose, profile, ragged, root
+from gnn_attention.graph.regions import quadtree
+from gnn_attention.graph.regions.quadtree import Boxes, decompose, profile, ragged, root, running_sums
 from gnn_attention.graph.token_graph import TokenGraph
 
-LARGEST = 2**40  # longer than any side: as the leaf of a cover, boxes are evaluated and none is cut
+# longer than any side: boxes are evaluated and none is cut
+LARGEST = 2**40
 
 
 class Diagonals(NamedTuple):
@@ -31,16 +29,10 @@ class Diagonals(NamedTuple):
         """How many edges each box holds."""
         top, left = boxes.dst + self.num_src, boxes.src
         bottom, right = top + boxes.height, left + boxes.width
-        return (
-            self.twice[bottom - left]
-            - self.twice[top - left]
-            - self.twice[bottom - right]
-            + self.twice[top - right]
-        )
+        lower = self.twice[bottom - left] - self.twice[bottom - right]
+        return lower - self.twice[top - left] + self.twice[top - right]
 
-    def columns(
-        self, boxes: Boxes
-    ) -> tuple[Bool[Tensor, " columns"], Int[Tensor, " columns"], Int[Tensor, " columns"]]:
+    def columns(self, boxes: Boxes) -> tuple[Bool[Tensor, " columns"], Tensor, Tensor]:
         """For every column of the boxes: has it an edge in the box, its box, its number in the box."""
         box, column = ragged(boxes.width)
         first = (boxes.dst - boxes.src)[box] - column + self.num_src - 1
@@ -59,15 +51,14 @@ def diagonals(graph: TokenGraph) -> Diagonals | None:
     edge: Tensor | None = memoized(_edge_of_each, graph)
     if edge is None:
         return None
-    nothing = torch.zeros(1, dtype=torch.int64, device="cpu")
-    before = torch.cat([nothing, edge.cumsum(0)])
-    return Diagonals(graph.num_src, before, torch.cat([nothing, before.cumsum(0)]))
+    before = running_sums(edge)
+    return Diagonals(graph.num_src, before, running_sums(before))
 
 
 def _edge_of_each(graph: TokenGraph) -> Tensor | None:
     if graph.listed_edges is not None or graph.heads or graph.batch or not graph.num_dst or not graph.num_src:
         return None
     pieces = list(decompose(graph.rule, root(graph.shape4), leaf=LARGEST))
-    if len(pieces) != 1 or pieces[0].kind != DIFFERENCE:
+    if len(pieces) != 1 or pieces[0].kind != quadtree.DIFFERENCE:
         return None
     return profile(graph.rule, pieces[0])[0].clone()

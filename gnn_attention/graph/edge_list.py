@@ -1,4 +1,4 @@
-"""Lists of edges as int64 ``[2, E]`` tensors: checks, duplicates, and what set algebra can keep of them."""
+"""Lists of edges as int64 ``[2, E]`` tensors: checks, duplicates, products."""
 
 from __future__ import annotations
 
@@ -49,19 +49,27 @@ def mask(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
     return cells.index_fill_(0, edges[1] * num_src + edges[0], True).view(num_dst, num_src)
 
 
-MOST_CELLS = 2**24  # of a dense matrix: 64 MB
-BYTES_OF_A_PAIR = 24  # two indices and a number
-DENSE_GAIN = 256  # multiplications that a dense product does in the time of one of the sparse product
+# of a dense matrix: 64 MB
+MOST_CELLS = 2**24
+# two indices and a number
+BYTES_OF_A_PAIR = 24
+# multiplications that a dense product does in the time of one of the sparse product
+DENSE_GAIN = 256
 
 
-def composed(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:
+def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:
     """Two hops, by receiver, then sender: the boolean product of two adjacency matrices."""
     sides = (num_dst * num_mid, num_mid * num_src, num_dst * num_src)
     walks = left[0].bincount(minlength=num_mid).double() @ right[1].bincount(minlength=num_mid).double()
     if max(sides) <= MOST_CELLS and walks * DENSE_GAIN > num_dst * num_mid * num_src:
         return (_dense(left, num_dst, num_mid) @ _dense(right, num_mid, num_src)).nonzero().t().flip(0)
-    _check_room(float(walks), num_dst, num_src)
-    return _sparse_product(left, right, num_dst, num_mid, num_src)
+    pairs = min(int(walks), num_dst * num_src)
+    what = f"the product of two graphs, up to {pairs:,} of {num_dst:,} x {num_src:,} pairs"
+    memory.check(what, BYTES_OF_A_PAIR * pairs, "take some rows(start, stop) of the left one")
+    # the product is made in that format, about which torch would warn
+    accept_sparse_matrices()
+    sparse: Tensor = torch.sparse.mm(_sparse(left, num_dst, num_mid), _sparse(right, num_mid, num_src))
+    return sparse.coalesce().indices().flip(0)
 
 
 def _dense(edges: Tensor, rows: int, columns: int) -> Tensor:
@@ -70,22 +78,9 @@ def _dense(edges: Tensor, rows: int, columns: int) -> Tensor:
     return matrix
 
 
-def _check_room(walks: float, num_dst: int, num_src: int) -> None:
-    pairs = min(int(walks), num_dst * num_src)
-    what = f"the product of two graphs, of up to {pairs:,} pairs of {num_dst:,} receivers and {num_src:,} senders"
-    memory.check(what, BYTES_OF_A_PAIR * pairs, "take some rows(start, stop) of the left one")
-
-
-def _sparse_product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: int) -> Tensor:
-    def matrix(edges: Tensor, rows: int, columns: int) -> Tensor:
-        ones = torch.ones(edges.shape[1], device=edges.device)
-        return torch.sparse_coo_tensor(
-            edges.flip(0), ones, (rows, columns), device=edges.device, check_invariants=False
-        )
-
-    accept_sparse_matrices()  # the product is made in that format
-    product: Tensor = torch.sparse.mm(matrix(left, num_dst, num_mid), matrix(right, num_mid, num_src))
-    return product.coalesce().indices().flip(0)
+def _sparse(edges: Tensor, rows: int, columns: int) -> Tensor:
+    ones = torch.ones(edges.shape[1], device=edges.device)
+    return torch.sparse_coo_tensor(edges.flip(0), ones, (rows, columns), check_invariants=False)
 
 
 SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -98,9 +93,8 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
         raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {got}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         hint = "; for a list of (src, dst) pairs use pairs.t()" if edge_index.shape[1:] == (2,) else ""
-        raise ValueError(
-            f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {list(edge_index.shape)}{hint}"
-        )
+        shape = f"{list(edge_index.shape)}{hint}"
+        raise ValueError(f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {shape}")
     if edge_index.is_meta:
         raise ValueError(
             "edge_index must hold values, got a tensor on the meta device, which has shapes alone"
@@ -108,25 +102,23 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
     # torch_geometric's EdgeIndex
     plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
     edges = plain.detach().to("cpu", torch.int64, copy=True)
-    for row, word, count in ((0, "sender", num_src), (1, "receiver", num_dst)):
+    for row, word, size, count in ((0, "sender", "num_src", num_src), (1, "receiver", "num_dst", num_dst)):
         outside = (edges[row] < 0) | (edges[row] >= count)
         if outside.any():
             first = int(outside.nonzero()[0])
-            raise IndexError(
-                f"edge_index[{row}, {first}] = {int(edges[row, first])} is no {word}: expected 0 .. {count - 1} "
-                f"(num_{'src' if row == 0 else 'dst'}={count}); negative indices do not count from the end"
-            )
+            wrong = f"edge_index[{row}, {first}] = {int(edges[row, first])} is no {word}"
+            expected = f"0 .. {count - 1} ({size}={count}); negative indices do not count from the end"
+            raise IndexError(f"{wrong}: expected {expected}")
     return edges
 
 
 @not_compiled
 def duplicate_message(edges: Tensor, key: Tensor) -> str:
-    """The message for a list that holds the same edge twice; ``key`` is one number for each edge."""
+    """The error message for a list that holds an edge twice; ``key`` is one number for each edge."""
     values, counts = torch.unique(key, return_counts=True)
     first = (key == values[counts > 1][0]).nonzero().flatten()[:2].tolist()
     src, dst = edges[:, first[0]].tolist()
-    return (
-        f"edge_index holds {int((counts - 1).sum())} duplicate edges (the edge {src} -> {dst} stands at {first[0]} and "
-        f"{first[1]}), but a graph is a set: pass coalesce=True to keep the first of each, or give a multiplicity m "
-        "to the edges by score_mods.log_multiplicity or bias=log(m)"
-    )
+    number, places = int((counts - 1).sum()), f"{src} -> {dst} stands at {first[0]} and {first[1]}"
+    advice = "pass coalesce=True to keep the first of each, or give a multiplicity m to the edges by "
+    advice += "score_mods.log_multiplicity or bias=log(m)"
+    return f"edge_index holds {number} duplicate edges (the edge {places}), but a graph is a set: {advice}"

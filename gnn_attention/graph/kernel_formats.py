@@ -1,8 +1,7 @@
-"""A graph in the forms that attention kernels take: SDPA's mask, FlexAttention's BlockMask, packed lengths, a
-window.
+"""A graph as attention kernels take it: SDPA's mask, FlexAttention's BlockMask, packed lengths, a window.
 
-Each kernel can hold some graphs only; what it cannot hold is refused by name. All but SDPA's mask are made
-without visiting every pair of tokens. Public through ``gnn_attention.convert``.
+A graph that a kernel cannot express is a ValueError. All but SDPA's mask are made without visiting every pair
+of tokens. Public through ``gnn_attention.convert``.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ if TYPE_CHECKING:
 
 
 def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
-    """The ``attn_mask`` of ``scaled_dot_product_attention``: ``graph.mask()``, or with a float dtype 0.0 and
-    -inf in that dtype.
+    """The ``attn_mask`` of ``scaled_dot_product_attention``: ``graph.mask()``, or 0.0 and -inf in a float
+    dtype.
 
-    SDPA gives a receiver without in-edges 0 for a bool or -inf mask on a CPU; other kernels may not, and
-    ``attend`` does not rely on it.
+    On a CPU SDPA gives 0 to a receiver without in-edges; other kernels may not.
 
     >>> from gnn_attention import patterns
     >>> to_sdpa_mask(patterns.causal(2), torch.float32).tolist()
@@ -43,16 +41,13 @@ def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
-    """FlexAttention's ``BlockMask`` of the graph, lists of both directions, from its tiles: never a
-    ``dst x src`` tensor.
+    """FlexAttention's ``BlockMask`` of the graph, lists of both directions, without a ``dst x src`` tensor.
 
-    Its ``mask_mod`` is the graph's rule, true to the graph on every pair and not only on the listed tiles, so
-    eager FlexAttention, which ignores tile lists, gives the same. Tiles that reach over the border are always
-    partial. The lists are as wide as FlexAttention wants them on a CPU, int32 for every tile: 4 MB each for
+    Its ``mask_mod`` is the graph's rule, so eager FlexAttention, which ignores tile lists, gives the same.
+    Tiles that reach over the border are partial. The lists hold an int32 for every tile: 4 MB each for
     131,072 tokens in blocks of 128.
 
-    Raises ValueError without a receiver or a sender, and above 2^28 tiles, where the lists would take
-    gigabytes.
+    Raises ValueError without a receiver or a sender, and above 2^28 tiles.
 
     >>> from gnn_attention import patterns
     >>> mask = to_block_mask(patterns.window(512, 128))
@@ -64,15 +59,12 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
     checks.instance("graph", graph, TokenGraph)
     block_size = checks.size("block_size", block_size, 1)
     if not graph.num_dst or not graph.num_src:
-        raise ValueError(
-            f"FlexAttention has no BlockMask without a receiver or a sender, got {graph!r}; attend needs none"
-        )
+        raise ValueError(f"FlexAttention has no BlockMask without a receiver or a sender, got {graph!r}")
     parts = tiles(graph, block_size)
     if parts.num_tiles > MOST_TILES:
-        raise ValueError(
-            f"the lists of {parts.num_tiles} tiles would take {32 * parts.num_tiles / 2**30:.0f} GiB for {graph!r}: "
-            f"take a larger block_size than {block_size}, or tiling.tiles, whose runs are small"
-        )
+        size = f"the lists of {parts.num_tiles} tiles would take {32 * parts.num_tiles / 2**30:.0f} GiB"
+        advice = f"take a larger block_size than {block_size}, or tiling.tiles, whose runs are small"
+        raise ValueError(f"{size} for {graph!r}: {advice}")
     kinds = parts.table()
     cut = torch.zeros(kinds.shape[2:], dtype=torch.bool, device="cpu")
     cut[graph.num_dst // block_size :] = True
@@ -98,8 +90,8 @@ class Varlen(NamedTuple):
     """Packed documents as variable-length kernels take them (``torch.nn.attention.varlen``, flash-attention).
 
     Document i holds the tokens ``cu_seqlens[i] .. cu_seqlens[i + 1] - 1``. Inside it each token attends to
-    ``window[0]`` tokens before and ``window[1]`` tokens after itself, and itself; -1 = all of them. Causal is
-    ``(-1, 0)``.
+    itself, ``window[0]`` tokens before it and ``window[1]`` after it; -1 = all of them. Causal is ``(-1,
+    0)``.
     """
 
     cu_seqlens: Int[Tensor, " documents_and_one"]
@@ -108,10 +100,9 @@ class Varlen(NamedTuple):
 
 
 def to_varlen(graph: TokenGraph) -> Varlen:
-    """The graph as packed documents with one window for all: causal, full or local in each, nothing between
-    them.
+    """The graph as packed documents with one window for all: causal, full or local in each, nothing between.
 
-    Raises ValueError for a graph that is none, and for one that differs by head or sample or is not square.
+    Raises ValueError for any other graph, and for one that differs by head or sample or is not square.
 
     >>> from gnn_attention import patterns
     >>> to_varlen(patterns.documents([3, 1, 2]))
@@ -119,59 +110,51 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     """
     _check_plain("varlen kernels hold", graph)
     if graph.num_dst != graph.num_src:
-        raise ValueError(
-            f"varlen kernels hold graphs of as many receivers as senders, got {graph!r}; see to_window"
-        )
+        raise ValueError(f"varlen kernels need as many receivers as senders, got {graph!r}; see to_window")
     before, after = _reach(graph, 0)
-    starts = before == 0  # and no token before it attends to it
+    # a document starts where no edge crosses, in either direction
+    starts = before == 0
     starts[1:] &= after[:-1] == 0
     bounds = torch.cat([starts.nonzero().flatten(), torch.tensor([graph.num_dst], device="cpu")])
     lengths = bounds.diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
     left, right, longest = (int(side.max()) if len(lengths) else 0 for side in (before, after, lengths))
-    if not graph.has_edges_of(
-        partial(rules.and_, partial(_band, left, right, 0), partial(_same_owner, owner))
-    ):
-        raise ValueError(
-            f"{graph!r} is no packing of documents with one window for all of them, which is what varlen kernels hold: "
-            "see to_block_mask, or attend with this graph"
-        )
+    rule = partial(rules.and_, partial(_band, left, right, 0), partial(_same_owner, owner))
+    if not graph.has_edges_of(rule):
+        advice = "see to_block_mask, or attend with this graph"
+        raise ValueError(f"{graph!r} is no packing of documents with one window for all of them: {advice}")
     return Varlen(bounds.to(torch.int32), longest, (_open(left, longest - 1), _open(right, longest - 1)))
 
 
 def to_window(graph: TokenGraph) -> tuple[int, int]:
-    """The graph as flash-attention's ``window_size=(left, right)``: tokens attended to before and after the
-    own one, -1 = all.
+    """The graph as flash-attention's ``window_size=(left, right)``: how many tokens before and after, -1 =
+    all.
 
     Receivers are aligned with the last senders, as flash-attention aligns them (a decoding step's
-    :meth:`TokenGraph.rows`). Note that ``window(n, w)`` counts the token itself: it is ``(w - 1, 0)``. Raises
+    :meth:`TokenGraph.rows`). ``window(n, w)`` counts the token itself: it is ``(w - 1, 0)``. Raises
     ValueError for a graph that is no window, and for one that differs by head or sample.
 
     >>> from gnn_attention import patterns
     >>> to_window(patterns.window(64, 8)), to_window(patterns.causal(9).rows(6, 9)), to_window(patterns.full(9))
     ((7, 0), (-1, 0), (-1, -1))
     """
-    _check_plain("a window is", graph)
+    _check_plain("flash-attention's window is", graph)
     shift = graph.num_src - graph.num_dst
     before, after = _reach(graph, shift)
-    # from a receiver that comes before all senders
+    # for a receiver that comes before all senders
     gap = (-1 - shift - torch.arange(graph.num_dst, device="cpu")).clamp(min=0)
-    left, right = (
-        int(side.max()) if len(side) else 0 for side in (before, torch.where(after > 0, after + gap, 0))
-    )
+    after = torch.where(after > 0, after + gap, 0)
+    left, right = (int(side.max()) if len(side) else 0 for side in (before, after))
     if not graph.has_edges_of(partial(_band, left, right, shift)):
-        raise ValueError(
-            f"{graph!r} is no window (left, right) around each token: see to_varlen, to_block_mask"
-        )
+        raise ValueError(f"{graph!r} is no window (left, right): see to_varlen, to_block_mask")
     return _open(left, graph.num_src - 1), _open(right, graph.num_dst - 1)
 
 
 def _check_plain(what: str, graph: TokenGraph) -> None:
     checks.instance("graph", graph, TokenGraph)
     if graph.heads is not None or graph.batch is not None:
-        raise ValueError(
-            f"{what} one graph for all heads and samples, got {graph!r}: take one with select(batch, head)"
-        )
+        advice = "take one with select(batch, head)"
+        raise ValueError(f"{what} one graph for all heads and samples, got {graph!r}: {advice}")
 
 
 def _open(side: int, furthest: int) -> int:
@@ -180,17 +163,13 @@ def _open(side: int, furthest: int) -> int:
 
 def _reach(graph: TokenGraph, shift: int) -> tuple[Tensor, Tensor]:
     """The number of senders before, and after, its own position ``dst + shift`` for every receiver."""
-    sides = (partial(rules.and_, graph.rule, partial(side, shift)) for side in (_before, _after))
+    sides = (partial(rules.and_, graph.rule, partial(_beyond, shift, sign)) for sign in (-1, 1))
     before, after = (counting.in_degree(side, repr(graph), graph.shape4)[0, 0] for side in sides)
     return before, after
 
 
-def _before(shift: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src < dst + shift
-
-
-def _after(shift: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src > dst + shift
+def _beyond(shift: int, sign: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (src - dst - shift) * sign > 0
 
 
 def _band(left: int, right: int, shift: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
-"""How long a token matters: the last receiver of each sender, and the last sender of each receiver.
+"""The last receiver of each sender, and the last sender of each receiver.
 
-In decoding the first says when a sender may be forgotten, the second how many tokens must have come before a
-receiver can attend to all that it does. Both are read off the cover by boxes (``regions.quadtree``), so that
-no pairs of a structured graph are visited.
+In decoding the first says when a sender may be evicted, the second how many tokens a receiver needs. Both are
+read off the boxes of ``regions.quadtree``: no pairs of a structured graph are visited.
 """
 
 from __future__ import annotations
@@ -12,27 +11,14 @@ from collections.abc import Iterator
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.regions.quadtree import (
-    CELLS,
-    DIFFERENCE,
-    DST,
-    FULL,
-    SRC,
-    Piece,
-    cells,
-    decompose,
-    profile,
-    ragged,
-    root,
-)
+from gnn_attention.graph.regions import enumerate_pairs, quadtree
+from gnn_attention.graph.regions.quadtree import Boxes, cells, decompose, profile, ragged, root
 from gnn_attention.graph.rules import Rule
 from gnn_attention.graph.token_graph import TokenGraph
 
 
 def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
-    """The last receiver of each sender over all samples and heads, counted from the graph's first; -1 where
-    no token attends to it.
+    """The last receiver of each sender over all samples and heads, from the graph's first; -1 for none.
 
     >>> from gnn_attention import patterns
     >>> last_receivers(patterns.window(6, 3) | patterns.sinks(6, 1)).tolist()
@@ -52,7 +38,7 @@ def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
 
 
 def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
-    """The last sender of each receiver over all samples and heads; -1 where it has no in-edges.
+    """The last sender of each receiver over all samples and heads; -1 for none.
 
     >>> from gnn_attention import patterns
     >>> last_senders(patterns.prefix(5, 3)).tolist()
@@ -65,31 +51,31 @@ def _ends(rule: Rule, shape: enumerate_pairs.Shape) -> Iterator[tuple[Tensor, Te
     """Senders and receivers, among them for every sender its last receiver."""
     for piece in decompose(rule, root(shape)):
         boxes = piece.boxes
-        if piece.kind == FULL:
-            yield _whole_columns(piece, boxes.height - 1)
-        elif piece.kind == SRC:
+        if piece.kind == quadtree.FULL:
+            yield _whole_columns(boxes, boxes.height - 1)
+        elif piece.kind == quadtree.SRC:
             edge, box, column = profile(rule, piece)
             yield (boxes.src[box] + column)[edge], (boxes.dst + boxes.height - 1)[box][edge]
-        elif piece.kind == DST:
+        elif piece.kind == quadtree.DST:
             edge, box, row = profile(rule, piece)
             lowest = torch.full_like(boxes.dst, -1).scatter_reduce_(0, box[edge], row[edge], "amax")
             attended = lowest >= 0
-            yield _whole_columns(Piece(FULL, boxes.at(attended)), lowest[attended])
-        elif piece.kind == DIFFERENCE:
+            yield _whole_columns(boxes.at(attended), lowest[attended])
+        elif piece.kind == quadtree.DIFFERENCE:
             yield _ends_of_diagonals(rule, piece)
-        elif piece.kind == CELLS:
+        else:
             for part, edge in cells(rule, boxes):
                 box, row, column = edge.nonzero(as_tuple=True)
                 yield part.src[box] + column, part.dst[box] + row
 
 
-def _whole_columns(piece: Piece, row: Tensor) -> tuple[Tensor, Tensor]:
-    """All senders of each box, with the receiver on the given row of their box."""
-    box, column = ragged(piece.boxes.width)
-    return piece.boxes.src[box] + column, (piece.boxes.dst + row)[box]
+def _whole_columns(boxes: Boxes, row: Tensor) -> tuple[Tensor, Tensor]:
+    """All senders of each box, with the receiver in this row of the box."""
+    box, column = ragged(boxes.width)
+    return boxes.src[box] + column, (boxes.dst + row)[box]
 
 
-def _ends_of_diagonals(rule: Rule, piece: Piece) -> tuple[Tensor, Tensor]:
+def _ends_of_diagonals(rule: Rule, piece: quadtree.Piece) -> tuple[Tensor, Tensor]:
     """Column c crosses diagonal ``width - 1 - c`` of its box on row 0, and the ``height - 1`` that follow."""
     edge, _, _ = profile(rule, piece)
     boxes, place = piece.boxes, torch.arange(len(edge), device="cpu")

@@ -1,8 +1,8 @@
 """Rules made from rules: what the operators of a graph do to ``rule(b, h, dst, src)``.
 
-They are functions of this module bound by ``functools.partial``, not closures, so that a graph can be pickled
-and copied; what remains after the binding are the four named positional parameters that FlexAttention and
-Hugging Face expect.
+They are functions of this module bound by ``functools.partial``, not closures, so that a graph can be
+pickled; the four named positional parameters that FlexAttention and Hugging Face expect remain after the
+binding.
 """
 
 from __future__ import annotations
@@ -71,25 +71,20 @@ def is_listed(keys: Tensor, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src
 
 
 def past(rule: Rule, only: bool = True) -> Rule:
-    """The rule, and ``src <= dst`` if ``only`` the past is to be attended to."""
     return partial(and_, rule, causal) if only else rule
 
 
 def check_signature(rule: object) -> None:
     """TypeError unless ``rule`` takes four positional parameters."""
+    expected = "rule must be a function rule(b, h, dst, src) -> bool tensor"
     if not callable(rule):
-        raise TypeError(
-            f"rule must be a function rule(b, h, dst, src) -> bool tensor, got {type(rule).__name__}"
-        )
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        raise TypeError(f"{expected}, got {type(rule).__name__}")
     try:
         parameters = inspect.signature(rule).parameters.values()
     except ValueError:
-        raise TypeError(
-            f"rule must be a function rule(b, h, dst, src) -> bool tensor, got the builtin {quoted(rule)}"
-        ) from None
+        raise TypeError(f"{expected}, got the builtin {quoted(rule)}") from None
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
     if len(needed) != 4:
-        raise TypeError(
-            f"rule must take four named positional parameters (b, h, dst, src), got ({', '.join(str(p) for p in parameters)})"
-        )
+        got = ", ".join(map(str, parameters))
+        raise TypeError(f"rule must take four named positional parameters (b, h, dst, src), got ({got})")

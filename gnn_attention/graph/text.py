@@ -9,22 +9,18 @@ from gnn_attention._support.shapes import Bool, Tensor
 
 
 def bracketed(name: str) -> str:
-    """An operand's name, in brackets if it is itself an expression: if it has a space outside its own
-    brackets.
+    """An operand's name, in brackets if it is itself an expression, with a space outside brackets.
 
     >>> bracketed("window(4, 2)"), bracketed("causal(4).T ** 2")
     ('window(4, 2)', '(causal(4).T ** 2)')
     """
     depths = accumulate({"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0) for letter in name)
-    return (
-        f"({name})"
-        if any(letter == " " and depth == 0 for letter, depth in zip(name, depths, strict=True))
-        else name
-    )
+    expression = any(letter == " " and depth == 0 for letter, depth in zip(name, depths, strict=True))
+    return f"({name})" if expression else name
 
 
 def call(word: str, causal: bool, *arguments: object) -> str:
-    """The builder's call as Python text: ``causal=True`` is the default and not spelt out."""
+    """The builder's call as Python text, without ``causal=True``, the default."""
     return f"{word}({', '.join(map(str, arguments))}{'' if causal else ', causal=False'})"
 
 

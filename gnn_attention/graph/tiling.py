@@ -1,8 +1,8 @@
-"""Tiles: which blocks of receivers and senders hold no edge, all pairs, or some — what block-sparse kernels
-work from.
+"""Tiles: which blocks of receivers and senders hold no edge, all pairs, or some, as block-sparse kernels need
+it.
 
-Structured graphs are tiled without visiting their pairs (the rule is evaluated on whole boxes,
-``regions.quadtree``), listed ones from their edges. Nothing of size tokens x tokens is made.
+Structured graphs are tiled by boxes (``regions.quadtree``), without visiting their pairs, listed ones from
+their edges. Nothing of size tokens x tokens is made.
 """
 
 from __future__ import annotations
@@ -15,26 +15,15 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.memo import memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph.regions import counting
-from gnn_attention.graph.regions.quadtree import (
-    DIFFERENCE,
-    DST,
-    FULL,
-    SRC,
-    Boxes,
-    Piece,
-    decompose,
-    profile,
-    ragged,
-    root,
-    split_evenly,
-)
+from gnn_attention.graph.regions import counting, quadtree
+from gnn_attention.graph.regions.quadtree import Boxes, Piece, decompose, profile, ragged, root
 from gnn_attention.graph.rules import Rule
 from gnn_attention.graph.token_graph import TokenGraph
 
 __all__ = ["EMPTY", "FULL_TILE", "PARTIAL", "Tiles", "tiles"]
 
-EMPTY, PARTIAL, FULL_TILE = 0, 1, 2  # kinds of a tile, as in Tiles.table()
+# kinds of a tile, as in Tiles.table()
+EMPTY, PARTIAL, FULL_TILE = 0, 1, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +73,7 @@ class Tiles:
         return self.num_tiles - self.num_full - self.num_partial
 
     def table(self) -> Tensor:
-        """uint8 ``[batch or 1, heads or 1, rows, columns]``: EMPTY = 0, PARTIAL = 1, FULL_TILE = 2. One byte
-        for each tile.
+        """uint8 ``[batch or 1, heads or 1, rows, columns]``: EMPTY = 0, PARTIAL = 1, FULL_TILE = 2.
 
         >>> from gnn_attention import patterns
         >>> tiles(patterns.window(8, 4), 2).table()[0, 0].tolist()
@@ -98,16 +86,16 @@ class Tiles:
 
     def __repr__(self) -> str:
         counts = f"{self.num_empty} empty, {self.num_full} full, {self.num_partial} partial"
-        return f"Tiles({self.graph.name}, {self.block}: {self.rows} x {self.columns}, {counts}, in {len(self.row)} runs)"
+        size = f"{self.rows} x {self.columns}"
+        return f"Tiles({self.graph.name}, {self.block}: {size}, {counts}, in {len(self.row)} runs)"
 
 
 def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     """The empty, full and partial tiles of a graph, exactly.
 
-    A structured graph costs about what its tiles cost, an irregular one (made from a list) ``O(E log E)``; a
-    rule that cannot be evaluated on ranges is visited pair by pair in bounded memory. Computed once and
-    cached for each graph and block. Raises TypeError or ValueError for a ``block`` that is no positive
-    integer.
+    Time is in proportion to the tiles of a structured graph, ``O(E log E)`` for a list of edges; a rule that
+    cannot be evaluated on ranges is visited pair by pair in bounded memory. Cached with the graph for each
+    block. Raises TypeError or ValueError for a ``block`` that is no positive integer.
 
     >>> from gnn_attention import patterns
     >>> tiles(patterns.causal(1_000_000))
@@ -115,20 +103,19 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     """
     checks.instance("graph", graph, TokenGraph)
     block = checks.size("block", block, 1)
-    # kept without the graph, which would then hold itself
+    # cached without the graph, which would then refer to itself
     return Tiles(graph, block, *memoized(_runs, graph, block))
 
 
-Runs = tuple[Tensor, Tensor, Tensor, Tensor]  # row, first, stop, full
+# row, first, stop, full
+Runs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _runs(graph: TokenGraph, block: int) -> Runs:
-    parts = list(_listed_runs(graph, block) if graph.listed_edges is not None else _rule_runs(graph, block))
+    parts = _listed_runs(graph, block) if graph.listed_edges is not None else _rule_runs(graph, block)
     nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
-    row, first, stop, full = (
-        (torch.cat([nothing, *column]) for column in zip(*parts, strict=True)) if parts else [nothing] * 4
-    )
-    return _merge(row, first, stop, full.bool())
+    columns = zip((nothing, nothing, nothing, nothing.bool()), *parts, strict=True)
+    return _merge(*(torch.cat(column) for column in columns))
 
 
 def _merge(row: Tensor, first: Tensor, stop: Tensor, full: Tensor) -> Runs:
@@ -151,10 +138,8 @@ def _listed_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
     columns = max(-(-graph.num_src // block), 1)
     tile, edges = torch.unique(dst // block * columns + src // block, return_counts=True)
     row, column = tile // columns, tile % columns
-    height, width = (
-        (size - line * block).clamp(max=block)
-        for size, line in ((graph.num_dst, row), (graph.num_src, column))
-    )
+    height = (graph.num_dst - row * block).clamp(max=block)
+    width = (graph.num_src - column * block).clamp(max=block)
     yield _single_tiles(row, column, edges, height * width)
 
 
@@ -163,11 +148,11 @@ def _rule_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
     for piece in decompose(graph.rule, root(graph.shape4), leaf=block):
         boxes = piece.boxes
         corner = boxes.owner * rows + boxes.dst // block, boxes.src // block
-        if piece.kind in (FULL, DST):
+        if piece.kind in (quadtree.FULL, quadtree.DST):
             yield from _whole_width(graph.rule, piece, corner, block)
-        elif piece.kind == SRC:
+        elif piece.kind == quadtree.SRC:
             yield from _equal_rows(graph.rule, piece, corner, block)
-        elif piece.kind == DIFFERENCE:
+        elif piece.kind == quadtree.DIFFERENCE:
             yield from _diagonals(graph.rule, piece, corner, block)
             yield _visit_tiles(graph.rule, _border(boxes, block), rows, block)
         else:
@@ -177,9 +162,8 @@ def _rule_runs(graph: TokenGraph, block: int) -> Iterator[Runs]:
 def _visit_tiles(rule: Rule, boxes: Boxes, rows: int, block: int) -> Runs:
     number = torch.arange(len(boxes), device="cpu")
     edges = counting.edges_of_each(rule, replace(boxes, owner=number), len(boxes))
-    return _single_tiles(
-        boxes.owner * rows + boxes.dst // block, boxes.src // block, edges, boxes.height * boxes.width
-    )
+    row, column = boxes.owner * rows + boxes.dst // block, boxes.src // block
+    return _single_tiles(row, column, edges, boxes.height * boxes.width)
 
 
 def _whole_width(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: int) -> Iterator[Runs]:
@@ -188,7 +172,7 @@ def _whole_width(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block:
     down, across = -(-boxes.height // block), -(-boxes.width // block)
     box, row = ragged(down)
     some = every = torch.ones_like(box, dtype=torch.bool)
-    if piece.kind == DST:
+    if piece.kind == quadtree.DST:
         edge, owner, number = profile(rule, piece)
         some, every = _some_and_every(edge, (down.cumsum(0) - down)[owner] + number // block, len(box))
     left = corner[1][box]
@@ -196,7 +180,7 @@ def _whole_width(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block:
 
 
 def _equal_rows(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: int) -> Iterator[Runs]:
-    """Boxes all of whose rows of tiles are alike."""
+    """Boxes all of whose rows of tiles are equal."""
     boxes = piece.boxes
     down, across = -(-boxes.height // block), -(-boxes.width // block)
     edge, owner, number = profile(rule, piece)
@@ -219,8 +203,7 @@ def _diagonals(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: i
     """The uncut tiles of boxes in which a tile's kind depends on its diagonal: row minus column."""
     boxes = piece.boxes
     edge, _, _ = profile(rule, piece)
-    before = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), edge.cumsum(0)])
-    length = boxes.height + boxes.width - 1
+    before, length = quadtree.running_sums(edge), boxes.height + boxes.width - 1
     down, across = boxes.height // block, boxes.width // block
     box, number = ragged((down + across - 1) * (down > 0) * (across > 0))
     diagonal = number - across[box] + 1
@@ -241,7 +224,5 @@ def _border(boxes: Boxes, block: int) -> Boxes:
     inner_height, inner_width = cut.height // block * block, cut.width // block * block
     lower = replace(cut, dst=cut.dst + inner_height, height=cut.height - inner_height)
     right = replace(cut, src=cut.src + inner_width, width=cut.width - inner_width, height=inner_height)
-    strips = Boxes(
-        *(torch.cat([getattr(part, field.name) for part in (lower, right)]) for field in fields(Boxes))
-    )
-    return split_evenly(strips.at((strips.height > 0) & (strips.width > 0)), block)
+    strips = Boxes(*(torch.cat([getattr(lower, f.name), getattr(right, f.name)]) for f in fields(Boxes)))
+    return quadtree.split_evenly(strips.at((strips.height > 0) & (strips.width > 0)), block)

@@ -9,8 +9,8 @@ token = node            ``src`` is the sender, ``dst`` the receiver; ``src -> ds
 rule                    ``rule(b, h, dst, src) -> bool tensor``: FlexAttention's ``mask_mod``
 ======================  =====================================================================================
 
-A graph is a *set* of edges. It is a rule plus sizes and may also carry its edges as a list; nothing is
-materialised before it is needed, and what was materialised is cached, because a graph never changes.
+A graph is a *set* of edges: a rule plus sizes, and sometimes a list. Nothing is materialised before it is
+needed, and what was materialised is cached, because a graph never changes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from gnn_attention.graph import derived, edge_list, rules, text
 from gnn_attention.graph.regions import counting, enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
-LARGEST_PICTURE = 32  # nodes up to which str(graph) draws
-LONGEST_NAME = 120  # characters of a name that repr(graph), and so every message, shows
+# nodes up to which str(graph) draws
+LARGEST_PICTURE = 32
+# characters of a name that repr(graph), and so every message, shows
+LONGEST_NAME = 120
 
 
 @dataclass(eq=False, repr=False)
@@ -81,10 +83,9 @@ class TokenGraph(Frozen):
         """The graph of all ``(src, dst)`` for which ``rule(b, h, dst, src)`` holds.
 
         ``rule`` is evaluated on broadcastable int64 tensors and returns a bool tensor; FlexAttention's
-        ``mask_mod`` functions are rules. ``num_src=None`` means as many senders as receivers. ``heads`` /
-        ``batch`` must be given if the rule looks at ``h`` / ``b``.
-
-        Raises TypeError for a rule of another signature or result, ValueError for negative sizes.
+        ``mask_mod`` functions are rules. ``num_src=None`` means ``num_dst``. ``heads`` / ``batch`` must be
+        given if the rule uses ``h`` / ``b``. Raises TypeError for a rule of another signature or result,
+        ValueError for negative sizes.
 
         >>> TokenGraph.from_rule(lambda b, h, dst, src: dst != src, 4, name="no_self").num_edges
         12
@@ -110,14 +111,11 @@ class TokenGraph(Frozen):
         coalesce: bool = False,
         name: str = "edges",
     ) -> TokenGraph:
-        """The graph of the listed edges, which keeps their order.
+        """The graph of ``edge_index [2, E]``, row 0 senders, row 1 receivers, in that order.
 
-        ``edge_index`` is ``[2, E]``, row 0 senders, row 1 receivers. Sizes come from the caller, never from
-        the largest index. A duplicate edge is refused by name; ``coalesce=True`` drops all but the first of
-        each.
-
-        Raises TypeError (not an integer tensor), ValueError (shape, duplicates), IndexError (index out of
-        range).
+        Sizes come from the caller, never from the largest index. ``coalesce=True`` drops all but the first of
+        duplicate edges. Raises TypeError (not an integer tensor), ValueError (shape, duplicates), IndexError
+        (index out of range).
 
         >>> TokenGraph.from_edges(torch.tensor([[0, 2, 1], [1, 1, 2]]), 3).in_degree().tolist()
         [0, 2, 1]
@@ -134,7 +132,7 @@ class TokenGraph(Frozen):
 
     @classmethod
     def from_distinct_edges(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
-        """The graph of a list that holds no edge twice, which is not checked."""
+        """The graph of a list without duplicates, which is not checked."""
         keys = (edges[1] * num_src + edges[0]).sort().values
         # so that every search ends inside the table
         last = keys.new_tensor([torch.iinfo(torch.int64).max])
@@ -143,22 +141,19 @@ class TokenGraph(Frozen):
 
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
-        """int64 ``[2, E]`` on the CPU: row 0 senders, row 1 receivers; the caller's order, else by receiver,
-        then sender.
+        """int64 ``[2, E]`` on the CPU, row 0 senders, row 1 receivers; as given or by receiver, then sender.
 
-        Cached after the first call: do not write into it. Raises ValueError for a graph that differs by head
-        or sample: take one with :meth:`select`; and, with the estimate, for more edges than there is memory
-        for.
+        Cached: do not write into it. Raises ValueError for a graph that differs by head or sample (take one
+        with :meth:`select`) and for more edges than there is memory for.
         """
         return self.edges_on(torch.device("cpu"))
 
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
         """:attr:`edge_index` on a device, copied there once."""
         if self.heads is not None or self.batch is not None:
-            raise ValueError(
-                f"edge_index of {self!r}: a graph that differs by {self.varying_axes} has no single edge list; "
-                "use mask(), or select(batch, head) for one of them"
-            )
+            reason = f"a graph that differs by {self.varying_axes} has no single edge list"
+            advice = "use mask(), or select(batch, head) for one of them"
+            raise ValueError(f"edge_index of {self!r}: {reason}; {advice}")
         edges: Tensor = memoized(derived.edge_index, self, device)
         return edges
 
@@ -168,11 +163,10 @@ class TokenGraph(Frozen):
         return edge_list.positions(self.edge_index, wanted, self.num_src, repr(self))
 
     def mask(self, device: torch.device | str | None = None) -> Bool[Tensor, "..."]:
-        """Bool ``[dst, src]``, True where there is an edge.
+        """Bool ``[dst, src]``, True where there is an edge; ``[heads, dst, src]`` or ``[batch, heads or 1,
+        dst, src]`` where the graph varies.
 
-        Where the graph varies: ``[heads, dst, src]``, or ``[batch, heads or 1, dst, src]``. Cached: do not
-        write into it. Raises ValueError, with the estimate, for more pairs than there are bytes of memory
-        left.
+        Cached: do not write into it. Raises ValueError for more pairs than there are bytes of memory left.
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {quoted(device)}")
@@ -199,7 +193,7 @@ class TokenGraph(Frozen):
         return None
 
     def in_degree(self) -> Int[Tensor, "..."]:
-        """The senders of each receiver: int64 ``[dst]``, led by the axes of :meth:`mask`. Read-only."""
+        """How many senders each receiver has: int64 ``[dst]``, led by the axes of :meth:`mask`. Read-only."""
         degree: Tensor = memoized(derived.in_degree, self)
         return degree
 
@@ -214,18 +208,16 @@ class TokenGraph(Frozen):
         return bool(memoized(derived.has_empty_rows, self))
 
     def is_full(self) -> bool:
-        """True if every pair is an edge; computed once and cached."""
+        """True if every pair is an edge."""
         return bool(memoized(derived.is_full, self))
 
     def is_causal(self) -> bool:
-        """True if the graph is square and its edges are exactly ``src <= dst``; computed once and cached."""
+        """True if the graph is square and its edges are exactly ``src <= dst``."""
         return bool(memoized(derived.is_causal, self))
 
     @not_compiled
     def rows(self, start: int, stop: int) -> TokenGraph:
-        """The receivers ``start .. stop - 1`` over all senders: the graph of a decoding step.
-
-        IndexError outside ``0 .. num_dst``.
+        """The receivers ``start .. stop - 1`` over all senders, as in a decoding step; else IndexError.
 
         >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4)
         >>> causal.rows(2, 4).mask().int().tolist()
@@ -241,9 +233,8 @@ class TokenGraph(Frozen):
             src, dst = self._listed[:, (self._listed[1] >= start) & (self._listed[1] < stop)]
             part = self.from_distinct_edges(torch.stack([src, dst - start]), stop - start, self.num_src, name)
         else:
-            part = replace(
-                self, rule=partial(rules.shifted, self.rule, start), num_dst=stop - start, name=name
-            )
+            rule = partial(rules.shifted, self.rule, start)
+            part = replace(self, rule=rule, num_dst=stop - start, name=name)
         return replace(part, dst_offset=self.dst_offset + start, src_offset=self.src_offset)
 
     @not_compiled
@@ -274,14 +265,13 @@ class TokenGraph(Frozen):
 
     @not_compiled
     def __invert__(self) -> TokenGraph:
-        return replace(
-            self, rule=partial(rules.not_, self.rule), name=f"~{text.bracketed(self.name)}", _listed=None
-        )
+        name = f"~{text.bracketed(self.name)}"
+        return replace(self, rule=partial(rules.not_, self.rule), name=name, _listed=None)
 
     @property
     @not_compiled
     def T(self) -> TokenGraph:
-        """Every edge turned round: senders become receivers."""
+        """Every edge reversed: senders become receivers."""
         flipped = replace(
             self,
             rule=partial(rules.transposed, self.rule),
@@ -294,22 +284,19 @@ class TokenGraph(Frozen):
         return flipped if self._listed is None else replace(flipped, _listed=self._listed.flip(0))
 
     def __matmul__(self, other: TokenGraph) -> TokenGraph:
-        """Two hops: dst attends to, in ``self``, a token that attends to src in ``other`` (the boolean matrix
-        product of the masks).
+        """Two hops, the boolean matrix product of the masks: dst attends in ``self`` to a token that attends
+        to src in ``other``.
 
-        The result carries its edges. ValueError if the middle sizes differ or a graph differs by head or
-        sample.
+        The result carries its edges. ValueError if the middle tokens or the heads or samples differ.
         """
         if not isinstance(other, TokenGraph):
             return NotImplemented
         if (self.num_src, self.src_offset) != (other.num_dst, other.dst_offset):
-            raise ValueError(
-                f"graphs joined by @ must meet: the left attends to {self.num_src} senders from {self.src_offset} on "
-                f"({self.name}), the right has {other.num_dst} receivers from {other.dst_offset} on ({other.name})"
-            )
-        product = edge_list.composed(
-            self.edge_index, other.edge_index, self.num_dst, self.num_src, other.num_src
-        )
+            left = f"the left attends to {self.num_src} senders from {self.src_offset} on ({self.name})"
+            right = f"the right has {other.num_dst} receivers from {other.dst_offset} on ({other.name})"
+            raise ValueError(f"graphs joined by @ must meet: {left}, {right}")
+        sizes = self.num_dst, self.num_src, other.num_src
+        product = edge_list.product(self.edge_index, other.edge_index, *sizes)
         name = f"{text.bracketed(self.name)} @ {text.bracketed(other.name)}"
         graph = self.from_distinct_edges(product, self.num_dst, other.num_src, name)
         return replace(graph, dst_offset=self.dst_offset, src_offset=other.src_offset)
@@ -333,23 +320,19 @@ class TokenGraph(Frozen):
         """True if sizes, offsets and edge sets are the same; names and edge order do not matter."""
         if not isinstance(other, TokenGraph):
             return NotImplemented
-        if self.frame != other.frame:
-            return False
-        return self.has_edges_of(other.rule)
+        return self.frame == other.frame and self.has_edges_of(other.rule)
 
     def __hash__(self) -> int:
         return hash(self.frame)
 
     def __repr__(self) -> str:
-        varies = "".join(f", {word} {n}" for word, n in (("batch", self.batch), ("heads", self.heads)) if n)
-        varies += "".join(
-            f", {word} from {n}" for word, n in (("src", self.src_offset), ("dst", self.dst_offset)) if n
-        )
+        facts = {"batch": self.batch, "heads": self.heads}
+        facts |= {"src from": self.src_offset, "dst from": self.dst_offset}
+        varies = "".join(f", {word} {n}" for word, n in facts.items() if n)
         name = self.name if len(self.name) <= LONGEST_NAME else f"{self.name[: LONGEST_NAME - 3]}..."
         return f"TokenGraph({name}: {self.num_src} src -> {self.num_dst} dst{varies})"
 
     def __str__(self) -> str:
-        """The mask with its in-edges, for small graphs that are the same for all heads and samples."""
         if self.heads or self.batch or max(self.num_dst, self.num_src) > LARGEST_PICTURE:
             return repr(self)
         return text.picture(self.name, self.mask())
@@ -370,9 +353,8 @@ class TokenGraph(Frozen):
     @property
     def varying_axes(self) -> str:
         """The axes by which the graph differs, in words: "head", "sample and head", "" for a plain graph."""
-        return " and ".join(
-            word for word, n in (("sample", self.batch), ("head", self.heads)) if n is not None
-        )
+        axes = {"sample": self.batch, "head": self.heads}
+        return " and ".join(word for word, n in axes.items() if n is not None)
 
     @property
     def is_listed(self) -> bool:
@@ -381,7 +363,7 @@ class TokenGraph(Frozen):
 
     @property
     def listed_edges(self) -> Int[Tensor, "2 edges"] | None:
-        """The list that the graph carries, where it was made, or None for a rule alone."""
+        """The list that the graph carries, or None."""
         return self._listed
 
     def has_edges_of(self, rule: Rule) -> bool:
@@ -410,7 +392,5 @@ class TokenGraph(Frozen):
         sizes = ((self.heads, other.heads), (self.batch, other.batch))
         same = all(getattr(self, name) == getattr(other, name) for name in nodes)
         if not same or any(None not in pair and pair[0] != pair[1] for pair in sizes):
-            raise ValueError(
-                f"graphs joined by {sign} must have the same nodes (number and position), heads and batch, "
-                f"got {self!r} and {other!r}"
-            )
+            expected = "the same nodes (number and position), heads and batch"
+            raise ValueError(f"graphs joined by {sign} must have {expected}, got {self!r} and {other!r}")

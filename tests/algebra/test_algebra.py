@@ -156,7 +156,7 @@ def test_both_ways_to_compose_give_the_same_list(sizes, gain, monkeypatch):
         .reshape(-1, 2)
         .T
     )
-    assert torch.equal(edge_list.composed(left, right, rows, middle, columns), expected)
+    assert torch.equal(edge_list.product(left, right, rows, middle, columns), expected)
 
 
 class TestOperators:

@@ -1,15 +1,14 @@
-"""A rule evaluated on whole ranges of tokens at once: interval arithmetic over its own operators.
+"""Interval arithmetic: a rule evaluated on whole ranges of tokens at once.
 
-Given a ``Interval`` in the place of ``dst`` and ``src``, a rule computes with every integer of a range
-together and returns a ``TriState``: can there be an edge in this box of receivers and senders, are all its
-pairs edges, and on what does the answer still depend? No rule has to be written twice for it: what torch's
-operators do to numbers, the functions here do to ranges, always on the safe side (an edge that may exist is
-never denied). A rule that uses an operator without a counterpart here is answered by :func:`unknown`: "maybe
-some, not all".
+With an ``Interval`` in the place of ``dst`` and ``src`` a rule returns a ``TriState``: can there be an edge
+in this box of receivers and senders, are all its pairs edges, and on what does the answer still depend? What
+torch's operators do to numbers, the functions here do to ranges, on the safe side: an edge that may exist is
+never denied. A rule with an operator that has no counterpart here gives :func:`unknown`.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import partial, partialmethod
 from typing import Any, overload
@@ -70,7 +69,7 @@ def constant(box: Box, value: Tensor | int) -> Interval:
 
 
 def _numbers(*values: Any) -> tuple[Box, Interval, Interval, torch.dtype]:
-    """Two operands as spans, and the dtype that torch would compute in, which both fit."""
+    """Two operands as intervals, and the dtype that torch would compute in, which both fit."""
     box = box_of(*values)
     a, b = (as_interval(box, value) for value in values)
     dtype = torch.promote_types(a.dtype or b.dtype or torch.int64, b.dtype or a.dtype or torch.int64)
@@ -103,7 +102,7 @@ def _subtract(a: Any, b: Any) -> Interval:
 
 
 def _gap(a: Any, b: Any) -> Interval:
-    """``a - b`` for a comparison: nothing wraps round, whatever the dtype."""
+    """``a - b`` in int64, so that a comparison does not wrap round."""
     box, a, b, _ = _numbers(a, b)
     return _sum(box, a, _minus(b, torch.int64), torch.int64)
 
@@ -116,9 +115,7 @@ def _multiply(a: Any, b: Any) -> Interval:
         return affine(box, (a.slope[0] * b.offset, a.slope[1] * b.offset), a.offset * b.offset, dtype)
     if _magnitude(a) * _magnitude(b) > MAX_MAGNITUDE:
         raise UnsupportedError("a product that may wrap round")
-    return _hull(
-        box, [a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high], a.axes | b.axes, dtype
-    )
+    return _hull(operator.mul, box, a, b, dtype)
 
 
 def _magnitude(a: Interval) -> int:
@@ -128,15 +125,14 @@ def _magnitude(a: Interval) -> int:
 def _divide(a: Any, b: Any, rounding_mode: str | None = "floor") -> Interval:
     box, a, b, dtype = _numbers(a, b)
     _check_divisor(b, rounding_mode)
-    return _hull(
-        box, [a.low // b.low, a.low // b.high, a.high // b.low, a.high // b.high], a.axes | b.axes, dtype
-    )
+    return _hull(operator.floordiv, box, a, b, dtype)
 
 
 def _remainder(a: Any, b: Any) -> Interval:
     box, a, b, dtype = _numbers(a, b)
     _check_divisor(b)
-    straight = (b.low == b.high) & (a.low // b.low == a.high // b.low)  # no multiple of b in between
+    # no multiple of b in between
+    straight = (b.low == b.high) & (a.low // b.low == a.high // b.low)
     low = torch.where(straight, a.low % b.low, 0)
     high = torch.where(straight, a.high % b.low, b.high - 1)
     return interval(box, low, high, a.axes | b.axes, dtype)
@@ -147,9 +143,12 @@ def _check_divisor(divisor: Interval, rounding_mode: str | None = "floor") -> No
         raise UnsupportedError("only whole division by positive numbers")
 
 
-def _hull(box: Box, values: list[Tensor], axes: Tensor, dtype: torch.dtype) -> Interval:
-    together = torch.stack(torch.broadcast_tensors(*values))  # type: ignore[no-untyped-call]
-    return interval(box, together.amin(0), together.amax(0), axes, dtype)
+def _hull(
+    function: Callable[..., Tensor], box: Box, a: Interval, b: Interval, dtype: torch.dtype
+) -> Interval:
+    """The range of a function that is monotonic in each operand: between its values at the corners."""
+    corners = torch.stack([function(x, y) for x in (a.low, a.high) for y in (b.low, b.high)])
+    return interval(box, corners.amin(0), corners.amax(0), a.axes | b.axes, dtype)
 
 
 def _absolute(a: Interval) -> Interval:
@@ -159,7 +158,7 @@ def _absolute(a: Interval) -> Interval:
 
 def _extreme(pick: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any) -> Interval:
     box, a, b, dtype = _numbers(a, b)
-    # where one is picked in every box, all that is known of it stays known
+    # where one is the extreme in every box, all that is known of it stays known
     for one, other in ((a, b), (b, a)):
         if bool(((pick(one.low, other.high) == one.low) & (pick(one.high, other.low) == one.high)).all()):
             picked: Interval = one
@@ -181,14 +180,15 @@ def _shift_left(a: Any, b: Any) -> Interval:
 
 
 def _exclusive_or(a: Any, b: Any) -> Any:
-    """Of truths, or of numbers from 0 on: known are the bits above the highest one that varies."""
+    """Of truth values, or of numbers from 0 on: known are the bits above the highest one that varies."""
     if not isinstance(a, Interval) and not isinstance(b, Interval):
         return _differ(a, b)
     box, a, b, dtype = _numbers(a, b)
     if bool((torch.minimum(a.low, b.low) < 0).any()):
         raise UnsupportedError("bits of negative numbers")
     varying = (a.low ^ a.high) | (b.low ^ b.high)
-    for shift in (1, 2, 4, 8, 16, 32):  # every bit below the highest one that varies
+    # every bit below the highest one that varies
+    for shift in (1, 2, 4, 8, 16, 32):
         varying = varying | (varying >> shift)
     known = (a.low ^ b.low) & ~varying
     return interval(box, known, known | varying, a.axes | b.axes, dtype)
@@ -245,18 +245,17 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     if any(isinstance(x, TriState) or x is True or x is False for x in (a, b)):
         return _or(_and(condition, a), _and(_not(condition), b))
     _, a, b, dtype = _numbers(as_interval(box, a), b)
-    low = torch.where(condition.every, a.low, torch.where(condition.some, torch.minimum(a.low, b.low), b.low))
-    high = torch.where(
-        condition.every, a.high, torch.where(condition.some, torch.maximum(a.high, b.high), b.high)
-    )
+    # a where the condition holds for every pair, b where for none, else both
+    low = torch.minimum(*(torch.where(state, a.low, b.low) for state in (condition.some, condition.every)))
+    high = torch.maximum(*(torch.where(state, a.high, b.high) for state in (condition.some, condition.every)))
     return interval(box, low, high, condition.axes | a.axes | b.axes, dtype)
 
 
-def _in_place(operator: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """``a |= b``, for all who hold ``a``, as torch does it; numbers changed in place are not followed."""
+def _in_place(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """``a |= b``: like torch it changes the object itself; numbers changed in place are unsupported."""
     if not isinstance(a, TriState):
         raise UnsupportedError("a number changed in place")
-    result = as_tristate(a.box, operator(a, b))
+    result = as_tristate(a.box, function(a, b))
     for name in ("some", "every", "axes"):
         object.__setattr__(a, name, getattr(result, name))
     return a
@@ -266,12 +265,8 @@ def _look_up(table: Any, index: Any) -> Interval | TriState:
     """``table[index]``: the lowest and highest entries over the range; only one index may be a range."""
     index = index if isinstance(index, tuple) else (index,)
     box = box_of(*index)
-    if (
-        not isinstance(table, torch.Tensor)
-        or table.is_floating_point()
-        or table.dim() != len(index)
-        or not table.numel()
-    ):
+    integers = isinstance(table, torch.Tensor) and not table.is_floating_point()
+    if not integers or table.dim() != len(index) or not table.numel():
         raise UnsupportedError("only tables of integers or bools, with an index for every axis")
     spans = [as_interval(box, i) for i in index]
     ranged = [i for i, span in enumerate(spans) if bool((span.low != span.high).any())] or [len(spans) - 1]
@@ -309,68 +304,52 @@ def _like(a: Any, value: Any, dtype: torch.dtype | None = None, **other: Any) ->
 def _new(a: Any, value: bool, size: Any, dtype: Any = None, **other: Any) -> TriState:
     """``new_ones((), dtype=torch.bool)``: how torch's and Hugging Face's ``and_masks`` begin."""
     if size != () or dtype != torch.bool:
-        raise UnsupportedError("only a truth without axes is new")
+        raise UnsupportedError("only a single bool can be new")
     return as_tristate(a.box, value)
 
 
-def _swap(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda a, b: operator(b, a)
+def _swap(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: function(b, a)
 
 
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": _add,
-    "sub": _subtract,
-    "mul": _multiply,
-    "floordiv": _divide,
-    "mod": _remainder,
-    "and": _and,
-    "or": _or,
-    "xor": _exclusive_or,
-    "rshift": _shift_right,
-    "lshift": _shift_left,
+# Each operator with torch's names for it; the first is also Python's (`add`: `a + b` calls `__add__`).
+_BINARY: dict[Callable[[Any, Any], Any], str] = {
+    _add: "add",
+    _subtract: "sub subtract",
+    _multiply: "mul multiply",
+    _divide: "floordiv floor_divide",
+    _remainder: "mod remainder",
+    _and: "and bitwise_and logical_and",
+    _or: "or bitwise_or logical_or",
+    _exclusive_or: "xor bitwise_xor",
+    _shift_right: "rshift bitwise_right_shift",
+    _shift_left: "lshift bitwise_left_shift",
 }
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "lt": _less,
-    "le": _less_or_equal,
-    "gt": _swap(_less),
-    "ge": _swap(_less_or_equal),
-    "eq": _equal,
-    "ne": _not_equal,
+_OTHERS: dict[Callable[..., Any], str] = {
+    _less: "lt less",
+    _less_or_equal: "le less_equal",
+    _swap(_less): "gt greater",
+    _swap(_less_or_equal): "ge greater_equal",
+    _equal: "eq",
+    _not_equal: "ne not_equal",
+    _negative: "neg negative",
+    _absolute: "abs absolute",
+    _not: "invert bitwise_not logical_not",
 }
+for _function, _names in (_BINARY | _OTHERS).items():
+    _python = f"__{_names.split()[0]}__"
+    OPERATORS |= dict.fromkeys((*_names.split(), _python), _function)
+    setattr(Value, _python, _function)
+for _function, _names in _BINARY.items():
+    _first = _names.split()[0]
+    OPERATORS[f"__r{_first}__"] = _swap(_function)
+    setattr(Value, f"__r{_first}__", _swap(_function))
+    setattr(Value, f"__i{_first}__", partialmethod(partial(_in_place, _function)))
+
 OPERATORS |= {
-    **_BINARY,
-    **{f"__{name}__": function for name, function in _BINARY.items()},
-    **{f"__r{name}__": _swap(function) for name, function in _BINARY.items()},
-    **_COMPARISONS,
-    **{f"__{name}__": function for name, function in _COMPARISONS.items()},
-    "less": _less,
-    "less_equal": _less_or_equal,
-    "greater": _swap(_less),
-    "greater_equal": _swap(_less_or_equal),
-    "not_equal": _not_equal,
-    "subtract": _subtract,
     "rsub": _swap(_subtract),
-    "multiply": _multiply,
-    "floor_divide": _divide,
     "div": partial(_divide, rounding_mode=None),
-    "remainder": _remainder,
-    "bitwise_and": _and,
-    "logical_and": _and,
-    "bitwise_or": _or,
-    "logical_or": _or,
-    "bitwise_xor": _exclusive_or,
     "logical_xor": _differ,
-    "bitwise_not": _not,
-    "logical_not": _not,
-    "__invert__": _not,
-    "bitwise_right_shift": _shift_right,
-    "bitwise_left_shift": _shift_left,
-    "neg": _negative,
-    "negative": _negative,
-    "__neg__": _negative,
-    "abs": _absolute,
-    "absolute": _absolute,
-    "__abs__": _absolute,
     "minimum": partial(_extreme, torch.minimum),
     "maximum": partial(_extreme, torch.maximum),
     "clamp": _clamp,
@@ -387,10 +366,3 @@ OPERATORS |= {
     "zeros_like": lambda a, **other: _like(a, 0, **other),
     "ones_like": lambda a, **other: _like(a, 1, **other),
 }
-
-for _name in [f"__{name}__" for name in (*_BINARY, *_COMPARISONS)] + [f"__r{name}__" for name in _BINARY]:
-    setattr(Value, _name, OPERATORS[_name])
-for _name in ("__neg__", "__abs__", "__invert__"):
-    setattr(Value, _name, OPERATORS[_name])
-for _name, _function in _BINARY.items():
-    setattr(Value, f"__i{_name}__", partialmethod(partial(_in_place, _function)))

@@ -1,9 +1,8 @@
-"""A list of edges evaluated on whole boxes at once: its part in the arithmetic of ranges
-(``intervals.arithmetic``).
+"""A list of edges evaluated on whole boxes at once: which boxes hold a listed pair.
 
 The list is a table of sorted keys ``dst * num_src + src``, closed by the largest int64. Boxes of one size on
-one grid, the usual question, are answered exactly from the number of edges in each cell of that grid; others
-on the safe side.
+one grid, the usual case, are answered exactly from the number of edges in each cell of that grid; others on
+the safe side.
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph.intervals.values import ANYTHING, Interval, TriState
 
 Frame = tuple[int, int, int, int]
-_grids: MutableMapping[Tensor, tuple[Frame, Tensor, Tensor]] = (
-    WeakIdKeyDictionary()
-)  # keys -> edges in each cell of the grid that was used last
+# keys -> edges in each cell of the grid that was used last
+_grids: MutableMapping[Tensor, tuple[Frame, Tensor, Tensor]] = WeakIdKeyDictionary()
 
 
 def in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) -> TriState:
     """Whether some and whether all pairs of ``dst x src`` are listed."""
     if not len(dst.low):
         return TriState(dst.box, dst.low > 0, dst.low > 0, dst.axes)
-    height, width = (int((span.high - span.low).max()) + 1 for span in (dst, src))
+    height, width = (int((side.high - side.low).max()) + 1 for side in (dst, src))
     frame = (height, width, int(dst.low[0]) % height, int(src.low[0]) % width)
     cached = _grids.get(keys)
     if cached is None or cached[0] != frame:
@@ -38,7 +36,8 @@ def in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) -> TriSta
     inside = torch.stack([_count(cells, counts, row * across + column) for row in rows for column in columns])
     whole = (rows[0] == rows[1]) & (columns[0] == columns[1]) & (inside[0] == height * width)
     whole &= (dst.high - dst.low + 1 == height) & (src.high - src.low + 1 == width)
-    beyond = (src.low < 0) | (src.high >= num_src)  # where keys are those of other pairs
+    # there a key is that of another pair
+    beyond = (src.low < 0) | (src.high >= num_src)
     some, whole = (inside > 0).any(0) | beyond, whole & ~beyond
     return TriState(dst.box, some, whole, torch.full_like(dst.axes, ANYTHING).masked_fill(whole | ~some, 0))
 
@@ -50,6 +49,7 @@ def _cells(keys: Tensor, num_src: int, frame: Frame) -> tuple[Tensor, Tensor]:
     across = num_src // width + 3
     cell = ((dst - top) // height + 1) * across + (src - left) // width + 1
     largest = int(cell.max()) + 1 if len(cell) else 0
+    # a table of all cells is quicker than sorting, but takes memory
     if largest > 4 * len(cell):
         found: tuple[Tensor, Tensor] = torch.unique(cell, return_counts=True)
         return found

@@ -10,23 +10,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gnn_attention._support.shapes import Int, Tensor
 
 Levels = list[tuple[Tensor, Tensor]]
-_pyramids: MutableMapping[Tensor, dict[int, tuple[Tensor, Levels]]] = (
-    WeakIdKeyDictionary()
-)  # table -> axis -> a copy, and its levels
+# table -> axis -> a copy, and its levels
+_pyramids: MutableMapping[Tensor, dict[int, tuple[Tensor, Levels]]] = WeakIdKeyDictionary()
+
+Ranges = Int[Tensor, " ranges"]
 
 
-def extremes(
-    table: Tensor,
-    axis: int,
-    lead: Int[Tensor, " ranges"],
-    first: Int[Tensor, " ranges"],
-    last: Int[Tensor, " ranges"],
-) -> tuple[Tensor, Tensor]:
+def extremes(table: Tensor, axis: int, lead: Ranges, first: Ranges, last: Ranges) -> tuple[Tensor, Tensor]:
     """Bounds of ``table[lead, first .. last]``, the other axes flattened into ``lead``.
 
     They are taken over one or two aligned pieces of a power of two that hold the range: exact for ranges that
     are such a piece, as those of a grid of boxes are, and else on the safe side. A place outside the table
-    (it counts from the end, or is an error when it comes to it) gets the bounds of the whole table.
+    (which counts from the end, or is an error later) gets the bounds of the whole table.
 
     >>> one = torch.tensor([0])
     >>> extremes(torch.tensor([5, 3, 9, 1]), 0, one, one, one + 1)
@@ -34,14 +29,9 @@ def extremes(
     """
     levels, size = _pyramid(table, axis), table.shape[axis]
     inside = (first >= 0) & (last < size) & (lead >= 0) & (lead < len(levels[0][0]))
-    lead, first, last = (
-        lead.clamp(0, len(levels[0][0]) - 1),
-        first.clamp(0, size - 1),
-        last.clamp(0, size - 1),
-    )
-    width, exponent = int((last - first).max()) + 1 if len(first) else 1, 0
-    while 2**exponent < width:
-        exponent += 1
+    lead = lead.clamp(0, len(levels[0][0]) - 1)
+    first, last = first.clamp(0, size - 1), last.clamp(0, size - 1)
+    exponent = int((last - first).max()).bit_length() if len(first) else 0
     low, high = levels[min(exponent, len(levels) - 1)]
     left, right = first >> exponent, last >> exponent
     low = torch.where(inside, torch.minimum(low[lead, left], low[lead, right]), levels[-1][0].amin())
@@ -49,13 +39,10 @@ def extremes(
 
 
 def _pyramid(table: Tensor, axis: int) -> Levels:
-    """Level k: lowest and highest of each ``2^k`` neighbours along the axis, ``[other axes, n / 2^k]``.
-
-    Cached for as long as the table holds the same: a buffer that is written anew for every batch is another
-    table.
-    """
+    """Level k: lowest and highest of each ``2^k`` neighbours along the axis, ``[other axes, n / 2^k]``."""
     cached = _pyramids.setdefault(table, {})
     flat = table.detach().cpu().movedim(axis, -1).reshape(-1, table.shape[axis])
+    # a buffer that is written anew for every batch is another table
     if axis not in cached or not torch.equal(cached[axis][0], flat):
         copy = flat.clone()
         levels = [(copy.to(torch.uint8), copy.to(torch.uint8)) if table.dtype == torch.bool else (copy, copy)]

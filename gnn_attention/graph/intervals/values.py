@@ -1,8 +1,8 @@
-"""Values that stand for many at once: all integers of a range, all truths of a box.
+"""Values that stand for many at once: :class:`Interval` for ``dst`` and ``src``, :class:`TriState` the
+answer.
 
-A :class:`Interval` takes the place of ``dst`` and ``src`` in a rule, a :class:`TriState` is what it returns.
-What torch's operators do to them stands in ``intervals.arithmetic``, which fills :data:`OPERATORS`. All
-bounds are int64 tensors ``[K]``, one entry for each of K boxes; they include both ends.
+What torch's operators do to them is in ``intervals.arithmetic``, which fills :data:`OPERATORS`. All bounds
+are int64 tensors ``[K]``, one entry for each of K boxes; they include both ends.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 
-OPERATORS: dict[str, Callable[..., Any]] = {}  # by the name of torch's function or method
+# by the name of torch's function or method
+OPERATORS: dict[str, Callable[..., Any]] = {}
 # what a value depends on, as bits: dst alone, src alone, dst - src alone
 DST, SRC, DIFFERENCE, ANYTHING = 1, 2, 4, 8
 # int64 wraps round at twice this; no value goes further, so no sum or difference of two wraps unseen
 MAX_MAGNITUDE = 2**62
-MAX_SLOPE = 2**29  # of up to 2^32 tokens, a slope's product stays below MAX_MAGNITUDE
+# the product of a slope and one of 2^32 tokens stays below MAX_MAGNITUDE
+MAX_SLOPE = 2**29
 
 
 class UnsupportedError(TypeError):
@@ -38,7 +40,7 @@ class Box(NamedTuple):
 
 
 class Value:
-    """What both kinds share: no control flow looks into them; torch's functions come from a table."""
+    """What both kinds share: no control flow may look into them; torch's functions come from a table."""
 
     def __bool__(self) -> NoReturn:
         raise UnsupportedError("a rule must not branch on its tokens")
@@ -47,9 +49,8 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _operator("Tensor.where" if func == torch.Tensor.where else func.__name__)(
-            *args, **(kwargs or {})
-        )
+        name = "Tensor.where" if func == torch.Tensor.where else func.__name__
+        return _operator(name)(*args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -68,8 +69,8 @@ class Interval(Value):
     """The integers ``low .. high`` that an expression can take in each box.
 
     ``slope`` (p, q): the expression is exactly ``p dst + q src + offset``; None where it is not of this form.
-    ``axes``: bits of what it depends on, 0 where it is constant. ``dtype``: what torch would compute in, for
-    it wraps round beyond; None for a number that takes the other operand's.
+    ``axes``: bits of what it depends on, 0 where it is constant. ``dtype``: in which torch would compute, and
+    beyond which it would wrap round; None for a number that takes the other operand's.
     """
 
     box: Box
@@ -88,20 +89,17 @@ class Interval(Value):
             raise UnsupportedError(f"values beyond the range of {self.dtype} wrap round")
 
     def to(self, *where: Any, **how: Any) -> Interval:
-        """Ranges have no device, but a dtype: of integers, wide enough for all of them."""
+        """Intervals have no device, but a dtype of integers, wide enough for all of them."""
         dtype = _dtype_of(where, how)
         return self if dtype in (None, self.dtype) else replace(self, dtype=dtype)
 
     def long(self) -> Interval:
-        """In int64."""
         return self.to(torch.int64)
 
     def int(self) -> Interval:
-        """In int32."""
         return self.to(torch.int32)
 
     def contiguous(self) -> Interval:
-        """Ranges have no layout."""
         return self
 
     def __getitem__(self, index: Any) -> NoReturn:
@@ -121,9 +119,9 @@ class TriState(Value):
     dtype = torch.bool
 
     def to(self, *where: Any, **how: Any) -> TriState:
-        """Answers have no device; only a change of dtype would mean something."""
+        """A TriState has no device and no dtype but bool."""
         if _dtype_of(where, how) not in (None, torch.bool):
-            raise UnsupportedError("a truth is no number")
+            raise UnsupportedError("a bool is no number")
         return self
 
     bool = to
@@ -131,8 +129,8 @@ class TriState(Value):
 
 def _dtype_of(where: tuple[Any, ...], how: dict[str, Any]) -> torch.dtype | None:
     """The dtype among the arguments of ``to``, which may be that of another tensor."""
-    given = [x.dtype if isinstance(x, (torch.Tensor, Value)) else x for x in (*where, *how.values())]
-    return next((x for x in given if isinstance(x, torch.dtype)), None)
+    found = [x.dtype if isinstance(x, (torch.Tensor, Value)) else x for x in (*where, *how.values())]
+    return next((x for x in found if isinstance(x, torch.dtype)), None)
 
 
 def limits(dtype: torch.dtype | None) -> tuple[int, int]:
@@ -151,33 +149,26 @@ def affine(
     p, q = slope
     if max(abs(p), abs(q)) > MAX_SLOPE or (isinstance(offset, int) and abs(offset) > MAX_MAGNITUDE):
         raise UnsupportedError("numbers so large that int64 would wrap round")
-    low = (
-        p * (box.dst_low if p >= 0 else box.dst_high) + q * (box.src_low if q >= 0 else box.src_high) + offset
-    )
-    high = (
-        p * (box.dst_high if p >= 0 else box.dst_low) + q * (box.src_high if q >= 0 else box.src_low) + offset
-    )
+    dst = (box.dst_low, box.dst_high) if p >= 0 else (box.dst_high, box.dst_low)
+    src = (box.src_low, box.src_high) if q >= 0 else (box.src_high, box.src_low)
+    low, high = (p * dst[end] + q * src[end] + offset for end in (0, 1))
     axes = DIFFERENCE if p == -q != 0 else DST * (p != 0) + SRC * (q != 0)
     axes_of_all = torch.full_like(low, axes, dtype=torch.uint8)
     return Interval(box, low, high, axes_of_all.masked_fill(low == high, 0), slope, offset, dtype)
 
 
-def interval(
-    box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: torch.dtype | None = torch.int64
-) -> Interval:
+def interval(box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: Any = torch.int64) -> Interval:
     """The integers ``low .. high``, constant where both are the same."""
     return Interval(box, low, high, axes.masked_fill(low == high, 0), dtype=dtype)
 
 
 def tristate(box: Box, some: Tensor, every: Tensor, axes: Tensor) -> TriState:
-    """A truth that depends on nothing where it is settled."""
+    """The answer, which depends on nothing where it is settled."""
     return TriState(box, some, every, axes.masked_fill(every | ~some, 0))
 
 
-def box_of(*values: Any) -> Box:
-    """The boxes of the operands."""
-    box: Box = next(value.box for value in values if isinstance(value, Value))
-    return box
+def box_of(*values: Any) -> Any:
+    return next(value.box for value in values if isinstance(value, Value))
 
 
 def scalar(value: Any) -> Any:
@@ -190,24 +181,17 @@ def scalar(value: Any) -> Any:
 
 
 def as_interval(box: Box, value: Any) -> Interval:
-    """An operand as a span: a Python number or a tensor of one element is a constant."""
+    """An operand as an interval: a Python number or a tensor of one element is a constant."""
     if isinstance(value, TriState):
-        raise UnsupportedError("a truth is no number")
+        raise UnsupportedError("a bool is no number")
     return value if isinstance(value, Interval) else affine(box, (0, 0), int(scalar(value)), None)
 
 
 def as_tristate(box: Box, value: Any) -> TriState:
-    """An operand as a truth: True and False too."""
-    if isinstance(value, Interval):
-        raise UnsupportedError("a number is no truth")
+    """An operand as an answer: a bool, or a tensor of one, holds in all of a box."""
     if isinstance(value, TriState):
         return value
-    said = torch.full_like(box.dst_low, _bool(value), dtype=torch.bool)
-    return TriState(box, said, said, torch.zeros_like(box.dst_low, dtype=torch.uint8))
-
-
-def _bool(value: Any) -> bool:
-    said = scalar(value)
-    if not isinstance(said, bool):
-        raise UnsupportedError("a number is no truth")
-    return said
+    if isinstance(value, Interval) or not isinstance(value := scalar(value), bool):
+        raise UnsupportedError("a number is no bool")
+    every = torch.full_like(box.dst_low, value, dtype=torch.bool)
+    return TriState(box, every, every, torch.zeros_like(box.dst_low, dtype=torch.uint8))

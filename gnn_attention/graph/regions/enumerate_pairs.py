@@ -1,7 +1,6 @@
-"""Going through all pairs of a rule, a bounded number of cells at a time: masks, edge lists and degrees from
-a predicate.
+"""All pairs of a rule visited, a bounded number at a time: masks, edge lists and degrees from a predicate.
 
-``shape`` is ``(batch, heads, num_dst, num_src)`` throughout, with 1 where the rule does not look.
+``shape`` is ``(batch, heads, num_dst, num_src)`` throughout, with 1 where the graph does not vary.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ from gnn_attention.graph.rules import Rule
 
 Shape = tuple[int, int, int, int]
 
-CELLS_AT_ONCE = 2**22  # 4 MB of booleans
-FEW = 2**18  # pairs up to which visiting all of them is the quickest way
+# 4 MB of booleans
+CELLS_AT_ONCE = 2**22
+# pairs up to which visiting all of them is the quickest way
+FEW = 2**18
 
 
 def few(shape: Shape) -> bool:
-    """True if visiting every pair is the quickest way."""
     return math.prod(shape) <= FEW
 
 
@@ -36,17 +36,15 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
         got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
         raise TypeError(f"the rule of {name} must return a bool tensor, got a {got}")
     pairs = _broadcast_shape(b, h, dst, src)
-    if edge.dim() > len(pairs) or any(
-        n not in (1, m) for n, m in zip(edge.shape[::-1], pairs[::-1], strict=False)
-    ):
-        raise TypeError(
-            f"the rule of {name} must return a shape that broadcasts to {list(pairs)}, got {list(edge.shape)}"
-        )
+    fits = all(n in (1, m) for n, m in zip(edge.shape[::-1], pairs[::-1], strict=False))
+    if edge.dim() > len(pairs) or not fits:
+        shape = list(edge.shape)
+        raise TypeError(f"the rule of {name} must return a shape that broadcasts to {pairs}, got {shape}")
     return edge
 
 
 def _broadcast_shape(*tensors: Tensor) -> list[int]:
-    """The broadcast shape (``torch.broadcast_shapes`` would load a second of symbolic algebra)."""
+    # torch.broadcast_shapes would import sympy, which takes a second
     shapes = zip_longest(*(reversed(tensor.shape) for tensor in tensors), fillvalue=1)
     return [0 if 0 in sizes else max(sizes) for sizes in shapes][::-1]
 
@@ -60,18 +58,14 @@ def row_blocks(rule: Rule, name: str, shape: Shape, device: torch.device | str =
     src = torch.arange(num_src, device=device)
     for start in range(0, num_dst, step):
         dst = torch.arange(start, min(start + step, num_dst), device=device).view(-1, 1)
-        block = (batch, heads, len(dst), num_src)
-        yield (
-            evaluate(rule, name, b, h, dst, src).expand(block)
-            if num_src
-            else b.new_zeros(block, dtype=torch.bool)
-        )
+        edge = evaluate(rule, name, b, h, dst, src) if num_src else b.new_zeros(1, dtype=torch.bool)
+        yield edge.expand(batch, heads, len(dst), num_src)
 
 
 def dense(rule: Rule, name: str, shape: Shape, device: torch.device) -> Tensor:
     """Bool ``[batch, heads, num_dst, num_src]``."""
     mask, start = torch.empty(shape, dtype=torch.bool, device=device), 0
-    # into one tensor: blocks next to their sum would be twice as much
+    # into one tensor: concatenating the blocks would take twice as much
     for block in row_blocks(rule, name, shape, device):
         mask[:, :, start : start + block.shape[2]] = block
         start += block.shape[2]
@@ -95,10 +89,5 @@ def in_degree(rule: Rule, name: str, shape: Shape) -> Tensor:
 
 
 def same(left: Rule, right: Rule, name: str, shape: Shape) -> bool:
-    """True if both rules hold for the same pairs, for every sample and head."""
-    if left is right:
-        return True
-    return all(
-        torch.equal(a, b)
-        for a, b in zip(row_blocks(left, name, shape), row_blocks(right, name, shape), strict=True)
-    )
+    blocks = zip(row_blocks(left, name, shape), row_blocks(right, name, shape), strict=True)
+    return all(torch.equal(a, b) for a, b in blocks)

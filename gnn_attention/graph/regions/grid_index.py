@@ -1,4 +1,4 @@
-"""In which of many boxes a pair of tokens lies, looked up, where the boxes are tiles of one grid."""
+"""Which of many boxes a pair of tokens lies in, looked up, where the boxes are tiles of one grid."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gnn_attention.graph.regions.quadtree import Boxes
 
 
 class Grid(NamedTuple):
-    """Boxes by the cell of a grid that each lies in alone: ``keys`` are the numbers of these cells, sorted,
-    ``order`` the boxes.
+    """Boxes by the cell of a grid that each lies in alone: ``keys`` are these cells, sorted, ``order`` the
+    boxes.
 
     >>> from gnn_attention.graph.regions.quadtree import root, split_evenly
     >>> grid = Grid.of(split_evenly(root((1, 1, 6, 6)), 4))
@@ -50,14 +50,9 @@ class Grid(NamedTuple):
         return pair, box[pair]
 
     def _cells(self, batch: Tensor, head: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        boxes, (top, left) = (
-            self.boxes,
-            (int(self.boxes.dst[0]) % self.height, int(self.boxes.src[0]) % self.width),
-        )
-        heads, down, across = (
-            int(boxes.head.max()) + 1,
-            int((boxes.dst + boxes.height).max()) // self.height + 2,
-            int((boxes.src + boxes.width).max()) // self.width + 2,
-        )
+        boxes, heads = self.boxes, int(self.boxes.head.max()) + 1
+        top, left = int(boxes.dst[0]) % self.height, int(boxes.src[0]) % self.width
+        down = int((boxes.dst + boxes.height).max()) // self.height + 2
+        across = int((boxes.src + boxes.width).max()) // self.width + 2
         row, column = (dst - top) // self.height + 1, (src - left) // self.width + 1
         return ((batch * heads + head) * down + row) * across + column

@@ -1,10 +1,10 @@
-"""A graph cut into boxes that can be counted without visiting their pairs.
+"""A graph cut into boxes that can be counted without visiting their pairs: a quadtree of intervals.
 
-Starting from boxes as large as the graph, a rule is evaluated on all of them at once
-(``intervals.arithmetic``). A box without an edge is dropped. A box is done when all its pairs are edges, or
-when what remains open depends on the receiver alone, on the sender alone or on their difference alone: then
-one column, one row or one diagonal profile decides all of it. Any other box is cut in four by four, down to
-boxes of ``LEAF`` tokens, whose pairs are visited.
+A rule is evaluated on all boxes at once (``intervals.arithmetic``), from boxes as large as the graph
+downwards. A box without an edge is dropped. A box is done when all its pairs are edges, or when what is open
+depends on the receiver, the sender or their difference alone: then one column, one row or one diagonal
+profile decides all of it. Any other box is cut in four by four, down to boxes of ``LEAF`` tokens, whose pairs
+are visited.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph.intervals import arithmetic
-from gnn_attention.graph.intervals.values import ANYTHING, Box
-from gnn_attention.graph.intervals.values import DIFFERENCE as DIFFERENCE
-from gnn_attention.graph.intervals.values import DST as DST
-from gnn_attention.graph.intervals.values import SRC as SRC
+from gnn_attention.graph.intervals import arithmetic, values
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
-LEAF = 8  # tokens on the side of the smallest box
-AT_ONCE = 2**15  # boxes evaluated together
+# the kind of a piece: on what it depends whether a pair is an edge
+FULL, DST, SRC, DIFFERENCE, CELLS = 0, values.DST, values.SRC, values.DIFFERENCE, values.ANYTHING
+EMPTY = 255
+# tokens on the side of the smallest box
+LEAF = 8
+# boxes evaluated together
+AT_ONCE = 2**15
 # rows and columns of the boxes of one piece, unless it is one box: a million tokens, or many heads of fewer
 LONGEST = 2**21
-FULL, CELLS = 0, ANYTHING  # the kinds of a piece, next to DST, SRC and DIFFERENCE: what its truth depends on
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """K boxes of a sample and a head: receivers ``dst .. dst + height - 1``, senders
-    ``src .. src + width - 1``.
+    """K boxes of receivers ``dst .. dst + height - 1`` and senders ``src .. src + width - 1`` of one head
+    each.
 
     ``owner`` is the caller's: a number that the parts of a box inherit.
     """
@@ -49,7 +49,6 @@ class Boxes:
     width: Tensor
 
     def at(self, chosen: Tensor | slice) -> Boxes:
-        """The chosen ones."""
         return Boxes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def __len__(self) -> int:
@@ -75,7 +74,7 @@ def root(shape: enumerate_pairs.Shape) -> Boxes:
 
 
 def decompose(rule: Rule, boxes: Boxes, leaf: int = LEAF) -> Iterator[Piece]:
-    """The pieces that together hold every edge of the boxes once. All boxes lie on one grid of their largest
+    """The pieces that together hold every edge of the boxes once; the boxes lie on one grid of their largest
     size.
 
     Sides shrink by four from ``leaf * 4^k`` downwards, so that boxes stay aligned.
@@ -84,7 +83,8 @@ def decompose(rule: Rule, boxes: Boxes, leaf: int = LEAF) -> Iterator[Piece]:
     while waiting:
         boxes, side = waiting.pop()
         part = boxes.at(slice(AT_ONCE))
-        if len(boxes) > AT_ONCE:  # later, so that few boxes of each size wait
+        # later, so that few boxes of each size wait
+        if len(boxes) > AT_ONCE:
             waiting.append((boxes.at(slice(AT_ONCE, None)), side))
         kind = _kinds(rule, part)
         yield from (piece for k in (FULL, DST, SRC, DIFFERENCE) for piece in _pieces(k, part.at(kind == k)))
@@ -100,7 +100,6 @@ def decompose(rule: Rule, boxes: Boxes, leaf: int = LEAF) -> Iterator[Piece]:
 
 
 def _pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
-    """The boxes a bounded number of rows and columns at a time."""
     group = (boxes.height + boxes.width).cumsum(0) // LONGEST
     bounds = [0, *(group.diff().nonzero().flatten() + 1).tolist(), len(boxes)]
     yield from (Piece(kind, boxes.at(slice(start, stop))) for start, stop in pairwise(bounds) if start < stop)
@@ -113,16 +112,13 @@ def _next_side(side: int, leaf: int) -> int:
     return smaller
 
 
-EMPTY = 255
-
-
 def _kinds(rule: Rule, boxes: Boxes) -> Tensor:
-    box = Box(boxes.dst, boxes.dst + boxes.height - 1, boxes.src, boxes.src + boxes.width - 1)
+    box = values.Box(boxes.dst, boxes.dst + boxes.height - 1, boxes.src, boxes.src + boxes.width - 1)
     b, h = arithmetic.constant(box, boxes.batch), arithmetic.constant(box, boxes.head)
-    truth = arithmetic.evaluate(rule, b, h, *arithmetic.token_ranges(box))
-    simple = (truth.axes == DST) | (truth.axes == SRC) | (truth.axes == DIFFERENCE)
-    kind = torch.where(simple, truth.axes, CELLS).masked_fill(truth.every, FULL)
-    return kind.masked_fill(~truth.some, EMPTY)
+    answer = arithmetic.evaluate(rule, b, h, *arithmetic.token_ranges(box))
+    simple = (answer.axes == DST) | (answer.axes == SRC) | (answer.axes == DIFFERENCE)
+    kind = torch.where(simple, answer.axes, CELLS).masked_fill(answer.every, FULL)
+    return kind.masked_fill(~answer.some, EMPTY)
 
 
 def split_evenly(boxes: Boxes, side: int) -> Boxes:
@@ -143,10 +139,16 @@ def ragged(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[T
     return group, torch.arange(len(group), device="cpu") - first[group]
 
 
-def profile(
-    rule: Rule, piece: Piece
-) -> tuple[Bool[Tensor, " items"], Int[Tensor, " items"], Int[Tensor, " items"]]:
-    """All that remains open in boxes that depend on one thing alone: ``(edge, box, number)``.
+def running_sums(numbers: Tensor) -> Int[Tensor, " items_and_one"]:
+    """The sum of the numbers before each, and of all."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), numbers.cumsum(0)])
+
+
+Items = Int[Tensor, " items"]
+
+
+def profile(rule: Rule, piece: Piece) -> tuple[Bool[Tensor, " items"], Items, Items]:
+    """All that is open in boxes that depend on one thing alone: ``(edge, box, number)``.
 
     The numbers of a box count its receivers (kind DST), its senders (SRC) or its diagonals (DIFFERENCE):
     diagonal t holds the pairs with ``dst - src = dst_0 - (src_0 + width - 1) + t``.
@@ -171,10 +173,8 @@ def cells(rule: Rule, boxes: Boxes) -> Iterator[tuple[Boxes, Bool[Tensor, "boxes
     step = max(1, enumerate_pairs.CELLS_AT_ONCE // max(1, tall * wide))
     for start in range(0, len(boxes), step):
         part = boxes.at(slice(start, start + step))
-        b, h, first, left, height, width = (
-            field.view(-1, 1, 1)
-            for field in (part.batch, part.head, part.dst, part.src, part.height, part.width)
-        )
+        columns = (getattr(part, field.name).view(-1, 1, 1) for field in fields(part))
+        _, b, h, first, left, height, width = columns
         row, column = torch.arange(tall, device="cpu").view(-1, 1), torch.arange(wide, device="cpu")
         dst, src = first + torch.minimum(row, height - 1), left + torch.minimum(column, width - 1)
         edge = enumerate_pairs.evaluate(rule, "this graph", b, h, dst, src)

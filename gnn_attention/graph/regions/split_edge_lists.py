@@ -1,12 +1,9 @@
 """A rule made with lists of edges, as a rule without lists and the pairs about which the two may differ.
 
-A list says something about its own pairs alone: with an empty list in the place of each, ``R_0``, a rule
-``R`` is the same for all pairs that no list holds. So whatever is counted is that of ``R_0``, put right at
-the listed pairs: ``|R| = |R_0| + sum over listed pairs of (R - R_0)``. A structured rule is counted by boxes,
-and scattered pairs, which would break every box, are evaluated one by one.
-
-This is read off the functions of ``rules`` that operators and methods of graphs bind; inside other functions
-a list stays.
+With an empty list in the place of each, ``R_0``, a rule ``R`` is the same for all pairs that no list holds,
+so ``|R| = |R_0| + sum over listed pairs of (R - R_0)``: a structured rule is counted by boxes, and scattered
+pairs, which would break every box, one by one. This is read off the functions of ``rules`` that operators and
+methods of graphs bind; inside other functions a list stays.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ JOINS = (rules.or_, rules.and_, rules.minus, rules.xor)
 
 
 class SplitRule(NamedTuple):
-    """``rule`` is the same as another for all pairs but perhaps these, distinct, by receiver, then sender."""
+    """``rule`` is the same as another for all pairs but these: distinct, by receiver, then sender."""
 
     rule: Rule
     src: Int[Tensor, " pairs"]
@@ -32,7 +29,7 @@ class SplitRule(NamedTuple):
 
 
 def split_edge_lists(rule: Rule, num_dst: int, num_src: int) -> SplitRule | None:
-    """The rule without its lists, and their pairs among these receivers and senders; None if it has none.
+    """The rule without its lists, and their pairs among these tokens; None if it has none.
 
     >>> from gnn_attention import TokenGraph, patterns
     >>> graph = patterns.window(9, 2) | TokenGraph.from_edges(torch.tensor([[0, 3], [7, 3]]), 9)
@@ -56,7 +53,7 @@ def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[T
     """The rule with empty lists, and the keys ``dst * num_src + src`` of the pairs of each."""
     if not isinstance(rule, partial):
         return rule, []
-    # else its keys are those of other pairs beyond
+    # for more senders the keys would be those of other pairs
     if rule.func is rules.is_listed and num_src <= rule.args[1]:
         return no_pair, [_renumber(rule.args[0][:-1], rule.args[1], num_src)]
     if rule.func in JOINS:
@@ -65,9 +62,8 @@ def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[T
         return partial(rule.func, left, right), of_left + of_right
     if rule.func is rules.transposed:
         inner, keys = _without_lists(rule.args[0], num_src, num_dst)
-        return partial(rule.func, inner), [
-            key % max(num_dst, 1) * num_src + key // max(num_dst, 1) for key in keys
-        ]
+        width = max(num_dst, 1)
+        return partial(rule.func, inner), [key % width * num_src + key // width for key in keys]
     if rule.func is rules.shifted:
         inner, keys = _without_lists(rule.args[0], num_dst + rule.args[1], num_src)
         return partial(rule.func, inner, rule.args[1]), [key - rule.args[1] * num_src for key in keys]
