@@ -1,7 +1,7 @@
 """Graphs written as text: ``parse("window(64, 8) | sinks(64, 2)")``, the language in which graphs are named.
 
-The text is read by Python's parser and then walked node by node against a list of what is allowed; nothing is
-ever handed to ``eval``. An expression is made of
+Python's parser reads the text, and each node of its tree must be in a list of what is allowed; nothing is
+passed to ``eval``. An expression is made of
 
 * calls of the builders of ``gnn_attention.patterns`` and the functions of ``gnn_attention.algebra``:
   ``disjoint_sum(window(8, 3), causal(5))``; data are ``tensor([[1, 2], [3, 4]])`` or, drawn at random,
@@ -11,7 +11,7 @@ ever handed to ``eval``. An expression is made of
 * ``.T``, ``.rows(start, stop)`` and ``.select(batch, head)``; ``[k]`` of a builder that makes several graphs.
 
 The length of the text, its depth, its numbers, the tokens of its graphs and the pairs of what lists edges are
-limited. Where ``n`` is given, the name ``n`` stands for it, and it may be left out: ``causal | window(8)``.
+limited. With an argument ``n`` the name ``n`` means it, and it may be left out: ``causal | window(8)``.
 """
 
 from __future__ import annotations
@@ -34,17 +34,6 @@ from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = [
-    "FUNCTIONS",
-    "LARGEST_NUMBER",
-    "LONGEST_TEXT",
-    "evaluate",
-    "parameters",
-    "parse",
-    "randn",
-    "tensor",
-]
-
 LONGEST_TEXT = 10_000
 # brackets and operators inside one another
 DEEPEST = 64
@@ -63,18 +52,21 @@ OPERATORS: Mapping[type[ast.operator], tuple[str, Callable[[TokenGraph, TokenGra
     ast.MatMult: ("@", matmul),
 }
 METHODS = {"rows": "rows(start, stop)", "select": "select(batch, head)"}
-ALLOWED = "allowed are calls of builders, | & - ^ ~ @ **, .T, .rows(a, b), .select(batch, head), numbers, strings, lists, tuples"
+METHODS_TEXT = ", ".join(f".{form}" for form in METHODS.values())
+ALLOWED = (
+    f"allowed are calls of builders, | & - ^ ~ @ **, .T, {METHODS_TEXT}, numbers, strings, lists, tuples"
+)
 
 
 def parse(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> TokenGraph:
     """The graph that an expression names; ``parse(graph.name) == graph`` wherever the name says it all.
 
     ``largest`` bounds the sum of the numbers in the text, and the tokens of its graphs over all heads and
-    samples. ``n`` is the number of tokens: the name ``n`` stands for it, a builder that is only named is
-    called with it, and a call whose arguments lack one takes it as its first.
+    samples. ``n`` is the number of tokens: the name ``n`` means it, a builder that is only named is called
+    with it, and a call that lacks an argument takes it as its first.
 
-    Raises TypeError for anything but a string, and ValueError for everything else that is wrong with it, in
-    one sentence that starts with the column and quotes the place: what a builder refuses too.
+    Raises TypeError for anything but a string, and ValueError for whatever else is wrong, errors of builders
+    included, in one sentence that starts with the column and quotes the place.
 
     >>> print(parse("window(4, 2) | sinks(4, 1)"))
     window(4, 2) | sinks(4, 1): mask[dst, src] and in-edges
@@ -97,7 +89,7 @@ def parse(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> Tok
 
 
 def evaluate(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> Any:
-    """The value of an expression that need not be one graph: several of them, or a value for each edge.
+    """The value of an expression: a graph, several of them, or a value for each edge.
 
     >>> evaluate("shortest_paths(full(4), window(4, 2))").shape
     torch.Size([16])
@@ -138,7 +130,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 class _Reader:
-    """Walks the syntax tree of one text; every refusal quotes the place in it."""
+    """Walks the syntax tree of one text; every error quotes the place in it."""
 
     def __init__(self, text: str, largest: int, n: int | None) -> None:
         self.text, self.largest, self.n = text, largest, n
@@ -146,7 +138,6 @@ class _Reader:
         self.total = 0.0
 
     def value(self, node: ast.expr, depth: int) -> Any:
-        """What a node stands for: a graph or an argument."""
         if depth > DEEPEST:
             self.refuse(node, f"more than {DEEPEST} brackets and operators inside one another")
         match node:
@@ -173,7 +164,6 @@ class _Reader:
         return self.refuse(node, f"this is not part of the language of graphs; {ALLOWED}")
 
     def name(self, node: ast.Name) -> Any:
-        """``n``, or a builder that is called with it."""
         if self.n is not None and node.id == "n":
             return self.n
         if self.n is not None:
@@ -182,7 +172,6 @@ class _Reader:
         return self.refuse(node, f"{word!r} is only a name, a builder is called: '{word}(...)'")
 
     def graph(self, node: ast.expr, depth: int) -> TokenGraph:
-        """What a node stands for, which must be a graph."""
         value = self.value(node, depth)
         if not isinstance(value, TokenGraph):
             self.refuse(node, f"expected a graph here, got {_kind(value)}")
@@ -193,7 +182,8 @@ class _Reader:
         if value is not None and not isinstance(value, (bool, int, float, str)):
             self.refuse(node, f"{_kind(value)} is no argument of a builder; {ALLOWED}")
         if isinstance(value, (int, float)):
-            self.total += min(abs(value), 2 * self.largest)  # min: an integer may be too large for a float
+            # an integer may be too large for a float
+            self.total += min(abs(value), 2 * self.largest)
             if not self.total <= self.largest:
                 self.refuse(node, f"the numbers of an expression add up to at most {self.largest}")
         return value
@@ -202,50 +192,39 @@ class _Reader:
         if isinstance(node.op, ast.Invert):
             return ~self.graph(node.operand, depth + 1)
         number = self.value(node.operand, depth + 1)
-        if (
-            isinstance(node.op, ast.USub)
-            and isinstance(number, (int, float))
-            and not isinstance(number, bool)
-        ):
+        if isinstance(node.op, ast.USub) and type(number) in (int, float):
             return -number
         return self.refuse(node, "of operators with one operand there are ~ of a graph and - of a number")
 
-    def binary(self, node: ast.BinOp, depth: int) -> TokenGraph:
+    def binary(self, node: ast.BinOp, depth: int) -> Any:
         if type(node.op) not in OPERATORS:
             self.refuse(node, "this operator is not one of graphs; allowed are | & - ^ ~ @ **")
         sign, join = OPERATORS[type(node.op)]
         left, right = (self.graph(side, depth + 1) for side in (node.left, node.right))
         if sign == "@":
             self.check_pairs(node, sign, left, right)
-        result: TokenGraph = self.attempt(node, join, left, right)
-        return result
+        return self.attempt(node, join, left, right)
 
-    def power(self, node: ast.BinOp, depth: int) -> TokenGraph:
+    def power(self, node: ast.BinOp, depth: int) -> Any:
         base, hops = self.graph(node.left, depth + 1), self.value(node.right, depth + 1)
         if isinstance(hops, bool) or not isinstance(hops, int) or not 0 <= hops <= LARGEST_POWER:
             self.refuse(node.right, f"the power of a graph is a number of hops in 0 .. {LARGEST_POWER}")
         self.check_pairs(node, "**", base)
         if base.num_dst * base.num_src * hops > MOST_PAIRS:
-            self.refuse(
-                node, f"** makes {hops} products here, of {base.num_dst} tokens: take fewer hops or tokens"
-            )
-        result: TokenGraph = self.attempt(node, TokenGraph.__pow__, base, hops)
-        return result
+            products = f"{hops} products here, of {base.num_dst} tokens"
+            self.refuse(node, f"** makes {products}: take fewer hops or tokens")
+        return self.attempt(node, TokenGraph.__pow__, base, hops)
 
     def check_pairs(self, node: ast.expr, what: str, *arguments: object) -> None:
         pairs = max((graph.num_dst * graph.num_src for graph in _graphs(arguments)), default=0)
         if pairs > MOST_PAIRS:
-            self.refuse(
-                node,
-                f"{what} lists the edges of its graphs, here of {pairs} pairs; at most {MOST_PAIRS} are looked at",
-            )
+            reason = f"here of {pairs} pairs; at most {MOST_PAIRS} are visited"
+            self.refuse(node, f"{what} lists the edges of its graphs, {reason}")
 
     def call(self, node: ast.Call, depth: int) -> Any:
-        """A builder, or a method of a graph."""
         function = self.function(node, depth)
-        if any(isinstance(argument, ast.Starred) for argument in node.args) or None in [
-            k.arg for k in node.keywords
-        ]:
+        starred = any(isinstance(argument, ast.Starred) for argument in node.args)
+        if starred or any(keyword.arg is None for keyword in node.keywords):
             self.refuse(node, "arguments are written out, * and ** of arguments are not read")
         positional = [self.value(argument, depth + 1) for argument in node.args]
         named = {str(keyword.arg): self.value(keyword.value, depth + 1) for keyword in node.keywords}
@@ -263,9 +242,8 @@ class _Reader:
                 method: Callable[..., Any] = getattr(self.graph(inner, depth + 1), name)
                 return method
             case ast.Attribute(attr=name):
-                return self.refuse(
-                    node, f"a graph has no method {_shorten(name)!r} here; there are .T, {_methods()}"
-                )
+                known = f"there are .T, {METHODS_TEXT}"
+                return self.refuse(node, f"a graph has no method {_shorten(name)!r} here; {known}")
         return self.refuse(node.func, "only builders and the methods of graphs can be called")
 
     def builder(self, node: ast.expr, name: str) -> Callable[..., Any]:
@@ -276,12 +254,10 @@ class _Reader:
         return FUNCTIONS[name]
 
     def item(self, node: ast.Subscript, depth: int) -> Any:
-        """One graph of a builder that makes several."""
-        several, number = (
-            self.value(node.value, depth + 1),
-            self.value(node.slice, depth + 1) if _is_index(node.slice) else None,
-        )
-        if not isinstance(several, tuple) or isinstance(number, bool) or not isinstance(number, int):
+        several, number = self.value(node.value, depth + 1), None
+        if isinstance(node.slice, (ast.Constant, ast.UnaryOp)):
+            number = self.value(node.slice, depth + 1)
+        if not isinstance(several, tuple) or type(number) is not int:
             self.refuse(node, "[k] takes one graph of a builder that makes several, by its number")
         if not -len(several) <= number < len(several):
             self.refuse(node, f"expected a number in 0 .. {len(several) - 1} in the brackets, got {number}")
@@ -298,7 +274,7 @@ class _Reader:
             self.refuse(node, f"{error}; expected {function.__name__}{parameters(function)}")
         try:
             result = function(*positional, **named)
-        # whatever a builder refuses is a fault of this text
+        # whatever a builder raises is an error of this text
         except Exception as error:
             raise ValueError(self.at(node, " ".join(str(error).split()) or type(error).__name__)) from error
         tokens = max(map(_tokens, _graphs([result])), default=0)
@@ -317,7 +293,6 @@ class _Reader:
 
 
 def _one_line(text: object) -> str:
-    """The text on one line; TypeError for no text, ValueError for a long one."""
     if not isinstance(text, str):
         raise TypeError(f"an expression is a string such as 'window(64, 8)', got {described(text)}")
     if len(text) > LONGEST_TEXT:
@@ -326,24 +301,23 @@ def _one_line(text: object) -> str:
 
 
 def _syntax_tree(text: str) -> ast.expr:
-    """Python's own reading of the text; ValueError where it is no expression."""
+    column, place = 1, repr(_shorten(text))
     try:
-        with ignored():  # "1or 2" warns, and is refused anyway
+        # "1or 2" warns, and is an error anyway
+        with ignored():
             return ast.parse(text, mode="eval").body
     except SyntaxError as error:
         column = min(error.offset or 1, len(text) + 1)
-        place = text[column - 1 : column + 20] or "the end"
-        raise ValueError(f"column {column}, {place!r}: not an expression ({error.msg}); {ALLOWED}") from None
+        place = repr(text[column - 1 : column + 20] or "the end")
+        reason = f"not an expression ({error.msg}); {ALLOWED}"
     except UnicodeEncodeError:
-        raise ValueError(
-            f"column 1, {_shorten(ascii(text))}: not an expression (half a character); {ALLOWED}"
-        ) from None
-    except ValueError as error:  # a null byte, before Python 3.11.4
-        raise ValueError(f"column 1, {_shorten(text)!r}: not an expression ({error}); {ALLOWED}") from None
+        place, reason = _shorten(ascii(text)), f"not an expression (half a character); {ALLOWED}"
+    # a null byte, before Python 3.11.4
+    except ValueError as error:
+        reason = f"not an expression ({error}); {ALLOWED}"
     except (RecursionError, MemoryError):
-        raise ValueError(
-            f"column 1, {_shorten(text)!r}: more than {DEEPEST} brackets and operators inside one another"
-        ) from None
+        reason = f"more than {DEEPEST} brackets and operators inside one another"
+    raise ValueError(f"column {column}, {place}: {reason}")
 
 
 def _with_n(signature: inspect.Signature, n: int, positional: Any, named: Mapping[str, Any]) -> Any:
@@ -367,23 +341,13 @@ def _tokens(graph: TokenGraph) -> int:
     return max(graph.num_dst, graph.num_src) * (graph.heads or 1) * (graph.batch or 1)
 
 
-def _is_index(node: ast.expr) -> bool:
-    return isinstance(node, (ast.Constant, ast.UnaryOp))
-
-
-def _methods() -> str:
-    return ", ".join(f".{form}" for form in METHODS.values())
-
-
 def _kind(value: object) -> str:
     if isinstance(value, TokenGraph):
         return "a graph"
     word = type(value).__name__
-    return (
-        f"{value!r}, {'an' if word[0] in 'aeiou' else 'a'} {word}"
-        if isinstance(value, (bool, int, float, str))
-        else f"a {word}"
-    )
+    if not isinstance(value, (bool, int, float, str)):
+        return f"a {word}"
+    return f"{value!r}, {'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
 def _shorten(text: str, longest: int = 40) -> str:

@@ -6,10 +6,9 @@
 ``.graphml``               GraphML; an undirected edge is a message in both directions
 =========================  ==================================================================================
 
-Nodes are labelled 0 .. n-1, the positions of the tokens; what follows a ``#`` in a line is a remark. The two
-lists are networkx's, where its readers are: they say nothing of direction, so an undirected graph has to be
-written with both. A file may come from an unknown author: it is read within limits of size, and whatever is
-wrong with it is one ValueError.
+Nodes are labelled 0 .. n-1, the positions of the tokens; what follows a ``#`` is a comment. The lists are
+those of networkx, always directed. Files of unknown origin are read within limits of size; whatever is wrong
+with one is a ValueError.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,18 +26,17 @@ import torch
 from gnn_attention._support import atomic_files, checks
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["MOST_BYTES", "MOST_TOKENS", "read", "write"]
-
-MOST_BYTES = 2**25  # of a file
+# of a file
+MOST_BYTES = 2**25
 MOST_TOKENS = 2**24
 
-# The size that ``write`` puts into an edge list, which has no other place for a token without out-edges.
+# the size, which `write` puts into an edge list: its last tokens may have no edges
 _TOKENS = re.compile(r"#\s*tokens\s+(\d{1,18})\s*$", re.ASCII)
 _LABEL = re.compile(r"\d{1,18}", re.ASCII)
 
 
-class _Found(NamedTuple):
-    """What a file says: its edges, the tokens it names, and how many there are if it says so."""
+class _Content(NamedTuple):
+    """The edges of a file, the tokens it names, and how many there are if it says so."""
 
     edges: list[tuple[int, int]]
     nodes: set[int]
@@ -45,15 +44,14 @@ class _Found(NamedTuple):
 
 
 def read(path: str | os.PathLike[str], num_tokens: int | None = None) -> TokenGraph:
-    """The graph of a file, an edge list in the file's order, named like the file; an edge that is there twice
-    counts once.
+    """The graph of a file, in the file's order and named like it; duplicate edges count once.
 
-    ``num_tokens``: how many tokens there are. It is needed where the file does not say: the first line of an
-    edge list that :func:`write` made does (``# tokens 64``), and so do labels that are exactly 0 .. n-1.
+    ``num_tokens`` is needed where the file does not say it: the first line of an edge list by :func:`write`
+    does (``# tokens 64``), and so do labels that are exactly 0 .. n-1.
 
-    Raises ValueError for an unknown ending, a file of more than 32 MB and one that holds no such graph, in
-    one sentence that names the file and, in a list, the line; XML with a DOCTYPE is refused before it is
-    parsed, since it may define entities that grow without limit. OSError where the file cannot be read.
+    Raises ValueError, which names the file and in a list the line, for an unknown ending, a file of more than
+    32 MB, one that holds no such graph, and XML with a DOCTYPE, whose entities may grow without limit;
+    OSError where the file cannot be read.
 
     >>> import tempfile
     >>> from gnn_attention import patterns
@@ -64,68 +62,60 @@ def read(path: str | os.PathLike[str], num_tokens: int | None = None) -> TokenGr
     """
     path = checks.path("path", path)
     parse, _ = _form(path)
-    content = _content(path)
+    raw = _raw(path)
     try:
-        found = parse(content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"))
-        size = _size(found, None if num_tokens is None else checks.size("num_tokens", num_tokens))
+        content = parse(raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"))
+        size = _size(content, None if num_tokens is None else checks.size("num_tokens", num_tokens))
     except ValueError as error:
         raise ValueError(f"{path} holds no graph of tokens: {error}") from error
-    edges = torch.tensor(found.edges, dtype=torch.int64, device="cpu").reshape(-1, 2).t()
+    edges = torch.tensor(content.edges, dtype=torch.int64, device="cpu").reshape(-1, 2).t()
     return TokenGraph.from_edges(edges, size, coalesce=True, name=path.name)
 
 
 def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
-    """Write a graph to a file whose ending says how; :func:`read` gives the same edges back, and the same
-    number of tokens.
+    """Write a graph to a file whose ending says how; :func:`read` gives the same edges and tokens back.
 
     Raises TypeError for no graph, and ValueError for an unknown ending, a graph whose receivers and senders
-    are not the same tokens 0 .. n-1, one that differs by head or sample, and one that would not fit into 32
-    MB.
+    are not the same tokens 0 .. n-1, one that differs by head or sample, and one that needs more than 32 MB.
     """
     path = checks.path("path", path)
     _, form = _form(path)
-    if not isinstance(graph, TokenGraph):
-        raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}")
+    checks.instance("graph", graph, TokenGraph)
     if (graph.num_dst, graph.dst_offset, graph.src_offset) != (graph.num_src, 0, 0):
-        raise ValueError(
-            f"a file holds a graph whose receivers and senders are the same tokens, from 0 on, got {graph!r}"
-        )
+        expected = "a graph whose receivers and senders are the same tokens, from 0 on"
+        raise ValueError(f"a file holds {expected}, got {graph!r}")
     text = "".join(form(graph)) if graph.num_edges < MOST_BYTES // len("0 1\n") else None
     if text is None or len(text) > MOST_BYTES:
-        raise ValueError(
-            f"{graph!r} has {graph.num_edges:,} edges, which do not fit into the {MOST_BYTES:,} bytes that are read"
-        )
+        reason = f"which do not fit into the {MOST_BYTES:,} bytes that are read"
+        raise ValueError(f"{graph!r} has {graph.num_edges:,} edges, {reason}")
     atomic_files.write(path, text)
 
 
-def _edge_list(text: str) -> _Found:
-    said = _TOKENS.match(text.split("\n", 1)[0].strip())
+def _edge_list(text: str) -> _Content:
+    size = _TOKENS.match(text.split("\n", 1)[0].strip())
     edges: list[tuple[int, int]] = []
-    nodes: set[int] = set()
     for number, words in _lines(text):
         if len(words) < 2:
             raise ValueError(f"line {number}: expected 'src dst', got {words[0][:40]!r} alone")
         edges.append((_token(words[0], number), _token(words[1], number)))
-        nodes.update(edges[-1])
-    return _Found(edges, nodes, int(said[1]) if said else None)
+    return _Content(edges, set(chain.from_iterable(edges)), int(size[1]) if size else None)
 
 
-def _adjacency_list(text: str) -> _Found:
+def _adjacency_list(text: str) -> _Content:
     edges: list[tuple[int, int]] = []
     nodes: set[int] = set()
     for number, words in _lines(text):
         src, *receivers = (_token(word, number) for word in words)
         edges += [(src, dst) for dst in receivers]
         nodes.update((src, *receivers))
-    return _Found(edges, nodes)
+    return _Content(edges, nodes)
 
 
-def _graphml(text: str) -> _Found:
-    """Parsed by networkx with Python's own XML parser, which would follow the entities of a DOCTYPE."""
+def _graphml(text: str) -> _Content:
+    # networkx parses with Python's own XML parser, which would follow the entities of a DOCTYPE
     if forbidden := re.search(r"<!\s*(DOCTYPE|ENTITY)", text, re.IGNORECASE):
-        raise ValueError(
-            f"it has a {forbidden[1].upper()}, which may define entities without limit; take that part out"
-        )
+        reason = "which may define entities without limit; take that part out"
+        raise ValueError(f"it has a {forbidden[1].upper()}, {reason}")
     if len(re.findall(r"<(?:\w+:)?graph[\s/>]", text)) > 1:
         raise ValueError("it holds several graphs: give each a file of its own")
     import networkx as nx
@@ -133,18 +123,17 @@ def _graphml(text: str) -> _Found:
     try:
         graph = nx.parse_graphml(text, node_type=str)
         number = {label: _number(label) for label in graph.nodes}
-    except Exception as error:  # of the XML parser, of networkx, of a label that is no number
+    # of the XML parser, of networkx, of a label that is no number
+    except Exception as error:
         raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
     label_of: dict[int, str] = {}
     for label, token in number.items():
         if (other := label_of.setdefault(token, label)) != label:
-            raise ValueError(
-                f"its nodes {other!r} and {label!r} are the same number: write every number in one way"
-            )
+            raise ValueError(f"its nodes {other!r} and {label!r} are the same number: write it in one way")
     edges = [(number[u], number[v]) for u, v in graph.edges()]
     if not graph.is_directed():
         edges = [pair for u, v in edges for pair in ((u, v), (v, u))]
-    return _Found(edges, set(number.values()))
+    return _Content(edges, set(number.values()))
 
 
 def _number(label: str) -> int:
@@ -165,37 +154,32 @@ def _token(word: str, number: int) -> int:
     return int(word)
 
 
-def _size(found: _Found, given: int | None) -> int:
-    """The number of tokens, as given or as the file says; ValueError where labels do not fit."""
-    if None not in (given, found.size) and given != found.size:
-        raise ValueError(
-            f"it says that there are {found.size} tokens, num_tokens={given}; leave num_tokens out"
-        )
-    size = found.size if given is None else given
+def _size(content: _Content, num_tokens: int | None) -> int:
+    if None not in (num_tokens, content.size) and num_tokens != content.size:
+        reason = f"it says that there are {content.size} tokens, num_tokens={num_tokens}"
+        raise ValueError(f"{reason}; leave num_tokens out")
+    size = content.size if num_tokens is None else num_tokens
     if size is None:
-        size = len(found.nodes)
-        if found.nodes != set(range(size)):
-            wrong = min(set(range(size)) - found.nodes)
-            raise ValueError(
-                f"its {size} labels are not 0 .. {size - 1} (there is no {wrong}); "
-                "number the tokens so, or give their number as num_tokens"
-            )
-    wrong_label = next((label for label in found.nodes if not 0 <= label < size), None)
-    if wrong_label is not None:
-        raise ValueError(f"its tokens are 0 .. {size - 1}, but it names a token {wrong_label}")
+        size = len(content.nodes)
+        if content.nodes != set(range(size)):
+            missing = min(set(range(size)) - content.nodes)
+            advice = "number the tokens so, or give their number as num_tokens"
+            raise ValueError(f"its {size} labels are not 0 .. {size - 1} (there is no {missing}); {advice}")
+    if content.nodes and max(content.nodes) >= size:
+        raise ValueError(f"its tokens are 0 .. {size - 1}, but it names a token {max(content.nodes)}")
     if size > MOST_TOKENS:
         raise ValueError(f"it has {size:,} tokens, at most {MOST_TOKENS:,} are read")
     return size
 
 
-def _content(path: Path) -> bytes:
+def _raw(path: Path) -> bytes:
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no file")
     with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
+        raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
         raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes, which is the most that is read")
-    return content
+    return raw
 
 
 def _as_edge_list(graph: TokenGraph) -> Iterable[str]:
@@ -203,22 +187,22 @@ def _as_edge_list(graph: TokenGraph) -> Iterable[str]:
 
 
 def _as_adjacency_list(graph: TokenGraph) -> Iterable[str]:
-    receivers_of: list[list[str]] = [[] for _ in range(graph.num_src)]
+    receivers_of: list[list[int]] = [[] for _ in range(graph.num_src)]
     for src, dst in graph.edge_index.t().tolist():
-        receivers_of[src].append(f" {dst}")
-    return [f"{src}{''.join(receivers)}\n" for src, receivers in enumerate(receivers_of)]
+        receivers_of[src].append(dst)
+    return [" ".join(map(str, (src, *receivers))) + "\n" for src, receivers in enumerate(receivers_of)]
 
 
 def _as_graphml(graph: TokenGraph) -> Iterable[str]:
     import networkx as nx
 
-    made = nx.DiGraph()
-    made.add_nodes_from(range(graph.num_dst))
-    made.add_edges_from(graph.edge_index.t().tolist())
-    return [f"{line}\n" for line in nx.generate_graphml(made)]
+    network = nx.DiGraph()
+    network.add_nodes_from(range(graph.num_dst))
+    network.add_edges_from(graph.edge_index.t().tolist())
+    return [f"{line}\n" for line in nx.generate_graphml(network)]
 
 
-_Form = tuple[Callable[[str], _Found], Callable[[TokenGraph], Iterable[str]]]
+_Form = tuple[Callable[[str], _Content], Callable[[TokenGraph], Iterable[str]]]
 _FORMS: Mapping[str, _Form] = {
     ".edges": (_edge_list, _as_edge_list),
     ".edgelist": (_edge_list, _as_edge_list),

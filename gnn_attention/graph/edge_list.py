@@ -64,7 +64,7 @@ def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: in
     if max(sides) <= MOST_CELLS and walks * DENSE_GAIN > num_dst * num_mid * num_src:
         return (_dense(left, num_dst, num_mid) @ _dense(right, num_mid, num_src)).nonzero().t().flip(0)
     pairs = min(int(walks), num_dst * num_src)
-    what = f"the product of two graphs, up to {pairs:,} of {num_dst:,} x {num_src:,} pairs"
+    what = f"the product of two graphs, of up to {pairs:,} pairs of {num_dst:,} x {num_src:,} tokens"
     memory.check(what, BYTES_OF_A_PAIR * pairs, "take some rows(start, stop) of the left one")
     # the product is made in that format, about which torch would warn
     accept_sparse_matrices()
