@@ -23,7 +23,6 @@ from gnn_attention._support.checks import quoted
 from gnn_attention.convert import expressions
 from gnn_attention.graph import TokenGraph
 
-
 # one example of each builder, in the order of the modules of `patterns`
 _EXAMPLES = """
 full(64); self_loops(64); causal(64); anti_causal(64); strict_causal(64); no_self(64); cross(24, 64);

@@ -31,7 +31,7 @@ def _autocasts(x: Tensor) -> bool:
 
 
 def check_heads(heads: Any) -> None:
-    """TypeError for what are no heads: those have receive, send and collect, and a scale."""
+    """TypeError for what has no ``receive``, ``send`` and ``collect``."""
     known = ("receive", "send", "collect")
     if not isinstance(heads, nn.Module) or not all(callable(getattr(heads, name, None)) for name in known):
         expected = "StandardHeads or another form of them (receive, send, collect)"
@@ -44,9 +44,9 @@ def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor [B, T, {width}], got {type(x).__name__}")
     if x.dim() != 3 or x.shape[-1] != width or not (x.dtype == dtype or _autocasts(x)):
+        got, advice = list(x.shape), "convert one of them, and give one sequence as x.unsqueeze(0)"
         raise ValueError(
-            f"x must be [B, T, {width}] in {dtype} for these heads, got {list(x.shape)} in {x.dtype}; "
-            "convert one of them, and give one sequence as x.unsqueeze(0)"
+            f"x must be [B, T, {width}] in {dtype} for these heads, got {got} in {x.dtype}; {advice}"
         )
 
 
@@ -83,10 +83,8 @@ def output_matrix(array: Any, num_heads: int, value_dim: int, width: int, layout
     matrix = matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
     flat = matrix.flatten(0, 1) if matrix.dim() == 3 else matrix
     if tuple(matrix.shape) not in ((num_heads, value_dim, width), (num_heads * value_dim, width)):
-        raise ValueError(
-            f"W_O must be [{num_heads}, {value_dim}, {width}] or [{num_heads * value_dim}, {width}] in row "
-            f"layout, got {list(matrix.shape)}"
-        )
+        expected = f"[{num_heads}, {value_dim}, {width}] or [{num_heads * value_dim}, {width}] in row layout"
+        raise ValueError(f"W_O must be {expected}, got {list(matrix.shape)}")
     return flat.reshape(num_heads, value_dim, -1).contiguous()
 
 

@@ -8,13 +8,10 @@ import torch
 
 from gnn_attention._support.shapes import Float, Tensor
 
-__all__ = ["FactoredMatrix"]
-
 
 @dataclass(frozen=True, eq=False)
 class FactoredMatrix:
-    """The matrix ``left @ right``, ``[..., m, r] @ [..., r, n]``, of rank at most r; only :meth:`full` makes
-    the m x n product.
+    """The matrix ``left @ right``, ``[..., m, r] @ [..., r, n]``: only :meth:`full` makes the m x n product.
 
     ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` are such matrices, with r = head_dim (seeds S0.5, S1.23).
     Leading axes are heads. The form follows TransformerLens' FactoredMatrix and Elhage et al. 2021, "A

@@ -8,33 +8,31 @@ from torch import nn
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads import arrays
+from gnn_attention.heads.base import HeadsBase, check_rotary, normed
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.rotary import Rotary
 
-__all__ = ["LatentHeads"]
 
+class LatentHeads(HeadsBase):
+    """DeepSeek's latent attention in its absorbed form: patterns and messages are in the space of the
+    latents.
 
-class LatentHeads(nn.Module):
-    """DeepSeek's latent attention in its absorbed form, where patterns and messages are in the space
-    of the latents.
-
-    A sender has one latent ``c = norm(x W_DKV)`` and one turned key ``r = R (x W_KR)`` for all heads. As the
-    paper writes it, head h has the key ``[c W_UK_h, r]`` and the value ``c W_UV_h``; here both matrices act
-    on the receiver's side instead:
+    A sender has one latent ``c = norm(x W_DKV)`` and one rotated key ``r = R (x W_KR)`` for all heads. In the
+    paper head h has the key ``[c W_UK_h, r]`` and the value ``c W_UV_h``; here both matrices act on the
+    receiver's side instead:
 
         ``logit = scale ((u W_UQ_h) W_UK_h^T . c + R (u W_QR_h) . r)``,
         ``update = sum_h (sum of weighted c)_h W_UV_h W_O_h + b_O``,
 
-    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. So all that a cache keeps of a token is
-    ``[c, r]``: one key for all heads (MQA), ``latent_dim + rotary_dim`` wide, whose first ``latent_dim``
-    channels are the value as well.
+    with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. A cache stores only ``[c, r]`` of a token:
+    one key for all heads (MQA), ``latent_dim + rotary_dim`` wide, whose first ``latent_dim`` channels are the
+    value.
 
     Parameters: ``W_DQ [width, query_dim]``, ``W_UQ [heads, query_dim, content_dim]``, ``W_QR [heads,
-        query_dim, rotary_dim]``,
-    ``W_DKV [width, latent_dim]``, ``W_KR [width, rotary_dim]``, ``W_UK [heads, latent_dim, content_dim]``,
-    ``W_UV [heads, latent_dim, value_dim]``, ``W_O [heads, value_dim, width]``, the norms ``q_norm`` and
-    ``kv_norm`` and, with ``bias=True``, ``b_DQ``, ``b_DKV``, ``b_KR`` and ``b_O``. The scale is ``1 /
-    sqrt(content_dim + rotary_dim)``.
+    query_dim, rotary_dim]``, ``W_DKV [width, latent_dim]``, ``W_KR [width, rotary_dim]``, ``W_UK [heads,
+    latent_dim, content_dim]``, ``W_UV [heads, latent_dim, value_dim]``, ``W_O [heads, value_dim, width]``,
+    the norms ``q_norm`` and ``kv_norm`` and, with ``bias=True``, ``b_DQ``, ``b_DKV``, ``b_KR`` and ``b_O``.
+    The scale is ``1 / sqrt(content_dim + rotary_dim)``.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), sections 2.1.2 (the absorption) and 2.1.3.
 
@@ -43,6 +41,10 @@ class LatentHeads(nn.Module):
     >>> heads.receive(torch.zeros(1, 5, 16)).shape, keys.shape, values.shape
     (torch.Size([1, 4, 5, 8]), torch.Size([1, 1, 5, 8]), torch.Size([1, 1, 5, 6]))
     """
+
+    b_DQ: nn.Parameter | None
+    b_DKV: nn.Parameter | None
+    b_KR: nn.Parameter | None
 
     def __init__(
         self,
@@ -65,11 +67,8 @@ class LatentHeads(nn.Module):
         latent_dim = checks.size("latent_dim", latent_dim, 1)
         value_dim = content_dim if value_dim is None else checks.size("value_dim", value_dim, 1)
         source = width if query_dim is None else checks.size("query_dim", query_dim, 1)
-        if rotary is not None and not isinstance(rotary, Rotary):
-            kind = type(rotary).__name__
-            raise TypeError(f"rotary must be a gnn_attention.rotary.Rotary or None, got {kind}")
-        if rotary_dim % 2:
-            raise ValueError(f"rotary turns pairs of channels: rotary_dim must be even, got {rotary_dim}")
+        self.rotary = Rotary() if rotary is None else rotary
+        check_rotary(self.rotary, "rotary_dim", rotary_dim)
         self.W_DQ = None if query_dim is None else nn.Parameter(torch.empty(width, source))
         self.W_UQ = nn.Parameter(torch.empty(num_heads, source, content_dim))
         self.W_QR = nn.Parameter(torch.empty(num_heads, source, rotary_dim))
@@ -78,32 +77,14 @@ class LatentHeads(nn.Module):
         self.W_UK = nn.Parameter(torch.empty(num_heads, latent_dim, content_dim))
         self.W_UV = nn.Parameter(torch.empty(num_heads, latent_dim, value_dim))
         self.W_O = nn.Parameter(torch.empty(num_heads, value_dim, width))
-        self.b_DQ: nn.Parameter | None
-        self.b_DKV: nn.Parameter | None
-        self.b_KR: nn.Parameter | None
-        self.b_O: nn.Parameter | None
-        for name, size in (("b_DQ", query_dim), ("b_DKV", latent_dim), ("b_KR", rotary_dim), ("b_O", width)):
-            zeros = None if not bias or size is None else nn.Parameter(torch.zeros(size))
-            self.register_parameter(name, zeros)
+        b_DQ = None if query_dim is None else (source,)
+        self._register_biases(bias, b_DQ=b_DQ, b_DKV=(latent_dim,), b_KR=(rotary_dim,), b_O=(width,))
         self.q_norm = None if query_dim is None else nn.RMSNorm(source, eps=eps)
         self.kv_norm = nn.RMSNorm(latent_dim, eps=eps)
-        self.rotary = Rotary() if rotary is None else rotary
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Draw the matrices from N(0, 1 / rows), set the biases to zero and the norms to one."""
-        for name, parameter in self.named_parameters(recurse=False):
-            if name.startswith("W_"):
-                fan_in = parameter.shape[-2] * (self.num_heads if name == "W_O" else 1)
-                nn.init.normal_(parameter, std=fan_in**-0.5)
-            else:
-                nn.init.zeros_(parameter)
-        for norm in (self.q_norm, self.kv_norm):
-            if norm is not None:
-                norm.reset_parameters()
-
     @property
-    def num_heads(self) -> int:
+    def num_heads(self) -> int:  # type: ignore[override]
         """Query heads."""
         return self.W_UQ.shape[0]
 
@@ -113,17 +94,17 @@ class LatentHeads(nn.Module):
         return 1
 
     @property
-    def width(self) -> int:
+    def width(self) -> int:  # type: ignore[override]
         """Width of a token's state."""
         return self.W_O.shape[2]
 
     @property
-    def source_width(self) -> int:
+    def source_width(self) -> int:  # type: ignore[override]
         """Width of a sender's state."""
         return self.W_DKV.shape[0]
 
     @property
-    def head_dim(self) -> int:
+    def head_dim(self) -> int:  # type: ignore[override]
         """``content_dim + rotary_dim``, the width of a query and a key: the rank of a pattern matrix."""
         return self.W_UQ.shape[2] + self.W_QR.shape[2]
 
@@ -132,32 +113,23 @@ class LatentHeads(nn.Module):
         """Width of a latent."""
         return self.W_DKV.shape[1]
 
-    @property
-    def scale(self) -> float:
-        """``1 / sqrt(head_dim)``: the width of the latent does not change it."""
-        return float(self.head_dim**-0.5)
-
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
         """The receivers' patterns ``[(u W_UQ) W_UK^T, R (u W_QR)]``; ``positions`` default to 0, 1, ..."""
         arrays.check_states(x, self.width, self.W_O.dtype)
-        u = x if self.W_DQ is None else _normed(arrays.plus_bias(x @ self.W_DQ, self.b_DQ), self.q_norm)
+        u = x if self.W_DQ is None else normed(arrays.plus_bias(x @ self.W_DQ, self.b_DQ), self.q_norm)
         pattern = torch.einsum("bti,hic->bhtc", u, self.W_UQ) @ self.W_UK.mT
-        turned = self._turned(torch.einsum("bti,hir->bhtr", u, self.W_QR), positions)
-        return torch.cat([pattern, turned], dim=-1)
+        rotated = self._rotate(torch.einsum("bti,hir->bhtr", u, self.W_QR), positions)
+        return torch.cat([pattern, rotated], dim=-1)
 
     def send(
         self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"] | None = None
     ) -> tuple[Float[Tensor, "batch one src dim"], Float[Tensor, "batch one src latent"]]:
         """The senders' keys ``[c, R (x W_KR)]`` and their latents ``c``, one of each for all heads."""
         latent = self.latents(x)
-        turned = self._turned(arrays.plus_bias(x @ self.W_KR, self.b_KR), positions)
-        return torch.cat([latent, turned], dim=-1).unsqueeze(1), latent.unsqueeze(1)
-
-    def collect(self, z: Float[Tensor, "*batch heads dst latent"]) -> Float[Tensor, "*batch dst width"]:
-        """The update: ``sum_h z_h W_UV_h W_O_h + b_O``."""
-        return arrays.plus_bias(self.sum_of_heads(z), self.b_O)
+        rotated = self._rotate(arrays.plus_bias(x @ self.W_KR, self.b_KR), positions)
+        return torch.cat([latent, rotated], dim=-1).unsqueeze(1), latent.unsqueeze(1)
 
     def sum_of_heads(self, z: Float[Tensor, "*batch heads dst latent"]) -> Float[Tensor, "*batch dst width"]:
         """``sum_h z_h W_UV_h W_O_h``: the update before ``b_O``."""
@@ -166,36 +138,25 @@ class LatentHeads(nn.Module):
     def latents(self, x: Float[Tensor, "batch src width"]) -> Float[Tensor, "batch src latent"]:
         """``c = norm(x W_DKV + b_DKV)``: the latent of a sender."""
         arrays.check_states(x, self.source_width, self.W_DKV.dtype)
-        return _normed(arrays.plus_bias(x @ self.W_DKV, self.b_DKV), self.kv_norm)
-
-    def _turned(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        positions = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
-        return self.rotary.turn(x, positions)
+        return normed(arrays.plus_bias(x @ self.W_DKV, self.b_DKV), self.kv_norm)
 
     def pattern_matrix(self, distance: int) -> FactoredMatrix:
-        """``W_P`` of each head for ``distance = dst - src``, ``[heads, query_dim, latent_dim + rotary_dim]``,
-        kept factored.
+        """``W_P`` of each head for ``distance = dst - src``, ``[heads, query_dim, latent_dim + rotary_dim]``.
 
         ``u W_P . [c, x W_KR]`` is the logit before the scale: the content part is the same at every distance,
-        the other part turns. (With ``query_dim=None`` the left side is the state itself.)
+        the other part rotates.
         """
         heads, rotary_dim = self.num_heads, self.W_QR.shape[2]
         turn = self.rotary.matrix(distance, rotary_dim).to(self.W_QR).expand(heads, -1, -1)
         content = nn.functional.pad(self.W_UK.mT, (0, rotary_dim))
-        turned = nn.functional.pad(turn, (self.latent_dim, 0))
-        return FactoredMatrix(torch.cat([self.W_UQ, self.W_QR], dim=-1), torch.cat([content, turned], dim=-2))
+        rotated = nn.functional.pad(turn, (self.latent_dim, 0))
+        return FactoredMatrix(
+            torch.cat([self.W_UQ, self.W_QR], dim=-1), torch.cat([content, rotated], dim=-2)
+        )
 
     def message_matrix(self) -> FactoredMatrix:
         """``W_M = W_UV W_O`` of each head, ``[heads, latent_dim, width]``, from a latent to its message."""
         return FactoredMatrix(self.W_UV, self.W_O)
 
     def extra_repr(self) -> str:
-        """The sizes."""
-        sizes = f"num_heads={self.num_heads}, head_dim={self.head_dim}, latent_dim={self.latent_dim}"
-        return f"{self.width}, {sizes}"
-
-
-def _normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
-    assert norm is not None
-    normed: Tensor = norm(x.to(norm.weight.dtype)).to(x.dtype)  # they differ under torch.autocast
-    return normed
+        return f"{super().extra_repr()}, latent_dim={self.latent_dim}"

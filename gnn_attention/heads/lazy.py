@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import threading
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter
 
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.heads.standard import StandardHeads
 
-__all__ = ["LazyHeads"]
-
-WIDE = {"W_Q": 1, "W_K": 1, "W_V": 1, "W_O": 2, "b_O": 0}  # the axis that is as wide as a state
+# the axis of each parameter that is as wide as a state
+WIDE = {"W_Q": 1, "W_K": 1, "W_V": 1, "W_O": 2, "b_O": 0}
 OF_SENDERS = ("W_K", "W_V")
-_meeting = threading.Lock()
+_lock = threading.Lock()
 
 
 class LazyHeads(LazyModuleMixin, StandardHeads):
-    """:class:`StandardHeads` whose ``width`` and ``source_width`` are those of the first states that reach
-    their layer.
+    """:class:`StandardHeads` whose widths are those of the first states that reach their layer.
 
-    For ``to_hetero`` and wherever each kind of node has a width of its own. The layer's first call makes the
-    parameters, in the dtype and on the device that the module was moved to, and these heads are plain
-    :class:`StandardHeads` from then on. As with all lazy modules of torch, call the layer once before an
-    optimizer, a compiler or an export sees it; loading a state that has the parameters fixes the widths too.
+    For ``to_hetero`` and wherever each kind of node has its own width. The layer's first call makes the
+    parameters, in the dtype and on the device that the module was moved to. As with all lazy modules of
+    torch, call the layer once before an optimizer, a compiler or an export uses it; loading a state fixes the
+    widths too.
 
     Sources: torch.nn.LazyLinear; torch_geometric.nn.Linear with ``in_channels=-1``.
 
     >>> heads = LazyHeads(num_heads=2, head_dim=4)
-    >>> heads
-    LazyHeads(widths unknown, num_heads=2, head_dim=4)
     >>> heads.meet(width=8, source_width=6)
     >>> heads
     StandardHeads(8, num_heads=2, head_dim=4)
@@ -39,43 +34,33 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
 
     cls_to_become = StandardHeads
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        num_kv_heads: int | None = None,
-        bias: bool = False,
-    ) -> None:
-        """Raises as :class:`StandardHeads` does; both widths are left open."""
-        super().__init__(1, num_heads, head_dim, value_dim, num_kv_heads, bias)
+    def __init__(self, num_heads: int, head_dim: int, *sizes: Any, **options: Any) -> None:
+        """Arguments and errors are those of :class:`StandardHeads` after ``width``."""
+        super().__init__(1, num_heads, head_dim, *sizes, **options)
         parameters = self.named_parameters(recurse=False)
         self._sizes = {name: tuple(part.shape) for name, part in parameters if name in WIDE}
         for name in self._sizes:
             self.register_parameter(name, UninitializedParameter())  # type: ignore[arg-type]
 
     def meet(self, width: int, source_width: int) -> None:
-        """Become :class:`StandardHeads` of these widths, drawn from torch's generator unless they were loaded
-        before.
+        """Become :class:`StandardHeads` of these widths, drawn from torch's generator unless loaded before.
 
-        Of several threads that come at once the first decides the widths, and the others wait until the
-        parameters are there.
+        The first of several threads decides the widths; the others wait until the parameters are there.
         """
-        with _meeting:
-            if isinstance(self, LazyHeads):  # else another thread was first
-                self._become(width, source_width)
+        with _lock:
+            if isinstance(self, LazyHeads):
+                self._materialize(width, source_width)
 
-    def _become(self, width: int, source_width: int) -> None:
-        """Change the class last, when all parameters are there: other threads no longer wait then."""
+    def _materialize(self, width: int, source_width: int) -> None:
         loaded = not self.has_uninitialized_params()
         for name, sizes in self._sizes.items():
-            own = source_width if name in OF_SENDERS else width
             if isinstance(part := self._parameters[name], UninitializedParameter):
-                shape = (own if axis == WIDE[name] else size for axis, size in enumerate(sizes))
-                part.materialize(tuple(shape))
-        del self._sizes
+                own = source_width if name in OF_SENDERS else width
+                part.materialize((*sizes[: WIDE[name]], own, *sizes[WIDE[name] + 1 :]))
         if not loaded:
             self.reset_parameters()
+        # last: other threads no longer wait once the class has changed
+        del self._sizes
         self._infer_parameters(self, ())
 
     def initialize_parameters(self) -> None:
@@ -86,43 +71,19 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
         if not self.has_uninitialized_params():
             super().reset_parameters()
 
-    @property
-    def num_heads(self) -> int:
-        """Query heads."""
-        return self._sizes["W_Q"][0] if hasattr(self, "_sizes") else super().num_heads
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self._sizes[name] if hasattr(self, "_sizes") else tuple(getattr(self, name).shape)
 
-    @property
-    def num_kv_heads(self) -> int:
-        """Key/value heads."""
-        return self._sizes["W_K"][0] if hasattr(self, "_sizes") else super().num_kv_heads
+    num_heads = property(lambda self: self._shape("W_Q")[0])
+    num_kv_heads = property(lambda self: self._shape("W_K")[0])
+    head_dim = property(lambda self: self._shape("W_Q")[2])
 
-    @property
-    def head_dim(self) -> int:
-        """Width of a query and a key."""
-        return self._sizes["W_Q"][2] if hasattr(self, "_sizes") else super().head_dim
-
-    @property
-    def width(self) -> int:
-        """ValueError: not known yet."""
-        self._unknown()
-
-    @property
-    def source_width(self) -> int:
-        """ValueError: not known yet."""
-        self._unknown()
-
-    def receive(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """ValueError: there are no parameters yet."""
-        self._unknown()
-
-    def send(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """ValueError: there are no parameters yet."""
-        self._unknown()
-
-    def extra_repr(self) -> str:
-        """The sizes that are known."""
-        return f"widths unknown, num_heads={self.num_heads}, head_dim={self.head_dim}"
-
-    def _unknown(self) -> NoReturn:
+    def _unknown(self, *arguments: Any) -> NoReturn:
         advice = "call it once, or meet(width, source_width)"
         raise ValueError(f"LazyHeads have no widths before their layer's first call: {advice}")
+
+    width = source_width = property(_unknown)
+    receive = send = _unknown  # type: ignore[assignment]
+
+    def extra_repr(self) -> str:
+        return f"widths unknown, num_heads={self.num_heads}, head_dim={self.head_dim}"

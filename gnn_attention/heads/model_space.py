@@ -8,14 +8,13 @@ factored pattern ``(x W_Q) W_K^T``           ``x`` itself                    mes
 merged   pattern ``x W_P``                   ``x`` itself                    message ``x W_M``
 ======== =================================== =============================== ======================
 
-with ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (seeds S0, S1). A pattern may live on the
-sender's side instead: the query is then ``x`` and the key ``x W_K W_Q^T``, which a sender can compute once
-and cache (seed S1.15). The scale is ``1 / sqrt(head_dim)`` in every form.
+with ``W_P = W_Q W_K^T`` and ``W_M = W_V W_O`` for each head (seeds S0, S1). With the pattern on the sender's
+side the query is ``x`` and the key ``x W_K W_Q^T``, which a sender computes once and caches (seed S1.15). The
+scale is ``1 / sqrt(head_dim)`` in every form.
 
-Every form has three methods, and an attention layer is nothing else: ``collect(attend(receive(x_dst),
-*send(x_src), graph, scale=heads.scale))``. Row convention throughout: a token is a row, ``q = x W_Q``. A bias
-is a weight on a constant 1, so ``[x, 1]`` carries biases through the products exactly, the one of the values
-included.
+An attention layer is ``collect(attend(receive(x_dst), *send(x_src), graph, scale=heads.scale))`` in every
+form. A token is a row, ``q = x W_Q``. A bias is a weight on a constant 1, so ``[x, 1]`` carries biases
+through the products exactly, the one of the values included.
 """
 
 from __future__ import annotations
@@ -25,30 +24,17 @@ from torch import nn
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.heads.arrays import check_states, grouped, like_products, plus_bias, project
+from gnn_attention.heads.arrays import check_states, grouped, like_products, project
+from gnn_attention.heads.base import HeadsBase
 from gnn_attention.heads.standard import StandardHeads
 
 SIDES = ("receiver", "sender")
 
 
-class _ModelSpaceHeads(nn.Module):
-    """What the factored and the merged form share: patterns and messages as wide as the tokens' states.
-
-    Subclasses give ``_pattern_of(x)`` for the side they keep the pattern on, ``_message_of(x)`` and the flags
-    of ``[x, 1]``.
-    """
+class _ModelSpaceHeads(HeadsBase):
+    """What the factored and the merged form share: patterns and messages as wide as the tokens' states."""
 
     side: str
-    num_heads: int
-    head_dim: int
-    width: int
-    source_width: int
-    b_O: Tensor | None
-
-    @property
-    def scale(self) -> float:
-        """``1 / sqrt(head_dim)``: the width of the pattern does not change it (seed S0.8)."""
-        return float(self.head_dim**-0.5)
 
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
@@ -64,26 +50,19 @@ class _ModelSpaceHeads(nn.Module):
         check_states(x, self.source_width, next(self.parameters()).dtype)
         return self._pattern_of(x) if self.side == "sender" else self._state_of(x), self.messages(x)
 
-    def collect(self, z: Float[Tensor, "*batch heads dst width"]) -> Float[Tensor, "*batch dst width"]:
-        """The update: the sum of the heads, plus ``b_O``. Messages are in model space already."""
-        return plus_bias(self.sum_of_heads(z), self.b_O)
-
     def sum_of_heads(self, z: Float[Tensor, "*batch heads dst width"]) -> Float[Tensor, "*batch dst width"]:
-        """The update before ``b_O``."""
+        """The update before ``b_O``: messages are in model space already."""
         return z.sum(-3).to(next(self.parameters()).dtype)
 
     def patterns(self, x: Float[Tensor, "batch tokens own"]) -> Float[Tensor, "batch heads tokens other"]:
         """``P = x W_P`` (``x W_P^T`` on the sender's side), to be compared with states (S0.6)."""
-        return self._pattern_of(x)[..., : self._pattern_width()]
+        return self._pattern_of(x)[..., : self.source_width if self.side == "receiver" else self.width]
 
     def messages(self, x: Float[Tensor, "batch src source_width"]) -> Float[Tensor, "batch heads src width"]:
         """``M = x W_M``: what a token sends, in model space (seed S0.5)."""
         raise NotImplementedError
 
     def _pattern_of(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _pattern_width(self) -> int:
         raise NotImplementedError
 
     def _has_pattern_bias(self) -> bool:
@@ -97,15 +76,14 @@ class _ModelSpaceHeads(nn.Module):
 class FactoredHeads(_ModelSpaceHeads):
     """Patterns and messages computed through the factors: ``P = (x W_Q) W_K^T``, ``M = (x W_V) W_O``.
 
-    ``FactoredHeads.of(heads, side="receiver")`` is another way to run the *same* parameters: training one
-    trains the other. ``side="sender"``: ``P = (x W_K) W_Q^T``, the cacheable side. ValueError for rotary or
-    normed heads.
+    ``FactoredHeads.of(heads)`` computes with the *same* parameters: training one trains the other.
+    ``side="sender"``: ``P = (x W_K) W_Q^T``, which can be cached. ValueError for rotary or normed heads.
 
     Sources: seeds S0.4 to S0.6, S1.15, S1.21 ("refactored").
     """
 
     def __init__(self, heads: StandardHeads, side: str = "receiver") -> None:
-        """See :meth:`of`."""
+        """The factored form of ``heads``, which shares its parameters."""
         super().__init__()
         _check_mergeable(heads, "FactoredHeads")
         self.side = checks.choice("side", side, SIDES)
@@ -142,7 +120,6 @@ class FactoredHeads(_ModelSpaceHeads):
 
     @property
     def b_O(self) -> Tensor | None:  # type: ignore[override]
-        """The output bias."""
         return self.standard.b_O
 
     def messages(self, x: Float[Tensor, "batch src source_width"]) -> Float[Tensor, "batch heads src width"]:
@@ -159,9 +136,6 @@ class FactoredHeads(_ModelSpaceHeads):
         x = _with_one(x) if self._has_pattern_bias() else x
         return project(x, near) @ far.mT
 
-    def _pattern_width(self) -> int:
-        return self.standard.source_width if self.side == "receiver" else self.standard.width
-
     def _has_pattern_bias(self) -> bool:
         return self.standard.b_Q is not None or self.standard.b_K is not None
 
@@ -169,14 +143,11 @@ class FactoredHeads(_ModelSpaceHeads):
 class MergedHeads(_ModelSpaceHeads):
     """One pattern matrix and one message matrix for each head: ``P = x W_P``, ``M = x W_M``.
 
-    ``MergedHeads.of(heads, side="receiver")`` multiplies the factors out into parameters of its own. Built
-    directly, ``MergedHeads(width, num_heads, head_dim)`` is the parameterisation without a bottleneck;
-    head_dim then only sets the scale.
+    ``MergedHeads.of(heads)`` multiplies the factors out into parameters of its own. Built directly,
+    ``MergedHeads(width, num_heads, head_dim)`` has no bottleneck; head_dim then only sets the scale.
 
     Parameters: ``pattern [heads, width (+1), source_width (+1)]`` and ``message [heads, source_width (+1),
-        width]``; the +1 is
-    there with biases, whose products make up the last row and column. :attr:`W_P` and :attr:`W_M` are the
-    parts without it.
+    width]``. With biases the +1 holds their products; :attr:`W_P` and :attr:`W_M` are the parts without it.
 
     Sources: seeds S0.3, S0.9, S1.21; Elhage et al. 2021 (QK and OV circuits).
 
@@ -220,7 +191,8 @@ class MergedHeads(_ModelSpaceHeads):
         """The merged form of ``heads``: its own parameters, multiplied out in float64."""
         standard = heads.standard if isinstance(heads, FactoredHeads) else heads
         _check_mergeable(standard, "MergedHeads")
-        with torch.device("meta"):  # no random numbers are drawn
+        # no random numbers are drawn
+        with torch.device("meta"):
             result = cls(standard.width, standard.num_heads, standard.head_dim, standard.source_width, side)
         with torch.no_grad():
             near, far = (factor.double() for factor in _pattern_factors(standard))
@@ -250,15 +222,11 @@ class MergedHeads(_ModelSpaceHeads):
         x = _with_one(x) if self._has_pattern_bias() else x
         return project(x, self.pattern if self.side == "receiver" else self.pattern.mT)
 
-    def _pattern_width(self) -> int:
-        return self.source_width if self.side == "receiver" else self.width
-
     def _has_pattern_bias(self) -> bool:
         return self.pattern.shape[1] > self.width
 
     def extra_repr(self) -> str:
-        """The sizes."""
-        return f"{self.width}, num_heads={self.num_heads}, head_dim={self.head_dim}, side={self.side!r}"
+        return f"{super().extra_repr()}, side={self.side!r}"
 
 
 def _with_one(x: Tensor) -> Tensor:
@@ -266,7 +234,7 @@ def _with_one(x: Tensor) -> Tensor:
 
 
 def _affine(matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """The matrix that acts on [x, 1]: the bias (or zeros) as its last row."""
+    """The matrix that acts on ``[x, 1]``: the bias (or zeros) as its last row."""
     row = torch.zeros_like(matrix[:, 0]) if bias is None else bias
     return torch.cat([matrix, row.unsqueeze(1)], dim=1)
 
@@ -284,9 +252,7 @@ def _check_mergeable(heads: StandardHeads, form: str) -> None:
         raise TypeError(f"{form}.of needs StandardHeads, got {type(heads).__name__}")
     for reason, present in (("rotary", heads.rotary), ("qk_norm", heads.q_norm)):
         if present is not None:
-            raise ValueError(
-                f"{form} cannot hold {reason}: it acts between W_Q and W_K, so their product is no single "
-                "matrix; for rotary heads see StandardHeads.pattern_matrix(distance)"
-            )
+            advice = "for rotary heads see StandardHeads.pattern_matrix(distance)"
+            raise ValueError(f"{form} cannot hold {reason}: it acts between W_Q and W_K; {advice}")
     if heads.W_O is None:
         raise ValueError(f"{form} needs W_O: without it there are values but no messages")

@@ -10,20 +10,20 @@ from torch import nn
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads import arrays
+from gnn_attention.heads.base import HeadsBase, check_rotary, normed
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.rotary import Rotary
 
 
-class StandardHeads(nn.Module):
-    """Queries, keys, values and an output matrix for each head: ``update = sum_h weights_h (x W_V_h) W_O_h +
-    b_O``.
+class StandardHeads(HeadsBase):
+    """Queries, keys, values and an output matrix for each head: ``update = sum_h w_h (x W_V_h) W_O_h + b_O``.
 
-    Parameters: ``W_Q [heads, width, head_dim]``, ``W_K [kv_heads, source_width, head_dim]``,
-    ``W_V [kv_heads, source_width, value_dim]``, ``W_O [heads, value_dim, width]`` and, with ``bias=True``,
-    ``b_Q``, ``b_K``, ``b_V`` of one row for each head and ``b_O [width]`` (or ``[heads, width]``, one for
-    each head: only their sum counts). ``num_kv_heads < num_heads`` groups query heads (GQA; 1 is MQA).
-    ``rotary`` is a :class:`Rotary`; ``qk_norm=True`` puts a learned RMSNorm on every query and key (before
-    the rotation). ``source_width`` is the senders' width where it differs.
+    Parameters: ``W_Q [heads, width, head_dim]``, ``W_K [kv_heads, source_width, head_dim]``, ``W_V [kv_heads,
+    source_width, value_dim]``, ``W_O [heads, value_dim, width]`` and, with ``bias=True``, ``b_Q``, ``b_K``,
+    ``b_V`` of one row for each head and ``b_O [width]`` (or ``[heads, width]``, one for each head: only their
+    sum counts). ``num_kv_heads < num_heads`` groups query heads (GQA; 1 is MQA). ``rotary`` is a
+    :class:`Rotary`; ``qk_norm=True`` puts a learned RMSNorm on every query and key (before the rotation).
+    ``source_width`` is the senders' width where it differs.
 
     Sources: Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; seeds S0.1, S0.2; GQA: Ainslie et al. 2023
     (arXiv 2305.13245).
@@ -32,6 +32,10 @@ class StandardHeads(nn.Module):
     >>> heads.receive(torch.zeros(1, 5, 8)).shape, heads.scale
     (torch.Size([1, 2, 5, 4]), 0.5)
     """
+
+    b_Q: nn.Parameter | None
+    b_K: nn.Parameter | None
+    b_V: nn.Parameter | None
 
     def __init__(
         self,
@@ -54,36 +58,16 @@ class StandardHeads(nn.Module):
         self.W_K = nn.Parameter(torch.empty(num_kv_heads, source, head_dim))
         self.W_V = nn.Parameter(torch.empty(num_kv_heads, source, value_dim))
         self.W_O: nn.Parameter | None = nn.Parameter(torch.empty(num_heads, value_dim, width))
-        self.b_Q: nn.Parameter | None
-        self.b_K: nn.Parameter | None
-        self.b_V: nn.Parameter | None
-        self.b_O: nn.Parameter | None
-        for name, shape in (
-            ("b_Q", (num_heads, head_dim)),
-            ("b_K", (num_kv_heads, head_dim)),
-            ("b_V", (num_kv_heads, value_dim)),
-            ("b_O", (width,)),
-        ):
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape)) if bias else None)
-        self.rotary = _checked_rotary(rotary, head_dim)
+        shapes = {"b_Q": (num_heads, head_dim), "b_K": (num_kv_heads, head_dim)}
+        self._register_biases(bias, **shapes, b_V=(num_kv_heads, value_dim), b_O=(width,))
+        check_rotary(rotary, "head_dim", head_dim)
+        self.rotary = rotary
         self.q_norm = nn.RMSNorm(head_dim) if qk_norm else None
         self.k_norm = nn.RMSNorm(head_dim) if qk_norm else None
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Draw the matrices from N(0, 1 / rows), set the biases to zero."""
-        for name, parameter in self.named_parameters(recurse=False):
-            if name.startswith("W_"):
-                fan_in = parameter.shape[1] * (self.num_heads if name == "W_O" else 1)
-                nn.init.normal_(parameter, std=fan_in**-0.5)
-            else:
-                nn.init.zeros_(parameter)
-        for norm in (self.q_norm, self.k_norm):
-            if norm is not None:
-                norm.reset_parameters()
-
     @property
-    def num_heads(self) -> int:
+    def num_heads(self) -> int:  # type: ignore[override]
         """Query heads."""
         return self.W_Q.shape[0]
 
@@ -93,63 +77,49 @@ class StandardHeads(nn.Module):
         return self.W_K.shape[0]
 
     @property
-    def width(self) -> int:
+    def width(self) -> int:  # type: ignore[override]
         """Width of a receiver's state."""
         return self.W_Q.shape[1]
 
     @property
-    def source_width(self) -> int:
+    def source_width(self) -> int:  # type: ignore[override]
         """Width of a sender's state."""
         return self.W_K.shape[1]
 
     @property
-    def head_dim(self) -> int:
+    def head_dim(self) -> int:  # type: ignore[override]
         """Width of a query and a key."""
         return self.W_Q.shape[2]
-
-    @property
-    def scale(self) -> float:
-        """``1 / sqrt(head_dim)``."""
-        return float(self.head_dim**-0.5)
 
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
         """Queries ``x W_Q + b_Q``, normed and rotated if so configured; positions default to 0, 1, ..."""
-        return self._turned(arrays.project(x, self.W_Q, self.b_Q), self.q_norm, positions)
+        return self._rotate(normed(arrays.project(x, self.W_Q, self.b_Q), self.q_norm), positions)
 
     def send(
         self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"] | None = None
     ) -> tuple[Float[Tensor, "batch kv_heads src dim"], Float[Tensor, "batch kv_heads src value_dim"]]:
         """Keys ``x W_K + b_K`` and values ``x W_V + b_V`` of the senders."""
-        keys = self._turned(arrays.project(x, self.W_K, self.b_K), self.k_norm, positions)
+        keys = self._rotate(normed(arrays.project(x, self.W_K, self.b_K), self.k_norm), positions)
         return keys, arrays.project(x, self.W_V, self.b_V)
 
     def collect(self, z: Float[Tensor, "*batch heads dst value_dim"]) -> Float[Tensor, "*batch dst width"]:
         """The update: ``sum_h z_h W_O_h + b_O``. Without ``W_O`` (seed S3.8) the heads side by side."""
         if self.W_O is None:
             return z.transpose(-3, -2).flatten(-2)
-        return arrays.plus_bias(self.sum_of_heads(z), self.b_O)
+        return super().collect(z)
 
     def sum_of_heads(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
         """``sum_h z_h W_O_h``: the update before ``b_O``."""
         assert self.W_O is not None
         return torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O)
 
-    def _turned(self, x: Tensor, norm: nn.RMSNorm | None, positions: Tensor | None) -> Tensor:
-        # the dtypes differ under torch.autocast
-        x = x if norm is None else norm(x.to(norm.weight.dtype)).to(x.dtype)
-        if self.rotary is None:
-            return x
-        positions = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
-        return self.rotary.turn(x, positions)
-
     def pattern_matrix(self, distance: int | None = None) -> FactoredMatrix:
-        """``W_P = W_Q W_K^T`` of each head, ``[heads, width, source_width]``, kept factored; biases are not
-        in it.
+        """``W_P = W_Q W_K^T`` of each head, ``[heads, width, source_width]``, factored and without biases.
 
-        With ``rotary`` the pattern depends on the distance of the tokens: ``W_Q R W_K^T`` for ``distance =
-        dst - src``. ValueError if rotary heads get no distance, or with ``qk_norm`` (a norm is no matrix).
+        With ``rotary`` it depends on the distance of the tokens: ``W_Q R W_K^T`` for ``distance = dst -
+        src``. ValueError for rotary heads without a distance, and with ``qk_norm`` (a norm is no matrix).
         """
         if self.q_norm is not None:
             raise ValueError("heads with qk_norm have no pattern matrix: the norm depends on the token")
@@ -157,8 +127,7 @@ class StandardHeads(nn.Module):
         right = arrays.grouped(self.W_K, self.num_heads).mT
         if self.rotary is not None:
             if distance is None:
-                advice = "give distance = dst - src"
-                raise ValueError(f"rotary heads have a pattern matrix for each distance: {advice}")
+                raise ValueError("rotary heads have a pattern matrix for each distance: give dst - src")
             left = left @ self.rotary.matrix(distance, self.head_dim).to(left)
         return FactoredMatrix(left, right)
 
@@ -169,9 +138,8 @@ class StandardHeads(nn.Module):
         return FactoredMatrix(arrays.grouped(self.W_V, self.num_heads), self.W_O)
 
     def extra_repr(self) -> str:
-        """The sizes."""
         grouped = f", num_kv_heads={self.num_kv_heads}" if self.num_kv_heads != self.num_heads else ""
-        return f"{self.width}, num_heads={self.num_heads}, head_dim={self.head_dim}{grouped}"
+        return super().extra_repr() + grouped
 
     @classmethod
     def from_arrays(
@@ -191,14 +159,12 @@ class StandardHeads(nn.Module):
     ) -> StandardHeads:
         """Heads from plain arrays (tensors, numpy arrays, nested lists), copied.
 
-        ``layout="row"``: ``q = x W_Q``, matrices ``[heads, in, out]`` or with heads side by side ``[in, heads
-        * out]``; ``W_O [heads, value_dim, width]`` or ``[heads * value_dim, width]`` (seeds S0, S1).
-        ``layout="column"``: ``q = W_Q x``, every matrix transposed, as in ``nn.Linear.weight`` and seed S2.1.
-        The two-dimensional forms need ``num_heads`` (and ``num_kv_heads`` where it differs). Biases:
-        ``[heads, dim]`` or flat; ``b_O [width]`` or ``[heads, width]``. ``W_O=None``: the heads' outputs stay
-        side by side.
-
-        Raises ValueError naming the array whose shape does not fit.
+        ``layout="row"``: ``q = x W_Q``, matrices ``[heads, in, out]`` or ``[in, heads * out]``; ``W_O [heads,
+        value_dim, width]`` or ``[heads * value_dim, width]`` (seeds S0, S1). ``layout="column"``: ``q = W_Q
+        x``, every matrix transposed, as in ``nn.Linear.weight`` and seed S2.1. The two-dimensional forms need
+        ``num_heads`` (and ``num_kv_heads`` where it differs). Biases: ``[heads, dim]`` or flat; ``b_O
+        [width]`` or ``[heads, width]``. Without ``W_O`` the heads' outputs stay concatenated. Raises
+        ValueError naming the array whose shape does not fit.
         """
         layout = checks.choice("layout", layout, ("row", "column"))
         num_heads = None if num_heads is None else checks.size("num_heads", num_heads, 1)
@@ -208,7 +174,8 @@ class StandardHeads(nn.Module):
             for name, array, count in (("W_Q", W_Q, num_heads), ("W_K", W_K, kv), ("W_V", W_V, kv))
         )
         arrays.check_fit(q, k, v)
-        with torch.device("meta"):  # no random numbers are drawn
+        # no random numbers are drawn
+        with torch.device("meta"):
             sizes = q.shape[1], q.shape[0], q.shape[2], v.shape[2], k.shape[0]
             result = cls(*sizes, False, k.shape[1], rotary)
         result.W_Q, result.W_K, result.W_V = nn.Parameter(q), nn.Parameter(k), nn.Parameter(v)
@@ -225,18 +192,14 @@ class StandardHeads(nn.Module):
 
     @classmethod
     def from_mha(cls, attention: nn.MultiheadAttention) -> StandardHeads:
-        """Heads with the weights of a ``torch.nn.MultiheadAttention``, copied; its dropout belongs to the
-        layer.
+        """Heads with the weights of a ``torch.nn.MultiheadAttention``, copied, without its dropout.
 
-        ValueError for what a graph of tokens cannot hold: ``add_bias_kv``, ``add_zero_attn``, ``kdim !=
-        vdim``.
+        ValueError for what these heads cannot express: ``add_bias_kv``, ``add_zero_attn``, ``kdim != vdim``.
         """
-        if not isinstance(attention, nn.MultiheadAttention):
-            kind = type(attention).__name__
-            raise TypeError(f"attention must be a torch.nn.MultiheadAttention, got {kind}")
+        checks.instance("attention", attention, nn.MultiheadAttention)
         if attention.bias_k is not None or attention.add_zero_attn:
-            reason = "add a sender that is no token; add it as a token of the graph"
-            raise ValueError(f"add_bias_kv and add_zero_attn {reason}")
+            advice = "add it as a token of the graph"
+            raise ValueError(f"add_bias_kv and add_zero_attn add a sender that is no token; {advice}")
         if attention.kdim != attention.vdim:
             got = f"kdim={attention.kdim}, vdim={attention.vdim}"
             raise ValueError(f"keys and values must come from one source, got {got}")
@@ -249,11 +212,3 @@ class StandardHeads(nn.Module):
         out, n = attention.out_proj, attention.num_heads
         tensors = W_Q, W_K, W_V, out.weight, b_Q, b_K, b_V, out.bias
         return cls.from_arrays(*tensors, layout="column", num_heads=n)
-
-
-def _checked_rotary(rotary: Rotary | None, head_dim: int) -> Rotary | None:
-    if rotary is not None and not isinstance(rotary, Rotary):
-        raise TypeError(f"rotary must be a gnn_attention.rotary.Rotary or None, got {type(rotary).__name__}")
-    if rotary is not None and head_dim % 2:
-        raise ValueError(f"rotary turns pairs of channels: head_dim must be even, got {head_dim}")
-    return rotary

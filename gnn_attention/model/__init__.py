@@ -22,6 +22,5 @@ __all__ = [
     "induction_scores",
     "load",
     "load_trained",
-    "previous_token_scores",
-    "save",
 ]
+__all__ += ["previous_token_scores", "save"]

@@ -1,9 +1,8 @@
-"""Where models from elsewhere keep their attention weights: one row for each class of attention module.
+"""Where other models store their attention weights: one row for each class of attention module.
 
-A row says how heads are made of a module's matrices, and what acts on a logit between scale and softmax.
-Everything is read from attributes: nothing here imports transformers. What differs from our heads is folded
-in, exactly: another scale than ``1 / sqrt(head_dim)`` (T5 has none, Gemma 2 its own) goes into the queries,
-be it into ``W_Q`` and ``b_Q`` or into the norm.
+A row says how heads are made of a module's attributes, and what acts on a logit between scale and softmax. A
+scale other than ``1 / sqrt(head_dim)`` (T5 has none, Gemma 2 its own) goes into ``W_Q`` and ``b_Q`` or into
+the norm.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the table: the family's name, its heads, and its score_mod."""
+    """A row of the table."""
 
     name: str
     heads: Callable[[Found], StandardHeads | LatentHeads]
@@ -68,7 +67,8 @@ class _Layout:
     head_dim: str = "head_dim"
     scaling: str = "scaling"
     rotary: bool = False
-    norm_offset: float | None = None  # q_norm and k_norm multiply by this plus their weight
+    # q_norm and k_norm multiply by this plus their weight
+    norm_offset: float | None = None
 
 
 def _separate(layout: _Layout, found: Found) -> StandardHeads:
@@ -110,11 +110,8 @@ def _projection(attention: Any, path: str) -> _Projection:
     if kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils":
         return _Projection(layer.weight.T, layer.bias)
     if not isinstance(layer, nn.Linear) or kind.forward is not nn.Linear.forward:
-        raise ValueError(
-            f"{path} of {type(attention).__name__} must be a plain nn.Linear, whose weight is all it "
-            f"does, got {kind.__module__}.{kind.__name__}; merge adapters into the weights or "
-            "dequantise them first"
-        )
+        got = f"{kind.__module__}.{kind.__name__}; merge adapters into the weights or dequantise them first"
+        raise ValueError(f"{path} of {type(attention).__name__} must be a plain nn.Linear, got {got}")
     return _Projection(layer.weight, layer.bias)
 
 
@@ -168,7 +165,8 @@ def _t5_bias(found: Found) -> ScoreMod | None:
     if not first.has_relative_attention_bias:
         advice = "give the whole model and layer"
         raise ValueError(f"T5 keeps its relative position bias in the first layer alone: {advice}")
-    reach = int(first.relative_attention_max_distance)  # farther distances share its bucket
+    # farther distances share the bucket of this one
+    reach = int(first.relative_attention_max_distance)
     bias = first.compute_bias(reach + 1, reach + 1)[0].detach()
     # senders after the receiver, the farthest first; senders before it
     ahead, behind = bias[:, 0].flip(-1), bias[:, :, 0]
@@ -188,19 +186,12 @@ def _latent(found: Found) -> LatentHeads:
     tensors = _latent_keys(attention) | _latent_queries(attention, has_query_latent)
     tensors["W_UQ"] = _times(tensors["W_UQ"], factor)
     tensors["W_QR"] = _times(tensors["W_QR"], factor * stretch)
-    with torch.device("meta"):  # no random numbers are drawn
-        heads = LatentHeads(
-            attention.hidden_size,
-            attention.num_heads,
-            attention.qk_nope_head_dim,
-            attention.qk_rope_head_dim,
-            attention.kv_lora_rank,
-            attention.v_head_dim,
-            attention.q_lora_rank,
-            rotary,
-            bias=tensors["b_O"] is not None,
-            eps=attention.kv_a_layernorm.variance_epsilon,
-        )
+    names = "hidden_size num_heads qk_nope_head_dim qk_rope_head_dim kv_lora_rank v_head_dim q_lora_rank"
+    sizes: Any = attrgetter(*names.split())(attention)
+    options = {"bias": tensors["b_O"] is not None, "eps": attention.kv_a_layernorm.variance_epsilon}
+    # no random numbers are drawn
+    with torch.device("meta"):
+        heads = LatentHeads(*sizes, rotary=rotary, **options)
     state = {name: _copied(tensor) for name, tensor in tensors.items() if tensor is not None}
     heads.load_state_dict(state, assign=True)
     return heads
@@ -225,11 +216,9 @@ def _latent_keys(attention: Any) -> dict[str, Any]:
     sizes = [attention.qk_nope_head_dim, attention.v_head_dim]
     W_UK, W_UV = torch.split(_by_head(up, attention.num_heads), sizes, dim=-1)
     named = {"W_DKV": W_DKV, "W_KR": W_KR, "b_DKV": b_DKV, "b_KR": b_KR}
-    named |= {"W_UK": W_UK, "W_UV": W_UV, "b_O": b_O}
-    return named | {
-        "W_O": W_O.T.reshape(attention.num_heads, attention.v_head_dim, -1),
-        "kv_norm.weight": attention.kv_a_layernorm.weight,
-    }
+    W_O = W_O.T.reshape(attention.num_heads, attention.v_head_dim, -1)
+    named |= {"W_UK": W_UK, "W_UV": W_UV, "W_O": W_O, "b_O": b_O}
+    return named | {"kv_norm.weight": attention.kv_a_layernorm.weight}
 
 
 def _by_head(weight: Tensor, num_heads: int) -> Tensor:
@@ -241,10 +230,6 @@ def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _of_torch(found: Found) -> StandardHeads:
-    return StandardHeads.from_mha(found.attention)
-
-
 _LLAMA = _Layout(("q_proj", "k_proj", "v_proj", "o_proj"), rotary=True)
 _QWEN3 = _Layout(_LLAMA.names, rotary=True, norm_offset=0.0)
 _GEMMA3 = _Layout(_LLAMA.names, rotary=True, norm_offset=1.0)
@@ -254,8 +239,11 @@ _BERT = _Layout(_BERT_NAMES, "self.attention_head_size", "self.scaling")
 _VIT = _Layout(("q_proj", "k_proj", "v_proj", "o_proj"))
 _T5 = _Layout(("q", "k", "v", "o"), "key_value_proj_dim")
 
+# by the class of the attention module
 FAMILIES: Mapping[str, Family] = {
-    "MultiheadAttention": Family("torch.nn.MultiheadAttention", _of_torch),
+    "MultiheadAttention": Family(
+        "torch.nn.MultiheadAttention", lambda found: StandardHeads.from_mha(found.attention)
+    ),
     "GPT2Attention": Family("GPT-2", _gpt2),
     "OPTAttention": Family("OPT", partial(_separate, _OPT)),
     "BertAttention": Family("BERT", partial(_separate, _BERT)),
@@ -270,4 +258,4 @@ FAMILIES: Mapping[str, Family] = {
     "Gemma2Attention": Family("Gemma 2", partial(_separate, _LLAMA), _softcap),
     "Gemma3Attention": Family("Gemma 3", partial(_separate, _GEMMA3)),
     "DeepseekV3Attention": Family("DeepSeek-V3", _latent),
-}  # by the class of the attention module
+}

@@ -1,4 +1,4 @@
-"""The sizes of a language model, and whether a vocabulary and the tensors of a file are of that size."""
+"""The sizes of a language model, and checks of vocabularies and files against them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from gnn_attention.model.tokenizer import BytePair
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of a :class:`gnn_attention.model.LanguageModel`; ``reach`` is the largest distance with a
-    bias of its own.
+    """The sizes of a :class:`LanguageModel`; ``reach`` is the largest distance with its own bias.
 
     Raises TypeError or ValueError for a size that is no positive integer.
     """
@@ -32,7 +31,6 @@ class Config:
 
 
 def check_vocabulary(vocabulary: BytePair, config: Config) -> None:
-    """ValueError for the vocabulary of another model."""
     if len(vocabulary) != config.vocabulary_size:
         expected = f"{config.vocabulary_size}, the model's"
         raise ValueError(f"vocabulary has {len(vocabulary)} pieces: expected {expected}")
@@ -41,8 +39,8 @@ def check_vocabulary(vocabulary: BytePair, config: Config) -> None:
 def check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:
     """ValueError for a config that the tensors cannot have, before a model of that size is made."""
     if config.num_layers > len(tensors):
-        layers = f"{config.num_layers:.3g} layers"
-        raise ValueError(f"its config says {layers}, and it holds {len(tensors)} tensors")
+        found = f"{config.num_layers:.3g} layers, and it holds {len(tensors)} tensors"
+        raise ValueError(f"its config says {found}")
     if max(asdict(config).values()) >= 2**31:
         raise ValueError("its config has a size of 2**31 or more")
     other = next((name for name, tensor in tensors.items() if not tensor.is_floating_point()), None)

@@ -1,12 +1,8 @@
-"""Attention layers of models from elsewhere, as heads on a graph: torch's own attention and families of
-transformers.
+"""Attention layers of other models as heads on a graph: torch's own attention and families of transformers.
 
-:func:`heads_of` makes heads of a layer's weights, from which the factored and merged forms, pattern and
-message matrices follow as from any other heads. What acts on a logit after the scale is not in the weights:
-:func:`score_mod_of` (T5's relative position bias, Gemma 2's softcap). :func:`layer_of` puts both together: on
-the graph that the model's mask is, it gives what the model's own attention gives, output projection included.
-
-Nothing here imports transformers: a model brings its classes along.
+:func:`heads_of` makes heads of a layer's weights; :func:`score_mod_of` is what acts on a logit after the
+scale (T5's relative position bias, Gemma 2's softcap); :func:`layer_of` is both: on the graph of the model's
+mask it equals the model's own attention, output projection included. Nothing here imports transformers.
 """
 
 from __future__ import annotations
@@ -25,8 +21,6 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model._foreign_families import FAMILIES, Family, Found, family_of
 from gnn_attention.score_mods import ScoreMod
 
-__all__ = ["heads_of", "layer_of", "score_mod_of"]
-
 AnyHeads = StandardHeads | LatentHeads
 PARTS = ("encoder", "decoder", "self", "cross")
 # what families call their cross-attention
@@ -36,22 +30,20 @@ CROSS = ("EncDecAttention", "crossattention", "encoder_attn", "multihead_attn")
 def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> AnyHeads:
     """The attention weights of one layer as heads, copied: training either side leaves the other alone.
 
-    :class:`StandardHeads` for every family but DeepSeek-V3, which gets :class:`LatentHeads`. With the rotary
+    :class:`StandardHeads` for every family but DeepSeek-V3, which gets :class:`LatentHeads`, with the rotary
     positions, norms, biases and groups of the model; a scale other than ``1 / sqrt(head_dim)`` is folded into
-    the queries, so that merged and factored forms hold it too. Where :func:`score_mod_of` is not None the
-    heads alone are not the whole layer.
+    the queries. The layer is more than its heads where :func:`score_mod_of` is not None.
 
     Args:
         model: a model that holds a known kind of attention, or such an attention module itself.
-        layer: which block of the model, from 0; it may be left out where there is one.
-        part: "encoder", "decoder", "self" (neither) or "cross"; needed where a model attends in several
-            besides "cross".
+        layer: which block of the model, from 0; not needed where there is one.
+        part: "encoder", "decoder", "self" (neither) or "cross"; needed where there are several besides "cross".
 
     Raises:
-        NotImplementedError: a family without a row here (the message lists those that have one), or rotary
-            frequencies that depend on the length of the text; ValueError, IndexError, TypeError: ``layer`` or
-            ``part`` that the model does not have, or projections that are no plain linear maps (adapters,
-            quantised weights).
+        NotImplementedError: an unknown family (the message lists the known ones), or rotary frequencies that
+            depend on the length of the text.
+        ValueError, IndexError, TypeError: ``layer`` or ``part`` that the model does not have, or projections
+            that are no plain linear maps (adapters, quantised weights).
 
     Sources: the attention modules of transformers 5, ``models/*/modeling_*.py``; seeds S2.1 (layouts).
 
@@ -71,9 +63,8 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
 def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> ScoreMod | None:
     """What acts on the logits of that layer between scale and softmax, a copy; None for most families.
 
-    T5: :class:`gnn_attention.score_mods.relative_bias` with its buckets written out, the first layer's in
-        every layer, none
-    in cross-attention. Gemma 2: :class:`gnn_attention.score_mods.softcap`. Arguments and errors are those of
+    T5: :func:`gnn_attention.score_mods.relative_bias`, the first layer's in every layer, none in
+    cross-attention. Gemma 2: :func:`gnn_attention.score_mods.softcap`. Arguments and errors are those of
     :func:`heads_of`.
 
     >>> print(score_mod_of(nn.MultiheadAttention(8, num_heads=2)))
@@ -91,12 +82,11 @@ def layer_of(
     part: str | None = None,
     backend: str | Backend | None = "auto",
 ) -> MessagePassingAttention:
-    """The attention of that layer, :func:`heads_of` with :func:`score_mod_of`, ready for any graph; without
-    dropout.
+    """The attention of that layer for any graph, :func:`heads_of` with :func:`score_mod_of`, without dropout.
 
-    On the model's own graph (causal, a window, everyone: what its mask says) the update equals the model's
-    attention output. Cross-attention takes ``(x_src, x_dst)``. Arguments and errors are those of
-    :func:`heads_of`; ``backend`` is that of :class:`MessagePassingAttention`.
+    On the graph of the model's mask the update equals the model's attention output. Cross-attention takes
+    ``(x_src, x_dst)``. Arguments and errors are those of :func:`heads_of` and
+    :class:`MessagePassingAttention`.
 
     >>> from gnn_attention import patterns
     >>> attention = nn.MultiheadAttention(8, num_heads=2, batch_first=True).double()
@@ -110,7 +100,7 @@ def layer_of(
 
 
 class _Place(NamedTuple):
-    """Where an attention module stands: what for, in which list of layers, as which of them."""
+    """An attention module, its list of layers and its number in it."""
 
     part: str
     stack: str
@@ -149,7 +139,8 @@ def _places(model: nn.Module) -> Iterator[_Place]:
         stack = next((piece for piece in pieces if piece in PARTS[:2]), "self")
         part = "cross" if pieces[-1] in CROSS else stack
         depth = _depth_of_list(model, pieces)
-        if depth is None:  # in no list of layers: counted as they come
+        # in no list of layers: numbered in the order of the model
+        if depth is None:
             yield _Place(part, "", strays, family, module)
             strays += 1
         else:
@@ -180,10 +171,9 @@ def _part(places: list[_Place], part: str | None) -> str:
 def _one_stack(model: nn.Module, places: list[_Place]) -> list[_Place]:
     stacks = list(dict.fromkeys(place.stack for place in places))
     if len(stacks) > 1:
-        raise ValueError(
-            f"{type(model).__name__} has several lists of layers, {', '.join(map(repr, stacks))}: give the "
-            f"one you mean, such as model.get_submodule({stacks[0].rpartition('.')[0]!r})"
-        )
+        found = f"{type(model).__name__} has several lists of layers, {', '.join(map(repr, stacks))}"
+        example = f"model.get_submodule({stacks[0].rpartition('.')[0]!r})"
+        raise ValueError(f"{found}: give the one you mean, such as {example}")
     return sorted(places, key=lambda place: place.number)
 
 
@@ -204,7 +194,6 @@ def _one_layer(stack: list[_Place], layer: int | None) -> _Place:
 
 
 def _listed(numbers: list[int]) -> str:
-    """The numbers in words; a row of neighbours by its ends."""
     unbroken = len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1))
     return f"{numbers[0]} .. {numbers[-1]}" if unbroken else ", ".join(map(str, numbers))
 
@@ -220,11 +209,12 @@ def _unknown(model: nn.Module) -> str:
 
 
 def _read(family: Family, read: Any, found: Found) -> Any:
-    """What a row reads; the classes of another version of transformers may keep things elsewhere."""
     try:
         return read(found)
+    # another version of transformers
     except AttributeError as error:
         kind = type(found.attention)
         name = f"{family.name}: {kind.__module__}.{kind.__name__}"
-        message = f"{name} is built otherwise than transformers 5.23 has it: {error}"
-        raise NotImplementedError(message) from error
+        raise NotImplementedError(
+            f"{name} is built otherwise than transformers 5.23 has it: {error}"
+        ) from error

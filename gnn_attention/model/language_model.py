@@ -1,14 +1,12 @@
-"""One small complete language model: attention along the edges of a graph, then an MLP on each token,
-layer by layer.
+"""A small complete language model: in each block attention along the edges of a graph, then an MLP on each
+token.
 
-A token's state starts as its embedding. Every block adds two updates to it: one from the communication phase
-(attention, the only place where tokens meet) and one from the computation phase (an MLP on each token alone).
-The last state is unembedded. What a head does is therefore a fact about the graph it attends along;
-:func:`induction_scores` and :func:`previous_token_scores` measure the two best known of these facts on the
-weights that ship with the package.
+A token's state starts as its embedding; each block adds two updates, from the communication phase (attention)
+and from the computation phase (the MLP); the last state is unembedded. :func:`induction_scores` and
+:func:`previous_token_scores` measure what its heads do.
 
-Positions enter only as a learned bias for each distance (:class:`gnn_attention.score_mods.RelativeBias`): it
-acts on an edge and not between ``W_Q`` and ``W_K``, so that every head has one pattern matrix and one message
+Positions enter only as a learned bias for each distance (:class:`gnn_attention.score_mods.RelativeBias`),
+which acts on an edge and not between ``W_Q`` and ``W_K``: every head has one pattern matrix and one message
 matrix.
 """
 
@@ -41,14 +39,15 @@ from gnn_attention.score_mods import RelativeBias
 
 Logits = Float[Tensor, "batch tokens vocabulary"]
 States = Float[Tensor, "batch tokens width"]
-TRAINED = Path(__file__).parent / "data" / "trained.safetensors"  # the weights that ship with the package
+# the weights that ship with the package
+TRAINED = Path(__file__).parent / "data" / "trained.safetensors"
 
 
 class Block(nn.Module):
-    """One layer in two phases, each of which returns an update of the state: communication, then computation.
+    """One layer in two phases, each of which returns an update of the state ``[B, T, width]``.
 
-    States are ``[B, T, width]``. Source: Elhage et al. 2021 (residual stream); Xiong et al. 2020 (arXiv
-    2002.04745) for the norm before each phase.
+    Sources: Elhage et al. 2021 (residual stream); Xiong et al. 2020 (arXiv 2002.04745), a norm before each
+    phase.
 
     >>> block = Block(Config(vocabulary_size=8, width=8, num_heads=2, head_dim=4, mlp_width=16))
     >>> state = torch.randn(1, 5, 8)
@@ -94,8 +93,8 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """Embedding, blocks, unembedding: from tokens to the logits of the token that comes next.
 
-    ``backend`` serves the attention of all blocks, "auto" unless given; None is the message-passing path of
-    torch_geometric. It can be set at any time: ``model.backend = "reference"``.
+    ``backend`` is that of all blocks' attention; None is the message-passing path of torch_geometric. It can
+    be set at any time: ``model.backend = "reference"``.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), the decoder; seed S4.11.
 
@@ -113,7 +112,7 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config, backend) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.width)
         self.unembedding = nn.Linear(config.width, config.vocabulary_size, bias=False)
-        # Small first logits: the loss begins near log(vocabulary), and no early step is spent on unlearning.
+        # small first logits: the loss begins near log(vocabulary)
         nn.init.normal_(self.embedding.weight, std=0.5)
         nn.init.normal_(self.unembedding.weight, std=0.5 * config.width**-0.5)
 
@@ -149,13 +148,11 @@ class LanguageModel(nn.Module):
         return logits
 
     def proceed(self, tokens: Int[Tensor, "batch tokens"], cache: KeyValueCache) -> Logits:
-        """Logits of the tokens that follow those in ``cache``: as in the full pass over its graph, computed
-        for them alone.
+        """Logits of the tokens that follow those in ``cache``, as in the full pass over its graph.
 
         A cache has a layer for each block: ``KeyValueCache(graph, model.config.num_layers)``. Raises as the
-        model itself and :meth:`KeyValueCache.append` do, ValueError for a cache of other layers,
-        NotImplementedError for ``backend=None`` and while a block or its attention is hooked (edges cut or
-        muted, for one), since neither is called here.
+        model and :meth:`KeyValueCache.append` do, ValueError for a cache of other layers, NotImplementedError
+        for ``backend=None`` and with hooks on a block or its attention, since neither is called here.
 
         >>> model, tokens = LanguageModel(Config(vocabulary_size=300)).double(), torch.tensor([[1, 2, 3, 4]])
         >>> cache = KeyValueCache(patterns.window(100, 3), model.config.num_layers)
@@ -171,10 +168,9 @@ class LanguageModel(nn.Module):
             expected = f"{len(self.blocks)} layers, one for each block"
             raise ValueError(f"cache must have {expected}, got {cache.layers}")
         if not self.can_proceed():
-            raise NotImplementedError(
-                "the message-passing path (backend=None) and hooks on blocks or attention layers need all "
-                "tokens at once: use backend='auto' and remove the hooks, or call the model without a cache"
-            )
+            reason = "the message-passing path (backend=None) and hooks need all tokens at once"
+            advice = "use backend='auto' and remove the hooks, or call the model without a cache"
+            raise NotImplementedError(f"{reason}: {advice}")
         state = self.embedding(tokens)
         with cache.all_or_nothing():
             for number, (block, layer) in enumerate(zip(self._blocks, self.layers, strict=True)):
@@ -187,16 +183,13 @@ class LanguageModel(nn.Module):
         """False for the message-passing path, or hooks on a block or its attention."""
         if any(layer.backend is None or layer._is_watched() for layer in self.layers):
             return False
-        passed_by: list[nn.Module] = [*self._blocks, *self.layers]
-        return not any(module._forward_hooks or module._forward_pre_hooks for module in passed_by)
+        hooked = (
+            module._forward_hooks or module._forward_pre_hooks for module in (*self.blocks, *self.layers)
+        )
+        return not any(hooked)
 
     def states(self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None) -> list[States]:
-        """The ``2 * num_layers + 1`` states of every token: embedded, then after each communication and
-        computation.
-
-        Neighbours differ by one update, so the updates sum to the last state minus the first (seed S4.11).
-        Raises as the model itself does.
-        """
+        """The ``2 * num_layers + 1`` states of every token: embedded, then after each update (seed S4.11)."""
         tokens, graph = self._checked(tokens, graph)
         states = [self.embedding(tokens)]
         for block in self._blocks:
@@ -209,8 +202,9 @@ class LanguageModel(nn.Module):
     ) -> list[Float[Tensor, "batch edges heads"]]:
         """For each layer the weight of every edge and head, in the order of ``edge_index``."""
         tokens, graph = self._checked(tokens, graph)
-        states = self.states(tokens, graph)[::2]  # before each communication, and the last
-        return [block.listen(state, graph) for block, state in zip(self._blocks, states[:-1], strict=True)]
+        # before each communication
+        states = self.states(tokens, graph)[:-1:2]
+        return [block.listen(state, graph) for block, state in zip(self._blocks, states, strict=True)]
 
     @property
     def _blocks(self) -> list[Block]:
@@ -221,19 +215,15 @@ class LanguageModel(nn.Module):
             got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
             raise TypeError(f"tokens must be an integer tensor [B, T], got {got}; see BytePair.encode")
         if tokens.dim() != 2:
-            found = f"shape {list(tokens.shape)}; tokens[None] is a batch of one"
-            raise ValueError(f"tokens must be [B, T], got {found}")
-        self._check_range(tokens)
+            advice = "tokens[None] is a batch of one"
+            raise ValueError(f"tokens must be [B, T], got shape {list(tokens.shape)}; {advice}")
+        # a compiler has no values
+        if tokens.numel() and not torch.compiler.is_compiling():
+            low, high, last = int(tokens.min()), int(tokens.max()), self.config.vocabulary_size - 1
+            if low < 0 or high > last:
+                found = f"{low} .. {high}; encode the text anew"
+                raise IndexError(f"tokens must be in 0 .. {last}, the vocabulary, got {found}")
         return tokens.long(), patterns.causal(tokens.shape[1]) if graph is None else graph
-
-    def _check_range(self, tokens: Tensor) -> None:
-        size = self.config.vocabulary_size
-        if torch.compiler.is_compiling() or not tokens.numel():  # a compiler has no values
-            return
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= size:
-            got = f"{low} .. {high}; encode the text anew"
-            raise IndexError(f"tokens must be in 0 .. {size - 1}, the vocabulary, got {got}")
 
 
 @torch.no_grad()
@@ -246,15 +236,15 @@ def generate(
     graph: TokenGraph | None = None,
     cache: KeyValueCache | None = None,
 ) -> Int[Tensor, " tokens_and_more"]:
-    """``tokens [T]`` continued by ``count`` more, each drawn from ``softmax(logits / temperature)``; 0 takes
-    the likeliest.
+    """``tokens [T]`` and ``count`` more, each drawn from ``softmax(logits / temperature)``; 0 takes the
+    likeliest.
 
-    ``graph`` is that of all tokens, the new ones included: causal by default. Each token is computed
-    once, in a :class:`KeyValueCache` of the graph (where the model :meth:`~LanguageModel.can_proceed`, else
-    all of them for each); ``cache`` is one that goes on, whose tokens come before these.
+    ``graph`` is that of all tokens, the new ones included: causal by default. Each token is computed once, in
+    a :class:`KeyValueCache` of the graph (all of them for each, where the model cannot
+    :meth:`~LanguageModel.proceed`); the tokens in ``cache`` come before these.
 
-    Raises ValueError for no tokens to begin with, a negative temperature, a graph with fewer tokens than will
-    be there, or a cache of another graph.
+    Raises ValueError for no tokens, a negative temperature, a graph with too few tokens, or a cache of
+    another graph.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
         got = f"shape {list(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
@@ -283,7 +273,6 @@ def generate(
 def _graph_and_cache(
     model: LanguageModel, count: int, graph: TokenGraph | None, cache: KeyValueCache | None
 ) -> tuple[TokenGraph, KeyValueCache | None]:
-    """The graph of ``count`` further tokens, and the cache they go through; None for a model that cannot."""
     if cache is not None:
         cache.check_graph(cache.graph if graph is None else graph)
         graph, count = cache.graph, cache.length + count
@@ -296,16 +285,11 @@ def _graph_and_cache(
 
 
 def save(
-    path: str | os.PathLike[str],
-    model: LanguageModel,
-    vocabulary: BytePair,
-    metadata: Mapping[str, Any],
+    path: str | os.PathLike[str], model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]
 ) -> None:
-    """Write weights (as float16), configuration, vocabulary and ``metadata`` (values that JSON can hold) to
-    one safetensors file.
+    """Write weights (as float16), config, vocabulary and ``metadata`` (JSON values) to one safetensors file.
 
-    Raises ValueError if the vocabulary is not the model's or ``metadata`` takes one of the names config and
-    vocabulary.
+    Raises ValueError if the vocabulary is not the model's or ``metadata`` has a key "config" or "vocabulary".
     """
     check_vocabulary(vocabulary, model.config)
     if taken := {"config", "vocabulary"} & set(metadata):
@@ -326,7 +310,8 @@ def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[st
         config = Config(**json_files.parsed(texts.pop("config")))
         check_vocabulary(vocabulary, config)
         check_tensors(tensors, config)
-        with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
+        # no memory and no random numbers for weights that are replaced
+        with torch.device("meta"):
             model = LanguageModel(config)
         model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
         metadata = {key: json.loads(text) for key, text in texts.items()}
@@ -337,8 +322,8 @@ def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[st
 
 
 def load_trained() -> tuple[LanguageModel, BytePair]:
-    """The trained model that ships with the package, and its vocabulary; ``load(TRAINED)`` also has how it
-    was trained.
+    """The trained model that ships with the package, and its vocabulary; ``load(TRAINED)`` has its recipe
+    too.
 
     >>> model, vocabulary = load_trained()
     >>> vocabulary.pieces("def read(self):")
@@ -351,12 +336,11 @@ def load_trained() -> tuple[LanguageModel, BytePair]:
 def induction_scores(
     model: LanguageModel, length: int = 64, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """How strongly each head attends to the token *after* the earlier occurrence of its own: mean weight,
-    ``[layers, heads]``.
+    """Each head's mean weight on the token *after* the earlier occurrence of the receiver's own.
 
     ``samples`` random sequences of ``length`` tokens are repeated once; each token of the second copy has one
-    such sender, at distance ``length - 1``. Even weights give about ``1 / (1.5 length)``. An edge that
-    ``graph`` lacks counts 0.
+    such sender, at distance ``length - 1``. Uniform weights give about ``1 / (1.5 length)``; a missing edge
+    counts 0.
 
     Source: Olsson et al. 2022 (arXiv 2209.11895), prefix matching on repeated random tokens.
     """
@@ -367,10 +351,8 @@ def induction_scores(
 def previous_token_scores(
     model: LanguageModel, length: int = 128, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """How strongly each head attends to the token before its own: mean weight of that edge, ``[layers,
-    heads]``.
-
-    On ``samples`` random sequences of ``length`` tokens; token 0, which has none before it, is left out.
+    """Each head's mean weight on the token before the receiver, on ``samples`` random sequences of
+    ``length``.
 
     Source: Olsson et al. 2022 (arXiv 2209.11895), previous token heads.
     """
@@ -384,11 +366,7 @@ def _random_tokens(model: LanguageModel, length: int, seed: int, samples: int) -
 
 @torch.no_grad()
 def _mean_weight(
-    model: LanguageModel,
-    tokens: Tensor,
-    graph: TokenGraph | None,
-    distance: int,
-    start: int,
+    model: LanguageModel, tokens: Tensor, graph: TokenGraph | None, distance: int, start: int
 ) -> Tensor:
     """The mean over receivers from ``start`` on of the weight of their edge from ``distance`` before."""
     graph = patterns.causal(tokens.shape[1]) if graph is None else graph

@@ -1,8 +1,7 @@
 """Byte-pair encoding: an ordered list of merges over UTF-8 bytes, run by the package ``tokenizers``.
 
-All 256 bytes are pieces from the start, so that no text is unknown and every text comes back exactly. Only
-:meth:`BytePair.encode` and :meth:`BytePair.learn` need ``tokenizers``: a saved model loads, and its tokens
-are decoded, without it. Source: Sennrich, Haddow and Birch 2016, arXiv 1508.07909.
+All 256 bytes are pieces, so that no text is unknown and every text comes back exactly. Only encoding and
+learning need ``tokenizers``, not decoding. Source: Sennrich, Haddow and Birch 2016, arXiv 1508.07909.
 """
 
 from __future__ import annotations
@@ -20,23 +19,19 @@ from gnn_attention._support import json_files
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.text import one_line
 
-__all__ = ["BytePair"]
-
 Pair = tuple[bytes, bytes]
 
 _BYTES = tuple(bytes([value]) for value in range(256))
 
-# tokenizers writes a byte as a printable character: itself where it is one in Latin-1, else the next free
-# from U+0100.
+# tokenizers writes a byte as a character: itself where it is printable in Latin-1, else the next from U+0100
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [value for value in range(256) if value not in _PRINTABLE]
-_BYTE_OF = {chr(value): value for value in _PRINTABLE} | {
-    chr(256 + i): value for i, value in enumerate(_OTHERS)
+_CHAR_OF = {value: chr(value) for value in _PRINTABLE} | {
+    value: chr(256 + i) for i, value in enumerate(_OTHERS)
 }
-_CHAR_OF = {value: char for char, value in _BYTE_OF.items()}
+_BYTE_OF = {char: value for value, char in _CHAR_OF.items()}
 
-# No merge crosses a word, and no word is long: encoding takes linear time even for a text that is one run of
-# letters.
+# no merge crosses a word, and no word is long: a text that is one run of letters takes linear time too
 _LETTER, _SPACE = r"\p{L}\p{Nl}\p{No}", r"\x09-\x0d\x1c-\x20\x{85}\p{Z}"
 _WORDS = (
     rf" ?[{_LETTER}]{{1,32}}",  # letters, with the space before them
@@ -49,18 +44,16 @@ _WORDS = (
 _SPLIT = {"type": "Split", "pattern": {"Regex": "|".join(_WORDS)}, "behavior": "Isolated", "invert": False}
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _PRE_TOKENIZER = {"type": "Sequence", "pretokenizers": [_SPLIT, _BYTE_LEVEL]}
-# The end of a line joins nothing, so a text may be cut behind it: tokenizers takes 200 bytes for each
-# character at a time.
+# no piece crosses a line, and a text is cut there: tokenizers takes 200 bytes for each character at a time
 _LINES = re.compile(r"(?:[^\n]*+\n){1,200}|[^\n]+")
 
 
 @dataclass(frozen=True, repr=False)
 class BytePair:
-    r"""A byte-pair vocabulary: the 256 bytes, then one piece for each merge, in the order in which they were
-    learned.
+    r"""A byte-pair vocabulary: the 256 bytes, then one piece for each merge, in the order of learning.
 
-    `len` is the number of pieces; token `256 + i` is what `merges[i]` makes. A merge joins two pieces that
-    exist before it and makes a new one, else ValueError (TypeError where a merge is no pair of bytes).
+    `len` is the number of pieces; token `256 + i` is made by `merges[i]`, which joins two earlier pieces to a
+    new one, else ValueError (TypeError where a merge is no pair of bytes).
 
     >>> vocabulary = BytePair.learn("low low low lower lowest", size=260)
     >>> vocabulary
@@ -77,26 +70,23 @@ class BytePair:
         merges = tuple(_checked_pair(index, pair) for index, pair in enumerate(self.merges))
         known = set(_BYTES)
         for index, (left, right) in enumerate(merges):
-            for part in (left, right):
-                if part not in known:
-                    raise ValueError(
-                        f"merges[{index}] joins {quoted(part)}: expected a byte or what an earlier merge makes"
-                    )
+            if unknown := [part for part in (left, right) if part not in known]:
+                expected = "a byte or what an earlier merge makes"
+                raise ValueError(f"merges[{index}] joins {quoted(unknown[0])}: expected {expected}")
             if left + right in known:
-                raise ValueError(
-                    f"merges[{index}] makes {quoted(left + right)} a second time: expected a new piece"
-                )
+                made = quoted(left + right)
+                raise ValueError(f"merges[{index}] makes {made} a second time: expected a new piece")
             known.add(left + right)
         object.__setattr__(self, "merges", merges)
 
     @classmethod
     def learn(cls, text: str, size: int) -> BytePair:
-        r"""The vocabulary of at most `size` pieces that joins, again and again, the most frequent pair of the
-        text.
+        r"""The vocabulary of at most `size` pieces that joins, again and again, the text's most frequent
+        pair.
 
-        Learning ends early when no pair occurs twice; ties are broken as the trainer of ``tokenizers`` breaks
-        them. Raises TypeError and ValueError for a `text` that is no encodable str or a `size` below 256,
-        ImportError without ``tokenizers``.
+        Learning ends early when no pair occurs twice; ties are broken as by ``tokenizers``. Raises TypeError
+        and ValueError for a `text` that is no encodable str or a `size` below 256, ImportError without
+        ``tokenizers``.
 
         >>> BytePair.learn("newest\nnewest\nwidest\n", size=258).merges
         ((b'e', b's'), (b'es', b't'))
@@ -107,9 +97,8 @@ class BytePair:
             raise ValueError(f"size is {size}: expected at least 256, the single bytes")
         library, untrained = _library(), BytePair()._tokenizer
         alphabet = library.pre_tokenizers.ByteLevel.alphabet()
-        trainer = library.trainers.BpeTrainer(
-            vocab_size=size, min_frequency=2, initial_alphabet=alphabet, show_progress=False
-        )
+        options = {"vocab_size": size, "min_frequency": 2, "show_progress": False}
+        trainer = library.trainers.BpeTrainer(initial_alphabet=alphabet, **options)
         untrained.train_from_iterator(_lines(text), trainer)
         return cls(_pairs(json.loads(untrained.to_str())["model"]["merges"]))
 
@@ -123,7 +112,7 @@ class BytePair:
         return _BYTES + tuple(left + right for left, right in self.merges)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of `text`: in each word the merges are made in the order in which they were learned.
+        """The tokens of `text`: in each word the merges are made in the order of learning.
 
         Raises TypeError if `text` is no str, ValueError if it holds a lone surrogate, which UTF-8 cannot
         encode, and ImportError without ``tokenizers``.
@@ -144,11 +133,9 @@ class BytePair:
         return b"".join(self._bytes_of(ids)).decode("utf-8", errors="replace")
 
     def pieces(self, ids_or_text: str | Iterable[SupportsIndex]) -> list[str]:
-        r"""Each token's piece as a label to read: what cannot be printed is an escape, as in a Python
-        literal.
+        r"""Each token's piece as a label: what cannot be printed is escaped as in Python, `\xNN` or `\n`.
 
-        A byte that is no UTF-8 by itself is `\xNN`, the end of a line `\n`; a space stays a space. Raises as
-        `encode` for a text and as `decode` for tokens.
+        Raises as `encode` for a text and as `decode` for tokens.
 
         >>> print(*BytePair().pieces("é\n"))
         \xc3 \xa9 \n
@@ -157,9 +144,7 @@ class BytePair:
         return [_label(piece) for piece in self._bytes_of(ids)]
 
     def to_json(self) -> str:
-        """The vocabulary as ``tokenizers`` reads it with ``Tokenizer.from_str``, and :meth:`from_json`
-        does.
-        """
+        """The vocabulary as JSON for :meth:`from_json` and tokenizers' ``Tokenizer.from_str``."""
         pieces = {_chars(piece): token for token, piece in enumerate(self.vocabulary)}
         merges = [[_chars(left), _chars(right)] for left, right in self.merges]
         model = {"type": "BPE", "vocab": pieces, "merges": merges}
@@ -180,24 +165,19 @@ class BytePair:
             raise TypeError(f"text is a {type(text).__name__}: expected a str, what to_json() returned")
         try:
             found = json_files.parsed(text)
-            if found.get("kind") == "byte pairs":  # of version 0.1.0
-                return cls(
-                    tuple(
-                        (left.encode("latin-1"), right.encode("latin-1")) for left, right in found["merges"]
-                    )
-                )
+            # the first form, a text of Latin-1 for each piece
+            if found.get("kind") == "byte pairs":
+                pairs = ((left.encode("latin-1"), right.encode("latin-1")) for left, right in found["merges"])
+                return cls(tuple(pairs))
             made = cls(_pairs(found["model"]["merges"]))
             expected = json.loads(made.to_json())
-            if (found["pre_tokenizer"], found["model"]["vocab"]) != (
-                _PRE_TOKENIZER,
-                expected["model"]["vocab"],
-            ):
+            pieces = expected["model"]["vocab"]
+            if (found["pre_tokenizer"], found["model"]["vocab"]) != (_PRE_TOKENIZER, pieces):
                 raise ValueError("it splits words or numbers pieces in another way than this package does")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            said = one_line(f"{type(error).__name__}: {error}", 200)
-            raise ValueError(
-                f"text is no byte-pair vocabulary, expected what to_json wrote: {said}"
-            ) from error
+            reason = one_line(f"{type(error).__name__}: {error}", 200)
+            message = f"text is no byte-pair vocabulary, expected what to_json wrote: {reason}"
+            raise ValueError(message) from error
         return made
 
     def __len__(self) -> int:
@@ -218,9 +198,8 @@ class BytePair:
         try:
             tokens = [operator.index(token) for token in ids]
         except TypeError as error:
-            raise TypeError(
-                f"ids is a {type(ids).__name__}: expected an iterable of integers, the tokens"
-            ) from error
+            kind = type(ids).__name__
+            raise TypeError(f"ids is a {kind}: expected an iterable of integers, the tokens") from error
         for place, token in enumerate(tokens):
             # a negative token would otherwise count from the end without an error
             if not 0 <= token < len(self):
@@ -232,8 +211,9 @@ def _library() -> Any:
     try:
         import tokenizers
     except ImportError as error:
+        command = 'pip install "gnn_attention[model]"'
         raise ImportError(
-            'a vocabulary encodes and learns with the package tokenizers: pip install "gnn_attention[model]"'
+            f"a vocabulary encodes and learns with the package tokenizers: {command}"
         ) from error
     return tokenizers
 
@@ -244,10 +224,8 @@ def _lines(text: str) -> list[str]:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        found = text[error.start]
-        raise ValueError(
-            f"text[{error.start}] is {found!r}, a lone surrogate: expected what utf-8 can encode"
-        ) from error
+        wrong = f"text[{error.start}] is {text[error.start]!r}, a lone surrogate"
+        raise ValueError(f"{wrong}: expected what utf-8 can encode") from error
     return [lines.group() for lines in _LINES.finditer(text)]
 
 
@@ -256,18 +234,13 @@ def _chars(piece: bytes) -> str:
 
 
 def _pairs(merges: Iterable[Iterable[str]]) -> tuple[Pair, ...]:
-    return tuple((_of_chars(left), _of_chars(right)) for left, right in merges)
-
-
-def _of_chars(piece: str) -> bytes:
-    return bytes(_BYTE_OF[char] for char in piece)
+    left_and_right = ((bytes(_BYTE_OF[char] for char in piece) for piece in pair) for pair in merges)
+    return tuple((left, right) for left, right in left_and_right)
 
 
 def _label(piece: bytes) -> str:
     text = piece.decode("utf-8", errors="backslashreplace")
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
-    )
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _checked_pair(index: int, pair: Any) -> Pair:

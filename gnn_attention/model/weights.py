@@ -1,7 +1,6 @@
-"""Tensors and texts in a safetensors file: written whole or not at all, and read with errors that name the
-file.
+"""Tensors and texts in a safetensors file: written whole or not at all, with errors that name the file.
 
-The format holds numbers and nothing that can run. Source: https://huggingface.co/docs/safetensors.
+Source: https://huggingface.co/docs/safetensors.
 """
 
 from __future__ import annotations
@@ -18,16 +17,14 @@ from torch import Tensor
 
 from gnn_attention._support import atomic_files
 
-__all__ = ["load", "save"]
-
 
 def save(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write tensors, of any strides, and ``metadata`` to one file.
 
-    Raises TypeError for what is no tensor or no str, and ValueError for a tensor that safetensors does not
-    write.
+    Raises TypeError for what is no tensor or no str, and ValueError for a tensor that safetensors cannot
+    hold.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -42,10 +39,8 @@ def save(
         if tensor.layout is not torch.strided or tensor.is_meta:
             raise ValueError(f"tensors[{name!r}] is sparse or without data: expected a dense tensor")
     # copies: safetensors refuses tensors that share memory
-    dense = {
-        name: tensor.detach().cpu().resolve_neg().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
+    layout = torch.contiguous_format
+    dense = {name: x.detach().cpu().resolve_neg().clone(memory_format=layout) for name, x in tensors.items()}
     try:
         content = serialized(dense, dict(metadata or {}) or None)
     except SafetensorError as error:
@@ -54,7 +49,7 @@ def save(
 
 
 def _ordered(content: bytes) -> bytes:
-    """The same file with its metadata in order: safetensors writes them in another order each time."""
+    """The file with its metadata sorted: safetensors writes them in another order each time."""
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
     if "__metadata__" in header:
@@ -70,8 +65,8 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
 
     Raises ValueError that names a file which is no safetensors file, OSError where it cannot be read.
     """
-    with Path(path).open("rb"):  # a missing file, a folder: the system's own error
-        pass
+    # a missing file, a folder: the system's own error
+    Path(path).open("rb").close()
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -449,7 +449,7 @@ class TestPatternsAndMessages:
 
     def test_pattern_matrices_that_do_not_exist(self):
         with pytest.raises(
-            ValueError, match="rotary heads have a pattern matrix for each distance: give distance"
+            ValueError, match="rotary heads have a pattern matrix for each distance: give dst - src"
         ):
             StandardHeads(8, 2, rotary=Rotary()).pattern_matrix()
         with pytest.raises(ValueError, match="qk_norm have no pattern matrix: the norm depends on the token"):

@@ -1,0 +1,75 @@
+"""What the forms of attention heads share: drawing parameters, the scale, the update, norms and rotations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.heads import arrays
+from gnn_attention.rotary import Rotary
+
+
+class HeadsBase(nn.Module):
+    """Subclasses give the sizes, ``receive``, ``send`` and ``sum_of_heads``."""
+
+    num_heads: int
+    head_dim: int
+    width: int
+    source_width: int
+    rotary: Any
+    b_O: Tensor | None
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices from N(0, 1 / rows), set the biases to zero and the norms to one."""
+        for name, parameter in self.named_parameters(recurse=False):
+            if name.startswith("W_"):
+                fan_in = parameter.shape[-2] * (self.num_heads if name == "W_O" else 1)
+                nn.init.normal_(parameter, std=fan_in**-0.5)
+            else:
+                nn.init.zeros_(parameter)
+        for norm in self.children():
+            if isinstance(norm, nn.RMSNorm):
+                norm.reset_parameters()
+
+    @property
+    def scale(self) -> float:
+        """``1 / sqrt(head_dim)``: the width of a pattern or a latent does not change it (seed S0.8)."""
+        return float(self.head_dim**-0.5)
+
+    def collect(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
+        """The update: the sum of the heads, plus ``b_O``."""
+        return arrays.plus_bias(self.sum_of_heads(z), self.b_O)
+
+    def sum_of_heads(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
+        """The update before ``b_O``."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, num_heads={self.num_heads}, head_dim={self.head_dim}"
+
+    def _register_biases(self, bias: bool, **shapes: tuple[int, ...] | None) -> None:
+        for name, shape in shapes.items():
+            zeros = nn.Parameter(torch.zeros(shape)) if bias and shape is not None else None
+            self.register_parameter(name, zeros)
+
+    def _rotate(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        if self.rotary is None:
+            return x
+        positions = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
+        rotated: Tensor = self.rotary.turn(x, positions)
+        return rotated
+
+
+def normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
+    # the dtypes differ under torch.autocast
+    return x if norm is None else norm(x.to(norm.weight.dtype)).to(x.dtype)
+
+
+def check_rotary(rotary: Rotary | None, name: str, dim: int) -> None:
+    if rotary is not None and not isinstance(rotary, Rotary):
+        raise TypeError(f"rotary must be a gnn_attention.rotary.Rotary or None, got {type(rotary).__name__}")
+    if rotary is not None and dim % 2:
+        raise ValueError(f"rotary turns pairs of channels: {name} must be even, got {dim}")
