@@ -187,11 +187,12 @@ def _latent(found: Found) -> LatentHeads:
     tensors["W_UQ"] = _times(tensors["W_UQ"], factor)
     tensors["W_QR"] = _times(tensors["W_QR"], factor * stretch)
     names = "hidden_size num_heads qk_nope_head_dim qk_rope_head_dim kv_lora_rank v_head_dim q_lora_rank"
-    sizes: Any = attrgetter(*names.split())(attention)
-    options = {"bias": tensors["b_O"] is not None, "eps": attention.kv_a_layernorm.variance_epsilon}
+    sizes = attrgetter(*names.split())(attention)
+    options: dict[str, Any] = {"bias": tensors["b_O"] is not None, "rotary": rotary}
+    options["eps"] = attention.kv_a_layernorm.variance_epsilon
     # no random numbers are drawn
     with torch.device("meta"):
-        heads = LatentHeads(*sizes, rotary=rotary, **options)
+        heads = LatentHeads(*sizes, **options)
     state = {name: _copied(tensor) for name, tensor in tensors.items() if tensor is not None}
     heads.load_state_dict(state, assign=True)
     return heads

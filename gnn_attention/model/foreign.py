@@ -37,7 +37,7 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
     Args:
         model: a model that holds a known kind of attention, or such an attention module itself.
         layer: which block of the model, from 0; not needed where there is one.
-        part: "encoder", "decoder", "self" (neither) or "cross"; needed where there are several besides "cross".
+        part: "encoder", "decoder", "self" (neither) or "cross"; not needed where only one is not "cross".
 
     Raises:
         NotImplementedError: an unknown family (the message lists the known ones), or rotary frequencies that

@@ -153,11 +153,7 @@ WRONG = [
     ("a.edges", "0 1_0\n", "got '1_0'"),
     ("a.edges", "0 ١\n", "a token is one of"),
     ("a.edges", f"0 {'9' * 5000}\n", "line 1: a token is one of"),
-    (
-        "a.edges",
-        "0 999999999999\n",
-        r"its 2 labels are not 0 \.\. 1 \(there is no 1\); number the tokens so, or give their number",
-    ),
+    ("a.edges", "0 999999999999\n", r"its 2 labels are not 0 \.\. 1 \(there is no 1\); number the tokens"),
     ("a.edges", "1 2\n", r"its 2 labels are not 0 \.\. 1 \(there is no 0\)"),
     ("a.edges", "# tokens 2\n0 2\n", r"its tokens are 0 \.\. 1, but it names a token 2"),
     ("a.edges", "# tokens 99999999999\n0 1\n", "it has 99,999,999,999 tokens, at most 16,777,216 are read"),
@@ -169,18 +165,10 @@ WRONG = [
     ("a.graphml", graphml("<node id='a'/>"), "a node is one of 0, 1, 2, ..., got 'a'"),
     ("a.graphml", graphml("<node id='0'/><node id='-1'/>"), "a node is one of 0, 1, 2, ..., got '-1'"),
     ("a.graphml", graphml("<node/>"), "a.graphml holds no graph of tokens"),
-    (
-        "a.graphml",
-        graphml("<node id='0'/><node id='01'/><node id='1'/>"),
-        "its nodes '01' and '1' are the same number",
-    ),
+    ("a.graphml", graphml("<node id='0'/><node id='01'/><node id='1'/>"), "its nodes '01' and '1' are the"),
     ("a.graphml", graphml("<edge source='0'/>"), "a.graphml holds no graph of tokens"),
     ("a.graphml", graphml("<hyperedge/>"), "doesn't support hyperedges"),
-    (
-        "a.graphml",
-        graphml("<node id='0'><data key='x'>1</data></node>"),
-        "a.graphml holds no graph of tokens",
-    ),
+    ("a.graphml", graphml("<node id='0'><data key='x'>1</data></node>"), "a.graphml holds no graph of"),
     ("a.graphml", graphml("<node id='0'/><graph/>"), "it holds several graphs: give each a file of its own"),
     ("a.graphml", "<graphml>", "ParseError: no element found"),
     ("a.graphml", "<a/>", "not successfully read as graphml"),
@@ -234,9 +222,7 @@ class TestRefusals:
         monkeypatch.setattr(files, "MOST_BYTES", 100)
         files.write(patterns.window(9, 2), tmp_path / "small.edges")
         assert files.read(tmp_path / "small.edges") == patterns.window(9, 2)
-        with pytest.raises(
-            ValueError, match=r"has 45 edges, which do not fit into the 100 bytes that are read"
-        ):
+        with pytest.raises(ValueError, match=r"has 45 edges, which do not fit into the 100 bytes that are"):
             files.write(patterns.causal(9), tmp_path / "large.edges")
         with pytest.raises(ValueError, match="do not fit"):
             files.write(patterns.window(20, 1), tmp_path / "large.graphml")
@@ -260,9 +246,7 @@ class TestRefusals:
 
     def test_told_numbers_must_fit(self, tmp_path):
         files.write(LISTED, tmp_path / "a.edges")
-        with pytest.raises(
-            ValueError, match="it says that there are 6 tokens, num_tokens=7; leave num_tokens out"
-        ):
+        with pytest.raises(ValueError, match="it says that there are 6 tokens, num_tokens=7; leave"):
             files.read(tmp_path / "a.edges", num_tokens=7)
         files.write(LISTED, tmp_path / "a.graphml")
         with pytest.raises(ValueError, match=r"its tokens are 0 \.\. 3, but it names a token"):

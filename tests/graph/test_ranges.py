@@ -187,9 +187,7 @@ class TestSound:
 
     @pytest.mark.parametrize("name", ENDS)
     def test_where_numbers_end(self, name):
-        """Integers wrap round in torch, each dtype at its own end; what wraps is not answered by ranges that
-        do not.
-        """
+        """Integers wrap round in torch, each dtype at its own end."""
         for size in (1, 4, 16):  # boxes evaluated on together are refused together
             check_answers(
                 name, ENDS[name], [corner for corner in EVERYWHERE if corner[1] - corner[0] + 1 == size]

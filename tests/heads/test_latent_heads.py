@@ -165,9 +165,7 @@ def test_a_cache_keeps_the_latent_once_for_all_heads(chunk):
 
 @each_kind
 def test_pattern_and_message_matrix(kind):
-    """Logits and updates out of the matrices alone: patterns on latents for a distance, messages from
-    latents.
-    """
+    """Logits and updates out of the matrices alone."""
     heads, x = made({**kind, "bias": False}), seeded(1, 9, 12)
     graph = patterns.full(9)
     q, (k, _) = heads.receive(x), heads.send(x)

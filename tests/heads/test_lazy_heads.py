@@ -29,9 +29,7 @@ GRAPH = patterns.full(7).rows(0, 5)
 
 
 def test_the_first_call_makes_standard_heads():
-    """Same class, sizes, names and distribution as heads that were told their widths; the object stays the
-    same.
-    """
+    """Same class, sizes, names and distribution as heads that were told their widths."""
     lazy = layer()
     own = lazy.heads
     y = lazy(pair(), GRAPH)
@@ -74,9 +72,7 @@ def test_the_dtype_is_that_of_the_module():
 
 
 def test_states_go_in_and_out():
-    """The state of a met layer fixes the widths of another, which is not drawn anew; an empty state stays
-    empty.
-    """
+    """The state of a met layer fixes the widths of another, which is not drawn anew."""
     met, lazy = layer(), layer()
     y = met(pair(), GRAPH)
     lazy.load_state_dict(met.state_dict())

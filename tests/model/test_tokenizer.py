@@ -203,11 +203,7 @@ def test_labels_and_cut_characters() -> None:
 @pytest.mark.parametrize(
     ("merges", "error", "match"),
     [
-        (
-            [(b"a", b"bc")],
-            ValueError,
-            r"merges\[0\] joins b'bc': expected a byte or what an earlier merge makes",
-        ),
+        ([(b"a", b"bc")], ValueError, r"merges\[0\] joins b'bc': expected a byte or what an earlier merge"),
         ([(b"a", b"b"), (b"a", b"b")], ValueError, r"merges\[1\] makes b'ab' a second time"),
         ([(b"a", b"b"), b"ab"], TypeError, r"merges\[1\] is b'ab': expected a pair of bytes"),
     ],
@@ -266,9 +262,7 @@ WHOLE = json.loads(MIXED.to_json())
     ],
 )
 def test_json_of_something_else_is_refused(text: str) -> None:
-    with pytest.raises(
-        ValueError, match="text is no byte-pair vocabulary, expected what to_json wrote: "
-    ) as caught:
+    with pytest.raises(ValueError, match="text is no byte-pair vocabulary, expected what to_json") as caught:
         BytePair.from_json(text)
     assert len(str(caught.value)) < 300
 
