@@ -83,17 +83,6 @@ def test_states_go_in_and_out():
     assert fresh(pair(), GRAPH).shape == y.shape
 
 
-def test_an_optimizer_of_the_met_parameters_trains_them():
-    """Called once, it is a layer as any other."""
-    lazy = layer()
-    lazy(pair(), GRAPH)
-    optimizer = torch.optim.SGD(lazy.parameters(), lr=0.1)
-    before = lazy.heads.W_Q.detach().clone()
-    lazy(pair(), GRAPH).square().sum().backward()
-    optimizer.step()
-    assert not torch.equal(lazy.heads.W_Q, before)
-
-
 def test_what_it_can_say_before():
     """Sizes that were given; a repr; nothing to draw."""
     lazy = layer()
