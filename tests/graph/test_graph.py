@@ -158,13 +158,6 @@ class TestContract:
         assert graph.in_degree().tolist() == [0, 2, 0]
         assert edges_of(graph) == {(0, 1), (2, 1)}
 
-    def test_sizes_come_from_the_caller(self):
-        """Never from the largest index + 1."""
-        graph = TokenGraph.from_edges(torch.tensor([[0], [1]]), 7, 9)
-        assert (graph.num_dst, graph.num_src, graph.mask().shape) == (7, 9, (7, 9))
-        assert TokenGraph.from_edges(torch.tensor([[0], [1]]), 7).num_src == 7
-        assert TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 4).num_src == 4
-
     @pytest.mark.parametrize(("num_dst", "num_src"), [(0, 0), (0, 3), (3, 0), (1, 1), (1, 4), (4, 1)])
     def test_small_and_empty_sizes(self, num_dst, num_src):
         for graph in (
@@ -642,32 +635,6 @@ class TestNeverChanges:
         part = graph.rows(n // 2, n // 2 + 1)
         assert (part.num_dst, part.num_src, part.dst_offset) == (1, n, n // 2)
         assert repr(graph).startswith("TokenGraph((window(")
-
-    @pytest.mark.parametrize(
-        "graph",
-        [
-            patterns.causal(4) | patterns.full(4).T,
-            ~patterns.causal(4),
-            (~patterns.causal(4)) ** 2,
-            (~patterns.causal(4)).T,
-            ~(patterns.causal(4).T),
-            ~(patterns.causal(4) | patterns.window(4, 1)),
-            patterns.causal(4) - (patterns.window(4, 2) - patterns.window(4, 1)),
-            (patterns.causal(4) - patterns.window(4, 2)) - patterns.window(4, 1),
-            patterns.causal(4) & (patterns.window(4, 2) | patterns.sinks(4, 1)),
-            (patterns.window(4, 2) @ patterns.strict_causal(4)) @ patterns.causal(4),
-            (patterns.window(4, 2) @ patterns.window(4, 2)) ** 2,
-            (patterns.causal(4) | patterns.full(4)).rows(1, 3),
-            (patterns.window(4, 2) ^ patterns.documents([2, 2])).T,
-            patterns.window(4, 2) ** 2 - patterns.window(4, 2),
-            (patterns.window(4, 2) ** 2).rows(1, 3).T,
-        ],
-        ids=lambda graph: graph.name,
-    )
-    def test_a_name_read_as_python_is_the_graph(self, graph):
-        """Brackets stand where they are needed."""
-        scope = {name: getattr(patterns, name) for name in patterns.__all__}
-        assert eval(graph.name, scope) == graph
 
 
 def test_a_derived_graph_remembers_nothing_of_its_source():

@@ -8,9 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from support.bounds import assert_exact
+from support.refusals import assert_refusals
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from gnn_attention import TokenGraph, convert, patterns
+from gnn_attention import TokenGraph, attend, convert, patterns
 
 
 def unpacked(cu_seqlens, window, n):
@@ -31,50 +33,85 @@ def listed(number, columns):
     ]
 
 
+def by_both(b, h, dst, src):
+    return (src + b) % 5 <= (dst + 2 * h) % 7
+
+
 class TestBlockMask:
     @pytest.mark.parametrize(
         "graph",
         [
             patterns.causal(256),
-            patterns.window(256, 40) | patterns.sinks(256, 3),
+            patterns.window(250, 40) | patterns.sinks(250, 3),
             patterns.documents([64, 100, 92]),
-            patterns.dilated(256, 5, 16),
+            patterns.dilated(256, 5, 16).rows(60, 200),
             TokenGraph.from_edges(patterns.window(256, 33).edge_index, 256),
-            TokenGraph.from_rule(
-                lambda b, h, dst, src: (src <= dst) & (dst - src < 40 * h + 3), 256, heads=3
-            ),
+            TokenGraph.from_rule(by_both, 70, 90, heads=2, batch=3),
         ],
         ids=lambda graph: graph.name,
     )
     def test_both_directions_are_those_of_create_block_mask(self, graph):
-        """The same partial and full tiles, for the receivers' lists and for the senders'."""
+        """The same tiles with edges, and the same full ones but for those that the border cuts."""
         ours = convert.to_block_mask(graph, 32)
-        theirs = create_block_mask(graph.rule, None, graph.heads, 256, 256, "cpu", BLOCK_SIZE=32)
-        for kind in ("kv", "full_kv", "q", "full_q"):
-            pairs = [
+        sizes = (graph.batch, graph.heads, graph.num_dst, graph.num_src)
+        theirs = create_block_mask(graph.rule, *sizes, "cpu", BLOCK_SIZE=32)
+        assert ours.seq_lengths == theirs.seq_lengths == sizes[2:]
+        assert torch.equal(ours.to_dense(), theirs.to_dense())
+        for kind in ("full_kv", "full_q"):
+            lists = [
                 (getattr(mask, f"{kind}_num_blocks"), getattr(mask, f"{kind}_indices"))
                 for mask in (ours, theirs)
             ]
-            assert listed(*pairs[0]) == listed(*pairs[1]), kind
+            assert listed(*lists[0]) == listed(*lists[1]), kind
 
-    def test_lists_that_would_fill_the_memory_are_refused(self):
-        with pytest.raises(ValueError, match=r"the lists of 976562500 tiles would take 29 GiB .* larger"):
-            convert.to_block_mask(patterns.causal(1_000_000), 32)
-
-    def test_a_hundred_thousand_tokens(self):
-        """Tokens x tokens would be 17 GB."""
-        mask = convert.to_block_mask(patterns.window(131_072, 4096))
-        assert isinstance(mask, BlockMask)
-        assert int(mask.full_kv_num_blocks.sum()) == sum(min(row, 31) for row in range(1024))
-        assert int(mask.kv_num_blocks.sum()) == 1024 + (1024 - 32)
+    @pytest.mark.parametrize(
+        "graph",
+        [patterns.strict_causal(21), patterns.cross(13, 21), TokenGraph.from_rule(by_both, 21, 19, 2, 3)],
+    )
+    def test_flex_attention_equals_attend(self, graph):
+        generator = torch.Generator().manual_seed(0)
+        batch, heads = graph.batch or 2, graph.heads or 2
+        q, k, v = (
+            torch.randn(batch, heads, size, 16, generator=generator, dtype=torch.float64)
+            for size in (graph.num_dst, graph.num_src, graph.num_src)
+        )
+        theirs = flex_attention(q, k, v, block_mask=convert.to_block_mask(graph, block_size=8))
+        assert_exact(attend(q, k, v, graph, backend="reference"), theirs)
 
     def test_another_default_device(self):
-        """Graphs are on the CPU wherever else tensors are made."""
+        """Graphs are on the CPU whatever the default device is."""
         graph = patterns.window(256, 40)
         expected = convert.to_block_mask(graph, 32).kv_indices, convert.to_sdpa_mask(graph, torch.float32)
         with torch.device("meta"):
             found = convert.to_block_mask(graph, 32).kv_indices, convert.to_sdpa_mask(graph, torch.float32)
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+    def test_what_is_refused(self):
+        by_head, causal = TokenGraph.from_rule(by_both, 4, heads=2), patterns.causal
+        too_many = r"the lists of 976562500 tiles would take 29 GiB .* larger"
+        cases = [
+            (lambda: convert.to_block_mask(causal(1_000_000), 32), ValueError, too_many),
+            (lambda: convert.to_block_mask(causal(8), 0), ValueError, "block_size must be at least 1, got 0"),
+            (
+                lambda: convert.to_block_mask(causal(8), 8.0),
+                TypeError,
+                "block_size must be an integer, got 8.0",
+            ),
+            (
+                lambda: convert.to_block_mask(patterns.cross(0, 3)),
+                ValueError,
+                "without a receiver or a sender",
+            ),
+            (
+                lambda: convert.to_sdpa_mask(causal(3), torch.int64),
+                TypeError,
+                "dtype must be a floating point dtype",
+            ),
+            (lambda: convert.to_varlen(by_head), ValueError, r"take one with select\(batch, head\)"),
+            (lambda: convert.to_window(by_head), ValueError, r"take one with select\(batch, head\)"),
+            (lambda: convert.to_varlen(patterns.cross(2, 3)), ValueError, "as many receivers as senders"),
+        ]
+        assert_refusals(cases)
 
 
 class TestVarlen:
@@ -140,14 +177,6 @@ class TestVarlen:
     def test_no_packing(self, graph):
         with pytest.raises(ValueError, match="no packing of documents with one window"):
             convert.to_varlen(graph)
-
-    def test_refused_by_name(self):
-        by_head = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 4, heads=2)
-        for lowering in (convert.to_varlen, convert.to_window):
-            with pytest.raises(ValueError, match=r"take one with select\(batch, head\)"):
-                lowering(by_head)
-        with pytest.raises(ValueError, match="as many receivers as senders"):
-            convert.to_varlen(patterns.cross(2, 3))
 
 
 class TestWindow:

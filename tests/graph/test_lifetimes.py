@@ -10,7 +10,6 @@ from torch import Tensor
 from gnn_attention import TokenGraph, algebra, patterns
 from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, SRC, decompose, root
 
 
 def expected(mask: Tensor) -> list[int]:
@@ -65,17 +64,6 @@ def test_last_receivers_and_senders(name: str, boxes: bool, monkeypatch: pytest.
         monkeypatch.setattr(enumerate_pairs, "FEW", -1)  # small graphs too
     assert last_receivers(graph).tolist() == expected(mask)
     assert last_senders(graph).tolist() == expected(mask.mT)
-
-
-def test_every_kind_of_piece_is_met() -> None:
-    """Else the table above proves less than it seems to."""
-    kinds = {
-        piece.kind
-        for graph in GRAPHS.values()
-        if graph._listed is None
-        for piece in decompose(graph.rule, root(graph.shape4))
-    }
-    assert kinds == {FULL, DST, SRC, DIFFERENCE, CELLS}
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from support.extras import needs
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.graph.intervals import arithmetic
 from gnn_attention.graph.intervals.table_bounds import extremes
-from gnn_attention.graph.intervals.values import ANYTHING, DIFFERENCE, DST, SRC, Box, Interval
+from gnn_attention.graph.intervals.values import ANYTHING, DIFFERENCE, DST, SRC, Box
 
 TABLE = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3])
 SORTED = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5])
@@ -193,23 +193,6 @@ class TestSound:
                 name, ENDS[name], [corner for corner in EVERYWHERE if corner[1] - corner[0] + 1 == size]
             )
 
-    @settings(max_examples=60, deadline=None)
-    @given(number(3))
-    def test_single_tokens_are_exact(self, described):
-        """A box of one pair leaves nothing open, whatever the arithmetic."""
-        description, function = described
-        lines = torch.arange(N)
-        expected = function(lines.view(-1, 1), lines).expand(N, N)
-        dst, src = arithmetic.token_ranges(boxes(*((i, i, j, j) for i in range(N) for j in range(N))))
-        found = function(dst, src)
-        inside = (
-            torch.ones(N * N, dtype=torch.bool)
-            if "from the end" not in description
-            else found.low == found.high
-        )
-        assert torch.equal(found.low[inside], expected.flatten()[inside]), description
-        assert torch.equal(found.high[inside], expected.flatten()[inside]), description
-
 
 class TestSharp:
     """What makes a graph of a million tokens cheap: nothing stays open that a glance would settle."""
@@ -357,15 +340,3 @@ class TestTables:
         (array if kind == "array" else table)[8:] = 1
         answer = asked(same, boxes((0, 7, 8, 15), (0, 7, 0, 7)))
         assert (answer.some.tolist(), answer.every.tolist()) == ([False, True], [False, True])
-
-    def test_a_table_by_head(self):
-        """One axis is a range, the other a single place."""
-        table = torch.arange(12).view(3, 4) * torch.tensor([1, -1, 2]).view(3, 1)
-        box = boxes((0, 1, 0, 0), (2, 3, 0, 0))
-        dst = arithmetic.token_ranges(box)[0]
-        for found in (
-            table[arithmetic.constant(box, 1), dst],
-            table.t().contiguous()[dst, arithmetic.constant(box, 1)],
-        ):
-            assert isinstance(found, Interval)
-            assert (found.low.tolist(), found.high.tolist()) == ([-5, -7], [-4, -6])

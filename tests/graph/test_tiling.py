@@ -5,7 +5,7 @@ import torch
 from support.zoo import ROWS
 
 from gnn_attention import TokenGraph, patterns
-from gnn_attention.graph.tiling import EMPTY, FULL_TILE, PARTIAL, Tiles, tiles
+from gnn_attention.graph.tiling import EMPTY, FULL_TILE, PARTIAL, tiles
 
 
 def counted(graph, block):
@@ -91,18 +91,9 @@ class TestKinds:
         assert window.num_partial == rows + (rows - deep)
         assert window.num_full == sum(min(row, deep - 1) for row in range(rows))
 
-    def test_nothing_to_tile(self):
-        for graph in (patterns.full(0), patterns.cross(0, 5), patterns.cross(5, 0)):
-            assert tiles(graph, 4).num_tiles == 0
-
     @pytest.mark.parametrize(
         ("block", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
     )
     def test_refusals(self, block, error):
         with pytest.raises(error, match="block must be"):
             tiles(patterns.causal(4), block)
-
-    def test_the_text_counts(self):
-        text = repr(tiles(patterns.causal(256)))
-        assert text == "Tiles(causal(256), 128: 2 x 2, 1 empty, 1 full, 2 partial, in 3 runs)"
-        assert isinstance(tiles(patterns.causal(256)), Tiles)

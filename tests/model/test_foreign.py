@@ -10,7 +10,6 @@ and angles of this file, in plain float64.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,14 +26,11 @@ from gnn_attention import (
     FactoredHeads,
     MergedHeads,
     MessagePassingAttention,
-    StandardHeads,
     TokenGraph,
     patterns,
 )
-from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.model import foreign
 from gnn_attention.model._foreign_families import FAMILIES
-from gnn_attention.rotary import Rotary
 from gnn_attention.verify.measure import EXACT
 
 transformers = needs("transformers")
@@ -483,16 +479,6 @@ def test_factored_and_merged_forms_follow(case):
         assert worst(case, torch.float64, reformed) <= EXACT
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "gemma2", "deepseek"])
-@pytest.mark.parametrize("backend", [None, "reference", "dense", "rows", "tiles"])
-def test_every_backend_runs_them(name, backend):
-    def by(layer):
-        layer.backend = backend
-        return layer
-
-    assert worst(CASES[name], torch.float64, by) <= EXACT
-
-
 @pytest.mark.parametrize("name", ["llama", "llama, scaled turns", "gemma"])
 def test_pattern_matrix_of_a_distance_gives_the_models_logits(name):
     """x_dst W_P(dst - src) x_src, scaled, is the model's own q . k after it has turned both."""
@@ -509,147 +495,10 @@ def test_pattern_matrix_of_a_distance_gives_the_models_logits(name):
             torch.einsum("bi,hij,bj->bh", seen.x_dst[:, dst], W_P.full(), seen.x_src[:, src]) * heads.scale
         )
         assert_exact(logits, wanted[:, :, dst, src])
-    with pytest.raises(ValueError, match="give distance = dst - src"):
+    with pytest.raises(ValueError, match="give dst - src"):
         heads.pattern_matrix()
     with pytest.raises(ValueError, match=r"cannot hold rotary: .*pattern_matrix\(distance\)"):
         MergedHeads.of(heads)
-
-
-def test_pattern_matrix_of_latents_gives_the_models_logits():
-    case = CASES["deepseek"]
-    model = case.made(torch.float64)
-    heads = foreign.heads_of(model, 0)
-    CAUGHT.clear()
-    made_exact(model)
-    attention = model.layers[0].self_attn
-    seen = watch(case, model, torch.float64)["self", 0]
-    query, key, scaling = CAUGHT[0]
-    with torch.no_grad():
-        u = attention.q_a_layernorm(attention.q_a_proj(seen.x_dst))
-        latent, k_R = attention.kv_a_proj_with_mqa(seen.x_src).split([12, 4], dim=-1)
-        heard = torch.cat([attention.kv_a_layernorm(latent), k_R], dim=-1)
-        for dst, src in [(0, 0), (8, 1), (2, 6)]:
-            W_P = heads.pattern_matrix(dst - src)
-            logits = torch.einsum("bi,hij,bj->bh", u[:, dst], W_P.full(), heard[:, src]) * heads.scale
-            assert_exact(logits, (query @ key.mT * scaling)[:, :, dst, src])
-
-
-def test_gradients_reach_the_states_as_in_the_model():
-    """GPT-2's first layer: the gradient of the states through the graph is that through the module."""
-    case = CASES["gpt2"]
-    model = made_exact(case.made(torch.float64))
-    attention, layer = model.h[0].attn, foreign.layer_of(model, 0)
-    mask = torch.full((TOKENS, TOKENS), -math.inf, dtype=torch.float64).triu(1)
-    gradients = []
-    for update in (
-        lambda x: attention(x, attention_mask=mask)[0],
-        lambda x: layer(x, patterns.causal(TOKENS)),
-    ):
-        x = states(TOKENS).double().requires_grad_()
-        (update(x) * states(TOKENS).double().flip(0)).sum().backward()
-        gradients.append(x.grad)
-    assert_exact(*gradients)
-
-
-def swapped(layer: MessagePassingAttention) -> MessagePassingAttention:
-    heads = layer.heads
-    heads.W_Q, heads.W_K = heads.W_K, heads.W_Q
-    return layer
-
-
-def rescaled(layer: MessagePassingAttention) -> MessagePassingAttention:
-    with torch.no_grad():
-        for name in ("W_Q", "W_UQ", "b_Q"):
-            if getattr(layer.heads, name, None) is not None:
-                getattr(layer.heads, name).mul_(math.sqrt(2.0))
-    return layer
-
-
-def turned_by(**arguments: Any) -> Callable[[Any], Any]:
-    def changed(layer):
-        layer.heads.rotary = Rotary(**arguments)
-        return layer
-
-    return changed
-
-
-def unbent(layer: MessagePassingAttention) -> MessagePassingAttention:
-    layer.score_mod = None
-    return layer
-
-
-def mirrored(layer: MessagePassingAttention) -> MessagePassingAttention:
-    if layer.score_mod is not None:
-        layer.score_mod = ga.score_mods.relative_bias(layer.score_mod.table.flip(-1))
-    return layer
-
-
-def without(name: str) -> Callable[[Any], Any]:
-    """A bias at zero, a norm at rest."""
-
-    def changed(layer):
-        nn.init.constant_(layer.heads.get_parameter(name), float("norm" in name))
-        return layer
-
-    return changed
-
-
-FAULTS = [
-    ("gpt2", swapped),
-    ("gpt2", rescaled),
-    *(("gpt2", without(name)) for name in ("b_Q", "b_V", "b_O")),
-    ("gpt2, cross", rescaled),
-    ("opt", swapped),
-    ("opt", without("b_Q")),
-    ("bert", swapped),
-    ("bert", rescaled),
-    ("bert", without("b_V")),
-    ("vit", swapped),
-    ("vit", without("b_O")),
-    ("t5", rescaled),
-    ("t5", unbent),
-    ("t5", mirrored),
-    ("whisper", swapped),
-    ("whisper", without("b_Q")),
-    ("llama", turned_by(base=9000.0)),
-    ("llama", turned_by(interleaved=True)),
-    ("llama, biases", without("b_K")),
-    ("llama, scaled turns", turned_by()),
-    ("llama, linear", turned_by()),
-    ("llama, yarn", turned_by()),
-    ("llama, yarn", rescaled),
-    ("mistral", rescaled),
-    ("qwen2", without("b_K")),
-    ("qwen3", without("q_norm.weight")),
-    ("qwen3", without("k_norm.weight")),
-    ("gemma", rescaled),
-    ("gemma2", rescaled),
-    ("gemma2", unbent),
-    ("gemma3", without("q_norm.weight")),
-    ("gemma3", turned_by(base=100.0)),
-    ("deepseek", rescaled),
-    ("deepseek", turned_by()),
-    ("deepseek", without("kv_norm.weight")),
-    ("deepseek", without("q_norm.weight")),
-    ("deepseek, halves", turned_by(interleaved=True)),
-    ("deepseek, halves", without("b_KR")),
-    ("deepseek, yarn", rescaled),
-]
-
-
-@pytest.mark.parametrize(("name", "fault"), FAULTS)
-def test_a_fault_would_show(name, fault):
-    """Negative controls: each fault is a thousand times what the float32 comparison allows, about 1e-6."""
-    assert worst(CASES[name], torch.float32, fault) > 1e-3
-
-
-def test_another_graph_would_show():
-    """Mistral on the full causal graph and BERT on half of its edges are not what they were."""
-    for name, graph in (("mistral", causal), ("bert", causal)):
-        case = CASES[name]
-        (part, (path, _)), *_ = case.parts.items()
-        other = Case(**{**vars(case), "parts": {part: (path, graph)}})
-        assert worst(other, torch.float32) > 1e-2
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "llama", "qwen3", "deepseek"])
@@ -670,21 +519,6 @@ def test_weights_are_copies(name):
     assert torch.equal(layer(x, graph), before)
     before.sum().backward()
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_weights_come_over_bit_by_bit():
-    """Where the scale is 1 / sqrt(head_dim) nothing is folded in."""
-    model = CASES["llama"].made(torch.float32)
-    heads, attention = foreign.heads_of(model, 1), model.layers[1].self_attn
-    assert (heads.num_heads, heads.num_kv_heads, heads.head_dim) == (4, 2, 6)
-    assert torch.equal(heads.W_Q[3], attention.q_proj.weight[18:24].T)
-    assert torch.equal(heads.W_K[1], attention.k_proj.weight[6:12].T)
-    assert torch.equal(heads.W_V[0], attention.v_proj.weight[0:6].T)
-    assert torch.equal(heads.W_O[2], attention.o_proj.weight[:, 12:18].T)
-    model = CASES["t5"].made(torch.float64)
-    heads = foreign.heads_of(model, 0, "encoder")
-    W_Q = model.encoder.block[0].layer[0].SelfAttention.q.weight[6:12].T
-    assert_exact(heads.W_Q[1], W_Q * math.sqrt(6))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -871,12 +705,3 @@ def test_a_lonely_t5_layer_has_lost_its_bias():
         foreign.score_mod_of(model.encoder.block[1].layer[0].SelfAttention)
     assert foreign.score_mod_of(model.decoder.block[1].layer[1].EncDecAttention) is None
     assert foreign.score_mod_of(model.encoder.block[0].layer[0].SelfAttention).table.shape == (4, 13)
-
-
-def test_what_comes_back():
-    """The public names, the kinds of heads, the backend."""
-    model = CASES["deepseek"].made(torch.float32)
-    assert isinstance(ga.heads_of(model, 0), LatentHeads)
-    assert isinstance(ga.heads_of(nn.MultiheadAttention(8, 2)), StandardHeads)
-    assert foreign.layer_of(model, 0, backend=None).backend is None
-    assert foreign.layer_of(model, 0).backend == "auto"
