@@ -84,14 +84,6 @@ class TestMasks:
         for b, h in product(range(batch), range(heads)):
             assert set(pairs(graph.select(b, h))) == pairs_of(edges.reshape(batch, heads, 4, 5)[b, h])
 
-    def test_the_callers_mask_is_not_held(self):
-        plain, varied = ASYMMETRIC.clone(), torch.stack([ASYMMETRIC, ~ASYMMETRIC])
-        graphs = convert.from_mask(plain), convert.from_mask(varied)
-        plain.fill_(True)
-        varied.fill_(True)
-        assert torch.equal(graphs[0].mask(), ASYMMETRIC)
-        assert torch.equal(graphs[1].mask(), torch.stack([ASYMMETRIC, ~ASYMMETRIC]))
-
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
     def test_additive_non_edges(self, dtype):
         """-inf and the dtype's lowest number are non-edges, 0.0 and -0.0 edges."""
@@ -370,13 +362,6 @@ class TestPyG:
         adj_t = adj_t if layout == "coo" else adj_t.to_sparse_csr()
         assert convert.from_pyg(adj_t) == self.graph
         assert convert.from_pyg(Data(adj_t=convert.to_pyg(self.square, "adj_t"), num_nodes=6)) == self.square
-
-    @pytest.mark.parametrize(("num_dst", "num_src"), [(3, 0), (0, 3), (0, 0)])
-    def test_a_size_of_zero_is_a_size(self, num_dst, num_src):
-        nothing = torch.zeros(2, 0, dtype=torch.int64)
-        for given_edges in (nothing, EdgeIndex(nothing)):
-            graph = convert.from_pyg(given_edges, num_dst, num_src)
-            assert (graph.num_dst, graph.num_src) == (num_dst, num_src)
 
     def test_duplicates_inside_sparse_tensors_are_refused(self):
         """Never summed into one value: the caller is told."""

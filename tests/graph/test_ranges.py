@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.extras import needs
 
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.graph.intervals import arithmetic
@@ -225,18 +224,6 @@ class TestSharp:
     def test_boxes(self, graph, corner, some, every, axes):
         answer = asked(graph.rule, boxes(corner))
         assert (bool(answer.some), bool(answer.every), int(answer.axes)) == (some, every, axes)
-
-    def test_rules_of_transformers(self):
-        """Its ``and_masks`` and ``or_masks``, as FlexAttention's, begin with ``new_ones(())`` and
-        ``new_zeros(())``.
-        """
-        masking = needs("transformers.masking_utils")
-        window = masking.sliding_window_causal_mask_function(8)
-        assert not bool(asked(window, boxes((32, 39, 0, 7))).some)
-        assert int(asked(window, boxes((0, 63, 0, 63))).axes) == DIFFERENCE
-        either = masking.or_masks(window, lambda b, h, dst, src: src < 8)
-        assert bool(asked(either, boxes((32, 39, 0, 7))).every)
-        assert not bool(asked(either, boxes((32, 39, 8, 15))).some)
 
     def test_one_operand_that_cannot_be_asked_leaves_the_other(self):
         """``odd & window``: what the window excludes stays excluded."""

@@ -11,6 +11,7 @@ import pickle
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.refusals import assert_refusals
 from torch import Tensor, nn
 
 from gnn_attention import MessagePassingAttention, patterns
@@ -78,6 +79,31 @@ def test_the_absorbed_form_is_the_papers_formula(kind, backend):
     heads, x, graph = made(kind), seeded(2, 9, 12), patterns.strict_causal(9)
     found = MessagePassingAttention(heads, backend=backend)(x, graph)
     assert_exact(found, written_out(heads, x, x, graph.mask()))
+
+
+def test_what_is_refused():
+    heads = LatentHeads(**SIZES)
+    cases = [
+        (lambda: LatentHeads(**SIZES | {"rotary_dim": 5}), ValueError, "rotary_dim must be even, got 5"),
+        (lambda: LatentHeads(**SIZES | {"width": 0}), ValueError, "width must be at least 1, got 0"),
+        (
+            lambda: LatentHeads(**SIZES | {"latent_dim": 2.0}),
+            TypeError,
+            "latent_dim must be an integer, got 2.0",
+        ),
+        (lambda: LatentHeads(**SIZES, rotary=1.0), TypeError, "rotary must be a .*Rotary or None, got float"),
+        (
+            lambda: heads.receive(torch.zeros(1, 4, 11)),
+            ValueError,
+            r"x must be \[B, T, 12\] in torch.float32",
+        ),
+        (
+            lambda: heads.send(torch.zeros(1, 4, 12).double()),
+            ValueError,
+            r"in torch\.float64; convert one of",
+        ),
+    ]
+    assert_refusals(cases)
 
 
 @each_kind
@@ -156,26 +182,3 @@ def test_copies_and_fresh_numbers():
     assert torch.equal(heads.kv_norm.weight, torch.ones(7, dtype=torch.float64))
     assert 0.5 < heads.W_DKV.std() * 12**0.5 < 1.5
     assert repr(heads).startswith("LatentHeads(\n  12, num_heads=4, head_dim=11, latent_dim=7")
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "match"),
-    [
-        ({"rotary_dim": 5}, ValueError, "rotary_dim must be even, got 5"),
-        ({"width": 0}, ValueError, "width must be at least 1, got 0"),
-        ({"latent_dim": 2.0}, TypeError, "latent_dim must be an integer, got 2.0"),
-        ({"query_dim": 0}, ValueError, "query_dim must be at least 1, got 0"),
-    ],
-)
-def test_wrong_sizes(change, error, match):
-    with pytest.raises(error, match=match):
-        LatentHeads(**{**SIZES, **change})
-
-
-def test_wrong_states():
-    heads = LatentHeads(**SIZES)
-    for call in (heads.receive, heads.send):
-        with pytest.raises(ValueError, match=r"x must be \[B, T, 12\] in torch.float32"):
-            call(torch.zeros(1, 4, 11))
-        with pytest.raises(ValueError, match=r"in torch\.float64; convert one of them"):
-            call(torch.zeros(1, 4, 12, dtype=torch.float64))

@@ -208,28 +208,6 @@ def test_scores_of_known_heads(tiny: lm.LanguageModel) -> None:
     assert_exact(lm.induction_scores(tiny, length=4, samples=4), torch.stack([zeros, ones], 1))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(
-    "text", ["Llamas do not output words.\n", "    zorblat = Quimby(frob, 17, wexel='dray')\n"]
-)
-def test_a_strange_sentence_is_known_the_second_time_it_is_read(shipped: Any, text: str) -> None:
-    """The loss falls in the second copy, and does not where no token of any layer hears the one before it."""
-    model, vocabulary, _ = shipped
-    once = vocabulary.encode(text)
-    tokens, n = torch.tensor([once + once]), len(once)
-
-    def losses(graph: TokenGraph) -> tuple[float, float]:
-        loss = torch.nn.functional.cross_entropy(
-            model(tokens, graph)[0, :-1], tokens[0, 1:], reduction="none"
-        )
-        return float(loss[: n - 1].mean()), float(loss[n:].mean())
-
-    first, second = losses(patterns.causal(2 * n))
-    assert second < first - 2
-    first, second = losses(without_previous(2 * n))
-    assert second > first - 0.5
-
-
 EMPTY = torch.zeros(0, dtype=torch.int64)
 WRONG: list[tuple[Callable[[lm.LanguageModel], object], type[Exception], str]] = [
     (
