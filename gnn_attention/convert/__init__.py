@@ -18,8 +18,5 @@ __all__ = [
     "from_pyg",
     "to_block_mask",
     "to_networkx",
-    "to_pyg",
-    "to_sdpa_mask",
-    "to_varlen",
-    "to_window",
 ]
+__all__ += ["to_pyg", "to_sdpa_mask", "to_varlen", "to_window"]

@@ -97,7 +97,6 @@ def entries(names: Iterable[str] | None = None) -> list[Entry]:
 
 
 def listing(found: Iterable[Entry], width: int = 100) -> str:
-    """The entries as text, under a heading for each family."""
     lines, family = [], ""
     for entry in found:
         if entry.family != family:

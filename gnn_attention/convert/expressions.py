@@ -130,8 +130,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 class _Reader:
-    """Walks the syntax tree of one text; every error quotes the place in it."""
-
     def __init__(self, text: str, largest: int, n: int | None) -> None:
         self.text, self.largest, self.n = text, largest, n
         # of the numbers read so far

@@ -36,8 +36,6 @@ _LABEL = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class _Content(NamedTuple):
-    """The edges of a file, the tokens it names, and how many there are if it says so."""
-
     edges: list[tuple[int, int]]
     nodes: set[int]
     size: int | None = None

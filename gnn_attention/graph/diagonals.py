@@ -26,7 +26,6 @@ class Diagonals(NamedTuple):
     twice: Int[Tensor, " diagonals"]
 
     def edges(self, boxes: Boxes) -> Int[Tensor, " boxes"]:
-        """How many edges each box holds."""
         top, left = boxes.dst + self.num_src, boxes.src
         bottom, right = top + boxes.height, left + boxes.width
         lower = self.twice[bottom - left] - self.twice[bottom - right]

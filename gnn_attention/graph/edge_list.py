@@ -44,7 +44,6 @@ def positions(edges: Tensor, wanted: Tensor, num_src: int, name: str) -> Tensor:
 
 
 def mask(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """Bool ``[dst, src]``, True at every edge."""
     cells = torch.zeros(num_dst * num_src, dtype=torch.bool, device=edges.device)
     return cells.index_fill_(0, edges[1] * num_src + edges[0], True).view(num_dst, num_src)
 

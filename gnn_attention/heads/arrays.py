@@ -31,7 +31,6 @@ def _autocasts(x: Tensor) -> bool:
 
 
 def check_heads(heads: Any) -> None:
-    """TypeError for what has no ``receive``, ``send`` and ``collect``."""
     known = ("receive", "send", "collect")
     if not isinstance(heads, nn.Module) or not all(callable(getattr(heads, name, None)) for name in known):
         expected = "StandardHeads or another form of them (receive, send, collect)"

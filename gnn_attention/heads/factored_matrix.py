@@ -26,7 +26,6 @@ class FactoredMatrix:
     right: Float[Tensor, "*heads r n"]
 
     def __post_init__(self) -> None:
-        """ValueError for factors that do not meet."""
         left, right = self.left.shape, self.right.shape
         if len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2:-1].numel():
             got = f"{list(left)} and {list(right)}"

@@ -67,7 +67,6 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
         """Nothing is left to do for torch after :meth:`meet`."""
 
     def reset_parameters(self) -> None:
-        """Draw the parameters, once they are there."""
         if not self.has_uninitialized_params():
             super().reset_parameters()
 

@@ -88,35 +88,19 @@ class FactoredHeads(_ModelSpaceHeads):
         _check_mergeable(heads, "FactoredHeads")
         self.side = checks.choice("side", side, SIDES)
         self.standard = heads
+        self.head_dim, self.width, self.source_width = heads.head_dim, heads.width, heads.source_width
 
     @classmethod
     def of(cls, heads: StandardHeads, side: str = "receiver") -> FactoredHeads:
-        """The factored form of ``heads``, which shares its parameters."""
         return cls(heads, side)
 
     def reset_parameters(self) -> None:
-        """Draw the shared parameters anew."""
         self.standard.reset_parameters()
 
     @property
     def num_heads(self) -> int:  # type: ignore[override]
         """Query heads."""
         return self.standard.num_heads
-
-    @property
-    def head_dim(self) -> int:  # type: ignore[override]
-        """Width of a query and a key: the rank of a pattern matrix."""
-        return self.standard.head_dim
-
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        """Width of a receiver's state."""
-        return self.standard.width
-
-    @property
-    def source_width(self) -> int:  # type: ignore[override]
-        """Width of a sender's state."""
-        return self.standard.source_width
 
     @property
     def b_O(self) -> Tensor | None:  # type: ignore[override]
@@ -180,7 +164,6 @@ class MergedHeads(_ModelSpaceHeads):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the matrices from N(0, 1 / rows), set ``b_O`` to zero."""
         nn.init.normal_(self.pattern, std=self.pattern.shape[1] ** -0.5)
         nn.init.normal_(self.message, std=(self.message.shape[1] * self.num_heads) ** -0.5)
         if self.b_O is not None:
@@ -188,7 +171,6 @@ class MergedHeads(_ModelSpaceHeads):
 
     @classmethod
     def of(cls, heads: StandardHeads | FactoredHeads, side: str = "receiver") -> MergedHeads:
-        """The merged form of ``heads``: its own parameters, multiplied out in float64."""
         standard = heads.standard if isinstance(heads, FactoredHeads) else heads
         _check_mergeable(standard, "MergedHeads")
         # no random numbers are drawn

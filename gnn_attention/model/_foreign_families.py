@@ -28,8 +28,6 @@ LENGTH_FREE = ("linear", "llama3", "yarn")
 
 
 class Found(NamedTuple):
-    """An attention module, the owner of its list of layers (if known), and that list in order."""
-
     attention: Any
     owner: nn.Module | None
     siblings: tuple[Any, ...]
@@ -37,8 +35,6 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the table."""
-
     name: str
     heads: Callable[[Found], StandardHeads | LatentHeads]
     score_mod: Callable[[Found], ScoreMod | None] = lambda found: None

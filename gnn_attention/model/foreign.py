@@ -129,7 +129,6 @@ def _find(model: nn.Module, layer: int | None, part: str | None) -> tuple[Family
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
-    """Every attention module of a known kind, in the order of the model."""
     strays = 0
     for name, module in model.named_modules():
         family = family_of(module)

@@ -368,7 +368,6 @@ def _random_tokens(model: LanguageModel, length: int, seed: int, samples: int) -
 def _mean_weight(
     model: LanguageModel, tokens: Tensor, graph: TokenGraph | None, distance: int, start: int
 ) -> Tensor:
-    """The mean over receivers from ``start`` on of the weight of their edge from ``distance`` before."""
     graph = patterns.causal(tokens.shape[1]) if graph is None else graph
     src, dst = graph.edge_index
     chosen = (dst >= start) & (dst - src == distance)

@@ -35,14 +35,14 @@ from gnn_attention.graph.intervals.values import (
     tristate,
 )
 
+Rule = Callable[..., Any]
+
 
 @overload
-def evaluate(
-    rule: Callable[..., Any], b: Interval, h: Interval, dst: Interval, src: Interval
-) -> TriState: ...
+def evaluate(rule: Rule, b: Interval, h: Interval, dst: Interval, src: Interval) -> TriState: ...
 @overload
-def evaluate(rule: Callable[..., Any], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor: ...
-def evaluate(rule: Callable[..., Any], b: Any, h: Any, dst: Any, src: Any) -> Any:
+def evaluate(rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor: ...
+def evaluate(rule: Rule, b: Any, h: Any, dst: Any, src: Any) -> Any:
     """The rule's answer, for tensors and for ranges; :func:`unknown` where it cannot compute with ranges."""
     if not isinstance(dst, Interval):
         return rule(b, h, dst, src)
@@ -53,7 +53,6 @@ def evaluate(rule: Callable[..., Any], b: Any, h: Any, dst: Any, src: Any) -> An
 
 
 def unknown(box: Box) -> TriState:
-    """Maybe some edges, not all."""
     yes = torch.ones_like(box.dst_low, dtype=torch.bool)
     return TriState(box, yes, ~yes, torch.full_like(box.dst_low, ANYTHING, dtype=torch.uint8))
 

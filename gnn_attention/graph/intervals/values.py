@@ -134,7 +134,6 @@ def _dtype_of(where: tuple[Any, ...], how: dict[str, Any]) -> torch.dtype | None
 
 
 def limits(dtype: torch.dtype | None) -> tuple[int, int]:
-    """The lowest and highest number that a value may take."""
     try:
         info = torch.iinfo(dtype or torch.int64)
     except TypeError:

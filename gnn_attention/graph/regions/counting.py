@@ -77,7 +77,6 @@ def same(left: Rule, right: Rule, name: str, shape: enumerate_pairs.Shape) -> bo
 
 
 def any_edge(rule: Rule, shape: enumerate_pairs.Shape) -> bool:
-    """True if the rule holds anywhere."""
     if split_edge_lists(rule, *shape[2:]) is not None:
         return bool(in_degree(rule, "this graph", shape).any())
     pieces = decompose(rule, root(shape))
@@ -106,7 +105,6 @@ def edges_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
 
 
 def _keys_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, " edges"]:
-    """``dst * num_src + src`` of every edge."""
     keys = [torch.zeros(0, dtype=torch.int64, device="cpu")]
     for piece in decompose(rule, boxes):
         for dst, src, step_dst, step_src, count in _strokes(rule, piece):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import zip_longest
 
 import torch
 
@@ -35,18 +34,13 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
     if not isinstance(edge, Tensor) or edge.dtype != torch.bool:
         got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
         raise TypeError(f"the rule of {name} must return a bool tensor, got a {got}")
-    pairs = _broadcast_shape(b, h, dst, src)
+    # not torch.broadcast_shapes, which would import sympy
+    pairs = list(torch.broadcast_tensors(b, h, dst, src)[0].shape)  # type: ignore[no-untyped-call]
     fits = all(n in (1, m) for n, m in zip(edge.shape[::-1], pairs[::-1], strict=False))
     if edge.dim() > len(pairs) or not fits:
         shape = list(edge.shape)
         raise TypeError(f"the rule of {name} must return a shape that broadcasts to {pairs}, got {shape}")
     return edge
-
-
-def _broadcast_shape(*tensors: Tensor) -> list[int]:
-    # torch.broadcast_shapes would import sympy, which takes a second
-    shapes = zip_longest(*(reversed(tensor.shape) for tensor in tensors), fillvalue=1)
-    return [0 if 0 in sizes else max(sizes) for sizes in shapes][::-1]
 
 
 def row_blocks(rule: Rule, name: str, shape: Shape, device: torch.device | str = "cpu") -> Iterator[Tensor]:
@@ -63,7 +57,6 @@ def row_blocks(rule: Rule, name: str, shape: Shape, device: torch.device | str =
 
 
 def dense(rule: Rule, name: str, shape: Shape, device: torch.device) -> Tensor:
-    """Bool ``[batch, heads, num_dst, num_src]``."""
     mask, start = torch.empty(shape, dtype=torch.bool, device=device), 0
     # into one tensor: concatenating the blocks would take twice as much
     for block in row_blocks(rule, name, shape, device):
@@ -83,7 +76,6 @@ def edge_list(rule: Rule, name: str, shape: Shape) -> Tensor:
 
 
 def in_degree(rule: Rule, name: str, shape: Shape) -> Tensor:
-    """int64 ``[batch, heads, num_dst]``."""
     nothing = torch.zeros(*shape[:2], 0, dtype=torch.int64, device="cpu")
     return torch.cat([nothing, *(block.sum(-1) for block in row_blocks(rule, name, shape))], dim=2)
 

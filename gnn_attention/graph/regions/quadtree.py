@@ -63,7 +63,6 @@ class Piece(NamedTuple):
 
 
 def root(shape: enumerate_pairs.Shape) -> Boxes:
-    """One box for each sample and head."""
     batch, heads, num_dst, num_src = shape
     if not num_dst or not num_src:
         batch = 0

@@ -50,7 +50,6 @@ def no_pair(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
 
 
 def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[Tensor]]:
-    """The rule with empty lists, and the keys ``dst * num_src + src`` of the pairs of each."""
     if not isinstance(rule, partial):
         return rule, []
     # for more senders the keys would be those of other pairs
