@@ -1,10 +1,6 @@
 """The zoo as a list: every builder with its one-line definition and an example that can be drawn.
 
 ``gnn-attention graphs`` prints it. A new builder needs one new example in ``EXAMPLES``.
-
->>> entry = entries(["window"])[0]
->>> entry.example, entry.tokens, entry.edges
-('window(64, 8)', 64, 484)
 """
 
 from __future__ import annotations

@@ -32,9 +32,8 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     bias)`` if an additive mask holds finite numbers other than 0: bias ``[E]``, ``[heads, E]`` or ``[batch,
     heads, E]`` in the order of ``graph.edge_index``. A leading axis of size 1 is the same for all.
 
-    Raises TypeError (neither bool nor float, or a dtype that does not fit the meaning) and ValueError (a
-    float mask of 0/1, NaN or +inf, a wrong number of axes, a bias on a mask whose edges differ by head or
-    sample).
+    Raises TypeError (a dtype that does not fit the meaning) and ValueError (a float mask of 0/1, NaN or +inf,
+    a wrong number of axes, a bias on a mask whose edges differ by head or sample).
 
     >>> from_mask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]
@@ -108,9 +107,8 @@ def from_networkx(graph: networkx.Graph, order: Sequence[Hashable] | None = None
 def to_networkx(graph: TokenGraph, labels: Sequence[str] | None = None) -> networkx.DiGraph:
     """A ``networkx.DiGraph`` with an edge from src to dst for every message, nodes 0 .. n-1.
 
-    ``labels`` become the node attribute "label". Where receivers and senders differ in number the nodes are
-    ``("src", j)`` and ``("dst", i)``, with networkx's attribute "bipartite". ValueError for labels of another
-    length.
+    ``labels`` become the node attribute "label", else ValueError for another number of them. Where receivers
+    and senders differ in number the nodes are ``("src", j)`` and ``("dst", i)``, with "bipartite" 0 and 1.
 
     >>> from gnn_attention import patterns
     >>> sorted(to_networkx(patterns.strict_causal(3)).edges)
@@ -177,10 +175,9 @@ def from_pyg(
 
 
 def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
-    """The graph as torch_geometric's ``Data`` (``kind="data"``), ``EdgeIndex`` ("edge_index") or sparse
-    "adj_t".
+    """The graph as torch_geometric's ``Data`` (``kind="data"``), ``EdgeIndex`` ("edge_index") or "adj_t".
 
-    A ``Data`` has one kind of node: ValueError if senders and receivers differ in number.
+    ValueError for a ``Data``, which has one kind of node, if senders and receivers differ in number.
 
     >>> from gnn_attention import patterns
     >>> to_pyg(patterns.causal(3), "adj_t").to_dense().int().tolist()

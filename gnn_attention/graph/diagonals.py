@@ -39,14 +39,7 @@ class Diagonals(NamedTuple):
 
 
 def diagonals(graph: TokenGraph) -> Diagonals | None:
-    """The sums of a structured graph that depends on ``dst - src`` alone; None for any other.
-
-    >>> from gnn_attention import patterns
-    >>> from gnn_attention.graph.regions.quadtree import root
-    >>> graph = patterns.window(1_000_000, 4096)
-    >>> int(diagonals(graph).edges(root((1, 1, 1_000_000, 1_000_000)))) == graph.num_edges
-    True
-    """
+    """The sums of a structured graph that depends on ``dst - src`` alone; None for any other."""
     edge: Tensor | None = memoized(_edge_of_each, graph)
     if edge is None:
         return None

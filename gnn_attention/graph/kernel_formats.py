@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
-    """The ``attn_mask`` of ``scaled_dot_product_attention``: ``graph.mask()``, or 0.0 and -inf in a float
-    dtype.
-
-    On a CPU SDPA gives 0 to a receiver without in-edges; other kernels may not.
+    """SDPA's ``attn_mask``: ``graph.mask()``, or 0.0 and -inf in a float dtype.
 
     >>> from gnn_attention import patterns
     >>> to_sdpa_mask(patterns.causal(2), torch.float32).tolist()
@@ -43,11 +40,8 @@ def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
 def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
     """FlexAttention's ``BlockMask`` of the graph, lists of both directions, without a ``dst x src`` tensor.
 
-    Its ``mask_mod`` is the graph's rule, so eager FlexAttention, which ignores tile lists, gives the same.
-    Tiles that reach over the border are partial. The lists hold an int32 for every tile: 4 MB each for
-    131,072 tokens in blocks of 128.
-
-    Raises ValueError without a receiver or a sender, and above 2^28 tiles.
+    Its ``mask_mod`` is the graph's rule. Tiles that reach over the border are partial. The lists hold an
+    int32 for every tile. Raises ValueError without a receiver or a sender, and above 2^28 tiles.
 
     >>> from gnn_attention import patterns
     >>> mask = to_block_mask(patterns.window(512, 128))
@@ -127,16 +121,14 @@ def to_varlen(graph: TokenGraph) -> Varlen:
 
 
 def to_window(graph: TokenGraph) -> tuple[int, int]:
-    """The graph as flash-attention's ``window_size=(left, right)``: how many tokens before and after, -1 =
-    all.
+    """The graph as flash-attention's ``window_size=(left, right)``, tokens before and after; -1 = all.
 
-    Receivers are aligned with the last senders, as flash-attention aligns them (a decoding step's
-    :meth:`TokenGraph.rows`). ``window(n, w)`` counts the token itself: it is ``(w - 1, 0)``. Raises
-    ValueError for a graph that is no window, and for one that differs by head or sample.
+    Receivers are aligned with the last senders, as in flash-attention. ``window(n, w)`` counts the token
+    itself: it is ``(w - 1, 0)``. ValueError for any other graph, and one that differs by head or sample.
 
     >>> from gnn_attention import patterns
-    >>> to_window(patterns.window(64, 8)), to_window(patterns.causal(9).rows(6, 9)), to_window(patterns.full(9))
-    ((7, 0), (-1, 0), (-1, -1))
+    >>> to_window(patterns.window(64, 8)), to_window(patterns.causal(9).rows(6, 9))
+    ((7, 0), (-1, 0))
     """
     _check_plain("flash-attention's window is", graph)
     shift = graph.num_src - graph.num_dst

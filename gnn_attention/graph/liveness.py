@@ -38,12 +38,7 @@ def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
 
 
 def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
-    """The last sender of each receiver over all samples and heads; -1 for none.
-
-    >>> from gnn_attention import patterns
-    >>> last_senders(patterns.prefix(5, 3)).tolist()
-    [2, 2, 2, 3, 4]
-    """
+    """The last sender of each receiver over all samples and heads; -1 for none."""
     return last_receivers(graph.T)
 
 

@@ -9,11 +9,7 @@ from gnn_attention._support.shapes import Bool, Tensor
 
 
 def bracketed(name: str) -> str:
-    """An operand's name, in brackets if it is itself an expression, with a space outside brackets.
-
-    >>> bracketed("window(4, 2)"), bracketed("causal(4).T ** 2")
-    ('window(4, 2)', '(causal(4).T ** 2)')
-    """
+    """An operand's name, in brackets if it is itself an expression, with a space outside brackets."""
     depths = accumulate({"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0) for letter in name)
     expression = any(letter == " " and depth == 0 for letter, depth in zip(name, depths, strict=True))
     return f"({name})" if expression else name
@@ -30,14 +26,7 @@ def listed(values: Sequence[object], word: str, longest: int = 6) -> str:
 
 
 def picture(name: str, mask: Bool[Tensor, "dst src"]) -> str:
-    """The mask, a row for each receiver, next to the in-edges of each receiver.
-
-    >>> import torch
-    >>> print(picture("one edge", torch.tensor([[False, True], [False, False]])))
-    one edge: mask[dst, src] and in-edges
-    0 · ■   0 <- 1
-    1 · ·   1 <- none
-    """
+    """The mask, a row for each receiver, next to the in-edges of each receiver."""
     width = len(str(max(len(mask) - 1, 0)))
     lines = [f"{name}: mask[dst, src] and in-edges"]
     for dst, row in enumerate(mask.tolist()):

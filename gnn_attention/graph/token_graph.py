@@ -179,12 +179,7 @@ class TokenGraph(Frozen):
         return int(memoized(derived.num_edges, self))
 
     def positions(self, side: str, count: int, device: torch.device) -> Int[Tensor, " tokens"]:
-        """The absolute positions of the ``count`` receivers (side "dst") or senders ("src"), for rotations.
-
-        >>> causal = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst, 6)
-        >>> causal.rows(4, 6).positions("dst", 2, torch.device("cpu")).tolist()
-        [4, 5]
-        """
+        """The absolute positions of the ``count`` receivers (side "dst") or senders ("src"), for rotations."""
         offset = self.dst_offset if side == "dst" else self.src_offset
         return torch.arange(offset, offset + count, device=device)
 

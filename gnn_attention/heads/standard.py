@@ -25,8 +25,8 @@ class StandardHeads(HeadsBase):
     :class:`Rotary`; ``qk_norm=True`` puts a learned RMSNorm on every query and key (before the rotation).
     ``source_width`` is the senders' width where it differs.
 
-    Sources: Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; seeds S0.1, S0.2; GQA: Ainslie et al. 2023
-    (arXiv 2305.13245).
+    Sources: Vaswani et al. 2017 (arXiv 1706.03762), 3.2; seeds S0.1, S0.2; Ainslie et al. 2023 (GQA,
+    2305.13245).
 
     >>> heads = StandardHeads(width=8, num_heads=2)
     >>> heads.receive(torch.zeros(1, 5, 8)).shape, heads.scale

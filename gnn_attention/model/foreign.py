@@ -40,10 +40,9 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
         part: "encoder", "decoder", "self" (neither) or "cross"; not needed where only one is not "cross".
 
     Raises:
-        NotImplementedError: an unknown family (the message lists the known ones), or rotary frequencies that
-            depend on the length of the text.
-        ValueError, IndexError, TypeError: ``layer`` or ``part`` that the model does not have, or projections
-            that are no plain linear maps (adapters, quantised weights).
+        NotImplementedError: an unknown family, or rotary frequencies that depend on the length of the text.
+        ValueError, IndexError, TypeError: a ``layer`` or ``part`` that the model does not have, or
+            projections that are no plain linear maps (adapters, quantised weights).
 
     Sources: the attention modules of transformers 5, ``models/*/modeling_*.py``; seeds S2.1 (layouts).
 
@@ -63,9 +62,8 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
 def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> ScoreMod | None:
     """What acts on the logits of that layer between scale and softmax, a copy; None for most families.
 
-    T5: :func:`gnn_attention.score_mods.relative_bias`, the first layer's in every layer, none in
-    cross-attention. Gemma 2: :func:`gnn_attention.score_mods.softcap`. Arguments and errors are those of
-    :func:`heads_of`.
+    T5: ``score_mods.relative_bias``, the first layer's in every layer, none in cross-attention. Gemma 2:
+    ``score_mods.softcap``. Arguments and errors are those of :func:`heads_of`.
 
     >>> print(score_mod_of(nn.MultiheadAttention(8, num_heads=2)))
     None
@@ -85,15 +83,10 @@ def layer_of(
     """The attention of that layer for any graph, :func:`heads_of` with :func:`score_mod_of`, without dropout.
 
     On the graph of the model's mask the update equals the model's attention output. Cross-attention takes
-    ``(x_src, x_dst)``. Arguments and errors are those of :func:`heads_of` and
-    :class:`MessagePassingAttention`.
+    ``(x_src, x_dst)``. Arguments and errors are those of :func:`heads_of`.
 
-    >>> from gnn_attention import patterns
-    >>> attention = nn.MultiheadAttention(8, num_heads=2, batch_first=True).double()
-    >>> x = torch.randn(1, 5, 8).double()
-    >>> wanted, _ = attention(x, x, x, need_weights=False)
-    >>> torch.allclose(layer_of(attention)(x, patterns.full(5)), wanted, rtol=0, atol=1e-12)
-    True
+    >>> layer_of(nn.MultiheadAttention(8, num_heads=2))
+    MessagePassingAttention(standard, heads=2, head_dim=4, backend='auto')
     """
     heads = heads_of(model, layer, part)
     return MessagePassingAttention(heads, score_mod_of(model, layer, part), backend=backend)

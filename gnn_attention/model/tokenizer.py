@@ -81,12 +81,10 @@ class BytePair:
 
     @classmethod
     def learn(cls, text: str, size: int) -> BytePair:
-        r"""The vocabulary of at most `size` pieces that joins, again and again, the text's most frequent
-        pair.
+        r"""The vocabulary of at most `size` pieces that joins the text's most frequent pair, again and again.
 
-        Learning ends early when no pair occurs twice; ties are broken as by ``tokenizers``. Raises TypeError
-        and ValueError for a `text` that is no encodable str or a `size` below 256, ImportError without
-        ``tokenizers``.
+        It ends early when no pair occurs twice; ties are broken as by ``tokenizers``. Raises TypeError and
+        ValueError for a `text` that is no encodable str or a `size` below 256.
 
         >>> BytePair.learn("newest\nnewest\nwidest\n", size=258).merges
         ((b'e', b's'), (b'es', b't'))

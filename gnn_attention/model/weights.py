@@ -23,8 +23,7 @@ def save(
 ) -> None:
     """Write tensors, of any strides, and ``metadata`` to one file.
 
-    Raises TypeError for what is no tensor or no str, and ValueError for a tensor that safetensors cannot
-    hold.
+    Raises TypeError for what is no tensor or no str, ValueError for a tensor that safetensors cannot hold.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

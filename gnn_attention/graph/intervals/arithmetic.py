@@ -85,14 +85,11 @@ def _add(a: Any, b: Any) -> Interval:
     return _sum(*_numbers(a, b))
 
 
-def _minus(a: Interval, dtype: torch.dtype) -> Interval:
+def _minus(a: Interval, dtype: torch.dtype | None = None) -> Interval:
+    dtype = dtype or a.dtype or torch.int64
     if a.slope:
         return affine(a.box, (-a.slope[0], -a.slope[1]), -a.offset, dtype)
     return interval(a.box, -a.high, -a.low, a.axes, dtype)
-
-
-def _negative(a: Interval) -> Interval:
-    return _minus(a, a.dtype or torch.int64)
 
 
 def _subtract(a: Any, b: Any) -> Interval:
@@ -208,10 +205,6 @@ def _equal(a: Any, b: Any) -> TriState:
         return _not(_differ(a, b))
     gap = _gap(a, b)
     return tristate(gap.box, (gap.low <= 0) & (gap.high >= 0), (gap.low == 0) & (gap.high == 0), gap.axes)
-
-
-def _not_equal(a: Any, b: Any) -> TriState:
-    return _not(_equal(a, b))
 
 
 def _not(a: Any) -> TriState:
@@ -330,8 +323,8 @@ _OTHERS: dict[Callable[..., Any], str] = {
     _swap(_less): "gt greater",
     _swap(_less_or_equal): "ge greater_equal",
     _equal: "eq",
-    _not_equal: "ne not_equal",
-    _negative: "neg negative",
+    lambda a, b: _not(_equal(a, b)): "ne not_equal",
+    _minus: "neg negative",
     _absolute: "abs absolute",
     _not: "invert bitwise_not logical_not",
 }

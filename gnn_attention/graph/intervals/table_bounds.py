@@ -22,10 +22,6 @@ def extremes(table: Tensor, axis: int, lead: Ranges, first: Ranges, last: Ranges
     They are taken over one or two aligned pieces of a power of two that hold the range: exact for ranges that
     are such a piece, as those of a grid of boxes are, and else on the safe side. A place outside the table
     (which counts from the end, or is an error later) gets the bounds of the whole table.
-
-    >>> one = torch.tensor([0])
-    >>> extremes(torch.tensor([5, 3, 9, 1]), 0, one, one, one + 1)
-    (tensor([3]), tensor([5]))
     """
     levels, size = _pyramid(table, axis), table.shape[axis]
     inside = (first >= 0) & (last < size) & (lead >= 0) & (lead < len(levels[0][0]))

@@ -11,14 +11,7 @@ from gnn_attention.graph.regions.quadtree import Boxes
 
 
 class Grid(NamedTuple):
-    """Boxes by the cell of a grid that each lies in alone: ``keys`` are these cells, sorted, ``order`` the
-    boxes.
-
-    >>> from gnn_attention.graph.regions.quadtree import root, split_evenly
-    >>> grid = Grid.of(split_evenly(root((1, 1, 6, 6)), 4))
-    >>> grid.boxes_of(0, 0, dst=torch.tensor([0, 5, 9]), src=torch.tensor([5, 5, 0]))
-    (tensor([0, 1]), tensor([1, 3]))
-    """
+    """Boxes by the cell of a grid that each lies in alone: ``keys`` are the cells, ``order`` the boxes."""
 
     boxes: Boxes
     height: int

@@ -1,10 +1,9 @@
 """A graph cut into boxes that can be counted without visiting their pairs: a quadtree of intervals.
 
-A rule is evaluated on all boxes at once (``intervals.arithmetic``), from boxes as large as the graph
-downwards. A box without an edge is dropped. A box is done when all its pairs are edges, or when what is open
-depends on the receiver, the sender or their difference alone: then one column, one row or one diagonal
-profile decides all of it. Any other box is cut in four by four, down to boxes of ``LEAF`` tokens, whose pairs
-are visited.
+A rule is evaluated on all boxes at once (``intervals.arithmetic``), the graph first. A box without an edge is
+dropped. A box is done when all its pairs are edges, or when what is open depends on the receiver, the sender
+or their difference alone: one column, one row or one diagonal profile decides it. Any other box is cut in
+four by four, down to boxes of ``LEAF`` tokens, whose pairs are visited.
 """
 
 from __future__ import annotations

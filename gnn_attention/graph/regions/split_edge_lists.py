@@ -29,14 +29,7 @@ class SplitRule(NamedTuple):
 
 
 def split_edge_lists(rule: Rule, num_dst: int, num_src: int) -> SplitRule | None:
-    """The rule without its lists, and their pairs among these tokens; None if it has none.
-
-    >>> from gnn_attention import TokenGraph, patterns
-    >>> graph = patterns.window(9, 2) | TokenGraph.from_edges(torch.tensor([[0, 3], [7, 3]]), 9)
-    >>> found = split_edge_lists(graph.rule, 9, 9)
-    >>> found.src.tolist(), found.dst.tolist(), TokenGraph.from_rule(found.rule, 9) == patterns.window(9, 2)
-    ([3, 0], [3, 7], True)
-    """
+    """The rule without its lists, and their pairs among these tokens; None if it has none."""
     rule, keys = _without_lists(rule, num_dst, num_src)
     if not keys:
         return None
