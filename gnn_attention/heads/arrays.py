@@ -80,20 +80,16 @@ def heads_first(name: str, array: Any, num_heads: int | None, layout: str) -> Te
 def output_matrix(array: Any, num_heads: int, value_dim: int, width: int, layout: str) -> Tensor:
     matrix = float_copy("W_O", array)
     matrix = matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
-    flat = matrix.flatten(0, 1) if matrix.dim() == 3 else matrix
-    if tuple(matrix.shape) not in ((num_heads, value_dim, width), (num_heads * value_dim, width)):
-        expected = f"[{num_heads}, {value_dim}, {width}] or [{num_heads * value_dim}, {width}] in row layout"
-        raise ValueError(f"W_O must be {expected}, got {list(matrix.shape)}")
-    return flat.reshape(num_heads, value_dim, -1).contiguous()
+    check_shape("W_O", matrix, (num_heads, value_dim, width), (num_heads * value_dim, width))
+    return matrix.reshape(num_heads, value_dim, width).contiguous()
 
 
-def bias_parameter(name: str, array: Any, shape: tuple[int, int]) -> nn.Parameter | None:
+def bias_parameter(name: str, array: Any, heads: int, dim: int) -> nn.Parameter | None:
     if array is None:
         return None
     bias = float_copy(name, array)
-    if tuple(bias.shape) != shape and (bias.dim() > 1 or bias.numel() != shape[0] * shape[1]):
-        raise ValueError(f"{name} must be {list(shape)} or flat, got {list(bias.shape)}")
-    return nn.Parameter(bias.reshape(shape))
+    check_shape(name, bias, (heads, dim), (heads * dim,))
+    return nn.Parameter(bias.reshape(heads, dim))
 
 
 def output_bias(array: Any, W_O: Tensor | None) -> nn.Parameter | None:
@@ -102,10 +98,14 @@ def output_bias(array: Any, W_O: Tensor | None) -> nn.Parameter | None:
     if W_O is None:
         raise ValueError("b_O needs W_O: give both or neither")
     bias = float_copy("b_O", array)
-    if tuple(bias.shape) not in ((W_O.shape[2],), (W_O.shape[0], W_O.shape[2])):
-        expected = f"[{W_O.shape[2]}] or [{W_O.shape[0]}, {W_O.shape[2]}]"
-        raise ValueError(f"b_O must be {expected}, got {list(bias.shape)}")
+    check_shape("b_O", bias, (W_O.shape[2],), (W_O.shape[0], W_O.shape[2]))
     return nn.Parameter(bias)
+
+
+def check_shape(name: str, array: Tensor, *shapes: tuple[int, ...]) -> None:
+    if tuple(array.shape) not in shapes:
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(f"{name} must be {expected} in row layout, got {list(array.shape)}")
 
 
 def float_copy(name: str, array: Any) -> Tensor:
@@ -117,13 +117,6 @@ def float_copy(name: str, array: Any) -> Tensor:
     if not tensor.is_floating_point():
         raise TypeError(f"{name} must hold floating point numbers, got {tensor.dtype}")
     return tensor
-
-
-def check_one_dtype(**arrays: Any) -> None:
-    dtypes = {name: array.dtype for name, array in arrays.items() if array is not None}
-    for name, dtype in dtypes.items():
-        if dtype != dtypes["W_Q"]:
-            raise ValueError(f"{name} must have the dtype of W_Q, {dtypes['W_Q']}, got {dtype}")
 
 
 def check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:

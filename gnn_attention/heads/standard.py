@@ -184,10 +184,12 @@ class StandardHeads(HeadsBase):
             W_O = arrays.output_matrix(W_O, q.shape[0], v.shape[2], q.shape[1], layout)
             result.W_O = nn.Parameter(W_O)
         for name, array, like in (("b_Q", b_Q, q), ("b_K", b_K, k), ("b_V", b_V, v)):
-            bias = arrays.bias_parameter(name, array, (like.shape[0], like.shape[2]))
+            bias = arrays.bias_parameter(name, array, like.shape[0], like.shape[2])
             result.register_parameter(name, bias)
         result.register_parameter("b_O", arrays.output_bias(b_O, result.W_O))
-        arrays.check_one_dtype(**dict(result.named_parameters()))
+        for name, parameter in result.named_parameters():
+            if parameter.dtype != q.dtype:
+                raise ValueError(f"{name} must have the dtype of W_Q, {q.dtype}, got {parameter.dtype}")
         return result
 
     @classmethod

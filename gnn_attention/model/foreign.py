@@ -103,8 +103,7 @@ class _Place(NamedTuple):
 
 
 def _find(model: nn.Module, layer: int | None, part: str | None) -> tuple[Family, Found]:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    checks.instance("model", model, nn.Module)
     part = None if part is None else checks.choice("part", part, PARTS)
     own = family_of(model)
     if own is not None:
@@ -173,21 +172,16 @@ def _one_layer(stack: list[_Place], layer: int | None) -> _Place:
     numbers = [place.number for place in stack]
     if layer is None:
         if len(stack) > 1:
-            layers = f"{len(stack)} layers with attention"
-            raise ValueError(f"the model has {layers}: give layer, one of {_listed(numbers)}")
+            raise ValueError(
+                f"the model has {len(stack)} layers with attention: give layer, one of {numbers}"
+            )
         return stack[0]
-    number = checks.position("layer", layer)
-    if number not in numbers:
-        raise IndexError(f"layer must be one of {_listed(numbers)}, got {number}")
-    if numbers.count(number) > 1:
-        count = numbers.count(number)
+    number, count = checks.position("layer", layer), numbers.count(layer)
+    if not count:
+        raise IndexError(f"layer must be one of {numbers}, got {number}")
+    if count > 1:
         raise ValueError(f"layer {number} holds {count} attention modules: give the one you mean as model")
     return stack[numbers.index(number)]
-
-
-def _listed(numbers: list[int]) -> str:
-    unbroken = len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1))
-    return f"{numbers[0]} .. {numbers[-1]}" if unbroken else ", ".join(map(str, numbers))
 
 
 def _unknown(model: nn.Module) -> str:
@@ -207,6 +201,5 @@ def _read(family: Family, read: Any, found: Found) -> Any:
     except AttributeError as error:
         kind = type(found.attention)
         name = f"{family.name}: {kind.__module__}.{kind.__name__}"
-        raise NotImplementedError(
-            f"{name} is built otherwise than transformers 5.23 has it: {error}"
-        ) from error
+        reason = f"is built otherwise than transformers 5.23 has it: {error}"
+        raise NotImplementedError(f"{name} {reason}") from error
