@@ -19,6 +19,8 @@ from gnn_attention._support.checks import quoted
 from gnn_attention.convert import expressions
 from gnn_attention.graph import TokenGraph
 
+__all__ = ["EXAMPLES", "Entry", "entries", "listing"]
+
 # one example of each builder, in the order of the modules of `patterns`
 _EXAMPLES = """
 full(64); self_loops(64); causal(64); anti_causal(64); strict_causal(64); no_self(64); cross(24, 64);
@@ -93,6 +95,7 @@ def entries(names: Iterable[str] | None = None) -> list[Entry]:
 
 
 def listing(found: Iterable[Entry], width: int = 100) -> str:
+    """The entries as text, under a heading for each family."""
     lines, family = [], ""
     for entry in found:
         if entry.family != family:

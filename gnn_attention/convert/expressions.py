@@ -34,6 +34,17 @@ from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
+__all__ = [
+    "FUNCTIONS",
+    "LARGEST_NUMBER",
+    "LONGEST_TEXT",
+    "evaluate",
+    "parameters",
+    "parse",
+    "randn",
+    "tensor",
+]
+
 LONGEST_TEXT = 10_000
 # brackets and operators inside one another
 DEEPEST = 64

@@ -26,6 +26,8 @@ import torch
 from gnn_attention._support import atomic_files, checks
 from gnn_attention.graph import TokenGraph
 
+__all__ = ["MOST_BYTES", "MOST_TOKENS", "read", "write"]
+
 # of a file
 MOST_BYTES = 2**25
 MOST_TOKENS = 2**24

@@ -179,7 +179,7 @@ class TokenGraph(Frozen):
         return int(memoized(derived.num_edges, self))
 
     def positions(self, side: str, count: int, device: torch.device) -> Int[Tensor, " tokens"]:
-        """The absolute positions of the ``count`` receivers (side "dst") or senders ("src"), for rotations."""
+        """The absolute positions of the ``count`` receivers (side "dst") or senders ("src")."""
         offset = self.dst_offset if side == "dst" else self.src_offset
         return torch.arange(offset, offset + count, device=device)
 

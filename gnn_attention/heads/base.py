@@ -48,6 +48,7 @@ class HeadsBase(nn.Module):
         raise NotImplementedError
 
     def extra_repr(self) -> str:
+        """The sizes."""
         return f"{self.width}, num_heads={self.num_heads}, head_dim={self.head_dim}"
 
     def _register_biases(self, bias: bool, **shapes: tuple[int, ...] | None) -> None:

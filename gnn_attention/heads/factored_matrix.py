@@ -8,6 +8,8 @@ import torch
 
 from gnn_attention._support.shapes import Float, Tensor
 
+__all__ = ["FactoredMatrix"]
+
 
 @dataclass(frozen=True, eq=False)
 class FactoredMatrix:

@@ -12,6 +12,8 @@ from gnn_attention.heads.base import HeadsBase, check_rotary, normed
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.rotary import Rotary
 
+__all__ = ["LatentHeads"]
+
 
 class LatentHeads(HeadsBase):
     """DeepSeek's latent attention in its absorbed form: patterns and messages are in the space of the
@@ -159,4 +161,5 @@ class LatentHeads(HeadsBase):
         return FactoredMatrix(self.W_UV, self.W_O)
 
     def extra_repr(self) -> str:
+        """The sizes."""
         return f"{super().extra_repr()}, latent_dim={self.latent_dim}"

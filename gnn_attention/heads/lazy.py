@@ -10,6 +10,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from gnn_attention.heads.standard import StandardHeads
 
+__all__ = ["LazyHeads"]
+
 # the axis of each parameter that is as wide as a state
 WIDE = {"W_Q": 1, "W_K": 1, "W_V": 1, "W_O": 2, "b_O": 0}
 OF_SENDERS = ("W_K", "W_V")
@@ -67,6 +69,7 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
         """Nothing is left to do for torch after :meth:`meet`."""
 
     def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
         if not self.has_uninitialized_params():
             super().reset_parameters()
 
@@ -78,6 +81,7 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
     head_dim = property(lambda self: self._shape("W_Q")[2])
 
     def _unknown(self, *arguments: Any) -> NoReturn:
+        """ValueError: there are no parameters yet."""
         advice = "call it once, or meet(width, source_width)"
         raise ValueError(f"LazyHeads have no widths before their layer's first call: {advice}")
 
@@ -85,4 +89,5 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
     receive = send = _unknown  # type: ignore[assignment]
 
     def extra_repr(self) -> str:
+        """The sizes."""
         return f"widths unknown, num_heads={self.num_heads}, head_dim={self.head_dim}"

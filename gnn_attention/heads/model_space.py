@@ -89,9 +89,11 @@ class FactoredHeads(_ModelSpaceHeads):
 
     @classmethod
     def of(cls, heads: StandardHeads, side: str = "receiver") -> FactoredHeads:
+        """The factored form of ``heads``, which shares its parameters."""
         return cls(heads, side)
 
     def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
         self.standard.reset_parameters()
 
     @property
@@ -158,6 +160,7 @@ class MergedHeads(_ModelSpaceHeads):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
         nn.init.normal_(self.pattern, std=self.pattern.shape[1] ** -0.5)
         nn.init.normal_(self.message, std=(self.message.shape[1] * self.num_heads) ** -0.5)
         if self.b_O is not None:
@@ -202,6 +205,7 @@ class MergedHeads(_ModelSpaceHeads):
         return self.pattern.shape[1] > self.width
 
     def extra_repr(self) -> str:
+        """The sizes."""
         return f"{super().extra_repr()}, side={self.side!r}"
 
 

@@ -138,6 +138,7 @@ class StandardHeads(HeadsBase):
         return FactoredMatrix(arrays.grouped(self.W_V, self.num_heads), self.W_O)
 
     def extra_repr(self) -> str:
+        """The sizes."""
         grouped = f", num_kv_heads={self.num_kv_heads}" if self.num_kv_heads != self.num_heads else ""
         return super().extra_repr() + grouped
 

@@ -21,6 +21,8 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model._foreign_families import FAMILIES, Family, Found, family_of
 from gnn_attention.score_mods import ScoreMod
 
+__all__ = ["heads_of", "layer_of", "score_mod_of"]
+
 AnyHeads = StandardHeads | LatentHeads
 PARTS = ("encoder", "decoder", "self", "cross")
 # what families call their cross-attention

@@ -40,6 +40,8 @@ except ImportError as error:
         f"gnn_attention.model.minilm needs transformers 5.21 or newer ({error}): pip install transformers"
     ) from None
 
+__all__ = ["SHA256", "SentenceEncoder", "load"]
+
 
 SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",

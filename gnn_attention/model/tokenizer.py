@@ -19,6 +19,8 @@ from gnn_attention._support import json_files
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.text import one_line
 
+__all__ = ["BytePair"]
+
 Pair = tuple[bytes, bytes]
 
 _BYTES = tuple(bytes([value]) for value in range(256))

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from gnn_attention._support import atomic_files
 
+__all__ = ["load", "save"]
+
 
 def save(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None

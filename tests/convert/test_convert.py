@@ -29,7 +29,7 @@ INF = torch.inf
 ASYMMETRIC = torch.tensor(
     [[0, 0, 1, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0]],
     dtype=torch.bool,
-)  # 4 receivers, 5 senders; receiver 2 hears nobody
+)  # 4 receivers, 5 senders; receiver 2 has no in-edges
 SQUARE = torch.cat([ASYMMETRIC, torch.tensor([[False, False, False, True, True]])])
 
 
@@ -364,7 +364,7 @@ class TestPyG:
         assert convert.from_pyg(Data(adj_t=convert.to_pyg(self.square, "adj_t"), num_nodes=6)) == self.square
 
     def test_duplicates_inside_sparse_tensors_are_refused(self):
-        """Never summed into one value: the caller is told."""
+        """Never summed into one value."""
         twice = torch.tensor([[0, 1, 1], [2, 0, 0]])
         coo = torch.sparse_coo_tensor(twice, torch.ones(3), (3, 3), check_invariants=False)
         with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 stands at 1 and 2\)"):

@@ -120,7 +120,7 @@ class TestReading:
         assert graph.edge_index.T.tolist() == [list(pair) for pair in pairs]
 
     @pytest.mark.parametrize("ending", ENDINGS)
-    def test_the_number_of_tokens_may_be_told(self, ending, tmp_path):
+    def test_the_number_of_tokens_as_an_argument(self, ending, tmp_path):
         theirs = nx.DiGraph([(0, 1), (2, 1)])
         {**TestNetworkx.WRITERS, ".edges": nx.write_edgelist}[ending](theirs, tmp_path / f"a{ending}")
         assert files.read(tmp_path / f"a{ending}", num_tokens=7).num_dst == 7
@@ -221,7 +221,7 @@ class TestRefusals:
         with pytest.raises(FileNotFoundError):
             files.read(tmp_path / "c.edges")
 
-    def test_told_numbers_must_fit(self, tmp_path):
+    def test_numbers_must_fit(self, tmp_path):
         files.write(LISTED, tmp_path / "a.edges")
         with pytest.raises(ValueError, match="it says that there are 6 tokens, num_tokens=7; leave"):
             files.read(tmp_path / "a.edges", num_tokens=7)

@@ -30,7 +30,7 @@ def by_boxes(monkeypatch):
 
 
 def odd(b, h, dst, src):
-    """A rule that cannot be asked about ranges."""
+    """A rule that cannot be evaluated on ranges."""
     return (torch.sin((7 * dst + 3 * src + h + b).double()) > 0.3) | (src == h)
 
 
@@ -82,7 +82,7 @@ class TestLarger:
 
     @pytest.mark.parametrize("shift", [-2, 1, 3])
     @pytest.mark.parametrize(("num_dst", "num_src"), [(97, 33), (300, 1)])
-    def test_a_list_asked_beyond_its_tokens(self, num_dst, num_src, shift):
+    def test_a_list_beyond_its_tokens(self, num_dst, num_src, shift):
         """Its keys are those of other pairs there; the answer is as when every pair is visited."""
         pairs = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(0))[
             : num_dst * num_src // 2

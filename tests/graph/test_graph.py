@@ -2,7 +2,7 @@
 it refuses.
 
 A graph is compared with a Python set of pairs ``(src, dst)``: :func:`edges_of` reads that set and at the same
-time checks that all views of the graph (edge list, mask, degrees, number of edges, the bare rule) tell the
+time checks that all views of the graph (edge list, mask, degrees, number of edges, the bare rule) say the
 same.
 """
 
@@ -63,11 +63,11 @@ def edges_of(graph: TokenGraph) -> set[Edge]:
     assert mask.dtype == torch.bool
     assert mask.shape == (graph.num_dst, graph.num_src)
     assert {(src, dst) for dst, src in mask.nonzero().tolist()} == set(found)
-    heard = [sum(1 for _, receiver in found if receiver == dst) for dst in range(graph.num_dst)]
-    assert graph.in_degree().tolist() == heard
+    degrees = [sum(1 for _, receiver in found if receiver == dst) for dst in range(graph.num_dst)]
+    assert graph.in_degree().tolist() == degrees
     assert graph.in_degree().dtype == torch.int64
-    assert graph.max_in_degree == max(heard, default=0)
-    assert graph.has_empty_rows == (0 in heard)
+    assert graph.max_in_degree == max(degrees, default=0)
+    assert graph.has_empty_rows == (0 in degrees)
     assert graph.is_full() == (len(found) == graph.num_dst * graph.num_src)
     zero = torch.zeros((), dtype=torch.int64)
     for dst, src in product(range(graph.num_dst), range(graph.num_src)):
@@ -79,7 +79,7 @@ def edges_of(graph: TokenGraph) -> set[Edge]:
 
 @st.composite
 def graphs(draw: st.DrawFn, num_dst: int, num_src: int) -> tuple[TokenGraph, set[Edge]]:
-    """A graph said either way, beside its set of edges."""
+    """A graph as a rule or a list, and its set of edges."""
     everything = [(src, dst) for src in range(num_src) for dst in range(num_dst)]
     chosen = draw(st.lists(st.sampled_from(everything), unique=True, max_size=12)) if everything else []
     make = draw(st.sampled_from([listed, ruled]))
@@ -472,7 +472,7 @@ class TestAlgebra:
 class TestEdgeOrder:
     order: ClassVar = [(3, 1), (0, 2), (2, 1), (1, 0), (0, 1)]
 
-    def test_the_callers_order_is_kept(self):
+    def test_the_order_is_that_of_the_caller(self):
         assert pairs(listed(self.order, 4, 4)) == self.order
 
     def test_operators_keep_it(self):
@@ -550,10 +550,10 @@ class TestObject:
 
 
 class TestSurroundings:
-    """What a graph holds does not depend on where it was asked first."""
+    """A graph does not depend on where it was first used."""
 
-    def test_first_asked_in_inference_mode(self):
-        """What is kept serves training afterwards."""
+    def test_first_used_in_inference_mode(self):
+        """What is cached serves training afterwards."""
         g = patterns.strict_causal(5)
         with torch.inference_mode():
             listed = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 5)

@@ -47,7 +47,7 @@ GRAPHS = {
         patterns.window(130, 3), patterns.strict_causal(130) & patterns.documents([50, 80])
     ),
     "by sample": algebra.per_sample(patterns.window(130, 3), patterns.documents([50, 80])),
-    "nobody": patterns.window(130, 0),
+    "no edges": patterns.window(130, 0),
     "no tokens": patterns.causal(0),
     "documents": patterns.documents([1, 60, 0, 9, 60]) - patterns.self_loops(130),
     "tree": patterns.tree([-1] + [(7 * i) % i for i in range(1, 130)]),

@@ -12,14 +12,16 @@ def counted(graph, block):
     """The kind of every tile, from the mask."""
     mask = graph.mask().reshape(graph.batch or 1, graph.heads or 1, graph.num_dst, graph.num_src)
     rows, columns = -(-graph.num_dst // block), -(-graph.num_src // block)
-    below, beside = rows * block - graph.num_dst, columns * block - graph.num_src
+    below, right = rows * block - graph.num_dst, columns * block - graph.num_src
 
     def edges(values):
-        padded = torch.nn.functional.pad(values.long(), (0, beside, 0, below))
+        padded = torch.nn.functional.pad(values.long(), (0, right, 0, below))
         return padded.reshape(*mask.shape[:2], rows, block, columns, block).sum((3, 5))
 
-    held, size = edges(mask), edges(torch.ones_like(mask))
-    return torch.where(held == 0, EMPTY, torch.where(held == size, FULL_TILE, PARTIAL)).to(torch.uint8)
+    found_edges, size = edges(mask), edges(torch.ones_like(mask))
+    return torch.where(found_edges == 0, EMPTY, torch.where(found_edges == size, FULL_TILE, PARTIAL)).to(
+        torch.uint8
+    )
 
 
 def check(graph, block):

@@ -48,7 +48,7 @@ GRAPHS = {
     "no pairs": WINDOW | scattered(0),
     "no list": WINDOW,
     "a list of fewer tokens": TokenGraph.from_rule(LIST.rule, 50, 70),
-    "nobody": patterns.cross(0, 5) | scattered(0, 0, 5),
+    "no edges": patterns.cross(0, 5) | scattered(0, 0, 5),
 }
 each_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 

@@ -1,4 +1,4 @@
-"""A product kept as two thin factors against torch.linalg on the full product."""
+"""A product as two thin factors against torch.linalg on the full product."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TestAgainstTheProduct:
         assert torch.equal(matrix.rank(), torch.full(lead, min(m, r, n)))
 
     def test_eigenvalues(self, lead, m, r, n):
-        """Those of the product that are not zero; a matrix that is not square has none, and is told so."""
+        """Those of the product that are not zero; a matrix that is not square has none."""
         matrix = made(lead, m, r, n)
         if m != n:
             with pytest.raises(ValueError, match=rf"square.*{m}.*{n}"):

@@ -1,7 +1,7 @@
 """Heads in three forms: equal to each other, to torch's own attention and to loops written from the seed
 texts' formulas.
 
-The seeds' ids (S0.1 ...) name what a check is for. Everything runs in float64 and is held to 1e-12 unless it
+The seeds' ids (S0.1 ...) name what a check is for. Everything runs in float64 to 1e-12 unless it
 says otherwise.
 """
 
@@ -29,7 +29,7 @@ GRAPH = convert.from_mask(
         [[0, 1, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 0, 1, 1], [0, 0, 0, 1, 0, 1]],
         dtype=torch.bool,
     )
-)  # asymmetric, bipartite, and receiver 2 hears nobody
+)  # asymmetric, bipartite, and receiver 2 has no in-edges
 
 SIZES = {
     "plain": {"width": 8, "num_heads": 2},
@@ -113,10 +113,10 @@ def by_the_seeds(heads: StandardHeads, x_dst: Tensor, x_src: Tensor, mask: Tenso
         return x if bias is None else x + bias[head]
 
     for sample, head, dst in product(range(len(x_dst)), range(heads.num_heads), range(x_dst.shape[1])):
-        heard = mask[dst].nonzero().flatten()
-        if not len(heard):
+        senders = mask[dst].nonzero().flatten()
+        if not len(senders):
             continue
-        x = x_src[sample, heard]
+        x = x_src[sample, senders]
         q = plus(x_dst[sample, dst] @ heads.W_Q[head], heads.b_Q, head)
         k = plus(x @ heads.W_K[head // group], heads.b_K, head // group)
         v = plus(x @ heads.W_V[head // group], heads.b_V, head // group)
@@ -276,7 +276,7 @@ class TestFromMHA:
             assert_exact(run(heads, x_dst, x_src, patterns.cross(DST, SRC)), theirs)
             mask = GRAPH.mask() | (torch.arange(DST) == 2).unsqueeze(
                 1
-            )  # the module gives NaN to a row that hears nobody
+            )  # the module gives NaN to an isolated row
             theirs, _ = module(x_dst, x_src, x_src, attn_mask=~mask, need_weights=False)
             assert_exact(run(heads, x_dst, x_src, convert.from_mask(mask)), theirs)
 

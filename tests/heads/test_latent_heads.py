@@ -162,12 +162,12 @@ def test_pattern_and_message_matrix(kind):
     q, (k, _) = heads.receive(x), heads.send(x)
     logits = q @ k.mT
     u = x if heads.W_DQ is None else normed(x @ heads.W_DQ, heads.q_norm)
-    heard = torch.cat([heads.latents(x), x @ heads.W_KR], dim=-1)
+    senders = torch.cat([heads.latents(x), x @ heads.W_KR], dim=-1)
     for dst, src in [(0, 0), (7, 2), (2, 7), (8, 8)]:
         W_P = heads.pattern_matrix(dst - src)
         assert W_P.shape == (4, u.shape[-1], 13)
         assert W_P.rank().max() <= heads.head_dim
-        assert_exact((u[:, dst] @ W_P.full() @ heard[0, src]).flatten(), logits[0, :, dst, src])
+        assert_exact((u[:, dst] @ W_P.full() @ senders[0, src]).flatten(), logits[0, :, dst, src])
     weights = torch.softmax(logits * heads.scale, dim=-1)
     update = (weights @ heads.latents(x).unsqueeze(1) @ heads.message_matrix().full()).sum(1)
     assert_exact(update, MessagePassingAttention(heads)(x, graph))

@@ -1,5 +1,5 @@
 """Heads without widths: they become StandardHeads of the right ones, in every way in which a module is moved
-or kept.
+or saved.
 """
 
 import copy
@@ -13,7 +13,7 @@ from gnn_attention.heads.lazy import LazyHeads
 
 
 def layer(**options):
-    """A layer that has met nobody."""
+    """A layer before its first call."""
     return MessagePassingAttention(
         LazyHeads(num_heads=4, head_dim=6, value_dim=5, num_kv_heads=2, bias=True, **options)
     )
@@ -29,20 +29,20 @@ GRAPH = patterns.full(7).rows(0, 5)
 
 
 def test_the_first_call_makes_standard_heads():
-    """Same class, sizes, names and distribution as heads that were told their widths."""
+    """Same class, sizes, names and distribution as heads with given widths."""
     lazy = layer()
     own = lazy.heads
     y = lazy(pair(), GRAPH)
-    told = StandardHeads(12, 4, 6, 5, 2, bias=True, source_width=8)
+    wanted = StandardHeads(12, 4, 6, 5, 2, bias=True, source_width=8)
     assert type(own) is StandardHeads
     assert lazy.heads is own
     assert {name: part.shape for name, part in own.named_parameters()} == {
-        n: p.shape for n, p in told.named_parameters()
+        n: p.shape for n, p in wanted.named_parameters()
     }
-    assert set(vars(own)) == set(vars(told))
-    assert repr(own) == repr(told)
-    told.load_state_dict(own.state_dict())
-    assert torch.equal(MessagePassingAttention(told)(pair(), GRAPH), y)
+    assert set(vars(own)) == set(vars(wanted))
+    assert repr(own) == repr(wanted)
+    wanted.load_state_dict(own.state_dict())
+    assert torch.equal(MessagePassingAttention(wanted)(pair(), GRAPH), y)
     assert torch.equal(lazy(pair(), GRAPH), y)
     wide = LazyHeads(4, 64)
     wide.meet(256, 128)

@@ -102,7 +102,7 @@ def test_any_graph_may_be_given(tiny: lm.LanguageModel) -> None:
         tiny.backend = "auto"
     alone = tiny(
         tokens, patterns.window(12, 1)
-    )  # each token hears itself: the logits are a function of the token
+    )  # each token attends to itself: the logits are a function of the token
     assert_exact(alone[:, 5:6], tiny(tokens[:, 5:6]))
 
 
@@ -112,8 +112,8 @@ def test_updates_sum_to_what_changed(exact: Any) -> None:
     states, graph = model.states(tokens), patterns.causal(tokens.shape[1])
     assert len(states) == 2 * model.config.num_layers + 1
     updates = []
-    for block, state, heard in zip(model.blocks, states[::2], states[1::2], strict=False):
-        updates += [block.communicate(state, graph), block.compute(heard)]
+    for block, state, middle in zip(model.blocks, states[::2], states[1::2], strict=False):
+        updates += [block.communicate(state, graph), block.compute(middle)]
         assert_exact(block(state, graph), state + updates[-2] + updates[-1])
     assert_exact(sum(updates), states[-1] - states[0])
     logits = model.unembedding(model.norm(states[-1]))
@@ -195,9 +195,9 @@ def test_scores_of_known_heads(tiny: lm.LanguageModel) -> None:
     with torch.no_grad():
         for layer in tiny.layers:
             layer.score_mod.table.fill_(-100.0)
-            layer.score_mod.table[0, TINY.reach + 1] = 100.0  # head 0 hears the token before
+            layer.score_mod.table[0, TINY.reach + 1] = 100.0  # head 0 attends to the token before
             layer.score_mod.table[1, TINY.reach + 3] = (
-                100.0  # head 1 hears the third before, where length 4 has induction
+                100.0  # head 1 attends to the third before, where length 4 has induction
             )
     ones, zeros = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     previous = lm.previous_token_scores(tiny, samples=4)
