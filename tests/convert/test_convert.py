@@ -275,6 +275,7 @@ class TestNetworkx:
             convert.to_networkx(patterns.cross(2, 3), labels=["a", "b", "c"])
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSC tensor support")
 def test_what_is_no_graph_is_refused():
     varied, square = (
         TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 3, heads=2),

@@ -126,8 +126,9 @@ class TestReading:
         assert files.read(tmp_path / f"a{ending}", num_tokens=7).num_dst == 7
 
 
-def graphml(inside, attributes="edgedefault='directed'"):
-    return f"<graphml xmlns='http://graphml.graphdrawing.org/xmlns'><graph {attributes}>{inside}</graph></graphml>"
+def graphml(inside):
+    graph = f"<graph edgedefault='directed'>{inside}</graph>"
+    return f"<graphml xmlns='http://graphml.graphdrawing.org/xmlns'>{graph}</graphml>"
 
 
 BOMB = f"""<?xml version="1.0"?>

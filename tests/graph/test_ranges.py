@@ -52,6 +52,7 @@ TRUTHS = {
     "==": lambda a, b: a == b,
     "!=": lambda a, b: a != b,
     "flag": lambda a, b: FLAGS[a.clamp(0, N - 1)],
+    "new": lambda a, b: a.new_ones((), dtype=torch.bool) & (a < b).to(torch.bool),
     "true": lambda a, b: torch.ones_like(a, dtype=torch.bool) & (b == b),
 }
 LOGIC = {
@@ -184,9 +185,10 @@ class TestSound:
     def test_no_answer_is_wrong(self, described):
         check_answers(*described)
 
-    @pytest.mark.parametrize("name", NUMBERS)
+    @pytest.mark.parametrize("name", [*NUMBERS, *TRUTHS])
     def test_each_operator(self, name):
-        check_answers(name, lambda dst, src: NUMBERS[name](dst, src) <= 5)
+        number = NUMBERS.get(name)
+        check_answers(name, TRUTHS[name] if number is None else lambda dst, src: number(dst, src) <= 5)
 
     @pytest.mark.parametrize("name", ENDS)
     def test_where_numbers_end(self, name):

@@ -31,7 +31,7 @@ TEXTS = [
     "GNN passes messages",
     "He fried an egg.",
     "Llamas do not output words",
-    "A token attends to the senders of its graph and no other token; the rest of the text might as well be absent.",
+    "A token attends to the senders of its graph; the rest of the text might as well be absent.",
     "",
 ]
 
