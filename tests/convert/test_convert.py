@@ -285,27 +285,11 @@ def test_what_is_no_graph_is_refused():
     cases = [
         (lambda: convert.from_networkx([(0, 1)]), TypeError, "graph must be a networkx graph, got list"),
         (lambda: convert.from_networkx(network, 3), TypeError, "order must be a list of nodes"),
-        (
-            lambda: convert.from_pyg("adjacency", 3, 3),
-            TypeError,
-            "expected a torch_geometric Data, .*got str",
-        ),
+        (lambda: convert.from_pyg("adjacency", 3, 3), TypeError, "expected a torch_geometric Data, .*got"),
         (lambda: convert.from_pyg(torch.eye(3), 3, 3), TypeError, "expected .*a dense torch.float32 tensor"),
-        (
-            lambda: convert.from_pyg(Data(x=torch.zeros(2, 1))),
-            ValueError,
-            "neither an edge_index nor an adj_t",
-        ),
-        (
-            lambda: convert.from_pyg(torch.eye(3).to_sparse_csc()),
-            ValueError,
-            "COO or CSR with receivers as rows",
-        ),
-        (
-            lambda: convert.to_pyg(square, "csr"),
-            ValueError,
-            "kind must be one of 'data', 'edge_index', 'adj_t'",
-        ),
+        (lambda: convert.from_pyg(Data(x=torch.zeros(2, 1))), ValueError, "neither an edge_index nor an"),
+        (lambda: convert.from_pyg(torch.eye(3).to_sparse_csc()), ValueError, "COO or CSR with receivers as"),
+        (lambda: convert.to_pyg(square, "csr"), ValueError, "kind must be one of 'data', 'edge_index',"),
         (lambda: convert.to_pyg(rectangle), ValueError, "a Data has one kind of node.*use kind='edge_index'"),
         (lambda: convert.to_pyg(varied, "adj_t"), ValueError, "differs by head"),
         (lambda: convert.to_networkx(varied), ValueError, "differs by head"),

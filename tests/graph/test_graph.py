@@ -241,25 +241,14 @@ WRONG_RULES = [
     (lambda b, h, dst, src: src - dst, "must return a bool tensor, got a torch.int64 tensor"),
     (lambda b, h, dst, src: None, "must return a bool tensor, got a NoneType"),
     (lambda b, h, dst, src: src <= dst and src > 0, OPERATORS_ONLY),
-    (
-        lambda b, h, dst, src: torch.ones(5, dtype=torch.bool),
-        r"a shape that broadcasts to \[3, 7\], got \[5\]",
-    ),
+    (lambda b, h, dst, src: torch.ones(5, dtype=torch.bool), r"a shape that broadcasts to \[3, 7\], got"),
 ]
 WRONG_EDGES = [
     ([[0], [1]], TypeError, f"{SIGNED}list"),
     (torch.zeros(2, 1, dtype=torch.uint8), TypeError, f"{SIGNED}torch.uint8"),
-    (
-        torch.zeros(3, 2, dtype=torch.int64),
-        ValueError,
-        r"shape \[2, E\] \(row 0 senders.*got \[3, 2\]; for a list",
-    ),
+    (torch.zeros(3, 2, dtype=torch.int64), ValueError, r"shape \[2, E\] \(row 0 senders.*got \[3, 2\]; for"),
     (torch.zeros(2, dtype=torch.int64), ValueError, r"shape \[2, E\].*got \[2\]"),
-    (
-        torch.zeros(2, 1, dtype=torch.int64, device="meta"),
-        ValueError,
-        "must hold values, got a tensor on the meta",
-    ),
+    (torch.zeros(2, 1, dtype=torch.int64, device="meta"), ValueError, "must hold values, got a tensor on"),
     (torch.tensor([[0, 4], [1, 1]]), IndexError, r"edge_index\[0, 1\] = 4 is no sender: expected 0 \.\. 3"),
     (torch.tensor([[-1], [1]]), IndexError, r"edge_index\[0, 0\] = -1 is no sender.*do not count"),
     (torch.tensor([[0, 3], [1, 3]]), IndexError, r"edge_index\[1, 1\] = 3 is no receiver: expected 0 \.\. 2"),
@@ -279,41 +268,17 @@ REFUSED = [
         (partial(TokenGraph.from_rule, per_head, **sizes), error, match)
         for sizes, error, match in WRONG_SIZES
     ),
-    (
-        lambda: patterns.causal(4).rows(2, 5),
-        IndexError,
-        r"rows\(2, 5\): expected 0 <= start <= stop <= num_dst = 4",
-    ),
+    (lambda: patterns.causal(4).rows(2, 5), IndexError, r"rows\(2, 5\): expected 0 <= start <= stop <="),
     (lambda: patterns.causal(4).rows(3, 2), IndexError, r"rows\(3, 2\): expected 0 <= start <= stop"),
     (lambda: patterns.causal(4).rows(-1, 2), ValueError, "start must be at least 0, got -1"),
     (lambda: patterns.causal(4) | patterns.causal(5), ValueError, r"joined by \| must have the same nodes"),
-    (
-        lambda: patterns.causal(8).rows(2, 4) & patterns.cross(2, 8),
-        ValueError,
-        "same nodes .*dst from 2.*8 src -> 2",
-    ),
+    (lambda: patterns.causal(8).rows(2, 4) & patterns.cross(2, 8), ValueError, "same nodes .*dst from 2.*8"),
     (lambda: varied()["heads"] - patterns.cross(3, 5), ValueError, "joined by - must have the same nodes"),
-    (
-        lambda: varied()["heads"] ^ TokenGraph.from_rule(per_head, 3, 4, heads=3),
-        ValueError,
-        "heads 2.*heads 3",
-    ),
-    (
-        lambda: patterns.cross(2, 3) @ patterns.cross(4, 2),
-        ValueError,
-        "joined by @ must meet: the left attends to 3",
-    ),
+    (lambda: varied()["heads"] ^ TokenGraph.from_rule(per_head, 3, 4, heads=3), ValueError, "heads 2.*heads"),
+    (lambda: patterns.cross(2, 3) @ patterns.cross(4, 2), ValueError, "joined by @ must meet: the left"),
     (lambda: patterns.cross(2, 4) @ patterns.causal(8).rows(4, 8), ValueError, "4 receivers from 4 on"),
-    (
-        lambda: varied(3, 3)["both"] @ patterns.causal(3),
-        ValueError,
-        "differs by sample and head has no single",
-    ),
-    (
-        lambda: patterns.causal(3) @ varied(3, 3)["batch"],
-        ValueError,
-        "differs by sample has no single edge list",
-    ),
+    (lambda: varied(3, 3)["both"] @ patterns.causal(3), ValueError, "differs by sample and head has no"),
+    (lambda: patterns.causal(3) @ varied(3, 3)["batch"], ValueError, "differs by sample has no single edge"),
     (lambda: patterns.causal(3) ** -1, ValueError, "the power of a graph must be at least 0, got -1"),
     (lambda: patterns.causal(3) ** True, TypeError, "the power of a graph must be an integer"),
     (lambda: patterns.cross(2, 3) ** 2, ValueError, "only a square graph has powers"),
@@ -326,11 +291,7 @@ REFUSED = [
     (lambda: varied()["both"].select(batch=-1), IndexError, r"batch must be in 0 \.\. 2, got -1"),
     (lambda: varied()["both"].select(head=0.5), TypeError, "head must be an integer"),
     (lambda: varied()["heads"].edge_index, ValueError, r"differs by head has no .*; use mask\(\), or select"),
-    (
-        lambda: patterns.causal(3).mask(3),
-        TypeError,
-        "device must be a torch.device or the name of one, got 3",
-    ),
+    (lambda: patterns.causal(3).mask(3), TypeError, "device must be a torch.device or the name of one, got"),
     (lambda: LIST4.positions_of(torch.tensor([[0], [0]])), ValueError, "0 -> 0 is no edge of"),
     (lambda: LIST4.positions_of(torch.tensor([[0, 4], [2, 3]])), ValueError, "4 -> 3 is no edge of"),
     (lambda: patterns.window(3, 0).positions_of(torch.tensor([[0], [0]])), ValueError, "0 -> 0 is no edge"),
@@ -340,16 +301,8 @@ REFUSED = [
         dataclasses.FrozenInstanceError,
         "a TokenGraph never changes",
     ),
-    (
-        lambda: delattr(copy.copy(LIST4), "name"),
-        dataclasses.FrozenInstanceError,
-        "a TokenGraph never changes",
-    ),
-    (
-        lambda: setattr(LIST4.rows(1, 3), "other", 1),
-        dataclasses.FrozenInstanceError,
-        "a TokenGraph never changes",
-    ),
+    (lambda: delattr(copy.copy(LIST4), "name"), dataclasses.FrozenInstanceError, "a TokenGraph never"),
+    (lambda: setattr(LIST4.rows(1, 3), "other", 1), dataclasses.FrozenInstanceError, "a TokenGraph never"),
 ]
 
 

@@ -92,21 +92,9 @@ class TestBlockMask:
         cases = [
             (lambda: convert.to_block_mask(causal(1_000_000), 32), ValueError, too_many),
             (lambda: convert.to_block_mask(causal(8), 0), ValueError, "block_size must be at least 1, got 0"),
-            (
-                lambda: convert.to_block_mask(causal(8), 8.0),
-                TypeError,
-                "block_size must be an integer, got 8.0",
-            ),
-            (
-                lambda: convert.to_block_mask(patterns.cross(0, 3)),
-                ValueError,
-                "without a receiver or a sender",
-            ),
-            (
-                lambda: convert.to_sdpa_mask(causal(3), torch.int64),
-                TypeError,
-                "dtype must be a floating point dtype",
-            ),
+            (lambda: convert.to_block_mask(causal(8), 8.0), TypeError, "block_size must be an integer, got"),
+            (lambda: convert.to_block_mask(patterns.cross(0, 3)), ValueError, "without a receiver or a"),
+            (lambda: convert.to_sdpa_mask(causal(3), torch.int64), TypeError, "dtype must be a floating"),
             (lambda: convert.to_varlen(by_head), ValueError, r"take one with select\(batch, head\)"),
             (lambda: convert.to_window(by_head), ValueError, r"take one with select\(batch, head\)"),
             (lambda: convert.to_varlen(patterns.cross(2, 3)), ValueError, "as many receivers as senders"),

@@ -86,22 +86,10 @@ def test_what_is_refused():
     cases = [
         (lambda: LatentHeads(**SIZES | {"rotary_dim": 5}), ValueError, "rotary_dim must be even, got 5"),
         (lambda: LatentHeads(**SIZES | {"width": 0}), ValueError, "width must be at least 1, got 0"),
-        (
-            lambda: LatentHeads(**SIZES | {"latent_dim": 2.0}),
-            TypeError,
-            "latent_dim must be an integer, got 2.0",
-        ),
+        (lambda: LatentHeads(**SIZES | {"latent_dim": 2.0}), TypeError, "latent_dim must be an integer, got"),
         (lambda: LatentHeads(**SIZES, rotary=1.0), TypeError, "rotary must be a .*Rotary or None, got float"),
-        (
-            lambda: heads.receive(torch.zeros(1, 4, 11)),
-            ValueError,
-            r"x must be \[B, T, 12\] in torch.float32",
-        ),
-        (
-            lambda: heads.send(torch.zeros(1, 4, 12).double()),
-            ValueError,
-            r"in torch\.float64; convert one of",
-        ),
+        (lambda: heads.receive(torch.zeros(1, 4, 11)), ValueError, r"x must be \[B, T, 12\] in"),
+        (lambda: heads.send(torch.zeros(1, 4, 12).double()), ValueError, r"in torch\.float64; convert one"),
     ]
     assert_refusals(cases)
 

@@ -161,11 +161,7 @@ def test_labels_and_cut_characters() -> None:
 
 
 REFUSED = [
-    (
-        lambda: BytePair([(b"a", b"bc")]),
-        ValueError,
-        r"merges\[0\] joins b'bc': expected a byte or what an earlier",
-    ),
+    (lambda: BytePair([(b"a", b"bc")]), ValueError, r"merges\[0\] joins b'bc': expected a byte or what an"),
     (lambda: BytePair([(b"a", b"b"), (b"a", b"b")]), ValueError, r"merges\[1\] makes b'ab' a second time"),
     (lambda: BytePair([(b"a", b"b"), b"ab"]), TypeError, r"merges\[1\] is b'ab': expected a pair of bytes"),
     (lambda: BytePair.learn("a", 255), ValueError, "size is 255: expected at least 256"),
