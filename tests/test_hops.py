@@ -58,7 +58,7 @@ def test_attend(name):
 LAYER = {
     "edge list": (edge_list(), 30),
     "window": (patterns.window(TOKENS, 8), 30),
-    "edge_index": (edge_list().edge_index, 33),  # checked in every call
+    "edge_index": (edge_list().edge_index, 35),  # checked in every call
 }
 
 

@@ -62,7 +62,7 @@ def unsupported_reason(call: AttentionCall, form: str | None = None) -> str | No
     """Why the kernels, in this form, do not support the call, or None."""
     if not INSTALLED:
         return "it needs Triton, which is not installed; it comes with torch for CUDA: pip install triton"
-    return score_terms.unsupported_reason(call) or _refusal_of_sizes(call, form or form_name(call))
+    return score_terms.unsupported_reason(call) or _too_large(call, form or form_name(call))
 
 
 def bytes_needed(call: AttentionCall) -> int:
@@ -123,7 +123,7 @@ def _widest(form: str, dtype: torch.dtype) -> int:
     return WIDEST[form] // (2 if form != "rows" and dtype.itemsize > 2 else 1)
 
 
-def _refusal_of_sizes(call: AttentionCall, form: str) -> str | None:
+def _too_large(call: AttentionCall, form: str) -> str | None:
     width, widest = max(call.q.shape[3], call.v.shape[3]), _widest(form, call.q.dtype)
     if width > widest:
         return f"its {form} take heads of at most {widest} channels of {call.q.dtype}, got {width}"

@@ -181,7 +181,7 @@ def test_triton_supports_as_many_rows_as_a_grid(monkeypatch):
     assert torch.iinfo(torch.int32).max == triton.MOST_PROGRAMS
     for most, graph in ((2 * T, patterns.causal(T)), (T, patterns.causal(T).rows(0, T // 4))):
         monkeypatch.setattr(triton, "MOST_PROGRAMS", most)
-        assert triton._too_much(call_of(graph), "rows") is None
+        assert triton._too_large(call_of(graph), "rows") is None
         monkeypatch.setattr(triton, "MOST_PROGRAMS", most - 1)
         message = rf"at most {most - 1} receivers times query heads of a group"
-        assert_matches(message, triton._too_much(call_of(graph), "rows"))
+        assert_matches(message, triton._too_large(call_of(graph), "rows"))

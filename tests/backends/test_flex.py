@@ -311,7 +311,7 @@ def test_features(feature, name, nightly_kernel):
     learned = kind.learned(case, torch.Generator().manual_seed(0))
     options = kind.options({key: x.float() for key, x in learned.items()})
     modify = lambda logits: kind.dense(case, {key: x.to(logits) for key, x in learned.items()}, logits)  # noqa: E731
-    check(case.graph, case.mask, modify=modify, **options, **({"scale": kind.scale} if kind.scale else {}))
+    check(case.graph, case.mask, modify=modify, **options)
 
 
 def test_a_chain_a_module_and_a_score_mod_that_ignores_the_score(kernel):
