@@ -21,7 +21,7 @@ from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["AttentionInfo", "Explanation", "attend", "explain", "list_backends"]
 
-EDGES_AT_ONCE = 2**16  # edges whose q and k are gathered together when weights are asked for
+EDGES_AT_ONCE = 2**16  # edges whose q and k are gathered together when weights are computed
 
 
 def attend(
@@ -46,7 +46,7 @@ def attend(
         q: one query for each receiver and head, ``[B, Hq, dst, D]``.
         k: keys of the senders ``[B, Hkv, src, D]``; Hq is a multiple of Hkv (grouped heads).
         v: values of the senders ``[B, Hkv, src, Dv]``.
-        graph: who hears whom; ``graph.num_dst`` and ``num_src`` are the sizes of q and k.
+        graph: which keys each query attends to; ``graph.num_dst`` and ``num_src`` are the sizes of q and k.
         scale: ``1 / sqrt(D)`` unless given.
         score_mod: ``score_mod(score, b, h, dst, src) -> score``, see ``gnn_attention.score_mods``.
         bias: a number for each edge, broadcastable to ``[B, Hq, E]``, in ``graph.edge_index`` order.
@@ -62,7 +62,7 @@ def attend(
 
     Raises:
         ValueError, TypeError: arguments that do not fit together, or an unknown backend; NotImplementedError:
-        a backend that was asked for by name cannot hold the call (it never falls back to another).
+        the named backend does not support the call (it never falls back to another).
 
     >>> from gnn_attention import patterns
     >>> x = torch.eye(3).view(1, 1, 3, 3)
@@ -102,7 +102,7 @@ def _run(chosen: Backend, call: AttentionCall) -> tuple[Tensor, Any]:
 
 @dataclass(frozen=True, eq=False)
 class AttentionInfo:
-    """What a call of :func:`attend` can tell beside its output."""
+    """What a call of :func:`attend` gives besides its output: lse, weights and logits."""
 
     _call: AttentionCall
     _lse: Tensor | None
@@ -145,9 +145,7 @@ class AttentionInfo:
         return self._call.graph.positions_of(edges).to(device)
 
     def _some(self, positions: Tensor) -> Tensor:
-        """One part of the edges; where gradients are wanted its gathered ends are computed again, not
-        kept.
-        """
+        """Logits of one part of the edges; for gradients, the gathered ends are recomputed, not saved."""
         if not torch.is_grad_enabled():
             return self._logits(positions)
         result: Tensor = checkpoint(self._logits, positions, use_reentrant=False)

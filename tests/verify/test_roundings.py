@@ -15,7 +15,7 @@ EPS = torch.finfo(torch.float32).eps
 
 
 def one_sender(inputs):
-    """A receiver that hears one token: its weight is 1, its lse the logit ``q k``."""
+    """A query that attends to one key: its weight is 1, its lse the logit ``q k``."""
     out = torch.ones_like(inputs["q"]) * inputs["v"]
     return out, out, (inputs["q"] * inputs["k"]).squeeze(-1)
 
@@ -39,9 +39,7 @@ def test_lse_is_rounded_by_those_that_compute_weights_again():
 
 
 def test_delta_is_rounded_by_everybody():
-    """It is ``grad_out . v``, and stands beside itself: of a large v nobody knows that the gradient of q is
-    0.
-    """
+    """It is subtracted from ``grad_out . v``, its equal: with a large v the 0 of the gradient of q is lost."""
     small, large = by_one_rounding(1.0, 1.0), by_one_rounding(1.0, 100.0)
     assert 0 < small.yardstick["q"] <= EPS * (1 + EPS)  # v is moved by up to EPS, too
     assert large.yardstick["q"] == pytest.approx(100 * small.yardstick["q"], rel=2 * EPS)

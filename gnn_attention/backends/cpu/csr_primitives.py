@@ -66,7 +66,7 @@ def weighted_sums(
 
 
 def pieces_of(ptr: Int[Tensor, " rows_and_one"]) -> Pieces | None:
-    """Bounds of pieces of rows of at most ``LONGEST`` edges, and of rows among them; None if none is longer."""
+    """Bounds of pieces of rows of at most ``LONGEST`` edges, and of rows among them; None if all fit."""
     length = ptr.diff()
     if not len(length) or int(length.max()) <= LONGEST:
         return None
