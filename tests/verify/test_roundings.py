@@ -39,7 +39,7 @@ def test_lse_is_rounded_by_those_that_compute_weights_again():
 
 
 def test_delta_is_rounded_by_everybody():
-    """It is subtracted from ``grad_out . v``, its equal: with a large v the 0 of the gradient of q is lost."""
+    """It is subtracted from ``grad_out . v``, its equal: a large v hides that the gradient of q is 0."""
     small, large = by_one_rounding(1.0, 1.0), by_one_rounding(1.0, 100.0)
     assert 0 < small.yardstick["q"] <= EPS * (1 + EPS)  # v is moved by up to EPS, too
     assert large.yardstick["q"] == pytest.approx(100 * small.yardstick["q"], rel=2 * EPS)
