@@ -188,7 +188,8 @@ class TestSound:
     @pytest.mark.parametrize("name", [*NUMBERS, *TRUTHS])
     def test_each_operator(self, name):
         number = NUMBERS.get(name)
-        check_answers(name, TRUTHS[name] if number is None else lambda dst, src: number(dst, src) <= 5)
+        for limit in (-20, 5):
+            check_answers(name, TRUTHS[name] if number is None else lambda d, s, n=limit: number(d, s) <= n)
 
     @pytest.mark.parametrize("name", ENDS)
     def test_where_numbers_end(self, name):
