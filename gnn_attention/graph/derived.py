@@ -6,7 +6,7 @@ Functions of a module, not methods: ``memo.memoized`` finds them by name, in com
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -34,12 +34,10 @@ def mask(graph: Graph, device: torch.device) -> Tensor:
 
 def edge_index(graph: Graph, device: torch.device) -> Tensor:
     if device.type != "cpu":
-        edges: Tensor = graph.edge_index.to(device)
-        return edges
+        return cast("Tensor", graph.edge_index.to(device))
     if graph.listed_edges is not None:
         # a clone is no inference tensor, so that it can be used in training
-        listed: Tensor = graph.listed_edges.clone()
-        return listed
+        return cast("Tensor", graph.listed_edges.clone())
     # edges are counted only where there is no memory for every pair
     if memory.shortage(LISTING_BYTES * graph.num_dst * graph.num_src):
         what = f"the list of the {graph.num_edges:,} edges of {graph!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -62,8 +63,7 @@ class FactoredMatrix:
         """The at most r non-trivial eigenvalues (complex): those of the small ``right @ left``."""
         if self.shape[-1] != self.shape[-2]:
             raise ValueError(f"only a square matrix has eigenvalues, got {self.shape[-2]} x {self.shape[-1]}")
-        values: Tensor = torch.linalg.eigvals(self.right @ self.left)
-        return values
+        return cast("Tensor", torch.linalg.eigvals(self.right @ self.left))
 
     def norm(self) -> Float[Tensor, "*heads"]:
         """Frobenius norm, from the r x r Gram matrices."""

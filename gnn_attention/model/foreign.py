@@ -8,7 +8,7 @@ mask it equals the model's own attention, output projection included. Nothing he
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -57,8 +57,7 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
     """
     family, found = _find(model, layer, part)
     with torch.no_grad():
-        heads: StandardHeads | LatentHeads = _read(family, family.heads, found)
-    return heads
+        return cast("AnyHeads", _read(family, family.heads, found))
 
 
 def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> ScoreMod | None:
@@ -72,8 +71,7 @@ def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = 
     """
     family, found = _find(model, layer, part)
     with torch.no_grad():
-        score_mod: ScoreMod | None = _read(family, family.score_mod, found)
-    return score_mod
+        return cast("ScoreMod | None", _read(family, family.score_mod, found))
 
 
 def layer_of(

@@ -64,13 +64,11 @@ class Block(nn.Module):
 
     def communicate(self, state: States, graph: TokenGraph) -> States:
         """The update of attention along ``graph``."""
-        update: Tensor = self.attention(self.attention_norm(state), graph)
-        return update
+        return cast("Tensor", self.attention(self.attention_norm(state), graph))
 
     def compute(self, state: States) -> States:
         """The update of the MLP, for each token alone."""
-        update: Tensor = self.mlp(self.mlp_norm(state))
-        return update
+        return cast("Tensor", self.mlp(self.mlp_norm(state)))
 
     def forward(self, state: States, graph: TokenGraph) -> States:
         """The state after both updates."""
@@ -79,9 +77,8 @@ class Block(nn.Module):
 
     def listen(self, state: States, graph: TokenGraph) -> Float[Tensor, "batch edges heads"]:
         """The weight of every edge in every head, in the order of ``graph.edge_index``."""
-        _, (_, found) = self.attention(self.attention_norm(state), graph, return_attention_weights=True)
-        weights: Tensor = found
-        return weights
+        found: Any = self.attention(self.attention_norm(state), graph, return_attention_weights=True)
+        return cast("Tensor", found[1][1])
 
 
 class LanguageModel(nn.Module):
@@ -96,6 +93,8 @@ class LanguageModel(nn.Module):
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 300])
     """
+
+    blocks: Any
 
     def __init__(self, config: Config, backend: str | Backend | None = "auto") -> None:
         """Weights are drawn from torch's generator. TypeError for no :class:`Config`."""
@@ -113,8 +112,7 @@ class LanguageModel(nn.Module):
     @property
     def backend(self) -> str | Backend | None:
         """The backend of all blocks' attention."""
-        backend: str | Backend | None = self.layers[0].backend
-        return backend
+        return self.layers[0].backend
 
     @backend.setter
     def backend(self, backend: str | Backend | None) -> None:
@@ -124,7 +122,7 @@ class LanguageModel(nn.Module):
     @property
     def layers(self) -> list[MessagePassingAttention]:
         """The attention layer of each block."""
-        return [block.attention for block in self._blocks]
+        return [block.attention for block in self.blocks]
 
     def forward(
         self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
@@ -138,8 +136,7 @@ class LanguageModel(nn.Module):
         state = self.embedding(tokens)
         for block in self.blocks:
             state = block(state, graph)
-        logits: Tensor = self.unembedding(self.norm(state))
-        return logits
+        return cast("Tensor", self.unembedding(self.norm(state)))
 
     def proceed(self, tokens: Int[Tensor, "batch tokens"], cache: KeyValueCache) -> Logits:
         """Logits of the tokens that follow those in ``cache``, as in the full pass over its graph.
@@ -167,11 +164,10 @@ class LanguageModel(nn.Module):
             raise NotImplementedError(f"{reason}: {advice}")
         state = self.embedding(tokens)
         with cache.all_or_nothing():
-            for number, (block, layer) in enumerate(zip(self._blocks, self.layers, strict=True)):
+            for number, (block, layer) in enumerate(zip(self.blocks, self.layers, strict=True)):
                 state = state + layer.decode(block.attention_norm(state), cache, number)
                 state = state + block.compute(state)
-        logits: Tensor = self.unembedding(self.norm(state))
-        return logits
+        return cast("Tensor", self.unembedding(self.norm(state)))
 
     def can_proceed(self) -> bool:
         """False for the message-passing path, or hooks on a block or its attention."""
@@ -186,7 +182,7 @@ class LanguageModel(nn.Module):
         """The ``2 * num_layers + 1`` states of every token: embedded, then after each update (seed S4.11)."""
         tokens, graph = self._checked(tokens, graph)
         states = [self.embedding(tokens)]
-        for block in self._blocks:
+        for block in self.blocks:
             states.append(states[-1] + block.communicate(states[-1], graph))
             states.append(states[-1] + block.compute(states[-1]))
         return states
@@ -198,11 +194,7 @@ class LanguageModel(nn.Module):
         tokens, graph = self._checked(tokens, graph)
         # before each communication
         states = self.states(tokens, graph)[:-1:2]
-        return [block.listen(state, graph) for block, state in zip(self._blocks, states, strict=True)]
-
-    @property
-    def _blocks(self) -> list[Block]:
-        return cast("list[Block]", list(self.blocks))
+        return [block.listen(state, graph) for block, state in zip(self.blocks, states, strict=True)]
 
     def _checked(self, tokens: Tensor, graph: TokenGraph | None) -> tuple[Tensor, TokenGraph]:
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:

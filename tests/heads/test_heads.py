@@ -167,16 +167,6 @@ class TestForms:
                 by_the_seeds(heads, x_dst, x_src, graph.mask()),
             )
 
-    @each_form
-    def test_gradients_of_the_states(self, form):
-        heads = made(SIZES["everything"])
-        gradients = []
-        for update in (lambda *x: run(form(heads), *x), lambda *x: by_the_seeds(heads, *x, GRAPH.mask())):
-            x = [state.clone().requires_grad_() for state in states(heads)]
-            (update(*x) * seeded(2, DST, 7, seed=30)).sum().backward()
-            gradients.append([state.grad for state in x])
-        for ours, theirs in zip(*gradients, strict=True):
-            assert_exact(ours, theirs)
 
     @pytest.mark.parametrize("side", ["receiver", "sender"])
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
@@ -280,19 +270,6 @@ class TestFromMHA:
             theirs, _ = module(x_dst, x_src, x_src, attn_mask=~mask, need_weights=False)
             assert_exact(run(heads, x_dst, x_src, convert.from_mask(mask)), theirs)
 
-    def test_weights_are_copied(self):
-        module = random_mha()
-        heads = StandardHeads.from_mha(module)
-        before = {name: parameter.clone() for name, parameter in heads.named_parameters()}
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.zero_()
-        for name, parameter in heads.named_parameters():
-            assert torch.equal(parameter, before[name])
-            assert parameter.requires_grad
-            assert parameter.untyped_storage().data_ptr() not in {
-                p.untyped_storage().data_ptr() for p in module.parameters()
-            }
 
 
 class TestFromArrays:
