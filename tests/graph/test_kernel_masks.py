@@ -13,6 +13,7 @@ from support.refusals import assert_refusals
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from gnn_attention import TokenGraph, attend, convert, patterns
+from gnn_attention.graph.tiling import tiles
 
 
 def unpacked(cu_seqlens, window, n):
@@ -99,6 +100,13 @@ class TestBlockMask:
             (lambda: convert.to_window(by_head), ValueError, r"take one with select\(batch, head\)"),
             (lambda: convert.to_varlen(patterns.cross(2, 3)), ValueError, "as many receivers as senders"),
         ]
+        packing, window = "no packing of documents with one window", r"is no window \(left, right\)"
+        strict, prefix, sinks = patterns.strict_causal(4), patterns.prefix(6, 3), patterns.sinks(8, 1)
+        for graph in (strict, prefix, patterns.window(8, 2) | sinks, patterns.tree([-1, 0, 0])):
+            cases.append((lambda graph=graph: convert.to_varlen(graph), ValueError, packing))
+        for graph in (strict, prefix, patterns.documents([3, 3]), causal(6).rows(0, 2)):
+            cases.append((lambda graph=graph: convert.to_window(graph), ValueError, window))
+        cases.append((lambda: tiles(causal(4), 1.5), TypeError, "block must be an integer"))
         assert_refusals(cases)
 
 
@@ -145,27 +153,6 @@ class TestVarlen:
         packed = convert.to_varlen(graph)
         assert torch.equal(unpacked(packed.cu_seqlens, packed.window, n), graph.mask())
 
-    @pytest.mark.parametrize(
-        "graph",
-        [
-            patterns.strict_causal(4),
-            patterns.no_self(4),
-            patterns.window(8, 2) | patterns.sinks(8, 1),
-            patterns.prefix(6, 3),
-            patterns.dilated(8, 2, 3),
-            patterns.documents([4, 4]) & patterns.window(8, 2)
-            | patterns.window(8, 1).rows(0, 8)
-            | patterns.documents([2, 6]),
-            patterns.tree([-1, 0, 0]),
-            patterns.causal(4) - patterns.window(4, 1),
-            patterns.window(4, 0),
-        ],
-        ids=lambda graph: graph.name,
-    )
-    def test_no_packing(self, graph):
-        with pytest.raises(ValueError, match="no packing of documents with one window"):
-            convert.to_varlen(graph)
-
 
 class TestWindow:
     @pytest.mark.parametrize(
@@ -194,17 +181,3 @@ class TestWindow:
             for dst in range(graph.num_dst)
         ]
         assert graph.mask().tolist() == meant
-
-    @pytest.mark.parametrize(
-        "graph",
-        [
-            patterns.documents([3, 3]),
-            patterns.causal(6).rows(0, 2),
-            patterns.strict_causal(4),
-            patterns.window(8, 2) | patterns.sinks(8, 1),
-        ],
-        ids=lambda graph: graph.name,
-    )
-    def test_no_window(self, graph):
-        with pytest.raises(ValueError, match=r"is no window \(left, right\)"):
-            convert.to_window(graph)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.zoo import ROWS
 from torch import Tensor
 
 from gnn_attention import TokenGraph, algebra, patterns
@@ -64,17 +63,6 @@ def test_last_receivers_and_senders(name: str, boxes: bool, monkeypatch: pytest.
         monkeypatch.setattr(enumerate_pairs, "FEW", -1)  # small graphs too
     assert last_receivers(graph).tolist() == expected(mask)
     assert last_senders(graph).tolist() == expected(mask.mT)
-
-
-@pytest.mark.slow
-def test_the_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
-    for row in ROWS:
-        graph = row.build(row.sizes[-1])
-        mask = graph.mask()
-        with monkeypatch.context() as patch:
-            patch.setattr(enumerate_pairs, "FEW", -1)
-            assert last_receivers(graph).tolist() == expected(mask), row.name
-            assert last_senders(graph).tolist() == expected(mask.mT), row.name
 
 
 def test_a_million_tokens_without_their_pairs() -> None:

@@ -92,10 +92,3 @@ class TestKinds:
         deep = 4096 // block  # a late row of tiles: one partial at each end, deep - 1 full between
         assert window.num_partial == rows + (rows - deep)
         assert window.num_full == sum(min(row, deep - 1) for row in range(rows))
-
-    @pytest.mark.parametrize(
-        ("block", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
-    )
-    def test_refusals(self, block, error):
-        with pytest.raises(error, match="block must be"):
-            tiles(patterns.causal(4), block)

@@ -10,7 +10,6 @@ from gnn_attention.graph import tiling
 from gnn_attention.graph.regions import counting, enumerate_pairs
 from gnn_attention.graph.regions.grid_index import Grid
 from gnn_attention.graph.regions.quadtree import Boxes
-from gnn_attention.graph.regions.split_edge_lists import split_edge_lists
 
 N = 60
 
@@ -58,28 +57,6 @@ def by_boxes(monkeypatch):
     """Small graphs too."""
     monkeypatch.setattr(enumerate_pairs, "FEW", -1)
     monkeypatch.setattr(counting, "MANY", -1)
-
-
-def table(rule, graph):
-    return enumerate_pairs.dense(rule, graph.name, graph.shape4, torch.device("cpu"))
-
-
-@each_graph
-def test_elsewhere_the_rule_is_the_same(graph):
-    """Without the pairs, which are distinct and sorted; and the new rule has no list."""
-    found = split_edge_lists(graph.rule, graph.num_dst, graph.num_src)
-    if found is None:
-        assert graph.name in (WINDOW.name, "is_listed", "rule", GRAPHS["a list of fewer tokens"].name)
-        return
-    assert (((found.dst * graph.num_src + found.src).diff()) > 0).all()
-    assert (
-        (found.dst < graph.num_dst) & (found.src < graph.num_src) & (found.dst >= 0) & (found.src >= 0)
-    ).all()
-    before, after = (table(rule, graph) for rule in (graph.rule, found.rule))
-    elsewhere = torch.ones(graph.num_dst, graph.num_src, dtype=torch.bool)
-    elsewhere[found.dst, found.src] = False
-    assert torch.equal(before[..., elsewhere], after[..., elsewhere])
-    assert split_edge_lists(found.rule, graph.num_dst, graph.num_src) is None
 
 
 @each_graph

@@ -167,7 +167,6 @@ class TestForms:
                 by_the_seeds(heads, x_dst, x_src, graph.mask()),
             )
 
-
     @pytest.mark.parametrize("side", ["receiver", "sender"])
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
     def test_factored_heads_are_the_same_parameters(self, side, biases):
@@ -271,7 +270,6 @@ class TestFromMHA:
             assert_exact(run(heads, x_dst, x_src, convert.from_mask(mask)), theirs)
 
 
-
 class TestFromArrays:
     """One set of heads written in every accepted way."""
 
@@ -327,14 +325,6 @@ class TestFromArrays:
             assert_exact(out[..., 4 * h : 4 * h + 4], z[:, h])
         assert_exact(heads.collect(z[0]), out[0])
         assert_exact(heads.collect(z[None]), out[None])
-
-    def test_the_random_state_is_left_alone(self):
-        """Loading weights draws no numbers that are thrown away."""
-        arrays = self.arrays("row", flat=False)
-        state = torch.get_rng_state()
-        heads = StandardHeads.from_arrays(**arrays)
-        MergedHeads.of(heads)
-        assert torch.equal(torch.get_rng_state(), state)
 
 
 ARRAYS = {name: getattr(made(SIZES["everything"]), name).detach() for name in ("W_Q", "W_K", "W_V", "W_O")}

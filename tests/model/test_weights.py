@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import tempfile
 from pathlib import Path
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gnn_attention import model as lm
 from gnn_attention.model import weights
 
 DTYPES = [
@@ -131,17 +129,3 @@ def test_a_file_of_something_else_is_named(path: Path) -> None:
     torch.save({"x": torch.zeros(2)}, path)
     with pytest.raises(ValueError, match=r"some\.safetensors: expected a safetensors file"):
         weights.load(path)
-
-
-def test_the_weights_that_ship_are_those_of_version_0_1_0() -> None:
-    """The digest was computed from the old file with the old reader."""
-    tensors, _ = weights.load(lm.TRAINED)
-    assert digest(tensors) == "643771b0ca245858c8778fd61180e9b232b0b1f9e8401ab5c5a186634de340ac"
-
-
-def digest(tensors: dict[str, Tensor]) -> str:
-    found = hashlib.sha256()
-    for name in sorted(tensors):
-        found.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}\n".encode())
-        found.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
