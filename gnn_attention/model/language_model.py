@@ -159,7 +159,8 @@ class LanguageModel(nn.Module):
             expected = f"{len(self.blocks)} layers, one for each block"
             raise ValueError(f"cache must have {expected}, got {cache.layers}")
         if not self.can_proceed():
-            reason = "the message-passing path (backend=None) and hooks need all tokens at once"
+            hooks = "hooks on blocks or attention layers"
+            reason = f"the message-passing path (backend=None) and {hooks} need all tokens at once"
             advice = "use backend='auto' and remove the hooks, or call the model without a cache"
             raise NotImplementedError(f"{reason}: {advice}")
         state = self.embedding(tokens)
