@@ -10,13 +10,5 @@ from gnn_attention.convert.formats import (
 )
 from gnn_attention.graph.kernel_formats import Varlen, to_block_mask, to_sdpa_mask, to_varlen, to_window
 
-__all__ = [
-    "Varlen",
-    "from_edge_index",
-    "from_mask",
-    "from_networkx",
-    "from_pyg",
-    "to_block_mask",
-    "to_networkx",
-]
-__all__ += ["to_pyg", "to_sdpa_mask", "to_varlen", "to_window"]
+__all__ = ["Varlen", "from_edge_index", "from_mask", "from_networkx", "from_pyg", "to_block_mask"]
+__all__ += ["to_networkx", "to_pyg", "to_sdpa_mask", "to_varlen", "to_window"]

@@ -64,9 +64,7 @@ OPERATORS: Mapping[type[ast.operator], tuple[str, Callable[[TokenGraph, TokenGra
 }
 METHODS = {"rows": "rows(start, stop)", "select": "select(batch, head)"}
 METHODS_TEXT = ", ".join(f".{form}" for form in METHODS.values())
-ALLOWED = (
-    f"allowed are calls of builders, | & - ^ ~ @ **, .T, {METHODS_TEXT}, numbers, strings, lists, tuples"
-)
+ALLOWED = f"allowed are calls of builders, | & - ^ ~ @ **, .T, {METHODS_TEXT}, numbers, strings, lists"
 
 
 def parse(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> TokenGraph:

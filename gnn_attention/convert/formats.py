@@ -39,9 +39,8 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     [[0, 0, 1], [0, 1, 1]]
     """
     if not isinstance(mask, Tensor):
-        raise TypeError(
-            f"mask must be a bool or float tensor, got {type(mask).__name__}; use torch.as_tensor"
-        )
+        kind = type(mask).__name__
+        raise TypeError(f"mask must be a bool or float tensor, got {kind}; use torch.as_tensor")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"mask must be a bool or float tensor, got a {mask.dtype} tensor; use mask.bool()")
     if mask.is_meta:

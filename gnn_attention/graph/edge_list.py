@@ -95,9 +95,7 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
         shape = f"{list(edge_index.shape)}{hint}"
         raise ValueError(f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {shape}")
     if edge_index.is_meta:
-        raise ValueError(
-            "edge_index must hold values, got a tensor on the meta device, which has shapes alone"
-        )
+        raise ValueError("edge_index must hold values, got a tensor on the meta device, which has none")
     # torch_geometric's EdgeIndex
     plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
     edges = plain.detach().to("cpu", torch.int64, copy=True)

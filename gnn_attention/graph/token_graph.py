@@ -220,9 +220,8 @@ class TokenGraph(Frozen):
         """
         start, stop = checks.size("start", start), checks.size("stop", stop)
         if not start <= stop <= self.num_dst:
-            raise IndexError(
-                f"rows({start}, {stop}): expected 0 <= start <= stop <= num_dst = {self.num_dst}"
-            )
+            expected = f"0 <= start <= stop <= num_dst = {self.num_dst}"
+            raise IndexError(f"rows({start}, {stop}): expected {expected}")
         name = f"{text.bracketed(self.name)}.rows({start}, {stop})"
         if self._listed is not None:
             src, dst = self._listed[:, (self._listed[1] >= start) & (self._listed[1] < stop)]
@@ -279,8 +278,7 @@ class TokenGraph(Frozen):
         return flipped if self._listed is None else replace(flipped, _listed=self._listed.flip(0))
 
     def __matmul__(self, other: TokenGraph) -> TokenGraph:
-        """Two hops, the boolean matrix product of the masks: dst attends in ``self`` to a token that attends
-        to src in ``other``.
+        """Two hops, the boolean product of the masks: first along ``other``, then along ``self``.
 
         The result carries its edges. ValueError if the middle tokens or the heads or samples differ.
         """
@@ -300,9 +298,7 @@ class TokenGraph(Frozen):
         """Exactly ``hops`` hops: ``g ** 2 == g @ g``, ``g ** 0`` the self loops. ValueError unless square."""
         hops = checks.size("the power of a graph", hops)
         if (self.num_dst, self.dst_offset) != (self.num_src, self.src_offset):
-            raise ValueError(
-                f"only a square graph has powers, of the same tokens on both sides, got {self!r}"
-            )
+            raise ValueError(f"only a square graph has powers, with the same tokens twice, got {self!r}")
         loops = torch.arange(self.num_dst, device="cpu")
         result = self.from_distinct_edges(torch.stack([loops, loops]), self.num_dst, self.num_src, "loops")
         result = replace(result, dst_offset=self.dst_offset, src_offset=self.src_offset)

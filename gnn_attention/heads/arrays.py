@@ -43,10 +43,9 @@ def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor [B, T, {width}], got {type(x).__name__}")
     if x.dim() != 3 or x.shape[-1] != width or not (x.dtype == dtype or _autocasts(x)):
-        got, advice = list(x.shape), "convert one of them, and give one sequence as x.unsqueeze(0)"
-        raise ValueError(
-            f"x must be [B, T, {width}] in {dtype} for these heads, got {got} in {x.dtype}; {advice}"
-        )
+        advice = "convert one of them, and give one sequence as x.unsqueeze(0)"
+        expected = f"[B, T, {width}] in {dtype} for these heads"
+        raise ValueError(f"x must be {expected}, got {list(x.shape)} in {x.dtype}; {advice}")
 
 
 def plus_bias(update: Tensor, b_O: Tensor | None) -> Tensor:

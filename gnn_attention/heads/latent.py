@@ -16,8 +16,7 @@ __all__ = ["LatentHeads"]
 
 
 class LatentHeads(HeadsBase):
-    """DeepSeek's latent attention in its absorbed form: patterns and messages are in the space of the
-    latents.
+    """DeepSeek's latent attention in its absorbed form, with patterns and messages in the latents' space.
 
     A sender has one latent ``c = norm(x W_DKV)`` and one rotated key ``r = R (x W_KR)`` for all heads. In the
     paper head h has the key ``[c W_UK_h, r]`` and the value ``c W_UV_h``; here both matrices act on the
@@ -152,9 +151,8 @@ class LatentHeads(HeadsBase):
         turn = self.rotary.matrix(distance, rotary_dim).to(self.W_QR).expand(heads, -1, -1)
         content = nn.functional.pad(self.W_UK.mT, (0, rotary_dim))
         rotated = nn.functional.pad(turn, (self.latent_dim, 0))
-        return FactoredMatrix(
-            torch.cat([self.W_UQ, self.W_QR], dim=-1), torch.cat([content, rotated], dim=-2)
-        )
+        left, right = torch.cat([self.W_UQ, self.W_QR], dim=-1), torch.cat([content, rotated], dim=-2)
+        return FactoredMatrix(left, right)
 
     def message_matrix(self) -> FactoredMatrix:
         """``W_M = W_UV W_O`` of each head, ``[heads, latent_dim, width]``, from a latent to its message."""

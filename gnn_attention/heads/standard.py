@@ -170,10 +170,8 @@ class StandardHeads(HeadsBase):
         layout = checks.choice("layout", layout, ("row", "column"))
         num_heads = None if num_heads is None else checks.size("num_heads", num_heads, 1)
         kv = num_heads if num_kv_heads is None else checks.size("num_kv_heads", num_kv_heads, 1)
-        q, k, v = (
-            arrays.heads_first(name, array, count, layout)
-            for name, array, count in (("W_Q", W_Q, num_heads), ("W_K", W_K, kv), ("W_V", W_V, kv))
-        )
+        q = arrays.heads_first("W_Q", W_Q, num_heads, layout)
+        k, v = (arrays.heads_first(name, x, kv, layout) for name, x in (("W_K", W_K), ("W_V", W_V)))
         arrays.check_fit(q, k, v)
         # no random numbers are drawn
         with torch.device("meta"):

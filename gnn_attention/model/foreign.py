@@ -172,9 +172,7 @@ def _one_layer(stack: list[_Place], layer: int | None) -> _Place:
     numbers = [place.number for place in stack]
     if layer is None:
         if len(stack) > 1:
-            raise ValueError(
-                f"the model has {len(stack)} layers with attention: give layer, one of {numbers}"
-            )
+            raise ValueError(f"the model has {len(stack)} layers with attention: layer is one of {numbers}")
         return stack[0]
     number, count = checks.position("layer", layer), numbers.count(layer)
     if not count:

@@ -174,10 +174,8 @@ class LanguageModel(nn.Module):
         """False for the message-passing path, or hooks on a block or its attention."""
         if any(layer.backend is None or layer._is_watched() for layer in self.layers):
             return False
-        hooked = (
-            module._forward_hooks or module._forward_pre_hooks for module in (*self.blocks, *self.layers)
-        )
-        return not any(hooked)
+        modules = (*self.blocks, *self.layers)
+        return not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
     def states(self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None) -> list[States]:
         """The ``2 * num_layers + 1`` states of every token: embedded, then after each update (seed S4.11)."""

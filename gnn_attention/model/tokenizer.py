@@ -212,9 +212,7 @@ def _library() -> Any:
         import tokenizers
     except ImportError as error:
         command = 'pip install "gnn_attention[model]"'
-        raise ImportError(
-            f"a vocabulary encodes and learns with the package tokenizers: {command}"
-        ) from error
+        raise ImportError(f"encode and learn need the package tokenizers: {command}") from error
     return tokenizers
 
 

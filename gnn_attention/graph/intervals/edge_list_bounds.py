@@ -1,8 +1,7 @@
 """A list of edges evaluated on whole boxes at once: which boxes hold a listed pair.
 
 The list is a table of sorted keys ``dst * num_src + src``, closed by the largest int64. Boxes of one size on
-one grid, the usual case, are answered exactly from the number of edges in each cell of that grid; others on
-the safe side.
+one grid are answered exactly from the number of edges in each cell of that grid; others on the safe side.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ LONGEST = 2**21
 
 @dataclass(frozen=True)
 class Boxes:
-    """K boxes of receivers ``dst .. dst + height - 1`` and senders ``src .. src + width - 1`` of one head
-    each.
+    """K boxes of receivers ``dst .. dst + height - 1`` and senders ``src .. src + width - 1`` of a head each.
 
     ``owner`` is the caller's: a number that the parts of a box inherit.
     """
@@ -72,8 +71,7 @@ def root(shape: enumerate_pairs.Shape) -> Boxes:
 
 
 def decompose(rule: Rule, boxes: Boxes, leaf: int = LEAF) -> Iterator[Piece]:
-    """The pieces that together hold every edge of the boxes once; the boxes lie on one grid of their largest
-    size.
+    """The pieces that together hold every edge of the boxes once; the boxes are tiles of one grid.
 
     Sides shrink by four from ``leaf * 4^k`` downwards, so that boxes stay aligned.
     """
