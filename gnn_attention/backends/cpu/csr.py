@@ -19,8 +19,8 @@ from gnn_attention.backends.cpu.csr_primitives import Head, batches, row_maxima,
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.edges import REACH, accumulation_dtype, shares, within_reach
 
-Receivers = Float[Tensor, "batch heads dst dim"]
-Senders = Float[Tensor, "batch kv_heads src dim"]
+Receivers = Float[Tensor, "batch heads dst _"]
+Senders = Float[Tensor, "batch kv_heads src _"]
 PerReceiver = Float[Tensor, "batch heads dst"]
 
 

@@ -26,7 +26,7 @@ LARGEST_TABLE = 2**26  # bytes of masks that are made additive once for all call
 FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 FLASH_BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
-InGroups = Float[Tensor, "groups heads size dim"]
+InGroups = Float[Tensor, "groups _ _ _"]
 
 
 def forward(
