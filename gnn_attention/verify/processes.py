@@ -43,26 +43,22 @@ def results(make: Make, numbers: Sequence[int], jobs: int, deadline: float) -> I
                 return
             yield number, check()
         return
-    before = set(multiprocessing.active_children())
-    try:
-        unfinished = yield from _together(make, chosen, jobs, deadline)
-        while unfinished:
-            unfinished = yield from _one_by_one(make, chosen, unfinished, deadline)
-    finally:
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
+    unfinished = yield from _together(make, chosen, jobs, deadline)
+    while unfinished:
+        unfinished = yield from _one_by_one(make, chosen, unfinished, deadline)
 
 
 def _together(
     make: Make, chosen: dict[int, Check], jobs: int, deadline: float
 ) -> Generator[Numbered, None, list[int]]:
-    pool, unfinished = _pool(make, jobs), list[int]()
-    futures = {pool.submit(_run, batch, deadline): batch for batch in _batches(chosen)}
-    for future in as_completed(futures):
-        try:
-            yield from future.result()
-        except BrokenProcessPool:
-            unfinished += futures[future]
+    unfinished: list[int] = []
+    with _pool(make, jobs) as pool:
+        futures = {pool.submit(_run, batch, deadline): batch for batch in _batches(chosen)}
+        for future in as_completed(futures):
+            try:
+                yield from future.result()
+            except BrokenProcessPool:
+                unfinished += futures[future]
     return sorted(unfinished)
 
 
@@ -70,29 +66,35 @@ def _one_by_one(
     make: Make, chosen: dict[int, Check], numbers: list[int], deadline: float
 ) -> Generator[Numbered, None, list[int]]:
     """Until one of them ends the process."""
-    pool = _pool(make, 1)
-    futures = [pool.submit(_run, [number], deadline) for number in numbers]
-    for place, (number, future) in enumerate(zip(numbers, futures, strict=True)):
-        try:
-            yield from future.result()
-        except BrokenProcessPool:
-            check = chosen[number]
-            yield number, Result(check.group, check.backend, check.dtype, check.name, False, message=DIED)
-            return numbers[place + 1 :]
+    with _pool(make, 1) as pool:
+        futures = [pool.submit(_run, [number], deadline) for number in numbers]
+        for place, (number, future) in enumerate(zip(numbers, futures, strict=True)):
+            try:
+                yield from future.result()
+            except BrokenProcessPool:
+                check = chosen[number]
+                yield number, Result(check.group, check.backend, check.dtype, check.name, False, message=DIED)
+                return numbers[place + 1 :]
     return []
 
 
-def _pool(make: Make, jobs: int) -> ProcessPoolExecutor:
-    """Processes that have made the checks. RuntimeError if one dies before its first."""
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with _interrupts_blocked():
-        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start, (make, threads))
-        try:
+@contextmanager
+def _pool(make: Make, jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that have made the checks, ended at the exit. RuntimeError if one dies before its first."""
+    threads, before = max(1, (os.cpu_count() or 1) // jobs), set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start, (make, threads))
+    try:
+        with _interrupts_blocked():
             for ready in [pool.submit(int) for _ in range(jobs)]:
                 ready.result()
-        except BrokenProcessPool:
-            raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
-    return pool
+    except BrokenProcessPool:
+        raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
+    try:
+        yield pool
+    finally:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -76,8 +76,9 @@ def broken():
 @pytest.mark.slow
 def test_processes_that_cannot_begin_are_no_failed_checks(monkeypatch):
     monkeypatch.setenv("BROKEN", "1")
-    with pytest.raises(RuntimeError, match="died before its first check; try jobs=1"):
-        processes._pool(broken, 2)
+    died = pytest.raises(RuntimeError, match="died before its first check; try jobs=1")
+    with died, processes._pool(broken, 2):
+        pass
 
 
 def test_nothing_is_begun_after_the_deadline():
