@@ -6,37 +6,11 @@ other. Rules are functions of these modules bound by ``functools.partial``, so t
 they use broadcasting operators only, so that ``gnn_attention.graph.tiling`` can evaluate them on whole ranges
 of tokens at once.
 
-Where a builder stands:
-
-===============  ==================================  =============  =============================
-``basic``        all tokens, past, another sequence  ``sequences``  prefixes, packing, orders
-``local``        windows and chunks on a line        ``streaming``  sinks and a window
-``grids``        neighbourhoods in images, videos    ``trees``      ancestors, documents
-``strided``      sets of sparse transformers         ``decoding``   drafts, block diffusion, media
-``hubs``         tokens that all attend to           ``structure``  of a graph: hops, time, types
-``latents``      extra nodes that are no tokens      ``content``    of data: top-k, hashing
-``hierarchies``  logarithmic reach                   ``blocks``     of data, by blocks: MoBA, NSA
-``expanders``    random and expander graphs
-===============  ==================================  =============  =============================
+The modules are the families: ``gnn-attention graphs`` lists them, with an example of each builder.
 """
 
-from gnn_attention.patterns import (
-    basic,
-    blocks,
-    content,
-    decoding,
-    expanders,
-    grids,
-    hierarchies,
-    hubs,
-    latents,
-    local,
-    sequences,
-    streaming,
-    strided,
-    structure,
-    trees,
-)
+import inspect
+
 from gnn_attention.patterns.basic import *  # noqa: F403
 from gnn_attention.patterns.blocks import *  # noqa: F403
 from gnn_attention.patterns.content import *  # noqa: F403
@@ -48,11 +22,8 @@ from gnn_attention.patterns.hubs import *  # noqa: F403
 from gnn_attention.patterns.latents import *  # noqa: F403
 from gnn_attention.patterns.local import *  # noqa: F403
 from gnn_attention.patterns.sequences import *  # noqa: F403
-from gnn_attention.patterns.streaming import *  # noqa: F403
 from gnn_attention.patterns.strided import *  # noqa: F403
 from gnn_attention.patterns.structure import *  # noqa: F403
 from gnn_attention.patterns.trees import *  # noqa: F403
 
-_FIRST = (basic, blocks, content, decoding, expanders, grids, hierarchies, hubs)
-_SECOND = (latents, local, sequences, streaming, strided, structure, trees)
-__all__ = [name for family in (*_FIRST, *_SECOND) for name in family.__all__]
+__all__ = [name for name, value in list(globals().items()) if inspect.isfunction(value)]

@@ -7,14 +7,15 @@ Its axes, its largest entries, and tables by sample and head that a rule looks u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
-from gnn_attention._support.shapes import Tensor
+from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.graph import TokenGraph, text
 
 Sizes = Mapping[str, int]
 
@@ -52,22 +53,53 @@ def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
     return all_axes(name, table, axes)
 
 
-def positions(name: str, values: Iterable[int], count: int, wanted: str) -> list[int]:
-    """Integers in 0 .. count - 1; IndexError says what the argument ``name`` must be or hold."""
-    numbers = [checks.position(f"each of {name}", value) for value in values]
+def integers(name: str, values: Iterable[int], wanted: str) -> list[int]:
+    """Integers as a list; TypeError says of what the argument ``name`` must be a list."""
+    if not isinstance(values, Iterable):
+        got = quoted(values)
+        raise TypeError(f"{name} must be a list of {wanted}, got {got}; for a single one give [{got}]")
+    return [checks.position(f"each of {name}", value) for value in values]
+
+
+def positions(name: str, values: Iterable[int], count: int, wanted: str = "positions") -> list[int]:
+    """Integers in 0 .. count - 1; IndexError says what the argument ``name`` must be."""
+    numbers = integers(name, values, wanted)
     if outside := [number for number in numbers if not 0 <= number < count]:
-        raise IndexError(f"{name} must {wanted} in 0 .. {count - 1}, got {outside[0]}")
+        raise IndexError(f"{name} must be {wanted} in 0 .. {count - 1}, got {outside[0]}")
     return numbers
 
 
-def matching(name: str, data: Tensor, other_name: str, other: Tensor, axis: int) -> None:
-    """ValueError unless both have the same samples, heads and the same size along ``axis``."""
-    if data.shape[:2] != other.shape[:2] or data.shape[axis] != other.shape[axis]:
-        got = f"got {list(data.shape)} and {list(other.shape)} as [batch, heads, ...]"
-        hint = "repeat_interleave keys that several heads share"
-        raise ValueError(
-            f"{name} and {other_name} must agree in their leading axes and in axis {axis}, {got}; {hint}"
-        )
+def square(name: str, graph: TokenGraph) -> None:
+    """TypeError or ValueError for anything but a graph with the same tokens on both sides."""
+    checks.instance(name, graph, TokenGraph)
+    if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
+        raise ValueError(f"{name} must be square, the same tokens on both sides, got {graph!r}")
+
+
+def table(numbers: Sequence[int]) -> Int[Tensor, " tokens"]:
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+def owners(sizes: Sequence[int]) -> Int[Tensor, " tokens"]:
+    return torch.arange(len(sizes), device="cpu").repeat_interleave(table(sizes))
+
+
+def marked(places: Sequence[int], count: int) -> Bool[Tensor, " count"]:
+    """True at these places."""
+    marks = torch.zeros(count, dtype=torch.bool, device="cpu")
+    marks[places] = True
+    return marks
+
+
+def queries_and_keys(q: Any, k: Any, *same: int) -> tuple[Tensor, Tensor, Sizes]:
+    """Both as ``[batch, heads, n, dim]``; ValueError unless they agree in all axes but n, and in ``same``."""
+    (queries, sizes), (keys, _) = all_axes("q", q, "n dim"), all_axes("k", k, "n dim")
+    for axis in (0, 1, -1, *same):
+        if queries.shape[axis] != keys.shape[axis]:
+            got = f"got {list(queries.shape)} and {list(keys.shape)} as [batch, heads, n, dim]"
+            hint = "repeat_interleave keys that several heads share"
+            raise ValueError(f"q and k must agree in axis {axis}, {got}; {hint}")
+    return queries, keys, sizes
 
 
 def largest(values: Tensor, k: int) -> Tensor:
@@ -88,6 +120,21 @@ def look_up(table: Tensor, b: Tensor, h: Tensor, *index: Tensor) -> Tensor:
     if extra == 2:
         return here[(b, h % table.shape[1], *index)]
     return here[(h, *index)] if extra else here[index]
+
+
+def same(ours: Tensor, theirs: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """The rule of labels: receiver and sender have the same."""
+    return look_up(ours, b, h, dst) == look_up(theirs, b, h, src)
+
+
+def chosen(table: Tensor, height: int, width: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """The rule of a table with a row for ``height`` receivers each, and a column for ``width`` senders."""
+    return look_up(table, b, h, dst // height, src // width)
+
+
+def labels(table: Tensor, sizes: Sizes, word: str) -> str:
+    """Labels in a graph's name: spelt out where they are few and the same for all heads."""
+    return shown(table, word) if sizes else text.listed(table[0, 0].tolist(), word, 8)
 
 
 def shown(data: Any, word: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import described, quoted
+from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 
 Value = TypeVar("Value")
@@ -52,42 +52,23 @@ def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def per_axis(
-    name: str, value: int | Sequence[int], sizes: Sequence[int], minimum: int = 1
-) -> tuple[int, ...]:
-    """One value for each axis, the same for all where a single one was given."""
+def per_axis(name: str, value: Any, sizes: Sequence[int], minimum: int | None = 1) -> tuple[int, ...]:
+    """One value for each axis, the same for all where a single one was given; flags for no minimum."""
     if not isinstance(value, Iterable):
-        return (checks.size(name, value, minimum),) * len(sizes)
-    return _as_many(name, tuple(checks.size(f"each of {name}", each, minimum) for each in value), sizes)
+        return (_checked(name, value, minimum),) * len(sizes)
+    values = tuple(_checked(f"each of {name}", each, minimum) for each in value)
+    if len(values) != len(sizes):
+        wanted = f"one value or {len(sizes)}, one for each axis of {tuple(sizes)}"
+        raise ValueError(f"{name} must be {wanted}, got {values}")
+    return values
 
 
-def flags(name: str, value: bool | Sequence[bool], sizes: Sequence[int]) -> tuple[bool, ...]:
-    """One flag for each axis, the same for all where a single one was given."""
-    values = tuple(value) if isinstance(value, Iterable) else (value,) * len(sizes)
-    for flag in values:
-        if not isinstance(flag, bool):
-            raise TypeError(f"{name} must be True or False, or one for each axis, got {described(flag)}")
-    return _as_many(name, values, sizes)
+def _checked(name: str, value: Any, minimum: int | None) -> int:
+    if minimum is not None:
+        return checks.size(name, value, minimum)
+    return checks.instance(name, value, bool)
 
 
 def shown(values: tuple[Value, ...]) -> Value | tuple[Value, ...]:
     """The one value that all axes share, else all of them."""
     return values[0] if len(set(values)) == 1 else values
-
-
-def call(word: str, *arguments: object, **options: tuple[object, object]) -> str:
-    """A builder's call as Python text; an option is ``(value, default)``, spelt out where they differ.
-
-    >>> call("natten", (4, 6), 3, dilation=(2, 1), stride=(1, 1))
-    'natten((4, 6), 3, dilation=2)'
-    """
-    given = [f"{name}={value}" for name, (value, default) in options.items() if value != default]
-    return f"{word}({', '.join([*map(str, arguments), *given])})"
-
-
-def _as_many(name: str, values: tuple[Value, ...], sizes: Sequence[int]) -> tuple[Value, ...]:
-    if len(values) != len(sizes):
-        raise ValueError(
-            f"{name} must be one value or {len(sizes)}, one for each axis of {tuple(sizes)}, got {values}"
-        )
-    return values

@@ -45,12 +45,8 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     2502.11089, section 4.1: k = 16 blocks of 64 tokens, of which 1 is initial and 2 are local). ValueError
     unless there are ``ceil(n / block)`` columns and ``initial + local <= k``.
 
-    >>> print(block_top_k(torch.tensor([[0, 0], [0, 0], [5, 9], [9, 5]]), 2, 1, local=0))
-    block_top_k([4, 2] logits, 2, 1, initial=0, local=0): mask[dst, src] and in-edges
-    0 ■ · · ·   0 <- 0
-    1 ■ ■ · ·   1 <- 0 1
-    2 · · ■ ·   2 <- 2
-    3 ■ ■ · ·   3 <- 0 1
+    >>> block_top_k(torch.tensor([[0, 0], [0, 0], [5, 9], [9, 5]]), 2, 1, local=0).edge_index.tolist()
+    [[0, 0, 1, 2, 0, 1], [0, 1, 1, 2, 3, 3]]
     """
     values, sizes = _data.all_axes("logits", logits, "n blocks")
     block, k = checks.size("block", block, 1), checks.size("k", k)
@@ -66,7 +62,7 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     forced = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(always, torch.inf)
     chosen = _data.largest(forced.masked_fill(column > own, -torch.inf), k)
     name = f"block_top_k({_data.shown(logits, 'logits')}, {block}, {k}, initial={initial}, local={local})"
-    rule = rules.past(partial(_block_chosen, _data.own_axes(chosen, sizes), block))
+    rule = rules.past(partial(_data.chosen, _data.own_axes(chosen, sizes), 1, block))
     return TokenGraph.from_rule(rule, n, name=name, **sizes)
 
 
@@ -81,7 +77,7 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     >>> moba(x, x, 2, 2).in_degree().tolist()
     [1, 2, 3, 4, 3, 4]
     """
-    queries, keys = _queries_and_keys(q, k)
+    queries, keys, _ = _data.queries_and_keys(q, k, -2)
     logits = queries @ _block_means(keys, checks.size("block", block, 1)).mT
     graph = block_top_k(logits[(0,) * (4 - q.dim())], block, checks.size("top", top, 1))
     return replace(graph, name=f"moba({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {block}, {top})")
@@ -99,7 +95,7 @@ def quest(q: Tensor, k: Tensor, page: int, top: int) -> TokenGraph:
     >>> quest(x, x, 2, 1).in_degree().tolist()
     [1, 2, 2, 2, 2]
     """
-    queries, keys = _queries_and_keys(q, k)
+    queries, keys, _ = _data.queries_and_keys(q, k, -2)
     bounds = _page_bounds(queries, keys, checks.size("page", page, 1))
     graph = block_top_k(bounds[(0,) * (4 - q.dim())], page, checks.size("top", top), local=0)
     return replace(graph, name=f"quest({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {page}, {top})")
@@ -136,14 +132,13 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
     >>> tile_top_k(x, x, 2, 1).edge_index.tolist()
     [[0, 1, 0, 1, 2, 3, 2, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
-    (queries, sizes), (keys, _) = _data.all_axes("q", q, "n dim"), _data.all_axes("k", k, "n dim")
-    _data.matching("q", queries, "k", keys, -1)
+    queries, keys, sizes = _data.queries_and_keys(q, k)
     tile, top = checks.size("tile", tile, 1), checks.size("top", top)
     products = _block_means(queries, tile) @ _block_means(keys, tile).mT
     chosen = _data.own_axes(_data.largest(products, top), sizes)
     name = f"tile_top_k({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {tile}, {top})"
-    sides = (queries.shape[-2], keys.shape[-2])
-    return TokenGraph.from_rule(partial(_tile_chosen, chosen, tile), *sides, name=name, **sizes)
+    rule = partial(_data.chosen, chosen, tile, tile)
+    return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], name=name, **sizes)
 
 
 def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: bool = True) -> TokenGraph:
@@ -171,12 +166,8 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     et al. 2019, arXiv 1911.02972). The last block may be short. Raises ValueError for what is no permutation
     of the blocks.
 
-    >>> print(permuted_blocks(4, [1, 0], 2))
-    permuted_blocks(4, [1, 0], 2): mask[dst, src] and in-edges
-    0 · · ■ ■   0 <- 2 3
-    1 · · ■ ■   1 <- 2 3
-    2 ■ ■ · ·   2 <- 0 1
-    3 ■ ■ · ·   3 <- 0 1
+    >>> permuted_blocks(4, [1, 0], 2).edge_index.tolist()
+    [[2, 3, 2, 3, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
     table, sizes, named = _block_table("permutation", permutation, n, block)
     blocks = table.shape[-1]
@@ -184,14 +175,6 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
         raise ValueError(f"permutation must hold each of the {blocks} blocks once, got {permutation}")
     rule = partial(_permuted, _data.own_axes(table, sizes), block)
     return TokenGraph.from_rule(rule, n, name=f"permuted_blocks({n}, {named}, {block})", **sizes)
-
-
-def _block_chosen(chosen: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _data.look_up(chosen, b, h, dst, src // block)
-
-
-def _tile_chosen(chosen: Tensor, tile: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _data.look_up(chosen, b, h, dst // tile, src // tile)
 
 
 def _complete(block: int, stride: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -205,13 +188,6 @@ def _own_or_sorted(order: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor,
 
 def _permuted(permutation: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return _data.look_up(permutation, b, h, dst // block) == src // block
-
-
-def _queries_and_keys(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    queries, keys = (_data.all_axes(name, x, "n dim")[0] for name, x in (("q", q), ("k", k)))
-    _data.matching("q", queries, "k", keys, -1)
-    _data.matching("q", queries, "k", keys, -2)
-    return queries, keys
 
 
 def _in_blocks(x: Tensor, block: int, filler: float) -> Tensor:
@@ -247,4 +223,4 @@ def _block_table(
         raise ValueError(f"{name} must name {wanted}, got {table.shape[-1]}")
     if outside := table[(table < 0) | (table >= blocks)].tolist():
         raise IndexError(f"{name} must name blocks in 0 .. {blocks - 1}, got {outside[0]}")
-    return table, sizes, text.listed(table[0, 0].tolist(), name, 8) if not sizes else _data.shown(table, name)
+    return table, sizes, _data.labels(table, sizes, name)

@@ -43,7 +43,7 @@ def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
     name = text.call("top_k", causal, _data.shown(logits, "logits"), k)
     if not sizes:
         return TokenGraph.from_edges(chosen.nonzero().t().flip(0), num_dst, num_src, name=name)
-    return TokenGraph.from_rule(partial(_is_chosen, chosen), num_dst, num_src, name=name, **sizes)
+    return TokenGraph.from_rule(partial(_data.chosen, chosen, 1, 1), num_dst, num_src, name=name, **sizes)
 
 
 def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> TokenGraph:
@@ -60,8 +60,8 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
     values, sizes = _data.all_axes("points", points, "n dim")
     n = values.shape[-2]
     found = _neighbours(values.double(), min(checks.size("k", k), n), causal, loops)
-    neighbours, ending = _data.own_axes(found, sizes), ")" if loops else ", loops=False)"
-    name = text.call("nearest", causal, _data.shown(points, "points"), k)[:-1] + ending
+    neighbours = _data.own_axes(found, sizes)
+    name = text.call("nearest", causal, _data.shown(points, "points"), k, loops=(loops, True))
     if not sizes:
         dst, place = (neighbours >= 0).nonzero(as_tuple=True)
         return TokenGraph.from_edges(torch.stack([neighbours[dst, place], dst]), n, name=name)
@@ -79,12 +79,8 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
     same vectors. Its computation approximates this graph, Hugging Face's too: a chunk of the sorted tokens
     attends to itself and the chunk before.
 
-    >>> print(shared_bucket(torch.tensor([[0, 1, 0, 0], [5, 6, 7, 6]])))
-    shared_bucket([2, 4] buckets): mask[dst, src] and in-edges
-    0 ■ · · ·   0 <- 0
-    1 · ■ · ·   1 <- 1
-    2 ■ · · ·   2 <- 0
-    3 ■ ■ ■ ·   3 <- 0 1 2
+    >>> shared_bucket(torch.tensor([[0, 1, 0, 0], [5, 6, 7, 6]])).edge_index.tolist()
+    [[0, 1, 0, 0, 1, 2], [0, 1, 2, 3, 3, 3]]
     """
     labels, sizes = _data.whole_numbers("buckets", buckets, "rounds n")
     first, last = _first_of_each(labels), _first_of_each(labels.flip(-1)).flip(-1)
@@ -115,10 +111,9 @@ def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True,
     directions = torch.randn(shape, generator=generator, device="cpu")
     turned = torch.einsum("bhnd,hdrk->bhrnk", values.float(), directions)
     buckets = _data.own_axes(torch.cat([turned, -turned], dim=-1).argmax(dim=-1), sizes)
-    arguments = (_data.shown(vectors, "vectors"), num_buckets, rounds)
-    name = text.call("lsh", causal, *arguments)[:-1] + f", seed={seed})"
-    graph = shared_bucket(buckets, causal)
-    return TokenGraph.from_rule(graph.rule, graph.num_dst, name=name, **sizes)
+    shown = _data.shown(vectors, "vectors")
+    name = text.call("lsh", causal, shown, num_buckets, rounds, seed=(seed, None))
+    return TokenGraph.from_rule(shared_bucket(buckets, causal).rule, values.shape[2], name=name, **sizes)
 
 
 def clusters(
@@ -131,23 +126,20 @@ def clusters(
     exactly one cluster, whatever its size: the nearest centroid of k-means. :func:`routing` is the balanced
     form.
 
-    >>> print(clusters(torch.tensor([3, 8, 3, 8])))
-    clusters([3, 8, 3, 8]): mask[dst, src] and in-edges
-    0 ■ · · ·   0 <- 0
-    1 · ■ · ·   1 <- 1
-    2 ■ · ■ ·   2 <- 0 2
-    3 · ■ · ■   3 <- 1 3
+    >>> clusters(torch.tensor([3, 8, 3, 8])).edge_index.tolist()
+    [[0, 1, 0, 2, 1, 3], [0, 1, 2, 2, 3, 3]]
     """
     ours, sizes = _data.whole_numbers("dst_labels", dst_labels, "n")
     theirs, _ = (ours, sizes) if src_labels is None else _data.whole_numbers("src_labels", src_labels, "n")
     if ours.shape[:2] != theirs.shape[:2]:
-        got = f"got {list(ours.shape)} and {list(theirs.shape)}"
-        raise ValueError(f"both labels must have the same heads and batch, {got}")
-    named = [_labels(table, sizes) for table in (ours, theirs)[: 1 if src_labels is None else 2]]
-    rule = partial(_same_label, _data.own_axes(ours, sizes), _data.own_axes(theirs, sizes))
+        shapes = f"{list(ours.shape)} and {list(theirs.shape)}"
+        raise ValueError(f"both labels must have the same heads and batch, got {shapes}")
+    named = [
+        _data.labels(table, sizes, "labels") for table in (ours, theirs)[: 1 if src_labels is None else 2]
+    ]
     name = text.call("clusters", causal, *named)
-    sides = (ours.shape[-1], theirs.shape[-1])
-    return TokenGraph.from_rule(rules.past(rule, causal), *sides, name=name, **sizes)
+    rule = rules.past(partial(_data.same, _data.own_axes(ours, sizes), _data.own_axes(theirs, sizes)), causal)
+    return TokenGraph.from_rule(rule, ours.shape[-1], theirs.shape[-1], name=name, **sizes)
 
 
 def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True) -> TokenGraph:
@@ -162,9 +154,8 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
     >>> routing(x, x, torch.eye(2), 2).edge_index.t().tolist()
     [[0, 0], [1, 1], [0, 2], [2, 2], [1, 3], [3, 3]]
     """
-    (queries, sizes), (keys, _) = _data.all_axes("q", q, "n dim"), _data.all_axes("k", k, "n dim")
+    queries, keys, sizes = _data.queries_and_keys(q, k)
     centres, _ = _data.all_axes("centroids", centroids, "clusters dim")
-    _data.matching("q", queries, "k", keys, -1)
     samples, heads, _, dim = centres.shape
     if dim != keys.shape[-1] or samples != 1 or heads not in (1, keys.shape[1]):
         wanted = f"[clusters, {keys.shape[-1]}], or that for each head of q"
@@ -199,10 +190,6 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
     return TokenGraph.from_rule(rule, n, heads=max(heads, default=None), name=name)
 
 
-def _is_chosen(chosen: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _data.look_up(chosen, b, h, dst, src)
-
-
 def _is_neighbour(columns: tuple[Tensor, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     found = (dst < 0) & (src < 0)
     for column in columns:
@@ -217,10 +204,6 @@ def _shares(
     for labels in rounds:
         shared = shared | (_data.look_up(labels, b, h, dst) == _data.look_up(labels, b, h, src))
     return (shared & (dst != src)) | (_data.look_up(alone, b, h, dst) & (dst == src))
-
-
-def _same_label(ours: Tensor, theirs: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _data.look_up(ours, b, h, dst) == _data.look_up(theirs, b, h, src)
 
 
 def _routed(pairs: tuple[tuple[Tensor, ...], ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -257,11 +240,6 @@ def _neighbours(points: Tensor, k: int, causal: bool, loops: bool) -> Tensor:
     return torch.cat(found, dim=2)
 
 
-def _labels(table: Tensor, sizes: _data.Sizes) -> str:
-    """The labels in a graph's name: spelt out where they are few and the same for all heads."""
-    return _data.shown(table, "labels") if sizes else text.listed(table[0, 0].tolist(), "labels", 8)
-
-
 def _first_of_each(labels: Tensor) -> Tensor:
     ordered, place = labels.sort(dim=-1, stable=True)
     new = torch.ones_like(ordered, dtype=torch.bool)
@@ -277,9 +255,4 @@ def _positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
         raise TypeError(f"{name} must be a list of positions, or one for each head, got {quoted(positions)}")
     if positions and all(isinstance(row, (Sequence, Tensor)) for row in positions):
         return torch.stack([_positions(name, row, n) for row in positions])
-    chosen = [checks.position(f"each of {name}", position) for position in positions]
-    if outside := [position for position in chosen if not 0 <= position < n]:
-        raise IndexError(f"{name} must be positions in 0 .. {n - 1}, got {outside[0]}")
-    table = torch.zeros(n, dtype=torch.bool, device="cpu")
-    table[chosen] = True
-    return table
+    return _data.marked(_data.positions(name, positions, n), n)

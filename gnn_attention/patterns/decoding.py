@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-import torch
-
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, text
 from gnn_attention.patterns import _data
+from gnn_attention.patterns.sequences import shared_prefix
 
 __all__ = ["block_diffusion", "draft_training", "media_cross"]
 
@@ -52,7 +51,7 @@ def draft_training(prefix: int, blocks: int, block: int) -> TokenGraph:
     prefix, blocks = checks.size("prefix", prefix), checks.size("blocks", blocks)
     block = checks.size("block", block, 1)
     name = f"draft_training({prefix}, {blocks}, {block})"
-    return TokenGraph.from_rule(partial(_draft_training, prefix, block), prefix + blocks * block, name=name)
+    return replace(shared_prefix(prefix, [block] * blocks), name=name)
 
 
 def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) -> TokenGraph:
@@ -65,19 +64,18 @@ def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) ->
     ``media[k] <= dst``. Flamingo (Alayrac et al. 2022, arXiv 2204.14198). IndexError for a position outside
     ``0 .. n - 1``.
 
-    >>> print(media_cross(4, [1, 3], 2))
-    media_cross(4, [1, 3], 2): mask[dst, src] and in-edges
-    0 · · · ·   0 <- none
-    1 ■ ■ · ·   1 <- 0 1
-    2 ■ ■ · ·   2 <- 0 1
-    3 · · ■ ■   3 <- 2 3
+    >>> media_cross(4, [1, 3], 2).edge_index.tolist()
+    [[0, 1, 0, 1, 2, 3], [1, 1, 2, 2, 3, 3]]
     """
     n, tokens = checks.size("n", n), checks.size("tokens", tokens, 1)
-    places = _places(media, n)
-    stands = torch.zeros(n, dtype=torch.int64, device="cpu")
-    stands[places] = 1
-    rule = partial(_last_medium if last else _media_so_far, stands.cumsum(0), tokens)
-    name = f"media_cross({n}, {text.listed(places, 'media')}, {tokens}{'' if last else ', last=False'})"
+    places = _data.positions("media", media, n, "text positions")
+    if any(later <= earlier for earlier, later in pairwise(places)):
+        raise ValueError(
+            f"media must be strictly increasing positions, got {text.listed(places, 'positions')}"
+        )
+    so_far = _data.marked(places, n).cumsum(0)
+    rule = partial(_last_medium if last else _media_so_far, so_far, tokens)
+    name = text.call("media_cross", True, n, text.listed(places, "media"), tokens, last=(last, True))
     return TokenGraph.from_rule(rule, n, len(places) * tokens, name=name)
 
 
@@ -88,25 +86,9 @@ def _block_diffusion(n: int, block: int, b: Tensor, h: Tensor, dst: Tensor, src:
     return among_noised | earlier | among_clean
 
 
-def _draft_training(prefix: int, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    own = (src - prefix) // block == (dst - prefix) // block
-    return (src <= dst) & ((src < prefix) | own)
-
-
 def _last_medium(so_far: Tensor, tokens: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return src // tokens + 1 == so_far.to(dst.device)[dst]
 
 
 def _media_so_far(so_far: Tensor, tokens: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return src // tokens < so_far.to(dst.device)[dst]
-
-
-def _places(media: Sequence[int], n: int) -> list[int]:
-    if not isinstance(media, Iterable):
-        got = f"got {quoted(media)}; one image is [{quoted(media)}]"
-        raise TypeError(f"media must be a list of text positions, {got}")
-    places = _data.positions("media", media, n, "be text positions")
-    if any(later <= earlier for earlier, later in pairwise(places)):
-        got = text.listed(places, "positions")
-        raise ValueError(f"media must be strictly increasing positions, got {got}")
-    return places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import prod, sqrt
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, text
+from gnn_attention.patterns._grid_rules import places
 
 if TYPE_CHECKING:
     import networkx
@@ -36,7 +38,7 @@ def random_senders(n: int, r: int, seed: int = 0, causal: bool = True) -> TokenG
     drawn = _distinct(token + 1 if causal else torch.full_like(token, n), min(r, n), seed)
     src, row = drawn.sort(0).values.t().flatten(), token.repeat_interleave(len(drawn))
     edges = torch.stack([src, row])[:, src < n]
-    name = text.call("random_senders", causal, n, r, *_arguments(0, seed=seed))
+    name = text.call("random_senders", causal, n, r, seed=(seed, 0))
     return TokenGraph.from_edges(edges, n, name=name)
 
 
@@ -63,8 +65,8 @@ def expander(
     token = torch.arange(n, device="cpu").expand_as(neighbours)
     edges = torch.stack([neighbours.flatten(), token.flatten()])
     chosen = edges[:, edges[0] < edges[1] if causal else edges[0] != edges[1]]
-    given = _arguments("cycles", method=method) + _arguments(0, seed=seed) + _arguments(100, draws=draws)
-    return _coalesce(chosen, n, text.call("expander", causal, n, d, *given))
+    options = {"method": (method, "cycles"), "seed": (seed, 0), "draws": (draws, 100)}
+    return _coalesce(chosen, n, text.call("expander", causal, n, d, **options))
 
 
 def hypercube(dimension: int) -> TokenGraph:
@@ -74,33 +76,24 @@ def hypercube(dimension: int) -> TokenGraph:
     ``butterfly(2**d)``. Any token is reached by any other within ``dimension`` layers. As networkx's
     ``hypercube_graph``, digits read as a binary number.
 
-    >>> print(hypercube(2))
-    hypercube(2): mask[dst, src] and in-edges
-    0 · ■ ■ ·   0 <- 1 2
-    1 ■ · · ■   1 <- 0 3
-    2 ■ · · ■   2 <- 0 3
-    3 · ■ ■ ·   3 <- 1 2
+    >>> hypercube(2).edge_index.tolist()
+    [[1, 2, 0, 3, 0, 3, 1, 2], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
     dimension = checks.size("dimension", dimension)
-    return TokenGraph.from_rule(partial(_hypercube, dimension), 2**dimension, name=f"hypercube({dimension})")
+    return replace(torus(*[2] * dimension), name=f"hypercube({dimension})")
 
 
 def de_bruijn(k: int, length: int) -> TokenGraph:
-    """The words of ``length`` letters out of k.
+    """A word attends to those that become it by dropping their first letter and adding one.
 
-    A word attends to those that become it by dropping the first letter, adding one. A word is a number below
-    ``n = k^length`` with base k: ``dst // k == src % (n // k)``. In-degree and out-degree k, the k words of
-    one letter attending to themselves; directed. Between any two words there is exactly one walk of
-    ``length`` edges, so after ``length = log_k n`` layers every token has received from every token. No graph
-    of in-degree ``k > 1`` does it in fewer: one layer less receives from ``1 + k + ... + k^(length - 1) < n``
-    tokens at most.
+    The words of ``length`` letters out of k are the numbers below ``n = k^length`` with base k:
+    ``dst // k == src % (n // k)``. In-degree and out-degree k, the k words of one letter attending to
+    themselves; directed. Between any two words there is exactly one walk of ``length`` edges, so after
+    ``length = log_k n`` layers every token has received from every token. No graph of in-degree ``k > 1``
+    does it in fewer: one layer less receives from ``1 + k + ... + k^(length - 1) < n`` tokens at most.
 
-    >>> print(de_bruijn(2, 2))
-    de_bruijn(2, 2): mask[dst, src] and in-edges
-    0 ■ · ■ ·   0 <- 0 2
-    1 ■ · ■ ·   1 <- 0 2
-    2 · ■ · ■   2 <- 1 3
-    3 · ■ · ■   3 <- 1 3
+    >>> de_bruijn(2, 2).edge_index.tolist()
+    [[0, 2, 0, 2, 1, 3, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
     k, length = checks.size("k", k, 1), checks.size("length", length, 1)
     rule = partial(_de_bruijn, k, k ** (length - 1))
@@ -120,8 +113,9 @@ def torus(*sizes: int) -> TokenGraph:
     [1, 3, 4, 8]
     """
     lengths = [checks.size("each of sizes", size, 1) for size in sizes]
-    strides = [prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
-    axes = tuple((stride, length) for stride, length in zip(strides, lengths, strict=True) if length > 1)
+    axes = tuple(
+        (stride, length) for stride, length in zip(places(lengths), lengths, strict=True) if length > 1
+    )
     name = f"torus({', '.join(map(str, lengths))})"
     return TokenGraph.from_rule(partial(_torus, axes), prod(lengths), name=name)
 
@@ -143,7 +137,7 @@ def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
     p = _chance("p", p)
     import networkx
 
-    name = f"watts_strogatz({', '.join(map(str, [n, k, p, *_arguments(0, seed=seed)]))})"
+    name = text.call("watts_strogatz", True, n, k, p, seed=(seed, 0))
     return _both_directions(networkx.watts_strogatz_graph(n, k, p, seed=seed), n, name)
 
 
@@ -160,15 +154,8 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
     n, p, seed = checks.size("n", n), _chance("p", p), checks.size("seed", seed)
     import networkx
 
-    name = f"erdos_renyi({', '.join(map(str, [n, p, *_arguments(0, seed=seed)]))})"
+    name = text.call("erdos_renyi", True, n, p, seed=(seed, 0))
     return _both_directions(networkx.fast_gnp_random_graph(n, p, seed=seed), n, name)
-
-
-def _hypercube(dimension: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    edge = (dst < 0) & (src < 0)
-    for stride in (2**k for k in range(dimension)):
-        edge = edge | ((dst // (2 * stride) == src // (2 * stride)) & ((dst - src).abs() == stride))
-    return edge
 
 
 def _de_bruijn(k: int, rest: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -258,7 +245,3 @@ def _chance(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ValueError(f"{name} must be a probability in [0, 1], got {quoted(value)}")
     return float(value)
-
-
-def _arguments(default: object, **given: object) -> list[str]:
-    return [f"{word}={value!r}" for word, value in given.items() if value != default]

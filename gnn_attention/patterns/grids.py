@@ -16,17 +16,8 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
-from gnn_attention.patterns._grid_rules import (
-    Axis,
-    Interval,
-    call,
-    flags,
-    in_box,
-    per_axis,
-    places,
-    shape_of,
-    shown,
-)
+from gnn_attention.graph.text import call
+from gnn_attention.patterns._grid_rules import Axis, Interval, in_box, per_axis, places, shape_of, shown
 
 __all__ = [
     "axial",
@@ -41,14 +32,12 @@ __all__ = [
 
 
 Sizes = tuple[int, ...]
+PerAxis = int | Sequence[int]
+Flags = bool | Sequence[bool]
 
 
 def natten(
-    shape: Sequence[int],
-    kernel: int | Sequence[int],
-    dilation: int | Sequence[int] = 1,
-    stride: int | Sequence[int] = 1,
-    causal: bool | Sequence[bool] = False,
+    shape: Sequence[int], kernel: PerAxis, dilation: PerAxis = 1, stride: PerAxis = 1, causal: Flags = False
 ) -> TokenGraph:
     """Neighbourhood attention: ``kernel`` coordinates along each axis, pushed inwards at the border.
 
@@ -72,16 +61,16 @@ def natten(
     """
     sizes = shape_of(shape)
     kernels, steps = per_axis("kernel", kernel, sizes), per_axis("dilation", dilation, sizes)
-    strides, ends = per_axis("stride", stride, sizes), flags("causal", causal, sizes)
+    strides, ends = per_axis("stride", stride, sizes), per_axis("causal", causal, sizes, None)
     _check_kernels(sizes, kernels, steps, strides)
     spans = [_neighbours(*axis) for axis in zip(sizes, kernels, steps, strides, ends, strict=True)]
     box = tuple(map(Axis, places(sizes), sizes, spans, steps))
     options = {"dilation": (shown(steps), 1), "stride": (shown(strides), 1), "causal": (shown(ends), False)}
-    name = call("natten", sizes, shown(kernels), **options)
+    name = call("natten", True, sizes, shown(kernels), **options)
     return TokenGraph.from_rule(partial(in_box, box), math.prod(sizes), name=name)
 
 
-def swin(shape: Sequence[int], window: int | Sequence[int], shift: int | Sequence[int] = 0) -> TokenGraph:
+def swin(shape: Sequence[int], window: PerAxis, shift: PerAxis = 0) -> TokenGraph:
     """Windowed attention: each token attends to its window.
 
     The partition into windows is moved by ``shift`` along each axis. ``(x - shift) // window`` is the same
@@ -102,11 +91,11 @@ def swin(shape: Sequence[int], window: int | Sequence[int], shift: int | Sequenc
             got = f"got {by} for a window of {size} along axis {axis}"
             raise ValueError(f"shift must be less than window, {got}")
     box = tuple(map(Axis, places(sizes), sizes, map(_windows, sizes, windows, shifts)))
-    name = call("swin", sizes, shown(windows), shift=(shown(shifts), 0))
+    name = call("swin", True, sizes, shown(windows), shift=(shown(shifts), 0))
     return TokenGraph.from_rule(partial(in_box, box), math.prod(sizes), name=name)
 
 
-def haloed_blocks(shape: Sequence[int], block: int | Sequence[int], halo: int | Sequence[int]) -> TokenGraph:
+def haloed_blocks(shape: Sequence[int], block: PerAxis, halo: PerAxis) -> TokenGraph:
     """Each token attends to its block and a margin of ``halo`` around it, cut at the border.
 
     ``block * (x // block) - halo <= y < block * (x // block + 1) + halo`` for sender y and receiver x along
@@ -119,7 +108,7 @@ def haloed_blocks(shape: Sequence[int], block: int | Sequence[int], halo: int | 
     sizes = shape_of(shape)
     blocks, halos = per_axis("block", block, sizes), per_axis("halo", halo, sizes, 0)
     box = tuple(map(Axis, places(sizes), sizes, map(_haloed, sizes, blocks, halos)))
-    name = call("haloed_blocks", sizes, shown(blocks), shown(halos))
+    name = call("haloed_blocks", True, sizes, shown(blocks), shown(halos))
     return TokenGraph.from_rule(partial(in_box, box), math.prod(sizes), name=name)
 
 
@@ -141,13 +130,11 @@ def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
         if not 0 <= axis < len(sizes):
             raise IndexError(f"axis must be in 0 .. {len(sizes) - 1} for a grid of shape {sizes}, got {axis}")
         lines = lines[axis : axis + 1]
-    name = call("axial", sizes, axis=(axis, None))
+    name = call("axial", True, sizes, axis=(axis, None))
     return TokenGraph.from_rule(partial(_axial, tuple(lines)), math.prod(sizes), name=name)
 
 
-def image_local_2d(
-    shape: Sequence[int], block: int | Sequence[int], memory: int | Sequence[int]
-) -> TokenGraph:
+def image_local_2d(shape: Sequence[int], block: PerAxis, memory: PerAxis) -> TokenGraph:
     """Each pixel attends to its own block so far and the memory above and next to that block.
 
     A picture generated block by block. Of the memory around its block each token attends to what was
@@ -165,17 +152,14 @@ def image_local_2d(
     if len(sizes) != 2:
         raise ValueError(f"shape must be (height, width), got {sizes}")
     blocks, memories = per_axis("block", block, sizes), per_axis("memory", memory, sizes, 0)
-    rule = partial(_image_local, sizes[1], blocks, memories)
-    name = call("image_local_2d", sizes, shown(blocks), shown(memories))
-    return TokenGraph.from_rule(rule, math.prod(sizes), name=name)
+    name = call("image_local_2d", True, sizes, shown(blocks), shown(memories))
+    return TokenGraph.from_rule(
+        partial(_image_local, sizes[1], blocks, memories), math.prod(sizes), name=name
+    )
 
 
 def sliding_tile(
-    shape: Sequence[int],
-    tile: int | Sequence[int],
-    window: int | Sequence[int],
-    text: int = 0,
-    tiled: bool = False,
+    shape: Sequence[int], tile: PerAxis, window: PerAxis, text: int = 0, tiled: bool = False
 ) -> TokenGraph:
     """All tokens of a tile attend to the same ``window`` tiles along each axis.
 
@@ -201,7 +185,7 @@ def sliding_tile(
     else:
         box = tuple(map(Axis, places(sizes), sizes, map(_spread, spans, tiles)))
     video, options = math.prod(sizes), {"text": (text, 0), "tiled": (tiled, False)}
-    name = call("sliding_tile", sizes, shown(tiles), shown(windows), **options)
+    name = call("sliding_tile", True, sizes, shown(tiles), shown(windows), **options)
     return TokenGraph.from_rule(partial(_in_box_or_text, box, video), video + text, name=name)
 
 
@@ -218,12 +202,11 @@ def svg_spatial(
     >>> svg_spatial(2, 2, 2, prompt=1).in_degree().tolist()
     [5, 3, 4, 4, 3]
     """
-    frames, frame_size, w, prompt = _video(frames, frame_size, w, prompt)
-    shared = min(prompt + frame_size, prompt + frames * frame_size) if first_frame else prompt
+    n, w = _video(frames, frame_size, prompt), checks.size("w", w)
+    shared = min(prompt + frame_size, n) if first_frame else prompt
     options = {"prompt": (prompt, 0), "first_frame": (first_frame, False)}
-    name = call("svg_spatial", frames, frame_size, w, **options)
-    rule = partial(_spatial, prompt, shared, w)
-    return TokenGraph.from_rule(rule, prompt + frames * frame_size, name=name)
+    name = call("svg_spatial", True, frames, frame_size, w, **options)
+    return TokenGraph.from_rule(partial(_spatial, prompt, shared, w), n, name=name)
 
 
 def svg_temporal(frames: int, frame_size: int, w: int, prompt: int = 0) -> TokenGraph:
@@ -238,10 +221,9 @@ def svg_temporal(frames: int, frame_size: int, w: int, prompt: int = 0) -> Token
     >>> svg_temporal(2, 2, 1, prompt=1).in_degree().tolist()
     [5, 3, 3, 3, 3]
     """
-    frames, frame_size, w, prompt = _video(frames, frame_size, w, prompt)
-    rule = partial(_temporal, prompt, frame_size, w)
-    name = call("svg_temporal", frames, frame_size, w, prompt=(prompt, 0))
-    return TokenGraph.from_rule(rule, prompt + frames * frame_size, name=name)
+    n, w = _video(frames, frame_size, prompt), checks.size("w", w)
+    name = call("svg_temporal", True, frames, frame_size, w, prompt=(prompt, 0))
+    return TokenGraph.from_rule(partial(_temporal, prompt, frame_size, w), n, name=name)
 
 
 def _in_box_or_text(
@@ -312,9 +294,10 @@ def _whole_tiles(sizes: Sequence[int], tiles: Sequence[int]) -> tuple[int, ...]:
     return tuple(size // tile for size, tile in zip(sizes, tiles, strict=True))
 
 
-def _video(frames: int, frame_size: int, w: int, prompt: int) -> tuple[int, int, int, int]:
-    frames, frame_size = checks.size("frames", frames), checks.size("frame_size", frame_size, 1)
-    return frames, frame_size, checks.size("w", w), checks.size("prompt", prompt)
+def _video(frames: int, frame_size: int, prompt: int) -> int:
+    """The number of tokens."""
+    video = checks.size("frames", frames) * checks.size("frame_size", frame_size, 1)
+    return checks.size("prompt", prompt) + video
 
 
 def _check_kernels(sizes: Sizes, kernels: Sizes, steps: Sizes, strides: Sizes, word: str = "kernel") -> None:

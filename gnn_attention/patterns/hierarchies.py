@@ -35,7 +35,7 @@ def log_sparse(n: int, causal: bool = True) -> TokenGraph:
     >>> log_sparse(6).in_degree().tolist()
     [1, 2, 3, 3, 4, 4]
     """
-    rule = partial(_log_sparse, _powers_below(checks.size("n", n)), not causal)
+    rule = rules.past(partial(_log_sparse, _powers_below(checks.size("n", n))), causal)
     return TokenGraph.from_rule(rule, n, name=text.call("log_sparse", causal, n))
 
 
@@ -71,9 +71,8 @@ def butterfly(n: int, block: int = 1, levels: int | None = None) -> TokenGraph:
     """
     block = checks.size("block", block, 1)
     blocks = -(-checks.size("n", n) // block)
-    given = "" if levels is None else f", levels={levels}"
+    name = text.call("butterfly", True, n, block=(block, 1), levels=(levels, None))
     levels = max(blocks - 1, 0).bit_length() if levels is None else checks.size("levels", levels)
-    name = f"butterfly({n}{f', {block}' if block > 1 else ''}{given})"
     return TokenGraph.from_rule(partial(_butterfly, block, levels), n, name=name)
 
 
@@ -86,18 +85,13 @@ def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
     factors is full, each pair by exactly one path of blocks. A factor of block butterfly matrices (Dao et al.
     2022, arXiv 2112.00029).
 
-    >>> print(butterfly_factor(4, 1))
-    butterfly_factor(4, 1): mask[dst, src] and in-edges
-    0 ■ · ■ ·   0 <- 0 2
-    1 · ■ · ■   1 <- 1 3
-    2 ■ · ■ ·   2 <- 0 2
-    3 · ■ · ■   3 <- 1 3
+    >>> butterfly_factor(4, 1).edge_index.tolist()
+    [[0, 2, 1, 3, 0, 2, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
     n = checks.size("n", n)
     level, block = checks.size("level", level), checks.size("block", block, 1)
-    rule = partial(_butterfly_factor, block, 2**level)
-    name = f"butterfly_factor({n}, {level}{f', {block}' if block > 1 else ''})"
-    return TokenGraph.from_rule(rule, n, name=name)
+    name = text.call("butterfly_factor", True, n, level, block=(block, 1))
+    return TokenGraph.from_rule(partial(_butterfly_factor, block, 2**level), n, name=name)
 
 
 def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
@@ -153,10 +147,10 @@ def longnet(
     if len(sizes) != len(steps) or not sizes:
         got = f"got {len(steps)} dilations for {len(sizes)} segments"
         raise ValueError(f"longnet needs a dilation for each segment length, {got}")
-    shown = [text.listed(sizes, "segments"), text.listed(steps, "dilations")]
-    shown += [] if heads is None else [f"heads={heads}"]
+    shown = text.listed(sizes, "segments"), text.listed(steps, "dilations")
+    name = text.call("longnet", causal, n, *shown, heads=(heads, None))
     rule = rules.past(partial(_longnet, tuple(zip(sizes, steps, strict=True)), heads is not None), causal)
-    return TokenGraph.from_rule(rule, n, heads=heads, name=text.call("longnet", causal, n, *shown))
+    return TokenGraph.from_rule(rule, n, heads=heads, name=name)
 
 
 def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> TokenGraph:
@@ -202,15 +196,13 @@ def fibottention(
     for head in range(heads):
         distances = _wythoff_row(head + 1, w_min + (furthest - w_min) * head // max(heads - 1, 1), modified)
         attended[head, [distance for distance in distances if distance < n]] = True
-    given = f"{n}, {heads}" + ("" if w_min == 5 and w_max is None else f", {w_min}, {w_max}")
-    name = f"fibottention({given}{', modified=True' if modified else ''})"
+    bounds = () if w_min == 5 and w_max is None else (w_min, w_max)
+    name = text.call("fibottention", True, n, heads, *bounds, modified=(modified, False))
     return TokenGraph.from_rule(partial(_by_distance, attended), n, heads=heads, name=name)
 
 
-def _log_sparse(
-    powers: tuple[int, ...], both: bool, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    return _zero_or_one_of(powers, (dst - src).abs() if both else dst - src)
+def _log_sparse(powers: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return _zero_or_one_of(powers, (dst - src).abs())
 
 
 def _power_attention(

@@ -8,17 +8,13 @@ from functools import partial
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
-from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
 
 __all__ = ["bigbird", "bigbird_etc", "etc", "global_tokens", "longformer", "sinks"]
 
-
-Drawn = tuple[
-    Int[Tensor, "..."], ...
-]  # random blocks of each block, a table [blocks] or [heads, blocks] each
+Drawn = tuple[Tensor, ...]
 
 
 def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
@@ -42,12 +38,8 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
     number m for the first m. Longformer's global attention (Beltagy et al. 2020, arXiv 2004.05150, section
     3.1) is ``causal=False``. IndexError for a position outside ``0 .. n - 1``.
 
-    >>> print(global_tokens(4, [1]))
-    global_tokens(4, [1]): mask[dst, src] and in-edges
-    0 · · · ·   0 <- none
-    1 ■ ■ · ·   1 <- 0 1
-    2 · ■ · ·   2 <- 1
-    3 · ■ · ·   3 <- 1
+    >>> global_tokens(4, [1]).edge_index.tolist()
+    [[0, 1, 1, 1], [1, 1, 2, 3]]
     """
     n = checks.size("n", n)
     is_global, shown = _token_table(n, tokens)
@@ -91,8 +83,10 @@ def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> 
     n, w, first = checks.size("n", n), checks.size("w", w), checks.size("num_global", num_global)
     if owner is None:
         return TokenGraph.from_rule(partial(_etc, first, w), first + n, name=f"etc({n}, {w}, {first})")
-    owners = _owners(n, first, owner)
-    table = torch.tensor([*range(first), *owners], dtype=torch.int64, device="cpu")
+    owners = _data.positions("owner", owner, first, "global tokens")
+    if len(owners) != n:
+        raise ValueError(f"owner must name one for each of the {n} long tokens, got {len(owners)} of them")
+    table = _data.table([*range(first), *owners])
     name = f"etc({n}, {w}, {first}, owner={text.listed(owners, 'owners')})"
     return TokenGraph.from_rule(partial(_etc_owned, first, w, table), first + n, name=name)
 
@@ -119,7 +113,7 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
     blocks = -(-n // size)
     drawn = _random_blocks(blocks, {0, blocks - 1}, num_random, heads, seed)
     rule = partial(_bigbird, size, blocks - 1, drawn)
-    name = _bigbird_name(f"bigbird({n}, {size}", num_random, heads, seed)
+    name = text.call("bigbird", True, n, size, **_draw_options(num_random, heads, seed))
     return TokenGraph.from_rule(rule, n, heads=heads, name=name)
 
 
@@ -141,7 +135,7 @@ def bigbird_etc(
     first = checks.size("num_global", num_global)
     drawn = _random_blocks(-(-n // size), set(), num_random, heads, seed)
     rule = partial(_bigbird_etc, first, size, drawn)
-    name = _bigbird_name(f"bigbird_etc({n}, {size}, {first}", num_random, heads, seed)
+    name = text.call("bigbird_etc", True, n, size, first, **_draw_options(num_random, heads, seed))
     return TokenGraph.from_rule(rule, first + n, heads=heads, name=name)
 
 
@@ -150,8 +144,7 @@ def _sinks(s: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
 
 
 def _global(is_global: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    table = is_global.to(dst.device)
-    return table[dst] | table[src]
+    return _data.look_up(is_global, b, h, dst) | _data.look_up(is_global, b, h, src)
 
 
 def _longformer(w: int, is_global: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -170,7 +163,7 @@ def _etc_owned(first: int, w: int, owner: Tensor, b: Tensor, h: Tensor, dst: Ten
 def _bigbird(size: int, last: int, drawn: Drawn, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     row, column = dst // size, src // size
     hubs = (row == 0) | (row == last) | (column == 0) | (column == last)
-    return _or_random_blocks(hubs | ((row - column).abs() <= 1), drawn, h, row, column)
+    return _or_random_blocks(hubs | ((row - column).abs() <= 1), drawn, b, h, row, column)
 
 
 def _bigbird_etc(
@@ -178,39 +171,27 @@ def _bigbird_etc(
 ) -> Tensor:
     row, column = (dst - first).clamp(min=0) // size, (src - first).clamp(min=0) // size
     edge = (dst < first) | (src < first) | ((row - column).abs() <= 1)
-    return _or_random_blocks(edge, drawn, h, row, column)
+    return _or_random_blocks(edge, drawn, b, h, row, column)
 
 
-def _or_random_blocks(edge: Tensor, drawn: Drawn, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
+def _or_random_blocks(
+    edge: Tensor, drawn: Drawn, b: Tensor, h: Tensor, row: Tensor, column: Tensor
+) -> Tensor:
     for table in drawn:
-        blocks = table.to(row.device)
-        edge = edge | ((blocks[h, row] if blocks.dim() == 2 else blocks[row]) == column)
+        edge = edge | (_data.look_up(table, b, h, row) == column)
     return edge
 
 
 def _token_table(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"], object]:
-    if isinstance(tokens, Iterable):
-        chosen = _data.positions("tokens", tokens, n, "be positions")
-    else:
-        chosen = _data.positions("tokens", range(checks.size("tokens", tokens)), n, "be positions")
-    table = torch.zeros(n, dtype=torch.bool, device="cpu")
-    table[chosen] = True
-    return table, text.listed(chosen, "tokens") if isinstance(tokens, Iterable) else tokens
+    given = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
+    places = _data.positions("tokens", given, n)
+    return _data.marked(places, n), text.listed(places, "tokens") if isinstance(tokens, Iterable) else tokens
 
 
-def _owners(n: int, num_global: int, owner: Sequence[int]) -> list[int]:
-    if not isinstance(owner, Iterable):
-        wanted = f"a sequence with a global token for each of the {n} long ones"
-        raise TypeError(f"owner must be {wanted}, got {quoted(owner)}")
-    owners = list(owner)
-    if len(owners) != n:
-        wanted = f"a global token for each of the {n} long ones"
-        raise ValueError(f"owner must name {wanted}, got {len(owners)} of them")
-    return _data.positions("owner", owners, num_global, "hold global tokens")
-
-
-def _random_blocks(blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int) -> Drawn:
-    """R(i); the block itself where there are fewer."""
+def _random_blocks(
+    blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int
+) -> tuple[Tensor, ...]:
+    """R(i), a table ``[blocks]`` or ``[heads, blocks]`` each; the block itself where there are fewer."""
     wanted = min(checks.size("num_random", num_random), blocks)
     copies = 1 if heads is None else checks.size("heads", heads, 1)
     generator = torch.Generator().manual_seed(checks.size("seed", seed))
@@ -225,6 +206,5 @@ def _random_blocks(blocks: int, hubs: set[int], num_random: int, heads: int | No
     return tuple((table[0] if heads is None else table).unbind(-1))
 
 
-def _bigbird_name(start: str, num_random: int, heads: int | None, seed: int) -> str:
-    given = (("num_random", num_random, 3), ("heads", heads, None), ("seed", seed, 0))
-    return start + "".join(f", {word}={value}" for word, value, default in given if value != default) + ")"
+def _draw_options(num_random: int, heads: int | None, seed: int) -> dict[str, tuple[object, object]]:
+    return {"num_random": (num_random, 3), "heads": (heads, None), "seed": (seed, 0)}

@@ -1,14 +1,16 @@
-"""Local attention on a line of tokens: windows, dilated windows, chunks, segments with a memory."""
+"""Local attention on a line of tokens: windows, chunks, segments with a memory, sinks and a window."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.patterns import _data
 
-__all__ = ["band", "chunked", "dilated", "segment_recurrence", "window"]
+__all__ = ["band", "chunked", "dilated", "duo_attention", "segment_recurrence", "sink_window", "window"]
 
 
 def window(n: int, w: int, causal: bool = True) -> TokenGraph:
@@ -73,10 +75,9 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
     n = checks.size("n", n)
     left, right = checks.size("left", left), checks.size("right", right)
     step = checks.size("dilation", dilation, 1)
-    if step == 1:
-        return TokenGraph.from_rule(partial(_band, left, right), n, name=f"band({n}, {left}, {right})")
-    rule = partial(_dilated_band, left, right, step)
-    return TokenGraph.from_rule(rule, n, name=f"band({n}, {left}, {right}, {step})")
+    rule = partial(_band, left, right) if step == 1 else partial(_dilated_band, left, right, step)
+    name = text.call("band", True, n, left, right, dilation=(step, 1))
+    return TokenGraph.from_rule(rule, n, name=name)
 
 
 def chunked(
@@ -101,9 +102,8 @@ def chunked(
     rule = partial(_chunks, chunk, before, after)
     if wrap:
         rule = partial(_ring, chunk, max(1, -(-n // chunk)), before, after)
-    options = (("before", before), ("after", after), ("wrap", wrap))
-    given = [f"{word}={value}" for word, value in options if value]
-    name = text.call("chunked", causal, n, chunk, *given)
+    options = {"before": (before, 0), "after": (after, 0), "wrap": (wrap, False)}
+    name = text.call("chunked", causal, n, chunk, **options)
     return TokenGraph.from_rule(rules.past(rule, causal), n, name=name)
 
 
@@ -123,6 +123,41 @@ def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
     segment, memory = checks.size("segment", segment, 1), checks.size("memory", memory)
     rule = partial(_segments, segment, memory)
     return TokenGraph.from_rule(rule, n, name=f"segment_recurrence({n}, {segment}, {memory})")
+
+
+def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
+    """Each token attends to the first ``s`` tokens and the last ``w``, itself included.
+
+    ``src <= dst and (src < s or dst - src < w)``. In-degree ``min(dst + 1, s + w)``: the keys that a cache of
+    fixed size still holds, and ``window(n, w) | sinks(n, s)``. StreamingLLM (Xiao et al. 2023, arXiv
+    2309.17453, section 3.2; in its code ``start_size = s``, ``recent_size = w``, room being made for the new
+    token first) and the Λ-shaped mask of LM-Infinite (Han et al. 2023, arXiv 2308.16137; in its code
+    ``global_branch = s``, ``local_branch = w``). Both also change positions, which a graph does not:
+    StreamingLLM counts them inside the cache, LM-Infinite bounds the distance to the first tokens.
+
+    >>> sink_window(6, 2, 1).in_degree().tolist()
+    [1, 2, 3, 3, 3, 3]
+    """
+    n, w, s = checks.size("n", n), checks.size("w", w), checks.size("s", s)
+    return TokenGraph.from_rule(partial(_sink_window, w, s), n, name=f"sink_window({n}, {w}, {s})")
+
+
+def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int = 4) -> TokenGraph:
+    """A graph for each head: the ``retrieval`` heads are causal, the others ``sink_window(n, w, s)``.
+
+    ``retrieval`` lists head numbers. DuoAttention (Xiao et al. 2024, arXiv 2410.10819) finds the retrieval
+    heads by optimisation; with grouped queries it decides by group, so list all heads of a group. IndexError
+    for a head outside ``0 .. heads - 1``.
+
+    >>> duo_attention(9, 3, [1], 2, 1).in_degree().tolist()
+    [[1, 2, 3, 3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 3, 3, 3, 3, 3, 3]]
+    """
+    n, heads = checks.size("n", n), checks.size("heads", heads, 1)
+    w, s = checks.size("w", w), checks.size("s", s)
+    chosen = _data.positions("retrieval", retrieval, heads, "head numbers")
+    rule = partial(_sinks_but, _data.marked(chosen, heads), w, s)
+    name = f"duo_attention({n}, {heads}, {text.listed(chosen, 'heads', 8)}, {w}, {s})"
+    return TokenGraph.from_rule(rule, n, heads=heads, name=name)
 
 
 def _band(left: int, right: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -146,3 +181,11 @@ def _ring(
 
 def _segments(segment: int, memory: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (src <= dst) & (src >= dst // segment * segment - memory)
+
+
+def _sink_window(w: int, s: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (src <= dst) & ((src < s) | (dst - src < w))
+
+
+def _sinks_but(causal: Tensor, w: int, s: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return _sink_window(w, s, b, h, dst, src) | ((src <= dst) & causal.to(dst.device)[h])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.graph.rules import Rule
+from gnn_attention.patterns import _data
 
 __all__ = [
     "bidirectional_groups",
@@ -31,12 +31,8 @@ def prefix(n: int, p: int) -> TokenGraph:
     3.2.1); with a source of ``p`` tokens it is also the sequence-to-sequence mask of UniLM (Dong et al. 2019,
     arXiv 1905.03197).
 
-    >>> print(prefix(4, 2))
-    prefix(4, 2): mask[dst, src] and in-edges
-    0 ■ ■ · ·   0 <- 0 1
-    1 ■ ■ · ·   1 <- 0 1
-    2 ■ ■ ■ ·   2 <- 0 1 2
-    3 ■ ■ ■ ■   3 <- 0 1 2 3
+    >>> prefix(4, 2).in_degree().tolist()
+    [2, 2, 3, 4]
     """
     n = checks.size("n", n)
     return TokenGraph.from_rule(partial(_prefix, checks.size("p", p)), n, name=f"prefix({n}, {p})")
@@ -48,16 +44,13 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
     ``lengths`` are the documents' sizes in order (0 allowed); ``causal=False`` drops the second condition.
     The disjoint sum of graphs, as in torch_geometric's batches.
 
-    >>> print(documents([2, 1]))
-    documents([2, 1]): mask[dst, src] and in-edges
-    0 ■ · ·   0 <- 0
-    1 ■ ■ ·   1 <- 0 1
-    2 · · ■   2 <- 2
+    >>> documents([2, 1]).edge_index.tolist()
+    [[0, 0, 1, 2], [0, 1, 1, 2]]
     """
     sizes = checks.sizes("lengths", lengths)
-    owner = _owner(sizes)
+    owner = _data.owners(sizes)
     shown = text.listed(sizes, "lengths")
-    rule = rules.past(partial(_same_document, owner), causal)
+    rule = rules.past(partial(_data.same, owner, owner), causal)
     return TokenGraph.from_rule(rule, len(owner), name=text.call("documents", causal, shown))
 
 
@@ -75,7 +68,7 @@ def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
     """
     prompt = checks.size("prompt", prompt)
     sizes = checks.sizes("answers", answers)
-    owner = _owner([prompt, *sizes])
+    owner = _data.owners([prompt, *sizes])
     name = f"shared_prefix({prompt}, {text.listed(sizes, 'answers')})"
     return TokenGraph.from_rule(partial(_shared_prefix, prompt, owner), len(owner), name=name)
 
@@ -107,9 +100,7 @@ def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
     >>> bidirectional_groups([-1, 0, 0, -1, 1, 1]).in_degree().tolist()
     [1, 3, 3, 4, 6, 6]
     """
-    if not isinstance(groups, Iterable):
-        raise TypeError(f"groups must be a sequence with a group number for each token, got {quoted(groups)}")
-    numbers = [checks.position("each of groups", group) for group in groups]
+    numbers = _data.integers("groups", groups, "group numbers, one for each token")
     name = f"bidirectional_groups({text.listed(numbers, 'groups', 8)})"
     return TokenGraph.from_rule(_groups_rule(numbers), len(numbers), name=name)
 
@@ -128,20 +119,18 @@ def permutation(order: Sequence[int], context: int = 0, stream: str = "content")
     blank infilling, GLM (Du et al. 2021, arXiv 2103.10360), is the content stream with the corrupted text as
     context. ValueError unless ``order`` is a permutation.
 
-    >>> print(permutation([2, 0, 3, 1]))
-    permutation([2, 0, 3, 1]): mask[dst, src] and in-edges
-    0 ■ · ■ ·   0 <- 0 2
-    1 ■ ■ ■ ■   1 <- 0 1 2 3
-    2 · · ■ ·   2 <- 2
-    3 ■ · ■ ■   3 <- 0 2 3
+    >>> permutation([2, 0, 3, 1]).edge_index.tolist()
+    [[0, 2, 0, 1, 2, 3, 2, 0, 2, 3], [0, 0, 1, 1, 1, 1, 2, 3, 3, 3]]
     """
-    places = _order(order)
+    places = _data.integers("order", order, "positions")
+    if sorted(places) != list(range(len(places))):
+        got = f"got {text.listed(places, 'positions', 8)}"
+        raise ValueError(f"order must hold each of 0 .. {len(places) - 1} once, in any order, {got}")
     context, stream = checks.size("context", context), checks.choice("stream", stream, ("content", "query"))
-    rank = _ranks(places)
+    rank = _data.table(places).argsort()
     last = (rank - int(stream == "query")).clamp(min=context - 1)
-    options = f", context={context}" if context else ""
-    options += f", stream={stream!r}" if stream == "query" else ""
-    name = f"permutation({text.listed(places, 'positions', 8)}{options})"
+    options = {"context": (context, 0), "stream": (stream, "content")}
+    name = text.call("permutation", True, text.listed(places, "positions", 8), **options)
     return TokenGraph.from_rule(partial(_ranked, rank, last), len(places), name=name)
 
 
@@ -163,8 +152,8 @@ def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> Tok
         raise IndexError(f"the middle must lie in 0 <= start <= stop <= n = {n}, {got}")
     parts = {"p": range(start), "s": range(stop, n), "m": range(start, stop)}
     places = [place for part in checks.choice("order", order, ("psm", "spm")) for place in parts[part]]
-    rank = _ranks(places)
-    name = f"fill_in_the_middle({n}, {start}, {stop}{'' if order == 'psm' else ', order=' + repr(order)})"
+    rank = _data.table(places).argsort()
+    name = text.call("fill_in_the_middle", True, n, start, stop, order=(order, "psm"))
     return TokenGraph.from_rule(partial(_ranked, rank, rank), n, name=name)
 
 
@@ -172,13 +161,8 @@ def _prefix(p: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (src < p) | (src <= dst)
 
 
-def _same_document(owner: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    table = owner.to(dst.device)
-    return table[dst] == table[src]
-
-
 def _shared_prefix(prompt: int, owner: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src <= dst) & ((src < prompt) | _same_document(owner, b, h, dst, src))
+    return (src <= dst) & ((src < prompt) | _data.same(owner, owner, b, h, dst, src))
 
 
 def _block_causal(block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -186,21 +170,11 @@ def _block_causal(block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) ->
 
 
 def _groups(groups: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    table = groups.to(dst.device)
-    return (src <= dst) | ((table[src] == table[dst]) & (table[dst] >= 0))
-
-
-def _up_to(last: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src <= last.to(dst.device)[dst]
+    return (src <= dst) | (_data.same(groups, groups, b, h, dst, src) & (groups.to(dst.device)[dst] >= 0))
 
 
 def _ranked(rank: Tensor, last: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return rank.to(dst.device)[src] <= last.to(dst.device)[dst]
-
-
-def _owner(sizes: list[int]) -> Tensor:
-    number = torch.arange(len(sizes), device="cpu")
-    return torch.repeat_interleave(number, torch.tensor(sizes, dtype=torch.int64, device="cpu"))
 
 
 def _groups_rule(groups: list[int]) -> Rule:
@@ -212,21 +186,6 @@ def _groups_rule(groups: list[int]) -> Rule:
         if token + 1 < len(groups) and groups[token + 1] == groups[token]:
             last[token] = last[token + 1]
         elif groups[token] in seen:
-            return partial(_groups, torch.tensor(groups, dtype=torch.int64, device="cpu"))
+            return partial(_groups, _data.table(groups))
         seen.add(groups[token])
-    return partial(_up_to, torch.tensor(last, dtype=torch.int64, device="cpu"))
-
-
-def _order(order: Sequence[int]) -> list[int]:
-    if not isinstance(order, Iterable):
-        raise TypeError(f"order must be a sequence of positions, got {quoted(order)}")
-    places = [checks.position("each of order", place) for place in order]
-    if sorted(places) != list(range(len(places))):
-        shown = text.listed(places, "positions", 8)
-        raise ValueError(f"order must hold each of 0 .. {len(places) - 1} once, in any order, got {shown}")
-    return places
-
-
-def _ranks(order: list[int]) -> Tensor:
-    """The inverse of a permutation: when each position is generated."""
-    return torch.tensor(order, dtype=torch.int64, device="cpu").argsort()
+    return partial(_ranked, torch.arange(len(last), device="cpu"), _data.table(last))

@@ -57,9 +57,8 @@ def sparse_strided(n: int, stride: int, heads: int | None = None, causal: bool =
     [1, 2, 3, 3, 4, 4]
     """
     n = checks.size("n", n)
-    united = heads is None
-    rule = partial(_sparse_strided if united else _strided_heads, checks.size("stride", stride, 1))
-    name = text.call("sparse_strided", causal, n, stride, *_heads_argument(heads))
+    rule = partial(_sparse_strided if heads is None else _strided_heads, checks.size("stride", stride, 1))
+    name = text.call("sparse_strided", causal, n, stride, heads=(heads, None))
     return TokenGraph.from_rule(rules.past(rule, causal), n, heads=heads, name=name)
 
 
@@ -77,7 +76,7 @@ def sparse_fixed(n: int, stride: int, c: int, heads: int | None = None, causal: 
     """
     n = checks.size("n", n)
     rule = partial(_sparse_fixed if heads is None else _fixed_heads, *_stride_and_c(stride, c))
-    name = text.call("sparse_fixed", causal, n, stride, c, *_heads_argument(heads))
+    name = text.call("sparse_fixed", causal, n, stride, c, heads=(heads, None))
     return TokenGraph.from_rule(rules.past(rule, causal), n, heads=heads, name=name)
 
 
@@ -105,10 +104,6 @@ def _sparse_fixed(stride: int, c: int, b: Tensor, h: Tensor, dst: Tensor, src: T
 def _fixed_heads(stride: int, c: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     stop = stride - h % (stride // c) * c
     return (src // stride == dst // stride) | ((src % stride >= stop - c) & (src % stride < stop))
-
-
-def _heads_argument(heads: int | None) -> list[str]:
-    return [] if heads is None else [f"heads={heads}"]
 
 
 def _stride_and_c(stride: int, c: int) -> tuple[int, int]:

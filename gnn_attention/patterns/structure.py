@@ -19,7 +19,11 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.algebra.stacks import at_positions_of
+from gnn_attention.algebra.tokens import extend
+from gnn_attention.algebra.walks import closure
 from gnn_attention.graph import TokenGraph, text
+from gnn_attention.patterns import _data
 
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 
@@ -32,94 +36,66 @@ def with_self_loops(graph: TokenGraph) -> TokenGraph:
     torch_geometric's ``GATConv(add_self_loops=True)`` does so by default. ``graph - window(n, 1)`` takes them
     away. ValueError unless the graph is square.
 
-    >>> print(with_self_loops(TokenGraph.from_edges(torch.tensor([[0, 2], [1, 2]]), 3, name="g")))
-    with_self_loops(g): mask[dst, src] and in-edges
-    0 ■ · ·   0 <- 0
-    1 ■ ■ ·   1 <- 0 1
-    2 · · ■   2 <- 2
+    >>> with_self_loops(TokenGraph.from_edges(torch.tensor([[0, 2], [1, 2]]), 3)).edge_index.tolist()
+    [[0, 2, 0, 1], [1, 2, 0, 1]]
     """
-    _square("graph", graph)
-    nodes = torch.arange(graph.num_dst, device="cpu")
-    loops = _at_positions_of(TokenGraph.from_edges(torch.stack([nodes, nodes]), graph.num_dst), graph)
-    return replace(graph | loops, name=f"with_self_loops({graph.name})")
+    _data.square("graph", graph)
+    return replace(graph | graph**0, name=f"with_self_loops({graph.name})")
 
 
 def k_hop(graph: TokenGraph, k: int) -> TokenGraph:
     """Each token attends to all within ``k`` hops.
 
-    ``A^1 or A^2 or ... or A^k``, the edges of paths of 1 to ``k`` edges. Each token attends to itself only
-    along a cycle of at most ``k`` edges; ``with_self_loops(g) ** k`` is the same with self loops, and is
-    GenCast's mask over its mesh (Price et al. 2023, arXiv 2312.15796; ``attention_k_hop`` in its code, a
-    power of the adjacency with self loops). The result carries its edges, by receiver, then sender.
-    ValueError unless square.
+    ``A^1 or A^2 or ... or A^k``, the edges of paths of 1 to ``k`` edges: ``algebra.closure(graph, k)``, with
+    its errors. ``with_self_loops(g) ** k`` is the same with self loops, and is GenCast's mask over its mesh
+    (Price et al. 2023, arXiv 2312.15796; ``attention_k_hop`` in its code, a power of the adjacency with self
+    loops).
 
-    >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, name="chain")
-    >>> print(k_hop(chain, 2))
-    k_hop(chain, 2): mask[dst, src] and in-edges
-    0 · · · ·   0 <- none
-    1 ■ · · ·   1 <- 0
-    2 ■ ■ · ·   2 <- 0 1
-    3 · ■ ■ ·   3 <- 1 2
+    >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4)
+    >>> k_hop(chain, 2).edge_index.tolist()
+    [[0, 0, 1, 1, 2], [1, 2, 2, 3, 3]]
     """
     k = checks.size("k", k, 1)
-    _square("graph", graph)
-    reached = one = graph**1  # the same edges, as a list
-    for _ in range(k - 1):
-        further = one @ with_self_loops(reached)
-        if further.num_edges == reached.num_edges:
-            break
-        reached = further
-    return replace(reached, name=f"k_hop({graph.name}, {k})")
+    _data.square("graph", graph)
+    return replace(closure(graph, k), name=f"k_hop({graph.name}, {k})")
 
 
 def virtual_nodes(graph: TokenGraph, m: int = 1) -> TokenGraph:
     """``m`` further nodes, ``n .. n + m - 1``, that attend to all ``n`` tokens and are attended to by them.
 
-    ``g``, or just one is virtual. ``2 m n`` edges next to those of the graph and after them in the list; no
-    edges among the virtual nodes, no self loops. torch_geometric's ``VirtualNode`` transform (Gilmer et al.
-    2017, arXiv 1704.01212) is ``m = 1``; Exphormer (Shirzad et al. 2023, arXiv 2303.06147) unites it with an
-    expander. ValueError unless the graph is square and the same for all heads.
+    The edges of the graph, and ``2 m n`` after them in the list; none among the virtual nodes, no self loops:
+    ``algebra.extend(graph, m, "both", "none")``, with its errors. torch_geometric's ``VirtualNode`` transform
+    (Gilmer et al. 2017, arXiv 1704.01212) is ``m = 1``; Exphormer (Shirzad et al. 2023, arXiv 2303.06147)
+    unites it with an expander.
 
-    >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3, name="chain")
-    >>> print(virtual_nodes(chain))
-    virtual_nodes(chain, 1): mask[dst, src] and in-edges
-    0 · · · ■   0 <- 3
-    1 ■ · · ■   1 <- 0 3
-    2 · ■ · ■   2 <- 1 3
-    3 ■ ■ ■ ·   3 <- 0 1 2
+    >>> chain = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3)
+    >>> virtual_nodes(chain).edge_index.tolist()
+    [[0, 1, 3, 3, 3, 0, 1, 2], [1, 2, 0, 1, 2, 3, 3, 3]]
     """
     m = checks.size("m", m)
-    _square("graph", graph)
-    n = graph.num_dst
-    tokens = torch.arange(n, device="cpu").repeat(m)
-    hubs = torch.arange(n, n + m, device="cpu").repeat_interleave(n)
-    up = torch.stack([tokens, hubs])
-    edges = torch.cat([graph.edge_index, up, up.flip(0)], dim=1)
-    name = f"virtual_nodes({graph.name}, {m})"
-    return _at_positions_of(TokenGraph.from_edges(edges, n + m, name=name), graph)
+    _data.square("graph", graph)
+    return replace(extend(graph, m, "both", "none"), name=f"virtual_nodes({graph.name}, {m})")
 
 
 def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: bool = False) -> TokenGraph:
-    """The edges that do not run back in time: ``g(src, dst) and time(src) <= time(dst)``; ``strict=True``.
+    """The edges that do not run back in time: ``g(src, dst) and time(src) <= time(dst)``.
 
-    ``<``. ``times`` holds a number for each token, compared exactly; the order of the tokens does not matter.
-    ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps its order. TypeError or ValueError
-    for times that are no ``n`` numbers.
+    ``strict=True``: ``<``. ``times`` holds a number for each token, compared exactly; the order of the tokens
+    does not matter. ``temporal(full(n), range(n))`` is ``causal(n)``. An edge list keeps its order. TypeError
+    or ValueError for times that are no ``n`` numbers.
 
-    >>> path = TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3, name="g")
-    >>> print(temporal(path, [5, 3.5, 5]))
-    temporal(g, [5, 3.5, 5]): mask[dst, src] and in-edges
-    0 · ■ ·   0 <- 1
-    1 · · ·   1 <- none
-    2 · ■ ·   2 <- 1
+    >>> path = TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
+    >>> temporal(path, [5, 3.5, 5]).edge_index.tolist()
+    [[1, 1], [0, 2]]
     """
-    _square("graph", graph)
+    _data.square("graph", graph)
     values = _numbers(times, graph.num_dst)
     place = {value: rank for rank, value in enumerate(sorted(set(values)))}
-    ranks = torch.tensor([place[value] for value in values], dtype=torch.int64, device="cpu")
+    ranks = _data.table([place[value] for value in values])
     order = TokenGraph.from_rule(partial(_in_time, ranks, int(strict)), graph.num_dst)
-    shown = f"{graph.name}, {text.listed(values, 'times', 8)}{', strict=True' if strict else ''}"
-    return replace(graph & _at_positions_of(order, graph), name=f"temporal({shown})")
+    shown = graph.name, text.listed(values, "times", 8)
+    name = text.call("temporal", True, *shown, strict=(strict, False))
+    return replace(graph & at_positions_of(graph, order), name=name)
 
 
 def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "types edges"]:
@@ -135,7 +111,7 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
     >>> edge_types(chain | chain.T, [chain, chain.T]).int().tolist()
     [[1, 1, 0, 0], [0, 0, 1, 1]]
     """
-    _given_graph("graph", graph)
+    checks.instance("graph", graph, TokenGraph)
     if not isinstance(parts, Iterable):
         raise TypeError(f"parts must be a list of graphs, one for each type of edge, got {quoted(parts)}")
     src, dst = graph.edge_index
@@ -164,8 +140,8 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     >>> shortest_paths(every_pair, ring).view(4, 4).tolist()
     [[0, 3, 2, 1], [1, 0, 3, 2], [2, 1, 0, 3], [3, 2, 1, 0]]
     """
-    _given_graph("graph", graph)
-    _square("structure", structure)
+    checks.instance("graph", graph, TokenGraph)
+    _data.square("structure", structure)
     if (graph.num_dst, graph.num_src) != (structure.num_dst, structure.num_src):
         raise ValueError(f"structure must be a graph over the tokens of {graph!r}, got {structure!r}")
     (src, dst), edges, n = graph.edge_index, structure.edge_index, structure.num_dst
@@ -179,27 +155,10 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
 
 
 def _in_time(ranks: Tensor, later: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    table = ranks.to(dst.device)
-    return table[src] + later <= table[dst]
+    return _data.look_up(ranks, b, h, src) + later <= _data.look_up(ranks, b, h, dst)
 
 
 NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB
-
-
-def _given_graph(name: str, graph: object) -> None:
-    if not isinstance(graph, TokenGraph):
-        got = f"got {type(graph).__name__}; see gnn_attention.convert for other graphs"
-        raise TypeError(f"{name} must be a TokenGraph, {got}")
-
-
-def _square(name: str, graph: TokenGraph) -> None:
-    _given_graph(name, graph)
-    if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-        raise ValueError(f"{name} must be square, the same tokens on both sides, got {graph!r}")
-
-
-def _at_positions_of(result: TokenGraph, graph: TokenGraph) -> TokenGraph:
-    return replace(result, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
 
 
 def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]:
@@ -217,9 +176,7 @@ def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]
 def _distances(edges: Tensor, n: int, roots: Tensor) -> Tensor:
     """Hops ``[roots, n]`` from each root along the edges, -1 without a path: all roots step together."""
     hops = torch.full((len(roots), n), -1, device="cpu")
-    frontier = torch.zeros(len(roots), n, dtype=torch.bool, device="cpu")
-    frontier[torch.arange(len(roots), device="cpu"), roots] = True
-    distance = 0
+    frontier, distance = torch.arange(n, device="cpu") == roots[:, None], 0
     while frontier.any():
         hops[frontier] = distance
         arrived = torch.zeros(len(roots), n, device="cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,8 +12,11 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, text
+from gnn_attention.patterns import _data
 
 __all__ = ["family", "hierarchical_document", "prefix_tree", "tree", "tree_decoding"]
+
+ROOTED = "positions (-1 for a root)"
 
 
 def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
@@ -30,10 +34,10 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     2 ■ · ■ ·   2 <- 0 2
     3 ■ ■ · ■   3 <- 0 1 3
     """
-    parents = _parents(parents)
+    parents = _data.integers("parents", parents, ROOTED)
     enter, leave = _visits(parents)
     shown = text.listed(parents, "parents", 8)
-    rule = partial(_ancestors if causal else _ancestors_both, enter, leave)
+    rule = partial(_above if causal else _related, enter, leave)
     return TokenGraph.from_rule(rule, len(parents), name=text.call("tree", causal, shown))
 
 
@@ -50,10 +54,10 @@ def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     >>> tree_decoding(2, [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 4, 4]
     """
-    prompt, parents = checks.size("prompt", prompt), _parents(parents)
+    prompt, parents = checks.size("prompt", prompt), _data.integers("parents", parents, ROOTED)
     n, trunk = prompt + len(parents), torch.arange(prompt, device="cpu")
     enter, leave = (times + prompt for times in _visits(parents))
-    rule = partial(_ancestors, torch.cat([trunk, enter]), torch.cat([torch.full_like(trunk, n), leave]))
+    rule = partial(_above, torch.cat([trunk, enter]), torch.cat([torch.full_like(trunk, n), leave]))
     name = f"tree_decoding({prompt}, {text.listed(parents, 'parents', 8)})"
     return TokenGraph.from_rule(rule, n, name=name)
 
@@ -72,14 +76,13 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     >>> prefix_tree([2, 1, 2], [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 3, 4]
     """
-    sizes, parents = checks.sizes("lengths", lengths), _parents(parents)
+    sizes, parents = checks.sizes("lengths", lengths), _data.integers("parents", parents, ROOTED)
     if len(sizes) != len(parents):
         wanted = f"a segment (or -1) for each of the {len(sizes)} lengths"
         raise ValueError(f"parents must name {wanted}, got {len(parents)}")
-    repeats = torch.tensor(sizes, dtype=torch.int64, device="cpu")
-    enter, leave = (torch.repeat_interleave(times, repeats) for times in _visits(parents))
+    enter, leave = (times.repeat_interleave(_data.table(sizes)) for times in _visits(parents))
     name = f"prefix_tree({text.listed(sizes, 'lengths')}, {text.listed(parents, 'parents')})"
-    return TokenGraph.from_rule(partial(_segments, enter, leave), len(enter), name=name)
+    return TokenGraph.from_rule(partial(_above, enter, leave), len(enter), name=name)
 
 
 def family(parents: Sequence[int]) -> TokenGraph:
@@ -91,17 +94,13 @@ def family(parents: Sequence[int]) -> TokenGraph:
     across, down (2 D + 1 from tree to tree). The relation of ``hierarchical_document``. Errors as in
     ``tree``.
 
-    >>> print(family([-1, 0, 0, 1]))
-    family([-1, 0, 0, 1]): mask[dst, src] and in-edges
-    0 ■ ■ ■ ·   0 <- 0 1 2
-    1 ■ ■ ■ ■   1 <- 0 1 2 3
-    2 ■ ■ ■ ·   2 <- 0 1 2
-    3 · ■ · ■   3 <- 1 3
+    >>> family([-1, 0, 0, 1]).in_degree().tolist()
+    [3, 4, 3, 2]
     """
-    parents = _parents(parents)
+    parents = _data.integers("parents", parents, ROOTED)
     _visits(parents)  # refuses what is no forest
     name = f"family({text.listed(parents, 'parents', 8)})"
-    return TokenGraph.from_rule(partial(_family, _table(parents)), len(parents), name=name)
+    return TokenGraph.from_rule(partial(_family, _data.table(parents)), len(parents), name=name)
 
 
 def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
@@ -118,22 +117,19 @@ def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
     >>> hierarchical_document([[1], [2]]).in_degree().tolist()
     [3, 4, 3, 2, 4, 4, 3, 3]
     """
-    document = _sections(sections)
-    parents = _document_parents(document)
+    if not isinstance(sections, Iterable):
+        raise TypeError(f"sections must be a list of lists of sentence lengths, got {quoted(sections)}")
+    document = [checks.sizes(f"sections[{number}]", section) for number, section in enumerate(sections)]
     name = f"hierarchical_document({text.listed(document, 'sections')})"
-    return TokenGraph.from_rule(partial(_family, _table(parents)), len(parents), name=name)
+    return replace(family(_document_parents(document)), name=name)
 
 
-def _ancestors(enter: Tensor, leave: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    first, last = enter.to(dst.device), leave.to(dst.device)
-    return (first[src] <= first[dst]) & (first[dst] < last[src])
+def _related(enter: Tensor, leave: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return _above(enter, leave, b, h, dst, src) | _above(enter, leave, b, h, src, dst)
 
 
-def _ancestors_both(enter: Tensor, leave: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _ancestors(enter, leave, b, h, dst, src) | _ancestors(enter, leave, b, h, src, dst)
-
-
-def _segments(enter: Tensor, leave: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _above(enter: Tensor, leave: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """Those of the segments above, and the past of the own one."""
     first, last = enter.to(dst.device), leave.to(dst.device)
     above = (first[src] < first[dst]) & (first[dst] < last[src])
     return above | ((first[src] == first[dst]) & (src <= dst))
@@ -142,12 +138,6 @@ def _segments(enter: Tensor, leave: Tensor, b: Tensor, h: Tensor, dst: Tensor, s
 def _family(parents: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     parent = parents.to(dst.device)
     return (parent[src] == parent[dst]) | (parent[dst] == src) | (parent[src] == dst)
-
-
-def _parents(parents: Sequence[int]) -> list[int]:
-    if not isinstance(parents, Iterable):
-        raise TypeError(f"parents must be a sequence of positions (-1 for a root), got {quoted(parents)}")
-    return [checks.position(f"parents[{child}]", parent) for child, parent in enumerate(parents)]
 
 
 def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:
@@ -159,36 +149,19 @@ def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:
             raise IndexError(f"parents[{child}] must be {wanted}, got {parent}")
         if parent >= 0:
             children[parent].append(child)
-    enter, leave, clock = [-1] * len(parents), [-1] * len(parents), 0
-    stack = [(root, False) for root, parent in enumerate(parents) if parent < 0]
+    order: list[int] = []
+    stack = [root for root, parent in enumerate(parents) if parent < 0]
     while stack:
-        node, done = stack.pop()
-        if done:
-            leave[node] = clock
-            continue
-        enter[node], clock = clock, clock + 1
-        stack.append((node, True))
-        stack += [(child, False) for child in children[node]]
-    if -1 in enter:
-        raise ValueError(f"parents must form a forest, but token {enter.index(-1)} is on or below a cycle")
-    return _table(enter), _table(leave)
-
-
-def _table(numbers: list[int]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
-
-
-def _sections(sections: Sequence[Sequence[int]]) -> list[list[int]]:
-    if not isinstance(sections, Iterable):
-        raise TypeError(f"sections must be a list of lists of sentence lengths, got {quoted(sections)}")
-    document = list(sections)
-    for number, section in enumerate(document):
-        if not isinstance(section, Iterable):
-            raise TypeError(f"sections[{number}] must be a list of sentence lengths, got {quoted(section)}")
-    return [
-        [checks.size(f"each of sections[{number}]", words) for words in section]
-        for number, section in enumerate(document)
-    ]
+        order.append(stack.pop())
+        stack += children[order[-1]]
+    if unvisited := set(range(len(parents))) - set(order):
+        raise ValueError(f"parents must form a forest, but token {min(unvisited)} is on or below a cycle")
+    sizes = [1] * len(parents)
+    for node in reversed(order):
+        if parents[node] >= 0:
+            sizes[parents[node]] += sizes[node]
+    enter = _data.table(order).argsort()
+    return enter, enter + _data.table(sizes)
 
 
 def _document_parents(sections: list[list[int]]) -> list[int]:

@@ -67,10 +67,8 @@ class TestKin:
     def test_virtual_nodes_keep_the_order_of_the_list(self):
         graph = structure.virtual_nodes(asymmetric(), 2)
         assert graph.edge_index[:, :4].tolist() == asymmetric().edge_index.tolist()
-        assert graph.edge_index[:, 4:].tolist() == [
-            [0, 1, 2, 0, 1, 2, 3, 3, 3, 4, 4, 4],
-            [3, 3, 3, 4, 4, 4, 0, 1, 2, 0, 1, 2],
-        ]
+        to_tokens, to_hubs = [[3, 4] * 3, [0, 0, 1, 1, 2, 2]], [[0, 1, 2] * 2, [3] * 3 + [4] * 3]
+        assert graph.edge_index[:, 4:].tolist() == [a + b for a, b in zip(to_tokens, to_hubs, strict=True)]
         assert structure.virtual_nodes(asymmetric(), 0) == asymmetric()
 
     def test_two_hops_lead_through_a_virtual_node(self):

@@ -1,4 +1,4 @@
-"""Theorems of ``patterns.streaming``."""
+"""Theorems of ``patterns.local``."""
 
 
 def cache(i: int, start: int, recent: int) -> list[int]:
