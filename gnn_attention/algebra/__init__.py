@@ -9,13 +9,18 @@ The result is a rule made of the operands' rules, so that nothing is enumerated;
 their edges as lists, so does the result, in the order each docstring states. ``closure``, ``quotient`` and
 ``ancestry`` must look at the edges and say so. Graphs that differ by head or by sample take part everywhere.
 Tokens that become other tokens begin at position 0.
+
+TypeError for what is no graph (no integer, no sequence of them), IndexError for a token that is none.
+ValueError for graphs that do not fit: none at all, other nodes, heads or batch, not the same tokens on both
+sides, or, where tokens become others, not from position 0 on. Docstrings name what else is refused.
 """
 
-from gnn_attention.algebra import blocks, products, stacks, tokens, walks
+import inspect
+
 from gnn_attention.algebra.blocks import *  # noqa: F403
 from gnn_attention.algebra.products import *  # noqa: F403
 from gnn_attention.algebra.stacks import *  # noqa: F403
 from gnn_attention.algebra.tokens import *  # noqa: F403
 from gnn_attention.algebra.walks import *  # noqa: F403
 
-__all__ = [name for module in (blocks, products, stacks, tokens, walks) for name in module.__all__]
+__all__ = [name for name, value in list(globals().items()) if inspect.isfunction(value)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import described
+from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, text
 
@@ -40,30 +40,39 @@ def same_nodes(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
     return sizes
 
 
-def same_tokens(function: str, graph: TokenGraph, instead: str) -> None:
-    """ValueError unless receivers and senders are the same tokens; ``instead`` says what to do."""
+def square(function: str, graph: TokenGraph, instead: str) -> dict[str, int | None]:
+    """:func:`varies` of a graph of the same tokens as receivers and senders; ``instead`` says what to do."""
+    sizes = varies(function, graph)
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
         wanted = "the same tokens as receivers and senders"
         raise ValueError(f"{function} needs {wanted}, got {graph!r}; {instead}")
+    return sizes
 
 
-def from_zero(function: str, *graphs: TokenGraph) -> None:
-    """ValueError for a graph that begins elsewhere than at position 0: the result's tokens are others."""
+def from_zero(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
+    """:func:`varies` of graphs that begin at position 0, as the tokens of the result are others."""
+    sizes = varies(function, *graphs)
     for graph in graphs:
         if graph.dst_offset or graph.src_offset:
             hint = f"restrict(graph, range({graph.num_dst}), range({graph.num_src})) forgets the positions"
             raise ValueError(f"{function} needs graphs that begin at position 0, got {graph!r}; {hint}")
+    return sizes
 
 
-def positions(word: str, values: object, count: int) -> list[int]:
-    """A sequence of positions in 0 .. count - 1 as a list, named ``word`` in errors."""
+def integers(name: str, values: object, wanted: str) -> list[int]:
+    """Integers as a list; TypeError says of what the argument ``name`` must be a list."""
     values = values.tolist() if isinstance(values, Tensor) else values
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{word} must be a sequence of positions, got {described(values)}")
-    numbers = [checks.position(f"each of {word}", value) for value in values]
-    outside = [number for number in numbers if not 0 <= number < count]
-    if outside:
-        raise IndexError(f"{word} must be positions in 0 .. {count - 1}, got {outside[0]}")
+        got = quoted(values)
+        raise TypeError(f"{name} must be a list of {wanted}, got {got}; for a single one give [{got}]")
+    return [checks.position(f"each of {name}", value) for value in values]
+
+
+def positions(name: str, values: object, count: int, wanted: str = "positions") -> list[int]:
+    """Integers in 0 .. count - 1; IndexError says what the argument ``name`` must be."""
+    numbers = integers(name, values, wanted)
+    if outside := [number for number in numbers if not 0 <= number < count]:
+        raise IndexError(f"{name} must be {wanted} in 0 .. {count - 1}, got {outside[0]}")
     return numbers
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -29,23 +29,14 @@ def blow_up(
     ``mask[i, j] = g.mask()[block(i), block(j)]``. ``sizes``: one for all, or one for each token (0 allowed);
     ``src_sizes`` where the senders are others, None = the same. A graph of blocks as a graph of tokens:
     ``E * size^2`` edges. The blow-up of Phan 2026 (arXiv 2605.06725, section 1), with self loops as well.
-    Lists: edge by edge; for each, by receiver, then sender. Raises TypeError (no graph, no integers),
-    ValueError (a negative size, not one for each token, ``src_sizes`` missing where the numbers differ, a
-    graph that does not begin at position 0).
+    Lists: edge by edge; for each, by receiver, then sender. ValueError unless there are as many.
 
     >>> from gnn_attention import patterns
-    >>> print(blow_up(patterns.causal(2), [1, 2]))
-    blow_up(causal(2), [1, 2]): mask[dst, src] and in-edges
-    0 ■ · ·   0 <- 0
-    1 ■ ■ ■   1 <- 0 1 2
-    2 ■ ■ ■   2 <- 0 1 2
+    >>> blow_up(patterns.causal(2), [1, 2]).edge_index.tolist()
+    [[0, 0, 1, 2, 0, 1, 2], [0, 1, 1, 1, 2, 2, 2]]
     """
-    varies = _operands.varies("blow_up", g)
-    own, others = _both_sides("blow_up", "sizes", g, sizes, src_sizes)
-    senders = "sizes" if src_sizes is None else "src_sizes"
-    of_dst, of_src = _sizes("sizes", own, g.num_dst), _sizes(senders, others, g.num_src)
-    shown = _shown(own, "sizes"), "" if src_sizes is None else _shown(others, "sizes")
-    name = _operands.name("blow_up", (g,), *shown)
+    varies = _operands.from_zero("blow_up", g)
+    of_dst, of_src, name = _both_sides("blow_up", "sizes", g, sizes, src_sizes, 0, _for_each)
     num_dst, num_src = int(of_dst.sum()), int(of_src.sum())
     if g.listed_edges is not None:
         edges = _block_edges(g.listed_edges, of_dst, of_src)
@@ -64,39 +55,33 @@ def quotient(
     be shorter), or the group of each token, numbered 0, 1, ... without gaps; ``src_groups`` where the senders
     are others, None = the same. networkx's ``quotient_graph`` leaves out the self loops that edges within a
     group make here. It looks at the edges, and carries those it found, in the order in which g's edges first
-    show them. Raises TypeError (no graph, no integers), ValueError (a block below 1, not one group for each
-    token, a gap, ``src_groups`` missing where the numbers differ, a graph that does not begin at position 0).
+    show them. ValueError unless there is a group for each token.
 
     >>> from gnn_attention import patterns
-    >>> print(quotient(patterns.window(6, 2), 2))
-    quotient(window(6, 2), 2): mask[dst, src] and in-edges
-    0 ■ · ·   0 <- 0
-    1 ■ ■ ·   1 <- 0 1
-    2 · ■ ■   2 <- 1 2
+    >>> quotient(patterns.window(6, 2), 2) == patterns.window(3, 2)
+    True
     """
-    _operands.varies("quotient", g)
-    own, others = _both_sides("quotient", "groups", g, groups, src_groups, 1)
-    senders = "groups" if src_groups is None else "src_groups"
-    of_dst, of_src = _owners("groups", own, g.num_dst), _owners(senders, others, g.num_src)
-    shown = _shown(own, "groups"), "" if src_groups is None else _shown(others, "groups")
-    name = _operands.name("quotient", (g,), *shown)
+    _operands.from_zero("quotient", g)
+    of_dst, of_src, name = _both_sides("quotient", "groups", g, groups, src_groups, 1, _owners)
     return each_alone(lambda plain: _quotient_of(plain, of_dst, of_src), g, name)
 
 
 Given = int | list[int]  # one number for all tokens, or one for each
+Numbering = Callable[[str, Given, int], Tensor]
 
 
 def _both_sides(
-    function: str, word: str, g: TokenGraph, own: object, others: object, smallest: int = 0
-) -> tuple[Given, Given]:
-    """What was given for receivers and senders, the same for both where nothing else is said."""
-    _operands.from_zero(function, g)
-    numbers = _numbers(word, own, smallest)
+    function: str, word: str, g: TokenGraph, own: object, others: object, smallest: int, of: Numbering
+) -> tuple[Tensor, Tensor, str]:
+    """A number for each receiver and each sender, the same where no others are given; the call as text."""
+    given, senders = [_numbers(word, own, smallest)], word if others is None else f"src_{word}"
     if others is not None:
-        return numbers, _numbers(f"src_{word}", others, smallest)
-    if g.num_dst != g.num_src and isinstance(numbers, list):
+        given.append(_numbers(senders, others, smallest))
+    elif g.num_dst != g.num_src and isinstance(given[0], list):
         raise ValueError(f"{function} of {g!r} needs src_{word} too: it has other senders than receivers")
-    return numbers, numbers
+    shown = (str(value) if isinstance(value, int) else text.listed(value, word) for value in given)
+    name = _operands.name(function, (g,), *shown)
+    return of(word, given[0], g.num_dst), of(senders, given[-1], g.num_src), name
 
 
 def _numbers(word: str, value: object, smallest: int) -> Given:
@@ -106,28 +91,21 @@ def _numbers(word: str, value: object, smallest: int) -> Given:
     return [checks.size(f"each of {word}", number) for number in value]
 
 
-def _shown(value: Given, word: str) -> str:
-    return str(value) if isinstance(value, int) else text.listed(value, word)
-
-
-def _for_each(word: str, numbers: list[int], count: int) -> Tensor:
-    if len(numbers) != count:
-        raise ValueError(f"{word} must hold one number for each of {count} tokens, got {len(numbers)}")
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
-
-
-def _sizes(word: str, value: Given, count: int) -> Tensor:
-    if isinstance(value, int):
-        return torch.full((count,), value, device="cpu")
-    return _for_each(word, value, count)
+def _for_each(word: str, numbers: Given, count: int) -> Tensor:
+    """One number for each token, the same for all where a single one was given."""
+    values = [numbers] * count if isinstance(numbers, int) else numbers
+    if len(values) != count:
+        raise ValueError(f"{word} must hold one number for each of {count} tokens, got {len(values)}")
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def _owners(word: str, value: Given, count: int) -> Tensor:
     if isinstance(value, int):
         return torch.arange(count, device="cpu") // value
-    gap = next((number for number, group in enumerate(sorted(set(value))) if number != group), None)
-    if gap is not None:
-        raise ValueError(f"{word} must be numbered 0, 1, ... without gaps, got {max(value)} but no {gap}")
+    if gaps := set(range(max(value, default=0))) - set(value):
+        raise ValueError(
+            f"{word} must be numbered 0, 1, ... without gaps, got {max(value)} but no {min(gaps)}"
+        )
     return _for_each(word, value, count)
 
 

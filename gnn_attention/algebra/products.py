@@ -18,7 +18,7 @@ from gnn_attention.algebra.stacks import any_of
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.intervals.values import Interval
-from gnn_attention.graph.rules import Rule
+from gnn_attention.graph.rules import Rule, no_pair
 
 __all__ = ["cartesian_product", "disjoint_sum", "strong_product", "tensor_product"]
 
@@ -29,19 +29,13 @@ def disjoint_sum(*graphs: TokenGraph) -> TokenGraph:
 
     The masks are the blocks of a block diagonal matrix. Packing: graph k's tokens follow those of the graphs
     before it. Lists follow one another; one rule evaluates all the graphs on every pair. networkx's
-    ``disjoint_union``; torch_geometric's batches. Raises TypeError (no graph), ValueError (none at all; other
-    heads or batch; a graph that does not begin at position 0).
+    ``disjoint_union``; torch_geometric's batches.
 
     >>> from gnn_attention import patterns
-    >>> print(disjoint_sum(patterns.causal(2), patterns.full(2)))
-    disjoint_sum(causal(2), full(2)): mask[dst, src] and in-edges
-    0 ■ · · ·   0 <- 0
-    1 ■ ■ · ·   1 <- 0 1
-    2 · · ■ ■   2 <- 2 3
-    3 · · ■ ■   3 <- 2 3
+    >>> disjoint_sum(patterns.causal(2), patterns.full(2)).edge_index.tolist()
+    [[0, 0, 1, 2, 3, 2, 3], [0, 1, 1, 2, 2, 3, 3]]
     """
-    sizes = _operands.varies("disjoint_sum", *graphs)
-    _operands.from_zero("disjoint_sum", *graphs)
+    sizes = _operands.from_zero("disjoint_sum", *graphs)
     parts, num_dst, num_src = [], 0, 0
     for graph in graphs:
         parts.append((graph, num_dst, num_src))
@@ -59,16 +53,11 @@ def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
     ``i = k and l -> j in g2, or j = l and k -> i in g1``, for receiver (i, j) and sender (k, l).
     ``n2 * E1 + n1 * E2`` edges where at most one of the two has self loops. The product of two paths is the
     grid of the rook's single steps. networkx's ``cartesian_product``. Lists: the edges along g1, then those
-    along g2. Raises TypeError (no graph), ValueError (not the same tokens as receivers and senders; other
-    heads or batch; a graph that does not begin at position 0).
+    along g2.
 
     >>> from gnn_attention import patterns
-    >>> print(cartesian_product(patterns.strict_causal(2), patterns.full(2)))
-    cartesian_product(strict_causal(2), full(2)): mask[dst, src] and in-edges
-    0 ■ ■ · ·   0 <- 0 1
-    1 ■ ■ · ·   1 <- 0 1
-    2 ■ · ■ ■   2 <- 0 2 3
-    3 · ■ ■ ■   3 <- 1 2 3
+    >>> cartesian_product(patterns.strict_causal(2), patterns.full(2)).in_degree().tolist()
+    [2, 2, 3, 3]
     """
     return _square_product("cartesian_product", g1, g2, _cartesian, _along_one)
 
@@ -79,7 +68,7 @@ def strong_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
 
     ``n2 * E1 + n1 * E2 + E1 * E2`` edges of graphs without self loops. The product of two paths is the king's
     graph. networkx's ``strong_product``. Lists: those of :func:`cartesian_product`, then those of
-    :func:`tensor_product`. Raises as :func:`cartesian_product`.
+    :func:`tensor_product`.
 
     >>> from gnn_attention import patterns
     >>> step = patterns.window(3, 2) - patterns.window(3, 1)
@@ -95,18 +84,16 @@ def tensor_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
 
     ``k -> i in g1 and l -> j in g2``, for receiver (i, j) and sender (k, l). ``E1 * E2`` edges; the mask is
     the Kronecker product of the masks. Bipartite graphs have one too. networkx's ``tensor_product``, also
-    called direct or categorical. Lists: for each edge of g1 all edges of g2. Raises TypeError (no graph),
-    ValueError (other heads or batch; a graph that does not begin at position 0).
+    called direct or categorical. Lists: for each edge of g1 all edges of g2.
 
     >>> from gnn_attention import patterns
     >>> tensor_product(patterns.full(3), patterns.causal(2)).in_degree().tolist()
     [3, 6, 3, 6, 3, 6]
     """
-    sizes = _common_sizes("tensor_product", g1, g2)
+    sizes = _operands.from_zero("tensor_product", g1, g2)
     num_dst, num_src = g1.num_dst * g2.num_dst, g1.num_src * g2.num_src
     name = _operands.name("tensor_product", (g1, g2))
-    lists = _operands.edge_lists((g1, g2))
-    if lists is not None:
+    if (lists := _operands.edge_lists((g1, g2))) is not None:
         edges = _along_both(lists[0], lists[1], g2.num_dst, g2.num_src)
         return TokenGraph.from_edges(edges, num_dst, num_src, name=name)
     rule = partial(_tensor, g1.rule, g2.rule, g2.num_dst, g2.num_src)
@@ -144,10 +131,6 @@ def corner(
     return inside & evaluate(inner, b, h, i, j)
 
 
-def no_pair(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst < 0) & (src < 0)
-
-
 Part = tuple[TokenGraph, int, int]  # a block of the mask: its graph, its first receiver, its first sender
 
 
@@ -167,22 +150,15 @@ def block_edges(parts: Sequence[Part]) -> Tensor:
     return torch.cat(lists, dim=1)
 
 
-def _common_sizes(function: str, g1: TokenGraph, g2: TokenGraph) -> dict[str, int | None]:
-    sizes = _operands.varies(function, g1, g2)
-    _operands.from_zero(function, g1, g2)
-    return sizes
-
-
 def _square_product(
     function: str, g1: TokenGraph, g2: TokenGraph, rule: Callable[..., Tensor], join: Callable[..., Tensor]
 ) -> TokenGraph:
     """A product that compares tokens of the two sides with each other."""
-    sizes = _common_sizes(function, g1, g2)
+    sizes = _operands.from_zero(function, g1, g2)
     for graph in (g1, g2):
-        _operands.same_tokens(function, graph, "tensor_product takes bipartite graphs")
+        _operands.square(function, graph, "tensor_product takes bipartite graphs")
     n, name = g1.num_dst * g2.num_dst, _operands.name(function, (g1, g2))
-    lists = _operands.edge_lists((g1, g2))
-    if lists is not None:
+    if (lists := _operands.edge_lists((g1, g2))) is not None:
         return TokenGraph.from_edges(join(*lists, g1.num_dst, g2.num_dst), n, coalesce=True, name=name)
     return TokenGraph.from_rule(partial(rule, g1.rule, g2.rule, g2.num_dst), n, **sizes, name=name)
 

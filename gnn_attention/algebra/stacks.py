@@ -22,16 +22,11 @@ __all__ = ["intersection", "per_head", "per_sample", "union"]
 def union(*graphs: TokenGraph) -> TokenGraph:
     """The edges of any of the graphs: ``g1 | g2 | ...`` in one flat rule.
 
-    Where all carry lists: one after the other, each edge where it first stands. Raises TypeError (no graph),
-    ValueError (none at all; other nodes, heads or batch).
+    Where all carry lists: one after the other, each edge where it first stands.
 
     >>> from gnn_attention import patterns
-    >>> print(union(patterns.window(4, 1), patterns.sinks(4, 1), patterns.dilated(4, 2, 2)))
-    union(window(4, 1), sinks(4, 1), dilated(4, 2, 2)): mask[dst, src] and in-edges
-    0 ■ · · ·   0 <- 0
-    1 ■ ■ · ·   1 <- 0 1
-    2 ■ · ■ ·   2 <- 0 2
-    3 ■ ■ · ■   3 <- 0 1 3
+    >>> union(patterns.window(4, 1), patterns.sinks(4, 1), patterns.dilated(4, 2, 2)).edge_index.tolist()
+    [[0, 0, 1, 0, 2, 0, 1, 3], [0, 1, 1, 2, 2, 3, 3, 3]]
     """
     sizes = _operands.same_nodes("union", *graphs)
     first, name = graphs[0], _operands.name("union", graphs)
@@ -47,8 +42,7 @@ def union(*graphs: TokenGraph) -> TokenGraph:
 def intersection(*graphs: TokenGraph) -> TokenGraph:
     """The edges that all of the graphs have: ``g1 & g2 & ...`` in one flat rule.
 
-    Where one carries a list and none differs by head or sample: in the order of the first such list. Raises
-    as :func:`union`.
+    Where one carries a list and none differs by head or sample: in the order of the first such list.
 
     >>> from gnn_attention import patterns
     >>> packed, near = patterns.documents([4, 5]), patterns.window(9, 2)
@@ -71,28 +65,26 @@ def per_head(*graphs: TokenGraph) -> TokenGraph:
     """Graph k for head k: one graph that differs by head, ``heads = len(graphs)``.
 
     ``select(head=k)`` gives graph k back. The graphs may differ by sample, not by head. Every pair evaluates
-    all of the rules. Raises TypeError (no graph), ValueError (none at all; a graph that differs by head;
-    other nodes or batch).
+    all of the rules.
 
     >>> from gnn_attention import patterns
     >>> per_head(patterns.window(4, 2), patterns.causal(4)).in_degree().tolist()
     [[1, 2, 2, 2], [1, 2, 3, 4]]
     """
-    return _stacked("per_head", graphs, _if_head, "heads")
+    return _stacked("per_head", graphs, "heads")
 
 
 @not_compiled
 def per_sample(*graphs: TokenGraph) -> TokenGraph:
     """Graph k for sample k of the batch: ``batch = len(graphs)``; ``select(batch=k)`` gives graph k back.
 
-    The graphs may differ by head, not by sample. Every pair evaluates all of the rules. Raises as
-    :func:`per_head`.
+    The graphs may differ by head, not by sample. Every pair evaluates all of the rules.
 
     >>> from gnn_attention import patterns
     >>> per_sample(patterns.documents([1, 3]), patterns.documents([2, 2])).in_degree().tolist()
     [[[1, 1, 2, 3]], [[1, 2, 1, 2]]]
     """
-    return _stacked("per_sample", graphs, _if_sample, "batch")
+    return _stacked("per_sample", graphs, "batch")
 
 
 def any_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -109,23 +101,18 @@ def all_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tens
     return edge
 
 
-def _if_head(head: int, rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (h == head) & evaluate(rule, b, h, dst, src)
+def _if_in(sample: bool, number: int, rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return ((b if sample else h) == number) & evaluate(rule, b, h, dst, src)
 
 
-def _if_sample(sample: int, rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (b == sample) & evaluate(rule, b, h, dst, src)
-
-
-def _stacked(
-    function: str, graphs: tuple[TokenGraph, ...], choose: Callable[..., Tensor], axis: str
-) -> TokenGraph:
+def _stacked(function: str, graphs: tuple[TokenGraph, ...], axis: str) -> TokenGraph:
     sizes = _operands.same_nodes(function, *graphs)
     if sizes[axis] is not None:
         first, word = next(g for g in graphs if getattr(g, axis) is not None), function.removeprefix("per_")
         hint = f"select(batch, head) takes one of its {word}s"
         raise ValueError(f"{function} takes a graph for each {word}, got {first!r}; {hint}")
-    rule = partial(any_of, tuple(partial(choose, number, graph.rule) for number, graph in enumerate(graphs)))
+    parts = (partial(_if_in, axis == "batch", number, graph.rule) for number, graph in enumerate(graphs))
+    rule = partial(any_of, tuple(parts))
     return _on_nodes_of(graphs[0], rule, {**sizes, axis: len(graphs)}, _operands.name(function, graphs))
 
 

@@ -26,6 +26,10 @@ def everyone(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (dst >= 0) & (src >= 0)
 
 
+def no_pair(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (dst < 0) & (src < 0)
+
+
 def causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return src <= dst
 

@@ -7,7 +7,7 @@ Its axes, its largest entries, and tables by sample and head that a rule looks u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,22 +51,6 @@ def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
     if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
         raise TypeError(f"{name} must be integers, got {table.dtype}")
     return all_axes(name, table, axes)
-
-
-def integers(name: str, values: Iterable[int], wanted: str) -> list[int]:
-    """Integers as a list; TypeError says of what the argument ``name`` must be a list."""
-    if not isinstance(values, Iterable):
-        got = quoted(values)
-        raise TypeError(f"{name} must be a list of {wanted}, got {got}; for a single one give [{got}]")
-    return [checks.position(f"each of {name}", value) for value in values]
-
-
-def positions(name: str, values: Iterable[int], count: int, wanted: str = "positions") -> list[int]:
-    """Integers in 0 .. count - 1; IndexError says what the argument ``name`` must be."""
-    numbers = integers(name, values, wanted)
-    if outside := [number for number in numbers if not 0 <= number < count]:
-        raise IndexError(f"{name} must be {wanted} in 0 .. {count - 1}, got {outside[0]}")
-    return numbers
 
 
 def square(name: str, graph: TokenGraph) -> None:

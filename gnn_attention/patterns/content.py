@@ -18,6 +18,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
 
@@ -255,4 +256,4 @@ def _positions(name: str, positions: Sequence[Any], n: int) -> Tensor:
         raise TypeError(f"{name} must be a list of positions, or one for each head, got {quoted(positions)}")
     if positions and all(isinstance(row, (Sequence, Tensor)) for row in positions):
         return torch.stack([_positions(name, row, n) for row in positions])
-    return _data.marked(_data.positions(name, positions, n), n)
+    return _data.marked(_operands.positions(name, positions, n), n)

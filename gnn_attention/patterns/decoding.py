@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, text
 from gnn_attention.patterns import _data
 from gnn_attention.patterns.sequences import shared_prefix
@@ -68,7 +69,7 @@ def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) ->
     [[0, 1, 0, 1, 2, 3], [1, 1, 2, 2, 3, 3]]
     """
     n, tokens = checks.size("n", n), checks.size("tokens", tokens, 1)
-    places = _data.positions("media", media, n, "text positions")
+    places = _operands.positions("media", media, n, "text positions")
     if any(later <= earlier for earlier, later in pairwise(places)):
         raise ValueError(
             f"media must be strictly increasing positions, got {text.listed(places, 'positions')}"

@@ -259,7 +259,7 @@ def _temporal(prompt: int, frame_size: int, w: int, b: Tensor, h: Tensor, dst: T
     return (dst < prompt) | (src < prompt) | (apart.abs() < w)
 
 
-def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: bool = False) -> Interval:
+def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: int = False) -> Interval:
     """The window of each coordinate among those that leave its remainder."""
     x = torch.arange(size, device="cpu")
     remainder, place = x % dilation, x // dilation

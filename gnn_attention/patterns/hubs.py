@@ -9,6 +9,7 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Tensor
+from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
 
@@ -83,7 +84,7 @@ def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> 
     n, w, first = checks.size("n", n), checks.size("w", w), checks.size("num_global", num_global)
     if owner is None:
         return TokenGraph.from_rule(partial(_etc, first, w), first + n, name=f"etc({n}, {w}, {first})")
-    owners = _data.positions("owner", owner, first, "global tokens")
+    owners = _operands.positions("owner", owner, first, "global tokens")
     if len(owners) != n:
         raise ValueError(f"owner must name one for each of the {n} long tokens, got {len(owners)} of them")
     table = _data.table([*range(first), *owners])
@@ -184,7 +185,7 @@ def _or_random_blocks(
 
 def _token_table(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"], object]:
     given = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
-    places = _data.positions("tokens", given, n)
+    places = _operands.positions("tokens", given, n)
     return _data.marked(places, n), text.listed(places, "tokens") if isinstance(tokens, Iterable) else tokens
 
 

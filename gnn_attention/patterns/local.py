@@ -7,6 +7,7 @@ from functools import partial
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
 
@@ -154,7 +155,7 @@ def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int =
     """
     n, heads = checks.size("n", n), checks.size("heads", heads, 1)
     w, s = checks.size("w", w), checks.size("s", s)
-    chosen = _data.positions("retrieval", retrieval, heads, "head numbers")
+    chosen = _operands.positions("retrieval", retrieval, heads, "head numbers")
     rule = partial(_sinks_but, _data.marked(chosen, heads), w, s)
     name = f"duo_attention({n}, {heads}, {text.listed(chosen, 'heads', 8)}, {w}, {s})"
     return TokenGraph.from_rule(rule, n, heads=heads, name=name)

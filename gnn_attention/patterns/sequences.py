@@ -9,6 +9,7 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.graph.rules import Rule
 from gnn_attention.patterns import _data
@@ -100,7 +101,7 @@ def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
     >>> bidirectional_groups([-1, 0, 0, -1, 1, 1]).in_degree().tolist()
     [1, 3, 3, 4, 6, 6]
     """
-    numbers = _data.integers("groups", groups, "group numbers, one for each token")
+    numbers = _operands.integers("groups", groups, "group numbers, one for each token")
     name = f"bidirectional_groups({text.listed(numbers, 'groups', 8)})"
     return TokenGraph.from_rule(_groups_rule(numbers), len(numbers), name=name)
 
@@ -122,7 +123,7 @@ def permutation(order: Sequence[int], context: int = 0, stream: str = "content")
     >>> permutation([2, 0, 3, 1]).edge_index.tolist()
     [[0, 2, 0, 1, 2, 3, 2, 0, 2, 3], [0, 0, 1, 1, 1, 1, 2, 3, 3, 3]]
     """
-    places = _data.integers("order", order, "positions")
+    places = _operands.integers("order", order, "positions")
     if sorted(places) != list(range(len(places))):
         got = f"got {text.listed(places, 'positions', 8)}"
         raise ValueError(f"order must hold each of 0 .. {len(places) - 1} once, in any order, {got}")

@@ -11,6 +11,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, text
 from gnn_attention.patterns import _data
 
@@ -34,7 +35,7 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     2 ■ · ■ ·   2 <- 0 2
     3 ■ ■ · ■   3 <- 0 1 3
     """
-    parents = _data.integers("parents", parents, ROOTED)
+    parents = _operands.integers("parents", parents, ROOTED)
     enter, leave = _visits(parents)
     shown = text.listed(parents, "parents", 8)
     rule = partial(_above if causal else _related, enter, leave)
@@ -54,7 +55,7 @@ def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     >>> tree_decoding(2, [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 4, 4]
     """
-    prompt, parents = checks.size("prompt", prompt), _data.integers("parents", parents, ROOTED)
+    prompt, parents = checks.size("prompt", prompt), _operands.integers("parents", parents, ROOTED)
     n, trunk = prompt + len(parents), torch.arange(prompt, device="cpu")
     enter, leave = (times + prompt for times in _visits(parents))
     rule = partial(_above, torch.cat([trunk, enter]), torch.cat([torch.full_like(trunk, n), leave]))
@@ -76,7 +77,7 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     >>> prefix_tree([2, 1, 2], [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 3, 4]
     """
-    sizes, parents = checks.sizes("lengths", lengths), _data.integers("parents", parents, ROOTED)
+    sizes, parents = checks.sizes("lengths", lengths), _operands.integers("parents", parents, ROOTED)
     if len(sizes) != len(parents):
         wanted = f"a segment (or -1) for each of the {len(sizes)} lengths"
         raise ValueError(f"parents must name {wanted}, got {len(parents)}")
@@ -97,7 +98,7 @@ def family(parents: Sequence[int]) -> TokenGraph:
     >>> family([-1, 0, 0, 1]).in_degree().tolist()
     [3, 4, 3, 2]
     """
-    parents = _data.integers("parents", parents, ROOTED)
+    parents = _operands.integers("parents", parents, ROOTED)
     _visits(parents)  # refuses what is no forest
     name = f"family({text.listed(parents, 'parents', 8)})"
     return TokenGraph.from_rule(partial(_family, _data.table(parents)), len(parents), name=name)

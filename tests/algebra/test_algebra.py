@@ -753,7 +753,7 @@ ancestry(G, 3) -> IndexError: token must be in 0 \.\. 2, got 3
 ancestry(G, [1]) -> TypeError: token must be an integer, got \[1\]
 ancestry(G, 1, -2) -> ValueError: hops must be at least 0, got -2
 restrict(G, [3]) -> IndexError: tokens must be positions in 0 \.\. 2, got 3
-restrict(G, 2) -> TypeError: tokens must be a sequence of positions, got 2 of type int
+restrict(G, 2) -> TypeError: tokens must be a list of positions, got 2
 restrict(G, [1.0]) -> TypeError: each of tokens must be an integer, got 1.0
 restrict(G, torch.tensor([True, False, True])) -> TypeError: must be an integer, got the bool True
 restrict(G, torch.tensor([[0, 1]])) -> TypeError: each of tokens must be an integer, got \[0, 1\]

@@ -38,16 +38,12 @@ def split_edge_lists(rule: Rule, num_dst: int, num_src: int) -> SplitRule | None
     return SplitRule(rule, key % max(num_src, 1), key // max(num_src, 1))
 
 
-def no_pair(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst < 0) & (src < 0)
-
-
 def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[Tensor]]:
     if not isinstance(rule, partial):
         return rule, []
     # for more senders the keys would be those of other pairs
     if rule.func is rules.is_listed and num_src <= rule.args[1]:
-        return no_pair, [_renumber(rule.args[0][:-1], rule.args[1], num_src)]
+        return rules.no_pair, [_renumber(rule.args[0][:-1], rule.args[1], num_src)]
     if rule.func in JOINS:
         left, of_left = _without_lists(rule.args[0], num_dst, num_src)
         right, of_right = _without_lists(rule.args[1], num_dst, num_src)
