@@ -25,14 +25,8 @@ def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
     [5, 3, 4, 5, 5, 5]
     """
     last = torch.full((graph.num_src,), -1, dtype=torch.int64, device="cpu")
-    if graph.listed_edges is not None:
-        ends: Iterator[tuple[Tensor, Tensor]] = iter([(graph.edge_index[0], graph.edge_index[1])])
-    elif enumerate_pairs.few(graph.shape4):
-        *_, dst, src = graph.mask().nonzero(as_tuple=True)
-        ends = iter([(src, dst)])
-    else:
-        ends = _ends(graph.rule, graph.shape4)
-    for src, dst in ends:
+    listed = graph.listed_edges
+    for src, dst in _ends(graph.rule, graph.shape4) if listed is None else [listed]:
         last.scatter_reduce_(0, src, dst, "amax")
     return last
 

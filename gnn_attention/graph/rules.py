@@ -16,7 +16,7 @@ import torch
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph.intervals.arithmetic import evaluate
-from gnn_attention.graph.intervals.edge_list_bounds import in_boxes
+from gnn_attention.graph.intervals.table_bounds import in_boxes
 from gnn_attention.graph.intervals.values import Interval
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -1,5 +1,4 @@
-"""Tiles: which blocks of receivers and senders hold no edge, all pairs, or some, as block-sparse kernels need
-it.
+"""Tiles: which blocks of receivers and senders hold no edge, all pairs, or some, for block-sparse kernels.
 
 Structured graphs are tiled by boxes (``regions.quadtree``), without visiting their pairs, listed ones from
 their edges. Nothing of size tokens x tokens is made.
@@ -107,8 +106,7 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     return Tiles(graph, block, *memoized(_runs, graph, block))
 
 
-# row, first, stop, full
-Runs = tuple[Tensor, Tensor, Tensor, Tensor]
+Runs = tuple[Tensor, Tensor, Tensor, Tensor]  # row, first, stop, full
 
 
 def _runs(graph: TokenGraph, block: int) -> Runs:

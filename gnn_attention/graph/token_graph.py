@@ -1,7 +1,5 @@
 """The token graph: which token may attend to which.
 
-Words used everywhere in this library:
-
 ======================  =====================================================================================
 token = node            ``src`` is the sender, ``dst`` the receiver; ``src -> dst`` lets dst attend to src
 ``edge_index``          int64 ``[2, E]``; row 0 holds src, row 1 dst (PyG's ``source_to_target``)
@@ -154,8 +152,7 @@ class TokenGraph(Frozen):
             reason = f"a graph that differs by {self.varying_axes} has no single edge list"
             advice = "use mask(), or select(batch, head) for one of them"
             raise ValueError(f"edge_index of {self!r}: {reason}; {advice}")
-        edges: Tensor = memoized(derived.edge_index, self, device)
-        return edges
+        return memoized(derived.edge_index, self, device)  # type: ignore[no-any-return]
 
     def positions_of(self, edges: Tensor) -> Int[Tensor, " edges"]:
         """The places of edges ``[2, K]`` in :attr:`edge_index`; ValueError names one that is none."""
@@ -170,8 +167,7 @@ class TokenGraph(Frozen):
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {quoted(device)}")
-        mask: Tensor = memoized(derived.mask, self, torch.device(device or "cpu"))
-        return mask
+        return memoized(derived.mask, self, torch.device(device or "cpu"))  # type: ignore[no-any-return]
 
     @property
     def num_edges(self) -> int:
@@ -189,8 +185,7 @@ class TokenGraph(Frozen):
 
     def in_degree(self) -> Int[Tensor, "..."]:
         """How many senders each receiver has: int64 ``[dst]``, led by the axes of :meth:`mask`. Read-only."""
-        degree: Tensor = memoized(derived.in_degree, self)
-        return degree
+        return memoized(derived.in_degree, self)  # type: ignore[no-any-return]
 
     @property
     def max_in_degree(self) -> int:
@@ -285,9 +280,8 @@ class TokenGraph(Frozen):
         if not isinstance(other, TokenGraph):
             return NotImplemented
         if (self.num_src, self.src_offset) != (other.num_dst, other.dst_offset):
-            left = f"the left attends to {self.num_src} senders from {self.src_offset} on ({self.name})"
-            right = f"the right has {other.num_dst} receivers from {other.dst_offset} on ({other.name})"
-            raise ValueError(f"graphs joined by @ must meet: {left}, {right}")
+            wanted = f"{self.num_src} receivers from {self.src_offset} on, the senders of {self.name}"
+            raise ValueError(f"graphs joined by @ must meet: expected {wanted}, got {other!r}")
         sizes = self.num_dst, self.num_src, other.num_src
         product = edge_list.product(self.edge_index, other.edge_index, *sizes)
         name = f"{text.bracketed(self.name)} @ {text.bracketed(other.name)}"
@@ -299,8 +293,8 @@ class TokenGraph(Frozen):
         hops = checks.size("the power of a graph", hops)
         if (self.num_dst, self.dst_offset) != (self.num_src, self.src_offset):
             raise ValueError(f"only a square graph has powers, with the same tokens twice, got {self!r}")
-        loops = torch.arange(self.num_dst, device="cpu")
-        result = self.from_distinct_edges(torch.stack([loops, loops]), self.num_dst, self.num_src, "loops")
+        loops = torch.arange(self.num_dst, device="cpu").expand(2, -1)
+        result = self.from_distinct_edges(loops, self.num_dst, self.num_src, "loops")
         result = replace(result, dst_offset=self.dst_offset, src_offset=self.src_offset)
         for _ in range(hops):
             result = result @ self
@@ -346,11 +340,6 @@ class TokenGraph(Frozen):
         """The axes by which the graph differs, in words: "head", "sample and head", "" for a plain graph."""
         axes = {"sample": self.batch, "head": self.heads}
         return " and ".join(word for word, n in axes.items() if n is not None)
-
-    @property
-    def is_listed(self) -> bool:
-        """True if the graph carries its edges as a list."""
-        return self._listed is not None
 
     @property
     def listed_edges(self) -> Int[Tensor, "2 edges"] | None:

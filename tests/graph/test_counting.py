@@ -94,16 +94,6 @@ class TestLarger:
         assert graph.in_degree().tolist() == graph.mask().sum(1).tolist()
 
 
-def test_equality_of_structured_rules():
-    """A single pair of the second head differs."""
-    left = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + 0 * h, 80, heads=2)
-    right = TokenGraph.from_rule(
-        lambda b, h, dst, src: (src <= dst) & ((h == 0) | (dst != 77) | (src != 3)), 80, heads=2
-    )
-    assert left != right
-    assert left == TokenGraph.from_rule(lambda b, h, dst, src: ~(src > dst), 80, heads=2)
-
-
 class TestCover:
     def test_few_boxes_wait(self, monkeypatch):
         """The smallest boxes are done before more of the larger ones are cut."""

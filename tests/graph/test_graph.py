@@ -15,7 +15,6 @@ from functools import partial
 from itertools import product
 from typing import ClassVar
 
-import networkx as nx
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,7 +23,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 import gnn_attention as ga
-from gnn_attention import TokenGraph, convert, patterns
+from gnn_attention import TokenGraph, patterns
 
 fixed = settings(derandomize=True, deadline=None, max_examples=60)
 
@@ -118,33 +117,19 @@ def varied(num_dst: int = 3, num_src: int = 4) -> dict[str, TokenGraph]:
 def expressions() -> dict[str, TokenGraph]:
     """Graphs made in every way, all asymmetric: name -> graph."""
     listing = listed([(3, 0), (1, 2), (0, 2), (4, 4)], 5, 5)
-    network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
     return {
-        "builder": patterns.window(5, 2),
-        "table": patterns.documents([2, 3]),
-        "tree": patterns.tree([-1, 0, 0, 1, 1]),
-        "global": patterns.global_tokens(5, [1], causal=False),
         "listed": listing,
         "or": patterns.window(5, 2) | listing,
-        "and": patterns.causal(5) & listing,
         "minus": patterns.causal(5) - listing,
-        "xor": listing ^ patterns.window(5, 2),
         "not": ~patterns.window(5, 2),
         "transposed": patterns.window(5, 2).T,
-        "listed transposed": listing.T,
         "two hops": patterns.window(5, 2) @ listing,
         "power": patterns.window(5, 2) ** 3,
         "rows": patterns.causal(5).rows(1, 4),
-        "listed rows": listing.rows(0, 3),
         "select": TokenGraph.from_rule(per_head, 5, heads=2).select(head=1),
         "heads": varied()["heads"],
         "batch": varied()["batch"],
         "both": varied()["both"],
-        "mask": convert.from_mask(torch.eye(3, 4).roll(1, 0).bool()),
-        "masks": convert.from_mask(torch.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4) % 3 == 0),
-        "networkx": convert.from_networkx(network, ["the", "cat", "sat"]),
-        "edge index": convert.from_edge_index(torch.tensor([[4, 0], [1, 2]]), 3, 5),
-        "pyg": convert.from_pyg(torch.eye(3).roll(1, 0).to_sparse()),
     }
 
 
@@ -188,26 +173,11 @@ class TestContract:
         assert graph.num_edges == int(table.sum())
         assert torch.equal(graph.in_degree(), mask.sum(-1))
 
-    @pytest.mark.parametrize("word", ["heads", "batch", "both"])
-    def test_select_is_one_of_them(self, word):
-        graph = varied()[word]
-        table = graph.mask().reshape(graph.batch or 1, graph.heads or 1, 3, 4)
-        for b, h in product(range(graph.batch or 1), range(graph.heads or 1)):
-            one = graph.select(b, h)
-            assert one.heads is None
-            assert one.batch is None
-            edges_of(one)
-            assert torch.equal(one.mask(), table[b, h])
-
     def test_name_and_text(self):
         graph = TokenGraph.from_rule(per_head, 2, 3, heads=4, batch=5, name="mine")
         assert graph.name == "mine"
         assert repr(graph) == str(graph) == "TokenGraph(mine: 3 src -> 2 dst, batch 5, heads 4)"
         assert TokenGraph.from_rule(per_head, 2, heads=2).name == "per_head"
-
-    def test_a_large_graph_is_named_not_drawn(self):
-        assert len(str(patterns.causal(32)).splitlines()) == 33
-        assert str(patterns.causal(33)) == "TokenGraph(causal(33): 33 src -> 33 dst)"
 
     @pytest.mark.parametrize(
         ("graph", "expected"),
@@ -227,93 +197,9 @@ class TestContract:
         assert graph.is_causal() is expected
 
 
-LIST4 = listed([(3, 1), (0, 2), (2, 1), (1, 0), (0, 1)], 4, 5)
-TWICE = torch.tensor([[2, 0, 1, 0, 0], [0, 1, 1, 1, 1]])
-SIGNED = r"edge_index must be a tensor of signed integers of shape \[2, E\], got "
-POSITIONAL = r"four named positional parameters \(b, h, dst, src\), got "
-OPERATORS_ONLY = "must use broadcasting tensor operators only"
-WRONG_RULES = [
-    ("causal", r"rule must be a function rule\(b, h, dst, src\) -> bool tensor, got str"),
-    (torch.eq, r"rule must be a function .*got the builtin"),
-    (lambda dst, src: src <= dst, rf"{POSITIONAL}\(dst, src\)"),
-    (lambda *e: e[3] <= e[2], rf"{POSITIONAL}\(\*e\)"),
-    (lambda b, h, dst, *, src: src <= dst, POSITIONAL),
-    (lambda b, h, dst, src: src - dst, "must return a bool tensor, got a torch.int64 tensor"),
-    (lambda b, h, dst, src: None, "must return a bool tensor, got a NoneType"),
-    (lambda b, h, dst, src: src <= dst and src > 0, OPERATORS_ONLY),
-    (lambda b, h, dst, src: torch.ones(5, dtype=torch.bool), r"a shape that broadcasts to \[3, 7\], got"),
-]
-WRONG_EDGES = [
-    ([[0], [1]], TypeError, f"{SIGNED}list"),
-    (torch.zeros(2, 1, dtype=torch.uint8), TypeError, f"{SIGNED}torch.uint8"),
-    (torch.zeros(3, 2, dtype=torch.int64), ValueError, r"shape \[2, E\] \(row 0 senders.*got \[3, 2\]; for"),
-    (torch.zeros(2, dtype=torch.int64), ValueError, r"shape \[2, E\].*got \[2\]"),
-    (torch.zeros(2, 1, dtype=torch.int64, device="meta"), ValueError, "must hold values, got a tensor on"),
-    (torch.tensor([[0, 4], [1, 1]]), IndexError, r"edge_index\[0, 1\] = 4 is no sender: expected 0 \.\. 3"),
-    (torch.tensor([[-1], [1]]), IndexError, r"edge_index\[0, 0\] = -1 is no sender.*do not count"),
-    (torch.tensor([[0, 3], [1, 3]]), IndexError, r"edge_index\[1, 1\] = 3 is no receiver: expected 0 \.\. 2"),
-    (TWICE, ValueError, r"2 duplicate edges \(the edge 0 -> 1 stands at 1 and 3\)"),
-]
-WRONG_SIZES = [
-    ({"num_dst": -1}, ValueError, "num_dst must be at least 0, got -1"),
-    ({"num_dst": 2, "num_src": -3}, ValueError, "num_src must be at least 0, got -3"),
-    ({"num_dst": True}, TypeError, "num_dst must be an integer, got the bool True"),
-    ({"num_dst": 2, "heads": 0}, ValueError, "heads must be at least 1, got 0"),
-    ({"num_dst": 2, "batch": "2"}, TypeError, "batch must be an integer, got '2'"),
-]
-REFUSED = [
-    *((partial(TokenGraph.from_rule, rule, 4), TypeError, match) for rule, match in WRONG_RULES),
-    *((partial(TokenGraph.from_edges, edges, 3, 4), error, match) for edges, error, match in WRONG_EDGES),
-    *(
-        (partial(TokenGraph.from_rule, per_head, **sizes), error, match)
-        for sizes, error, match in WRONG_SIZES
-    ),
-    (lambda: patterns.causal(4).rows(2, 5), IndexError, r"rows\(2, 5\): expected 0 <= start <= stop <="),
-    (lambda: patterns.causal(4).rows(3, 2), IndexError, r"rows\(3, 2\): expected 0 <= start <= stop"),
-    (lambda: patterns.causal(4).rows(-1, 2), ValueError, "start must be at least 0, got -1"),
-    (lambda: patterns.causal(4) | patterns.causal(5), ValueError, r"joined by \| must have the same nodes"),
-    (lambda: patterns.causal(8).rows(2, 4) & patterns.cross(2, 8), ValueError, "same nodes .*dst from 2.*8"),
-    (lambda: varied()["heads"] - patterns.cross(3, 5), ValueError, "joined by - must have the same nodes"),
-    (lambda: varied()["heads"] ^ TokenGraph.from_rule(per_head, 3, 4, heads=3), ValueError, "heads 2.*heads"),
-    (lambda: patterns.cross(2, 3) @ patterns.cross(4, 2), ValueError, "joined by @ must meet: the left"),
-    (lambda: patterns.cross(2, 4) @ patterns.causal(8).rows(4, 8), ValueError, "4 receivers from 4 on"),
-    (lambda: varied(3, 3)["both"] @ patterns.causal(3), ValueError, "differs by sample and head has no"),
-    (lambda: patterns.causal(3) @ varied(3, 3)["batch"], ValueError, "differs by sample has no single edge"),
-    (lambda: patterns.causal(3) ** -1, ValueError, "the power of a graph must be at least 0, got -1"),
-    (lambda: patterns.causal(3) ** True, TypeError, "the power of a graph must be an integer"),
-    (lambda: patterns.cross(2, 3) ** 2, ValueError, "only a square graph has powers"),
-    (lambda: patterns.cross(4, 2).rows(2, 4) ** 2, ValueError, "only a square graph has powers"),
-    *(
-        (partial(eval, f"graph {sign} 3", {"graph": patterns.causal(3)}), TypeError, "operand")
-        for sign in "|&-^@"
-    ),
-    (lambda: varied()["both"].select(head=2), IndexError, r"head must be in 0 \.\. 1, got 2"),
-    (lambda: varied()["both"].select(batch=-1), IndexError, r"batch must be in 0 \.\. 2, got -1"),
-    (lambda: varied()["both"].select(head=0.5), TypeError, "head must be an integer"),
-    (lambda: varied()["heads"].edge_index, ValueError, r"differs by head has no .*; use mask\(\), or select"),
-    (lambda: patterns.causal(3).mask(3), TypeError, "device must be a torch.device or the name of one, got"),
-    (lambda: LIST4.positions_of(torch.tensor([[0], [0]])), ValueError, "0 -> 0 is no edge of"),
-    (lambda: LIST4.positions_of(torch.tensor([[0, 4], [2, 3]])), ValueError, "4 -> 3 is no edge of"),
-    (lambda: patterns.window(3, 0).positions_of(torch.tensor([[0], [0]])), ValueError, "0 -> 0 is no edge"),
-    (lambda: LIST4.positions_of(torch.tensor([[5], [0]])), IndexError, "is no sender"),
-    (
-        lambda: setattr(patterns.causal(3), "num_dst", 4),
-        dataclasses.FrozenInstanceError,
-        "a TokenGraph never changes",
-    ),
-    (lambda: delattr(copy.copy(LIST4), "name"), dataclasses.FrozenInstanceError, "a TokenGraph never"),
-    (lambda: setattr(LIST4.rows(1, 3), "other", 1), dataclasses.FrozenInstanceError, "a TokenGraph never"),
-]
-
-
-@pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=[row[2][:40] for row in REFUSED])
-def test_what_is_refused(call, error, match):
-    with pytest.raises(error, match=match):
-        call()
-
-
 def test_duplicates_and_what_looks_like_them():
-    assert pairs(TokenGraph.from_edges(TWICE, 3, coalesce=True)) == [(2, 0), (0, 1), (1, 1)]
+    twice = torch.tensor([[2, 0, 1, 0, 0], [0, 1, 1, 1, 1]])
+    assert pairs(TokenGraph.from_edges(twice, 3, coalesce=True)) == [(2, 0), (0, 1), (1, 1)]
     edges_of(listed([(0, 1), (1, 0)], 2, 2))
     everything = list(product(range(5), range(2)))
     assert edges_of(listed(everything, 2, 5)) == set(everything)
@@ -333,26 +219,6 @@ class TestAlgebra:
         assert edges_of(a ^ b) == A ^ B
         assert edges_of(~a) == everything - A
         assert edges_of(a.T) == {(dst, src) for src, dst in A}
-
-    @fixed
-    @given(groups(3))
-    def test_laws(self, three):
-        """De Morgan."""
-        a, b, c = (graph for graph, _ in three)
-        assert ~(a | b) == ~a & ~b
-        assert ~(a & b) == ~a | ~b
-        assert (a | b).T == a.T | b.T
-        assert (a & b).T == a.T & b.T
-        assert (~a).T == ~(a.T)
-        assert a - b == a & ~b
-        assert a ^ b == (a | b) - (a & b) == (a - b) | (b - a)
-        assert a & (b | c) == (a & b) | (a & c)
-        assert (a ^ b) ^ c == a ^ (b ^ c)
-        assert a == ~~a
-        assert a == a.T.T
-        assert a | a == a
-        assert a & a == a
-        assert (a ^ a).num_edges == 0
 
     @fixed
     @given(groups(2))
@@ -376,22 +242,6 @@ class TestAlgebra:
         assert torch.equal((a @ b).mask(), (a.mask().int() @ b.mask().int()) > 0)
         assert (a @ b) @ c == a @ (b @ c)
         assert (a @ b).T == b.T @ a.T
-
-    @fixed
-    @given(groups(1, square=True), st.integers(0, 4))
-    def test_powers(self, one, hops):
-        [(a, _)] = one
-        expected = torch.eye(a.num_dst, dtype=torch.int64)
-        for _ in range(hops):
-            expected = ((expected @ a.mask().long()) > 0).long()
-        assert torch.equal((a**hops).mask(), expected.bool())
-        edges_of(a**hops)
-
-    def test_not_equal_to_others(self):
-        assert patterns.causal(3) != "causal(3)"
-        assert patterns.causal(3) != patterns.causal(4)
-        assert patterns.cross(2, 3) != patterns.cross(3, 2)
-        assert patterns.causal(3) != patterns.causal(3).T
 
     def test_equality_sees_offsets_and_heads(self):
         last = patterns.full(3).rows(2, 3)
@@ -424,9 +274,6 @@ class TestAlgebra:
 
 class TestEdgeOrder:
     order: ClassVar = [(3, 1), (0, 2), (2, 1), (1, 0), (0, 1)]
-
-    def test_the_order_is_that_of_the_caller(self):
-        assert pairs(listed(self.order, 4, 4)) == self.order
 
     def test_operators_keep_it(self):
         graph, other = listed(self.order, 4, 4), listed([(2, 2), (2, 1), (3, 1)], 4, 4)
@@ -477,17 +324,11 @@ class TestRows:
 
 @pytest.mark.parametrize(("name", "graph"), expressions().items(), ids=expressions())
 class TestObject:
-    @pytest.mark.parametrize(
-        "clone", [copy.copy, copy.deepcopy, lambda graph: pickle.loads(pickle.dumps(graph))]
-    )
-    def test_copies_and_pickles(self, name, graph, clone):
+    def test_copies_and_pickles(self, name, graph):
         graph.mask()
-        again = clone(graph)
-        assert again == graph
-        assert hash(again) == hash(graph)
-        assert again.name == graph.name
-        assert torch.equal(again.mask(), graph.mask())
-        assert (again.dst_offset, again.src_offset) == (graph.dst_offset, graph.src_offset)
+        for again in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+            assert (again, again.name, hash(again)) == (graph, graph.name, hash(graph))
+            assert torch.equal(again.mask(), graph.mask())
 
     def test_the_rule_is_a_mask_mod(self, name, graph):
         """FlexAttention's own functions, which call the rule under vmap, find the same edges."""
@@ -546,14 +387,6 @@ class TestNeverChanges:
         assert graph.num_edges == 15
         assert not graph.is_full()
         assert len(calls) == count
-
-    def test_making_and_combining_materialises_nothing(self):
-        """A graph of 2^40 pairs is made, combined and named without looking at its edges."""
-        n = 2**20
-        graph = (patterns.window(n, 8) | patterns.sinks(n, 4)) & ~patterns.documents([n // 2, n // 2]).T
-        part = graph.rows(n // 2, n // 2 + 1)
-        assert (part.num_dst, part.num_src, part.dst_offset) == (1, n, n // 2)
-        assert repr(graph).startswith("TokenGraph((window(")
 
 
 def test_a_derived_graph_remembers_nothing_of_its_source():

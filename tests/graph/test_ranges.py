@@ -1,5 +1,7 @@
 """Rules evaluated on ranges: never a wrong answer, and a sharp one where the zoo needs it."""
 
+import operator
+
 import numpy as np
 import pytest
 import torch
@@ -127,28 +129,19 @@ FEWER = torch.tensor(
 LARGE = 6364136223846793005
 ENDS = {
     "a product of int64": lambda d, s: d * LARGE > s,
-    "bits of a hash": lambda d, s: ((d * LARGE + s) >> 33) % 5 == s % 3,
     "a product of tables": lambda d, s: (TABLE * LARGE)[d] * TABLE[s] > 0,
     "bits shifted out": lambda d, s: (d << 60) > s,
     "a difference of bytes": lambda d, s: BYTES[d] - BYTES[s] > 3,
-    "a sum of bytes": lambda d, s: BYTES[d] + 20 > BYTES[s],
-    "a negative byte": lambda d, s: -BYTES[d] > BYTES[s],
-    "a product of bytes": lambda d, s: BYTES[d] * 3 > BYTES[s],
     "a byte and what is none": lambda d, s: (BYTES[d] > -1) & (s <= d),
-    "a byte and its remainder": lambda d, s: (BYTES[d] == 261) | (s == d),
-    "a difference of int32": lambda d, s: FEWER[d] - FEWER[s] > 0,
     "a sum of int32 and a long constant": lambda d, s: FEWER[d] + torch.tensor(2**40) > s,
     "a comparison of int32": lambda d, s: FEWER[d] > FEWER[s],
     "int32 among int64": lambda d, s: FEWER[d] - s > 0,
     "made bytes": lambda d, s: (100 * d).to(torch.uint8) >= s,
-    "made int8, by name": lambda d, s: (100 * d).to(dtype=torch.int8) >= s,
     "made like a table": lambda d, s: (100 * d).to(BYTES) >= s,
-    "made int32": lambda d, s: d.int() * 500_000_000 > s.int(),
     "made bool": lambda d, s: d.to(torch.bool) > s.to(torch.bool),
     "made bool and compared": lambda d, s: (d.to(torch.bool) == True) & (s <= d),  # noqa: E712
     "made float": lambda d, s: (d + 2**24).to(torch.float32) <= (s + 2**24).to(torch.float32),
     "bytes like tokens": lambda d, s: torch.ones_like(d, dtype=torch.uint8) - 2 > s,
-    "chosen bytes": lambda d, s: torch.where(s <= d, BYTES[d], 9) - 5 > d,
     "the method of a truth": lambda d, s: (s <= d).where(s > 3, d == s + 5),
     "the method of a tensor": lambda d, s: torch.tensor(True).where(s <= d, s > 3),
 }
@@ -207,23 +200,16 @@ class TestSharp:
         ("graph", "corner", "some", "every", "axes"),
         [
             (patterns.causal(64), (32, 39, 0, 7), True, True, 0),
-            (patterns.causal(64), (0, 7, 8, 15), False, False, 0),
             (patterns.causal(64), (8, 15, 8, 15), True, False, DIFFERENCE),
             (patterns.window(64, 8), (0, 63, 0, 63), True, False, DIFFERENCE),
-            (patterns.window(64, 8), (32, 39, 0, 7), False, False, 0),
             (patterns.window(64, 20), (16, 23, 8, 15), True, True, 0),
-            (patterns.dilated(64, 4, 8), (0, 63, 0, 63), True, False, DIFFERENCE),
             (patterns.dilated(64, 4, 8), (24, 27, 4, 7), False, False, 0),
             (patterns.sinks(64, 4), (32, 63, 0, 31), True, False, SRC),
-            (patterns.sinks(64, 4), (32, 63, 8, 31), False, False, 0),
-            (patterns.documents([30, 34]), (32, 39, 0, 7), False, False, 0),
             (patterns.documents([30, 34]), (40, 47, 32, 39), True, True, 0),
             (patterns.documents([30, 34]), (40, 47, 40, 47), True, False, DIFFERENCE),
             (patterns.global_tokens(64, [5], causal=False), (0, 7, 32, 39), True, False, DST),
-            (patterns.global_tokens(64, [5], causal=False), (8, 15, 32, 39), False, False, 0),
             (patterns.prefix(64, 16), (0, 7, 8, 15), True, True, 0),
             (~patterns.causal(64), (0, 7, 8, 15), True, True, 0),
-            (patterns.causal(64).T, (0, 7, 8, 15), True, True, 0),
             (patterns.window(64, 8) | patterns.sinks(64, 4), (32, 63, 0, 3), True, True, 0),
         ],
         ids=lambda value: getattr(value, "name", str(value)),
@@ -248,17 +234,11 @@ class TestSharp:
 class TestInPlace:
     """``|=``, ``&=``, ``^=`` change what every name for the truth sees, as they change a tensor."""
 
-    @pytest.mark.parametrize("sign", ["|", "&", "^"])
-    def test_all_names_see_it(self, sign):
+    @pytest.mark.parametrize("change", [operator.ior, operator.iand, operator.ixor])
+    def test_all_names_see_it(self, change):
         def rule(b, h, dst, src):
             first = src <= dst
-            same = first
-            if sign == "|":
-                same |= src < 9
-            elif sign == "&":
-                same &= src < 9
-            else:
-                same ^= src < 9
+            change(first, src < 9)
             return first
 
         graph = TokenGraph.from_rule(rule, 600)
@@ -285,17 +265,12 @@ class TestRefusals:
             lambda b, h, dst, src: dst < 3 if dst > src else dst > 3,
             lambda b, h, dst, src: torch.sin(dst) > 0,
             lambda b, h, dst, src: dst.float() < src.float(),
-            lambda b, h, dst, src: dst / 2 < src,
             lambda b, h, dst, src: dst % (src - 3) == 0,
             lambda b, h, dst, src: dst + src,
             lambda b, h, dst, src: dst[0] < src,
             lambda b, h, dst, src: TABLE[dst.tolist()] > 3,
             lambda b, h, dst, src: TABLE.view(4, 4)[dst % 4, src % 4] > 3,
-            lambda b, h, dst, src: TABLE.double()[dst] > 3.0,
             lambda b, h, dst, src: (dst < 3) * 2 > src,
-            lambda b, h, dst, src: dst in (1, 2),
-            lambda b, h, dst, src: torch.isin(dst, TABLE),
-            lambda b, h, dst, src: dst * 1.5 < src,
             lambda b, h, dst, src: 1 / 0,
         ],
     )

@@ -74,7 +74,7 @@ def test_every_memo_of_the_package_is_counted_and_bounded():
     found = dict(memos.memos())
     assert {
         "gnn_attention.backends.cpu.csr_primitives._cache",
-        "gnn_attention.graph.intervals.edge_list_bounds._grids",
+        "gnn_attention.graph.intervals.table_bounds._grids",
         "gnn_attention.backends.cost_model.costs",
     } <= set(found)
     assert memos.counted(ALIVE)[1] == []

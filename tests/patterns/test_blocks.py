@@ -24,13 +24,6 @@ class TestKin:
         assert blocks.moba(numbers(n, 2), numbers(n, 2), 4, 3) == patterns.causal(n)
         assert blocks.quest(numbers(n, 2), numbers(n, 2), 4, 3) == patterns.causal(n)
 
-    def test_forced_blocks_alone(self):
-        """With k = initial + local the numbers do not matter: sinks of a block and the last blocks."""
-        graph = blocks.block_top_k(numbers(15, 5), 3, 3, initial=1, local=2)
-        near = blocks.sorted_blocks(15, [0, 0, 1, 2, 3], 3)
-        assert graph == near | patterns.sinks(15, 3)
-        assert blocks.block_top_k(numbers(15, 5), 3, 1) == patterns.documents([3] * 5)
-
     def test_blocks_of_one_token_are_top_k(self):
         logits = numbers(9, 9)
         assert blocks.block_top_k(logits, 1, 3, local=0) == patterns.top_k(logits, 3)

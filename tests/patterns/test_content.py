@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.extras import needs
 
-from gnn_attention import TokenGraph, patterns
+from gnn_attention import patterns
 from gnn_attention.patterns import blocks, content
 
 
@@ -45,18 +45,6 @@ class TestKin:
         assert content.top_k(torch.zeros(40, 40), 3) == patterns.causal(40) & patterns.sinks(40, 3)
         assert content.nearest(torch.zeros(40, 2), 3, causal=False) == patterns.sinks(40, 3, causal=False)
 
-    def test_between_sequences(self):
-        logits = numbers(3, 7)
-        graph = content.top_k(logits, 2, causal=False)
-        assert (graph.num_dst, graph.num_src) == (3, 7)
-        assert [sorted(row) for row in logits.topk(2).indices.tolist()] == graph.edge_index[0].view(
-            3, 2
-        ).tolist()
-
-    def test_large_k_is_everyone(self):
-        assert content.top_k(numbers(9, 9), 9) == content.nearest(numbers(9, 2), 30) == patterns.causal(9)
-        assert content.routing(numbers(9, 2), numbers(9, 2), numbers(1, 2), 9) == patterns.causal(9)
-
     def test_nearest_on_a_line_is_a_window(self):
         points = torch.arange(12.0).unsqueeze(1)
         assert content.nearest(points, 4) == patterns.window(12, 4)
@@ -73,13 +61,6 @@ class TestKin:
         assert content.nearest(points + 2**24, 3, causal=False) == content.nearest(
             (points + 2**24) - 2**24, 3, causal=False
         )
-
-    def test_one_bucket_is_the_strict_past(self):
-        """Each token attends to all before it; the first attends to itself."""
-        alone = TokenGraph.from_edges(torch.tensor([[0], [0]]), 6)
-        assert content.shared_bucket([[4] * 6]) == patterns.strict_causal(6) | alone
-        assert content.shared_bucket([[4] * 6], causal=False) == patterns.no_self(6)
-        assert content.shared_bucket([[4]] * 2, causal=False) == patterns.full(1)
 
     def test_rounds_only_add_company(self):
         """With every further round the graph of others grows: the union over the rounds."""

@@ -26,28 +26,10 @@ def kron(*factors):
 
 
 class TestReach:
-    @each_n
-    def test_log_sparse_reaches_all_in_the_logarithm_and_not_before(self, n):
-        """The paper promises floor(log2 n) + 1 layers; one fewer is enough and none fewer is."""
-        graph, layers = patterns.log_sparse(n), log2(n)
-        assert graph**layers == patterns.causal(n)
-        assert graph ** (layers - 1) != patterns.causal(n)
-
     @pytest.mark.parametrize("layers", range(7))
     def test_a_message_takes_as_many_layers_as_its_distance_has_ones(self, layers):
         ones = torch.tensor([[binary_ones(abs(gap)) for gap in row] for row in gaps(64).tolist()])
         assert torch.equal((patterns.log_sparse(64) ** layers).mask(), (gaps(64) >= 0) & (ones <= layers))
-
-    @pytest.mark.parametrize("block", [1, 3])
-    @pytest.mark.parametrize("layers", range(1, 5))
-    def test_power_attention_covers_two_to_the_layers(self, block, layers):
-        """All blocks at a gap below 2^d, whole ones: complete and without a hole; the next gap is not
-        complete yet.
-        """
-        reached = (patterns.power_attention(48, block) ** layers).mask()
-        gap = torch.arange(48)[:, None] // block - torch.arange(48) // block
-        assert bool(reached[(gaps(48) >= 0) & (gap < 2**layers)].all())
-        assert not bool(reached[gap == 2 ** (layers + 1) - 1].any())
 
     @pytest.mark.parametrize("n", [2, 4, 16, 64])
     def test_butterfly_is_full_after_the_logarithm(self, n):
@@ -73,13 +55,6 @@ class TestReach:
         assert torch.equal(causal.mask()[:n, :n], gaps(n) >= 0)
         both = patterns.binary_partition(n, k, causal=False) ** 2
         assert bool(both.mask()[:n, :n].all())
-
-    def test_longnet_crosses_its_segments_in_few_layers(self):
-        """Segments and dilations that grow alike: local chunks, and the first of each at the scale above."""
-        graph = patterns.longnet(64, [4, 16, 64], [1, 4, 16], causal=False)
-        assert graph.num_edges == 64 * 4 + 16 * 3 + 4 * 3
-        assert (graph**5).is_full()
-        assert not (graph**4).is_full()
 
 
 class TestButterfly:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import networkx
 import numpy
 import pytest
 import torch
@@ -10,7 +9,7 @@ from support.bounds import assert_exact, assert_sum, error
 from support.extras import needs
 
 import gnn_attention as ga
-from gnn_attention import convert, patterns
+from gnn_attention import patterns
 
 
 def by_blocks(graph, size):
@@ -24,11 +23,6 @@ def by_blocks(graph, size):
 
 class TestKin:
     """Relations between builders."""
-
-    def test_bigbird_etc_without_tokens_in_front_is_a_window_of_blocks_and_random_ones(self):
-        chunks = patterns.bigbird_etc(12, 3, 0, num_random=0)
-        assert by_blocks(chunks, 3).tolist() == patterns.window(4, 2, causal=False).mask().tolist()
-        assert patterns.bigbird_etc(12, 3, 0, num_random=1).num_edges > chunks.num_edges
 
     @pytest.mark.parametrize(
         "build", [patterns.bigbird, lambda *args, **kw: patterns.bigbird_etc(*args, 1, **kw)]
@@ -45,13 +39,6 @@ class TestKin:
         assert (fewer - more).num_edges == 0
         assert more.num_edges > fewer.num_edges
 
-    def test_global_random_state_is_left_alone(self):
-        torch.manual_seed(3)
-        expected = torch.rand(2)
-        torch.manual_seed(3)
-        patterns.bigbird(32, 2, seed=11)
-        assert torch.equal(torch.rand(2), expected)
-
     def test_random_blocks_are_spread_evenly(self):
         """Over many heads every allowed block is drawn about as often: 3 of 11 for a block amid 16."""
         heads = 400
@@ -60,17 +47,6 @@ class TestKin:
         allowed = [column for column in range(1, 15) if abs(column - 8) > 1]
         spread = (3 / 11 * 8 / 11 / heads) ** 0.5
         assert (often[allowed] - 3 / 11).abs().max() < 4 * spread
-
-    def test_random_blocks_shorten_the_way(self):
-        """A window of three blocks alone needs a layer for each block; three random ones each make it a small
-        world.
-        """
-        line, small_world = (
-            convert.to_networkx(patterns.bigbird_etc(200, 1, 0, num_random=num_random))
-            for num_random in (0, 3)
-        )
-        assert networkx.diameter(line) == 199
-        assert networkx.diameter(small_world) < 10
 
 
 def numbers(*shape):
@@ -151,12 +127,6 @@ class TestBigBird:
         )
         blocked, band, rows, columns = masks
         return layer(x, band, rows, columns, blocked, blocked)
-
-    @pytest.mark.parametrize(("n", "size", "num_random"), [(36, 4, 1), (36, 4, 3), (60, 3, 2)])
-    def test_evaluation_has_no_random_blocks(self, n, size, num_random):
-        _, weights = self.run(self.layer(size, num_random), torch.randn(1, n, 8))
-        graph = patterns.bigbird(n, size, num_random=0)
-        assert all(torch.equal(head > 0, graph.mask()) for head in weights[0])
 
     @pytest.mark.parametrize("num_random", [1, 3])
     def test_evaluation_counts_block_0_again(self, num_random):

@@ -38,16 +38,6 @@ class TestKin:
         assert (graph.heads, graph.batch) == (2, 3)
         assert graph.select(2, 1).in_degree().tolist() == [4, 2, 4, 2]
 
-    def test_star_in_steps(self):
-        """Any two satellites are two layers apart, through the relay; without it they would be n // 2
-        apart.
-        """
-        satellites = slice(1, 11)
-        graph = patterns.star(10)
-        assert bool((graph**2).mask()[satellites, satellites].all())
-        ring = graph.mask()[satellites, satellites].double()
-        assert [bool((ring.matrix_power(layers) > 0).all()) for layers in (4, 5)] == [False, True]
-
 
 def unblocked(blocked, n):
     """[blocks, size, 3 size] as they keep it, each block's keys with both neighbours, back to [n, n]."""

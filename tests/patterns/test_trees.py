@@ -21,13 +21,6 @@ class TestFamily:
         adjacency = networkx.to_numpy_array(relatives, nodelist=range(len(forest)))
         assert patterns.family(forest).mask().tolist() == (adjacency > 0).tolist()
 
-    @pytest.mark.parametrize("levels", [1, 2, 3, 4])
-    def test_a_tree_is_crossed_in_two_layers_for_each_level_less_one(self, levels):
-        """The binary tree of this depth: so many layers, and not one less."""
-        graph = patterns.family([-1, *((child - 1) // 2 for child in range(1, 2 ** (levels + 1) - 1))])
-        assert bool((graph ** (2 * levels - 1)).mask().all())
-        assert not bool((graph ** (2 * levels - 2)).mask().all())
-
 
 class TestHierarchicalDocument:
     def test_its_levels_as_the_authors_keep_them(self):

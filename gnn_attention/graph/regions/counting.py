@@ -14,9 +14,8 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph.regions import enumerate_pairs, quadtree
-from gnn_attention.graph.regions.grid_index import Grid
 from gnn_attention.graph.regions.quadtree import Boxes, Piece, cells, decompose, profile, ragged, root
-from gnn_attention.graph.regions.split_edge_lists import SplitRule, split_edge_lists
+from gnn_attention.graph.regions.split_edge_lists import Grid, SplitRule, split_edge_lists
 from gnn_attention.graph.rules import Rule, xor
 
 # pairs up to which visiting all of them is the quickest way to a list, because it comes out sorted

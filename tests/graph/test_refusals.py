@@ -1,0 +1,97 @@
+"""What graphs refuse: rules, lists, sizes, operands, rows, heads; and that they never change."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+
+from gnn_attention import TokenGraph, patterns
+from tests.graph.test_graph import listed, per_head, varied
+
+LIST4 = listed([(3, 1), (0, 2), (2, 1), (1, 0), (0, 1)], 4, 5)
+TWICE = torch.tensor([[2, 0, 1, 0, 0], [0, 1, 1, 1, 1]])
+SIGNED = r"edge_index must be a tensor of signed integers of shape \[2, E\], got "
+POSITIONAL = r"four named positional parameters \(b, h, dst, src\), got "
+OPERATORS_ONLY = "must use broadcasting tensor operators only"
+WRONG_RULES = [
+    ("causal", r"rule must be a function rule\(b, h, dst, src\) -> bool tensor, got str"),
+    (torch.eq, r"rule must be a function .*got the builtin"),
+    (lambda dst, src: src <= dst, rf"{POSITIONAL}\(dst, src\)"),
+    (lambda *e: e[3] <= e[2], rf"{POSITIONAL}\(\*e\)"),
+    (lambda b, h, dst, *, src: src <= dst, POSITIONAL),
+    (lambda b, h, dst, src: src - dst, "must return a bool tensor, got a torch.int64 tensor"),
+    (lambda b, h, dst, src: None, "must return a bool tensor, got a NoneType"),
+    (lambda b, h, dst, src: src <= dst and src > 0, OPERATORS_ONLY),
+    (lambda b, h, dst, src: torch.ones(5, dtype=torch.bool), r"a shape that broadcasts to \[3, 7\], got"),
+]
+WRONG_EDGES = [
+    ([[0], [1]], TypeError, f"{SIGNED}list"),
+    (torch.zeros(2, 1, dtype=torch.uint8), TypeError, f"{SIGNED}torch.uint8"),
+    (torch.zeros(3, 2, dtype=torch.int64), ValueError, r"shape \[2, E\] \(row 0 senders.*got \[3, 2\]; for"),
+    (torch.zeros(2, dtype=torch.int64), ValueError, r"shape \[2, E\].*got \[2\]"),
+    (torch.zeros(2, 1, dtype=torch.int64, device="meta"), ValueError, "must hold values, got a tensor on"),
+    (torch.tensor([[0, 4], [1, 1]]), IndexError, r"edge_index\[0, 1\] = 4 is no sender: expected 0 \.\. 3"),
+    (torch.tensor([[-1], [1]]), IndexError, r"edge_index\[0, 0\] = -1 is no sender.*do not count"),
+    (torch.tensor([[0, 3], [1, 3]]), IndexError, r"edge_index\[1, 1\] = 3 is no receiver: expected 0 \.\. 2"),
+    (TWICE, ValueError, r"2 duplicate edges \(the edge 0 -> 1 stands at 1 and 3\)"),
+]
+WRONG_SIZES = [
+    ({"num_dst": -1}, ValueError, "num_dst must be at least 0, got -1"),
+    ({"num_dst": 2, "num_src": -3}, ValueError, "num_src must be at least 0, got -3"),
+    ({"num_dst": True}, TypeError, "num_dst must be an integer, got the bool True"),
+    ({"num_dst": 2, "heads": 0}, ValueError, "heads must be at least 1, got 0"),
+    ({"num_dst": 2, "batch": "2"}, TypeError, "batch must be an integer, got '2'"),
+]
+REFUSED = [
+    *((partial(TokenGraph.from_rule, rule, 4), TypeError, match) for rule, match in WRONG_RULES),
+    *((partial(TokenGraph.from_edges, edges, 3, 4), error, match) for edges, error, match in WRONG_EDGES),
+    *(
+        (partial(TokenGraph.from_rule, per_head, **sizes), error, match)
+        for sizes, error, match in WRONG_SIZES
+    ),
+    (lambda: patterns.causal(4).rows(2, 5), IndexError, r"rows\(2, 5\): expected 0 <= start <= stop <="),
+    (lambda: patterns.causal(4).rows(3, 2), IndexError, r"rows\(3, 2\): expected 0 <= start <= stop"),
+    (lambda: patterns.causal(4).rows(-1, 2), ValueError, "start must be at least 0, got -1"),
+    (lambda: patterns.causal(4) | patterns.causal(5), ValueError, r"joined by \| must have the same nodes"),
+    (lambda: patterns.causal(8).rows(2, 4) & patterns.cross(2, 8), ValueError, "same nodes .*dst from 2.*8"),
+    (lambda: varied()["heads"] - patterns.cross(3, 5), ValueError, "joined by - must have the same nodes"),
+    (lambda: varied()["heads"] ^ TokenGraph.from_rule(per_head, 3, 4, heads=3), ValueError, "heads 2.*heads"),
+    (lambda: patterns.cross(2, 3) @ patterns.cross(4, 2), ValueError, "joined by @ must meet: expected 3"),
+    (lambda: patterns.cross(2, 4) @ patterns.causal(8).rows(4, 8), ValueError, "4 dst, dst from 4"),
+    (lambda: varied(3, 3)["both"] @ patterns.causal(3), ValueError, "differs by sample and head has no"),
+    (lambda: patterns.causal(3) @ varied(3, 3)["batch"], ValueError, "differs by sample has no single edge"),
+    (lambda: patterns.causal(3) ** -1, ValueError, "the power of a graph must be at least 0, got -1"),
+    (lambda: patterns.causal(3) ** True, TypeError, "the power of a graph must be an integer"),
+    (lambda: patterns.cross(2, 3) ** 2, ValueError, "only a square graph has powers"),
+    (lambda: patterns.cross(4, 2).rows(2, 4) ** 2, ValueError, "only a square graph has powers"),
+    *(
+        (partial(eval, f"graph {sign} 3", {"graph": patterns.causal(3)}), TypeError, "operand")
+        for sign in "|&-^@"
+    ),
+    (lambda: varied()["both"].select(head=2), IndexError, r"head must be in 0 \.\. 1, got 2"),
+    (lambda: varied()["both"].select(batch=-1), IndexError, r"batch must be in 0 \.\. 2, got -1"),
+    (lambda: varied()["both"].select(head=0.5), TypeError, "head must be an integer"),
+    (lambda: varied()["heads"].edge_index, ValueError, r"differs by head has no .*; use mask\(\), or select"),
+    (lambda: patterns.causal(3).mask(3), TypeError, "device must be a torch.device or the name of one, got"),
+    (lambda: LIST4.positions_of(torch.tensor([[0], [0]])), ValueError, "0 -> 0 is no edge of"),
+    (lambda: LIST4.positions_of(torch.tensor([[0, 4], [2, 3]])), ValueError, "4 -> 3 is no edge of"),
+    (lambda: patterns.window(3, 0).positions_of(torch.tensor([[0], [0]])), ValueError, "0 -> 0 is no edge"),
+    (lambda: LIST4.positions_of(torch.tensor([[5], [0]])), IndexError, "is no sender"),
+    (
+        lambda: setattr(patterns.causal(3), "num_dst", 4),
+        dataclasses.FrozenInstanceError,
+        "a TokenGraph never changes",
+    ),
+    (lambda: delattr(copy.copy(LIST4), "name"), dataclasses.FrozenInstanceError, "a TokenGraph never"),
+    (lambda: setattr(LIST4.rows(1, 3), "other", 1), dataclasses.FrozenInstanceError, "a TokenGraph never"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=[row[2][:40] for row in REFUSED])
+def test_what_is_refused(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
