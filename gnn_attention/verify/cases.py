@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import product
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import compress, product
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from gnn_attention.graph import TokenGraph
 
 HEADS, KV_HEADS, BATCH = 4, 2, 8  # many samples, so that the worst error of a draw is not a matter of luck
 REACH = 3  # of the relative bias
+DROPOUT, PROBABILITY = "dropout", 0.3
 
-Inputs = dict[str, Tensor]
+Inputs = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +30,12 @@ class GraphCase:
     edge: Callable[[int, int, int, int], bool]
     listed: list[tuple[int, int]] | None = None
     first_dst: int = 0
+    sizes: tuple[int, int] = (BATCH, HEADS)
 
     @cached_property
     def mask(self) -> Tensor:
-        """Bool ``[BATCH, HEADS, dst, src]``, pair by pair from the definition."""
-        shape = (BATCH, HEADS, self.graph.num_dst, self.graph.num_src)
+        """Bool ``[batch, heads, dst, src]``, pair by pair from the definition."""
+        shape = (*self.sizes, self.graph.num_dst, self.graph.num_src)
         cells = [self.edge(b, h, i + self.first_dst, j) for b, h, i, j in product(*map(range, shape))]
         return torch.tensor(cells, dtype=torch.bool).reshape(shape)
 
@@ -57,46 +59,32 @@ class GraphCase:
 def graph_cases() -> Iterator[GraphCase]:
     """Most are asymmetric, some have receivers without in-edges, two differ by head or sample."""
     # graphs get no names here: each is freed once its user drops it
-    n, p = 13, patterns
+    n, p, case, rule = 13, patterns, GraphCase, TokenGraph.from_rule
     parents = [-1, 0, 0, 1, 1, 2, 3, -1, 7, 8, 8, 10, 4]
     owner = [0] * 5 + [2] + [3] * 7
-    hubs = (2, 6)
-    yield GraphCase("full", p.full(n), lambda b, h, i, j: True)
-    yield GraphCase("causal", p.causal(n), lambda b, h, i, j: j <= i)
-    yield GraphCase("strict_causal", p.strict_causal(n), lambda b, h, i, j: j < i)
-    yield GraphCase("no_self", p.no_self(n), lambda b, h, i, j: j != i)
-    yield GraphCase("window", p.window(n, 4), lambda b, h, i, j: 0 <= i - j < 4)
-    yield GraphCase("dilated", p.dilated(n, 3, 2), lambda b, h, i, j: i - j in (0, 2, 4))
-    yield GraphCase("prefix", p.prefix(n, 5), lambda b, h, i, j: j < 5 or j <= i)
-    yield GraphCase(
-        "documents", p.documents([5, 0, 1, 7]), lambda b, h, i, j: owner[i] == owner[j] and j <= i
-    )
-    yield GraphCase(
-        "window | sinks", p.window(n, 3) | p.sinks(n, 2), lambda b, h, i, j: j <= i and (i - j < 3 or j < 2)
-    )
-    yield GraphCase(
-        "global_tokens",
-        p.global_tokens(n, list(hubs)),
-        lambda b, h, i, j: j <= i and (i in hubs or j in hubs),
-    )
-    yield GraphCase("cross", p.cross(7, n), lambda b, h, i, j: True)
-    yield GraphCase("tree", p.tree(parents), lambda b, h, i, j: j in _ancestors(parents, i))
-    yield GraphCase("decode rows", p.causal(n).rows(9, n), lambda b, h, i, j: j <= i, first_dst=9)
-    yield GraphCase("one token", p.causal(1), lambda b, h, i, j: True)
-    yield GraphCase("no edges", p.window(n, 0), lambda b, h, i, j: False)
+    yield case("full", p.full(n), lambda b, h, i, j: True)
+    yield case("causal", p.causal(n), lambda b, h, i, j: j <= i)
+    yield case("strict_causal", p.strict_causal(n), lambda b, h, i, j: j < i)
+    yield case("no_self", p.no_self(n), lambda b, h, i, j: j != i)
+    yield case("window", p.window(n, 4), lambda b, h, i, j: 0 <= i - j < 4)
+    yield case("dilated", p.dilated(n, 3, 2), lambda b, h, i, j: i - j in (0, 2, 4))
+    yield case("prefix", p.prefix(n, 5), lambda b, h, i, j: j < 5 or j <= i)
+    yield case("documents", p.documents([5, 0, 1, 7]), lambda b, h, i, j: owner[i] == owner[j] and j <= i)
+    with_sinks = lambda b, h, i, j: j <= i and (i - j < 3 or j < 2)  # noqa: E731
+    yield case("window | sinks", p.window(n, 3) | p.sinks(n, 2), with_sinks)
+    hubs = lambda b, h, i, j: j <= i and not {i, j}.isdisjoint({2, 6})  # noqa: E731
+    yield case("global_tokens", p.global_tokens(n, [2, 6]), hubs)
+    yield case("cross", p.cross(7, n), lambda b, h, i, j: True)
+    yield case("tree", p.tree(parents), lambda b, h, i, j: j in _ancestors(parents, i))
+    yield case("decode rows", p.causal(n).rows(9, n), lambda b, h, i, j: j <= i, first_dst=9)
+    yield case("one token", p.causal(1), lambda b, h, i, j: True)
+    yield case("no edges", p.window(n, 0), lambda b, h, i, j: False)
     yield _listed_case(10, n)
-    yield GraphCase(
-        "by head",
-        TokenGraph.from_rule(_near, n, heads=HEADS, name="by head"),
-        lambda b, h, i, j: 0 <= i - j <= h,
-    )
-    yield GraphCase(
-        "by sample",
-        TokenGraph.from_rule(_late, n, batch=BATCH, name="by sample"),
-        lambda b, h, i, j: j <= i and j >= 4 * (b % 3),
-    )
-    yield GraphCase("causal, 97 tokens", p.causal(97), lambda b, h, i, j: j <= i)
-    yield GraphCase("window, 97 tokens", p.window(97, 16), lambda b, h, i, j: 0 <= i - j < 16)
+    yield case("by head", rule(_near, n, heads=HEADS, name="by head"), lambda b, h, i, j: 0 <= i - j <= h)
+    late = lambda b, h, i, j: i >= j >= 4 * (b % 3)  # noqa: E731
+    yield case("by sample", rule(_late, n, batch=BATCH, name="by sample"), late)
+    yield case("causal, 97 tokens", p.causal(97), lambda b, h, i, j: j <= i)
+    yield case("window, 97 tokens", p.window(97, 16), lambda b, h, i, j: 0 <= i - j < 16)
 
 
 def _ancestors(parents: list[int], node: int) -> list[int]:
@@ -128,96 +116,116 @@ GRAPHS = {case.name: case for case in graph_cases()}
 class Feature:
     """Something added to the logits: the arguments of ``attend``, and the same on dense float64 logits.
 
-    ``learned`` makes the inputs that get gradients; ``options`` turns them into arguments of ``attend``;
-    ``dense`` adds them to logits ``[B, H, dst, src]``. ``additive`` says that ``dense`` is a plain sum, which
-    SDPA can be given as a mask.
+    ``learns`` names the inputs that are drawn and get gradients: the "table" of a relative bias, "bias" and
+    "sink_logits". ``score_mod`` makes that argument of the inputs; ``modify(inputs, logits, sample, head,
+    dst, src)`` does the same to logits ``[B, H, dst, src]``. ``additive`` says that it is a plain sum, which
+    SDPA can be given as a mask. ``arguments`` are further ones.
     """
 
     name: str
-    learned: Callable[[GraphCase, torch.Generator], Inputs] = lambda case, rng: {}
-    options: Callable[[Inputs], dict[str, Any]] = lambda inputs: {}
-    dense: Callable[[GraphCase, Inputs, Tensor], Tensor] = lambda case, inputs, logits: logits
+    learns: tuple[str, ...] = ()
+    score_mod: Callable[[Inputs], Any] | None = None
+    modify: Callable[[Inputs, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
     additive: bool = True
-    scale: float | None = None
-    needs_edge_order: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def unsupported(self, case: GraphCase) -> str | None:
         """Why it cannot be on a graph: a bias for each edge needs an order of edges."""
-        if self.needs_edge_order and case.varies:
+        if "bias" in self.learns and case.varies:
             return "a per-edge bias has no order on a graph that differs by head or sample"
         return None
 
+    def learned(self, case: GraphCase, rng: torch.Generator) -> dict[str, Tensor]:
+        """What is learned, drawn in float64."""
+        shapes = {"table": (HEADS, 2 * REACH + 1), "sink_logits": (HEADS,)}
+        shapes["bias"] = (BATCH, HEADS, case.edges().shape[1])
+        return {name: torch.randn(*shapes[name], generator=rng, dtype=torch.float64) for name in self.learns}
 
-def _alibi(case: GraphCase, inputs: Inputs, logits: Tensor) -> Tensor:
-    dst, src = case.positions(logits.device)
-    slopes = logits.new_tensor([2.0 ** (-8.0 * (h + 1) / HEADS) for h in range(HEADS)])
-    return logits - slopes.view(1, -1, 1, 1) * (dst - src).abs()
+    def options(self, inputs: Inputs) -> dict[str, Any]:
+        """The arguments of ``attend`` and of a layer."""
+        mod = {} if self.score_mod is None else {"score_mod": self.score_mod(inputs)}
+        return {**self.arguments, **mod, **{name: inputs[name] for name in self.learns if name != "table"}}
+
+    def dense(self, case: GraphCase, inputs: Inputs, logits: Tensor) -> Tensor:
+        """Logits ``[B, H, dst, src]`` with everything added but the sinks."""
+        b, h = (torch.arange(n, device=logits.device).view(-1, 1, 1) for n in logits.shape[:2])
+        if self.modify is not None:
+            places = b.unsqueeze(1), h, *case.positions(logits.device)
+            logits = self.modify(inputs, logits, *places).to(logits.dtype)
+        if "bias" not in self.learns:
+            return logits
+        src, dst = case.edges().to(logits.device)
+        bias = inputs["bias"].to(logits.dtype)
+        return logits + torch.zeros_like(logits).index_put((b, h.squeeze(1), dst, src), bias)
 
 
-def _relative(case: GraphCase, inputs: Inputs, logits: Tensor) -> Tensor:
-    dst, src = case.positions(logits.device)
-    return logits + inputs["table"][:, (dst - src).clamp(-REACH, REACH) + REACH]
+def _share(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """Divides by 0 where a causal graph has no edge."""
+    return score / (dst - src + 1).clamp(min=0)
 
 
-def _softcap(case: GraphCase, inputs: Inputs, logits: Tensor) -> Tensor:
-    return 3.0 * torch.tanh(logits / 3.0)
+def _every_argument(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """A score_mod of all its arguments."""
+    return score * (1 + b / 8) + h / 4 - src / 16 + (dst - src) / 32
 
 
-def _multiplicity(case: GraphCase, inputs: Inputs, logits: Tensor) -> Tensor:
-    return logits + logits.new_tensor([1.0 + j % 4 for j in range(case.graph.num_src)]).log()
+def _relative(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    reach = inputs["table"].shape[1] // 2
+    return x + inputs["table"][:, (dst - src).clamp(-reach, reach) + reach]
 
 
-def add_bias(case: GraphCase, inputs: Inputs, logits: Tensor) -> Tensor:
-    """The inputs' "bias", broadcastable to ``[B, H, E]``, on the logits of the edges."""
-    src, dst = case.edges().to(logits.device)
-    places = torch.arange(BATCH).view(-1, 1, 1), torch.arange(HEADS).view(-1, 1)
-    bias = inputs["bias"].expand(BATCH, HEADS, -1).to(logits.dtype)
-    return logits + torch.zeros_like(logits).index_put(
-        (*(x.to(logits.device) for x in places), dst, src), bias
+def _alibi(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return x - 2.0 ** (-8.0 * (h + 1).to(x) / HEADS) * (dst - src).abs()
+
+
+def _softcap(inputs: Inputs, x: Tensor, *places: Tensor) -> Tensor:
+    return 3.0 * torch.tanh(x / 3.0)
+
+
+ALIBI, CAP = score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softcap(3.0)
+BOTH = score_mods.chain(ALIBI, CAP)
+COUNTS = score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 25))
+LEARNED = ("bias", "sink_logits")
+
+FEATURES = {
+    feature.name: feature
+    for feature in (
+        Feature("plain"),
+        Feature("scale 0.7", arguments={"scale": 0.7}),
+        Feature("alibi", (), lambda _: ALIBI, _alibi),
+        Feature("relative bias", ("table",), lambda x: score_mods.relative_bias(x["table"]), _relative),
+        Feature("softcap", (), lambda _: CAP, _softcap, additive=False),
+        Feature(
+            "log multiplicity", (), lambda _: COUNTS, lambda _, x, b, h, i, j: x + (1 + j % 4).to(x).log()
+        ),
+        Feature("edge bias", ("bias",)),
+        Feature("sinks", ("sink_logits",)),
+        Feature(
+            "alibi, softcap, bias, sinks",
+            LEARNED,
+            lambda _: BOTH,
+            lambda _, x, *places: _softcap(_, _alibi(_, x, *places)),
+            additive=False,
+        ),
     )
+}
 
 
-def _add_all(case: GraphCase, inputs: Inputs, logits: Tensor) -> Tensor:
-    return add_bias(case, inputs, _softcap(case, inputs, _alibi(case, inputs, logits)))
+def _lse_feature(with_mod: bool, learns: tuple[str, ...]) -> Feature:
+    """A set of options: the score_mod of all arguments, a bias, sinks."""
+    name = ", ".join(["score_mod"] * with_mod + list(learns)) or "no option"
+    mods: Any = (lambda _: _every_argument, lambda _, *x: _every_argument(*x)) if with_mod else ()
+    return Feature(name, learns, *mods, additive=False)
 
 
-def _normal(name: str, *shape: int) -> Callable[[GraphCase, torch.Generator], Inputs]:
-    return lambda case, rng: {name: torch.randn(*shape, generator=rng, dtype=torch.float64)}
-
-
-def _draw_bias(case: GraphCase, rng: torch.Generator) -> Inputs:
-    return _normal("bias", BATCH, HEADS, case.edges().shape[1])(case, rng)
-
-
-def _draw_all(case: GraphCase, rng: torch.Generator) -> Inputs:
-    return {**_draw_bias(case, rng), **_normal("sink_logits", HEADS)(case, rng)}
-
-
-def _mod(score_mod: Any) -> Callable[[Inputs], dict[str, Any]]:
-    return lambda inputs: {"score_mod": score_mod}
-
-
-def _relative_mod(inputs: Inputs) -> dict[str, Any]:
-    return {"score_mod": score_mods.relative_bias(inputs["table"])}
-
-
-def _features() -> Iterator[Feature]:
-    alibi, cap = score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softcap(3.0)
-    counts, table = torch.tensor([1.0, 2.0, 3.0, 4.0] * 25), (HEADS, 2 * REACH + 1)
-    ordered = partial(Feature, needs_edge_order=True)
-    yield Feature("plain")
-    yield Feature("scale 0.7", options=lambda _: {"scale": 0.7}, scale=0.7)
-    yield Feature("alibi", options=_mod(alibi), dense=_alibi)
-    yield Feature("relative bias", _normal("table", *table), _relative_mod, _relative)
-    yield Feature("softcap", options=_mod(cap), dense=_softcap, additive=False)
-    yield Feature("log multiplicity", options=_mod(score_mods.log_multiplicity(counts)), dense=_multiplicity)
-    yield ordered("edge bias", _draw_bias, lambda inputs: {"bias": inputs["bias"]}, add_bias)
-    yield Feature(
-        "sinks", _normal("sink_logits", HEADS), lambda inputs: {"sink_logits": inputs["sink_logits"]}
-    )
-    both = score_mods.chain(alibi, cap)
-    learned = _draw_all, lambda inputs: {"score_mod": both, **inputs}
-    yield ordered("alibi, softcap, bias, sinks", *learned, _add_all, additive=False)
-
-
-FEATURES = {feature.name: feature for feature in _features()}
+SETS = [tuple(compress(LEARNED, chosen)) for chosen in product((False, True), repeat=2)]
+LSE_OPTIONS = {f.name: f for f in (_lse_feature(*chosen) for chosen in product((False, True), SETS))}
+# what rules and the checks of dropout add to that
+OPTIONS = FEATURES | LSE_OPTIONS
+OPTIONS["share"] = Feature(
+    "share", (), lambda _: _share, lambda _, x, b, h, i, j: x / (i - j + 1).clamp(min=1), additive=False
+)
+OPTIONS[DROPOUT] = Feature(DROPOUT, arguments={"dropout": PROBABILITY})
+CASES = GRAPHS | {
+    "window of 3": GraphCase("window of 3", patterns.window(13, 3), lambda b, h, i, j: 0 <= i - j < 3)
+}

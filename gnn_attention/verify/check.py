@@ -13,9 +13,10 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
-from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
+from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, OPTIONS
 from gnn_attention.verify.measure import Outcome, Truth, judge
 from gnn_attention.verify.report import Result, label
+from gnn_attention.verify.truth import Problem
 
 DTYPES = {
     "float64": torch.float64,
@@ -36,7 +37,6 @@ FORMS: dict[str, Callable[[StandardHeads], Any]] = {
 
 DIM, VALUE_DIM, WIDTH = 16, 12, 24
 BOTH, FORWARD = "forward and gradients", "forward alone"
-DROPOUT = "dropout"  # an option beyond FEATURES
 
 Run = Callable[[], Mapping[str, Any]]
 Outcomes = Iterable[tuple[str, Outcome]]
@@ -125,7 +125,7 @@ class Settings:
     def check(
         self, group: str, path: Backend | None, dtype: str, name: str, run: Run, term: str, **factors: str
     ) -> Check:
-        """A check of one path; skipped where the backend does not take calls with that term of the logits."""
+        """A check of one path; skipped where the backend does not take calls with the option ``term``."""
         skipped = None if path is None else unsupported(path, self.device, DTYPES[dtype], term)
         path_name = "walk" if path is None else path.name
         # rules differentiate by themselves
@@ -139,14 +139,19 @@ def unsupported(backend: Backend, device: str, dtype: torch.dtype, option: str) 
     # checks are listed where they cannot be run
     if device.startswith("cuda") and not torch.cuda.is_available():
         return None
-    case, feature = GRAPHS["causal"], FEATURES["plain" if option == DROPOUT else option]
+    case, feature = GRAPHS["causal"], OPTIONS[option]
     shapes = ((BATCH, heads, case.graph.num_dst, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
     q, k, v = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
     learned = feature.learned(case, torch.Generator().manual_seed(0))
     options = feature.options({name: x.to(device, dtype) for name, x in learned.items()})
-    options |= {"dropout": 0.5} if option == DROPOUT else {}
     reason = backend.unsupported_reason(AttentionCall.checked(q, k, v, case.graph, **options))
     return None if reason is None else f"{backend.name}: {reason}"
+
+
+def judged(make: Callable[[], Problem], path: Backend | None, form: Any = None) -> Mapping[str, Any]:
+    """The fields of a result: a problem on one path, perhaps in another form of its heads."""
+    problem = make()
+    return verdict(*problem.solve(path, form=form), problem.truth.for_backend(path))
 
 
 def verdict(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Mapping[str, Any]:

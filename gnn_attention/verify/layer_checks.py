@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -19,14 +19,23 @@ from gnn_attention import model, patterns
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.heads import StandardHeads
-from gnn_attention.score_mods import relative_bias
-from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
-from gnn_attention.verify.check import BOTH, DIM, DTYPES, FORMS, VALUE_DIM, WIDTH, Check, Settings, worst
+from gnn_attention.verify import oracle
+from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, GraphCase
+from gnn_attention.verify.check import (
+    BOTH,
+    DIM,
+    DTYPES,
+    FORMS,
+    VALUE_DIM,
+    WIDTH,
+    Check,
+    Settings,
+    judged,
+    worst,
+)
 from gnn_attention.verify.measure import exactly
 from gnn_attention.verify.selection import covering, grid
-from gnn_attention.verify.truth import Formula, LayerProblem, layer_truth, plain_names
-
-__all__ = ["form_checks", "layer_checks", "layer_truth", "plain_names", "trained_checks"]
+from gnn_attention.verify.truth import Problem, plain_names
 
 KINDS = ("plain heads", "grouped heads with biases")
 LAYER_GRAPHS = ("causal", "window", "strict_causal", "cross", "listed", "by head")
@@ -37,18 +46,15 @@ SENTENCE = "Llamas do not output words"  # seed S1.13
 TOKENS = (76, 333, 109, 390, 568, 363, 868, 749, 308, 268, 636)
 ONE_EDGE_LIST = "messages one by one need one edge list, and this graph differs by head or sample"
 
-Row = Mapping[str, str]
-Lazy = Callable[[], LayerProblem]
-
 
 def layer_checks(settings: Settings) -> Iterator[Check]:
     """Forms x graphs x options x dtypes x paths: some graphs by triples of values, all by pairs."""
     for row in _rows(settings.dtypes, settings.graphs, settings.forms, settings.features, settings.sizes):
-        problem = functools.cache(partial(_problem, settings, row))
+        make = functools.cache(partial(_problem, settings, row))
         name = f"{row['form']}, {row['kind']}, {row['graph']}, {row['option']}, inputs {row['size']}"
         factors = {key: value for key, value in row.items() if key != "dtype"} | {"direction": BOTH}
         for path in settings.paths:
-            run = partial(_run, problem, path)
+            run = partial(judged, make, path)
             check = settings.check("layer", path, row["dtype"], name, run, row["option"], **factors)
             if path is None and GRAPHS[row["graph"]].varies:
                 check = replace(check, skipped=ONE_EDGE_LIST)
@@ -70,27 +76,19 @@ def _rows(*values: tuple[Any, ...]) -> list[dict[str, str]]:
     return [rows[number] for number in sorted(triples | set(covering(rows, 2)))]
 
 
-def _run(problem: Lazy, path: Backend | None, form: str | None = None) -> Mapping[str, Any]:
-    """The layer of a problem; with ``form``, that form of its heads, judged by the formula on its own."""
-    layer = problem()
-    return layer.run(path, None if form is None else FORMS[form](layer.heads))
-
-
-def _problem(settings: Settings, row: Row) -> LayerProblem:
+def _problem(settings: Settings, row: Mapping[str, str]) -> Problem:
     case, feature, dtype = GRAPHS[row["graph"]], FEATURES[row["option"]], DTYPES[row["dtype"]]
     rng, size = torch.Generator().manual_seed(settings.seed + 1), float(row["size"][1:])
     draw = partial(torch.randn, BATCH, generator=rng, dtype=torch.float64)
     inputs = {
         "x_src": draw(case.graph.num_src, WIDTH) * size,
         "x_dst": draw(case.graph.num_dst, WIDTH) * size,
+        "direction": draw(case.graph.num_dst, WIDTH),
     }
-    direction = draw(case.graph.num_dst, WIDTH).to(dtype)
     inputs |= feature.learned(case, torch.Generator().manual_seed(settings.seed + 8))
     heads = FORMS[row["form"]](_heads(row["kind"], settings.seed)).to(dtype)
-    dense = partial(feature.dense, case)
-    formula = Formula(case.mask, direction, heads.scale, dense, feature.additive, device=settings.device)
-    inputs = {name: x.to(dtype) for name, x in inputs.items()}
-    return LayerProblem(heads, case.graph, formula, inputs, feature.options)
+    rounded = {name: x.to(dtype) for name, x in inputs.items()}
+    return Problem.of(case, feature, rounded, settings.device, heads)
 
 
 def _heads(kind: str, seed: int) -> StandardHeads:
@@ -110,9 +108,9 @@ def form_checks(settings: Settings) -> Iterator[Check]:
     graphs = [name for name in LAYER_GRAPHS if name in settings.graphs and "float64" in settings.dtypes]
     for kind, graph in product(KINDS, graphs):
         row = {"form": "standard", "kind": kind, "graph": graph, "option": "plain", "dtype": "float64"}
-        problem = functools.cache(partial(_problem, settings, {**row, "size": "x1"}))
+        make = functools.cache(partial(_problem, settings, {**row, "size": "x1"}))
         for form, path in product(settings.forms, settings.backends):
-            name, run = f"{form} from standard, {kind}, {graph}", partial(_run, problem, path, form)
+            name, run = f"{form} from standard, {kind}, {graph}", partial(judged, make, path, FORMS[form])
             factors = {"form": form, "kind": kind, "graph": graph}
             yield settings.check("forms", path, "float64", name, run, "plain", **factors)
 
@@ -127,10 +125,10 @@ def trained_checks(settings: Settings) -> Iterator[Check]:
         inputs = [block.attention_norm(state) for block, state in zip(wide.blocks, states, strict=False)]
     for dtype, (number, state), form in product(settings.dtypes, enumerate(inputs), settings.forms):
         given = settings, trained.blocks[number].attention, form, DTYPES[dtype], state
-        problem = functools.cache(partial(_trained_problem, *given))
+        make = functools.cache(partial(_trained_problem, *given))
         factors = {"layer": str(number), "form": form, "direction": BOTH}
         for path in settings.paths:
-            name, run = f"layer {number}, {form}, {SENTENCE!r}", partial(_run, problem, path)
+            name, run = f"layer {number}, {form}, {SENTENCE!r}", partial(judged, make, path)
             check = settings.check("trained", path, dtype, name, run, "relative bias", **factors)
             yield from (check, check.forward_alone())
     for path in settings.paths:
@@ -139,35 +137,21 @@ def trained_checks(settings: Settings) -> Iterator[Check]:
         yield settings.check("trained", path, "float64", name, run, "relative bias", layer="logits")
 
 
+def _sentence(heads: int) -> GraphCase:
+    graph = patterns.causal(len(TOKENS))
+    return GraphCase(SENTENCE, graph, lambda b, h, i, j: j <= i, sizes=(1, heads))
+
+
 def _trained_problem(
     settings: Settings, attention: Any, form: str, dtype: torch.dtype, state: Tensor
-) -> LayerProblem:
+) -> Problem:
     """One layer of the trained model, with its learned relative bias."""
-    rng, n = torch.Generator().manual_seed(settings.seed), state.shape[1]
-    direction = torch.randn(state.shape, generator=rng, dtype=torch.float64).to(dtype)
-    table, x = attention.score_mod.table.detach().to(dtype), state.to(dtype)
+    rng, table = torch.Generator().manual_seed(settings.seed), attention.score_mod.table.detach()
+    direction = torch.randn(state.shape, generator=rng, dtype=torch.float64)
+    inputs = {"x_src": state, "x_dst": state, "table": table, "direction": direction}
+    rounded = {name: x.to(dtype) for name, x in inputs.items()}
     heads = FORMS[form](copy.deepcopy(attention.heads)).to(dtype)
-    formula = Formula(
-        mask=_lower(n).expand(1, len(table), n, n),
-        direction=direction,
-        scale=heads.scale,
-        dense=lambda inputs, logits: logits + _biases(table, n).to(logits),
-        device=settings.device,
-    )
-    score_mod = relative_bias(table.to(settings.device))
-    inputs = {"x_src": x, "x_dst": x}
-    return LayerProblem(heads, patterns.causal(n), formula, inputs, lambda _: {"score_mod": score_mod})
-
-
-def _lower(n: int) -> Tensor:
-    return torch.ones(n, n, dtype=torch.bool).tril()
-
-
-def _biases(table: Tensor, n: int) -> Tensor:
-    """The relative bias ``[heads, n, n]``: that of the distance, at most the table's."""
-    reach = table.shape[1] // 2
-    distance = torch.arange(n).view(-1, 1) - torch.arange(n)
-    return table[:, distance.clamp(-reach, reach) + reach]
+    return Problem.of(_sentence(len(table)), FEATURES["relative bias"], rounded, settings.device, heads)
 
 
 def _logits_agree(
@@ -184,14 +168,12 @@ def _logits_agree(
 
 def _plain_logits(trained: Any, tokens: Tensor) -> Tensor:
     """The model written out over T x T, for the whole stack."""
-    hidden, state = ~_lower(tokens.shape[1]), trained.embedding(tokens)
+    state, added = trained.embedding(tokens), FEATURES["relative bias"].dense
     for block in trained.blocks:
-        x, heads = block.attention_norm(state), block.attention.heads
-        added = _biases(block.attention.score_mod.table, tokens.shape[1])
-        for h in range(heads.num_heads):
-            logits = (x @ heads.W_Q[h]) @ (x @ heads.W_K[h]).mT * heads.head_dim**-0.5 + added[h]
-            weights = torch.softmax(logits.masked_fill(hidden, -torch.inf), dim=-1)
-            state = state + weights @ (x @ heads.W_V[h]) @ heads.W_O[h]
+        x, heads, table = block.attention_norm(state), block.attention.heads, block.attention.score_mod.table
+        case = _sentence(len(table))
+        dense = partial(added, case, {"table": table})
+        state = state + oracle.layer(plain_names(heads), x, x, case.mask, heads.head_dim**-0.5, dense)
         state = state + block.mlp(block.mlp_norm(state))
     logits_out: Tensor = trained.unembedding(trained.norm(state))
     return logits_out

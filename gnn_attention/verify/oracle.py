@@ -41,24 +41,11 @@ def attention(
     sink_logits: Tensor | None = None,
     factors: Tensor | None = None,
 ) -> Tensor:
-    """Dense attention ``[B, Hq, dst, Dv]``: the weights of :func:`attention_weights` times v."""
-    weights = attention_weights(q, k, mask, scale, modify, sink_logits, factors)
-    return torch.einsum("bhij,bhjv->bhiv", weights, per_query_head(v, q))
-
-
-def attention_weights(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor,
-    scale: float,
-    modify: Modify | None = None,
-    sink_logits: Tensor | None = None,
-    factors: Tensor | None = None,
-) -> Tensor:
-    """The softmax of the logits ``[B, Hq, dst, src]``, times ``factors`` (those of dropout)."""
+    """Dense attention ``[B, Hq, dst, Dv]``; ``factors`` (those of dropout) multiply the weights."""
     logits = torch.einsum("bhid,bhjd->bhij", q, per_query_head(k, q)) * scale
     weights = masked_softmax(logits if modify is None else modify(logits), mask, sink_logits)
-    return weights if factors is None else weights * factors.to(weights.dtype)
+    weights = weights if factors is None else weights * factors.to(weights.dtype)
+    return torch.einsum("bhij,bhjv->bhiv", weights, per_query_head(v, q))
 
 
 def per_query_head(x: Tensor, q: Tensor) -> Tensor:
@@ -110,7 +97,7 @@ def _merged_head(
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """A reshuffling of samples, receivers, senders and channels: the same problem, but other roundings.
+    """A reshuffling of receivers, senders and channels: the same problem, but other roundings.
 
     SDPA's largest error on one small input is partly luck; the largest over a few orders is a fair yardstick.
     ``widened`` gives keys and values equally many channels (the further ones 0), and a mask that learns as it
@@ -118,28 +105,17 @@ class Order:
     weights again from lse: a yardstick for backends that do so too, and for no other.
     """
 
-    sample: Tensor
     dst: Tensor
     src: Tensor
     dim: Tensor
     widened: bool
 
     @staticmethod
-    def draw(
-        number: int, batch: int, dst: int, src: int, dim: int, device: str, widened: bool = False
-    ) -> Order:
+    def draw(number: int, dst: int, src: int, dim: int, device: str, widened: bool = False) -> Order:
         """Order 0 changes nothing; the others are random."""
         rng = torch.Generator().manual_seed(number)
-        sample, q, k, channel = (
-            (torch.randperm(n, generator=rng) if number else torch.arange(n)).to(device)
-            for n in (batch, dst, src, dim)
-        )
-        return Order(sample, q, k, channel, widened)
-
-    def pairs(self, table: Tensor) -> Tensor:
-        """``[B or 1, H, dst, src]`` in this order."""
-        table = table if table.shape[0] == 1 else table[self.sample]
-        return table[:, :, self.dst][..., self.src]
+        made = (torch.randperm(n, generator=rng) if number else torch.arange(n) for n in (dst, src, dim))
+        return Order(*(order.to(device) for order in made), widened)
 
 
 def reordered_sdpa(
@@ -153,32 +129,11 @@ def reordered_sdpa(
     sink_logits: Tensor | None = None,
 ) -> Tensor:
     """:func:`sdpa` computed in another order, the result in the original one."""
-    q = q[order.sample][:, :, order.dst][..., order.dim]
-    k = k[order.sample][:, :, order.src][..., order.dim]
-    added = None if added is None else order.pairs(added)
-    v = v[order.sample][:, :, order.src]
-    out = sdpa(q, k, v, order.pairs(mask), scale, added, sink_logits, order.widened)
-    return out[order.sample.argsort()].index_select(2, order.dst.argsort())
-
-
-def reordered_attention(
-    order: Order,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    scale: float,
-    modify: Modify,
-    sink_logits: Tensor | None = None,
-    factors: Tensor | None = None,
-) -> Tensor:
-    """:func:`attention` with samples and channels in another order; ``modify`` needs tokens in place."""
-    sample, back = order.sample, order.sample.argsort()
-    q, k, v = q[sample][..., order.dim], k[sample][..., order.dim], v[sample]
-    factors = None if factors is None else factors[sample]
-    return attention(
-        q, k, v, mask[sample], scale, lambda logits: modify(logits[back])[sample], sink_logits, factors
-    )[back]
+    q, k, v = q[:, :, order.dst][..., order.dim], k[:, :, order.src][..., order.dim], v[:, :, order.src]
+    added = None if added is None else added[:, :, order.dst][..., order.src]
+    mask = mask[:, :, order.dst][..., order.src]
+    out = sdpa(q, k, v, mask, scale, added, sink_logits, order.widened)
+    return out.index_select(2, order.dst.argsort())
 
 
 def sdpa(

@@ -11,8 +11,9 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
@@ -26,6 +27,7 @@ Numbered = tuple[int, Result]
 
 LOST = ("CUDA error", "AcceleratorError")
 TOGETHER = 12  # checks at least that a process takes at a time
+MASKS = hasattr(signal, "pthread_sigmask")
 DIED = "the process that ran it died, or lost its GPU"
 
 
@@ -38,44 +40,31 @@ def results(make: Make, numbers: Sequence[int], jobs: int, deadline: float) -> I
     wanted = set(numbers)
     chosen = {number: check for number, check in enumerate(make()) if number in wanted}
     if jobs == 1:
-        for number, check in chosen.items():
-            if time.time() > deadline:
-                return
-            yield number, check()
+        for number in itertools.takewhile(lambda _: time.time() <= deadline, chosen):
+            yield number, chosen[number]()
         return
-    unfinished = yield from _together(make, chosen, jobs, deadline)
-    while unfinished:
-        unfinished = yield from _one_by_one(make, chosen, unfinished, deadline)
+    lost = yield from _pooled(make, _batches(chosen), jobs, deadline)
+    while lost:
+        lost = yield from _pooled(make, [[number] for number in lost], 1, deadline)
+        if lost:
+            check = chosen[lost[0]]
+            died = Result(check.group, check.backend, check.dtype, check.name, passed=False, message=DIED)
+            yield lost.pop(0), died
 
 
-def _together(
-    make: Make, chosen: dict[int, Check], jobs: int, deadline: float
+def _pooled(
+    make: Make, batches: list[list[int]], jobs: int, deadline: float
 ) -> Generator[Numbered, None, list[int]]:
-    unfinished: list[int] = []
+    """Results in order; those that were lost with a process are returned, the first of one process first."""
+    lost: list[int] = []
     with _pool(make, jobs) as pool:
-        futures = {pool.submit(_run, batch, deadline): batch for batch in _batches(chosen)}
-        for future in as_completed(futures):
+        futures = [pool.submit(_run, batch, deadline) for batch in batches]
+        for batch, future in zip(batches, futures, strict=True):
             try:
                 yield from future.result()
             except BrokenProcessPool:
-                unfinished += futures[future]
-    return sorted(unfinished)
-
-
-def _one_by_one(
-    make: Make, chosen: dict[int, Check], numbers: list[int], deadline: float
-) -> Generator[Numbered, None, list[int]]:
-    """Until one of them ends the process."""
-    with _pool(make, 1) as pool:
-        futures = [pool.submit(_run, [number], deadline) for number in numbers]
-        for place, (number, future) in enumerate(zip(numbers, futures, strict=True)):
-            try:
-                yield from future.result()
-            except BrokenProcessPool:
-                check = chosen[number]
-                yield number, Result(check.group, check.backend, check.dtype, check.name, False, message=DIED)
-                return numbers[place + 1 :]
-    return []
+                lost += batch
+    return lost
 
 
 @contextmanager
@@ -84,30 +73,21 @@ def _pool(make: Make, jobs: int) -> Iterator[ProcessPoolExecutor]:
     threads, before = max(1, (os.cpu_count() or 1) // jobs), set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start, (make, threads))
     try:
-        with _interrupts_blocked():
+        # Ctrl-C reaches all processes of a terminal: those started inside inherit the mask; we end them
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if MASKS else set()
+        try:
             for ready in [pool.submit(int) for _ in range(jobs)]:
                 ready.result()
-    except BrokenProcessPool:
-        raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
-    try:
+        except BrokenProcessPool:
+            raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
+        finally:
+            if MASKS:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield pool
     finally:
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
         pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Ctrl-C reaches all processes of a terminal: those started inside inherit the mask; we end them."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _batches(chosen: dict[int, Check]) -> list[list[int]]:
@@ -116,15 +96,14 @@ def _batches(chosen: dict[int, Check]) -> list[list[int]]:
     On a GPU all of one backend in one dtype, so that no two processes compile the same kernels; on a CPU some
     that follow each other, checks of one problem together: they share the truth about it.
     """
-    groups: dict[tuple[str, ...], list[int]] = {}
+    groups, gpu = defaultdict[tuple[str, ...], list[int]](list), torch.cuda.is_available()
     for number, check in chosen.items():
         problem = check.group, check.dtype, check.name.removesuffix(f", {FORWARD}")
-        key = (check.backend, check.dtype) if torch.cuda.is_available() else problem
-        groups.setdefault(key, []).append(number)
+        groups[(check.backend, check.dtype) if gpu else problem].append(number)
     batches: list[list[int]] = [[]]
     for group in groups.values():
         batches[-1] += group
-        if len(batches[-1]) >= TOGETHER or torch.cuda.is_available():
+        if gpu or len(batches[-1]) >= TOGETHER:
             batches.append([])
     return [batch for batch in batches if batch]
 

@@ -26,9 +26,7 @@ from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Truth, worst_errors
 
 MOVES = 4
-Formula = Callable[
-    [Mapping[str, Tensor]], tuple[Tensor, Tensor, Tensor]
-]  # inputs -> output, sums of heads, lse
+Formula = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]  # inputs -> output, sums of heads, lse
 
 
 def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor) -> Truth:
@@ -64,14 +62,10 @@ def _moved(
     (grad_z,) = torch.autograd.grad(out, z, direction, retain_graph=True)
     by_delta = (grad_z.abs() * z.detach().abs()).sum(-1) * _signs(row_lse, rng) * delta
     by_lse = grad_z * (row_lse.detach().abs() * _signs(row_lse, rng) * lse).unsqueeze(-1)
-    found = torch.autograd.grad(
-        (out, z, row_lse), list(inputs.values()), (direction, by_lse, by_delta), allow_unused=True
-    )
-    gradients = {
-        name: torch.zeros_like(x) if g is None else g
-        for (name, x), g in zip(inputs.items(), found, strict=True)
-    }
-    return out.detach(), gradients
+    outs, weights = (out, z, row_lse), (direction, by_lse, by_delta)
+    options = {"allow_unused": True, "materialize_grads": True}
+    found = torch.autograd.grad(outs, list(inputs.values()), weights, **options)
+    return out.detach(), dict(zip(inputs, found, strict=True))
 
 
 def _signs(x: Tensor, rng: torch.Generator) -> Tensor:

@@ -5,7 +5,6 @@ The truth is dense attention in float64, and how far SDPA is from it: by these a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,18 +21,16 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import Feature, GraphCase
-from gnn_attention.verify.check import verdict
 from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
 from gnn_attention.verify.roundings import lse_of, rounded
 
 ORDERS = 8  # in which the yardstick of lse is taken
 NEIGHBOURS = 16  # problems over which that of outputs and gradients is taken, itself among them
 FAR = 8  # roundings by which a neighbour's inputs are off at most: the last bits of every product are others
-FUSED = ("q", "k", "v", "sink_logits")  # what that kernel gives a gradient: no mask, and so no bias
+OF_MASK = ("table", "bias")  # what SDPA's fused kernel gives no gradient
 
 Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
 Dense = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # inputs, logits [B, H, dst, src] -> logits
-Options = Callable[[dict[str, Tensor]], dict[str, Any]]  # learned inputs -> arguments of a call
 
 
 def unchanged(inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
@@ -44,9 +41,10 @@ def unchanged(inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
 class Formula:
     """Dense attention, but for its inputs: "q", "k", "v", perhaps "sink_logits", and what ``dense`` needs.
 
-    ``mask [B, H, dst, src]``; ``factors`` multiply the weights; gradients are those of
-    ``(out * direction).sum()`` for all inputs. ``additive`` says that ``dense`` is a sum, which SDPA can be
-    given as a mask; without it, or with factors, the yardstick is the plain formula in the inputs' dtype.
+    With ``heads`` it is a whole layer: inputs are "x_src", "x_dst" and the heads' weights by their names.
+    ``mask [B, H, dst, src]``; ``factors`` multiply the weights; gradients are those of ``(out *
+    direction).sum()`` for all inputs. ``additive`` says that ``dense`` is a sum, which SDPA can be given as a
+    mask; without it, or with factors, the yardstick is the plain formula in the inputs' dtype.
     """
 
     mask: Tensor
@@ -56,6 +54,7 @@ class Formula:
     additive: bool = True
     factors: Tensor | None = None
     device: str = "cpu"
+    heads: Any = None
 
     @torch.enable_grad()
     def truth(self, inputs: Mapping[str, Tensor]) -> Truth:
@@ -68,55 +67,79 @@ class Formula:
         out, gradients = self._solve(inputs)
         if self.direction.dtype == torch.float64:
             return Truth(out, gradients, {})
+        near = [{name: nearby(x, number) for name, x in inputs.items()} for number in range(NEIGHBOURS)]
+        truths = [self._solve(moved) for moved in near]
 
-        def neighbour(number: int) -> dict[str, Tensor]:
-            return {name: nearby(x, number) for name, x in inputs.items()}
+        def worst(widened: bool) -> dict[str, float]:
+            tried = (self.baseline(moved, number, widened) for number, moved in enumerate(near))
+            errors = [worst_errors([found], *true) for found, true in zip(tried, truths, strict=True)]
+            return {name: max(error[name] for error in errors) for name in errors[0]}
 
-        plain, fused = _yardsticks(
-            lambda number: self._solve(neighbour(number)),
-            lambda number, widened: self.baseline(neighbour(number), number, widened),
-        )
-        return rounded(Truth(out, gradients, plain, fused), self._sums, inputs, self.direction)
+        truth = Truth(out, gradients, worst(widened=False), worst(widened=True))
+        return rounded(truth, self.sums, inputs, self.direction)
 
-    def _solve(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        wide = _leaves(inputs, "cpu", torch.float64)
-        out, *_ = self._sums(wide)
+    def _solve(self, inputs: Mapping[str, Tensor]) -> Attempt:
+        """By the formulas alone, no weight of a layer passing through its own projections."""
+        wide = leaves_of(inputs, "cpu", torch.float64)
+        dense = partial(self.dense, wide)
+        if self.heads is None:
+            more = wide.get("sink_logits"), self.factors
+            out = oracle.attention(*self._projected(wide), self.mask, self.scale, dense, *more)
+        else:
+            out = oracle.layer(wide, wide["x_src"], wide["x_dst"], self.mask, self.scale, dense)
         return out.detach(), gradients_of(out, self.direction.cpu().double(), wide)
 
-    def _sums(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The output, again as the sums of heads, and lse, of float64 inputs."""
-        q, k, v = _qkv(inputs)
-        modify = partial(self.dense, inputs), inputs.get("sink_logits")
-        out = oracle.attention(q, k, v, self.mask, self.scale, *modify, self.factors)
-        return out, out, lse_of(q, k, self.mask, self.scale, *modify)
+    def sums(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, the sums of its heads, and lse, of inputs on the CPU."""
+        q, k, v = self._projected(inputs)
+        options = self.mask, self.scale, partial(self.dense, inputs), inputs.get("sink_logits")
+        z = oracle.attention(q, k, v, *options, self.factors)
+        return self._collected(inputs, z), z, lse_of(q, k, *options)
 
     def baseline(self, inputs: Mapping[str, Tensor], number: int, widened: bool) -> Attempt:
         """Output and gradients of SDPA, or of the plain formula, in the order of this number."""
-        leaves = _leaves(inputs, self.device, self.direction.dtype)
-        (q, k, v), sinks, mask = _qkv(leaves), leaves.get("sink_logits"), self.mask.to(self.device)
-        order = oracle.Order.draw(number, len(q), q.shape[2], k.shape[2], q.shape[3], self.device, widened)
+        leaves = leaves_of(inputs, self.device, self.direction.dtype)
+        (q, k, v), sinks, mask = self._projected(leaves), leaves.get("sink_logits"), self.mask.to(self.device)
+        order = oracle.Order.draw(number, q.shape[2], k.shape[2], q.shape[3], self.device, widened)
         dense = partial(self.dense, leaves)
         if self.additive and self.factors is None:
             added = dense(q.new_zeros(mask.shape))
-            out = oracle.reordered_sdpa(order, q, k, v, mask, self.scale, added, sinks)
+            z = oracle.reordered_sdpa(order, q, k, v, mask, self.scale, added, sinks)
         else:
             factors = None if self.factors is None else self.factors.to(self.device)
-            out = oracle.reordered_attention(order, q, k, v, mask, self.scale, dense, sinks, factors)
-        learned = {name: x for name, x in leaves.items() if name in FUSED} if widened else leaves
+            q, k = q[..., order.dim], k[..., order.dim]
+            z = oracle.attention(q, k, v, mask, self.scale, dense, sinks, factors)
+        learned = {name: x for name, x in leaves.items() if not (widened and name in OF_MASK)}
+        out = self._collected(leaves, z)
         return out.detach(), gradients_of(out, self.direction.to(self.device), learned)
 
+    def _projected(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """``k`` and ``v`` may have one sample for all."""
+        if self.heads is not None:
+            return (self._called("receive", inputs, "x_dst"), *self._called("send", inputs, "x_src"))
+        q, k, v = (inputs[name] for name in "qkv")
+        return q, k.expand(len(q), -1, -1, -1), v.expand(len(q), -1, -1, -1)
 
-def _yardsticks(
-    solve: Callable[[int], Attempt], baseline: Callable[[int, bool], Attempt]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """The largest errors of SDPA, and of its fused kernel, over neighbouring problems by their numbers."""
-    truths = [solve(number) for number in range(NEIGHBOURS)]
+    def _collected(self, inputs: Mapping[str, Tensor], z: Tensor) -> Tensor:
+        return z if self.heads is None else self._called("collect", {**inputs, "z": z}, "z")
 
-    def worst(widened: bool) -> dict[str, float]:
-        errors = [worst_errors([baseline(n, widened)], *true) for n, true in enumerate(truths)]
-        return {name: max(error[name] for error in errors) for name in errors[0]}
+    def _called(self, method: str, inputs: Mapping[str, Tensor], x: str) -> Any:
+        """A method of the heads, with the weights that are among the inputs."""
+        weights = {
+            f"heads.{n}": inputs[n.removeprefix("standard.")] for n, _ in self.heads.named_parameters()
+        }
+        return functional_call(_Method(self.heads, method), weights, (inputs[x],))
 
-    return worst(widened=False), worst(widened=True)
+
+class _Method(nn.Module):
+    """One method of heads as a module, so that it can be called with other weights."""
+
+    def __init__(self, heads: nn.Module, name: str) -> None:
+        super().__init__()
+        self.heads, self.name = heads, name
+
+    def forward(self, x: Tensor) -> Any:
+        return getattr(self.heads, self.name)(x)
 
 
 def nearby(x: Tensor, number: int) -> Tensor:
@@ -133,89 +156,67 @@ def nearby(x: Tensor, number: int) -> Tensor:
     return (x.detach().cpu().double() * (1 + FAR * torch.finfo(x.dtype).eps * moves)).to(x.device, x.dtype)
 
 
-def _leaves(
-    inputs: Mapping[str, Tensor], device: str | torch.device, dtype: torch.dtype | None = None
+def leaves_of(
+    inputs: Mapping[str, Tensor], device: str, dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
     return {name: x.detach().to(device, dtype, copy=True).requires_grad_() for name, x in inputs.items()}
 
 
-def _qkv(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """``k`` and ``v`` may have one sample for all."""
-    q, k, v = (inputs[name] for name in "qkv")
-    return q, k.expand(len(q), -1, -1, -1), v.expand(len(q), -1, -1, -1)
-
-
 @dataclass(frozen=True, eq=False)
-class AttendProblem:
-    """A call of ``attend``: q, k, v and what else is learned, in the dtype under test, on a graph."""
+class Problem:
+    """A call of ``attend``, or of a layer where the formula has heads; inputs have the dtype under test."""
 
     graph: TokenGraph
     formula: Formula
     inputs: Mapping[str, Tensor]
-    options: Options = lambda learned: {}
+    options: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda inputs: {}
 
     @staticmethod
     def of(
         case: GraphCase,
         feature: Feature,
         inputs: Mapping[str, Tensor],
-        direction: Tensor,
         device: str,
+        heads: Any = None,
         factors: Tensor | None = None,
-    ) -> AttendProblem:
-        """The problem of a graph and a feature; ``direction`` multiplies the output before it is summed."""
-        scale = inputs["q"].shape[-1] ** -0.5 if feature.scale is None else feature.scale
+    ) -> Problem:
+        """The problem of a graph and a feature; "direction" multiplies the output before it is summed."""
+        given = dict(inputs)
+        direction = given.pop("direction")
+        scale = given["q"].shape[-1] ** -0.5 if heads is None else heads.scale
+        given |= {} if heads is None else plain_names(heads)
+        scale = feature.arguments.get("scale", scale)
         dense = partial(feature.dense, case)
-        formula = Formula(case.mask, direction, scale, dense, feature.additive, factors, device)
-        return AttendProblem(case.graph, formula, inputs, feature.options)
+        formula = Formula(case.mask, direction, scale, dense, feature.additive, factors, device, heads)
+        return Problem(case.graph, formula, given, feature.options)
 
     @cached_property
     def truth(self) -> Truth:
         return self.formula.truth(self.inputs)
 
     def solve(
-        self, backend: Backend, inputs: Mapping[str, Tensor] | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Output and gradients of a backend; ``inputs`` in place of the problem's own."""
-        device, inputs = torch.device(self.formula.device), self.inputs if inputs is None else inputs
-        leaves = _leaves(inputs, device)
-        options = self.options({name: x for name, x in leaves.items() if name not in "qkv"})
+        self, backend: Backend | None, inputs: Mapping[str, Tensor] | None = None, form: Any = None
+    ) -> Attempt:
+        """Output and gradients of a backend (None: message by message).
+
+        ``inputs`` in place of the problem's own; ``form`` of its heads, whose weights get no gradient.
+        """
+        device = torch.device(self.formula.device)
+        leaves = leaves_of(self.inputs if inputs is None else inputs, self.formula.device)
+        options, heads = self.options(leaves), self.formula.heads
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(0)
-            q, k, v = (leaves[name] for name in "qkv")
-            out = attend(q, k, v, self.graph, backend=backend, **options)
+            if heads is None:
+                q, k, v = (leaves[name] for name in "qkv")
+                out = attend(q, k, v, self.graph, backend=backend, **options)
+            else:
+                weights = plain_names(heads.to(device))
+                leaves = {name: x for name, x in leaves.items() if name not in weights}
+                leaves |= weights if form is None else {}
+                own = (heads if form is None else form(heads)).to(device)
+                layer = MessagePassingAttention(own, options.pop("score_mod", None), backend=backend)
+                out = layer((leaves["x_src"], leaves["x_dst"]), self.graph, **options)
         return out, gradients_of(out, self.formula.direction.to(device), leaves)
-
-    def run(self, backend: Backend) -> Mapping[str, Any]:
-        """The fields of a check's result."""
-        return verdict(*self.solve(backend), self.truth.for_backend(backend))
-
-
-@dataclass(frozen=True, eq=False)
-class LayerProblem:
-    """A layer in one form of its weights on a graph; inputs are "x_src", "x_dst" and what else is learned."""
-
-    heads: Any
-    graph: TokenGraph
-    formula: Formula
-    inputs: Mapping[str, Tensor]
-    options: Options = lambda learned: {}
-
-    @cached_property
-    def truth(self) -> Truth:
-        return _layer_truth(self.heads, self.formula, self.inputs)
-
-    def run(self, backend: Backend | None, heads: Any = None) -> Mapping[str, Any]:
-        """The layer on a backend, or message by message; other ``heads`` are judged by the same truth."""
-        device, direction = self.formula.device, self.formula.direction.to(self.formula.device)
-        inputs, weights = _leaves(self.inputs, device), {}
-        if heads is None:
-            heads = self.heads.to(device)
-            weights = plain_names(heads)
-        options = self.options(inputs)
-        layer = MessagePassingAttention(heads.to(device), options.pop("score_mod", None), backend=backend)
-        out = layer((inputs["x_src"], inputs["x_dst"]), self.graph, **options)
-        return verdict(out, gradients_of(out, direction, inputs | weights), self.truth.for_backend(backend))
 
 
 def plain_names(heads: Any) -> dict[str, Tensor]:
@@ -225,77 +226,5 @@ def plain_names(heads: Any) -> dict[str, Tensor]:
 
 def layer_truth(heads: Any, x_src: Tensor, x_dst: Tensor, direction: Tensor, mask: Tensor) -> Truth:
     """The formula in float64 on the layer's weights as they are, and SDPA between its own projections."""
-    return _layer_truth(heads, Formula(mask, direction, heads.scale), {"x_src": x_src, "x_dst": x_dst})
-
-
-@torch.enable_grad()
-def _layer_truth(heads: Any, formula: Formula, inputs: Mapping[str, Tensor]) -> Truth:
-    out, gradients = _solve_layer(formula, heads, inputs)
-    if formula.direction.dtype == torch.float64:
-        return Truth(out, gradients, {})
-    neighbours = [_neighbour(heads.to(formula.device), inputs, number) for number in range(NEIGHBOURS)]
-    plain, fused = _yardsticks(
-        lambda number: _solve_layer(formula, *neighbours[number]),
-        lambda number, widened: _layer_baseline(*neighbours[number], formula, number, widened),
-    )
-    leaves, sums = {**inputs, **plain_names(heads)}, partial(_layer_sums, heads, formula)
-    return rounded(Truth(out, gradients, plain, fused), sums, leaves, formula.direction)
-
-
-def _solve_layer(formula: Formula, heads: Any, inputs: Mapping[str, Tensor]) -> Attempt:
-    """Output and gradients in float64."""
-    wide, weights = (_leaves(found, "cpu", torch.float64) for found in (inputs, plain_names(heads)))
-    dense = partial(formula.dense, wide)
-    out = oracle.layer(weights, wide["x_src"], wide["x_dst"], formula.mask, formula.scale, dense)
-    return out.detach(), gradients_of(out, formula.direction.double().cpu(), wide | weights)
-
-
-def _neighbour(heads: Any, inputs: Mapping[str, Tensor], number: int) -> tuple[Any, dict[str, Tensor]]:
-    moved = copy.deepcopy(heads)
-    for parameter in moved.parameters():
-        parameter.data = nearby(parameter.data, number)
-    return moved, {name: nearby(x, number) for name, x in inputs.items()}
-
-
-def _layer_sums(heads: Any, formula: Formula, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, the sums of its heads, and lse, of float64 states and weights."""
-    exact = copy.deepcopy(heads).cpu().double()
-    weights = {name: inputs[name.removeprefix("standard.")] for name, _ in exact.named_parameters()}
-    q = _called(exact, "receive", weights, inputs["x_dst"])
-    k, v = _called(exact, "send", weights, inputs["x_src"])
-    options = formula.mask, formula.scale, partial(formula.dense, inputs)
-    z = oracle.attention(q, k, v, *options)
-    return _called(exact, "collect", weights, z), z, lse_of(q, k, *options)
-
-
-class _Method(nn.Module):
-    """One method of heads as a module, so that it can be called with other weights."""
-
-    def __init__(self, heads: nn.Module, name: str) -> None:
-        super().__init__()
-        self.heads, self.name = heads, name
-
-    def forward(self, x: Tensor) -> Any:
-        return getattr(self.heads, self.name)(x)
-
-
-def _called(heads: nn.Module, name: str, weights: Mapping[str, Tensor], x: Tensor) -> Any:
-    """A method of the heads with these weights."""
-    return functional_call(_Method(heads, name), {f"heads.{key}": w for key, w in weights.items()}, (x,))
-
-
-def _layer_baseline(
-    heads: Any, inputs: Mapping[str, Tensor], formula: Formula, number: int, widened: bool
-) -> Attempt:
-    """The layer with SDPA in its middle, in the dtype of its weights and the order of this number."""
-    inputs = _leaves(inputs, formula.device)
-    q, (k, v) = heads.receive(inputs["x_dst"]), heads.send(inputs["x_src"])
-    order = oracle.Order.draw(number, len(q), q.shape[2], k.shape[2], q.shape[3], formula.device, widened)
-    mask, dense = formula.mask.to(formula.device), partial(formula.dense, inputs)
-    if formula.additive:
-        z = oracle.reordered_sdpa(order, q, k, v, mask, heads.scale, dense(q.new_zeros(mask.shape)))
-    else:
-        z = oracle.reordered_attention(order, q, k, v, mask, heads.scale, dense)
-    learners = {name: x for name, x in inputs.items() if name.startswith("x_")} if widened else inputs
-    out = heads.collect(z)
-    return out, gradients_of(out, formula.direction.to(formula.device), learners | plain_names(heads))
+    inputs = {"x_src": x_src, "x_dst": x_dst} | plain_names(heads)
+    return Formula(mask, direction, heads.scale, heads=heads).truth(inputs)

@@ -24,7 +24,7 @@ from gnn_attention.cache import KeyValueCache, PatternMessageCache
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify import oracle
-from gnn_attention.verify.layer_checks import plain_names
+from gnn_attention.verify.truth import plain_names
 
 N, B, HEADS, KV_HEADS, DIM, VALUE_DIM = 23, 2, 4, 2, 6, 5
 PARENTS = [-1] + [(5 * i + 3) % i for i in range(1, N)]

@@ -24,9 +24,8 @@ from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.model import Config, LanguageModel
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify import oracle
-from gnn_attention.verify.layer_checks import layer_truth
 from gnn_attention.verify.measure import Outcome, Truth, judge, worst_errors
-from gnn_attention.verify.truth import ORDERS
+from gnn_attention.verify.truth import ORDERS, layer_truth
 
 __all__ = ["CELLS", "CHUNKS", "FAMILIES", "WAYS", "Cell", "judged"]
 
@@ -167,7 +166,7 @@ def _truth_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Truth:
     out = oracle.attention(q.double(), k.double(), v.double(), mask, DIM**-0.5)
     if q.dtype == torch.float64:
         return Truth(out, {}, {})
-    orders = (oracle.Order.draw(i, BATCH, mask.shape[2], mask.shape[3], DIM, "cpu") for i in range(ORDERS))
+    orders = (oracle.Order.draw(i, mask.shape[2], mask.shape[3], DIM, "cpu") for i in range(ORDERS))
     return Truth(
         out,
         {},

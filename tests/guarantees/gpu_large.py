@@ -212,7 +212,7 @@ class LargeCase:
     def _yardstick(self, number: int, widened: bool) -> tuple[Tensor, Mapping[str, Tensor]]:
         inputs = self.inputs(self.dtype)
         order = oracle.Order.draw(
-            number, 1, self.tokens, self.tokens, LARGE_DIM, self.settings.device, widened
+            number, self.tokens, self.tokens, LARGE_DIM, self.settings.device, widened
         )
         added, mask = self._added(inputs, 0, self.tokens), self.mask.expand(1, 1, -1, -1)
         q, k, v, sinks = inputs["q"], inputs["k"], inputs["v"], inputs.get("sink_logits")
