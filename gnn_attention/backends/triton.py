@@ -21,9 +21,9 @@ from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import ops, score_terms, tiles
-from gnn_attention.backends.gpu.csr import MOST_EDGES, bytes_of, packed_rows
+from gnn_attention.backends.gpu.csr import MOST_EDGES, bytes_of, rows_of
 from gnn_attention.backends.gpu.devices import device_of
-from gnn_attention.backends.gpu.formats import BLOCKS, Packed, Problem, pack
+from gnn_attention.backends.gpu.formats import BLOCKS, ROWS, Packed, Problem, pack
 from gnn_attention.backends.gpu.roofline import Sizes, form_of
 from gnn_attention.backends.gpu.row_windows import windows_of
 from gnn_attention.backends.gpu.score_terms import added_to_edges, has_edge_numbers
@@ -31,11 +31,8 @@ from gnn_attention.backends.gpu.tiles import tiles_of
 from gnn_attention.graph import TokenGraph, memoized
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-WIDEST = {
-    "rows": 512,
-    "windows": 256,
-    "tiles": 256,
-}  # channels of a head; wider than halves, blocks take half
+# channels of a head; of numbers wider than halves, windows and tiles take half
+WIDEST = {"rows": 512, "windows": 256, "tiles": 256}
 MOST_PROGRAMS = 2**31 - 1  # of one head on a grid
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 INSTALLED = importlib.util.find_spec("triton") is not None
@@ -85,7 +82,7 @@ def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
 
 
 def _rows(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:
-    return packed_rows(graph, device, for_edges)
+    return pack(ROWS, rows_of(graph, device, for_edges))
 
 
 def _windows(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:
@@ -139,13 +136,9 @@ def _too_large(call: AttentionCall, form: str) -> str | None:
     return None
 
 
-CAPABILITIES = Capabilities(
-    devices=("cuda", "cpu") if INTERPRETED else ("cuda",),
-    dtypes=DTYPES,
-    double_backward=False,
-    varying_graphs=False,
-    instead="backend='tiles' (for a trial on a CPU set TRITON_INTERPRET=1 before Python starts)",
-)
+INSTEAD = "backend='tiles' (for a trial on a CPU set TRITON_INTERPRET=1 before Python starts)"
+DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
+CAPABILITIES = Capabilities(DEVICES, DTYPES, double_backward=False, varying_graphs=False, instead=INSTEAD)
 BACKEND = Backend(
     "triton",
     run,

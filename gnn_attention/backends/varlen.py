@@ -23,11 +23,9 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     bounds, longest, left, right = memoized(_on_device, call.graph, call.q.device)
     sequences = flash_varlen.Sequences(bounds, bounds, (longest, longest), (left, right))
     out, lse = flash_varlen.attention(call.q, call.k, call.v, sequences, call.scale)
-    return (
-        (out, lse)
-        if call.sink_logits is None
-        else edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
-    )
+    if call.sink_logits is None:
+        return out, lse
+    return edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -35,9 +33,8 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     if not flash_varlen.available():
         return f"torch {torch.__version__} has no variable-length flash attention; use backend='flex'"
     if packing(call.graph) is None:
-        return (
-            "the graph is no packing of documents with one window (see convert.to_varlen); use backend='flex'"
-        )
+        found = "the graph is no packing of documents with one window"
+        return f"{found} (see convert.to_varlen); use backend='flex'"
     return _refusal_of_sizes(call)
 
 

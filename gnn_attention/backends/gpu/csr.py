@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.backends.gpu.formats import ROWS, Packed, pack
 from gnn_attention.backends.plan.csr import order_by_receiver, pointers
 from gnn_attention.graph import TokenGraph, memoized
 
@@ -59,12 +58,6 @@ def rows_of(graph: TokenGraph, device: torch.device, for_edges: bool = False) ->
     return receivers, senders
 
 
-def packed_rows(graph: TokenGraph, device: torch.device, for_edges: bool = False) -> Packed:
-    """:func:`rows_of` as an operator takes it."""
-    found: Packed = memoized(_packed, graph, device, for_edges)
-    return found
-
-
 def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"] | None:
     """Where each edge of the rows stands in ``graph.edge_index``; None if they stand in the same order.
 
@@ -77,12 +70,7 @@ def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"] |
 
 
 def bytes_of(graph: TokenGraph, for_edges: bool = False) -> int:
-    """The storage of the rows, without building them.
-
-    >>> from gnn_attention import patterns
-    >>> bytes_of(patterns.causal(1000)) / patterns.causal(1000).num_edges < 8.1
-    True
-    """
+    """The storage of the rows, without building them."""
     narrow = [4 if count < 2**31 else 8 for count in (graph.num_src, graph.num_dst, graph.num_edges + STEP)]
     each = narrow[0] + narrow[1] + (narrow[2] if for_edges else 0)
     return graph.num_edges * each + (graph.num_dst + graph.num_src + 2) * narrow[2]
@@ -92,10 +80,6 @@ def edge_numbers(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tenso
     """Where the edges of each receiver and sender begin, and the place by receiver of each edge by sender.
 
     Made anew, so that rows are not cached on the device as well.
-
-    >>> graph = TokenGraph.from_edges(torch.tensor([[1, 0, 1], [0, 2, 2]]), 3)
-    >>> [part.tolist() for part in edge_numbers(graph, torch.device("cpu"))]
-    [[0, 1, 1, 3], [0, 1, 3, 3], [1, 0, 2]]
     """
     src, dst = _sorted_edges(graph, device)
     order = _narrowed(src.sort(stable=True).indices, graph.num_edges + STEP)
@@ -131,10 +115,6 @@ def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor | None]:
 def _positions(graph: TokenGraph, device: torch.device) -> Tensor:
     order = rows_of(graph, device)[0].others.sort(stable=True).indices
     return _narrowed(order, graph.num_edges + STEP)
-
-
-def _packed(graph: TokenGraph, device: torch.device, for_edges: bool) -> Packed:
-    return pack(ROWS, rows_of(graph, device, for_edges))
 
 
 def row_pointers(index: Tensor, count: int) -> Int[Tensor, " rows_and_one"]:

@@ -50,17 +50,13 @@ class Device:
     measured: str = ""
 
     def rate(self, dtype: torch.dtype) -> float:
-        """Of matrix products in a dtype.
-
-        >>> PRESETS["H200"].rate(torch.bfloat16) > PRESETS["H200"].rate(torch.float32)
-        True
-        """
+        """Of matrix products in a dtype."""
         if dtype == torch.float64:
             return self.double
         return self.single if dtype == torch.float32 else self.half
 
 
-CONSTANTS = tuple(part.name for part in fields(Device) if part.type == "float")
+CONSTANTS = [part.name for part in fields(Device) if part.type == "float"]
 PRESETS = {
     "H200": Device("H200", 4.3e12, 5.5e12, 50e6, 780e12, 55e12, 55e12),
     "H100": Device("H100", 3.0e12, 5.5e12, 50e6, 780e12, 55e12, 55e12),
@@ -73,9 +69,6 @@ def named(name: str) -> Device:
     """The constants of a device of this name: measured ones, else a preset's, else those of an A100.
 
     ValueError if the file of measured constants is damaged.
-
-    >>> named("NVIDIA H200").copy == PRESETS["H200"].copy, named("something new").name
-    (True, 'something new')
     """
     for known, constants in _measured().items():
         if name.upper() in (known.upper(), *_words(known)):
@@ -119,7 +112,7 @@ def read(path: Path) -> dict[str, Device]:
         found = json_files.read(path).get("devices")
         if not isinstance(found, dict):
             raise ValueError("there are no devices in it")
-        return {name: device_from(name, constants) for name, constants in found.items()}
+        return {name: _device(name, constants) for name, constants in found.items()}
     except ValueError as error:
         raise ValueError(
             f"{path} does not hold the constants of gnn_attention.backends.gpu.devices ({error}); "
@@ -127,13 +120,12 @@ def read(path: Path) -> dict[str, Device]:
         ) from error
 
 
-def device_from(name: str, found: object) -> Device:
+def _device(name: str, found: Any) -> Device:
     """The constants of a device as JSON holds them. ValueError for one that is no positive number."""
     kinds = {**dict.fromkeys(CONSTANTS, is_positive), "measured": lambda value: isinstance(value, str)}
     json_files.check_fields(found, kinds, f"the device {name[:60]!r}")
-    constants: dict[str, Any] = dict(found)  # type: ignore[call-overload]
-    rates = {constant: float(constants[constant]) for constant in CONSTANTS}
-    return Device(name=name, measured=constants["measured"], **rates)
+    rates = {constant: float(found[constant]) for constant in CONSTANTS}
+    return Device(name=name, measured=found["measured"], **rates)
 
 
 def save_device(device: Device) -> Path:

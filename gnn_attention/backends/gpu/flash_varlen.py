@@ -21,8 +21,9 @@ from gnn_attention.backends.gpu.gradient_op import gradient_operator, token_majo
 DTYPES = (torch.float16, torch.bfloat16)
 WIDEST = 256  # channels of the kernel, which takes them eight at a time
 EIGHT = 8
-FLASH = getattr(torch.ops.aten, "_flash_attention_forward", None)
-FLASH_BACKWARD = getattr(torch.ops.aten, "_flash_attention_backward", None)
+FLASH: Any = getattr(torch.ops.aten, "_flash_attention_forward", None)
+FLASH_BACKWARD: Any = getattr(torch.ops.aten, "_flash_attention_backward", None)
+Given = Sequence[Any]  # the bounds, numbers and scale of a call, as the operator takes them
 
 
 class Sequences(NamedTuple):
@@ -56,34 +57,21 @@ def attention(
     return out, lse
 
 
-def _run(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[Tensor], numbers: Sequence[int], scale: float
-) -> tuple[Tensor, Tensor]:
+def _run(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     """The operator of the forward pass."""
-    out, lse = _forward(q, k, v, bounds, numbers, scale)
-    if not _visits_non_edges(numbers):
+    out, lse = _forward(q, k, v, *given)
+    if not _visits_non_edges(given[1]):
         return out, lse.masked_fill(lse == torch.inf, torch.nan)  # so the kernel marks a sum that is NaN
     if nonfinite.surely_finite(out):  # a NaN would be in the rows that attend to it
         return out, lse
-    clean = nonfinite.cleaned(q, k, v)
-    out, lse = _forward(clean[0], clean[1], clean[2], bounds, numbers, scale)
-    bad = nonfinite.poisoned(q, k, v, lambda marks: _attends(marks, q, bounds, numbers), lse > -torch.inf)
+    out, lse = _forward(*nonfinite.cleaned(q, k, v), *given)
+    bad = nonfinite.poisoned(q, k, v, lambda marks: _attends(marks, q, *given[:2]), lse > -torch.inf)
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse.masked_fill(bad, torch.nan)
 
 
-def _run_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    bounds: Sequence[Tensor],
-    numbers: Sequence[int],
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The operator of the backward pass; the last of ``numbers`` says whether there is a gradient for lse."""
+    q, k, v, out, lse, bounds, numbers, scale = given
     if _visits_non_edges(numbers) and not nonfinite.surely_finite(q, k, v):
         q, k, v = nonfinite.cleaned(q, k, v)
         spoiled = nonfinite.spoiled(lse)
@@ -104,21 +92,18 @@ def _with_channel_for_lse(grad_out: Tensor, grad_lse: Tensor, out: Tensor) -> tu
     return torch.cat([grad_out, ones], -1), torch.cat([out, -grad_lse.to(out.dtype).unsqueeze(-1)], -1)
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[Tensor], numbers: Sequence[int], scale: float
-) -> tuple[Tensor, Tensor]:
-    width = max(q.shape[3], v.shape[3])
-    ends = _of_samples(bounds, q, k)
-    out, lse = _forward_kernel(_packed(q, width), _packed(k, width), _packed(v, width), ends, numbers, scale)
+def _forward(q: Tensor, k: Tensor, v: Tensor, bounds: Given, *rest: Any) -> tuple[Tensor, Tensor]:
+    width, ends = max(q.shape[3], v.shape[3]), _of_samples(bounds, q, k)
+    out, lse = _forward_kernel(_packed(q, width), _packed(k, width), _packed(v, width), ends, *rest)
     lse = lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(0, 1)
     return _unpacked(out, (*q.shape[:3], v.shape[3])), lse
 
 
-def _visits_non_edges(numbers: Sequence[int]) -> bool:
+def _visits_non_edges(numbers: Given) -> bool:
     return (numbers[2], numbers[3]) != (-1, -1)
 
 
-def _attends(marked: Tensor, q: Tensor, bounds: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
+def _attends(marked: Tensor, q: Tensor, bounds: Given, numbers: Given) -> Tensor:
     """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal weights."""
     marks = marked.to(q.dtype).unsqueeze(-1)
     mean, _ = _forward(marks.new_zeros(*q.shape[:3], 1), torch.zeros_like(marks), marks, bounds, numbers, 1.0)
@@ -135,12 +120,12 @@ def _packed(
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def _unpacked(x: Tensor, sizes: Sequence[int]) -> Float[Tensor, "batch heads tokens dim"]:
+def _unpacked(x: Tensor, sizes: Given) -> Float[Tensor, "batch heads tokens dim"]:
     batch, heads, tokens, dim = sizes
     return x[..., :dim].contiguous().view(batch, tokens, heads, dim).transpose(1, 2)
 
 
-def _of_samples(bounds: Sequence[Tensor], q: Tensor, k: Tensor) -> list[Tensor]:
+def _of_samples(bounds: Given, q: Tensor, k: Tensor) -> list[Tensor]:
     """The bounds of all samples, one after the other, without waiting for the device."""
     if q.shape[0] == 1:
         return list(bounds)
@@ -152,33 +137,30 @@ def _of_samples(bounds: Sequence[Tensor], q: Tensor, k: Tensor) -> list[Tensor]:
 
 
 def _forward_kernel(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[Tensor], numbers: Sequence[int], scale: float
+    q: Tensor, k: Tensor, v: Tensor, bounds: Given, numbers: Given, scale: float
 ) -> tuple[Float[Tensor, "tokens heads dim"], Float[Tensor, "heads tokens"]]:
     """torch's own kernel over packed tokens."""
-    assert FLASH is not None
-    longest_dst, longest_src, left, right = numbers[:4]
-    window = {"window_size_left": left, "window_size_right": right}
-    causal = (left, right) == (-1, 0)
-    out, lse, *_ = FLASH(
-        q, k, v, *bounds, longest_dst, longest_src, 0.0, causal, False, scale=scale, **window
-    )
+    sizes, window = _sizes_and_window(numbers)
+    out, lse, *_ = FLASH(q, k, v, *bounds, *sizes, False, scale=scale, **window)
     return out, lse
 
 
 def _backward_kernel(
-    tensors: Sequence[Tensor], lse: Tensor, bounds: Sequence[Tensor], numbers: Sequence[int], scale: float
+    tensors: Given, lse: Tensor, bounds: Given, numbers: Given, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v from grad_out, q, k, v and out."""
-    assert FLASH_BACKWARD is not None
-    longest_dst, longest_src, left, right = numbers[:4]
-    window = {"window_size_left": left, "window_size_right": right}
-    device, causal = lse.device, (left, right) == (-1, 0)
+    sizes, window = _sizes_and_window(numbers)
     # of a dropout of 0
-    state = torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)
-    dq, dk, dv = FLASH_BACKWARD(
-        *tensors, lse, *bounds, longest_dst, longest_src, 0.0, causal, *state, scale=scale, **window
-    )
+    state = torch.zeros(2, dtype=torch.uint64, device=lse.device), torch.empty(0, device=lse.device)
+    dq, dk, dv = FLASH_BACKWARD(*tensors, lse, *bounds, *sizes, *state, scale=scale, **window)
     return dq, dk, dv
+
+
+def _sizes_and_window(numbers: Given) -> tuple[tuple[Any, ...], dict[str, int]]:
+    """The longest sequences, dropout and whether it is causal; and the window, by torch's names."""
+    *longest, left, right = numbers[:4]
+    window = {"window_size_left": left, "window_size_right": right}
+    return (*longest, 0.0, (left, right) == (-1, 0)), window
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -212,9 +194,8 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
 
 REST = "Tensor[] bounds, int[] numbers, float scale"
 INPUTS = "Tensor q, Tensor k, Tensor v"
-_ATTENTION = operator(
-    "flash_sequences", f"({INPUTS}, {REST}) -> (Tensor, Tensor)", _run, _fake, _differentiate, _save
-)
+SCHEMA = f"({INPUTS}, {REST}) -> (Tensor, Tensor)"
+_ATTENTION = operator("flash_sequences", SCHEMA, _run, _fake, _differentiate, _save)
 _GRADIENTS = gradient_operator(
     "flash_sequences_backward",
     f"(Tensor grad_out, Tensor grad_lse, {INPUTS}, Tensor out, Tensor lse, {REST})"

@@ -7,7 +7,7 @@ and their integers last: a form crosses into a custom operator as a list of tens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 from gnn_attention._support.shapes import Float, Int, Tensor
 
@@ -49,7 +49,7 @@ class Blocks(NamedTuple):
     with own token r. In tiles (``across`` 64) it is a tile of tokens, and bit c of ``words[slots[entry], r]``
     says that own token r goes with its c-th; slot 0: all pairs are edges. ``order`` lists the blocks by work.
     ``first``, where the edges of each own token begin, and ``position``, where each edge stands by receiver,
-    are empty unless edges are numbered.
+    are empty unless edges are numbered: by the count of the row's bits before an edge, which is not stored.
     """
 
     ptr: Int[Tensor, " blocks_and_one"]
@@ -61,23 +61,6 @@ class Blocks(NamedTuple):
     position: Int[Tensor, "..."]
     size: int
     across: int
-
-
-@runtime_checkable
-class Kernels(Protocol):
-    """A module of kernels for one form.
-
-    ``delta = sum(grad_out * out, -1) - grad_lse``; it, ``lse`` and the gradients of ``before`` and ``bias``,
-    ``[B, Hq, E]`` or None, are in the dtype of sums: float64 for float64, else float32.
-    """
-
-    def forward(self, problem: Problem, form: Any) -> tuple[Tensor, Tensor]:
-        """``out [B, Hq, dst, Dv]`` in the dtype of q, and ``lse [B, Hq, dst]``."""
-
-    def backward(
-        self, problem: Problem, form: Any, grad_out: Tensor, delta: Tensor, lse: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The gradients of q, k, v, before and bias."""
 
 
 def pack(kind: int, form: Sequence[Sequence[Any]]) -> Packed:

@@ -7,7 +7,6 @@ gradient, too; second derivatives are unsupported. Triton itself is loaded by th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,11 +14,9 @@ import torch
 from gnn_attention._support.custom_op import operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.gpu.csr import Side
-from gnn_attention.backends.gpu.formats import BLOCKS, ROWS, Blocks, Kernels, Packed, Problem, unpack
+from gnn_attention.backends.gpu.formats import ROWS, Blocks, Packed, Problem, unpack
 from gnn_attention.backends.gpu.gradient_op import gradient_operator, token_major
 from gnn_attention.edges import accumulation_dtype
-
-SIDES: dict[int, Any] = {ROWS: Side, BLOCKS: Blocks}
 
 
 def attention(
@@ -34,52 +31,36 @@ def attention(
     return out, lse
 
 
-def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    before: Tensor,
-    bias: Tensor,
-    slopes: Tensor | None,
-    seed: Tensor | None,
-    *form: Any,
-) -> tuple[Tensor, Tensor]:
-    """The operator of the forward pass; ``form``: tensors, numbers, places, constants."""
-    tensors, numbers, places, constants = form
-    problem = _restored((q, k, v, before, bias), slopes, seed, places, constants)
-    return _kernels(numbers).forward(problem, unpack(SIDES[numbers[0]], tensors, numbers))
+def _run(*given: Any) -> tuple[Tensor, Tensor]:
+    """The operator of the forward pass."""
+    problem, form, kernels = _restored(*given)
+    out, lse = kernels.forward(problem, form)
+    return out, lse
 
 
-def _run_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    before: Tensor,
-    bias: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    slopes: Tensor | None,
-    seed: Tensor | None,
-    *form: Any,
-) -> tuple[Tensor, ...]:
+def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
     """The operator of the backward pass: the gradients of q, k, v, before and bias."""
     from gnn_attention.backends.gpu.kernels import _common
 
-    tensors, numbers, places, constants = form
-    problem = _restored((q, k, v, before, bias), slopes, seed, places, constants)
+    *x, out, lse, slopes, seed, tensors, numbers, places, constants = given
+    problem, form, kernels = _restored(*x, slopes, seed, tensors, numbers, places, constants)
     grad_out, out = (_with_plain_channels(x) for x in (grad_out, out))
-    delta, sides = _common.delta(grad_out, out, grad_lse), unpack(SIDES[numbers[0]], tensors, numbers)
-    *grads, dbefore, dbias = _kernels(numbers).backward(problem, sides, grad_out, delta, lse.contiguous())
-    return *grads, _or_empty(dbefore, q, lse.dtype), _or_empty(dbias, q, lse.dtype)
+    delta = _common.delta(grad_out, out, grad_lse)
+    *grads, dbefore, dbias = kernels.backward(problem, form, grad_out, delta, lse.contiguous())
+    return *grads, _or_empty(dbefore, problem.q, lse.dtype), _or_empty(dbias, problem.q, lse.dtype)
 
 
-def _kernels(numbers: Sequence[int]) -> Kernels:
+def _restored(*given: Any) -> tuple[Problem, tuple[Any, Any], Any]:
+    """The problem, the form of its graph, and the module of the kernels that read this form."""
     from gnn_attention.backends.gpu.kernels import blocks, rows
 
-    modules: dict[int, Kernels] = {ROWS: rows, BLOCKS: blocks}
-    return modules[numbers[0]]
+    *x, before, bias, slopes, seed, tensors, numbers, places, constants = given
+    q, k, v = map(_with_plain_channels, x)
+    (has_before, has_bias, *offsets), (scale, softcap, dropout) = places, constants
+    edgewise = before if has_before else None, bias if has_bias else None
+    problem = Problem(q, k, v, scale, softcap, slopes, *edgewise, dropout, seed, *offsets)
+    side, kernels = (Side, rows) if numbers[0] == ROWS else (Blocks, blocks)
+    return problem, unpack(side, tensors, numbers), kernels
 
 
 def _flattened(problem: Problem) -> tuple[Tensor | None, ...]:
@@ -93,19 +74,6 @@ def _places(problem: Problem) -> list[int]:
     """Which tensors are there, and its integers."""
     has = [int(x is not None) for x in (problem.before, problem.bias)]
     return [*has, problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
-
-
-def _restored(
-    x: tuple[Tensor, ...],
-    slopes: Tensor | None,
-    seed: Tensor | None,
-    places: Sequence[int],
-    constants: Sequence[float],
-) -> Problem:
-    q, k, v = (_with_plain_channels(part) for part in x[:3])
-    before, bias = (part if there else None for part, there in zip(x[3:], places, strict=False))
-    scale, softcap, dropout = constants
-    return Problem(q, k, v, scale, softcap, slopes, before, bias, dropout, seed, *places[2:])
 
 
 def _or_empty(x: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -142,14 +110,8 @@ def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 REST = "Tensor? slopes, Tensor? seed, Tensor[] tensors, int[] numbers, int[] places, float[] constants"
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor before, Tensor bias"
-_ATTENTION = operator(
-    "triton_attention",
-    f"({INPUTS}, {REST}) -> (Tensor, Tensor)",
-    _run,
-    _fake,
-    _differentiate,
-    _save,
-)
+SCHEMA = f"({INPUTS}, {REST}) -> (Tensor, Tensor)"
+_ATTENTION = operator("triton_attention", SCHEMA, _run, _fake, _differentiate, _save)
 _GRADIENTS = gradient_operator(
     "triton_attention_backward",
     f"(Tensor grad_out, Tensor grad_lse, {INPUTS}, Tensor out, Tensor lse, {REST})"

@@ -14,12 +14,13 @@ record calibrates them (``python -m benchmarks.gpu --calibrate``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from gnn_attention.backends.gpu.devices import Device
 from gnn_attention.backends.gpu.workload import HEIGHTS, Counts, counted, packing
+from gnn_attention.edges import accumulation_dtype
 from gnn_attention.graph import TokenGraph, memoized
 
 FORMS = ("rows", "windows", "tiles")
@@ -98,9 +99,8 @@ def _label(form: tuple[str, int]) -> str:
 def _why(best: tuple[str, int], counts: Counts) -> str:
     filled = f"{100 * counts.filled():.3g} % of the pairs in its tiles of {TILE} are edges"
     height = best[1] if best[0] == "windows" else HEIGHTS[-1]
-    shared = (
-        f"{height} neighbouring receivers have {counts.shared(height):.3g} edges for each of their senders"
-    )
+    receivers = f"{height} neighbouring receivers"
+    shared = f"{receivers} have {counts.shared(height):.3g} edges for each of their senders"
     return filled if best[0] == "tiles" else f"{shared}, {filled}"
 
 
@@ -116,136 +116,120 @@ def estimates(graph: TokenGraph, sizes: Sizes, device: Device, backward: bool = 
     ``split``, where it applies, takes tiles where they are filled and rows for all other edges.
     """
     counts = counted(graph)
-    forms = estimate_forms(counts, sizes, device, backward)
-    windows = min((form for form in forms if form[0] == "windows"), key=lambda form: forms[form].seconds)
-    found = {
-        "dense": _dense(counts, sizes, device, backward),
-        "written out": _written_out(counts, sizes, device, backward),
-    }
+    whole = _Pass(counts, sizes, device, backward)
+    found = {"dense": whole.dense(), "written out": whole.written_out()}
     if sizes.dtype in HALF and packing(graph) is not None:
-        found["varlen"] = _tiled(counts, sizes, device, "varlen", backward)
+        found["varlen"] = whole.tiled("varlen")
     if sizes.dtype != torch.float64:
-        found["flex"] = _tiled(counts, sizes, device, "flex", backward)
+        found["flex"] = whole.tiled("flex")
     if counts.filled_tiles and counts.strays:
-        found["split"] = _split(counts, sizes, device, backward)
-    return found | {"rows": forms["rows", 1], "windows": forms[windows], "tiles": forms["tiles", TILE]}
+        found["split"] = whole.split()
+    windows = min(map(whole.windows, HEIGHTS), key=lambda estimate: estimate.seconds)
+    return found | {"rows": whole.rows(), "windows": windows, "tiles": whole.tiles()}
 
 
 def estimate_forms(
     counts: Counts, sizes: Sizes, device: Device, backward: bool = False
 ) -> Mapping[tuple[str, int], Estimate]:
     """Of our kernels, by (form, height): rows, windows of each height, and tiles."""
-    windows = {("windows", height): _windows(counts, sizes, device, height, backward) for height in HEIGHTS}
-    return {
-        ("rows", 1): _rows(counts, sizes, device, backward),
-        **windows,
-        ("tiles", TILE): _tiles(counts, sizes, device, backward),
-    }
+    whole = _Pass(counts, sizes, device, backward)
+    windows = {("windows", height): whole.windows(height) for height in HEIGHTS}
+    return {("rows", 1): whole.rows(), **windows, ("tiles", TILE): whole.tiles()}
 
 
-class _Work(NamedTuple):
-    """What one slice multiplies, reads from memory, and passes through the cache."""
+class _Pass(NamedTuple):
+    """One pass over a graph on a device; each method is what some kernel would take for it."""
 
-    flops: float
-    misses: float
-    passed: float
+    counts: Counts
+    sizes: Sizes
+    device: Device
+    backward: bool
 
+    def rows(self) -> Estimate:
+        """A sender for each edge, through the cache; the matrix units are not used."""
+        edges = self.counts.edges
+        passed = edges * self.sizes.row
+        return self._estimate(edges, self._missed() + 4.0 * edges, passed, "gather", "", True)
 
-def _rows(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estimate:
-    """A sender for each edge, through the cache; the matrix units are not used."""
-    flops = 2.0 * counts.edges * (sizes.dim + sizes.value_dim)
-    work = _Work(flops, _missed(counts, sizes, device) + 4.0 * counts.edges, counts.edges * sizes.row)
-    rate = device.double if sizes.dtype == torch.float64 else device.single
-    return _estimate(work, sizes.slices, device, rate, "gather", "", backward)
+    def windows(self, height: int) -> Estimate:
+        """A sender for each window that attends to it, with a word of bits."""
+        unique = self.counts.unique[HEIGHTS.index(height)]
+        misses = self._missed() + unique * (4 + height / 8)
+        return self._estimate(unique * height, misses, unique * self.sizes.row, "windows", "products")
 
+    def tiles(self) -> Estimate:
+        """All pairs of its tiles, of 64 receivers or of 128, which read a sender half as often."""
+        small, tall = self.counts.small_tiles, self.counts.tall_tiles
+        found = [self._tiles_of(64, small), *([self._tiles_of(128, tall)] if tall else [])]
+        return min(found, key=lambda estimate: estimate.seconds)
 
-def _windows(counts: Counts, sizes: Sizes, device: Device, height: int, backward: bool) -> Estimate:
-    """A sender for each window that attends to it, with a word of bits."""
-    unique = counts.unique[HEIGHTS.index(height)]
-    flops = 2.0 * unique * height * (sizes.dim + sizes.value_dim)
-    work = _Work(flops, _missed(counts, sizes, device) + unique * (4 + height / 8), unique * sizes.row)
-    return _estimate(work, sizes.slices, device, device.rate(sizes.dtype), "windows", "products", backward)
+    def _tiles_of(self, height: int, count: float) -> Estimate:
+        passed, row = count * TILE * self.sizes.row, self.sizes.row
+        misses = min(passed, 2.0 * self.counts.senders * row) + self.counts.receivers * row
+        return self._estimate(count * height * TILE, misses, passed, "", "products")
 
+    def split(self) -> Estimate:
+        """One part after the other, and the merge: both results are read, their sum in float32 is written."""
+        counts, sizes, device = self.counts, self.sizes, self.device
+        filled = self._with(small_tiles=counts.filled_tiles, tall_tiles=0.0).tiles()
+        unique = tuple(min(counts.strays, count) for count in counts.unique)
+        strays = self._with(edges=round(counts.strays), unique=unique).rows()
+        merged = 3.0 * sizes.slices * counts.receivers * sizes.value_dim * (sizes.dtype.itemsize + 4)
+        seconds = filled.seconds + strays.seconds + merged / device.copy + device.launch
+        flops, misses, passed = (a + b for a, b in zip(filled[:3], strays[:3], strict=True))
+        longer = max(filled, strays, key=lambda part: part.seconds)
+        return Estimate(flops, misses + merged, passed, seconds, filled.bound + strays.bound, longer.limit)
 
-def _tiles(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estimate:
-    """All pairs of its tiles, of 64 receivers or of 128, which read a sender half as often."""
-    heights = [(64, counts.small_tiles), *([(128, counts.tall_tiles)] if counts.tall_tiles else [])]
-    found = (_tiles_of(high, count, counts, sizes, device, backward) for high, count in heights)
-    return min(found, key=lambda estimate: estimate.seconds)
+    def _with(self, **counts: Any) -> _Pass:
+        return self._replace(counts=self.counts._replace(**counts))
 
+    def tiled(self, share: str) -> Estimate:
+        """Other libraries on tiles of 128; FlexAttention evaluates its mask on those that are cut."""
+        counts, row = self.counts, self.sizes.row
+        tiles = counts.large_tiles + (0.5 * counts.cut_tiles if share == "flex" else 0.0)
+        misses = float((counts.senders + counts.receivers) * row)
+        return self._estimate(tiles * LARGE_TILE**2, misses, counts.large_tiles * LARGE_TILE * row, "", share)
 
-def _tiles_of(
-    high: int, count: float, counts: Counts, sizes: Sizes, device: Device, backward: bool
-) -> Estimate:
-    flops = 2.0 * count * high * TILE * (sizes.dim + sizes.value_dim)
-    passed = count * TILE * sizes.row
-    work = _Work(flops, min(passed, 2.0 * counts.senders * sizes.row) + counts.receivers * sizes.row, passed)
-    return _estimate(work, sizes.slices, device, device.rate(sizes.dtype), "", "products", backward)
+    def dense(self) -> Estimate:
+        """SDPA: all pairs, of a causal graph half of them; with a mask where the graph is another."""
+        counts, pairs = self.counts, self.counts.receivers * self.counts.senders
+        misses = float((counts.receivers + counts.senders) * self.sizes.row)
+        mask = 0.0 if counts.whole else float(pairs * self.sizes.dtype.itemsize)
+        share = "sdpa" if counts.whole else "masked"
+        return self._estimate(pairs / 2 if counts.causal else pairs, misses, mask, "", share)
 
+    def written_out(self) -> Estimate:
+        """All logits in float32 or more: about six tensors of all pairs are written and read."""
+        pairs = self.counts.receivers * self.counts.senders
+        moved = 12.0 * pairs * max(4, self.sizes.dtype.itemsize)
+        return self._estimate(pairs, moved, moved, "", "masked", True)
 
-def _split(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estimate:
-    """One part after the other, and the merge: both results are read, their sum in float32 is written."""
-    filled = _tiles(counts._replace(small_tiles=counts.filled_tiles, tall_tiles=0.0), sizes, device, backward)
-    unique = tuple(min(counts.strays, count) for count in counts.unique)
-    strays = _rows(counts._replace(edges=round(counts.strays), unique=unique), sizes, device, backward)
-    merged = 3.0 * sizes.slices * counts.receivers * sizes.value_dim * (sizes.dtype.itemsize + 4)
-    seconds = filled.seconds + strays.seconds + merged / device.copy + device.launch
-    flops, misses, passed = (a + b for a, b in zip(filled[:3], strays[:3], strict=True))
-    longer = max(filled, strays, key=lambda part: part.seconds)
-    return Estimate(flops, misses + merged, passed, seconds, filled.bound + strays.bound, longer.limit)
+    def _missed(self) -> float:
+        """Bytes from memory: each sender once, and again for later windows where a head exceeds the cache."""
+        row = self.sizes.row
+        table, wanted = self.counts.senders * row, self.counts.unique[-1] * row
+        again = max(0.0, 1.0 - self.device.cache_bytes / table) if table else 0.0
+        return (1.0 - again) * min(table, wanted) + again * wanted + self.counts.receivers * row
 
+    def _estimate(
+        self, pairs: float, misses: float, passed: float, gather: str, matrix: str, in_sums: bool = False
+    ) -> Estimate:
+        """Of all slices. ``gather``, ``matrix``: the shares of memory and products reached, "" = all of it.
 
-def _tiled(counts: Counts, sizes: Sizes, device: Device, share: str, backward: bool) -> Estimate:
-    """Kernels of other libraries on tiles of 128; FlexAttention evaluates its mask on those that are cut."""
-    tiles = counts.large_tiles + (0.5 * counts.cut_tiles if share == "flex" else 0.0)
-    flops = 2.0 * tiles * LARGE_TILE**2 * (sizes.dim + sizes.value_dim)
-    misses = float((counts.senders + counts.receivers) * sizes.row)
-    work = _Work(flops, misses, counts.large_tiles * LARGE_TILE * sizes.row)
-    return _estimate(work, sizes.slices, device, device.rate(sizes.dtype), "", share, backward)
-
-
-def _dense(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estimate:
-    """SDPA: all pairs, of a causal graph half of them; with a mask where the graph is another."""
-    pairs = counts.receivers * counts.senders
-    flops = 2.0 * (pairs / 2 if counts.causal else pairs) * (sizes.dim + sizes.value_dim)
-    misses = float((counts.receivers + counts.senders) * sizes.row)
-    work = _Work(flops, misses, 0.0 if counts.whole else float(pairs * sizes.dtype.itemsize))
-    share = "sdpa" if counts.whole else "masked"
-    return _estimate(work, sizes.slices, device, device.rate(sizes.dtype), "", share, backward)
-
-
-def _written_out(counts: Counts, sizes: Sizes, device: Device, backward: bool) -> Estimate:
-    """The formula on all logits in float32 or more: about six tensors of all pairs are written and read."""
-    pairs = counts.receivers * counts.senders
-    moved = 12.0 * pairs * max(4, sizes.dtype.itemsize)
-    rate = device.double if sizes.dtype == torch.float64 else device.single
-    work = _Work(2.0 * pairs * (sizes.dim + sizes.value_dim), moved, moved)
-    return _estimate(work, sizes.slices, device, rate, "", "masked", backward)
-
-
-def _missed(counts: Counts, sizes: Sizes, device: Device) -> float:
-    """Bytes from memory: each sender once, and again for later windows where a head exceeds the cache."""
-    table, wanted = counts.senders * sizes.row, counts.unique[-1] * sizes.row
-    again = max(0.0, 1.0 - device.cache_bytes / table) if table else 0.0
-    return (1.0 - again) * min(table, wanted) + again * wanted + counts.receivers * sizes.row
-
-
-def _estimate(
-    work: _Work, slices: int, device: Device, rate: float, gather: str, matrix: str, backward: bool
-) -> Estimate:
-    """Of all slices. ``gather`` and ``matrix`` name the shares of memory and products that are reached ("":
-    all of it).
-
-    A backward pass reads twice as much (senders, then receivers over the transpose) and multiplies 2.5 times.
-    """
-    more = _Work(2.5, 2.0, 2.0) if backward else _Work(1.0, 1.0, 1.0)
-    flops, misses, passed = (slices * part * times for part, times in zip(work, more, strict=True))
-    reads = getattr(device, gather) if gather else 1.0
-    reached = (getattr(device, matrix) if matrix else 1.0) * (device.backward if backward and matrix else 1.0)
-    seconds, limit = max(
-        (misses / (device.copy * reads), gather or "copy"),
-        (passed / (device.cache * reads), gather or "cache"),
-        (flops / (rate * reached), matrix or "single"),
-    )
-    bound = max(misses / device.copy, passed / device.cache, flops / rate)
-    return Estimate(flops, misses, passed, device.launch + seconds, bound, limit)
+        ``in_sums``: multiplied in the dtype of sums. A backward pass reads twice as much (senders, then
+        receivers over the transpose) and multiplies 2.5 times.
+        """
+        device, dtype, slices = self.device, self.sizes.dtype, self.sizes.slices
+        products, reading = (2.5, 2.0) if self.backward else (1.0, 1.0)
+        flops = slices * (2.0 * pairs * (self.sizes.dim + self.sizes.value_dim)) * products
+        misses, passed = slices * misses * reading, slices * passed * reading
+        rate = device.rate(accumulation_dtype(dtype) if in_sums else dtype)
+        reads = getattr(device, gather) if gather else 1.0
+        reached = getattr(device, matrix) * (device.backward if self.backward else 1.0) if matrix else 1.0
+        seconds, limit = max(
+            (misses / (device.copy * reads), gather or "copy"),
+            (passed / (device.cache * reads), gather or "cache"),
+            (flops / (rate * reached), matrix or "single"),
+        )
+        bound = max(misses / device.copy, passed / device.cache, flops / rate)
+        return Estimate(flops, misses, passed, device.launch + seconds, bound, limit)

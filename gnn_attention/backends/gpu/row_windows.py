@@ -3,22 +3,19 @@
 A window of ``size`` receivers lists its senders once, each with a word whose bit r says that the r-th
 receiver of the window attends to it: 4 + size / 8 bytes for each sender of a window. Where neighbours share
 senders (grids in Hilbert order, meshes), a kernel reads a sender once for all of them. The transpose has
-windows of senders in the same way, for the gradients of k and v. The number of an edge is not stored: it is
-where the row begins and the count of the row's bits before it.
+windows of senders in the same way, for the gradients of k and v.
 """
 
 from __future__ import annotations
 
 import torch
 
-from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.gpu.csr import edge_numbers, row_pointers
 from gnn_attention.backends.gpu.formats import Blocks
 from gnn_attention.graph import TokenGraph, memoized
 
-WORDS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
-SIZES = tuple(WORDS)  # receivers of a window
+WORDS = {16: torch.int16, 32: torch.int32, 64: torch.int64}  # by receivers of a window
 
 
 def windows_of(
@@ -26,17 +23,14 @@ def windows_of(
 ) -> tuple[Blocks, Blocks]:
     """The windows of a plain graph on a device, and of its transpose; memoized, in ``O(E log E)``.
 
-    ``with_numbers`` adds what numbers the edges, where a call has a tensor with an entry for each. Raises
-    TypeError or ValueError for a ``size`` that is none of 16, 32 and 64, ValueError for a graph that differs
-    by head or sample.
+    ``size`` is 16, 32 or 64. ``with_numbers`` adds what numbers the edges, where a call has a tensor with an
+    entry for each. ValueError for a graph that differs by head or sample.
 
     >>> graph = TokenGraph.from_edges(torch.tensor([[5, 0, 5, 9], [0, 1, 1, 16]]), 20)
     >>> found, _ = windows_of(graph, torch.device("cpu"), 16)
     >>> found.ptr.tolist(), found.other.tolist(), found.words.tolist()
     ([0, 2, 3], [0, 5, 9], [2, 3, 1])
     """
-    if checks.size("size", size) not in WORDS:
-        raise ValueError(f"size must be one of {', '.join(map(str, SIZES))} receivers, got {size}")
     form: tuple[Blocks, Blocks] = memoized(_lowered, graph, device, size)
     return with_edge_numbers(form, graph, device) if with_numbers else form
 
@@ -63,9 +57,8 @@ def heaviest_first(work: Int[Tensor, " groups"]) -> Int[Tensor, " groups"]:
 
 def _lowered(graph: TokenGraph, device: torch.device, size: int) -> tuple[Blocks, Blocks]:
     src, dst = graph.edge_index.to(device)  # not edges_on, which would cache 16 bytes an edge there
-    return _side(dst, src, graph.num_dst, graph.num_src, size), _side(
-        src, dst, graph.num_src, graph.num_dst, size
-    )
+    receivers = _side(dst, src, graph.num_dst, graph.num_src, size)
+    return receivers, _side(src, dst, graph.num_src, graph.num_dst, size)
 
 
 def _side(own: Tensor, other: Tensor, num_own: int, num_other: int, size: int) -> Blocks:

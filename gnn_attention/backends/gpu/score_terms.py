@@ -14,7 +14,7 @@ import torch
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.gpu.csr import order_of, packed_rows
+from gnn_attention.backends.gpu.csr import order_of, rows_of
 from gnn_attention.edges import accumulation_dtype
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import (
@@ -46,9 +46,7 @@ def added_to(score_mod: ScoreMod | None) -> Added:
     Added(slopes=(0.5,), before=(), softcap=2.0, after=())
     """
     slopes: tuple[float, ...] | None = None
-    cap: float = 0.0
-    before: list[ScoreMod] = []
-    after: list[ScoreMod] = []
+    cap, before, after = 0.0, list[ScoreMod](), list[ScoreMod]()
     for link in _links(score_mod):
         if type(link) is softcap and not cap:
             cap = link.cap
@@ -66,13 +64,11 @@ def added_to(score_mod: ScoreMod | None) -> Added:
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the kernels do not support the score_mod of a call, or None."""
     try:
-        slopes = added_to(call.score_mod).slopes
+        slopes, needed = added_to(call.score_mod).slopes, call.first_head + call.q.shape[1]
     except NotImplementedError as error:
         return str(error)
-    needed = call.first_head + call.q.shape[1]
-    if slopes is not None and len(slopes) < needed:
-        return f"alibi has {len(slopes)} slopes for {needed} heads"
-    return None
+    few = slopes is not None and len(slopes) < needed
+    return f"alibi has {len(slopes or ())} slopes for {needed} heads" if few else None
 
 
 def has_edge_numbers(call: AttentionCall) -> bool:
@@ -127,10 +123,14 @@ def _numbers(
     return None if total is None else total.expand(call.q.shape[0], call.q.shape[1], -1)
 
 
+def _in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
+    return rows_of(graph, device)[0][:2]
+
+
 def _extra(call: AttentionCall, mod: ScoreMod) -> Float[Tensor, "_ heads edges"]:
     """What a mod adds to each edge: its change of 0."""
     graph, device, first = call.graph, call.q.device, call.first_head
-    (ptr, src, *_), _ = packed_rows(graph, device)
+    ptr, src = memoized(_in_edges, graph, device)
     each = torch.arange(graph.num_dst, device=device)
     dst = each.repeat_interleave(ptr.diff(), output_size=src.numel())
     zero = torch.zeros(1, 1, 1, dtype=accumulation_dtype(call.q.dtype), device=device)

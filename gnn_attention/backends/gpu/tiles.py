@@ -3,8 +3,7 @@
 A full tile is visited without a look at its pairs. Of a partial one there is a word of 64 bits for each
 receiver, stored once for all tiles with the same mask: structured graphs repeat a few masks over thousands of
 tiles, so that a million tokens in a window cost a list of tiles and two masks. The transpose has blocks of
-senders in the same way, for the gradients of k and v. The number of an edge is not stored: it is where the
-row begins and the count of the row's bits before it.
+senders in the same way, for the gradients of k and v.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 
-from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.gpu.formats import SIDE, Blocks
 from gnn_attention.backends.gpu.row_windows import heaviest_first, with_edge_numbers
@@ -23,12 +21,9 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.regions.quadtree import ragged
 from gnn_attention.graph.tiling import tiles
 
-SIZES = (64, 128)  # own tokens of a block
 MOST = 2**20  # partial tiles: 512 bytes each, and as many again of the transpose
 MOST_TILES = 2**26  # of both kinds: 8 bytes each, and as many again of the transpose
-WORTH = (
-    1.15  # times the pairs of blocks of 64 that blocks of 128 may visit, for reading the others half as often
-)
+WORTH = 1.15  # blocks of 128 may visit so many times the pairs: they read the others half as often
 EVERY, SOME = 1, 2  # kinds of tiles: all pairs; from here on the masks. 0 is no pair
 
 
@@ -37,17 +32,14 @@ def tiles_of(
 ) -> tuple[Blocks, Blocks]:
     """The tiles of a plain graph on a device, and of its transpose; memoized, at the cost of its tiles.
 
-    ``size=None`` takes blocks of 128 where they visit hardly more pairs than those of 64. ``with_numbers``
-    adds what numbers the edges, where a call has a tensor with an entry for each. Raises TypeError or
-    ValueError for a ``size`` that is neither 64 nor 128, NotImplementedError for a graph of too many tiles.
+    ``size`` is 64 or 128 own tokens of a block; None takes 128 where it visits hardly more pairs.
+    ``with_numbers`` is as in windows. NotImplementedError for a graph of too many tiles.
 
     >>> from gnn_attention import patterns
     >>> found, _ = tiles_of(patterns.causal(192), torch.device("cpu"), 64)
     >>> found.ptr.tolist(), found.other.tolist(), found.slots.tolist(), found.words[1, :3].tolist()
     ([0, 1, 3, 6], [0, 0, 1, 0, 1, 2], [1, 0, 1, 0, 0, 1], [1, 3, 7])
     """
-    if size is not None and checks.size("size", size) not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(map(str, SIZES))} tokens, got {size}")
     form: tuple[Blocks, Blocks] = memoized(_lowered, graph, device, size)
     return with_edge_numbers(form, graph, device) if with_numbers else form
 

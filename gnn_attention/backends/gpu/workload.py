@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.backends.plan import decompose
+from gnn_attention.backends.plan.tile_masks import masks_of_tiles
 from gnn_attention.graph import TokenGraph, memoized, rules
 from gnn_attention.graph.kernel_formats import Varlen
-from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.regions.quadtree import ragged
 from gnn_attention.graph.tiling import Tiles, tiles
 
@@ -35,8 +35,8 @@ class Counts(NamedTuple):
     ``unique[h]``: pairs of a window of ``HEIGHTS[h]`` receivers and a sender of it. ``small_tiles``,
     ``tall_tiles`` and ``large_tiles``: tiles of 64 x 64, of 128 receivers x 64 senders and of 128 x 128
     with an edge; ``cut_tiles``: the large ones with non-edges, too. ``filled_tiles``: the small ones that
-    are worth computing whole; ``strays``: the edges of all others. ``wholeness``: :attr:`whole` and
-    :attr:`causal`.
+    are worth computing whole; ``strays``: the edges of all others. ``whole``: every pair is an edge, or every
+    pair that a causal graph allows; ``causal``: the edges are exactly ``src <= dst``, and not all pairs.
     """
 
     receivers: int
@@ -49,17 +49,8 @@ class Counts(NamedTuple):
     cut_tiles: float = 0.0
     filled_tiles: float = 0.0
     strays: float = 0.0
-    wholeness: tuple[bool, bool] = (False, False)
-
-    @property
-    def whole(self) -> bool:
-        """Every pair is an edge, or every pair that a causal graph allows."""
-        return self.wholeness[0]
-
-    @property
-    def causal(self) -> bool:
-        """The edges are exactly ``src <= dst``, and not all pairs."""
-        return self.wholeness[1]
+    whole: bool = False
+    causal: bool = False
 
     def shared(self, height: int) -> float:
         """Edges for each sender that a window of so many receivers gathers: 1 where none is shared.
@@ -105,24 +96,18 @@ def _counted(graph: TokenGraph) -> Counts:
     weight = found.num_partial / max(len(masks), 1)
     edges, unique = _edges_and_unique(graph, found, masks, weight)
     filled = masks.sum((1, 2))
-    tall, large, cut = _of_double_size(found)
-    return Counts(
-        graph.num_dst,
-        graph.num_src,
-        edges,
-        unique,
-        small_tiles=found.num_full + found.num_partial,
-        tall_tiles=tall,
-        large_tiles=large,
-        cut_tiles=cut,
-        filled_tiles=found.num_full + weight * int((filled >= LEAST).sum()),
-        strays=weight * int(filled[filled < LEAST].sum()),
-        wholeness=_wholeness(graph, edges),
-    )
+    worth = found.num_full + weight * int((filled >= LEAST).sum())
+    strays = weight * int(filled[filled < LEAST].sum())
+    every_tile = found.num_full + found.num_partial, *_of_double_size(found)
+    return _counts(graph, edges, unique, *every_tile, worth, strays)
+
+
+def _counts(graph: TokenGraph, edges: int, *counted: Any) -> Counts:
+    """With ``whole`` and ``causal``, looked at only where the (perhaps estimated) ``edges`` leave it open."""
+    return Counts(graph.num_dst, graph.num_src, edges, *counted, *_wholeness(graph, edges))
 
 
 def _wholeness(graph: TokenGraph, edges: int) -> tuple[bool, bool]:
-    """``whole, causal``; computed only where the (perhaps estimated) number of edges leaves it open."""
     pairs = graph.num_dst * graph.num_src
     if edges >= 0.95 * pairs and graph.is_full():
         return True, False
@@ -150,17 +135,12 @@ def _members(graph: TokenGraph) -> list[TokenGraph]:
     return [graph]
 
 
-SUMMED = ("small_tiles", "tall_tiles", "large_tiles", "cut_tiles", "filled_tiles", "strays")
-
-
 def _of_union(members: list[Counts]) -> Counts:
     """At most their sums: a union with a list has no ranges, and visiting all pairs would take minutes."""
-    first = members[0]
-    pairs = first.receivers * first.senders
-    totals = {name: sum(getattr(member, name) for member in members) for name in SUMMED}
-    unique = tuple(sum(counts) for counts in zip(*(member.unique for member in members), strict=True))
-    edges = min(pairs, sum(member.edges for member in members))
-    return Counts(first.receivers, first.senders, edges, unique, **totals)
+    receivers, senders, *_ = members[0]
+    edges = min(receivers * senders, sum(member.edges for member in members))
+    unique = tuple(map(sum, zip(*(member.unique for member in members), strict=True)))
+    return Counts(receivers, senders, edges, unique, *map(sum, zip(*(x[4:10] for x in members), strict=True)))
 
 
 def _of_list(graph: TokenGraph) -> Counts:
@@ -171,19 +151,10 @@ def _of_list(graph: TokenGraph) -> Counts:
     unique = tuple(weight * _different(dst // height, src, graph.num_src) for height in HEIGHTS)
     large, of_large = torch.unique(dst // 128 * graph.num_src + src // 128, return_counts=True)
     small, of_small = torch.unique(dst // 64 * graph.num_src + src // 64, return_counts=True)
-    return Counts(
-        graph.num_dst,
-        graph.num_src,
-        edges,
-        unique,
-        small_tiles=weight * len(small),
-        tall_tiles=weight * _different(dst // 128, src // 64, graph.num_src),
-        large_tiles=weight * len(large),
-        cut_tiles=weight * int((of_large < 128**2).sum()),
-        filled_tiles=weight * int((of_small >= LEAST).sum()),
-        strays=weight * int(of_small[of_small < LEAST].sum()),
-        wholeness=_wholeness(graph, edges),
-    )
+    tall = _different(dst // 128, src // 64, graph.num_src)
+    cut, worth = int((of_large < 128**2).sum()), int((of_small >= LEAST).sum())
+    found = len(small), tall, len(large), cut, worth, int(of_small[of_small < LEAST].sum())
+    return _counts(graph, edges, unique, *(weight * count for count in found))
 
 
 def _sampled_edges(graph: TokenGraph) -> tuple[Tensor, Tensor]:
@@ -211,9 +182,8 @@ def _edges_and_unique(
     width = (found.stop[run] * found.block).clamp(max=graph.num_src) - found.first[run] * found.block
     unique = []
     for size in HEIGHTS:
-        senders = masks.view(len(masks), found.block // size, size, found.block).any(
-            2
-        )  # of each window of a tile
+        # of each window of a tile
+        senders = masks.view(len(masks), found.block // size, size, found.block).any(2)
         unique.append(int((width * -(-height // size)).sum()) + weight * int(senders.sum()))
     return round(int((height * width).sum()) + weight * int(masks.sum())), tuple(unique)
 
@@ -223,9 +193,8 @@ def _of_double_size(found: Tiles) -> tuple[int, int, int]:
     run, number = ragged(found.stop - found.first)
     row, column = found.row[run], found.first[run] + number
     large, which = torch.unique(row // 2 * found.columns + column // 2, return_inverse=True)
-    full = torch.zeros(len(large), dtype=torch.int64, device="cpu").index_add(
-        0, which, found.full[run].long()
-    )
+    full = torch.zeros(len(large), dtype=torch.int64, device="cpu")
+    full = full.index_add(0, which, found.full[run].long())
     lines = (found.rows, large // found.columns), (found.columns, large % found.columns)
     down, across = ((count - line * 2).clamp(max=2) for count, line in lines)
     tall = len(torch.unique(row // 2 * found.columns + column))
@@ -240,11 +209,5 @@ def _some_masks(graph: TokenGraph, found: Tiles) -> Bool[Tensor, "tiles block bl
     if len(number) > MOST_TILES:
         number = torch.randint(len(number), (MOST_TILES,), generator=torch.Generator().manual_seed(0))
     run = torch.searchsorted(ends, number, right=True)
-    column = stop[run] - (ends[run] - number)
-    inside = torch.arange(found.block, device="cpu")
-    dst = row[run].view(-1, 1, 1) * found.block + inside.view(1, -1, 1)
-    src = column.view(-1, 1, 1) * found.block + inside
-    zero = torch.zeros(1, 1, 1, dtype=torch.int64, device="cpu")
-    ends_of_tiles = dst.clamp(max=graph.num_dst - 1), src.clamp(max=graph.num_src - 1)
-    edge = enumerate_pairs.evaluate(graph.rule, repr(graph), zero, zero, *ends_of_tiles)
-    return edge & (dst < graph.num_dst) & (src < graph.num_src)
+    which, table = masks_of_tiles(graph, found.block, row[run], stop[run] - (ends[run] - number))
+    return table[which]

@@ -10,16 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnn_attention.backends.gpu.kernels._common import (
-    head_at,
-    is_finite,
-    jit,
-    load_rows,
-    options,
-    stays,
-    stream_of,
-    tanh,
-)
+from gnn_attention.backends.gpu.kernels import _common
 
 
 @triton.jit
@@ -88,7 +79,7 @@ def _logit(
     if HAS_BEFORE:
         dot += tl.load(before + edge.to(tl.int64) * before_e, mask=ok, other=0.0).to(ACC)
     if HAS_CAP:
-        bent = tanh(dot / cap)
+        bent = _common.tanh(dot / cap)
         dot = cap * bent
         bend = 1.0 - bent * bent
     if HAS_BIAS:
@@ -108,37 +99,35 @@ def _of_head(
         slope = tl.load(SLOPES + head).to(ACC)
     stream = tl.full((), 0, tl.uint64)
     if HAS_DROPOUT:
-        stream = stream_of(SEED, sample + first_sample, head + first_head)
+        stream = _common.stream_of(SEED, sample + first_sample, head + first_head)
     before = BEFORE + sample * x_b + head * x_h if HAS_BEFORE else BEFORE
     bias = BIAS + sample * y_b + head * y_h if HAS_BIAS else BIAS
     return slope, stream, before, bias
 
 
-@jit
+@_common.jit
 def forward(
     Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, SLOPES, BEFORE, BIAS, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e, y_b, y_h, y_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head,
-    limit, num_dst, kv_heads, first_slice, OUT, LSE, o_b, o_h, o_t,
+    first_head, limit, num_dst, kv_heads, first_slice, OUT, LSE, o_b, o_h, o_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
-    EDGES: tl.constexpr,
-    ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr,
+    HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """One receiver (or one chunk of its edges) and one head: the softmax over its in-edges, step by step."""
-    scale, cap, factor = options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
+    scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     sample, kv_head, head, row, low, high = _place(
         PTR, CHUNK_ROW, CHUNK_START, limit, kv_heads, first_slice, GROUP, CHUNKED
     )
     slope, stream, before, bias = _of_head(
-        SLOPES, SEED, BEFORE, BIAS, sample, head, x_b, x_h, y_b, y_h, first_sample, first_head,
-        HAS_SLOPES, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, ACC,
+        SLOPES, SEED, BEFORE, BIAS, sample, head, x_b, x_h, y_b, y_h, first_sample, first_head, HAS_SLOPES,
+        HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, ACC,
     )  # fmt: skip
     query = _row(Q, sample * q_b + head * q_h + row * q_t, D, DP, ALIGN, ACC)
-    keys = head_at(K, sample, kv_head, k_b, k_h, ALIGN)
-    values = head_at(V, sample, kv_head, v_b, v_h, ALIGN)
+    keys = _common.head_at(K, sample, kv_head, k_b, k_h, ALIGN)
+    values = _common.head_at(V, sample, kv_head, v_b, v_h, ALIGN)
     top = tl.full((), float("-inf"), ACC)
     total = tl.full((), 0.0, ACC)
     sums = tl.zeros([DVP], ACC)
@@ -146,8 +135,8 @@ def forward(
         edge = start + tl.arange(0, EDGES)
         ok = edge < high
         src = tl.load(OTHERS + edge, mask=ok, other=0).to(tl.int64)
-        key = load_rows(keys, src, k_t, ok, D, DP, ALIGN).to(ACC)
-        value = load_rows(values, src, v_t, ok, DV, DVP, ALIGN).to(ACC)
+        key = _common.load_rows(keys, src, k_t, ok, D, DP, ALIGN).to(ACC)
+        value = _common.load_rows(values, src, v_t, ok, DV, DVP, ALIGN).to(ACC)
         distance = (row + dst_offset) - (src + src_offset)
         logit, _ = _logit(
             tl.sum(query[None, :] * key, 1) * scale, edge, ok, distance, slope, before, x_e, bias, y_e, cap,
@@ -160,7 +149,7 @@ def forward(
         shrink = tl.exp(top - base)
         total = total * shrink + tl.sum(weight, 0)
         if HAS_DROPOUT:
-            on = stays(stream, row + dst_offset, src + src_offset, threshold)
+            on = _common.stays(stream, row + dst_offset, src + src_offset, threshold)
             weight = tl.where(on, weight * factor, 0.0)
         sums = sums * shrink + tl.sum(weight[:, None] * value, 0)
         top = higher
@@ -174,44 +163,42 @@ def forward(
         tl.store(LSE + (sample * kv_heads * GROUP + head) * num_dst + row, lse)
 
 
-@jit
+@_common.jit
 def backward_dst(
     Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, SLOPES, BEFORE, BIAS, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e, y_b, y_h, y_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head,
-    limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, DBEFORE, DBIAS, g_b, g_h, g_t, num_edges, DQ,
-    dq_b, dq_h, dq_t,
+    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, DBEFORE, DBIAS, g_b, g_h, g_t,
+    num_edges, DQ, dq_b, dq_h, dq_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
-    EDGES: tl.constexpr,
-    ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr,
+    HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """One receiver (or chunk) and one head: the gradients of its query and of the numbers of its edges."""
-    scale, cap, factor = options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
+    scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     sample, kv_head, head, row, low, high = _place(
         PTR, CHUNK_ROW, CHUNK_START, limit, kv_heads, first_slice, GROUP, CHUNKED
     )
     slope, stream, before, bias = _of_head(
-        SLOPES, SEED, BEFORE, BIAS, sample, head, x_b, x_h, y_b, y_h, first_sample, first_head,
-        HAS_SLOPES, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, ACC,
+        SLOPES, SEED, BEFORE, BIAS, sample, head, x_b, x_h, y_b, y_h, first_sample, first_head, HAS_SLOPES,
+        HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, ACC,
     )  # fmt: skip
     query = _row(Q, sample * q_b + head * q_h + row * q_t, D, DP, ALIGN, ACC)
     grad = _row(GRAD, sample * g_b + head * g_h + row * g_t, DV, DVP, ALIGN, ACC)
     one = sample * kv_heads * GROUP + head
     lse = tl.load(LSE + one * num_dst + row)
     delta = tl.load(DELTA + one * num_dst + row)
-    end = tl.where(is_finite(lse), high, low)  # else no edge counts, but its gradient is written
-    keys = head_at(K, sample, kv_head, k_b, k_h, ALIGN)
-    values = head_at(V, sample, kv_head, v_b, v_h, ALIGN)
+    end = tl.where(_common.is_finite(lse), high, low)  # else no edge counts, but its gradient is written
+    keys = _common.head_at(K, sample, kv_head, k_b, k_h, ALIGN)
+    values = _common.head_at(V, sample, kv_head, v_b, v_h, ALIGN)
     sums = tl.zeros([DP], ACC)
     for start in range(low, high, EDGES):
         edge = start + tl.arange(0, EDGES)
         ok = edge < end
         src = tl.load(OTHERS + edge, mask=ok, other=0).to(tl.int64)
-        key = load_rows(keys, src, k_t, ok, D, DP, ALIGN).to(ACC)
-        value = load_rows(values, src, v_t, ok, DV, DVP, ALIGN).to(ACC)
+        key = _common.load_rows(keys, src, k_t, ok, D, DP, ALIGN).to(ACC)
+        value = _common.load_rows(values, src, v_t, ok, DV, DVP, ALIGN).to(ACC)
         distance = (row + dst_offset) - (src + src_offset)
         logit, bend = _logit(
             tl.sum(query[None, :] * key, 1) * scale, edge, ok, distance, slope, before, x_e, bias, y_e, cap,
@@ -219,7 +206,7 @@ def backward_dst(
         )  # fmt: skip
         wanted = tl.sum(grad[None, :] * value, 1)
         if HAS_DROPOUT:
-            on = stays(stream, row + dst_offset, src + src_offset, threshold)
+            on = _common.stays(stream, row + dst_offset, src + src_offset, threshold)
             wanted = tl.where(on, wanted * factor, 0.0)
         slope_of = tl.where(ok, tl.exp(logit - lse) * (wanted - delta), 0.0)
         if HAS_BIAS:
@@ -231,22 +218,20 @@ def backward_dst(
     _write_result(DQ, sums * scale, sample * dq_b + head * dq_h + row * dq_t, D, DP, ALIGN, CHUNKED)
 
 
-@jit
+@_common.jit
 def backward_src(
     Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, SLOPES, BEFORE, BIAS, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e, y_b, y_h, y_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head,
-    limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, POSITION, g_b, g_h, g_t, DK, DVAL,
+    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, POSITION, g_b, g_h, g_t, DK, DVAL,
     dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
-    EDGES: tl.constexpr,
-    ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr,
+    HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """One sender (or chunk) and one key/value head: the gradients of its key and value."""
-    scale, cap, factor = options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
+    scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     sample, kv_head, _, row, low, high = _place(
         PTR, CHUNK_ROW, CHUNK_START, limit, kv_heads, first_slice, 1, CHUNKED
     )
@@ -260,8 +245,8 @@ def backward_src(
             SLOPES, SEED, BEFORE, BIAS, sample, head, x_b, x_h, y_b, y_h, first_sample, first_head,
             HAS_SLOPES, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, ACC,
         )  # fmt: skip
-        queries = head_at(Q, sample, head, q_b, q_h, ALIGN)
-        grads = head_at(GRAD, sample, head, g_b, g_h, ALIGN)
+        queries = _common.head_at(Q, sample, head, q_b, q_h, ALIGN)
+        grads = _common.head_at(GRAD, sample, head, g_b, g_h, ALIGN)
         one = sample * kv_heads * GROUP + head
         for start in range(low, high, EDGES):
             entry = start + tl.arange(0, EDGES)
@@ -269,23 +254,22 @@ def backward_src(
             dst = tl.load(OTHERS + entry, mask=ok, other=0).to(tl.int64)
             lse = tl.load(LSE + one * num_dst + dst, mask=ok, other=float("inf"))
             delta = tl.load(DELTA + one * num_dst + dst, mask=ok, other=0.0)
-            ok = ok & is_finite(lse)
+            ok = ok & _common.is_finite(lse)
             edge = entry
             if HAS_BEFORE or HAS_BIAS:
                 edge = tl.load(POSITION + entry, mask=ok, other=0)
-            query = load_rows(queries, dst, q_t, ok, D, DP, ALIGN).to(ACC)
-            grad = load_rows(grads, dst, g_t, ok, DV, DVP, ALIGN).to(ACC)
+            query = _common.load_rows(queries, dst, q_t, ok, D, DP, ALIGN).to(ACC)
+            grad = _common.load_rows(grads, dst, g_t, ok, DV, DVP, ALIGN).to(ACC)
             distance = (dst + dst_offset) - (row + src_offset)
             logit, bend = _logit(
                 tl.sum(query * key[None, :], 1) * scale, edge, ok, distance, slope, before, x_e, bias, y_e,
-                cap,
-                HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
+                cap, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
             )  # fmt: skip
             weight = tl.where(ok, tl.exp(logit - lse), 0.0)
             wanted = tl.sum(grad * value[None, :], 1)
             passed = weight
             if HAS_DROPOUT:
-                on = stays(stream, dst + dst_offset, row + src_offset, threshold)
+                on = _common.stays(stream, dst + dst_offset, row + src_offset, threshold)
                 wanted = tl.where(on, wanted * factor, 0.0)
                 passed = tl.where(on, weight * factor, 0.0)
             slope_of = tl.where(ok, weight * (wanted - delta) * bend, 0.0)
@@ -304,7 +288,7 @@ def _long_row(LONG, FIRST, first_slice, kv_heads, GROUP: tl.constexpr):
     return sample, head, tl.load(LONG + item).to(tl.int64), tl.load(FIRST + item), tl.load(FIRST + item + 1)
 
 
-@jit
+@_common.jit
 def merge(
     PART, PART_LSE, OUT, LSE, o_b, o_h, o_t, LONG, FIRST, first_slice, kv_heads, num_dst, chunks,
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TOGETHER: tl.constexpr, ACC: tl.constexpr,
@@ -324,7 +308,7 @@ def merge(
         share = tl.exp(part_lse - base)
         shrink = tl.exp(top - base)
         total = total * shrink + tl.sum(share, 0)
-        sums = sums * shrink + tl.sum(share[:, None] * load_rows(PART, place, D, ok, D, DP, 1), 0)
+        sums = sums * shrink + tl.sum(share[:, None] * _common.load_rows(PART, place, D, ok, D, DP, 1), 0)
         top = higher
     nothing = total == 0.0
     total = tl.where(nothing, 1.0, total)
@@ -333,7 +317,7 @@ def merge(
     tl.store(LSE + (sample * kv_heads * GROUP + head) * num_dst + row, lse)
 
 
-@jit
+@_common.jit
 def add_up(
     PART, RESULT, r_b, r_h, r_t, LONG, FIRST, first_slice, kv_heads, num_dst, chunks,
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TOGETHER: tl.constexpr, ACC: tl.constexpr,
@@ -344,5 +328,5 @@ def add_up(
     for start in range(low, high, TOGETHER):
         chunk = start + tl.arange(0, TOGETHER)
         place = tl.program_id(1).to(tl.int64) * chunks + chunk * GROUP + tl.program_id(0) % GROUP
-        sums += tl.sum(load_rows(PART, place, D, chunk < high, D, DP, 1), 0)
+        sums += tl.sum(_common.load_rows(PART, place, D, chunk < high, D, DP, 1), 0)
     _write(RESULT, sample * r_b + head * r_h + row * r_t, sums, D, DP)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnn_attention.backends.gpu.kernels._common import tanh
+from gnn_attention.backends.gpu.kernels import _common
 
 
 @triton.jit
@@ -21,9 +21,8 @@ def slice_of(first_slice, heads, group):
     """(number, sample, head, key/value head): divided in 32 bits, since 64 take a subroutine."""
     index = tl.program_id(1) + first_slice
     head = index % heads
-    return (
-        index.to(tl.int64), (index // heads).to(tl.int64), head.to(tl.int64), (head // group).to(tl.int64)
-    )  # fmt: skip
+    number, sample = index.to(tl.int64), (index // heads).to(tl.int64)
+    return number, sample, head.to(tl.int64), (head // group).to(tl.int64)
 
 
 @triton.jit
@@ -80,8 +79,8 @@ def unit_of(scale, PLAIN: tl.constexpr):
 def logits_of(
     raw, own, other, number, on, scale, cap, slope, BEFORE, x_t, BIAS, y_t, WORDS, SLOTS, at, stop, row, lane,
     KNOWN: tl.constexpr, PARTS: tl.constexpr, PLAIN: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, SIZE: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, SIZE: tl.constexpr,
+    BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """(logits from products, -inf where there is no edge, and what tanh gave); a full tile reads no bits."""
     s = raw
@@ -93,7 +92,7 @@ def logits_of(
         s += tl.load(BEFORE + number * x_t, mask=on, other=0.0).to(ACC)
     bent = s
     if HAS_CAP:
-        bent = tanh(s / cap)
+        bent = _common.tanh(s / cap)
         s = cap * bent
     if HAS_BIAS:
         s += tl.load(BIAS + number * y_t, mask=on, other=0.0).to(ACC)
@@ -115,9 +114,7 @@ def weights_of(s, unit, base):
 
 
 @triton.jit
-def store_rows(
-    base, start, rows, values, live, D: tl.constexpr, DP: tl.constexpr, ALIGN: tl.constexpr
-):  # fmt: skip
+def store_rows(base, start, rows, values, live, D: tl.constexpr, DP: tl.constexpr, ALIGN: tl.constexpr):
     """Write the rows of own tokens that are there; ``rows`` counts numbers from ``start``."""
     channel = tl.arange(0, DP)
     place = base + tl.multiple_of(start, ALIGN) + tl.multiple_of(rows, ALIGN)[:, None] + channel[None, :]

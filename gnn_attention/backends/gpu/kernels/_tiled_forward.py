@@ -9,26 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnn_attention.backends.gpu.kernels._common import (
-    head_at,
-    is_finite,
-    jit,
-    load_rows,
-    options,
-    round_to,
-    stays,
-    stream_of,
-)
-from gnn_attention.backends.gpu.kernels._tiled import (
-    edges_at,
-    logits_of,
-    numbers_at,
-    others_at,
-    own_tokens,
-    slice_of,
-    store_rows,
-    unit_of,
-)
+from gnn_attention.backends.gpu.kernels import _common, _tiled
 
 
 @triton.jit
@@ -36,8 +17,7 @@ def _sums(
     q, row, own, lane, begin, lo, hi, K, V, k_t, v_t, OTHER, WORDS, SLOTS, BEFORE, x_t, BIAS, y_t,
     scale, unit, cap, slope, stream, threshold, factor, dst_offset, src_offset, num_other,
     CAREFUL: tl.constexpr, PARTS: tl.constexpr, PLAIN: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, ALIGN: tl.constexpr,
     SIZE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -48,17 +28,17 @@ def _sums(
     total = tl.zeros([BM], ACC)
     acc = tl.zeros([BM, DVP], ACC)
     for at in range(lo, hi, STEP):
-        other, there = others_at(OTHER, at, hi, lane, num_other, PARTS, BN)
-        k = load_rows(K, other, k_t, there, D, DP, ALIGN)
+        other, there = _tiled.others_at(OTHER, at, hi, lane, num_other, PARTS, BN)
+        k = _common.load_rows(K, other, k_t, there, D, DP, ALIGN)
         raw = tl.dot(q, tl.trans(k), input_precision=PRECISION, out_dtype=ACC)
         on, number = there[None, :], begin[:, None]
         if KNOWN:
-            on = edges_at(WORDS, SLOTS, at, hi, row, lane, PARTS, SIZE, BN)
-            number, begin = numbers_at(on, begin)
-        s, _ = logits_of(
+            on = _tiled.edges_at(WORDS, SLOTS, at, hi, row, lane, PARTS, SIZE, BN)
+            number, begin = _tiled.numbers_at(on, begin)
+        s, _ = _tiled.logits_of(
             raw, own + dst_offset, other + src_offset, number, on, scale, cap, slope, BEFORE, x_t, BIAS, y_t,
-            WORDS, SLOTS, at, hi, row, lane,
-            KNOWN, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, SIZE, BN, ACC,
+            WORDS, SLOTS, at, hi, row, lane, KNOWN, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS,
+            SIZE, BN, ACC,
         )  # fmt: skip
         higher = tl.maximum(top, tl.max(s, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher) * unit
@@ -66,63 +46,62 @@ def _sums(
         shrunk = tl.exp(top * unit - base)
         total = total * shrunk + tl.sum(p, 1)
         if HAS_DROPOUT:
-            stay = stays(stream, own[:, None] + dst_offset, other[None, :] + src_offset, threshold)
+            stay = _common.stays(stream, own[:, None] + dst_offset, other[None, :] + src_offset, threshold)
             p = tl.where(stay, p * factor, 0.0)
-        v = load_rows(V, other, v_t, there, DV, DVP, ALIGN)
+        v = _common.load_rows(V, other, v_t, there, DV, DVP, ALIGN)
         if CAREFUL:
-            finite = is_finite(v)
+            finite = _common.is_finite(v)
             bad = tl.max((on & (tl.min(finite.to(tl.int32), 1) == 0)[None, :]).to(tl.int32), 1)
             total = tl.where(bad > 0, float("nan"), total)
             v = tl.where(finite, v, 0.0)
-        p, acc = round_to(p, V.dtype.element_ty), acc * shrunk[:, None]
+        p, acc = _common.round_to(p, V.dtype.element_ty), acc * shrunk[:, None]
         acc = tl.dot(p, v, acc, input_precision=PRECISION, out_dtype=ACC)
         top = higher
     return top, total, acc
 
 
-@jit
+@_common.jit
 def receivers(
     Q, K, V, OUT, LSE, SLOPES, BEFORE, BIAS, SEED, PTR, OTHER, SLOTS, WORDS, ORDER, FIRST,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, x_b, x_h, x_t, y_b, y_h, y_t,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head,
-    heads, group, num_own, num_other, first_slice,
+    first_head, heads, group, num_own, num_other, first_slice,
     PARTS: tl.constexpr, PLAIN: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, ALIGN: tl.constexpr,
-    SIZE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, ALIGN: tl.constexpr, SIZE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The outputs and lse of one block of receivers, in one sample and head."""
-    slice_, sample, head, kv_head = slice_of(first_slice, heads, group)
-    row, own, live, lo, hi = own_tokens(ORDER, PTR, num_own, PARTS, SIZE, BM)
+    slice_, sample, head, kv_head = _tiled.slice_of(first_slice, heads, group)
+    row, own, live, lo, hi = _tiled.own_tokens(ORDER, PTR, num_own, PARTS, SIZE, BM)
     lane = tl.arange(0, BN)
-    scale, cap, factor = options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
-    unit = unit_of(scale, PLAIN)
+    scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
+    unit = _tiled.unit_of(scale, PLAIN)
     slope = tl.load(SLOPES + head).to(ACC) if HAS_SLOPES else scale
-    stream = stream_of(SEED, sample + first_sample, head + first_head) if HAS_DROPOUT else slice_
+    stream = _common.stream_of(SEED, sample + first_sample, head + first_head) if HAS_DROPOUT else slice_
     begin = own
     if HAS_BEFORE or HAS_BIAS:
         begin = tl.load(FIRST + own, mask=live, other=0).to(tl.int64)
-    K = head_at(K, sample, kv_head, k_b, k_h, ALIGN)
-    V = head_at(V, sample, kv_head, v_b, v_h, ALIGN)
+    K = _common.head_at(K, sample, kv_head, k_b, k_h, ALIGN)
+    V = _common.head_at(V, sample, kv_head, v_b, v_h, ALIGN)
     BEFORE += sample * x_b + head * x_h
     BIAS += sample * y_b + head * y_h
-    q = load_rows(head_at(Q, sample, head, q_b, q_h, ALIGN), own, q_t, live, D, DP, ALIGN)
+    q = _common.load_rows(_common.head_at(Q, sample, head, q_b, q_h, ALIGN), own, q_t, live, D, DP, ALIGN)
     top, total, acc = _sums(
-        q, row, own, lane, begin, lo, hi, K, V, k_t, v_t, OTHER, WORDS, SLOTS, BEFORE, x_t, BIAS, y_t,
-        scale, unit, cap, slope, stream, threshold, factor, dst_offset, src_offset, num_other,
-        False, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT,
-        D, DP, DV, DVP, ALIGN, SIZE, BM, BN, ACC, PRECISION,
+        q, row, own, lane, begin, lo, hi, K, V, k_t, v_t, OTHER, WORDS, SLOTS, BEFORE, x_t, BIAS, y_t, scale,
+        unit, cap, slope, stream, threshold, factor, dst_offset, src_offset, num_other, False, PARTS, PLAIN,
+        HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, D, DP, DV, DVP, ALIGN, SIZE, BM, BN, ACC,
+        PRECISION,
     )  # fmt: skip
-    if tl.max(tl.max(tl.where(is_finite(acc), 0, 1), 1), 0) > 0:
+    if tl.max(tl.max(tl.where(_common.is_finite(acc), 0, 1), 1), 0) > 0:
         top, total, acc = _sums(
             q, row, own, lane, begin, lo, hi, K, V, k_t, v_t, OTHER, WORDS, SLOTS, BEFORE, x_t, BIAS, y_t,
-            scale, unit, cap, slope, stream, threshold, factor, dst_offset, src_offset, num_other,
-            True, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT,
-            D, DP, DV, DVP, ALIGN, SIZE, BM, BN, ACC, PRECISION,
+            scale, unit, cap, slope, stream, threshold, factor, dst_offset, src_offset, num_other, True,
+            PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, D, DP, DV, DVP, ALIGN, SIZE,
+            BM, BN, ACC, PRECISION,
         )  # fmt: skip
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
     lse = tl.where(empty, float("-inf"), top * unit + tl.log(total))
     tl.store(LSE + slice_ * num_own + own, lse, mask=live)
-    store_rows(OUT, sample * o_b + head * o_h, own * o_t, acc / total[:, None], live, DV, DVP, ALIGN)
+    _tiled.store_rows(OUT, sample * o_b + head * o_h, own * o_t, acc / total[:, None], live, DV, DVP, ALIGN)

@@ -26,6 +26,7 @@ from gnn_attention.edges import accumulation_dtype
 
 WORKSPACE = 2**26  # bytes of partial results at a time
 TOGETHER = 16  # partial results that are read at once
+Given = tuple[Any, ...]
 
 
 class Config(NamedTuple):
@@ -38,16 +39,12 @@ class Config(NamedTuple):
 
 # By bytes of a number and channels (a power of two): some KiB of keys in flight for each warp, and as many of
 # values; as many edges as the registers of a GPU hold without spilling, with all options at once.
-CONFIGS = {
-    (2, 16): Config(32, 1, 2), (2, 32): Config(32, 1, 2), (2, 64): Config(32, 1, 2), (2, 128): Config(16,
-    2, 2),
-    (2, 256): Config(16, 2, 2), (2, 512): Config(16, 4, 2),
-    (4, 16): Config(32, 1, 2), (4, 32): Config(32, 1, 2), (4, 64): Config(16, 2, 2), (4, 128): Config(16,
-    2, 2),
-    (4, 256): Config(16, 4, 2), (4, 512): Config(8, 4, 2),
-    (8, 16): Config(8, 1, 2), (8, 32): Config(8, 2, 2), (8, 64): Config(8, 4, 2), (8, 128): Config(8, 8, 2),
-    (8, 256): Config(4, 8, 2), (8, 512): Config(4, 8, 2),
-}  # fmt: skip
+CONFIGS = {key: Config(*numbers) for key, numbers in {
+    (2, 16): (32, 1, 2), (2, 32): (32, 1, 2), (2, 64): (32, 1, 2), (2, 128): (16, 2, 2), (2, 256): (16, 2, 2),
+    (2, 512): (16, 4, 2), (4, 16): (32, 1, 2), (4, 32): (32, 1, 2), (4, 64): (16, 2, 2), (4, 128): (16, 2, 2),
+    (4, 256): (16, 4, 2), (4, 512): (8, 4, 2), (8, 16): (8, 1, 2), (8, 32): (8, 2, 2), (8, 64): (8, 4, 2),
+    (8, 128): (8, 8, 2), (8, 256): (4, 8, 2), (8, 512): (4, 8, 2),
+}.items()}  # fmt: skip
 
 
 def forward(
@@ -128,32 +125,25 @@ class _Work:
             *(side.limit, q.shape[2], self.kv_heads),
         )
 
-    def run(self, kernel: object, programs: int, rest: tuple[object, ...]) -> None:
+    def run(self, kernel: object, programs: int, rest: Given) -> None:
         """All rows but the long ones, which are left at 0."""
         for first, count in _common.slices_of(self.slices):
             self._launch(kernel, (programs, count), rest, first, False)
 
-    def run_chunks(self, kernel: object, first: int, part: Tensor, rest: tuple[object, ...]) -> None:
+    def run_chunks(self, kernel: object, first: int, part: Tensor, rest: Given) -> None:
         """The chunks of the long rows, for as many samples and heads as ``part`` has room for."""
         self._launch(kernel, (part.shape[1], part.shape[0]), rest, first, True)
 
-    def finish(
-        self,
-        kernel: object,
-        first: int,
-        parts: tuple[Tensor, ...],
-        results: tuple[Tensor, ...],
-        group: int,
-    ) -> None:
+    def finish(self, kernel: object, first: int, parts: Given, results: Given, group: int) -> None:
         """Write the long rows from the results of their chunks."""
         slices, chunks, width = parts[0].shape
         numbers = (self.side.long, self.side.first, first, self.kv_heads, self.q.shape[2], chunks)
-        constants = {"GROUP": group, "D": width, "DP": _common.channels(width), "TOGETHER": TOGETHER}
         grid, given = (self.side.long.numel() * group, slices), (*parts, *results, *strides(results[0]))
+        constants = {"GROUP": group, "D": width, "DP": _common.channels(width), "TOGETHER": TOGETHER}
         constants["ACC"] = self.constants["ACC"]
         _common.launch(kernel, grid, (*given, *numbers), constants, warps=4, stages=1)
 
-    def parts(self, group: int, *widths: int) -> Iterator[tuple[Any, ...]]:
+    def parts(self, group: int, *widths: int) -> Iterator[Given]:
         """(first, workspaces ``[slices, chunks * group, width]`` ...), as many slices as fit at a time."""
         chunks, dtype = self.side.chunk_row.numel() * group, accumulation_dtype(self.q.dtype)
         if chunks and self.slices:
@@ -163,8 +153,6 @@ class _Work:
             for first in range(0, self.slices, most):
                 yield first, *(x[: self.slices - first] for x in made)
 
-    def _launch(
-        self, kernel: object, grid: tuple[int, int], rest: tuple[object, ...], first: int, chunked: bool
-    ) -> None:
+    def _launch(self, kernel: object, grid: Given, rest: Given, first: int, chunked: bool) -> None:
         constants, config = {**self.constants, "CHUNKED": chunked}, self.config
         _common.launch(kernel, grid, (*self.arguments, first, *rest), constants, config.warps, config.stages)
