@@ -63,16 +63,17 @@ def gpu_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
 
 
 def _repeats(case: LargeCase, backend: Backend) -> Mapping[str, Any]:
-    """Output, lse and every gradient, bit for bit."""
-    first = _results(case, backend)
+    """Bit for bit."""
+    first = results_of(case, backend)
     for _ in range(REPEATS - 1):
-        for name, again in _results(case, backend).items():
+        for name, again in results_of(case, backend).items():
             if not torch.equal(first[name].nan_to_num(0.5), again.nan_to_num(0.5)):
                 return {"passed": False, "message": f"{name} differs from run to run"}
     return {"passed": True}
 
 
-def _results(case: LargeCase, backend: Backend) -> dict[str, Tensor]:
+def results_of(case: LargeCase, backend: Backend) -> dict[str, Tensor]:
+    """Output, lse and every gradient."""
     inputs = case.inputs(case.dtype)
     out, info = case.attended(backend, inputs, return_info=True)
     return {"output": out.detach(), "lse": info.lse.detach(), **gradients_of(out, case.direction, inputs)}

@@ -88,22 +88,35 @@ class _NoDriver:
 def compiled_for(gpu: str) -> Iterator[list[Built]]:
     """Compile the launches inside for a GPU such as "sm_90", and list what came of each that differs."""
     built: dict[str, Built] = {}
+    found: list[Built] = []
+
+    def add(kernel, args):
+        if kernel.hash not in built:
+            built[kernel.hash] = _read(kernel, gpu, args)
+
+    try:
+        with without_gpu(gpu, add):
+            yield found
+    finally:
+        found.extend(built.values())
+
+
+@contextlib.contextmanager
+def without_gpu(gpu: str, each=lambda kernel, args: None) -> Iterator[None]:
+    """Launches compile their kernels for that GPU and start none; then ``each(kernel, args)``."""
     launch, active = JITFunction.run, driver._active
 
     def compile_only(self, *args, grid, warmup, **options):
         kernel = launch(self, *args, grid=grid, warmup=True, **options)
-        if kernel.hash not in built:
-            built[kernel.hash] = _read(kernel, gpu, args)
+        each(kernel, args)
         return kernel
 
     driver.set_active(_NoDriver(int(gpu.removeprefix("sm_"))))
     JITFunction.run = compile_only
-    found: list[Built] = []
     try:
-        yield found
+        yield
     finally:
         JITFunction.run, driver._active = launch, active
-        found.extend(built.values())
 
 
 def _read(kernel, gpu: str, args: tuple) -> Built:

@@ -1,0 +1,158 @@
+"""Kernels of the core, compiled for a GPU that is not there: ``python -m benchmarks.gpu_cache --out ARCHIVE``.
+
+Every launch that the checks of :mod:`tests.guarantees.gpu_core` make is compiled as it is launched there, by
+the Triton and Python of this process (those of the GPU's machine must be the same), and none is started. The
+archive holds machine code and metadata alone, for one fixed folder (``benchmarks.gpu_run.CACHE``), at most 20
+MB. Then each group is launched once more from the unpacked archive in a fresh process, which must compile
+nothing. Counts and seconds of compiling go into ``benchmarks/gpu/kernels.json``, by which ``gpu_run`` plans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.gpu import groups
+
+LEFT_OUT = ("far", "memory", "operators")  # too large for a CPU, or for a device alone
+MOST = 20 * 10**6  # bytes of the archive
+FOLDER = Path("/tmp/gnn_attention-triton")  # kernels know the path they were compiled at
+COUNTS = Path(__file__).parent / "gpu" / "kernels.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile, pack, and compile again from the archive; 1 if the archive is too large or misses a kernel."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_cache", description=__doc__)
+    parser.add_argument("--out", metavar="ARCHIVE", help="where the archive is written, as .tar.gz")
+    parser.add_argument("--gpu", default="sm_90", help="which GPU (default: sm_90)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
+    parser.add_argument("--groups", help="only these, separated by commas")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.work:
+        print(json.dumps(compiled(args.work, args.gpu)))
+        return 0
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    names = args.groups.split(",") if args.groups else _names()
+    counts = _compiled_in_processes(names, args.gpu, args.jobs)
+    size = packed(Path(args.out))
+    _unpack(Path(args.out))
+    again = _compiled_in_processes(names, args.gpu, args.jobs)
+    missed = sum(group["compiled"] for group in again.values())
+    kernels = sum(group["kernels"] for group in counts.values())
+    print(f"{kernels} kernels, {size / 1e6:.1f} MB, {missed} compiled again from the archive")
+    if not args.groups:
+        COUNTS.write_text(json.dumps(counts, indent=1) + "\n")
+    return 1 if missed or size > MOST else 0
+
+
+def _names() -> list[str]:
+    from tests.guarantees.gpu_core import CORE_DTYPES, FORMS
+
+    return [f"{form}.{dtype}" for form in FORMS for dtype in CORE_DTYPES]
+
+
+def _compiled_in_processes(names: Sequence[str], gpu: str, jobs: int) -> dict[str, dict[str, Any]]:
+    def one(name: str) -> dict[str, Any]:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment |= {
+            "TRITON_CACHE_DIR": str(FOLDER),
+            "TRITON_DISABLE_LINE_INFO": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = groups.python("-m", "benchmarks.gpu_cache", "--work", name, "--gpu", gpu)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{name}: {done.stderr[-3000:]}")
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        print(name, found, flush=True)
+        return found
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(zip(names, pool.map(one, names), strict=True))
+
+
+def compiled(name: str, gpu: str) -> dict[str, Any]:
+    """Launch the core's checks of a group on tensors of a CPU, and compile what they launch.
+
+    How many kernels there are, how many were not there before, and how many seconds compiling them took.
+    """
+    import triton
+
+    from gnn_attention.backends import BACKENDS
+    from tests.guarantees.gpu_core import core_checks
+    from tests.support.compile_gate import without_gpu
+
+    backend, dtype = name.split(".")
+    found = BACKENDS[backend]
+    here = replace(found, capabilities=replace(found.capabilities, devices=("cuda", "cpu")))
+    checks = [c for c in core_checks("cpu", backends=[here]) if c.dtype == dtype and c.group not in LEFT_OUT]
+    kernels: dict[str, float] = {}
+
+    def count(*, metadata: Any, times: Any, cache_hit: bool, **others: Any) -> None:
+        kernels[metadata["hash"]] = 0.0 if cache_hit else times.total / 1e6
+
+    triton.knobs.compilation.listener = count
+    with without_gpu(gpu), launches_alone():
+        ended = [check() for check in checks]
+    slow = [seconds for seconds in kernels.values() if seconds > 0]
+    counts = {"checks": len(checks), "kernels": len(kernels), "compiled": len(slow)}
+    errors = sorted(
+        {r.message[:200] for r in ended if "Error" in r.message and OverError.__name__ not in r.message}
+    )
+    return {**counts, "seconds": round(sum(slow), 1), **({"errors": errors} if errors else {})}
+
+
+class OverError(Exception):
+    """All launches of a check are done."""
+
+
+@contextmanager
+def launches_alone() -> Iterator[None]:
+    """Checks end before the truth is worked out."""
+    from gnn_attention.verify import truth
+    from tests.guarantees import gpu_large
+
+    def over(*given: Any) -> Any:
+        raise OverError
+
+    with (
+        patch.object(truth.Formula, "truth", over),
+        patch.object(gpu_large.LargeCase, "truth", property(over)),
+    ):
+        yield
+
+
+def packed(archive: Path) -> int:
+    """Write machine code and metadata into the archive, and return its bytes."""
+    with tarfile.open(archive, "w:gz") as kernels:
+        for file in sorted(FOLDER.rglob("*")):
+            if file.suffix in (".cubin", ".json"):
+                kernels.add(file, file.relative_to(FOLDER))
+    return archive.stat().st_size
+
+
+def _unpack(archive: Path) -> None:
+    shutil.rmtree(FOLDER)
+    with tarfile.open(archive) as kernels:
+        kernels.extractall(FOLDER, filter="data")
+
+
+if __name__ == "__main__":
+    began = time.time()
+    code = main()
+    print(f"{time.time() - began:.0f} s", file=sys.stderr)
+    sys.exit(code)

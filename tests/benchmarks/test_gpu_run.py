@@ -1,0 +1,94 @@
+"""The whole GPU run, rehearsed on a CPU: what a call leaves, the next carries on."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from support.extras import needs
+
+from benchmarks import gpu_run
+from benchmarks.gpu import groups
+from benchmarks.gpu.groups import Lines
+from gnn_attention.verify import Report
+from gnn_attention.verify.report import label
+from tests.guarantees.gpu_core import core_checks, digest
+
+needs("triton")
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch):
+    """By every process, whatever directory it is started in."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    # set by the call, for its processes
+    for name in ("TRITON_CACHE_DIR", "TRITON_DISABLE_LINE_INFO"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
+def call(out, *options, seconds=1.0):
+    """Exit code of a call of the rehearsal."""
+    return gpu_run.main(["--trial", "--jobs", "2", "--out", str(out), "--seconds", str(seconds), *options])
+
+
+def test_a_call_begins_plans_and_sums_up_whatever_the_time(tmp_path, capsys):
+    assert call(tmp_path, "--cache", str(tmp_path / "missing.tar.gz")) == 0
+    said = capsys.readouterr().out
+    assert "No such file" in said
+    assert "all are compiled here" in said
+    for phase in gpu_run.CHECKED:
+        assert f"\n{phase} " in said
+        assert f"\n{phase}: 0 of " in (tmp_path / "summary.txt").read_text()
+    place = json.loads((tmp_path / "place.json").read_text())
+    assert place["trial"] is True
+    assert len(place["calls"]) == 1
+    assert len(place["core"]) == 64
+
+
+def test_a_folder_of_another_place_is_refused(tmp_path, capsys):
+    assert call(tmp_path / "first") == 0
+    place = json.loads((tmp_path / "first" / "place.json").read_text())
+    (tmp_path / "first" / "place.json").write_text(json.dumps(place | {"torch": "1.0"}))
+    assert call(tmp_path / "second", "--earlier", str(tmp_path / "first")) == 2
+    assert "the earlier results were made with another torch; begin a new folder" in capsys.readouterr().err
+
+
+def test_killed_at_any_moment_it_is_carried_on(tmp_path):
+    """The whole tree of processes dies thrice; nothing that was written is run again or lost."""
+    command = groups.python("-m", "benchmarks.gpu_run", "--trial", "--jobs", "1", "--seconds", "100")
+    seen = {}
+    for number, seconds in enumerate((14.0, 19.0, 23.0, 0.0)):
+        out, earlier = tmp_path / str(number), tmp_path / str(number - 1)
+        given = ["--out", str(out), *(["--earlier", str(earlier)] if number else [])]
+        process = subprocess.Popen(
+            [*command, *given], cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL
+        )
+        until = time.time() + (seconds or 100)
+        while time.time() < until and (seconds or len(seen) < 4):
+            time.sleep(0.2)
+            seen = Lines.read(out / "first.all.jsonl").results
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    lines = [json.loads(line) for line in (out / "first.all.jsonl").read_text().splitlines()]
+    results = [groups.label_of(line) for line in lines if "begin" not in line]
+    assert len(results) == len(set(results)) == 4
+    assert all(line["passed"] for line in lines if "begin" not in line)
+
+
+def test_the_record_holds_the_core_and_nothing_else(tmp_path):
+    every = core_checks()
+    run = gpu_run.Run(tmp_path, "cuda", False, 1, time.time())
+    place = {"date": "2026-11-22T00:00:00+00:00", "device": "GPU", "core": digest(c.label for c in every)}
+    (tmp_path / "place.json").write_text(json.dumps(place))
+    for check in every:
+        line = groups.failed(check, "") | {"passed": True}
+        Lines(tmp_path / f"core.{check.backend}.{check.dtype}.jsonl").add(line)
+    report = Report.from_file(gpu_run.write_record(run))
+    assert report.ok
+    assert digest(label(r) for r in report.results) == report.environment["core"]
