@@ -43,7 +43,16 @@ from gnn_attention.verify.selection import pairs
 from tests.guarantees.gpu_core import FORMS, TRIAL, core_checks, digest
 
 CACHE = Path("/tmp/gnn_attention-triton")  # the archive's kernels know the path they were compiled at
-SAME = ("device", "cuda", "torch", "triton", "sources", "core", "trial")  # or a folder is not carried on
+SAME = (
+    "device",
+    "cuda",
+    "torch",
+    "triton",
+    "triton_key",
+    "sources",
+    "core",
+    "trial",
+)  # or a folder is not carried on
 WORKLOADS = "random1m,random131k,barabasi1m,window131k,bigbird131k,documents131k,causal8k"
 QUICK_WORKLOADS = "random131k"
 SMALL_CALL = "causal, plain, inputs x1"
@@ -162,7 +171,7 @@ def _work(run: Run, name: str, group: str | None) -> int:
             "core": core,
             "trial": run.trial,
         }
-        atomic_files.write(str(run.out / "here.json"), json.dumps(place | {"triton_key": _triton_key()}))
+        atomic_files.write(str(run.out / "here.json"), json.dumps(place))
         return 0
     if name == "ceilings":
         found = machine.ceilings(torch.device(run.device))
@@ -170,14 +179,6 @@ def _work(run: Run, name: str, group: str | None) -> int:
         return 0
     wanted = _groups(run, name)[str(group)]
     return groups.work(wanted.checks, wanted.file, run.until)
-
-
-def _triton_key() -> str | None:
-    try:
-        from triton.runtime.cache import triton_key
-    except ImportError:
-        return None
-    return str(triton_key())
 
 
 def phase_checks(run: Run, phase: str) -> list[Check]:

@@ -20,9 +20,11 @@ def sums(table: Float[Tensor, "rows width"], places: Int[Tensor, " places"]) -> 
     width = table.shape[1]
     out = torch.empty(len(places) // EACH, width, dtype=torch.float32, device=table.device)
     once = max(1, min(EACH, 2048 // width))
-    _sums[(len(out),)](
-        table, places, out, EACH=EACH, WIDTH=width, ONCE=once, num_warps=1 if width <= 128 else 4
-    )
+    # Triton launches on the current device
+    with torch.cuda.device(table.device):
+        _sums[(len(out),)](
+            table, places, out, EACH=EACH, WIDTH=width, ONCE=once, num_warps=1 if width <= 128 else 4
+        )
     return out
 
 

@@ -97,13 +97,18 @@ def work(checks: Sequence[Check], file: Path, until: float) -> int:
     return FINISHED
 
 
+def _fill() -> Any:
+    # its attributes are made at run time
+    return torch.utils.deterministic
+
+
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
     """Every tensor that is made without values is filled with NaN.
 
     A kernel that forgets some of its results cannot pass by what lay there before.
     """
-    deterministic, fill = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic
+    deterministic, fill = torch.are_deterministic_algorithms_enabled(), _fill()
     before = fill.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     fill.fill_uninitialized_memory = True

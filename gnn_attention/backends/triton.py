@@ -107,8 +107,13 @@ def _best_form(
     """(name, receivers of a block): by estimated time, and rows for heads that are too wide for blocks."""
     best = form_of(graph, Sizes(heads, dim, value_dim, dtype), device_of(device))
     wide = max(dim, value_dim) > _widest(best.name, dtype)
-    refused = best.name == "tiles" and tiles.unsupported_reason(graph) is not None
+    refused = best.name == "tiles" and memoized(_too_many_tiles, graph)[0] is not None
     return ("rows", None) if wide or refused else (best.name, best.height)
+
+
+def _too_many_tiles(graph: TokenGraph) -> tuple[str | None]:
+    """Counted once: a compiled program cannot."""
+    return (tiles.unsupported_reason(graph),)
 
 
 def _head(call: AttentionCall) -> tuple[torch.device, int, int, int, torch.dtype]:
@@ -129,7 +134,8 @@ def _too_large(call: AttentionCall, form: str) -> str | None:
         return f"it takes at most {MOST_PROGRAMS} receivers times query heads of a group, and as many senders"
     numbers, count = has_edge_numbers(call), call.graph.num_edges
     if form == "tiles" and not numbers:
-        return tiles.unsupported_reason(one_of(call.graph, 0, 0))
+        (reason,) = memoized(_too_many_tiles, one_of(call.graph, 0, 0))
+        return None if reason is None else str(reason)
     if count > MOST_EDGES:
         needed = f"{bytes_of(call.graph, numbers) / 2**30:.0f} GiB for {count} edges"
         return f"its {form} would need about {needed}, the limit is {MOST_EDGES} edges"

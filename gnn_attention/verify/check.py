@@ -71,9 +71,9 @@ class Check:
         result = functools.partial(Result, self.group, self.backend, self.dtype, self.name)
         if self.skipped is not None:
             return result(passed=False, skipped=self.skipped)
-        matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
+        matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.fp32_precision
         try:
-            matmul.allow_tf32 = self.dtype == "tf32"
+            matmul.fp32_precision = "tf32" if self.dtype == "tf32" else "ieee"
             return result(**self._fields())
         except RefusalError as unsupported:
             return result(passed=False, skipped=f"{self.backend}: {unsupported.reason}")
@@ -81,7 +81,7 @@ class Check:
         except Exception as error:
             return result(passed=False, message=f"{type(error).__name__}: {error}")
         finally:
-            matmul.allow_tf32 = before
+            matmul.fp32_precision = before
 
     def _fields(self) -> Mapping[str, Any]:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -27,25 +29,36 @@ def environment(device: str) -> dict[str, Any]:
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     return {
         "device": torch.cuda.get_device_name(device) if gpu else cpu,
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-        if gpu
-        else None,
+        "driver": _of_driver("driver_version") if gpu else None,
+        "clocks": _of_driver("clocks.sm,clocks.max.sm,clocks.mem,power.limit") if gpu else None,
         "cuda": torch.version.cuda if gpu else None,
+        "cudnn": cudnn.version() if gpu else None,
         "capability": ".".join(map(str, torch.cuda.get_device_capability(device))) if gpu else None,
         "torch": torch.__version__,
         "triton": _version("triton"),
+        "triton_key": _triton_key() if gpu else None,
         "numpy": _version("numpy"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "interpreted": os.environ.get("TRITON_INTERPRET") == "1",
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "allow_tf32": matmul.allow_tf32,
-        "cudnn_allow_tf32": cudnn.allow_tf32,
+        "matmul_precision": matmul.fp32_precision,
         "cudnn_benchmark": cudnn.benchmark,
         **_commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _of_driver(query: str) -> str | None:
+    return _output("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader")
+
+
+def _triton_key() -> str | None:
+    """A digest of Triton's own sources and compiler: kernels compiled by another are others."""
+    with suppress(ImportError):
+        cache = importlib.import_module("triton.runtime.cache")
+        return hashlib.sha256(cache.triton_key().encode()).hexdigest()
+    return None
 
 
 def _commit() -> dict[str, Any]:

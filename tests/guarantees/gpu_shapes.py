@@ -24,7 +24,7 @@ from gnn_attention.backends.triton import WIDEST
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.check import DTYPES, Check, Settings, verdict
 from gnn_attention.verify.measure import gradients_of
-from gnn_attention.verify.truth import Formula
+from gnn_attention.verify.truth import Formula, unchanged
 
 SAMPLES = 2
 FAR_HEADS, FAR_DIM, FAR_WINDOW, FAR_RECEIVERS = 8, 64, 16, 64
@@ -105,10 +105,6 @@ def _edges(n: int) -> dict[str, Edges]:
     }
 
 
-def _plain(inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
-    return logits
-
-
 def _with_bias(edges: Edges) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
     dst, src = edges.mask.nonzero().t()
 
@@ -159,10 +155,10 @@ def _problem(settings: Settings, dtype: torch.dtype, shape: Shape, edges: Edges,
         "v": draw(SAMPLES, shape.kv_heads, src, shape.value_dim),
     }
     direction = draw(SAMPLES, shape.heads, dst, shape.value_dim).to(dtype)
-    mask, dense = edges.mask.expand(SAMPLES, shape.heads, -1, -1), _plain
+    mask = edges.mask.expand(SAMPLES, shape.heads, -1, -1)
+    dense = unchanged if option == "plain" else _with_bias(edges)
     if option != "plain":
         inputs |= {"bias": draw(shape.heads, int(edges.mask.sum())), "sink_logits": draw(shape.heads)}
-        dense = _with_bias(edges)
     rounded = {name: x.to(dtype) for name, x in inputs.items()}
     formula = Formula(mask, direction, shape.dim**-0.5, dense, device=settings.device)
     return ShapeProblem(shape, edges, rounded, formula)

@@ -12,9 +12,10 @@ import contextlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -22,8 +23,16 @@ from triton.runtime import JITFunction
 from triton.runtime.driver import driver
 
 READER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+Each = Callable[[Any, Sequence[Any]], None]
 SPARE = 16  # bytes of stack that are no spill: some number saved from before a loop until after it
-SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
+SHARED_LIMIT = {
+    "sm_80": 163 * 1024,
+    "sm_86": 99 * 1024,
+    "sm_89": 99 * 1024,
+    "sm_90": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "sm_120": 99 * 1024,
+}
 INSTRUCTIONS = {
     "wide loads": r"\b(?:LDG|LDGSTS)\.E\.[\w.]*128|\bUTMALDG",
     "HGMMA": r"\bHGMMA",
@@ -90,7 +99,7 @@ def compiled_for(gpu: str) -> Iterator[list[Built]]:
     built: dict[str, Built] = {}
     found: list[Built] = []
 
-    def add(kernel, args):
+    def add(kernel: Any, args: Sequence[Any]) -> None:
         if kernel.hash not in built:
             built[kernel.hash] = _read(kernel, gpu, args)
 
@@ -102,11 +111,11 @@ def compiled_for(gpu: str) -> Iterator[list[Built]]:
 
 
 @contextlib.contextmanager
-def without_gpu(gpu: str, each=lambda kernel, args: None) -> Iterator[None]:
+def without_gpu(gpu: str, each: Each = lambda kernel, args: None) -> Iterator[None]:
     """Launches compile their kernels for that GPU and start none; then ``each(kernel, args)``."""
     launch, active = JITFunction.run, driver._active
 
-    def compile_only(self, *args, grid, warmup, **options):
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = launch(self, *args, grid=grid, warmup=True, **options)
         each(kernel, args)
         return kernel
@@ -119,7 +128,7 @@ def without_gpu(gpu: str, each=lambda kernel, args: None) -> Iterator[None]:
         JITFunction.run, driver._active = launch, active
 
 
-def _read(kernel, gpu: str, args: tuple) -> Built:
+def _read(kernel: Any, gpu: str, args: Sequence[Any]) -> Built:
     said = _disassembled(kernel.asm["cubin"])
     usage = re.search(r"REG:(\d+) STACK:(\d+)", said)
     assert usage is not None, f"cuobjdump says nothing about {kernel.metadata.name}: {said[:400]}"

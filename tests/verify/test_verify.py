@@ -377,12 +377,21 @@ def test_wrong_arguments_are_named(options, message):
         verify.run(**{"device": "cpu", "trained": False, **options})
 
 
-def test_tf32_is_left_as_it_was():
+@pytest.mark.parametrize("before", ["none", "tf32", "ieee"])
+def test_tf32_is_left_as_it_was(before):
+    """Also where torch's newer way of setting it was used, after which the older cannot be read."""
     matmul, seen = torch.backends.cuda.matmul, []
-    for dtype in ("tf32", "float32"):
-        Check("attend", "none", dtype, "x", lambda: seen.append(matmul.allow_tf32) or {"passed": True})()
-    assert seen == [True, False]
-    assert not matmul.allow_tf32
+    unset = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = before
+        for dtype in ("tf32", "float32"):
+            Check(
+                "attend", "none", dtype, "x", lambda: seen.append(matmul.fp32_precision) or {"passed": True}
+            )()
+        assert (seen, matmul.fp32_precision) == (["tf32", "ieee"], before)
+        assert verify.environment("cpu")["matmul_precision"] == before
+    finally:
+        matmul.fp32_precision = unset
 
 
 @pytest.mark.parametrize(
@@ -416,7 +425,7 @@ def test_the_command_prints_a_table_and_json(tmp_path, capsys):
     names = (
         "device torch python deterministic commit dirty date cuda driver platform numpy triton seed sources"
     )
-    assert {*names.split(), "runs", "interpreted", "allow_tf32"} <= record["environment"].keys()
+    assert {*names.split(), "runs", "interpreted", "matmul_precision"} <= record["environment"].keys()
     assert record["summary"]["ok"]
     assert record["summary"]["checks"] == len(record["results"])
     fields = "group backend dtype name passed output gradient error unit share"

@@ -97,7 +97,7 @@ def test_compiled_as_one_graph(compiler, form, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [FORM, "triton"])
+@pytest.mark.parametrize("backend", [*FORMS, "triton"])
 def test_compiled_for_changing_batches(backend, device):
     """One program for every number of samples; the form taken of itself is a constant in it."""
 

@@ -102,12 +102,12 @@ def _config(problem: Problem, step: str, blocks: Blocks, constants: dict[str, An
 
 
 def _has_few_registers() -> bool:
-    """GPUs before Hopper, whose products take operands from registers; and all that are not NVIDIA's."""
+    """GPUs whose products take operands from registers: all but NVIDIA's Hopper and data center Blackwell."""
     try:
         target = triton.runtime.driver.active.get_current_target()
     except RuntimeError:  # there is no GPU: the interpreter
         return False
-    return not (target.backend == "cuda" and target.arch >= 90)
+    return not (target.backend == "cuda" and 90 <= target.arch < 120)
 
 
 def _precision(dtype: torch.dtype) -> str:
