@@ -62,12 +62,14 @@ def unsupported_reason(call: AttentionCall, form: str | None = None) -> str | No
     return score_terms.unsupported_reason(call) or _too_large(call, form or form_name(call))
 
 
-def bytes_needed(call: AttentionCall) -> int:
-    """The extra memory: the graph, a workspace, numbers for each edge."""
-    numbers = has_edge_numbers(call)
+def bytes_needed(call: AttentionCall, form: str | None = None) -> int:
+    """The extra memory: the graph in its form, a workspace, numbers for each edge."""
+    numbers, by_tiles = has_edge_numbers(call), (form or form_name(call)) == "tiles"
     itemsize = 2 * edges.accumulation_dtype(call.q.dtype).itemsize if numbers else 0
     each = itemsize * call.q.shape[0] * call.q.shape[1]
-    return bytes_of(call.graph, numbers) + each * call.graph.num_edges + 2**26
+    rows = bytes_of(call.graph, numbers) if numbers or not by_tiles else 0
+    in_tiles = tiles.bytes_of(one_of(call.graph, 0, 0)) if by_tiles else 0
+    return rows + in_tiles + each * call.graph.num_edges + 2**26
 
 
 def form_name(call: AttentionCall) -> str:
@@ -162,6 +164,7 @@ FORM_BACKENDS = tuple(
         run=partial(run, form=form),
         supports=f"as triton, in the form {form} for every graph",
         unsupported_reason=partial(unsupported_reason, form=form),
+        bytes_needed=partial(bytes_needed, form=form),
     )
     for form in FORMS
 )

@@ -32,7 +32,7 @@ def environment(device: str) -> dict[str, Any]:
         "driver": _of_driver("driver_version") if gpu else None,
         "clocks": _of_driver("clocks.sm,clocks.max.sm,clocks.mem,power.limit") if gpu else None,
         "cuda": torch.version.cuda if gpu else None,
-        "cudnn": cudnn.version() if gpu else None,
+        "cudnn": str(torch.backends.cudnn.version()) if gpu else None,  # type: ignore[no-untyped-call]
         "capability": ".".join(map(str, torch.cuda.get_device_capability(device))) if gpu else None,
         "torch": torch.__version__,
         "triton": _version("triton"),

@@ -3,12 +3,13 @@
 import dataclasses
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
 
 import gnn_attention as ga
-from gnn_attention import patterns
+from gnn_attention import convert, patterns
 from gnn_attention.backends import BACKENDS, triton
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu.csr import packed_rows
@@ -234,8 +235,9 @@ def test_too_many_tiles_are_rows(best, reason, taken, interpreted, monkeypatch):
     monkeypatch.setattr(triton.tiles, "unsupported_reason", lambda graph: reason)
     choose(monkeypatch, best)
     assert triton.form_name(call(patterns.causal(6))) == taken
-    assert triton.unsupported_reason(call(), best) == (reason if best == "tiles" else None)
-    assert triton.unsupported_reason(call(bias=torch.zeros(15)), best) is None
+    new = patterns.causal(6)
+    assert triton.unsupported_reason(call(new), best) == (reason if best == "tiles" else None)
+    assert triton.unsupported_reason(call(new, bias=torch.zeros(21)), best) is None
 
 
 def test_the_first_of_several_graphs_decides_the_form(interpreted, monkeypatch):
@@ -245,7 +247,7 @@ def test_the_first_of_several_graphs_decides_the_form(interpreted, monkeypatch):
     assert triton.form_name(call(several)) == "tiles"
     assert seen[0][0].num_edges == 21
     assert triton.unsupported_reason(call(several), "tiles") is None
-    assert checked == [21, 21]
+    assert checked == [21]
 
 
 def test_a_sink_is_added_where_there_are_in_edges(given):
@@ -261,3 +263,25 @@ def test_bytes_needed_by_hand():
     assert triton.bytes_needed(call(heads=3)) == rows + 2**26
     biased = rows + 15 * 4 + 2 * 4 * 2 * 3 * 15 + 2**26
     assert triton.bytes_needed(call(heads=3, bias=torch.zeros(15))) == biased
+
+
+def scattered(blocks):
+    """An edge in each of ``blocks x blocks`` tiles of 64."""
+    place = torch.cartesian_prod(torch.arange(blocks), torch.arange(blocks)).t() * 64
+    return convert.from_edge_index(place.contiguous(), 64 * blocks, 64 * blocks)
+
+
+def test_tiles_are_counted_for_the_form_tiles():
+    """Two sides of an entry of 8 bytes and a mask of 64 words each; no rows, unless for a bias."""
+    given, form = call(graph=scattered(3)), partial(triton.bytes_needed, form="tiles")
+    assert form(given) == 2 * 9 * (8 + 64 * 8) + 2**26
+    biased = call(graph=scattered(3), bias=torch.zeros(9))
+    assert form(biased) == form(given) + triton.bytes_needed(biased, "rows") - 2**26
+
+
+def test_tiles_refuse_a_list_of_scattered_edges():
+    """512 bytes and more for an edge; where blocks are full it is less than one."""
+    reason = triton.tiles.unsupported_reason(scattered(510))
+    size = "need 258 MiB for 260100 edges, 1040 bytes each"
+    assert reason == f"its 260100 partial tiles of 64 {size}, at most 64; use rows"
+    assert triton.tiles.unsupported_reason(scattered(500)) is None

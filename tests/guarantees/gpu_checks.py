@@ -16,6 +16,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.gpu.formats import SIDE
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify import OWN
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, GraphCase
@@ -44,7 +45,9 @@ def gpu_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
     for dtype in [name for name in settings.dtypes if name in ("bfloat16", "float32")]:
         for hubs in (False, True):
             for backend in own:
-                name = f"{'hubs' if hubs else 'in-degree 32'}, {MEMORY_TOKENS} tokens: its graph, results and 64 MiB"
+                name = (
+                    f"{'hubs' if hubs else 'random'}, {MEMORY_TOKENS} tokens: its graph, results and 64 MiB"
+                )
                 yield Check(
                     "memory",
                     backend.name,
@@ -83,7 +86,8 @@ def _memory(settings: Settings, dtype: torch.dtype, hubs: bool, backend: Backend
     """Forward: outputs and lse. Backward: gradients, and some numbers by receiver and head. Cached: what the
     graph needs.
     """
-    graph = _random_graph(MEMORY_TOKENS, hubs)
+    # tiles are for blocks: they refuse edges that are scattered
+    graph = _random_graph(MEMORY_TOKENS, hubs, SIDE if backend.name.endswith("tiles") else 1)
     q, k, v, direction = _random_inputs(settings, dtype)
     call = AttentionCall.checked(q, k, v, graph)
     outputs = q.numel() * q.element_size() + 8 * q[..., 0].numel()
@@ -128,10 +132,16 @@ def _peak(device: str, run: Callable[[], Any]) -> tuple[Any, int]:
     return result, torch.cuda.max_memory_allocated(device) - before
 
 
-def _random_graph(n: int, hubs: bool) -> TokenGraph:
-    """32 random senders each; with hubs, a receiver that attends to all and a sender that all attend to."""
-    src = torch.randint(n, (n, 32), generator=torch.Generator().manual_seed(n)).flatten()
-    dst = torch.arange(n).repeat_interleave(32)
+def _random_graph(n: int, hubs: bool, block: int = 1) -> TokenGraph:
+    """32 random senders each, or 2 random blocks of senders for each block; with hubs, a receiver that attends
+    to all and a sender that all attend to.
+    """
+    blocks, degree = n // block, 32 if block == 1 else 2
+    drawn = torch.randint(blocks, (blocks, degree), generator=torch.Generator().manual_seed(n))
+    inside, shape = torch.arange(block), (blocks, degree, block, block)
+    src = (drawn.view(blocks, degree, 1, 1) * block + inside).expand(shape).flatten()
+    own = torch.arange(blocks).view(-1, 1, 1, 1) * block + inside.view(-1, 1)
+    dst = own.expand(shape).flatten()
     if hubs:
         every, hub = torch.arange(n), torch.full((n,), 5)
         src, dst = torch.cat([src, every, hub]), torch.cat([dst, hub, every])

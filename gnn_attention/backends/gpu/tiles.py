@@ -21,8 +21,10 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.regions.quadtree import ragged
 from gnn_attention.graph.tiling import tiles
 
-MOST = 2**20  # partial tiles: 512 bytes each, and as many again of the transpose
-MOST_TILES = 2**26  # of both kinds: 8 bytes each, and as many again of the transpose
+MASK_BYTES, TILE_BYTES = SIDE * 8, 8  # of a partial tile, and of any; as many again of the transpose
+MOST = 2**20  # partial tiles
+MOST_TILES = 2**26  # of both kinds
+SMALL, MOST_OF_AN_EDGE = 2**28, 64  # bytes of all tiles, and of an edge where they are more
 WORTH = 1.15  # blocks of 128 may visit so many times the pairs: they read the others half as often
 EVERY, SOME = 1, 2  # kinds of tiles: all pairs; from here on the masks. 0 is no pair
 
@@ -44,14 +46,30 @@ def tiles_of(
     return with_edge_numbers(form, graph, device) if with_numbers else form
 
 
-def unsupported_reason(graph: TokenGraph) -> str | None:
-    """Why a plain graph has too many tiles, or None."""
+def bytes_of(graph: TokenGraph) -> int:
+    """About the storage of the tiles, without building them: less where masks repeat, which are stored once.
+
+    >>> from gnn_attention import patterns
+    >>> bytes_of(patterns.causal(192))
+    3168
+    """
     found = tiles(graph, SIDE)
+    return 2 * (found.num_partial * MASK_BYTES + (found.num_partial + found.num_full) * TILE_BYTES)
+
+
+def unsupported_reason(graph: TokenGraph) -> str | None:
+    """Why a plain graph has too many tiles, or too few edges in each, or None."""
+    found, edges = tiles(graph, SIDE), graph.num_edges
     partial, every = found.num_partial, found.num_partial + found.num_full
     if partial > MOST:
         return f"it has {partial} partial tiles of {SIDE}, at most {MOST} fit; use the form rows"
     if every > MOST_TILES:
         return f"it has {every} tiles of {SIDE}, at most {MOST_TILES} fit; use SDPA or flex"
+    # the masks of a list are all different
+    size = bytes_of(graph) if graph._listed is not None else 0
+    if size > max(SMALL, MOST_OF_AN_EDGE * edges):
+        found_size = f"{size / 2**20:.0f} MiB for {edges} edges, {size // edges} bytes each"
+        return f"its {partial} partial tiles of {SIDE} need {found_size}, at most {MOST_OF_AN_EDGE}; use rows"
     return None
 
 
