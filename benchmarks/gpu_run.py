@@ -244,7 +244,9 @@ def _checks(phase: str, run: Run) -> None:
     if phase == "first" and not (run.out / "ceilings.json").exists():
         _python("--work", "ceilings", *_options(run))
     found = list(_groups(run, phase).values())
-    finished = groups.run(found, 1 if phase == "first" else run.jobs, run.until)
+    # an interpreted check may take minutes
+    patience = groups.PATIENCE * (10 if run.trial else 1)
+    finished = groups.run(found, 1 if phase == "first" else run.jobs, run.until, patience=patience)
     if phase == "core" and finished and not run.trial:
         write_record(run)
 

@@ -25,7 +25,7 @@ import torch
 from gnn_attention.verify import Check
 from gnn_attention.verify.processes import LOST
 
-PATIENCE = 150.0  # seconds without a line, after which a process is ended
+PATIENCE = 150.0
 FINISHED, LATE, GONE = 0, 3, 75  # exit codes of a process: all done, no time left, its GPU is lost
 
 
@@ -151,8 +151,17 @@ class _Running:
     waiting: int
 
 
-def run(groups: Sequence[Group], jobs: int, until: float, log: Callable[[str], None] = print) -> bool:
-    """Run groups in ``jobs`` processes at once until then; True if all of them are finished."""
+def run(
+    groups: Sequence[Group],
+    jobs: int,
+    until: float,
+    log: Callable[[str], None] = print,
+    patience: float = PATIENCE,
+) -> bool:
+    """Run groups in ``jobs`` processes at once until then; True if all of them are finished.
+
+    A process that writes no line for ``patience`` seconds is ended.
+    """
     queue = deque(sorted((g for g in groups if g.waiting), key=lambda group: -group.seconds))
     running: list[_Running] = []
     try:
@@ -161,7 +170,7 @@ def run(groups: Sequence[Group], jobs: int, until: float, log: Callable[[str], N
                 running.append(_start(queue.popleft(), until))
             time.sleep(0.1)
             for entry in list(running):
-                code = _ended(entry)
+                code = _ended(entry, patience)
                 if code is None:
                     continue
                 running.remove(entry)
@@ -182,10 +191,10 @@ def _start(group: Group, until: float) -> _Running:
     return _Running(group, process, len(group.waiting))
 
 
-def _ended(entry: _Running) -> int | None:
+def _ended(entry: _Running, patience: float) -> int | None:
     """The exit code; of a process that has not answered for long, that of its end."""
     code = entry.process.poll()
-    if code is None and time.time() - entry.group.file.stat().st_mtime > PATIENCE:
+    if code is None and time.time() - entry.group.file.stat().st_mtime > patience:
         entry.process.kill()
         return entry.process.wait()
     return code

@@ -59,9 +59,9 @@ def test_a_death_costs_one_check_and_is_named(tmp_path):
     assert said == [f"made: its process ended with {code} at {WHOLE[n]}" for n, code in ((3, 9), (5, -9))]
 
 
-def test_a_process_that_answers_nothing_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(groups, "PATIENCE", 15.0)
-    assert groups.run([a_group(tmp_path / "made.jsonl", "asleep")], 1, time.time() + 120, lambda text: None)
+def test_a_process_that_answers_nothing_is_ended(tmp_path):
+    group, said = a_group(tmp_path / "made.jsonl", "asleep"), []
+    assert groups.run([group], 1, time.time() + 120, said.append, patience=15.0)
     assert passed(tmp_path / "made.jsonl")[1] == [2]
 
 

@@ -98,7 +98,16 @@ def _config(problem: Problem, step: str, blocks: Blocks, constants: dict[str, An
     config = table[problem.q.dtype.itemsize, max(64, constants["DP"], constants["DVP"])].of(step, plain)
     if not _has_few_registers():
         return config.fitted(blocks.size, most=SIDE)
-    return config.fitted(blocks.size if plain else min(blocks.size, 32), most=16 if step == "senders" else 32)
+    row = max(constants["DP"], constants["DVP"]) * problem.q.dtype.itemsize
+    return _of_few_registers(config, blocks.size, row, step, plain)
+
+
+def _of_few_registers(config: Config, size: int, row: int, step: str, plain: bool) -> Config:
+    """Fewer tokens the more bytes a row of channels has: no spills, and at most 99 KB of shared memory."""
+    most = 16 if step == "senders" or row >= 512 else 32
+    if not plain or (step == "senders" and row >= 512):
+        return config.fitted(min(size, 32), most)
+    return config.fitted(min(size, 128 if row < 256 else 64), most)
 
 
 def _has_few_registers() -> bool:
