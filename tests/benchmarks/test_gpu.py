@@ -296,6 +296,10 @@ def test_targets_are_judged_by_what_was_measured():
     # of the fastest kernel that ran
     assert met(DENSE, "causal8k", "forward", "time") == (pytest.approx(1.7 / 1.69, rel=EXACT), True)
     assert {row["met"] for row in targets.judged({**RECORD, "measurement": False})} == {None}
+    # an H100's memory is slower: the share of its own ceiling is judged there, and no milliseconds of an H200
+    other = {**RECORD, "targets": targets.judged({**RECORD, "device": "NVIDIA H100 80GB HBM3"})}
+    assert met(other, "random1m", "forward", "milliseconds") == (pytest.approx(16.0, rel=EXACT), None)
+    assert met(other, "random1m", "forward", "share") == (pytest.approx(0.8, rel=EXACT), True)
 
 
 def test_constants_come_from_what_was_reached():
