@@ -39,8 +39,9 @@ from benchmarks.gpu.groups import Group
 from gnn_attention import verify
 from gnn_attention._support import atomic_files
 from gnn_attention.verify import Check, Report, Result, record
+from gnn_attention.verify.record import digest
 from gnn_attention.verify.selection import pairs
-from tests.guarantees.gpu_core import FORMS, TRIAL, core_checks, digest
+from tests.guarantees.gpu_core import FORMS, TRIAL, core_checks
 
 CACHE = Path("/tmp/gnn_attention-triton")  # the archive's kernels know the path they were compiled at
 SAME = (

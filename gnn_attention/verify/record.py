@@ -11,21 +11,25 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gnn_attention.verify.report import Report, Result
+from gnn_attention.verify.report import Report, Result, label
 
 VERIFIED, COMPILED, UNTESTED = "verified on GPU", "interpreted and compiled", "untested"
 PACKAGE = Path(__file__).resolve().parent.parent
 RECORDS = PACKAGE.parent / "tests" / "records"
-# which kernel is taken, not what it computes
+# the checks that a record must hold, all passed: python -m tests.guarantees.gpu_core lists them
+CORE = "d81cf2ae7c47da0451174a688def0e4fc3a15c01112bbee209b499c08cbfcb01"
+# what computes, builds forms or judges
+FOLDERS = ("_support", "backends", "graph", "verify")
+FILES = ("attend.py", "edges.py", "rotary.py", "score_mods.py")
+# which kernel is taken, how checks are run and shown: not what is computed
 CHOICE = {"cost_model.py", "devices.py", "dispatch.py", "roofline.py", "workload.py"}
+SHOWN = {"circumstances.py", "layer_checks.py", "processes.py", "progress.py", "record.py", "report.py"}
 SAME = ("device", "cuda", "torch", "triton", "seed", "sources")
-# what a record of a GPU must hold: the last four from python -m tests.guarantees.gpu
-GROUPS = {"attend", "layer", "forms", "rules", "dropout", "large", "repeat", "memory", "operators"}
-COMMAND = "`python -m tests.guarantees.gpu --all --device cuda --json FILE` is ready."
+COMMAND = "`python -m benchmarks.gpu_run --out FOLDER` is ready."
 
 
 def begin(environment: Mapping[str, Any], resumed: Report | None) -> Report:
@@ -57,13 +61,28 @@ def add(earlier: Report, found: Mapping[int, Result], due: int, began: float) ->
 
 
 def sources(package: Path = PACKAGE) -> dict[str, str]:
-    """The sha256 of every file that a kernel is made of, by its place in the package.
+    """The sha256 of every file that computes, builds forms or judges, by its place in the package.
 
-    >>> sorted(sources())[0], len(sources()["backends/dense.py"])
-    ('backends/__init__.py', 64)
+    In a checkout with them the checks of GPUs, which are not in the package.
+
+    >>> {"backends/dense.py", "graph/tiling.py", "verify/measure.py"} <= sources().keys()
+    True
     """
-    files = (file for file in sorted(package.glob("backends/**/*.py")) if file.name not in CHOICE)
-    return {f.relative_to(package).as_posix(): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+    found = [file for folder in FOLDERS for file in package.glob(f"{folder}/**/*.py")]
+    found += [package / name for name in FILES if (package / name).exists()]
+    places = {file.relative_to(package).as_posix(): file for file in found if file.name not in CHOICE | SHOWN}
+    checks = package.parent / "tests" / "guarantees"
+    places |= {f"tests/guarantees/{file.name}": file for file in checks.glob("gpu_*.py")}
+    return {place: hashlib.sha256(places[place].read_bytes()).hexdigest() for place in sorted(places)}
+
+
+def digest(labels: Iterable[str]) -> str:
+    """The sha256 of the names of checks, in whatever order.
+
+    >>> digest(["b", "a"]) == digest(["a", "b"]) != digest(["a"])
+    True
+    """
+    return hashlib.sha256("\n".join(sorted(labels)).encode()).hexdigest()
 
 
 def newest(folder: Path = RECORDS) -> tuple[Path, Report] | None:
@@ -92,10 +111,9 @@ def status(folder: Path = RECORDS, package: Path = PACKAGE) -> str:
     if found is None or why is not None:
         return f"On a GPU it is **{UNTESTED}**: {why}; its kernels are **{COMPILED}**; {COMMAND}"
     (file, report), env = found, found[1].environment
-    ran = len(report.results) - len(report.skipped)
     where = f"{env['device']} ({_when(report)}; torch {env['torch']}, triton {env['triton']})"
-    skipped = f"0 failed, {len(report.skipped)} skipped with their reasons (`tests/records/{file.name}`)."
-    return f"On a GPU it is **{VERIFIED}**: {ran} checks on {where}, {skipped}"
+    checks = f"{len(report.results)} checks on {where}, 0 failed, 0 skipped (`tests/records/{file.name}`)"
+    return f"On a GPU it is **{VERIFIED}**: {checks}."
 
 
 def _when(report: Report) -> str:
@@ -106,14 +124,16 @@ def _when(report: Report) -> str:
 
 def _reason(report: Report, here: dict[str, str]) -> str | None:
     """Why a record verifies nothing today; None if it does."""
-    when = _when(report)
-    if not report.ok:
-        counts = f"{len(report.failures)} failed, {report.not_started} not started"
+    when, about = _when(report), report.environment
+    if not report.ok or report.skipped:
+        counts = (
+            f"{len(report.failures)} failed, {len(report.skipped)} skipped, {report.not_started} not started"
+        )
         return f"its last verification ({when}) does not stand: {counts}"
-    if report.environment.get("selection", "all") != "all":
-        return f"its last verification ({when}) was of some checks, not --all"
-    if missing := GROUPS - {result.group for result in report.results}:
-        return f"its last verification ({when}) lacks the checks of {', '.join(sorted(missing))}"
-    if report.environment.get("sources") != here:
-        return f"kernels changed since the last GPU verification ({when})"
+    if about.get("trial") or about.get("interpreted") is not False:
+        return f"its last verification ({when}) was a rehearsal, whose kernels were interpreted"
+    if digest(label(result) for result in report.results) != CORE:
+        return f"its last verification ({when}) was not of the core of checks as it is now"
+    if about.get("sources") != here:
+        return f"kernels, forms or checks changed since the last GPU verification ({when})"
     return None

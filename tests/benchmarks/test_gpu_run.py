@@ -14,8 +14,9 @@ from benchmarks import gpu_run
 from benchmarks.gpu import groups
 from benchmarks.gpu.groups import Lines
 from gnn_attention.verify import Report
+from gnn_attention.verify.record import digest
 from gnn_attention.verify.report import label
-from tests.guarantees.gpu_core import core_checks, digest
+from tests.guarantees.gpu_core import core_checks
 
 needs("triton")
 pytestmark = pytest.mark.slow

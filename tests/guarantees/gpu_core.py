@@ -13,7 +13,7 @@ import hashlib
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from gnn_attention.verify import OWN
 from gnn_attention.verify.attend_checks import attend_checks, dropout_checks
 from gnn_attention.verify.cases import FEATURES, GRAPHS
 from gnn_attention.verify.check import DTYPES, Check, Settings
+from gnn_attention.verify.record import digest
 from gnn_attention.verify.rule_checks import rule_checks
 from tests.guarantees.gpu_checks import gpu_checks, results_of
 from tests.guarantees.gpu_large import LARGE, LargeCase, large_checks
@@ -71,11 +72,6 @@ def _unordered(check: Check) -> bool:
     option, graph = check.factors.get("option"), check.factors.get("graph")
     known = option in FEATURES and graph in GRAPHS
     return known and FEATURES[str(option)].unsupported(GRAPHS[str(graph)]) is not None
-
-
-def digest(labels: Iterable[str]) -> str:
-    """The sha256 of names, in whatever order."""
-    return hashlib.sha256("\n".join(sorted(labels)).encode()).hexdigest()
 
 
 def fresh_checks(settings: Settings, tokens: int) -> Iterator[Check]:

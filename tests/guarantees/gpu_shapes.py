@@ -97,6 +97,7 @@ def _edges(n: int) -> dict[str, Edges]:
     hubs[5], hubs[:, 7], hubs[9::20] = True, True, False
     sender, receiver = hubs.nonzero().flip(1).t()
     return {
+        "causal": Edges(patterns.causal(n), src <= dst),
         "window and sinks": Edges(
             patterns.window(n, n // 3) | patterns.sinks(n, 2),
             (src <= dst) & ((dst - src < n // 3) | (src < 2)),
@@ -165,7 +166,7 @@ def _problem(settings: Settings, dtype: torch.dtype, shape: Shape, edges: Edges,
 
 
 def shape_checks(settings: Settings, tokens: int) -> Iterator[Check]:
-    """Every shape that a form takes, on both graphs, plain and with all that is learned for an edge."""
+    """Every shape that a form takes, on every graph, plain and with all that is learned for an edge."""
     for dtype, (name, shape) in product(settings.semantics, SHAPES.items()):
         backends = [backend for backend in settings.backends if _fits(shape, backend, DTYPES[dtype])]
         for (graph, edges), option in product(_edges(tokens).items(), OPTIONS):

@@ -11,7 +11,7 @@ from gnn_attention import verify
 from gnn_attention.__main__ import main
 from gnn_attention.verify import record
 from gnn_attention.verify.record import COMPILED, RECORDS, UNTESTED, VERIFIED
-from gnn_attention.verify.report import Report, Result
+from gnn_attention.verify.report import Report, Result, label
 from tests.guarantees import gpu
 
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
@@ -22,15 +22,30 @@ ENVIRONMENT = {
     "triton": "3.6.0",
     "commit": "0123456789abcdef",
     "date": "2026-12-01T10:00:00+00:00",
+    "interpreted": False,
 }
 RESULTS = (
-    *(Result(group, "triton", "float32", group, passed=True) for group in sorted(record.GROUPS - {"attend"})),
+    Result("memory", "triton-rows", "float32", "c", passed=True),
     Result(
-        "attend", "triton", "bfloat16", "a", passed=True, output=1.25, gradient=2.5, error=1e-3, unit=8e-4
+        "attend",
+        "triton-rows",
+        "bfloat16",
+        "a",
+        passed=True,
+        output=1.25,
+        gradient=2.5,
+        error=1e-3,
+        unit=8e-4,
     ),
-    Result("attend", "triton", "bfloat16", "b", passed=True, output=0.5),
-    Result("attend", "flex", "float64", "a", passed=False, skipped="flex: no float64"),
+    Result("attend", "triton-rows", "bfloat16", "b", passed=True, output=0.5),
 )
+SKIPPED = Result("attend", "flex", "float64", "a", passed=False, skipped="flex: no float64")
+
+
+@pytest.fixture(autouse=True)
+def _core(monkeypatch):
+    """As if these were the checks of the core."""
+    monkeypatch.setattr(record, "CORE", record.digest(label(result) for result in RESULTS))
 
 
 @pytest.fixture
@@ -39,7 +54,11 @@ def package(tmp_path):
     (tmp_path / "package" / "backends" / "gpu" / "kernels").mkdir(parents=True)
     (tmp_path / "package" / "backends" / "gpu" / "kernels" / "rows.py").write_text("one\n", encoding="utf-8")
     (tmp_path / "package" / "backends" / "gpu" / "csr.py").write_text("two\n", encoding="utf-8")
-    (tmp_path / "package" / "graph.py").write_text("no kernel\n", encoding="utf-8")
+    for name in ("edges.py", "cli.py", "graph/tiling.py", "verify/measure.py", "verify/report.py"):
+        (tmp_path / "package" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "package" / name).write_text(f"{name}\n", encoding="utf-8")
+    (tmp_path / "tests" / "guarantees").mkdir(parents=True)
+    (tmp_path / "tests" / "guarantees" / "gpu_core.py").write_text("the core\n", encoding="utf-8")
     return tmp_path / "package"
 
 
@@ -51,28 +70,29 @@ def recorded(folder, package, results=RESULTS, not_started=0, name="2026-12-01-n
     return folder
 
 
-def test_sources_are_the_kernels_by_their_sha256(package):
-    """As sha256sum gives it; what is no kernel is not among them."""
+COMPUTED = ["backends/gpu/csr.py", "backends/gpu/kernels/rows.py", "edges.py", "graph/tiling.py"]
+JUDGED = ["tests/guarantees/gpu_core.py", "verify/measure.py"]
+
+
+def test_sources_are_what_computes_and_judges_by_their_sha256(package):
+    """As sha256sum gives it; commands and what shows a report are not among them."""
     found = record.sources(package)
-    assert list(found) == ["backends/gpu/csr.py", "backends/gpu/kernels/rows.py"]
+    assert list(found) == [*COMPUTED, *JUDGED]
     assert (
         found["backends/gpu/kernels/rows.py"]
         == "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806"
     )
 
 
-def test_every_kernel_of_the_package_is_hashed():
-    """Whatever the Triton backend imports of backends, and no module that only chooses among them."""
-    loaded = imported_by("backends.triton")
-    expected = {name for name in loaded if name.startswith("backends/")}
-    assert {
-        "backends/gpu/kernels/rows.py",
-        "backends/gpu/csr.py",
-        "backends/dropout.py",
-        "backends/merge_lse.py",
-    } <= expected
-    assert {name for name in expected if Path(name).name not in record.CHOICE} <= record.sources().keys()
-    assert {Path(name).name for name in record.sources()}.isdisjoint(record.CHOICE)
+@pytest.mark.parametrize("module", ["backends.triton", "attend", "verify.truth", "verify.attend_checks"])
+def test_everything_that_computes_or_judges_is_hashed(module):
+    """Whatever it imports, but for what only chooses among kernels, runs or shows; and layers, which checks
+    of kernels do not use.
+    """
+    others = record.CHOICE | record.SHOWN
+    loaded = {name for name in imported_by(module) if Path(name).name not in others}
+    elsewhere = ("convert/", "heads/", "layer/", "model/", "patterns/")
+    assert {name for name in loaded if not name.startswith(elsewhere)} <= record.sources().keys()
 
 
 def imported_by(module, found=None):
@@ -107,47 +127,57 @@ def test_without_a_record_it_is_untested(tmp_path):
 
 
 def test_a_record_with_the_hashes_of_today_verifies(tmp_path, package):
-    """It is named, with device, versions and counts; what is no kernel may change since."""
+    """It is named, with device, versions and counts; what neither computes nor judges may change since."""
     folder = recorded(tmp_path / "records", package)
-    (package / "graph.py").write_text("changed\n", encoding="utf-8")
+    for name in ("cli.py", "verify/report.py"):
+        (package / name).write_text("changed\n", encoding="utf-8")
     found = verify.status(folder, package)
     assert f"On a GPU it is **{VERIFIED}**: " in found
-    assert (
-        f"{len(RESULTS) - 1} checks on NVIDIA H200 (2026-12-01, 0123456789ab; torch 2.11.0, triton 3.6.0)"
-        in found
-    )
-    assert "1 skipped with their reasons (`tests/records/2026-12-01-nvidia-h200.json`)" in found
+    where = "NVIDIA H200 (2026-12-01, 0123456789ab; torch 2.11.0, triton 3.6.0)"
+    assert f"3 checks on {where}, 0 failed, 0 skipped (`tests/records/2026-12-01-nvidia-h200.json`)" in found
 
 
+@pytest.mark.parametrize("name", [*COMPUTED, *JUDGED])
 @pytest.mark.parametrize("change", ["edited", "removed", "new"])
-def test_a_kernel_that_changed_is_not_verified(tmp_path, package, change):
-    folder, file = (
-        recorded(tmp_path / "records", package),
-        package / "backends" / "gpu" / "kernels" / "rows.py",
-    )
+def test_what_computes_or_judges_must_be_as_it_was(tmp_path, package, change, name):
+    folder = recorded(tmp_path / "records", package)
+    file = (package.parent if name.startswith("tests") else package) / name
     if change == "removed":
         file.unlink()
+    elif change == "edited":
+        file.write_text("edited\n", encoding="utf-8")
+    elif "/" in name:
+        file.with_name("gpu_new.py").write_text("two\n", encoding="utf-8")
     else:
-        (file if change == "edited" else file.with_name("new.py")).write_text("two\n", encoding="utf-8")
-    why = "kernels changed since the last GPU verification (2026-12-01, 0123456789ab)"
+        return
+    why = "kernels, forms or checks changed since the last GPU verification (2026-12-01, 0123456789ab)"
     assert unverified(verify.status(folder, package), why)
 
 
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"results": (*RESULTS, replace(RESULTS[0], name="c", passed=False))}, "does not stand: 1 failed"),
-        ({"not_started": 7}, "does not stand: 0 failed, 7 not started"),
-        ({"results": RESULTS[-1:]}, "does not stand"),
-        ({"selection": "pairs"}, "was of some checks, not --all"),
-        (
-            {"results": tuple(r for r in RESULTS if r.group not in ("memory", "large"))},
-            "lacks the checks of large, memory",
-        ),
-    ],
-    ids=["one failed", "some not started", "nothing ran", "a selection", "a group missing"],
-)
-def test_a_record_that_does_not_stand_verifies_nothing(tmp_path, package, changed, why):
+FAILED = replace(RESULTS[0], passed=False)
+
+
+HOLLOW = {
+    "one failed": ({"results": (FAILED, *RESULTS[1:])}, "does not stand: 1 failed, 0 skipped"),
+    "some not started": ({"not_started": 7}, "does not stand: 0 failed, 0 skipped, 7 not started"),
+    "nothing ran": ({"results": ()}, "does not stand"),
+    "all skipped": ({"results": (SKIPPED,)}, "does not stand"),
+    "one skipped": ({"results": (replace(FAILED, skipped="no memory"), *RESULTS[1:])}, "1 skipped"),
+    "one missing": ({"results": RESULTS[1:]}, "was not of the core of checks"),
+    "one more": ({"results": (*RESULTS, replace(RESULTS[0], name="d"))}, "was not of the core of checks"),
+    "another name": ({"results": (replace(RESULTS[0], name="d"), *RESULTS[1:])}, "was not of the core"),
+    "one twice": ({"results": (*RESULTS, RESULTS[0])}, "was not of the core of checks"),
+    "one check of dense": ({"results": (replace(RESULTS[0], backend="dense"),)}, "was not of the core"),
+    "interpreted": ({"interpreted": True}, "was a rehearsal, whose kernels were interpreted"),
+    "unknown whether": ({"interpreted": None}, "was a rehearsal"),
+    "a trial": ({"trial": True}, "was a rehearsal"),
+    "no hashes": ({"sources": None}, "kernels, forms or checks changed"),
+    "no GPU": ({"cuda": None}, "no machine with one has run it yet"),
+}
+
+
+@pytest.mark.parametrize(("changed", "why"), HOLLOW.values(), ids=HOLLOW)
+def test_a_hollow_record_verifies_nothing(tmp_path, package, changed, why):
     assert unverified(verify.status(recorded(tmp_path / "records", package, **changed), package), why)
 
 
@@ -164,8 +194,9 @@ def test_the_newest_record_counts(tmp_path, package):
 
 def test_the_table_shows_the_record(tmp_path, package):
     """By backend and dtype: how many ran, failed, were skipped, and the worst errors."""
-    text = gpu.markdown(recorded(tmp_path / "records", package), package)
-    assert "| triton | bfloat16 | 2 | 0 | 0 | 1.25 | 2.50 |" in text
+    folder = recorded(tmp_path / "records", package, (*RESULTS, SKIPPED))
+    text = gpu.markdown(folder, package)
+    assert "| triton-rows | bfloat16 | 2 | 0 | 0 | 1.25 | 2.50 |" in text
     assert "| flex | float64 | 0 | 0 | 1 | - | - |" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 

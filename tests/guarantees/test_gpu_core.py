@@ -1,0 +1,92 @@
+"""The core of checks that a GPU must pass: complete, fixed by name, and right on backends that run here."""
+
+import collections
+
+import pytest
+import torch
+
+from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.backends.rows import BACKEND as ROWS
+from gnn_attention.verify import record
+from gnn_attention.verify.cases import FEATURES, GRAPHS
+from tests.guarantees import gpu_core, gpu_shapes
+from tests.guarantees.gpu_core import CORE_DTYPES, FORMS, TRIAL, core_checks
+
+
+@pytest.fixture(scope="module")
+def core():
+    return core_checks()
+
+
+def test_records_are_judged_by_this_list(core):
+    """A check that is added, renamed or left out asks for a new record: ``record.CORE`` changes with it."""
+    assert record.digest(check.label for check in core) == record.CORE
+    assert len({check.label for check in core}) == len(core)
+
+
+def test_every_form_has_every_dtype_graph_and_option(core):
+    for backend in FORMS:
+        for dtype in CORE_DTYPES:
+            mine = [check for check in core if (check.backend, check.dtype) == (backend, dtype)]
+            calls = [check.factors for check in mine if check.group == "attend"]
+            assert {factors["graph"] for factors in calls} == set(GRAPHS)
+            assert {factors["option"] for factors in calls} == set(FEATURES)
+            assert {"shapes", "rules", "dropout", "large", "repeat"} <= {check.group for check in mine}
+    by_group = collections.Counter(check.group for check in core)
+    assert (by_group["far"], by_group["memory"]) == (len(FORMS), 4 * len(FORMS))
+
+
+def test_shapes_are_those_that_are_promised():
+    """Widths up to 256, keys and values of different widths, groups of 8, layouts without wide loads."""
+    widths = {(shape.dim, shape.value_dim) for shape in gpu_shapes.SHAPES.values()}
+    assert {20, 64, 72, 96, 128, 256} <= {dim for dim, value_dim in widths if dim == value_dim}
+    assert any(dim != value_dim for dim, value_dim in widths)
+    assert max(shape.heads // shape.kv_heads for shape in gpu_shapes.SHAPES.values()) == 8
+    x = torch.arange(2 * 3 * 5 * 4.0).view(2, 3, 5, 4)
+    for shape in gpu_shapes.SHAPES.values():
+        laid = shape.layout(x)
+        assert torch.equal(laid, x)
+        assert (laid.stride() == x.stride()) == (shape.layout is gpu_shapes.SHAPES["64 channels"].layout)
+
+
+def chosen(backend):
+    """Checks of shapes and far offsets, small ones, on a backend of a CPU."""
+    found = core_checks("cpu", TRIAL, [backend])
+    return [check for check in found if check.group in ("shapes", "far")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rows", "tiles"])
+def test_shapes_and_far_offsets_hold_here(name):
+    results = [check() for check in chosen(BACKENDS[name])]
+    assert len(results) > 200
+    assert [result for result in results if not result.passed] == []
+
+
+def wrong(call):
+    """The rows of a call, the last of them 10 % too large."""
+    out, lse = ROWS.run(call)
+    out = out.clone()
+    out[..., -1, :] = out[..., -1, :] * 1.1
+    return out, lse
+
+
+@pytest.mark.slow
+def test_shapes_and_far_offsets_fail_on_a_wrong_kernel():
+    planted = Backend("rows", wrong)
+    results = [check() for check in chosen(planted) if check.dtype == "float32" or check.group == "far"]
+    assert [result for result in results if result.passed] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bits_of_a_new_process_are_compared(dtype, monkeypatch):
+    """Of every larger graph; another answer of that process is a failure that says so."""
+    (check,) = [
+        check
+        for check in core_checks("cpu", TRIAL, [BACKENDS["rows"]])
+        if "new process" in check.name and check.dtype == dtype
+    ]
+    assert check().passed
+    monkeypatch.setattr(gpu_core, "bits", lambda *given: "0123")
+    assert "bits 0123, in a new process " in check().message
