@@ -50,14 +50,22 @@ class LostDeviceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Pace:
-    """``budget`` seconds of samples for a pass of a method, ``fewest`` to ``most`` of them, after ``warm``
-    calls.
+    """``budget`` seconds of samples for a pass of a method, ``fewest`` to ``most`` of them, after ``warm`` calls.
+
+    A call that takes more than ``slow`` seconds is warm at once, and measured twice.
     """
 
     budget: float = 0.5
     fewest: int = 10
     most: int = 100
     warm: int = 3
+    slow: float = 0.5
+
+    def samples(self, seconds: float) -> int:
+        """How many of a call that takes so long."""
+        if seconds > self.slow:
+            return min(self.fewest, 2)
+        return min(self.most, max(self.fewest, int(self.budget / max(seconds, 1e-7))))
 
 
 class Bench:
@@ -194,17 +202,24 @@ class Bench:
     def _timed(self, prepared: Prepared, which: str) -> dict[str, Any]:
         step = self._forward if which == "forward" else self._training_step
         memory = peak_memory(self.watch.device, lambda: step(prepared, 0, []))
-        warm: list[tuple[Any, Any]] = []
-        for number in range(self.pace.warm):
-            step(prepared, number, warm)
-        self.watch.wait()
-        estimate = max(self.watch.seconds(*warm[-1]), 1e-7)
         marks: list[tuple[Any, Any]] = []
-        for number in range(min(self.pace.most, max(self.pace.fewest, int(self.pace.budget / estimate)))):
+        for number in range(self.pace.samples(self._warm(partial(step, prepared)))):
             step(prepared, number, marks)
         self.watch.wait()
         times = sorted(self.watch.seconds(*pair) for pair in marks)
         return {**_figures(times), "bytes": memory, "share": self._share(times[len(times) // 2], which)}
+
+    def _warm(self, step: Callable[[int, list[tuple[Any, Any]]], object]) -> float:
+        """Seconds of the last of the first calls."""
+        marks: list[tuple[Any, Any]] = []
+        seconds = 0.0
+        for number in range(self.pace.warm):
+            step(number, marks)
+            self.watch.wait()
+            seconds = self.watch.seconds(*marks[-1])
+            if seconds > self.pace.slow:
+                break
+        return seconds
 
     def _forward(self, prepared: Prepared, number: int, marks: list[tuple[Any, Any]]) -> Tensor:
         inputs = self.sets[number % len(self.sets)].inputs

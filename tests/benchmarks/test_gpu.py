@@ -15,6 +15,7 @@ from benchmarks.gpu import calibrate, machine, measuring, methods, plots, runnin
 from benchmarks.gpu.machine import Ceilings, Watch
 from benchmarks.gpu.measuring import Bench, Pace
 from benchmarks.gpu.methods import AGAIN, OURS
+from benchmarks.gpu.running import TRIAL
 from benchmarks.gpu.workloads import PASSES, WORKLOADS
 from benchmarks.methods import AUTO, Method, Prepared
 from benchmarks.records import case_of
@@ -248,6 +249,21 @@ class TestCommand:
         for name in _methods("bigbird131k")[:-1]:
             assert f"\n| {name} " in shown.out
         assert {path.name for path in tmp_path.glob("*.svg")} == {"gpu-times.svg", "gpu-shares.svg"}
+
+
+def test_a_slow_method_takes_few_samples():
+    """Ten to a hundred within half a second; of a minute's call two, and no more to warm up."""
+    assert [Pace().samples(seconds) for seconds in (1e-9, 0.01, 0.4, 0.6, 60.0)] == [100, 50, 10, 2, 2]
+    assert TRIAL.samples(60.0) == 1
+    bench, calls = object.__new__(Bench), []
+    bench.pace, bench.watch = (
+        Pace(slow=0.5),
+        SimpleNamespace(wait=lambda: None, seconds=lambda start, stop: stop),
+    )
+    for seconds, expected in ((0.1, 3), (9.0, 1)):
+        calls.clear()
+        assert bench._warm(lambda n, marks, s=seconds: calls.append(n) or marks.append((0, s))) == seconds
+        assert len(calls) == expected
 
 
 def made_up(**seconds):
