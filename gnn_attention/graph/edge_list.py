@@ -116,6 +116,5 @@ def duplicate_message(edges: Tensor, key: Tensor) -> str:
     first = (key == values[counts > 1][0]).nonzero().flatten()[:2].tolist()
     src, dst = edges[:, first[0]].tolist()
     number, places = int((counts - 1).sum()), f"{src} -> {dst} stands at {first[0]} and {first[1]}"
-    advice = "pass coalesce=True to keep the first of each, or give a multiplicity m to the edges by "
-    advice += "score_mods.log_multiplicity or bias=log(m)"
+    advice = "pass coalesce=True to keep the first of each, or give them a multiplicity m by bias=log(m)"
     return f"edge_index holds {number} duplicate edges (the edge {places}), but a graph is a set: {advice}"

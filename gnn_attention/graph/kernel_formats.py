@@ -113,10 +113,10 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     lengths = bounds.diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
     left, right, longest = (int(side.max()) if len(lengths) else 0 for side in (before, after, lengths))
-    rule = partial(rules.and_, partial(_band, left, right, 0), partial(_same_owner, owner))
-    if not graph.has_edges_of(rule):
-        advice = "see to_block_mask, or attend with this graph"
-        raise ValueError(f"{graph!r} is no packing of documents with one window for all of them: {advice}")
+    if not graph.has_edges_of(
+        partial(rules.and_, partial(_band, left, right, 0), partial(_same_owner, owner))
+    ):
+        raise ValueError(f"{graph!r} is no packing of documents with one window for all: see to_block_mask")
     return Varlen(bounds.to(torch.int32), longest, (_open(left, longest - 1), _open(right, longest - 1)))
 
 

@@ -106,7 +106,8 @@ def tiles(graph: TokenGraph, block: int = 128) -> Tiles:
     return Tiles(graph, block, *memoized(_runs, graph, block))
 
 
-Runs = tuple[Tensor, Tensor, Tensor, Tensor]  # row, first, stop, full
+# row, first, stop, full
+Runs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _runs(graph: TokenGraph, block: int) -> Runs:

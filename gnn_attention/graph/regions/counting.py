@@ -26,8 +26,7 @@ def in_degree(rule: Rule, name: str, shape: enumerate_pairs.Shape) -> Int[Tensor
     """How many senders each receiver attends to."""
     if enumerate_pairs.few(shape):
         return enumerate_pairs.in_degree(rule, name, shape)
-    split = split_edge_lists(rule, *shape[2:])
-    if split is None:
+    if (split := split_edge_lists(rule, *shape[2:])) is None:
         return _in_degree(rule, shape)
     degree = _in_degree(split.rule, shape)
     for batch, head in product(range(shape[0]), range(shape[1])):
@@ -50,8 +49,7 @@ def _in_degree(rule: Rule, shape: enumerate_pairs.Shape) -> Int[Tensor, "batch h
 
 def edges_of_each(rule: Rule, boxes: Boxes, number: int) -> Int[Tensor, " number"]:
     """How many edges the boxes of each owner 0 .. number - 1 hold together."""
-    split = _split_in_boxes(rule, boxes)
-    if split is None:
+    if (split := _split_in_boxes(rule, boxes)) is None:
         return _edges_of_each(rule, boxes, number)
     pairs, box = split
     change = _correction(rule, pairs, boxes.batch[box], boxes.head[box])
@@ -91,8 +89,7 @@ def edge_list(rule: Rule, name: str, shape: enumerate_pairs.Shape) -> Int[Tensor
 
 def edges_in(rule: Rule, boxes: Boxes, num_src: int) -> Int[Tensor, "2 edges"]:
     """The edges inside some boxes of one sample and head, by receiver, then sender."""
-    split = _split_in_boxes(rule, boxes)
-    if split is None:
+    if (split := _split_in_boxes(rule, boxes)) is None:
         key = _keys_in(rule, boxes, num_src)
     else:
         pairs, box = split

@@ -34,7 +34,7 @@ def split_edge_lists(rule: Rule, num_dst: int, num_src: int) -> SplitRule | None
     rule, keys = _without_lists(rule, num_dst, num_src)
     if not keys:
         return None
-    key = keys[0] if len(keys) == 1 else torch.cat(keys)
+    key = torch.cat(keys)
     key = torch.unique(key[(key >= 0) & (key < num_dst * num_src)])
     return SplitRule(rule, key % max(num_src, 1), key // max(num_src, 1))
 
@@ -64,8 +64,6 @@ def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[T
 
 def _renumber(keys: Tensor, width: int, num_src: int) -> Tensor:
     """Keys ``dst * width + src`` for another number of senders, without the pairs beyond it."""
-    if width == num_src:
-        return keys
     dst, src = keys // max(width, 1), keys % max(width, 1)
     inside = src < num_src
     return dst[inside] * num_src + src[inside]
