@@ -73,11 +73,8 @@ class Checked:
         self.tokens = self._tokens_of_leaves()
         self.direction = problem.grad_out.index_select(self.axis, self.rows)
         out, gradients = self._solved(torch.float64, oracle.attention)
-        sizes = (len(self.rows), len(self.senders), problem.dim)
-        orders = [oracle.Order.draw(number, *sizes, str(device)) for number in range(ORDERS)]
-        attempts = (
-            self._solved(problem.grad_out.dtype, partial(oracle.reordered_sdpa, order)) for order in orders
-        )
+        orders = (partial(oracle.sdpa, number=number) for number in range(ORDERS))
+        attempts = (self._solved(problem.grad_out.dtype, order) for order in orders)
         self.truth = Truth(out, gradients, worst_errors(attempts, out, gradients))
 
     def verdict(self, prepared: Prepared, backward: bool) -> Verdict:

@@ -19,14 +19,14 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """``gnn-attention audit``: exit code 1 if information leaks."""
     about = "does information in a language model flow exactly along a graph?"
     command = commands.add_parser("audit", help=about)
-    command.add_argument("expression", help="the declared graph, such as 'window(32, 8) | sinks(32, 2)'")
-    file = "of gnn_attention.model.save (default: the one that ships)"
-    command.add_argument("--model", metavar="FILE", help=file)
-    other = "the graph that the model uses (default: the declared one)"
-    command.add_argument("--run-over", metavar="EXPRESSION", help=other)
-    often = "how often the graph may be used (default: as the model does)"
-    command.add_argument("--layers", type=int, metavar="L", help=often)
-    command.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
+    add = command.add_argument
+    add("expression", help="the declared graph, such as 'window(32, 8) | sinks(32, 2)'")
+    add("--model", metavar="FILE", help="of gnn_attention.model.save (default: the one that ships)")
+    add("--run-over", metavar="EXPRESSION", help="the graph that the model uses (default: the declared one)")
+    add(
+        "--layers", type=int, metavar="L", help="how often the graph may be used (default: as the model does)"
+    )
+    add("--seed", type=int, default=0, help="of the random inputs (default 0)")
     json_option.add_json(command)
     command.set_defaults(run=_audit)
 

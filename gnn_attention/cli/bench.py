@@ -11,7 +11,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -60,14 +59,12 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """``gnn-attention bench``."""
     about = "time and memory of attention along graphs, next to what is installed"
     command = commands.add_parser("bench", help=about)
-    instead = "fit the cost model behind backend='auto' to this machine instead"
-    command.add_argument("what", nargs="?", choices=["calibrate"], help=instead)
-    size = "of every graph (default %(default)s)"
-    command.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help=size)
-    command.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
-    dtype = "of q, k, v (default: float32, on a GPU bfloat16)"
-    command.add_argument("--dtype", choices=list(DTYPES), help=dtype)
-    command.add_argument("--no-peers", action="store_true", help="attend alone")
+    add, instead = command.add_argument, "fit the cost model behind backend='auto' to this machine instead"
+    add("what", nargs="?", choices=["calibrate"], help=instead)
+    add("--tokens", type=int, default=TOKENS, metavar="N", help="of every graph (default %(default)s)")
+    add("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
+    add("--dtype", choices=list(DTYPES), help="of q, k, v (default: float32, on a GPU bfloat16)")
+    add("--no-peers", action="store_true", help="attend alone")
     json_option.add_json(command)
     command.set_defaults(run=_bench)
 
@@ -77,10 +74,11 @@ def _bench(args: argparse.Namespace) -> int:
     if args.what == "calibrate":
         record, text = _calibrated(args), calibrate.text
     else:
-        record, text = _measured(args), table
-    json_option.write_json(args.json, json.dumps(record, indent=1))
-    if args.json != "-":
-        print(text(record))
+        tokens, device = checks.size("--tokens", args.tokens, 1), _device(args.device)
+        dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
+        with Progress("bench", unit="cases") as shown:
+            record, text = measure(tokens, device, dtype, not args.no_peers, SECONDS, shown), table
+    json_option.write_json(args.json, json.dumps(record, indent=1), text(record))
     return 0 if all(row["passed"] for row in record.get("checks", ())) else 1
 
 
@@ -89,14 +87,7 @@ def _calibrated(args: argparse.Namespace) -> Record:
         why = "it measures graphs of its own on the CPU"
         raise ValueError(f"bench calibrate takes no option but --json: {why}")
     with Progress("bench calibrate", len(calibrate.CASES), "cases") as shown:
-        return calibrate.run_calibration(progress=shown.begin)
-
-
-def _measured(args: argparse.Namespace) -> Record:
-    tokens, device = checks.size("--tokens", args.tokens, 1), _device(args.device)
-    dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-    with Progress("bench", unit="cases") as shown:
-        return measure(tokens, device, dtype, not args.no_peers, SECONDS, shown)
+        return calibrate.run_calibration(shown.begin)
 
 
 def _device(name: str) -> torch.device:
@@ -118,7 +109,7 @@ def measure(
     dtype: torch.dtype,
     with_peers: bool,
     seconds: float,
-    shown: Progress | None = None,
+    shown: Progress,
 ) -> Record:
     """Every graph with every method, forward and forward with backward: the record that ``--json`` writes.
 
@@ -127,7 +118,6 @@ def measure(
     beyond its inputs) and both over those of attend (``time_ratio, memory_ratio``), or "skipped" with the
     ``reason``.
     """
-    shown = shown or Progress("bench", shown=False)
     names = list(METHODS) if with_peers else [OURS]
     shown.expect(len(GRAPHS) * len(names))
     checked, cases = [], []
@@ -136,15 +126,11 @@ def measure(
         share = (end - time.monotonic()) / (len(GRAPHS) - position)
         compared = Comparison(build, tokens, device, dtype, max(share, 2.0))
         checked.append({"graph": title, **largest_errors(compared.small)})
-        found = compared.cases(names, partial(_begin, shown, title))
+        found = compared.cases(names, f"{title}: ", shown)
         cases += [{"graph": title, "edges": compared.graph.num_edges, **case} for case in found]
     sizes = {"tokens": tokens, "heads": HEADS, "dim": DIM, "dtype": str(dtype).removeprefix("torch.")}
     about = {"bench": "short", "schema": 1, **environment(str(device)), **sizes}
     return {**about, "checks": checked, "cases": cases}
-
-
-def _begin(shown: Progress, title: str, method: str) -> None:
-    shown.begin(f"{title}: {method}")
 
 
 def table(record: Record) -> str:
@@ -156,36 +142,31 @@ def table(record: Record) -> str:
     for title in dict.fromkeys(case["graph"] for case in record["cases"]):
         rows += [_row(record, title, which, names, reasons) for which in PASSES]
     notes = [f"[{number}] skipped: {reason}" for number, reason in enumerate(reasons, 1)]
-    return "\n".join([_head(record), "", *_aligned(rows), "", *_remarks(record, names), *notes])
-
-
-def _head(record: Record) -> str:
-    sizes = f"{record['tokens']:,} tokens, {record['heads']} heads of {record['dim']}, {record['dtype']}"
-    return f"{sizes}; {record['device']}, torch {record['torch']}"
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    head = "{tokens:,} tokens, {heads} heads of {dim}, {dtype}; {device}, torch {torch}".format(**record)
+    return "\n".join([head, "", *lines, "", *_remarks(record, names), *notes])
 
 
 def _row(record: Record, title: str, which: str, names: list[str], reasons: list[str]) -> list[str]:
     cases = (case for case in record["cases"] if (case["graph"], case["pass"]) == (title, which))
     wanted = {case["method"]: case for case in cases}
-    ours, first = wanted[OURS], which == PASSES[0]
-    cells = [title, f"{ours['edges']:,}"] if first else ["", ""]
-    if ours["status"] == "measured":
+    ours, peers = wanted[OURS], [wanted[name] for name in names[1:]]
+    cells = [title, f"{ours['edges']:,}"] if which == PASSES[0] else ["", ""]
+    if ours["status"] == "skipped":
+        cells += [which, "-", _shares(ours, reasons), "-"]
+    else:
         taken = f"{_rounded(ours['seconds'] * 1e3)} ms", f"{_rounded(ours['bytes'] / 2**20)} MB"
         cells += [which, ours["backend"], *taken]
-    else:
-        cells += [which, "-", _skipped(ours, reasons), "-"]
-    return [*cells, *(_peer(wanted[name], reasons) for name in names[1:])]
+    return [*cells, *(_shares(peer, reasons) for peer in peers)]
 
 
-def _peer(case: Record, reasons: list[str]) -> str:
+def _shares(case: Record, reasons: list[str]) -> str:
+    """Time and memory over those of attend, or why there are none."""
     if case["status"] == "skipped":
-        return _skipped(case, reasons)
+        return f"skipped, {case['needs']}" if case["needs"] else f"[{reasons.index(case['reason']) + 1}]"
     times, memory = case["time_ratio"], case["memory_ratio"]
     return "-" if times is None else f"{_rounded(times)}x, {_rounded(memory)}x"
-
-
-def _skipped(case: Record, reasons: list[str]) -> str:
-    return f"skipped, {case['needs']}" if case["needs"] else f"[{reasons.index(case['reason']) + 1}]"
 
 
 def _rounded(value: float) -> str:
@@ -197,20 +178,14 @@ def _rounded(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
 def _remarks(record: Record, names: list[str]) -> list[str]:
     """How the numbers are read, and whether the results are right."""
     wrong = [f"{row['graph']} ({row['worst']})" for row in record["checks"] if not row["passed"]]
     verdict = f"WRONG on {', '.join(wrong)}" if wrong else "equal to SDPA in float64 up to rounding"
     lines = [f"attend, results and gradients of at most 512 tokens: {verdict}."]
     if len(names) > 1:
-        lines.append(
-            "2x, 30x: twice the time and 30 times the memory of attend, the peak of a call without inputs."
-        )
+        what = "twice the time and 30 times the memory of attend, the peak of a call without inputs"
+        lines.append(f"2x, 30x: {what}.")
     if any(case.get("needs") for case in record["cases"]):
         lines.append("skipped, 16 GiB or 9 s: what a call would take, by a smaller graph of the same form.")
     return lines

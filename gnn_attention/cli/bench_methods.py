@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from gnn_attention import convert
 from gnn_attention._support import memory
+from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends.call import AttentionCall
@@ -141,8 +142,7 @@ def largest_errors(problem: Problem) -> dict[str, Any]:
 
 
 def _results(problem: Problem, function: Function, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
-    inputs = {"q": problem.q, "k": problem.k, "v": problem.v}
-    leaves = {name: x.detach().to(dtype, copy=True).requires_grad_() for name, x in inputs.items()}
+    leaves = {name: getattr(problem, name).detach().to(dtype, copy=True).requires_grad_() for name in "qkv"}
     out = function(*leaves.values())
     gradients = gradients_of(out, problem.grad_out, leaves)
     return out.detach().cpu(), {name: x.cpu() for name, x in gradients.items()}
@@ -160,7 +160,6 @@ class SkippedError(Exception):
 class _Candidate:
     """A method on a pass: its call, and seconds by round."""
 
-    name: str
     call: Callable[[], object]
     bytes: int
     first: float
@@ -186,16 +185,16 @@ class Comparison:
         """The graph with its inputs."""
         return Problem.draw(self.graph, self.device, self.dtype)
 
-    def cases(self, names: Sequence[str], begin: Callable[[str], None]) -> list[dict[str, Any]]:
+    def cases(self, names: Sequence[str], title: str, shown: Progress) -> list[dict[str, Any]]:
         """Both passes of every method."""
         ready = dict[str, list[_Candidate | SkippedError]]()
         for name in names:
-            begin(name)
+            shown.begin(title + name)
             ready[name] = self._candidates(name)
-        passes = ({name: found[number] for name, found in ready.items()} for number in range(len(PASSES)))
-        return [
-            case for which, found in zip(PASSES, passes, strict=True) for case in self._timed(which, found)
-        ]
+        found = []
+        for number, which in enumerate(PASSES):
+            found += self._timed(which, {name: candidates[number] for name, candidates in ready.items()})
+        return found
 
     def _candidates(self, name: str) -> list[_Candidate | SkippedError]:
         """For each pass what can be timed, or why not."""
@@ -205,11 +204,16 @@ class Comparison:
             try:
                 self._check(name, method, backward)
                 function = function or method.prepare(self.large)
-                found.append(self._candidate(name, self.large.call(function, backward)))
+                call = self.large.call(function, backward)
+                call()  # plans and compilers
+                start = time.perf_counter()
+                peak = peak_bytes(call, self.device)
+                found.append(_Candidate(call, peak, time.perf_counter() - start))
             except SkippedError as skipped:
                 found.append(skipped)
             except Exception as error:  # a peer may fail in any way; it is reported, and the others go on
-                found.append(SkippedError(f"{name} failed: {_first_line(error)}"))
+                why = f"{type(error).__name__}: {str(error).strip()[:150]}".splitlines()[0]
+                found.append(SkippedError(f"{name} failed: {why}"))
         return found
 
     def _check(self, name: str, method: Method, backward: bool) -> None:
@@ -232,12 +236,6 @@ class Comparison:
         if seconds > LONGEST:
             took = f"{seconds:.2g} s"
             raise SkippedError(f"a call of {name} takes about {took}, the limit is {LONGEST:g}", took)
-
-    def _candidate(self, name: str, call: Callable[[], object]) -> _Candidate:
-        call()  # plans and compilers
-        start = time.perf_counter()
-        peak = peak_bytes(call, self.device)
-        return _Candidate(name, call, peak, time.perf_counter() - start)
 
     def _timed(self, which: str, ready: dict[str, _Candidate | SkippedError]) -> list[dict[str, Any]]:
         """Interleaved rounds, so that a ratio is of two times taken one after the other."""
@@ -265,10 +263,6 @@ class Comparison:
             found["backend"] = choose(call).name
         ratio = statistics.median(one.samples[number] / ours.samples[number] for number in one.samples)
         return {**found, "time_ratio": ratio, "memory_ratio": one.bytes / max(ours.bytes, 1)}
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip()[:150]}".splitlines()[0]
 
 
 def _seconds(call: Callable[[], object], device: torch.device, times: int = 1) -> float:

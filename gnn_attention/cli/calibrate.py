@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
-from pathlib import Path
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,26 +39,26 @@ CASES: dict[str, tuple[str, Callable[[], TokenGraph]]] = {
     "many edges": ("rows", lambda: patterns.random_senders(8192, 48)),
 }
 # what is visited -> its constant
-PARTS = {
-    "calls": "call",
-    "rectangles": "rectangle",
-    "weighted_cells": "cell",
-    "edges": "edge",
-    "nodes": "node",
-}
-PARTS |= {"masked_pairs": "masked_pair", "plain_pairs": "plain_pair"}
+CONSTANTS = ("call", "rectangle", "cell", "edge", "node", "masked_pair", "plain_pair")
+PARTS = {"weighted_cells" if name == "cell" else f"{name}s": name for name in CONSTANTS}
 
 
-def run_calibration(
-    path: Path | None = None, progress: Callable[[str], None] | None = None
-) -> dict[str, Any]:
-    """Measure, fit, save the constants in ``path`` (None: the file that ``auto`` reads), and record it."""
-    path = path_of_costs() if path is None else path
-    _check_folder(path)
+def run_calibration(progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure, fit, save the constants in the file that ``auto`` reads, and record it.
+
+    OSError, before anything is measured, where they cannot be written: a read-only HOME.
+    """
+    path = path_of_costs()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        advice = "set GNN_ATTENTION_COSTS to a file that can"
+        raise OSError(f"{path} cannot be written ({error.strerror}): {advice}") from None
     seconds, works = {}, {}
     for name, (backend, make) in CASES.items():
-        if progress is not None:
-            progress(name)
+        progress(name)
         graph = make()
         works[name] = _work(backend, graph)
         seconds[name] = _measured(graph, "dense" if backend == "causal" else backend)
@@ -67,17 +67,6 @@ def run_calibration(
     cases = [{"case": name, "seconds": seconds[name], "predicted": predicted[name]} for name in CASES]
     about = {"bench": "calibrate", **environment("cpu"), "costs": asdict(found)}
     return {**about, "cases": cases, "file": str(save(found, path))}
-
-
-def _check_folder(path: Path) -> None:
-    """OSError, before anything is measured, where the constants cannot be written: a read-only HOME."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        advice = "set GNN_ATTENTION_COSTS to a file that can"
-        raise OSError(f"{path} cannot be written ({error.strerror}): {advice}") from None
 
 
 def fit(works: Sequence[Work], seconds: Sequence[float], heads: int = HEADS) -> Costs:
@@ -115,30 +104,28 @@ def _least_squares(shares: Tensor, default: Tensor) -> Tensor:
 
 
 def _work(backend: str, graph: TokenGraph) -> Work:
+    pairs = graph.num_dst * graph.num_src
     if backend == "causal":
-        return Work(calls=1, plain_pairs=graph.num_dst * graph.num_src // 2)
-    if backend == "dense":
-        return Work(calls=1, masked_pairs=graph.num_dst * graph.num_src)
-    return WORK[backend](graph)
+        return Work(calls=1, plain_pairs=pairs // 2)
+    return Work(calls=1, masked_pairs=pairs) if backend == "dense" else WORK[backend](graph)
 
 
 def _measured(graph: TokenGraph, backend: str) -> float:
     """The median time of a forward pass."""
     sizes = graph.num_dst, graph.num_src, graph.num_src
     q, k, v = (torch.randn(1, n, HEADS, DIM).transpose(1, 2) for n in sizes)
-    names = {"attend": attend, "q": q, "k": k, "v": v, "graph": graph, "backend": backend}
-    call, threads = "attend(q, k, v, graph, backend=backend)", torch.get_num_threads()
-    timer = Timer(call, globals=names, num_threads=threads)
+    call = partial(attend, q, k, v, graph, backend=backend)
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     with torch.no_grad():
-        attend(q, k, v, graph, backend=backend)  # its plan is made once
+        call()  # its plan is made once
         return float(timer.adaptive_autorange(max_run_time=2.0).median)
 
 
 def text(record: dict[str, Any]) -> str:
     """The constants next to their defaults, and the times next to what they predict."""
-    names, costs, default = [part.name for part in fields(Costs)], record["costs"], asdict(Costs())
     lines = [f"{'constant (ns)':<24}{'here':>12}{'default':>12}"]
-    lines += [f"{name:<24}{costs[name]:>12.2f}{default[name]:>12.2f}" for name in names]
+    for name, default in asdict(Costs()).items():
+        lines.append(f"{name:<24}{record['costs'][name]:>12.2f}{default:>12.2f}")
     lines += ["", f"{'case':<24}{'ms':>12}{'predicted':>12}"]
     for case in record["cases"]:
         lines.append(f"{case['case']:<24}{case['seconds'] * 1e3:>12.3f}{case['predicted'] * 1e3:>12.3f}")

@@ -46,12 +46,9 @@ def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     for names, kind, text in OPTIONS:
         flag, metavar = names.split()
         command.add_argument(flag, type=kind, metavar=metavar, help=text)
-    dtype, partition = (
-        "of all numbers (default %(default)s)",
-        "of the tokens, with --ranks (default: the best)",
-    )
+    dtype, partition = "of all numbers (default %(default)s)", "of the tokens, with --ranks"
     command.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help=dtype)
-    command.add_argument("--partition", choices=list(PARTITIONS), help=partition)
+    command.add_argument("--partition", choices=list(PARTITIONS), help=f"{partition} (default: the best)")
     json_option.add_json(command)
     command.set_defaults(run=_cost)
 
@@ -66,9 +63,7 @@ def _cost(args: argparse.Namespace) -> int:
         of = _of_forms if args.ranks is None else _of_ranks
         values, report = of(args, model, graph, tokens)
     text = json.dumps(values | {"tokens": tokens, "dtype": args.dtype}, indent=2)
-    json_option.write_json(args.json, text)
-    if args.json != "-":
-        print(report)
+    json_option.write_json(args.json, text, report)
     return 0
 
 

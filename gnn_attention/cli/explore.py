@@ -20,16 +20,15 @@ def add_explore(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add = command.add_argument
     add("text", nargs="?", help="what the model reads, such as 'Llamas do not output words'")
     add("--file", metavar="FILE", help="read the text from a file (- for stdin)")
-    out = "page to write (default %(default)s)"
-    add("-o", "--out", default="explorer.html", metavar="FILE", help=out)
+    add("-o", "--out", default="explorer.html", metavar="FILE", help="page to write (default %(default)s)")
     model = "a file of 'gnn-attention train', or name or folder of a Hugging Face model"
     add("--model", metavar="NAME", help=model)
     graph = "a first graph, e.g. 'window(n, 4) | sinks(n, 1)', n being tokens and room; may be repeated"
     add("--graph", action="append", metavar="EXPR", help=graph)
-    room = "how many tokens may be added (default %(default)s)"
-    add("--room", type=int, default=16, metavar="N", help=room)
-    layers = "of a Hugging Face model: only these layers"
-    add("--layers", type=int, nargs="+", metavar="L", help=layers)
+    add(
+        "--room", type=int, default=16, metavar="N", help="how many tokens may be added (default %(default)s)"
+    )
+    add("--layers", type=int, nargs="+", metavar="L", help="of a Hugging Face model: only these layers")
     add("--title", help="of the page (default: the text)")
     add("--force", action="store_true", help="replace a file that is no such page, too")
 

@@ -55,38 +55,24 @@ def continued(
     cache = KeyValueCache(edges, language_model.config.num_layers)
     progress.expect(tokens)
     progress.follow(lambda: max(cache.length - len(start), 0))
-    text = model.generate(
-        language_model, torch.tensor(start), tokens, temperature, seed, cache=cache
-    ).tolist()
-    return {
-        "text": vocabulary.decode(text),
-        "tokens": text,
-        "prompt_tokens": len(start),
-        "graph": edges.name,
-        "temperature": temperature,
-        "seed": seed,
-        "computed": cache.length,
-        "cached": len(cache.positions),
-        "bytes": cache.nbytes,
-    }
+    found = model.generate(language_model, torch.tensor(start), tokens, temperature, seed, cache=cache)
+    about = {"text": vocabulary.decode(found.tolist()), "tokens": found.tolist(), "prompt_tokens": len(start)}
+    about |= {"graph": edges.name, "temperature": temperature, "seed": seed, "computed": cache.length}
+    return about | {"cached": len(cache.positions), "bytes": cache.nbytes}
 
 
 def add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention generate``."""
     about = "let the trained model continue a text, along the edges of a graph"
     command = commands.add_parser("generate", help=about)
-    command.add_argument("prompt", help="the text to continue, such as 'def read('")
-    count = "how many more (default %(default)s)"
-    command.add_argument("--tokens", type=int, default=80, metavar="N", help=count)
-    expression = "the graph, e.g. 'window(512, 64) | sinks(512, 4)' (default: causal)"
-    command.add_argument("--graph", metavar="EXPR", help=expression)
-    temperature = "0 takes the likeliest token (default %(default)s)"
-    command.add_argument("--temperature", type=float, default=0.7, help=temperature)
-    command.add_argument("--seed", type=int, default=0, help="of the draws (default %(default)s)")
-    file = "weights of 'gnn-attention train' (default: those that ship)"
-    command.add_argument("--model", type=Path, metavar="FILE", help=file)
-    backends, backend = ["auto", *BACKENDS], "what attends (default %(default)s)"
-    command.add_argument("--backend", default="auto", choices=backends, help=backend)
+    add, default, file = command.add_argument, "(default %(default)s)", "weights of 'gnn-attention train'"
+    add("prompt", help="the text to continue, such as 'def read('")
+    add("--tokens", type=int, default=80, metavar="N", help=f"how many more {default}")
+    add("--graph", metavar="EXPR", help="e.g. 'window(512, 64) | sinks(512, 4)' (default: causal)")
+    add("--temperature", type=float, default=0.7, help=f"0 takes the likeliest token {default}")
+    add("--seed", type=int, default=0, help=f"of the draws {default}")
+    add("--model", type=Path, metavar="FILE", help=f"{file} (default: those that ship)")
+    add("--backend", default="auto", choices=["auto", *BACKENDS], help=f"what attends {default}")
     json_option.add_json(command)
     command.set_defaults(run=_generate)
 

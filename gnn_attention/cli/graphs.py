@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from gnn_attention import draw
 from gnn_attention._support import atomic_files
@@ -18,20 +18,14 @@ from gnn_attention.convert import catalogue, expressions
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.token_graph import LARGEST_PICTURE
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-REACH = frozenset({"token", "layers"})
-# the picture, and the options that belong to it
-KINDS: Mapping[str, tuple[Callable[..., Figure], frozenset[str]]] = {
-    "mask": (draw.mask, frozenset()),
-    "graph": (draw.graph, frozenset()),
-    "both": (draw.side_by_side, frozenset()),
-    "arcs": (draw.arcs, frozenset()),
-    "layers": (draw.layers, REACH),
-    "degrees": (draw.degrees, frozenset()),
-    "hops": (draw.hops, REACH),
+KINDS: Mapping[str, Callable[..., Any]] = {
+    "mask": draw.mask,
+    "graph": draw.graph,
+    "both": draw.side_by_side,
+    "arcs": draw.arcs,
+    "layers": draw.layers,
+    "degrees": draw.degrees,
+    "hops": draw.hops,
 }
 
 
@@ -46,14 +40,12 @@ def add_graphs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention draw``."""
     command = commands.add_parser("draw", help="draw a graph, e.g. 'window(64, 8) | sinks(64, 2)'")
-    command.add_argument("expression", help="builders and | & - ^ ~ @ ** .T .rows(a, b) .select(batch, head)")
-    out = "picture to write (.svg, .png, .pdf; default: text, if small)"
-    command.add_argument("-o", "--out", metavar="FILE", help=out)
-    command.add_argument("--kind", choices=list(KINDS), help="which picture (default mask)")
-    token = "of layers and hops: whose reach (default: the last)"
-    command.add_argument("--token", type=int, metavar="N", help=token)
-    layers = "of layers and hops: how many (layers: default 3)"
-    command.add_argument("--layers", type=int, metavar="L", help=layers)
+    add = command.add_argument
+    add("expression", help="builders and | & - ^ ~ @ ** .T .rows(a, b) .select(batch, head)")
+    add("-o", "--out", metavar="FILE", help="picture to write (.svg, .png, .pdf; default: text, if small)")
+    add("--kind", choices=list(KINDS), help="which picture (default mask)")
+    add("--token", type=int, metavar="N", help="of layers and hops: whose reach (default: the last)")
+    add("--layers", type=int, metavar="L", help="of layers and hops: how many (layers: default 3)")
     command.set_defaults(run=_draw)
 
 
@@ -70,9 +62,9 @@ def _graphs(args: argparse.Namespace) -> int:
 
 def _draw(args: argparse.Namespace) -> int:
     graph = expressions.parse(args.expression)
-    picture, own = KINDS[args.kind or "mask"]
     options = {name: value for name in ("token", "layers") if (value := getattr(args, name)) is not None}
-    for name in options.keys() - own:
+    if options and args.kind not in ("layers", "hops"):
+        name = next(iter(options))
         raise ValueError(f"--{name} belongs to --kind layers and --kind hops, not to {args.kind or 'mask'}")
     if args.out is None:
         print(_in_text(graph, args.kind))
@@ -84,7 +76,7 @@ def _draw(args: argparse.Namespace) -> int:
     if args.kind == "layers":
         options.setdefault("layers", 3)
     with Progress("draw"):
-        made = picture(graph, **options)
+        made = KINDS[args.kind or "mask"](graph, **options)
         with atomic_files.written(args.out) as file:
             made.savefig(file, format=Path(args.out).suffix[1:].lower())
     print(f"{args.out}: {graph!r}")

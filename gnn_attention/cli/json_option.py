@@ -13,9 +13,12 @@ def add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", nargs="?", const="-", metavar="FILE", help=text)
 
 
-def write_json(place: str | None, text: str) -> None:
-    """To the file of ``--json``, or to stdout for "-"; nothing for None."""
+def write_json(place: str | None, text: str, report: object = None) -> None:
+    """To the file of ``--json``, or for "-" to stdout, in place of the report."""
     if place == "-":
         print(text)
-    elif place is not None:
+        return
+    if place is not None:
         atomic_files.write(place, text + "\n")
+    if report is not None:
+        print(report)

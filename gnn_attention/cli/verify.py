@@ -21,8 +21,9 @@ from gnn_attention.verify.report import Report, Result
 
 def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention verify``."""
-    what = "check every form and backend against dense attention in float64"
-    command = added.add_parser("verify", help=what)
+    command = added.add_parser(
+        "verify", help="check every form and backend against dense attention in float64"
+    )
     add_options(command)
     command.set_defaults(run=run_checks)
 
@@ -57,7 +58,10 @@ def run_checks(args: argparse.Namespace, more: Sequence[verify.Group] = ()) -> i
     place = args.json or args.resume
     file = None if place == "-" else place
     atomic_files.check_place("--json", place)
-    resumed = None if args.resume is None else _earlier(args.resume)
+    try:
+        resumed = None if args.resume is None else Report.from_file(args.resume)
+    except ValueError as error:
+        raise ValueError(f"--resume {error}") from None
     try:
         report = _report(args, file, resumed, more)
     except KeyboardInterrupt:
@@ -77,6 +81,7 @@ def _report(
         if file is not None:
             atomic_files.write(file, report.to_json() + "\n")
 
+    which = args.device, args.dtype, args.backend, args.graph
     with Progress("verify", unit="checks") as progress:
 
         def show(done: int, due: int, result: Result) -> None:
@@ -85,10 +90,7 @@ def _report(
             progress.advance(1, note=f"{result.group}, {result.dtype}")
 
         report = verify.run(
-            device=args.device,
-            dtypes=args.dtype,
-            backends=args.backend,
-            graphs=args.graph,
+            *which,
             trained=not args.no_trained,
             seed=args.seed,
             more=more,
@@ -109,10 +111,3 @@ def _processors(device: str | None) -> int:
     if (device is None and torch.cuda.is_available()) or str(device).startswith("cuda"):
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _earlier(file: str) -> Report:
-    try:
-        return Report.from_file(file)
-    except ValueError as error:
-        raise ValueError(f"--resume {error}") from None

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -76,9 +75,8 @@ def run(
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if not budget > 0:
-        raise ValueError(
-            f"budget must be a number of seconds above 0, got {budget}; leave it out for no limit"
-        )
+        advice = "leave it out for no limit"
+        raise ValueError(f"budget must be a number of seconds above 0, got {budget}; {advice}")
     if jobs > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
         raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")
     began, device = time.time(), _device(device)
@@ -140,10 +138,10 @@ def checks(
 
 def _in_order(settings: Settings, groups: Sequence[Group]) -> Iterator[Check]:
     """What needs no compilation first, then our own kernels, and last what is compiled longest."""
-    own = [backend for backend in settings.backends if backend.name.startswith(OWN)]
-    others = [backend for backend in settings.backends if backend not in own]
-    eager, compiled = ([b for b in others if b.compiled is slow] for slow in (False, True))
-    for number, part in enumerate((eager, own, compiled)):
+    parts: tuple[list[Backend], ...] = ([], [], [])
+    for backend in settings.backends:
+        parts[1 if backend.name.startswith(OWN) else 2 * backend.compiled].append(backend)
+    for number, part in enumerate(parts):
         walk = settings.walk and number == 0
         if part or walk:
             for group in groups:
@@ -163,23 +161,19 @@ def _chosen(every: Sequence[Check], selection: str, only: str | None) -> Sequenc
 
 def _covered(every: Sequence[Check], chosen: Sequence[int]) -> dict[str, int]:
     """How many values of each factor the chosen checks have."""
-    values = defaultdict[str, set[str]](set)
-    for number in chosen:
-        for name, value in {"backend": every[number].backend, **every[number].factors}.items():
-            values[name].add(value)
-    return {name: len(values[name]) for name in ("graph", "option", "form", "backend", "rule")}
+    rows = [{"backend": every[number].backend, **every[number].factors} for number in chosen]
+    names = ("graph", "option", "form", "backend", "rule")
+    return {name: len({row[name] for row in rows if name in row}) for name in names}
 
 
 def _usual_backends(device: str) -> list[str]:
     """On a CPU all but those that compile for seconds, and those that take no plain call in any dtype."""
-    if not device.startswith("cpu"):
-        return list(BACKENDS)
-    refused = {
-        name: all(unsupported(backend, device, dtype, "plain") for dtype in DTYPES.values())
-        for name, backend in BACKENDS.items()
-        if not backend.compiled
-    }
-    return [name for name, always in refused.items() if not always]
+
+    def usual(backend: Backend) -> bool:
+        takes = (unsupported(backend, device, dtype, "plain") is None for dtype in DTYPES.values())
+        return not backend.compiled and any(takes)
+
+    return [name for name, found in BACKENDS.items() if not device.startswith("cpu") or usual(found)]
 
 
 def _device(device: str | None) -> str:
@@ -198,9 +192,8 @@ def _dtypes(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
     here = [name for name in DTYPES if device.startswith("cuda") or name not in GPU_ONLY]
     chosen = _names("dtypes", here if names is None else names, DTYPES)
     if missing := set(chosen).difference(here):
-        raise ValueError(
-            f"dtypes: {missing.pop()!r} is a mode of GPUs, and the device is {device!r}; leave it out"
-        )
+        wrong = f"{missing.pop()!r} is a mode of GPUs, and the device is {device!r}"
+        raise ValueError(f"dtypes: {wrong}; leave it out")
     return chosen
 
 

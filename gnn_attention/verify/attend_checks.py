@@ -13,19 +13,8 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import dropout
-from gnn_attention.verify.cases import (
-    BATCH,
-    DROPOUT,
-    FEATURES,
-    GRAPHS,
-    HEADS,
-    KV_HEADS,
-    OPTIONS,
-    PROBABILITY,
-    Feature,
-    GraphCase,
-)
-from gnn_attention.verify.check import BOTH, DIM, DTYPES, VALUE_DIM, Check, Settings, judged
+from gnn_attention.verify.cases import DROPOUT, FEATURES, GRAPHS, KV_HEADS, OPTIONS, Feature, GraphCase
+from gnn_attention.verify.check import BOTH, DIM, DTYPES, VALUE_DIM, Check, Settings
 from gnn_attention.verify.selection import covering, grid
 from gnn_attention.verify.truth import Problem
 
@@ -38,17 +27,14 @@ def attend_checks(settings: Settings) -> Iterator[Check]:
     every = [{**row, "backend": backend.name} for row in rows for backend in settings.backends]
     forward = set(covering(every, 2))
     for number, row in enumerate(rows):
-        make = functools.cache(partial(_problem, settings, row))
         name = f"{row['graph']}, {row['option']}, inputs {row['size']}"
         factors = {key: value for key, value in row.items() if key != "dtype"} | {"direction": BOTH}
+        given = row["dtype"], name, partial(_problem, settings, row), row["option"]
         unordered = FEATURES[row["option"]].unsupported(GRAPHS[row["graph"]])
-        for place, backend in enumerate(settings.backends, number * len(settings.backends)):
-            run = partial(judged, make, backend)
-            check = settings.check("attend", backend, row["dtype"], name, run, row["option"], **factors)
+        found = settings.checks("attend", *given, factors)
+        for place, check in enumerate(found, number * len(settings.backends)):
             check = check if unordered is None else replace(check, skipped=unordered)
-            yield check
-            if place in forward:
-                yield check.forward_alone()
+            yield from (check, check.forward_alone()) if place in forward else (check,)
 
 
 @functools.lru_cache(maxsize=16)
@@ -91,20 +77,19 @@ def dropout_checks(settings: Settings) -> Iterator[Check]:
     """The very weights that an edge's key names are dropped, forward and backward."""
     graphs = [name for name in DROPOUT_GRAPHS if name in settings.graphs]
     for dtype, graph in product(settings.semantics, graphs):
-        make = functools.cache(partial(_dropout_problem, settings, GRAPHS[graph], DTYPES[dtype]))
+        make = partial(_dropout_problem, settings, GRAPHS[graph], DTYPES[dtype])
         name = f"the weights dropped on {graph} are those of the key"
-        for backend in settings.backends:
-            run = partial(judged, make, backend)
-            yield settings.check("dropout", backend, dtype, name, run, DROPOUT, graph=graph)
+        yield from settings.checks("dropout", dtype, name, make, DROPOUT, {"graph": graph})
 
 
 def _dropout_problem(settings: Settings, case: GraphCase, dtype: torch.dtype) -> Problem:
     """``(softmax(logits) * stays / (1 - p)) v``: factors after the softmax."""
-    sample, head = torch.arange(BATCH).view(-1, 1, 1, 1), torch.arange(HEADS).view(-1, 1, 1)
+    feature, (samples, heads) = OPTIONS[DROPOUT], case.sizes
+    probability = feature.arguments["dropout"]
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         seed = dropout.draw_seed(torch.device("cpu"))
-    stays = dropout.mask(seed, sample, head, *case.positions(), PROBABILITY)
-    factors = (stays.double() / (1 - PROBABILITY)).expand(case.mask.shape)
-    inputs = drawn(settings.seed + 4, dtype, case, OPTIONS[DROPOUT])
-    return Problem.of(case, OPTIONS[DROPOUT], inputs, settings.device, factors=factors)
+    places = torch.arange(samples).view(-1, 1, 1, 1), torch.arange(heads).view(-1, 1, 1), *case.positions()
+    factors = dropout.mask(seed, *places, probability).double() / (1 - probability)
+    inputs = drawn(settings.seed + 4, dtype, case, feature)
+    return Problem.of(case, feature, inputs, settings.device, factors=factors.expand(case.mask.shape))

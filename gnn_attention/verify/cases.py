@@ -16,7 +16,7 @@ from gnn_attention.graph import TokenGraph
 
 HEADS, KV_HEADS, BATCH = 4, 2, 8  # many samples, so that the worst error of a draw is not a matter of luck
 REACH = 3  # of the relative bias
-DROPOUT, PROBABILITY = "dropout", 0.3
+DROPOUT = "dropout"
 
 Inputs = Mapping[str, Tensor]
 
@@ -182,6 +182,10 @@ def _softcap(inputs: Inputs, x: Tensor, *places: Tensor) -> Tensor:
     return 3.0 * torch.tanh(x / 3.0)
 
 
+def _capped_alibi(inputs: Inputs, x: Tensor, *places: Tensor) -> Tensor:
+    return _softcap(inputs, _alibi(inputs, x, *places))
+
+
 ALIBI, CAP = score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softcap(3.0)
 BOTH = score_mods.chain(ALIBI, CAP)
 COUNTS = score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 25))
@@ -200,32 +204,26 @@ FEATURES = {
         ),
         Feature("edge bias", ("bias",)),
         Feature("sinks", ("sink_logits",)),
-        Feature(
-            "alibi, softcap, bias, sinks",
-            LEARNED,
-            lambda _: BOTH,
-            lambda _, x, *places: _softcap(_, _alibi(_, x, *places)),
-            additive=False,
-        ),
+        Feature("alibi, softcap, bias, sinks", LEARNED, lambda _: BOTH, _capped_alibi, additive=False),
     )
 }
 
 
-def _lse_feature(with_mod: bool, learns: tuple[str, ...]) -> Feature:
-    """A set of options: the score_mod of all arguments, a bias, sinks."""
-    name = ", ".join(["score_mod"] * with_mod + list(learns)) or "no option"
-    mods: Any = (lambda _: _every_argument, lambda _, *x: _every_argument(*x)) if with_mod else ()
-    return Feature(name, learns, *mods, additive=False)
+def _lse_feature(with_mod: bool, with_bias: bool, with_sinks: bool) -> Feature:
+    learns = tuple(compress(LEARNED, (with_bias, with_sinks)))
+    if not with_mod:
+        return Feature(", ".join(learns) or "no option", learns, additive=False)
+    name = ", ".join(["score_mod", *learns])
+    return Feature(name, learns, lambda _: _every_argument, lambda _, *x: _every_argument(*x), additive=False)
 
 
-SETS = [tuple(compress(LEARNED, chosen)) for chosen in product((False, True), repeat=2)]
-LSE_OPTIONS = {f.name: f for f in (_lse_feature(*chosen) for chosen in product((False, True), SETS))}
+LSE_OPTIONS = {f.name: f for f in (_lse_feature(*chosen) for chosen in product((False, True), repeat=3))}
 # what rules and the checks of dropout add to that
 OPTIONS = FEATURES | LSE_OPTIONS
 OPTIONS["share"] = Feature(
     "share", (), lambda _: _share, lambda _, x, b, h, i, j: x / (i - j + 1).clamp(min=1), additive=False
 )
-OPTIONS[DROPOUT] = Feature(DROPOUT, arguments={"dropout": PROBABILITY})
+OPTIONS[DROPOUT] = Feature(DROPOUT, arguments={"dropout": 0.3})
 CASES = GRAPHS | {
     "window of 3": GraphCase("window of 3", patterns.window(13, 3), lambda b, h, i, j: 0 <= i - j < 3)
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ DIM, VALUE_DIM, WIDTH = 16, 12, 24
 BOTH, FORWARD = "forward and gradients", "forward alone"
 
 Run = Callable[[], Mapping[str, Any]]
+MakeProblem = Callable[[], Problem]
+Factors = Mapping[str, str]
 Outcomes = Iterable[tuple[str, Outcome]]
 
 
@@ -58,7 +61,7 @@ class Check:
     name: str
     run: Run
     with_gradients: bool = False
-    factors: Mapping[str, str] = field(default_factory=dict)
+    factors: Factors = field(default_factory=dict)
     skipped: str | None = None
 
     @property
@@ -68,7 +71,7 @@ class Check:
 
     def __call__(self) -> Result:
         """Run it."""
-        result = functools.partial(Result, self.group, self.backend, self.dtype, self.name)
+        result = partial(Result, self.group, self.backend, self.dtype, self.name)
         if self.skipped is not None:
             return result(passed=False, skipped=self.skipped)
         matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.fp32_precision
@@ -123,13 +126,29 @@ class Settings:
         return [name for name in self.dtypes if name not in GPU_ONLY]
 
     def check(
-        self, group: str, path: Backend | None, dtype: str, name: str, run: Run, term: str, **factors: str
+        self, group: str, path: Backend | None, dtype: str, name: str, run: Run, term: str, factors: Factors
     ) -> Check:
         """A check of one path; skipped where the backend does not take calls with the option ``term``."""
         skipped = None if path is None else unsupported(path, self.device, DTYPES[dtype], term)
         path_name = "walk" if path is None else path.name
         # rules differentiate by themselves
         return Check(group, path_name, dtype, name, run, group != "rules", factors, skipped)
+
+    def checks(
+        self,
+        group: str,
+        dtype: str,
+        name: str,
+        make: MakeProblem,
+        term: str,
+        factors: Factors,
+        form: Any = None,
+    ) -> Iterator[Check]:
+        """A problem on every path of a layer, or of a call, perhaps in another form of its heads."""
+        make = functools.cache(make)
+        for path in self.paths if group in ("layer", "trained") else self.backends:
+            run = partial(_judged, make, path, form)
+            yield self.check(group, path, dtype, name, run, term, factors)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -148,8 +167,7 @@ def unsupported(backend: Backend, device: str, dtype: torch.dtype, option: str) 
     return None if reason is None else f"{backend.name}: {reason}"
 
 
-def judged(make: Callable[[], Problem], path: Backend | None, form: Any = None) -> Mapping[str, Any]:
-    """The fields of a result: a problem on one path, perhaps in another form of its heads."""
+def _judged(make: MakeProblem, path: Backend | None, form: Any) -> Mapping[str, Any]:
     problem = make()
     return verdict(*problem.solve(path, form=form), problem.truth.for_backend(path))
 

@@ -26,17 +26,21 @@ def environment(device: str) -> dict[str, Any]:
     True
     """
     gpu, matmul, cudnn = device.startswith("cuda"), torch.backends.cuda.matmul, torch.backends.cudnn
-    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    return {
-        "device": torch.cuda.get_device_name(device) if gpu else cpu,
-        "driver": _of_driver("driver_version") if gpu else None,
-        "clocks": _of_driver("clocks.sm,clocks.max.sm,clocks.mem,power.limit") if gpu else None,
-        "cuda": torch.version.cuda if gpu else None,
-        "cudnn": str(torch.backends.cudnn.version()) if gpu else None,  # type: ignore[no-untyped-call]
-        "capability": ".".join(map(str, torch.cuda.get_device_capability(device))) if gpu else None,
+    about: dict[str, Any] = dict.fromkeys(("driver", "clocks", "cuda", "cudnn", "capability", "triton_key"))
+    about["device"] = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    if gpu:
+        about["device"], about["cuda"] = torch.cuda.get_device_name(device), torch.version.cuda
+        about["driver"] = _of_driver("driver_version")
+        about["clocks"] = _of_driver("clocks.sm,clocks.max.sm,clocks.mem,power.limit")
+        about["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        about["capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        about["triton_key"] = _triton_key()
+    git = ("git", "-C", str(HERE))
+    commit = _output(*git, "rev-parse", "HEAD")
+    changes = commit and _output(*git, "status", "--porcelain", "--", str(HERE.parent))
+    return about | {
         "torch": torch.__version__,
         "triton": _version("triton"),
-        "triton_key": _triton_key() if gpu else None,
         "numpy": _version("numpy"),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -44,7 +48,9 @@ def environment(device: str) -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "matmul_precision": matmul.fp32_precision,
         "cudnn_benchmark": cudnn.benchmark,
-        **_commit(),
+        "commit": commit or os.environ.get(COMMIT),
+        # whether files differ from the commit: unknown without a repository
+        "dirty": commit and changes is not None,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
@@ -59,16 +65,6 @@ def _triton_key() -> str | None:
         cache = importlib.import_module("triton.runtime.cache")
         return hashlib.sha256(cache.triton_key().encode()).hexdigest()
     return None
-
-
-def _commit() -> dict[str, Any]:
-    """The commit and whether files differ from it; None where that is unknown."""
-    git = ("git", "-C", str(HERE))
-    found = _output(*git, "rev-parse", "HEAD")
-    if found is None:
-        return {"commit": os.environ.get(COMMIT), "dirty": None}
-    changes = _output(*git, "status", "--porcelain", "--", str(HERE.parent))
-    return {"commit": found, "dirty": changes is not None}
 
 
 def _version(package: str) -> str | None:

@@ -21,19 +21,8 @@ from gnn_attention.backends import Backend
 from gnn_attention.heads import StandardHeads
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, GraphCase
-from gnn_attention.verify.check import (
-    BOTH,
-    DIM,
-    DTYPES,
-    FORMS,
-    VALUE_DIM,
-    WIDTH,
-    Check,
-    Settings,
-    judged,
-    worst,
-)
-from gnn_attention.verify.measure import exactly
+from gnn_attention.verify.check import BOTH, DIM, DTYPES, FORMS, VALUE_DIM, WIDTH, Check, Settings, worst
+from gnn_attention.verify.measure import within
 from gnn_attention.verify.selection import covering, grid
 from gnn_attention.verify.truth import Problem, plain_names
 
@@ -50,17 +39,14 @@ ONE_EDGE_LIST = "messages one by one need one edge list, and this graph differs 
 def layer_checks(settings: Settings) -> Iterator[Check]:
     """Forms x graphs x options x dtypes x paths: some graphs by triples of values, all by pairs."""
     for row in _rows(settings.dtypes, settings.graphs, settings.forms, settings.features, settings.sizes):
-        make = functools.cache(partial(_problem, settings, row))
         name = f"{row['form']}, {row['kind']}, {row['graph']}, {row['option']}, inputs {row['size']}"
         factors = {key: value for key, value in row.items() if key != "dtype"} | {"direction": BOTH}
-        for path in settings.paths:
-            run = partial(judged, make, path)
-            check = settings.check("layer", path, row["dtype"], name, run, row["option"], **factors)
-            if path is None and GRAPHS[row["graph"]].varies:
-                check = replace(check, skipped=ONE_EDGE_LIST)
-            yield check
-            if row["size"] == "x1" and row["kind"] == KINDS[1]:
-                yield check.forward_alone()
+        given = row["dtype"], name, partial(_problem, settings, row), row["option"]
+        both = row["size"] == "x1" and row["kind"] == KINDS[1]
+        for check in settings.checks("layer", *given, factors):
+            unlisted = check.backend == "walk" and GRAPHS[row["graph"]].varies
+            check = replace(check, skipped=ONE_EDGE_LIST) if unlisted else check
+            yield from (check, check.forward_alone()) if both else (check,)
 
 
 @functools.lru_cache(maxsize=16)
@@ -79,12 +65,9 @@ def _rows(*values: tuple[Any, ...]) -> list[dict[str, str]]:
 def _problem(settings: Settings, row: Mapping[str, str]) -> Problem:
     case, feature, dtype = GRAPHS[row["graph"]], FEATURES[row["option"]], DTYPES[row["dtype"]]
     rng, size = torch.Generator().manual_seed(settings.seed + 1), float(row["size"][1:])
+    shapes = {"x_src": case.graph.num_src, "x_dst": case.graph.num_dst, "direction": case.graph.num_dst}
     draw = partial(torch.randn, BATCH, generator=rng, dtype=torch.float64)
-    inputs = {
-        "x_src": draw(case.graph.num_src, WIDTH) * size,
-        "x_dst": draw(case.graph.num_dst, WIDTH) * size,
-        "direction": draw(case.graph.num_dst, WIDTH),
-    }
+    inputs = {name: draw(n, WIDTH) * (1.0 if name == "direction" else size) for name, n in shapes.items()}
     inputs |= feature.learned(case, torch.Generator().manual_seed(settings.seed + 8))
     heads = FORMS[row["form"]](_heads(row["kind"], settings.seed)).to(dtype)
     rounded = {name: x.to(dtype) for name, x in inputs.items()}
@@ -109,10 +92,12 @@ def form_checks(settings: Settings) -> Iterator[Check]:
     for kind, graph in product(KINDS, graphs):
         row = {"form": "standard", "kind": kind, "graph": graph, "option": "plain", "dtype": "float64"}
         make = functools.cache(partial(_problem, settings, {**row, "size": "x1"}))
-        for form, path in product(settings.forms, settings.backends):
-            name, run = f"{form} from standard, {kind}, {graph}", partial(judged, make, path, FORMS[form])
-            factors = {"form": form, "kind": kind, "graph": graph}
-            yield settings.check("forms", path, "float64", name, run, "plain", **factors)
+        for form in settings.forms:
+            name, factors = (
+                f"{form} from standard, {kind}, {graph}",
+                {"form": form, "kind": kind, "graph": graph},
+            )
+            yield from settings.checks("forms", "float64", name, make, "plain", factors, FORMS[form])
 
 
 def trained_checks(settings: Settings) -> Iterator[Check]:
@@ -125,16 +110,17 @@ def trained_checks(settings: Settings) -> Iterator[Check]:
         inputs = [block.attention_norm(state) for block, state in zip(wide.blocks, states, strict=False)]
     for dtype, (number, state), form in product(settings.dtypes, enumerate(inputs), settings.forms):
         given = settings, trained.blocks[number].attention, form, DTYPES[dtype], state
-        make = functools.cache(partial(_trained_problem, *given))
-        factors = {"layer": str(number), "form": form, "direction": BOTH}
-        for path in settings.paths:
-            name, run = f"layer {number}, {form}, {SENTENCE!r}", partial(judged, make, path)
-            check = settings.check("trained", path, dtype, name, run, "relative bias", **factors)
+        factors, make = (
+            {"layer": str(number), "form": form, "direction": BOTH},
+            partial(_trained_problem, *given),
+        )
+        name = f"layer {number}, {form}, {SENTENCE!r}"
+        for check in settings.checks("trained", dtype, name, make, "relative bias", factors):
             yield from (check, check.forward_alone())
     for path in settings.paths:
-        run = partial(_logits_agree, settings, trained, tokens, path)
+        run = partial(_logits_agree, settings.device, wide, tokens, path)
         name = f"logits of {SENTENCE!r}"
-        yield settings.check("trained", path, "float64", name, run, "relative bias", layer="logits")
+        yield settings.check("trained", path, "float64", name, run, "relative bias", {"layer": "logits"})
 
 
 def _sentence(heads: int) -> GraphCase:
@@ -154,26 +140,17 @@ def _trained_problem(
     return Problem.of(_sentence(len(table)), FEATURES["relative bias"], rounded, settings.device, heads)
 
 
-def _logits_agree(
-    settings: Settings, trained: Any, tokens: Tensor, path: Backend | None
-) -> Mapping[str, Any]:
-    """Whole logits in float64, along this path and written out with masked softmax."""
-    own = copy.deepcopy(trained).double().to(settings.device)
-    own.backend = path
-    with torch.no_grad():
-        found = own(tokens.to(settings.device)).cpu()
-        wanted = _plain_logits(copy.deepcopy(trained).double(), tokens)
-    return worst([("the whole model", exactly("logits", found, wanted))])
-
-
-def _plain_logits(trained: Any, tokens: Tensor) -> Tensor:
-    """The model written out over T x T, for the whole stack."""
-    state, added = trained.embedding(tokens), FEATURES["relative bias"].dense
-    for block in trained.blocks:
+@torch.no_grad()
+def _logits_agree(device: str, wide: Any, tokens: Tensor, path: Backend | None) -> Mapping[str, Any]:
+    """Whole logits in float64, along this path and written out over T x T with masked softmax."""
+    state = wide.embedding(tokens)
+    for block in wide.blocks:
         x, heads, table = block.attention_norm(state), block.attention.heads, block.attention.score_mod.table
         case = _sentence(len(table))
-        dense = partial(added, case, {"table": table})
+        dense = partial(FEATURES["relative bias"].dense, case, {"table": table})
         state = state + oracle.layer(plain_names(heads), x, x, case.mask, heads.head_dim**-0.5, dense)
         state = state + block.mlp(block.mlp_norm(state))
-    logits_out: Tensor = trained.unembedding(trained.norm(state))
-    return logits_out
+    own = copy.deepcopy(wide).to(device)
+    own.backend = path
+    wanted = wide.unembedding(wide.norm(state))
+    return worst([("the whole model", within("logits", own(tokens.to(device)).cpu(), wanted))])

@@ -44,9 +44,10 @@ class Truth:
         """What a backend (None: the walk) is judged by."""
         if backend is None or not backend.recomputes:
             return self
-        larger = {name: max(error, self.fused.get(name, 0.0)) for name, error in self.yardstick.items()}
-        out = {name: error for name, error in self.yardstick.items() if name == "out"}
-        return replace(self, yardstick=larger | out)
+        fused = {
+            name: max(x, self.fused.get(name, 0.0)) for name, x in self.yardstick.items() if name != "out"
+        }
+        return replace(self, yardstick={**self.yardstick, **fused})
 
     def rows(self, receivers: Tensor, senders: Tensor) -> Truth:
         """About the output of some receivers and the gradients of some senders alone (axis 2 of each)."""
@@ -101,29 +102,24 @@ def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome
     """Compare an output and gradients with the truth."""
     exact = out.dtype == torch.float64
     limit, slope = (1.0, 1.0) if exact else (ALLOWED_OUTPUT, ALLOWED_GRADIENT)
-    error, unit = _measure(out, truth.out, truth.yardstick.get("out"), largest(truth.out))
-    shares, parts = [_ratio(error, unit) / limit], [("output", out, truth.out, limit * unit)]
     scale = max((largest(g) for g in truth.gradients.values()), default=0.0)
+    error, unit = _measure(out, truth.out, truth.yardstick.get("out"), largest(truth.out))
+    compared = [(_ratio(error, unit) / limit, ("output", out, truth.out, limit * unit))]
     for name, g in gradients.items():
         true = truth.gradients[name]
         off, allowed = _measure(g, true, truth.yardstick.get(name), scale)
-        shares.append(_ratio(off, allowed) / slope)
-        parts.append((f"gradient of {name}", g, true, slope * allowed))
-    gradient = slope * max(shares[1:], default=0.0, key=badness)
-    worst = max(range(len(shares)), key=lambda number: badness(shares[number]))
-    return Outcome(_ratio(error, unit), gradient, error, unit, shares[worst], _description(*parts[worst]))
+        compared.append((_ratio(off, allowed) / slope, (f"gradient of {name}", g, true, slope * allowed)))
+    gradient = slope * max((share for share, _ in compared[1:]), default=0.0, key=badness)
+    share, worst = max(compared, key=lambda part: badness(part[0]))
+    return Outcome(_ratio(error, unit), gradient, error, unit, share, _description(*worst))
 
 
-def within(name: str, found: Tensor, true: Tensor, allowed: float) -> Outcome:
-    """Compare a result with the truth by a bound on the absolute error that follows from the arithmetic."""
+def within(name: str, found: Tensor, true: Tensor, allowed: float | None = None) -> Outcome:
+    """Compare a result with the truth by a bound on the error (None: 1e-12 of the largest number)."""
+    allowed = EXACT * largest(true) if allowed is None else allowed
     error = _distance(found, true) if found.shape == true.shape else math.inf
     share = _ratio(error, allowed)
     return Outcome(share, 0.0, error, allowed, share, _description(name, found, true, allowed))
-
-
-def exactly(name: str, found: Tensor, true: Tensor) -> Outcome:
-    """Compare a float64 result with the truth: 1e-12 of the largest number is allowed."""
-    return within(name, found, true, EXACT * largest(true))
 
 
 def holds(condition: bool | Tensor, where: str = "it does not hold") -> Outcome:

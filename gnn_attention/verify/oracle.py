@@ -8,8 +8,6 @@ the layer is ``sum_h A_h (x W_V_h) W_O_h + b_O`` (S0.1 to S0.4), or ``sum_h A_h 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -65,15 +63,13 @@ def layer(
     merged, b_O = "pattern" in weights, weights.get("b_O")
     head = _merged_head if merged else _standard_head
     heads = [head(weights, h, x_src, x_dst) for h in range(len(weights["pattern" if merged else "W_Q"]))]
-    logits = torch.stack([logits for logits, _ in heads], 1) * scale
-    messages = torch.stack([messages for _, messages in heads], 1)
+    logits, messages = (torch.stack(parts, 1) for parts in zip(*heads, strict=True))
+    logits = logits * scale
     updates = masked_softmax(logits if modify is None else modify(logits), mask) @ messages
     return updates.sum(1) + (0.0 if b_O is None else b_O.reshape(-1, b_O.shape[-1]).sum(0))
 
 
-def _standard_head(
-    weights: Mapping[str, Tensor], h: int, x_src: Tensor, x_dst: Tensor
-) -> tuple[Tensor, Tensor]:
+def _standard_head(weights: Mapping[str, Tensor], h: int, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, ...]:
     """Unscaled logits ``[B, dst, src]`` and messages ``[B, src, D]`` of head h."""
 
     def linear(letter: str, head: int, x: Tensor) -> Tensor:
@@ -85,9 +81,7 @@ def _standard_head(
     return logits, linear("V", serving, x_src) @ weights["W_O"][h]
 
 
-def _merged_head(
-    weights: Mapping[str, Tensor], h: int, x_src: Tensor, x_dst: Tensor
-) -> tuple[Tensor, Tensor]:
+def _merged_head(weights: Mapping[str, Tensor], h: int, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, ...]:
     """The same of merged matrices, which may have biases as a last row or column, for a last 1 of x."""
     pattern, message = weights["pattern"][h], weights["message"][h]
     left = pad(x_dst, (0, len(pattern) - x_dst.shape[-1]), value=1.0)
@@ -95,45 +89,12 @@ def _merged_head(
     return torch.einsum("bid,de,bje->bij", left, pattern, right), sent @ message
 
 
-@dataclass(frozen=True, eq=False)
-class Order:
-    """A reshuffling of receivers, senders and channels: the same problem, but other roundings.
-
-    SDPA's largest error on one small input is partly luck; the largest over a few orders is a fair yardstick.
-    ``widened`` gives keys and values equally many channels (the further ones 0), and a mask that learns as it
-    is: only then does SDPA run its fused kernel. Its gradients have larger roundings, since it computes the
-    weights again from lse: a yardstick for backends that do so too, and for no other.
-    """
-
-    dst: Tensor
-    src: Tensor
-    dim: Tensor
-    widened: bool
-
-    @staticmethod
-    def draw(number: int, dst: int, src: int, dim: int, device: str, widened: bool = False) -> Order:
-        """Order 0 changes nothing; the others are random."""
-        rng = torch.Generator().manual_seed(number)
-        made = (torch.randperm(n, generator=rng) if number else torch.arange(n) for n in (dst, src, dim))
-        return Order(*(order.to(device) for order in made), widened)
-
-
-def reordered_sdpa(
-    order: Order,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    scale: float,
-    added: Tensor | None = None,
-    sink_logits: Tensor | None = None,
-) -> Tensor:
-    """:func:`sdpa` computed in another order, the result in the original one."""
-    q, k, v = q[:, :, order.dst][..., order.dim], k[:, :, order.src][..., order.dim], v[:, :, order.src]
-    added = None if added is None else added[:, :, order.dst][..., order.src]
-    mask = mask[:, :, order.dst][..., order.src]
-    out = sdpa(q, k, v, mask, scale, added, sink_logits, order.widened)
-    return out.index_select(2, order.dst.argsort())
+def reordered(number: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The same logits, but other roundings: channels in another order, for number 0 in theirs."""
+    if not number:
+        return q, k
+    order = torch.randperm(q.shape[3], generator=torch.Generator().manual_seed(number)).to(q.device)
+    return q[..., order], k[..., order]
 
 
 def sdpa(
@@ -145,8 +106,16 @@ def sdpa(
     added: Tensor | None = None,
     sink_logits: Tensor | None = None,
     widened: bool = False,
+    number: int = 0,
 ) -> Tensor:
-    """Torch's SDPA in the dtype of q with an additive mask; a sink is one more key with a zero value."""
+    """Torch's SDPA in the dtype of q with an additive mask; a sink is one more key with a zero value.
+
+    Its largest error on one small input is partly luck; the largest over a few orders of the channels, by
+    ``number``, is a fair yardstick. ``widened`` gives keys and values equally many channels (the further ones
+    0), and a mask that learns as it is: only then does SDPA run its fused kernel. Its gradients have larger
+    roundings, since it computes the weights again from lse: a yardstick for backends that do so too alone.
+    """
+    q, k = reordered(number, q, k)
     additive = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
     additive = additive.expand(*q.shape[:3], k.shape[2])
     additive = additive if added is None else additive + added.to(q.dtype)
@@ -154,7 +123,10 @@ def sdpa(
         column = sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
         k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
         if widened:
-            q, k, column = _with_sink_channel(q, k, column / scale)
+            # the fused kernel gives a mask no gradient: the logit is a channel, 1 in the last key alone
+            channel = pad(k.new_ones(*k.shape[:2], 1, 1), (0, 0, k.shape[2] - 1, 0))
+            q, k = torch.cat([q, column / scale], dim=-1), torch.cat([k, channel], dim=-1)
+            column = torch.zeros_like(column)
         additive = torch.cat([additive, column], dim=-1)
     value_dim, wide = v.shape[3], max(k.shape[3], v.shape[3])
     if widened:
@@ -165,16 +137,9 @@ def sdpa(
     additive = torch.where(isolated, torch.zeros_like(additive), additive)
     # SDPA leaves its fused kernels where channels are not contiguous
     q, k, v = (x.contiguous() for x in (q, k, v))
-    out = scaled_dot_product_attention(
-        q, k, v, attn_mask=additive, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    grouped = q.shape[1] != k.shape[1]
+    out = scaled_dot_product_attention(q, k, v, attn_mask=additive, scale=scale, enable_gqa=grouped)
     return torch.where(isolated, torch.zeros_like(out), out)[..., :value_dim]
-
-
-def _with_sink_channel(q: Tensor, k: Tensor, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sink's logit as a channel, 1 in the last key alone: the fused kernel gives a mask no gradient."""
-    channel = pad(k.new_ones(*k.shape[:2], 1, 1), (0, 0, k.shape[2] - 1, 0))
-    return torch.cat([q, column], dim=-1), torch.cat([k, channel], dim=-1), torch.zeros_like(column)
 
 
 def sdpa_lse_error(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> float:
@@ -188,7 +153,8 @@ def sdpa_lse_error(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> float:
     q, k = q.detach(), per_query_head(pad(k.detach(), (0, 0, 0, more)), q)
     additive = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
     additive = pad(additive, (0, more), value=-torch.inf)
-    kernel = partial(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, attn_mask=additive)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     logits = torch.einsum("bhid,bhjd->bhij", q.double(), k.double()) * scale
-    off = kernel(q, k, k, scale=scale)[1].double() - (logits + additive.double()).logsumexp(-1)
+    lse = kernel(q, k, k, attn_mask=additive, scale=scale)[1].double()
+    off = lse - (logits + additive.double()).logsumexp(-1)
     return float(off[mask.any(-1)].abs().max()) if mask.any() else 0.0

@@ -89,15 +89,11 @@ def newest(folder: Path = RECORDS) -> tuple[Path, Report] | None:
     """The newest record of checks on a GPU, and where it lies; None if there is none."""
     found = []
     for file in folder.glob("*.json"):
-        text = file.read_text(encoding="utf-8")
+        made = json.loads(file.read_text(encoding="utf-8"))
         # those of benchmarks and of guarantees have other fields
-        record = json.loads(text)
-        if {"environment", "summary", "results"} <= record.keys() and record["environment"].get("cuda"):
-            found.append((record["environment"]["date"], file.name, text))
-    if not found:
-        return None
-    _, name, text = max(found)
-    return folder / name, Report.from_json(text)
+        if {"environment", "summary", "results"} <= made.keys() and made["environment"].get("cuda"):
+            found.append((made["environment"]["date"], file))
+    return (max(found)[1], Report.from_file(max(found)[1])) if found else None
 
 
 def status(folder: Path = RECORDS, package: Path = PACKAGE) -> str:
@@ -117,23 +113,20 @@ def status(folder: Path = RECORDS, package: Path = PACKAGE) -> str:
 
 
 def _when(report: Report) -> str:
-    return (
-        f"{str(report.environment['date'])[:10]}, {str(report.environment.get('commit') or 'unknown')[:12]}"
-    )
+    env = report.environment
+    return f"{str(env['date'])[:10]}, {str(env.get('commit') or 'unknown')[:12]}"
 
 
 def _reason(report: Report, here: dict[str, str]) -> str | None:
     """Why a record verifies nothing today; None if it does."""
-    when, about = _when(report), report.environment
+    last, about = f"its last verification ({_when(report)})", report.environment
     if not report.ok or report.skipped:
-        counts = (
-            f"{len(report.failures)} failed, {len(report.skipped)} skipped, {report.not_started} not started"
-        )
-        return f"its last verification ({when}) does not stand: {counts}"
+        found = f"{len(report.failures)} failed, {len(report.skipped)} skipped"
+        return f"{last} does not stand: {found}, {report.not_started} not started"
     if about.get("trial") or about.get("interpreted") is not False:
-        return f"its last verification ({when}) was a rehearsal, whose kernels were interpreted"
+        return f"{last} was a rehearsal, whose kernels were interpreted"
     if digest(label(result) for result in report.results) != CORE:
-        return f"its last verification ({when}) was not of the core of checks as it is now"
+        return f"{last} was not of the core of checks as it is now"
     if about.get("sources") != here:
-        return f"kernels, forms or checks changed since the last GPU verification ({when})"
+        return f"kernels, forms or checks changed since the last GPU verification ({_when(report)})"
     return None

@@ -16,6 +16,8 @@ from gnn_attention import patterns
 from gnn_attention.verify.measure import badness
 
 SHOWN = 20  # failures
+UNITS = """Worst errors in units of SDPA's in the same dtype (allowed: outputs 2, gradients 3), in float64
+of 1e-12 of the largest number (allowed: 1)."""
 NUMBERS = ("output", "gradient", "error", "unit", "share")
 TEXTS = ("group", "backend", "dtype", "name")
 
@@ -83,10 +85,8 @@ class Report:
         """A graph, what was compared along such graphs and how near it came, what failed, and a sentence."""
         example = patterns.window(4, 2) | patterns.sinks(4, 1)
         lines = [str(example), "", *self._comparison()]
-        if self.failures:
-            more = len(self.failures) - SHOWN
-            lines += ["", *(line for r in self.failures[:SHOWN] for line in _failure(r))]
-            lines += [f"... and {more} more"] if more > 0 else []
+        lines += ["", *map(_failure, self.failures[:SHOWN])] if self.failures else []
+        lines += [f"... and {more} more"] if (more := len(self.failures) - SHOWN) > 0 else []
         return "\n".join([*lines, self._verdict()])
 
     def _comparison(self) -> Iterator[str]:
@@ -97,16 +97,15 @@ class Report:
             found = "{graph} graphs, {option} options, {form} forms of the weights, {backend} backends"
             every = ": every pair of them" if selection == "pairs" else ""
             yield f"  {found.format(**counts)}, forward and gradients{every}"
-        shares = defaultdict[str, list[float]](list)
+        worst = dict[str, float]()
         for r in self.results:
             if r.share is not None:
-                shares[r.dtype].append(r.share)
-        worst = {dtype: f"{max(found, key=badness):.2f}" for dtype, found in shares.items()}
+                worst[r.dtype] = max(worst.get(r.dtype, 0.0), r.share, key=badness)
         exact = worst.pop("float64", None)
         if exact is not None:
-            yield f"  float64: the worst error is {exact} of what is allowed, 1e-12 of the largest number"
+            yield f"  float64: the worst error is {exact:.2f} of what is allowed, 1e-12 of the largest number"
         if worst:
-            errors = ", ".join(f"{dtype} {share}" for dtype, share in worst.items())
+            errors = ", ".join(f"{dtype} {share:.2f}" for dtype, share in worst.items())
             yield f"  {errors} of what is allowed: 2 times the error of torch's attention, 3 for gradients"
 
     def _verdict(self) -> str:
@@ -120,20 +119,18 @@ class Report:
 
     def table(self) -> str:
         """Counts and worst errors by group, backend and dtype, then the reasons of skipped checks."""
-        reasons = Counter(r.skipped for r in self.results if r.skipped is not None)
         groups = defaultdict[tuple[str, ...], list[Result]](list)
         for r in self.results:
             if r.skipped is None:
                 groups[r.group, r.backend, r.dtype].append(r)
-        rows = [_row(*key, *_cells(found)) for key, found in groups.items()]
-        skips = [f"skipped {count}: {reason}" for reason, count in reasons.items()]
-        head = [
-            "Worst errors in units of SDPA's in the same dtype (allowed: outputs 2, gradients 3), in float64",
-            "of 1e-12 of the largest number (allowed: 1).",
-            "",
-            _row("checks of", "backend", "dtype", "checks", "failed", "output", "gradient"),
+        rows: list[tuple[str, ...]] = [
+            ("checks of", "backend", "dtype", "checks", "failed", "output", "gradient")
         ]
-        return "\n".join([*head, *rows, "", *skips]).rstrip()
+        rows += [(*key, *_cells(found)) for key, found in groups.items()]
+        lines = ["{:<10}{:<11}{:<10}{:>6}{:>7}{:>9}{:>10}".format(*row) for row in rows]
+        reasons = Counter(r.skipped for r in self.skipped)
+        skips = [f"skipped {count}: {reason}" for reason, count in reasons.items()]
+        return "\n".join([UNITS, "", *lines, "", *skips]).rstrip()
 
     def to_json(self) -> str:
         """Every result, one a line without what is empty, and the environment."""
@@ -165,11 +162,10 @@ class Report:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 
 
-def _failure(result: Result) -> Iterator[str]:
+def _failure(result: Result) -> str:
     """What was expected and what came, and how to run that check alone."""
-    yield f"FAILED {label(result)}"
-    yield f"  {result.message or 'it does not hold'}"
-    yield f"  alone: gnn-attention verify --only {shlex.quote(label(result))}"
+    alone = f"gnn-attention verify --only {shlex.quote(label(result))}"
+    return f"FAILED {label(result)}\n  {result.message or 'it does not hold'}\n  alone: {alone}"
 
 
 def _fields(result: Result) -> dict[str, Any]:
@@ -188,13 +184,9 @@ def _result(fields: dict[str, Any]) -> Result:
     return result
 
 
-def _row(*cells: object) -> str:
-    return "{:<10}{:<11}{:<10}{:>6}{:>7}{:>9}{:>10}".format(*cells)
-
-
-def _cells(results: list[Result]) -> Iterator[object]:
+def _cells(results: list[Result]) -> Iterator[str]:
     """Counts, and the worst output and gradient."""
-    yield from (len(results), sum(not r.passed for r in results) or "-")
+    yield from (str(len(results)), str(sum(not r.passed for r in results) or "-"))
     for name in ("output", "gradient"):
         errors = [error for r in results if (error := getattr(r, name)) is not None]
         yield f"{max(errors, key=badness):.2f}" if errors else "-"

@@ -29,43 +29,34 @@ MOVES = 4
 Formula = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]  # inputs -> output, sums of heads, lse
 
 
+@torch.enable_grad()
 def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor) -> Truth:
     """``truth`` with yardsticks no smaller than what roundings do to it."""
     single, own = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
-    true = _moved(formula, leaves, direction)
+    wide = {name: x.detach().cpu().double() for name, x in leaves.items()}
+    wide_direction = direction.detach().cpu().double()
+
+    def moved(number: int, delta: float, lse: float) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Output and gradients, inputs moved by a rounding of float32, delta and lse by these."""
+        rng = torch.Generator().manual_seed(number)
+        inputs = {name: (x * (1 + single * _signs(x, rng))).requires_grad_() for name, x in wide.items()}
+        out, z, row_lse = formula(inputs)
+        (grad_z,) = torch.autograd.grad(out, z, wide_direction, retain_graph=True)
+        by_delta = (grad_z.abs() * z.detach().abs()).sum(-1) * _signs(row_lse, rng) * delta
+        by_lse = grad_z * (row_lse.detach().abs() * _signs(row_lse, rng) * lse).unsqueeze(-1)
+        outs, weights = (out, z, row_lse), (wide_direction, by_lse, by_delta)
+        options = {"allow_unused": True, "materialize_grads": True}
+        found = torch.autograd.grad(outs, list(inputs.values()), weights, **options)
+        return out.detach(), dict(zip(inputs, found, strict=True))
 
     def worst(delta: float, lse: float) -> dict[str, float]:
-        moved = (_moved(formula, leaves, direction, n, delta, lse) for n in range(1, 1 + MOVES))
-        return worst_errors(moved, *true)
+        found = (moved(number, delta, lse) for number in range(1, 1 + MOVES))
+        return worst_errors(found, truth.out, truth.gradients)
 
     plain, recomputing = worst(single, 0.0), worst(own, single)
     yardstick = {name: max(error, plain[name]) for name, error in truth.yardstick.items()}
     fused = {name: max(truth.fused.get(name, 0.0), recomputing[name]) for name in yardstick}
     return replace(truth, yardstick=yardstick, fused=fused)
-
-
-@torch.enable_grad()
-def _moved(
-    formula: Formula,
-    leaves: Mapping[str, Tensor],
-    direction: Tensor,
-    number: int = 0,
-    delta: float = 0.0,
-    lse: float = 0.0,
-) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """Output and gradients of the formula, inputs moved by a rounding of float32, delta and lse by these."""
-    rng, direction = torch.Generator().manual_seed(number), direction.detach().cpu().double()
-    single = torch.finfo(torch.float32).eps if number else 0.0
-    wide = {name: x.detach().cpu().double() for name, x in leaves.items()}
-    inputs = {name: (x * (1 + single * _signs(x, rng))).requires_grad_() for name, x in wide.items()}
-    out, z, row_lse = formula(inputs)
-    (grad_z,) = torch.autograd.grad(out, z, direction, retain_graph=True)
-    by_delta = (grad_z.abs() * z.detach().abs()).sum(-1) * _signs(row_lse, rng) * delta
-    by_lse = grad_z * (row_lse.detach().abs() * _signs(row_lse, rng) * lse).unsqueeze(-1)
-    outs, weights = (out, z, row_lse), (direction, by_lse, by_delta)
-    options = {"allow_unused": True, "materialize_grads": True}
-    found = torch.autograd.grad(outs, list(inputs.values()), weights, **options)
-    return out.detach(), dict(zip(inputs, found, strict=True))
 
 
 def _signs(x: Tensor, rng: torch.Generator) -> Tensor:

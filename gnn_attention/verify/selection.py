@@ -34,7 +34,6 @@ def pairs(checks: Sequence[Check]) -> list[int]:
 
 
 def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
-    """A row for each combination of the values."""
     return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
 
 

@@ -100,14 +100,13 @@ class Formula:
         """Output and gradients of SDPA, or of the plain formula, in the order of this number."""
         leaves = leaves_of(inputs, self.device, self.direction.dtype)
         (q, k, v), sinks, mask = self._projected(leaves), leaves.get("sink_logits"), self.mask.to(self.device)
-        order = oracle.Order.draw(number, q.shape[2], k.shape[2], q.shape[3], self.device, widened)
         dense = partial(self.dense, leaves)
         if self.additive and self.factors is None:
             added = dense(q.new_zeros(mask.shape))
-            z = oracle.reordered_sdpa(order, q, k, v, mask, self.scale, added, sinks)
+            z = oracle.sdpa(q, k, v, mask, self.scale, added, sinks, widened, number)
         else:
             factors = None if self.factors is None else self.factors.to(self.device)
-            q, k = q[..., order.dim], k[..., order.dim]
+            q, k = oracle.reordered(number, q, k)
             z = oracle.attention(q, k, v, mask, self.scale, dense, sinks, factors)
         learned = {name: x for name, x in leaves.items() if not (widened and name in OF_MASK)}
         out = self._collected(leaves, z)
@@ -207,6 +206,7 @@ class Problem:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(0)
             if heads is None:
+                assert backend is not None
                 q, k, v = (leaves[name] for name in "qkv")
                 out = attend(q, k, v, self.graph, backend=backend, **options)
             else:

@@ -8,6 +8,7 @@ import torch
 
 from gnn_attention import attend, patterns
 from gnn_attention.__main__ import main
+from gnn_attention._support.progress import Progress
 from gnn_attention.backends import cost_model
 from gnn_attention.cli import bench, bench_methods, calibrate
 from gnn_attention.cli.bench_methods import METHODS, OURS, PASSES, Comparison, Method, Problem
@@ -21,7 +22,8 @@ def problem(tokens=40):
 
 def cases(names):
     compared = Comparison(lambda n: patterns.window(n, 8), 64, CPU, torch.float32, 0.1)
-    return {(case["method"], case["pass"]): case for case in compared.cases(names, lambda name: None)}
+    found = compared.cases(names, "", Progress("bench", shown=False))
+    return {(case["method"], case["pass"]): case for case in found}
 
 
 def test_the_record_and_the_table_have_every_graph_and_pass(tmp_path, capsys, monkeypatch):

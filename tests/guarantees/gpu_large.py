@@ -211,12 +211,9 @@ class LargeCase:
 
     def _yardstick(self, number: int, widened: bool) -> tuple[Tensor, Mapping[str, Tensor]]:
         inputs = self.inputs(self.dtype)
-        order = oracle.Order.draw(
-            number, self.tokens, self.tokens, LARGE_DIM, self.settings.device, widened
-        )
         added, mask = self._added(inputs, 0, self.tokens), self.mask.expand(1, 1, -1, -1)
         q, k, v, sinks = inputs["q"], inputs["k"], inputs["v"], inputs.get("sink_logits")
-        out = oracle.reordered_sdpa(order, q, k, v, mask, LARGE_DIM**-0.5, added, sinks)
+        out = oracle.sdpa(q, k, v, mask, LARGE_DIM**-0.5, added, sinks, widened, number)
         learners = {name: x for name, x in inputs.items() if name in "qkv"} if widened else inputs
         return out, gradients_of(out, self.direction, learners)
 
