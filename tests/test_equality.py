@@ -8,7 +8,6 @@ shrinks to few tokens and few options. Faults are planted, and the properties mu
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import pytest
@@ -45,14 +44,8 @@ class Example(Draw):
     composed: Numbers
     made: tuple[Any, ...]  # graph, definition, edges in the order of a bias where they were listed, kind
 
-    @cached_property
-    def numbers(self):
-        """Sizes and options."""
-        return self.composed
-
-    @cached_property
-    def _made(self):
-        return self.made
+    numbers = property(lambda self: self.composed)
+    _made = property(lambda self: self.made)
 
     def __repr__(self):
         return str(self)
@@ -93,9 +86,8 @@ def rows(draw, expressions):
 def tables(draw, n):
     """A mask with more or fewer receivers than senders."""
     num_dst = draw(st.integers(0, n + 3))
-    table = draw(
-        st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=num_dst, max_size=num_dst)
-    )
+    row = st.lists(st.booleans(), min_size=n, max_size=n)
+    table = draw(st.lists(row, min_size=num_dst, max_size=num_dst))
     mask = torch.tensor(table, dtype=torch.bool).reshape(num_dst, n)
     return convert.from_mask(mask), lambda b, h, i, j: table[i][j]
 
@@ -122,19 +114,11 @@ def graphs(draw, kind, n, batch, heads_):
         known = set(listed)
         return made, lambda b, h, i, j: (j, i) in known, listed, kind
     family = families(n, batch, heads_)
-    expressions = st.recursive(
-        family,
-        lambda part: st.tuples(st.sampled_from(sorted(OPERATIONS)), part, part).map(joined),
-        max_leaves=3,
-    )
+    join = lambda part: st.tuples(st.sampled_from(sorted(OPERATIONS)), part, part).map(joined)  # noqa: E731
+    expressions = st.recursive(family, join, max_leaves=3)
     isolated = st.tuples(expressions, st.integers(1, 3)).map(with_isolated)
-    made = {
-        "family": family,
-        "expression": expressions,
-        "isolated": isolated,
-        "rows": rows(expressions),
-        "table": tables(n),
-    }
+    made = {"family": family, "expression": expressions, "isolated": isolated}
+    made |= {"rows": rows(expressions), "table": tables(n)}
     return *draw(made[kind]), None, kind
 
 
@@ -159,9 +143,7 @@ OPTIONS = {
 @st.composite
 def examples(draw, kind, *forms):
     """Anything on a graph of that kind in one of these forms, of 0 to 13 tokens."""
-    composed = Numbers(
-        form=draw(st.sampled_from(forms)), **{name: draw(option) for name, option in OPTIONS.items()}
-    )
+    composed = Numbers(draw(st.sampled_from(forms)), **{name: draw(x) for name, x in OPTIONS.items()})
     n = draw(st.integers(0, 16).map(lambda n: {14: 21, 15: 34, 16: 65}.get(n, n)))
     made = draw(graphs(kind, n, composed.batch, composed.heads))
     return Example(draw(st.integers(0, 9)), composed, made)
@@ -209,34 +191,30 @@ def conversions(kind):
     return given(examples(kind, "factored", "merged"))(check_conversion)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_attend_is_the_formula(kind):
-    few(15)(calls(kind, usual()))()
+PROPERTIES = {
+    "attend is the formula": (15, lambda kind: calls(kind, usual())),
+    "layers are the formula": (10, lambda kind: layers(kind, [*usual(), None])),
+    "forms are one formula": (8, conversions),
+}
+each = pytest.mark.parametrize(("count", "examined"), PROPERTIES.values(), ids=PROPERTIES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_layers_are_the_formula(kind):
-    few(10)(layers(kind, [*usual(), None]))()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_forms_are_one_formula(kind):
-    few(8)(conversions(kind))()
+@each
+def test_equality(kind, count, examined):
+    few(count)(examined(kind))()
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
-def test_thousands_of_new_examples(kind):
+@each
+def test_thousands_of_new_examples(kind, count, examined):
     """Others each night; a failure prints how to repeat it."""
-    for examined in (calls(kind, usual()), layers(kind, [*usual(), None]), conversions(kind)):
-        NIGHT(examined)()
+    NIGHT(examined(kind))()
 
 
-SOUGHT = {
-    "rows from the left": "rows",
-    "decode rows aligned top-left": "rows",
-    "duplicate edges counted twice": "list",
-}
+SOUGHT = dict.fromkeys(["rows from the left", "decode rows aligned top-left"], "rows")
+SOUGHT |= {"duplicate edges counted twice": "list"}
 SOUGHT |= dict.fromkeys(["isolated receive", "b_V added to receivers without in-edges"], "isolated")
 
 

@@ -48,11 +48,10 @@ def _explore(args: argparse.Namespace) -> int:
 
 
 def _text(text: str | None, file: str | None) -> str:
-    if (text is None) == (file is None):
-        raise ValueError("give either a text, such as 'Llamas do not output words', or --file FILE")
-    if file is None:
-        assert text is not None
+    if text is not None and file is None:
         return text
+    if text is not None or file is None:
+        raise ValueError("give either a text, such as 'Llamas do not output words', or --file FILE")
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -50,9 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     graphs.add_draw(commands)
     generate.add_generate(commands)
     explore.add_explore(commands)
-    train = commands.add_parser(
-        "train", help="train the small language model on the standard library's sources"
-    )
+    about = "train the small language model on the standard library's sources"
+    train = commands.add_parser("train", help=about)
     training.add_arguments(train)
     train.set_defaults(run=training.run)
     reach = commands.add_parser("reach", help="a task that only reach can answer, learnt over several graphs")

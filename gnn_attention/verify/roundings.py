@@ -22,7 +22,6 @@ from dataclasses import replace
 import torch
 
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Truth, worst_errors
 
 MOVES = 4
@@ -65,16 +64,9 @@ def _signs(x: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def lse_of(
-    q: Float[Tensor, "batch heads dst dim"],
-    k: Float[Tensor, "batch kv_heads src dim"],
-    mask: Tensor,
-    scale: float,
-    modify: Callable[[Tensor], Tensor] | None = None,
-    sink_logits: Tensor | None = None,
+    logits: Float[Tensor, "batch heads dst src"], mask: Tensor, sink_logits: Tensor | None
 ) -> Float[Tensor, "batch heads dst"]:
     """The logarithm of the sum of ``exp(logit)`` over edges, and the sink; 0 for an isolated row."""
-    logits = torch.einsum("bhid,bhjd->bhij", q, oracle.per_query_head(k, q)) * scale
-    logits = logits if modify is None else modify(logits)
     sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
     logits = torch.cat([logits.masked_fill(~mask, -torch.inf), sink.expand(*logits.shape[:3], 1)], -1)
     attends = mask.any(-1, keepdim=True)

@@ -92,9 +92,10 @@ class Formula:
     def sums(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The output, the sums of its heads, and lse, of inputs on the CPU."""
         q, k, v = self._projected(inputs)
-        options = self.mask, self.scale, partial(self.dense, inputs), inputs.get("sink_logits")
-        z = oracle.attention(q, k, v, *options, self.factors)
-        return self._collected(inputs, z), z, lse_of(q, k, *options)
+        dense, sinks = partial(self.dense, inputs), inputs.get("sink_logits")
+        z = oracle.attention(q, k, v, self.mask, self.scale, dense, sinks, self.factors)
+        logits = dense(torch.einsum("bhid,bhjd->bhij", q, oracle.per_query_head(k, q)) * self.scale)
+        return self._collected(inputs, z), z, lse_of(logits, self.mask, sinks)
 
     def baseline(self, inputs: Mapping[str, Tensor], number: int, widened: bool) -> Attempt:
         """Output and gradients of SDPA, or of the plain formula, in the order of this number."""

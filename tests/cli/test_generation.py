@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,17 +59,6 @@ def test_the_same_tokens_as_without_a_cache(shipped: Any, text: str) -> None:
     assert is_greedy(model, found, len(prompt), graph)
 
 
-@pytest.mark.parametrize("size", [1, 3, 7])
-@torch.no_grad()
-def test_logits_are_those_of_the_full_pass(shipped: Any, size: int) -> None:
-    model, vocabulary = shipped
-    tokens = torch.tensor([vocabulary.encode(PROMPT * 20)[:24], list(range(24))])
-    for graph in (patterns.causal(24), patterns.window(24, 8) | patterns.sinks(24, 2)):
-        cache = KeyValueCache(graph, model.config.num_layers)
-        found = torch.cat([model.proceed(part, cache) for part in tokens.split(size, dim=1)], dim=1)
-        assert_exact(found, model(tokens, graph))
-
-
 def test_the_walk_has_no_cache_and_says_the_same(tiny: lm.LanguageModel) -> None:
     tokens, graph = torch.tensor([5, 9, 2]), patterns.window(30, 3)
     wanted = lm.generate(tiny, tokens, 9, seed=4, graph=graph)
@@ -116,24 +104,18 @@ def test_a_cache_goes_on_where_it_was(tiny: lm.LanguageModel) -> None:
 def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
     """They leave the cache as it was."""
     tokens, cache = torch.tensor([1, 2, 3]), KeyValueCache(patterns.causal(9), TINY.num_layers)
-    wrong: dict[str, Callable[[], object]] = {
-        r"graph must have the 13 tokens that there will be in the end, got TokenGraph\(causal\(9\)": (
-            lambda: lm.generate(tiny, tokens, 10, graph=patterns.causal(9))
-        ),
-        "graph must have the 13 tokens": lambda: lm.generate(tiny, tokens, 10, cache=cache),
-        r"this is a cache of TokenGraph\(causal\(9\).*, got TokenGraph\(window\(9, 2\)": (
-            lambda: lm.generate(tiny, tokens, 2, graph=patterns.window(9, 2), cache=cache)
-        ),
-        "cache must have 2 layers, one for each block, got 1": (
-            lambda: tiny.proceed(tokens[None], KeyValueCache(patterns.causal(9)))
-        ),
-        "attends to sender 4, which has not come: give at least 5 tokens": (
-            lambda: lm.generate(tiny, tokens, 3, graph=patterns.prefix(9, 5))
-        ),
-    }
-    for message, call in wrong.items():
+    few, cached = "graph must have the 13 tokens", {"graph": patterns.window(9, 2), "cache": cache}
+    wrong: list[tuple[str, int, dict[str, Any]]] = [
+        (rf"{few} that there will be in the end, got .*causal\(9\)", 10, {"graph": patterns.causal(9)}),
+        (few, 10, {"cache": cache}),
+        (r"this is a cache of TokenGraph\(causal\(9\).*, got TokenGraph\(window\(9, 2\)", 2, cached),
+        ("attends to sender 4, which has not come: give at least 5", 3, {"graph": patterns.prefix(9, 5)}),
+    ]
+    for message, count, options in wrong:
         with pytest.raises(ValueError, match=message):
-            call()
+            lm.generate(tiny, tokens, count, **options)
+    with pytest.raises(ValueError, match="cache must have 2 layers, one for each block, got 1"):
+        tiny.proceed(tokens[None], KeyValueCache(patterns.causal(9)))
     tiny.layers[1].backend = "fast"
     with pytest.raises(ValueError, match="backend must be one of"):
         tiny.proceed(tokens[None], cache)
