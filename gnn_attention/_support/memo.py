@@ -6,7 +6,7 @@ import itertools
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -15,6 +15,7 @@ from gnn_attention._support.dynamo import constant, eagerly, not_compiled
 
 _ALIVE: WeakValueDictionary[str, Frozen] = WeakValueDictionary()
 _NUMBERS = itertools.count()
+T = TypeVar("T")
 
 
 class Frozen:
@@ -59,15 +60,17 @@ class Frozen:
         self._seal()
 
 
-def memoized(make: Callable[..., Any], value: Any, *arguments: Any) -> Any:
+def memoized(make: Callable[..., T], value: Any, *arguments: Any) -> T:
     """``make(value, *arguments)``, computed once for each value; ``make`` must be a function of a module."""
     if torch.compiler.is_dynamo_compiling():
-        return _constant(make, value._word, *arguments)[0]
+        constant_result: T = _constant(make, value._word, *arguments)[0]
+        return constant_result
     key = (make, *arguments)
     if key not in value._memo:
         with eagerly():
             value._memo[key] = make(value, *arguments)
-    return value._memo[key]
+    found: T = value._memo[key]
+    return found
 
 
 # compilers take a word for a constant, and compare words before they run a program again; in a tuple, for
