@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from gnn_attention import edges as arithmetic
 from gnn_attention._support import checks, memory
+from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
@@ -132,8 +132,9 @@ class AttentionInfo:
         """``score_mod(scale * q . k) + bias`` for every edge, or for the chosen ``edges``, as in
         :meth:`weights`.
         """
-        parts = [self._some(part) for part in torch.split(self._positions(edges), EDGES_AT_ONCE)]
-        return torch.cat(parts, dim=-1)
+        parts = torch.split(self._positions(edges), EDGES_AT_ONCE)
+        # for gradients the gathered ends are recomputed, not saved
+        return torch.cat([recomputed(self._logits, part) for part in parts], dim=-1)
 
     def _positions(self, edges: Tensor | None) -> Tensor:
         device = self._call.q.device
@@ -144,22 +145,12 @@ class AttentionInfo:
             return _checked_positions(edges, graph_edges.shape[1]).to(device)
         return self._call.graph.positions_of(edges).to(device)
 
-    def _some(self, positions: Tensor) -> Tensor:
-        """Logits of one part of the edges; for gradients, the gathered ends are recomputed, not saved."""
-        if not torch.is_grad_enabled():
-            return self._logits(positions)
-        result: Tensor = checkpoint(self._logits, positions, use_reentrant=False)
-        return result
-
     def _logits(self, positions: Tensor) -> Tensor:
         call, wide = self._call, arithmetic.accumulation_dtype(self._call.q.dtype)
         src, dst = call.graph.edges_on(call.q.device)[:, positions]
         k = arithmetic.per_query_head(call.k.to(wide), call.q.shape[1])
-        q_dst, k_src = (
-            call.q.to(wide).index_select(2, dst),
-            k.index_select(2, src),
-        )  # whose gradients are summed in one order
-        score = arithmetic.logit(q_dst, k_src, call.scale)
+        # gradients of index_select are summed in one order
+        score = arithmetic.logit(call.q.to(wide).index_select(2, dst), k.index_select(2, src), call.scale)
         logits = call.modified(score, dst, src)
         return logits if call.bias is None else logits + call.bias.to(wide).index_select(2, positions)
 
@@ -177,16 +168,12 @@ def list_backends() -> dict[str, str]:
 
 def _checked_positions(edges: Tensor, count: int) -> Tensor:
     if edges.is_floating_point() or edges.dtype == torch.bool:
-        raise TypeError(
-            f"edges must be integers, positions [K] or pairs [2, K], got {edges.dtype}; of a bool mask use "
-            "nonzero()"
-        )
-    if (
-        not torch.compiler.is_compiling() and ((edges < 0) | (edges >= count)).any()
-    ):  # a compiler has no values to look at
-        raise IndexError(
-            f"edges must be positions in 0 .. {count - 1}, got {int(edges.min())} .. {int(edges.max())}"
-        )
+        wanted = "integers, positions [K] or pairs [2, K]"
+        raise TypeError(f"edges must be {wanted}, got {edges.dtype}; of a bool mask use nonzero()")
+    # a compiler has no values to look at
+    if not torch.compiler.is_compiling() and ((edges < 0) | (edges >= count)).any():
+        got = f"{int(edges.min())} .. {int(edges.max())}"
+        raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {got}")
     return edges.long()
 
 
@@ -194,38 +181,27 @@ def _check_result(backend: Backend, result: object, call: AttentionCall) -> None
     """TypeError or ValueError for what is no ``(out, lse or None)`` of the call."""
     out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
     if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
-        raise TypeError(
-            f"backend {backend.name!r} must return (out, lse or None), its run gave {quoted(result)}"
-        )
+        wanted = "(out, lse or None)"
+        raise TypeError(f"backend {backend.name!r} must return {wanted}, its run gave {quoted(result)}")
     due = (*call.q.shape[:3], call.v.shape[3])
     if out.shape != due or not (lse is None or lse.shape == due[:3]):
-        shapes = f"{list(out.shape)} and {None if lse is None else list(lse.shape)}"
-        raise ValueError(
-            f"backend {backend.name!r} must return out {list(due)} and lse {list(due[:3])}, its run gave "
-            f"{shapes}"
-        )
+        wanted = f"out {list(due)} and lse {list(due[:3])}"
+        got = f"{list(out.shape)} and {None if lse is None else list(lse.shape)}"
+        raise ValueError(f"backend {backend.name!r} must return {wanted}, its run gave {got}")
 
 
 def checked_backend(backend: str | Backend) -> str | Backend:
-    """``backend`` if it is a name of :func:`list_backends`, "auto" or a :class:`Backend`; ValueError or
-    TypeError otherwise.
-
-    >>> checked_backend("dense")
-    'dense'
-    """
+    """``backend`` if it is a name of :func:`list_backends`, "auto" or a :class:`Backend`."""
     if isinstance(backend, str):
         return checks.choice("backend", backend, ["auto", *BACKENDS])
     if not isinstance(backend, Backend):
-        raise TypeError(
-            f"backend must be a name or a gnn_attention.backends.Backend, got {type(backend).__name__}"
-        )
+        wanted = "a name or a gnn_attention.backends.Backend"
+        raise TypeError(f"backend must be {wanted}, got {type(backend).__name__}")
     return backend
 
 
 def _chosen(backend: str | Backend, call: AttentionCall) -> Backend:
-    """The backend of a call. The answer is cached with the graph where calls of the same form have the same
-    one.
-    """
+    """The backend of a call, cached with the graph where calls of the same form have the same one."""
     key = None
     if call.form is not None and type(backend) is str:
         key = (backend, call.form)
@@ -241,9 +217,8 @@ def _chosen(backend: str | Backend, call: AttentionCall) -> Backend:
 def _is_lasting(chosen: Backend, call: AttentionCall) -> bool:
     """Whether every call of this form is supported. Of much memory that is looked up each time."""
     needed = chosen.bytes_needed(call) if chosen.bytes_needed is not None else 0
-    return (
-        chosen.capabilities.cached and BACKENDS.get(chosen.name) is chosen and needed <= memory.WORTH_ASKING
-    )
+    ours = BACKENDS.get(chosen.name) is chosen
+    return ours and chosen.capabilities.cached and needed <= memory.WORTH_ASKING
 
 
 def _supporting(backend: str | Backend, call: AttentionCall) -> Backend:
@@ -251,7 +226,6 @@ def _supporting(backend: str | Backend, call: AttentionCall) -> Backend:
     backend = BACKENDS[backend] if isinstance(backend, str) else backend
     reason = backend.unsupported_reason(call)
     if reason is not None:
-        raise RefusalError(
-            f"backend {backend.name!r} cannot hold this call on {call.graph!r}: {reason}", reason
-        )
+        what = f"backend {backend.name!r} cannot hold this call on {call.graph!r}"
+        raise RefusalError(f"{what}: {reason}", reason)
     return backend

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from gnn_attention._support.checks import described, quoted
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 
 __all__ = ["Rotary"]
@@ -34,10 +35,7 @@ class Rotary:
     frequencies: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.base, bool) or not isinstance(self.base, (int, float)):
-            raise TypeError(f"base must be a number, got {described(self.base)}")
-        if not 0 < self.base < math.inf:
-            raise ValueError(f"base must be positive and finite, got {quoted(self.base)}")
+        checks.number("base", self.base, positive=True)
         if self.frequencies is not None:
             object.__setattr__(self, "frequencies", _numbers(self.frequencies))
             if not all(map(math.isfinite, self.frequencies)):

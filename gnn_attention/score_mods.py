@@ -21,7 +21,7 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import described, quoted
+from gnn_attention._support.checks import quoted
 from gnn_attention._support.deterministic_index import entries
 from gnn_attention._support.shapes import Float, Tensor
 
@@ -142,10 +142,7 @@ class softcap:  # noqa: N801
     __hash__ = _hashed
 
     def __post_init__(self) -> None:
-        if isinstance(self.cap, bool) or not isinstance(self.cap, (int, float)):
-            raise TypeError(f"cap must be a number, got {described(self.cap)}")
-        if not 0 < self.cap < math.inf:
-            raise ValueError(f"cap must be positive and finite, got {quoted(self.cap)}")
+        checks.number("cap", self.cap, positive=True)
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         return self.cap * torch.tanh(score / self.cap)

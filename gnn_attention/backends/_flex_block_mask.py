@@ -1,10 +1,8 @@
 """A graph as tensors that one FlexAttention kernel reads: lists of tiles, and a table of edges in bits.
 
-FlexAttention compiles a kernel for each ``mask_mod``, which takes seconds. Here every graph has the same one
-(:func:`is_edge`): it looks a pair up in a table of integers, so that graphs differ in the numbers of that
-table alone. The table has, in turn: five numbers (:data:`HEADER`), for every tile where its words begin, and
-the words, one bit for each pair of a tile. All empty tiles share one tile of zeros and all full ones one tile
-of ones, so that the lookup is right on every pair.
+Every graph has the same ``mask_mod`` (:func:`is_edge`), which looks a pair up in a table of integers. It has,
+in turn: five numbers (:data:`HEADER`), for every tile where its words begin, and the words, one bit for each
+pair of a tile. All empty tiles share one tile of zeros and all full ones one tile of ones.
 """
 
 from __future__ import annotations
@@ -21,22 +19,18 @@ from gnn_attention.graph.tiling import FULL_TILE, Tiles, tiles
 
 STRIDE_BATCH, STRIDE_HEAD, STRIDE_ROW, DST_OFFSET, SRC_OFFSET, HEADER = range(6)
 WORD = 32  # pairs in an integer of the table
-BLOCKS = {
-    "cpu": 64,
-    "cuda": 128,
-}  # tokens on the side of a tile: measured on a CPU; as kernels for CUDA are tuned
+# tokens on the side of a tile: measured on a CPU; as kernels for CUDA are tuned
+BLOCKS = {"cpu": 64, "cuda": 128}
 # The kernels are compiled for a length of the table: few lengths, so that there are few kernels.
 CAPACITIES = tuple(4**power for power in range(8, 16))
 
 
 class Plan(NamedTuple):
-    """What the kernel is given: ``table [capacity]`` and four or eight lists in the order of FlexAttention's
-    ``BlockMask``.
+    """What the kernel is given: ``table [capacity]`` and four or eight lists as in a ``BlockMask``.
 
     Lists come in pairs, how many tiles in each row ``[batch or 1, heads or 1, rows]`` and which ones
     ``[..., rows, columns]``: the partial ones, the full ones, and on CUDA, for the backward pass, the same
-    for columns. All are int32, on a CPU as wide as the table of tiles, on CUDA as the longest row
-    (untested).
+    for columns. All are int32, on a CPU as wide as the table of tiles, on CUDA as the longest row.
     """
 
     table: Tensor
@@ -44,7 +38,6 @@ class Plan(NamedTuple):
 
 
 def block_of(device: torch.device) -> int:
-    """Tokens on the side of a tile on this device."""
     return BLOCKS.get(device.type, 128)
 
 
@@ -54,23 +47,20 @@ def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: T
     Shifts and masks only: a division of signed integers costs more than all the rest of a pair.
     """
     side, words = block.bit_length() - 1, block // WORD
-    tile = (
-        b * table[STRIDE_BATCH] + h * table[STRIDE_HEAD] + (dst >> side) * table[STRIDE_ROW] + (src >> side)
-    )
+    slice_ = b * table[STRIDE_BATCH] + h * table[STRIDE_HEAD]
+    tile = slice_ + (dst >> side) * table[STRIDE_ROW] + (src >> side)
     word = table[table[HEADER + tile] + (dst & (block - 1)) * words + ((src & (block - 1)) >> 5)]
     return ((word >> (src & (WORD - 1))) & 1) != 0
 
 
 def plan(graph: TokenGraph, device: torch.device) -> Plan:
     """The graph for :func:`is_edge` and FlexAttention on a device, memoized."""
-    made: Plan = memoized(_made, graph, device)
-    return made
+    return memoized(_made, graph, device)
 
 
 def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
-    """The bytes of :func:`plan` at most, without making it."""
-    found: int = memoized(_plan_bytes, graph, device)
-    return found
+    """Of :func:`plan` at most, without making it."""
+    return memoized(_plan_bytes, graph, device)
 
 
 def _plan_bytes(graph: TokenGraph, device: torch.device) -> int:

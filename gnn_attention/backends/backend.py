@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from gnn_attention._support.checks import quoted
+from gnn_attention._support.checks import described
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.capabilities import Capabilities, unsupported_reason
-
-UnsupportedReason = Callable[[AttentionCall], str | None]
+from gnn_attention.backends.capabilities import Capabilities, UnsupportedReason, unsupported_reason
 
 
 class RefusalError(NotImplementedError):
@@ -25,18 +24,8 @@ class RefusalError(NotImplementedError):
         return str(self.args[1])
 
 
-def _never(call: AttentionCall) -> str | None:
-    """None: every call is supported."""
-    return None
-
-
-@dataclass(frozen=True)
-class _Reason:
-    capabilities: Capabilities
-    special: UnsupportedReason
-
-    def __call__(self, call: AttentionCall) -> str | None:
-        return unsupported_reason(self.capabilities, call) or self.special(call)
+def _never(call: AttentionCall) -> None:
+    """Every call is supported."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +51,19 @@ class Backend:
 
     def __post_init__(self) -> None:
         """TypeError for a name that is no string, a function that cannot be called, or other capabilities."""
-        _check("name", "a string", self.name, isinstance(self.name, str))
         reason, needed = self.unsupported_reason, self.bytes_needed
-        _check("run", "a function (call) -> (out, lse or None)", self.run, callable(self.run))
-        _check("unsupported_reason", "a function (call) -> str or None", reason, callable(reason))
-        _check(
-            "bytes_needed", "a function (call) -> int, or None", needed, needed is None or callable(needed)
+        forms = {
+            "name": ("a string", isinstance(self.name, str)),
+            "run": ("a function (call) -> (out, lse or None)", callable(self.run)),
+            "unsupported_reason": ("a function (call) -> str or None", callable(reason)),
+            "bytes_needed": ("a function (call) -> int, or None", needed is None or callable(needed)),
+            "capabilities": ("Capabilities", isinstance(self.capabilities, Capabilities)),
+        }
+        for name, (form, fits) in forms.items():
+            if not fits:
+                raise TypeError(f"{name} of a Backend must be {form}, got {described(getattr(self, name))}")
+        special = (
+            reason.args[1] if isinstance(reason, partial) and reason.func is unsupported_reason else reason
         )
-        capabilities = self.capabilities
-        _check("capabilities", "Capabilities", capabilities, isinstance(capabilities, Capabilities))
-        special = reason.special if isinstance(reason, _Reason) else reason
-        object.__setattr__(self, "unsupported_reason", _Reason(capabilities, special))
-
-
-def _check(name: str, wanted: str, value: object, fits: bool) -> None:
-    if not fits:
-        got = f"{quoted(value)} of type {type(value).__name__}"
-        raise TypeError(f"{name} of a Backend must be {wanted}, got {got}")
+        answer = partial(unsupported_reason, self.capabilities, special)
+        object.__setattr__(self, "unsupported_reason", answer)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import score_mods
+from gnn_attention import edges, score_mods
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
@@ -103,6 +103,11 @@ class AttentionCall:
         return backends_dropout.dropped(
             weights, self.seed, self.dropout, *ends, self.first_sample, self.first_head
         )
+
+    def with_sinks(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        if self.sink_logits is None:
+            return out, lse
+        return edges.add_sinks(out, lse, self.sink_logits, self.has_in_edges)
 
     @property
     def has_in_edges(self) -> Bool[Tensor, "..."]:

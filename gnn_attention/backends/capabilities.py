@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from gnn_attention.backends.call import AttentionCall
 
+UnsupportedReason = Callable[[AttentionCall], str | None]
 Support = bool | str  # everywhere, nowhere, or on this type of device alone
 OPTIONS = ("score_mod", "bias", "dropout", "sink_logits", "lse", "backward", "double_backward")
 NAMES = {"backward": "backward pass", "double_backward": "second derivative"}
@@ -59,8 +61,10 @@ class Capabilities:
         return "; ".join(found) or "every option"
 
 
-def unsupported_reason(supported: Capabilities, call: AttentionCall) -> str | None:
-    """Why the call is unsupported, with what to do, or None.
+def unsupported_reason(
+    supported: Capabilities, special: UnsupportedReason, call: AttentionCall
+) -> str | None:
+    """Why the call is unsupported, with what to do, or None; ``special(call)`` where nothing here forbids it.
 
     Second derivatives are not looked for: whether one is taken shows only in a backward pass, which refuses
     it.
@@ -76,7 +80,7 @@ def unsupported_reason(supported: Capabilities, call: AttentionCall) -> str | No
         if support is False or (support is not True and q.device.type not in (support, "meta")):
             where = f" on {q.device.type}" if support else ""
             return f"it has no {NAMES.get(option, option)}{where}; {REMEDIES[option]}, or use {instead}"
-    return None
+    return special(call)
 
 
 def _options(call: AttentionCall) -> list[str]:

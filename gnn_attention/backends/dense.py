@@ -2,11 +2,9 @@
 
 What SDPA cannot (a score_mod, a per-edge bias, dropout keyed by the edge, sinks, lse) is the plain formula on
 ``[dst, src]`` logits in float32 or better; on CUDA, lse of full and causal graphs comes from SDPA's own
-kernel (``gpu.flash_varlen``). Three things dense kernels do not give are added here: a receiver without
-in-edges gets exactly 0 (its mask row is opened and its result replaced, so that no kernel ever sees an empty
-row), a non-finite token reaches only those that attend to it (kernels multiply a hidden value by weight 0,
-and 0 * NaN is NaN), and a score_mod without a finite value or derivative on some non-edge spoils nothing (it
-gets the ends of an edge instead).
+kernel (``gpu.flash_varlen``). Two things dense kernels do not give are added here: a receiver without
+in-edges gets exactly 0 (its mask row is opened and its result replaced), and a non-finite token reaches only
+those that attend to it (``nonfinite``).
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import Capabilities
+from gnn_attention.backends.cpu.dense_blocks_eager import written_out
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import TokenGraph, memoized
 
@@ -40,18 +39,13 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` where due or computed, else None."""
     if _has_flash_lse(call):
         return _with_lse(call)
-    if _plain(call) and nonfinite.may_ask(call.q):
-        form: _Form = memoized(_form_of, call.graph)
-        out = _run_plain(call, form)
-        if _shows_all(call, form, out):
-            return _zero_empty_rows(call, form, out), None
-    elif nonfinite.surely_finite(call.q, call.k, call.v):
-        return _run_finite(call)
-    q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
-    bad = nonfinite.poisoned(call.q, call.k, call.v, partial(_reached, call), call.has_in_edges)
-    out, lse = _run_finite(replace(call, q=q, k=k, v=v))
-    out = out.masked_fill(bad.unsqueeze(-1), torch.nan)
-    return out, None if lse is None else lse.masked_fill(bad, torch.nan)
+    if not _plain(call) or not nonfinite.may_ask(call.q):
+        return nonfinite.contained(call, _run_finite, _reached)
+    form = memoized(_form_of, call.graph)
+    out = _run_plain(call, form)
+    if _shows_all(call, form, out):
+        return _zero_empty_rows(call, form, out), None
+    return nonfinite.on_cleaned(call, _run_finite, _reached)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -90,20 +84,22 @@ def _form_of(graph: TokenGraph) -> _Form:
 
 def _needs_no_mask(graph: TokenGraph) -> bool:
     form = memoized(_form_of, graph)
-    return bool(form.full or form.causal)
+    return form.full or form.causal
 
 
 def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if _plain(call):
-        form: _Form = memoized(_form_of, call.graph)
+        form = memoized(_form_of, call.graph)
         return _zero_empty_rows(call, form, _run_plain(call, form)), None
-    return _formula(call, call.graph.mask(call.q.device))
+    return _formula(call)
 
 
 def _run_plain(call: AttentionCall, form: _Form) -> Tensor:
     if form.full or form.causal:
         return _sdpa(call, None, is_causal=form.causal)
-    return _sdpa(call, _opened_mask(call.graph, call.q.dtype, call.q.device), is_causal=False)
+    small = call.graph.num_dst * call.graph.num_src <= SMALL_MASK
+    mask = memoized(_opened_mask, call.graph, call.q.dtype if small else torch.bool, call.q.device)
+    return _sdpa(call, mask, is_causal=False)
 
 
 def _shows_all(call: AttentionCall, form: _Form, out: Tensor) -> bool:
@@ -129,13 +125,7 @@ def _zero_empty_rows(call: AttentionCall, form: _Form, out: Tensor) -> Tensor:
 
 
 def _opened_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The mask for SDPA, all True in an isolated row, which it would make NaN; small ones in q's dtype."""
-    small = graph.num_dst * graph.num_src <= SMALL_MASK
-    mask: Tensor = memoized(_opened, graph, dtype if small else torch.bool, device)
-    return mask
-
-
-def _opened(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The mask for SDPA, bool or additive, with all edges in an isolated row, which it would make NaN."""
     mask = graph.mask(device)
     if graph.has_empty_rows:
         mask = mask | ~mask.any(-1, keepdim=True)
@@ -185,10 +175,7 @@ def _with_lse(call: AttentionCall) -> tuple[Tensor, Tensor]:
     dst, src = memoized(_bounds, call.graph, call.q.device)
     window = (-1, -1) if call.graph.is_full() else (-1, 0)
     sequences = flash_varlen.Sequences(dst, src, (call.graph.num_dst, call.graph.num_src), window)
-    out, lse = flash_varlen.attention(call.q, call.k, call.v, sequences, call.scale)
-    if call.sink_logits is None:
-        return out, lse
-    return edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
+    return call.with_sinks(*flash_varlen.attention(call.q, call.k, call.v, sequences, call.scale))
 
 
 def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -196,45 +183,14 @@ def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:
     return bounds[0], bounds[1]
 
 
-def _formula(call: AttentionCall, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """``softmax(score_mod(q k^T scale) + bias) v`` over the edges, written out."""
+def _formula(call: AttentionCall) -> tuple[Tensor, Tensor]:
     # without an edge there are no ends for a score_mod
     call = call if call.graph.num_edges else replace(call, score_mod=None)
-    wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
-    q, k, v = (edges.per_query_head(x.to(wide), heads) for x in (call.q, call.k, call.v))
-    sinks = None
-    if call.sink_logits is not None:
-        sinks = torch.where(mask.any(-1, keepdim=True), call.sink_logits.to(wide).view(-1, 1, 1), -torch.inf)
-    weights, lse = edges.row_softmax(_logits(call, q, k, mask), sinks)
+    mask, wide = call.graph.mask(call.q.device), edges.accumulation_dtype(call.q.dtype)
+    bias = None if call.bias is None else _spread(call.bias.to(wide), call.graph)
     dst, src = (torch.arange(size, device=mask.device) for size in mask.shape[-2:])
-    weights = call.dropped(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src)
-    return (weights @ v).to(call.q.dtype), lse
-
-
-def _logits(call: AttentionCall, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    """``score_mod(q k^T scale) + bias``, -inf where there is no edge."""
-    logits = call.modified(q @ k.mT * call.scale, *_ends(call, mask))
-    if call.bias is not None:
-        logits = logits + _spread(call.bias.to(q.dtype), call.graph)
-    return logits.masked_fill(~mask, -torch.inf)
-
-
-def _ends(call: AttentionCall, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The receiver and the sender of every pair for a score_mod; a non-edge gets those of an edge.
-
-    That is an edge of its head, if it has one. The result is thrown away, but its derivative is multiplied by
-    0: a score_mod that divides by 0 where there is no edge would make NaN of the gradients of all others.
-    """
-    graph = call.graph
-    dst, src = (torch.arange(size, device=mask.device) for size in (graph.num_dst, graph.num_src))
-    dst = dst.unsqueeze(-1)
-    if call.score_mod is None or not mask.numel() or graph.is_full():
-        return dst, src
-    pairs = mask.flatten(-2)
-    anywhere = pairs.reshape(-1, pairs.shape[-1]).any(0).to(torch.uint8).argmax()
-    some_edge = torch.where(pairs.any(-1), pairs.to(torch.uint8).argmax(-1), anywhere)[..., None, None]
-    some_dst, some_src = some_edge // graph.num_src, some_edge % graph.num_src
-    return torch.where(mask, dst, some_dst), torch.where(mask, src, some_src)
+    out, lse = written_out(call, (call.q, call.k, call.v), mask, dst, src, bias)
+    return out.to(call.q.dtype), lse
 
 
 def _spread(bias: Tensor, graph: TokenGraph) -> Tensor:

@@ -26,12 +26,10 @@ from gnn_attention.graph import TokenGraph, memoized
 
 SMALL = 128 * 128  # pairs up to which one dense call is fastest
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
-WORTH_A_SPLIT = (
-    0.9  # share of the time of the next best below which a split, whose parts take time to find, pays
-)
-UNMEASURED = (
-    1.25  # factor on the estimates of our kernels until the constants are measured: at par torch's are taken
-)
+# share of the time of the next best below which a split, whose parts take time to find, pays
+WORTH_A_SPLIT = 0.9
+# factor on the estimates of our kernels until the constants are measured: at par torch's are taken
+UNMEASURED = 1.25
 SLOWER = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
     "tiles": {WRITTEN_OUT: 2.5},
@@ -152,12 +150,10 @@ def _by_time(call: AttentionCall) -> tuple[str, ...]:
     graph = call.graph
     if call.q.device.type == "cuda":
         sizes = Sizes(call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype)
-        on_device: tuple[str, ...] = memoized(_ordered_on_device, graph, sizes, _kind(call), call.q.device)
-        return on_device
+        return memoized(_ordered_on_device, graph, sizes, _kind(call), call.q.device)
     if graph.num_dst * graph.num_src <= SMALL:
         return ("dense", "rows", "reference")
-    order: tuple[str, ...] = memoized(_ordered, graph, call.q.shape[1], call.q.shape[3], _kind(call))
-    return order
+    return memoized(_ordered, graph, call.q.shape[1], call.q.shape[3], _kind(call))
 
 
 def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
@@ -241,27 +237,19 @@ def _reason_on(choice: str, small: bool, graph: TokenGraph, sizes: Sizes, device
     if choice == "triton":
         form = form_of(graph, sizes, device)
         return f"its form {form.name}; {form.reason}"
-    if choice == "dense":
-        return FEW_PAIRS if small else f"one SDPA call; {_least(device)}"
-    visited = "packed documents, or one window" if choice == "varlen" else VISITED["mixed"]
-    return f"{visited}; {_least(device)}"
-
-
-def _least(device: Device) -> str:
     doubt = f", kernels of our own counted {UNMEASURED:g} times as long until they are measured there"
-    return f"the least predicted time{'' if device.measured else doubt}"
+    least = f"the least predicted time{'' if device.measured else doubt}"
+    if choice == "dense":
+        return FEW_PAIRS if small else f"one SDPA call; {least}"
+    visited = "packed documents, or one window" if choice == "varlen" else VISITED["mixed"]
+    return f"{visited}; {least}"
 
 
 def _work(graph: TokenGraph, name: str) -> Work | None:
     if name == "dense":
-        pairs = graph.num_dst * graph.num_src
-        if graph.is_full() or graph.is_causal():
-            return Work(plain_pairs=pairs if graph.is_full() else pairs // 2)
-        return Work(masked_pairs=pairs)
+        return planner.dense_work(graph)
     # of a graph that differs by head or sample, its first stands for all
-    count = planner.WORK.get(name)
-    work: Work | None = None if count is None else memoized(count, one_of(graph, 0, 0))
-    return work
+    return memoized(planner.WORK[name], one_of(graph, 0, 0)) if name in planner.WORK else None
 
 
 def _seconds(graph: TokenGraph, name: str, heads: int, dim: int) -> float | None:

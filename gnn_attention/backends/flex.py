@@ -1,11 +1,9 @@
 """FlexAttention on our tiles: tiles without an edge are skipped, full ones need no mask.
 
-On a CPU it runs forward only and returns no lse; on CUDA forward and backward. It is compiled, which takes
-seconds, so that the scheme is built to compile rarely: FlexAttention makes a kernel for each ``mask_mod``,
-and a graph's own rule would be one for each shape of rule. Here one ``mask_mod`` serves every graph, by
-looking bits up in a table (``_flex_block_mask``), and lengths are symbols. On a window of 256 of 8192
-tokens, 8 heads of 64 on 2 CPU cores, the lookup costs 1.1 to 1.4 times the time of the graph's own rule, a
-compilation 3 to 10 seconds. A kernel is made anew for another
+On a CPU it runs forward only and returns no lse; on CUDA forward and backward. It compiles a kernel for each
+``mask_mod``, in 3 to 10 seconds: here one serves every graph, by looking bits up in a table
+(``_flex_block_mask``, 1.1 to 1.4 times the time of the graph's own rule), and lengths are symbols. A kernel
+is made anew for another
 
 * dtype, device, number of threads, number of heads, channels, scale, and layout of q, k and v;
 * one sample or many; graphs that are the same for all, that differ by head, by sample, or by both;
@@ -20,7 +18,6 @@ from __future__ import annotations
 
 import shutil
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cache, partial, reduce
 from typing import Any
 
@@ -36,7 +33,10 @@ from gnn_attention.backends import _flex_block_mask, nonfinite
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import REMEDIES, Capabilities
+from gnn_attention.backends.cpu.dense_blocks_eager import isolated
 from gnn_attention.score_mods import ScoreMod, alibi, chain
+
+Triple = tuple[Tensor, Tensor, Tensor]
 
 MOST_KERNELS = 128  # of one process: more are compiled in a loop, and every one stays in memory
 MOST_BYTES = 4 * 2**30  # of lists and table
@@ -45,25 +45,16 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` in float32 if wanted, else None.
-
-    NotImplementedError where the call cannot be compiled, which :func:`unsupported_reason` cannot know.
-    """
+    """``(out, lse or None)``; NotImplementedError where the call cannot be compiled."""
     if call.q.is_meta or 0 in (*call.q.shape[:3], call.k.shape[2]):
-        return _empty(call)
+        out, lse = isolated(call, call.graph.num_dst)
+        return out.to(call.q.dtype), lse if call.with_lse else None
     if call.score_mod is not None:
         _first_score(call)
-    if nonfinite.surely_finite(call.q, call.k, call.v):
-        return _run_finite(call)
-    q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
-    out, lse = _run_finite(replace(call, q=q, k=k, v=v))
-    bad = nonfinite.poisoned(call.q, call.k, call.v, partial(_attends, call), call.has_in_edges)
-    lse = None if lse is None else lse.masked_fill(bad, torch.nan)
-    return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse
+    return nonfinite.contained(call, _run_finite, _attends)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why FlexAttention does not support a call in which its capabilities find nothing, or None."""
     if call.q.is_meta:
         return None
     reason = _refusal_of_transforms(call) or _refusal_of_device(call)
@@ -91,8 +82,7 @@ def _refusal_of_transforms(call: AttentionCall) -> str | None:
 
 
 def _refusal_of_device(call: AttentionCall) -> str | None:
-    device = call.q.device.type
-    if device == "cuda":
+    if call.q.device.type == "cuda":
         missing = "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
         return None if _has_triton() else missing
     if torch.is_grad_enabled() and call.score_mod is not None and _first_score(call).requires_grad:
@@ -102,7 +92,7 @@ def _refusal_of_device(call: AttentionCall) -> str | None:
 
 
 def _first_score(call: AttentionCall) -> Tensor:
-    """The score_mod at the first receiver and sender: its result is checked, and its parameters are seen."""
+    """The score_mod at the first pair: its result is checked, and its parameters are seen."""
     score = torch.zeros(1, 1, 1, device=call.q.device)
     zero = torch.zeros(1, dtype=torch.int64, device=call.q.device)
     return call.modified(score, zero, zero) if call.graph.num_dst and call.graph.num_src else score
@@ -132,17 +122,6 @@ def _has_triton() -> bool:
     return bool(has_triton())
 
 
-def _empty(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """The result without receivers or senders; on the meta device only its shape."""
-    shape = (*call.q.shape[:3], call.v.shape[3])
-    out = call.q.new_empty(shape) if call.q.is_meta else call.q.new_zeros(shape)
-    if not call.v.is_meta and not call.k.shape[2]:
-        # the sum of no values, with gradients
-        out = out + edges.per_query_head(call.v.sum(2, keepdim=True), call.q.shape[1])
-    lse = torch.full(shape[:3], -torch.inf, dtype=torch.float32, device=call.q.device)
-    return out, lse if call.with_lse else None
-
-
 def _attends(call: AttentionCall, marked: Tensor) -> Tensor:
     """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal logits.
 
@@ -165,12 +144,9 @@ def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     q, k, v = (_filled(x, call.score_mod is None) for x in (call.q, call.k, call.v))
     plan = _flex_block_mask.plan(call.graph, device)
     mod = None if call.score_mod is None else _in_kernel(call.score_mod, device)
-    out, lse = _flex(q, k, v, plan, mod, call.scale, needs_lse)
+    out, lse = _flex((q, k, v), plan, mod, call.scale, needs_lse)
     out = out[:, :, : call.graph.num_dst, :value_dim]
-    lse = None if lse is None else lse[:, :, : call.graph.num_dst]
-    if call.sink_logits is None or lse is None:
-        return out, lse
-    return edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
+    return (out, None) if lse is None else call.with_sinks(out, lse[:, :, : call.graph.num_dst])
 
 
 def _filled(x: Tensor, may_add_token: bool) -> Tensor:
@@ -208,52 +184,35 @@ def _chained(
 
 
 def _flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: _flex_block_mask.Plan,
-    score_mod: ScoreMod | None,
-    scale: float,
-    with_lse: bool,
+    tokens: Triple, plan: _flex_block_mask.Plan, score_mod: ScoreMod | None, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """FlexAttention, compiled; where the caller is being compiled, as part of it."""
-    on_cpu = q.device.type == "cpu"
+    on_cpu = tokens[0].device.type == "cpu"
     if torch.compiler.is_compiling():
-        q, k, v = (_separate(x) for x in (q, k, v))
+        q, k, v = (_separate(x) for x in tokens)
         out, lse = _attention(q, k, v, *plan, score_mod, scale, with_lse)
         return _separate(out), lse
-    tokens = [_of_any_size(x.detach() if on_cpu else x, 0, 2) for x in (q, k, v)]
+    q, k, v = (_of_any_size(x.detach() if on_cpu else x, 0, 2) for x in tokens)
     lists = tuple(_of_any_size(x, *range(x.dim())) for x in plan.lists)
     kernel = _compiled(torch.get_num_threads() if on_cpu else 0)
     try:
         with _compiling_rarely(), torch.set_grad_enabled(torch.is_grad_enabled() and not on_cpu):
-            result: tuple[Tensor, Tensor | None]
-            result = kernel(*tokens, plan.table, lists, score_mod, scale, with_lse)
+            out, lse = kernel(q, k, v, plan.table, lists, score_mod, scale, with_lse)
     except Exception as error:
         raise _explained(error) from error
-    return result
+    return out, lse
 
 
 def _copy(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _like_copy(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _copy_back(ctx: Any, grad: Tensor) -> tuple[Tensor]:
-    return (grad,)
-
-
-def _save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
-    """A copy has the gradient of what was copied."""
-
-
 # What a program computes before and after a kernel for CPUs, the compiler would join to it. After it that is
 # an error, and before it (torch 2.13) the kernel reads numbers that were computed in another order of axes as
 # if they stood in their own.
-_copied = operator("apart", "(Tensor x) -> Tensor", _copy, _like_copy, _copy_back, _save_nothing)
+_copied = operator(
+    "apart", "(Tensor x) -> Tensor", _copy, _copy, lambda ctx, grad: (grad,), lambda ctx, inputs, output: None
+)
 
 
 def _separate(x: Tensor) -> Tensor:

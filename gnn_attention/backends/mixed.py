@@ -21,7 +21,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    edges_left: int = memoized(mixed_work, one_of(call.graph, 0, 0)).edges
+    edges_left = memoized(mixed_work, one_of(call.graph, 0, 0)).edges
     if edges_left <= MOST_EDGES:
         return None
     return f"{edges_left} edges are left outside of well filled tiles, the limit is {MOST_EDGES}"

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from gnn_attention._support.shapes import Bool, Tensor
+from gnn_attention.backends.call import AttentionCall
+
+Run = Callable[[AttentionCall], tuple[Tensor, Tensor | None]]
+Reached = Callable[[AttentionCall, Tensor], Tensor]
 
 
 def surely_finite(*tensors: Tensor) -> bool:
@@ -37,6 +43,19 @@ def may_ask(x: Tensor) -> bool:
 def _sum(x: Tensor) -> Tensor:
     x = x.detach() if x.requires_grad else x
     return x.sum(dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x.sum()
+
+
+def contained(call: AttentionCall, run: Run, reached: Reached) -> tuple[Tensor, Tensor | None]:
+    """``run(call)``, which visits non-edges, but these carry nothing; ``reached`` as in :func:`poisoned`."""
+    return run(call) if surely_finite(call.q, call.k, call.v) else on_cleaned(call, run, reached)
+
+
+def on_cleaned(call: AttentionCall, run: Run, reached: Reached) -> tuple[Tensor, Tensor | None]:
+    q, k, v = cleaned(call.q, call.k, call.v)
+    out, lse = run(replace(call, q=q, k=k, v=v))
+    bad = poisoned(call.q, call.k, call.v, partial(reached, call), call.has_in_edges)
+    lse = None if lse is None else lse.masked_fill(bad, torch.nan)
+    return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse
 
 
 def cleaned(*tensors: Tensor) -> tuple[Tensor, ...]:

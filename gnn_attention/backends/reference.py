@@ -78,8 +78,7 @@ def _chunks(call: AttentionCall) -> list[tuple[int, int, int]]:
     most = 1
     while 2 * most <= room:
         most *= 2
-    found: list[tuple[int, int, int]] = memoized(_chunks_of_rows, graph, most)
-    return found
+    return memoized(_chunks_of_rows, graph, most)
 
 
 def _all_chunks(call: AttentionCall) -> tuple[Tensor, Tensor]:

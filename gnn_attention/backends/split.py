@@ -1,13 +1,13 @@
 """Attention over a graph in disjoint parts, each on the kernel that does it best, joined by log-sum-exp.
 
-It is made of the other backends. Parts (``plan.decompose``) are plain calls over ranges of receivers and
-senders; positions stay absolute, so that score_mods and dropout see the same edges; a bias is cut along its
-edges; sinks are added once, after the merge. The kernel of a part is the one with the least estimated time.
+Parts (``plan.decompose``) are plain calls over ranges of receivers and senders; positions stay absolute, so
+that score_mods and dropout see the same edges; sinks are added once, after the merge. The kernel of a part is
+the one with the least estimated time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -32,26 +32,19 @@ JOINED = {"tiles", "rows", "flex", "triton"}  # take many parts in one call as w
 DENSE_BYTES = 2**30  # of logits that are written out for a part
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a graph is split: what each part is, its receivers, senders, edges and backend; print it."""
-
-    graph: str
-    rows: tuple[tuple[str, tuple[int, int], tuple[int, int], int, str], ...]
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.graph} in {len(self.rows)} parts",
-            f"{'part':<32}{'receivers':>20}{'senders':>20}{'edges':>14}  backend",
-        ]
-        for what, dst, src, count, name in self.rows:
-            ranges = (f"{start} .. {stop - 1}" for start, stop in (dst, src))
-            lines.append(f"{what[:31]:<32}{next(ranges):>20}{next(ranges):>20}{count:>14}  {name}")
-        return "\n".join(lines)
-
-
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    return _run(replace(call, with_lse=True))
+    call = replace(call, with_lse=True)
+    found = _assigned(call)
+    if not found:
+        out, lse = isolated(call, call.graph.num_dst)
+        return out.to(call.q.dtype), lse
+    if len(found) == 1:
+        return _with_lse(found[0][1], call)
+    wide = _in_dtype_of_parts(call)
+    results = [_with_lse(name, _cut(wide, part)) for part, name in found]
+    merged = merge_lse.merged(results, [part.dst[0] for part, _ in found], call.graph.num_dst)
+    out, lse = call.with_sinks(*merged)
+    return out.to(call.q.dtype), lse
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -68,30 +61,8 @@ def bytes_needed(call: AttentionCall) -> int:
     return 3 * size * edges.accumulation_dtype(call.q.dtype).itemsize + tiles.bytes_needed(call)
 
 
-def planned(call: AttentionCall) -> Plan:
-    """How :func:`run` would split the call; of a graph that differs by head or sample, its first."""
-    inner = _first(call)
-    found = ((part.what, part.dst, part.src, part.graph.num_edges, name) for part, name in _assigned(inner))
-    return Plan(repr(inner.graph), tuple(found))
-
-
 def _first(call: AttentionCall) -> AttentionCall:
     return replace(call, with_lse=True, graph=one_of(call.graph, 0, 0))
-
-
-def _run(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    found = _assigned(call)
-    if not found:
-        out, lse = isolated(call, call.graph.num_dst)
-        return out.to(call.q.dtype), lse
-    if len(found) == 1:
-        return _with_lse(found[0][1], call)
-    wide = _in_dtype_of_parts(call)
-    results = [_with_lse(name, _cut(wide, part)) for part, name in found]
-    out, lse = merge_lse.merged(results, [part.dst[0] for part, _ in found], call.graph.num_dst)
-    if call.sink_logits is not None:
-        out, lse = edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
-    return out.to(call.q.dtype), lse
 
 
 def _with_lse(name: str, call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -145,16 +116,13 @@ def _backend_of(call: AttentionCall, part: Part) -> str:
 
 
 def _order(call: AttentionCall) -> tuple[str, ...]:
-    if call.q.device.type == "cuda":
-        return _order_on_cuda(call)
-    order: tuple[str, ...] = memoized(_by_time, call.graph)
-    return order
+    return _order_on_cuda(call) if call.q.device.type == "cuda" else memoized(_by_time, call.graph)
 
 
 def _order_on_cuda(call: AttentionCall) -> tuple[str, ...]:
     needed = dense.bytes_needed(call)
     sizes = Sizes(call.q.shape[0] * call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype)
-    order: tuple[str, ...] = memoized(_by_time_on_cuda, call.graph, sizes, call.q.device, needed > 0)
+    order = memoized(_by_time_on_cuda, call.graph, sizes, call.q.device, needed > 0)
     return tuple(name for name in order if name != "dense" or needed <= DENSE_BYTES)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
@@ -22,10 +21,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32."""
     bounds, longest, left, right = memoized(_on_device, call.graph, call.q.device)
     sequences = flash_varlen.Sequences(bounds, bounds, (longest, longest), (left, right))
-    out, lse = flash_varlen.attention(call.q, call.k, call.v, sequences, call.scale)
-    if call.sink_logits is None:
-        return out, lse
-    return edges.add_sinks(out, lse, call.sink_logits, call.has_in_edges)
+    return call.with_sinks(*flash_varlen.attention(call.q, call.k, call.v, sequences, call.scale))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:

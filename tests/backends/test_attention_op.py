@@ -269,7 +269,7 @@ def test_opcheck_of_both_operators(name, dtype, without):
         assert len(result) == 4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "dense", "reference"])
 @pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, None, None), (None, 1, 2), (2, 0, None)])
 def test_vmap_and_vmap_of_grad(name, in_dims):
     graph = patterns.window(9, 3)

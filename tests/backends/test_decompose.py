@@ -78,7 +78,8 @@ def test_a_window_with_sinks_or_global_tokens_is_a_plain_window_again():
     for name, window in windows.items():
         found = parts(SHAPES[name])
         assert packing(found[-1].graph).window == window
-        assert all(part.is_box for part in found[:-1])
+        for graph, *_ in found[:-1]:
+            assert 2 * graph.num_edges >= graph.num_dst * graph.num_src
         assert len(found) == (3 if name == "longformer" else 2)
 
 

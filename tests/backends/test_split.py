@@ -43,6 +43,11 @@ def checked(graph, **options):
     return AttentionCall.checked(*(x.detach() for x in qkv(graph)), graph, **options)
 
 
+def assigned(call):
+    """The parts with the backend of each, as a call for lse."""
+    return split._assigned(split._first(call))
+
+
 def options(graph):
     bias, sinks, table = (torch.randn(4, count, dtype=torch.float64) for count in (graph.num_edges, 1, 40))
     bias, sinks, table = bias.requires_grad_(), sinks[:, 0].clone().requires_grad_(), table.requires_grad_()
@@ -64,7 +69,7 @@ def options(graph):
 def test_equal_to_the_reference(name, option):
     """Output, lse and all gradients of a function of both, in float64; the same weights are dropped."""
     graph = SHAPES[name]
-    assert len(split.planned(checked(graph)).rows) > 1
+    assert len(assigned(checked(graph))) > 1
     given, (extra, learned) = qkv(graph), options(graph)[option]
     results = []
     for backend in ("split", "reference"):
@@ -143,22 +148,12 @@ def test_compiled_and_mapped(name, compiler):
     assert_exact(torch.func.vmap(run)(*several), wanted)
 
 
-def test_the_plan_is_printed():
-    plan = split.planned(checked(SHAPES["window and list"]))
-    lines = str(plan).splitlines()
-    assert lines[0].endswith("in 2 parts")
-    assert [line.split()[0] for line in lines[1:]] == ["part", "band", "edges"]
-    assert sum(row[3] for row in plan.rows) == SHAPES["window and list"].num_edges
-    plan = split.Plan("a graph", (("x" * 40, (3, 8), (0, 5), 12, "tiles"),))
-    assert str(plan).splitlines()[-1].split() == ["x" * 31, "3", "..", "7", "0", "..", "4", "12", "tiles"]
-
-
 def test_the_plan_is_that_of_the_first_head_of_the_first_sample():
     graph = ga.TokenGraph.from_rule(
         lambda b, h, dst, src: (dst - src).abs() <= 3 + 2 * b + h, N, batch=2, heads=4
     )
     each = [graph.select(*place).num_edges for place in ((0, 0), (0, 1), (1, 0))]
-    assert sum(row[3] for row in split.planned(checked(graph)).rows) == each[0]
+    assert sum(part.graph.num_edges for part, _ in assigned(checked(graph))) == each[0]
     assert len(set(each)) == 3
 
 
@@ -167,10 +162,9 @@ def test_parts_of_one_backend_are_one_call(monkeypatch):
     monkeypatch.setattr(split, "JOINED", {"tiles"})
     monkeypatch.setattr(split, "_order", lambda call: ("tiles",))
     graph = SHAPES["longformer"]
-    whole = ("the whole graph", (0, N), (0, N), graph.num_edges, "tiles")
-    assert split.planned(checked(graph)).rows == (whole,)
+    assert assigned(checked(graph)) == [((graph, (0, N), (0, N), "the whole graph"), "tiles")]
     monkeypatch.setattr(split, "_order", lambda call: ("dense",))
-    assert len(split.planned(checked(SHAPES["longformer"])).rows) == 3
+    assert len(assigned(checked(SHAPES["longformer"]))) == 3
 
 
 def test_parts_of_several_backends_are_not_joined(monkeypatch):
@@ -179,7 +173,7 @@ def test_parts_of_several_backends_are_not_joined(monkeypatch):
     monkeypatch.setattr(split, "JOINED", {"tiles", "rows"})
     in_turn = lambda call: calls.append(call) or (("tiles", "rows")[len(calls) % 2],)  # noqa: E731
     monkeypatch.setattr(split, "_order", in_turn)
-    assert {row[4] for row in split.planned(checked(SHAPES["longformer"])).rows} == {"tiles", "rows"}
+    assert {name for _, name in assigned(checked(SHAPES["longformer"]))} == {"tiles", "rows"}
     assert all(call.with_lse for call in calls)
 
 
@@ -187,7 +181,7 @@ def test_parts_of_several_backends_are_not_joined(monkeypatch):
 def test_halves_are_rounded_once_on_a_cpu(dtype):
     graph = SHAPES["window and sinks"]
     halves = [x.detach() for x in qkv(graph, dtype=dtype)]
-    assert len(split.planned(AttentionCall.checked(*halves, graph)).rows) > 1
+    assert len(assigned(AttentionCall.checked(*halves, graph))) > 1
     wide = ga.attend(*(x.float() for x in halves), graph, backend="split")
     assert torch.equal(ga.attend(*halves, graph, backend="split"), wide.to(dtype))
 

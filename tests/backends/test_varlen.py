@@ -69,7 +69,7 @@ def test_a_split_uses_it(monkeypatch):
     monkeypatch.setattr(split, "_order", lambda call: ("varlen", "dense"))
     given = qkv(60)
     call = ga.backends.AttentionCall.checked(*(x.detach() for x in given), graph)
-    assert [row[4] for row in split.planned(call).rows] == ["dense", "varlen"]
+    assert [name for _, name in split._assigned(split._first(call))] == ["dense", "varlen"]
     for mine, theirs in zip(*(results(graph, b, None, given) for b in ("split", "reference")), strict=True):
         assert_exact(mine, theirs)
 

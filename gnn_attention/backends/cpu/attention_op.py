@@ -19,6 +19,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import csr, dense_blocks
+from gnn_attention.backends.gpu.gradient_op import gradient_operator
 from gnn_attention.backends.plan.plan import Edges, Packed, Plan, unpacked
 from gnn_attention.backends.plan.planner import packed_plan, plan_on
 from gnn_attention.graph import memoized
@@ -157,9 +158,8 @@ def _backward(
         total.zero_()
     if any(isinstance(piece, Edges) for piece in plan.pieces):
         delta = (grad_out.to(wide) * out).sum(-1) - grad_lse
-    padded = (
-        _for_dense_backward(grad_lse, *map(_supported, (grad_out, q, k, v, out))) if plan.has_blocks else []
-    )
+    tensors = map(_supported, (grad_out, q, k, v, out))
+    padded = _for_dense_backward(grad_lse, *tensors) if plan.has_blocks else []
     for piece in plan.pieces:
         if isinstance(piece, Edges):
             csr.backward(grad_out, delta, ends, lse, piece, scale, grads, add=plan.has_blocks)
@@ -248,16 +248,6 @@ def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     return *found, [None] * len(tensors), None, None
 
 
-def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None: ...
-
-
-def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError(
-        "second derivatives do not pass through the backends tiles, rows and mixed; "
-        "use backend='reference' or 'dense'"
-    )
-
-
 PLAN = "Tensor[] tensors, int[] numbers, float scale"
 FORWARD = f"(Tensor q, Tensor k, Tensor v, Tensor sinks, {PLAN}) -> (Tensor, Tensor)"
 BACKWARD = (
@@ -265,6 +255,5 @@ BACKWARD = (
     f"{PLAN}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _ATTENTION = operator("attention_pieces", FORWARD, _run, _fake, _differentiate, _save)
-_GRADIENTS = operator(
-    "attention_pieces_backward", BACKWARD, _run_backward, _fake_backward, _no_second_derivative, _save_nothing
-)
+OF_OURS = "the backends tiles, rows and mixed; use backend='reference' or 'dense'"
+_GRADIENTS = gradient_operator("attention_pieces_backward", BACKWARD, _run_backward, _fake_backward, OF_OURS)

@@ -1,11 +1,9 @@
 """Attention along a list of edges, forward and backward: plain tensors in and out, no autograd.
 
-The forward pass is products, softmax, weighted sums; the backward pass computes the weights again from lse
-and uses the same two operations, with the list sender by sender for the gradients of k and v. Only edges are
-ever read: what a non-edge holds, NaN too, cannot leak. Memory beyond the results is that of one head: two
-numbers for each edge and a few rows for each token. So the softmax is in place and never normalised edge by
-edge, unlike that of ``edges.py``: what belongs to a receiver is applied to its row, and only exp to its
-edges.
+The forward pass is products, softmax, weighted sums; the backward pass computes the weights again from lse.
+Only edges are ever read: what a non-edge holds, NaN too, cannot leak. Memory beyond the results is that of
+one head: two numbers for each edge and a few rows for each token. So the softmax is in place and never
+normalised edge by edge, unlike that of ``edges.py``: what belongs to a receiver is applied to its row.
 """
 
 from __future__ import annotations

@@ -3,53 +3,30 @@
 Three bilinear maps between numbers of edges ``[B, Hq, E]`` (receiver by receiver) and rows of tokens, whose
 derivatives are each other:
 
-============  =============================================  ===================================
-products      ``w_e = q_dst . k_src``
-incoming      ``y_dst = sum over in-edges of w_e v_src``
-outgoing      ``y_src = sum over out-edges of w_e x_dst``    also over the query heads of a group
-============  =============================================  ===================================
+* ``products(q, k, edges) -> [B, Hq, E]``: ``w_e = q_dst . k_src``
+* ``incoming(w, v, edges) -> [B, Hq, dst, D]``: ``y_dst = sum over in-edges of w_e v_src``, 0 over none
+* ``outgoing(w, x, edges, kv_heads) -> [B, Hkv, src, D]``: ``y_src = sum over out-edges of w_e x_dst``, and
+  over the query heads of a group
 
-Each is registered with torch under its name, so that compilers, ``torch.export`` and ``torch.vmap`` take it
-as it is, and can be differentiated any number of times. The softmax between them is that of ``edges.py``.
-They compute in the dtype that comes in: callers bring float32 or better.
+``edges`` are the tensors of :class:`plan.plan.Edges`. Each map is registered with torch, so that compilers,
+``torch.export`` and ``torch.vmap`` take it as it is, and can be differentiated any number of times. The
+softmax between them is that of ``edges.py``. They compute in the dtype that comes in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gnn_attention._support.custom_op import operator
-from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.cpu.csr_primitives import batches, sampled_products
 from gnn_attention.backends.plan.plan import Edges
-
-EdgeNumbers = Float[Tensor, "batch heads edges"]
-Receivers = Float[Tensor, "batch heads dst dim"]
-Senders = Float[Tensor, "batch kv_heads src dim"]
-
-
-def products(q: Receivers, k: Senders, edges: Sequence[Tensor]) -> EdgeNumbers:
-    """``q_dst . k_src`` for every edge."""
-    result: Tensor = _PRODUCTS(q, k, list(edges))
-    return result
-
-
-def incoming(weights: EdgeNumbers, v: Senders, edges: Sequence[Tensor]) -> Receivers:
-    """``sum of weights_e v_src`` over the in-edges of each receiver, 0 over none."""
-    result: Tensor = _INCOMING(weights, v, list(edges))
-    return result
-
-
-def outgoing(weights: EdgeNumbers, x: Receivers, edges: Sequence[Tensor], kv_heads: int) -> Senders:
-    """``sum of weights_e x_dst`` over each sender's out-edges and the query heads of its group."""
-    result: Tensor = _OUTGOING(weights, x, list(edges), kv_heads)
-    return result
 
 
 def _products(q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     result = _new_products(q, k, tensors).zero_()
-    work, groups = batches(Edges.of(tensors), q.shape[:2], k.shape[1], q.dtype)
+    work, groups = batches(Edges(*tensors), q.shape[:2], k.shape[1], q.dtype)
     for shared, heads in groups:
         key = work.staged("k", k[shared])
         for head in heads:
@@ -61,7 +38,7 @@ def _products(q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 def _incoming(weights: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     result = _new_incoming(weights, v, tensors).zero_()
-    work, groups = batches(Edges.of(tensors), weights.shape[:2], v.shape[1], v.dtype)
+    work, groups = batches(Edges(*tensors), weights.shape[:2], v.shape[1], v.dtype)
     for shared, heads in groups:
         value = work.staged("v", v[shared])
         for head in heads:
@@ -71,7 +48,7 @@ def _incoming(weights: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 def _outgoing(weights: Tensor, x: Tensor, tensors: Sequence[Tensor], kv_heads: int) -> Tensor:
     result = _new_outgoing(weights, x, tensors, kv_heads).zero_()
-    work, groups = batches(Edges.of(tensors), weights.shape[:2], kv_heads, x.dtype)
+    work, groups = batches(Edges(*tensors), weights.shape[:2], kv_heads, x.dtype)
     for shared, heads in groups:
         for head in heads:
             rows, spare = work.staged("x", x[head]), work.first.values()
@@ -114,6 +91,12 @@ def _outgoing_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 OF_PAIRS = "(Tensor q, Tensor k, Tensor[] edges) -> Tensor"
 OF_IN_EDGES = "(Tensor weights, Tensor v, Tensor[] edges) -> Tensor"
 OF_OUT_EDGES = "(Tensor weights, Tensor x, Tensor[] edges, int kv_heads) -> Tensor"
-_PRODUCTS = operator("edge_products", OF_PAIRS, _products, _new_products, _products_backward, _save)
-_INCOMING = operator("edge_incoming", OF_IN_EDGES, _incoming, _new_incoming, _incoming_backward, _save)
-_OUTGOING = operator("edge_outgoing", OF_OUT_EDGES, _outgoing, _new_outgoing, _outgoing_backward, _save)
+products: Callable[..., Tensor] = operator(
+    "edge_products", OF_PAIRS, _products, _new_products, _products_backward, _save
+)
+incoming: Callable[..., Tensor] = operator(
+    "edge_incoming", OF_IN_EDGES, _incoming, _new_incoming, _incoming_backward, _save
+)
+outgoing: Callable[..., Tensor] = operator(
+    "edge_outgoing", OF_OUT_EDGES, _outgoing, _new_outgoing, _outgoing_backward, _save
+)

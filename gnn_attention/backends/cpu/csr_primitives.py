@@ -4,9 +4,8 @@ Products (one number for each edge, of its two ends) are ``torch.sparse.sampled_
 row for each token) are ``embedding_bag``. Both read the rows of edges only. A bag adds its rows one after the
 other, so that its error grows with their number: the rows of a hub are summed in pieces, and then the pieces.
 
-Every operation has a price of its own, so that many heads of few edges cost less together: as one head of a
-larger graph, the graph repeated along the diagonal. Grouped heads stay grouped: the query heads of a group
-attend to the same senders.
+Many heads of few edges cost less together: as one head of a larger graph, the graph repeated along the
+diagonal, where the query heads of a group attend to the same senders.
 """
 
 from __future__ import annotations
@@ -104,13 +103,14 @@ class Head:
         self.edges, self.dtype = edges, dtype
         self._rows: dict[str, Tensor] = {}
 
-    @functools.cached_property
-    def first(self) -> Tensor:
-        return self._matrix()
+    def _matrix(self) -> Tensor:
+        accept_sparse_matrices()
+        edges, size = self.edges, (self.edges.ptr.numel() - 1, self.edges.out_ptr.numel() - 1)
+        values = torch.zeros(edges.src.numel(), dtype=self.dtype, device=edges.src.device)
+        return torch.sparse_csr_tensor(edges.ptr, edges.src, values, size, check_invariants=False)
 
-    @functools.cached_property
-    def second(self) -> Tensor:
-        return self._matrix()
+    first = functools.cached_property(_matrix)
+    second = functools.cached_property(_matrix)
 
     @functools.cached_property
     def has_in_edges(self) -> Tensor:
@@ -149,12 +149,6 @@ class Head:
         # spare is written to
         ordered = torch.index_select(weights, 0, self.edges.out_position, out=spare)
         return weighted_sums(self.edges.out_dst, self.edges.out_ptr, ordered, table, self._out_pieces)
-
-    def _matrix(self) -> Tensor:
-        accept_sparse_matrices()
-        edges, size = self.edges, (self.edges.ptr.numel() - 1, self.edges.out_ptr.numel() - 1)
-        values = torch.zeros(edges.src.numel(), dtype=self.dtype, device=edges.src.device)
-        return torch.sparse_csr_tensor(edges.ptr, edges.src, values, size, check_invariants=False)
 
 
 def batches(

@@ -1,9 +1,8 @@
 """Attention over rectangles: a few calls of one dense kernel that returns lse, on views of the tokens.
 
 On a CPU that kernel is ATen's flash attention, whose names are private (the tests pin what is used of it);
-elsewhere, and should it ever be missing, it is the formula written out. The backward pass saves no weights:
-it computes them again, ``w = exp(logit - lse)``, from the log-sum-exp of all pieces together, so that the
-gradients of the pieces add up exactly.
+elsewhere it is the formula written out. The backward pass computes ``w = exp(logit - lse)`` again, from the
+log-sum-exp of all pieces together, so that the gradients of the pieces add up exactly.
 
 All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) of any strides with contiguous channels, best token-major
 in memory.

@@ -55,25 +55,40 @@ def _parts(plan: Plan, call: AttentionCall) -> Iterator[Rectangles]:
 
 def _attend(call: AttentionCall, part: Rectangles) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, groups * size, Dv]`` and lse of the receivers of the part, in float32 or better."""
-    wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
     dst, src = _tokens(part.dst, call.q.device), _tokens(part.src, call.q.device)
-    q = _rows(call.q, dst).to(wide)
-    k, v = (edges.per_query_head(_rows(x, src).to(wide), heads) for x in (call.k, call.v))
-    mask = _mask(part, call.q.device)
-    logits = call.modified(q @ k.mT * call.scale, *_ends(dst, src, mask))
+    mask, bias = _mask(part, call.q.device), None
     if call.bias is not None:
-        position = _positions(call.graph, dst, mask)
-        logits = logits + call.bias.to(wide)[..., position]
-    weights, lse = edges.row_softmax(logits.masked_fill(~mask, -torch.inf), _sinks(call, mask))
-    out = call.dropped(weights, dst.unsqueeze(2), src.unsqueeze(1)) @ v
+        wide = edges.accumulation_dtype(call.q.dtype)
+        bias = call.bias.to(wide)[..., _positions(call.graph, dst, mask)]
+    ends = _rows(call.q, dst), _rows(call.k, src), _rows(call.v, src)
+    out, lse = written_out(call, ends, mask, dst, src, bias)
     return out.flatten(2, 3), lse.flatten(2, 3)
 
 
-def _sinks(call: AttentionCall, mask: Tensor) -> Float[Tensor, "heads groups receivers one"] | None:
-    if call.sink_logits is None:
-        return None
-    sinks = call.sink_logits.to(edges.accumulation_dtype(call.q.dtype)).view(-1, 1, 1, 1)
-    return torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
+def written_out(
+    call: AttentionCall,
+    ends: tuple[Tensor, Tensor, Tensor],
+    mask: Bool[Tensor, "... receivers senders"],
+    dst: Int[Tensor, "... receivers"],
+    src: Int[Tensor, "... senders"],
+    bias: Float[Tensor, "... receivers senders"] | None,
+) -> tuple[Tensor, Tensor]:
+    """``softmax(score_mod(q k^T scale) + bias) v`` over the edges in ``mask``, in float32 or better, and lse.
+
+    ``ends``: q, k and v of the receivers ``dst`` and the senders ``src``, ``[B, H, ..., tokens, D]``.
+    """
+    wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
+    q, k, v = (edges.per_query_head(x.to(wide), heads) for x in ends)
+    logits = call.modified(q @ k.mT * call.scale, *_ends(call, dst, src, mask))
+    logits = logits if bias is None else logits + bias
+    sinks = None
+    if call.sink_logits is not None:
+        sinks = call.sink_logits.to(wide).view(-1, *[1] * (q.dim() - 2))
+        sinks = torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
+    weights, lse = edges.row_softmax(logits.masked_fill(~mask, -torch.inf), sinks)
+    # a row that is NaN gives non-edges no gradient
+    weights = call.dropped(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src.unsqueeze(-2))
+    return weights @ v, lse
 
 
 def _rows(x: Tensor, tokens: Int[Tensor, "groups size"]) -> Tensor:
@@ -95,18 +110,23 @@ def _mask(part: Rectangles, device: torch.device) -> Bool[Tensor, "groups receiv
     return (every.tril() if part.causal else every).expand(part.dst.count, -1, -1)
 
 
-def _ends(dst: Tensor, src: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The ends of every pair for a score_mod; a non-edge gets those of an edge (as in the dense backend).
+def _ends(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The ends of every pair for a score_mod; a non-edge gets those of an edge.
 
-    That edge is of its own rectangle, or of another if that has none, as a part of a rectangle may.
+    That edge is of its own rectangle, or of another if that has none. The result is thrown away, but its
+    derivative is multiplied by 0: a score_mod that divides by 0 where there is no edge would make NaN of the
+    gradients of all others.
     """
-    cell = mask.flatten(1).to(torch.uint8).argmax(1)
-    row, column = (cell // mask.shape[2]).unsqueeze(1), (cell % mask.shape[2]).unsqueeze(1)
-    has_edge = mask.flatten(1).any(1)
-    every = torch.arange(len(has_edge), device=mask.device)
-    lender = torch.where(has_edge, every, has_edge.to(torch.uint8).argmax())
-    some_dst, some_src = (ends[lender].unsqueeze(2) for ends in (dst.gather(1, row), src.gather(1, column)))
-    return torch.where(mask, dst.unsqueeze(2), some_dst), torch.where(mask, src.unsqueeze(1), some_src)
+    if call.score_mod is None or not mask.numel() or call.graph.is_full():
+        return dst.unsqueeze(-1), src.unsqueeze(-2)
+    pairs = mask.flatten(-2)
+    has_edge, cell = pairs.any(-1, keepdim=True), pairs.to(torch.uint8).argmax(-1, keepdim=True)
+    lender = has_edge.flatten().to(torch.uint8).argmax()
+    ends = []
+    for tokens, place in ((dst, cell // mask.shape[-1]), (src, cell % mask.shape[-1])):
+        of_edge = tokens.expand(*mask.shape[:-2], -1).gather(-1, place)
+        ends.append(torch.where(has_edge, of_edge, torch.take(of_edge, lender)).unsqueeze(-1))
+    return torch.where(mask, dst.unsqueeze(-1), ends[0]), torch.where(mask, src.unsqueeze(-2), ends[1])
 
 
 def _positions(graph: TokenGraph, dst: Tensor, mask: Tensor) -> Int[Tensor, "groups receivers senders"]:

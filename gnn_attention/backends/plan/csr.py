@@ -14,13 +14,12 @@ from gnn_attention.graph import TokenGraph, memoized
 
 def edges_of(graph: TokenGraph, device: torch.device) -> Edges:
     """The edges of a plain graph on a device, by receiver, then sender; cached."""
-    return Edges.of(memoized(_lowered, graph, device)[:-1])
+    return Edges(*memoized(_lowered, graph, device)[:-1])
 
 
 def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
     """Where each edge of :func:`edges_of` is in ``graph.edge_index``."""
-    order: Tensor = memoized(_lowered, graph, device)[-1]
-    return order
+    return memoized(_lowered, graph, device)[-1]
 
 
 def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Edges, Tensor]:

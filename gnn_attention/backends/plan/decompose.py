@@ -43,10 +43,6 @@ class Part(NamedTuple):
     src: Range
     what: str
 
-    @property
-    def is_box(self) -> bool:
-        return 2 * self.graph.num_edges >= self.graph.num_dst * self.graph.num_src
-
 
 def parts(graph: TokenGraph) -> tuple[Part, ...]:
     """Disjoint parts whose union is a plain graph, none of them empty; cached.
@@ -64,20 +60,17 @@ def parts(graph: TokenGraph) -> tuple[Part, ...]:
 
 
 def positions(part: Part, whole: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
-    found: Tensor = memoized(_positions, whole, part.graph, part.dst[0], part.src[0], device)
-    return found
+    return memoized(_positions, whole, part.graph, part.dst[0], part.src[0], device)
 
 
 def packing(graph: TokenGraph) -> Varlen | None:
     """The graph as packed documents with one window, for variable-length kernels, or None; cached."""
-    found: Varlen | None = memoized(_packing, graph)
-    return found
+    return memoized(_packing, graph)
 
 
 def _ranges(graph: TokenGraph) -> tuple[tuple[Range, Range, str], ...]:
-    """The ranges of the parts; their graphs are put where a compiled program reads them."""
     found = _divided(graph)
-    # a graph that refers to itself would stay in memory with all that it caches
+    # there a compiled program reads them; a graph that refers to itself would stay in memory with its cache
     graph._parts[:] = [[part.graph for part in found if part.graph is not graph]]
     return tuple((part.dst, part.src, part.what) for part in found)
 
@@ -159,7 +152,7 @@ def _boxes_of(part: Part, what: str) -> tuple[list[Part], Part | None]:
     for hub in _hubs(graph.T if senders else graph):
         ranges = ((0, graph.num_dst), hub) if senders else (hub, (0, graph.num_src))
         box = _trimmed(_cut(rest, *ranges, what))
-        if box is not None and box.is_box:
+        if box is not None and 2 * box.graph.num_edges >= box.graph.num_dst * box.graph.num_src:
             found.append(box)
             rest = _without(rest, *ranges)
     return found, _trimmed(rest._replace(what="the rest")) if found else part
@@ -188,9 +181,8 @@ def _by_term(part: Part) -> list[Part]:
     terms = [] if part.graph._listed is not None or _has_kernel(part.graph) else _terms(part.graph.rule)
     if len(terms) <= 1:
         return _by_fill(part)
-    graphs = sorted(
-        (_of_term(part.graph, term) for term in terms), key=lambda graph: not _is_whole(part, graph)
-    )
+    graphs = [_of_term(part.graph, term) for term in terms]
+    graphs.sort(key=lambda graph: not _is_whole(part, graph))
     if len(graphs) > MOST_PARTS:
         graphs[MOST_PARTS - 1 :] = [reduce(operator.or_, graphs[MOST_PARTS - 1 :])]
     found: list[Part] = []

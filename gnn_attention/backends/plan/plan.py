@@ -11,10 +11,10 @@ compilers and exported programs have the graph itself and never an object that c
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
 
 import torch
 
@@ -70,9 +70,6 @@ class Masks:
     table: Bool[Tensor, "masks receivers senders"]
     which: Int[Tensor, " count"]
 
-    def part(self, first: int, stop: int) -> Masks:
-        return Masks(self.table, self.which[first:stop])
-
 
 @dataclass(frozen=True, eq=False)
 class Rectangles:
@@ -119,7 +116,7 @@ class Rectangles:
             return
         for first in range(0, self.dst.count, count):
             stop = min(first + count, self.dst.count)
-            masks = None if self.masks is None else self.masks.part(first, stop)
+            masks = self.masks and Masks(self.masks.table, self.masks.which[first:stop])
             yield replace(self, dst=self.dst.part(first, stop), src=self.src.part(first, stop), masks=masks)
 
 
@@ -138,12 +135,7 @@ class Edges:
     out_ptr: Int[Tensor, " senders_and_one"]
     out_dst: Int[Tensor, " edges"]
     out_position: Int[Tensor, " edges"]
-    fresh: bool = True
-
-    @classmethod
-    def of(cls, tensors: Iterable[Tensor], fresh: bool = True) -> Edges:
-        ptr, src, dst, out_ptr, out_dst, out_position = tensors
-        return cls(ptr, src, dst, out_ptr, out_dst, out_position, fresh)
+    fresh: bool = field(default=True, kw_only=True)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -160,24 +152,24 @@ class Plan:
     pieces: tuple[Piece, ...]
     complete: bool
 
-    @functools.cached_property
+    @cached_property
     def all_fresh(self) -> bool:
         # no receiver is in two pieces: nothing is to be merged
         return all(piece.fresh for piece in self.pieces)
 
-    @functools.cached_property
+    @cached_property
     def rectangles(self) -> tuple[Rectangles, ...]:
         return tuple(piece for piece in self.pieces if isinstance(piece, Rectangles))
 
-    @functools.cached_property
+    @cached_property
     def has_blocks(self) -> bool:
         return bool(self.rectangles)
 
-    @functools.cached_property
+    @cached_property
     def visits_non_edges(self) -> bool:
         return any(piece.causal or piece.masks is not None for piece in self.rectangles)
 
-    @functools.cached_property
+    @cached_property
     def narrowest(self) -> int:
         return min(piece.src.size for piece in self.rectangles)
 
@@ -197,11 +189,13 @@ def packed(plan: Plan) -> Packed:
 
 def unpacked(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
     parts, words = iter(tensors), iter(numbers)
-    complete, pieces = bool(next(words)), []
+    complete = bool(next(words))
+    pieces: list[Piece] = []
     for kind in words:
-        pieces.append(
-            _unpack_edges(parts, words) if kind == EDGES else _unpack_rectangles(kind, parts, words)
-        )
+        if kind == EDGES:
+            pieces.append(Edges(*islice(parts, 6), fresh=bool(next(words))))
+        else:
+            pieces.append(_unpack_rectangles(kind, parts, words))
     return Plan(tuple(pieces), complete)
 
 
@@ -222,10 +216,6 @@ def _pack_piece(piece: Piece, tensors: list[Tensor], numbers: list[int]) -> None
         tensors += [piece.masks.table, piece.masks.which]
 
 
-def _unpack_edges(parts: Iterator[Tensor], words: Iterator[int]) -> Edges:
-    return Edges.of(itertools.islice(parts, 6), fresh=bool(next(words)))
-
-
 def _unpack_rectangles(kind: int, parts: Iterator[Tensor], words: Iterator[int]) -> Rectangles:
     dst = _unpack_groups(kind, parts, words)
     src = _unpack_groups(next(words), parts, words)
@@ -235,4 +225,4 @@ def _unpack_rectangles(kind: int, parts: Iterator[Tensor], words: Iterator[int])
 
 
 def _unpack_groups(kind: int, parts: Iterator[Tensor], words: Iterator[int]) -> Groups:
-    return Gathered(next(parts)) if kind == GATHERED else Strided(*itertools.islice(words, 4))
+    return Gathered(next(parts)) if kind == GATHERED else Strided(*islice(words, 4))

@@ -15,6 +15,7 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
+from gnn_attention.backends.plan.decompose import packing
 from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles
 from gnn_attention.backends.plan.plan import (
     Edges,
@@ -30,7 +31,6 @@ from gnn_attention.backends.plan.plan import (
 from gnn_attention.backends.plan.tile_density import Runs, cells_at, divided, left_over
 from gnn_attention.backends.plan.tile_masks import tile_boxes
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.kernel_formats import to_varlen
 from gnn_attention.graph.regions.quadtree import CELLS, decompose
 
 BLOCK = 64  # tokens on the side of a tile
@@ -93,17 +93,16 @@ PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan
 
 
 def packed_plan(kind: str, graph: TokenGraph, device: torch.device) -> Packed:
-    found: Packed = memoized(_packed_plan, graph, kind, device)
-    return found
-
-
-def plan_on(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
-    return unpacked(*packed_plan(kind, graph, device))
+    return memoized(_packed_plan, graph, kind, device)
 
 
 def _packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
     tensors, numbers = packed(PLANS[kind](graph))
     return [x.to(device) for x in tensors], numbers
+
+
+def plan_on(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
+    return unpacked(*packed_plan(kind, graph, device))
 
 
 def _plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
@@ -136,14 +135,8 @@ class Documents(NamedTuple):
 
 def _documents(graph: TokenGraph) -> Documents | None:
     """None for another graph, or a list of edges, whose tiles are as good."""
-    square = graph.num_dst == graph.num_src
-    if graph._listed is not None or not square or not _could_be_documents(graph.in_degree()):
-        return None
-    try:
-        found = to_varlen(graph)
-    except ValueError:
-        return None
-    if found.window not in ((-1, 0), (-1, -1)):
+    found = packing(graph) if _could_be_documents(graph.in_degree()) else None
+    if found is None or found.window not in ((-1, 0), (-1, -1)):
         return None
     bounds = found.cu_seqlens.long()
     return Documents(bounds[:-1], bounds.diff(), found.window == (-1, 0))
@@ -165,12 +158,18 @@ def _of_length(documents: Documents, size: int) -> Rectangles:
     return Rectangles(groups, groups, causal=documents.causal and size > 1)
 
 
+def dense_work(graph: TokenGraph) -> Work:
+    pairs = graph.num_dst * graph.num_src
+    if graph.is_full() or graph.is_causal():
+        return Work(plain_pairs=pairs if graph.is_full() else pairs // 2)
+    return Work(masked_pairs=pairs)
+
+
 def tiles_work(graph: TokenGraph) -> Work:
     if not graph.num_dst or not graph.num_src:
         return Work()
     if graph.is_full() or graph.is_causal():
-        pairs = graph.num_dst * graph.num_src
-        return Work(calls=1, rectangles=1, plain_pairs=pairs if graph.is_full() else pairs // 2)
+        return dense_work(graph) + Work(calls=1, rectangles=1)
     documents = memoized(_documents, graph)
     by_tiles = runs_work(graph)
     return by_tiles if documents is None else min(by_tiles, documents_work(documents), key=_seconds)
@@ -181,7 +180,7 @@ def mixed_work(graph: TokenGraph) -> Work:
     rows, cells = len(torch.unique(dense.row)), cells_at(dense, 1)
     edges = int(sparse.edges.sum())
     listed = Work(calls=4, edges=edges, nodes=graph.num_dst) if edges else Work()
-    return Work(number_of_rectangles(graph, dense), rows, cells, weighted_cells=float(cells)) + listed
+    return Work(number_of_rectangles(graph, dense), rows, cells, float(cells)) + listed
 
 
 def rows_work(graph: TokenGraph) -> Work:
@@ -194,7 +193,7 @@ WORK = {"tiles": tiles_work, "mixed": mixed_work, "rows": rows_work}
 def runs_work(graph: TokenGraph) -> Work:
     runs, times, cells = _cheapest(graph)
     rows, calls = len(torch.unique(runs.row)), number_of_rectangles(graph, runs)
-    return Work(calls, rows, cells, weighted_cells=cells * HEIGHTS[times])
+    return Work(calls, rows, cells, cells * HEIGHTS[times])
 
 
 def documents_work(documents: Documents) -> Work:

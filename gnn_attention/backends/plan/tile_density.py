@@ -35,7 +35,7 @@ class Runs:
 
 def divided(graph: TokenGraph, block: int, least: float) -> tuple[Runs, Runs]:
     """The tiles at least ``least`` of whose pairs are edges, and the others (which are partial)."""
-    runs: Runs = memoized(counted_runs, graph, block)
+    runs = memoized(counted_runs, graph, block)
     if not least:
         return runs, runs.at(torch.zeros_like(runs.full))
     height = (graph.num_dst - runs.row * block).clamp(max=block)

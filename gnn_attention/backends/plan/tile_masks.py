@@ -94,14 +94,11 @@ def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Found]
     for one in torch.unique(size).tolist():
         part = Piece(piece.kind, boxes.at(size == one))
         if piece.kind == CELLS:
-            yield from (_of_cells(some, edge, block) for some, edge in quadtree.cells(graph.rule, part.boxes))
+            for boxes_of, edge in quadtree.cells(graph.rule, part.boxes):
+                which, some = classes(packed_bits(edge.flatten(1)))
+                yield boxes_of.owner, which, _padded(edge[some], block)
         else:
             yield _of_profile(graph, part, block)
-
-
-def _of_cells(boxes: Boxes, edge: Bool[Tensor, "tiles height width"], block: int) -> Found:
-    which, some = classes(packed_bits(edge.flatten(1)))
-    return boxes.owner, which, _padded(edge[some], block)
 
 
 def _of_profile(graph: TokenGraph, piece: Piece, block: int) -> Found:

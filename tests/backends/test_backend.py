@@ -1,0 +1,86 @@
+"""Backends as values: one's own, and what each of the table declares."""
+
+import pytest
+import torch
+
+import gnn_attention as ga
+from gnn_attention import patterns, score_mods
+from gnn_attention.backends import BACKENDS, Backend, support_matrix
+from gnn_attention.backends.call import AttentionCall
+
+OUT, LSE = (2, 4, 9, 6), (2, 4, 9)
+QKV = torch.zeros(2, 4, 9, 8), torch.zeros(2, 2, 9, 8), torch.zeros(2, 2, 9, 6)
+
+
+def test_a_backend_of_your_own():
+    mine = Backend("mine", lambda call: (torch.full(OUT, 7.0), None))
+    out, info = ga.attend(*QKV, patterns.causal(9), backend=mine, return_info=True)
+    assert (out == 7).all()
+    with pytest.raises(NotImplementedError, match="returned no lse"):
+        _ = info.lse
+    with_lse = Backend("mine", lambda call: (torch.ones(OUT), torch.zeros(LSE)))
+    info = ga.attend(*QKV, patterns.causal(9), backend=with_lse, return_info=True)[1]
+    assert torch.equal(info.lse, torch.zeros(LSE))
+    picky = Backend("picky", mine.run, unsupported_reason=lambda call: "it is Friday")
+    message = r"backend .picky. cannot hold this call on .*causal.*: it is Friday"
+    with pytest.raises(ga.RefusalError, match=message) as refused:
+        ga.attend(*QKV, patterns.causal(9), backend=picky)
+    assert refused.value.reason == "it is Friday"
+
+
+WRONG_BACKENDS = {
+    r"run of a Backend must be a function \(call\) -> .*, got 3 of type int": ("mine", 3),
+    "unsupported_reason of a Backend must be a function .* got 'no' of type str": ("mine", max, "", "no"),
+    r"bytes_needed of a Backend must be a function .* got 7 of type int": ("mine", max, "", max, 7),
+    "name of a Backend must be a string, got 3 of type int": (3, max),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_BACKENDS)
+def test_a_wrong_backend_of_your_own_is_refused(message):
+    with pytest.raises(TypeError, match=message):
+        Backend(*WRONG_BACKENDS[message])
+
+
+NO_RESULT = r"must return \(out, lse or None\)"
+
+
+WRONG_RESULTS = [
+    (None, TypeError, NO_RESULT + ", its run gave None"),
+    ([torch.ones(OUT), None], TypeError, NO_RESULT),
+    ((torch.ones(OUT), "lse"), TypeError, NO_RESULT),
+    ((torch.ones(2, 4, 9, 4), None), ValueError, r"gave \[2, 4, 9, 4\] and None"),
+    ((torch.ones(OUT), torch.ones(2, 4, 8)), ValueError, r"and \[2, 4, 8\]"),
+    ((torch.ones(OUT), torch.ones(OUT)), ValueError, r"and \[2, 4, 9, 6\]"),
+]
+
+
+@pytest.mark.parametrize("name", ["mine", "dense"])  # the library's name does not make it the library's
+@pytest.mark.parametrize(("result", "error", "message"), WRONG_RESULTS)
+def test_a_backend_of_your_own_that_returns_something_else(result, error, message, name):
+    with pytest.raises(error, match=message):
+        ga.attend(*QKV, patterns.causal(9), backend=Backend(name, lambda call: result))
+
+
+def test_the_table_of_backends():
+    """Each with its name and what it supports."""
+    assert {"dense", "mixed", "reference", "rows", "tiles"} <= set(ga.list_backends()) == set(BACKENDS)
+    assert all(name == backend.name and backend.supports for name, backend in BACKENDS.items())
+    assert ga.list_backends()["mixed"].endswith("no score_mod, bias, dropout, second derivative")
+    assert ga.list_backends()["flex"].endswith("lse on cuda only; backward pass on cuda only")
+
+
+def test_the_support_matrix():
+    """A row for each backend, a column for each option, from the same declarations as the refusals."""
+    head, line, *rows = (row.strip("| ").split(" | ") for row in support_matrix().splitlines())
+    assert set(line) == {"---"}
+    assert [row[0] for row in rows] == [f"`{name}`" for name in BACKENDS]
+    found = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert found["`varlen`"]["devices"] == "cuda"
+    assert found["`varlen`"]["dtypes"] == "float16, bfloat16"
+    assert (found["`flex`"]["lse"], found["`flex`"]["bias"]) == ("cuda only", "no")
+    assert found["`rows`"]["bias"] == "yes"
+    call = AttentionCall.checked(*QKV, patterns.causal(9), score_mod=score_mods.softcap(1.0))
+    reasons = {f"`{name}`": backend.unsupported_reason(call) or "" for name, backend in BACKENDS.items()}
+    without = {name for name, row in found.items() if (row["score_mod"], row["devices"]) == ("no", "all")}
+    assert {name for name, reason in reasons.items() if "no score_mod" in reason} == without
