@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Self
 
 import torch
 
@@ -16,8 +16,6 @@ from gnn_attention.attend import attend
 from gnn_attention.cache._slots import ResidentSenders, append_rows
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
-
-Cache = TypeVar("Cache", bound="TokenCache")
 
 
 class TokenCache:
@@ -53,7 +51,7 @@ class TokenCache:
         return sum(x.numel() * x.element_size() for rows in self._rows for x in rows)
 
     def check_graph(self, graph: TokenGraph) -> None:
-        """ValueError if ``graph`` is another than this cache's."""
+        """ValueError for another graph than this cache's."""
         check_same_graph(self.graph, graph)
 
     def reorder(self, index: Int[Tensor, " samples"] | Sequence[int]) -> None:
@@ -65,7 +63,12 @@ class TokenCache:
         self._check_complete("reorder")
         if self.graph.batch is not None:
             raise ValueError(f"reorder: {self.graph!r} differs by sample: no past can go on as another")
-        index = _checked_index(index)
+        index = index if isinstance(index, Tensor) else torch.as_tensor(index)
+        if index.is_floating_point() or index.dtype == torch.bool:
+            raise TypeError(f"index must hold integers, the sample that each goes on from, got {index.dtype}")
+        if index.dim() != 1:
+            raise ValueError(f"index must be a list [B] of samples, got shape {list(index.shape)}")
+        index = index.long()
         for batch in {x.shape[0] for rows in self._rows for x in rows}:
             if len(index) and not 0 <= int(index.min()) <= int(index.max()) < batch:
                 raise IndexError(f"index must hold samples in 0 .. {batch - 1}, got {index.tolist()}")
@@ -79,13 +82,11 @@ class TokenCache:
         """
         self._check_complete("rewind")
         length = checks.size("length", length)
-        if length > self.length:
-            raise ValueError(f"rewind({length}): only {self.length} tokens have come")
         self._senders = self._senders.rewind(length)
         if not length:
             self._rows = [()] * self.layers  # the next chunk may have other shapes
 
-    def fork(self: Cache) -> Cache:
+    def fork(self) -> Self:
         """An independent copy that goes on from here; only the graph is shared."""
         twin = copy.copy(self)
         twin._rows = [tuple(x.clone() for x in rows) for rows in self._rows]
@@ -114,8 +115,7 @@ class TokenCache:
 
     def _append(self, rows: tuple[Tensor, ...], layer: int) -> None:
         """The next chunk of a layer, each ``[B, H, chunk, D]``; checked before anything changes."""
-        senders = self._with_chunk(layer, rows[0].shape[2])
-        old = self._rows[layer]
+        senders, old = self._with_chunk(layer, rows[0].shape[2]), self._rows[layer]
         for given, before in zip(rows, old, strict=False):
             _check_like(given, before)
         buffers = zip(old or (None,) * len(rows), rows, strict=True)
@@ -130,9 +130,9 @@ class TokenCache:
         if layer not in self._behind:
             self._check_complete("the next chunk")
             return self._senders.append(count)
-        if count != self._senders.stop - self._senders.start:
-            expected = f"{self._chunk()}, as the layers before it"
-            raise ValueError(f"layer {layer} must get {expected}, got a chunk of {count}")
+        if count != self._senders.count:
+            chunk = f"{self._chunk()}, as the layers before it"
+            raise ValueError(f"layer {layer} must get {chunk}, got a chunk of {count}")
         return self._senders
 
     def _attend(
@@ -145,23 +145,22 @@ class TokenCache:
         heads = max(k.shape[1], v.shape[1])
         k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
         if mod is not None and senders.gap:
-            mod = _AtPositions(mod, senders.positions + self.graph.src_offset)
+            mod = partial(_at_positions, mod, senders.positions + self.graph.src_offset)
         if options["backend"] == "auto" and senders.few:
             options["backend"] = "dense"
         out: Tensor = attend(q, k, v, senders.view, scale, mod, **options)
         return out
 
     def _check_receivers(self, q: Tensor, layer: int) -> None:
-        if layer in self._behind or self._senders.start == self._senders.stop:
+        if layer in self._behind or not self._senders.count:
             raise ValueError(f"layer {layer} has no new tokens to attend with: append them first")
-        if isinstance(q, Tensor) and q.dim() == 4 and q.shape[2] != self._senders.stop - self._senders.start:
-            expected = f"{self._chunk()}, the last that were appended"
-            raise ValueError(f"q must have a row for each of {expected}, got {q.shape[2]}")
+        if isinstance(q, Tensor) and q.dim() == 4 and q.shape[2] != self._senders.count:
+            chunk = f"{self._chunk()}, the last that were appended"
+            raise ValueError(f"q must have a row for each of {chunk}, got {q.shape[2]}")
 
     def _check_complete(self, what: str) -> None:
         if self._behind:
-            layer = min(self._behind)
-            raise ValueError(f"{what} must wait until layer {layer} has got {self._chunk()} too")
+            raise ValueError(f"{what} must wait until layer {min(self._behind)} has got {self._chunk()} too")
 
     def _chunk(self) -> str:
         return f"the tokens {self._senders.start} .. {self._senders.stop - 1}"
@@ -194,15 +193,19 @@ def check_same_graph(own: TokenGraph, graph: TokenGraph) -> None:
         raise ValueError(f"this is a cache of {own!r}, got {graph!r}; make a new one for another graph")
 
 
-@dataclass(frozen=True, eq=False)
-class _AtPositions:
-    """A score_mod at absolute senders, where the rows of a buffer have gaps."""
+def at_heads(mod: ScoreMod | None, heads: object) -> ScoreMod | None:
+    """``mod`` at the numbers of the heads in their layer, where a rank has those from ``first_head`` on."""
+    first = getattr(heads, "first_head", 0)
+    return mod if mod is None or not first else partial(_from_head, mod, first)
 
-    mod: ScoreMod
-    positions: Tensor
 
-    def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        return self.mod(score, b, h, dst, self.positions.to(src.device)[src])
+def _from_head(mod: ScoreMod, first: int, score: Tensor, b: Tensor, h: Tensor, *ends: Tensor) -> Tensor:
+    return mod(score, b, h + first, *ends)
+
+
+def _at_positions(mod: ScoreMod, at: Tensor, score: Tensor, b: Any, h: Any, dst: Any, src: Tensor) -> Tensor:
+    # where the rows of a buffer have gaps
+    return mod(score, b, h, dst, at.to(src.device)[src])
 
 
 def checked_graph(graph: TokenGraph) -> TokenGraph:
@@ -210,8 +213,7 @@ def checked_graph(graph: TokenGraph) -> TokenGraph:
     if not isinstance(graph, TokenGraph):
         raise TypeError(f"graph must be a TokenGraph of all tokens to come, got {type(graph).__name__}")
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-        expected = "a graph whose receivers and senders are the same tokens"
-        raise ValueError(f"a cache needs {expected}, got {graph!r}")
+        raise ValueError(f"a cache needs a graph whose receivers and senders are the same, got {graph!r}")
     return graph
 
 
@@ -221,12 +223,3 @@ def _check_like(given: Tensor, before: Tensor) -> None:
     )
     if got != expected:
         raise ValueError(f"a chunk must be like those before it, {expected}, got {got}")
-
-
-def _checked_index(index: object) -> Tensor:
-    found = index if isinstance(index, Tensor) else torch.as_tensor(index)
-    if found.is_floating_point() or found.dtype == torch.bool:
-        raise TypeError(f"index must hold integers, the sample that each goes on from, got {found.dtype}")
-    if found.dim() != 1:
-        raise ValueError(f"index must be a list [B] of samples, got shape {list(found.shape)}")
-    return found.long()

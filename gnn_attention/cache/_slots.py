@@ -43,6 +43,10 @@ class ResidentSenders:
         return cls(graph, 0, 0, torch.zeros(0, dtype=torch.int64, device="cpu"))
 
     @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    @property
     def needed(self) -> Int[Tensor, " senders"]:
         last: Tensor = memoized(last_receivers, self.graph)[self.positions]
         return (last >= self.start).nonzero().flatten()
@@ -51,8 +55,8 @@ class ResidentSenders:
         """After a further chunk of ``count`` tokens; ValueError where the graph has no room for it."""
         graph, start, stop = self.graph, self.stop, self.stop + count
         if stop > graph.num_dst:
-            found = f"{graph.num_dst} receivers, of which {start} have come: no room for {count} more"
-            raise ValueError(f"{graph!r} has {found}; take the graph of a longer sequence")
+            short = f"{graph.num_dst} receivers, of which {start} have come: no room for {count} more"
+            raise ValueError(f"{graph!r} has {short}; take the graph of a longer sequence")
         self._check_senders_have_come(stop)
         later = replace(self, start=start, stop=stop, before=len(self.positions))
         new, stay = torch.arange(start, stop, device="cpu"), later.needed
@@ -75,14 +79,16 @@ class ResidentSenders:
         raise ValueError(f"{edge}, which has not come: {advice}")
 
     def rewind(self, length: int) -> ResidentSenders:
+        if length > self.stop:
+            raise ValueError(f"rewind({length}): only {self.stop} tokens have come")
         last: Tensor = memoized(last_receivers, self.graph)[:length]
         lost = ((last >= length) & (last < self.start)).nonzero().flatten()
         if len(lost):
-            reason = f"sender {lost[0]} was dropped after its last receiver {last[lost[0]]}"
-            advice = (
-                f"the last chunk can be taken back, down to {self.start}, or make a fork() before it comes"
+            gone = (
+                f"sender {lost[0]} was dropped after its last receiver {last[lost[0]]}, and would be needed"
             )
-            raise ValueError(f"rewind({length}): {reason}, and would be needed again; {advice}")
+            advice = f"the last chunk can be taken back, down to {self.start}, or fork() before it comes"
+            raise ValueError(f"rewind({length}): {gone} again; {advice}")
         positions = self.positions[self.positions < length]
         return replace(self, start=min(self.start, length), stop=length, positions=positions)
 
@@ -93,13 +99,12 @@ class ResidentSenders:
     @property
     def few(self) -> bool:
         """True for so few pairs that evaluating all of them is cheaper than a plan."""
-        return (self.stop - self.start) * len(self.positions) <= enumerate_pairs.FEW
+        return self.count * len(self.positions) <= enumerate_pairs.FEW
 
     @cached_property
     def view(self) -> TokenGraph:
         """The edges of the last chunk: ``graph.rows(start, stop)`` on the resident rows."""
-        graph, count = self.graph, self.stop - self.start
-        rows, first = len(self.positions), int(self.positions[0])
+        graph, count, rows, first = self.graph, self.count, len(self.positions), int(self.positions[0])
         name = f"{text.bracketed(graph.name)}.rows({self.start}, {self.stop})"
         if graph._listed is not None and not self.few:  # few pairs are looked up, many edges are renumbered
             src, dst = graph.rows(self.start, self.stop).edge_index
@@ -125,15 +130,12 @@ def append_rows(rows: Tensor | None, new: Tensor, resident: ResidentSenders) -> 
     if torch.is_grad_enabled():
         return torch.cat([old, new], dim=2)
     used = old.shape[2] + new.shape[2]
-    if rows is None or resident.stay is not None or rows.shape[2] < used or _read_only(rows):
+    frozen = rows is not None and rows.is_inference() and not torch.is_inference_mode_enabled()
+    if rows is None or resident.stay is not None or rows.shape[2] < used or rows.requires_grad or frozen:
         rows = new.new_empty(*new.shape[:2], max(resident.room, used), new.shape[3])
         rows[:, :, : old.shape[2]] = old
     rows[:, :, old.shape[2] : used] = new
     return rows
-
-
-def _read_only(rows: Tensor) -> bool:
-    return rows.requires_grad or (rows.is_inference() and not torch.is_inference_mode_enabled())
 
 
 def _placed(inner: Rule, start: int, first: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ A sender is dropped after its last receiver: ``window(n, w)`` stores w of them h
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -26,21 +26,14 @@ from torch.nn import functional
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import Backend
-from gnn_attention.cache._base import TokenCache, check_rows, checked_layer
+from gnn_attention.cache._base import TokenCache, at_heads, check_rows, checked_layer
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, arrays
 from gnn_attention.score_mods import ScoreMod
 
 KEEP = ("messages", "states")
-
-
-@runtime_checkable
-class _Heads(Protocol):
-    @property
-    def scale(self) -> float: ...
-    def receive(self, x: Tensor, positions: Tensor | None = None) -> Tensor: ...
-    def send(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
-    def collect(self, z: Tensor) -> Tensor: ...
+Rows = Float[Tensor, "batch kv_heads chunk dim"]
+States = Float[Tensor, "batch chunk width"]
 
 
 class KeyValueCache(TokenCache):
@@ -70,12 +63,7 @@ class KeyValueCache(TokenCache):
         super().__init__(graph, layers)
         self.latent = None if latent is None else checks.size("latent", latent, 1)
 
-    def append(
-        self,
-        k: Float[Tensor, "batch kv_heads chunk dim"],
-        v: Float[Tensor, "batch kv_heads chunk value_dim"],
-        layer: int = 0,
-    ) -> None:
+    def append(self, k: Rows, v: Rows, layer: int = 0) -> None:
         """Add the keys ``[B, Hkv, T, D]`` and values ``[B, Hkv, T, Dv]`` of the next tokens.
 
         Raises ValueError for more tokens than the graph has, for a receiver that attends to a later token,
@@ -102,22 +90,22 @@ class KeyValueCache(TokenCache):
         ``score_mod`` is called at absolute positions; arguments and errors otherwise as of
         :func:`gnn_attention.attend`. ValueError before anything was appended. Nothing changes.
         """
-        options = {"sink_logits": sink_logits, "backend": backend}
-        return self._attend(q, checked_layer(layer, self.layers), scale, score_mod, **options)
+        layer = checked_layer(layer, self.layers)
+        return self._attend(q, layer, scale, score_mod, sink_logits=sink_logits, backend=backend)
 
     def update(
         self,
-        heads: _Heads,
-        x: Float[Tensor, "batch chunk width"],
+        heads: Any,
+        x: States,
         layer: int = 0,
         score_mod: ScoreMod | None = None,
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
-    ) -> Float[Tensor, "batch chunk width"]:
+    ) -> States:
         """The updates of new tokens with states ``x``, as of an attention layer with these heads.
 
         :meth:`append` and :meth:`attend` in one, with the rotations of absolute positions; an error leaves
-        the cache as it was.
+        the cache as it was. Of sharded heads ``score_mod`` gets the numbers that they have in their layer.
         """
         layer = checked_layer(layer, self.layers)
         arrays.check_heads(heads)
@@ -125,12 +113,11 @@ class KeyValueCache(TokenCache):
         q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
         with self.all_or_nothing():
             self.append(k, v, layer)
-            z = self.attend(q, layer, heads.scale, score_mod, sink_logits, backend)
-            return heads.collect(z)
+            mod = at_heads(score_mod, heads)
+            update: Tensor = heads.collect(self.attend(q, layer, heads.scale, mod, sink_logits, backend))
+            return update
 
-    def senders(
-        self, layer: int = 0
-    ) -> tuple[Float[Tensor, "batch kv_heads senders dim"], Float[Tensor, "batch kv_heads senders _"]]:
+    def senders(self, layer: int = 0) -> tuple[Rows, Rows]:
         """Copies of the keys and values at :attr:`positions`; ValueError before the first chunk."""
         rows = self._sender_rows(checked_layer(layer, self.layers))
         return rows[0], rows[-1][..., : self.latent]
@@ -140,8 +127,8 @@ class KeyValueCache(TokenCache):
             return (k, v)
         latent = k[..., : self.latent]
         if v.shape[3] != self.latent or not torch.allclose(latent, v, rtol=0.0, atol=0.0, equal_nan=True):
-            expected = f"the first {self.latent} channels of k in a cache with latent={self.latent}"
-            raise ValueError(f"v must be {expected}, got another v")
+            where = f"k in a cache with latent={self.latent}"
+            raise ValueError(f"v must be the first {self.latent} channels of {where}, got another v")
         return (k,)
 
 
@@ -170,27 +157,24 @@ class PatternMessageCache(TokenCache):
     def __init__(self, heads: FactoredHeads | MergedHeads, graph: TokenGraph, keep: str = "messages") -> None:
         super().__init__(graph)
         if not isinstance(heads, (FactoredHeads, MergedHeads)):
-            expected = "FactoredHeads or MergedHeads, which have patterns and messages"
-            advice = "keys and values are stored by KeyValueCache"
-            raise TypeError(f"heads must be {expected}, got {type(heads).__name__}; {advice}")
+            got = f"{type(heads).__name__}; keys and values are stored by KeyValueCache"
+            raise TypeError(f"heads must be FactoredHeads or MergedHeads, which have patterns, got {got}")
         self.heads, self.keep = heads, checks.choice("keep", keep, KEEP)
         if keep == "states" and heads.side != "receiver":
-            raise ValueError(
-                "keep='states' needs heads with side='receiver': others send patterns, no states"
-            )
+            raise ValueError("keep='states' needs heads with side='receiver': others send no states")
 
-    def append(self, x: Float[Tensor, "batch chunk width"]) -> None:
+    def append(self, x: States) -> None:
         """Step 1: add what the next tokens send; raises as :meth:`KeyValueCache.append`."""
         self._positions_of(x, 0)  # checks that x are states
         self._append(self._sent(x), 0)
 
     def attend(
         self,
-        x: Float[Tensor, "batch chunk width"],
+        x: States,
         score_mod: ScoreMod | None = None,
         sink_logits: Float[Tensor, " heads"] | None = None,
         backend: str | Backend = "auto",
-    ) -> Float[Tensor, "batch chunk width"]:
+    ) -> States:
         """Steps 2 and 3: the updates of the last chunk, with states ``x``; nothing changes.
 
         Raises as :meth:`KeyValueCache.attend`.
@@ -199,21 +183,14 @@ class PatternMessageCache(TokenCache):
         if self.keep == "states":
             # the 1 of a state counts only where there are biases
             q = functional.pad(q, (0, self.heads.source_width + 1 - q.shape[3]))
-        options = {"sink_logits": sink_logits, "backend": backend}
-        z = self._attend(q, 0, self.heads.scale, score_mod, **options)
+        z = self._attend(q, 0, self.heads.scale, score_mod, sink_logits=sink_logits, backend=backend)
         return self.heads.collect(z) if self.keep == "messages" else _update_of_mixtures(self.heads, z)
 
-    def update(
-        self,
-        x: Float[Tensor, "batch chunk width"],
-        score_mod: ScoreMod | None = None,
-        sink_logits: Float[Tensor, " heads"] | None = None,
-        backend: str | Backend = "auto",
-    ) -> Float[Tensor, "batch chunk width"]:
-        """:meth:`append` and :meth:`attend` in one; an error leaves the cache as it was."""
+    def update(self, x: States, *arguments: Any, **options: Any) -> States:
+        """:meth:`append` and :meth:`attend`, with the latter's arguments; after an error nothing changed."""
         with self.all_or_nothing():
             self.append(x)
-            return self.attend(x, score_mod, sink_logits, backend)
+            return self.attend(x, *arguments, **options)
 
     def senders(self) -> tuple[Float[Tensor, "batch _ senders width"], ...]:
         """Copies of the patterns and messages ``[B, heads, senders, width]`` at :attr:`positions`.

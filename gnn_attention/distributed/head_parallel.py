@@ -34,7 +34,7 @@ from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads, array
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.score_mods import ScoreMod, chain
+from gnn_attention.score_mods import chain
 
 Heads = StandardHeads | FactoredHeads | MergedHeads | LatentHeads
 
@@ -50,8 +50,7 @@ class HeadwiseParallel(ParallelStyle):
     ``update = all_reduce(sum over own heads of weighted messages) + b_O``; states go in and come out whole on
     every rank. All forms of heads, score_mods, per-edge bias (for each head, or for all), graphs that differ
     by head and dropout give what they give in one process; attention weights are gathered. Key/value heads go
-    with the query heads they serve; where one serves several ranks, each of these computes it. Decode with
-    ``layer.decode`` or ``model.proceed``: ``cache.update`` of the heads alone numbers those of a rank from 0.
+    with the query heads they serve; where one serves several ranks, each of these computes it.
 
     Raises ValueError for heads that do not go into as many parts, or groups (GQA) that would be cut;
     TypeError for a module that is no attention layer, or heads without parameters yet.
@@ -208,20 +207,9 @@ def _rule_from_head(rule: Any, first: int, b: Tensor, h: Tensor, dst: Tensor, sr
     return evaluate(rule, b, h + first, dst, src)
 
 
-def _score_from_head(mod: ScoreMod, first: int, score: Tensor, b: Tensor, h: Tensor, *ends: Tensor) -> Tensor:
-    return mod(score, b, h + first, *ends)
-
-
 class _ShardedLayer:
     # a MessagePassingAttention of some heads, called with graph, bias and options of the whole
     shard: HeadShard
-
-    def decode(self, x: Tensor, cache: Any, layer: int = 0) -> Tensor:
-        # with a score_mod at the numbers of these heads
-        own: Any = self
-        mod = None if own.score_mod is None else partial(_score_from_head, own.score_mod, self.shard.first)
-        update: Tensor = cache.update(own.heads, x, layer, mod, backend=own.backend or "auto")
-        return update
 
     def _call(
         self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Any, wants_weights: bool
@@ -244,6 +232,11 @@ class _ShardedLayer:
 class _ShardedHeads:
     # some of the heads: states enter whole, the update leaves whole
     shard: HeadShard
+
+    @property
+    def first_head(self) -> int:
+        # that of a cache's score_mod
+        return self.shard.first
 
     def reset_parameters(self) -> None:
         # the numbers would depend on the number of ranks

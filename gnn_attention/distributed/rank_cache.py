@@ -22,7 +22,7 @@ from gnn_attention.attend import attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.merge_lse import merged
-from gnn_attention.cache._base import check_rows, check_same_graph, checked_graph, checked_layer
+from gnn_attention.cache._base import at_heads, check_rows, check_same_graph, checked_graph, checked_layer
 from gnn_attention.distributed import subgraphs
 from gnn_attention.distributed.attention import (
     Result,
@@ -168,7 +168,8 @@ class RankCache:
         q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
         with self.all_or_nothing():
             self.append(k, v, layer)
-            z = self.attend(q, layer, heads.scale, score_mod, sink_logits, backend)
+            mod = at_heads(score_mod, heads)
+            z = self.attend(q, layer, heads.scale, mod, sink_logits, backend)
             update: Tensor = heads.collect(z)
         return update
 

@@ -66,7 +66,7 @@ class Place:
             if instead:
                 _check_senders_resident(self, graph, who)
             cacheable = self.cached and self.left is None
-            joined = _cached_join(_Same(self), *key) if cacheable else _join(self, graph, instead)
+            joined = _cached_join(Known(self.own), *key) if cacheable else _join(self, graph, instead)
             self._made[key] = replace(self, own=joined, _made={})
         return self._made[key]
 
@@ -99,16 +99,13 @@ def is_token(padding: Bool[Tensor, "samples src"], b: Tensor, h: Tensor, dst: Te
 def _check_length(place: Place, graph: TokenGraph, who: str) -> None:
     own = place.own
     if own.dst_offset + own.num_dst > own.src_offset + own.num_src:
-        reason = "are not among its senders, so no graph of one sequence fits"
-        raise ValueError(f"{who}: the receivers of {own!r} {reason}")
+        raise ValueError(f"{who}: the receivers of {own!r} are not among its senders, so no graph fits")
     if graph.dst_offset or graph.src_offset:
-        expected = "that of whole sequences, from position 0 on"
-        raise ValueError(f"{who}: the graph must be {expected}, got {graph!r}")
+        raise ValueError(f"{who}: the graph must be that of whole sequences, from position 0, got {graph!r}")
     if min(graph.num_dst, graph.num_src) < place.length:
-        short = f"{graph!r} is too short for a sequence of {place.length} tokens"
-        longer = "give a longer one (what is beyond the sequence is cut)"
-        others = "a function (layer, head, length) -> graph, or use_graph only the part that it fits"
-        raise ValueError(f"{who}: {short}: {longer}, or {others}")
+        advice = "a longer one (what is beyond is cut), a function (layer, head, length) -> graph, or a part"
+        reason = f"{graph!r} is too short for a sequence of {place.length} tokens"
+        raise ValueError(f"{who}: {reason}: give {advice} of the model that it fits")
 
 
 def _check_senders_resident(place: Place, graph: TokenGraph, who: str) -> None:
@@ -119,15 +116,14 @@ def _check_senders_resident(place: Place, graph: TokenGraph, who: str) -> None:
     samples = 1 if place.left is None and graph.batch is None else place.batch
     sizes = (samples, graph.heads or 1, own.num_dst, own.src_offset)
     if counting.any_edge(_placed(replace(place, own=gone), graph), sizes):
-        dropped = f"its cache has dropped the senders before {own.src_offset}, and {graph!r} lets the"
+        dropped = f"its cache has dropped the senders before {own.src_offset}, which {graph!r} needs"
         advice = "generate with use_cache=False, or with a cache of all tokens"
-        attend = f"receivers from {own.dst_offset} on attend to some of them: {advice}"
-        raise ValueError(f"{who}: {dropped} {attend}")
+        raise ValueError(f"{who}: {dropped} at {own.dst_offset} and later: {advice}")
 
 
 @lru_cache(maxsize=CACHED)
-def _cached_join(same: _Same, known: Known, instead: bool) -> TokenGraph:
-    return _join(same.place, known.thing, instead)
+def _cached_join(own: Known, known: Known, instead: bool) -> TokenGraph:
+    return _join(Place(own.thing, 1), known.thing, instead)
 
 
 @not_compiled
@@ -141,8 +137,11 @@ def _join(place: Place, graph: TokenGraph, instead: bool) -> TokenGraph:
     by_sample = any(table is not None and len(table) > 1 for table in tables)
     samples = graph.batch or (None if instead else own.batch) or (place.batch if by_sample else None)
     heads = graph.heads or (None if instead else own.heads)
-    frame = own.num_dst, own.num_src, (own.dst_offset, own.src_offset)
-    return framed(partial(all_of, tuple(rules)), *frame, name, heads=heads, batch=samples)
+    return framed(partial(all_of, tuple(rules)), *_frame(own), name, heads=heads, batch=samples)
+
+
+def _frame(graph: TokenGraph) -> tuple[int, int, Origin]:
+    return graph.num_dst, graph.num_src, (graph.dst_offset, graph.src_offset)
 
 
 def _slots_with_tokens(place: Place) -> list[Rule]:
@@ -197,16 +196,14 @@ def _by_head(graphs: list[TokenGraph]) -> TokenGraph:
     distinct = list({id(graph): graph for graph in graphs}.values())
     if len(distinct) == 1:
         return distinct[0]
-    for graph in distinct:
-        if graph.heads is not None:
-            advice = "select(batch, head) takes one"
-            raise ValueError(f"the graph of one head must not differ by head, got {graph!r}; {advice}")
-    group = {id(graph): number for number, graph in enumerate(distinct)}
-    of_head = torch.tensor([group[id(graph)] for graph in graphs], device="cpu")
+    if by_head := [graph for graph in distinct if graph.heads is not None]:
+        got = f"{by_head[0]!r}; select(batch, head) takes one"
+        raise ValueError(f"the graph of one head must not differ by head, got {got}")
+    group = list(map(id, distinct))
+    of_head = torch.tensor([group.index(id(graph)) for graph in graphs], device="cpu")
     rule = partial(_of_head, of_head, tuple(graph.rule for graph in distinct))
-    first, batch = distinct[0], next((graph.batch for graph in distinct if graph.batch), None)
-    frame = first.num_dst, first.num_src, (first.dst_offset, first.src_offset)
-    return framed(rule, *frame, f"{len(distinct)} graphs by head", heads=len(graphs), batch=batch)
+    batch = next((graph.batch for graph in distinct if graph.batch), None)
+    return framed(rule, *_frame(distinct[0]), f"{len(distinct)} by head", heads=len(graphs), batch=batch)
 
 
 def _of_head(of_head: Tensor, rules: Sequence[Rule], b: Tensor, h: Tensor, dst: Any, src: Any) -> Tensor:
@@ -263,14 +260,3 @@ class Known:
 
     def __hash__(self) -> int:
         return hash(self.key)
-
-
-@dataclass(frozen=True, eq=False)
-class _Same:
-    place: Place
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.place.own is other.place.own
-
-    def __hash__(self) -> int:
-        return id(self.place.own)

@@ -27,16 +27,8 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.rules import Rule
-from gnn_attention.huggingface._alignment import (
-    CACHED,
-    Known,
-    Origin,
-    Place,
-    framed,
-    is_token,
-    recipe,
-    shifted,
-)
+from gnn_attention.huggingface import _alignment as alignment
+from gnn_attention.huggingface._alignment import CACHED, Known, Origin, Place, framed
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +107,8 @@ class DenseMask(torch.Tensor):
         is_arithmetic = func.__name__.strip("_") in ARITHMETIC  # first: ``x.dtype`` comes here too
         if is_arithmetic and any(isinstance(x, cls) and x.dtype == torch.bool for x in args):
             # not TypeError, which Python replaces for an operator
-            found = "a part of this model computes with the attention mask as if it were one of 0 and -inf"
-            reason = "its attention does not go through transformers' AttentionInterface"
-            raise NotImplementedError(f"{found}: {reason}: use 'eager' for it")
+            reason = "(not through AttentionInterface) as if it were one of 0 and -inf: use 'eager' for it"
+            raise NotImplementedError(f"a part of this model computes with the attention mask {reason}")
         result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         is_number = isinstance(result, cls) and result.dtype != torch.bool
         return result.as_subclass(torch.Tensor) if is_number else result
@@ -128,12 +119,9 @@ ARITHMETIC = {*"add radd iadd sub rsub isub mul rmul imul div truediv baddbmm ne
 
 @not_compiled
 def _place(mask: LazyMask) -> Place:
-    tokens = _over_slots(mask)
-    left = None if tokens is None else _left(tokens)
-    padding = None if tokens is None else _collapsed(tokens[:, mask.src_offset :])
-    padding = None if padding is None or bool(padding.all()) else padding
+    left, padding = (None, None) if mask.tokens is None else _padding(mask, mask.tokens)
     sizes, at = (mask.num_dst, mask.num_src), (mask.dst_offset, mask.src_offset)
-    known = recipe(mask.function) is not None
+    known = alignment.recipe(mask.function) is not None
     if known and padding is None:
         return Place(_of_positions(Known(mask.function), *sizes, at), mask.batch, None, left, cached=True)
     function = partial(_one_by_one, mask.function) if mask.scalars and not known else mask.function
@@ -142,18 +130,14 @@ def _place(mask: LazyMask) -> Place:
     return Place(framed(rule, *sizes, at, batch=mask.batch if varies else None), mask.batch, padding, left)
 
 
-def _over_slots(mask: LazyMask) -> Tensor | None:
-    """The 2-D mask over the slots ``0 .. src_offset + num_src - 1``, False beyond its end."""
-    if mask.tokens is None:
-        return None
+def _padding(mask: LazyMask, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Slots before a sample's first token, and which senders are tokens; None for no padding."""
     slots = mask.src_offset + mask.num_src
-    tokens = mask.tokens.to(torch.bool)[:, :slots]
-    return torch.nn.functional.pad(tokens, (0, slots - tokens.shape[1]))
-
-
-def _left(tokens: Tensor) -> Tensor | None:
-    first = tokens.to(torch.uint8).argmax(1).cpu()
-    return _collapsed(first) if bool(first.any()) else None
+    tokens = tokens.to(torch.bool)[:, :slots]
+    # False beyond the end of the 2-D mask
+    tokens = torch.nn.functional.pad(tokens, (0, slots - tokens.shape[1]))
+    first, padding = tokens.to(torch.uint8).argmax(1).cpu(), _collapsed(tokens[:, mask.src_offset :])
+    return _collapsed(first) if bool(first.any()) else None, None if bool(padding.all()) else padding
 
 
 def _collapsed(table: Tensor) -> Tensor:
@@ -162,26 +146,20 @@ def _collapsed(table: Tensor) -> Tensor:
 
 @lru_cache(maxsize=CACHED)
 def _of_positions(known: Known, num_dst: int, num_src: int, at: Origin) -> TokenGraph:
-    rule = partial(shifted, known.thing, *at) if any(at) else known.thing
+    rule = partial(alignment.shifted, known.thing, *at) if any(at) else known.thing
     return framed(rule, num_dst, num_src, at)
 
 
 def _of_slots(
-    function: Rule,
-    padding: Tensor | None,
-    at: Origin,
-    device: torch.device,
-    b: Any,
-    h: Any,
-    dst: Any,
-    src: Any,
+    function: Rule, padding: Tensor | None, at: Origin, device: Any, b: Any, h: Any, dst: Any, src: Any
 ) -> Tensor:
     """The predicate at absolute positions, on the device of its tables, without padding."""
     where = dst.device
     if not isinstance(dst, Interval):
         b, h, dst, src = (x.to(device) for x in (b, h, dst, src))
-    edge = shifted(function, *at, b, h, dst, src)
-    return (edge if padding is None else edge & is_token(padding, b, h, dst, src)).to(where)
+    edge = alignment.shifted(function, *at, b, h, dst, src)
+    edge = edge if padding is None else edge & alignment.is_token(padding, b, h, dst, src)
+    return edge.to(where)
 
 
 def _one_by_one(function: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -236,11 +214,10 @@ def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Flo
 
 def _checked(mask: Tensor, num_dst: int, num_src: int) -> Tensor:
     if not (mask.dtype == torch.bool or mask.is_floating_point()):
-        expected = "bool (True = attend) or float (added to logits)"
-        raise TypeError(f"attention_mask must be {expected}, got {mask.dtype}")
+        raise TypeError(f"attention_mask must be bool (attend) or float (added to logits), got {mask.dtype}")
     if mask.dim() != 4 or mask.shape[2] not in (1, num_dst) or mask.shape[3] < num_src:
-        expected = f"[batch, heads, dst, src] for {num_dst} receivers and {num_src} senders"
-        raise ValueError(f"attention_mask must be {expected}, got {list(mask.shape)}")
+        sizes = f"{num_dst} receivers and {num_src} senders, got {list(mask.shape)}"
+        raise ValueError(f"attention_mask must be [batch, heads, dst, src] for {sizes}")
     return mask[..., :num_src].expand(-1, -1, num_dst, -1)
 
 

@@ -47,22 +47,25 @@ class Use:
     def check(self, module: nn.Module, num_dst: int, num_src: int, masked: bool) -> None:
         """ValueError where it cannot be aligned with a mask without positions, or padding."""
         if num_dst != num_src:
-            found = f"{named(module)} has {num_dst} receivers and {num_src} senders, and a mask without"
+            got = f"{num_dst} receivers and {num_src} senders, and a mask without their positions"
             advice = "leave attention_mask to the model, or give use_graph a part of it without this module"
-            raise ValueError(f"use_graph: {found} their positions; {advice}")
+            raise ValueError(f"use_graph: {named(module)} has {got}; {advice}")
         if masked and self.replace:
-            found = f"{named(module)} got a mask as a tensor, in which padding cannot be recognised"
+            got = f"{named(module)} got a mask as a tensor, in which padding cannot be recognised"
             advice = "pass a 2-D attention_mask, or let the graph be intersected (replace=False)"
-            raise ValueError(f"use_graph(replace=True): {found}: {advice}")
+            raise ValueError(f"use_graph(replace=True): {got}: {advice}")
 
     def place(self, module: nn.Module, place: Place, heads: int) -> Place:
         layer = self._layer(module)
         who = f"use_graph, {self.names[id(module)] or type(module).__name__} (layer {layer})"
         if isinstance(self.choice, TokenGraph):
             return place.under(self.choice, self.replace, who)
-        found = [_checked_graph(self.choice(layer, head, place.length), who) for head in range(heads)]
-        places = [place if graph is None else place.under(graph, self.replace, who) for graph in found]
-        return place.by_head(places)
+        graphs = [self.choice(layer, head, place.length) for head in range(heads)]
+        for graph in graphs:
+            if graph is not None and not isinstance(graph, TokenGraph):
+                got = f"must return a TokenGraph or None, got {type(graph).__name__}"
+                raise TypeError(f"{who}: the function (layer, head, length) {got}")
+        return place.by_head([place if g is None else place.under(g, self.replace, who) for g in graphs])
 
     def _layer(self, module: nn.Module) -> int:
         layer = getattr(module, "layer_idx", None)
@@ -73,15 +76,7 @@ _ACTIVE: ContextVar[tuple[Use, ...]] = ContextVar("gnn_attention.use_graph", def
 _Last = WeakKeyDictionary[nn.Module, tuple[Use, ...]]
 _last: _Last = WeakKeyDictionary()  # of all threads, for those in which torch goes backward on a GPU
 
-
-class _OfThread(threading.local):
-    """The same for each thread, which goes backward itself on a CPU."""
-
-    def __init__(self) -> None:
-        self.last: _Last = WeakKeyDictionary()
-
-
-_own = _OfThread()
+_own = threading.local()  # the same for each thread, which goes backward itself on a CPU
 
 
 def uses_now() -> tuple[Use, ...]:
@@ -93,16 +88,16 @@ def uses_for(module: nn.Module) -> tuple[Use, ...]:
 
     RuntimeError if that block was left: another forward pass may have come in between.
     """
-    uses = uses_now()
+    uses, own = uses_now(), _own.__dict__.setdefault("last", WeakKeyDictionary())
     if torch._C._current_graph_task_id() == -1:
-        _own.last[module] = uses
+        own[module] = uses
         if uses or module in _last:
             _last[module] = uses
         return uses
-    remembered = _own.last.get(module, _last.get(module, ()))
+    remembered: tuple[Use, ...] = own.get(module, _last.get(module, ()))
     if not all(use.open[0] for use in remembered):
-        found = f"{named(module)} is recomputed for the backward pass (gradient checkpointing)"
-        raise RuntimeError(f"{found} after its use_graph block was left: call backward() inside the block")
+        reason = "(gradient checkpointing) after its use_graph block was left"
+        raise RuntimeError(f"{named(module)} is recomputed {reason}: call backward() inside the block")
     return remembered
 
 
@@ -125,8 +120,8 @@ def in_force(use: Use) -> Iterator[None]:
 def followed(module: nn.Module, twin: nn.Module) -> Iterator[None]:
     """The blocks of this context hold for ``twin``, a copy of ``module``, too."""
     copies = dict(twin.named_modules())
-    own = dict(module.named_modules())
-    parts = [(id(x), id(copies[name])) for name, x in own.items() if copies.get(name) not in (None, x)]
+    own = module.named_modules()
+    parts = [(id(x), id(copies[name])) for name, x in own if copies.get(name) not in (None, x)]
     tables: list[dict[int, Any]] = [table for use in uses_now() for table in (use.names, use.numbers)]
     for table in tables:
         table.update({copy: table[part] for part, copy in parts if part in table})
@@ -143,26 +138,18 @@ def check_routed(model: nn.Module) -> None:
     modules = model.named_modules()
     parts = [(name, x) for name, x in modules if hasattr(getattr(x, "config", None), "_attn_implementation")]
     if not parts:
-        found = f"{type(model).__name__} has no part with a Hugging Face config"
-        raise ValueError(f"use_graph: {found}: give a transformers model")
+        reason = "has no part with a Hugging Face config: give a transformers model"
+        raise ValueError(f"use_graph: {type(model).__name__} {reason}")
     for name, part in parts:
-        found = part.config._attn_implementation
-        where = f"{type(part).__name__}{f' ({name})' if name else ''}"
-        if found == NAME:
+        if part.config._attn_implementation == NAME:
             continue
+        where = f"{type(part).__name__}{f' ({name})' if name else ''}"
         if not getattr(type(part), "_can_set_attn_implementation", lambda: True)():
             reason = "has attention of its own that does not go through transformers' AttentionInterface"
             advice = "give use_graph a part of the model without it, if there is one"
             raise NotImplementedError(f"use_graph: {where} {reason}, so no graph can reach it; {advice}")
-        advice = f"call model.set_attn_implementation({NAME!r}) after importing gnn_attention.huggingface"
-        raise ValueError(f"use_graph: the attention of {where} is {found!r}: {advice}")
-
-
-def _checked_graph(found: object, who: str) -> TokenGraph | None:
-    if found is not None and not isinstance(found, TokenGraph):
-        expected = "must return a TokenGraph or None"
-        raise TypeError(f"{who}: the function (layer, head, length) {expected}, got {type(found).__name__}")
-    return found
+        got = f"{part.config._attn_implementation!r}: call model.set_attn_implementation({NAME!r})"
+        raise ValueError(f"use_graph: the attention of {where} is {got}, with this module imported")
 
 
 def named(module: nn.Module) -> str:

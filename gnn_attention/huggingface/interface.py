@@ -16,10 +16,9 @@ Without a mask only a module that says that it is not causal attends to the futu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,18 +32,10 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
-from gnn_attention.huggingface._alignment import Place
+from gnn_attention.huggingface import _overrides
+from gnn_attention.huggingface._alignment import Origin, Place
 from gnn_attention.huggingface._masks import LazyMask, of_tensor, unmasked
-from gnn_attention.huggingface._overrides import (
-    NAME,
-    GraphFunction,
-    Use,
-    check_routed,
-    in_force,
-    named,
-    uses_for,
-    uses_now,
-)
+from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, named
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
 try:
@@ -93,7 +84,7 @@ def mask(
     sizes = batch_size, q_length, kv_length
     offsets = int(q_offset), int(kv_offset)  # copies: a static cache counts on in the same tensor
     where = torch.device(device)
-    return LazyMask(mask_function, *sizes, *offsets, attention_mask, use_vmap, where, uses_now())
+    return LazyMask(mask_function, *sizes, *offsets, attention_mask, use_vmap, where, _overrides.uses_now())
 
 
 @contextmanager
@@ -148,31 +139,27 @@ def attention(
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling, 1.0
     score_mod = _score_mod(graph, softcap, position_bias, numbers)
-    terms = (query, key, graph, scaling, score_mod, s_aux if sinks is None else sinks)
-    out = _attend(value, *terms, dropout=float(dropout or 0.0) if module.training else 0.0)
+
+    def run(value: Tensor, **options: Any) -> Any:
+        return attend(query, key, value, graph, scaling, score_mod, backend=_backend.get(), **options)
+
+    sinks = s_aux if sinks is None else sinks
+    if sinks is not None and sinks.numel() == query.shape[1]:
+        sinks = sinks.reshape(-1)
+    out = _with_sinks(run, value, sinks, dropout=float(dropout or 0.0) if module.training else 0.0)
     if not others.get("output_attentions"):
         return out.transpose(1, 2).contiguous(), None
     # with one-hot values the output of a receiver is the row of its weights
     one_hot = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
-    return out.transpose(1, 2).contiguous(), _attend(one_hot, *terms)
+    return out.transpose(1, 2).contiguous(), _with_sinks(run, one_hot, sinks)
 
 
-def _attend(
-    value: Tensor,
-    query: Tensor,
-    key: Tensor,
-    graph: TokenGraph,
-    scale: float | None,
-    score_mod: ScoreMod | None,
-    sinks: Tensor | None,
-    dropout: float = 0.0,
-) -> Tensor:
+def _with_sinks(run: Callable[..., Any], value: Tensor, sinks: Tensor | None, **options: Any) -> Tensor:
     """``attend`` with a sink for each head, or one for each receiver and head ``[B, heads, dst, 1]``."""
-    run = partial(attend, query, key, value, graph, scale, score_mod, dropout=dropout, backend=_backend.get())
-    if sinks is None or sinks.numel() == query.shape[1]:
-        out: Tensor = run(sink_logits=None if sinks is None else sinks.reshape(-1))
+    if sinks is None or sinks.dim() == 1:
+        out: Tensor = run(value, sink_logits=sinks, **options)
         return out
-    out, info = run(return_info=True)
+    out, info = run(value, return_info=True, **options)
     wide, sinks = out.to(info.lse.dtype), sinks.reshape(info.lse.shape).to(info.lse.dtype)
     merged, _ = edges.merge(wide, info.lse, torch.zeros_like(wide), sinks)  # a sink has a value of 0
     return merged.to(out.dtype)
@@ -190,22 +177,15 @@ def _score_mod(graph: TokenGraph, cap: float | None, *tables: Tensor | None) -> 
     """Softcap first, then the numbers that are added, as all models do."""
     first = (graph.dst_offset, graph.src_offset)
     links: list[ScoreMod] = [] if cap is None else [softcap(cap)]
-    links += [_Added(table[..., : graph.num_src], *first) for table in tables if table is not None]
+    links += [partial(_added, table[..., : graph.num_src], first) for table in tables if table is not None]
     return None if not links else links[0] if len(links) == 1 else chain(*links)
 
 
-@dataclass(frozen=True, eq=False)
-class _Added:
-    """``score + table[b, h, dst, src]`` for a table from the given positions on; size 1 broadcasts."""
-
-    table: Tensor
-    dst_offset: int
-    src_offset: int
-
-    def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        ends = (b, h, dst - self.dst_offset, src - self.src_offset)
-        at = tuple(end for end, size in zip(ends, self.table.shape, strict=True) if size > 1)
-        return score + self.table.squeeze()[at].to(score.dtype)
+def _added(table: Tensor, first: Origin, score: Tensor, b: Any, h: Any, dst: Tensor, src: Tensor) -> Tensor:
+    """``score + table[b, h, dst, src]`` for a table from the ``first`` positions on; size 1 broadcasts."""
+    ends = (b, h, dst - first[0], src - first[1])
+    at = tuple(end for end, size in zip(ends, table.shape, strict=True) if size > 1)
+    return score + table.squeeze()[at].to(score.dtype)
 
 
 def _graph(
@@ -219,16 +199,17 @@ def _graph(
     sizes, numbers = (query.shape[2], key.shape[2]), None
     if isinstance(given, LazyMask):
         if tuple(given.shape[2:]) != sizes:
-            found = f"{sizes[0]} receivers and {sizes[1]} senders, but its mask has {given.num_dst} and"
+            got = f"{sizes[0]} receivers and {sizes[1]} senders, but its mask has {given.num_dst} and"
             reason = "it attends to senders of its own making, which have no position; use 'eager'"
-            raise ValueError(f"{named(module)} has {found} {given.num_src}: {reason}")
+            raise ValueError(f"{named(module)} has {got} {given.num_src}: {reason}")
         place, uses = given.place, given.uses
     else:
         if given is None:
-            own = _without_mask(module, *sizes, is_causal, others)
+            is_packed = others.get("cu_seq_lens_q") is not None
+            own = _without_mask(module, *sizes, is_causal, is_packed)
         else:
             own, numbers = of_tensor(given, *sizes)
-        place, uses = Place(own, query.shape[0], cached=True), uses_for(module)
+        place, uses = Place(own, query.shape[0], cached=True), _overrides.uses_for(module)
     for use in uses:
         if use.covers(module):
             use.calls[0] += 1
@@ -239,25 +220,24 @@ def _graph(
 
 
 def _without_mask(
-    module: nn.Module, num_dst: int, num_src: int, is_causal: bool | None, others: Mapping[str, Any]
+    module: nn.Module, num_dst: int, num_src: int, is_causal: bool | None, is_packed: bool
 ) -> TokenGraph:
+    name = named(module)
     if AttentionMaskInterface._global_mapping.get(NAME) is not mask:
         reason = f"the mask function of {NAME!r} is not registered, so padding and windows would be lost"
         advice = f"AttentionMaskInterface.register({NAME!r}, gnn_attention.huggingface.mask)"
-        raise RuntimeError(f"no mask came to {named(module)}: {reason}; {advice}")
-    if others.get("cu_seq_lens_q") is not None:
-        found = "passes packed sequences by cu_seq_lens_q and no mask: use 'sdpa' for it"
-        raise NotImplementedError(f"{named(module)} {found}")
+        raise RuntimeError(f"no mask came to {name}: {reason}; {advice}")
+    if is_packed:
+        raise NotImplementedError(f"{name} passes packed sequences by cu_seq_lens_q and no mask: use 'sdpa'")
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
     if num_dst == 1:  # the newest token attends to all of the cache
         causal = False
     if causal is None:
-        advice = f"pass is_causal, or set {named(module)}.is_causal"
-        raise ValueError(f"{named(module)} came with no mask and does not say whether it is causal: {advice}")
+        reason = "came with no mask and does not say whether it is causal"
+        raise ValueError(f"{name} {reason}: pass is_causal, or set it on the module")
     if causal and num_dst != num_src:
-        found = f"came with no mask, but has {num_dst} receivers and {num_src} senders"
-        advice = "whose past is which cannot be known; pass attention_mask [batch, heads, dst, src]"
-        raise ValueError(f"{named(module)} is causal and {found}: {advice}")
+        sizes = f"is causal and came with no mask, but has {num_dst} receivers and {num_src} senders"
+        raise ValueError(f"{name} {sizes}: pass attention_mask [batch, heads, dst, src]")
     return unmasked(bool(causal), num_dst, num_src)
 
 
@@ -300,15 +280,14 @@ def use_graph(
     """
     if not isinstance(graph_or_function, TokenGraph):
         if not callable(graph_or_function):
-            expected = "a TokenGraph or a function (layer, head, length) -> TokenGraph or None"
-            got = f"{type(graph_or_function).__name__}; see gnn_attention.convert"
-            raise TypeError(f"graph_or_function must be {expected}, got {got}")
+            got = f"(layer, head, length) -> TokenGraph or None, got {type(graph_or_function).__name__}"
+            raise TypeError(f"graph_or_function must be a TokenGraph or a function {got}")
         checks.takes("graph_or_function", graph_or_function, "layer", "head", "length")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a Hugging Face model or a part of one, got {type(model).__name__}")
-    check_routed(model)
+    _overrides.check_routed(model)
     names = {id(module): name for name, module in model.named_modules()}
-    return in_force(Use(model, graph_or_function, bool(replace), names))
+    return _overrides.in_force(Use(model, graph_or_function, bool(replace), names))
 
 
 AttentionInterface.register(NAME, attention)

@@ -48,35 +48,27 @@ def family_of(module: nn.Module) -> Family | None:
     return FAMILIES.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
 
 
-class _Projection(NamedTuple):
-    """``x W^T + b``, the matrix as nn.Linear keeps it: [out, in]."""
-
-    weight: Tensor
-    bias: Tensor | None
+# the weight [out, in] and the bias of ``x W^T + b``
+_Projection = tuple[Tensor, Tensor | None]
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The names of q, k, v and output projection, head_dim and scale, and what acts on q and k."""
-
-    names: tuple[str, str, str, str]
-    head_dim: str = "head_dim"
-    scaling: str = "scaling"
-    rotary: bool = False
-    # q_norm and k_norm multiply by this plus their weight
-    norm_offset: float | None = None
-
-
-def _separate(layout: _Layout, found: Found) -> StandardHeads:
+def _separate(
+    found: Found,
+    names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj"),
+    sizes: tuple[str, str] = ("head_dim", "scaling"),
+    turned: bool = False,
+    norm_offset: float | None = None,
+) -> StandardHeads:
+    """By the names of its parts; q_norm and k_norm multiply by ``norm_offset`` plus their weight."""
     attention = found.attention
-    projections = tuple(_projection(attention, name) for name in layout.names)
-    head_dim, scale = attrgetter(layout.head_dim)(attention), attrgetter(layout.scaling)(attention)
-    rotary, stretch = _rotary(found) if layout.rotary else (None, 1.0)
-    if layout.norm_offset is None:
+    projections = tuple(_projection(attention, name) for name in names)
+    head_dim, scale = attrgetter(*sizes)(attention)
+    rotary, stretch = _rotary(found) if turned else (None, 1.0)
+    if norm_offset is None:
         return _heads(projections, head_dim, scale * stretch, rotary)
     heads = _heads(projections, head_dim, head_dim**-0.5, rotary)
-    heads.q_norm = _norm(attention.q_norm, layout.norm_offset, scale * stretch * math.sqrt(head_dim))
-    heads.k_norm = _norm(attention.k_norm, layout.norm_offset, 1.0)
+    heads.q_norm = _norm(attention.q_norm, norm_offset, scale * stretch * math.sqrt(head_dim))
+    heads.k_norm = _norm(attention.k_norm, norm_offset, 1.0)
     return heads
 
 
@@ -104,17 +96,17 @@ def _projection(attention: Any, path: str) -> _Projection:
     layer = attrgetter(path)(attention)
     kind = type(layer)
     if kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils":
-        return _Projection(layer.weight.T, layer.bias)
+        return layer.weight.T, layer.bias
     if not isinstance(layer, nn.Linear) or kind.forward is not nn.Linear.forward:
         got = f"{kind.__module__}.{kind.__name__}; merge adapters into the weights or dequantise them first"
         raise ValueError(f"{path} of {type(attention).__name__} must be a plain nn.Linear, got {got}")
-    return _Projection(layer.weight, layer.bias)
+    return layer.weight, layer.bias
 
 
 def _split(packed: _Projection, parts: int) -> list[_Projection]:
-    biases = [None] * parts if packed.bias is None else packed.bias.chunk(parts)
-    pairs = zip(packed.weight.chunk(parts), biases, strict=True)
-    return [_Projection(weight, bias) for weight, bias in pairs]
+    weight, bias = packed
+    biases = [None] * parts if bias is None else bias.chunk(parts)
+    return list(zip(weight.chunk(parts), biases, strict=True))
 
 
 def _times(tensor: Any, factor: float) -> Any:
@@ -142,12 +134,12 @@ def _rotary(found: Found, interleaved: bool = False) -> tuple[Rotary, float]:
     if kind == "default":
         return Rotary(float(given["rope_theta"]), interleaved), 1.0
     if kind not in LENGTH_FREE:
-        known = ", ".join(("default", *LENGTH_FREE))
+        known = f"default, {', '.join(LENGTH_FREE)}"
         raise NotImplementedError(f"rope_type {kind!r} turns otherwise at another length; known: {known}")
     embedding: Any = getattr(found.owner, "rotary_emb", None)
     if embedding is None:
-        reason = "keeps its frequencies outside the attention module"
-        raise ValueError(f"rope_type {kind!r} {reason}: give the whole model and layer")
+        place = "outside the attention module: give the whole model and layer"
+        raise ValueError(f"rope_type {kind!r} keeps its frequencies {place}")
     frequencies = tuple(getattr(embedding, f"{prefix}inv_freq").double().tolist())
     stretch = float(getattr(embedding, f"{prefix}attention_scaling")) ** 2
     return Rotary(interleaved=interleaved, frequencies=frequencies), stretch
@@ -159,8 +151,8 @@ def _t5_bias(found: Found) -> ScoreMod | None:
     if attention.is_decoder and not attention.is_causal:
         return None
     if not first.has_relative_attention_bias:
-        advice = "give the whole model and layer"
-        raise ValueError(f"T5 keeps its relative position bias in the first layer alone: {advice}")
+        place = "in the first layer alone: give the whole model and layer"
+        raise ValueError(f"T5 keeps its relative position bias {place}")
     # farther distances share the bucket of this one
     reach = int(first.relative_attention_max_distance)
     bias = first.compute_bias(reach + 1, reach + 1)[0].detach()
@@ -183,14 +175,15 @@ def _latent(found: Found) -> LatentHeads:
     tensors["W_UQ"] = _times(tensors["W_UQ"], factor)
     tensors["W_QR"] = _times(tensors["W_QR"], factor * stretch)
     names = "hidden_size num_heads qk_nope_head_dim qk_rope_head_dim kv_lora_rank v_head_dim q_lora_rank"
-    sizes = attrgetter(*names.split())(attention)
-    options: dict[str, Any] = {"bias": tensors["b_O"] is not None, "rotary": rotary}
-    options["eps"] = attention.kv_a_layernorm.variance_epsilon
+    sizes, eps = attrgetter(*names.split())(attention), attention.kv_a_layernorm.variance_epsilon
+    options: dict[str, Any] = {"bias": tensors["b_O"] is not None, "rotary": rotary, "eps": eps}
     # no random numbers are drawn
     with torch.device("meta"):
         heads = LatentHeads(*sizes, **options)
-    state = {name: _copied(tensor) for name, tensor in tensors.items() if tensor is not None}
-    heads.load_state_dict(state, assign=True)
+    state = {name: x for name, x in tensors.items() if x is not None}
+    layout = torch.contiguous_format
+    copies = {name: x.detach().clone(memory_format=layout) for name, x in state.items()}
+    heads.load_state_dict(copies, assign=True)
     return heads
 
 
@@ -212,10 +205,10 @@ def _latent_keys(attention: Any) -> dict[str, Any]:
     b_DKV, b_KR = (None, None) if b_down is None else torch.split(b_down, sizes)
     sizes = [attention.qk_nope_head_dim, attention.v_head_dim]
     W_UK, W_UV = torch.split(_by_head(up, attention.num_heads), sizes, dim=-1)
-    named = {"W_DKV": W_DKV, "W_KR": W_KR, "b_DKV": b_DKV, "b_KR": b_KR}
     W_O = W_O.T.reshape(attention.num_heads, attention.v_head_dim, -1)
-    named |= {"W_UK": W_UK, "W_UV": W_UV, "W_O": W_O, "b_O": b_O}
-    return named | {"kv_norm.weight": attention.kv_a_layernorm.weight}
+    found = {"W_DKV": W_DKV, "W_KR": W_KR, "W_UK": W_UK, "W_UV": W_UV, "W_O": W_O}
+    norm = attention.kv_a_layernorm.weight
+    return found | {"b_DKV": b_DKV, "b_KR": b_KR, "b_O": b_O, "kv_norm.weight": norm}
 
 
 def _by_head(weight: Tensor, num_heads: int) -> Tensor:
@@ -223,36 +216,31 @@ def _by_head(weight: Tensor, num_heads: int) -> Tensor:
     return weight.reshape(num_heads, -1, weight.shape[1]).mT
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+def _torch(found: Found) -> StandardHeads:
+    return StandardHeads.from_mha(found.attention)
 
 
-_LLAMA = _Layout(("q_proj", "k_proj", "v_proj", "o_proj"), rotary=True)
-_QWEN3 = _Layout(_LLAMA.names, rotary=True, norm_offset=0.0)
-_GEMMA3 = _Layout(_LLAMA.names, rotary=True, norm_offset=1.0)
-_OPT = _Layout(("q_proj", "k_proj", "v_proj", "out_proj"))
-_BERT_NAMES = ("self.query", "self.key", "self.value", "output.dense")
-_BERT = _Layout(_BERT_NAMES, "self.attention_head_size", "self.scaling")
-_VIT = _Layout(("q_proj", "k_proj", "v_proj", "o_proj"))
-_T5 = _Layout(("q", "k", "v", "o"), "key_value_proj_dim")
+_BERT = ("self.query", "self.key", "self.value", "output.dense")
+_bert = partial(_separate, names=_BERT, sizes=("self.attention_head_size", "self.scaling"))
+_t5 = partial(_separate, names=("q", "k", "v", "o"), sizes=("key_value_proj_dim", "scaling"))
+_llama = partial(_separate, turned=True)
+_opt = partial(_separate, names=("q_proj", "k_proj", "v_proj", "out_proj"))
 
 # by the class of the attention module
 FAMILIES: Mapping[str, Family] = {
-    "MultiheadAttention": Family(
-        "torch.nn.MultiheadAttention", lambda found: StandardHeads.from_mha(found.attention)
-    ),
+    "MultiheadAttention": Family("torch.nn.MultiheadAttention", _torch),
     "GPT2Attention": Family("GPT-2", _gpt2),
-    "OPTAttention": Family("OPT", partial(_separate, _OPT)),
-    "BertAttention": Family("BERT", partial(_separate, _BERT)),
-    "ViTAttention": Family("ViT", partial(_separate, _VIT)),
-    "T5Attention": Family("T5", partial(_separate, _T5), _t5_bias),
-    "WhisperAttention": Family("Whisper", partial(_separate, _OPT)),
-    "LlamaAttention": Family("Llama", partial(_separate, _LLAMA)),
-    "MistralAttention": Family("Mistral", partial(_separate, _LLAMA)),
-    "Qwen2Attention": Family("Qwen2", partial(_separate, _LLAMA)),
-    "Qwen3Attention": Family("Qwen3", partial(_separate, _QWEN3)),
-    "GemmaAttention": Family("Gemma", partial(_separate, _LLAMA)),
-    "Gemma2Attention": Family("Gemma 2", partial(_separate, _LLAMA), _softcap),
-    "Gemma3Attention": Family("Gemma 3", partial(_separate, _GEMMA3)),
+    "OPTAttention": Family("OPT", _opt),
+    "BertAttention": Family("BERT", _bert),
+    "ViTAttention": Family("ViT", _separate),
+    "T5Attention": Family("T5", _t5, _t5_bias),
+    "WhisperAttention": Family("Whisper", _opt),
+    "LlamaAttention": Family("Llama", _llama),
+    "MistralAttention": Family("Mistral", _llama),
+    "Qwen2Attention": Family("Qwen2", _llama),
+    "Qwen3Attention": Family("Qwen3", partial(_llama, norm_offset=0.0)),
+    "GemmaAttention": Family("Gemma", _llama),
+    "Gemma2Attention": Family("Gemma 2", _llama, _softcap),
+    "Gemma3Attention": Family("Gemma 3", partial(_llama, norm_offset=1.0)),
     "DeepseekV3Attention": Family("DeepSeek-V3", _latent),
 }

@@ -39,11 +39,9 @@ def check_vocabulary(vocabulary: BytePair, config: Config) -> None:
 def check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:
     """ValueError for a config that the tensors cannot have, before a model of that size is made."""
     if config.num_layers > len(tensors):
-        found = f"{config.num_layers:.3g} layers, and it holds {len(tensors)} tensors"
-        raise ValueError(f"its config says {found}")
+        raise ValueError(f"its config says {config.num_layers:.3g} layers, it holds {len(tensors)} tensors")
     if max(asdict(config).values()) >= 2**31:
         raise ValueError("its config has a size of 2**31 or more")
-    other = next((name for name, tensor in tensors.items() if not tensor.is_floating_point()), None)
-    if other is not None:
-        dtype = tensors[other].dtype
-        raise ValueError(f"its tensor {other[:80]!r} is {dtype}, expected floating point numbers")
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"its tensor {name[:80]!r} is {tensor.dtype}, expected floating point numbers")

@@ -93,11 +93,9 @@ def layer_of(
 
 
 class _Place(NamedTuple):
-    """An attention module, its list of layers and its number in it."""
-
     part: str
-    stack: str
-    number: int
+    stack: str  # the name of its list of layers
+    number: int  # in that
     family: Family
     attention: Any
 
@@ -105,14 +103,12 @@ class _Place(NamedTuple):
 def _find(model: nn.Module, layer: int | None, part: str | None) -> tuple[Family, Found]:
     checks.instance("model", model, nn.Module)
     part = None if part is None else checks.choice("part", part, PARTS)
-    own = family_of(model)
-    if own is not None:
+    if own := family_of(model):
         if layer not in (None, 0) or part is not None:
             advice = "give it without layer and part, or the model around it"
             raise ValueError(f"model is one {type(model).__name__}: {advice}")
         return own, Found(model, None, (model,))
-    places = list(_places(model))
-    if not places:
+    if not (places := list(_places(model))):
         raise NotImplementedError(_unknown(model))
     stack = _one_stack(model, [place for place in places if place.part == _part(places, part)])
     chosen = _one_layer(stack, layer)
@@ -123,8 +119,7 @@ def _find(model: nn.Module, layer: int | None, part: str | None) -> tuple[Family
 def _places(model: nn.Module) -> Iterator[_Place]:
     strays = 0
     for name, module in model.named_modules():
-        family = family_of(module)
-        if family is None:
+        if not (family := family_of(module)):
             continue
         pieces = name.split(".")
         stack = next((piece for piece in pieces if piece in PARTS[:2]), "self")
@@ -154,30 +149,26 @@ def _part(places: list[_Place], part: str | None) -> str:
         return checks.choice("part", part, there)
     alone = [other for other in there if other != "cross"] or there
     if len(alone) > 1:
-        known = ", ".join(map(repr, there))
-        raise ValueError(f"the model attends in several parts: give part, one of {known}")
+        raise ValueError(f"the model attends in several parts: give part, one of {', '.join(there)}")
     return alone[0]
 
 
 def _one_stack(model: nn.Module, places: list[_Place]) -> list[_Place]:
     stacks = list(dict.fromkeys(place.stack for place in places))
     if len(stacks) > 1:
-        found = f"{type(model).__name__} has several lists of layers, {', '.join(map(repr, stacks))}"
-        example = f"model.get_submodule({stacks[0].rpartition('.')[0]!r})"
-        raise ValueError(f"{found}: give the one you mean, such as {example}")
+        example = f"give one, such as model.get_submodule({stacks[0].rpartition('.')[0]!r})"
+        raise ValueError(f"{type(model).__name__} has several lists of layers, {stacks}: {example}")
     return sorted(places, key=lambda place: place.number)
 
 
 def _one_layer(stack: list[_Place], layer: int | None) -> _Place:
     numbers = [place.number for place in stack]
-    if layer is None:
-        if len(stack) > 1:
-            raise ValueError(f"the model has {len(stack)} layers with attention: layer is one of {numbers}")
-        return stack[0]
-    number, count = checks.position("layer", layer), numbers.count(layer)
-    if not count:
+    if layer is None and len(stack) > 1:
+        raise ValueError(f"the model has {len(stack)} layers with attention: layer is one of {numbers}")
+    number = numbers[0] if layer is None else checks.position("layer", layer)
+    if number not in numbers:
         raise IndexError(f"layer must be one of {numbers}, got {number}")
-    if count > 1:
+    if (count := numbers.count(number)) > 1:
         raise ValueError(f"layer {number} holds {count} attention modules: give the one you mean as model")
     return stack[numbers.index(number)]
 
@@ -186,10 +177,8 @@ def _unknown(model: nn.Module) -> str:
     names = {type(module).__name__ for module in model.modules()}
     kinds = ", ".join(sorted(name for name in names if "attention" in name.lower()))
     seen = f"; its attention is of the kind {kinds}" if kinds else ", which seems to have no attention"
-    known = ", ".join(family.name for family in FAMILIES.values())
-    name = type(model).__name__
-    advice = "StandardHeads.from_arrays takes the arrays of any other"
-    return f"{name} is of no known family{seen}. Known: {known}. {advice}"
+    known = f"{', '.join(family.name for family in FAMILIES.values())}. Of others: StandardHeads.from_arrays"
+    return f"{type(model).__name__} is of no known family{seen}. Known: {known}"
 
 
 def _read(family: Family, read: Any, found: Found) -> Any:
@@ -197,7 +186,6 @@ def _read(family: Family, read: Any, found: Found) -> Any:
         return read(found)
     # another version of transformers
     except AttributeError as error:
-        kind = type(found.attention)
-        name = f"{family.name}: {kind.__module__}.{kind.__name__}"
+        kind = f"{family.name}: {type(found.attention).__module__}.{type(found.attention).__name__}"
         reason = f"is built otherwise than transformers 5.23 has it: {error}"
-        raise NotImplementedError(f"{name} {reason}") from error
+        raise NotImplementedError(f"{kind} {reason}") from error

@@ -32,8 +32,10 @@ from gnn_attention.model.config import Config, check_tensors, check_vocabulary
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.score_mods import RelativeBias
 
+Tokens = Int[Tensor, "batch tokens"]
 Logits = Float[Tensor, "batch tokens vocabulary"]
 States = Float[Tensor, "batch tokens width"]
+Weights = Float[Tensor, "batch edges heads"]
 # the weights that ship with the package
 TRAINED = Path(__file__).parent / "data" / "trained.safetensors"
 
@@ -75,7 +77,7 @@ class Block(nn.Module):
         state = state + self.communicate(state, graph)
         return state + self.compute(state)
 
-    def listen(self, state: States, graph: TokenGraph) -> Float[Tensor, "batch edges heads"]:
+    def listen(self, state: States, graph: TokenGraph) -> Weights:
         """The weight of every edge in every head, in the order of ``graph.edge_index``."""
         found: Any = self.attention(self.attention_norm(state), graph, return_attention_weights=True)
         return cast("Tensor", found[1][1])
@@ -124,9 +126,7 @@ class LanguageModel(nn.Module):
         """The attention layer of each block."""
         return [block.attention for block in self.blocks]
 
-    def forward(
-        self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
-    ) -> Float[Tensor, "batch tokens vocabulary"]:
+    def forward(self, tokens: Tokens, graph: TokenGraph | None = None) -> Logits:
         """Logits ``[B, T, vocabulary]``; along ``graph``, by default ``patterns.causal(T)``.
 
         Raises TypeError, ValueError or IndexError for tokens that are no ``[B, T]`` integers of the
@@ -138,7 +138,7 @@ class LanguageModel(nn.Module):
             state = block(state, graph)
         return cast("Tensor", self.unembedding(self.norm(state)))
 
-    def proceed(self, tokens: Int[Tensor, "batch tokens"], cache: KeyValueCache) -> Logits:
+    def proceed(self, tokens: Tokens, cache: KeyValueCache) -> Logits:
         """Logits of the tokens that follow those in ``cache``, as in the full pass over its graph.
 
         A cache has a layer for each block: ``KeyValueCache(graph, model.config.num_layers)``. Raises as the
@@ -152,15 +152,12 @@ class LanguageModel(nn.Module):
         True
         """
         if not hasattr(cache, "all_or_nothing"):
-            expected = "a KeyValueCache(graph, model.config.num_layers)"
-            raise TypeError(f"cache must be {expected}, got {quoted(cache)}")
+            raise TypeError(f"cache must be a KeyValueCache(graph, config.num_layers), got {quoted(cache)}")
         tokens, _ = self._checked(tokens, cache.graph)
         if cache.layers != len(self.blocks):
-            expected = f"{len(self.blocks)} layers, one for each block"
-            raise ValueError(f"cache must have {expected}, got {cache.layers}")
+            raise ValueError(f"cache must have {len(self.blocks)} layers, one a block, got {cache.layers}")
         if not self.can_proceed():
-            hooks = "hooks on blocks or attention layers"
-            reason = f"the message-passing path (backend=None) and {hooks} need all tokens at once"
+            reason = "backend=None and hooks on blocks or attention layers need all tokens at once"
             advice = "use backend='auto' and remove the hooks, or call the model without a cache"
             raise NotImplementedError(f"{reason}: {advice}")
         state = self.embedding(tokens)
@@ -174,10 +171,9 @@ class LanguageModel(nn.Module):
         """False for the message-passing path, or hooks on a block or its attention."""
         if any(layer.backend is None or layer._is_watched() for layer in self.layers):
             return False
-        modules = (*self.blocks, *self.layers)
-        return not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+        return not any(x._forward_hooks or x._forward_pre_hooks for x in (*self.blocks, *self.layers))
 
-    def states(self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None) -> list[States]:
+    def states(self, tokens: Tokens, graph: TokenGraph | None = None) -> list[States]:
         """The ``2 * num_layers + 1`` states of every token: embedded, then after each update (seed S4.11)."""
         tokens, graph = self._checked(tokens, graph)
         states = [self.embedding(tokens)]
@@ -186,9 +182,7 @@ class LanguageModel(nn.Module):
             states.append(states[-1] + block.compute(states[-1]))
         return states
 
-    def listen(
-        self, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph | None = None
-    ) -> list[Float[Tensor, "batch edges heads"]]:
+    def listen(self, tokens: Tokens, graph: TokenGraph | None = None) -> list[Weights]:
         """For each layer the weight of every edge and head, in the order of ``edge_index``."""
         tokens, graph = self._checked(tokens, graph)
         # before each communication
@@ -200,14 +194,13 @@ class LanguageModel(nn.Module):
             got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
             raise TypeError(f"tokens must be an integer tensor [B, T], got {got}; see BytePair.encode")
         if tokens.dim() != 2:
-            advice = "tokens[None] is a batch of one"
-            raise ValueError(f"tokens must be [B, T], got shape {list(tokens.shape)}; {advice}")
+            shape = f"{list(tokens.shape)}; tokens[None] is a batch of one"
+            raise ValueError(f"tokens must be [B, T], got shape {shape}")
         # a compiler has no values
         if tokens.numel() and not torch.compiler.is_compiling():
             low, high, last = int(tokens.min()), int(tokens.max()), self.config.vocabulary_size - 1
             if low < 0 or high > last:
-                found = f"{low} .. {high}; encode the text anew"
-                raise IndexError(f"tokens must be in 0 .. {last}, the vocabulary, got {found}")
+                raise IndexError(f"tokens must be in 0 .. {last}, the vocabulary, got {low} .. {high}")
         return tokens.long(), patterns.causal(tokens.shape[1]) if graph is None else graph
 
 
@@ -230,8 +223,7 @@ def generate(
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
         got = f"shape {list(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
         raise TypeError(f"tokens must be an integer tensor [T], got {got}; see BytePair.encode")
-    checks.number("temperature", temperature)
-    if not len(tokens) or temperature < 0:
+    if checks.number("temperature", temperature) < 0 or not len(tokens):
         got = f"{len(tokens)} tokens and {quoted(temperature)}"
         raise ValueError(f"generate needs a first token and temperature >= 0, got {got}")
     count = checks.size("count", count)
@@ -260,9 +252,8 @@ def _graph_and_cache(
     graph = patterns.causal(count) if graph is None else graph
     if graph.num_dst < count:
         raise ValueError(f"graph must have the {count} tokens that there will be in the end, got {graph!r}")
-    if cache is None and model.can_proceed():
-        cache = KeyValueCache(graph, model.config.num_layers)
-    return graph, cache
+    made = KeyValueCache(graph, model.config.num_layers) if cache is None and model.can_proceed() else cache
+    return graph, made
 
 
 def save(
@@ -309,8 +300,7 @@ def load_trained() -> tuple[LanguageModel, BytePair]:
     >>> vocabulary.pieces("def read(self):")
     ['def', ' read', '(', 'self', '):']
     """
-    model, vocabulary, _ = load(TRAINED)
-    return model, vocabulary
+    return load(TRAINED)[:2]
 
 
 def induction_scores(
@@ -330,8 +320,7 @@ def induction_scores(
 def previous_token_scores(
     model: LanguageModel, length: int = 128, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """Each head's mean weight on the token before the receiver, on ``samples`` random sequences of
-    ``length``.
+    """Each head's mean weight on the token before the receiver, on random sequences of ``length``.
 
     Source: Olsson et al. 2022 (arXiv 2209.11895), previous token heads.
     """

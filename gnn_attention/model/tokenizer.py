@@ -15,11 +15,9 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, SupportsIndex
 
-from gnn_attention._support import json_files
+from gnn_attention._support import checks, json_files
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.text import one_line
-
-__all__ = ["BytePair"]
 
 Pair = tuple[bytes, bytes]
 
@@ -27,10 +25,8 @@ _BYTES = tuple(bytes([value]) for value in range(256))
 
 # tokenizers writes a byte as a character: itself where it is printable in Latin-1, else the next from U+0100
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_OTHERS = [value for value in range(256) if value not in _PRINTABLE]
-_CHAR_OF = {value: chr(value) for value in _PRINTABLE} | {
-    value: chr(256 + i) for i, value in enumerate(_OTHERS)
-}
+_OTHERS = enumerate(value for value in range(256) if value not in _PRINTABLE)
+_CHAR_OF = {value: chr(value) for value in _PRINTABLE} | {value: chr(256 + i) for i, value in _OTHERS}
 _BYTE_OF = {char: value for value, char in _CHAR_OF.items()}
 
 # no merge crosses a word, and no word is long: a text that is one run of letters takes linear time too
@@ -69,17 +65,18 @@ class BytePair:
     merges: tuple[Pair, ...] = ()
 
     def __post_init__(self) -> None:
-        merges = tuple(_checked_pair(index, pair) for index, pair in enumerate(self.merges))
         known = set(_BYTES)
-        for index, (left, right) in enumerate(merges):
-            if unknown := [part for part in (left, right) if part not in known]:
+        for index, pair in enumerate(self.merges):
+            if not isinstance(pair, (tuple, list)) or [type(part) for part in pair] != [bytes, bytes]:
+                raise TypeError(f"merges[{index}] is {quoted(pair)}: expected a pair of bytes")
+            if unknown := [part for part in pair if part not in known]:
                 expected = "a byte or what an earlier merge makes"
                 raise ValueError(f"merges[{index}] joins {quoted(unknown[0])}: expected {expected}")
-            if left + right in known:
-                made = quoted(left + right)
-                raise ValueError(f"merges[{index}] makes {made} a second time: expected a new piece")
-            known.add(left + right)
-        object.__setattr__(self, "merges", merges)
+            made = pair[0] + pair[1]
+            if made in known:
+                raise ValueError(f"merges[{index}] makes {quoted(made)} a second time: expected a new piece")
+            known.add(made)
+        object.__setattr__(self, "merges", tuple((left, right) for left, right in self.merges))
 
     @classmethod
     def learn(cls, text: str, size: int) -> BytePair:
@@ -91,10 +88,7 @@ class BytePair:
         >>> BytePair.learn("newest\nnewest\nwidest\n", size=258).merges
         ((b'e', b's'), (b'es', b't'))
         """
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(f"size is a {type(size).__name__}: expected an int, the number of pieces")
-        if size < len(_BYTES):
-            raise ValueError(f"size is {size}: expected at least 256, the single bytes")
+        size = checks.size("size", size, len(_BYTES))
         library, untrained = _library(), BytePair()._tokenizer
         alphabet = library.pre_tokenizers.ByteLevel.alphabet()
         options = {"vocab_size": size, "min_frequency": 2, "show_progress": False}
@@ -104,11 +98,7 @@ class BytePair:
 
     @cached_property
     def vocabulary(self) -> tuple[bytes, ...]:
-        """The pieces as bytes, at their token's place.
-
-        >>> BytePair(((b"a", b"b"),)).vocabulary[254:]
-        (b'\\xfe', b'\\xff', b'ab')
-        """
+        """The pieces as bytes, at their token's place."""
         return _BYTES + tuple(left + right for left, right in self.merges)
 
     def encode(self, text: str) -> list[int]:
@@ -126,9 +116,6 @@ class BytePair:
         """The text of these tokens; where a character is cut it holds U+FFFD, the replacement character.
 
         Raises TypeError if `ids` are no integers and IndexError if one is not a token of this vocabulary.
-
-        >>> BytePair().decode([104, 105, 32, 0xC3, 0xA9])
-        'hi é'
         """
         return b"".join(self._bytes_of(ids)).decode("utf-8", errors="replace")
 
@@ -154,13 +141,7 @@ class BytePair:
 
     @classmethod
     def from_json(cls, text: str) -> BytePair:
-        """The vocabulary that `to_json` wrote, now or in version 0.1.0.
-
-        Raises TypeError if `text` is no str and ValueError if it is no such JSON.
-
-        >>> BytePair.from_json(BytePair(((b"a", b"b"),)).to_json()).merges
-        ((b'a', b'b'),)
-        """
+        """The vocabulary that `to_json` wrote, now or in version 0.1.0; else TypeError or ValueError."""
         if not isinstance(text, str):
             raise TypeError(f"text is a {type(text).__name__}: expected a str, what to_json() returned")
         try:
@@ -170,14 +151,12 @@ class BytePair:
                 pairs = ((left.encode("latin-1"), right.encode("latin-1")) for left, right in found["merges"])
                 return cls(tuple(pairs))
             made = cls(_pairs(found["model"]["merges"]))
-            expected = json.loads(made.to_json())
-            pieces = expected["model"]["vocab"]
+            pieces = json.loads(made.to_json())["model"]["vocab"]
             if (found["pre_tokenizer"], found["model"]["vocab"]) != (_PRE_TOKENIZER, pieces):
                 raise ValueError("it splits words or numbers pieces in another way than this package does")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             reason = one_line(f"{type(error).__name__}: {error}", 200)
-            message = f"text is no byte-pair vocabulary, expected what to_json wrote: {reason}"
-            raise ValueError(message) from error
+            raise ValueError(f"text is no vocabulary, expected what to_json wrote: {reason}") from error
         return made
 
     def __len__(self) -> int:
@@ -198,8 +177,7 @@ class BytePair:
         try:
             tokens = [operator.index(token) for token in ids]
         except TypeError as error:
-            kind = type(ids).__name__
-            raise TypeError(f"ids is a {kind}: expected an iterable of integers, the tokens") from error
+            raise TypeError(f"ids is a {type(ids).__name__}: expected an iterable of integers") from error
         for place, token in enumerate(tokens):
             # a negative token would otherwise count from the end without an error
             if not 0 <= token < len(self):
@@ -211,8 +189,7 @@ def _library() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        command = 'pip install "gnn_attention[model]"'
-        raise ImportError(f"encode and learn need the package tokenizers: {command}") from error
+        raise ImportError('encode and learn need tokenizers: pip install "gnn_attention[model]"') from error
     return tokenizers
 
 
@@ -231,17 +208,10 @@ def _chars(piece: bytes) -> str:
     return "".join(map(_CHAR_OF.__getitem__, piece))
 
 
-def _pairs(merges: Iterable[Iterable[str]]) -> tuple[Pair, ...]:
-    left_and_right = ((bytes(_BYTE_OF[char] for char in piece) for piece in pair) for pair in merges)
-    return tuple((left, right) for left, right in left_and_right)
+def _pairs(merges: Iterable[Iterable[str]]) -> Any:
+    return [tuple(bytes(_BYTE_OF[char] for char in piece) for piece in pair) for pair in merges]
 
 
 def _label(piece: bytes) -> str:
     text = piece.decode("utf-8", errors="backslashreplace")
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-def _checked_pair(index: int, pair: Any) -> Pair:
-    if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, bytes) for part in pair):
-        return pair[0], pair[1]
-    raise TypeError(f"merges[{index}] is {quoted(pair)}: expected a pair of bytes")

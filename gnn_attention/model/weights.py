@@ -34,14 +34,14 @@ def save(
     ({'W_Q': tensor([[1., 0.],
             [0., 1.]])}, {'width': '2'})
     """
+    dense = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"tensors[{name!r}] is a {type(tensor).__name__}: expected a Tensor")
         if tensor.layout is not torch.strided or tensor.is_meta:
             raise ValueError(f"tensors[{name!r}] is sparse or without data: expected a dense tensor")
-    # copies: safetensors refuses tensors that share memory
-    layout = torch.contiguous_format
-    dense = {name: x.detach().cpu().resolve_neg().clone(memory_format=layout) for name, x in tensors.items()}
+        # copies: safetensors refuses tensors that share memory
+        dense[name] = tensor.detach().cpu().resolve_neg().clone(memory_format=torch.contiguous_format)
     try:
         content = serialized(dense, dict(metadata or {}) or None)
     except SafetensorError as error:

@@ -6,18 +6,5 @@ from gnn_attention.training.recipe import Recipe, add_recipe
 from gnn_attention.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
 from gnn_attention.training.trainer import add_arguments, run, train
 
-__all__ = [
-    "Checkpoints",
-    "Corpus",
-    "Encoded",
-    "Layout",
-    "Ranks",
-    "Recipe",
-    "add_arguments",
-    "add_recipe",
-    "check_corpus",
-    "corpus",
-    "encoded",
-    "run",
-    "train",
-]
+__all__ = ["Checkpoints", "Corpus", "Encoded", "Layout", "Ranks", "Recipe", "add_arguments", "add_recipe"]
+__all__ += ["check_corpus", "corpus", "encoded", "run", "train"]

@@ -9,7 +9,6 @@ is read: go on only from checkpoints of your own.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import threading
@@ -39,20 +38,15 @@ _FOLDERS = "step-" + "[0-9]" * 8
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
     # Ctrl-C inside torch's writer, which is C++, would come out as another error: it is delivered afterwards
-    before, caught = signal.getsignal(signal.SIGINT), False
-
-    def note(number: int, frame: object) -> None:
-        nonlocal caught
-        caught = True
-
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    caught: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
     try:
-        signal.signal(signal.SIGINT, note)
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
         if caught:
             signal.raise_signal(signal.SIGINT)
 
@@ -104,7 +98,6 @@ class Checkpoints:
                 self._remove_parts()
             raise
         if first:
-            _sync_folder(self.folder)
             for old in sorted(self.folder.glob(_FOLDERS))[:-NEWEST]:
                 shutil.rmtree(old, ignore_errors=True)
 
@@ -121,9 +114,8 @@ class Checkpoints:
             raise ValueError(f"{path} is no checkpoint of a training: {error}") from error
         for name, value in json.loads(json.dumps(dict(expected))).items():
             if record.get(name) != value:
-                change = f"{name} was {quoted(record.get(name))}, is {quoted(value)}"
-                advice = "give the arguments it was made with, or another folder"
-                raise ValueError(f"{path} is a checkpoint of another training: {change}; {advice}")
+                change = f"{name} was {quoted(record.get(name))}, is {quoted(value)}; take another folder"
+                raise ValueError(f"{path} is a checkpoint of another training: {change}")
         return record
 
     def restore(
@@ -132,18 +124,16 @@ class Checkpoints:
         """Load a checkpoint's tensors, at any number of ranks, each of which calls it; OSError if damaged."""
         state, reader = _state(model, optimizer, generator), FileSystemReader(path)
         try:
-            # torch tries twice and logs two tracebacks: a damaged index is found here
-            reader.read_metadata()
+            with _first_failure(path):
+                # torch tries twice and logs two tracebacks: a damaged index is found here
+                reader.read_metadata()
+                load(state, storage_reader=reader)
+            generator.set_state(state["generator"])
+        except OSError:
+            raise
         except Exception as error:
             reason = one_line(f"{type(error).__name__}: {error}", 600)
-            raise OSError(f"{path}: the checkpoint failed, what is where cannot be read: {reason}") from error
-        with _first_failure(path):
-            load(state, storage_reader=reader)
-        try:
-            generator.set_state(state["generator"])
-        except RuntimeError as error:
-            reason = f"the state of the generator is damaged: {error}"
-            raise OSError(f"{path}: the checkpoint failed, {reason}") from None
+            raise OSError(f"{path}: the checkpoint failed, it is damaged: {reason}") from error
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
@@ -178,20 +168,8 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def _sync_folder(folder: Path) -> None:
-    # so that the new name reaches the disk
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) for value in values
-    )
+    return isinstance(values, list) and all(type(value) in (int, float) for value in values)
 
 
 def _are_rows(values: Any) -> bool:

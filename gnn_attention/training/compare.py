@@ -4,7 +4,7 @@ The architecture is the shipped model's. For one seed every graph begins with th
 the same windows in the same order, so differences between graphs are taken seed by seed. A model uses its own
 graph in training and on the held-out files; the speed of generation through a cache and its size are measured
 too. Finished trainings are stored in a folder, and a further call goes on from there. Losses depend on the
-text, the length and the number of steps: they compare graphs at equal means, not in general.
+text, the length and the number of steps: they compare graphs at equal means.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,13 @@ from gnn_attention.cost.graph_cost import most_cached
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, induction_scores
 from gnn_attention.training.compare_graphs import Contender, Graphs, contenders
-from gnn_attention.training.compare_results import Mean, Outcome, Row, check_plot, plot, rows, table
+from gnn_attention.training.compare_results import Outcome, check_plot, plot, rows, table
 from gnn_attention.training.compare_store import Store
 from gnn_attention.training.recipe import Recipe, add_recipe
 from gnn_attention.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
 from gnn_attention.training.trainer import train
 
-__all__ = ["GRAPHS", "RECIPE", "Mean", "Outcome", "Row", "add_compare", "compare", "rows", "table"]
+__all__ = ["GRAPHS", "RECIPE", "add_compare", "compare"]
 
 GRAPHS = "causal; window(64); window(16); window(16) | sinks(4); window(16) | strides(16)"
 RECIPE = Recipe(steps=600, length=256, batch=4, warmup=60)
@@ -45,6 +46,7 @@ SEEDS = 3
 _OWN = ("seed", "graph")  # what a recipe says of one training alone
 _GENERATED = 128  # tokens, the last of a window
 _SECONDS_BETWEEN_LINES = 0.5
+_Pairs = list[tuple[int, Contender]]  # with their seeds
 
 
 def compare(
@@ -86,46 +88,32 @@ def compare(
         check_corpus(text)
     if log is not None and not callable(log):
         raise TypeError(f"log must be a function of a line of text, got {checks.described(log)}")
-    place = None if out is None else checks.path("out", out)
-    return list(_Comparison(graphs, recipe, seeds, place, text, config).outcomes(_LineProgress(log)))
+    store = None if out is None else checks.path("out", out)
+    pairs = _pairs(graphs, recipe, seeds, config)
+    return list(_outcomes(pairs, recipe, store, text or corpus(), config, _LineProgress(log)))
 
 
-class _Comparison:
+def _pairs(graphs: Graphs, recipe: Recipe, seeds: int, config: Config) -> _Pairs:
     # seed by seed, so that an early stop leaves all graphs of some seeds
+    numbers = range(checks.size("seeds", seeds, 1))
+    return list(product(numbers, contenders(graphs, recipe.length, config.num_heads)))
 
-    def __init__(
-        self,
-        graphs: Graphs,
-        recipe: Recipe,
-        seeds: int,
-        out: Path | None,
-        text: Corpus | None,
-        config: Config,
-    ) -> None:
-        self.recipe, self.config = recipe, config
-        numbers = range(checks.size("seeds", seeds, 1))
-        chosen = contenders(graphs, recipe.length, config.num_heads)
-        self.pairs = [(seed, one) for seed in numbers for one in chosen]
-        self.text = text or corpus()
-        self.store = Store(out, _plan(recipe, self.text, config))
 
-    def outcomes(self, shown: Progress) -> Iterator[Outcome]:
-        # finished ones at once, the others when they are trained and stored
-        found = [self.store.find(one.text, one.key, seed) for seed, one in self.pairs]
-        known: Encoded | None = None
-        for (seed, one), outcome in zip(self.pairs, found, strict=True):
-            if outcome is None:
-                known = known or self.read(shown, found.count(None))
-                outcome = _trained(one, replace(self.recipe, seed=seed, graph=""), known, self.config, shown)
-                self.store.add(outcome)
-            yield outcome
-
-    def read(self, shown: Progress, trainings: int) -> Encoded:
-        # which takes a while; the steps of so many trainings are counted from then on
-        shown.advance(0, "reading the text")
-        known = encoded(self.text, self.recipe.pieces)
-        shown.expect(trainings * self.recipe.steps)
-        return known
+def _outcomes(
+    pairs: _Pairs, recipe: Recipe, out: Path | None, text: Corpus, config: Config, shown: Progress
+) -> Iterator[Outcome]:
+    # finished ones at once, the others when they are trained and stored
+    store, known = Store(out, _plan(recipe, text, config)), None
+    found = [store.find(one.text, one.key, seed) for seed, one in pairs]
+    for (seed, one), outcome in zip(pairs, found, strict=True):
+        if outcome is None:
+            if known is None:
+                shown.advance(0, "reading the text")
+                known = encoded(text, recipe.pieces)
+                shown.expect(found.count(None) * recipe.steps)
+            outcome = _trained(one, replace(recipe, seed=seed, graph=""), known, config, shown)
+            store.add(outcome)
+        yield outcome
 
 
 def _plan(recipe: Recipe, text: Corpus, config: Config) -> dict[str, Any]:
@@ -173,9 +161,8 @@ def _induction(model: LanguageModel, graph: TokenGraph) -> float | None:
 @torch.no_grad()
 def _tokens_per_second(model: LanguageModel, graph: TokenGraph, text: Tensor) -> float:
     # of the last tokens of a window, one by one; the better of two times
-    count = min(_GENERATED, graph.num_dst // 2)
+    count, best = min(_GENERATED, graph.num_dst // 2), 0.0
     start = graph.num_dst - count - 1
-    best = 0.0
     for _ in range(2):
         cache = KeyValueCache(graph, model.config.num_layers)
         model.proceed(text[None, :start], cache)
@@ -215,42 +202,30 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _run(args: argparse.Namespace) -> int:
     recipe = Recipe(**{name: getattr(args, name) for name in _shared(RECIPE)})
-    _check_files(args)
-    comparison = _Comparison(args.graphs, recipe, args.seeds, args.out, None, Config(1))
-    outcomes: list[Outcome] = []
+    atomic_files.check_place("--json", args.json)
+    atomic_files.check_place("--plot", args.plot)
+    if args.plot is not None:
+        check_plot(args.plot)
+    pairs, outcomes = _pairs(args.graphs, recipe, args.seeds, Config(1)), []
     try:
         with Progress("compare") as shown:
-            for outcome in comparison.outcomes(shown):
+            for outcome in _outcomes(pairs, recipe, args.out, corpus(), Config(1), shown):
                 outcomes.append(outcome)
     except KeyboardInterrupt:
-        finished = f"{len(outcomes)} of {len(comparison.pairs)} trainings are in {args.out}"
+        finished = f"{len(outcomes)} of {len(pairs)} trainings are in {args.out}"
         print(f"interrupted: {finished}, the same command goes on from there", file=sys.stderr)
         return 130
-    found, facts = rows(outcomes), _facts(recipe, args.seeds)
+    found = rows(outcomes)
     if args.plot is not None:
         made = plot(found, "What a graph costs", _facts(recipe, args.seeds, "a bar"))
         with atomic_files.written(args.plot) as file:
             made.savefig(file, format=Path(args.plot).suffix[1:].lower())
-    _report(args.json, recipe, outcomes, f"{facts}\n{table(found)}")
+    record = {"recipe": _shared(recipe), "rows": [*map(asdict, found)], "outcomes": [*map(asdict, outcomes)]}
+    text = json.dumps(record, indent=1)
+    if args.json not in (None, "-"):
+        atomic_files.write(args.json, text + "\n")
+    print(text if args.json == "-" else f"{_facts(recipe, args.seeds)}\n{table(found)}")
     return 0
-
-
-def _check_files(args: argparse.Namespace) -> None:
-    for option, file in (("--json", args.json), ("--plot", args.plot)):
-        atomic_files.check_place(option, file)
-    if args.plot is not None:
-        check_plot(args.plot)
-
-
-def _report(file: str | None, recipe: Recipe, outcomes: Sequence[Outcome], text: str) -> None:
-    record = {
-        "recipe": _shared(recipe),
-        "rows": [asdict(row) for row in rows(outcomes)],
-        "outcomes": [asdict(one) for one in outcomes],
-    }
-    if file not in (None, "-"):
-        atomic_files.write(file, json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record, indent=1) if file == "-" else text)
 
 
 def _facts(recipe: Recipe, seeds: int, sign: str = "±") -> str:

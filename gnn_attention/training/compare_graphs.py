@@ -28,19 +28,23 @@ class Contender:
 def contenders(graphs: Graphs, length: int, heads: int) -> list[Contender]:
     """The graphs of a window of ``length`` tokens; ValueError for a faulty or repeated one."""
     if not isinstance(graphs, (str, list, tuple)):
-        expected = "expressions with ; between them, or a list of expressions and graphs"
-        raise TypeError(f"graphs must be {expected}, got {quoted(graphs)}")
+        got = f"or a list of expressions and graphs, got {quoted(graphs)}"
+        raise TypeError(f"graphs must be expressions with ; between them, {got}")
     items: Sequence[str | TokenGraph] = graphs.split(";") if isinstance(graphs, str) else graphs
     items = [item.strip() if isinstance(item, str) else item for item in items]
-    found = [_contender(item, length, heads) for item in items if item != ""]
-    if not found:
-        expected = "name at least one graph, such as 'causal; window(64)'"
-        raise ValueError(f"graphs must {expected}, got {quoted(graphs)}")
-    for place, one in enumerate(found):
-        if same := next((other for other in found[:place] if other.key == one.key), None):
+    found: dict[str, Contender] = {}
+    for item in items:
+        if item == "":
+            continue
+        one = _contender(item, length, heads)
+        if same := found.get(one.key):
             both = f"{quoted(same.text)} and {quoted(one.text)}"
             raise ValueError(f"graphs: {both} have the same {length} tokens and edges, leave one out")
-    return found
+        found[one.key] = one
+    if not found:
+        got = f"such as 'causal; window(64)', got {quoted(graphs)}"
+        raise ValueError(f"graphs must name at least one graph, {got}")
+    return list(found.values())
 
 
 def _contender(item: str | TokenGraph, length: int, heads: int) -> Contender:
@@ -49,41 +53,32 @@ def _contender(item: str | TokenGraph, length: int, heads: int) -> Contender:
     elif isinstance(item, str) and item.startswith(FILE):
         name, graph = item, _from_file(item.removeprefix(FILE).strip(), length)
     else:
-        name, graph = item, _from_expression(item, length)
+        try:
+            name, graph = item, expressions.parse(item, n=length)
+        except ValueError as error:
+            raise ValueError(f"graphs: {quoted(item)}: {error}") from error
     _check_graph(name, graph, length, heads)
     return Contender(name, graph, _key(graph))
-
-
-def _from_expression(text: str, length: int) -> TokenGraph:
-    try:
-        return expressions.parse(text, n=length)
-    except ValueError as error:
-        raise ValueError(f"graphs: {quoted(text)}: {error}") from error
 
 
 def _from_file(path: str, length: int) -> TokenGraph:
     graph = files.read(path)
     if graph.num_dst < length:
-        few = f"{graph.num_dst} tokens, fewer than a window"
-        raise ValueError(f"{path} has {few}: take a length of at most {graph.num_dst}")
+        advice = f"take a length of at most {graph.num_dst}"
+        raise ValueError(f"{path} has {graph.num_dst} tokens, fewer than a window: {advice}")
     return graph if graph.num_dst == length else algebra.restrict(graph, range(length))
 
 
 def _check_graph(name: str, graph: TokenGraph, length: int, heads: int) -> None:
+    name = f"graphs: {quoted(name)}"
     if (graph.num_dst, graph.num_src, graph.dst_offset, graph.src_offset) != (length, length, 0, 0):
-        raise ValueError(
-            f"graphs: {quoted(name)} must have the {length} tokens of a window, got {graph!r}; "
-            "leave the number of tokens out of the expression, or take another length"
-        )
+        got = f"got {graph!r}; leave their number out of the expression, or take another length"
+        raise ValueError(f"{name} must have the {length} tokens of a window, {got}")
     if graph.batch is not None or graph.heads not in (None, heads):
-        expected = f"one graph, or one for each of the {heads} heads"
-        raise ValueError(f"graphs: {quoted(name)} must be {expected}, got {graph!r}")
-    later = (graph - patterns.causal(length)).num_edges
-    if later:
-        raise ValueError(
-            f"graphs: {quoted(name)} has {later:,} edges from a later token (src > dst), which give the "
-            "target away; write '(...) & causal' for an expression, take lines with src > dst out of a file"
-        )
+        raise ValueError(f"{name} must be one graph, or one for each of the {heads} heads, got {graph!r}")
+    if later := (graph - patterns.causal(length)).num_edges:
+        advice = "write '(...) & causal' for an expression, take lines with src > dst out of a file"
+        raise ValueError(f"{name} has {later:,} edges from a later token (src > dst), the target: {advice}")
 
 
 def _key(graph: TokenGraph) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -49,13 +50,11 @@ class Mean:
     def of(cls, values: Sequence[float]) -> Mean:
         """Of at least one value.
 
-        >>> Mean.of([1.0, 2.0, 3.0])
-        Mean(mean=2.0, error=0.5773502691896257)
+        >>> Mean.of([1.0, 3.0])
+        Mean(mean=2.0, error=1.0)
         """
-        mean, count = math.fsum(values) / len(values), len(values)
-        if count == 1:
-            return cls(mean, None)
-        return cls(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count))
+        error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        return cls(statistics.fmean(values), error)
 
     def text(self, form: str) -> str:
         """``mean ± error``, each in the format ``form``."""
@@ -79,11 +78,10 @@ class Row:
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """A row for each graph; the others are compared with the first on the same seeds."""
-    of_graph: dict[str, list[Outcome]] = {}
+    of_graph: dict[str, list[Outcome]] = {one.key: [] for one in outcomes}
     for one in sorted(outcomes, key=lambda one: one.seed):
-        of_graph.setdefault(one.key, []).append(one)
-    order = list(dict.fromkeys(one.key for one in outcomes))
-    return [_row(of_graph[key], of_graph[order[0]]) for key in order]
+        of_graph[one.key].append(one)
+    return [_row(ours, of_graph[outcomes[0].key]) for ours in of_graph.values()]
 
 
 def _row(ours: Sequence[Outcome], first: Sequence[Outcome]) -> Row:
@@ -102,16 +100,12 @@ def _row(ours: Sequence[Outcome], first: Sequence[Outcome]) -> Row:
     )
 
 
-def _or_dash(value: Mean | None, form: str) -> str:
-    return "-" if value is None else value.text(form)
-
-
 _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("graph", lambda row: row.graph),
     ("edges/token", lambda row: f"{row.edges_per_token:.1f}"),
     ("loss, held out", lambda row: row.loss.text(".4f")),
-    ("to the first", lambda row: _or_dash(row.difference, "+.4f")),
-    ("induction", lambda row: _or_dash(row.induction, ".2f")),
+    ("to the first", lambda row: row.difference.text("+.4f") if row.difference else "-"),
+    ("induction", lambda row: row.induction.text(".2f") if row.induction else "-"),
     ("ms/step", lambda row: f"{row.milliseconds.mean:.1f}"),
     ("tokens/s", lambda row: f"{row.speed.mean:.0f}"),
     ("senders", lambda row: str(row.senders)),
@@ -155,11 +149,9 @@ def plot(found: Sequence[Row], title: str, facts: str) -> Figure:
 
 def check_plot(file: str) -> None:
     """ValueError for a file of an unknown format, ModuleNotFoundError without matplotlib."""
-    made, _ = _axes.figure(1.0, 1.0)
-    endings = made.canvas.get_supported_filetypes()
-    if Path(file).suffix.removeprefix(".").lower() not in endings:
-        known = ", ".join(f".{word}" for word in endings)
-        raise ValueError(f"--plot {file}: expected a file name that ends in one of {known}")
+    endings = [f".{word}" for word in _axes.figure(1.0, 1.0)[0].canvas.get_supported_filetypes()]
+    if Path(file).suffix.lower() not in endings:
+        raise ValueError(f"--plot {file}: expected a file name that ends in one of {', '.join(endings)}")
 
 
 def _name(axes: Axes, found: Sequence[Row]) -> None:
@@ -169,9 +161,8 @@ def _name(axes: Axes, found: Sequence[Row]) -> None:
     pairs = pairwise(sorted(found, key=lambda row: row.loss.mean))
     crowded = {a.graph for a, b in pairs if abs(places[b.graph][1] - places[a.graph][1]) < 24}
     # a file's name may have a $
-    style: dict[str, Any] = {"fontsize": 8.5, "color": _axes.BLACK, **_axes.AS_IT_IS}
+    style: dict[str, Any] = {"fontsize": 8.5, "color": _axes.BLACK, "textcoords": "offset points"}
     for row in found:
-        left = places[row.graph][0] > middle
-        style |= {"textcoords": "offset points", "ha": "right" if left else "left"}
-        offset = (-8 if left else 8, -11 if row.graph in crowded else 5)
-        axes.annotate(printable(row.graph), (row.edges_per_token, row.loss.mean), offset, **style)
+        x, side = (-8, "right") if places[row.graph][0] > middle else (8, "left")
+        offset, point = (x, -11 if row.graph in crowded else 5), (row.edges_per_token, row.loss.mean)
+        axes.annotate(printable(row.graph), point, offset, ha=side, **style, **_axes.AS_IT_IS)

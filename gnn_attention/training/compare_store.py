@@ -17,7 +17,7 @@ from gnn_attention._support.text import one_line
 from gnn_attention.training.compare_results import Outcome
 
 PLAN = "plan.json"
-_NUMBERS = {"float": (int, float), "int": (int,), "str": (str,), "float | None": (int, float, type(None))}
+_KINDS = {"float": (int, float), "int": (int,), "str": (str,), "float | None": (int, float, type(None))}
 
 
 class Store:
@@ -32,17 +32,16 @@ class Store:
         if folder is None:
             return
         if not folder.parent.is_dir():
-            expected = f"a place in a folder that exists, make {folder.parent} first"
-            raise ValueError(f"--out {folder}: expected {expected}")
+            raise ValueError(
+                f"--out {folder}: expected one in a folder that exists, make {folder.parent} first"
+            )
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"--out {folder} is no folder: its place is for one")
         folder.mkdir(exist_ok=True)
         if (folder / PLAN).exists():
             self._check_plan(folder)
         elif any(not path.name.endswith(".part") for path in folder.iterdir()):
-            raise ValueError(
-                f"--out {folder} holds files, but no {PLAN} of a comparison: choose a new folder"
-            )
+            raise ValueError(f"--out {folder} holds files, but no {PLAN} of a comparison: choose another")
 
     def find(self, graph: str, key: str, seed: int) -> Outcome | None:
         """The outcome of a training, if it is finished; ``graph`` is the name it has now."""
@@ -67,10 +66,10 @@ class Store:
 
     def _check_plan(self, folder: Path) -> None:
         there = _read(folder / PLAN)
-        changed = sorted(name for name in self.plan | there if self.plan.get(name) != there.get(name))
+        pairs = ((name, there.get(name), self.plan.get(name)) for name in sorted(self.plan | there))
+        changed = [(one_line(name, 40), _shown(old), _shown(new)) for name, old, new in pairs if old != new]
         if changed:
-            pairs = ((name, _shown(there.get(name)), _shown(self.plan.get(name))) for name in changed[:8])
-            others = ", ".join(f"{one_line(name, 40)} {old}, not {new}" for name, old, new in pairs)
+            others = ", ".join(f"{name} {old}, not {new}" for name, old, new in changed[:8])
             advice = "choose a new folder, or the same options as there"
             raise ValueError(f"--out {folder} holds a comparison with {others}: {advice}")
 
@@ -87,17 +86,13 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _outcome(file: Path) -> Outcome:
-    value, kinds = _read(file), {field.name: _NUMBERS[str(field.type)] for field in fields(Outcome)}
-    if value.keys() != kinds.keys() or not all(_is_of(value[name], kinds[name]) for name in kinds):
+    value, kinds = _read(file), {field.name: _KINDS[str(field.type)] for field in fields(Outcome)}
+    # JSON here knows NaN and numbers too large for a result
+    numbers = [x for x in value.values() if isinstance(x, (int, float))]
+    is_of = value.keys() == kinds.keys() and all(type(value[name]) in kinds[name] for name in kinds)
+    if not is_of or not all(abs(number) < 1e300 for number in numbers):
         raise ValueError(f"{file} holds no result of a training: delete it to train anew")
     return Outcome(**value)
-
-
-def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
-    # a bool is an int in Python, and JSON here knows NaN and numbers too large for a result
-    if isinstance(value, (int, float)) and not abs(value) < 1e300:
-        return False
-    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _shown(value: object) -> str:

@@ -23,20 +23,18 @@ from gnn_attention.training.text_corpus import Corpus
 
 _WINDOWS_JUDGED = 512
 _WINDOWS_LOOKED_AT = 64
+Tokens = Int[Tensor, "batch tokens"]
+Logits = Float[Tensor, "batch tokens vocabulary"]
 
 
-def predicted(
-    model: nn.Module, tokens: Int[Tensor, "batch tokens"], graph: TokenGraph, precision: str
-) -> Float[Tensor, "batch tokens vocabulary"]:
+def predicted(model: nn.Module, tokens: Tokens, graph: TokenGraph, precision: str) -> Logits:
     """The logits of the next tokens, in float32 or better; products in bfloat16 if ``precision`` says so."""
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
         logits: Tensor = model(tokens, graph)
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def nats(
-    model: nn.Module, window: Int[Tensor, "batch tokens"], graph: TokenGraph, precision: str = "float32"
-) -> Tensor:
+def nats(model: nn.Module, window: Tokens, graph: TokenGraph, precision: str = "float32") -> Tensor:
     """The mean of ``-log p(next token)`` over the windows ``[B, T + 1]``, in nats."""
     logits = predicted(model, window[:, :-1], graph, precision)
     return functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
@@ -56,10 +54,14 @@ def evaluated(model: LanguageModel, tokens: Tensor, graph: TokenGraph, most: int
 def description(recipe: Recipe, text: Corpus, minutes: float | None) -> dict[str, Any]:
     """The inputs: recipe, command, corpus, versions, date."""
     content = "".join((*text.training.values(), *text.held_out.values())).encode()
+    # only what differs from the defaults is named
+    options = {key: value for key, value in asdict(recipe).items() if value != getattr(Recipe, key)}
+    words = [f"--{key} {shlex.quote(str(value))}" for key, value in options.items()]
+    words += [f"--minutes {minutes:g}"] if minutes else []
     return {
         "recipe": asdict(recipe),
         "seed": recipe.seed,
-        "command": _command(recipe, minutes),
+        "command": " ".join(["gnn-attention train", *words]),
         "corpus_files": len(text.training) + len(text.held_out),
         "corpus_held_out_files": len(text.held_out),
         "corpus_bytes": len(content),
@@ -69,13 +71,6 @@ def description(recipe: Recipe, text: Corpus, minutes: float | None) -> dict[str
         "threads": torch.get_num_threads(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-
-
-def _command(recipe: Recipe, minutes: float | None) -> str:
-    # only what differs from the defaults is named
-    options = {key: value for key, value in asdict(recipe).items() if value != getattr(Recipe, key)}
-    words = [f"--{key} {shlex.quote(str(value))}" for key, value in options.items()]
-    return " ".join(["gnn-attention train", *words, *([f"--minutes {minutes:g}"] if minutes else [])])
 
 
 def look(model: LanguageModel, held_out: Tensor, graph: TokenGraph) -> dict[str, float]:
@@ -89,12 +84,16 @@ def look(model: LanguageModel, held_out: Tensor, graph: TokenGraph) -> dict[str,
 
 def measured(model: LanguageModel, tokens: Tensor, held_out: Tensor, graph: TokenGraph) -> dict[str, Any]:
     """The losses over text as it is, and the scores of the heads."""
+
+    def table(scores: Tensor) -> list[list[float]]:
+        return [[rounded(score) for score in layer] for layer in scores.tolist()]
+
     return {
         "training_loss": rounded(evaluated(model, tokens, graph, _WINDOWS_JUDGED)),
         "held_out_loss": rounded(evaluated(model, held_out, graph, _WINDOWS_JUDGED)),
         "uniform_loss": rounded(math.log(model.config.vocabulary_size)),
-        "induction_scores": _table(induction_scores(model)),
-        "previous_token_scores": _table(previous_token_scores(model)),
+        "induction_scores": table(induction_scores(model)),
+        "previous_token_scores": table(previous_token_scores(model)),
     }
 
 
@@ -104,10 +103,6 @@ def peak_memory() -> int:
 
     unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
-
-
-def _table(scores: Tensor) -> list[list[float]]:
-    return [[rounded(score) for score in layer] for layer in scores.tolist()]
 
 
 def rounded(number: float | Tensor) -> float:

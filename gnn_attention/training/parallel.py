@@ -8,15 +8,13 @@ or FSDP2. The loss of a rank is weighted so that this average is the gradient of
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gnn_attention import distributed
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import LanguageModel
@@ -37,6 +34,7 @@ from gnn_attention.training.metrics import nats, predicted
 from gnn_attention.training.recipe import Recipe
 
 COPIES = ("ddp", "fsdp")
+Tokens = Int[Tensor, "batch tokens"]
 # words of the errors that torch.distributed raises where another rank is lost
 _WORDS_OF_LOSS = "gloo|nccl|processgroup|connection closed|connection reset|timeout|timed out"
 
@@ -65,8 +63,7 @@ class Layout:
         if self.data is not None:
             checks.choice("data", self.data, COPIES)
         if self.data == "ddp" and self.heads > 1:
-            conflict = "is whole weights on every rank, but heads > 1 shards them"
-            raise ValueError(f"data 'ddp' {conflict}: take data 'fsdp'")
+            raise ValueError("data 'ddp' is whole weights on every rank, heads > 1 shards them: take 'fsdp'")
 
     @property
     def copies(self) -> str:
@@ -84,7 +81,7 @@ class Layout:
 class Alone:
     """All of a training in one process, on one device: the model and the windows."""
 
-    rank, count = 0, 1
+    rank = 0
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -93,9 +90,7 @@ class Alone:
         """The module that a step calls: the model on the device."""
         return model.to(self.device)
 
-    def loss(
-        self, called: nn.Module, window: Int[Tensor, "batch tokens"], graph: TokenGraph, precision: str
-    ) -> Tensor:
+    def loss(self, called: nn.Module, window: Tokens, graph: TokenGraph, precision: str) -> Tensor:
         """The loss of a batch of windows, whose gradient a step takes."""
         return nats(called, window.to(self.device), graph, precision)
 
@@ -131,12 +126,12 @@ class Ranks(Alone):
         self.replicas = layout.replicas(self.count)
         sharing = self.replicas // layout.tokens
         if recipe.batch < sharing:
-            expected = f"a window for each of the {sharing} ranks that share it"
-            raise ValueError(f"batch must have {expected}, got {recipe.batch}")
+            ranks = f"{sharing} ranks that share it"
+            raise ValueError(f"batch must have a window for each of the {ranks}, got {recipe.batch}")
         kind, sizes = self.device.type, (sharing, layout.tokens, layout.heads)
         self.mesh = init_device_mesh(kind, sizes, mesh_dim_names=("data", "tokens", "heads"))
-        names, replicas = ("replicas", "heads"), (self.replicas, layout.heads)
-        self.copies = init_device_mesh(kind, replicas, mesh_dim_names=names)["replicas"]
+        replicas = init_device_mesh(kind, (self.replicas, layout.heads), mesh_dim_names=("replicas", "heads"))
+        self.copies = replicas["replicas"]
 
     def place(self, model: LanguageModel) -> nn.Module:
         """The model with its heads sharded, under DDP or FSDP2."""
@@ -152,9 +147,7 @@ class Ranks(Alone):
         fully_shard(model, mesh=self.copies)
         return model
 
-    def loss(
-        self, called: nn.Module, window: Int[Tensor, "batch tokens"], graph: TokenGraph, precision: str
-    ) -> Tensor:
+    def loss(self, called: nn.Module, window: Tokens, graph: TokenGraph, precision: str) -> Tensor:
         """Of this rank's windows and tokens; the mean over replicas is the loss of the whole batch."""
         data = self.mesh["data"]
         own = window.tensor_split(data.size())[data.get_local_rank()].to(self.device)
@@ -181,7 +174,7 @@ class Ranks(Alone):
         return first.item()
 
     def whole(self, model: LanguageModel) -> LanguageModel:
-        """A model of its own with the weights of all ranks, on every rank."""
+        """A model of its own with all weights, on every rank."""
         state: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         with torch.device("meta"):
             plain = LanguageModel(model.config, model.backend)
@@ -194,26 +187,18 @@ class Ranks(Alone):
 
 
 def clip(parameters: Iterable[nn.Parameter], most: float) -> float:
-    """Scale the gradients so that their norm is at most ``most``, and return the norm that they had.
-
-    As ``torch.nn.utils.clip_grad_norm_``, which takes no DTensors of several meshes, or with plain tensors:
-    here each kind has its own norm first.
-    """
+    """``torch.nn.utils.clip_grad_norm_`` for gradients of which some are DTensors, of several meshes."""
     kinds: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-            kinds.setdefault(mesh, []).append(parameter)
-    norms = [_norm([parameter.grad for parameter in some]) for some in kinds.values()]
+            kinds.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    gradients: list[Any] = [[parameter.grad for parameter in some] for some in kinds.values()]
+    found = map(nn.utils.get_total_norm, gradients)
+    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in found]
     total = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
     for some in kinds.values():
         nn.utils.clip_grads_with_norm_(some, most, total)
     return float(total)
-
-
-def _norm(gradients: list[Any]) -> Tensor:
-    norm = nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 @contextmanager
@@ -222,28 +207,19 @@ def started(kind: str, timeout: float) -> Iterator[torch.device | None]:
 
     ``timeout`` in seconds is how long a rank waits for another before it gives up with an error.
     """
-    if not timeout > 0 or not math.isfinite(timeout):
-        raise ValueError(f"timeout must be a positive number of seconds, got {quoted(timeout)}")
+    checks.number("timeout", timeout, positive=True)
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         yield None
         return
-    device = torch.device("cpu")
+    device = torch.device(kind)
     if kind == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
     torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
     yield device
     # not after an error: others may be gone
     torch.distributed.destroy_process_group()
-
-
-def abandon(code: int) -> NoReturn:
-    """End this process at once, without its process group's threads, which still wait for a lost rank."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # an ordinary exit destroys threads that are under way: now and then the process aborts in it (SIGABRT)
-    os._exit(code)
 
 
 def lost(error: Exception) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 
@@ -16,20 +17,9 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.convert import expressions
 from gnn_attention.graph import TokenGraph
 
-_HELP = {
-    "steps": "batches to learn from",
-    "seed": "of the first weights and of the windows",
-    "batch": "windows in a batch",
-    "length": "tokens in a window",
-    "pieces": "size of the vocabulary",
-    "rate": "highest learning rate",
-    "warmup": "steps until it is reached",
-    "decay": "weight decay",
-    "clip": "largest norm of the gradient",
-    "repeats": "share of windows, at first, that say one stretch of text again and again",
-    "precision": "of the products: float32 or bfloat16",
-    "graph": "graph of a window, an expression such as 'window(8192, 256)'; causal unless given",
-}
+
+def _option(default: Any, described: str) -> Any:
+    return field(default=default, metadata={"help": f"{described} (default: %(default)s)"})
 
 
 @dataclass(frozen=True)
@@ -39,24 +29,22 @@ class Recipe:
     ``repeats`` is the share of training windows, at the beginning, that repeat one stretch of text (an eighth
     to a half of the window); it falls evenly to a fifth of that, and all other windows are text as it stands.
     Text alone gave this model no induction head within four million tokens (score 0.01); with these windows
-    the score passed 0.5 within three million, reached 0.64, and was 0.56 in the end.
-
-    ``rate`` is the highest learning rate, reached after ``warmup`` steps; it falls to a tenth along a cosine.
-    ``graph`` is an expression, "" causal. Raises TypeError or ValueError for a value that makes no sense.
+    the score reached 0.64, and was 0.56 in the end. ``rate`` is reached after ``warmup`` steps; it falls to a
+    tenth along a cosine. ``graph`` is an expression, "" causal. TypeError or ValueError for a wrong value.
     """
 
-    steps: int = 20000
-    seed: int = 0
-    batch: int = 8
-    length: int = 128
-    pieces: int = 1024
-    rate: float = 3e-3
-    warmup: int = 200
-    decay: float = 0.1
-    clip: float = 1.0
-    repeats: float = 0.5
-    precision: str = "bfloat16"
-    graph: str = ""
+    steps: int = _option(20000, "batches to learn from")
+    seed: int = _option(0, "of the first weights and of the windows")
+    batch: int = _option(8, "windows in a batch")
+    length: int = _option(128, "tokens in a window")
+    pieces: int = _option(1024, "size of the vocabulary")
+    rate: float = _option(3e-3, "highest learning rate")
+    warmup: int = _option(200, "steps until it is reached")
+    decay: float = _option(0.1, "weight decay")
+    clip: float = _option(1.0, "largest norm of the gradient")
+    repeats: float = _option(0.5, "share of windows, at first, that say one stretch of text again and again")
+    precision: str = _option("bfloat16", "of the products: float32 or bfloat16")
+    graph: str = _option("", "graph of a window, such as 'window(8192, 256)'; causal unless given")
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "seed": 0, "batch": 1, "length": 8, "pieces": 256, "warmup": 0}
@@ -67,16 +55,14 @@ class Recipe:
             checks.number(name, getattr(self, name), positive=name in ("rate", "clip"))
         if not isinstance(self.graph, str):
             raise TypeError(f"graph must be an expression such as 'causal(128)', got {quoted(self.graph)}")
-        if not 0 <= self.repeats <= 1 or not self.decay >= 0:
-            got = f"{quoted(self.repeats)}, {quoted(self.decay)}"
+        if not 0 <= self.repeats <= 1 or self.decay < 0:
+            got = f"{self.repeats}, {self.decay}"
             raise ValueError(f"repeats must be a share from 0 to 1 and decay at least 0, got {got}")
         self.edges()
 
     def edges(self) -> TokenGraph:
         """The graph of a window; ValueError if it has another number of tokens."""
-        if not self.graph:
-            return patterns.causal(self.length)
-        return fitting(expressions.parse(self.graph), self)
+        return fitting(expressions.parse(self.graph), self) if self.graph else patterns.causal(self.length)
 
 
 def fitting(graph: TokenGraph, recipe: Recipe) -> TokenGraph:
@@ -90,8 +76,8 @@ def check_long_enough(recipe: Recipe, *parts: Tensor) -> None:
     """ValueError for a part of the corpus that is no longer than a window."""
     for tokens in parts:
         if len(tokens) <= recipe.length:
-            expected = f"more than length = {recipe.length}"
-            raise ValueError(f"the corpus has a part of {len(tokens)} tokens: expected {expected}")
+            part = f"a part of {len(tokens)} tokens"
+            raise ValueError(f"the corpus has {part}: expected more than length = {recipe.length}")
 
 
 def windows(
@@ -114,7 +100,8 @@ def add_recipe(
     parser: argparse.ArgumentParser, defaults: Recipe | None = None, without: Collection[str] = ()
 ) -> None:
     """An option for each field of :class:`Recipe`, those ``without`` left out."""
-    for name, default in asdict(defaults or Recipe()).items():
-        if name not in without:
-            described = f"{_HELP[name]} (default: %(default)s)"
-            parser.add_argument(f"--{name}", type=type(default), default=default, help=described)
+    recipe = defaults or Recipe()
+    for one in fields(recipe):
+        if one.name not in without:
+            default, described = getattr(recipe, one.name), one.metadata["help"]
+            parser.add_argument(f"--{one.name}", type=type(default), default=default, help=described)

@@ -31,6 +31,8 @@ __all__ = ["NeighboursMatch", "Outcome", "Reader", "compare", "neighbours_match"
 _TESTED = 2048  # samples that a trained model is judged by
 _BATCH = 64
 _RATE = 3e-3
+_Log = Callable[[str], None]
+Answers = Float[Tensor, "*batch nodes num_answers"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,16 +106,15 @@ class Reader(nn.Module):
         super().__init__()
         self.embed = nn.Linear(checks.size("features", features, 1), checks.size("width", width, 1))
         self.virtual = nn.Parameter(torch.randn(checks.size("virtual", virtual), width))
-        numbers = range(checks.size("layers", layers, 1))
+        numbers, hidden = range(checks.size("layers", layers, 1)), 2 * width
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in numbers)
         heads = (StandardHeads(width, num_heads, bias=True) for _ in numbers)
         self.attention = nn.ModuleList(MessagePassingAttention(each, backend="auto") for each in heads)
-        self.mlp = nn.ModuleList(_perceptron(width) for _ in numbers)
+        mlp = ((nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)) for _ in numbers)
+        self.mlp = nn.ModuleList(nn.Sequential(nn.RMSNorm(width), *each) for each in mlp)
         self.answer = nn.Linear(width, checks.size("num_answers", num_answers, 1))
 
-    def forward(
-        self, x: Float[Tensor, "*batch nodes features"], graph: TokenGraph
-    ) -> Float[Tensor, "*batch nodes num_answers"]:
+    def forward(self, x: Float[Tensor, "*batch nodes features"], graph: TokenGraph) -> Answers:
         """Logits of the answers at every node of the input."""
         state = torch.cat([self.embed(x), self.virtual.expand(*x.shape[:-2], -1, -1)], dim=-2)
         for norm, attention, mlp in zip(self.norms, self.attention, self.mlp, strict=True):
@@ -138,23 +139,18 @@ class Outcome:
 
 
 def compare(
-    depth: int = 3,
-    seeds: int = 3,
-    steps: int = 300,
-    num_labels: int = 4,
-    log: Callable[[str], None] | None = None,
+    depth: int = 3, seeds: int = 3, steps: int = 300, num_labels: int = 4, log: _Log | None = None
 ) -> list[Outcome]:
     """Readers trained over the tree, over ``tree ** depth`` and with a virtual node.
 
     Each seed draws its own weights, its own fresh samples for every step and its own ``2048`` samples to be
     judged by. ``log`` is called with a line for every model that is done. ValueError for numbers below 1.
     """
-    tree, seeds = _tree(checks.size("depth", depth, 1)), checks.size("seeds", seeds, 1)
-    steps = checks.size("steps", steps, 1)
-    outcomes = []
+    tree, steps = _tree(checks.size("depth", depth, 1)), checks.size("steps", steps, 1)
+    outcomes, numbers = [], range(checks.size("seeds", seeds, 1))
     for name, graph, layers in _plans(tree, depth):
-        accuracies = []
-        for seed in range(seeds):
+        accuracies: list[float] = []
+        for seed in numbers:
             accuracies.append(_trained(tree, graph, layers, num_labels, steps, seed))
             if log is not None:
                 log(f"{name}, layers {layers}, seed {seed}: {accuracies[-1]:.3f}")
@@ -211,18 +207,12 @@ def _reaches_leaf(tree: TokenGraph, graph: TokenGraph, layers: int) -> bool:
     return bool(((senders >= tree.num_dst // 2) & (senders < tree.num_dst)).any())
 
 
-def _perceptron(width: int) -> nn.Sequential:
-    hidden = 2 * width
-    return nn.Sequential(nn.RMSNorm(width), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-
-
 def _trained(
     tree: TokenGraph, graph: TokenGraph, layers: int, num_labels: int, steps: int, seed: int
 ) -> float:
-    generator = torch.Generator().manual_seed(seed)
+    generator, features = torch.Generator().manual_seed(seed), (tree.num_dst + 1) // 2 + num_labels
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        features = (tree.num_dst + 1) // 2 + num_labels
         model = Reader(features, num_labels, layers, virtual=graph.num_dst - tree.num_dst)
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)

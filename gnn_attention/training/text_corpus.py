@@ -48,14 +48,15 @@ def corpus(root: Path | None = None) -> Corpus:
     """
     root = Path(sysconfig.get_path("stdlib")) if root is None else checks.path("root", root)
     paths = (path.relative_to(root) for path in root.rglob("*.py"))
-    names = sorted(path.as_posix() for path in paths if _belongs(path))
+    skipped = ("_sysconfigdata", "sitecustomize")
+    belongs = (path for path in paths if not _SKIPPED & set(path.parts) and not path.name.startswith(skipped))
+    names = sorted(map(Path.as_posix, belongs))
     if not names:
-        raise ValueError(
-            f"root {str(root)!r} holds no *.py files: expected the sources of the standard library"
-        )
+        raise ValueError(f"root {str(root)!r} holds no *.py files: expected those of the standard library")
     parts: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for name in names:
-        parts[_is_held_out(name)][name] = (root / name).read_text("utf-8", errors="replace")
+        is_held_out = hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT == 0
+        parts[is_held_out][name] = (root / name).read_text("utf-8", errors="replace")
     return Corpus(*parts)
 
 
@@ -64,8 +65,8 @@ def check_corpus(text: Corpus) -> None:
     checks.instance("text", text, Corpus)
     for name, part in zip(Corpus._fields, text, strict=True):
         if not isinstance(part, Mapping) or not all(isinstance(content, str) for content in part.values()):
-            expected = "a mapping from file names to contents"
-            raise TypeError(f"{name} of text must be {expected}, got {quoted(part)}")
+            got = f"a mapping from file names to contents, got {quoted(part)}"
+            raise TypeError(f"{name} of text must be {got}")
 
 
 def encoded(text: Corpus | None = None, pieces: int = 1024) -> Encoded:
@@ -75,11 +76,3 @@ def encoded(text: Corpus | None = None, pieces: int = 1024) -> Encoded:
     vocabulary = BytePair.learn("".join(text.training.values()), pieces)
     training, held_out = (torch.tensor(vocabulary.encode("".join(part.values()))) for part in text)
     return Encoded(text, vocabulary, training, held_out)
-
-
-def _belongs(path: Path) -> bool:
-    return not _SKIPPED & set(path.parts) and not path.name.startswith(("_sysconfigdata", "sitecustomize"))
-
-
-def _is_held_out(name: str) -> bool:
-    return hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT == 0

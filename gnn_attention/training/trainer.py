@@ -9,16 +9,18 @@ was learned before ``tokenizers`` was used: the same pieces, some in another ord
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from gnn_attention._support import checks
+from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.progress import Progress, on_terminal
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
@@ -29,7 +31,7 @@ from gnn_attention.model import Config, LanguageModel, generate, save
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.training.checkpoints import Checkpoints
 from gnn_attention.training.metrics import description, look, measured, peak_memory, rounded
-from gnn_attention.training.parallel import Alone, Layout, Ranks, abandon, clip, lost, started
+from gnn_attention.training.parallel import Alone, Layout, Ranks, clip, lost, started
 from gnn_attention.training.recipe import Recipe, add_recipe, check_long_enough, fitting, rate, windows
 from gnn_attention.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
 
@@ -75,17 +77,16 @@ def train(
     config = checks.instance("config", Config(1) if config is None else config, Config)
     if text is not None and not isinstance(text, Encoded):
         check_corpus(text)
-    if graph is not None:
-        checks.instance("graph", graph, TokenGraph)
-    graph = recipe.edges() if graph is None else fitting(graph, recipe)
+    graph = recipe.edges() if graph is None else fitting(checks.instance("graph", graph, TokenGraph), recipe)
     progress, ranks = on_terminal() if progress is None else progress, ranks or Alone()
     with Progress("train", shown=progress and ranks.rank == 0) as shown:
         shown.expect(None, note="reading the text")
         known = text if isinstance(text, Encoded) else encoded(text or corpus(), recipe.pieces)
         text, vocabulary, tokens, held_out = known
         check_long_enough(recipe, tokens, held_out)
-        model = _new_model(replace(config, vocabulary_size=len(vocabulary)), recipe)
-        model.backend = backend
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            model = LanguageModel(replace(config, vocabulary_size=len(vocabulary)), backend)
         inputs = description(recipe, text, minutes) | {"graph": graph.name} | ranks.description()
         fit = _Fit(model, recipe, minutes, graph, watch, ranks, checkpoints, inputs)
         fit.resume()
@@ -101,20 +102,12 @@ def train(
     return model, vocabulary, report
 
 
-def _new_model(config: Config, recipe: Recipe) -> LanguageModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        return LanguageModel(config)
-
-
 def _optimizer(model: LanguageModel, recipe: Recipe) -> torch.optim.AdamW:
     # no weight decay for norms, biases and tables of distances
-    named = dict(model.named_parameters())
-    fixed = [name for name, parameter in named.items() if parameter.dim() < 2 or name.endswith("table")]
-    groups = [
-        {"params": [named[name] for name in named if name not in fixed], "weight_decay": recipe.decay},
-        {"params": [named[name] for name in fixed], "weight_decay": 0.0},
-    ]
+    decay: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for name, parameter in model.named_parameters():
+        decay[parameter.dim() >= 2 and not name.endswith("table")].append(parameter)
+    groups = [{"params": decay[1], "weight_decay": recipe.decay}, {"params": decay[0], "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.98))
 
 
@@ -141,7 +134,7 @@ class _Fit:
         self.began = time.monotonic()
 
     def run(self, tokens: Tensor, held_out: Tensor, shown: Progress) -> dict[str, Any]:
-        """All steps, or as many as the minutes allow; part of the report."""
+        # all steps, or as many as the minutes allow; part of the report
         shown.expect(self.recipe.steps, before=len(self.losses))
         while (done := self.share_done()) < 1:
             share = self.recipe.repeats * (1 - _REPEATS_FALL * done)
@@ -179,7 +172,6 @@ class _Fit:
         self.checkpoints.save(step, self.model, self.optimizer, self.generator, state, self.ranks.rank == 0)
 
     def resume(self) -> None:
-        """Go on from the last checkpoint, if there is one; ValueError if its inputs are others."""
         if self.checkpoints is None or (newest := self.checkpoints.newest()) is None:
             return
         before = self.checkpoints.record(newest, self.identity)
@@ -207,8 +199,7 @@ class _Fit:
         return max(steps, self.ranks.of_first(self.seconds() / 60 / self.minutes)) if self.minutes else steps
 
     def recent_loss(self) -> float:
-        recent = self.losses[-_STEPS_BETWEEN_LOOKS // 5 :]
-        return sum(recent) / len(recent)
+        return fmean(self.losses[-_STEPS_BETWEEN_LOOKS // 5 :])
 
     def tokens_seen(self) -> int:
         return len(self.losses) * self.recipe.batch * self.recipe.length
@@ -249,12 +240,7 @@ def run(args: argparse.Namespace) -> int:
     Where a rank was lost the process ends with 1: at once if it died, after ``--timeout`` if it hangs.
     """
     try:
-        recipe = Recipe(**{field.name: getattr(args, field.name) for field in fields(Recipe)})
-        layout = Layout(**{field.name: getattr(args, field.name) for field in fields(Layout)})
-        if not args.out.parent.is_dir():
-            raise ValueError(f"--out {args.out}: expected a folder that exists, make {args.out.parent} first")
-        checkpoints = None if args.checkpoints is None else Checkpoints(args.checkpoints, args.every)
-        return _run(args, recipe, layout, checkpoints)
+        return _run(args)
     except KeyboardInterrupt:
         print(f"interrupted: {_left(args)}", file=sys.stderr)
         return 130
@@ -266,19 +252,22 @@ def run(args: argparse.Namespace) -> int:
             raise
         rank, reason = torch.distributed.get_rank(), str(error).strip().splitlines()[0]
         said = f"gnn-attention train: rank {rank} lost another: {reason}\n{_left(args)}"
-        print(said, file=sys.stderr)
-        abandon(1)
+        print(said, file=sys.stderr, flush=True)
+        # an ordinary exit destroys threads that wait for the lost rank: now and then it aborts (SIGABRT)
+        os._exit(1)
 
 
-def _run(args: argparse.Namespace, recipe: Recipe, layout: Layout, checkpoints: Checkpoints | None) -> int:
+def _run(args: argparse.Namespace) -> int:
+    recipe = Recipe(**{field.name: getattr(args, field.name) for field in fields(Recipe)})
+    layout = Layout(**{field.name: getattr(args, field.name) for field in fields(Layout)})
+    atomic_files.check_place("--out", str(args.out))
+    checkpoints = None if args.checkpoints is None else Checkpoints(args.checkpoints, args.every)
     with started(args.device, args.timeout) as device:
         if device is None and layout != Layout():
             ranked = "--data, --tokens, --heads, --partition and --exchange"
             raise ValueError(f"{ranked} are for several ranks: start with torchrun")
         ranks = Alone(args.device) if device is None else Ranks(layout, recipe, device)
-        options: dict[str, Any] = {
-            name: getattr(args, name) for name in ("minutes", "out", "progress", "backend")
-        }
+        options = {name: getattr(args, name) for name in ("minutes", "out", "progress", "backend")}
         model, vocabulary, report = train(recipe, **options, ranks=ranks, checkpoints=checkpoints)
     if ranks.rank == 0:
         print(_summary(args.out, model, vocabulary, report))
@@ -289,32 +278,23 @@ def _left(args: argparse.Namespace) -> str:
     if args.checkpoints is None:
         return "nothing was written"
     newest = Checkpoints(args.checkpoints).newest()
-    if newest is None:
-        return f"there is no checkpoint in {args.checkpoints} yet"
-    return f"{newest} is whole: the same command goes on from there, on any number of ranks"
+    goes_on = f"{newest} is whole: the same command goes on from there, on any number of ranks"
+    return goes_on if newest else f"there is no checkpoint in {args.checkpoints} yet"
 
 
 def _summary(out: Path, model: LanguageModel, vocabulary: BytePair, report: Mapping[str, Any]) -> str:
     # with a text that the model goes on to write
     count = sum(weight.numel() for weight in model.parameters())
-    losses = "loss {training_loss:.3f}, held out {held_out_loss:.3f}, knowing nothing {uniform_loss:.3f}"
-    text = generate(model, torch.tensor(vocabulary.encode(_PROMPT)), count=80, temperature=0.7)
-    return "\n".join(
-        [
-            f"{out}: {out.stat().st_size:,} bytes, {count:,} weights",
-            f"{report['steps']} steps, {report['tokens_seen']:,} tokens in {report['seconds']} s, "
-            f"{report['threads']} threads, peak memory {report['peak_memory_mb']:,} MB",
-            losses.format_map(report),
-            *_rows("induction", report["induction_scores"]),
-            *_rows("previous token", report["previous_token_scores"]),
-            "",
-            vocabulary.decode(text.tolist()),
-        ]
-    )
-
-
-def _rows(name: str, scores: list[list[float]]) -> list[str]:
-    return [
-        f"{name}, layer {layer}: " + " ".join(f"{score:.3f}" for score in row)
-        for layer, row in enumerate(scores)
+    lines = [
+        "{steps} steps, {tokens_seen:,} tokens in {seconds} s, {threads} threads, peak {peak_memory_mb:,} MB",
+        "loss {training_loss:.3f}, held out {held_out_loss:.3f}, knowing nothing {uniform_loss:.3f}",
     ]
+    for name in ("induction", "previous_token"):
+        for layer, row in enumerate(report[f"{name}_scores"]):
+            scores = " ".join(f"{score:.3f}" for score in row)
+            lines.append(f"{name.replace('_', ' ')}, layer {layer}: {scores}")
+    text = generate(model, torch.tensor(vocabulary.encode(_PROMPT)), count=80, temperature=0.7)
+    first = f"{out}: {out.stat().st_size:,} bytes, {count:,} weights"
+    return "\n".join(
+        [first, *(line.format_map(report) for line in lines), "", vocabulary.decode(text.tolist())]
+    )

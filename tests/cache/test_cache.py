@@ -234,7 +234,8 @@ def test_a_non_edge_carries_no_nan(name: str) -> None:
 def heads_with(bias: bool = True, **options: Any) -> StandardHeads:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        options |= {"head_dim": DIM, "num_kv_heads": KV_HEADS, "value_dim": VALUE_DIM, "bias": bias}
+        options = {"num_kv_heads": KV_HEADS} | options
+        options |= {"head_dim": DIM, "value_dim": VALUE_DIM, "bias": bias}
         made = StandardHeads(12, HEADS, **options).double()
         for parameter_name, parameter in made.named_parameters():
             if parameter_name.startswith(("b_", "q_norm", "k_norm")):
@@ -272,6 +273,19 @@ def test_heads_get_the_positions_of_new_tokens(monkeypatch: pytest.MonkeyPatch) 
         for layer in (1, 0):
             cache.update(heads, new, layer)
     assert seen == [[5, 6, 7]] * 2 + [[8, 9, 10]] * 2 + [[11]] * 2
+
+
+@torch.no_grad()
+def test_heads_of_a_rank_have_the_numbers_of_their_layer() -> None:
+    """Two halves of the heads, as ranks have them: their updates sum to that of all."""
+    whole, x, updates = heads_with(bias=False, num_kv_heads=HEADS), drawn(B, N, 12, seed=4), []
+    wanted = KeyValueCache(SINKS).update(whole, x, score_mod=absolute)
+    for first in (0, 2):
+        parts = (getattr(whole, name)[first : first + 2] for name in ("W_Q", "W_K", "W_V", "W_O"))
+        half = StandardHeads.from_arrays(*parts)
+        half.first_head = first
+        updates.append(KeyValueCache(SINKS).update(half, x, score_mod=absolute))
+    assert_exact(sum(updates), wanted)
 
 
 FORMS = {

@@ -247,7 +247,7 @@ def test_wrong_files(tiny: lm.LanguageModel, tmp_path: Path) -> None:
     huge = {"config": '{"vocabulary_size": 256, "width": 2147483648}'}
     for tensors, metadata, match in (
         ({"a": eye}, {}, r"other\.safetensors holds no language model: KeyError:"),
-        ({"a": eye}, texts, "its config says 2 layers, and it holds 1 tensors"),
+        ({"a": eye}, texts, "its config says 2 layers, it holds 1 tensors"),
         ({"a": eye, "b": eye}, texts | huge, r"a size of 2\*\*31 or more"),
         ({"a": eye, "b": eye.long()}, texts, "its tensor 'b' is torch.int64, expected floating point"),
         ({"a": eye, "b": eye}, texts, "holds no language model: RuntimeError"),

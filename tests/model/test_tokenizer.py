@@ -164,8 +164,8 @@ REFUSED = [
     (lambda: BytePair([(b"a", b"bc")]), ValueError, r"merges\[0\] joins b'bc': expected a byte or what an"),
     (lambda: BytePair([(b"a", b"b"), (b"a", b"b")]), ValueError, r"merges\[1\] makes b'ab' a second time"),
     (lambda: BytePair([(b"a", b"b"), b"ab"]), TypeError, r"merges\[1\] is b'ab': expected a pair of bytes"),
-    (lambda: BytePair.learn("a", 255), ValueError, "size is 255: expected at least 256"),
-    (lambda: BytePair.learn("a", True), TypeError, "size is a bool: expected an int"),
+    (lambda: BytePair.learn("a", 255), ValueError, "size must be at least 256, got 255"),
+    (lambda: BytePair.learn("a", True), TypeError, "size must be an integer, got the bool True"),
     (lambda: BytePair.learn(b"a", 300), TypeError, "text is a bytes: expected a str"),
     (lambda: MIXED.encode("ab\ud800"), ValueError, r"text\[2\] is '\\ud800', a lone surrogate"),
     (lambda: BytePair().decode([0, 256]), IndexError, r"ids\[1\] is 256: expected a token from 0 to 255"),
@@ -198,7 +198,7 @@ WHOLE = json.loads(MIXED.to_json())
     ],
 )
 def test_json_of_something_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="text is no byte-pair vocabulary, expected what to_json") as caught:
+    with pytest.raises(ValueError, match="text is no vocabulary, expected what to_json") as caught:
         BytePair.from_json(text)
     assert len(str(caught.value)) < 300
 

@@ -301,8 +301,7 @@ def test_one_process_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     with started("cpu", 1.0) as device:
         assert device is None
     for timeout in (0.0, float("inf")):
-        message = "timeout must be a positive number of seconds"
-        with pytest.raises(ValueError, match=message), started("cpu", timeout):
+        with pytest.raises(ValueError, match="timeout must be"), started("cpu", timeout):
             pass
 
 
