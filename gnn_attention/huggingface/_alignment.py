@@ -56,9 +56,8 @@ class Place:
     def under(self, graph: TokenGraph, instead: bool, who: str) -> Place:
         """The place with the own edges that ``graph`` has too, or ``instead`` with those of ``graph`` alone.
 
-        ``graph`` is that of a whole sequence from position 0; a sample's positions count from its first
-        token. ValueError, which names the caller ``who``, if it is too short or does not begin at 0, or
-        attends to senders that a cache has dropped.
+        A sample's positions count from its first token. ValueError, which names the caller ``who``, for a
+        graph that is too short, does not begin at 0, or attends to senders that a cache has dropped.
         """
         key = (Known(graph), instead)
         if key not in self._made:
@@ -90,9 +89,7 @@ def shifted(rule: Rule, first: int, start: int, b: Tensor, h: Tensor, dst: Tenso
 
 
 def is_token(padding: Bool[Tensor, "samples src"], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """Whether a sender is a token; ``padding`` is True at tokens."""
-    if not isinstance(src, Interval):
-        padding = padding.to(src.device)
+    padding = padding if isinstance(src, Interval) else padding.to(src.device)
     return padding[0][src] if len(padding) == 1 else padding[b, src]
 
 
@@ -218,11 +215,6 @@ def recipe(value: object) -> Hashable | None:
 
     Only code of this library and of transformers is trusted to read nothing else. A rule with a tensor has
     no recipe.
-
-    >>> from gnn_attention import patterns
-    >>> short, longer, wider = (patterns.window(n, w).rule for n, w in ((8, 2), (9, 2), (9, 3)))
-    >>> recipe(short) == recipe(longer) != recipe(wider)
-    True
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return (type(value), value)
@@ -234,8 +226,9 @@ def recipe(value: object) -> Hashable | None:
         return None
     if value.__module__.split(".")[0] not in TRUSTED:
         return None
-    cells = (cell.cell_contents for cell in value.__closure__ or ())
-    bound = _all_of(FunctionType, value.__defaults__, *cells)
+    bound = _all_of(
+        FunctionType, value.__defaults__, *(cell.cell_contents for cell in value.__closure__ or ())
+    )
     return None if bound is None else (value.__module__, value.__code__, bound)
 
 

@@ -95,9 +95,6 @@ class LazyMask:
         args, kwargs = tree_map_only(LazyMask, LazyMask.dense, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def __repr__(self) -> str:
-        return f"LazyMask({list(self.shape)}, dst from {self.dst_offset}, src from {self.src_offset})"
-
 
 class DenseMask(torch.Tensor):
     """A bool mask that raises where attention written for a mask of 0 and -inf adds it to logits."""

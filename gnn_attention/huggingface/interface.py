@@ -69,12 +69,6 @@ def mask(
     """The mask function: the model's mask as a rule with its position, for all layers of a kind.
 
     A mask that ``generate`` prepared (for a static cache) comes back as ``attention_mask`` and is returned.
-
-    >>> causal = lambda b, h, dst, src: src <= dst
-    >>> past = mask(batch_size=1, q_length=2, kv_length=3, q_offset=1, mask_function=causal)
-    >>> past.place.own.mask().int()
-    tensor([[1, 1, 0],
-            [1, 1, 1]], dtype=torch.int32)
     """
     if isinstance(attention_mask, LazyMask):
         return attention_mask
@@ -126,10 +120,6 @@ def attention(
 
     Raises NotImplementedError (an unsupported argument), ValueError (no mask, and the module does not say
     whether it is causal), RuntimeError (the mask function is not registered under this name).
-
-    >>> x = torch.eye(3).view(1, 1, 3, 3)
-    >>> attention(nn.Module(), x, x, x, None, scaling=0.0, is_causal=True)[0][0, :, 0].tolist()[1]
-    [0.5, 0.5, 0.0]
     """
     for name, what in UNSUPPORTED.items():
         if others.get(name) is not None:

@@ -65,9 +65,6 @@ def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = 
 
     T5: ``score_mods.relative_bias``, the first layer's in every layer, none in cross-attention. Gemma 2:
     ``score_mods.softcap``. Arguments and errors are those of :func:`heads_of`.
-
-    >>> print(score_mod_of(nn.MultiheadAttention(8, num_heads=2)))
-    None
     """
     family, found = _find(model, layer, part)
     with torch.no_grad():

@@ -113,7 +113,7 @@ class LanguageModel(nn.Module):
 
     @property
     def backend(self) -> str | Backend | None:
-        """The backend of all blocks' attention."""
+        """That of all blocks' attention."""
         return self.layers[0].backend
 
     @backend.setter
@@ -144,12 +144,6 @@ class LanguageModel(nn.Module):
         A cache has a layer for each block: ``KeyValueCache(graph, model.config.num_layers)``. Raises as the
         model and :meth:`KeyValueCache.append` do, ValueError for a cache of other layers, NotImplementedError
         for ``backend=None`` and with hooks on a block or its attention, since neither is called here.
-
-        >>> model, tokens = LanguageModel(Config(vocabulary_size=300)).double(), torch.tensor([[1, 2, 3, 4]])
-        >>> cache = KeyValueCache(patterns.window(100, 3), model.config.num_layers)
-        >>> parts = [model.proceed(chunk, cache) for chunk in tokens.split(2, dim=1)]
-        >>> torch.allclose(torch.cat(parts, dim=1), model(tokens, patterns.window(4, 3)), rtol=0, atol=1e-12)
-        True
         """
         if not hasattr(cache, "all_or_nothing"):
             raise TypeError(f"cache must be a KeyValueCache(graph, config.num_layers), got {quoted(cache)}")
@@ -286,11 +280,10 @@ def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[st
         with torch.device("meta"):
             model = LanguageModel(config)
         model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
-        metadata = {key: json.loads(text) for key, text in texts.items()}
+        return model.eval(), vocabulary, {key: json.loads(text) for key, text in texts.items()}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = f"{type(error).__name__}: {one_line(str(error))}"
+        reason = one_line(f"{type(error).__name__}: {error}")
         raise ValueError(f"{os.fspath(path)} holds no language model: {reason}") from error
-    return model.eval(), vocabulary, metadata
 
 
 def load_trained() -> tuple[LanguageModel, BytePair]:

@@ -56,19 +56,12 @@ class SentenceEncoder(nn.Module):
     ``bert`` is a BertModel of transformers, whose attention is replaced by :func:`layer_of`.
 
     Source: Reimers and Gurevych 2019, Sentence-BERT (arXiv 1908.10084), mean pooling.
-
-    >>> sizes = {"num_hidden_layers": 1, "num_attention_heads": 2}
-    >>> sizes |= {"hidden_size": 8, "intermediate_size": 16, "vocab_size": 9}
-    >>> encoder = SentenceEncoder(BertModel(BertConfig(**sizes)), tokenizer=None)
-    >>> encoder(torch.tensor([[1, 2, 3]]), patterns.causal(3)).shape
-    torch.Size([1, 3, 8])
     """
 
     def __init__(self, bert: Any, tokenizer: Any, backend: str | Backend | None = "auto") -> None:
         """``tokenizer.encode(text).ids`` are a text's tokens; ``backend`` as in the layer."""
         super().__init__()
-        self.bert = bert.eval()
-        self.tokenizer = tokenizer
+        self.bert, self.tokenizer = bert.eval(), tokenizer
         layers = range(len(bert.encoder.layer))
         self.attention = nn.ModuleList(layer_of(bert, layer, backend=backend) for layer in layers)
 

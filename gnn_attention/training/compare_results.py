@@ -48,11 +48,6 @@ class Mean:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
-        """Of at least one value.
-
-        >>> Mean.of([1.0, 3.0])
-        Mean(mean=2.0, error=1.0)
-        """
         error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
         return cls(statistics.fmean(values), error)
 
@@ -113,15 +108,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 
 def table(found: Sequence[Row]) -> str:
-    """The rows to read, with the standard error over the seeds behind ``±``.
-
-    >>> made = [Outcome("causal", "a", s, 4.5, 2.0 + s / 10, 2.0, 0.5, 0.01, 300.0, 8) for s in (0, 1)]
-    >>> made += [Outcome("window(2)", "b", s, 1.9, 2.1 + s / 10, 2.0, None, 0.01, 320.0, 2) for s in (0, 1)]
-    >>> print(table(rows(made)))
-    graph      edges/token   loss, held out      to the first    induction  ms/step  tokens/s  senders
-    causal             4.5  2.0500 ± 0.0500                 -  0.50 ± 0.00     10.0       300        8
-    window(2)          1.9  2.1500 ± 0.0500  +0.1000 ± 0.0000            -     10.0       320        2
-    """
+    """The rows to read, with the standard error over the seeds behind ``±``."""
     cells = [[name for name, _ in _COLUMNS], *([show(row) for _, show in _COLUMNS] for row in found)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     aligned = [[f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)] for line in cells]

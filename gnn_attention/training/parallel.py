@@ -46,9 +46,6 @@ class Layout:
     ``data`` is what replicas store: "ddp" whole weights, "fsdp" a part of them (FSDP2); None takes "ddp"
     where heads stay together, "fsdp" where they do not. ``partition`` and ``exchange`` are those of
     :func:`gnn_attention.distributed.local`.
-
-    >>> Layout(heads=2).copies
-    'fsdp'
     """
 
     data: str | None = None

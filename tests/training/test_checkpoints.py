@@ -149,20 +149,14 @@ def test_a_damaged_checkpoint_is_named(saved, file, caplog):
     assert not [record for record in warnings if "dcp" not in record.name]
 
 
-WRONG = (
-    [],
-    {**RECORD, "losses": ["a"]},
-    {**RECORD, "seconds": None},
-    {**RECORD, "history": [3]},
-    {"recipe": "a"},
-)
+WRONG = ({"losses": ["a"]}, {"seconds": None}, {"history": [3]}, {"history": None}, {"losses": [True]})
 
 
-@pytest.mark.parametrize("record", [*WRONG, {**RECORD, "history": None}, {**RECORD, "losses": [True]}, "{"])
-def test_wrong_records(saved, record):
-    (saved / "training.json").write_text(record if isinstance(record, str) else json.dumps(record))
-    with pytest.raises(ValueError, match="step-00000007 is no checkpoint of a training"):
-        Checkpoints(saved.parent).record(saved, {"recipe": "a"})
+def test_wrong_records(saved):
+    for record in ("{", "[]", '{"recipe": "a"}', *(json.dumps(RECORD | wrong) for wrong in WRONG)):
+        (saved / "training.json").write_text(record)
+        with pytest.raises(ValueError, match="step-00000007 is no checkpoint of a training"):
+            Checkpoints(saved.parent).record(saved, {"recipe": "a"})
 
 
 def test_another_training_is_named_in_short(saved):

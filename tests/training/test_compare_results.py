@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 from itertools import chain
 
@@ -21,12 +20,14 @@ def made(graph, losses, edges=4.0, induction=0.5):
 
 class TestRows:
     def test_means_and_standard_errors(self):
-        losses, others = [2.0, 2.3, 2.9], [2.5, 2.1, 3.0]
-        first, second = rows(made("a", losses) + made("b", others))
-        differences = [b - a for a, b in zip(losses, others, strict=True)]
-        for found, values in ((first.loss, losses), (second.loss, others), (second.difference, differences)):
-            assert_exact(found.mean, statistics.mean(values), largest=max(values))
-            assert_exact(found.error, statistics.stdev(values) / 3**0.5, largest=max(values))
+        # by hand: of n numbers the root of the sum of squares about the mean, over n (n - 1)
+        first, second = rows(made("a", [2.0, 2.5, 3.0, 2.5]) + made("b", [3.0, 3.0, 3.0, 4.0]))
+        for found, mean, squares in (
+            (first.loss, 2.5, 0.5),
+            (second.loss, 3.25, 0.75),
+            (second.difference, 0.75, 1.25),
+        ):
+            assert_exact([found.mean, found.error], [mean, (squares / 12) ** 0.5], largest=4.0)
         assert first.difference is None
 
     def test_differences_are_taken_seed_by_seed(self):
