@@ -4,38 +4,22 @@
 import copy
 import threading
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from support.bounds import assert_exact, assert_rule, attention_truth, error
 from support.extras import needs
+from support.refusals import assert_refusals
 from torch import nn
 
 transformers = needs("transformers")
 
 from support import hf_models
-from support.hf_models import (
-    BATCH,
-    FAMILIES,
-    SWEPT,
-    TOKENS,
-    build_generic,
-    difference,
-    direction,
-    exact,
-    gradients,
-    inputs,
-    result,
-)
+from support.hf_models import BATCH, FAMILIES, TOKENS, difference, exact, gradients, inputs, result
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
-from transformers.masking_utils import (
-    and_masks,
-    bidirectional_mask_function,
-    causal_mask_function,
-    chunked_overlay,
-    packed_sequence_mask_function,
-    sliding_window_causal_mask_function,
-)
+from transformers.masking_utils import causal_mask_function
+from transformers.masking_utils import sliding_window_causal_mask_function as window_mask_function
 
 import gnn_attention as ga
 from gnn_attention import patterns
@@ -94,14 +78,12 @@ def test_gradients_are_those_of_eager(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "model_type"), [(kind, name) for kind, names in SWEPT.items() for name in names.split()]
-)
+@pytest.mark.parametrize(("kind", "model_type"), hf_models.swept())
 def test_many_more_model_types_are_those_of_eager(kind, model_type):
     """Each made small from what its config knows, with padding."""
     if model_type not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
-    model, given, found = exact(build_generic(kind, model_type)), inputs("llama", "right"), []
+    model, given, found = exact(hf_models.build_generic(kind, model_type)), inputs("llama", "right"), []
     more = {"decoder_input_ids": given["input_ids"][:, :7]} if kind == "SEQ_TO_SEQ_CAUSAL_LM" else {}
     for implementation in ("eager", "gnn_attention"):
         model.set_attn_implementation(implementation)
@@ -185,7 +167,7 @@ def test_gradient_checkpointing_changes_nothing(llama, reentrant):
     with use_graph(llama, graph):
         out = result("llama", llama, given, use_cache=False)
     llama.zero_grad()
-    direction(out).backward()
+    hf_models.direction(out).backward()
     found = {k: p.grad for k, p in llama.named_parameters() if p.grad is not None}
     assert found.keys() == expected.keys()
     assert_exact(list(found.values()), list(expected.values()))
@@ -268,10 +250,8 @@ WRONG_MASKS = [
 ]
 
 
-@pytest.mark.parametrize(("given", "error", "message"), WRONG_MASKS)
-def test_wrong_masks_are_named(given, error, message):
-    with pytest.raises(error, match=message):
-        of_tensor(given, 4, 4)
+def test_wrong_masks_are_named():
+    assert_refusals((partial(of_tensor, mask, 4, 4), error, message) for mask, error, message in WRONG_MASKS)
 
 
 def test_a_mask_is_read_once_for_all_layers_and_again_when_it_has_changed():
@@ -307,18 +287,15 @@ def test_any_other_operation_makes_it_a_tensor():
     assert torch.equal(lazy.expand(2, 3, 5, 5), dense.expand(2, 3, 5, 5))
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda mask: torch.zeros(2, 1, 5, 5) + mask,
-        lambda mask: torch.zeros(2, 1, 5, 5).add_(mask[:, :, :, :5]),
-        lambda mask: (1.0 - mask.expand(2, 3, 5, 5)) * -1e9,
-    ],
-)
-def test_adding_it_to_logits_is_refused(use):
+def test_adding_it_to_logits_is_refused():
     """Attention of a model's own, written for eager's mask, would take an edge for +1 and padding for 0."""
-    with pytest.raises(NotImplementedError, match="computes with the attention mask as if it were one of 0"):
-        use(lazily())
+    uses = [
+        lambda: torch.zeros(2, 1, 5, 5) + lazily(),
+        lambda: torch.zeros(2, 1, 5, 5).add_(lazily()[:, :, :, :5]),
+        lambda: (1.0 - lazily().expand(2, 3, 5, 5)) * -1e9,
+    ]
+    message = "computes with the attention mask .* as if it were one of 0 and -inf"
+    assert_refusals((use, NotImplementedError, message) for use in uses)
     assert float((1.0 - lazily().float()).sum()) == 20  # float() says that numbers are wanted
 
 
@@ -330,12 +307,13 @@ def test_an_offset_that_counts_on_is_read_at_once():
     assert lazy.place.own.in_degree().tolist() == [3]
 
 
+CHUNKS = masking_utils.chunked_overlay(2, torch.zeros(2, dtype=torch.int64))
 PACKED = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
 RULES = {  # name: (rule, whether its graph is cached)
     "causal": (causal_mask_function, True),
-    "window": (sliding_window_causal_mask_function(3), True),
-    "chunks": (and_masks(causal_mask_function, chunked_overlay(2, torch.zeros(2, dtype=torch.int64))), False),
-    "packed": (packed_sequence_mask_function(PACKED), False),
+    "window": (window_mask_function(3), True),
+    "chunks": (masking_utils.and_masks(causal_mask_function, CHUNKS), False),
+    "packed": (masking_utils.packed_sequence_mask_function(PACKED), False),
     "of the user's": (lambda b, h, dst, src: src + 2 >= dst, False),
 }
 
@@ -367,10 +345,10 @@ def test_rules_without_tensors_are_cached_and_the_same_for_all_samples(name):
 
 def test_recipes_differ_by_code_and_constants():
     """What is not known to depend on these alone has none."""
-    window = sliding_window_causal_mask_function
-    assert recipe(window(3)) == recipe(window(3)) is not None
-    assert recipe(window(3)) != recipe(window(4))
-    assert recipe(causal_mask_function) != recipe(bidirectional_mask_function)
+    three, again, four = (recipe(window_mask_function(width)) for width in (3, 3, 4))
+    assert three == again != four is not None
+    assert recipe(causal_mask_function) != recipe(masking_utils.bidirectional_mask_function)
+    assert recipe(patterns.window(8, 2).rule) == recipe(patterns.window(9, 2).rule) is not None
     assert recipe(lambda b, h, dst, src: src <= dst) is None
     assert recipe(RULES["packed"][0]) is None
 
@@ -418,7 +396,7 @@ def test_everything_at_once():
     """Grouped heads, wide values, a learned scale, softcap, sinks, a bias and a window with padding."""
     q, k, v = qkv()
     sinks, bias = torch.randn(4).double(), torch.randn(1, 4, 5, 5).double()
-    lazy = lazily(sliding_window_causal_mask_function(3), attention_mask=LEFT_PADDED)
+    lazy = lazily(window_mask_function(3), attention_mask=LEFT_PADDED)
     scale = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     options = {"scaling": scale, "softcap": 2.0, "s_aux": sinks, "position_bias": bias}
     out, weights = attention(nn.Module(), q, k, v, lazy, **options)
@@ -452,7 +430,7 @@ def test_sinks_of_receivers_and_biases_of_pairs_have_gradients(option):
 def test_other_dtypes_are_as_precise_as_sdpa(dtype):
     """Grouped heads and a window."""
     q, k, v = qkv(dst=40, src=40, dtype=dtype)
-    out, _ = attention(nn.Module(), q, k, v, lazily(sliding_window_causal_mask_function(9), dst=40, src=40))
+    out, _ = attention(nn.Module(), q, k, v, lazily(window_mask_function(9), dst=40, src=40))
     assert out.dtype == dtype
     assert_rule(out.transpose(1, 2), {}, attention_truth(q, k, v, patterns.window(40, 9)))
 
@@ -478,26 +456,18 @@ def test_without_a_mask_the_module_decides():
     """is_causal as an argument, else as an attribute; the newest token alone attends to all."""
     q, k, v = qkv()
     full, past = torch.ones(5, 5).bool(), torch.ones(5, 5).tril().bool()
-    for module, is_causal, allowed in (
-        (Module(True), None, past),
-        (Module(False), None, full),
-        (Module(False), True, past),
-    ):
+    no, yes = Module(False), Module(True)
+    for module, is_causal, allowed in ((yes, None, past), (no, None, full), (no, True, past)):
         assert_exact(attention(module, q, k, v, None, is_causal=is_causal)[0], oracle(q, k, v, allowed))
     assert_exact(attention(nn.Module(), q[:, :, :1], k, v, None)[0], oracle(q[:, :, :1], k, v, full[:1]))
 
 
+CUMULATED, INDICES = {"cu_seq_lens_q": torch.tensor([0, 2, 5])}, {"indices": torch.zeros(1)}
 UNKNOWN = {
     "does not say whether it is causal": (ValueError, nn.Module(), 5, None, {}),
     "came with no mask, but has 3 receivers and 5 senders": (ValueError, Module(True), 3, None, {}),
-    "passes packed sequences by cu_seq_lens_q": (
-        *(NotImplementedError, Module(True), 5, None),
-        {"cu_seq_lens_q": torch.tensor([0, 2, 5])},
-    ),
-    "passes indices, senders chosen by the model's own indexer": (
-        *(NotImplementedError, Module(True), 5, lazily()),
-        {"indices": torch.zeros(1)},
-    ),
+    "passes packed sequences by cu_seq_lens_q": (NotImplementedError, Module(True), 5, None, CUMULATED),
+    "passes indices, senders chosen by": (NotImplementedError, Module(True), 5, lazily(), INDICES),
     "5 receivers and 5 senders, but its mask has 5 and 4": (ValueError, Module(True), 5, lazily(src=4), {}),
 }
 
@@ -584,18 +554,14 @@ def test_a_graph_is_aligned_with_the_slots(instead, left, listed):
 def test_generation_follows_the_graph(name, instead):
     """With a dynamic and a static cache as without any, left padding included."""
     model, given = build(name), inputs(name, "left")
-    with use_graph(model_on_graphs(model), some_graph(), replace=instead):
+    model.set_attn_implementation("gnn_attention")
+    with use_graph(model, some_graph(), replace=instead):
         expected, scores = generated(model, given, use_cache=False)
         for cache in (CACHES["own"], CACHES["static"]):
             found, found_scores = generated(model, given, **cache)
             assert torch.equal(found, expected)
             assert_exact(found_scores, scores)
     assert float((generated(model, given)[1] - scores).abs().max()) > SEEN
-
-
-def model_on_graphs(model):
-    model.set_attn_implementation("gnn_attention")
-    return model
 
 
 def test_a_sliding_cache_without_the_senders_of_a_graph_is_named():
@@ -620,9 +586,11 @@ def test_a_function_gives_each_layer_and_head_its_graph(llama):
     with use_graph(llama, choose):
         found = logits_of(llama, input_ids=tokens)
     assert calls == [(layer, head, TOKENS) for layer in (0, 1) for head in range(4)]
-    llama.model.layers[0].register_forward_pre_hook(
-        lambda module, args, kwargs: (args, {**kwargs, "attention_mask": by_head()}), with_kwargs=True
-    )
+
+    def given(module, args, kwargs):
+        return args, {**kwargs, "attention_mask": by_head()}
+
+    llama.model.layers[0].register_forward_pre_hook(given, with_kwargs=True)
     assert_exact(found, sdpa(llama, tokens, as_mask(patterns.causal(TOKENS))))
 
 
@@ -664,11 +632,7 @@ def test_other_threads_have_their_own_blocks(llama):
     for word, graph in {**graphs, "window": window}.items():
         run(word, graph)
         assert_exact(alone[word], found[word])
-    assert differ(found["loops"], found["window"])
-
-
-def differ(a, b):
-    return float((a - b).abs().max()) > SEEN
+    assert error(found["loops"], found["window"]) > SEEN
 
 
 @pytest.mark.parametrize("name", ["bart", "t5", "whisper"])
@@ -710,14 +674,16 @@ def test_a_part_or_a_copy_of_a_model_is_a_model(llama):
         assert torch.equal(logits_of(other, **given), before)
     with use_graph(llama, lambda layer, head, length: loops if layer == 1 else None):
         assert torch.equal(logits_of(llama, **given), part)
-    assert differ(part, before)
+    assert error(part, before) > SEEN
 
 
 def gpt_neo():
     """set_attn_implementation only logs a warning for it."""
     sizes = {"vocab_size": 8, "hidden_size": 8, "num_layers": 1, "num_heads": 1}
     config = transformers.GPTNeoConfig(**sizes, attention_types=[[["global"], 1]])
-    return model_on_graphs(transformers.GPTNeoModel(config))
+    model = transformers.GPTNeoModel(config)
+    model.set_attn_implementation("gnn_attention")
+    return model
 
 
 def half_clip():
@@ -730,10 +696,7 @@ def half_clip():
 WRONG_MODELS = {
     "model must be a Hugging Face model or a part of one, got str": (TypeError, lambda: "gpt2"),
     "Linear has no part with a Hugging Face config": (ValueError, lambda: nn.Linear(2, 2)),
-    r"LlamaForCausalLM is 'eager': call model.set_attn_implementation\('gnn_attention'\)": (
-        ValueError,
-        lambda: build("llama"),
-    ),
+    r"LlamaForCausalLM is 'eager': call model.set_attn_im": (ValueError, lambda: build("llama")),
     "GPTNeoModel has attention of its own": (NotImplementedError, gpt_neo),
     r"vision.* is 'sdpa': call model.set_attn_implementation": (ValueError, half_clip),
 }
@@ -744,9 +707,8 @@ def test_wrong_models_are_named(message):
     error, make = WRONG_MODELS[message]
     with pytest.raises(error, match=message):
         use_graph(make(), patterns.causal(64))
-    with pytest.raises(
-        TypeError, match=r"graph_or_function must be a TokenGraph or a function .* got Tensor"
-    ):
+    wrong = r"graph_or_function must be a TokenGraph or a function .* got Tensor"
+    with pytest.raises(TypeError, match=wrong):
         use_graph(make(), patterns.causal(64).mask())
 
 

@@ -28,11 +28,14 @@ PICTURE = torch.randn(1, 3, 16, 16, generator=DRAW)
 SOUND = torch.randn(1, 8, FRAMES, generator=DRAW)
 
 
+Graphs = tuple[TokenGraph, ...]
+
+
 @dataclass(frozen=True)
 class Subject:
     """One audit: ``graphs``, one for each layer, are promised of ``of(model)``, called by ``call``."""
 
-    graphs: tuple[TokenGraph, ...]
+    graphs: Graphs
     shape: tuple[int, ...]
     call: Callable[[nn.Module, Tensor], Any] | None = None
     embedding: str | None = None
@@ -106,12 +109,7 @@ def of_text(name: str) -> dict[str, Subject]:
 
 
 def layers(
-    blocks: str,
-    graphs: tuple[TokenGraph, ...],
-    width: int,
-    within: str = "",
-    label: str = "layer",
-    **inputs: Any,
+    blocks: str, graphs: Graphs, width: int, within: str = "", label: str = "layer", **inputs: Any
 ) -> dict[str, Subject]:
     """Each layer in its place, against its own graph; ``within``: of this part of the model."""
 
@@ -162,14 +160,13 @@ def of_pairs(name: str) -> dict[str, Subject]:
     across = Subject((patterns.cross(ANSWER, TOKENS),), (TOKENS,), reads, f"{base}encoder.embed_tokens")
     padded = (without(across.graphs[0], padding),)
     call = masked(padding, decoder_input_ids=ANSWERED)
+    padded_across = replace(across, graphs=padded, call=call, dtype=torch.float32)
     return {
         "encoder": Subject((FULL, FULL), (TOKENS,), of=lambda model: model.get_encoder()),
         **layers(f"{base}encoder.{blocks}", (FULL, FULL), 32, "", "encoder layer", **given),
         **of_decoder(f"{base}decoder", blocks, **given),
         "encoder to decoder": across,
-        "encoder to decoder, padding on the right": replace(
-            across, graphs=padded, call=call, dtype=torch.float32
-        ),
+        "encoder to decoder, padding on the right": padded_across,
     }
 
 
@@ -178,11 +175,10 @@ def of_sound(name: str) -> dict[str, Subject]:
     given = {"input_features": SOUND, "decoder_input_ids": ANSWERED}
     whole = Subject((patterns.cross(ANSWER, FRAMES),), (FRAMES, 8), of_frames)
     encoder = replace(whole, of=lambda model: model.get_encoder())
+    frames = (patterns.cross(SOUNDS, FRAMES),)
     return {
         "frames": replace(encoder, graphs=(CONVOLUTIONS,), call=lambda m, x: states(m, x)[0]),
-        "encoder": replace(
-            encoder, graphs=(patterns.cross(SOUNDS, FRAMES),), call=lambda m, x: states(m, x)[-1]
-        ),
+        "encoder": replace(encoder, graphs=frames, call=lambda m, x: states(m, x)[-1]),
         **layers("model.encoder.layers", (patterns.full(SOUNDS),) * 2, 32, "", "encoder layer", **given),
         **of_decoder("model.decoder", "layers", **given),
         "encoder to decoder": whole,

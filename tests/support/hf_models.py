@@ -159,6 +159,11 @@ SWEPT = {  # model types that the generic sizes make small, by what they are
     """,
 }
 
+
+def swept() -> list[tuple[str, str]]:
+    return [(kind, name) for kind, names in SWEPT.items() for name in names.split()]
+
+
 DRAWN_LARGER = (
     r"\.(q|k|query|key|[qk]_(proj|lin|b_proj)|kv_b_proj|c_attn|qkv_proj|query_key_value|Wqkv)\.weight$"
 )
@@ -172,9 +177,7 @@ def build(name: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     config = getattr(transformers, family.config)(**{**family.sizes, **changes})
     config._attn_implementation = "eager"
-    model = getattr(transformers, family.model)(config).eval()
-    sharpen(model)
-    return model
+    return sharpened(getattr(transformers, family.model)(config).eval())
 
 
 def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,13 +195,10 @@ def keep_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(owner, name, called)
 
-    for owner, name in (
-        (nn.functional, "softmax"),
-        (torch, "zeros_like"),
-        (torch.Tensor, "type"),
-        (torch.Tensor, "to"),
-    ):
-        never(owner, name)
+    never(nn.functional, "softmax")
+    never(torch, "zeros_like")
+    never(torch.Tensor, "type")
+    never(torch.Tensor, "to")
     monkeypatch.setattr(torch.Tensor, "float", lambda x: x.to(torch.float32))
 
 
@@ -221,13 +221,13 @@ def build_generic(kind: str, model_type: str) -> Any:
     if kinds:
         sizes |= {"layer_types": (kinds * 2)[: max(2, len(kinds))], "num_hidden_layers": max(2, len(kinds))}
     torch.manual_seed(0)
-    model = getattr(transformers, name if isinstance(name, str) else name[0])(config(**sizes)).eval()
-    sharpen(model)
-    return model
+    return sharpened(
+        getattr(transformers, name if isinstance(name, str) else name[0])(config(**sizes)).eval()
+    )
 
 
 @torch.no_grad()
-def sharpen(model: torch.nn.Module) -> None:
+def sharpened(model: Any) -> Any:
     """Logits of size 2 or more, and sinks and position biases of the size of a logit."""
     for name, parameter in model.named_parameters():
         if re.search(DRAWN_LARGER, "." + name):
@@ -236,13 +236,12 @@ def sharpen(model: torch.nn.Module) -> None:
             parameter.fill_(2.0)
         if re.search(DRAWN, name):
             parameter.normal_()
+    return model
 
 
-def inputs(
-    name: str, pad: str | None = None, seed: int = 1, dtype: torch.dtype = torch.float64
-) -> dict[str, Any]:
+def inputs(name: str, pad: str | None = None, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     """Inputs of a family, in rows of 12, 8 and 5 tokens if they are padded ("left" or "right")."""
-    family, draw = FAMILIES[name], torch.Generator().manual_seed(seed)
+    family, draw = FAMILIES[name], torch.Generator().manual_seed(1)
     text = torch.randint(3, VOCABULARY - 1, (BATCH, TOKENS), generator=draw)
     mask = torch.ones_like(text)
     if pad is not None:
