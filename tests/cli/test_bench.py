@@ -62,7 +62,8 @@ def test_a_wrong_result_is_seen_and_ends_with_code_1(monkeypatch, capsys):
     wider = lambda posed: lambda q, k, v: attend(q, k, v, patterns.window(q.shape[2], 6))  # noqa: E731
     monkeypatch.setattr(bench_methods, "_attend", wider)
     assert not bench_methods.largest_errors(problem())["passed"]
-    monkeypatch.setattr(bench, "GRAPHS", {"window": lambda n: patterns.window(n, 5)})
+    graphs = {"window": lambda n: patterns.window(n, 5), "right": lambda n: patterns.window(n, 6)}
+    monkeypatch.setattr(bench, "GRAPHS", graphs)
     assert main(["bench", "--tokens", "16", "--no-peers"]) == 1
     assert "WRONG on window (" in capsys.readouterr().out
     nan = lambda posed: lambda q, k, v: attend(q, k, v, posed.graph) * torch.nan  # noqa: E731

@@ -8,7 +8,6 @@ import re
 import runpy
 import shlex
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -181,12 +180,6 @@ class TestMain:
             runpy.run_module("gnn_attention", run_name="__main__")
         signal.signal(signal.SIGINT, interrupt)  # which a program that ends ignores
         assert (left.value.code, capsys.readouterr().out) == (0, f"{patterns.causal(2)}\n")
-
-    @pytest.mark.slow
-    def test_as_a_program(self):
-        command = [sys.executable, "-W", "ignore", "-m", "gnn_attention", "draw", "causal(2)"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert (done.returncode, done.stdout, done.stderr) == (0, f"{patterns.causal(2)}\n", "")
 
     # The catalogue is longer than a buffer and fails while it is printed, the drawing fails when it is
     # flushed at the end.

@@ -144,7 +144,9 @@ def test_as_json(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads(capsys.readouterr().out)
     assert record["text"].startswith(PROMPT)
     assert record["computed"] == record["cached"] == len(record["tokens"]) - 1
-    assert record["seed"] == 3
+    model, vocabulary = lm.load_trained()
+    prompt, graph = prompt_of(vocabulary), patterns.causal(len(prompt_of(vocabulary)) + 5)
+    assert record["tokens"] == lm.generate(model, prompt, 5, 0.7, seed=3, graph=graph).tolist()
     assert main([*arguments, "--json", str(tmp_path / "found.json")]) == 0
     assert json.loads((tmp_path / "found.json").read_text()) == record
     assert capsys.readouterr().out == record["text"] + "\n"

@@ -91,12 +91,6 @@ class TestPipe:
         form = r"verify: \d+ of 410 checks, 0:\d\d elapsed(, about 0:\d\d left)?( \(attend, float32\))?"
         assert all(re.fullmatch(form, line) for line in sys.stderr.getvalue().splitlines())
 
-    def test_not_shown_but_for_lines(self, fast, capsys):
-        with Progress("verify", shown=False) as progress:
-            time.sleep(0.02)
-            progress.write("a line")
-        assert capsys.readouterr() == ("", "a line\n")
-
     @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
     def test_an_error_ends_it(self, error, fast, capsys):
         def interrupted():

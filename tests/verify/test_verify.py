@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import re
 from dataclasses import replace
 
@@ -17,7 +16,6 @@ from gnn_attention.backends import BACKENDS, Backend, dense
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import FEATURES, GRAPHS
 from gnn_attention.verify.check import FORMS, Check
-from gnn_attention.verify.measure import Truth, judge
 from gnn_attention.verify.report import Report, Result
 from gnn_attention.verify.selection import pairs
 
@@ -320,31 +318,6 @@ def test_without_a_backward_pass_the_output_is_judged_alone():
     assert [result.passed for result in found] == [True, True, False, False]
     assert [result.gradient is None for result in found] == [True, False, True, False]
     assert found[0].output == found[1].output
-
-
-def test_error_rule():
-    """2 units for outputs, 3 for gradients; a unit is the yardstick or half an ulp; a NaN never passes."""
-    true = torch.ones(3, dtype=torch.float64)
-    truth = Truth(true, {"x": true}, {"out": 1e-3, "x": 1e-3}, {})
-
-    def passes(out_error, gradient_error):
-        return judge((true + out_error).float(), {"x": (true + gradient_error).float()}, truth).passed
-
-    assert passes(1.9e-3, 2.9e-3)
-    assert not any(passes(*errors) for errors in ((2.1e-3, 0), (0, 3.1e-3), (math.nan, 0), (0, math.nan)))
-    exact = Truth(true, {"x": true}, {})
-    assert judge(true + 9e-13, {"x": true - 9e-13}, exact).passed
-    assert not judge(true + 2e-12, {"x": true}, exact).passed
-    assert not judge(true[:2], {"x": true}, exact).passed
-
-
-def test_the_fused_yardstick_is_for_gradients_of_backends_that_recompute():
-    """And for nothing else: outputs, the walk and all other backends have the plain one."""
-    true = torch.ones(3, dtype=torch.float64)
-    truth = Truth(true, {"x": true}, {"out": 1e-3, "x": 1e-3}, {"out": 9e-3, "x": 9e-3})
-    assert truth.for_backend(BACKENDS["tiles"]).yardstick == {"out": 1e-3, "x": 9e-3}
-    for other in (None, BACKENDS["dense"], BACKENDS["reference"], Backend("mine", BACKENDS["tiles"].run)):
-        assert truth.for_backend(other).yardstick == {"out": 1e-3, "x": 1e-3}
 
 
 @pytest.mark.parametrize(
