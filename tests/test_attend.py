@@ -97,18 +97,6 @@ def test_logits_that_overflow_to_minus_infinity(backend, sinks, graph):
 
 
 @pytest.mark.parametrize("backend", FULL)
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (4, 7), (4, 1), (2, 1, 7), (2, 4, 7)])
-def test_bias_broadcasts_to_samples_heads_edges(backend, shape):
-    """Every broadcastable shape equals the full one."""
-    graph = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 3, 1], [1, 1, 0, 3, 3, 3, 4]]), 5, 7)
-    bias = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    q, k, v = qkv(dst=5, src=7)
-    full = bias.expand(2, 4, 7).contiguous()
-    found, wanted = (ga.attend(q, k, v, graph, bias=b, backend=backend) for b in (bias, full))
-    assert_exact(found, wanted)
-
-
-@pytest.mark.parametrize("backend", FULL)
 def test_minus_infinity_on_an_edge_removes_it(backend):
     q, k, v = (x.requires_grad_() for x in qkv(dst=3, src=3))
     graph = patterns.causal(3)

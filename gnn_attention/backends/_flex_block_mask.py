@@ -42,10 +42,8 @@ def block_of(device: torch.device) -> int:
 
 
 def is_edge(table: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """FlexAttention's ``mask_mod`` of every graph: the bit of the pair. ``block`` is a power of 2.
-
-    Shifts and masks only: a division of signed integers costs more than all the rest of a pair.
-    """
+    """FlexAttention's ``mask_mod`` of every graph: the bit of the pair. ``block`` is a power of 2."""
+    # no division: of signed integers one costs more than all the rest of a pair
     side, words = block.bit_length() - 1, block // WORD
     slice_ = b * table[STRIDE_BATCH] + h * table[STRIDE_HEAD]
     tile = slice_ + (dst >> side) * table[STRIDE_ROW] + (src >> side)
@@ -79,10 +77,8 @@ def _made(graph: TokenGraph, device: torch.device) -> Plan:
 
 
 def _kinds(parts: Tiles) -> tuple[Tensor, Tensor]:
-    """Which tiles ``[batch, heads, rows, columns]`` are full, and which partial, as those at the border are.
-
-    There are two rows and two columns at least: a compiler makes a kernel of its own for an axis of size 1.
-    """
+    """Which tiles ``[batch, heads, rows, columns]`` are full, and which partial, as at the border."""
+    # a compiler makes a kernel of its own for an axis of size 1: there are two rows and columns at least
     kinds = parts.table()
     kinds = torch.nn.functional.pad(kinds, (0, max(0, 2 - kinds.shape[3]), 0, max(0, 2 - kinds.shape[2])))
     full = kinds == FULL_TILE

@@ -11,7 +11,6 @@ import torch
 
 from gnn_attention import edges, score_mods
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.graph import TokenGraph, memoized
@@ -69,7 +68,8 @@ class AttentionCall:
         if type(dropout) is not float or dropout != 0.0:
             dropout = checks.probability("dropout", dropout)
         call = cls(
-            q=q if number > 0 else _for_positive_scale(q, number),
+            # kernels that scale after masking would make +inf or NaN of -inf: the sign goes to q
+            q=q if number > 0 else q * (-1.0 if number else 0.0),
             k=k,
             v=v,
             graph=graph,
@@ -87,10 +87,7 @@ class AttentionCall:
         return call
 
     def modified(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-        """``score [B, Hq, ...]`` after the score_mod, at local dst and src.
-
-        TypeError or ValueError if what the score_mod returns is no float tensor that broadcasts to ``score``.
-        """
+        """``score [B, Hq, ...]`` after the score_mod, at local dst and src; errors for what is no score."""
         if self.score_mod is None:
             return score
         b, h = backends_dropout.sample_and_head(score, self.first_sample, self.first_head)
@@ -105,6 +102,7 @@ class AttentionCall:
         )
 
     def with_sinks(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """The result with ``sink_logits`` in every softmax, if there are any."""
         if self.sink_logits is None:
             return out, lse
         return edges.add_sinks(out, lse, self.sink_logits, self.has_in_edges)
@@ -226,13 +224,8 @@ def _checked_scale(scale: float | None, q: Tensor) -> float:
             "its gradient: multiply q by it and give scale=1.0"
         )
     if not abs(scale) < math.inf:
-        raise ValueError(f"scale must be finite, got {quoted(scale)}")
+        raise ValueError(f"scale must be finite, got {scale}")
     return float(scale)
-
-
-def _for_positive_scale(q: Tensor, scale: float) -> Tensor:
-    # kernels that scale after masking would make +inf or NaN of -inf
-    return -q if scale < 0 else q * 0.0
 
 
 def _checked_scores(changed: object, score: Tensor) -> Tensor:

@@ -64,11 +64,8 @@ class Capabilities:
 def unsupported_reason(
     supported: Capabilities, special: UnsupportedReason, call: AttentionCall
 ) -> str | None:
-    """Why the call is unsupported, with what to do, or None; ``special(call)`` where nothing here forbids it.
-
-    Second derivatives are not looked for: whether one is taken shows only in a backward pass, which refuses
-    it.
-    """
+    """Why the call is unsupported, with what to do, else ``special(call)``, which may be None."""
+    # whether a second derivative is taken shows only in a backward pass, which refuses it
     q, instead = call.q, supported.instead
     if supported.devices and q.device.type not in supported.devices:
         return f"it runs on {_devices(supported)}, q is on {q.device}; move q, k and v, or use {instead}"

@@ -23,15 +23,12 @@ VARIABLE = "GNN_ATTENTION_COSTS"  # names the file of constants, if it is not th
 
 @dataclass(frozen=True)
 class Work:
-    """What one head of one sample visits in one pass over a graph.
-
-    ``weighted_cells`` counts a cell of a high rectangle, which costs less, for less than one.
-    """
+    """What one head of one sample visits in one pass over a graph."""
 
     calls: int = 0
     rectangles: int = 0
     cells: int = 0
-    weighted_cells: float = 0.0
+    weighted_cells: float = 0.0  # one of a high rectangle, which costs less, counts for less than one
     edges: int = 0
     nodes: int = 0
     masked_pairs: int = 0

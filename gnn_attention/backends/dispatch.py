@@ -49,8 +49,7 @@ VISITED = {
 class Explanation:
     """Which backend "auto" takes for a graph, and what each would cost in the forward pass; print it.
 
-    ``rows``: for each backend its name, floating point operations, extra bytes, and estimated seconds or
-    None.
+    ``rows``: for each backend its name, floating point operations, extra bytes, estimated seconds or None.
     """
 
     graph: str

@@ -17,6 +17,7 @@ lengths that are symbols, for which the kernel checks its border even if tiles d
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, partial, reduce
 from typing import Any
@@ -123,10 +124,8 @@ def _has_triton() -> bool:
 
 
 def _attends(call: AttentionCall, marked: Tensor) -> Tensor:
-    """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal logits.
-
-    Where the graph is the same for all heads, one head does it for all, whose channels are the marks of each.
-    """
+    """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal logits."""
+    # on one graph for all heads one head does it for all, whose channels are the marks of each
     heads, same = call.q.shape[1], call.graph.heads is None
     values = marked.mT.unsqueeze(1) if same else edges.per_query_head(marked, heads).unsqueeze(-1)
     values = functional.pad(values.to(torch.float32), (0, -values.shape[-1] % FEWEST_CHANNELS))
@@ -150,10 +149,8 @@ def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _filled(x: Tensor, may_add_token: bool) -> Tensor:
-    """At least two tokens, since one would be a kernel of its own, and as many channels as a kernel needs.
-
-    A score_mod must not see another token: its tables may end at the last.
-    """
+    """At least two tokens, since one would be a kernel of its own, and as many channels as a kernel needs."""
+    # a score_mod must not see another token: its tables may end at the last
     tokens = max(0, 2 - x.shape[2]) if may_add_token else 0
     channels = max(0, (1 if x.device.type == "cpu" else FEWEST_CHANNELS) - x.shape[3])
     return functional.pad(x, (0, channels, 0, tokens)) if tokens or channels else x
@@ -210,16 +207,13 @@ def _copy(x: Tensor) -> Tensor:
 # What a program computes before and after a kernel for CPUs, the compiler would join to it. After it that is
 # an error, and before it (torch 2.13) the kernel reads numbers that were computed in another order of axes as
 # if they stood in their own.
-_copied = operator(
+_copied: Callable[..., Tensor] = operator(
     "apart", "(Tensor x) -> Tensor", _copy, _copy, lambda ctx, grad: (grad,), lambda ctx, inputs, output: None
 )
 
 
 def _separate(x: Tensor) -> Tensor:
-    if x.device.type != "cpu":
-        return x
-    copied: Tensor = _copied(x)
-    return copied
+    return _copied(x) if x.device.type == "cpu" else x
 
 
 def _of_any_size(x: Tensor, *axes: int) -> Tensor:
@@ -235,17 +229,14 @@ def _explained(error: Exception) -> Exception:
     from torch._inductor.exc import InductorError
 
     if isinstance(error, FailOnRecompileLimitHit):
-        return NotImplementedError(
-            f"backend 'flex' has compiled {MOST_KERNELS} kernels, one for each kind of call: give a "
-            "score_mod its numbers as a tensor, not as Python numbers that change; torch.compiler.reset() "
-            "forgets them all"
-        )
+        advice = "give a score_mod its numbers as a tensor, not as Python numbers that change"
+        made = f"{MOST_KERNELS} kernels, one for each kind of call"
+        return NotImplementedError(f"backend 'flex' has compiled {made}: {advice}; or torch.compiler.reset()")
     if isinstance(error, (TorchDynamoException, InductorError)):
         first = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-        return NotImplementedError(
-            f"backend 'flex' cannot compile this call ({first}): a score_mod must be made of pointwise "
-            "operators and tensors that were made before it; or take backend='dense'"
-        )
+        wanted = "a score_mod must be made of pointwise operators and tensors that were made before it"
+        what = f"backend 'flex' cannot compile this call ({first})"
+        return NotImplementedError(f"{what}: {wanted}; or take backend='dense'")
     if type(error) is RuntimeError and "index out of bounds" in str(error):
         first = str(error).splitlines()[0].split(", ")[-1]
         return IndexError(f"the score_mod reads beyond the end of a tensor: {first}")

@@ -51,37 +51,29 @@ class _Merged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
-        flat, num_dst = ctx.saved_tensors, ctx.num_dst
-        share, _ = _shares(ctx.firsts, num_dst, flat[1::2])
+        outs, lses, num_dst = ctx.saved_tensors[::2], ctx.saved_tensors[1::2], ctx.num_dst
+        share, _ = _shares(ctx.firsts, num_dst, lses)
         taken = share > 0  # not where lse is -inf or NaN
-        rows = [
-            slice(first, first + part.shape[2]) for first, part in zip(ctx.firsts, flat[::2], strict=True)
-        ]
-        product = torch.stack(
-            [
-                _among_all((grad_out[:, :, row] * part).sum(-1), row.start, num_dst, 0.0)
-                for row, part in zip(rows, flat[::2], strict=True)
-            ]
-        )
+        rows = [slice(first, first + out.shape[2]) for first, out in zip(ctx.firsts, outs, strict=True)]
+        products = [(grad_out[:, :, row] * out).sum(-1) for row, out in zip(rows, outs, strict=True)]
+        product = torch.stack(_among_all(products, ctx.firsts, num_dst, 0.0))
         delta = torch.where(taken, share * product, 0.0).sum(0) - grad_lse
         slopes = torch.where(taken, share * (product - delta), 0.0)
         grads: list[Tensor] = []
         for p, row in enumerate(rows):
             weighted = share[p, ..., row, None] * grad_out[:, :, row]
             weighted = torch.where(taken[p, ..., row, None], weighted, 0.0)
-            grads += [weighted.to(flat[2 * p].dtype), slopes[p, ..., row].to(flat[2 * p + 1].dtype)]
+            grads += [weighted.to(outs[p].dtype), slopes[p, ..., row].to(lses[p].dtype)]
         return None, None, *grads
 
 
 def _shares(firsts: Sequence[int], num_dst: int, lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The share of each part for all receivers ``[parts, batch, heads, dst]``, and lse of all together."""
     dtype = edges.accumulation_dtype(lses[0].dtype)
-    every = [
-        _among_all(lse.to(dtype), first, num_dst, -torch.inf) for first, lse in zip(firsts, lses, strict=True)
-    ]
-    return edges.shares(every)
+    return edges.shares(_among_all([lse.to(dtype) for lse in lses], firsts, num_dst, -torch.inf))
 
 
-def _among_all(x: Tensor, first: int, num_dst: int, value: float) -> Tensor:
-    """The numbers of the receivers ``first ..`` among all, with ``value`` for the others."""
-    return functional.pad(x, (first, num_dst - first - x.shape[2]), value=value)
+def _among_all(parts: Sequence[Tensor], firsts: Sequence[int], num_dst: int, value: float) -> list[Tensor]:
+    """The numbers of the receivers ``first ..`` of each part among all, with ``value`` for the others."""
+    ends = [(first, num_dst - first - x.shape[2]) for first, x in zip(firsts, parts, strict=True)]
+    return [functional.pad(x, end, value=value) for x, end in zip(parts, ends, strict=True)]

@@ -1,7 +1,4 @@
-"""Attention over a graph of both kinds: rectangles for well filled tiles, a list for all other edges.
-
-Both parts are pieces of one plan, merged by log-sum-exp inside one operator with one backward pass.
-"""
+"""Attention over well filled tiles and a list of all other edges: pieces of one plan, in one operator."""
 
 from __future__ import annotations
 

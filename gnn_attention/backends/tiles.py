@@ -1,8 +1,7 @@
 """Attention along the tiles of a graph: dense kernels on the rectangles with edges, and nothing elsewhere.
 
 The plan is computed once for each graph (``plan.planner``). A plain call runs in one fused operator on views
-of the tokens; one with a score_mod, a bias or dropout is written out, a few rectangles at a time. Time goes
-with the cells of the rectangles.
+of the tokens; one with a score_mod, a bias or dropout is written out, a few rectangles at a time.
 """
 
 from __future__ import annotations
@@ -33,10 +32,8 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     needed = memoized(mask_bytes, one_of(call.graph, 0, 0))
     if needed <= MASK_LIMIT:
         return None if call.q.device.type == "cuda" else memory.shortage(needed)
-    return (
-        f"the masks of its many thinly filled tiles would need {needed / 2**30:.1f} GiB, the limit is "
-        f"{MASK_LIMIT / 2**30:.0f} GiB; use backend='rows'"
-    )
+    what, limit = "the masks of its many thinly filled tiles", f"the limit is {MASK_LIMIT / 2**30:.0f} GiB"
+    return f"{what} would need {needed / 2**30:.1f} GiB, {limit}; use backend='rows'"
 
 
 def bytes_needed(call: AttentionCall) -> int:

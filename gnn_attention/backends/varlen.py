@@ -29,8 +29,8 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     if not flash_varlen.available():
         return f"torch {torch.__version__} has no variable-length flash attention; use backend='flex'"
     if packing(call.graph) is None:
-        found = "the graph is no packing of documents with one window"
-        return f"{found} (see convert.to_varlen); use backend='flex'"
+        wanted = "packing of documents with one window (see convert.to_varlen)"
+        return f"the graph is no {wanted}; use backend='flex'"
     return _refusal_of_sizes(call)
 
 

@@ -84,12 +84,6 @@ def test_vmap_is_a_loop(name):
     assert_exact(found, torch.stack([call(name, many[..., i], *others) for i in range(3)]))
 
 
-@each_operator
-def test_no_edges(name, way):
-    given = [x[:, :, :0] if x is W else x for x in OPERATORS[name]]
-    assert (call(name, *given, edges=edge_list(0)) == 0).all()
-
-
 SRC, DST = torch.tensor([3, 0, 2, 1]), torch.tensor([0, 1, 1, 2])
 
 

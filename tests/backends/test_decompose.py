@@ -136,10 +136,3 @@ def test_a_long_graph_is_not_visited_pair_by_pair():
     assert box.graph.num_edges == n * s - s * (s - 1) // 2
     assert rest.graph.num_edges == (n - s) * w - w * (w - 1) // 2
     assert packing(rest.graph).window == (w - 1, 0)
-
-
-@pytest.mark.parametrize(
-    "graph", [SHAPES["list"], patterns.cross(3, 4), SHAPES["decoding rows"], patterns.strict_causal(9)]
-)
-def test_what_is_no_packing(graph):
-    assert packing(graph) is None

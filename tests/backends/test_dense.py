@@ -43,18 +43,6 @@ def test_a_nan_reaches_the_receivers_of_its_edges_alone(name, may_ask, with_grad
     assert_exact(out[:, :, ~reached], clean[:, :, ~reached])
 
 
-@pytest.mark.parametrize(
-    "graph", [patterns.self_loops(7), patterns.cross(7, 1), patterns.causal(7)], ids=repr
-)
-def test_receivers_of_a_nan_alone(graph):
-    """The kernel for CPUs takes a row of logits that are all NaN for one that is hidden."""
-    q, k, v = qkv()
-    k, v = k[:, :, : graph.num_src], v[:, :, : graph.num_src]
-    k[:, :, 0] = torch.nan
-    out = ga.attend(q, k, v, graph, backend="dense")
-    assert out.isnan().any(-1)[0, 0].tolist() == graph.mask()[:, 0].tolist()
-
-
 @pytest.mark.parametrize("name", ["causal", "window"])
 def test_an_infinite_key_or_query_does_not_spoil_gradients_of_others(name):
     """Where it makes logits -inf: the output is finite, and so are the gradients of those without an edge."""

@@ -35,73 +35,49 @@ def differing(heads=None, batch=None):
     return TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h - b, T, heads=heads, batch=batch)
 
 
-@pytest.mark.parametrize(
-    ("graph", "copies"),
-    [
-        (patterns.causal(T), 0),
-        (patterns.full(T), 0),
-        (patterns.window(T, 4), 1),
-        (differing(heads=H), H),
-        (differing(batch=B), B),
-        (differing(heads=H, batch=B), B * H),
-    ],
-    ids=["causal", "full", "window", "by head", "by sample", "by both"],
-)
-def test_dense_needs_a_mask_in_bytes_and_in_numbers(graph, copies):
-    """A bool and up to four bytes of SDPA's mask for each pair of each mask; none where it needs no mask."""
-    assert dense.bytes_needed(call_of(graph)) == copies * T * T * 5
-
-
-@pytest.mark.parametrize("dtype", WIDE)
-def test_dense_writes_out_five_numbers_for_each_pair(dtype):
-    """Of every head and sample, as wide as sums; positions of a score_mod take 34 bytes for each pair."""
-    written = B * H * T * 20 * 5 * WIDE[dtype]
-    part = patterns.window(T, 4).rows(0, 20)
-    assert dense.bytes_needed(call_of(part, dtype, bias=torch.zeros(1, 1, part.num_edges))) == written
-    assert dense.bytes_needed(call_of(part, dtype, score_mod=half_of)) == written + 34 * T * 20
-    square = call_of(differing(heads=H, batch=B), dtype, score_mod=half_of)
-    assert dense.bytes_needed(square) == B * H * T * T * (5 * WIDE[dtype] + 34)
-
-
-@pytest.mark.parametrize("dtype", WIDE)
-def test_rows_need_a_list_and_two_numbers_for_each_edge(dtype):
-    """40 bytes of the list; q and out of receivers, k and v of senders of one head, twice."""
-    part = patterns.window(T, 4).rows(0, 20)
-    nodes = (20 + T) * (D + V) * WIDE[dtype]
-    of_edges = part.num_edges * (40 + 2 * WIDE[dtype] * B * H)
-    assert rows.bytes_needed(call_of(part, dtype)) == of_edges + 2 * nodes
+PART = patterns.window(T, 4).rows(0, 20)
+EDGES, PAIRS, BOTH = PART.num_edges, T * T, differing(heads=H, batch=B)
+BIAS, MOD = {"bias": torch.zeros(1, 1, EDGES)}, {"score_mod": half_of}
+# bytes by the width of sums
+NEEDED = {
+    # a bool and up to four bytes of SDPA's mask for each pair of each mask; none where it needs no mask
+    "dense, causal": (dense, patterns.causal(T), {}, lambda wide: 0),
+    "dense, full": (dense, patterns.full(T), {}, lambda wide: 0),
+    "dense, window": (dense, patterns.window(T, 4), {}, lambda wide: 5 * PAIRS),
+    "dense, by head": (dense, differing(heads=H), {}, lambda wide: H * 5 * PAIRS),
+    "dense, by sample": (dense, differing(batch=B), {}, lambda wide: B * 5 * PAIRS),
+    "dense, by both": (dense, BOTH, {}, lambda wide: B * H * 5 * PAIRS),
+    # five numbers for each pair of every head and sample; positions of a score_mod take 34 bytes for each
+    "dense, bias": (dense, PART, BIAS, lambda wide: B * H * T * 20 * 5 * wide),
+    "dense, score_mod": (dense, PART, MOD, lambda wide: B * H * T * 20 * 5 * wide + 34 * T * 20),
+    "dense, written out by both": (dense, BOTH, MOD, lambda wide: B * H * PAIRS * (5 * wide + 34)),
+    # the list and two numbers for each edge of a head; q, k, v and out of one head, twice
+    "rows": (rows, PART, {}, lambda w: EDGES * (40 + 2 * w * B * H) + 2 * (20 + T) * (D + V) * w),
     # of many edges, as many heads at once as 2^19 edges are worth, and two
-    graph = patterns.full(512)
-    nodes = 2 * 512 * (D + V) * 4
-    assert rows.bytes_needed(call_of(graph)) == 512 * 512 * (40 + 2 * 4 * (2 + 2)) + 2 * nodes
-
-
-def test_tiles_and_mixed_take_what_a_call_of_their_kernels_takes():
-    plain, graph = call_of(patterns.window(T, 4)), patterns.window(T, 4)
-    assert (tiles.bytes_needed(plain), mixed.bytes_needed(plain)) == (64 * 2**20, 128 * 2**20)
-    assert tiles.bytes_needed(call_of(graph, score_mod=half_of)) == 256 * 2**20
+    "rows, many": (rows, patterns.full(512), {}, lambda w: 2**18 * (40 + 2 * w * 4) + 2048 * (D + V) * w),
+    "tiles": (tiles, PART, {}, lambda wide: 2**26),
+    "tiles, score_mod": (tiles, PART, MOD, lambda wide: 2**28),
+    "mixed": (mixed, PART, {}, lambda wide: 2**27),
+    # results of two parts, their sum, and a call of tiles
+    "split": (split, PART, {}, lambda wide: 3 * B * H * 20 * V * wide + 2**26),
+    # two int32 for each edge and one for each bound of a row, both ways; three numbers for a bias
+    "triton": (triton, PART, {}, lambda wide: EDGES * 8 + (20 + T + 2) * 4 + 2**26),
+    "triton, bias": (
+        *(triton, PART, BIAS),
+        lambda wide: EDGES * (12 + 2 * wide * B * H) + (20 + T + 2) * 4 + 2**26,
+    ),
+}
 
 
 @pytest.mark.parametrize("dtype", WIDE)
-def test_split_needs_two_results_and_their_sum(dtype):
-    call = call_of(patterns.window(T, 4).rows(0, 20), dtype)
-    assert split.bytes_needed(call) == 3 * B * H * 20 * V * WIDE[dtype] + tiles.bytes_needed(call)
+@pytest.mark.parametrize(("backend", "graph", "options", "needed"), NEEDED.values(), ids=NEEDED)
+def test_bytes_needed(backend, graph, options, needed, dtype):
+    assert backend.bytes_needed(call_of(graph, dtype, **options)) == needed(WIDE[dtype])
 
 
-def test_varlen_lays_four_tensors_side_by_side():
+def test_varlen_packs_four_tensors():
     call = call_of(patterns.documents([T]), torch.bfloat16)
     assert varlen.bytes_needed(call) == 4 * B * H * T * V * 2
-
-
-@pytest.mark.parametrize("dtype", WIDE)
-def test_triton_needs_rows_and_gives_each_edge_its_numbers(dtype):
-    """Two int32 for each edge and one for each bound of a row, both ways; three numbers for a bias."""
-    graph = patterns.window(T, 4).rows(0, 20)
-    rows_of = graph.num_edges * 8 + (20 + T + 2) * 4
-    assert triton.bytes_needed(call_of(graph, dtype)) == rows_of + 64 * 2**20
-    numbers = graph.num_edges * (4 + 2 * WIDE[dtype] * B * H)
-    biased = call_of(graph, dtype, bias=torch.zeros(1, 1, graph.num_edges))
-    assert triton.bytes_needed(biased) == rows_of + numbers + 64 * 2**20
 
 
 def assert_matches(pattern, text):
@@ -144,24 +120,6 @@ def test_mixed_and_tiles_refuse_by_their_limits(monkeypatch, more):
     assert_matches(message, mixed.unsupported_reason(call))
     message = r"would need 4.0 GiB, the limit is 4 GiB; use backend='rows'"
     assert_matches(message, tiles.unsupported_reason(call))
-
-
-REFUSED = {
-    "score_mod": (
-        {"score_mod": half_of},
-        "no score_mod; leave score_mod out, or use backend='tiles' or 'rows'",
-    ),
-    "bias": ({"bias": torch.zeros(1, 1, 122)}, "it has no bias"),
-    "dropout": ({"dropout": 0.5}, "it has no dropout"),
-    "sinks": ({"sink_logits": torch.zeros(H)}, None),
-    "plain": ({}, None),
-}
-
-
-@pytest.mark.parametrize(("option", "reason"), REFUSED.values(), ids=REFUSED)
-def test_mixed_supports_plain_calls_and_sinks(option, reason):
-    found = mixed.BACKEND.unsupported_reason(call_of(patterns.window(T, 4), **option))
-    assert found is None if reason is None else reason in found
 
 
 @pytest.mark.parametrize(

@@ -60,20 +60,6 @@ def test_equal_to_the_sum_over_all_edges():
         assert_exact(mine[finite], exact[finite])
 
 
-@pytest.mark.parametrize("size", [10.0, 300.0])
-def test_shares_sum_to_one(size):
-    """But for a few roundings, however large lse is: its own rounding is ``size`` times larger."""
-    rng = torch.Generator().manual_seed(0)
-    results = [(torch.ones(2, 3, 50, 4), size * torch.randn(2, 3, 50, generator=rng).exp()) for _ in range(3)]
-    out, lse = merged(results, [0, 0, 0], 50)
-    exact = torch.stack([lse.double() for _, lse in results]).logsumexp(0)
-    # of three masses: their sum (2 roundings), its reciprocal, the product with it and with the 1, the sum of
-    # the shares (2)
-    assert_sum(out, torch.ones_like(out), terms=7, magnitude=1.0)
-    # an exponential (2), the sum (2), a logarithm of at most log 3 (3), and the sum with the largest lse
-    assert ((lse - exact).abs() <= summation_bound(8, 1 + exact.abs(), torch.float32)).all()
-
-
 def test_equal_parts_have_no_gradient_of_lse():
     """``s (g . out_p - g . out)`` is 0 in theory: some roundings are left, not those of a large lse."""
     rng = torch.Generator().manual_seed(0)
@@ -82,7 +68,8 @@ def test_equal_parts_have_no_gradient_of_lse():
     out, _ = merged(pairs(given), [0, 0, 0], 50)
     slopes = torch.autograd.grad(out, given, direction)
     size = (direction * same).abs().sum(-1)
-    # two sums of 8 products (9 roundings each), and the shares in ``out`` (7, as above)
+    # two sums of 8 products (9 roundings each), and the shares in ``out``: the sum of three masses (2), its
+    # reciprocal, the product with it and with the 1, their sum (2)
     assert all((slope.abs() <= summation_bound(25, size, torch.float32)).all() for slope in slopes[1::2])
 
 
@@ -130,25 +117,8 @@ def test_dtypes(dtype):
     out, lse = merged(results, FIRSTS, NUM_DST)
     exact, _ = formula([(a.double(), b.double()) for a, b in results])
     assert (out.dtype, lse.dtype) == (torch.float32, torch.float32)
-    # a mass is an exponential (2) of a difference, rounded itself (at most 20 of lse); three of them, their
-    # sum, 7 more as above
+    # a mass is an exponential (2) of a difference, rounded itself (at most 20 of lse); and 7 more as above
     assert_sum(out, exact, 30, max(float(part.double().abs().max()) for part, _ in results))
     given = flat(results)
     slopes = torch.autograd.grad(merged(pairs(given), FIRSTS, NUM_DST)[0].sum(), given)
     assert [slope.dtype for slope in slopes] == [x.dtype for x in given]
-
-
-def test_vmap_and_grad():
-    several = [[x for result in drawn(seed=seed) for x in result] for seed in range(3)]
-    stacked = [torch.stack(column) for column in zip(*several, strict=True)]
-
-    def run(*tensors):
-        out, lse = merged(pairs(tensors), FIRSTS, NUM_DST)
-        return out.sum() + lse[:, :, :5].sum()
-
-    wanted = torch.stack([run(*tensors) for tensors in several])
-    assert_exact(torch.func.vmap(run)(*stacked), wanted)
-    slopes = torch.func.vmap(torch.func.grad(run))(*stacked)
-    for slope, tensors in zip(slopes, several, strict=True):
-        leaf = tensors[0].clone().requires_grad_()
-        assert_exact(slope, torch.autograd.grad(run(leaf, *tensors[1:]), leaf)[0])

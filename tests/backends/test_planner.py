@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.plans import PLAIN, SMALL, random_mask, tokens, visits
+from support.plans import PLAIN, random_mask, tokens, visits
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
@@ -68,13 +68,6 @@ def test_a_plan_is_its_graph(name):
         assert numbers == words, kind
         assert all(torch.equal(x, y) for x, y in zip(tensors, wanted, strict=True)), kind
         assert packed_plan(kind, graph, CPU)[0] is tensors
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", PLANS)
-def test_the_zoo(kind):
-    for graph in SMALL.values():
-        check(kind, graph)
 
 
 @pytest.mark.parametrize(
@@ -275,10 +268,3 @@ def test_a_long_window_is_one_strided_piece_with_one_mask():
     assert largest.masks.table.shape == (1, 64, 319)
     assert len(found) <= 5
     assert sum(t.numel() for p in found for t in (p.masks.table, p.masks.which)) < 100_000
-
-
-def test_bigbird():
-    """A window of blocks, a global block and random blocks: as many pieces as widths, not as rows."""
-    found = tile_pieces(patterns.bigbird(64 * 64, 64))
-    assert len(found) <= 2 * len({piece.src.size for piece in found}) + 3
-    assert any(isinstance(piece.src, Gathered) and piece.dst.count > 8 for piece in found)

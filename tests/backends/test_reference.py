@@ -56,13 +56,6 @@ def test_chunks_are_runs_of_rows_that_fit(monkeypatch, graph, room):
     assert (len(seen) == 1) == (room >= graph.num_edges)
 
 
-def test_an_edge_takes_both_its_ends_twice():
-    """q, k, v and message of each head in float64, and eight numbers such as its logit: twice."""
-    call = AttentionCall(*qkv(heads=3, kv_heads=1, dim=5, value_dim=7), CAUSAL, 1.0)
-    assert reference._bytes_per_edge(call) == 2 * 3 * (2 * 5 + 2 * 7 + 8) * 8
-    assert reference._most_edges(call) == reference.CHUNK_BYTES // reference._bytes_per_edge(call)
-
-
 def test_the_limit(monkeypatch):
     """A call of just the limit is supported; beyond it the estimate is named: a receiver of 2^24 senders."""
     call = AttentionCall(*qkv(), CAUSAL, 1.0)

@@ -109,43 +109,6 @@ def test_a_learned_score_mod_gets_its_gradient(at_once, monkeypatch):
     assert_exact(*grads)
 
 
-@pytest.mark.parametrize(
-    "learned", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "score_mod"]
-)
-def test_graphs_of_equal_size_compile_to_different_programs(learned):
-    torch.compiler.reset()
-    inputs, table = qkv(12, 15), torch.randn(12, 15, dtype=torch.float64).requires_grad_()
-
-    def run(backend, q, k, v, table, graph):
-        score_mod = (lambda s, b, h, dst, src: s + table[dst, src]) if learned else None
-        return ga.attend(q, k, v, graph, score_mod=score_mod, backend=backend)
-
-    compiled = torch.compile(lambda *given: run(ROWS, *given), fullgraph=True, backend="aot_eager")
-    first = irregular()
-    src, dst = first.edge_index
-    for graph in (first, ga.convert.from_edge_index(torch.stack([(src + 4) % 15, dst]), 12, 15)):
-        found, wanted = compiled(*inputs, table, graph), run(ORACLE, *inputs, table, graph)
-        assert_exact(found, wanted)
-        leaves = [*inputs, table] if learned else inputs
-        assert_exact(torch.autograd.grad(found.sum(), leaves), torch.autograd.grad(wanted.sum(), leaves))
-
-
-def test_transforms_of_torch_func():
-    graph, (q, k, v) = irregular(), [x.detach() for x in qkv(12, 15)]
-    bias = torch.randn(4, graph.num_edges, dtype=torch.float64)
-
-    def loss(q, bias):
-        return ga.attend(q, k, v, graph, bias=bias, backend=ROWS).square().sum()
-
-    found = torch.func.grad(loss, argnums=(0, 1))(q, bias)
-    leaves = [q.clone().requires_grad_(), bias.clone().requires_grad_()]
-    total = ga.attend(leaves[0], k, v, graph, bias=leaves[1], backend=ORACLE).square().sum()
-    assert_exact(found, torch.autograd.grad(total, leaves))
-    many = torch.stack([q, 2 * q])
-    mapped = torch.vmap(lambda q: ga.attend(q, k, v, graph, bias=bias, backend=ROWS))(many)
-    assert_exact(list(mapped), [ga.attend(x, k, v, graph, bias=bias, backend=ORACLE) for x in many])
-
-
 @pytest.mark.parametrize("turned", [False, True])
 def test_sums_over_hubs_are_within_the_rule(turned):
     """Three tokens have a thousand edges: added in turn, gradients were off by ten times SDPA's error."""

@@ -119,13 +119,6 @@ def test_isolated_receivers(sinks):
         assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), given))
 
 
-def test_graphs_that_differ_by_head():
-    rule = lambda b, h, dst, src: (src <= dst) & ((dst - src < 8 + 4 * h) | (src < 3))  # noqa: E731
-    graph = ga.TokenGraph.from_rule(rule, N, heads=4)
-    given = qkv(graph)
-    assert_exact(*(ga.attend(*given, graph, backend=name) for name in ("split", "reference")))
-
-
 @quiet
 @pytest.mark.parametrize(
     ("name", "compiler"),

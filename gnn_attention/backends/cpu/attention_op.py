@@ -61,10 +61,7 @@ def attention(
     scale: float,
     sink_logits: Float[Tensor, " heads"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)`` over the pieces of a plan; a receiver in no piece has out 0 and lse -inf, despite sinks.
-
-    out is in the dtype of q, lse in float32, or float64 for float64.
-    """
+    """``(out, lse)`` over the pieces of a plan; a receiver in none has out 0 and lse -inf, despite sinks."""
     out, lse = _ATTENTION(q, k, v, _sinks(q, sink_logits), *plan, scale)
     return out, lse
 
@@ -123,7 +120,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: T
         out.zero_()
         lse.fill_(-torch.inf)
     ends = [q, k, v]
-    if plan.has_blocks:
+    if plan.rectangles:
         # a CPU has no arithmetic for float16
         if unfinished or (q.dtype == torch.float16 and q.device.type == "cpu"):
             ends = [q.to(wide), k.to(wide), v.to(wide)]
@@ -154,15 +151,15 @@ def _backward(
     q, k, v = ends
     wide, delta = edges.accumulation_dtype(q.dtype), grad_lse
     grads = [_token_major(x, x.shape[3], wide) for x in ends]
-    for total in grads if plan.has_blocks or not plan.pieces else ():
+    for total in grads if plan.rectangles or not plan.pieces else ():
         total.zero_()
     if any(isinstance(piece, Edges) for piece in plan.pieces):
         delta = (grad_out.to(wide) * out).sum(-1) - grad_lse
     tensors = map(_supported, (grad_out, q, k, v, out))
-    padded = _for_dense_backward(grad_lse, *tensors) if plan.has_blocks else []
+    padded = _for_dense_backward(grad_lse, *tensors) if plan.rectangles else []
     for piece in plan.pieces:
         if isinstance(piece, Edges):
-            csr.backward(grad_out, delta, ends, lse, piece, scale, grads, add=plan.has_blocks)
+            csr.backward(grad_out, delta, ends, lse, piece, scale, grads, add=bool(plan.rectangles))
         else:
             dense_blocks.backward(padded, lse, piece, scale, grads)
     return grads[0].to(q.dtype), grads[1].to(q.dtype), grads[2].to(q.dtype)
@@ -191,10 +188,8 @@ def _supported(x: Tensor) -> Tensor:
 def _for_dense_backward(
     grad_lse: Tensor, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor
 ) -> list[Tensor]:
-    """What the dense kernel takes, which computes ``delta = sum(out * grad_out)`` itself.
-
-    ``- grad_lse`` belongs there too: one more channel, in which out is -grad_lse, grad_out 1 and v 0.
-    """
+    """What the dense kernel takes, which computes ``delta = sum(out * grad_out)`` itself."""
+    # ``- grad_lse`` belongs there too: one more channel, in which out is -grad_lse, grad_out 1 and v 0
     if not bool(grad_lse.any()):
         return _same_width(max(q.shape[3], v.shape[3]), grad_out, q, k, v, out)
     ones = torch.ones_like(grad_lse, dtype=q.dtype).unsqueeze(-1)
@@ -209,7 +204,7 @@ def _shows_all(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, plan: Plan) -> bool
     shows in lse. For a logit of +inf it gives lse +inf, and in halves an output that is finite, where all
     weights are NaN.
     """
-    if not plan.has_blocks:
+    if not plan.rectangles:
         return True
     if plan.narrowest < NARROW:
         return nonfinite.surely_finite(q, k, v)

@@ -28,8 +28,7 @@ def forward(
 ) -> None:
     """Write ``out`` and ``lse`` of the softmax over ``edges``, merged with theirs unless ``edges.fresh``.
 
-    A receiver without in-edges gets 0 and -inf. The arithmetic is in the dtype of lse, whatever those of q
-    and out.
+    A receiver without in-edges gets 0 and -inf. The arithmetic is in the dtype of lse.
     """
     work, groups = batches(edges, q.shape[:2], k.shape[1], lse.dtype)
     if edges.fresh and not groups:
@@ -114,11 +113,8 @@ def _zeroed(matrix: Tensor) -> Tensor:
 def _backward_head(
     work: Head, grad: Tensor, delta: Tensor, q: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q and key (but for the scale) and of value, of one head or of all of a folded list.
-
-    Two buffers of edges serve all: the second holds weights by sender, then slopes; the first at last slopes
-    by sender.
-    """
+    """The gradients of q and key (but for the scale) and of value, of one head or of all of a folded list."""
+    # of two buffers the second has weights by sender, then slopes; the first at last slopes by sender
     mass, slopes, lse = work.first.values(), work.second.values(), lse.reshape(-1)
     excluded = _excluded(work, lse)
     query = _without(excluded, work.staged("q", q))

@@ -94,10 +94,9 @@ _cache: MutableMapping[Tensor, dict[tuple[int, int], Edges]] = WeakIdKeyDictiona
 
 
 class Head:
-    """Buffers for one head at a time over a list of edges, in one dtype: rows of tokens, numbers of edges.
+    """Buffers for one head at a time over a list of edges, in one dtype: rows of tokens, numbers of edges."""
 
-    A fresh page of memory costs more than the arithmetic on it: every head writes where the one before wrote.
-    """
+    # a fresh page of memory costs more than the arithmetic on it: a head writes where the last one wrote
 
     def __init__(self, edges: Edges, dtype: torch.dtype) -> None:
         self.edges, self.dtype = edges, dtype

@@ -1,7 +1,4 @@
-"""A graph as a list of edges receiver by receiver, with its transpose: what the kernels over edges read.
-
-Positions are int32, which halves what the kernels read: a graph of 2^31 edges or more is refused earlier.
-"""
+"""A graph as a list of edges receiver by receiver, with its transpose, in int32 (for fewer than 2^31)."""
 
 from __future__ import annotations
 

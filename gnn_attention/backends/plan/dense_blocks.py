@@ -48,8 +48,7 @@ def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
     tokens = _Tokens(graph, runs)
     pieces = []
     for part in _by_piece(graph, runs, tokens):
-        strided = len(part.top) == 1 or (bool(part.joined.all()) and _in_steps(part))
-        if strided and bool(part.joined[0]):
+        if bool(part.joined.all()) and _in_steps(part):
             pieces.append(_piece(part, tokens, _steps(part.top, part.height), _steps(part.left, part.width)))
         else:
             pieces.append(_gathered(part, tokens))
@@ -80,7 +79,7 @@ def _by_piece(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> list[_Stack]:
 def _in_steps(part: _Stack) -> bool:
     """Whether receivers and senders move on in equal steps, senders not backwards."""
     down, right = part.top.diff(), part.left.diff()
-    return bool((down == down[0]).all()) and bool((right == right[0]).all()) and int(right[0]) >= 0
+    return bool(((down == down[:1]) & (right == right[:1]) & (right >= 0)).all())
 
 
 class _Tokens:

@@ -162,10 +162,6 @@ class Plan:
         return tuple(piece for piece in self.pieces if isinstance(piece, Rectangles))
 
     @cached_property
-    def has_blocks(self) -> bool:
-        return bool(self.rectangles)
-
-    @cached_property
     def visits_non_edges(self) -> bool:
         return any(piece.causal or piece.masks is not None for piece in self.rectangles)
 

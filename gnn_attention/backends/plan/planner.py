@@ -113,10 +113,8 @@ def _plan(pieces: list[Piece], graph: TokenGraph) -> Plan:
 
 
 def _with_long_runs(graph: TokenGraph, runs: Runs) -> list[Piece]:
-    """Rectangles, with long full runs in one of their own where a row also has partial tiles.
-
-    So no mask is as long as a row: those of a nearly causal graph would be half of tokens x tokens together.
-    """
+    """Rectangles, with long full runs in one of their own where a row also has partial tiles."""
+    # so no mask is as long as a row: those of a nearly causal graph would be half of tokens x tokens
     of_masks = torch.isin(runs.row, runs.row[~runs.full])
     long = runs.full & ((runs.stop - runs.first) * runs.block >= LONG) & of_masks
     same_rows = torch.isin(runs.row, runs.row[long])

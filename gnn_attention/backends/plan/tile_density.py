@@ -16,10 +16,7 @@ from gnn_attention.graph.tiling import tiles
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Runs of tiles along rows of tiles of a plain graph, sorted: columns ``first .. stop - 1`` of ``row``.
-
-    A full run may be long; a partial tile is a run, with the number of its ``edges``.
-    """
+    """Runs of tiles, sorted: columns ``first .. stop - 1`` of ``row``; a partial tile is a run."""
 
     block: int
     row: Int[Tensor, " runs"]
