@@ -27,7 +27,7 @@ from gnn_attention.explorer._html import Page, assembled
 from gnn_attention.explorer._masks import Choice, own, users, zoo
 from gnn_attention.explorer._pack import LONGEST, Source, check_length
 from gnn_attention.graph import TokenGraph
-from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
+from gnn_attention.layer.glossary import GLOSSARY, VIEWS
 from gnn_attention.model.tokenizer import BytePair
 
 __all__ = ["Page", "page"]
@@ -82,16 +82,17 @@ def page(
 
 
 def _words(text_or_tokens: Any) -> str | Sequence[int]:
-    if isinstance(text_or_tokens, Tensor) and text_or_tokens.dim() != 1:
-        got = f"shape {list(text_or_tokens.shape)}; take one row of a batch"
-        raise ValueError(f"text_or_tokens must be [tokens], got {got}")
-    if not isinstance(text_or_tokens, (str, Sequence, Tensor)):
+    if isinstance(text_or_tokens, Tensor):
+        if text_or_tokens.dim() != 1:
+            got = f"shape {list(text_or_tokens.shape)}; take one row of a batch"
+            raise ValueError(f"text_or_tokens must be [tokens], got {got}")
+        text_or_tokens = text_or_tokens.tolist()
+    if not isinstance(text_or_tokens, Sequence):
         got = type(text_or_tokens).__name__
         raise TypeError(f"text_or_tokens must be a string or the ids of tokens, got {got}")
     if not isinstance(text_or_tokens, str):
         check_length(text_or_tokens)
-        return text_or_tokens.tolist() if isinstance(text_or_tokens, Tensor) else text_or_tokens
-    if len(text_or_tokens) > LONGEST_TEXT:
+    elif len(text_or_tokens) > LONGEST_TEXT:
         got = f"{len(text_or_tokens)} characters"
         raise ValueError(f"text_or_tokens has {got}: shorten it, a page shows at most {LONGEST} tokens")
     return text_or_tokens
@@ -99,18 +100,21 @@ def _words(text_or_tokens: Any) -> str | Sequence[int]:
 
 def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
+    called = "LanguageModel"
     if model is None or (name is not None and Path(name).is_file()):
         path = language_model.TRAINED if name is None else Path(name)
-        found, vocabulary, _ = language_model.load(path)
-        return _whole(words, found, vocabulary, path.stem, room, layers)
-    if name is not None and name.endswith(".safetensors"):
+        model, called = language_model.load(path)[:2], path.stem
+    elif name is not None and name.endswith(".safetensors"):
         advice = "give one of gnn_attention.model.save, or a Hugging Face name or folder"
         raise FileNotFoundError(f"model {quoted(name)} is no file: {advice}")
     first, *rest = model if isinstance(model, (tuple, list)) else (model,)
     if isinstance(first, language_model.LanguageModel):
         if len(rest) != 1 or not isinstance(rest[0], BytePair):
             raise TypeError("a LanguageModel needs its vocabulary: give model=(model, vocabulary)")
-        return _whole(words, first, rest[0], "LanguageModel", room, layers)
+        if layers is not None:
+            needed = "of this one the page holds, and needs, every layer"
+            raise ValueError(f"layers={quoted(layers)} is for a Hugging Face model: {needed}")
+        return whole(words, first, rest[0], called, room)
     if name is None and (not isinstance(first, nn.Module) or len(rest) > 1):
         expected = "a file, a name, (model, vocabulary) or (model, tokenizer)"
         raise TypeError(f"model must be {expected}, got {model!r:.80}")
@@ -120,13 +124,6 @@ def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
         first, *rest = foreign.from_pretrained(name)
     source: Source = foreign.recorded(words, first, *rest, name=name, layers=layers)
     return source
-
-
-def _whole(words: Any, model: Any, vocabulary: BytePair, name: str, room: int, layers: Any) -> Source:
-    if layers is not None:
-        rest = "of this one the page holds, and needs, every layer"
-        raise ValueError(f"layers={quoted(layers)} is for a Hugging Face model: {rest}")
-    return whole(words, model, vocabulary, name, room)
 
 
 def _several(name: str, graphs: Any) -> list[Any]:
@@ -159,11 +156,10 @@ def _data(source: Source, title: str, wanted: list[Choice], others: list[Choice]
         "masks": [choice.packed() for choice in shown],
         "start": 1 if wanted else 0,
         "model": source.model,
-        "words": [_term(term) for term in GLOSSARY],
+        "words": [
+            {"name": term.name, "words": {view: getattr(term, view.replace(" ", "_")) for view in VIEWS}}
+            for term in GLOSSARY
+        ],
         "views": list(VIEWS),
     }
     return data if source.expected is None else data | {"expected": source.expected}
-
-
-def _term(term: Term) -> dict[str, Any]:
-    return {"name": term.name, "words": {view: getattr(term, view.replace(" ", "_")) for view in VIEWS}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,23 +10,13 @@ from torch import nn
 
 from gnn_attention import patterns
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.explorer._pack import LONGEST, Source, check_length, check_weight, stored
+from gnn_attention.explorer._pack import LONGEST, Source, Words, check_length, check_weight, stored
 from gnn_attention.model import Block, LanguageModel
 from gnn_attention.model.tokenizer import BytePair
 
-_OF_ATTENTION = ("attention_norm.weight", "attention.score_mod.table")
-_OF_HEADS = tuple(f"attention.heads.W_{letter}" for letter in "QKVO")
-_OF_MLP = ("mlp_norm.weight", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "mlp.2.bias")
-_OF_ENDS = ("embedding.weight", "norm.weight", "unembedding.weight")
 
-
-def whole(
-    words: str | Sequence[int], model: LanguageModel, vocabulary: BytePair, name: str, room: int
-) -> Source:
+def whole(words: Words, model: LanguageModel, vocabulary: BytePair, name: str, room: int) -> Source:
     """All that a page needs to compute what the model computes, and to write ``room`` more tokens.
-
-    Raises ValueError for no tokens, too many, or a model that does not have the parameters of a
-    :class:`LanguageModel`; TypeError or IndexError for tokens that are none of the vocabulary.
 
     >>> from gnn_attention.model import load_trained
     >>> source = whole("Llamas do not output words", *load_trained(), "trained", 16)
@@ -40,8 +29,7 @@ def whole(
     ids = vocabulary.encode(words) if isinstance(words, str) else list(map(int, words))
     check_length(ids)
     if len(ids) + room > LONGEST + 64:
-        got = f"{len(ids)} tokens and room for {room}"
-        raise ValueError(f"room must leave at most {LONGEST + 64} tokens in all, got {got}")
+        raise ValueError(f"room must leave at most {LONGEST + 64} tokens in all, got {len(ids)} and {room}")
     texts = [piece.decode("utf-8", errors="backslashreplace") for piece in vocabulary.vocabulary]
     packed = _model(model, name) | {"vocabulary": texts}
     check_weight(packed, "take a smaller model")
@@ -51,9 +39,9 @@ def whole(
 
 def _model(model: LanguageModel, name: str) -> dict[str, Any]:
     config, state = model.config, model.state_dict()
-    of_layer = (*_OF_ATTENTION, *_OF_HEADS, *_OF_MLP)
-    names = {f"blocks.{layer}.{part}" for layer in range(config.num_layers) for part in of_layer}
-    other = sorted(set(state) ^ names.union(_OF_ENDS))
+    with torch.device("meta"):
+        usual = LanguageModel(config)
+    other = sorted(set(state) ^ set(usual.state_dict()))
     if other:
         expected = "the parameters of a LanguageModel, standard heads without biases"
         raise ValueError(f"model must have {expected}; differs in {other}")

@@ -39,9 +39,8 @@ def own(graph: TokenGraph) -> Choice:
         which = "every token attends to itself and all before it"
     elif graph == patterns.full(n):
         which = "every token attends to every token"
-    meaning = f"The model's own graph: {which}."
-    if graph.name == EACH_ITS_OWN:
-        meaning = "The model's own graphs, which differ from layer to layer."
+    several = "The model's own graphs, which differ from layer to layer."
+    meaning = several if graph.name == EACH_ITS_OWN else f"The model's own graph: {which}."
     return Choice(graph.name, meaning, graph.mask().view(n, n), n)
 
 
@@ -59,7 +58,10 @@ def zoo(tokens: int, room: int) -> list[Choice]:
     isolated = "not itself: the first has no in-edges and receives exactly 0."
     neighbours = "its own, the one before, the first and a random one (BigBird)."
     rest = "the rest attends to itself and all before it."
-    documents = f"Two packed documents of {half} and {n - half} tokens"
+    binary, documents = (
+        "A binary tree in reading order",
+        f"Two packed documents of {half} and {n - half} tokens",
+    )
     found = [
         (patterns.strict_causal(n), f"{every}all before it, {isolated}"),
         (patterns.window(n, w), f"{last}, itself included."),
@@ -67,15 +69,9 @@ def zoo(tokens: int, room: int) -> list[Choice]:
         (patterns.dilated(n, w, 2), f"{every}{w} tokens at steps of 2, itself first."),
         (patterns.sparse_strided(n, w), f"{last} and every {w}th before them (Sparse Transformer)."),
         (patterns.log_sparse(n), f"{every}itself and the tokens 1, 2, 4, 8, ... before it."),
-        (
-            patterns.chunked(n, w),
-            f"Chunks of {w} tokens: every token attends to its own so far, and no other.",
-        ),
+        (patterns.chunked(n, w), f"Chunks of {w} tokens: {every.lower()}its own so far, and no other."),
         (patterns.documents([half, n - half]), f"{documents}: no token attends to the other one."),
-        (
-            patterns.tree(parents),
-            f"A binary tree in reading order: {every.lower()}itself, its parent and all above.",
-        ),
+        (patterns.tree(parents), f"{binary}: {every.lower()}itself, its parent and all above."),
         (big_bird, f"Blocks of {block}: {every.lower()}{neighbours}"),
         (patterns.random_senders(n, w), f"{every}{w} random tokens of those up to itself."),
         (patterns.self_loops(n), f"{every}itself alone: no token learns of another."),
@@ -87,9 +83,6 @@ def zoo(tokens: int, room: int) -> list[Choice]:
 
 def users(graphs: Iterable[Any], tokens: int, room: int) -> list[Choice]:
     """The user's graphs: :class:`TokenGraph` or expressions, in which ``n`` is the number of tokens and room.
-
-    Raises TypeError for anything else; ValueError for an expression that cannot be read and a graph that has
-    fewer nodes than the text has tokens, other senders than receivers, or differs by head or sample.
 
     >>> users(["window(n, 2) - causal(n).T"], 6, 2)[0].mask.sum().item()
     7
@@ -107,8 +100,7 @@ def _user(value: Any, tokens: int, size: int) -> Choice:
         raise ValueError(f"{graph!r} differs by head or sample, and a page has one graph for all: {advice}")
     if graph.num_dst != graph.num_src or graph.num_dst < tokens:
         expected = f"at least the {tokens} tokens of the text ({size} to write on), all senders and receivers"
-        got = f"{graph!r}; in an expression n stands for {size}"
-        raise ValueError(f"a graph must be of {expected}, got {got}")
+        raise ValueError(f"a graph must be of {expected}, got {graph!r}; n stands for {size}")
     count = min(graph.num_dst, size)
     mask = torch.zeros(size, size, dtype=torch.bool)
     mask[:count, :count] = algebra.restrict(graph, range(count)).mask()

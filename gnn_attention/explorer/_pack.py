@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import sys
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +14,12 @@ from torch.nn import functional
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph
 
+Words = str | Sequence[int]
 # the name of the graph of layers that attend along different ones: their union
 EACH_ITS_OWN = "each layer's own"
 # tokens: the page draws and computes every pair of them
 LONGEST = 512
-# characters of tensors; browsers open more, but slowly
+# characters of a model; browsers open more, but slowly
 LARGEST = 64 * 2**20
 
 
@@ -37,7 +38,7 @@ class Source:
 
 
 def stored(tensor: Tensor) -> dict[str, Any]:
-    """A tensor as the page reads it: shape, dtype and little-endian bytes in base64.
+    """A tensor as the page reads it: shape, dtype and its bytes in base64.
 
     Exact for half types and float32; float16 wherever it holds every number, float64 is rounded to float32.
 
@@ -49,8 +50,6 @@ def stored(tensor: Tensor) -> dict[str, Any]:
         half = tensor.half()
         tensor = half if torch.equal(half.double(), tensor.double()) else tensor.float()
     raw = tensor.flatten().view(torch.uint8).numpy()
-    if sys.byteorder == "big":
-        raw = raw.reshape(-1, tensor.element_size())[:, ::-1]
     data, dtype = base64.b64encode(raw.tobytes()).decode("ascii"), str(tensor.dtype).removeprefix("torch.")
     return {"shape": list(tensor.shape), "dtype": dtype, "data": data}
 
@@ -72,22 +71,13 @@ def check_length(tokens: Sequence[Any] | Tensor) -> None:
     if not len(tokens):
         raise ValueError("text_or_tokens must hold at least one token, got none")
     if len(tokens) > LONGEST:
-        got = f"{len(tokens)} tokens, and a page shows at most {LONGEST}"
-        advice = "shorten it, or give the token ids of the part to look at"
-        raise ValueError(f"text_or_tokens has {got}: {advice}")
-
-
-def weight(model: dict[str, Any]) -> int:
-    """The characters of all tensors inside."""
-    if "data" in model:
-        return len(model["data"])
-    parts = [part for value in model.values() for part in (value if isinstance(value, list) else [value])]
-    return sum(weight(part) for part in parts if isinstance(part, dict))
+        most = f"a page shows at most {LONGEST}: shorten it, or give the token ids of the part to look at"
+        raise ValueError(f"text_or_tokens has {len(tokens)} tokens, and {most}")
 
 
 def check_weight(model: dict[str, Any], instead: str) -> None:
     """ValueError for a model that is too large to be put into a page, with what to do ``instead``."""
-    found = weight(model)
+    found = len(json.dumps(model))
     if found > LARGEST:
-        got = f"{found / 1e6:,.0f} MB, at most {LARGEST / 1e6:.0f}"
-        raise ValueError(f"{model['name']} would make a page of {got}: {instead}")
+        size = f"{found / 1e6:,.0f} MB, at most {LARGEST / 1e6:.0f}"
+        raise ValueError(f"{model['name']} would make a page of {size}: {instead}")

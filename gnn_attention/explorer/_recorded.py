@@ -7,7 +7,7 @@ layers after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,9 +23,11 @@ from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.explorer._pack import EACH_ITS_OWN, Source, bits, check_length, check_weight, stored
+from gnn_attention.explorer._pack import EACH_ITS_OWN, Source, Words, bits, check_length, check_weight, stored
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import foreign
+
+Layers = int | Iterable[int] | None
 
 
 def from_pretrained(name: str) -> tuple[nn.Module, Any]:
@@ -35,46 +37,31 @@ def from_pretrained(name: str) -> tuple[nn.Module, Any]:
 
 
 def recorded(
-    text_or_tokens: str | Sequence[int],
-    model: nn.Module,
-    tokenizer: Any = None,
-    name: str | None = None,
-    layers: int | Iterable[int] | None = None,
+    words: Words, model: nn.Module, tokenizer: Any = None, name: str | None = None, layers: Layers = None
 ) -> Source:
-    """What the attention of a text model did in one run over the text; the model is left as it was.
-
-    ``layers``: numbers of the layers to show, all unless given. Raises NotImplementedError for a family that
-    :func:`gnn_attention.heads_of` does not know and for a model of an encoder and a decoder; TypeError for a
-    text without a tokenizer; ValueError for no tokens, too many, non-finite numbers, and more than a page can
-    show; IndexError for a layer that is none.
-    """
-    tokens = _tokens(text_or_tokens, tokenizer)
+    """What the attention of a text model did in one run over the text; the model is left as it was."""
+    tokens = _tokens(words, tokenizer)
     check_length(tokens)
     calls = _calls(model, torch.tensor([[token for token, _ in tokens]]))
     chosen = _chosen(layers, len(calls))
-    packed: dict[str, Any] = {
-        "kind": "record",
-        "name": name or type(model).__name__,
-        "width": 0,
-        "layers": [_layer(model, number, calls[number]) for number in chosen],
-    }
+    shown = [_layer(model, number, calls[number]) for number in chosen]
+    width = (shown[0]["output"] or shown[0]["messages"])["shape"][-1]
+    packed = {"kind": "record", "name": name or type(model).__name__, "width": width, "layers": shown}
     check_weight(packed, "take fewer layers (layers=[0, 1], --layers 0 1) or a shorter text")
-    packed["width"] = _width(packed["layers"][0])
     return Source(tokens, packed, _own([calls[number] for number in chosen]))
 
 
-def _tokens(text_or_tokens: str | Sequence[int], tokenizer: Any) -> list[tuple[int, str]]:
+def _tokens(words: Words, tokenizer: Any) -> list[tuple[int, str]]:
     # ids and their texts, as they stand in the text where the tokenizer knows
-    if not isinstance(text_or_tokens, str):
-        ids = checks.sizes("text_or_tokens", text_or_tokens)
+    if not isinstance(words, str):
+        ids = checks.sizes("text_or_tokens", words)
         return [(token, str(token) if tokenizer is None else tokenizer.decode([token])) for token in ids]
     if tokenizer is None:
-        advice = "give model=(model, tokenizer), or the ids of the tokens"
-        raise TypeError(f"a text needs the model's tokenizer: {advice}")
-    found = tokenizer(text_or_tokens, return_offsets_mapping=bool(getattr(tokenizer, "is_fast", False)))
+        raise TypeError("a text needs the model's tokenizer: give model=(model, tokenizer), or token ids")
+    found = tokenizer(words, return_offsets_mapping=bool(getattr(tokenizer, "is_fast", False)))
     ids = found["input_ids"]
     spans = found.get("offset_mapping") or [(0, 0)] * len(ids)
-    texts = [text_or_tokens[start:stop] for start, stop in spans]
+    texts = [words[start:stop] for start, stop in spans]
     return [(token, text or tokenizer.decode([token])) for token, text in zip(ids, texts, strict=True)]
 
 
@@ -86,16 +73,14 @@ def _calls(model: nn.Module, ids: Tensor) -> list[AttentionCall]:
         expected = "a Hugging Face text model or a LanguageModel with its vocabulary"
         raise TypeError(f"model must be {expected}, got {kind}")
     if config.is_encoder_decoder:
-        advice = "give one of them, model.get_encoder()"
-        raise NotImplementedError(f"{kind} has an encoder and a decoder: {advice}")
+        raise NotImplementedError(f"{kind} has an encoder and a decoder: give one, model.get_encoder()")
     calls: list[AttentionCall] = []
-    device = next(model.parameters()).device
+    ids = ids.to(next(model.parameters()).device)
     with _routed(model), huggingface.attending(Backend("recorder", partial(_record, calls))):
-        model(input_ids=ids.to(device), use_cache=False)
+        model(input_ids=ids, use_cache=False)
     if len(calls) != config.num_hidden_layers:
-        got = f"{len(calls)} calls of attention went through transformers' interface"
-        layers = f"{kind} has {config.num_hidden_layers} layers"
-        raise NotImplementedError(f"{layers}, and {got}: the page shows one for each layer")
+        got = f"makes {len(calls)} calls of transformers' attention in {config.num_hidden_layers} layers"
+        raise NotImplementedError(f"{kind} {got}: the page shows one for each layer")
     return calls
 
 
@@ -120,7 +105,7 @@ def _record(calls: list[AttentionCall], call: AttentionCall) -> tuple[Tensor, Te
     return out, info.lse
 
 
-def _chosen(layers: int | Iterable[int] | None, count: int) -> list[int]:
+def _chosen(layers: Layers, count: int) -> list[int]:
     if layers is None:
         return list(range(count))
     numbers = checks.sizes("layers", layers if isinstance(layers, Iterable) else [layers])
@@ -139,6 +124,7 @@ def _layer(model: nn.Module, number: int, call: AttentionCall) -> dict[str, Any]
     if W_O is None or tuple(W_O.shape[:2]) != (call.q.shape[1], call.v.shape[3]):
         got = f"layer {number} of {type(model).__name__}"
         raise NotImplementedError(f"{got} has other heads than its attention was called with")
+    values = arithmetic.per_query_head(call.v.double(), len(W_O))[0]
     as_messages = call.v.shape[2] < call.v.shape[3]
     return {
         "number": number,
@@ -146,18 +132,13 @@ def _layer(model: nn.Module, number: int, call: AttentionCall) -> dict[str, Any]
         "k": stored(call.k[0]),
         "v": stored(call.v[0]),
         "output": None if as_messages else stored(W_O),
-        "messages": stored(_messages(call.v, W_O)) if as_messages else None,
+        "messages": stored(values @ W_O.detach().to(values)) if as_messages else None,
         "outputBias": None if heads.b_O is None else stored(heads.b_O),
         "bias": None if call.score_mod is None else stored(_bias(call)),
         "sinks": None if call.sink_logits is None else stored(call.sink_logits),
         "scale": call.scale,
         "mask": bits(_mask(call)),
     }
-
-
-def _messages(v: Tensor, W_O: Tensor) -> Float[Tensor, "heads tokens width"]:
-    values = arithmetic.per_query_head(v.double(), len(W_O))[0]
-    return values @ W_O.detach().to(values)
 
 
 def _bias(call: AttentionCall) -> Float[Tensor, "heads dst src"]:
@@ -171,8 +152,7 @@ def _bias(call: AttentionCall) -> Float[Tensor, "heads dst src"]:
 
 def _mask(call: AttentionCall) -> Bool[Tensor, "tokens tokens"]:
     if call.graph.heads is not None:
-        rest = "differs by head, and a page has one graph for all heads of a layer"
-        raise NotImplementedError(f"{call.graph!r} {rest}")
+        raise NotImplementedError(f"{call.graph!r} differs by head, and a page has one graph for a layer")
     return call.graph.mask().view(call.graph.num_dst, call.graph.num_src)
 
 
@@ -184,8 +164,3 @@ def _own(calls: list[AttentionCall]) -> TokenGraph:
     union = torch.stack(masks).any(0)
     edges = union.nonzero().mT.flip(0)
     return TokenGraph.from_edges(edges, len(union), name="edges" if same else EACH_ITS_OWN)
-
-
-def _width(layer: dict[str, Any]) -> int:
-    written: dict[str, Any] = layer["output"] or layer["messages"]
-    return int(written["shape"][-1])

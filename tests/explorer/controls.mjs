@@ -69,26 +69,6 @@ export async function readings(browser, job) {
   return shown;
 }
 
-/** The three forms: the same logit and the same message, whichever is chosen. */
-export async function forms(browser, job) {
-  const { page } = await open(browser, job.file);
-  const shown = {};
-  for (const form of ["standard", "factored", "merged"]) {
-    await choose(page, "Form", form);
-    shown[form] = {};
-    for (const step of [0, 1, 3]) {
-      await choose(page, "Steps", String(step));
-      shown[form][step] = {
-        numbers: Object.fromEntries(
-          await page.$$eval(".step-body .formula data", (all) => all.map((one) => [one.dataset.name, Number(one.value)])),
-        ),
-        vectors: await page.locator(".step-body .vector-name").allTextContents(),
-      };
-    }
-  }
-  return shown;
-}
-
 /** A click on an arc cuts it; undo, redo, the list of edits and the address bring it back and forth. */
 export async function arc(browser, job) {
   const { page, seen } = await open(browser, job.file);

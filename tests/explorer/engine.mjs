@@ -21,7 +21,6 @@ function answer({ ask, ...rest }) {
     return { layers: run.layers, logits: rest.logits === false ? null : run.logits, milliseconds: run.milliseconds };
   }
   if (ask === "again") return { layers: runs[rest.number].layers, logits: runs[rest.number].logits };
-  if (ask === "times") return times(rest);
   if (ask === "erf") return Float64Array.from(rest.numbers, erf);
   if (ask === "halves") return Float64Array.from({ length: 65536 }, (_, bits) => half(bits));
   if (ask === "sizes") return { size: engine.size, whole: engine.whole, texts: rest.ids.map((id) => engine.text(id)) };
@@ -29,20 +28,6 @@ function answer({ ask, ...rest }) {
   if (ask === "varies") return rest.masks.map((mask) => engine.varies(mask));
   if (ask === "reach") return engine.reach(rest);
   return engine[ask](run, ...rest.with);
-}
-
-/** Milliseconds of each of several runs in turn, the next token's chances included. */
-function times({ runs, rounds }) {
-  const found = runs.map(() => []);
-  for (let round = 0; round < rounds; round++) {
-    runs.forEach((options, number) => {
-      const start = performance.now();
-      const done = engine.run(options);
-      if (engine.whole) engine.next(done, done.layers[0].tokens - 1, 5);
-      found[number].push(performance.now() - start);
-    });
-  }
-  return found;
 }
 
 for (const question of read(questionsFile)) {

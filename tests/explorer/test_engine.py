@@ -19,7 +19,6 @@ from support.explorer_engine import (
     mask_of,
     run,
     small,
-    text_of_data,
 )
 
 from gnn_attention import FactoredHeads, MergedHeads, explorer
@@ -110,27 +109,6 @@ def test_a_run_stays_what_it_was() -> None:
     first, _, _, again = ask(PAGE, [run(), *later])
     assert first["said"]["layers"] == again["said"]["layers"]
     assert first["said"]["logits"] == again["said"]["logits"]
-
-
-def test_tokens_that_are_taken_back() -> None:
-    """Also in a graph that looks ahead, where a row attended to a token which is gone; down to none."""
-    full = len(DATA["masks"]) - 1
-    assert DATA["masks"][full]["name"] == "full(27)"
-    some = [IDS[:count] for count in (11, 7, 9, 1, 0)]
-    for mask in (0, full):
-        answers = ask(PAGE, [run(mask, tokenIds=ids) for ids in some])
-        check(answers, [mask] * len(some), [[]] * len(some), some)
-
-
-@torch.no_grad()
-def test_a_cut_is_that_of_the_trace() -> None:
-    """Not the oracle of this file but the library: trace.record of the model in float64 under trace.cut."""
-    (answer,) = ask(PAGE, [run(0, [edit(0, 5, layer=1, head=2)])])
-    surgery = trace.cut([(0, 5)], layers=1, heads=2)
-    recorded = trace.record(DOUBLE, torch.tensor([IDS]), surgery=surgery)
-    for found, layer in zip(answer["said"]["layers"], recorded.layers, strict=True):
-        assert_exact(doubles(found["update"], len(IDS), -1), layer.update[0])
-    assert_exact(doubles(answer["said"]["logits"], len(IDS), -1), recorded.output[0])
 
 
 @torch.no_grad()
@@ -237,20 +215,6 @@ def test_sizes_texts_and_wrong_questions() -> None:
     ]
 
 
-@pytest.mark.parametrize(("count", "bound"), [(64, 250), (512, 3000)])
-def test_speed(count: int, bound: float, capsys: pytest.CaptureFixture[str]) -> None:
-    """Milliseconds after an edit, the next token included: bounded loosely, since CI is busy."""
-    made = explorer.page(VOCABULARY.encode((TEXT + " ") * 60)[:count], room=0)
-    lists = ([], [edit(2, count - 3)], [edit(2, count // 4, layer=0)])
-    runs = [*({"mask": 0, "edits": edits} for edits in lists), {"mask": 2, "edits": []}]
-    (answer,) = ask(made, [{"ask": "times", "runs": runs, "rounds": 5 if count == 64 else 2}])
-    names = ("all mended", "a cut near the end", "a cut near the start", "another graph")
-    best = {name: min(times[1:]) for name, times in zip(names, answer["said"], strict=True)}
-    with capsys.disabled():
-        print(f"\n{count} tokens: " + ", ".join(f"{name} {time:.1f} ms" for name, time in best.items()))
-    assert max(best.values()) < bound
-
-
 def test_bfloat16_and_float32_in_the_engine() -> None:
     model, vocabulary = small(1, num_layers=1)
     with torch.no_grad():
@@ -260,6 +224,6 @@ def test_bfloat16_and_float32_in_the_engine() -> None:
     tensors = data["model"]["tensors"]
     tensors["unembedding.weight"] = _pack.stored(model.unembedding.weight.bfloat16())
     assert {tensor["dtype"] for tensor in tensors.values()} == {"float32", "bfloat16"}
-    changed = explorer.Page(made.html.replace(text_of_data(made), _html.embedded(data)), "", 3)
+    changed = explorer.Page(_html.assembled("", data), "", 3)
     (answer,) = ask(changed, [run()])
     check_run(answer, model.state_dict(), list(b"xyz"), edges_of(data, 0, [], 3, 1, 2))

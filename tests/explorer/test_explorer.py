@@ -8,7 +8,6 @@ import html.parser
 import json
 import os
 import re
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.explorer_engine import TEXT, WEB, data_of, mask_of, needs_node, small, text_of_data
+from support.explorer_engine import HOSTILE, TEXT, WEB, data_of, mask_of, needs_node, small, text_of_data
 
 from gnn_attention import TokenGraph, explorer, patterns
 from gnn_attention import model as lm
@@ -114,16 +113,7 @@ class TestData:
                 explorer.page(**({tokens: TEXT} | options))
 
 
-HOSTILE = [
-    *(
-        "</script><script>alert(1)</script>",
-        "<!--<script>",
-        "]]><img src=x onerror=alert(1)>",
-        "&lt;b&gt; &amp;",
-    ),
-    *("\u2028\u2029\x00\x1b[31m", "\"'`${1}\\", "\u202eabc\u2066\u200f", "\ud800 half \udfff"),
-    *("__DATA__ __TITLE__ $& $1", "</title><style>*{display:none}</style>"),
-]
+MARKS = ["</title><style>*{display:none}</style>", "__DATA__ __TITLE__ $& $1", *HOSTILE]
 
 
 class Elements(html.parser.HTMLParser):
@@ -153,7 +143,7 @@ class Elements(html.parser.HTMLParser):
 
 
 class TestFile:
-    @pytest.mark.parametrize("words", HOSTILE, ids=range(len(HOSTILE)))
+    @pytest.mark.parametrize("words", MARKS, ids=range(len(MARKS)))
     def test_hostile_words_are_inert(self, words: str) -> None:
         """In title, tokens, names of masks and of the model: the page has the same elements."""
         source = small(num_layers=1)
@@ -171,12 +161,8 @@ class TestFile:
         text.encode("utf-8")
 
     def test_the_title(self) -> None:
-        titles = {
-            "a < b & c": "a < b & c",
-            "x\n\u202ey\x00z": "x y z",
-            "\ud83e\udd99 \ud800": "\U0001f999 \ufffd",
-        }
-        for title, shown in titles.items():
+        odd = {"x\n\u202ey\x00z": "x y z", "\ud83e\udd99 \ud800": "\U0001f999 \ufffd"}
+        for title, shown in {"a < b & c": "a < b & c", **odd}.items():
             made = explorer.page("abc", small(num_layers=1), title=title)
             assert Elements(made.html).texts["title"] == [shown]
 
@@ -186,10 +172,8 @@ class TestFile:
         (policy,) = (dict(attrs)["content"] for tag, attrs in elements.tags if dict(attrs).get("http-equiv"))
         rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
         data, script = elements.texts["script"]
-        for text, rule in (
-            (script, "script-src"),
-            *((style, "style-src") for style in elements.texts["style"]),
-        ):
+        styles = [(style, "style-src") for style in elements.texts["style"]]
+        for text, rule in [(script, "script-src"), *styles]:
             digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
             assert rules[rule] == f"'sha256-{digest}'"
         others = {name: rule for name, rule in rules.items() if not name.startswith(("script", "style"))}
@@ -213,10 +197,10 @@ class TestFile:
         assert _html.is_ours(path)
         with pytest.raises(OSError, match="nowhere"):
             page.save(tmp_path / "nowhere" / "page.html")
-        (frame,) = Elements(page._repr_html_()).tags
-        assert frame[0] == "iframe"
-        assert dict(frame[1])["srcdoc"] == page.html
-        assert dict(frame[1])["sandbox"] == "allow-scripts"
+        # a frame may be read in any encoding, and the hashes must be right in each
+        assert _html.TEMPLATE.read_bytes().isascii()
+        ((tag, frame),) = Elements(page._repr_html_()).tags
+        assert (tag, dict(frame)["srcdoc"], dict(frame)["sandbox"]) == ("iframe", page.html, "allow-scripts")
         assert repr(page) == f"Page('{TEXT}', 11 tokens, {len(page.html) / 1e6:.1f} MB)"
 
     def test_the_committed_page_is_that_of_the_sources(self, tmp_path: Path) -> None:
@@ -229,26 +213,11 @@ class TestFile:
         subprocess.run([node, tsc, "--noEmit", "-p", WEB], check=True)
         subprocess.run([node, WEB / "check.mjs"], check=True)
 
-    @pytest.mark.slow
-    def test_a_fresh_install_builds_the_same_page(self, tmp_path: Path) -> None:
-        """``npm ci`` from the lock file, in a copy without what is installed here, then the build."""
-        needs_node()
-        copy = tmp_path / "explorer" / "web"
-        shutil.copytree(WEB, copy, ignore=shutil.ignore_patterns("node_modules"))
-        subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=copy, check=True, capture_output=True)
-        subprocess.run(["npm", "run", "build"], cwd=copy, check=True, capture_output=True)
-        assert (copy.parent / "page.html").read_bytes() == _html.TEMPLATE.read_bytes()
-
-    def test_versions_are_exact_and_the_wheel_has_no_sources(self) -> None:
-        package = json.loads((WEB / "package.json").read_text())
-        lock = json.loads((WEB / "package-lock.json").read_text())
-        assert set(package["devDependencies"]) == {"esbuild", "typescript", "playwright-core", "axe-core"}
-        for name, version in package["devDependencies"].items():
-            assert re.fullmatch(r"\d+\.\d+\.\d+", version)
-            assert lock["packages"][f"node_modules/{name}"]["version"] == version
+    def test_the_wheel_has_no_sources(self) -> None:
         project = tomllib.loads((WEB.parents[2] / "pyproject.toml").read_text())
-        targets = project["tool"]["hatch"]["build"]["targets"]
-        assert "gnn_attention/explorer/web" in targets["wheel"]["exclude"]
+        assert (
+            "gnn_attention/explorer/web" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]
+        )
 
 
 class TestCommand:

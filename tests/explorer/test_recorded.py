@@ -160,7 +160,7 @@ class TestRecorded:
         assert (data["masks"][0]["name"], data["masks"][0]["causal"]) == ("the model's mask", True)
         assert "5 tokens" in capsys.readouterr().out
 
-    def test_refusals(self) -> None:
+    def test_refusals(self, monkeypatch: pytest.MonkeyPatch) -> None:
         transformers = needs("transformers")
         llama = foreign("Llama")
         falcon = transformers.FalconModel(transformers.FalconConfig(**SIZES, num_hidden_layers=1)).eval()
@@ -178,14 +178,13 @@ class TestRecorded:
                 explorer.page(ids, model)
         with pytest.raises(IndexError, match=r"layers must be some of 0 .. 1, the model's, got \[2\]"):
             explorer.page([1, 2], llama, layers=2)
+        with monkeypatch.context() as patched:
+            patched.setattr(_pack, "LARGEST", 1000)
+            with pytest.raises(
+                ValueError, match="LlamaModel would make a page of 0 MB, at most 0: take fewer"
+            ):
+                explorer.page([1, 2], llama)
         with torch.no_grad():
             llama.embed_tokens.weight[2] = torch.nan
         with pytest.raises(ValueError, match="q of layer 0 has non-finite numbers"):
             explorer.page([1, 2], llama)
-
-    def test_too_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_pack, "LARGEST", 1000)
-        with pytest.raises(
-            ValueError, match=r"LlamaModel would make a page of 0 MB, at most 0: take fewer layers"
-        ):
-            explorer.page([1, 2], foreign("Llama"))

@@ -12,7 +12,7 @@ import contextlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from triton.runtime import JITFunction
 from triton.runtime.driver import driver
 
 READER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-Each = Callable[[Any, Sequence[Any]], None]
+Each = Callable[[Any], None]
 SPARE = 16  # bytes of stack that are no spill: some number saved from before a loop until after it
 SHARED_LIMIT = {
     "sm_80": 163 * 1024,
@@ -37,7 +37,6 @@ INSTRUCTIONS = {
     "wide loads": r"\b(?:LDG|LDGSTS)\.E\.[\w.]*128|\bUTMALDG",
     "HGMMA": r"\bHGMMA",
     "HMMA": r"\bHMMA",
-    "DMMA": r"\bDMMA",
     "tcgen05": r"\bUTC\w*MMA",
     "local loads": r"\bLDL\b",
     "local stores": r"\bSTL\b",
@@ -51,7 +50,6 @@ class Built:
 
     kernel: str
     gpu: str
-    dtypes: tuple[str, ...]
     warps: int
     registers: int
     stack: int
@@ -99,9 +97,9 @@ def compiled_for(gpu: str) -> Iterator[list[Built]]:
     built: dict[str, Built] = {}
     found: list[Built] = []
 
-    def add(kernel: Any, args: Sequence[Any]) -> None:
+    def add(kernel: Any) -> None:
         if kernel.hash not in built:
-            built[kernel.hash] = _read(kernel, gpu, args)
+            built[kernel.hash] = _read(kernel, gpu)
 
     try:
         with without_gpu(gpu, add):
@@ -111,13 +109,13 @@ def compiled_for(gpu: str) -> Iterator[list[Built]]:
 
 
 @contextlib.contextmanager
-def without_gpu(gpu: str, each: Each = lambda kernel, args: None) -> Iterator[None]:
-    """Launches compile their kernels for that GPU and start none; then ``each(kernel, args)``."""
+def without_gpu(gpu: str, each: Each = lambda kernel: None) -> Iterator[None]:
+    """Launches compile their kernels for that GPU and start none; then ``each(kernel)``."""
     launch, active = JITFunction.run, driver._active
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = launch(self, *args, grid=grid, warmup=True, **options)
-        each(kernel, args)
+        each(kernel)
         return kernel
 
     driver.set_active(_NoDriver(int(gpu.removeprefix("sm_"))))
@@ -128,30 +126,19 @@ def without_gpu(gpu: str, each: Each = lambda kernel, args: None) -> Iterator[No
         JITFunction.run, driver._active = launch, active
 
 
-def _read(kernel: Any, gpu: str, args: Sequence[Any]) -> Built:
+def _read(kernel: Any, gpu: str) -> Built:
     said = _disassembled(kernel.asm["cubin"])
     usage = re.search(r"REG:(\d+) STACK:(\d+)", said)
     assert usage is not None, f"cuobjdump says nothing about {kernel.metadata.name}: {said[:400]}"
-    dtypes = tuple(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in args if hasattr(x, "data_ptr")))
     counts = {name: len(re.findall(pattern, said)) for name, pattern in INSTRUCTIONS.items()}
-    registers, stack = (int(number) for number in usage.groups())
-    return Built(
-        kernel.metadata.name,
-        gpu,
-        dtypes,
-        kernel.metadata.num_warps,
-        registers,
-        stack,
-        kernel.metadata.shared,
-        counts,
-    )
+    about, (registers, stack) = kernel.metadata, map(int, usage.groups())
+    return Built(about.name, gpu, about.num_warps, registers, stack, about.shared, counts)
 
 
 def _disassembled(machine_code: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(machine_code)
         file.flush()
-        done = subprocess.run(
-            [READER, "-res-usage", "-sass", file.name], capture_output=True, text=True, check=True
-        )
+        command = [READER, "-res-usage", "-sass", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout + done.stderr

@@ -27,6 +27,12 @@ from gnn_attention.model.tokenizer import BytePair
 WEB = Path(explorer.__file__).parent / "web"
 SCRIPT = Path(__file__).parents[1] / "explorer" / "engine.mjs"
 TEXT = "Llamas do not output words"
+HOSTILE = [
+    *("<script>window.ran=1</script>", "<img src=x onerror=window.ran=2>"),
+    "</script><script>window.ran=3</script>",
+    *("<!--", "]]>", "\u202eright to left\u202c", "\u2067\u200f\u200b", "\x00\x07\x1b[31m", "\u2028\u2029"),
+    *("\t\n\r ", "'\"`${window.ran=4}", "\ud83d", "javascript:window.ran=5", "&lt;b&gt;", "\u0301", ""),
+]
 
 
 def tool(name: str, path: str | Path | None, install: str) -> str:

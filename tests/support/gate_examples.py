@@ -1,25 +1,8 @@
-"""Kernels that the compile gate is tried on: well made, made of products, reading narrowly, spilling."""
+"""A kernel that the compile gate is tried on."""
 
 import torch
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def gather(x, rows, out, stride, COUNT: tl.constexpr, WIDTH: tl.constexpr):
-    """Sum ``COUNT`` rows of x."""
-    number, lane = tl.program_id(0), tl.arange(0, WIDTH)
-    row = tl.load(rows + number * COUNT + tl.arange(0, COUNT))
-    read = tl.load(x + row.to(tl.int64)[:, None] * stride + lane[None, :])
-    tl.store(out + number * WIDTH + lane, tl.sum(read.to(tl.float32), 0))
-
-
-@triton.jit
-def product(x, y, out, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
-    """``x @ y``."""
-    i, k, j = tl.arange(0, M)[:, None], tl.arange(0, K), tl.arange(0, N)[None, :]
-    total = tl.dot(tl.load(x + i * K + k[None, :]), tl.load(y + k[:, None] * N + j))
-    tl.store(out + i * N + j, total)
 
 
 @triton.jit
@@ -32,25 +15,6 @@ def spilling(x, out, SIZE: tl.constexpr):
         total = tl.sum(a * b, 1)
         a, b = a + total[:, None], b * total[:, None]
     tl.store(out + i * SIZE + j, a + b)
-
-
-def launch_gather(dtype=torch.bfloat16, stride=64):
-    """16 rows of 64, one program."""
-    gather[(4,)](
-        torch.zeros(32, stride, dtype=dtype),
-        torch.zeros(64, dtype=torch.int32),
-        torch.zeros(4, 64),
-        stride,
-        16,
-        64,
-    )
-
-
-def launch_product(dtype=torch.bfloat16):
-    """64 x 64 x 64 on one warp group."""
-    product[(1,)](
-        *(torch.zeros(64, 64, dtype=dtype) for _ in range(2)), torch.zeros(64, 64), 64, 64, 64, num_warps=4
-    )
 
 
 def launch_spilling():

@@ -7,20 +7,12 @@ import torch
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import triton
-from gnn_attention.backends.gpu.csr import packed_rows
-from gnn_attention.backends.gpu.formats import BLOCKS, pack
+from gnn_attention.backends.gpu.csr import rows_of
+from gnn_attention.backends.gpu.formats import BLOCKS, ROWS, pack
 from gnn_attention.backends.gpu.row_windows import windows_of
 from gnn_attention.backends.gpu.tiles import tiles_of
 from gnn_attention.edges import accumulation_dtype
-from gnn_attention.score_mods import (
-    RelativeBias,
-    alibi,
-    alibi_slopes,
-    chain,
-    log_multiplicity,
-    relative_bias,
-    softcap,
-)
+from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, relative_bias, softcap
 from gnn_attention.verify.measure import summation_bound
 
 KINDS = ("rows", "windows 16", "windows 32", "windows 64", "tiles 64", "tiles 128")
@@ -32,7 +24,7 @@ def use(kind, monkeypatch):
 
     def lower(graph, device, height, numbers):
         if form == "rows":
-            return packed_rows(graph, device, numbers)
+            return pack(ROWS, rows_of(graph, device, numbers))
         make = windows_of if form == "windows" else tiles_of
         return pack(BLOCKS, make(graph, device, int(size), numbers))
 
@@ -103,6 +95,7 @@ class Case:
         return [None if x is None else x.to(device, kind).requires_grad_() for x, kind in given]
 
 
+LEARNED_TWICE = chain(LEARNED, ga.score_mods.log_multiplicity(torch.arange(1.0, 6.0)), softcap(2.0), LEARNED)
 BOTH = chain(alibi(alibi_slopes(2)), LEARNED, softcap(2.0))
 CASES = {
     "plain": Case(),
@@ -112,9 +105,7 @@ CASES = {
     "two alibis": Case(score_mod=chain(alibi(alibi_slopes(2)), alibi((0.3, 0.1)))),
     "alibi after softcap": Case(score_mod=chain(softcap(1.5), alibi(alibi_slopes(2)))),
     "relative bias": Case(score_mod=relative_bias(torch.linspace(-1, 1, 10, dtype=torch.float64).view(2, 5))),
-    "learned, before and after softcap": Case(
-        score_mod=chain(LEARNED, log_multiplicity(torch.arange(1.0, 6.0)), softcap(2.0), LEARNED), bias=(2,)
-    ),
+    "learned, before and after softcap": Case(score_mod=LEARNED_TWICE, bias=(2,)),
     "bias by head": Case(bias=(2,)),
     "bias by sample": Case(bias=(2, 1)),
     "bias for all": Case(bias=()),

@@ -59,12 +59,7 @@ def rows_of(graph: TokenGraph, device: torch.device, for_edges: bool = False) ->
 
 
 def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"] | None:
-    """Where each edge of the rows stands in ``graph.edge_index``; None if they stand in the same order.
-
-    >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
-    >>> order_of(graph, torch.device("cpu")).tolist(), order_of(graph @ graph, torch.device("cpu"))
-    ([1, 2, 0], None)
-    """
+    """Where each edge of the rows stands in ``graph.edge_index``; None if they stand in the same order."""
     order: Tensor | None = memoized(_order, graph, device)[0]
     return order
 

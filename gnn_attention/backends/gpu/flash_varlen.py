@@ -16,7 +16,7 @@ from torch.nn import functional
 from gnn_attention._support.custom_op import operator
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import nonfinite
-from gnn_attention.backends.gpu.gradient_op import gradient_operator, token_major
+from gnn_attention.backends.gpu.ops import gradient_operator, token_major
 
 DTYPES = (torch.float16, torch.bfloat16)
 WIDEST = 256  # channels of the kernel, which takes them eight at a time
@@ -92,9 +92,9 @@ def _with_channel_for_lse(grad_out: Tensor, grad_lse: Tensor, out: Tensor) -> tu
     return torch.cat([grad_out, ones], -1), torch.cat([out, -grad_lse.to(out.dtype).unsqueeze(-1)], -1)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, bounds: Given, *rest: Any) -> tuple[Tensor, Tensor]:
-    width, ends = max(q.shape[3], v.shape[3]), _of_samples(bounds, q, k)
-    out, lse = _forward_kernel(_packed(q, width), _packed(k, width), _packed(v, width), ends, *rest)
+def _forward(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    width, ends = max(q.shape[3], v.shape[3]), _of_samples(given[0], q, k)
+    out, lse = _forward_kernel(_packed(q, width), _packed(k, width), _packed(v, width), ends, *given[1:])
     lse = lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(0, 1)
     return _unpacked(out, (*q.shape[:3], v.shape[3])), lse
 

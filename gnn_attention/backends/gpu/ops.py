@@ -7,6 +7,7 @@ gradient, too; second derivatives are unsupported. Triton itself is loaded by th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from gnn_attention._support.custom_op import operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.gpu.csr import Side
 from gnn_attention.backends.gpu.formats import ROWS, Blocks, Packed, Problem, unpack
-from gnn_attention.backends.gpu.gradient_op import gradient_operator, token_major
 from gnn_attention.edges import accumulation_dtype
 
 
@@ -106,6 +106,26 @@ def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     given = *grads, q, k, v, before, bias, out, lse, slopes, seed
     found = _GRADIENTS(*given, tensors, ctx.numbers, ctx.places, ctx.constants)
     return *found, None, None, [None] * len(tensors), None, None, None
+
+
+def gradient_operator(
+    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], advice: str
+) -> Callable[..., Any]:
+    """An operator for first derivatives; a second one is a NotImplementedError with ``advice``."""
+
+    def refuse(ctx: Any, *grads: Tensor) -> None:
+        raise NotImplementedError(f"second derivatives do not pass through {advice}")
+
+    def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """There is no derivative that would need it."""
+
+    return operator(name, schema, run, fake, refuse, save_nothing)
+
+
+def token_major(like: Tensor, width: int) -> Tensor:
+    """As kernels write: an empty ``[B, H, T, width]`` whose memory is ``[B, T, H, width]``."""
+    batch, heads, tokens, _ = like.shape
+    return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
 REST = "Tensor? slopes, Tensor? seed, Tensor[] tensors, int[] numbers, int[] places, float[] constants"

@@ -71,16 +71,7 @@ class Form(NamedTuple):
 
 
 def form_of(graph: TokenGraph, sizes: Sizes, device: Device) -> Form:
-    """The form of least estimated time for a plain graph, memoized; the reason states all estimates.
-
-    >>> from gnn_attention import patterns
-    >>> from gnn_attention.backends.gpu.devices import named
-    >>> sizes, device = Sizes(8, 64, 64), named("H200")
-    >>> form_of(patterns.window(2048, 256), sizes, device).name
-    'tiles'
-    >>> form_of(patterns.random_senders(2048, 8, causal=False), sizes, device).name
-    'rows'
-    """
+    """The form of least estimated time for a plain graph, memoized; the reason states all estimates."""
     found: Form = memoized(_form_of, graph, sizes, device)
     return found
 

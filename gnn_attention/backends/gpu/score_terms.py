@@ -12,21 +12,15 @@ from typing import NamedTuple
 
 import torch
 
+from gnn_attention import score_mods
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu.csr import order_of, rows_of
 from gnn_attention.edges import accumulation_dtype
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.score_mods import (
-    RelativeBias,
-    ScoreMod,
-    alibi,
-    chain,
-    log_multiplicity,
-    relative_bias,
-    softcap,
-)
+from gnn_attention.score_mods import ScoreMod, alibi, chain, softcap
 
+EDGEWISE = (alibi, score_mods.relative_bias, score_mods.RelativeBias, score_mods.log_multiplicity)
 ADVICE = "write it as a per-edge bias, or use backend='rows' or 'flex'"
 
 
@@ -53,7 +47,7 @@ def added_to(score_mod: ScoreMod | None) -> Added:
         elif type(link) is alibi and not cap:
             others = (0.0,) * len(link.slopes) if slopes is None else slopes
             slopes = tuple(a + b for a, b in zip(others, link.slopes, strict=False))
-        elif type(link) in (alibi, relative_bias, RelativeBias, log_multiplicity):
+        elif type(link) in EDGEWISE:
             (after if cap else before).append(link)
         else:
             what = "a second softcap" if type(link) is softcap else f"the score_mod {link!r}"

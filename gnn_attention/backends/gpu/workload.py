@@ -53,12 +53,7 @@ class Counts(NamedTuple):
     causal: bool = False
 
     def shared(self, height: int) -> float:
-        """Edges for each sender that a window of so many receivers gathers: 1 where none is shared.
-
-        >>> from gnn_attention import patterns
-        >>> counted(patterns.full(256)).shared(16)
-        16.0
-        """
+        """Edges for each sender that a window of so many receivers gathers: 1 where none is shared."""
         unique = self.unique[HEIGHTS.index(height)]
         return self.edges / unique if unique else 0.0
 
@@ -104,7 +99,8 @@ def _counted(graph: TokenGraph) -> Counts:
 
 def _counts(graph: TokenGraph, edges: int, *counted: Any) -> Counts:
     """With ``whole`` and ``causal``, looked at only where the (perhaps estimated) ``edges`` leave it open."""
-    return Counts(graph.num_dst, graph.num_src, edges, *counted, *_wholeness(graph, edges))
+    counted += _wholeness(graph, edges)
+    return Counts(graph.num_dst, graph.num_src, edges, *counted)
 
 
 def _wholeness(graph: TokenGraph, edges: int) -> tuple[bool, bool]:
@@ -140,7 +136,8 @@ def _of_union(members: list[Counts]) -> Counts:
     receivers, senders, *_ = members[0]
     edges = min(receivers * senders, sum(member.edges for member in members))
     unique = tuple(map(sum, zip(*(member.unique for member in members), strict=True)))
-    return Counts(receivers, senders, edges, unique, *map(sum, zip(*(x[4:10] for x in members), strict=True)))
+    totals: list[Any] = [sum(counts) for counts in zip(*(member[4:10] for member in members), strict=True)]
+    return Counts(receivers, senders, edges, unique, *totals)
 
 
 def _of_list(graph: TokenGraph) -> Counts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,6 +20,7 @@ from gnn_attention.backends import dropout
 from gnn_attention.backends.gpu.formats import Problem
 from gnn_attention.edges import accumulation_dtype
 
+Given = tuple[Any, ...]  # arguments of a kernel
 MOST_SLICES = 65535  # programs along the second axis of a grid
 WIDEST = 16  # the largest divisor of strides worth knowing: 16 numbers are 16 bytes or more
 GOLDEN = tl.constexpr(dropout.GOLDEN)
@@ -29,12 +30,7 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # as kernels a
 
 
 def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    arguments: Sequence[Any],
-    constants: Mapping[str, Any],
-    warps: int,
-    stages: int,
+    kernel: Any, grid: Given, arguments: Given, constants: Mapping[str, Any], warps: int, stages: int
 ) -> None:
     """Run ``kernel`` on every program of the grid, which may be empty: the only place that starts one."""
     if 0 not in grid:
@@ -42,7 +38,7 @@ def launch(
             kernel[grid](*arguments, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=True)
 
 
-def _device_of(arguments: Sequence[Any]) -> AbstractContextManager[Any]:
+def _device_of(arguments: Given) -> AbstractContextManager[Any]:
     """Triton launches on the current device, which need not be that of the tensors."""
     device = next(x.device for x in arguments if isinstance(x, Tensor))
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
@@ -123,6 +119,12 @@ def _two_floats(number: float) -> tuple[float, float]:
     """A float64 as the sum of two float32, which is what a kernel takes: exact to 48 bits."""
     (high,) = struct.unpack("f", struct.pack("f", number))
     return high, number - high
+
+
+def like_edges(problem: Problem) -> list[Tensor | None]:
+    """Empty gradients of ``before`` and ``bias``, in the dtype of sums; None where there is none."""
+    dtype = accumulation_dtype(problem.q.dtype)
+    return [None if x is None else x.new_empty(x.shape, dtype=dtype) for x in (problem.before, problem.bias)]
 
 
 def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int) -> Float[Tensor, "..."]:

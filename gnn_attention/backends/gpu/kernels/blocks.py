@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -10,9 +10,64 @@ import triton
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.gpu.formats import SIDE, Blocks, Problem
 from gnn_attention.backends.gpu.kernels import _common, _tiled_backward, _tiled_forward
-from gnn_attention.backends.gpu.kernels._common import heads_last
-from gnn_attention.backends.gpu.kernels._configs import TILES, WINDOWS, Config
+from gnn_attention.backends.gpu.kernels._common import Given, heads_last
 from gnn_attention.edges import accumulation_dtype
+
+
+class Config(NamedTuple):
+    """Own tokens of a program, others that it visits in one step, its warps, stages of its pipeline."""
+
+    own: int
+    others: int
+    warps: int
+    stages: int
+
+    def fitted(self, size: int, most: int) -> Config:
+        """For blocks of ``size`` own tokens, visiting no more than ``most`` others in a step.
+
+        Smaller blocks take as many warps fewer, and visit no more others than they have own tokens.
+        """
+        if size >= self.own:
+            return self._replace(others=min(self.others, most))
+        warps = max(2, self.warps * size // self.own)
+        return Config(size, min(self.others, size, most), warps, self.stages)
+
+
+class Configs(NamedTuple):
+    """Of plain calls the forward pass and both backward passes; of all others by side."""
+
+    forward: Config
+    receivers: Config
+    senders: Config
+    other_receivers: Config
+    other_senders: Config
+
+    def of(self, step: str, plain: bool) -> Config:
+        """The one for ``step``: "forward", "receivers" or "senders"."""
+        other = self.other_senders if step == "senders" else self.other_receivers
+        found: Config = getattr(self, step) if plain else other
+        return found
+
+
+Table = dict[tuple[int, int], Configs]  # by bytes of a number and channels
+WINDOWS: Table = {key: Configs(*(Config(*numbers) for numbers in row)) for key, row in {
+    (2, 64): [(64, 64, 4, 3), (64, 64, 4, 3), (64, 32, 8, 2), (64, 32, 8, 2), (64, 16, 8, 2)],
+    (2, 128): [(64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 16, 8, 1), (32, 32, 8, 1)],
+    (2, 256): [(64, 32, 8, 2), (64, 16, 8, 2), *[(32, 16, 8, 1)] * 3],
+    (4, 64): [(32, 32, 8, 2), (32, 32, 8, 2), (16, 16, 4, 2), (32, 16, 8, 1), (16, 16, 8, 1)],
+    (4, 128): [(32, 16, 8, 2), (32, 32, 8, 2), *[(32, 16, 8, 2)] * 3],
+    (8, 64): [(16, 16, 4, 1)] * 5,
+    (8, 128): [(16, 16, 8, 1)] * 5,
+}.items()}  # fmt: skip
+TILES: Table = {key: Configs(*(Config(*numbers) for numbers in row)) for key, row in {
+    (2, 64): [(128, 64, 8, 2), (128, 64, 8, 3), (64, 32, 8, 2), (64, 32, 8, 2), (64, 16, 8, 2)],
+    (2, 128): [(128, 32, 8, 2), (128, 32, 8, 2), (64, 32, 8, 2), (64, 16, 8, 1), (32, 32, 8, 1)],
+    (2, 256): [*[(64, 32, 8, 2)] * 2, *[(32, 16, 8, 1)] * 3],
+    (4, 64): [*[(32, 32, 8, 2)] * 3, *[(32, 16, 8, 1)] * 2],
+    (4, 128): [*[(32, 32, 8, 2)] * 2, *[(32, 16, 8, 2)] * 3],
+    (8, 64): [(16, 16, 4, 1)] * 5,
+    (8, 128): [(16, 16, 8, 1)] * 5,
+}.items()}  # fmt: skip
 
 
 def forward(
@@ -37,30 +92,16 @@ def backward(
     grad_out = grad_out if grad_out.stride(3) == 1 else grad_out.contiguous()
     given = grad_out, lse.contiguous(), delta.contiguous()
     dq, dk, dv = (heads_last(x, x.shape[3]) for x in problem[:3])
-    edgewise = [
-        None if x is None else x.new_empty(x.shape, dtype=lse.dtype) for x in (problem.before, problem.bias)
-    ]
+    dbefore, dbias = edgewise = _common.like_edges(problem)
     num_edges = next((x.shape[2] for x in edgewise if x is not None), 0)
-    results = dq, *(lse if x is None else x for x in edgewise), num_edges
-    _run(
-        _tiled_backward.receivers_backward, "receivers", problem, form[0], (*given, *results), (grad_out, dq)
-    )
-    results = dk, dv, form[1].position
-    _run(
-        _tiled_backward.senders_backward, "senders", problem, form[1], (*given, *results), (grad_out, dk, dv)
-    )
-    dbefore, dbias = edgewise
+    results = *given, dq, *(lse if x is None else x for x in edgewise), num_edges
+    _run(_tiled_backward.receivers_backward, "receivers", problem, form[0], results, (grad_out, dq))
+    results = *given, dk, dv, form[1].position
+    _run(_tiled_backward.senders_backward, "senders", problem, form[1], results, (grad_out, dk, dv))
     return dq.to(problem.q.dtype), dk.to(problem.k.dtype), dv.to(problem.v.dtype), dbefore, dbias
 
 
-def _run(
-    kernel: object,
-    step: str,
-    problem: Problem,
-    blocks: Blocks,
-    given: tuple[object, ...],
-    strided: tuple[Tensor, ...],
-) -> None:
+def _run(kernel: object, step: str, problem: Problem, blocks: Blocks, given: Given, strided: Given) -> None:
     """Launch a pass over the blocks of one side; it takes the strides of ``strided``, a part of ``given``."""
     q, k, v = problem[:3]
     own, other = (k, q) if step == "senders" else (q, k)

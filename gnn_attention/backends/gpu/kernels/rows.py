@@ -13,7 +13,7 @@ All programs of one key/value head come first, so that its senders stay in the c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -21,12 +21,11 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.gpu.csr import Side
 from gnn_attention.backends.gpu.formats import Problem
 from gnn_attention.backends.gpu.kernels import _common, _row_passes
-from gnn_attention.backends.gpu.kernels._common import heads_last, strides
+from gnn_attention.backends.gpu.kernels._common import Given, heads_last, strides
 from gnn_attention.edges import accumulation_dtype
 
 WORKSPACE = 2**26  # bytes of partial results at a time
 TOGETHER = 16  # partial results that are read at once
-Given = tuple[Any, ...]
 
 
 class Config(NamedTuple):
@@ -80,9 +79,7 @@ def _over_receivers(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     q = problem.q
     dq = heads_last(q, q.shape[3])
-    dbefore, dbias = (
-        None if x is None else x.new_empty(x.shape, dtype=lse.dtype) for x in (problem.before, problem.bias)
-    )
+    dbefore, dbias = _common.like_edges(problem)
     work = _Work(problem, side, grad_out, dq)
     given = (grad_out, lse, delta, dbefore, dbias, *strides(grad_out), side.others.numel())
     work.run(_row_passes.backward_dst, q.shape[2] * work.group, (*given, dq, *strides(dq)))
