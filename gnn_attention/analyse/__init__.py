@@ -1,10 +1,6 @@
-"""What a graph lets information do.
+"""What a graph lets information do: how far and how fast it travels, what is connected, how two differ.
 
-How far and how fast it travels, what is connected, and how two graphs differ, in words. Each idea is a module
-of its own: :mod:`reach` (receptive fields, depth, paths), :mod:`structure` (degrees, components),
-:mod:`spectrum` (spectral gap), :mod:`expressive` (the conditions of Yun et al. for universal approximation),
-:mod:`compare` (the difference of two graphs). Functions about layers take one graph, or a list with a graph
-for each layer.
+Functions about layers take one graph, or a list with a graph for each layer.
 """
 
 from __future__ import annotations

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from functools import reduce
 
 import torch
+from torch.nn import functional
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 
 ALL_PAIRS = 8192  # tokens up to which every pair is looked at
-WORD = 64
-GROUP = 8  # bits that are looked up at once
+BITS = 8  # of a word: the senders that are looked up at once
+PLACES = torch.arange(BITS, dtype=torch.uint8, device="cpu")
 
 
 def check_all_pairs(what: str, graph: TokenGraph, instead: str) -> None:
     """ValueError where there are too many tokens to look at every pair of them."""
     if graph.num_dst > ALL_PAIRS:
-        most = f"{what} looks at every pair of tokens, at most {ALL_PAIRS} tokens"
-        raise ValueError(f"{most}; got {graph!r}: {instead}")
+        most = f"looks at every pair of tokens, at most {ALL_PAIRS} tokens"
+        raise ValueError(f"{what} {most}; got {graph!r}: {instead}")
 
 
 def layers_until(graphs: Sequence[TokenGraph], wanted: Int[Tensor, "dst words"]) -> int | None:
@@ -46,7 +47,7 @@ def layers_until(graphs: Sequence[TokenGraph], wanted: Int[Tensor, "dst words"])
 
 
 def reached_in_the_end(graphs: Sequence[TokenGraph]) -> Int[Tensor, "dst words"]:
-    """Packed bits ``[dst, src]`` after so many layers that further ones change nothing."""
+    """Packed bits ``[dst, src]`` after the last layer that changes anything."""
     reached = _cycle([_layer(graph) for graph in graphs])
     while not torch.equal(reached, twice := compose(reached, reached)):
         reached = twice
@@ -54,35 +55,27 @@ def reached_in_the_end(graphs: Sequence[TokenGraph]) -> Int[Tensor, "dst words"]
 
 
 def compose(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"]) -> Int[Tensor, "dst words"]:
-    """What every token receives by way of those that it attends to.
+    """What every token receives by way of those that it attends to: the boolean product of packed matrices.
 
-    The boolean product of two packed matrices. Eight columns at a time, all unions of their eight rows looked
-    up in a table (the method of four Russians): at 4096 tokens some ten times as fast as a product of float32
-    matrices.
+    All unions of eight rows are looked up in a table (the method of four Russians), at 4096 tokens some ten
+    times as fast as a product of float32 matrices.
     """
-    result = torch.zeros(len(later), earlier.shape[1], dtype=torch.int64, device="cpu")
-    for first in range(0, len(earlier), GROUP):
-        reached = later[:, first // WORD] >> first % WORD & 2**GROUP - 1
-        if bool(reached.any()):
-            result |= _unions(earlier[first : first + GROUP])[reached]
+    result = torch.zeros_like(earlier[:1]).repeat(len(later), 1)
+    for number, chosen in enumerate(later.T.int()):
+        if bool(chosen.any()):
+            rows = earlier[BITS * number : BITS * (number + 1)]
+            result |= _unions(rows).index_select(0, chosen)
     return result
 
 
 def packed(mask: Bool[Tensor, "dst src"]) -> Int[Tensor, "dst words"]:
-    words = -(-mask.shape[1] // WORD)
-    bits = torch.zeros(len(mask), words * WORD, dtype=torch.bool, device="cpu")
-    bits[:, : mask.shape[1]] = mask
-    result = torch.zeros(len(mask), words, dtype=torch.int64, device="cpu")
-    for place in range(WORD):
-        result |= bits[:, place::WORD].long() << place
-    return result
+    bits = functional.pad(mask, (0, -mask.shape[1] % BITS)).unflatten(1, (-1, BITS))
+    return (bits << PLACES).sum(-1, dtype=torch.uint8)
 
 
 def unpacked(words: Int[Tensor, "dst words"], num_src: int) -> Bool[Tensor, "dst src"]:
-    bits = torch.empty(len(words), words.shape[1] * WORD, dtype=torch.bool, device="cpu")
-    for place in range(WORD):
-        bits[:, place::WORD] = (words >> place) & 1 > 0
-    return bits[:, :num_src]
+    bits = words.unsqueeze(-1) >> PLACES & 1
+    return bits.flatten(1)[:, :num_src].bool()
 
 
 def _layer(graph: TokenGraph) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -40,13 +40,13 @@ def hamiltonian_path(graph: TokenGraph, budget: int) -> Answer:
     src, dst = edges_of(graph)
     if bool((src <= dst).all()):
         token = int((~forwards).nonzero()[0])
-        why = f"{token + 1} does not attend to {token}, and a causal graph allows no other order"
-        return Answer(False, why=why)
-    if bool((src >= dst).all()):
+        obstacle = f"{token + 1} does not attend to {token}, and a causal graph allows no other order"
+    elif bool((src >= dst).all()):
         token = int((~backwards).nonzero()[0])
-        why = f"{token} does not attend to {token + 1}, and an anti-causal graph allows no other order"
-        return Answer(False, why=why)
-    if obstacle := _obstacle(graph, src, dst):
+        obstacle = f"{token} does not attend to {token + 1}, and an anti-causal graph allows no other order"
+    else:
+        obstacle = _obstacle(graph, src, dst)
+    if obstacle:
         return Answer(False, why=obstacle)
     return _search(graph, src[src != dst], dst[src != dst], budget)
 
@@ -84,7 +84,7 @@ def _branching(part: Tensor, src: Tensor, dst: Tensor) -> str:
 def _search(graph: TokenGraph, src: Tensor, dst: Tensor, budget: int) -> Answer:
     if len(src) > MOST_SEARCHED:
         return Answer(None, why=f"not searched, there are more than {MOST_SEARCHED} edges")
-    search = _Search.along(src.tolist(), dst.tolist(), graph.num_dst, budget)
+    search = _Search(src.tolist(), dst.tolist(), graph.num_dst, budget)
     path = search.run()
     if path is not None:
         return Answer(True, tuple(path))
@@ -93,25 +93,17 @@ def _search(graph: TokenGraph, src: Tensor, dst: Tensor, budget: int) -> Answer:
     return Answer(None, why=f"the search ended after looking at {budget} edges, there may be one")
 
 
-@dataclass
 class _Search:
     """Depth first, to the token with the fewest ways on (Warnsdorff's rule), back where there is none."""
 
-    receivers: list[list[int]]
-    senders: list[list[int]]
-    budget: int
-    ways: list[int]
-    visited: list[bool]
-    path: list[int] = field(default_factory=list)
-
-    @classmethod
-    def along(cls, src: Sequence[int], dst: Sequence[int], tokens: int, budget: int) -> _Search:
-        receivers: list[list[int]] = [[] for _ in range(tokens)]
-        senders: list[list[int]] = [[] for _ in range(tokens)]
+    def __init__(self, src: list[int], dst: list[int], tokens: int, budget: int) -> None:
+        self.receivers: list[list[int]] = [[] for _ in range(tokens)]
+        self.senders: list[list[int]] = [[] for _ in range(tokens)]
         for sender, receiver in zip(src, dst, strict=True):
-            receivers[sender].append(receiver)
-            senders[receiver].append(sender)
-        return cls(receivers, senders, budget, [len(some) for some in receivers], [False] * tokens)
+            self.receivers[sender].append(receiver)
+            self.senders[receiver].append(sender)
+        self.ways = [len(some) for some in self.receivers]
+        self.budget, self.visited, self.path = budget, [False] * tokens, list[int]()
 
     def run(self) -> list[int] | None:
         """The path; None if there is none, or if the budget ran out (it is then 0 or less)."""

@@ -9,7 +9,8 @@ from itertools import cycle
 
 import torch
 
-from gnn_attention._support.checks import described, quoted
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.rules import Rule
@@ -61,31 +62,28 @@ def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
             raise TypeError(f"{wanted}; got {type(graph).__name__} as number {number}")
         _check_square(graph)
         if graph.frame != layers[0].frame:
-            got = f"got {layers[0]!r} and {graph!r}"
-            raise ValueError(f"the graphs of all layers must have the same tokens, {got}")
+            raise ValueError(f"graphs must have the same tokens, got {layers[0]!r} and {graph!r}")
     if not layers:
         raise ValueError("graphs must hold at least one layer's graph, got an empty list")
     return layers
 
 
 def _check_square(graph: TokenGraph) -> None:
-    if graph.heads is not None or graph.batch is not None:
-        raise ValueError(
-            f"one graph for each layer is needed, but {graph!r} differs by {graph.varying_axes}: "
-            "take one with select(batch, head), or join several by |"
-        )
-    if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-        raise ValueError(
-            "layers can follow one another only where senders and receivers are the same tokens, "
-            f"got {graph!r}; compose graphs between different tokens by @ first"
-        )
+    if graph.varying_axes:
+        hint = "take one with select(batch, head), or join several by |"
+        raise ValueError(f"graphs must be plain, but {graph!r} differs by {graph.varying_axes}: {hint}")
+    if not is_square(graph):
+        expected = "graphs of layers, whose senders and receivers are the same tokens"
+        raise ValueError(f"graphs must be {expected}, got {graph!r}; compose others by @ first")
+
+
+def is_square(graph: TokenGraph) -> bool:
+    return (graph.num_dst, graph.dst_offset) == (graph.num_src, graph.src_offset)
 
 
 def token(name: str, value: int, count: int) -> int:
     """The value if it is the position of a token; TypeError or IndexError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be the position of a token, an integer, got {described(value)}")
-    if not 0 <= value < count:
+    if not 0 <= checks.position(name, value) < count:
         raise IndexError(f"{name} must be a position in 0 .. {count - 1}, got {value}")
     return value
 
@@ -93,17 +91,14 @@ def token(name: str, value: int, count: int) -> int:
 def edges_of(graph: TokenGraph) -> Tensor:
     """``graph.edge_index``; ValueError where the list would be too long."""
     if graph.num_edges > MOST_EDGES:
-        raise ValueError(
-            f"{graph!r} has {graph.num_edges} edges, at most {MOST_EDGES} are listed to walk along them: "
-            "take a shorter sequence or a sparser graph"
-        )
+        listed = f"at most {MOST_EDGES} are listed to walk along them"
+        raise ValueError(f"{graph!r} has {graph.num_edges} edges, {listed}: take a shorter or sparser graph")
     return graph.edge_index
 
 
 def receivers(graph: TokenGraph) -> Neighbours:
     """For each sender the receivers that attend to it."""
-    src, dst = edges_of(graph)
-    return _neighbours(src, dst, graph.num_src)
+    return _neighbours(*edges_of(graph), graph.num_src)
 
 
 def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | RuleSenders:
@@ -111,8 +106,7 @@ def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | Rul
     few = steps is not None and steps <= FEW_STEPS
     if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES):
         return RuleSenders(graph)
-    src, dst = edges_of(graph)
-    return _neighbours(dst, src, graph.num_dst)
+    return _neighbours(*edges_of(graph).flip(0), graph.num_dst)
 
 
 def _of_these(inner: Rule, receivers: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -122,8 +116,7 @@ def _of_these(inner: Rule, receivers: Tensor, b: Tensor, h: Tensor, dst: Tensor,
 def _neighbours(owner: Tensor, other: Tensor, count: int) -> Neighbours:
     first = torch.zeros(count + 1, dtype=torch.int64, device="cpu")
     first[1:] = torch.bincount(owner, minlength=count).cumsum(0)
-    in_order = bool((owner[1:] >= owner[:-1]).all())
-    return Neighbours(first, other if in_order else other[owner.argsort(stable=True)])
+    return Neighbours(first, other[owner.argsort(stable=True)])
 
 
 def spread(

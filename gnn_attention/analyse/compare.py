@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.analyse._walks import is_square
 from gnn_attention.analyse.structure import graph_like, same_token
 from gnn_attention.graph import TokenGraph, rules
 
@@ -82,15 +84,15 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     """
     for word, graph in (("first", first), ("second", second)):
         if not isinstance(graph, TokenGraph):
-            got = f"got {type(graph).__name__}; gnn_attention.convert makes one of a mask"
-            raise TypeError(f"{word} must be a TokenGraph, {got}")
+            raise TypeError(
+                f"{word} must be a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert"
+            )
     names, sizes = (first.name, second.name), _about_sizes(first, second)
     if sizes is not None:
-        first, second = _common_part(first, second)
+        first, second = _shared_part(first, second), _shared_part(second, first)
     less, more = first - second, second - first
-    differing, example, side, remarks = _details(first, second, less, more)
     counts = (less.num_edges, more.num_edges, (first & second).num_edges)
-    return Difference(*names, *counts, example, side, differing, remarks, sizes)
+    return Difference(*names, *counts, *_details(first, second, less, more), sizes)
 
 
 def _anti_causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -111,53 +113,33 @@ def _reverse(
 
 
 def _about_sizes(first: TokenGraph, second: TokenGraph) -> str | None:
-    words = []
-    for word, a, b in (
-        ("receivers", first.num_dst, second.num_dst),
-        ("senders", first.num_src, second.num_src),
-        ("heads", first.heads, second.heads),
-        ("samples", first.batch, second.batch),
-        ("the position of the first receiver", first.dst_offset, second.dst_offset),
-        ("the position of the first sender", first.src_offset, second.src_offset),
-    ):
-        if a != b and None not in (a, b):
-            words.append(f"{word}: {a} and {b}")
-    listed = "; ".join(words)
-    return (
-        f"they differ in {listed}; compared is what both have, from the first of each on" if words else None
-    )
+    positions = ("the position of the first receiver", "the position of the first sender")
+    words = ("receivers", "senders", "heads", "samples", *positions)
+    sizes = zip(words, first.frame, second.frame, strict=True)
+    listed = "; ".join(f"{word}: {a} and {b}" for word, a, b in sizes if a != b and None not in (a, b))
+    return f"they differ in {listed}; compared is what both have, from the first on" if listed else None
 
 
-def _common_part(first: TokenGraph, second: TokenGraph) -> tuple[TokenGraph, TokenGraph]:
-    num_dst, num_src = min(first.num_dst, second.num_dst), min(first.num_src, second.num_src)
-    fewest = {
-        word: min(getattr(graph, word) for graph in (first, second))
-        for word in ("heads", "batch")
-        if None not in (getattr(first, word), getattr(second, word))
-    }
-    sizes = [{"heads": graph.heads, "batch": graph.batch, **fewest} for graph in (first, second)]
-    one, other = (
-        TokenGraph(g.rule, num_dst, num_src, **s) for g, s in zip((first, second), sizes, strict=True)
-    )
-    return one, other
+def _shared_part(graph: TokenGraph, other: TokenGraph) -> TokenGraph:
+    words = ("num_dst", "num_src", "heads", "batch")
+    sizes = [(getattr(graph, word), getattr(other, word)) for word in words]
+    return TokenGraph(graph.rule, *(own if None in (own, its) else min(own, its) for own, its in sizes))
 
 
-def _details(
-    first: TokenGraph, second: TokenGraph, less: TokenGraph, more: TokenGraph
-) -> tuple[tuple[tuple[int, int], ...], tuple[int, int] | None, int | None, tuple[str, ...]]:
-    """The (batch, head) pairs that differ, the first differing edge, the graph that has it, and remarks."""
+def _details(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: TokenGraph) -> tuple[Any, ...]:
+    # the first differing edge, the graph that has it, the (batch, head) pairs that differ, and remarks
     if less.heads is None and less.batch is None:
-        return ((), *_example(less, more), tuple(_remarks(first, second, less, more)))
+        return (*_example(less, more), (), tuple(_remarks(first, second, less, more)))
     counts = (less.in_degree() + more.in_degree()).sum(-1).view(less.batch or 1, less.heads or 1)
     differing = tuple((batch, head) for batch, head in counts.nonzero().tolist())
     if not differing:
-        return (), None, None, ()
+        return None, None, (), ()
     one = [graph.select(*differing[0]) for graph in (first, second, less, more)]
     remarks = [f"in {_place(less, *differing[0])}: {remark}" for remark in _remarks(*one)]
     which = ", ".join(_place(less, *pair) for pair in differing[:EXAMPLES])
     dots = ", ..." if len(differing) > EXAMPLES else ""
     counted = f"{len(differing)} of {counts.numel()} differ: {which}{dots}"
-    return differing, *_example(one[2], one[3]), (counted, *remarks)
+    return *_example(one[2], one[3]), differing, (counted, *remarks)
 
 
 def _place(graph: TokenGraph, batch: int, head: int) -> str:
@@ -195,7 +177,7 @@ def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
     for step, word in ((1, "later"), (-1, "earlier")):
         moved = graph_like(first, partial(_shift_senders, first.rule, first.num_src, step))
         yield second == moved, f"the second is the first with every sender one token {word}: off by one"
-    if (first.num_dst, first.dst_offset) == (first.num_src, first.src_offset):
+    if is_square(first):
         yield second == first.T, "the second is the first transposed: senders and receivers are exchanged"
         backwards = graph_like(first, partial(_reverse, first.rule, first.num_dst, first.num_src))
         yield second == backwards, "the second is the first with the tokens in reverse order"
@@ -215,7 +197,7 @@ def _about_loops(less: TokenGraph, more: TokenGraph) -> list[str]:
 
 def _about_causality(first: TokenGraph, second: TokenGraph) -> list[str]:
     causal = [not (graph - graph_like(graph, rules.causal)).num_edges for graph in (first, second)]
-    if causal[0] == causal[1] or (first.num_dst, first.dst_offset) != (first.num_src, first.src_offset):
+    if causal[0] == causal[1] or not is_square(first):
         return []
     one, other = ("first", "second") if causal[0] else ("second", "first")
     return [f"the {one} is causal, the {other} has edges from later tokens (src > dst)"]

@@ -78,9 +78,8 @@ def yun_conditions(graphs: TokenGraph | Sequence[TokenGraph], budget: int = 1_00
 
     With one graph for each layer, cycled: (1) every token attends to itself in every layer; (2) there is an
     order of all tokens in which each attends to the one before it, in some layer (a Hamiltonian path of the
-    union of the graphs); (3) after finitely many layers every token has received from every token (own states
-    carried along, which changes nothing where (1) holds). A causal graph of two tokens or more never meets
-    (3).
+    union of the graphs); (3) after finitely many layers every token has received from every token, which a
+    causal graph of two tokens or more never meets.
 
     Yun et al. 2020, "O(n) Connections are Expressive Enough" (arXiv 2006.04862): after the abstract and a
     restatement of (1) and (2) by others, not the paper's wording of the conditions.

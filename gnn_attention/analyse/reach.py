@@ -2,7 +2,7 @@
 
 Every function takes one graph, used in every layer, or a list of graphs, one for each layer, layer 1 first;
 beyond its end the list is cycled. A token's own state is always carried along by the residual stream, whether
-or not there is a self loop.
+or not there is a self loop. All raise TypeError, ValueError or IndexError for wrong layers or positions.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def receptive_field(
     """The tokens whose input can influence ``receiver`` after so many layers, in increasing order.
 
     These are the starts of the walks that end at ``receiver``: of at most ``layers`` hops, or with
-    ``residual=False`` (no own state carried along) of exactly ``layers`` hops. TypeError, ValueError or
-    IndexError for wrong layers or positions.
+    ``residual=False`` (no own state carried along) of exactly ``layers`` hops.
 
     >>> from gnn_attention import patterns
     >>> receptive_field(patterns.window(16, 3), 10, 2).tolist()
@@ -53,8 +52,7 @@ def receptive_field(
 def layers_between(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int) -> int | None:
     """The fewest layers after which ``dst`` has received from ``src``, 0 for itself, None if it never will.
 
-    For a single graph the length of a shortest path. TypeError, ValueError or IndexError for wrong layers or
-    positions.
+    For a single graph the length of a shortest path.
 
     >>> from gnn_attention import patterns
     >>> graph = patterns.window(100, 4)
@@ -76,8 +74,7 @@ def witness(
     """A shortest way of information from ``src`` to ``dst``, the token that has it after each layer, or None.
 
     The list begins with ``src``; a token repeated carries it in its residual stream (only where layers
-    differ). With ``layers`` the way must not take more. TypeError, ValueError or IndexError for wrong
-    layers or positions.
+    differ). With ``layers`` the way must not take more.
 
     >>> from gnn_attention import patterns
     >>> witness(patterns.window(9, 3), 1, 6)
@@ -100,7 +97,7 @@ def witness(
 def eccentricity(graphs: TokenGraph | Sequence[TokenGraph], src: int) -> int | None:
     """The fewest layers after which every token has received from ``src``, None if some token never will.
 
-    At any size; :func:`diameter` is the largest over all tokens. Raises as :func:`layers_between`.
+    At any size; :func:`diameter` is the largest over all tokens.
 
     >>> from gnn_attention import patterns
     >>> [eccentricity(patterns.window(7, 2, causal=False), token) for token in range(7)]
@@ -157,11 +154,11 @@ def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | 
     """
     stacked = stack(graphs)
     wanted = _target_bits("never_hears", stacked, target)
-    dst, src = _everyone.unpacked(
-        wanted & ~_everyone.reached_in_the_end(stacked), stacked[0].num_src
-    ).nonzero(as_tuple=True)
+    missing = _everyone.unpacked(wanted & ~_everyone.reached_in_the_end(stacked), stacked[0].num_src)
     names = ", ".join(text.bracketed(graph.name) for graph in stacked)
-    return TokenGraph.from_edges(torch.stack([src, dst]), stacked[0].num_dst, name=f"never_hears({names})")
+    return TokenGraph.from_edges(
+        missing.nonzero().T.flip(0), stacked[0].num_dst, name=f"never_hears({names})"
+    )
 
 
 def path_counts(
@@ -200,7 +197,6 @@ def _rule_steps(stacked: list[TokenGraph], src: int) -> Iterator[Tensor]:
 
 
 def _path_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
-    """The holders of the information, from ``dst`` back to where it came from, in the order of the layers."""
     path = [dst]
     while (before := int(origin[dst])) >= 0:
         path += [before] * int(since[dst] - since[before])
@@ -209,8 +205,7 @@ def _path_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
 
 
 def _target_bits(what: str, stacked: list[TokenGraph], target: TokenGraph | None) -> Tensor:
-    hint = "take single tokens with receptive_field, layers_between or eccentricity"
-    check_all_pairs(what, stacked[0], hint)
+    check_all_pairs(what, stacked[0], "take single tokens: receptive_field, layers_between or eccentricity")
     target = _admissible(stacked) if target is None else target
     if stack(target)[0].frame != stacked[0].frame:
         raise ValueError(f"target must have the tokens of the graphs, got {target!r} for {stacked[0]!r}")
@@ -228,7 +223,6 @@ def _hop(edges: Tensor, walks: Tensor) -> Tensor:
 
 def _integers(walks: Tensor, layers: int) -> Tensor:
     if bool((walks >= TOO_MANY).any()):
-        joined = f"some pair of tokens is joined by 2^53 walks of {layers} hops or more"
-        hint = "take fewer layers, or exact=False for rounded numbers"
-        raise ValueError(f"{joined}, too many to be counted exactly: {hint}")
+        joined = f"layers must be fewer: a pair of tokens is joined by 2^53 walks of {layers} hops or more"
+        raise ValueError(f"{joined}, too many to count exactly; or take exact=False for rounded numbers")
     return walks.long()

@@ -52,7 +52,7 @@ def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1
 
 @dataclass(frozen=True)
 class _Symmetric:
-    """A symmetric matrix by its non-zero entries, and its first eigenvector, of length 1."""
+    """By its non-zero entries, and with its first eigenvector, of length 1."""
 
     rows: Tensor
     columns: Tensor
@@ -87,9 +87,9 @@ def _by_lanczos(matrix: _Symmetric, absolute: bool, tolerance: float, name: str)
             value, residual = _ritz(alpha, beta, absolute)
             if min(residual, 1.0 - value) <= tolerance:
                 return value
-    left = f"{LANCZOS_STEPS} steps of Lanczos iteration leave an error of up to {residual:.1g}"
+    left = f"at most {1.0 - value:.2g}, with an error of {residual:.1g} after {LANCZOS_STEPS} steps"
     hint = f"pass a larger tolerance than {tolerance:.1g}, or take fewer tokens"
-    raise ValueError(f"the spectral gap of {name} is at most {1.0 - value:.2g}, and {left}: {hint}")
+    raise ValueError(f"the spectral gap of {name} is {left}: {hint}")
 
 
 def _lanczos(matrix: _Symmetric) -> Iterator[tuple[list[float], list[float]]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
 import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.analyse._walks import MOST_EDGES, edges_of, receivers, stack
+from gnn_attention.analyse._walks import MOST_EDGES, edges_of, is_square, stack
 from gnn_attention.graph import TokenGraph, rules
 
 EXAMPLES = 5  # tokens that a sentence names
@@ -90,18 +89,16 @@ def summary(graph: TokenGraph) -> Summary:
       acyclic         yes
     """
     checks.instance("graph", graph, TokenGraph)
-    if graph.heads is not None or graph.batch is not None:
+    if graph.varying_axes:
         hint = "summarise one of them, select(batch, head)"
         raise ValueError(f"{graph!r} differs by {graph.varying_axes}: {hint}")
-    in_degree, out_degree = graph.in_degree(), graph.T.in_degree()
-    isolated_dst, isolated_src = (in_degree == 0).nonzero().flatten(), (out_degree == 0).nonzero().flatten()
-    square = (graph.num_dst, graph.dst_offset) == (graph.num_src, graph.src_offset)
-    facts = _square_facts(graph) if square else (None, None, None, None)
+    degrees = (graph.in_degree(), graph.T.in_degree())
+    alone = [(degree == 0).nonzero().flatten().tolist() for degree in degrees]
+    isolated = [part for tokens in alone for part in (tuple(tokens[:EXAMPLES]), len(tokens))]
     density = graph.num_edges / max(1, graph.num_dst * graph.num_src)
-    isolated = [(tuple(tokens[:EXAMPLES].tolist()), len(tokens)) for tokens in (isolated_dst, isolated_src)]
     sizes = (graph.num_dst, graph.num_src, graph.num_edges, density)
-    degrees = (_degrees(in_degree), _degrees(out_degree))
-    return Summary(graph.name, *sizes, *degrees, *isolated[0], *isolated[1], *facts)
+    facts = _square_facts(graph) if is_square(graph) else (None, None, None, None)
+    return Summary(graph.name, *sizes, *map(_degrees, degrees), *isolated, *facts)
 
 
 def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"]:
@@ -141,16 +138,17 @@ def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
     causal = in_past == graph.num_edges
     both_ways = (graph & graph.T).num_edges
     one_sided = causal or in_past == num_loops
-    acyclic = True if one_sided else False if both_ways > num_loops else None
-    if acyclic is None and graph.num_edges <= MOST_EDGES:
-        acyclic = bool((components(graph, strong=True).diff() > 0).all())
+    acyclic: bool | None = one_sided
+    if not one_sided and both_ways == num_loops:
+        few = graph.num_edges <= MOST_EDGES
+        acyclic = bool((components(graph, strong=True).diff() > 0).all()) if few else None
     return num_loops, both_ways == graph.num_edges, causal, acyclic
 
 
 def graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
     """Another rule over the same receivers and senders."""
-    same = TokenGraph(rule, graph.num_dst, graph.num_src)
-    return replace(same, dst_offset=graph.dst_offset, src_offset=graph.src_offset)
+    offsets = {"dst_offset": graph.dst_offset, "src_offset": graph.src_offset}
+    return TokenGraph(rule, graph.num_dst, graph.num_src, **offsets)
 
 
 def same_token(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -172,49 +170,17 @@ def _component_leaders(src: Tensor, dst: Tensor, tokens: int) -> Tensor:
 
 
 def _strong_leaders(graph: TokenGraph, src: Tensor, dst: Tensor) -> Tensor:
+    import networkx
+
     mutual = graph.T.rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)
     leader = _component_leaders(src[mutual], dst[mutual], graph.num_dst)
     src, dst = leader[src], leader[dst]
     if not bool((src > dst).any()) or not bool((src < dst).any()):
         return leader  # one-sided: nothing else comes back
-    contracted = torch.stack([src, dst])[:, src != dst]
-    return _tarjan(TokenGraph.from_edges(contracted, graph.num_dst, coalesce=True))[leader]
-
-
-def _tarjan(graph: TokenGraph) -> Tensor:
-    """For each token the least of its strong component (Tarjan 1972), about a second per million edges."""
-    lists = receivers(graph)
-    first, others = lists.first.tolist(), lists.others.tolist()
-    number, low, leader = [0] * graph.num_dst, [0] * graph.num_dst, [-1] * graph.num_dst
-    seen, open_tokens, position = 0, [], [begin for begin, _ in pairwise(first)]
-    for root in range(graph.num_dst):
-        path = [] if number[root] else [root]
-        while path:
-            token = path[-1]
-            if not number[token]:
-                seen += 1
-                number[token] = low[token] = seen
-                open_tokens.append(token)
-            if position[token] < first[token + 1]:
-                other = others[position[token]]
-                if not number[other]:
-                    path.append(other)
-                    continue
-                if leader[other] < 0:
-                    low[token] = min(low[token], low[other])
-                position[token] += 1
-            else:
-                path.pop()
-                if low[token] == number[token]:
-                    _close(token, open_tokens, leader)
-    return torch.tensor(leader, dtype=torch.int64, device="cpu")
-
-
-def _close(token: int, open_tokens: list[int], leader: list[int]) -> None:
-    start = len(open_tokens) - 1
-    while open_tokens[start] != token:
-        start -= 1
-    least = min(open_tokens[start:])
-    for member in open_tokens[start:]:
-        leader[member] = least
-    del open_tokens[start:]
+    contracted, least = networkx.DiGraph(), list(range(graph.num_dst))
+    contracted.add_edges_from(zip(src.tolist(), dst.tolist(), strict=True))
+    for part in networkx.strongly_connected_components(contracted):
+        first = min(part)
+        for member in part:
+            least[member] = first
+    return torch.tensor(least, dtype=torch.int64, device="cpu")[leader]

@@ -484,8 +484,8 @@ STACKED = [
 ERRORS = r"""
 receptive_field(causal(4), 4, 1) -> IndexError: receiver must be a position in 0 \.\. 3, got 4
 receptive_field(causal(4), -1, 1) -> IndexError: receiver must be a position in 0 \.\. 3, got -1
-receptive_field(causal(4), 1.0, 1) -> TypeError: receiver must be the position of a token.*got 1.0
-receptive_field(causal(4), True, 1) -> TypeError: receiver must be the position of a token.*got True
+receptive_field(causal(4), 1.0, 1) -> TypeError: receiver must be an integer, got 1.0
+receptive_field(causal(4), True, 1) -> TypeError: receiver must be an integer, got the bool True
 receptive_field(causal(4), 0, -1) -> ValueError: layers must be at least 0, got -1
 layers_between(causal(4), 4, 0) -> IndexError: src must be a position
 witness(causal(4), 0, 9) -> IndexError: dst must be a position
@@ -534,7 +534,7 @@ class TestErrors:
         monkeypatch.setattr(spectrum, "LANCZOS_STEPS", 50)
         graph = patterns.window(1500, 2, causal=False)
         with pytest.raises(
-            ValueError, match=r"gap of .*window\(1500, 2.*at most .* 50 steps .* larger tolerance than 1e-06"
+            ValueError, match=r"gap of .*window\(1500, 2.*at most .* 50 steps: .* larger tolerance than 1e-06"
         ):
             analyse.spectral_gap(graph)
         assert analyse.spectral_gap(graph, tolerance=0.1) < 0.1
