@@ -20,7 +20,7 @@ from gnn_attention import model as lm
 from gnn_attention.backends import call as backends_call
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.interpret import trace
-from gnn_attention.interpret.trace import intervene
+from gnn_attention.interpret.trace import interventions
 from gnn_attention.verify.measure import EXACT
 
 BACKENDS = ["auto", "reference", "dense", "tiles", "rows"]
@@ -557,8 +557,8 @@ def test_muting_the_loudest_edge_loses_no_digits(backend: str, dtype: torch.dtyp
     v[:, :, 0] *= 1000
     q, k, v = (x.to(dtype) for x in (q, k, v))
     graph, scale = patterns.causal(n), width**-0.5
-    muted = intervene.LastSplit(trace.mute([(0, dst) for dst in range(n)]))
-    found = ga.attend(q, k, v, graph, scale=scale, backend=intervene.Muting.over(backend, muted))
+    muted = interventions.LastSplit(trace.mute([(0, dst) for dst in range(n)]))
+    found = ga.attend(q, k, v, graph, scale=scale, backend=interventions.Muting.over(backend, muted))
     weights = (q.double() @ k.double().mT * scale).masked_fill(~graph.mask(), -math.inf).softmax(-1)
     assert weights[0, :, 20, 0].min() > 0.9
     quiet = v.clone()
@@ -602,7 +602,7 @@ def test_nothing_is_made_of_tokens_by_tokens() -> None:
 NO_EDGE = r"-> {} is no edge of TokenGraph\(causal\(7\).*: there is nothing to {}"
 WRONG_OPERATIONS = [
     (lambda: trace.cut([(0, 1.5)]), TypeError, "edge_index must be a tensor of signed integers"),
-    (lambda: trace.cut(3), TypeError, r"edges must be a tensor \[2, K\] or a list of \(src, dst\), got int"),
+    (lambda: trace.cut(3), TypeError, r"edges must be a tensor \[2, K\] or a list of \(src, dst\), got 3"),
     (lambda: trace.mute([(0, 1, 2)]), ValueError, r"edge_index must have shape \[2, E\]"),
     (lambda: trace.mute([(-1, 2)]), IndexError, "is no sender"),
     (lambda: trace.cut((0, 1), layers=-1), ValueError, "layers must be at least 0, got -1"),
@@ -629,7 +629,7 @@ def test_wrong_operations_are_refused_before_anything_changes(surgery: Any, erro
 def test_modules_that_cannot_be_recorded() -> None:
     with pytest.raises(ValueError, match="must hold a MessagePassingAttention, got Linear, which has none"):
         trace.record(nn.Linear(2, 2), torch.zeros(2))
-    with pytest.raises(TypeError, match="that holds attention layers, got str"):
+    with pytest.raises(TypeError, match="module must be a Module, got 'model'"):
         trace.record("model", torch.zeros(2))
     walking, cut = new_model(None), trace.cut((0, 1), heads=1)
     with pytest.raises(NotImplementedError, match="needs one edge list"), trace.operate(walking, cut):
@@ -654,11 +654,11 @@ WRONG_QUESTIONS = [
     (lambda run: run[0].weights([(0, 1)]), ValueError, "0 -> 1 is no edge .*: nothing came along; overlap"),
     (lambda run: run[0].weights([(0, 9)]), IndexError, "is no receiver: expected 0 .. 6"),
     (lambda run: run[0].overlap([(7, 0)]), IndexError, "is no sender: expected 0 .. 6"),
-    (lambda run: run[0].norms(torch.tensor([9])), IndexError, "edges must be positions in 0 .. 8, got 9"),
+    (lambda run: run[0].norms(torch.tensor([9])), IndexError, r"must be positions in 0 .. 8, got \[9\]"),
     (lambda run: run[0].norms(torch.ones(9, dtype=torch.bool)), TypeError, "of a bool mask use nonzero"),
     (lambda run: run[0].carried((0, 2), heads=4), IndexError, "heads must be in 0 .. 3, got 4"),
     (lambda run: run[0].along(torch.ones(5)), ValueError, r"as wide as a state, got .*shape \[5\]"),
-    (lambda run: run[0].dense(torch.ones(1, 3, 4)), ValueError, r"\[B, 9, heads\], .* got \[1, 3, 4\]"),
+    (lambda run: run[0].dense(torch.ones(1, 3, 4)), ValueError, r"\[B, 9, heads\], got \[1, 3, 4\]"),
     (lambda run: run[0].each_carried(at_once=0), ValueError, "at_once must be at least 1, got 0"),
     (lambda run: run[0].terms("poetry"), ValueError, "view must be one of 'search', .*, got 'poetry'"),
     (lambda run: trace.rollout([]), ValueError, "layers must be over the same tokens"),

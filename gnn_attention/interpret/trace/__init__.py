@@ -21,8 +21,7 @@ Tensors of size tokens x tokens or edges x heads x width are made on request onl
 """
 
 from gnn_attention.interpret.trace.attribution import flow, rollout
-from gnn_attention.interpret.trace.intervene import operate
-from gnn_attention.interpret.trace.interventions import Surgery, cut, mute
+from gnn_attention.interpret.trace.interventions import Surgery, cut, mute, operate
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.interpret.trace.run import Phase, Run, record
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term

@@ -84,7 +84,8 @@ def flow(layers: Sequence[LayerTrace], src: int, dst: int, sample: int = 0) -> f
 
 
 class Mixing(NamedTuple):
-    # one layer's sparse A: the share that each edge brings, and the receiver's own
+    """One layer's sparse A: the share that each edge brings, and the receiver's own."""
+
     pairs: Int[Tensor, "2 edges"]
     brought: Float[Tensor, "batch edges"]
     own: Float[Tensor, "batch tokens"]
@@ -94,8 +95,7 @@ class Mixing(NamedTuple):
 def _mixings(layers: Sequence[LayerTrace]) -> list[Mixing]:
     sizes = {(layer.graph.num_dst, layer.graph.num_src, len(layer.q)) for layer in layers}
     if len(sizes) != 1 or any(num_dst != num_src for num_dst, num_src, _ in sizes):
-        got = f"(dst, src, batch) {sorted(sizes)}"
-        raise ValueError(f"layers must be over the same tokens, got {got}; take run.layers")
+        raise ValueError(f"layers must be over the same tokens, got (dst, src, batch) {sorted(sizes)}")
     return [_mixing(layer) for layer in layers]
 
 
@@ -116,7 +116,6 @@ def _capacities(layer: Mixing, sample: int) -> Counter[tuple[int, int]]:
 
 
 def _token(name: str, value: int, count: int) -> int:
-    number = checks.size(name, value)
-    if number >= count:
-        raise IndexError(f"{name} must be in 0 .. {count - 1}, got {number}")
-    return number
+    if checks.size(name, value) >= count:
+        raise IndexError(f"{name} must be in 0 .. {count - 1}, got {value}")
+    return value

@@ -28,16 +28,14 @@ class LayerTrace:
     """One call of one attention layer: its tensors, and what follows from them for any edge and head.
 
     ``graph`` is without the edges that were cut; ``z`` are the results of heads, ``update`` what the layer
-    returned.
-    ``edges`` of the methods are positions ``[K]`` in :attr:`edge_index`, pairs (``[2, K]``, a list of ``(src,
-    dst)``, one such pair), or None for all of :attr:`edge_index`; ``heads`` a number, numbers, or None for
-    all. Numbers of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
+    returned. ``edges`` of the methods are positions ``[K]`` in :attr:`edge_index`, pairs (``[2, K]``, a list
+    of ``(src, dst)``, one such pair), or None for all; ``heads`` a number, numbers, or None for all. Numbers
+    of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
 
     Weights are those before dropout. A muted edge has its weight and carried 0; for a graph that differs by
     head or sample the edge list is the union, with weight 0 where a pair is no edge.
 
-    >>> from gnn_attention import StandardHeads, patterns, trace
-    >>> from gnn_attention.layer import MessagePassingAttention
+    >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
     >>> layer = MessagePassingAttention(StandardHeads(8, 2))
     >>> call = trace.record(layer, torch.zeros(3, 8), patterns.causal(3)).layers[0]
     >>> [round(weight, 4) for weight in call.weights(heads=1)[0, :, 0].tolist()]
@@ -87,8 +85,8 @@ class LayerTrace:
                 return _with_hook_axes(term.name, self._part(term.name))
             if name in (term.name, *_words(term)):
                 return self._part(term.name)
-        known = sorted({word for term in GLOSSARY for word in (term.name, term.hook, *_words(term))})
-        raise KeyError(f"no part of attention is called {quoted(name)}: expected one of {', '.join(known)}")
+        known = {word for term in GLOSSARY for word in (term.name, term.hook, *_words(term))}
+        raise KeyError(f"no part of attention is called {quoted(name)}: expected one of {sorted(known)}")
 
     def terms(self, view: str) -> dict[str, Tensor]:
         """The same tensors by the terms of one of :data:`VIEWS` (seeds S4.1, S4.17); else ValueError."""
@@ -122,8 +120,9 @@ class LayerTrace:
         """
         width = self.update.shape[-1]
         if not isinstance(direction, Tensor) or tuple(direction.shape) != (width,):
-            expected = f"a tensor [{width}], as wide as a state"
-            raise ValueError(f"direction must be {expected}, got {quoted(direction)}")
+            raise ValueError(
+                f"direction must be a tensor [{width}], as wide as a state, got {quoted(direction)}"
+            )
 
         def projection(values: Tensor, matrix: Tensor | None) -> Tensor:
             line = direction.to(values)
@@ -153,15 +152,17 @@ class LayerTrace:
         """
         (src, dst), (num_dst, num_src) = self.edge_index, (self.graph.num_dst, self.graph.num_src)
         if numbers.dim() != 3 or numbers.shape[1] != len(src):
-            shape = f"[B, {len(src)}, heads], one for each edge"
-            raise ValueError(f"numbers must be {shape}, got {list(numbers.shape)}")
+            raise ValueError(f"numbers must be [B, {len(src)}, heads], got {list(numbers.shape)}")
         cells = numbers.new_full((numbers.shape[0], numbers.shape[2], num_dst * num_src), fill)
         filled = cells.index_copy(2, dst * num_src + src, numbers.mT.contiguous())
         return filled.view(*filled.shape[:2], num_dst, num_src)
 
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """The message ``v W_O`` of each edge's sender (seed S0.5). ValueError without ``W_O``."""
-        return self._messages(self._pairs(edges), self._chosen(heads))
+        values = self._values()[:, :, self._pairs(edges)[0]]
+        return torch.stack(
+            [_product(values[:, head], self._matrix(head)) for head in self._chosen(heads)], dim=2
+        )
 
     def carried(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """What came along each edge: the weight times the message, 0 if it was muted.
@@ -169,15 +170,17 @@ class LayerTrace:
         Over all in-edges and heads this sums to the receiver's update, less ``b_O``. ``edges`` must be given,
         as this makes edges x heads x width; for many edges take :meth:`each_carried`.
         """
-        return self._carried(self._pairs(edges), self._chosen(heads))
+        pairs, numbers = self._pairs(edges), self._chosen(heads)
+        vectors = self.messages(pairs, numbers) * self._weights(pairs)[:, numbers].mT.unsqueeze(-1)
+        nothing = self._nothing_carried(pairs)
+        return vectors if nothing is None else vectors.masked_fill(nothing[:, numbers].mT.unsqueeze(-1), 0.0)
 
     def each_carried(
         self, edges: Any = None, heads: Heads = None, at_once: int = 4096
     ) -> Iterator[tuple[Int[Tensor, "2 some"], Float[Tensor, "batch some heads width"]]]:
         """``(edges, carried)``, ``at_once`` edges at a time."""
-        pairs, numbers = self._pairs(edges), self._chosen(heads)
-        parts = torch.split(pairs, checks.size("at_once", at_once, 1), dim=1)
-        return ((part, self._carried(part, numbers)) for part in parts)
+        parts = torch.split(self._pairs(edges), checks.size("at_once", at_once, 1), dim=1)
+        return ((part, self.carried(part, heads)) for part in parts)
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
         """Each head's part of the update (seed S1.2); their sum is the update less ``b_O``."""
@@ -186,7 +189,8 @@ class LayerTrace:
 
     def delivered(self) -> Float[Tensor, "batch heads edges"]:
         """The weights of all edges, 0 where nothing came along."""
-        return self._zero_where_muted(self._all_weights, self.edge_index, self._chosen(None))
+        nothing = self._nothing_carried(self.edge_index)
+        return self._all_weights if nothing is None else self._all_weights.masked_fill(nothing, 0.0)
 
     @cached_property
     def _all_logits(self) -> Tensor:
@@ -204,31 +208,19 @@ class LayerTrace:
             return self._all_weights
         return edges.weights_from_lse(self._logits(pairs), pairs[1], self.lse)
 
-    def _messages(self, pairs: Tensor, numbers: list[int]) -> Tensor:
-        values = self._values()[:, :, pairs[0]]
-        return torch.stack([_product(values[:, head], self._matrix(head)) for head in numbers], dim=2)
-
-    def _carried(self, pairs: Tensor, numbers: list[int]) -> Tensor:
-        vectors = self._messages(pairs, numbers) * self._weights(pairs)[:, numbers].mT.unsqueeze(-1)
-        nothing = self._nothing_carried(pairs)
-        return vectors if nothing is None else vectors.masked_fill(nothing[:, numbers].mT.unsqueeze(-1), 0.0)
-
     def _carried_measure(self, measure: Callable[..., Tensor], edges: Any, heads: Heads) -> Tensor:
         # weight * measure(message): a measure of each sender and head, not of each edge
         pairs, numbers, values = self._pairs(edges), self._chosen(heads), self._values()
         measures = torch.stack([measure(values[:, head], self._matrix(head)) for head in numbers], dim=1)
         carried = measures[:, :, pairs[0]] * self._weights(pairs)[:, numbers]
-        return self._zero_where_muted(carried, pairs, numbers).mT
-
-    def _zero_where_muted(self, x: Tensor, pairs: Tensor, numbers: list[int]) -> Tensor:
         nothing = self._nothing_carried(pairs)
-        return x if nothing is None else x.masked_fill(nothing[:, numbers], 0.0)
+        return (carried if nothing is None else carried.masked_fill(nothing[:, numbers], 0.0)).mT
 
     def _nothing_carried(self, pairs: Tensor) -> Bool[Tensor, "batch heads edges"] | None:
         # muted, or no edge for that sample and head
         sizes = self.q.shape[:2]
         masks = [trace_pairs.is_edge(graph, pairs, *sizes) for graph in self._muted]
-        masks += [~trace_pairs.is_edge(self.graph, pairs, *sizes)] if trace_pairs.varies(self.graph) else []
+        masks += [~trace_pairs.is_edge(self.graph, pairs, *sizes)] if self.graph.varying_axes else []
         return torch.stack(masks).any(0) if masks else None
 
     def _values(self) -> Float[Tensor, "batch heads src value_dim"]:
@@ -259,7 +251,7 @@ class LayerTrace:
         return numbers if heads is None else numbers[:, self._chosen(heads)]
 
     def _pairs(self, chosen: Any) -> Int[Tensor, "2 edges"]:
-        if chosen is None:
+        if chosen is None or chosen is self.edge_index:
             return self.edge_index
         if isinstance(chosen, Tensor) and chosen.dim() == 1:
             places = trace_pairs.positions(chosen, self.edge_index.shape[1])

@@ -1,7 +1,6 @@
 """Chosen pairs of tokens in a call of attention: which are edges, and their logits.
 
-A pair is a column ``(src, dst)`` of an int64 ``[2, K]``; numbers of pairs are ``[B, H, K]``. Vectors are
-gathered for some pairs at a time, for a whole graph not at all.
+A pair is a column ``(src, dst)`` of an int64 ``[2, K]``; numbers of pairs are ``[B, H, K]``.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import torch
 
 from gnn_attention import edges
 from gnn_attention._support.autograd import recomputed
+from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cpu import csr_ops
@@ -32,8 +32,7 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
     """
     if not isinstance(pairs, Tensor):
         if not isinstance(pairs, Sequence) or isinstance(pairs, str):
-            got = type(pairs).__name__
-            raise TypeError(f"edges must be a tensor [2, K] or a list of (src, dst), got {got}")
+            raise TypeError(f"edges must be a tensor [2, K] or a list of (src, dst), got {quoted(pairs)}")
         rows = torch.tensor(pairs) if len(pairs) else torch.zeros(0, 2, dtype=torch.int64)
         pairs = (rows.unsqueeze(0) if rows.dim() == 1 else rows).mT
     highest = 1 if pairs.is_floating_point() or not pairs.numel() else int(pairs.max()) + 1
@@ -42,16 +41,10 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
 
 def positions(chosen: Tensor, count: int) -> Int[Tensor, " edges"]:
     if chosen.is_floating_point() or chosen.dtype == torch.bool:
-        expected = "integers, positions [K] or pairs"
-        raise TypeError(f"edges must be {expected}, got {chosen.dtype}; of a bool mask use nonzero()")
+        raise TypeError(f"edges must be integers, got {chosen.dtype}; of a bool mask use nonzero()")
     if ((chosen < 0) | (chosen >= count)).any():
-        got = f"{int(chosen.min())} .. {int(chosen.max())}"
-        raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {got}")
+        raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {quoted(chosen.tolist())}")
     return chosen.long()
-
-
-def varies(graph: TokenGraph) -> bool:
-    return graph.heads is not None or graph.batch is not None
 
 
 def union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
@@ -61,7 +54,7 @@ def union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
     >>> union(graph, torch.device("cpu")).tolist()
     [[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]]
     """
-    if not varies(graph):
+    if not graph.varying_axes:
         return graph.edges_on(device)
     pairs: Tensor = memoized(_union, graph)
     return pairs.to(device)
@@ -111,13 +104,13 @@ def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, 
         all_edges = _is_edge_index(pairs, call.graph)
         bias = bias if all_edges else bias[..., call.graph.positions_of(pairs).to(pairs.device)]
         numbers = numbers + bias.to(numbers.dtype)
-    if not varies(call.graph):
+    if not call.graph.varying_axes:
         return numbers
     return numbers.masked_fill(~is_edge(call.graph, pairs, *numbers.shape[:2]), -torch.inf)
 
 
 def _is_edge_index(pairs: Tensor, graph: TokenGraph) -> bool:
-    return not varies(graph) and pairs is graph.edges_on(pairs.device)
+    return not graph.varying_axes and pairs is graph.edges_on(pairs.device)
 
 
 def _overlaps_of_edges(call: AttentionCall) -> Tensor:

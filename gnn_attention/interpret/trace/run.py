@@ -17,14 +17,8 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import AttentionInfo, attend, attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.interpret.trace.intervene import (
-    attention_layers,
-    backend_replaced,
-    check_no_hooks,
-    muted_graphs,
-    operate,
-)
-from gnn_attention.interpret.trace.interventions import Surgery
+from gnn_attention.interpret.trace import interventions
+from gnn_attention.interpret.trace.interventions import Surgery, attention_layers, operate
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
@@ -79,8 +73,8 @@ class Run:
         word, _, rest = name.partition(".")
         number, _, part = rest.partition(".")
         if word != "blocks" or not number.isdecimal() or int(number) >= len(self.layers):
-            expected = f"blocks.0 .. blocks.{len(self.layers) - 1}, as in 'blocks.0.attn.hook_q'"
-            raise KeyError(f"no part of this run is called {quoted(name)}: expected {expected}")
+            expected = f"expected blocks.0 .. blocks.{len(self.layers) - 1}, as in 'blocks.0.attn.hook_q'"
+            raise KeyError(f"no part of this run is called {quoted(name)}: {expected}")
         if part not in RESIDUAL_HOOKS or 2 * int(number) >= len(self.phases):
             return self.layers[int(number)][part]
         which, attribute = RESIDUAL_HOOKS[part]
@@ -93,12 +87,11 @@ def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery]
 
     ``module`` is any module with a ``MessagePassingAttention`` in it; it is unchanged afterwards. ``surgery``
     is one or several results of :func:`cut` and :func:`mute`. Phases and states are those of the blocks of
-    ``gnn_attention.model``. A layer on the message-passing path (``backend=None``) runs through "auto", which
-    returns the log-sum-exp. Only calls of this thread are recorded; threads that record one module take
-    turns. The record is differentiable; run under ``torch.no_grad()`` to save memory.
+    ``gnn_attention.model``. A layer on the message-passing path (``backend=None``) runs through "auto". Only
+    calls of this thread are recorded; threads that record one module take turns. The record is
+    differentiable; run under ``torch.no_grad()`` to save memory.
 
-    Raises ValueError for a module without such a layer, NotImplementedError where torch_geometric's hooks or
-    explainers force the message-passing path, and as :func:`operate` does.
+    Raises ValueError for a module without such a layer, else as :func:`operate` does.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
@@ -129,17 +122,18 @@ def _recorded_layer(number: int, layer: MessagePassingAttention, traces: list[La
 
     def append_trace(module: MessagePassingAttention, inputs: Any, output: Any) -> None:
         (call, z, info), update = calls.pop(), output[0] if isinstance(output, tuple) else output
-        muted = tuple(muted_graphs(inner, call.graph, call.q.shape[1]))
+        muted = tuple(interventions.muted_graphs(inner, call.graph, call.q.shape[1]))
         update = update if update.dim() == 3 else update.unsqueeze(0)
         tensors = (call.q, call.k, call.v, z, update)
         traces.append(LayerTrace(number, module.heads, call.graph, *tensors, call, info, muted))
 
-    run = partial(_run_and_append, threading.get_ident(), inner, calls)
-    with ExitStack() as stack:
-        stack.enter_context(backend_replaced(layer, Backend("recorder", run)))
-        refuse = layer.register_forward_pre_hook(lambda layer, _: check_no_hooks(layer, "record it"))
-        stack.enter_context(refuse)
-        stack.enter_context(layer.register_forward_hook(of_this_thread(append_trace)))
+    def refuse_hooks(module: MessagePassingAttention, inputs: Any) -> None:
+        interventions.check_no_hooks(module, "record it")
+
+    recorder = Backend("recorder", partial(_run_and_append, threading.get_ident(), inner, calls))
+    before = layer.register_forward_pre_hook(refuse_hooks)
+    after = layer.register_forward_hook(of_this_thread(append_trace))
+    with before, after, interventions.backend_replaced(layer, recorder):
         yield
 
 
@@ -162,16 +156,13 @@ def _recorded_block(number: int, block: Block, phases: list[Phase]) -> Iterator[
         phases.append(Phase(number, COMMUNICATION, at["before"], at["attention"], at["between"]))
         phases.append(Phase(number, COMPUTATION, at["between"], at["mlp"], output))
 
-    def save_input(name: str, module: nn.Module, inputs: Any) -> None:
-        at[name] = inputs[0]
-
-    def save_output(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        at[name] = output
+    def save(name: str, module: nn.Module, inputs: Any, *output: Any) -> None:
+        at[name] = (output or inputs)[0]
 
     with ExitStack() as stack:
         for name, norm in (("before", block.attention_norm), ("between", block.mlp_norm)):
-            stack.enter_context(norm.register_forward_pre_hook(of_this_thread(partial(save_input, name))))
+            stack.enter_context(norm.register_forward_pre_hook(of_this_thread(partial(save, name))))
         for name, part in (("attention", block.attention), ("mlp", block.mlp)):
-            stack.enter_context(part.register_forward_hook(of_this_thread(partial(save_output, name))))
+            stack.enter_context(part.register_forward_hook(of_this_thread(partial(save, name))))
         stack.enter_context(block.register_forward_hook(of_this_thread(append_phases)))
         yield
