@@ -5,23 +5,6 @@ from gnn_attention.cost.forms import FormCost, Macs, graphs_of, of_config, of_fo
 from gnn_attention.cost.graph_cost import GraphCost, of_graph
 from gnn_attention.cost.rate_table import FORMS, LATENT_FORMS, LatentSizes, Rates, Sizes, rates
 
-__all__ = [
-    "CONFIGS",
-    "FORMS",
-    "LATENT_FORMS",
-    "FormCost",
-    "GraphCost",
-    "LatentSizes",
-    "Macs",
-    "ModelSizes",
-    "Rates",
-    "Sizes",
-    "config",
-    "graphs_of",
-    "of_config",
-    "of_form",
-    "of_graph",
-    "of_ranks",
-    "of_sizes",
-    "rates",
-]
+__all__ = ["FormCost", "GraphCost", "Macs", "graphs_of", "of_config", "of_form", "of_graph", "of_ranks"]
+__all__ += ["CONFIGS", "FORMS", "LATENT_FORMS", "LatentSizes", "ModelSizes", "Rates", "Sizes", "config"]
+__all__ += ["of_sizes", "rates"]

@@ -28,7 +28,7 @@ import torch
 from gnn_attention import patterns
 from gnn_attention._support import checks
 from gnn_attention.cost.configs import ModelSizes, config
-from gnn_attention.cost.graph_cost import check_graph, most_cached
+from gnn_attention.cost.graph_cost import most_cached
 from gnn_attention.cost.rate_table import FORMS, LATENT_FORMS, LatentSizes, Rates, Sizes, rates
 from gnn_attention.distributed.partition import Partition
 from gnn_attention.distributed.rank_plan import Plan, plan
@@ -67,9 +67,6 @@ class Macs:
     def __add__(self, other: Macs) -> Macs:
         return Macs(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(Macs)))
 
-    def __mul__(self, times: int) -> Macs:
-        return Macs(*(times * getattr(self, part.name) for part in fields(Macs)))
-
 
 @dataclass(frozen=True)
 class FormCost:
@@ -101,18 +98,16 @@ class FormCost:
         if (self.form, self.itemsize) != (other.form, other.itemsize):
             given = f"{self.form!r} of {self.itemsize} bytes and {other.form!r} of {other.itemsize}"
             raise ValueError(f"only costs of one form and dtype are added up, got {given}")
-        summed: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
-        for name in _CACHES:
-            ways = getattr(other, name)
-            summed[name] = {way: size + ways[way] for way, size in getattr(self, name).items()}
+        numbers = ("macs", "step", "parameters", "activations", "weights")
+        summed: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in numbers}
+        for name in ("cache_per_token", "cache"):
+            summed[name] = {
+                way: size + getattr(other, name)[way] for way, size in getattr(self, name).items()
+            }
         return replace(self, **summed)
 
     def __mul__(self, layers: int) -> FormCost:
-        layers = checks.size("layers", layers)
-        several: dict[str, Any] = {name: getattr(self, name) * layers for name in _NUMBERS}
-        for name in _CACHES:
-            several[name] = {way: size * layers for way, size in getattr(self, name).items()}
-        return replace(self, **several)
+        return sum([self] * (checks.size("layers", layers, 1) - 1), start=self)
 
 
 # of a FormCost: what several layers add up
@@ -164,7 +159,7 @@ def of_sizes(
     {'expanded': {'key, value': 163840}, 'latent': {'latent, rotated key': 2304}}
     """
     rate, size = rates(form, sizes), checks.instance("dtype", dtype, torch.dtype).itemsize
-    check_graph(graph)
+    checks.instance("graph", graph, TokenGraph)
     if graph.heads not in (None, sizes.num_heads):
         found = f"{graph!r} differs by head and has {graph.heads} of them"
         raise ValueError(f"{found}, the heads are {sizes.num_heads}")
@@ -246,23 +241,18 @@ def of_ranks(
     """
     model = config(model) if isinstance(model, str) else model
     sizes = model.heads
-    heads: dict[str, Any] = {"heads": sizes.num_heads, "value_dim": sizes.value_dim}
+    heads: dict[str, Any] = {"heads": sizes.num_heads, "value_dim": sizes.value_dim, "dtype": dtype}
     if isinstance(sizes, Sizes):
         heads |= {"dim": sizes.head_dim, "kv_heads": sizes.num_kv_heads}
     else:
         heads |= {"dim": sizes.content_dim + sizes.rotary_dim}
-    heads |= {"dtype": dtype, "partition": partition}
     layers = graphs_of(model, tokens) if graph is None else [(graph, model.layers)]
     for each, _ in layers:
-        check_graph(each)
+        checks.instance("graph", each, TokenGraph)
+    heads["partition"] = partition
     return [(plan(each, world_size, batch=each.batch or 1, **heads), count) for each, count in layers]
 
 
 def _macs(rate: Rates, receivers: int, senders: int, edges: int) -> Macs:
-    return Macs(
-        receive=receivers * rate.receive,
-        send=senders * rate.send,
-        logits=edges * rate.logit,
-        weighting=edges * rate.weighting,
-        collect=receivers * rate.collect,
-    )
+    of_edges = edges * rate.logit, edges * rate.weighting
+    return Macs(receivers * rate.receive, senders * rate.send, *of_edges, receivers * rate.collect)

@@ -56,7 +56,7 @@ def of_graph(graph: TokenGraph, block: int = 128) -> GraphCost:
     >>> cost.edges, round(1 / cost.of_causal), cost.cached
     (401597050, 12, 4100)
     """
-    check_graph(graph)
+    checks.instance("graph", graph, TokenGraph)
     block, copies = checks.size("block", block, 1), (graph.batch or 1) * (graph.heads or 1)
     return GraphCost(
         name=graph.name,
@@ -89,13 +89,9 @@ def most_cached(graph: TokenGraph) -> int:
 
 
 def _causal_pairs(graph: TokenGraph) -> int:
-    before = graph.dst_offset - graph.src_offset  # senders that are earlier than the first receiver
-    return _pairs_up_to(before + graph.num_dst, graph.num_src) - _pairs_up_to(before, graph.num_src)
-
-
-def _pairs_up_to(stop: int, num_src: int) -> int:
-    inside = min(max(stop, 0), num_src)
-    return inside * (inside + 1) // 2 + (max(stop, 0) - inside) * num_src
+    first = graph.dst_offset - graph.src_offset + 1  # how many senders the first receiver attends to
+    counts = torch.arange(first, first + graph.num_dst, device="cpu")
+    return int(counts.clamp(0, graph.num_src).sum())
 
 
 def _cells(graph: TokenGraph, block: int) -> int:
@@ -107,11 +103,3 @@ def _cells(graph: TokenGraph, block: int) -> int:
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
-
-
-def check_graph(graph: object) -> None:
-    """TypeError for what is no graph."""
-    if not isinstance(graph, TokenGraph):
-        raise TypeError(
-            f"graph must be a TokenGraph, got {type(graph).__name__}; for a causal graph give tokens="
-        )

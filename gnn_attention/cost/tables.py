@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from gnn_attention import patterns
 from gnn_attention.cost.configs import ModelSizes
@@ -67,28 +66,26 @@ def _latent_matrices(sizes: LatentSizes) -> str:
     source = sizes.query_dim or d
     shared = [f"W_DKV [{d}, {latent}]", f"W_KR [{d}, {rotary}]"]
     shared += [f"W_DQ [{d}, {source}]"] if sizes.query_dim else []
-    shapes = {
-        "W_UQ": (source, sizes.content_dim),
-        "W_QR": (source, rotary),
-        "W_UK": (latent, sizes.content_dim),
-        "W_UV": (latent, sizes.value_dim),
-        "W_O": (sizes.value_dim, d),
+    shapes = {"W_UQ": [source, sizes.content_dim], "W_QR": [source, rotary]}
+    shapes |= {
+        "W_UK": [latent, sizes.content_dim],
+        "W_UV": [latent, sizes.value_dim],
+        "W_O": [sizes.value_dim, d],
     }
-    return ", ".join(shared + [f"{name} {sizes.num_heads} x {list(shape)}" for name, shape in shapes.items()])
+    return ", ".join(shared + [f"{name} {sizes.num_heads} x {shape}" for name, shape in shapes.items()])
 
 
 def _forms(model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], dtype: str) -> list[str]:
-    head = f"{'':<{LABEL}}" + "".join(f"{form:>{COLUMN}}" for form in costs)
-    tokens = layers[0][0].num_dst
-    of_layers = _plural(model.layers, "layer")
+    tokens, of_layers = _plural(layers[0][0].num_dst, "token"), _plural(model.layers, "layer")
+    base, each = next(iter(costs)), costs.values()
     return [
-        head,
-        f"multiply-accumulates: {_plural(tokens, 'token')} in one pass, {of_layers}",
-        *_macs(costs, lambda cost: cost.macs),
+        f"{'':<{LABEL}}" + "".join(f"{form:>{COLUMN}}" for form in costs),
+        f"multiply-accumulates: {tokens} in one pass, {of_layers}",
+        *_macs([cost.macs for cost in each], base),
         "multiply-accumulates: the last token alone, the others in the cache",
-        *_macs(costs, lambda cost: cost.step),
+        *_macs([cost.step for cost in each], base),
         f"memory in {dtype}, {of_layers}",
-        *_memory(model, costs),
+        *_memory(model, each),
     ]
 
 
@@ -102,40 +99,26 @@ PARTS = {
 }
 
 
-def _macs(costs: Mapping[str, FormCost], of: Callable[[FormCost], Macs]) -> list[str]:
-    base = next(iter(costs))
-    least = max(of(costs[base]).total, 1)
-    rows = [_row(label, costs, partial(_macs_cell, of, name)) for label, name in PARTS.items()]
-    return [*rows, _row(f"times the {base} form", costs, lambda cost: f"{of(cost).total / least:.2f}")]
+def _macs(parts: list[Macs], base: str) -> list[str]:
+    rows = [_row(label, [_number(getattr(macs, name)) for macs in parts]) for label, name in PARTS.items()]
+    least = max(parts[0].total, 1)
+    return [*rows, _row(f"times the {base} form", [f"{macs.total / least:.2f}" for macs in parts])]
 
 
-def _macs_cell(of: Callable[[FormCost], Macs], part: str, cost: FormCost) -> str:
-    return _number(getattr(of(cost), part))
+def _memory(model: ModelSizes, costs: Collection[FormCost]) -> Iterator[str]:
+    yield _row("parameters of one layer", [f"{cost.parameters // model.layers:,}" for cost in costs])
+    yield _row("parameters", [_bytes(cost.parameter_bytes) for cost in costs])
+    yield _row("activations of the pass", [_bytes(cost.activations) for cost in costs])
+    yield _row("weights of all edges, if written out", [_bytes(cost.weights) for cost in costs])
+    caches = {"one token": [cost.cache_per_token for cost in costs]}
+    caches["at its largest"] = [cost.cache for cost in costs]
+    for when, sizes in caches.items():
+        for way in dict.fromkeys(way for cost in costs for way in cost.cache):
+            yield _row(f"cache, {when}: {way}", [_bytes(of[way]) if way in of else "-" for of in sizes])
 
 
-def _memory(model: ModelSizes, costs: Mapping[str, FormCost]) -> list[str]:
-    ways = dict.fromkeys(way for cost in costs.values() for way in cost.cache)
-    caches = {"one token": lambda cost: cost.cache_per_token, "at its largest": lambda cost: cost.cache}
-    rows = [
-        _row(f"cache, {when}: {way}", costs, partial(_cache_cell, of, way))
-        for when, of in caches.items()
-        for way in ways
-    ]
-    return [
-        _row("parameters of one layer", costs, lambda cost: f"{cost.parameters // model.layers:,}"),
-        _row("parameters", costs, lambda cost: _bytes(cost.parameter_bytes)),
-        _row("activations of the pass", costs, lambda cost: _bytes(cost.activations)),
-        _row("weights of all edges, if written out", costs, lambda cost: _bytes(cost.weights)),
-        *rows,
-    ]
-
-
-def _cache_cell(of: Callable[[FormCost], Mapping[str, int]], way: str, cost: FormCost) -> str:
-    return _bytes(of(cost)[way]) if way in of(cost) else "-"
-
-
-def _row(label: str, costs: Mapping[str, FormCost], cell: Callable[[FormCost], str]) -> str:
-    return f"  {label:<{LABEL - 2}}" + "".join(f"{cell(cost):>{COLUMN}}" for cost in costs.values())
+def _row(label: str, cells: Iterable[str]) -> str:
+    return f"  {label:<{LABEL - 2}}" + "".join(f"{cell:>{COLUMN}}" for cell in cells)
 
 
 def _graphs(graphs: list[Compared], model: ModelSizes) -> list[str]:
@@ -204,19 +187,17 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _number(value: int | float) -> str:
-    return _scaled(value, 1000, ("", " k", " M", " G", " T", " P", " E"))
-
-
-def _bytes(value: int | float) -> str:
-    return _scaled(value, 1024, (" B", " KiB", " MiB", " GiB", " TiB", " PiB"))
-
-
-def _scaled(value: int | float, base: int, units: tuple[str, ...]) -> str:
+def _number(
+    value: float, base: int = 1000, units: Sequence[str] = ("", " k", " M", " G", " T", " P", " E")
+) -> str:
     power = 0
     while value >= base and power < len(units) - 1:
         value, power = value / base, power + 1
     return f"{value:.4g}{units[power]}"
+
+
+def _bytes(value: float) -> str:
+    return _number(value, 1024, (" B", " KiB", " MiB", " GiB", " TiB", " PiB"))
 
 
 def _wrapped(text: str) -> list[str]:
