@@ -27,34 +27,11 @@ from gnn_attention.distributed.rank_cache import RankCache
 from gnn_attention.distributed.rank_graph import RankGraph
 from gnn_attention.distributed.rank_plan import PARTITIONS, Plan, best, plan
 
-__all__ = [
-    "PARTITIONS",
-    "HeadwiseParallel",
-    "Partition",
-    "Plan",
-    "RankCache",
-    "RankGraph",
-    "RankInfo",
-    "Shares",
-    "Traffic",
-    "attend",
-    "best",
-    "by_edges",
-    "cache",
-    "contiguous",
-    "documents",
-    "gather",
-    "halo",
-    "heads_plan",
-    "in_edges",
-    "local",
-    "metis",
-    "of_owners",
-    "of_ranges",
-    "plan",
-    "rcm",
-    "scatter",
-    "shard_heads",
-    "traffic",
-    "zigzag",
-]
+# tokens on ranks
+# tokens on ranks
+__all__ = ["RankCache", "RankGraph", "RankInfo", "attend", "cache", "gather", "halo", "in_edges", "local"]
+# who owns which tokens
+__all__ += ["PARTITIONS", "Partition", "Shares", "best", "by_edges", "contiguous", "documents", "metis"]
+__all__ += ["of_owners", "of_ranges", "rcm", "scatter", "zigzag"]
+# heads as shards, and cost
+__all__ += ["HeadwiseParallel", "Plan", "Traffic", "heads_plan", "plan", "shard_heads", "traffic"]

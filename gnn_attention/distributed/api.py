@@ -10,12 +10,13 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from gnn_attention._support import checks
+from gnn_attention._support.checks import described
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.distributed import collectives, subgraphs
-from gnn_attention.distributed.attention import ALIKE, EXCHANGES, check_backend, run, with_bias
+from gnn_attention.distributed.attention import EXCHANGES, check_backend, run, with_bias
 from gnn_attention.distributed.partition import Partition, Shares, check_partition
 from gnn_attention.distributed.rank_cache import RankCache
 from gnn_attention.distributed.rank_graph import RankGraph
@@ -23,8 +24,6 @@ from gnn_attention.distributed.rank_plan import PARTITIONS
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod
 
-# what gather needs equal on all ranks
-GATHERED_ALIKE = ("partition", "a row of x", "gradients")
 FIELDS = ("rule", "num_dst", "num_src", "heads", "batch", "name", "dst_offset", "src_offset", "_listed")
 
 
@@ -45,16 +44,15 @@ def local(
     attended to, "gather" all of them, "ring" passes the blocks of all ranks on from rank to rank; "auto"
     takes that of :func:`plan`. Cached for each graph; no collective.
 
-    Positions are those of the whole graph: rotations, score_mods and dropout are what they are in one
-    process. Layers need a backend other than None, the message-passing path. ``torch.compile`` breaks its
-    graph at their attention (``fullgraph=True`` is unsupported). Where one rank alone gives a layer states of
-    a wrong length, the others wait until the group's timeout; :func:`attend` raises on all of them.
+    Rotations, score_mods and dropout are those of one process. Layers need a backend other than None, the
+    message-passing path; ``torch.compile`` breaks its graph at their attention. Where one rank alone gives a
+    layer states of a wrong length, the others wait until the group's timeout; :func:`attend` raises on all.
 
     Raises ValueError where torch.distributed is not initialised, this process is not in the group, or the
     partition is of other tokens or ranks; TypeError for no graph.
     """
     group = _group(group)
-    partition = _partition(_whole(graph), partition, group)
+    partition = _partition(graph, partition, group)
     exchange = checks.choice("exchange", exchange, EXCHANGES)
     view: RankGraph = memoized(_local, graph, partition, distributed.get_rank(group), group, exchange)
     return view
@@ -105,7 +103,7 @@ def attend(
     of the halo.
     """
     ranks = _group(group)
-    with collectives.raised_on_all_ranks(ALIKE, ranks, q):
+    with collectives.raised_on_all_ranks(ranks, q):
         view = local(graph, partition, ranks, exchange)
         check_backend(backend)
         call = AttentionCall.checked(
@@ -132,7 +130,7 @@ def in_edges(
     ``graph.positions_of`` of them picks the rank's share of a per-edge bias.
     """
     group = _group(group)
-    partition = _partition(_whole(graph), partition, group)
+    partition = _partition(graph, partition, group)
     return subgraphs.in_edges(graph, partition, distributed.get_rank(group) if rank is None else rank)
 
 
@@ -146,9 +144,7 @@ def scatter(
     """
     group = _group(group)
     shares = _shares(partition, side, group)
-    _check_length(
-        x, axis, shares.num_tokens, f"{shares.num_tokens} tokens on axis {axis}, those of {shares!r}"
-    )
+    _check_length(x, axis, shares.num_tokens, f"{shares.num_tokens} tokens on axis {axis}")
     return x.index_select(axis, shares.tokens(distributed.get_rank(group)).to(x.device))
 
 
@@ -162,18 +158,19 @@ def gather(
     """
     group = _group(group)
     shares, rank = _shares(partition, side, group), distributed.get_rank(group)
-    with collectives.raised_on_all_ranks(GATHERED_ALIKE, group, x):
+    with collectives.raised_on_all_ranks(group, x):
         _check_length(x, axis, shares.sizes[rank], f"the {shares.sizes[rank]} own tokens on axis {axis}")
     rows = x.movedim(axis, 0)
     grad = "wanted" if torch.is_grad_enabled() and x.requires_grad else "not wanted"
-    values = (shares, f"{list(rows.shape[1:])} in {x.dtype}", grad)
-    collectives.check_agreement(GATHERED_ALIKE, values, "", group, x.device)
+    values = {"partition": shares, "a row of x": f"{list(rows.shape[1:])} in {x.dtype}", "gradients": grad}
+    collectives.check_agreement(values, "", group, x.device)
     whole = _joined(rows.flatten(1), shares, rank, group)
     return whole.view(shares.num_tokens, *rows.shape[1:]).movedim(0, axis)
 
 
 def _joined(rows: Tensor, shares: Shares, rank: int, group: Any) -> Tensor:
-    pending = collectives.PendingExchange(subgraphs.to_all_ranks(shares.sizes, rank), group, gather=True)
+    transfer = subgraphs.to_all_ranks(shares.sizes, rank, rows.device)
+    pending = collectives.PendingExchange(transfer, group)
     others, before = collectives.finish(pending, collectives.start(pending, rows)), sum(shares.sizes[:rank])
     joined = torch.cat([others[:before], rows, others[before:]])
     order = torch.cat([shares.tokens(r) for r in range(shares.world_size)]).argsort()
@@ -191,31 +188,25 @@ def _local(graph: TokenGraph, partition: Partition, rank: int, group: Any, excha
 
 def _group(group: Any) -> Any:
     if not (distributed.is_available() and distributed.is_initialized()):
-        raise ValueError(
-            "torch.distributed is not initialised: start the program with torchrun and call "
-            "torch.distributed.init_process_group('gloo') (CPU) or ('nccl') (CUDA) first"
-        )
+        advice = "start the program with torchrun and call torch.distributed.init_process_group first"
+        raise ValueError(f"torch.distributed is not initialised: {advice}")
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            advice = "take one of them, such as mesh['tokens']"
-            raise ValueError(f"group must be a mesh of one axis, got {group.ndim} axes; {advice}")
+            raise ValueError(
+                f"group must be a mesh of one axis, such as mesh['tokens'], got {group.ndim} axes"
+            )
         group = group.get_group()
     group = distributed.group.WORLD if group is None else group
     if not isinstance(group, distributed.ProcessGroup):
-        kind = type(group).__name__
-        raise TypeError(f"group must be a ProcessGroup or a DeviceMesh of one axis, got {kind}")
+        raise TypeError(f"group must be a ProcessGroup or a DeviceMesh of one axis, got {described(group)}")
     if distributed.get_rank(group) < 0:
         raise ValueError(f"this process, rank {distributed.get_rank()} of all, is not in the group")
     return group
 
 
-def _whole(graph: TokenGraph) -> TokenGraph:
-    if not isinstance(graph, TokenGraph) or isinstance(graph, RankGraph):
-        raise TypeError(f"graph must be the TokenGraph of all tokens, got {type(graph).__name__}")
-    return graph
-
-
 def _partition(graph: TokenGraph, partition: Partition | str, group: Any) -> Partition:
+    if not isinstance(graph, TokenGraph) or isinstance(graph, RankGraph):
+        raise TypeError(f"graph must be the TokenGraph of all tokens, got {described(graph)}")
     world = distributed.get_world_size(group)
     if isinstance(partition, str):
         partition = memoized(PARTITIONS[checks.choice("partition", partition, PARTITIONS)], graph, world)
@@ -224,14 +215,12 @@ def _partition(graph: TokenGraph, partition: Partition | str, group: Any) -> Par
 
 def _check_world(partition: Partition, world: int) -> Partition:
     if partition.world_size != world:
-        found = partition.world_size
-        raise ValueError(f"partition is for {found} ranks, but the group has {world}: make one for {world}")
+        raise ValueError(f"partition must be for the {world} ranks of the group, got {partition.world_size}")
     return partition
 
 
 def _check_length(x: Tensor, axis: int, length: int, expected: str) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+    checks.instance("x", x, Tensor)
     axis = checks.position("axis", axis)
     if not -x.dim() <= axis < x.dim():
         raise IndexError(f"axis must be in {-x.dim()} .. {x.dim() - 1}, one of x {list(x.shape)}, got {axis}")

@@ -17,6 +17,7 @@ import torch
 from torch import distributed, nn
 
 from gnn_attention import edges
+from gnn_attention._support.checks import described
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import attended
@@ -24,16 +25,8 @@ from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.backends.dropout import dropped
-from gnn_attention.distributed import rank_plan, subgraphs
-from gnn_attention.distributed.collectives import (
-    PendingExchange,
-    all_to_all,
-    broadcast_first,
-    check_agreement,
-    finish,
-    keep_in_graph,
-    start,
-)
+from gnn_attention.distributed import collectives, rank_plan, subgraphs
+from gnn_attention.distributed.collectives import PendingExchange, check_agreement, finish, start
 from gnn_attention.distributed.halo_sets import halo, halo_sizes
 from gnn_attention.distributed.partition import Partition
 from gnn_attention.distributed.rank_graph import RankGraph
@@ -44,8 +37,6 @@ from gnn_attention.score_mods import ScoreMod
 EXCHANGES = ("auto", *rank_plan.EXCHANGES)
 DROP_AT_POSITIONS = ("dense", "tiles", "rows", "reference")  # backends that take dropout from the call
 PROBES = 4096  # pairs at which ranks compare their rules
-# what must be equal on all ranks
-ALIKE = ("graph", "partition", "exchange", "backend", "q, k and v", "gradients", "options")
 
 BackendLike = str | Backend
 Result = tuple[Tensor, Tensor]  # out in float32 or better, lse
@@ -75,7 +66,7 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     _check_agreement(call, graph, exchange, backend)
     dtype, call = call.q.dtype, in_merge_dtype(call)
     if call.seed is not None:
-        call = replace(call, seed=broadcast_first(call.seed, graph.group))
+        call = replace(call, seed=collectives.broadcast_first(call.seed, graph.group))
     out, lse = (_ring if exchange == "ring" else _at_once)(call, graph, exchange, backend, dtype)
     if call.sink_logits is not None:
         # from any rank
@@ -104,8 +95,7 @@ def in_accumulation_dtype(call: AttentionCall, *tensors: Tensor) -> tuple[Tensor
 def check_backend(backend: BackendLike) -> None:
     """TypeError for what is no backend; names are looked up where all ranks can raise."""
     if not isinstance(backend, (str, Backend)):
-        kind = type(backend).__name__
-        raise TypeError(f"backend must be a name or a gnn_attention.backends.Backend, got {kind}")
+        raise TypeError(f"backend must be a name or a Backend, got {described(backend)}")
 
 
 def with_bias(call: AttentionCall, bias: Tensor | None) -> AttentionCall:
@@ -127,8 +117,8 @@ def _at_once(
         # a collective the first time: ranks send the numbers of their halo's senders
         transfer = memoized(_halo_transfer, *graph.share, graph.group, call.q.device)
     else:
-        transfer = subgraphs.to_all_ranks(graph.partition.src.sizes, graph.rank)
-    pending, rows = PendingExchange(transfer, graph.group, exchange == "gather", dtype), _rows(call.k, call.v)
+        transfer = subgraphs.to_all_ranks(graph.partition.src.sizes, graph.rank, call.q.device)
+    pending, rows = PendingExchange(transfer, graph.group, dtype), _rows(call.k, call.v)
     buffer = start(pending, rows)
     first = _attend_part(call, graph, own, call.k, call.v, backend)
     arrived = finish(pending, buffer).to(rows.dtype)
@@ -145,7 +135,7 @@ def _ring(
     total = no_result(call)
     for step, part in enumerate(parts):
         transfer = subgraphs.ring_step(sizes, graph.rank, step)
-        pending = PendingExchange(transfer, graph.group, dtype=dtype)
+        pending = PendingExchange(transfer, graph.group, dtype)
         buffer = start(pending, rows) if step < last else rows
         result = _attend_part(call, graph, part, *_keys_and_values(rows, call.k, call.v), backend)
         total = edges.merge(*total, *result) if step else result
@@ -157,7 +147,7 @@ def _with_collectives(total: Result, call: AttentionCall, arrived: Tensor) -> Re
     """On every rank the backward pass reaches q, the exchange of k and v, and all learned tensors."""
     learned: list[Tensor] = list(call.score_mod.parameters()) if isinstance(call.score_mod, nn.Module) else []
     learned += [] if call.bias is None else [call.bias]
-    out, lse = (keep_in_graph(x, call.q, arrived, *learned) for x in total)
+    out, lse = (collectives.keep_in_graph(x, call.q, arrived, *learned) for x in total)
     return out, lse
 
 
@@ -248,7 +238,7 @@ def _halo_transfer(
     senders, sizes = memoized(halo, graph, partition, rank), halo_sizes(graph, partition)
     receive, send = tuple(sizes[rank].tolist()), tuple(sizes[:, rank].tolist())
     wanted = partition.src.place(torch.cat(senders)).to(device)
-    rows, work = all_to_all(wanted, receive, send, group, "control")
+    rows, work = collectives.all_to_all(wanted, receive, send, group, "control")
     work.wait()
     return RowTransfer(rows, send, receive)
 
@@ -260,27 +250,23 @@ def _check_agreement(call: AttentionCall, graph: RankGraph, exchange: str, backe
     """
     sizes = [*call.q.shape[:2], *call.k.shape[1::2], call.v.shape[3]]
     grad = torch.is_grad_enabled() and (call.k.requires_grad or call.v.requires_grad)
-    values = (
-        *memoized(_described, graph.whole, graph.partition),
-        graph.exchange,
-        _name(backend),
-        f"[B, Hq, Hkv, D, Dv] = {sizes} in {call.k.dtype}",
-        "wanted" if grad else "not wanted",
-        _options(call),
-    )
-    agreed = graph.whole._memo.setdefault((_check_agreement, graph.group), set())
-    if values in agreed and distributed.get_backend(graph.group) != "gloo":
-        return
-    check_agreement(ALIKE, values, "", graph.group, call.q.device)
-    if backend != "auto":
-        check_agreement((), (), _unsupported(call, graph, exchange, backend), graph.group, call.q.device)
-    agreed.add(values)
-
-
-def _options(call: AttentionCall) -> str:
     optional = {"score_mod": call.score_mod, "bias": call.bias, "sink_logits": call.sink_logits}
-    others = ", ".join(name for name, value in optional.items() if value is not None)
-    return f"scale {call.scale:.9g}, dropout {call.dropout:.9g}, {others or 'nothing else'}"
+    others = ", ".join(name for name, value in optional.items() if value is not None) or "nothing else"
+    values = memoized(_described, graph.whole, graph.partition) | {
+        "exchange": graph.exchange,
+        "backend": _name(backend),
+        "q, k and v": f"[B, Hq, Hkv, D, Dv] = {sizes} in {call.k.dtype}",
+        "gradients": "wanted" if grad else "not wanted",
+        "options": f"scale {call.scale:.9g}, dropout {call.dropout:.9g}, {others}",
+    }
+    agreed = graph.whole._memo.setdefault((_check_agreement, graph.group), set())
+    key = tuple(values.values())
+    if key in agreed and distributed.get_backend(graph.group) != "gloo":
+        return
+    check_agreement(values, "", graph.group, call.q.device)
+    if backend != "auto":
+        check_agreement({}, _unsupported(call, graph, exchange, backend), graph.group, call.q.device)
+    agreed.add(key)
 
 
 def _unsupported(call: AttentionCall, graph: RankGraph, exchange: str, backend: BackendLike) -> str:
@@ -298,8 +284,7 @@ def _unsupported_reason(call: AttentionCall, part: Subgraph, backend: BackendLik
     if isinstance(backend, str) and backend not in BACKENDS:
         return f"it is none of {', '.join(BACKENDS)}"
     if call.dropout and part.has_gaps and _name(backend) not in DROP_AT_POSITIONS:
-        other = f"a contiguous partition, or backend={DROP_AT_POSITIONS[0]!r}"
-        return f"its dropout needs tokens in a row; use {other}"
+        return "its dropout needs tokens in a row; use a contiguous partition, or backend='dense'"
     return (BACKENDS[backend] if isinstance(backend, str) else backend).unsupported_reason(call)
 
 
@@ -307,9 +292,10 @@ def _name(backend: BackendLike) -> str:
     return backend if isinstance(backend, str) else backend.name
 
 
-def _described(graph: TokenGraph, partition: Partition) -> tuple[str, str]:
-    runs = (shares._key[2].hex()[:8] for shares in (partition.dst, partition.src))
-    return f"{graph!r} with edges {_fingerprint(graph)}", f"{partition!r} with runs {', '.join(runs)}"
+def _described(graph: TokenGraph, partition: Partition) -> dict[str, str]:
+    runs = ", ".join(shares._key[2].hex()[:8] for shares in (partition.dst, partition.src))
+    graph_text = f"{graph!r} with edges {_fingerprint(graph)}"
+    return {"graph": graph_text, "partition": f"{partition!r} with runs {runs}"}
 
 
 def _fingerprint(graph: TokenGraph) -> str:

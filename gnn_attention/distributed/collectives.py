@@ -8,8 +8,9 @@ ranks call every collective, even without rows; :func:`keep_in_graph` makes auto
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -39,37 +40,34 @@ def traffic() -> Traffic:
     return Traffic(**_sent)
 
 
+@dataclass(eq=False)
 class PendingExchange:
-    """One exchange of rows between :func:`start` and :func:`finish`. ``gather``: an all-gather of all rows.
+    """One exchange of rows between :func:`start` and :func:`finish`.
 
     Rows and gradients travel in ``dtype`` (that of the rows by default); gradients are summed in theirs.
     """
 
-    def __init__(
-        self, transfer: RowTransfer, group: Any, gather: bool = False, dtype: torch.dtype | None = None
-    ) -> None:
-        self.transfer, self.group, self.gather, self.dtype = transfer, group, gather, dtype
-        self.work: Any = None
-        # read and written until the work is done
-        self.buffers: tuple[Tensor, ...] = ()
+    transfer: RowTransfer
+    group: Any
+    dtype: torch.dtype | None = None
+    work: Any = None
+    # read and written until the work is done
+    buffers: tuple[Tensor, ...] = ()
 
 
 def start(pending: PendingExchange, rows: Float[Tensor, "own channels"]) -> Float[Tensor, "..."]:
     """Send the rows; the result is for :func:`finish` alone."""
-    buffer: Tensor = _Start.apply(rows, pending)  # type: ignore[no-untyped-call]
-    return buffer
+    return _Start.apply(rows, pending)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def finish(pending: PendingExchange, buffer: Float[Tensor, "..."]) -> Float[Tensor, "received channels"]:
     """The rows that arrived, those of rank 0 first."""
-    rows: Tensor = _Finish.apply(buffer, pending)  # type: ignore[no-untyped-call]
-    return rows
+    return _Finish.apply(buffer, pending)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def keep_in_graph(out: Tensor, *others: Tensor) -> Tensor:
     """``out``, with a gradient of 0 to the others: their backward passes run on every rank."""
-    result: Tensor = _KeepInGraph.apply(out, *others)  # type: ignore[no-untyped-call]
-    return result
+    return _KeepInGraph.apply(out, *others)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def all_to_all(
@@ -108,8 +106,6 @@ class _Start(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, pending: PendingExchange) -> Tensor:
         ctx.pending, ctx.shape, ctx.dtype = pending, rows.shape, rows.dtype
         transfer, rows = pending.transfer, rows if pending.dtype is None else rows.to(pending.dtype)
-        if pending.gather:
-            return _start_gather(pending, rows)
         sent = rows if transfer.rows is None else rows.index_select(0, transfer.rows)
         counts = transfer.send_counts, transfer.receive_counts
         buffer, pending.work = all_to_all(sent, *counts, pending.group, "forward")
@@ -132,10 +128,7 @@ class _Finish(torch.autograd.Function):
         ctx.pending, ctx.shape = pending, buffer.shape
         pending.work.wait()
         pending.buffers = ()
-        if not pending.gather:
-            return buffer.detach()
-        counts = pending.transfer.receive_counts
-        return torch.cat([rows[:count] for rows, count in zip(buffer, counts, strict=True)])
+        return buffer.detach()
 
     @staticmethod
     @once_differentiable
@@ -162,52 +155,33 @@ class _KeepInGraph(torch.autograd.Function):
 
 def _sum_of_gradients(returned: Tensor, transfer: RowTransfer, shape: Any, dtype: torch.dtype) -> Tensor:
     """The gradients of each row from all ranks, in the order of the ranks: deterministic."""
-    parts = torch.split(returned, list(transfer.send_counts))
-    filled = [part for part in parts if len(part)]
-    if transfer.rows is None and len(filled) == 1:
-        return filled[0].to(dtype)
-    total = returned.new_zeros(shape, dtype=torch.promote_types(returned.dtype, torch.float32))
     if transfer.rows is None:
-        for part in filled:
-            total.add_(part)
-    else:
-        for rows, part in zip(torch.split(transfer.rows, list(transfer.send_counts)), parts, strict=True):
-            total.index_add_(0, rows, part.to(total.dtype))
+        return returned.to(dtype)
+    total = returned.new_zeros(shape, dtype=torch.promote_types(returned.dtype, torch.float32))
+    counts = list(transfer.send_counts)
+    for rows, part in zip(torch.split(transfer.rows, counts), torch.split(returned, counts), strict=True):
+        total.index_add_(0, rows, part.to(total.dtype))
     return total.to(dtype)
 
 
-def _start_gather(pending: PendingExchange, rows: Tensor) -> Tensor:
-    """An all-gather takes blocks of one size: all are padded to the largest."""
-    counts = pending.transfer.receive_counts
-    padding = rows.new_zeros(max(*counts, len(rows)) - len(rows), *rows.shape[1:])
-    block = (torch.cat([rows, padding]) if len(padding) else rows).contiguous()
-    gathered = rows.new_empty(len(counts), *block.shape)
-    _count("forward", block, len(counts) - 1)
-    pending.work = _all_gather_single(gathered.flatten(0, 1), block, group=pending.group, async_op=True)
-    pending.buffers = (block, gathered)
-    return gathered
-
-
-def check_agreement(
-    words: Sequence[str], values: Sequence[object], failure: str, group: Any, device: torch.device
-) -> None:
+def check_agreement(values: Mapping[str, object], failure: str, group: Any, device: torch.device) -> None:
     """One ValueError, the same on every rank, unless ``values`` are equal on all and none has a ``failure``.
 
-    ``words`` name the values, which a rank with a failure need not have. One small all-gather of hashes;
-    texts travel only where something is wrong.
+    A rank with a failure needs no values. One small all-gather of a hash; texts travel only where something
+    is wrong.
     """
-    numbers = [0] * len(words) if failure else [_hashed(str(value)) for value in values]
-    own = torch.tensor([int(bool(failure)), *numbers], dtype=torch.int64, device=device)
-    table = all_gather(own, group, "control").cpu()
-    if not bool(table[:, 0].any()) and bool((table == table[0]).all()):
+    texts = {word: str(value) for word, value in values.items()}
+    number = int.from_bytes(hashlib.sha256(repr((failure, texts)).encode()).digest()[:7], "big")
+    table = all_gather(torch.tensor([number], device=device), group, "control")
+    if not failure and bool((table == number).all()):
         return
-    texts: list[Any] = [None] * len(table)
-    distributed.all_gather_object(texts, (failure, [str(value) for value in values]), group=group)
-    raise ValueError(_disagreement(words, texts))
+    found: list[Any] = [None] * len(table)
+    distributed.all_gather_object(found, (failure, texts), group=group)
+    raise ValueError(_disagreement(found))
 
 
 @contextmanager
-def raised_on_all_ranks(words: Sequence[str], group: Any, x: object) -> Iterator[None]:
+def raised_on_all_ranks(group: Any, x: object) -> Iterator[None]:
     """A wrong argument of this rank, raised on every rank; the others call :func:`check_agreement`.
 
     ``x``: a tensor on the device that the ranks use, if it is one.
@@ -218,20 +192,17 @@ def raised_on_all_ranks(words: Sequence[str], group: Any, x: object) -> Iterator
     except WRONG_ARGUMENT as error:
         failure = f"{type(error).__name__}: {error}"
     if failure:
-        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
-        check_agreement(words, (), failure, group, device)
+        check_agreement({}, failure, group, x.device if isinstance(x, Tensor) else torch.device("cpu"))
 
 
-def _hashed(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-
-
-def _disagreement(words: Sequence[str], texts: list[tuple[str, list[str]]]) -> str:
-    failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(texts) if failure]
+def _disagreement(found: list[tuple[str, dict[str, str]]]) -> str:
+    failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(found) if failure]
     if failures:
         return "; ".join(failures)
-    first = texts[0][1]
-    ranks = enumerate(values for _, values in texts)
-    i, rank = min((i, rank) for rank, values in ranks for i in range(len(words)) if values[i] != first[i])
-    values = f"rank 0 has {first[i]}, but rank {rank} has {texts[rank][1][i]}"
-    return f"all ranks must give {words[i]} alike: {values}"
+    for word, first in found[0][1].items():
+        for rank, (_, texts) in enumerate(found):
+            if texts[word] != first:
+                return (
+                    f"all ranks must give {word} alike: rank 0 has {first}, but rank {rank} has {texts[word]}"
+                )
+    raise AssertionError("two texts of one hash")

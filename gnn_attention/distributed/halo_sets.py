@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.distributed.partition import Partition, Shares, check_partition
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.diagonals import LARGEST, diagonals
 from gnn_attention.graph.regions import counting, quadtree
 from gnn_attention.graph.regions.quadtree import Boxes, Piece, decompose, profile, ragged
 from gnn_attention.graph.rules import Rule
 
 MAX_BOXES = 2**18  # of a run of receivers and a run of senders
 GRID = 64  # tokens: where blocks of rules begin and end
-COLUMNS_AT_ONCE = 2**21
+LARGEST = 2**40  # longer than any side: boxes are evaluated and none is cut
 MAX_UNMERGED = 2**22  # ranges of senders before they are merged
 
 Ranges = tuple[Tensor, Tensor, Tensor]  # receiving rank, first sender, the one after the last
@@ -41,19 +39,12 @@ def halo(graph: TokenGraph, partition: Partition, rank: int) -> tuple[Int[Tensor
     >>> [senders.tolist() for senders in halo(graph, contiguous(graph, 3), 1)]
     [[1, 2], [], []]
     """
-    check_partition(partition, graph)
-    own = partition.dst.ranges(rank)
-    if graph._listed is not None:
-        mine = partition.dst.owner(graph._listed[1]) == rank
-        senders = torch.unique(graph._listed[0].cpu()[mine])
-    else:
-        first, stop = torch.tensor(own, dtype=torch.int64, device="cpu").view(-1, 2).unbind(1)
-        shares = Shares(graph.num_dst, rank + 1, torch.full_like(first, rank), first, stop)
-        _, start, end = _senders(graph, shares, partition.src)
-        part, number = ragged(end - start)
-        senders = start[part] + number
+    ranges = memoized(_halo_ranges, graph, check_partition(partition, graph))
+    partition.dst.ranges(rank)  # IndexError for a rank out of range
+    _, start, stop = (column[ranges[0] == rank] for column in ranges)
+    part, number = ragged(stop - start)
+    senders = start[part] + number
     owner = partition.src.owner(senders)
-    senders, owner = senders[owner != rank], owner[owner != rank]
     counts = torch.bincount(owner, minlength=partition.world_size).tolist()
     by_owner: tuple[Tensor, ...] = senders[owner.argsort(stable=True)].split(counts)
     return by_owner
@@ -63,12 +54,6 @@ def halo_sizes(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks ra
     """How many senders of each rank (column) the receivers of each rank (row) attend to, 0 on the diagonal.
 
     Cached with the graph: do not write into it.
-
-    >>> from gnn_attention import patterns
-    >>> from gnn_attention.distributed.partition import contiguous
-    >>> graph = patterns.window(1_000_000, 4096)
-    >>> halo_sizes(graph, contiguous(graph, 64)).sum(1).tolist()[:3]
-    [0, 4095, 4095]
     """
     sizes: Tensor = memoized(_halo_sizes, graph, check_partition(partition, graph))
     return sizes
@@ -78,27 +63,28 @@ def edges_between(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks
     """The edges to receivers of each rank (row) from senders of each rank (column), over heads and samples.
 
     Cached with the graph: do not write into it.
-
-    >>> from gnn_attention import patterns
-    >>> from gnn_attention.distributed.partition import contiguous
-    >>> edges_between(patterns.causal(8), contiguous(patterns.causal(8), 2)).tolist()
-    [[10, 0], [16, 10]]
     """
     edges: Tensor = memoized(_edges_between, graph, check_partition(partition, graph))
     return edges
 
 
 def _halo_sizes(graph: TokenGraph, partition: Partition) -> Tensor:
-    world = partition.world_size
+    rank, start, stop = memoized(_halo_ranges, graph, partition)
+    return _matrix(rank, partition.src.owner(start), stop - start, partition.world_size)
+
+
+def _halo_ranges(graph: TokenGraph, partition: Partition) -> Ranges:
+    # each of one sending rank, another than the receiving one; sorted by receiving rank and position
     if graph._listed is not None:
         src, dst = graph._listed.cpu()
         key = torch.unique(partition.dst.owner(dst) * graph.num_src + src)
-        rank, src = key // max(graph.num_src, 1), key % max(graph.num_src, 1)
-        counted = torch.ones_like(src)
+        rank, start = key // max(graph.num_src, 1), key % max(graph.num_src, 1)
+        stop = start + 1
     else:
-        rank, start, stop = _split_by_owner(*_senders(graph, partition.dst, partition.src), partition.src)
-        src, counted = start, stop - start
-    return _matrix(rank, partition.src.owner(src), counted, world).fill_diagonal_(0)
+        ranges = _senders(graph, partition.dst, partition.src)
+        rank, start, stop = _split_by_owner(*ranges, partition.src)
+    other = partition.src.owner(start) != rank
+    return rank[other], start[other], stop[other]
 
 
 def _edges_between(graph: TokenGraph, partition: Partition) -> Tensor:
@@ -107,11 +93,7 @@ def _edges_between(graph: TokenGraph, partition: Partition) -> Tensor:
         src, dst = graph._listed.cpu()
         return _matrix(partition.dst.owner(dst), partition.src.owner(src), torch.ones_like(src), world)
     total = torch.zeros(world * world, dtype=torch.int64, device="cpu")
-    table = diagonals(graph)
     for boxes in _single_runs(graph, partition):
-        if table is not None:
-            total.index_add_(0, boxes.owner, table.edges(boxes))
-            continue
         for _, part in _aligned(graph.rule, boxes):
             total += counting.edges_of_each(graph.rule, part, world * world)
     return total.view(world, world)
@@ -125,32 +107,13 @@ def _matrix(row: Tensor, column: Tensor, counted: Tensor, world: int) -> Tensor:
 def _senders(graph: TokenGraph, dst: Shares, src: Shares) -> Ranges:
     # ranges that do not touch, sorted by rank and position
     boxes, width = _boxes(graph, dst, src), graph.num_src + 1
-    unmerged = [(boxes.owner[:0], boxes.src[:0], boxes.src[:0])]
-    for ranges in _unmerged_senders(graph, boxes):
-        unmerged.append(ranges)
-        if sum(len(part[0]) for part in unmerged) > MAX_UNMERGED:
-            unmerged = [_union(unmerged, width)]
-    return _union(unmerged, width)
-
-
-def _unmerged_senders(graph: TokenGraph, boxes: Boxes) -> Iterator[Ranges]:
-    table = diagonals(graph)
-    if table is not None:
-        edges = table.edges(boxes)
-        full = edges == boxes.height * boxes.width
-        yield boxes.owner[full], boxes.src[full], (boxes.src + boxes.width)[full]
-        for part in _few_columns(boxes.at((edges > 0) & ~full)):
-            yield _runs(part, *table.columns(part))
-        return
+    found = [(boxes.owner[:0], boxes.src[:0], boxes.src[:0])]
     for kind, part in _aligned(graph.rule, boxes):
         for piece in decompose(graph.rule, part) if kind == quadtree.CELLS else (Piece(kind, part),):
-            yield from _senders_of_piece(graph.rule, piece)
-
-
-def _few_columns(boxes: Boxes) -> Iterator[Boxes]:
-    group = boxes.width.cumsum(0) // COLUMNS_AT_ONCE
-    bounds = [0, *(group.diff().nonzero().flatten() + 1).tolist(), len(boxes)]
-    return (boxes.at(slice(start, stop)) for start, stop in pairwise(bounds) if start < stop)
+            found += _senders_of_piece(graph.rule, piece)
+            if sum(len(ranges[0]) for ranges in found) > MAX_UNMERGED:
+                found = [_union(found, width)]
+    return _union(found, width)
 
 
 def _aligned(rule: Rule, boxes: Boxes) -> Iterator[Piece]:

@@ -1,10 +1,9 @@
 """Heads as shards: the update is a sum over heads, so each rank sums its own and one all-reduce adds them up.
 
 The weights become DTensors under their old names: checkpoints, optimizers and FSDP2 see whole tensors. In a
-call the heads are a copy with the part of this rank, so the same code computes some heads or all. What the
-heads of all ranks share (states, norms, a learned score_mod, keys and values of several ranks' queries)
-enters as a copy whose gradients are summed. The sharded layer, heads and score_mod are subclasses made here;
-the modules they derive from know nothing of ranks.
+call the heads are a copy with the part of this rank, so the same code computes some heads or all. What all
+heads share (states, norms, a learned score_mod, keys and values of several ranks' queries) enters as a copy
+whose gradients are summed. The layer, heads and score_mod become subclasses made here.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ class HeadwiseParallel(ParallelStyle):
         _shard_parameters(module.heads, shard, self.src_data_rank)
         for inner in module.score_mod.modules() if isinstance(module.score_mod, nn.Module) else ():
             if any(True for _ in inner.parameters()):
-                replicated = dict.fromkeys(_own_parameters(inner), Replicate())
-                _distribute(inner, replicated, device_mesh, self.src_data_rank)
+                _distribute(inner, _replicated(inner), device_mesh, self.src_data_rank)
                 _derive(inner, _ShardedScoreMod, shard)
         _derive(module, _ShardedLayer, shard)
         return module
@@ -108,12 +106,12 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     or a model without attention.
     """
     if mesh.ndim != 1:
-        advice = "take the one of the heads, for example mesh['heads']"
-        raise ValueError(f"mesh must have one axis, got {mesh.ndim}; {advice}")
+        raise ValueError(f"mesh must have one axis, got {mesh.ndim}: take for example mesh['heads']")
     plan = heads_plan(model, mesh.size())
     if not plan:
-        kind = type(model).__name__
-        raise ValueError(f"model has no MessagePassingAttention: expected one at least in {kind}")
+        raise ValueError(
+            f"model has no MessagePassingAttention: expected one at least in {type(model).__name__}"
+        )
     return parallelize_module(model, mesh, plan[""] if list(plan) == [""] else plan)
 
 
@@ -159,10 +157,8 @@ class HeadShard:
         if graph.heads is None:
             return graph
         if graph.heads != self.total:
-            expected = f"the layer has {self.total} over all ranks"
-            raise ValueError(f"{graph!r} differs by heads ({graph.heads}), but {expected}")
-        part: TokenGraph = memoized(_graph_of_heads, graph, self.first, self.count)
-        return part
+            raise ValueError(f"{graph!r} differs by {graph.heads} heads, but the layer has {self.total}")
+        return memoized(_graph_of_heads, graph, self.first, self.count)  # type: ignore[no-any-return]
 
     def bias(self, bias: Tensor | None) -> Tensor | None:
         if bias is None:
@@ -246,13 +242,11 @@ class _ShardedHeads:
 
     def receive(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         own, x = self.shard.copy(self), self.shard.enter(x)
-        q: Tensor = super(_ShardedHeads, own).receive(x, positions)  # type: ignore[misc]
-        return q
+        return super(_ShardedHeads, own).receive(x, positions)  # type: ignore[misc,no-any-return]
 
     def send(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         own, x = self.shard.copy(self), self.shard.enter(x)
-        k_v: tuple[Tensor, Tensor] = super(_ShardedHeads, own).send(x, positions)  # type: ignore[misc]
-        return k_v
+        return super(_ShardedHeads, own).send(x, positions)  # type: ignore[misc,no-any-return]
 
     def collect(self, z: Tensor) -> Tensor:
         own = self.shard.copy(self)
@@ -266,8 +260,7 @@ class _ShardedScoreMod:
 
     def forward(self, *arguments: Any) -> Tensor:
         own = self.shard.copy(self)
-        score: Tensor = super(_ShardedScoreMod, own).forward(*arguments)  # type: ignore[misc]
-        return score
+        return super(_ShardedScoreMod, own).forward(*arguments)  # type: ignore[misc,no-any-return]
 
 
 def _derive(module: Any, mixed_in: type, shard: HeadShard) -> None:
@@ -280,25 +273,23 @@ def _derive(module: Any, mixed_in: type, shard: HeadShard) -> None:
 
 def _checked_sizes(heads: nn.Module, ranks: int) -> tuple[int, int]:
     """The number of query heads, and how many of them share a key/value head."""
+    kind = type(heads).__name__
     if not isinstance(heads, Heads) or isinstance(heads, LazyHeads):
-        kind = type(heads).__name__
         raise TypeError(f"sharded heads must have their parameters, got {kind}; call the layer once")
     if isinstance(heads, _ShardedHeads):
-        raise ValueError(f"these {type(heads).__name__} are sharded already: shard a layer or a model once")
+        raise ValueError(f"these {kind} are sharded already: shard a layer or a model once")
     standard = heads.standard if isinstance(heads, FactoredHeads) else heads
     if isinstance(standard, StandardHeads) and standard.W_O is None:
-        raise ValueError(
-            "heads without W_O are concatenated, not summed: only a sum can be sharded over ranks"
-        )
+        raise ValueError("heads without W_O are concatenated, but only a sum can be sharded over ranks")
     total = standard.num_heads
     group = total // standard.num_kv_heads if isinstance(standard, StandardHeads) else 1
     if total % ranks:
         raise ValueError(f"num_heads must be a multiple of the {ranks} ranks that share them, got {total}")
     own = total // ranks
     if own % group and group % own:
+        advice = "take as many ranks as a divisor or multiple of num_kv_heads"
         raise ValueError(
-            f"groups of {group} query heads, one for each of {total // group} key/value heads, would be cut "
-            f"by {ranks} ranks of {own} heads; take as many ranks as a divisor or multiple of num_kv_heads"
+            f"groups of {group} query heads would be cut by {ranks} ranks of {own} heads; {advice}"
         )
     return total, group
 
@@ -308,11 +299,11 @@ def _shard_parameters(heads: Any, shard: HeadShard, source: int | None) -> None:
     if isinstance(heads, FactoredHeads):
         _shard_parameters(heads.standard, shard, source)
     else:
-        sizes = {name: part.shape[0] for name, part in _own_parameters(heads).items()}
-        placements = {name: _placement(name, size, shard.mesh.size()) for name, size in sizes.items()}
+        parts, ranks = heads.named_parameters(recurse=False), shard.mesh.size()
+        placements = {name: _placement(name, len(part), ranks) for name, part in parts}
         _distribute(heads, placements, shard.mesh, source)
         for norm in heads.children():
-            _distribute(norm, dict.fromkeys(_own_parameters(norm), Replicate()), shard.mesh, source)
+            _distribute(norm, _replicated(norm), shard.mesh, source)
     _derive(heads, _ShardedHeads, shard)
 
 
@@ -320,12 +311,12 @@ def _placement(name: str, size: int, ranks: int) -> Placement:
     return Shard(0) if name in OF_QUERIES or (name in OF_KEYS and size % ranks == 0) else Replicate()
 
 
-def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(module.named_parameters(recurse=False))
+def _replicated(module: nn.Module) -> dict[str, Placement]:
+    return {name: Replicate() for name, _ in module.named_parameters(recurse=False)}
 
 
 def _distribute(module: nn.Module, placements: Mapping[str, Placement], mesh: Any, source: Any) -> None:
     for name, placement in placements.items():
-        parameter = _own_parameters(module)[name]
+        parameter = module.get_parameter(name)
         whole = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=source)
         module._parameters[name] = nn.Parameter(whole, requires_grad=parameter.requires_grad)

@@ -14,6 +14,7 @@ from itertools import pairwise
 import torch
 
 from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import ragged
@@ -77,9 +78,12 @@ class Shares:
         return hash(self._key)
 
     def __repr__(self) -> str:
+        return f"Shares({self._described('tokens')})"
+
+    def _described(self, tokens: str) -> str:
         shown = [_shown(self.ranges(rank)) for rank in range(min(self.world_size, SHOWN))]
         more = f"; ... {self.world_size - SHOWN} more ranks" if self.world_size > SHOWN else ""
-        return f"Shares({self.num_tokens} tokens on {self.world_size} ranks: {'; '.join(shown)}{more})"
+        return f"{self.num_tokens} {tokens} on {self.world_size} ranks: {'; '.join(shown)}{more}"
 
     @cached_property
     def _key(self) -> tuple[int, int, bytes]:
@@ -107,10 +111,6 @@ class Partition:
     """Which rank owns which receivers (``dst``) and senders (``src``): the same tokens of a square graph.
 
     ``name``: how it was made. Hashable, so that results for it are cached with a graph.
-
-    >>> from gnn_attention import patterns
-    >>> contiguous(patterns.causal(7), 2)
-    Partition(contiguous: 7 receivers and senders on 2 ranks: 0..3; 4..6)
     """
 
     dst: Shares
@@ -133,10 +133,9 @@ class Partition:
         return self.dst == self.src
 
     def __repr__(self) -> str:
-        sides = {"receivers": self.dst, "senders": self.src}
-        sides = {"receivers and senders": self.dst} if self.is_square else sides
-        texts = [repr(x)[len("Shares(") : -1].replace("tokens", word, 1) for word, x in sides.items()]
-        return f"Partition({self.name}: {', '.join(texts)})"
+        if self.is_square:
+            return f"Partition({self.name}: {self.dst._described('receivers and senders')})"
+        return f"Partition({self.name}: {self.dst._described('receivers')}, {self.src._described('senders')})"
 
 
 def of_ranges(num_tokens: int, ranges: Sequence[Iterable[tuple[int, int]]]) -> Shares:
@@ -146,8 +145,7 @@ def of_ranges(num_tokens: int, ranges: Sequence[Iterable[tuple[int, int]]]) -> S
     """
     num_tokens = checks.size("num_tokens", num_tokens)
     if not ranges:
-        expected = "a list of (start, stop) for each rank"
-        raise ValueError(f"ranges must hold {expected}, got none; a rank without tokens has an empty one")
+        raise ValueError("ranges must hold a list of (start, stop) for each rank, got none")
     flat = [(rank, int(start), int(stop)) for rank, own in enumerate(ranges) for start, stop in own]
     runs = torch.tensor([run for run in flat if run[1] != run[2]], dtype=torch.int64, device="cpu")
     return _of_runs(num_tokens, len(ranges), *runs.view(-1, 3).unbind(1))
@@ -163,12 +161,10 @@ def of_owners(owner: Int[Tensor, " tokens"], world_size: int) -> Shares:
     """
     world_size = checks.size("world_size", world_size, 1)
     if owner.dim() != 1 or owner.is_floating_point() or owner.dtype == torch.bool:
-        got = f"{owner.dtype} {list(owner.shape)}"
-        raise TypeError(f"owner must be a list of ranks, an integer for each token, got {got}")
+        raise TypeError(f"owner must be a list of ranks, an integer for each token, got {quoted(owner)}")
     owner = owner.to("cpu", torch.int64)
-    if len(owner) and not 0 <= int(owner.min()) <= int(owner.max()) < world_size:
-        got = f"{int(owner.min())} .. {int(owner.max())}"
-        raise ValueError(f"owner must hold ranks 0 .. {world_size - 1}, got {got}")
+    if len(owner) and not 0 <= (least := int(owner.min())) <= (most := int(owner.max())) < world_size:
+        raise ValueError(f"owner must hold ranks 0 .. {world_size - 1}, got {least} .. {most}")
     end = torch.full((1,), -1, dtype=torch.int64, device="cpu")
     # where a run begins or the last one ends
     edge = torch.cat([end, owner, end]).diff().nonzero().flatten()
@@ -235,17 +231,15 @@ def _even(num_tokens: int, world_size: int) -> list[int]:
 
 def _mirrored(num_tokens: int, world_size: int) -> Shares:
     bounds = _even(num_tokens // 2, world_size)
-    middle = [(bounds[-1], num_tokens - bounds[-1])]  # the middle token of an odd number, else an empty range
     pairs = [[(start, stop), (num_tokens - stop, num_tokens - start)] for start, stop in pairwise(bounds)]
-    pairs[-1] += middle
+    # the middle token of an odd number, else an empty range
+    pairs[-1].append((bounds[-1], num_tokens - bounds[-1]))
     return of_ranges(num_tokens, pairs)
 
 
 def check_partition(partition: object, graph: TokenGraph) -> Partition:
     """The partition if it is one of the graph's tokens; TypeError or ValueError otherwise."""
-    if not isinstance(partition, Partition):
-        kind = type(partition).__name__
-        raise TypeError(f"partition must be a Partition, got {kind}; contiguous(graph, world_size) makes one")
+    partition = checks.instance("partition", partition, Partition)
     sizes = partition.dst.num_tokens, partition.src.num_tokens
     if sizes != (graph.num_dst, graph.num_src):
         found = f"partition is of {sizes[0]} receivers and {sizes[1]} senders"

@@ -1,8 +1,7 @@
 """Partitions that fit the graph: ranges of equal edges, whole documents, edge lists cut by RCM or METIS.
 
-The first two count the edges of each receiver (``in_degree``) and list none. The last two read the edge list
-as an undirected graph without self loops, whose nodes are the tokens, or the receivers and then the senders
-of a graph between two sequences.
+The first two count the edges of each receiver and list none. The last two read the edge list as an undirected
+graph without self loops, whose nodes are the tokens, or the receivers and then the senders.
 """
 
 from __future__ import annotations
@@ -11,16 +10,15 @@ import heapq
 import importlib
 from bisect import bisect_left
 from itertools import pairwise
-from typing import Any
 
+import networkx as nx
 import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.distributed.partition import Partition, contiguous, of_bounds, of_owners, of_ranges
-from gnn_attention.graph import TokenGraph, edge_list
+from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.liveness import last_receivers, last_senders
-from gnn_attention.graph.regions.quadtree import ragged
 
 GRAIN = 16  # neighbouring short documents are joined up to this part of a rank's share
 MAX_EDGES = 2**25  # that are listed, in about 3 GB
@@ -70,15 +68,9 @@ def documents(graph: TokenGraph, world_size: int) -> Partition:
 
 
 def closed_runs(graph: TokenGraph) -> Int[Tensor, "runs 2"]:
-    """The shortest runs ``start .. stop - 1`` that no edge enters or leaves; ValueError unless square.
-
-    >>> from gnn_attention import patterns
-    >>> closed_runs(patterns.documents([3, 2])).tolist()
-    [[0, 3], [3, 5]]
-    """
+    """The shortest runs ``start .. stop - 1`` that no edge enters or leaves; ValueError unless square."""
     if graph.num_dst != graph.num_src:
-        advice = "take contiguous or by_edges"
-        raise ValueError(f"documents are runs of the tokens of a square graph, got {graph!r}; {advice}")
+        raise ValueError(f"documents are of a square graph, got {graph!r}; take contiguous or by_edges")
     furthest = torch.maximum(last_receivers(graph), last_senders(graph))
     token = torch.arange(graph.num_dst, device="cpu")
     stop = (torch.maximum(furthest, token).cummax(0).values == token).nonzero().flatten() + 1
@@ -89,10 +81,6 @@ def rcm(graph: TokenGraph, world_size: int) -> Partition:
     """Ranges of nearly equal edges of the reverse Cuthill-McKee order (:func:`rcm_order`).
 
     ValueError for a graph of more than 2^25 edges.
-
-    >>> from gnn_attention import patterns
-    >>> rcm(patterns.permutation([0, 2, 4, 1, 3, 5]), 2).world_size
-    2
     """
     world_size = checks.size("world_size", world_size, 1)
     weight, order = _node_weights(graph), rcm_order(graph)
@@ -108,7 +96,12 @@ def metis(graph: TokenGraph, world_size: int) -> Partition:
     ImportError without pymetis (extra ``metis``), ValueError for a graph of more than 2^25 edges. Source:
     Karypis and Kumar 1998, A fast and high quality multilevel scheme for partitioning irregular graphs.
     """
-    world_size, pymetis = checks.size("world_size", world_size, 1), _pymetis()
+    world_size = checks.size("world_size", world_size, 1)
+    try:
+        pymetis = importlib.import_module("pymetis")
+    except ImportError:
+        message = "metis needs pymetis: pip install 'gnn_attention[metis]', or take rcm, which needs nothing"
+        raise ImportError(message) from None
     weight, (start, neighbours) = _node_weights(graph), _adjacency(graph)
     if world_size == 1 or len(weight) <= world_size or not len(neighbours):
         owner = torch.arange(len(weight), device="cpu") % world_size
@@ -124,22 +117,19 @@ def metis(graph: TokenGraph, world_size: int) -> Partition:
 def rcm_order(graph: TokenGraph) -> Int[Tensor, " nodes"]:
     """The nodes in reverse Cuthill-McKee order, which places neighbours near each other.
 
-    Breadth first from an end of each connected component, the children of a node by their degree, then
-    reversed. Source: Cuthill and McKee 1969, Reducing the bandwidth of sparse symmetric matrices.
+    Source: Cuthill and McKee 1969, Reducing the bandwidth of sparse symmetric matrices.
 
     >>> from gnn_attention.graph import TokenGraph
     >>> path = TokenGraph.from_edges(torch.tensor([[0, 3, 1], [3, 1, 2]]), 4)      # 0 -> 3 -> 1 -> 2
     >>> rcm_order(path).tolist() in ([0, 3, 1, 2], [2, 1, 3, 0])
     True
     """
-    table = _adjacency(graph)
-    degree, component = table[0].diff(), _components(table)
-    first = _least_degree(component, degree, torch.arange(len(component), device="cpu"))
-    _, level = _breadth_first(table, degree, first)
-    deepest = torch.zeros_like(level).scatter_reduce_(0, component, level, "amax")[component]
-    ends = _least_degree(component, degree, (level == deepest).nonzero().flatten())
-    visit, _ = _breadth_first(table, degree, ends)
-    return (component * len(component) + visit).argsort().flip(0)
+    start, neighbours = _adjacency(graph)
+    node = torch.repeat_interleave(start.diff())
+    undirected = nx.empty_graph(len(start) - 1)
+    undirected.add_edges_from(zip(node.tolist(), neighbours.tolist(), strict=True))
+    order = list(nx.utils.reverse_cuthill_mckee_ordering(undirected))
+    return torch.tensor(order, dtype=torch.int64, device="cpu")
 
 
 def equal_bounds(weight: Tensor, parts: int) -> list[int]:
@@ -164,12 +154,10 @@ def _before(weight: Tensor) -> Tensor:
 def _pieces(runs: list[list[int]], before: list[int], share: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for start, stop in runs:
-        if before[stop] - before[start] > share:
-            found += _cut(start, stop, before, share)
-        elif found and found[-1][1] == start and (before[stop] - before[found[-1][0]]) * GRAIN <= share:
+        if found and (before[stop] - before[found[-1][0]]) * GRAIN <= share:
             found[-1] = (found[-1][0], stop)
         else:
-            found.append((start, stop))
+            found += _cut(start, stop, before, share)
     return found
 
 
@@ -195,41 +183,6 @@ def _largest_first(sizes: list[int], world_size: int) -> Pieces:
     return owned
 
 
-def _breadth_first(table: Adjacency, degree: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    # when each node is visited, and its distance from the first ones; all components at once
-    visit = torch.full_like(degree, -1)
-    level, reached, distance = torch.zeros_like(degree), 0, 0
-    most = int(degree.max()) + 1 if len(degree) else 1
-    while len(first):
-        visit[first] = torch.arange(reached, reached + len(first), device="cpu")
-        level[first] = distance
-        reached, distance = reached + len(first), distance + 1
-        parent, number = ragged(degree[first])
-        child = table[1][table[0][first][parent] + number]
-        fresh = visit[child] < 0
-        parent, child = parent[fresh], child[fresh]
-        child = child[(parent * most + degree[child]).argsort(stable=True)]
-        first = child[edge_list.first_of_each(child)]
-    return visit, level
-
-
-def _components(table: Adjacency) -> Tensor:
-    # each named by its first node
-    name = torch.arange(len(table[0]) - 1, device="cpu")
-    node = torch.repeat_interleave(name, table[0].diff())
-    while True:
-        lower = name.scatter_reduce(0, node, name[table[1]], "amin")
-        lower = lower[lower]
-        if torch.equal(lower, name):
-            return name
-        name = lower
-
-
-def _least_degree(component: Tensor, degree: Tensor, among: Tensor) -> Tensor:
-    order = among[(component[among] * (len(component) + 1) + degree[among]).argsort(stable=True)]
-    return order[edge_list.first_of_each(component[order])]
-
-
 def _adjacency(graph: TokenGraph) -> Adjacency:
     if graph.num_edges > MAX_EDGES:
         advice = "take contiguous, zigzag, by_edges or documents"
@@ -251,13 +204,5 @@ def _node_weights(graph: TokenGraph) -> Tensor:
 
 def _of_nodes(graph: TokenGraph, owner: Tensor, world_size: int, name: str) -> Partition:
     dst = of_owners(owner[: graph.num_dst], world_size)
-    square = graph.num_dst == graph.num_src
-    return Partition(dst, dst if square else of_owners(owner[graph.num_dst :], world_size), name)
-
-
-def _pymetis() -> Any:
-    try:
-        return importlib.import_module("pymetis")
-    except ImportError:
-        message = "metis needs pymetis: pip install 'gnn_attention[metis]', or take rcm, which needs nothing"
-        raise ImportError(message) from None
+    src = dst if graph.num_dst == graph.num_src else of_owners(owner[graph.num_dst :], world_size)
+    return Partition(dst, src, name)

@@ -23,20 +23,16 @@ from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.merge_lse import merged
 from gnn_attention.cache._base import at_heads, check_rows, check_same_graph, checked_graph, checked_layer
-from gnn_attention.distributed import subgraphs
-from gnn_attention.distributed.attention import (
-    Result,
-    at_positions,
-    in_accumulation_dtype,
-    in_merge_dtype,
-    no_result,
-)
+from gnn_attention.distributed import attention, subgraphs
+from gnn_attention.distributed.attention import Result
 from gnn_attention.distributed.collectives import all_gather
 from gnn_attention.distributed.partition import Partition
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.score_mods import ScoreMod
+
+Rows = Float[Tensor, "batch kv_heads tokens dim"]
 
 
 class RankCache:
@@ -74,13 +70,7 @@ class RankCache:
         """ValueError for another graph than this cache's."""
         check_same_graph(self.graph, graph)
 
-    def fill(
-        self,
-        k: Float[Tensor, "batch kv_heads own dim"],
-        v: Float[Tensor, "batch kv_heads own dim"],
-        partition: Partition,
-        layer: int = 0,
-    ) -> None:
+    def fill(self, k: Rows, v: Rows, partition: Partition, layer: int = 0) -> None:
         """The first tokens: this rank's share of their keys and values, under a partition of these tokens.
 
         ValueError unless the layer is empty, the partition is of this group and not longer than the graph,
@@ -96,12 +86,7 @@ class RankCache:
         self._chunks[layer] = (count, count)
         self._store(layer, own, k, v)
 
-    def append(
-        self,
-        k: Float[Tensor, "batch kv_heads chunk dim"],
-        v: Float[Tensor, "batch kv_heads chunk dim"],
-        layer: int = 0,
-    ) -> None:
+    def append(self, k: Rows, v: Rows, layer: int = 0) -> None:
         """The next chunk: every rank gets all of its keys and values, and stores its own.
 
         ValueError for more tokens than the graph has, a receiver that attends to a token which has not come,
@@ -136,13 +121,13 @@ class RankCache:
         if rows is None or start == stop:
             raise ValueError(f"layer {layer} has no new tokens to attend with: append them first")
         if q.shape[2] != stop - start:
-            tokens = f"the tokens {start} .. {stop - 1}, the last chunk"
-            raise ValueError(f"q must have a row for each of {tokens}, got {q.shape[2]}")
+            expected = f"a row for each of the tokens {start} .. {stop - 1}, the last chunk"
+            raise ValueError(f"q must have {expected}, got {q.shape[2]}")
         part = self._subgraph(start, stop, layer)
         call = AttentionCall.checked(
             q, *rows, part.graph, scale, score_mod, sink_logits=sink_logits, with_lse=True
         )
-        out, lse = self._attend_own(replace(in_merge_dtype(call), sink_logits=None), part, backend)
+        out, lse = self._attend_own(replace(attention.in_merge_dtype(call), sink_logits=None), part, backend)
         out, lse = _merged_over_ranks(out, lse, self.group)
         if sink_logits is not None:
             has_in_edges = memoized(last_senders, self.graph)[start:stop] >= 0
@@ -156,8 +141,8 @@ class RankCache:
         x: Float[Tensor, "batch chunk width"],
         layer: int = 0,
         score_mod: ScoreMod | None = None,
-        sink_logits: Float[Tensor, " heads"] | None = None,
-        backend: str | Backend = "auto",
+        *arguments: Any,
+        **options: Any,
     ) -> Float[Tensor, "batch chunk width"]:
         """The updates of new tokens with states ``x``, as :meth:`KeyValueCache.update`; on every rank.
 
@@ -169,8 +154,7 @@ class RankCache:
         with self.all_or_nothing():
             self.append(k, v, layer)
             mod = at_heads(score_mod, heads)
-            z = self.attend(q, layer, heads.scale, mod, sink_logits, backend)
-            update: Tensor = heads.collect(z)
+            update: Tensor = heads.collect(self.attend(q, layer, heads.scale, mod, *arguments, **options))
         return update
 
     @contextmanager
@@ -185,10 +169,11 @@ class RankCache:
 
     def _attend_own(self, call: AttentionCall, part: subgraphs.Subgraph, backend: str | Backend) -> Result:
         if not len(part.src):
-            return no_result(call)
+            return attention.no_result(call)
         if backend == "auto" and enumerate_pairs.few(part.graph.shape4):
             backend = "dense"
-        out, lse = in_accumulation_dtype(call, *attended(at_positions(call, part), backend))
+        result = attended(attention.at_positions(call, part), backend)
+        out, lse = attention.in_accumulation_dtype(call, *result)
         return out, lse
 
     def _subgraph(self, start: int, stop: int, layer: int) -> subgraphs.Subgraph:
@@ -212,8 +197,9 @@ class RankCache:
         for name, x, before in zip("kv", (k, v), old, strict=True):
             check_rows(name, x)
             if torch.is_grad_enabled() and x.requires_grad:
-                message = "wants gradients, which this cache does not record: use torch.no_grad()"
-                raise NotImplementedError(f"{name} {message}")
+                raise NotImplementedError(
+                    f"{name} wants gradients, which are not recorded: use torch.no_grad()"
+                )
             like = x.shape if before is None else (*before.shape[:2], x.shape[2], before.shape[3])
             if x.shape[2] != count or tuple(x.shape) != tuple(like):
                 expected = f"{count} rows, like those before it, {list(like)}"
@@ -222,12 +208,11 @@ class RankCache:
     def _check_room(self, start: int, stop: int) -> None:
         count = self.graph.num_dst
         if start == stop or stop > count:
-            room = f"{count} tokens, of which {start} have come: a chunk must have 1 .. {count - start}"
-            raise ValueError(f"{self.graph!r} has {room}, got {stop - start}")
+            expected = f"1 .. {count - start} tokens, {start} of {count} have come"
+            raise ValueError(f"a chunk must have {expected}, got {stop - start}")
         latest = int(memoized(last_senders, self.graph)[start:stop].max())
         if latest >= stop:
-            receiver = f"a receiver of {start} .. {stop - 1}"
-            raise ValueError(f"{receiver} attends to sender {latest}, which has not come: give larger chunks")
+            raise ValueError(f"a chunk needs sender {latest}, which has not come: give larger chunks")
 
 
 def _merged_over_ranks(out: Tensor, lse: Tensor, group: Any) -> Result:

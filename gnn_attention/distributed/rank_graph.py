@@ -44,8 +44,7 @@ class RankGraph(TokenGraph):
 
     def positions(self, side: str, count: int, device: torch.device) -> Int[Tensor, " tokens"]:
         """The absolute positions of the own receivers (side "dst") or senders ("src")."""
-        at: Tensor = self.dst_at if side == "dst" else self.src_at
-        return at.to(device)
+        return {"dst": self.dst_at, "src": self.src_at}[side].to(device)  # type: ignore[no-any-return]
 
     def runner(self, backend: Any) -> Callable[[Any], Any]:
         """Attention over the whole graph, which fetches the senders of other ranks."""
@@ -53,11 +52,9 @@ class RankGraph(TokenGraph):
 
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
         """NotImplementedError: own receivers have in-edges from senders of other ranks too."""
-        raise NotImplementedError(
-            f"edges of {self!r}: rank {self.rank} attends to senders of other ranks, whose rows it lacks. "
-            "A per-edge bias goes through gnn_attention.distributed.attend; weights of edges and the "
-            "message-passing path (backend=None) need one process"
-        )
+        advice = "A per-edge bias goes through gnn_attention.distributed.attend"
+        others = "weights of edges and the message-passing path (backend=None) need one process"
+        raise NotImplementedError(f"edges of {self!r} come from other ranks too. {advice}; {others}")
 
     def _cannot_change(self, *arguments: Any, **options: Any) -> NoReturn:
         """NotImplementedError: only the whole graph can be changed."""

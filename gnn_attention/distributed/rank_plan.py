@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -25,9 +26,12 @@ from gnn_attention.graph import TokenGraph
 _MAKERS = (contiguous, zigzag, documents, by_edges, rcm, metis)
 PARTITIONS: dict[str, Callable[[TokenGraph, int], Partition]] = {make.__name__: make for make in _MAKERS}
 EXCHANGES = ("halo", "ring", "gather")
+REASONS = {
+    "halo": "only those travel, while each rank computes on its own",
+    "ring": "so the blocks of all ranks go round, and a rank stores two of them at a time",
+}
 MAX_RANKS = 4096  # the tables of all pairs of ranks take 128 MiB each
-FOR_EDGE_LISTS = ("rcm", "metis")
-FEW_EDGES = 2**22  # up to which those two are tried by default
+FEW_EDGES = {"rcm": 2**20, "metis": 2**22}  # of a list, up to which these are tried by default
 BALANCED = 1.1  # a load (most over mean) that counts as even, or as near to the least
 FEW_ROWS = 0.1  # of the senders: with so small a halo a balanced partition is taken at once
 WIDTH, SHOWN_RANKS = 100, 16  # of the printed plan
@@ -72,16 +76,6 @@ class Setting:
     batch: int
     dtype: torch.dtype
 
-    def check(self, graph: TokenGraph) -> None:
-        """ValueError or TypeError for sizes that cannot be, or are not the graph's."""
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
-        for word, own, size in (("heads", graph.heads, self.heads), ("batch", graph.batch, self.batch)):
-            if own not in (None, size):
-                raise ValueError(f"{word}={size}, but {graph!r} differs by them and has {own}")
-        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
-            raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(self.dtype)}")
-
     @property
     def row_bytes(self) -> int:
         # a key and a value, for all key/value heads and samples
@@ -125,25 +119,14 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Every number, for JSON."""
-        setting = asdict(self.setting) | {"dtype": str(self.setting.dtype).removeprefix("torch.")}
-        return {
-            "graph": self.graph,
-            "world_size": self.partition.world_size,
-            "partition": self.partition.name,
-            "setting": setting,
-            "exchange": self.exchange,
-            "reason": self.reason,
-            "exchanges": [asdict(each) for each in self.exchanges],
-            "halo_bytes": self.halo_bytes,
-            "halo_share": self.halo_share,
-            "balance": self.balance,
-            "token_balance": self.token_balance,
-            "ranks": [asdict(load) for load in self.ranks],
-        }
+        named = {"partition": self.partition.name, "world_size": self.partition.world_size}
+        named |= {"setting": asdict(self.setting) | {"dtype": str(self.setting.dtype).removeprefix("torch.")}}
+        listed = {name: [asdict(each) for each in getattr(self, name)] for name in ("exchanges", "ranks")}
+        derived = {name: getattr(self, name) for name in ("halo_bytes", "balance", "token_balance")}
+        return vars(self) | named | listed | derived
 
     def __str__(self) -> str:
-        head = [line for text in _head(self) for line in textwrap.wrap(text, WIDTH)]
-        return "\n".join([*head, "", *_exchange_table(self), "", *_rank_table(self), "", _foot(self)])
+        return "\n".join([*_head(self), "", *_exchange_table(self), "", *_rank_table(self)])
 
 
 def plan(
@@ -171,11 +154,11 @@ def plan(
     >>> found.exchange, found.ranks[5].halo, found.halo_bytes == 63 * 4095 * 8 * (128 + 128) * 2
     ('halo', 4095, True)
     """
-    _check_graph(graph)
+    checks.instance("graph", graph, TokenGraph)
     sizes = {"heads": heads, "kv_heads": heads if kv_heads is None else kv_heads, "dim": dim, "batch": batch}
     sizes["value_dim"] = dim if value_dim is None else value_dim
     setting = Setting(**{name: checks.size(name, size, 1) for name, size in sizes.items()}, dtype=dtype)
-    setting.check(graph)
+    _check_setting(setting, graph)
     world_size = checks.size("world_size", world_size, 1)
     if world_size > MAX_RANKS:
         limit = f"at most {MAX_RANKS}: a plan has a table of all pairs of ranks"
@@ -186,15 +169,18 @@ def plan(
         partition = PARTITIONS[checks.choice("partition", partition, PARTITIONS)](graph, world_size)
     if check_partition(partition, graph).world_size != world_size:
         raise ValueError(f"partition is of {partition.world_size} ranks, but world_size is {world_size}")
-    halo, others = halo_sizes(graph, partition), _rows_of_others(partition)
-    share = int(halo.sum()) / others if others else 0.0
-    rows, chosen = volumes(halo, partition), choose_exchange(graph, partition)
+    halo, share, chosen = (
+        halo_sizes(graph, partition),
+        _halo_share(graph, partition),
+        choose_exchange(graph, partition),
+    )
+    rows = volumes(halo, partition)
     return Plan(
         graph=repr(graph),
         partition=partition,
         setting=setting,
         exchange=chosen,
-        reason=_reason(chosen, share),
+        reason=f"a rank attends to {100 * share:.3g} % of the others' keys and values: {REASONS[chosen]}",
         exchanges=tuple(_exchange(name, rows[name], setting.row_bytes) for name in EXCHANGES),
         ranks=tuple(_rank_loads(graph, partition, halo, rows[chosen], setting)),
         halo_share=share,
@@ -205,28 +191,30 @@ def best(graph: TokenGraph, world_size: int) -> Partition:
     """The partition with the smallest halo among those balanced best; of nearly equal ones the simplest.
 
     Balanced: the most edges or receivers of a rank over their mean, within 10 % of the least. Candidates are
-    contiguous, zigzag, documents and by_edges; for lists of up to 2^22 edges RCM and METIS too.
+    contiguous, zigzag, documents and by_edges; for lists RCM (up to 2^20 edges) and METIS (2^22) too.
 
     >>> from gnn_attention import patterns
     >>> best(patterns.causal(65536), 8).name, best(patterns.documents([4096] * 8), 8).name
     ('zigzag', 'contiguous')
     """
-    _check_graph(graph)
-    world_size, loads = checks.size("world_size", world_size, 1), list[_Load]()
+    checks.instance("graph", graph, TokenGraph)
+    world_size, found = checks.size("world_size", world_size, 1), list[tuple[Partition, float, int]]()
     for make in _candidates(graph):
-        loads.append(_load_of(graph, make(graph, world_size)))
-        if loads[-1].imbalance <= BALANCED and loads[-1].rows <= FEW_ROWS * graph.num_src:
+        partition = make(graph, world_size)
+        edges = edges_between(graph, partition).sum(1).tolist()
+        load, rows = max(map(_balance, (edges, partition.dst.sizes))), int(halo_sizes(graph, partition).sum())
+        found.append((partition, load, rows))
+        if load <= BALANCED and rows <= FEW_ROWS * graph.num_src:
             break
-    least = min(load.imbalance for load in loads)
-    balanced = [load for load in loads if load.imbalance <= BALANCED * least]
-    fewest = min(load.rows for load in balanced)
-    return next(load.partition for load in balanced if load.rows <= BALANCED * fewest)
+    least = min(load for _, load, _ in found)
+    balanced = [(partition, rows) for partition, load, rows in found if load <= BALANCED * least]
+    fewest = min(rows for _, rows in balanced)
+    return next(partition for partition, rows in balanced if rows <= BALANCED * fewest)
 
 
 def choose_exchange(graph: TokenGraph, partition: Partition) -> str:
     """The exchange of "auto": "halo" where it moves at most half of the rows of a ring, else "ring"."""
-    halo, others = int(halo_sizes(graph, partition).sum()), _rows_of_others(partition)
-    return "halo" if 2 * halo <= others else "ring"
+    return "halo" if _halo_share(graph, partition) <= 0.5 else "ring"
 
 
 class Volume(NamedTuple):
@@ -240,47 +228,43 @@ class Volume(NamedTuple):
 def volumes(halo: Int[Tensor, "ranks ranks"], partition: Partition) -> dict[str, Volume]:
     """The rows of every exchange; ``halo`` is that of :func:`halo_sizes`.
 
-    A gather pads each block to the largest. A ring passes each block on, and stores the one that it computes
-    on and the one that arrives.
+    A ring passes each block on, and stores the one that it computes on and the one that arrives.
     """
     own = torch.tensor(partition.src.sizes, device="cpu")
     world, largest, others = len(own), int(own.max()), own.sum() - own
-    padded = torch.full_like(own, largest * (world - 1))
     two_blocks = torch.full_like(own, 2 * largest if world > 1 else 0)
     return {
         "halo": Volume(halo.sum(1), halo.sum(0), halo.sum(1)),
-        "gather": Volume(padded, padded, padded),
+        "gather": Volume(others, own * (world - 1), others),
         "ring": Volume(others, others.roll(-1), two_blocks),
     }
 
 
-class _Load(NamedTuple):
-    partition: Partition
-    # the busiest rank over the mean, in edges or tokens
-    imbalance: float
-    # of the halo
-    rows: int
-
-
 def _candidates(graph: TokenGraph) -> Iterator[Callable[[TokenGraph, int], Partition]]:
     for name, make in PARTITIONS.items():
-        suits = name not in FOR_EDGE_LISTS or (graph._listed is not None and graph.num_edges <= FEW_EDGES)
-        square = name != "documents" or graph.num_dst == graph.num_src
-        if suits and square and (name != "metis" or importlib.util.find_spec("pymetis") is not None):
+        few = graph._listed is not None and graph.num_edges <= FEW_EDGES.get(name, 0)
+        suits = few if name in FEW_EDGES else name != "documents" or graph.num_dst == graph.num_src
+        if suits and (name != "metis" or importlib.util.find_spec("pymetis") is not None):
             yield make
 
 
-def _load_of(graph: TokenGraph, partition: Partition) -> _Load:
-    edges = edges_between(graph, partition).sum(1).tolist()
-    imbalance = max(_balance(edges), _balance(list(partition.dst.sizes)))
-    return _Load(partition, imbalance, int(halo_sizes(graph, partition).sum()))
+def _halo_share(graph: TokenGraph, partition: Partition) -> float:
+    others = partition.src.num_tokens * (partition.world_size - 1)
+    return int(halo_sizes(graph, partition).sum()) / others if others else 0.0
 
 
-def _rows_of_others(partition: Partition) -> int:
-    return partition.src.num_tokens * (partition.world_size - 1)
+def _check_setting(setting: Setting, graph: TokenGraph) -> None:
+    if setting.heads % setting.kv_heads:
+        raise ValueError(f"heads must be a multiple of kv_heads, got {setting.heads} and {setting.kv_heads}")
+    for word, own in (("heads", graph.heads), ("batch", graph.batch)):
+        if own not in (None, getattr(setting, word)):
+            size = getattr(setting, word)
+            raise ValueError(f"{word}={size}, but {graph!r} differs by them and has {own}")
+    if not isinstance(setting.dtype, torch.dtype) or not setting.dtype.is_floating_point:
+        raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(setting.dtype)}")
 
 
-def _balance(loads: list[int]) -> float:
+def _balance(loads: Sequence[int]) -> float:
     return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
 
@@ -299,29 +283,17 @@ def _rank_loads(
     return (RankLoad(rank, *numbers) for rank, numbers in enumerate(counts))
 
 
-def _reason(exchange: str, share: float) -> str:
-    why = {
-        "halo": "only those travel, while each rank computes on its own",
-        "ring": "so the blocks of all ranks go round, and a rank stores two of them at a time",
-    }
-    return f"a rank attends to {100 * share:.3g} % of the others' keys and values: {why[exchange]}"
-
-
-def _check_graph(graph: object) -> None:
-    if not isinstance(graph, TokenGraph):
-        raise TypeError(f"graph must be a TokenGraph, got {type(graph).__name__}")
-
-
-def _head(plan: Plan) -> Iterator[str]:
-    setting, partition = plan.setting, plan.partition
+def _head(plan: Plan) -> list[str]:
+    setting, ranks = plan.setting, len(plan.ranks)
     values = "" if setting.value_dim == setting.dim else f" (values of {setting.value_dim})"
-    dtype, ranks = str(setting.dtype).removeprefix("torch."), "rank" if len(plan.ranks) == 1 else "ranks"
-    yield f"{plan.graph} on {partition.world_size} {ranks}, {partition.name}"
-    yield (
+    dtype = str(setting.dtype).removeprefix("torch.")
+    texts = (
+        f"{plan.graph} on {ranks} {'rank' if ranks == 1 else 'ranks'}, {plan.partition.name}",
         f"{setting.heads} heads of {setting.dim}{values}, {setting.kv_heads} for keys and values, "
-        f"batch {setting.batch}, {dtype}, {setting.row_bytes:,} bytes a sender"
+        f"batch {setting.batch}, {dtype}, {setting.row_bytes:,} bytes a sender",
+        f"exchange: {plan.exchange}, {plan.reason}",
     )
-    yield f"exchange: {plan.exchange}, {plan.reason}"
+    return list(chain.from_iterable(textwrap.wrap(text, WIDTH) for text in texts))
 
 
 def _exchange_table(plan: Plan) -> Iterator[str]:
@@ -333,19 +305,12 @@ def _exchange_table(plan: Plan) -> Iterator[str]:
 
 def _rank_table(plan: Plan) -> Iterator[str]:
     yield f"{'rank':>6}{'receivers':>14}{'edges':>24}{'halo':>14}{'MB in':>14}{'MB out':>14}"
-    loads, hidden = list(plan.ranks), len(plan.ranks) - SHOWN_RANKS
-    half = SHOWN_RANKS // 2
-    yield from map(_row, loads if hidden <= 0 else loads[:half])
-    if hidden > 0:
-        yield f"{'...':>6}  {hidden} more"
-        yield from map(_row, loads[-half:])
-
-
-def _row(load: RankLoad) -> str:
-    counts = f"{load.rank:>6}{load.receivers:>14,}{load.edges:>24,}{load.halo:>14,}"
-    return f"{counts}{load.received / 1e6:>14.2f}{load.sent / 1e6:>14.2f}"
-
-
-def _foot(plan: Plan) -> str:
+    ranks, ends = len(plan.ranks), SHOWN_RANKS // 2
+    for load in plan.ranks:
+        if ranks <= SHOWN_RANKS or not ends <= load.rank < ranks - ends:
+            counts = f"{load.rank:>6}{load.receivers:>14,}{load.edges:>24,}{load.halo:>14,}"
+            yield f"{counts}{load.received / 1e6:>14.2f}{load.sent / 1e6:>14.2f}"
+        elif load.rank == ends:
+            yield f"{'...':>6}  {ranks - SHOWN_RANKS} more"
     balance = f"edges {plan.balance:.3f}, receivers {plan.token_balance:.3f}"
-    return f"balance (most / mean): {balance}; bytes of the forward pass"
+    yield from ("", f"balance (most / mean): {balance}; bytes of the forward pass")

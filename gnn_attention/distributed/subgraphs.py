@@ -24,7 +24,7 @@ from gnn_attention.graph.rules import Rule
 class RowTransfer:
     """Rows that one rank sends to and receives from every rank, none to itself.
 
-    ``rows``: indices among its own rows, those for rank 0 first; None: all rows, to every rank that gets any.
+    ``rows``: indices among its own rows, those for rank 0 first; None: all rows, to one rank.
     """
 
     rows: Int[Tensor, " sent"] | None
@@ -52,13 +52,7 @@ class Subgraph:
 
 
 def subgraph(graph: TokenGraph, dst: Int[Tensor, " dst"], src: Int[Tensor, " src"]) -> Subgraph:
-    """The subgraph between the receivers ``dst`` and the senders ``src`` (tokens of the graph, each once).
-
-    >>> from gnn_attention import patterns
-    >>> part = subgraph(patterns.causal(6), torch.tensor([2, 4]), torch.tensor([4, 1, 2]))
-    >>> part.graph.mask().int().tolist()
-    [[0, 1, 1], [1, 1, 1]]
-    """
+    """The subgraph between the receivers ``dst`` and the senders ``src`` (tokens of the graph, each once)."""
     row_of_dst, row_of_src = _range_or_table(dst), _range_or_table(src)
     name = f"{text.bracketed(graph.name)} between ranks"
     if graph._listed is not None:
@@ -71,11 +65,11 @@ def subgraph(graph: TokenGraph, dst: Int[Tensor, " dst"], src: Int[Tensor, " src
     return Subgraph(replace(part, dst_offset=dst_offset, src_offset=src_offset), dst, src, dst_at, src_at)
 
 
-def to_all_ranks(sizes: tuple[int, ...], rank: int) -> RowTransfer:
+def to_all_ranks(sizes: tuple[int, ...], rank: int, device: torch.device) -> RowTransfer:
     """The transfer of all own rows to every other rank."""
     send = tuple(0 if r == rank else sizes[rank] for r in range(len(sizes)))
     receive = tuple(0 if r == rank else size for r, size in enumerate(sizes))
-    return RowTransfer(None, send, receive)
+    return RowTransfer(torch.arange(sizes[rank], device=device).repeat(len(sizes) - 1), send, receive)
 
 
 def ring_step(sizes: tuple[int, ...], rank: int, step: int) -> RowTransfer:
@@ -97,7 +91,7 @@ def rank_subgraphs(graph: TokenGraph, partition: Partition, rank: int, exchange:
 
 
 def rank_rows(graph: TokenGraph, partition: Partition, rank: int) -> TokenGraph:
-    # the receivers of a rank over all senders
+    """The receivers of a rank over all senders; cached."""
     rows: TokenGraph = memoized(_rank_rows, graph, partition, rank)
     return rows
 

@@ -137,16 +137,20 @@ def views(rank, world):
             (lambda: mine | mine, NotImplementedError, "whole graph, then take .*distributed.local"),
             (lambda: ga.attend(x, x, x, mine, **bias), NotImplementedError, "A per-edge bias goes"),
             (lambda: distributed.local(mine), TypeError, whole),
-            (lambda: distributed.in_edges(None), TypeError, f"{whole}, got NoneType"),
+            (lambda: distributed.in_edges(None), TypeError, f"{whole}, got None of"),
             (lambda: distributed.scatter(y[:5], partition), ValueError, "x must have 6 tokens on axis -2"),
             (lambda: distributed.gather(y[:5], partition), ValueError, "rank 0: .* have the 3 own tokens"),
-            (lambda: distributed.scatter([0.0] * 6, partition), TypeError, "x must be a tensor, got list"),
+            (
+                lambda: distributed.scatter([0.0] * 6, partition),
+                TypeError,
+                "x must be a Tensor, got .* of type list",
+            ),
             (lambda: distributed.scatter(y, partition, axis=7), IndexError, axis),
             (lambda: distributed.scatter(y, partition, side="left"), ValueError, "side must be one of"),
             (
                 lambda: distributed.local(graph, group="tokens"),
                 TypeError,
-                "a DeviceMesh of one axis, got str",
+                "a DeviceMesh of one axis, got .tokens. of type str",
             ),
         ]
     )

@@ -90,7 +90,7 @@ def continued(rank, world):
     single = ga.model.generate(model, tokens, 12, temperature=0, graph=graph)
     together = ga.model.generate(model, tokens, 12, temperature=0, cache=cache)
     before = cache.length, cache.positions().tolist()
-    with pytest.raises(ValueError, match=r"must have 1 \.\. 14, got 20"):
+    with pytest.raises(ValueError, match=r"must have 1 \.\. 14 tokens, .*, got 20"):
         model.proceed(torch.zeros(1, 20, dtype=torch.int64), cache)
     with pytest.raises(ValueError, match="make a new one for another graph"):
         cache.check_graph(patterns.causal(30))
@@ -131,7 +131,11 @@ def wrong_calls(rank, world):
     assert_refusals(
         [
             (lambda: cache.attend(x[:, :, :1]), ValueError, r"tokens 0 \.\. 1, the last chunk, got 1"),
-            (lambda: cache.append(long, long), ValueError, r"must have 1 \.\. 4, got 5"),
+            (
+                lambda: cache.append(long, long),
+                ValueError,
+                r"must have 1 \.\. 4 tokens, 2 of 6 have come, got 5",
+            ),
             (lambda: cache.append(wide, wide), ValueError, "like those before it"),
             (lambda: cache.append(leaf, x), NotImplementedError, "wants gradients"),
             (lambda: cache.append(x, x, layer=1), IndexError, "layer must be in"),

@@ -72,6 +72,6 @@ def test_every_block_reaches_every_rank_once(sizes):
             assert transfer.send_counts[after] == sum(transfer.send_counts) == sizes[(rank - step) % world]
             assert steps[after].receive_counts[rank] == transfer.send_counts[after]
     for rank in range(world):
-        transfer = subgraphs.to_all_ranks(sizes, rank)
+        transfer = subgraphs.to_all_ranks(sizes, rank, "cpu")
         assert transfer.receive_counts == tuple(0 if r == rank else size for r, size in enumerate(sizes))
         assert transfer.send_counts == tuple(0 if r == rank else sizes[rank] for r in range(world))
