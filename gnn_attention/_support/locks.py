@@ -38,9 +38,8 @@ def turn(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
     with _released:
         while others := [x for x in map(_owners.get, modules) if x is not None and x.thread != mine]:
             if not all(owner.brief for owner in others):
-                reason = "another thread is in an operate block over this module, whose layers are changed"
                 advice = "wait until it is left, or give each thread a module of its own (copy.deepcopy)"
-                raise NotImplementedError(f"{reason} for all threads: {advice}")
+                raise NotImplementedError(f"another thread is in an operate block over this module: {advice}")
             _released.wait()
         for module in modules:
             _owners.setdefault(module, _Owner(mine, brief)).depth += 1

@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
+
+from tqdm import tqdm
 
 EVERY = 5.0  # seconds between lines
 DELAY = 1.0  # seconds before the bar of a terminal
@@ -107,9 +108,7 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join(1.0)  # not for ever: a pipe that is full and not read blocks the thread
@@ -136,7 +135,9 @@ class Progress:
 
     def _draw(self) -> None:
         if self._bar is None:
-            self._bar = _bar()
+            # without tqdm's own thread and lock between processes
+            bar = type("Bar", (tqdm,), {"monitor_interval": 0, "_lock": threading.RLock()})
+            self._bar = bar(bar_format="{desc}", file=sys.stderr, leave=False, dynamic_ncols=True)
         text = str(self)
         self._bar.n, self._bar.total = self.done, self.total
         self._bar.bar_format = "|{bar:10}| {desc}" if self.total else "{desc}"
@@ -147,11 +148,3 @@ def _write(text: str) -> None:
     # where stderr is closed it is None, for which print would write to stdout
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-
-
-def _bar() -> Any:
-    """tqdm's bar without its thread and its lock between processes."""
-    from tqdm import tqdm
-
-    bar = type("Bar", (tqdm,), {"monitor_interval": 0, "_lock": threading.RLock()})
-    return bar(bar_format="{desc}", file=sys.stderr, leave=False, dynamic_ncols=True)
