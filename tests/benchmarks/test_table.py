@@ -19,14 +19,8 @@ def workload(name, edges=1000, allocator="default"):
 
 
 def measured(name, method, which, seconds, ratio=None, memory=1.0, ours=False, roofline=0.5):
-    figures = {
-        "seconds": seconds,
-        "ratio": ratio,
-        "memory_mb": memory,
-        "roofline": roofline,
-        "samples": 9,
-        "noisy": 1,
-    }
+    figures = {"seconds": seconds, "ratio": ratio, "memory_mb": memory, "roofline": roofline}
+    figures |= {"samples": 9, "noisy": 1}
     return {**place(name, method, which, ours), "status": "measured", **figures}
 
 
@@ -39,12 +33,8 @@ def place(name, method, which, ours):
 
 
 def record(workloads, cases):
-    made = {
-        "workloads": workloads,
-        "cases": cases,
-        "versions": {"torch": "2.13.0", "transformers": None},
-        "threads": 2,
-    }
+    made = {"workloads": workloads, "cases": cases, "threads": 2}
+    made |= {"versions": {"torch": "2.13.0", "transformers": None}}
     made |= {"processor": "a processor", "memory_gib": 24, "date": "2026-11-20", "took_s": 12.0}
     return {**made, **summary.summary(made), "targets": targets.judged(made)}
 
@@ -83,10 +73,7 @@ class TestTargets:
             (("b2048", "forward", "faster", PYG), 130.0, True),
             (("b2048", "both", "faster", PYG), 50.0, False),
             (("b2048", "forward", "smaller", PYG), 3900 / 8, True),
-            (("b8192", "forward", "faster", MASKED), 24.0, False),
             (("b8192", "both", "faster", MASKED), None, None),
-            (("b8192", "forward", "faster", FLEX), 1.35, True),
-            (("b8192", "forward", "roofline"), 0.60, True),
             (("b8192", "both", "roofline"), 0.50, False),
             (("b8192", "forward", "best"), 2.0, False),
             (("b8192", "both", "best"), 1.0, True),
@@ -155,29 +142,3 @@ class TestTable:
         assert cells[2][5:] == ["-", "-", "130x / 50x, 488x / 102x"]
         assert cells[3] == [*own, "24x / too slow, 13x / -", "1.4x / refused, 0.76x / -", "out of memory"]
         assert len({len(line) for line in lines}) == 1
-
-    def test_pictures_are_written(self, tmp_path):
-        needs("matplotlib")
-        files = plots.save(WINDOW, tmp_path)
-        assert sorted(file.name for file in files) == ["b-memory_mb.svg", "b-seconds.svg"]
-        assert all(file.stat().st_size > 1000 for file in files)
-
-
-def test_targets_in_a_line():
-    """Met, missed and never measured, in the order of the record."""
-    keys = ("workload", "pass", "sense", "bound", "words", "value", "met")
-    made = (
-        ("b2048", "both", "at least", 60, "times faster than A", 50.0, False),
-        ("a2048", "forward", "at most", 1.05, "of B", 1.0, True),
-        ("f1024", "forward", "at least", 1.5, "times faster than A", 1.4, False),
-        ("f1024", "both", "at least", 2, "times faster than A", 1.312, False),
-        ("a8192", "both", "at most", 1.05, "of B", 1.123, False),
-        ("b131072", "both", "at most", 19, "of B", None, None),
-    )
-    rows = [dict(zip(keys, row, strict=True)) for row in made]
-    said = (
-        "1 of 5 targets met, missed: b2048 both 50 (at least 60 times faster than A); "
-        "f1024 1.4 / 1.31 (at least 1.5 / 2 times faster than A); a8192 both 1.12 (at most 1.05 of B)."
-    )
-    assert table.targets_line({"targets": rows}) == said
-    assert table.targets_line({"targets": rows[1:2]}) == "1 of 1 targets met."
