@@ -42,14 +42,12 @@ class Frozen:
     @not_compiled
     def __setattr__(self, name: str, value: Any) -> None:
         if self._word:
-            raise FrozenInstanceError(
-                f"cannot assign to field {name!r}: a {type(self).__name__} never changes"
-            )
+            raise FrozenInstanceError(f"cannot assign to {name!r}: a {type(self).__name__} never changes")
         object.__setattr__(self, name, value)
 
     @not_compiled
     def __delattr__(self, name: str) -> None:
-        raise FrozenInstanceError(f"cannot delete field {name!r}: a {type(self).__name__} never changes")
+        raise FrozenInstanceError(f"cannot delete {name!r}: a {type(self).__name__} never changes")
 
     def __getstate__(self) -> dict[str, Any]:
         fields = {name: value for name, value in self.__dict__.items() if name != "_word"}

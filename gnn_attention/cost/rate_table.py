@@ -97,10 +97,8 @@ class Rates:
     """What one token and one edge cost, in multiply-accumulates and in numbers that are made or cached.
 
     ``receive`` and ``collect`` of each receiver, ``send`` of each sender, ``logit`` and ``weighting`` of each
-    edge of each head: the three methods of all heads and the two halves of :func:`gnn_attention.attend`.
-    ``received`` (queries or patterns, and mixtures) and ``sent`` (keys and values or messages) are the
-    numbers that stand between states and updates. ``cache`` names each way to cache a sender, with its
-    numbers.
+    edge of each head. ``received`` (queries or patterns, and mixtures) and ``sent`` (keys and values or
+    messages) are numbers between states and updates. ``cache`` names each way to cache a sender.
     """
 
     receive: int
@@ -117,9 +115,8 @@ class Rates:
 def rates(form: str, sizes: Sizes | LatentSizes) -> Rates:
     """The rates of a form; ValueError for a form that heads of these sizes do not have.
 
-    >>> heads = Sizes.of(4096, 1, head_dim=128)
-    >>> rates("merged", heads).send, rates("factored", heads).send
-    (16777216, 1048576)
+    >>> rates("merged", Sizes.of(4096, 1, head_dim=128)).send
+    16777216
     """
     own = LATENT_FORMS if isinstance(sizes, LatentSizes) else FORMS
     rate: Callable[[Any], Rates] = own[checks.choice("form", form, own)]
@@ -149,7 +146,8 @@ def _factored(s: Sizes) -> Rates:
 
 def _merged(s: Sizes) -> Rates:
     square = s.num_heads * s.width**2
-    pattern = s.width + bool(set("QK") & set(s.bias))  # a bias is one more row (and column) of a product
+    # a bias is one more row (and column) of a product
+    pattern = s.width + bool(set("QK") & set(s.bias))
     message = s.width + ("V" in s.bias)
     parameters = s.num_heads * (pattern**2 + message * s.width) + s.width * ("O" in s.bias)
     return _in_model_space(s, receive=square, send=square, parameters=parameters)

@@ -130,12 +130,10 @@ def _graphs(graphs: list[Compared], model: ModelSizes) -> list[str]:
         name = textwrap.shorten(each.name, 80, placeholder=" ...")
         row = f"{each.edges:>20,}{shares}{_number(macs):>12}"
         lines += [f"{name:<28}{row}"] if len(name) < 28 else [name, f"{'':<28}{row}"]
-    block = graphs[0][0].block
-    return lines + _wrapped(
-        "cached: the most senders in the cache while decoding; fill: the share of edges in "
-        f"{block} x {block} tiles that hold any; edge MACs: logits and weighting of one layer in the "
-        f"{_base(model)} form"
-    )
+    block, cached = graphs[0][0].block, "cached: the most senders in the cache while decoding"
+    fill = f"fill: the share of edges in {block} x {block} tiles that hold any"
+    macs = f"edge MACs: logits and weighting of one layer in the {_base(model)} form"
+    return lines + _wrapped(f"{cached}; {fill}; {macs}")
 
 
 def _meaning(
@@ -143,11 +141,10 @@ def _meaning(
 ) -> list[str]:
     lines = [*_wrapped(_of_forms(costs)), *_wrapped(_of_graph(layers, costs, graphs))]
     if isinstance(model.heads, Sizes) and not model.mergeable:
-        lines += _wrapped(
-            "This model rotates or norms queries and keys between W_Q and W_K, so that its patterns differ "
-            "by distance or by token and cannot be cached: the last two columns are what the equations would "
-            "cost without that."
+        reason = (
+            "This model rotates or norms queries and keys, so that its patterns differ and cannot be cached"
         )
+        lines += _wrapped(f"{reason}: the last two columns are what the equations would cost without that.")
     return lines
 
 

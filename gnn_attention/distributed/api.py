@@ -76,20 +76,14 @@ def attend(
 ) -> Any:
     """``gnn_attention.attend`` for the receivers that this rank owns. A collective.
 
-    Args:
+    Args (others as of ``gnn_attention.attend``; partition, exchange and group as of :func:`local`):
         q: queries of the own receivers, ``[B, Hq, own dst, D]``, in ascending order.
         k: keys of the own senders ``[B, Hkv, own src, D]``, in ascending order.
         v: values of the own senders ``[B, Hkv, own src, Dv]``.
         graph: the whole graph, the same on every rank.
-        partition: who owns which tokens, or the name of one of :data:`PARTITIONS`.
-        scale: factor of the logits, ``1 / sqrt(D)`` unless given.
         score_mod: called at absolute positions.
         bias: broadcastable to ``[B, Hq, E]`` for the edges of the own receivers, ordered as :func:`in_edges`.
-        sink_logits: one more logit for each head, without a value.
         dropout: the first rank's seed serves all, so that the same edges are dropped as in one process.
-        backend: a name of ``list_backends()``, "auto" or one of your own.
-        exchange: how senders travel, see :func:`local`.
-        group: the ranks, see :func:`local`.
         return_info: also return a :class:`RankInfo`.
 
     Returns:
@@ -106,10 +100,8 @@ def attend(
     with collectives.raised_on_all_ranks(ranks, q):
         view = local(graph, partition, ranks, exchange)
         check_backend(backend)
-        call = AttentionCall.checked(
-            q, k, v, view, scale, score_mod, None, sink_logits, dropout, with_lse=True
-        )
-        call = with_bias(call, bias)
+        options = (scale, score_mod, None, sink_logits, dropout)
+        call = with_bias(AttentionCall.checked(q, k, v, view, *options, with_lse=True), bias)
     out, lse = attended(call, backend)
     return (out, RankInfo(lse)) if return_info else out
 
@@ -192,9 +184,7 @@ def _group(group: Any) -> Any:
         raise ValueError(f"torch.distributed is not initialised: {advice}")
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            raise ValueError(
-                f"group must be a mesh of one axis, such as mesh['tokens'], got {group.ndim} axes"
-            )
+            raise ValueError(f"group must be a mesh of one axis, got {group.ndim}: take mesh['tokens']")
         group = group.get_group()
     group = distributed.group.WORLD if group is None else group
     if not isinstance(group, distributed.ProcessGroup):

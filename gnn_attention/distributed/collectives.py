@@ -199,10 +199,8 @@ def _disagreement(found: list[tuple[str, dict[str, str]]]) -> str:
     failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(found) if failure]
     if failures:
         return "; ".join(failures)
-    for word, first in found[0][1].items():
-        for rank, (_, texts) in enumerate(found):
-            if texts[word] != first:
-                return (
-                    f"all ranks must give {word} alike: rank 0 has {first}, but rank {rank} has {texts[word]}"
-                )
-    raise AssertionError("two texts of one hash")
+    of_ranks = [texts for _, texts in found]
+    word = next(word for word in of_ranks[0] if len({texts[word] for texts in of_ranks}) > 1)
+    first = of_ranks[0][word]
+    rank, other = next((rank, texts[word]) for rank, texts in enumerate(of_ranks) if texts[word] != first)
+    return f"all ranks must give {word} alike: rank 0 has {first}, but rank {rank} has {other}"

@@ -109,9 +109,7 @@ def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         raise ValueError(f"mesh must have one axis, got {mesh.ndim}: take for example mesh['heads']")
     plan = heads_plan(model, mesh.size())
     if not plan:
-        raise ValueError(
-            f"model has no MessagePassingAttention: expected one at least in {type(model).__name__}"
-        )
+        raise ValueError(f"model has no MessagePassingAttention: expected one in {type(model).__name__}")
     return parallelize_module(model, mesh, plan[""] if list(plan) == [""] else plan)
 
 
@@ -216,7 +214,7 @@ class _ShardedLayer:
         call = replace(call, first_head=shard.first)
         if not isinstance(call.score_mod, nn.Module):
             return call
-        # its parameters enter once a call: how often a backend calls a score_mod depends on the rank's graph
+        # its parameters enter once a call, however often a backend calls it
         mod = shard.copy(call.score_mod)
         return replace(call, score_mod=mod, q=keep_in_graph(call.q, *mod.parameters()))
 
@@ -236,9 +234,7 @@ class _ShardedHeads:
 
     def reset_parameters(self) -> None:
         # the numbers would depend on the number of ranks
-        raise NotImplementedError(
-            "sharded heads cannot draw their weights anew: draw them before, or load them"
-        )
+        raise NotImplementedError("sharded heads cannot draw their weights anew: draw before, or load them")
 
     def receive(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         own, x = self.shard.copy(self), self.shard.enter(x)
@@ -287,10 +283,8 @@ def _checked_sizes(heads: nn.Module, ranks: int) -> tuple[int, int]:
         raise ValueError(f"num_heads must be a multiple of the {ranks} ranks that share them, got {total}")
     own = total // ranks
     if own % group and group % own:
-        advice = "take as many ranks as a divisor or multiple of num_kv_heads"
-        raise ValueError(
-            f"groups of {group} query heads would be cut by {ranks} ranks of {own} heads; {advice}"
-        )
+        cut = f"groups of {group} query heads would be cut by {ranks} ranks of {own} heads"
+        raise ValueError(f"{cut}; take as many ranks as a divisor or multiple of num_kv_heads")
     return total, group
 
 

@@ -41,7 +41,7 @@ class RankCache:
     :meth:`append` stores token t on rank ``t // block % world``; :meth:`fill` takes the first part of a text
     as it was spread for ``distributed.attend``. A sender is dropped after its last receiver. All methods are
     called on every rank, with the same arguments but for :meth:`fill`; only :meth:`attend` communicates.
-    NotImplementedError for rows that want gradients, which are not recorded.
+    NotImplementedError for rows that want gradients.
 
     ``cache.append(k, v)`` then ``out = cache.attend(q)`` for each chunk of new tokens, of any size; or, for a
     whole model, ``generate(model, tokens, count, cache=cache)`` with as many layers as the model.
@@ -78,9 +78,9 @@ class RankCache:
         """
         own, count = partition.src.tokens(self.rank), partition.src.num_tokens
         if self._chunks[layer][1] or partition.world_size != self.world_size or count > self.graph.num_src:
+            expected = f"an empty layer and at most {self.graph.num_src} tokens on {self.world_size} ranks"
             raise ValueError(
-                f"fill needs an empty layer and a partition of at most {self.graph.num_src} tokens on "
-                f"{self.world_size} ranks, got {partition!r} after {self._chunks[layer][1]} tokens"
+                f"fill needs {expected}, got {partition!r} after {self._chunks[layer][1]} tokens"
             )
         self._check(k, v, layer, len(own))
         self._chunks[layer] = (count, count)
@@ -124,9 +124,8 @@ class RankCache:
             expected = f"a row for each of the tokens {start} .. {stop - 1}, the last chunk"
             raise ValueError(f"q must have {expected}, got {q.shape[2]}")
         part = self._subgraph(start, stop, layer)
-        call = AttentionCall.checked(
-            q, *rows, part.graph, scale, score_mod, sink_logits=sink_logits, with_lse=True
-        )
+        options = {"sink_logits": sink_logits, "with_lse": True}
+        call = AttentionCall.checked(q, *rows, part.graph, scale, score_mod, **options)
         out, lse = self._attend_own(replace(attention.in_merge_dtype(call), sink_logits=None), part, backend)
         out, lse = _merged_over_ranks(out, lse, self.group)
         if sink_logits is not None:
@@ -198,7 +197,7 @@ class RankCache:
             check_rows(name, x)
             if torch.is_grad_enabled() and x.requires_grad:
                 raise NotImplementedError(
-                    f"{name} wants gradients, which are not recorded: use torch.no_grad()"
+                    f"{name} wants gradients, but none are recorded: use torch.no_grad()"
                 )
             like = x.shape if before is None else (*before.shape[:2], x.shape[2], before.shape[3])
             if x.shape[2] != count or tuple(x.shape) != tuple(like):

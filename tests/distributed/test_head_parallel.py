@@ -276,12 +276,6 @@ def test_heads_that_cannot_be_sharded() -> None:
     )
 
 
-def test_groups_stay_whole_or_serve_several_ranks() -> None:
-    for kv_heads, count in ((8, 4), (4, 4), (2, 4), (1, 4), (2, 2), (1, 8)):
-        heads = ga.StandardHeads(8, 8, num_kv_heads=kv_heads)
-        assert len(heads_plan(nn.ModuleList([layer(heads)]), count)) == 1
-
-
 def wrong_calls(rank: int, world_size: int) -> list[int]:
     mesh, x = init_device_mesh("cpu", (world_size,)), torch.zeros(1, TOKENS, 8)
     flat, plain = init_device_mesh("cpu", (world_size, 1)), layer(ga.StandardHeads(8, 4))

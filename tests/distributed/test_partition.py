@@ -79,11 +79,10 @@ class TestShares:
     def test_partitions_compare_by_their_shares(self):
         partition = zigzag(patterns.causal(11), 3)
         for other in (copy.deepcopy(partition), pickle.loads(pickle.dumps(partition))):
-            assert other == partition
-            assert len({other, partition}) == 1
-        shares = of_bounds([0, 3, 5])
+            assert {other, partition} == {partition}
+        shares, others = of_bounds([0, 3, 5]), of_bounds([0, 2, 5])
         assert Partition(shares, shares, "one") == Partition(shares, shares, "other")
-        assert Partition(shares, of_bounds([0, 2, 5])) != Partition(shares, shares)
+        assert Partition(shares, others) != Partition(shares, shares)
 
     def test_many_ranks_and_runs_are_abridged(self):
         found = repr(of_owners(torch.arange(20) % 2, 2))
@@ -249,9 +248,7 @@ class TestLocality:
 
     def test_without_pymetis(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "pymetis", None)
-        with pytest.raises(
-            ImportError, match=r"needs pymetis: pip install 'gnn_attention\[metis\]', or take rcm"
-        ):
+        with pytest.raises(ImportError, match=r"needs pymetis: pip install .*metis.*, or take rcm"):
             metis(patterns.torus(4, 4), 2)
 
     @pytest.mark.parametrize("make", [rcm, by_metis])

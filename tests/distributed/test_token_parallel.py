@@ -309,16 +309,12 @@ def test_corners_equal_one_process():
 
 
 def partly(rank, world):
-    """Gradients of q single, or none at all, and lse."""
+    """Gradients of q alone, and lse."""
     graph = patterns.causal(10)
-    partition = partitions.contiguous(graph, world)
+    partition, errors = partitions.contiguous(graph, world), []
     q, k, v, _ = (distributed.scatter(x, partition) for x in drawn(graph))
     whole = in_one_process(graph, [*drawn(graph)[:3], torch.ones(())], {})
-    errors = []
     for way in WAYS:
-        with torch.no_grad():
-            out = distributed.attend(q, k, v, graph, exchange=way)
-        errors.append(ranks.share([out], [distributed.scatter(whole[0], partition)]))
         leaf = q.clone().requires_grad_()
         distributed.attend(leaf, k, v, graph, exchange=way).sum().backward()
         errors.append(ranks.share([leaf.grad], [distributed.scatter(whole[1], partition)], whole[1:]))
@@ -327,9 +323,8 @@ def partly(rank, world):
     return max(*errors, ranks.share([info.lse], [distributed.scatter(lse, partition, axis=2)]))
 
 
-@pytest.mark.parametrize("world", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_some_gradients_or_none(world):
-    assert max(of_each(world, partly)) <= 1
+def test_some_gradients_and_lse():
+    assert max(of_each(3, partly)) <= 1
 
 
 HALVES = [
@@ -378,20 +373,15 @@ def wrong(rank, world):
         lambda: distributed.attend(x[:, :, : 3 if first else 4], x, x, graph),
         lambda: distributed.attend(x, x, x, graph if first else other),
         lambda: attend("contiguous" if first else "zigzag"),
-        lambda: attend(exchange="ring" if first else "gather"),
         lambda: distributed.attend(x, x.clone().requires_grad_(first), x, graph),
-        lambda: distributed.attend(x, x.double() if first else x, x, graph),
         lambda: attend(bias=torch.zeros(3)),
         lambda: attend(exchange="pigeon"),
         lambda: attend(backend="dense" if first else "rows"),
         lambda: attend(backend="abacus"),
         lambda: attend(partitions.contiguous(graph, 3)),
-        lambda: attend(partitions.contiguous(patterns.causal(9), 2)),
         lambda: attend(backend=3 if first else "auto"),
         lambda: attend(scale=0.5 if first else 0.25),
-        lambda: distributed.attend(x.repeat(1, 2 if first else 1, 1, 1), x, x, graph),
         lambda: distributed.gather(x[:, :, : 2 if first else 4], partition),
-        lambda: distributed.gather(x if first else x[..., :3], partition),
         lambda: distributed.gather(None if first else x, partition),
     ]
     messages = []
@@ -408,20 +398,15 @@ MESSAGES = [
     "rank 0: ValueError: .*does not fit q with 3 receivers",
     "all ranks must give graph alike: rank 0 has .*causal.*, but rank 1 has .*window",
     "all ranks must give partition alike: rank 0 has Partition.contiguous",
-    "all ranks must give exchange alike: rank 0 has ring, but rank 1 has gather",
     "all ranks must give gradients alike: rank 0 has wanted, but rank 1 has not wanted",
-    "rank 0: ValueError: k must be like q",
     r"rank 0: ValueError: bias must be broadcastable to .*\[1, 1, 10\], got \[3\]; rank 1: .*\[1, 1, 26\]",
     "exchange must be one of 'auto', 'halo', 'ring', 'gather', got 'pigeon'",
     "all ranks must give backend alike: rank 0 has dense, but rank 1 has rows",
     "backend 'abacus' cannot hold .*: it is none of",
     "partition must be for the 2 ranks of the group, got 3",
-    "partition is of 9 receivers",
     "rank 0: TypeError: backend must be a name or a Backend, got 3 of type int",
     "all ranks must give options alike: rank 0 has scale 0.5, dropout 0, nothing else, but rank 1",
-    r"all ranks must give q, k and v alike: rank 0 has \[B, Hq, Hkv, D, Dv\] = \[1, 2, 1, 4, 4\]",
     "rank 0: ValueError: x must have the 4 own tokens",
-    r"all ranks must give a row of x alike: rank 0 has \[1, 1, 4\]",
     "rank 0: TypeError: x must be a Tensor, got None of type NoneType",
 ]
 
@@ -439,4 +424,4 @@ def test_without_a_process_group_the_error_shows_the_way():
         distributed.attend(x, x, x, patterns.causal(4))
 
 
-FUNCTIONS = {1: [partly], 2: [wrong, with_nan], 3: [many_sent, partly], 4: [corners, halves]}
+FUNCTIONS = {2: [wrong, with_nan], 3: [many_sent, partly], 4: [corners, halves]}
