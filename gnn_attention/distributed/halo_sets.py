@@ -46,8 +46,7 @@ def halo(graph: TokenGraph, partition: Partition, rank: int) -> tuple[Int[Tensor
     senders = start[part] + number
     owner = partition.src.owner(senders)
     counts = torch.bincount(owner, minlength=partition.world_size).tolist()
-    by_owner: tuple[Tensor, ...] = senders[owner.argsort(stable=True)].split(counts)
-    return by_owner
+    return torch.split(senders[owner.argsort(stable=True)], counts)
 
 
 def halo_sizes(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks ranks"]:

@@ -156,7 +156,7 @@ class HeadShard:
             return graph
         if graph.heads != self.total:
             raise ValueError(f"{graph!r} differs by {graph.heads} heads, but the layer has {self.total}")
-        return memoized(_graph_of_heads, graph, self.first, self.count)  # type: ignore[no-any-return]
+        return memoized(_graph_of_heads, graph, self.first, self.count)
 
     def bias(self, bias: Tensor | None) -> Tensor | None:
         if bias is None:

@@ -152,7 +152,7 @@ class TokenGraph(Frozen):
             reason = f"a graph that differs by {self.varying_axes} has no single edge list"
             advice = "use mask(), or select(batch, head) for one of them"
             raise ValueError(f"edge_index of {self!r}: {reason}; {advice}")
-        return memoized(derived.edge_index, self, device)  # type: ignore[no-any-return]
+        return memoized(derived.edge_index, self, device)
 
     def positions_of(self, edges: Tensor) -> Int[Tensor, " edges"]:
         """The places of edges ``[2, K]`` in :attr:`edge_index`; ValueError names one that is none."""
@@ -167,7 +167,7 @@ class TokenGraph(Frozen):
         """
         if not isinstance(device, (str, torch.device, type(None))):
             raise TypeError(f"device must be a torch.device or the name of one, got {quoted(device)}")
-        return memoized(derived.mask, self, torch.device(device or "cpu"))  # type: ignore[no-any-return]
+        return memoized(derived.mask, self, torch.device(device or "cpu"))
 
     @property
     def num_edges(self) -> int:
@@ -185,7 +185,7 @@ class TokenGraph(Frozen):
 
     def in_degree(self) -> Int[Tensor, "..."]:
         """How many senders each receiver has: int64 ``[dst]``, led by the axes of :meth:`mask`. Read-only."""
-        return memoized(derived.in_degree, self)  # type: ignore[no-any-return]
+        return memoized(derived.in_degree, self)
 
     @property
     def max_in_degree(self) -> int:

@@ -139,6 +139,6 @@ def _disassembled(machine_code: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(machine_code)
         file.flush()
-        command = [READER, "-res-usage", "-sass", file.name]
+        command = [str(READER), "-res-usage", "-sass", file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout + done.stderr
