@@ -6,14 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gnn_attention import patterns
+from gnn_attention import RefusalError, attend, patterns
 from gnn_attention._support import memory
 from gnn_attention.backends import dense, mixed, rows, split, tiles, triton, varlen
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.plan import planner
 from gnn_attention.graph import TokenGraph
 
-GIB = 2**30
 B, H, KV, T, D, V = 2, 6, 3, 32, 5, 7
 WIDE = {torch.float64: 8, torch.float32: 4, torch.bfloat16: 4}  # bytes of what is summed
 
@@ -94,19 +93,6 @@ def test_rows_refuse_more_edges_than_int32_numbers(monkeypatch):
     assert_matches(r"it has 122 edges, the limit is 121", rows.unsupported_reason(call))
 
 
-def test_rows_refuse_by_their_limit(monkeypatch):
-    call = call_of(patterns.full(2**16), device="meta")
-    needed = rows.bytes_needed(call)
-    monkeypatch.setattr(rows, "MOST_EDGES", 2**40)
-    monkeypatch.setattr(rows, "MEMORY_LIMIT", needed)
-    monkeypatch.setattr(memory, "available", lambda: needed)
-    assert rows.unsupported_reason(call) is None
-    monkeypatch.setattr(rows, "MEMORY_LIMIT", 16 * GIB)
-    assert_matches(
-        rf"would need about {needed / GIB:.1f} GiB, the limit is 16 GiB", rows.unsupported_reason(call)
-    )
-
-
 @pytest.mark.parametrize("more", [0, 1])
 def test_mixed_and_tiles_refuse_by_their_limits(monkeypatch, more):
     call = call_of(patterns.window(T, 4))
@@ -133,6 +119,15 @@ def test_what_is_left_counts_on_a_cpu(monkeypatch, backend):
     q = SimpleNamespace(device=torch.device("cuda"), shape=call.q.shape, dtype=call.q.dtype)
     object.__setattr__(call, "q", q)
     assert backend.unsupported_reason(call) is None
+
+
+def test_memory_is_looked_up_in_every_call_that_needs_much(monkeypatch):
+    q, graph = torch.zeros(1, 1, T, 4), patterns.window(T, 4)
+    monkeypatch.setattr(memory, "WORTH_ASKING", 0)
+    attend(q, q, q, graph, backend="dense")
+    monkeypatch.setattr(memory, "available", lambda: 0)
+    with pytest.raises(RefusalError, match=r"it would need .* GiB are left"):
+        attend(q, q, q, graph, backend="dense")
 
 
 def test_triton_supports_as_many_rows_as_a_grid(monkeypatch):

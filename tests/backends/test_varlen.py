@@ -1,6 +1,4 @@
-"""The backend of packed documents: on a CPU with the formula in the place of the kernel; what it does not
-hold it says.
-"""
+"""The backend of packed documents: on a CPU with the formula in the place of the kernel; its refusals."""
 
 from dataclasses import replace
 
