@@ -66,3 +66,17 @@ def _vmap_rule(call: Callable[..., Any], count: int) -> Callable[..., Any]:
         return tuple(map(separate, result)), (0,) * len(result)
 
     return rule
+
+
+def gradient_operator(
+    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], advice: str
+) -> Callable[..., Any]:
+    """An operator for first derivatives; a second one is a NotImplementedError with ``advice``."""
+
+    def refuse(ctx: Any, *grads: Tensor) -> None:
+        raise NotImplementedError(f"second derivatives do not pass through {advice}")
+
+    def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """There is no derivative that would need it."""
+
+    return operator(name, schema, run, fake, refuse, save_nothing)

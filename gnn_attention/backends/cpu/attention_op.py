@@ -14,12 +14,11 @@ import torch
 from torch.nn import functional
 
 from gnn_attention import edges
-from gnn_attention._support.custom_op import operator
+from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import csr, dense_blocks
-from gnn_attention.backends.gpu.gradient_op import gradient_operator
 from gnn_attention.backends.plan.plan import Edges, Packed, Plan, unpacked
 from gnn_attention.backends.plan.planner import packed_plan, plan_on
 from gnn_attention.graph import memoized

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from gnn_attention._support.custom_op import operator
+from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import nonfinite
-from gnn_attention.backends.gpu.ops import gradient_operator, token_major
+from gnn_attention.backends.gpu.ops import token_major
 
 DTYPES = (torch.float16, torch.bfloat16)
 WIDEST = 256  # channels of the kernel, which takes them eight at a time

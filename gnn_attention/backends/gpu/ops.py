@@ -7,12 +7,11 @@ gradient, too; second derivatives are unsupported. Triton itself is loaded by th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from gnn_attention._support.custom_op import operator
+from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.gpu.csr import Side
 from gnn_attention.backends.gpu.formats import ROWS, Blocks, Packed, Problem, unpack
@@ -106,20 +105,6 @@ def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     given = *grads, q, k, v, before, bias, out, lse, slopes, seed
     found = _GRADIENTS(*given, tensors, ctx.numbers, ctx.places, ctx.constants)
     return *found, None, None, [None] * len(tensors), None, None, None
-
-
-def gradient_operator(
-    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any], advice: str
-) -> Callable[..., Any]:
-    """An operator for first derivatives; a second one is a NotImplementedError with ``advice``."""
-
-    def refuse(ctx: Any, *grads: Tensor) -> None:
-        raise NotImplementedError(f"second derivatives do not pass through {advice}")
-
-    def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """There is no derivative that would need it."""
-
-    return operator(name, schema, run, fake, refuse, save_nothing)
 
 
 def token_major(like: Tensor, width: int) -> Tensor:
