@@ -135,9 +135,7 @@ class TokenCache:
             raise ValueError(f"layer {layer} must get {chunk}, got a chunk of {count}")
         return self._senders
 
-    def _attend(
-        self, q: Tensor, layer: int, scale: float | None, mod: ScoreMod | None, **options: Any
-    ) -> Tensor:
+    def _attend(self, q: Tensor, layer: int, scale: Any, mod: ScoreMod | None, **options: Any) -> Tensor:
         """Attention of the last chunk; nothing changes. Keys or values of one head serve all heads."""
         self._check_receivers(q, layer)
         senders, rows = self._senders, self._rows[layer]
@@ -218,8 +216,7 @@ def checked_graph(graph: TokenGraph) -> TokenGraph:
 
 
 def _check_like(given: Tensor, before: Tensor) -> None:
-    got, expected = (
-        f"[{x.shape[0]}, {x.shape[1]}, T, {x.shape[3]}] in {x.dtype} on {x.device}" for x in (given, before)
-    )
+    form = "[{0.shape[0]}, {0.shape[1]}, T, {0.shape[3]}] in {0.dtype} on {0.device}"
+    got, expected = form.format(given), form.format(before)
     if got != expected:
         raise ValueError(f"a chunk must be like those before it, {expected}, got {got}")

@@ -84,9 +84,7 @@ class ResidentSenders:
         last: Tensor = memoized(last_receivers, self.graph)[:length]
         lost = ((last >= length) & (last < self.start)).nonzero().flatten()
         if len(lost):
-            gone = (
-                f"sender {lost[0]} was dropped after its last receiver {last[lost[0]]}, and would be needed"
-            )
+            gone = f"sender {lost[0]} was dropped after its last receiver {last[lost[0]]}, and is needed"
             advice = f"the last chunk can be taken back, down to {self.start}, or fork() before it comes"
             raise ValueError(f"rewind({length}): {gone} again; {advice}")
         positions = self.positions[self.positions < length]

@@ -34,6 +34,7 @@ from gnn_attention.score_mods import ScoreMod
 KEEP = ("messages", "states")
 Rows = Float[Tensor, "batch kv_heads chunk dim"]
 States = Float[Tensor, "batch chunk width"]
+Sinks = Float[Tensor, " heads"] | None
 
 
 class KeyValueCache(TokenCache):
@@ -138,11 +139,9 @@ class PatternMessageCache(TokenCache):
     Seed S1.14, step 1: patterns and messages of the input token join the cache. Seed S1.15, step 2: ``alpha_i
     = softmax(P_i x_q^T / sqrt(d_k))``; S1.18, step 3: ``o_i = alpha_i M_i``. These cached patterns are the
     senders', ``p_j = x_j W_K W_Q^T``: heads with ``side="sender"``. With ``side="receiver"`` the receiver
-    makes the pattern, and the cache stores a sender's state, once for all heads, and its messages.
-
-    ``keep="states"`` stores the state alone and needs ``side="receiver"``, ValueError otherwise. A message is
-    linear in its sender's state (S1.4): ``sum_j w_j (x_j W_M) = (sum_j w_j x_j) W_M``. TypeError for heads
-    without patterns (StandardHeads: take :class:`KeyValueCache`).
+    makes the pattern, and the cache stores a sender's state, once for all heads, and its messages;
+    ``keep="states"`` stores the state alone, as a message is linear in it (S1.4). ValueError for states of
+    senders' patterns, TypeError for heads without patterns (StandardHeads: take :class:`KeyValueCache`).
 
     >>> from gnn_attention import patterns
     >>> heads = MergedHeads(width=8, num_heads=2, head_dim=4, side="sender").double()
@@ -169,16 +168,9 @@ class PatternMessageCache(TokenCache):
         self._append(self._sent(x), 0)
 
     def attend(
-        self,
-        x: States,
-        score_mod: ScoreMod | None = None,
-        sink_logits: Float[Tensor, " heads"] | None = None,
-        backend: str | Backend = "auto",
+        self, x: States, score_mod: ScoreMod | None = None, sink_logits: Sinks = None, backend: Any = "auto"
     ) -> States:
-        """Steps 2 and 3: the updates of the last chunk, with states ``x``; nothing changes.
-
-        Raises as :meth:`KeyValueCache.attend`.
-        """
+        """Steps 2 and 3: the updates of the last chunk, with states ``x``; raises as in KeyValueCache."""
         q = self.heads.receive(x)
         if self.keep == "states":
             # the 1 of a state counts only where there are biases

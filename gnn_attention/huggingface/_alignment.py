@@ -226,9 +226,8 @@ def recipe(value: object) -> Hashable | None:
         return None
     if value.__module__.split(".")[0] not in TRUSTED:
         return None
-    bound = _all_of(
-        FunctionType, value.__defaults__, *(cell.cell_contents for cell in value.__closure__ or ())
-    )
+    cells = (cell.cell_contents for cell in value.__closure__ or ())
+    bound = _all_of(FunctionType, value.__defaults__, *cells)
     return None if bound is None else (value.__module__, value.__code__, bound)
 
 

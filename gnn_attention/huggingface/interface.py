@@ -11,7 +11,6 @@ model's own graph, and ``with ga.use_graph(model, graph):`` changes that graph, 
 
 Supported: grouped heads, a scale, softcap, sinks, a bias for pairs, dropout, values of another width,
 cross-attention, masks of the model's own, any cache of transformers. What is unsupported raises by name.
-Without a mask only a module that says that it is not causal attends to the future.
 """
 
 from __future__ import annotations
@@ -179,12 +178,7 @@ def _added(table: Tensor, first: Origin, score: Tensor, b: Any, h: Any, dst: Ten
 
 
 def _graph(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    given: LazyMask | Tensor | None,
-    is_causal: bool | None,
-    others: dict[str, Any],
+    module: nn.Module, query: Tensor, key: Tensor, given: Any, is_causal: bool | None, others: dict[str, Any]
 ) -> tuple[TokenGraph, Tensor | None]:
     sizes, numbers = (query.shape[2], key.shape[2]), None
     if isinstance(given, LazyMask):
@@ -263,7 +257,7 @@ def use_graph(
     >>> tokens = torch.tensor([[1, 2, 3]])
     >>> with torch.no_grad(), use_graph(model, patterns.self_loops(64)):
     ...     alone = model(tokens).last_hidden_state
-    >>> # in float32: six sums of 8 products in a row, some 60 roundings of numbers of at most 8 ** 0.5
+    >>> # in float32: some 60 roundings of numbers of at most 8 ** 0.5
     >>> last = model(tokens[:, 2:]).last_hidden_state
     >>> torch.allclose(alone[:, 2:], last, rtol=0, atol=60 * 2**-24 * 8**0.5)
     True

@@ -13,14 +13,5 @@ from gnn_attention.model.language_model import (
     save,
 )
 
-__all__ = [
-    "TRAINED",
-    "Block",
-    "Config",
-    "LanguageModel",
-    "generate",
-    "induction_scores",
-    "load",
-    "load_trained",
-]
-__all__ += ["previous_token_scores", "save"]
+__all__ = ["TRAINED", "Block", "Config", "LanguageModel", "generate", "induction_scores", "load"]
+__all__ += ["load_trained", "previous_token_scores", "save"]

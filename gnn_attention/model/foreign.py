@@ -55,9 +55,7 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
     >>> torch.equal(heads_of(encoder, layer=2).b_V.flatten(), encoder.layers[2].self_attn.in_proj_bias[16:])
     True
     """
-    family, found = _find(model, layer, part)
-    with torch.no_grad():
-        return cast("AnyHeads", _read(family, family.heads, found))
+    return cast("AnyHeads", _read("heads", *_find(model, layer, part)))
 
 
 def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> ScoreMod | None:
@@ -66,9 +64,7 @@ def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = 
     T5: ``score_mods.relative_bias``, the first layer's in every layer, none in cross-attention. Gemma 2:
     ``score_mods.softcap``. Arguments and errors are those of :func:`heads_of`.
     """
-    family, found = _find(model, layer, part)
-    with torch.no_grad():
-        return cast("ScoreMod | None", _read(family, family.score_mod, found))
+    return cast("ScoreMod | None", _read("score_mod", *_find(model, layer, part)))
 
 
 def layer_of(
@@ -178,9 +174,10 @@ def _unknown(model: nn.Module) -> str:
     return f"{type(model).__name__} is of no known family{seen}. Known: {known}"
 
 
-def _read(family: Family, read: Any, found: Found) -> Any:
+@torch.no_grad()
+def _read(what: str, family: Family, found: Found) -> Any:
     try:
-        return read(found)
+        return getattr(family, what)(found)
     # another version of transformers
     except AttributeError as error:
         kind = f"{family.name}: {type(found.attention).__module__}.{type(found.attention).__name__}"

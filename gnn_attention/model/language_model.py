@@ -56,13 +56,13 @@ class Block(nn.Module):
         """``backend`` as in :class:`MessagePassingAttention`. TypeError for no :class:`Config`."""
         checks.instance("config", config, Config)
         super().__init__()
-        heads = StandardHeads(config.width, config.num_heads, config.head_dim)
+        width, hidden = config.width, config.mlp_width
+        heads = StandardHeads(width, config.num_heads, config.head_dim)
         position = RelativeBias(config.num_heads, config.reach)
-        self.attention_norm = nn.RMSNorm(config.width)
+        self.attention_norm = nn.RMSNorm(width)
         self.attention = MessagePassingAttention(heads, position, backend=backend)
-        self.mlp_norm = nn.RMSNorm(config.width)
-        up, down = nn.Linear(config.width, config.mlp_width), nn.Linear(config.mlp_width, config.width)
-        self.mlp = nn.Sequential(up, nn.GELU(), down)
+        self.mlp_norm = nn.RMSNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
     def communicate(self, state: States, graph: TokenGraph) -> States:
         """The update of attention along ``graph``."""
@@ -180,8 +180,8 @@ class LanguageModel(nn.Module):
         """For each layer the weight of every edge and head, in the order of ``edge_index``."""
         tokens, graph = self._checked(tokens, graph)
         # before each communication
-        states = self.states(tokens, graph)[:-1:2]
-        return [block.listen(state, graph) for block, state in zip(self.blocks, states, strict=True)]
+        before = zip(self.blocks, self.states(tokens, graph)[:-1:2], strict=True)
+        return [block.listen(state, graph) for block, state in before]
 
     def _checked(self, tokens: Tensor, graph: TokenGraph | None) -> tuple[Tensor, TokenGraph]:
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
@@ -302,9 +302,8 @@ def induction_scores(
     """Each head's mean weight on the token *after* the earlier occurrence of the receiver's own.
 
     ``samples`` random sequences of ``length`` tokens are repeated once: that sender is at distance ``length -
-    1``. Uniform weights give about ``1 / (1.5 length)``; a missing edge counts 0.
-
-    Source: Olsson et al. 2022 (arXiv 2209.11895), prefix matching on repeated random tokens.
+    1``. Uniform weights give about ``1 / (1.5 length)``; a missing edge counts 0. Source: Olsson et al. 2022
+    (arXiv 2209.11895), prefix matching on repeated random tokens.
     """
     first = _random_tokens(model, length, seed, samples)
     return _mean_weight(model, torch.cat([first, first], dim=1), graph, distance=length - 1, start=length)
@@ -313,10 +312,7 @@ def induction_scores(
 def previous_token_scores(
     model: LanguageModel, length: int = 128, seed: int = 0, samples: int = 16, graph: TokenGraph | None = None
 ) -> Float[Tensor, "layers heads"]:
-    """Each head's mean weight on the token before the receiver, on random sequences of ``length``.
-
-    Source: Olsson et al. 2022 (arXiv 2209.11895), previous token heads.
-    """
+    """Each head's mean weight on the token before the receiver, on random sequences (source as above)."""
     return _mean_weight(model, _random_tokens(model, length, seed, samples), graph, distance=1, start=1)
 
 

@@ -84,9 +84,6 @@ class BytePair:
 
         It ends early when no pair occurs twice; ties are broken as by ``tokenizers``. Raises TypeError and
         ValueError for a `text` that is no encodable str or a `size` below 256.
-
-        >>> BytePair.learn("newest\nnewest\nwidest\n", size=258).merges
-        ((b'e', b's'), (b'es', b't'))
         """
         size = checks.size("size", size, len(_BYTES))
         library, untrained = _library(), BytePair()._tokenizer
@@ -106,9 +103,6 @@ class BytePair:
 
         Raises TypeError if `text` is no str, ValueError if it holds a lone surrogate, which UTF-8 cannot
         encode, and ImportError without ``tokenizers``.
-
-        >>> BytePair(((b"a", b"b"), (b"ab", b"c"))).encode("abcab")
-        [257, 256]
         """
         return list(chain.from_iterable(self._tokenizer.encode(lines).ids for lines in _lines(text)))
 
@@ -123,9 +117,6 @@ class BytePair:
         r"""Each token's piece as a label: what cannot be printed is escaped as in Python, `\xNN` or `\n`.
 
         Raises as `encode` for a text and as `decode` for tokens.
-
-        >>> print(*BytePair().pieces("é\n"))
-        \xc3 \xa9 \n
         """
         ids = self.encode(ids_or_text) if isinstance(ids_or_text, str) else ids_or_text
         return [_label(piece) for piece in self._bytes_of(ids)]

@@ -1,9 +1,8 @@
 """Checkpoints of a training: whole or not there, at any number of ranks.
 
 A checkpoint is a folder ``step-00000300`` that ``torch.distributed.checkpoint`` writes under another name; it
-gets its own when all ranks have written, with ``training.json`` next to it. An interrupt, a kill or a full
-disk leaves the one before as it was. torch stores what is where as a pickle, which can run code when it
-is read: go on only from checkpoints of your own.
+gets its own when all ranks have written. An interrupt, a kill or a full disk leaves the one before as it was.
+torch stores what is where as a pickle, which can run code: go on only from checkpoints of your own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """``gnn-attention compare``: one model trained over several graphs, all else equal: loss against edges.
 
 The architecture is the shipped model's. For one seed every graph begins with the same weights and learns from
-the same windows in the same order, so differences between graphs are taken seed by seed. A model uses its own
-graph in training and on the held-out files; the speed of generation through a cache and its size are measured
-too. Finished trainings are stored in a folder, and a further call goes on from there. Losses depend on the
-text, the length and the number of steps: they compare graphs at equal means.
+the same windows in the same order, so differences between graphs are taken seed by seed. Losses are those
+along the graph itself; the speed of generation through a cache and its size are measured too.
 """
 
 from __future__ import annotations

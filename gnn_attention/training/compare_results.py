@@ -80,14 +80,14 @@ def rows(outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def _row(ours: Sequence[Outcome], first: Sequence[Outcome]) -> Row:
-    reference = {one.seed: one.held_out_loss for one in first}
+    reference = {one.seed: one.held_out_loss for one in first if ours is not first}
     differences = [one.held_out_loss - reference[one.seed] for one in ours if one.seed in reference]
     scores = [one.induction for one in ours if one.induction is not None]
     return Row(
         ours[0].graph,
         ours[0].edges_per_token,
         Mean.of([one.held_out_loss for one in ours]),
-        Mean.of(differences) if differences and ours is not first else None,
+        Mean.of(differences) if differences else None,
         Mean.of(scores) if scores else None,
         Mean.of([1000 * one.seconds_per_step for one in ours]),
         Mean.of([one.tokens_per_second for one in ours]),

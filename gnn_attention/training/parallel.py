@@ -1,9 +1,9 @@
 """One process, or the ranks of torchrun, which share windows, tokens and heads.
 
-The ranks form a mesh of three axes. ``data``: every rank has some windows of the batch. ``tokens``: every
-rank has some tokens of its windows (:func:`gnn_attention.distributed.local`). ``heads``: every rank has some
-heads (``shard_heads``). Over the first two, the replicas, gradients are averaged by DistributedDataParallel
-or FSDP2. The loss of a rank is weighted so that this average is the gradient of one process.
+The ranks form a mesh of three axes: ``data`` (some windows of the batch), ``tokens`` (some of its windows,
+:func:`gnn_attention.distributed.local`), ``heads`` (some of them, ``shard_heads``). Over the first two, the
+replicas, gradients are averaged by DistributedDataParallel or FSDP2. The loss of a rank is weighted so that
+this average is the gradient of one process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """``gnn-attention reach``: a question that only reach can answer, over several graphs.
 
-In the task NeighborsMatch the root of a binary tree has a key, every leaf a key and a label; the answer is
-the label of the leaf with the root's key, ``depth`` hops away. Over the tree with fewer layers it does not
-depend on the leaves, and no training does better than chance. With ``depth`` layers all of them must pass
-through the states of two nodes; over a virtual node the question goes out and an answer comes back, in one
-state: both take longer to learn than ``tree ** depth``, over which the root attends to every leaf at once.
+In the task NeighborsMatch the answer is ``depth`` hops away in a binary tree. Over the tree with fewer layers
+no training does better than chance. With ``depth`` layers all leaves must pass through the states of two
+nodes; over a virtual node question and answer pass through one state: both take longer to learn than ``tree
+** depth``, over which the root attends to every leaf at once.
 """
 
 from __future__ import annotations
@@ -64,11 +63,9 @@ def neighbours_match(depth: int, samples: int, num_labels: int = 4, seed: int = 
 
     Keys are a random permutation of the ``2 ** depth`` leaves, the root's is one of them, labels are drawn
     evenly and independently, so that a guess without the leaves answers ``1 / num_labels`` of the questions.
-    The tree's edges run both ways, with self loops, so that ``graph ** k`` reaches all that is at most k hops
-    away. ValueError for a depth or number below 1.
+    The tree's edges run both ways, with self loops. ValueError for a depth or number below 1.
 
-    Source: Alon and Yahav 2021 (arXiv 2006.05205), section 4.1, with the keys given as features as in their
-    code.
+    Source: Alon and Yahav 2021 (arXiv 2006.05205), section 4.1, with the keys as features as in their code.
 
     >>> task = neighbours_match(depth=2, samples=3)
     >>> task.graph.num_dst, task.x.shape, task.leaves.int().tolist()

@@ -1,9 +1,8 @@
 """The training itself (``gnn-attention train``): steps, checkpoints, the report and the command.
 
-The corpus is the source of the standard library, code and docstrings alike; some files are held out, and the
-model is judged by the loss on them. Its settings are a :class:`Recipe`: same recipe, same corpus, same
-machine, same weights. Its defaults made the weights that ship with the package, except that their vocabulary
-was learned before ``tokenizers`` was used: the same pieces, some in another order.
+The corpus is the source of the standard library, of which some files are held out. The settings are a
+:class:`Recipe`: same recipe, same corpus, same machine, same weights. Its defaults made the weights that
+ship, except that their vocabulary was learned before ``tokenizers`` was used: the pieces in another order.
 """
 
 from __future__ import annotations
@@ -215,23 +214,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, default=out, metavar="FILE", help=f"where to write the weights {shown}")
     add("--minutes", type=float, help="end after so long if the steps are not done before")
     add("--backend", default="auto", choices=["auto", *BACKENDS], help=f"what attends {shown}")
-    progress = "on stderr how far it is (default: yes)"
-    add("--progress", action=argparse.BooleanOptionalAction, default=True, help=progress)
+    add("--progress", action=argparse.BooleanOptionalAction, default=True, help="on stderr (default: yes)")
     add_recipe(parser)
-    folder = "write checkpoints there, and go on from the last one"
-    add("--checkpoints", type=Path, metavar="DIR", help=folder)
+    add("--checkpoints", type=Path, metavar="DIR", help="for checkpoints; it goes on from the last one")
     add("--every", type=int, default=100, help=f"steps between checkpoints {shown}")
     add("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
     launch = "torchrun --nproc-per-node 2 -m gnn_attention train ..."
     add = parser.add_argument_group("on several ranks", launch).add_argument
-    copies = "weights of each rank: whole (ddp) or a part (fsdp) (default: ddp, with --heads fsdp)"
-    add("--data", choices=["ddp", "fsdp"], help=copies)
+    add("--data", choices=["ddp", "fsdp"], help="weights whole, or a part (default: ddp, with --heads fsdp)")
     add("--tokens", type=int, default=1, help=f"ranks that share the tokens of a window {shown}")
     add("--heads", type=int, default=1, help=f"ranks that share the heads of a layer {shown}")
     add("--partition", default="contiguous", choices=list(PARTITIONS), help=f"of tokens {shown}")
     add("--exchange", default="auto", choices=list(EXCHANGES), help=f"of senders {shown}")
-    waits = f"seconds after which a rank that waits for another gives up {shown}"
-    add("--timeout", type=float, default=120.0, help=waits)
+    add("--timeout", type=float, default=120.0, help=f"seconds that a rank waits for another {shown}")
 
 
 def run(args: argparse.Namespace) -> int:
