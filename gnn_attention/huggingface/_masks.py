@@ -35,9 +35,9 @@ from gnn_attention.huggingface._alignment import CACHED, Known, Origin, Place, f
 class LazyMask:
     """A mask ``[B, 1, dst, src]`` that is a tensor only on demand: any tensor operation makes it one.
 
-    ``function`` is the predicate on absolute positions, ``tokens`` the 2-D mask of padding over all slots
-    from 0 on, bool ``[B, slots]`` or None; ``scalars``: the predicate takes single numbers (torch.vmap).
-    ``uses``: the graphs in force when it was made, for a layer that is recomputed.
+    ``function`` is the predicate on absolute positions, ``tokens`` the 2-D mask of padding over all slots;
+    ``scalars``: the predicate takes single numbers (torch.vmap). ``uses``: the graphs in force when it was
+    made, for a layer that is recomputed.
     """
 
     function: Callable[..., Tensor]

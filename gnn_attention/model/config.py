@@ -31,13 +31,12 @@ class Config:
 
 
 def check_vocabulary(vocabulary: BytePair, config: Config) -> None:
-    if len(vocabulary) != config.vocabulary_size:
-        expected = f"{config.vocabulary_size}, the model's"
-        raise ValueError(f"vocabulary has {len(vocabulary)} pieces: expected {expected}")
+    if len(vocabulary) != (size := config.vocabulary_size):
+        raise ValueError(f"vocabulary has {len(vocabulary)} pieces: expected {size}, the model's")
 
 
 def check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:
-    """ValueError for a config that the tensors cannot have, before a model of that size is made."""
+    # before a model of that size is made
     if config.num_layers > len(tensors):
         raise ValueError(f"its config says {config.num_layers:.3g} layers, it holds {len(tensors)} tensors")
     if max(asdict(config).values()) >= 2**31:

@@ -140,10 +140,10 @@ def _part(places: list[_Place], part: str | None) -> str:
     there = list(dict.fromkeys(place.part for place in places))
     if part is not None:
         return checks.choice("part", part, there)
-    alone = [other for other in there if other != "cross"] or there
-    if len(alone) > 1:
+    first, *others = [other for other in there if other != "cross"] or there
+    if others:
         raise ValueError(f"the model attends in several parts: give part, one of {', '.join(there)}")
-    return alone[0]
+    return first
 
 
 def _one_stack(model: nn.Module, places: list[_Place]) -> list[_Place]:

@@ -23,9 +23,7 @@ __all__ = ["load", "save"]
 def save(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors, of any strides, and ``metadata`` to one file.
-
-    Raises TypeError for what is no tensor or no str, ValueError for a tensor that safetensors cannot hold.
+    """Write tensors, of any strides, and ``metadata`` to one file; TypeError or ValueError for others.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

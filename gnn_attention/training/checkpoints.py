@@ -81,9 +81,8 @@ class Checkpoints:
         part = self.folder / f".{whole.name}.part"
         try:
             if first:
-                # those of a run that was killed
+                # those of a run that was killed; another rank may have made the new one meanwhile
                 self._remove_parts()
-                # another rank may have made it meanwhile
                 part.mkdir(parents=True, exist_ok=True)
             with _first_failure(part):
                 save(_state(model, optimizer, generator), storage_writer=FileSystemWriter(part))
@@ -151,10 +150,10 @@ def _first_failure(path: Path) -> Iterator[None]:
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
             yield
     except CheckpointException as error:
-        failures = {rank: _first(failure[0]) for rank, failure in error.failures.items()}
-        if any(isinstance(one, KeyboardInterrupt) for one in failures.values()):
+        failures = [(rank, _first(failure[0])) for rank, failure in sorted(error.failures.items())]
+        if any(isinstance(one, KeyboardInterrupt) for _, one in failures):
             raise KeyboardInterrupt from error
-        reasons = (f"rank {rank}: {type(one).__name__}: {one}" for rank, one in sorted(failures.items()))
+        reasons = (f"rank {rank}: {type(one).__name__}: {one}" for rank, one in failures)
         raise OSError(f"{path}: the checkpoint failed, {one_line('; '.join(reasons), 600)}") from error
     except OSError as error:
         raise OSError(f"{path}: the checkpoint failed, {error}") from error

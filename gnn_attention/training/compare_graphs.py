@@ -31,12 +31,9 @@ def contenders(graphs: Graphs, length: int, heads: int) -> list[Contender]:
         got = f"or a list of expressions and graphs, got {quoted(graphs)}"
         raise TypeError(f"graphs must be expressions with ; between them, {got}")
     items: Sequence[str | TokenGraph] = graphs.split(";") if isinstance(graphs, str) else graphs
-    items = [item.strip() if isinstance(item, str) else item for item in items]
+    stripped = (item.strip() if isinstance(item, str) else item for item in items)
     found: dict[str, Contender] = {}
-    for item in items:
-        if item == "":
-            continue
-        one = _contender(item, length, heads)
+    for one in (_contender(item, length, heads) for item in stripped if item != ""):
         if same := found.get(one.key):
             both = f"{quoted(same.text)} and {quoted(one.text)}"
             raise ValueError(f"graphs: {both} have the same {length} tokens and edges, leave one out")

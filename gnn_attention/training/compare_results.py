@@ -52,7 +52,6 @@ class Mean:
         return cls(statistics.fmean(values), error)
 
     def text(self, form: str) -> str:
-        """``mean ± error``, each in the format ``form``."""
         shown = f"{self.mean:{form}}"
         return shown if self.error is None else f"{shown} ± {self.error:{form.lstrip('+')}}"
 
@@ -117,8 +116,7 @@ def table(found: Sequence[Row]) -> str:
 
 def plot(found: Sequence[Row], title: str, facts: str) -> Figure:
     """A point for each graph with its name, bars of one standard error, fewer edges to the left."""
-    made, axes = _axes.figure(8.0, 5.2)
-    first, *others = found
+    (made, axes), (first, *others) = _axes.figure(8.0, 5.2), found
     for rows, colour, marker in ((others, _axes.BLUE, "o"), ([first], _axes.RED, "s")):
         x, y = [row.edges_per_token for row in rows], [row.loss.mean for row in rows]
         style = {"fmt": marker, "color": colour, "markersize": 6, "capsize": 3, "elinewidth": 1.2}

@@ -23,8 +23,7 @@ _KINDS = {"float": (int, float), "int": (int,), "str": (str,), "float | None": (
 class Store:
     """The finished trainings of one plan, which JSON can hold, in a folder; None stores nothing.
 
-    Raises ValueError for a folder of another plan, one with other files and no plan, and a file that is not
-    as it was written; OSError where it cannot be read or made.
+    ValueError for a folder of another plan or of other files, and a file that is not as it was written.
     """
 
     def __init__(self, folder: Path | None, plan: Mapping[str, Any]) -> None:
@@ -44,7 +43,7 @@ class Store:
             raise ValueError(f"--out {folder} holds files, but no {PLAN} of a comparison: choose another")
 
     def find(self, graph: str, key: str, seed: int) -> Outcome | None:
-        """The outcome of a training, if it is finished; ``graph`` is the name it has now."""
+        # ``graph`` is the name it has now
         file = None if self.folder is None else self.folder / f"{key}-seed{seed}.json"
         if file is None or not file.exists():
             return None
@@ -55,7 +54,7 @@ class Store:
         return replace(outcome, graph=graph)
 
     def add(self, outcome: Outcome) -> None:
-        """Write an outcome, and before the first one the plan; ValueError if another plan came meanwhile."""
+        # before the first one the plan; another may have come meanwhile
         if self.folder is None:
             return
         if (self.folder / PLAN).exists():

@@ -74,7 +74,7 @@ def description(recipe: Recipe, text: Corpus, minutes: float | None) -> dict[str
 
 
 def look(model: LanguageModel, held_out: Tensor, graph: TokenGraph) -> dict[str, float]:
-    """The held-out loss, and the strongest induction and previous-token head."""
+    # the scores are those of the strongest heads
     return {
         "held_out_loss": rounded(evaluated(model, held_out, graph, _WINDOWS_LOOKED_AT)),
         "induction": rounded(induction_scores(model).max()),
@@ -83,8 +83,7 @@ def look(model: LanguageModel, held_out: Tensor, graph: TokenGraph) -> dict[str,
 
 
 def measured(model: LanguageModel, tokens: Tensor, held_out: Tensor, graph: TokenGraph) -> dict[str, Any]:
-    """The losses over text as it is, and the scores of the heads."""
-
+    # the losses are those over text as it is
     def table(scores: Tensor) -> list[list[float]]:
         return [[rounded(score) for score in layer] for layer in scores.tolist()]
 

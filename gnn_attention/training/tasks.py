@@ -144,13 +144,12 @@ def compare(
     judged by. ``log`` is called with a line for every model that is done. ValueError for numbers below 1.
     """
     tree, steps = _tree(checks.size("depth", depth, 1)), checks.size("steps", steps, 1)
-    outcomes, numbers = [], range(checks.size("seeds", seeds, 1))
+    outcomes, numbers, log = [], range(checks.size("seeds", seeds, 1)), log or (lambda line: None)
     for name, graph, layers in _plans(tree, depth):
         accuracies: list[float] = []
         for seed in numbers:
             accuracies.append(_trained(tree, graph, layers, num_labels, steps, seed))
-            if log is not None:
-                log(f"{name}, layers {layers}, seed {seed}: {accuracies[-1]:.3f}")
+            log(f"{name}, layers {layers}, seed {seed}: {accuracies[-1]:.3f}")
         outcomes.append(Outcome(name, layers, _reaches_leaf(tree, graph, layers), tuple(accuracies)))
     return outcomes
 

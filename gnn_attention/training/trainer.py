@@ -139,7 +139,8 @@ class _Fit:
             share = self.recipe.repeats * (1 - _REPEATS_FALL * done)
             self.step(windows(tokens, self.recipe, share, self.generator), done)
             if len(self.losses) % _STEPS_BETWEEN_LOOKS == 0:
-                self.history.append(self.look(held_out))
+                recent = {"step": len(self.losses), "training_loss": rounded(self.recent_loss())}
+                self.history.append(recent | look(self.ranks.whole(self.model), held_out, self.graph))
             self.save_if_due()
             self.show(shown)
             if self.watch is not None:
@@ -178,17 +179,13 @@ class _Fit:
         self.losses, self.history = before["losses"], before["history"]
         self.began -= before["seconds"]
 
-    def look(self, held_out: Tensor) -> dict[str, float]:
-        recent = {"step": len(self.losses), "training_loss": rounded(self.recent_loss())}
-        return recent | look(self.ranks.whole(self.model), held_out, self.graph)
-
     def show(self, shown: Progress) -> None:
         note = f"loss {self.recent_loss():.3f}, {self.tokens_seen() / self.seconds():,.0f} tokens/s"
         if self.history:
             names = ("held_out_loss", "induction", "previous_token")
             note += "".join(f", {name} {self.history[-1][name]:.3f}" for name in names)
         if self.minutes:
-            in_time = round(len(self.losses) / (self.seconds() / 60 / self.minutes))
+            in_time = round(len(self.losses) * self.minutes * 60 / self.seconds())
             shown.total = min(self.recipe.steps, in_time)
         shown.advance(1, note)
 
