@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from tqdm import tqdm
@@ -20,9 +21,7 @@ REFRESH = 0.2  # seconds between its pictures
 
 
 def _minutes(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
 
 
 def on_terminal() -> bool:
@@ -93,9 +92,8 @@ class Progress:
 
     def __str__(self) -> str:
         self.done = self.done if self._poll is None else self._poll()
-        count = f"{self.done} {self.unit}, " if self.done else ""
-        if self.total is not None:
-            count = f"{self.done} of {self.total} {self.unit}, "
+        of_total = "" if self.total is None else f" of {self.total}"
+        count = f"{self.done}{of_total} {self.unit}, " if self.done or of_total else ""
         text = f"{self.name}: {count}{_minutes(time.monotonic() - self.began)} elapsed"
         left = self.left
         text += "" if left is None else f", about {_minutes(left)} left"

@@ -1,20 +1,12 @@
 """Exact costs of attention without running it: forms of weights, a graph, a published model.
 
 A pass costs ``receivers * receive + senders * send + edges * (logit + weighting) + receivers * collect``
-multiply-accumulates: the three methods of all heads, and the two halves of :func:`gnn_attention.attend` on
-every edge of every head. The rates are in ``rate_table``; a graph enters by its number of
-edges, so that what it saves is what it lacks.
+multiply-accumulates, with the rates of ``rate_table``: work, not time. A graph enters by its number of edges.
 
 For heads as thin as usual the order of seed S1.22 holds: with an edge or more, any number of tokens and any
-grouping,
-
-    ``head_dim + value_dim < width``  implies  standard < factored < merged,
-
-since factored - standard = ``tokens width (H - G)(D + V) + H edges (2 width - D - V)`` and merged - factored
-= ``2 tokens H width (width - D - V)``. Where ``D + V = width`` (two heads of half the width) the last two
-cost the same, and where it is more the merged form is the cheaper of them: there is no bottleneck left.
-
-These are counts of the work, not of time: :func:`gnn_attention.explain` estimates how long a kernel takes.
+grouping, ``head_dim + value_dim < width`` implies standard < factored < merged, since factored - standard =
+``tokens width (H - G)(D + V) + H edges (2 width - D - V)`` and merged - factored =
+``2 tokens H width (width - D - V)``. Where ``D + V`` is more, merged is the cheaper of the two.
 """
 
 from __future__ import annotations
@@ -185,8 +177,7 @@ def of_config(
     """What all attention layers of a model cost together, for each of its forms.
 
     ``model`` is a name of :data:`CONFIGS` or sizes; its layers attend as :func:`graphs_of` says, or all of
-    them along ``graph``. Rotations and norms between ``W_Q`` and ``W_K`` are left out: the factored and
-    merged forms of models with them are what the seeds' equations would cost. Raises ValueError for an
+    them along ``graph``. Rotations and norms between ``W_Q`` and ``W_K`` are left out. ValueError for an
     unknown name, with the nearest.
 
     >>> of_config("llama-3-8b")["standard"].cache_per_token

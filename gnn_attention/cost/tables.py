@@ -131,9 +131,9 @@ def _graphs(graphs: list[Compared], model: ModelSizes) -> list[str]:
         row = f"{each.edges:>20,}{shares}{_number(macs):>12}"
         lines += [f"{name:<28}{row}"] if len(name) < 28 else [name, f"{'':<28}{row}"]
     block, cached = graphs[0][0].block, "cached: the most senders in the cache while decoding"
-    filled = f"fill: the share of edges in {block} x {block} tiles that hold any"
-    edge_macs = f"edge MACs: logits and weighting of one layer in the {_base(model)} form"
-    return lines + _wrapped(f"{cached}; {filled}; {edge_macs}")
+    fill = f"fill: the share of edges in {block} x {block} tiles that hold any"
+    of_edges = f"edge MACs: logits and weighting of one layer in the {_base(model)} form"
+    return lines + _wrapped(f"{cached}; {fill}; {of_edges}")
 
 
 def _meaning(

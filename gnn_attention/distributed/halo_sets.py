@@ -50,21 +50,13 @@ def halo(graph: TokenGraph, partition: Partition, rank: int) -> tuple[Int[Tensor
 
 
 def halo_sizes(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks ranks"]:
-    """How many senders of each rank (column) the receivers of each rank (row) attend to, 0 on the diagonal.
-
-    Cached with the graph: do not write into it.
-    """
-    sizes: Tensor = memoized(_halo_sizes, graph, check_partition(partition, graph))
-    return sizes
+    """How many senders of each rank (column) the receivers of each rank (row) attend to; cached."""
+    return memoized(_halo_sizes, graph, check_partition(partition, graph))  # type: ignore[no-any-return]
 
 
 def edges_between(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks ranks"]:
-    """The edges to receivers of each rank (row) from senders of each rank (column), over heads and samples.
-
-    Cached with the graph: do not write into it.
-    """
-    edges: Tensor = memoized(_edges_between, graph, check_partition(partition, graph))
-    return edges
+    """The edges to each rank (row) from each rank (column), over heads and samples; cached."""
+    return memoized(_edges_between, graph, check_partition(partition, graph))  # type: ignore[no-any-return]
 
 
 def _halo_sizes(graph: TokenGraph, partition: Partition) -> Tensor:

@@ -124,9 +124,7 @@ class RankCache:
             expected = f"a row for each of the tokens {start} .. {stop - 1}, the last chunk"
             raise ValueError(f"q must have {expected}, got {q.shape[2]}")
         part = self._subgraph(start, stop, layer)
-        call = AttentionCall.checked(
-            q, *rows, part.graph, scale, score_mod, sink_logits=sink_logits, with_lse=True
-        )
+        call = AttentionCall.checked(q, *rows, part.graph, scale, score_mod, None, sink_logits, with_lse=True)
         out, lse = self._attend_own(replace(attention.in_merge_dtype(call), sink_logits=None), part, backend)
         out, lse = _merged_over_ranks(out, lse, self.group)
         if sink_logits is not None:

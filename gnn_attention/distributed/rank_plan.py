@@ -169,12 +169,8 @@ def plan(
         partition = PARTITIONS[checks.choice("partition", partition, PARTITIONS)](graph, world_size)
     if check_partition(partition, graph).world_size != world_size:
         raise ValueError(f"partition is of {partition.world_size} ranks, but world_size is {world_size}")
-    halo, share, chosen = (
-        halo_sizes(graph, partition),
-        _halo_share(graph, partition),
-        choose_exchange(graph, partition),
-    )
-    rows = volumes(halo, partition)
+    halo, share = halo_sizes(graph, partition), _halo_share(graph, partition)
+    rows, chosen = volumes(halo, partition), choose_exchange(graph, partition)
     return Plan(
         graph=repr(graph),
         partition=partition,
@@ -256,9 +252,8 @@ def _halo_share(graph: TokenGraph, partition: Partition) -> float:
 def _check_setting(setting: Setting, graph: TokenGraph) -> None:
     if setting.heads % setting.kv_heads:
         raise ValueError(f"heads must be a multiple of kv_heads, got {setting.heads} and {setting.kv_heads}")
-    for word, own in (("heads", graph.heads), ("batch", graph.batch)):
-        if own not in (None, getattr(setting, word)):
-            size = getattr(setting, word)
+    for word, own, size in (("heads", graph.heads, setting.heads), ("batch", graph.batch, setting.batch)):
+        if own not in (None, size):
             raise ValueError(f"{word}={size}, but {graph!r} differs by them and has {own}")
     if not isinstance(setting.dtype, torch.dtype) or not setting.dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(setting.dtype)}")

@@ -66,11 +66,6 @@ class TestConfigs:
             head_dim = getattr(given, "head_dim", None) or heads.width // heads.num_heads
             assert heads.head_dim == heads.value_dim == head_dim
 
-    def test_the_base_model_is_that_of_the_seeds(self):
-        """512 / 8 / 64 (S2.8)."""
-        base = cost.CONFIGS["transformer-base"].heads
-        assert (base.width, base.num_heads, base.head_dim) == (512, 8, 64)
-
     def test_the_shipped_model(self):
         trained, _ = lm.load_trained()
         shipped, config = cost.config("shipped"), trained.config

@@ -161,8 +161,6 @@ class TestForms:
                 "merged", Sizes.of(8, 2), 3
             ),
             "graph must be a TokenGraph, got .* of type str": lambda: cost.of_graph("window(3, 2)"),
-            "block must be at least 1, got 0": lambda: cost.of_graph(graph, block=0),
-            "width must be an integer": lambda: Sizes.of(8.0, 2),
             "bias must be some of the letters QKVO, got 'QX'": lambda: Sizes.of(8, 2, bias="QX"),
             "latent_dim must be at least 1": lambda: LatentSizes.of(8, 2, 4, 2, 0),
         }
@@ -189,9 +187,8 @@ class TestOrder:
         """Whatever the tokens, the edges and the grouping: a theorem where head_dim + value_dim < width."""
         assume(sizes.head_dim + sizes.value_dim < sizes.width)
         costs = [cost.of_sizes(form, sizes, graph) for form in FORMS]
-        for name in ("macs", "step"):
-            standard, factored, merged = (getattr(each, name).total for each in costs)
-            assert standard < factored < merged
+        assert costs[0].macs.total < costs[1].macs.total < costs[2].macs.total
+        assert costs[0].step.total < costs[1].step.total < costs[2].step.total
         assert costs[0].activations < costs[1].activations == costs[2].activations
         messages = [each.cache["pattern, message"] for each in costs[1:]]
         assert costs[0].cache["key, value"] < messages[0] == messages[1]

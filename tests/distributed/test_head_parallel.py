@@ -288,11 +288,7 @@ def wrong_calls(rank: int, world_size: int) -> list[int]:
             (lambda: shard_heads(linear, mesh), ValueError, "model has no MessagePassingAttention"),
             (lambda: shard_heads(plain, flat), ValueError, "mesh must have one axis, got 2"),
             (lambda: shard_heads(done, mesh), ValueError, "sharded already"),
-            (
-                lambda: parallelize_module(linear, mesh, style),
-                TypeError,
-                "MessagePassingAttention, got Linear",
-            ),
+            (lambda: parallelize_module(linear, mesh, style), TypeError, "Attention, got Linear"),
             (lambda: done(x, graph), ValueError, "differs by 3 heads, but the layer has 4"),
             (done.reset_parameters, NotImplementedError, "cannot draw their weights anew"),
         ]

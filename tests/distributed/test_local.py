@@ -150,7 +150,7 @@ def views(rank, world):
             (
                 lambda: distributed.local(graph, group="tokens"),
                 TypeError,
-                "a DeviceMesh of one axis, got .tokens. of type str",
+                "a DeviceMesh of one axis, got .to",
             ),
         ]
     )

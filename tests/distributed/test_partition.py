@@ -109,6 +109,11 @@ class TestShares:
             (lambda: sides[0](*sides[1:]), ValueError, "got 1 ranks for the receivers and 2 for"),
             (lambda: contiguous(causal, 0), ValueError, "world_size must be at least 1, got 0"),
             (lambda: zigzag(causal, 2.0), TypeError, "world_size must be an integer"),
+            (
+                lambda: documents(patterns.cross(3, 4), 2),
+                ValueError,
+                "of a square graph, got .*take contiguous",
+            ),
             (lambda: check_partition(None, causal), TypeError, "partition must be a Partition, got None"),
         ]
         assert_refusals(calls)
@@ -124,7 +129,6 @@ class TestOfAnyGraph:
         assert sum(shares.sizes) == n
         assert max(shares.sizes) - min(shares.sizes) <= 1
         assert all(len(shares.ranges(rank)) <= 1 for rank in range(world))
-        assert shares.tokens(0).tolist() == list(range(shares.sizes[0]))
 
     @pytest.mark.parametrize(("n", "world"), SIZES)
     def test_zigzag_balances_a_causal_graph(self, n, world):
@@ -205,10 +209,6 @@ class TestDocuments:
         assert max(loads(graph, partition)) <= 1.3 * graph.num_edges / 4
         assert len(documents(patterns.documents([2] * 2000), 8).dst.rank) == 8
 
-    def test_only_of_a_square_graph(self):
-        with pytest.raises(ValueError, match=r"are of a square graph, got .*cross.*take contiguous"):
-            documents(patterns.cross(3, 4), 2)
-
 
 class TestLocality:
     @pytest.mark.parametrize(
@@ -232,9 +232,7 @@ class TestLocality:
         assert make(graph, 4) == partition
 
     @pytest.mark.parametrize("make", [rcm, by_metis])
-    @pytest.mark.parametrize(
-        "graph", [patterns.cross(6, 9), patterns.causal(3), patterns.causal(0), patterns.self_loops(9)]
-    )
+    @pytest.mark.parametrize("graph", [patterns.cross(6, 9), patterns.causal(0), patterns.self_loops(9)])
     def test_more_ranks_than_nodes_and_nodes_without_edges(self, make, graph):
         partition = make(graph, 4)
         assert (sum(partition.dst.sizes), sum(partition.src.sizes)) == (graph.num_dst, graph.num_src)

@@ -165,7 +165,6 @@ def zoo(rank, world):
         # the rule knows no truth of the others
         dtype = "float32" if i % 2 and extras[i % 5] in ("plain", "sinks") else "float64"
         cases.append((example, kinds[i % 3], ways[i % 4], extras[i % 5], dtype))
-    assert len(cases) > 70
     return check(rank, world, cases)
 
 
@@ -260,9 +259,8 @@ def order_of_events(rank, world):
 
 def test_the_own_part_is_computed_while_the_others_travel():
     """Forward and backward: sent first, then the own part, and only then waited for."""
-    forward = ["sends", "own", "waits", "others"]
     backward = ["others backward", "sends", "own backward", "waits"]
-    assert ranks.run(2, order_of_events)[1] == forward + backward
+    assert ranks.run(2, order_of_events)[1] == ["sends", "own", "waits", "others", *backward]
 
 
 def control_bytes(rank, world, backend):
