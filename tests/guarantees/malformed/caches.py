@@ -43,93 +43,45 @@ def _of_caches() -> list[Case]:
 
     rows = torch.zeros(1, 2, 2, 4)
     return [
-        of.type("a cache of no graph", "^graph must", "got int", lambda _: KeyValueCache(3)),
+        of.type("^graph must", "got int", lambda _: KeyValueCache(3)),
+        of.value("a cache needs a graph", r"cross\(2, 3\)", lambda _: KeyValueCache(cross(2, 3))),
+        of.value("^layers must", "got 0", lambda _: KeyValueCache(causal(3), 0)),
+        of.value("^k must", r"\[2, 2, 4\]", lambda o: o.cache.append(rows[0], rows)),
+        of.type("^k must", "torch.int64", lambda o: o.cache.append(rows.long(), rows)),
+        of.value("k and v must agree", r"\[1, 2, 1, 4\]", lambda o: o.cache.append(rows, rows[:, :, :1])),
         of.value(
-            "a cache of a cross graph",
-            "a cache needs a graph",
-            r"cross\(2, 3\)",
-            lambda _: KeyValueCache(cross(2, 3)),
-        ),
-        of.value("a cache of no layers", "^layers must", "got 0", lambda _: KeyValueCache(causal(3), 0)),
-        of.value("keys of three axes", "^k must", r"\[2, 2, 4\]", lambda o: o.cache.append(rows[0], rows)),
-        of.type("keys of integers", "^k must", "torch.int64", lambda o: o.cache.append(rows.long(), rows)),
-        of.value(
-            "values of other tokens",
-            "k and v must agree",
-            r"\[1, 2, 1, 4\]",
-            lambda o: o.cache.append(rows, rows[:, :, :1]),
-        ),
-        of.value(
-            "other samples than before",
             "^k|like|before",
             r"\[2, 2, 2, 4\]|2",
             lambda o: o.cache.append(rows.repeat(2, 1, 1, 1), rows.repeat(2, 1, 1, 1)),
         ),
         of.value(
-            "another dtype than before",
-            "dtype|like|before",
-            "torch.float64",
-            lambda o: o.cache.append(rows.double(), rows.double()),
+            "dtype|like|before", "torch.float64", lambda o: o.cache.append(rows.double(), rows.double())
         ),
         of.value(
-            "too many tokens",
             "no room",
             "10 receivers",
             lambda o: o.cache.append(rows.repeat(1, 1, 5, 1), rows.repeat(1, 1, 5, 1)),
         ),
+        of.value("a chunk must", "got none", lambda o: o.cache.append(rows[:, :, :0], rows[:, :, :0])),
+        of.index("^layer must", "got 1", lambda o: o.cache.append(rows, rows, layer=1)),
+        of.type("^layer must", "'0'", lambda o: o.cache.append(rows, rows, layer="0")),
+        of.value("q", "got 2", lambda o: o.cache.attend(rows)),
+        of.value("no new tokens|append", "layer 0", lambda _: KeyValueCache(causal(3)).attend(rows)),
         of.value(
-            "no token", "a chunk must", "got none", lambda o: o.cache.append(rows[:, :, :0], rows[:, :, :0])
-        ),
-        of.index(
-            "a layer that is none", "^layer must", "got 1", lambda o: o.cache.append(rows, rows, layer=1)
-        ),
-        of.type("a layer text", "^layer must", "'0'", lambda o: o.cache.append(rows, rows, layer="0")),
-        of.value("queries of other tokens", "q", "got 2", lambda o: o.cache.attend(rows)),
-        of.value(
-            "an early question",
-            "no new tokens|append",
-            "layer 0",
-            lambda _: KeyValueCache(causal(3)).attend(rows),
-        ),
-        of.value(
-            "a future sender",
             "attends to sender 2",
             "has not come",
             lambda _: KeyValueCache(anti_causal(3)).append(rows[:, :, :1], rows[:, :, :1]),
         ),
+        of.value("^x must", r"\[1, 2, 7\]", lambda o: o.cache.update(o.heads, torch.zeros(1, 2, 7))),
+        of.type("^heads must", "got NoneType", lambda o: o.cache.update(None, torch.zeros(1, 2, 8))),
+        of.type("^score_mod must", "got float", lambda o: o.cache.update(o.heads, o.x[:, 3:], 0, 1.0)),
+        of.value(r"^rewind\(4\)", "3 tokens", lambda o: o.cache.rewind(4)),
+        of.type("^length must", "'2'", lambda o: o.cache.rewind("2")),
+        of.index("^index must", r"got \[1\]", lambda o: o.cache.reorder([1])),
+        of.type("index", "float", lambda o: o.cache.reorder(torch.zeros(1))),
+        of.value("this is a cache of", r"causal\(10\)", lambda o: o.cache.check_graph(causal(10))),
+        of.type("^heads must", "got StandardHeads", lambda o: PatternMessageCache(o.heads, causal(3))),
         of.value(
-            "states of another width",
-            "^x must",
-            r"\[1, 2, 7\]",
-            lambda o: o.cache.update(o.heads, torch.zeros(1, 2, 7)),
-        ),
-        of.type(
-            "heads that are none",
-            "^heads must",
-            "got NoneType",
-            lambda o: o.cache.update(None, torch.zeros(1, 2, 8)),
-        ),
-        of.type(
-            "a score_mod number",
-            "^score_mod must",
-            "got float",
-            lambda o: o.cache.update(o.heads, o.x[:, 3:], 0, 1.0),
-        ),
-        of.value("too far back", r"^rewind\(4\)", "3 tokens", lambda o: o.cache.rewind(4)),
-        of.type("back by a text", "^length must", "'2'", lambda o: o.cache.rewind("2")),
-        of.index("a sample that is none", "^index must", r"got \[1\]", lambda o: o.cache.reorder([1])),
-        of.type("samples of floats", "index", "float", lambda o: o.cache.reorder(torch.zeros(1))),
-        of.value(
-            "another graph", "this is a cache of", r"causal\(10\)", lambda o: o.cache.check_graph(causal(10))
-        ),
-        of.type(
-            "patterns of StandardHeads",
-            "^heads must",
-            "got StandardHeads",
-            lambda o: PatternMessageCache(o.heads, causal(3)),
-        ),
-        of.value(
-            "keep nothing",
             "^keep must",
             "got 'none'",
             lambda o: PatternMessageCache(FactoredHeads.of(o.heads), causal(3), keep="none"),
@@ -174,52 +126,31 @@ def _of_models() -> list[Case]:
 
     one = torch.tensor([1])
     return [
-        of.type("float tokens", "^tokens must", "torch.float32", lambda o: o.model(torch.ones(1, 3))),
-        of.value("tokens of one axis", "^tokens must", r"\[3\]", lambda o: o.model(torch.ones(3).long())),
-        of.index(
-            "a token that is none",
-            r"^tokens must be in 0 \.\. 10",
-            r"11 \.\. 11",
-            lambda o: o.model(torch.tensor([[11]])),
-        ),
-        of.type("a text", "^tokens must", "got str", lambda o: o.model("def")),
+        of.type("^tokens must", "torch.float32", lambda o: o.model(torch.ones(1, 3))),
+        of.value("^tokens must", r"\[3\]", lambda o: o.model(torch.ones(3).long())),
+        of.index(r"^tokens must be in 0 \.\. 10", r"11 \.\. 11", lambda o: o.model(torch.tensor([[11]]))),
+        of.type("^tokens must", "got str", lambda o: o.model("def")),
+        of.value("does not fit", r"causal\(4\)", lambda o: o.model(torch.ones(1, 3).long(), causal(4))),
+        of.type("graph", "got str", lambda o: o.model(torch.ones(1, 3).long(), "causal(3)")),
+        of.value("^width must", "got 0", lambda _: Config(11, width=0)),
+        of.type("^vocabulary_size must", "'11'", lambda _: Config("11")),
+        of.type("^config must", "got 3", lambda _: LanguageModel(3)),
+        of.value("^count must", "got -1", lambda o: generate(o.model, one, -1)),
+        of.value("first token", "got 0 tokens", lambda o: generate(o.model, one[:0], 1)),
+        of.value("temperature", "-1", lambda o: generate(o.model, one, 1, temperature=-1.0)),
+        of.type("^temperature must", "'hot'", lambda o: generate(o.model, one, 1, temperature="hot")),
+        of.type("^tokens must", "got list", lambda o: generate(o.model, [1], 1)),
         of.value(
-            "a longer graph",
-            "does not fit",
-            r"causal\(4\)",
-            lambda o: o.model(torch.ones(1, 3).long(), causal(4)),
-        ),
-        of.type("a graph text", "graph", "got str", lambda o: o.model(torch.ones(1, 3).long(), "causal(3)")),
-        of.value("no width", "^width must", "got 0", lambda _: Config(11, width=0)),
-        of.type("a vocabulary text", "^vocabulary_size must", "'11'", lambda _: Config("11")),
-        of.type("no configuration", "^config must", "got 3", lambda _: LanguageModel(3)),
-        of.value("fewer than no tokens", "^count must", "got -1", lambda o: generate(o.model, one, -1)),
-        of.value(
-            "nothing to begin with", "first token", "got 0 tokens", lambda o: generate(o.model, one[:0], 1)
-        ),
-        of.value(
-            "a cold temperature", "temperature", "-1", lambda o: generate(o.model, one, 1, temperature=-1.0)
-        ),
-        of.type(
-            "a temperature text",
-            "^temperature must",
-            "'hot'",
-            lambda o: generate(o.model, one, 1, temperature="hot"),
-        ),
-        of.type("tokens in a list", "^tokens must", "got list", lambda o: generate(o.model, [1], 1)),
-        of.value(
-            "a short graph",
             "^graph must have the 3 tokens",
             r"causal\(2\)",
             lambda o: generate(o.model, one, 2, graph=causal(2)),
         ),
         of.value(
-            "a cache of other layers",
             "^cache must have 1 layers",
             "got 2",
             lambda o: o.model.proceed(one[None], KeyValueCache(causal(3), 2)),
         ),
-        of.type("a cache that is none", "^cache must", "got 3", lambda o: o.model.proceed(one[None], 3)),
+        of.type("^cache must", "got 3", lambda o: o.model.proceed(one[None], 3)),
     ]
 
 

@@ -59,40 +59,22 @@ def _of_tensors() -> list[Case]:
     of = Of(CALL)
 
     return [
-        of.value("q of three axes", r"^q must be \[B", r"\[4, 5, 3\]", lambda o: _run(o, q=o.q[0])),
-        of.value("k of five axes", r"^k must be \[B", r"\[1, 2, 2, 5, 3\]", lambda o: _run(o, k=o.k[None])),
-        of.type("v a list", "^v must be a float tensor", "got list", lambda o: _run(o, v=o.v.tolist())),
-        of.type(
-            "q a numpy array", "^q must be a float tensor", "got ndarray", lambda o: _run(o, q=o.q.numpy())
-        ),
-        of.type("q of integers", "^q must be a float tensor", "torch.int64", lambda o: _run(o, q=o.q.long())),
-        of.type("v complex", "^v must be a float tensor", "complex64", lambda o: _run(o, v=o.v + 0j)),
-        of.type("k of bools", "^k must be a float tensor", "torch.bool", lambda o: _run(o, k=o.k > 0)),
-        of.value("k in float64", "^k must be like q", "torch.float64", lambda o: _run(o, k=o.k.double())),
-        of.value("v in half", "^v must be like q", "torch.float16", lambda o: _run(o, v=o.v.half())),
-        of.value("k on another device", "^k must be like q", "on meta", lambda o: _run(o, k=o.k.to(META))),
-        of.value(
-            "k of another width", "q and k must agree", r"2, 2, 5, 2\]", lambda o: _run(o, k=o.k[..., :2])
-        ),
-        of.value(
-            "k of other samples",
-            "q and k must agree",
-            r"\[1, 2, 5, 3\]",
-            lambda o: _run(o, k=o.k[:1], v=o.v[:1]),
-        ),
-        of.value("heads that do not group", "heads of q", "got 3 and 2", lambda o: _run(o, q=o.q[:, :3])),
-        of.value(
-            "k without heads", "heads of k", "got 4 and 0", lambda o: _run(o, k=o.k[:, :0], v=o.v[:, :0])
-        ),
-        of.value(
-            "v of fewer tokens", "k and v must agree", r"\[2, 2, 4, 6\]", lambda o: _run(o, v=o.v[:, :, :4])
-        ),
-        of.value(
-            "no channels",
-            "^q must have",
-            r"\[2, 4, 5, 0\]",
-            lambda o: _run(o, q=o.q[..., :0], k=o.k[..., :0]),
-        ),
+        of.value(r"^q must be \[B", r"\[4, 5, 3\]", lambda o: _run(o, q=o.q[0])),
+        of.value(r"^k must be \[B", r"\[1, 2, 2, 5, 3\]", lambda o: _run(o, k=o.k[None])),
+        of.type("^v must be a float tensor", "got list", lambda o: _run(o, v=o.v.tolist())),
+        of.type("^q must be a float tensor", "got ndarray", lambda o: _run(o, q=o.q.numpy())),
+        of.type("^q must be a float tensor", "torch.int64", lambda o: _run(o, q=o.q.long())),
+        of.type("^v must be a float tensor", "complex64", lambda o: _run(o, v=o.v + 0j)),
+        of.type("^k must be a float tensor", "torch.bool", lambda o: _run(o, k=o.k > 0)),
+        of.value("^k must be like q", "torch.float64", lambda o: _run(o, k=o.k.double())),
+        of.value("^v must be like q", "torch.float16", lambda o: _run(o, v=o.v.half())),
+        of.value("^k must be like q", "on meta", lambda o: _run(o, k=o.k.to(META))),
+        of.value("q and k must agree", r"2, 2, 5, 2\]", lambda o: _run(o, k=o.k[..., :2])),
+        of.value("q and k must agree", r"\[1, 2, 5, 3\]", lambda o: _run(o, k=o.k[:1], v=o.v[:1])),
+        of.value("heads of q", "got 3 and 2", lambda o: _run(o, q=o.q[:, :3])),
+        of.value("heads of k", "got 4 and 0", lambda o: _run(o, k=o.k[:, :0], v=o.v[:, :0])),
+        of.value("k and v must agree", r"\[2, 2, 4, 6\]", lambda o: _run(o, v=o.v[:, :, :4])),
+        of.value("^q must have", r"\[2, 4, 5, 0\]", lambda o: _run(o, q=o.q[..., :0], k=o.k[..., :0])),
     ]
 
 
@@ -100,38 +82,13 @@ def _of_graphs() -> list[Case]:
     of = Of(CALL)
 
     return [
-        of.type("no graph", "^graph must be a TokenGraph", "got NoneType", lambda o: _run(o, graph=None)),
-        of.type(
-            "a mask for a graph",
-            "^graph must",
-            "got Tensor",
-            lambda o: _run(o, graph=torch.ones(5, 5).bool()),
-        ),
-        of.type("a text for a graph", "^graph must", "got str", lambda o: _run(o, graph="causal(5)")),
-        of.value(
-            "a graph of more tokens",
-            "does not fit q",
-            r"window\(6, 2\)",
-            lambda o: _run(o, graph=window(6, 2)),
-        ),
-        of.value(
-            "some rows of a graph",
-            "does not fit q",
-            "5 receivers",
-            lambda o: _run(o, graph=o.graph.rows(0, 4)),
-        ),
-        of.value(
-            "a graph of other heads",
-            "but q has heads 4",
-            "differs by heads",
-            lambda o: _run(o, graph=_by_heads(3)),
-        ),
-        of.value(
-            "a graph of other samples",
-            "but q has batch 2",
-            "differs by batch",
-            lambda o: _run(o, graph=_by_batch(3)),
-        ),
+        of.type("^graph must be a TokenGraph", "got NoneType", lambda o: _run(o, graph=None)),
+        of.type("^graph must", "got Tensor", lambda o: _run(o, graph=torch.ones(5, 5).bool())),
+        of.type("^graph must", "got str", lambda o: _run(o, graph="causal(5)")),
+        of.value("does not fit q", r"window\(6, 2\)", lambda o: _run(o, graph=window(6, 2))),
+        of.value("does not fit q", "5 receivers", lambda o: _run(o, graph=o.graph.rows(0, 4))),
+        of.value("but q has heads 4", "differs by heads", lambda o: _run(o, graph=_by_heads(3))),
+        of.value("but q has batch 2", "differs by batch", lambda o: _run(o, graph=_by_batch(3))),
     ]
 
 
@@ -147,53 +104,27 @@ def _of_additions() -> list[Case]:
     of = Of(CALL)
 
     return [
-        of.value(
-            "a bias of four axes",
-            "^bias must",
-            r"\[1, 2, 4, 9\]",
-            lambda o: _run(o, bias=torch.ones(1, 2, 4, 9)),
-        ),
-        of.value("a bias for pairs", "^bias must", r"got \[5, 5\]", lambda o: _run(o, bias=torch.ones(5, 5))),
-        of.value("a bias of other edges", "^bias must", r"got \[8\]", lambda o: _run(o, bias=torch.ones(8))),
-        of.type("a bias list", "^bias must", "got list", lambda o: _run(o, bias=[0.0] * 9)),
-        of.type(
-            "a bias of integers", "^bias must", "torch.int64", lambda o: _run(o, bias=torch.ones(9).long())
-        ),
-        of.value(
-            "a bias elsewhere", "^bias must", "got meta", lambda o: _run(o, bias=torch.ones(9, device=META))
-        ),
-        of.value(
-            "a bias where heads differ",
-            "no single edge list",
-            "head",
-            lambda o: _run(o, graph=_by_heads(4), bias=o.q[0, 0, 0]),
-        ),
-        of.value(
-            "too few sinks", "^sink_logits must", r"got \[3\]", lambda o: _run(o, sink_logits=torch.ones(3))
-        ),
-        of.value(
-            "sinks by sample",
-            "^sink_logits must",
-            r"got \[2, 4\]",
-            lambda o: _run(o, sink_logits=torch.ones(2, 4)),
-        ),
-        of.type("a sink number", "^sink_logits must", "got float", lambda o: _run(o, sink_logits=1.0)),
-        of.value(
-            "sinks elsewhere",
-            "^sink_logits must",
-            "got meta",
-            lambda o: _run(o, sink_logits=torch.ones(4, device=META)),
-        ),
-        of.value("dropout of 1", "^dropout must", "got 1.0", lambda o: _run(o, dropout=1.0)),
-        of.value("dropout below 0", "^dropout must", "got -0.1", lambda o: _run(o, dropout=-0.1)),
-        of.value("dropout NaN", "^dropout must", "got nan", lambda o: _run(o, dropout=float("nan"))),
-        of.value("dropout True", "^dropout must", "got True", lambda o: _run(o, dropout=True)),
-        of.value("a dropout text", "^dropout must", "got '0.1'", lambda o: _run(o, dropout="0.1")),
-        of.type("a scale tensor", "^scale must", "got Tensor", lambda o: _run(o, scale=torch.tensor(0.5))),
-        of.type("a scale text", "^scale must", "got str", lambda o: _run(o, scale="0.5")),
-        of.type("scale True", "^scale must", "got bool", lambda o: _run(o, scale=True)),
-        of.value("infinite scale", "^scale must be finite", "got inf", lambda o: _run(o, scale=float("inf"))),
-        of.value("scale NaN", "^scale must be finite", "got nan", lambda o: _run(o, scale=float("nan"))),
+        of.value("^bias must", r"\[1, 2, 4, 9\]", lambda o: _run(o, bias=torch.ones(1, 2, 4, 9))),
+        of.value("^bias must", r"got \[5, 5\]", lambda o: _run(o, bias=torch.ones(5, 5))),
+        of.value("^bias must", r"got \[8\]", lambda o: _run(o, bias=torch.ones(8))),
+        of.type("^bias must", "got list", lambda o: _run(o, bias=[0.0] * 9)),
+        of.type("^bias must", "torch.int64", lambda o: _run(o, bias=torch.ones(9).long())),
+        of.value("^bias must", "got meta", lambda o: _run(o, bias=torch.ones(9, device=META))),
+        of.value("no single edge list", "head", lambda o: _run(o, graph=_by_heads(4), bias=o.q[0, 0, 0])),
+        of.value("^sink_logits must", r"got \[3\]", lambda o: _run(o, sink_logits=torch.ones(3))),
+        of.value("^sink_logits must", r"got \[2, 4\]", lambda o: _run(o, sink_logits=torch.ones(2, 4))),
+        of.type("^sink_logits must", "got float", lambda o: _run(o, sink_logits=1.0)),
+        of.value("^sink_logits must", "got meta", lambda o: _run(o, sink_logits=torch.ones(4, device=META))),
+        of.value("^dropout must", "got 1.0", lambda o: _run(o, dropout=1.0)),
+        of.value("^dropout must", "got -0.1", lambda o: _run(o, dropout=-0.1)),
+        of.value("^dropout must", "got nan", lambda o: _run(o, dropout=float("nan"))),
+        of.value("^dropout must", "got True", lambda o: _run(o, dropout=True)),
+        of.value("^dropout must", "got '0.1'", lambda o: _run(o, dropout="0.1")),
+        of.type("^scale must", "got Tensor", lambda o: _run(o, scale=torch.tensor(0.5))),
+        of.type("^scale must", "got str", lambda o: _run(o, scale="0.5")),
+        of.type("^scale must", "got bool", lambda o: _run(o, scale=True)),
+        of.value("^scale must be finite", "got inf", lambda o: _run(o, scale=float("inf"))),
+        of.value("^scale must be finite", "got nan", lambda o: _run(o, scale=float("nan"))),
     ]
 
 
@@ -204,46 +135,14 @@ def _with(mod: Any) -> Any:
 def _of_score_mods() -> list[Case]:
     of, six = Of(CALL), "score, b, h, dst, src, more"
     return [
-        of.type("a number for a score_mod", "^score_mod must", "got float", _with(2.0)),
-        of.type(
-            "a score_mod of two parameters",
-            "^score_mod must",
-            r"of \(score, b\)",
-            _with(lambda score, b: score),
-        ),
-        of.type(
-            "a score_mod of six", "^score_mod must", six, _with(lambda score, b, h, dst, src, more: score)
-        ),
-        of.type(
-            "a score_mod that returns nothing",
-            "^score_mod must",
-            "NoneType",
-            _with(lambda score, b, h, dst, src: None),
-        ),
-        of.type(
-            "a score_mod that masks",
-            "^score_mod must",
-            "bool tensor",
-            _with(lambda score, b, h, dst, src: src <= dst),
-        ),
-        of.type(
-            "a score_mod of positions",
-            "^score_mod must",
-            "int64 tensor",
-            _with(lambda score, b, h, dst, src: dst - src),
-        ),
-        of.value(
-            "a score_mod of more axes",
-            "^score_mod must",
-            r"got \[1, ",
-            _with(lambda score, b, h, dst, src: score[None]),
-        ),
-        of.value(
-            "a score_mod that drops",
-            "^score_mod must",
-            "got ",
-            _with(lambda score, b, h, dst, src: score[..., 1:]),
-        ),
+        of.type("^score_mod must", "got float", _with(2.0)),
+        of.type("^score_mod must", r"of \(score, b\)", _with(lambda score, b: score)),
+        of.type("^score_mod must", six, _with(lambda score, b, h, dst, src, more: score)),
+        of.type("^score_mod must", "NoneType", _with(lambda score, b, h, dst, src: None)),
+        of.type("^score_mod must", "bool tensor", _with(lambda score, b, h, dst, src: src <= dst)),
+        of.type("^score_mod must", "int64 tensor", _with(lambda score, b, h, dst, src: dst - src)),
+        of.value("^score_mod must", r"got \[1, ", _with(lambda score, b, h, dst, src: score[None])),
+        of.value("^score_mod must", "got ", _with(lambda score, b, h, dst, src: score[..., 1:])),
     ]
 
 
@@ -254,39 +153,14 @@ def _of_backends() -> list[Case]:
         return Backend("own", run)
 
     return [
+        of.value("^backend must be one of 'auto', 'dense'", "got 'fast'", lambda o: _run(o, backend="fast")),
+        of.type("^backend must", "got int", lambda o: _run(o, backend=3)),
+        of.type("^backend must", "got NoneType", lambda o: _run(o, backend=None)),
+        of.type("^backend must", "got function", lambda o: _run(o, backend=dense_backend.run)),
+        Of(CALL).refused("varlen", "window", lambda o: _run(o, backend="varlen"), RefusalError),
+        of.type("^backend 'own'", "Tensor", lambda o: _run(o, backend=own(lambda call: call.q))),
         of.value(
-            "an unknown backend",
-            "^backend must be one of 'auto', 'dense'",
-            "got 'fast'",
-            lambda o: _run(o, backend="fast"),
-        ),
-        of.type("a number for a backend", "^backend must", "got int", lambda o: _run(o, backend=3)),
-        of.type("no backend", "^backend must", "got NoneType", lambda o: _run(o, backend=None)),
-        of.type(
-            "a function for a backend",
-            "^backend must",
-            "got function",
-            lambda o: _run(o, backend=dense_backend.run),
-        ),
-        Case(
-            CALL,
-            "a backend that cannot",
-            RefusalError,
-            "varlen",
-            "window",
-            lambda o: _run(o, backend="varlen"),
-        ),
-        of.type(
-            "a backend that returns one tensor",
-            "^backend 'own'",
-            "Tensor",
-            lambda o: _run(o, backend=own(lambda call: call.q)),
-        ),
-        of.value(
-            "a backend that returns other sizes",
-            "^backend 'own'",
-            r"\[2, 4, 5, 3\]",
-            lambda o: _run(o, backend=own(lambda call: (call.q, None))),
+            "^backend 'own'", r"\[2, 4, 5, 3\]", lambda o: _run(o, backend=own(lambda call: (call.q, None)))
         ),
     ]
 
@@ -313,69 +187,32 @@ def _asking(edges: Any) -> Any:
 def _of_info() -> list[Case]:
     of = Of(INFO)
     return [
-        of.type("float positions", "^edges must be integers", "torch.float32", _asking(torch.ones(2))),
-        of.type("a mask of edges", "^edges must be integers", "torch.bool", _asking(torch.ones(9).bool())),
-        of.index(
-            "a position that is none",
-            r"^edges must be positions in 0 \.\. 8",
-            r"0 \.\. 9",
-            _asking(torch.tensor([0, 9])),
-        ),
-        of.value("a pair that is no edge", "0 -> 3 is no edge", "window", _asking(torch.tensor([[0], [3]]))),
-        of.value(
-            "pairs in rows",
-            "must have shape",
-            r"got \[3, 2\]",
-            _asking(torch.tensor([[0, 0], [0, 1], [1, 1]])),
-        ),
-        of.type("a list of pairs", "must be a tensor", "got list", _asking([(0, 0)])),
+        of.type("^edges must be integers", "torch.float32", _asking(torch.ones(2))),
+        of.type("^edges must be integers", "torch.bool", _asking(torch.ones(9).bool())),
+        of.index(r"^edges must be positions in 0 \.\. 8", r"0 \.\. 9", _asking(torch.tensor([0, 9]))),
+        of.value("0 -> 3 is no edge", "window", _asking(torch.tensor([[0], [3]]))),
+        of.value("must have shape", r"got \[3, 2\]", _asking(torch.tensor([[0, 0], [0, 1], [1, 1]]))),
+        of.type("must be a tensor", "got list", _asking([(0, 0)])),
     ]
 
 
 def _of_table() -> list[Case]:
-    def backend(what: str, argument: str, came: str, *given: Any, **named: Any) -> Case:
-        return Case(OWN, what, TypeError, argument, came, lambda o: Backend(*given, **named))
+    def backend(argument: str, came: str, *given: Any, **named: Any) -> Case:
+        return Of(OWN).type(argument, came, lambda o: Backend(*given, **named))
 
-    def asked(
-        what: str, error: type[BaseException], argument: str, came: str, *given: Any, **named: Any
-    ) -> Case:
-        return Case(EXPLAINED, what, error, argument, came, lambda _: explain(*given, **named))
+    def asked(error: type[BaseException], argument: str, came: str, *given: Any, **named: Any) -> Case:
+        return Case(EXPLAINED, error, argument, came, lambda _: explain(*given, **named))
 
     return [
-        backend("a number for a name", "^name of a Backend", "got 3 of type int", 3, dense_backend.run),
-        backend("no function", "^run of a Backend", "got None", "own", None),
-        backend(
-            "a refusal that is a text",
-            "^refusal of a Backend",
-            "got 'no'",
-            "own",
-            dense_backend.run,
-            unsupported_reason="no",
-        ),
-        backend(
-            "a number of bytes",
-            "^bytes_needed of a Backend",
-            "got 5",
-            "own",
-            dense_backend.run,
-            bytes_needed=5,
-        ),
-        asked("no graph", TypeError, "^graph must", "got 3 of type int", 3, 2, 8),
-        asked("no heads", ValueError, "^heads must", "got 0", causal(4), 0, 8),
-        asked("half a channel", TypeError, "^dim must", "got 0.5", causal(4), 2, 0.5),
-        asked(
-            "an unknown device", ValueError, "^device must", "got 'abacus'", causal(4), 2, 8, device="abacus"
-        ),
-        asked(
-            "a dtype that is none",
-            TypeError,
-            "^dtype must",
-            "got 'float32'",
-            causal(4),
-            2,
-            8,
-            dtype="float32",
-        ),
+        backend("^name of a Backend", "got 3 of type int", 3, dense_backend.run),
+        backend("^run of a Backend", "got None", "own", None),
+        backend("^refusal of a Backend", "got 'no'", "own", dense_backend.run, unsupported_reason="no"),
+        backend("^bytes_needed of a Backend", "got 5", "own", dense_backend.run, bytes_needed=5),
+        asked(TypeError, "^graph must", "got 3 of type int", 3, 2, 8),
+        asked(ValueError, "^heads must", "got 0", causal(4), 0, 8),
+        asked(TypeError, "^dim must", "got 0.5", causal(4), 2, 0.5),
+        asked(ValueError, "^device must", "got 'abacus'", causal(4), 2, 8, device="abacus"),
+        asked(TypeError, "^dtype must", "got 'float32'", causal(4), 2, 8, dtype="float32"),
     ]
 
 
@@ -404,84 +241,36 @@ MODS = Subject("score_mods", lambda: None, lambda _: score_mods.alibi_slopes(4)[
 
 
 def _of_edges() -> list[Case]:
-    def softmax(what: str, error: type[BaseException], argument: str, came: str, *given: Any) -> Case:
-        return Case(SOFTMAX, what, error, argument, came, lambda _: edges.softmax(*given))
+    def softmax(error: type[BaseException], argument: str, came: str, *given: Any) -> Case:
+        return Case(SOFTMAX, error, argument, came, lambda _: edges.softmax(*given))
 
-    def merge(what: str, error: type[BaseException], argument: str, came: str, *given: Any) -> Case:
-        return Case(MERGE, what, error, argument, came, lambda _: edges.merge(*given))
+    def merge(error: type[BaseException], argument: str, came: str, *given: Any) -> Case:
+        return Case(MERGE, error, argument, came, lambda _: edges.merge(*given))
 
-    def sinks(what: str, error: type[BaseException], argument: str, came: str, *given: Any) -> Case:
-        return Case(SINKS, what, error, argument, came, lambda _: edges.add_sinks(*given))
+    def sinks(error: type[BaseException], argument: str, came: str, *given: Any) -> Case:
+        return Case(SINKS, error, argument, came, lambda _: edges.add_sinks(*given))
 
     return [
-        softmax("logits of integers", TypeError, "^logits must", "torch.int64", DST, DST, 3),
-        softmax("a list", TypeError, "^logits must", "got list", [0.0], DST, 3),
-        softmax("float receivers", TypeError, "^dst must be int64", "torch.float32", LOGITS, LOGITS, 3),
-        softmax("receivers of fewer edges", ValueError, "^dst must be", r"\[2\], \[3\]", LOGITS, DST[:2], 3),
-        softmax(
-            "a receiver that is none",
-            IndexError,
-            "^dst must be receivers in 0 .. 1",
-            r"0 \.\. 2",
-            LOGITS,
-            DST,
-            2,
+        softmax(TypeError, "^logits must", "torch.int64", DST, DST, 3),
+        softmax(TypeError, "^logits must", "got list", [0.0], DST, 3),
+        softmax(TypeError, "^dst must be int64", "torch.float32", LOGITS, LOGITS, 3),
+        softmax(ValueError, "^dst must be", r"\[2\], \[3\]", LOGITS, DST[:2], 3),
+        softmax(IndexError, "^dst must be receivers in 0 .. 1", r"0 \.\. 2", LOGITS, DST, 2),
+        softmax(IndexError, "^dst must be receivers", r"-1 \.\. 1", LOGITS, DST - 1, 3),
+        softmax(TypeError, "^num_dst must", "got 3.0", LOGITS, DST, 3.0),
+        softmax(ValueError, "^sink_logits must", r"got \[2\]", LOGITS, DST, 3, torch.ones(2)),
+        Of(LOGIT).value("q_dst and k_src", "3 and 2", lambda _: edges.logit(LOGITS, LOGITS[:2], 1.0)),
+        Of(LOGIT).value(
+            "q_dst and k_src", r"\[3, 1\]", lambda _: edges.logit(torch.ones(2, 1), torch.ones(3, 1), 1.0)
         ),
-        softmax(
-            "a negative receiver", IndexError, "^dst must be receivers", r"-1 \.\. 1", LOGITS, DST - 1, 3
-        ),
-        softmax("a float number of receivers", TypeError, "^num_dst must", "got 3.0", LOGITS, DST, 3.0),
-        softmax(
-            "sinks that do not broadcast",
-            ValueError,
-            "^sink_logits must",
-            r"got \[2\]",
-            LOGITS,
-            DST,
-            3,
-            torch.ones(2),
-        ),
-        Case(
-            LOGIT,
-            "other widths",
-            ValueError,
-            "q_dst and k_src",
-            "3 and 2",
-            lambda _: edges.logit(LOGITS, LOGITS[:2], 1.0),
-        ),
-        Case(
-            LOGIT,
-            "other edges",
-            ValueError,
-            "q_dst and k_src",
-            r"\[3, 1\]",
-            lambda _: edges.logit(torch.ones(2, 1), torch.ones(3, 1), 1.0),
-        ),
-        Case(
-            LOGIT,
-            "a scale text",
-            TypeError,
-            "^scale must",
-            "got '1'",
-            lambda _: edges.logit(LOGITS, LOGITS, "1"),
-        ),
-        merge("a lse of other receivers", ValueError, "^lse_a must", r"\[3\]", ONE, torch.zeros(3), ONE, LSE),
-        merge(
-            "results of other sizes", ValueError, "^out_b must", r"\[2, 2\]", ONE, LSE, torch.ones(2, 2), LSE
-        ),
-        merge("a number", TypeError, "^lse_b must", "got int", ONE, LSE, ONE, 0),
+        Of(LOGIT).type("^scale must", "got '1'", lambda _: edges.logit(LOGITS, LOGITS, "1")),
+        merge(ValueError, "^lse_a must", r"\[3\]", ONE, torch.zeros(3), ONE, LSE),
+        merge(ValueError, "^out_b must", r"\[2, 2\]", ONE, LSE, torch.ones(2, 2), LSE),
+        merge(TypeError, "^lse_b must", "got int", ONE, LSE, ONE, 0),
         sinks(
-            "sinks of other heads",
-            ValueError,
-            "^sink_logits must",
-            r"got \[2\]",
-            OUT,
-            torch.zeros(1, 1, 1),
-            torch.zeros(2),
-            HEARD,
+            ValueError, "^sink_logits must", r"got \[2\]", OUT, torch.zeros(1, 1, 1), torch.zeros(2), HEARD
         ),
         sinks(
-            "float heard",
             TypeError,
             "^has_in_edges must",
             "torch.float32",
@@ -490,30 +279,11 @@ def _of_edges() -> list[Case]:
             torch.zeros(1),
             HEARD.float(),
         ),
-        Case(
-            LOGIT,
-            "heads that do not group",
-            ValueError,
-            "^num_heads must",
-            "got 3",
-            lambda _: edges.per_query_head(torch.ones(1, 2, 1), 3),
+        Of(LOGIT).value("^num_heads must", "got 3", lambda _: edges.per_query_head(torch.ones(1, 2, 1), 3)),
+        Of(SOFTMAX).value(
+            "^lse must", r"\[1, 3\]", lambda _: edges.weights_from_lse(LOGITS, DST, torch.ones(1, 3))
         ),
-        Case(
-            SOFTMAX,
-            "a lse of other axes",
-            ValueError,
-            "^lse must",
-            r"\[1, 3\]",
-            lambda _: edges.weights_from_lse(LOGITS, DST, torch.ones(1, 3)),
-        ),
-        Case(
-            SOFTMAX,
-            "an unknown normaliser",
-            ValueError,
-            "^normaliser must",
-            "'hard'",
-            lambda _: weigh(LOGITS, DST, 3, "hard"),
-        ),
+        Of(SOFTMAX).value("^normaliser must", "'hard'", lambda _: weigh(LOGITS, DST, 3, "hard")),
     ]
 
 
@@ -521,36 +291,18 @@ def _of_mods() -> list[Case]:
     of = Of(MODS)
 
     return [
-        of.value("no heads", "^num_heads must", "got 0", lambda _: score_mods.alibi_slopes(0)),
-        of.value("a cap of 0", "^cap must", "got 0.0", lambda _: score_mods.softcap(0.0)),
-        of.type("a cap text", "^cap must", "got '30'", lambda _: score_mods.softcap("30")),
-        of.type("slopes that are a number", "^slopes must", "got 0.5", lambda _: score_mods.alibi(0.5)),
+        of.value("^num_heads must", "got 0", lambda _: score_mods.alibi_slopes(0)),
+        of.value("^cap must", "got 0.0", lambda _: score_mods.softcap(0.0)),
+        of.type("^cap must", "got '30'", lambda _: score_mods.softcap("30")),
+        of.type("^slopes must", "got 0.5", lambda _: score_mods.alibi(0.5)),
         of.value(
-            "a multiplicity of three axes",
-            "^multiplicity must",
-            r"\[1, 2, 2\]",
-            lambda _: score_mods.log_multiplicity(torch.ones(1, 2, 2)),
+            "^multiplicity must", r"\[1, 2, 2\]", lambda _: score_mods.log_multiplicity(torch.ones(1, 2, 2))
         ),
-        of.type(
-            "a multiplicity list",
-            "^multiplicity must",
-            "got list",
-            lambda _: score_mods.log_multiplicity([1.0]),
-        ),
-        of.value(
-            "a table without a middle",
-            "^table must",
-            r"\[2, 4\]",
-            lambda _: score_mods.relative_bias(torch.ones(2, 4)),
-        ),
-        of.type("a table list", "^table must", "got list", lambda _: score_mods.relative_bias([[1.0]])),
-        of.value("a negative reach", "^reach must", "got -1", lambda _: score_mods.RelativeBias(2, -1)),
-        of.type(
-            "a link that is none",
-            "^every link must",
-            "got str",
-            lambda _: score_mods.chain(score_mods.softcap(1.0), "alibi"),
-        ),
+        of.type("^multiplicity must", "got list", lambda _: score_mods.log_multiplicity([1.0])),
+        of.value("^table must", r"\[2, 4\]", lambda _: score_mods.relative_bias(torch.ones(2, 4))),
+        of.type("^table must", "got list", lambda _: score_mods.relative_bias([[1.0]])),
+        of.value("^reach must", "got -1", lambda _: score_mods.RelativeBias(2, -1)),
+        of.type("^every link must", "got str", lambda _: score_mods.chain(score_mods.softcap(1.0), "alibi")),
     ]
 
 

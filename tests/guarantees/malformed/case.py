@@ -24,9 +24,10 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.measure import summation_bound
 
-__all__ = ["COMPILED", "EAGER", "Case", "CommandRefusedError", "Of", "Subject", "faults", "held"]
+__all__ = ["COMPILED", "EAGER", "Case", "CommandRefusedError", "Of", "Subject", "faults", "state_of"]
 
 Error = type[BaseException]
+Call = Callable[[Any], Any]
 
 EAGER, COMPILED = "eager", "compiled"
 LONGEST_MESSAGE = 400  # characters
@@ -57,8 +58,8 @@ class Subject:
 
     name: str
     make: Callable[[], Any]
-    good: Callable[[Any], Any]
-    truth: Callable[[Any], Any]
+    good: Call
+    truth: Call
     compiled: bool = False
     needs: str | None = None
 
@@ -75,11 +76,10 @@ class Case:
     """
 
     subject: Subject
-    what: str
     error: Error
     argument: str
     came: str
-    bad: Callable[[Any], Any]
+    bad: Call
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -87,43 +87,36 @@ class Case:
         return (EAGER, COMPILED) if self.subject.compiled else (EAGER,)
 
     def __str__(self) -> str:
-        """Its name, by which it can be asked again."""
-        return f"{self.subject.name}: {self.what}"
+        """Its name: the subject, then what the message must match."""
+        return f"{self.subject.name}: {self.argument}, {self.came}"
 
 
 @dataclass(frozen=True)
 class Of:
-    """Cases of one subject, by the type that must answer them.
+    """Cases of one subject, by the type of error that they expect.
 
     >>> shape = Of(Subject("shape", make=lambda: None, good=lambda _: 1, truth=lambda _: 1))
-    >>> print(shape.value("negative", "size", "-1", lambda _: None))
-    shape: negative
+    >>> print(shape.value("size", "-1", lambda _: None))
+    shape: size, -1
     """
 
     subject: Subject
 
-    def value(self, what: str, argument: str, came: str, bad: Callable[[Any], Any]) -> Case:
-        """Answered by a ValueError."""
-        return Case(self.subject, what, ValueError, argument, came, bad)
+    def value(self, argument: str, came: str, bad: Call) -> Case:
+        """Expects a ValueError."""
+        return Case(self.subject, ValueError, argument, came, bad)
 
-    def type(self, what: str, argument: str, came: str, bad: Callable[[Any], Any]) -> Case:
-        """Answered by a TypeError."""
-        return Case(self.subject, what, TypeError, argument, came, bad)
+    def type(self, argument: str, came: str, bad: Call) -> Case:
+        """Expects a TypeError."""
+        return Case(self.subject, TypeError, argument, came, bad)
 
-    def index(self, what: str, argument: str, came: str, bad: Callable[[Any], Any]) -> Case:
-        """Answered by an IndexError."""
-        return Case(self.subject, what, IndexError, argument, came, bad)
+    def index(self, argument: str, came: str, bad: Call) -> Case:
+        """Expects an IndexError."""
+        return Case(self.subject, IndexError, argument, came, bad)
 
-    def refused(
-        self,
-        what: str,
-        argument: str,
-        came: str,
-        bad: Callable[[Any], Any],
-        error: Error = NotImplementedError,
-    ) -> Case:
-        """Answered by a NotImplementedError, or another type."""
-        return Case(self.subject, what, error, argument, came, bad)
+    def refused(self, argument: str, came: str, bad: Call, error: Error = NotImplementedError) -> Case:
+        """Expects a NotImplementedError, or another type."""
+        return Case(self.subject, error, argument, came, bad)
 
 
 def faults(case: Case, way: str = EAGER) -> list[str]:
@@ -131,28 +124,28 @@ def faults(case: Case, way: str = EAGER) -> list[str]:
 
     >>> from gnn_attention.patterns import window
     >>> sizes = Subject("window", make=lambda: None, good=lambda _: window(3, 1).num_edges, truth=lambda _: 3)
-    >>> faults(Case(sizes, "a float", TypeError, "n must", "3.0", lambda _: window(3.0, 1)))
+    >>> faults(Case(sizes, TypeError, "n must", "3.0", lambda _: window(3.0, 1)))
     []
-    >>> faults(Case(sizes, "a float", ValueError, "n must", "3.0", lambda _: window(3.0, 1)))
+    >>> faults(Case(sizes, ValueError, "n must", "3.0", lambda _: window(3.0, 1)))
     ['TypeError in place of ValueError: n must be an integer, got 3.0 of type float']
     """
     one = case.subject.make()
-    before = held(one)
+    before = state_of(one)
     bad, good = (_as(way, call) for call in (case.bad, case.subject.good))
     found = list(_of_answer(case, bad, one))
-    if held(one) != before:
+    if state_of(one) != before:
         found.append("something of the object changed")
     return found + list(_of_next(case, good, one))
 
 
-def _as(way: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _as(way: str, call: Call) -> Call:
     if way == EAGER:
         return call
     torch.compiler.reset()
     return torch.compile(call, backend="eager")
 
 
-def _of_answer(case: Case, bad: Callable[[Any], Any], one: Any) -> Iterator[str]:
+def _of_answer(case: Case, bad: Call, one: Any) -> Iterator[str]:
     try:
         answer = bad(one)
     except BaseException as error:
@@ -160,7 +153,7 @@ def _of_answer(case: Case, bad: Callable[[Any], Any], one: Any) -> Iterator[str]
             raise
         yield from _of_error(case, error)
     else:
-        yield f"silent: it gave {type(answer).__name__}"
+        yield f"no error: it gave {type(answer).__name__}"
 
 
 def _of_error(case: Case, error: BaseException) -> Iterator[str]:
@@ -170,13 +163,10 @@ def _of_error(case: Case, error: BaseException) -> Iterator[str]:
         yield f"{type(error).__name__} in place of {case.error.__name__}: {shown}"
     if not _is_ours(error):
         yield f"raised from below: {shown}"
-    for part, pattern in (
-        ("the argument", case.argument),
-        ("what came", case.came),
-        ("what to do", EXPECTS.pattern),
-    ):
+    patterns = {"the argument": case.argument, "what came": case.came, "what to do": EXPECTS.pattern}
+    for part, pattern in patterns.items():
         if not re.search(pattern, said):
-            yield f"the message does not tell {part} ({pattern[:60]}): {shown}"
+            yield f"the message does not name {part} ({pattern[:60]}): {shown}"
     if RAW.search(said):
         yield f"raw words in the message: {shown}"
     if len(said) > LONGEST_MESSAGE or "\n" in said:
@@ -185,14 +175,11 @@ def _of_error(case: Case, error: BaseException) -> Iterator[str]:
 
 def _is_ours(error: BaseException) -> bool:
     """True if the library's own code raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = Path(frames[-1].filename)
-    if isinstance(error, CommandRefusedError):
-        return True
-    return last.is_relative_to(PACKAGE)
+    last = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return isinstance(error, CommandRefusedError) or last.is_relative_to(PACKAGE)
 
 
-def _of_next(case: Case, good: Callable[[Any], Any], one: Any) -> Iterator[str]:
+def _of_next(case: Case, good: Call, one: Any) -> Iterator[str]:
     try:
         given, truth = good(one), case.subject.truth(one)
     except Exception as error:
@@ -214,50 +201,41 @@ def _same(given: Any, truth: Any) -> bool:
     return bool(((given.double() - truth.double()).abs() <= allowed).all())
 
 
-def held(one: Any, depth: int = 6) -> Any:
+def state_of(one: Any, depth: int = 6) -> Any:
     """What an object holds, as plain values that can be compared: numbers of tensors, sizes, the state of
     modules.
 
-    >>> held({"x": torch.ones(1), "n": (1, "a")}) == held({"x": torch.ones(1), "n": (1, "a")}) != held({"x": torch.zeros(1)})
+    >>> state_of({"x": torch.ones(1), "n": (1, "a")}) == state_of({"x": torch.ones(1), "n": (1, "a")}) != state_of({"x": torch.zeros(1)})
     True
     """
     if isinstance(one, Tensor):
-        return (
-            one.dtype,
-            tuple(one.shape),
-            str(one.device),
-            None if one.is_meta else str(one.detach().tolist()),
-        )
+        values = None if one.is_meta else str(one.detach().tolist())
+        return (one.dtype, tuple(one.shape), str(one.device), values)
     if isinstance(one, TokenGraph):
         return one.frame
     if isinstance(one, nn.Module):
         hooks = len(one._forward_hooks) + len(one._forward_pre_hooks)
-        parts = {name: held(part, depth - 1) for name, part in one.named_children()} if depth else {}
-        own = {name: held(part) for name, part in one.named_parameters(recurse=False)}
+        parts = {name: state_of(part, depth - 1) for name, part in one.named_children()} if depth else {}
+        own = {name: state_of(part) for name, part in one.named_parameters(recurse=False)}
         return (type(one), one.training, hooks, own, parts, _plain(vars(one)))
     if isinstance(one, dict):
-        return {key: held(value, depth - 1) for key, value in one.items()} if depth else len(one)
+        return {key: state_of(value, depth - 1) for key, value in one.items()} if depth else len(one)
     if isinstance(one, (list, tuple, set, frozenset)):
-        return [held(value, depth - 1) for value in one] if depth else len(one)
+        return [state_of(value, depth - 1) for value in one] if depth else len(one)
     if isinstance(one, (bool, int, float, str, bytes, type(None))):
         return one
-    if (
-        not depth
-        or not hasattr(one, "__dict__")
-        or type(one).__module__.split(".")[0] not in ("gnn_attention", "types")
-    ):
+    is_ours = type(one).__module__.split(".")[0] in ("gnn_attention", "types")
+    if not depth or not hasattr(one, "__dict__") or not is_ours:
         return type(one)
     if is_dataclass(one):  # what else it has was worked out from its fields
-        return (
-            type(one),
-            [held(getattr(one, field.name), depth - 1) for field in fields(one) if field.name != "_memo"],
-        )
-    return (type(one), held({name: value for name, value in vars(one).items() if name != "_memo"}, depth - 1))
+        names = [field.name for field in fields(one) if field.name != "_memo"]
+        return (type(one), [state_of(getattr(one, name), depth - 1) for name in names])
+    return (
+        type(one),
+        state_of({name: value for name, value in vars(one).items() if name != "_memo"}, depth - 1),
+    )
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, (bool, int, float, str, type(None)))
-    }
+    plain = (bool, int, float, str, type(None))
+    return {name: value for name, value in values.items() if isinstance(value, plain)}

@@ -53,34 +53,15 @@ def cases() -> list[Case]:
     of = Of(LLAMA)
     by_sample = from_mask(torch.ones(2, 1, 3, 3).bool() & torch.tensor([True, False]).view(2, 1, 1, 1))
     return [
-        of.type("no model", "^model must", "got int", lambda _: _heard(3, causal(3))),
-        of.type("a graph number", "^graph_or_function must", "got int", lambda model: _heard(model, 3)),
+        of.type("^model must", "got int", lambda _: _heard(3, causal(3))),
+        of.type("^graph_or_function must", "got int", lambda model: _heard(model, 3)),
+        of.type("^graph_or_function must", "got str", lambda model: _heard(model, "causal(3)")),
+        of.value("^use_graph", "'eager'", lambda _: _heard(_model("eager"), causal(3))),
+        of.value("use_graph|attention", "Linear", lambda _: _heard(nn.Linear(2, 2), causal(3))),
+        of.value("too short", r"self_loops\(2\)", lambda model: _heard(model, self_loops(2))),
+        of.value("differ|sample", "batch|sample", lambda model: _heard(model, by_sample)),
+        of.type("graph", "got int", lambda model: _heard(model, lambda layer, head, length: 3)),
         of.type(
-            "a graph text", "^graph_or_function must", "got str", lambda model: _heard(model, "causal(3)")
-        ),
-        of.value("another attention", "^use_graph", "'eager'", lambda _: _heard(_model("eager"), causal(3))),
-        of.value(
-            "a model without attention",
-            "use_graph|attention",
-            "Linear",
-            lambda _: _heard(nn.Linear(2, 2), causal(3)),
-        ),
-        of.value(
-            "a short graph", "too short", r"self_loops\(2\)", lambda model: _heard(model, self_loops(2))
-        ),
-        of.value(
-            "a graph by sample", "differ|sample", "batch|sample", lambda model: _heard(model, by_sample)
-        ),
-        of.type(
-            "a function of numbers",
-            "graph",
-            "got int",
-            lambda model: _heard(model, lambda layer, head, length: 3),
-        ),
-        of.type(
-            "a function of one parameter",
-            "^graph_or_function must take",
-            r"\(length\)",
-            lambda model: _heard(model, lambda length: None),
+            "^graph_or_function must take", r"\(length\)", lambda model: _heard(model, lambda length: None)
         ),
     ]

@@ -75,104 +75,32 @@ def _of_heads() -> list[Case]:
 
     eye = torch.eye(4)[None]
     return [
-        of.value("no width", "^width must", "got 0", lambda _: StandardHeads(0, 2)),
-        of.type("a width text", "^width must", "got '8'", lambda _: StandardHeads("8", 2)),
+        of.value("^width must", "got 0", lambda _: StandardHeads(0, 2)),
+        of.type("^width must", "got '8'", lambda _: StandardHeads("8", 2)),
+        of.value("give head_dim", "width 8 .* num_heads 3", lambda _: StandardHeads(8, 3)),
+        of.type("^num_heads must", "got 2.5", lambda _: StandardHeads(8, 2.5)),
+        of.value("num_kv_heads", "got 4 and 3", lambda _: StandardHeads(8, 4, num_kv_heads=3)),
+        of.value("^head_dim must", "got -4", lambda _: StandardHeads(8, 2, head_dim=-4)),
+        of.type("^rotary must", "got bool", lambda _: StandardHeads(8, 2, rotary=True)),
+        of.value("head_dim must be even", "got 3", lambda _: StandardHeads(6, 2, rotary=Rotary())),
+        of.value("^base must", "got 0.0", lambda _: Rotary(0.0)),
+        of.type("^base must", "got '10000'", lambda _: Rotary("10000")),
+        of.value("^x must", r"\[1, 5, 7\]", lambda heads: heads.receive(numbers(1, 5, 7))),
+        of.value("^x must", "torch.float64", lambda heads: heads.send(numbers(1, 5, 8).double())),
+        of.type("^x must", "got list", lambda heads: heads.receive([[0.0] * 8])),
+        of.value("^layout must", "'rows'", lambda _: StandardHeads.from_arrays(eye, eye, eye, layout="rows")),
+        of.type("^W_Q must", "torch.int64", lambda _: StandardHeads.from_arrays(eye.long(), eye, eye)),
+        of.type("^W_K must", "got 'keys'", lambda _: StandardHeads.from_arrays(eye, "keys", eye)),
+        of.value("W_Q and W_K", "4 and 3", lambda _: StandardHeads.from_arrays(eye, eye[..., :3], eye)),
+        of.type("^attention must", "got Linear", lambda _: StandardHeads.from_mha(nn.Linear(2, 2))),
+        of.type("FactoredHeads.of needs", "got Linear", lambda _: FactoredHeads.of(nn.Linear(2, 2))),
         of.value(
-            "a width that does not split",
-            "give head_dim",
-            "width 8 .* num_heads 3",
-            lambda _: StandardHeads(8, 3),
+            "cannot hold rotary", "MergedHeads", lambda _: MergedHeads.of(heads_of_two(rotary=Rotary()))
         ),
-        of.type("half a head", "^num_heads must", "got 2.5", lambda _: StandardHeads(8, 2.5)),
-        of.value(
-            "groups that do not fit",
-            "num_kv_heads",
-            "got 4 and 3",
-            lambda _: StandardHeads(8, 4, num_kv_heads=3),
-        ),
-        of.value(
-            "a negative head_dim", "^head_dim must", "got -4", lambda _: StandardHeads(8, 2, head_dim=-4)
-        ),
-        of.type("rotary True", "^rotary must", "got bool", lambda _: StandardHeads(8, 2, rotary=True)),
-        of.value(
-            "rotary of an odd dim",
-            "head_dim must be even",
-            "got 3",
-            lambda _: StandardHeads(6, 2, rotary=Rotary()),
-        ),
-        of.value("a rotary base of 0", "^base must", "got 0.0", lambda _: Rotary(0.0)),
-        of.type("a rotary base text", "^base must", "got '10000'", lambda _: Rotary("10000")),
-        of.value(
-            "states of another width",
-            "^x must",
-            r"\[1, 5, 7\]",
-            lambda heads: heads.receive(numbers(1, 5, 7)),
-        ),
-        of.value(
-            "states in float64",
-            "^x must",
-            "torch.float64",
-            lambda heads: heads.send(numbers(1, 5, 8).double()),
-        ),
-        of.type("a list of states", "^x must", "got list", lambda heads: heads.receive([[0.0] * 8])),
-        of.value(
-            "a layout that is none",
-            "^layout must",
-            "'rows'",
-            lambda _: StandardHeads.from_arrays(eye, eye, eye, layout="rows"),
-        ),
-        of.type(
-            "arrays of integers",
-            "^W_Q must",
-            "torch.int64",
-            lambda _: StandardHeads.from_arrays(eye.long(), eye, eye),
-        ),
-        of.type(
-            "an array that is none",
-            "^W_K must",
-            "got 'keys'",
-            lambda _: StandardHeads.from_arrays(eye, "keys", eye),
-        ),
-        of.value(
-            "arrays of other sizes",
-            "W_Q and W_K",
-            "4 and 3",
-            lambda _: StandardHeads.from_arrays(eye, eye[..., :3], eye),
-        ),
-        of.type(
-            "no MultiheadAttention",
-            "^attention must",
-            "got Linear",
-            lambda _: StandardHeads.from_mha(nn.Linear(2, 2)),
-        ),
-        of.type(
-            "factored of a Linear",
-            "FactoredHeads.of needs",
-            "got Linear",
-            lambda _: FactoredHeads.of(nn.Linear(2, 2)),
-        ),
-        of.value(
-            "merged rotary heads",
-            "cannot hold rotary",
-            "MergedHeads",
-            lambda _: MergedHeads.of(heads_of_two(rotary=Rotary())),
-        ),
-        of.value(
-            "a side that is none",
-            "^side must",
-            "got 'left'",
-            lambda heads: MergedHeads.of(heads, side="left"),
-        ),
-        of.value(
-            "an odd rotary_dim", "rotary_dim must be even", "got 3", lambda _: LatentHeads(8, 2, 4, 3, 6)
-        ),
-        of.type(
-            "a latent rotary text",
-            "^rotary must",
-            "got str",
-            lambda _: LatentHeads(8, 2, 4, 2, 6, rotary="yes"),
-        ),
-        of.value("lazy heads without heads", "^num_heads must", "got 0", lambda _: LazyHeads(0, 4)),
+        of.value("^side must", "got 'left'", lambda heads: MergedHeads.of(heads, side="left")),
+        of.value("rotary_dim must be even", "got 3", lambda _: LatentHeads(8, 2, 4, 3, 6)),
+        of.type("^rotary must", "got str", lambda _: LatentHeads(8, 2, 4, 2, 6, rotary="yes")),
+        of.value("^num_heads must", "got 0", lambda _: LazyHeads(0, 4)),
     ]
 
 
@@ -202,48 +130,27 @@ def _of_states() -> list[Case]:
     of = Of(WALK)
 
     found = [
-        of.value("states of one axis", "^x must", r"got \[8\]", lambda o: o.layer(o.x[0], o.graph)),
-        of.value(
-            "states of four axes", "^x must", r"\[1, 1, 5, 8\]", lambda o: o.layer(o.x[None, None], o.graph)
-        ),
-        of.value(
-            "states of another width", "^x must", r"\[1, 5, 6\]", lambda o: o.layer(o.x[:, :6], o.graph)
-        ),
-        of.value("states in float64", "^x must", "torch.float64", lambda o: o.layer(o.x.double(), o.graph)),
-        of.value("states of integers", "^x must", "torch.int64", lambda o: o.layer(o.x.long(), o.graph)),
+        of.value("^x must", r"got \[8\]", lambda o: o.layer(o.x[0], o.graph)),
+        of.value("^x must", r"\[1, 1, 5, 8\]", lambda o: o.layer(o.x[None, None], o.graph)),
+        of.value("^x must", r"\[1, 5, 6\]", lambda o: o.layer(o.x[:, :6], o.graph)),
+        of.value("^x must", "torch.float64", lambda o: o.layer(o.x.double(), o.graph)),
+        of.value("^x must", "torch.int64", lambda o: o.layer(o.x.long(), o.graph)),
+        of.type("^x must", "got list|got float", lambda o: o.layer(o.x.tolist(), o.graph)),
+        of.type("^x must", "Tensor, Tensor, Tensor", lambda o: o.layer((o.x, o.x, o.x), o.graph)),
+        of.value("^x must", r"\[1, 5, 8\]", lambda o: o.layer((o.x, o.x[None]), o.graph)),
+        of.type("needs one graph", "got none", lambda o: o.layer(o.x)),
         of.type(
-            "a list of states", "^x must", "got list|got float", lambda o: o.layer(o.x.tolist(), o.graph)
+            "needs one graph", "got both", lambda o: o.layer(o.x, o.graph, edge_index=torch.tensor(EDGES))
         ),
+        of.value("does not fit x", r"window\(6, 2\)", lambda o: o.layer(o.x, window(6, 2))),
+        of.type("expected a torch_geometric Data", "got str", lambda o: o.layer(o.x, "causal(5)")),
         of.type(
-            "three states", "^x must", "Tensor, Tensor, Tensor", lambda o: o.layer((o.x, o.x, o.x), o.graph)
-        ),
-        of.value(
-            "a pair of unlike axes", "^x must", r"\[1, 5, 8\]", lambda o: o.layer((o.x, o.x[None]), o.graph)
-        ),
-        of.type("no graph", "needs one graph", "got none", lambda o: o.layer(o.x)),
-        of.type(
-            "two graphs",
-            "needs one graph",
-            "got both",
-            lambda o: o.layer(o.x, o.graph, edge_index=torch.tensor(EDGES)),
-        ),
-        of.value("a longer graph", "does not fit x", r"window\(6, 2\)", lambda o: o.layer(o.x, window(6, 2))),
-        of.type(
-            "a graph text", "expected a torch_geometric Data", "got str", lambda o: o.layer(o.x, "causal(5)")
-        ),
-        of.type(
-            "a dense mask",
             "expected a torch_geometric|^edge_index must",
             "torch.bool",
             lambda o: o.layer(o.x, torch.ones(5, 5).bool()),
         ),
-        of.value(
-            "a bias of other edges",
-            "^bias must",
-            r"got \[4\]",
-            lambda o: o.layer(o.x, o.graph, bias=torch.ones(4)),
-        ),
-        of.type("a bias list", "^bias must", "got list", lambda o: o.layer(o.x, o.graph, bias=[0.0])),
+        of.value("^bias must", r"got \[4\]", lambda o: o.layer(o.x, o.graph, bias=torch.ones(4))),
+        of.type("^bias must", "got list", lambda o: o.layer(o.x, o.graph, bias=[0.0])),
     ]
     return [replace(one, subject=AUTO) if number % 2 else one for number, one in enumerate(found)]
 
@@ -255,25 +162,20 @@ def _listed(change: Any) -> Any:
 def _of_lists() -> list[Case]:
     of, walk, shape = Of(AUTO), Of(WALK), r"^edge_index must have shape \[2, E\]"
     return [
-        of.type(
-            "a float edge list", "expected a torch_geometric", "torch.float32", _listed(lambda e: e.float())
-        ),
-        of.value("an edge list in columns", shape, r"\[9, 2\]", _listed(lambda e: e.t())),
-        of.value("an edge list of one axis", shape, r"\[9\]", _listed(lambda e: e[0])),
-        of.index("a negative edge", r"^edge_index\[0, 0\]", "= -1", _listed(lambda e: e - 1)),
-        of.index("an edge out of range", r"^edge_index\[0, 8\]", "= 5", _listed(lambda e: e + 1)),
+        of.type("expected a torch_geometric", "torch.float32", _listed(lambda e: e.float())),
+        of.value(shape, r"\[9, 2\]", _listed(lambda e: e.t())),
+        of.value(shape, r"\[9\]", _listed(lambda e: e[0])),
+        of.index(r"^edge_index\[0, 0\]", "= -1", _listed(lambda e: e - 1)),
+        of.index(r"^edge_index\[0, 8\]", "= 5", _listed(lambda e: e + 1)),
         of.value(
-            "an edge twice",
             "^edge_index holds 1 duplicate",
             "stands at 0 and 9",
             _listed(lambda e: torch.cat([e, e[:, :1]], 1)),
         ),
-        of.type("unsigned edges", "^edge_index must", "torch.uint8", _listed(lambda e: e.to(torch.uint8))),
-        walk.type(
-            "a float edge list", "expected a torch_geometric", "torch.float32", _listed(lambda e: e.float())
-        ),
-        walk.index("a negative edge", "^edge_index", "-1", _listed(lambda e: e - 1)),
-        walk.value("an edge list in columns", shape, r"\[9, 2\]", _listed(lambda e: e.t())),
+        of.type("^edge_index must", "torch.uint8", _listed(lambda e: e.to(torch.uint8))),
+        walk.type("expected a torch_geometric", "torch.float32", _listed(lambda e: e.float())),
+        walk.index("^edge_index", "-1", _listed(lambda e: e - 1)),
+        walk.value(shape, r"\[9, 2\]", _listed(lambda e: e.t())),
     ]
 
 
@@ -281,60 +183,28 @@ def _of_layers() -> list[Case]:
     of = Of(LAYERS)
 
     return [
-        of.type("heads that are a number", "^heads must", "got int", lambda _: MessagePassingAttention(3)),
+        of.type("^heads must", "got int", lambda _: MessagePassingAttention(3)),
+        of.type("^heads must", "got Linear", lambda _: MessagePassingAttention(nn.Linear(2, 2))),
+        of.value("^dropout must", "got 2", lambda _: MessagePassingAttention(heads_of_two(), dropout=2)),
         of.type(
-            "heads that are a torch module",
-            "^heads must",
-            "got Linear",
-            lambda _: MessagePassingAttention(nn.Linear(2, 2)),
+            "^score_mod must", "got float", lambda _: MessagePassingAttention(heads_of_two(), score_mod=1.0)
         ),
         of.value(
-            "dropout of 2",
-            "^dropout must",
-            "got 2",
-            lambda _: MessagePassingAttention(heads_of_two(), dropout=2),
+            "^backend must", "got 'fast'", lambda _: MessagePassingAttention(heads_of_two(), backend="fast")
         ),
-        of.type(
-            "a score_mod number",
-            "^score_mod must",
-            "got float",
-            lambda _: MessagePassingAttention(heads_of_two(), score_mod=1.0),
-        ),
-        of.value(
-            "an unknown backend",
-            "^backend must",
-            "got 'fast'",
-            lambda _: MessagePassingAttention(heads_of_two(), backend="fast"),
-        ),
-        of.type(
-            "a backend number",
-            "^backend must",
-            "got int",
-            lambda _: MessagePassingAttention(heads_of_two(), backend=3),
-        ),
+        of.type("^backend must", "got int", lambda _: MessagePassingAttention(heads_of_two(), backend=3)),
         of.refused(
-            "a walk where heads differ",
             "the walk .* needs one edge list",
             "varies",
             lambda o: o.layer(o.x, TokenGraph.from_rule(lambda b, h, dst, src: src + h <= dst, 5, heads=2)),
         ),
-        of.type("a message that is none", "^message must", "got None", lambda _: PairwiseMessages(None)),
+        of.type("^message must", "got None", lambda _: PairwiseMessages(None)),
         of.value(
-            "an unknown normaliser",
-            "^normaliser must",
-            "'hard'",
-            lambda _: PairwiseMessages(BothEnds(8, 4, 8), normaliser="hard"),
+            "^normaliser must", "'hard'", lambda _: PairwiseMessages(BothEnds(8, 4, 8), normaliser="hard")
         ),
-        of.type(
-            "no nodes' messages", "^messages must", "got list", lambda _: StaticNodes(torch.eye(2), [[1.0]])
-        ),
-        of.value(
-            "messages of other nodes",
-            "messages",
-            r"\[3, 3\]",
-            lambda _: StaticNodes(torch.eye(2), torch.eye(3)),
-        ),
-        of.value("hidden of 0", "^hidden must", "got 0", lambda _: BothEnds(8, 0, 8)),
+        of.type("^messages must", "got list", lambda _: StaticNodes(torch.eye(2), [[1.0]])),
+        of.value("messages", r"\[3, 3\]", lambda _: StaticNodes(torch.eye(2), torch.eye(3))),
+        of.value("^hidden must", "got 0", lambda _: BothEnds(8, 0, 8)),
     ]
 
 
