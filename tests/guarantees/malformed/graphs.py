@@ -62,7 +62,7 @@ def _of_rules() -> list[Case]:
         of.type("the rule of", "torch.int64", _made(lambda b, h, dst, src: dst - src)),
         of.type("the rule of", "got a bool", _made(lambda b, h, dst, src: True)),
         of.type("the rule of", r"got \[5\]", _made(lambda b, h, dst, src: torch.ones(5).bool())),
-        of.type("the rule of", "broadcasting operators", _made(lambda b, h, dst, src: dst @ src > 0)),
+        of.type("the rule of", "broadcasting tensor operators only: size", _made(lambda b, h, dst, src: dst @ src > 0)),
         of.type("the rule of", "broadcasting", _made(lambda b, h, dst, src: dst if src <= dst else src)),
         of.value("^num_dst must", "got -1", _made(_causal, -1)),
         of.type("^num_src must", "got 2.5", _made(_causal, 2, 2.5)),
@@ -271,7 +271,7 @@ def _of_texts() -> list[Case]:
         files.value("bad.edges .*line 2", "'x'", lambda o: f.read(o.path / "bad.edges")),
         files.value("loose.edges", "num_tokens|tokens", lambda o: f.read(o.path / "loose.edges", 3)),
         files.type("^path must", "got 3", lambda o: f.read(3)),
-        files.type("^graph must", "got int", lambda o: f.write(3, o.path / "new.edges")),
+        files.type("^graph must", "got 3", lambda o: f.write(3, o.path / "new.edges")),
         files.value("a file holds a graph", r"cross\(2, 3\)", lambda o: f.write(CROSS, o.path / "new.edges")),
     ]
 
