@@ -15,7 +15,7 @@ WINDOWS = {
     "causal": ((-1, 0), patterns.causal),
     "full": ((-1, -1), patterns.full),
     "window": ((3, 0), lambda n: patterns.window(n, 4)),
-    "both sides": ((2, 1), lambda n: ga.TokenGraph.from_rule(both_sides, n)),
+    "both sides": ((2, 1), lambda n: patterns.window(n, 3) | patterns.window(n, 2).T),
 }
 
 

@@ -190,6 +190,11 @@ def test_documents_alone_are_for_varlen_and_strays_make_a_split():
     found = estimates(GRAPHS["union"](), SIZES, H200)
     assert found["split"].flops < found["tiles"].flops
     assert found["split"].passed < found["rows"].passed
+    # both results are read and one is written, in bfloat16 and float32
+    counts, merged = counted(GRAPHS["union"]()), 3 * 8 * 4096 * 64 * (2 + 4)
+    tiles = estimate_forms(counts._replace(small_tiles=counts.filled_tiles, tall_tiles=0.0), SIZES, H200)
+    rows = estimate_forms(counts._replace(edges=counts.strays), SIZES, H200)["rows", 1]
+    assert found["split"].misses == pytest.approx(tiles["tiles", 64].misses + rows.misses + merged)
 
 
 FORM_OF = {

@@ -118,7 +118,6 @@ PARTS = {
 
 @pytest.mark.parametrize(("mod", "parts"), PARTS.values(), ids=PARTS)
 def test_the_parts_of_a_score_mod(mod, parts):
-    """What comes before the cap and what after."""
     assert added_to(mod) == parts
 
 
@@ -145,7 +144,6 @@ def test_what_is_added_to_each_edge():
 
 
 def test_slopes_are_those_of_the_heads_of_the_call(interpreted):
-    """A part of a call has the slopes of its heads."""
     given = dataclasses.replace(call(heads=2), score_mod=alibi((1.0, 2.0, 3.0, 4.0)), first_head=1)
     assert added_to_edges(given)[0].tolist() == [2.0, 3.0]
     assert triton.unsupported_reason(given) is None

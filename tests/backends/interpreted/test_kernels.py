@@ -90,7 +90,6 @@ def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
 
 @pytest.mark.parametrize("kind", FORMS[:2])
 def test_more_heads_than_a_grid_takes(backend, device, monkeypatch):
-    """Samples and heads are launched in parts."""
     monkeypatch.setattr(_common, "MOST_SLICES", 3)
     check(CASES["groups of two"], backend, device)
 
