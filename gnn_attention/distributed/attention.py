@@ -67,7 +67,7 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     dtype, call = call.q.dtype, in_merge_dtype(call)
     if call.seed is not None:
         call = replace(call, seed=collectives.broadcast_first(call.seed, graph.group))
-    out, lse = (_ring if exchange == "ring" else _at_once)(call, graph, exchange, backend, dtype)
+    out, lse = _exchanged(call, graph, exchange, backend, dtype)
     if call.sink_logits is not None:
         # from any rank
         parts = subgraphs.rank_subgraphs(*graph.share, exchange)
@@ -108,39 +108,32 @@ def with_bias(call: AttentionCall, bias: Tensor | None) -> AttentionCall:
     return replace(call, bias=AttentionCall.checked(call.q, k, v, rows, bias=bias).bias)
 
 
-def _at_once(
+def _exchanged(
     call: AttentionCall, graph: RankGraph, exchange: str, backend: BackendLike, dtype: torch.dtype
 ) -> Result:
-    """Own senders while the others travel, in ``dtype``, then those that arrived."""
-    own, other = subgraphs.rank_subgraphs(*graph.share, exchange)
+    """Own senders first; the next ones, if any, travel in ``dtype`` while these are in use."""
+    parts = subgraphs.rank_subgraphs(*graph.share, exchange)
+    k, v, rows, total = call.k, call.v, _rows(call.k, call.v), no_result(call)
+    for step, part in enumerate(parts):
+        others_come = step < len(parts) - 1
+        if others_come:
+            pending = PendingExchange(_transfer(call, graph, exchange, step), graph.group, dtype)
+            buffer = start(pending, rows)
+        result = _attend_part(call, graph, part, k, v, backend)
+        total = edges.merge(*total, *result) if step else result
+        if others_come:
+            rows = finish(pending, buffer).to(rows.dtype)
+            k, v = _keys_and_values(rows, call.k, call.v)
+    return _with_collectives(total, call, rows)
+
+
+def _transfer(call: AttentionCall, graph: RankGraph, exchange: str, step: int) -> RowTransfer:
     if exchange == "halo":
         # a collective the first time: ranks send the numbers of their halo's senders
-        transfer = memoized(_halo_transfer, *graph.share, graph.group, call.q.device)
-    else:
-        transfer = subgraphs.to_all_ranks(graph.partition.src.sizes, graph.rank, call.q.device)
-    pending, rows = PendingExchange(transfer, graph.group, dtype), _rows(call.k, call.v)
-    buffer = start(pending, rows)
-    first = _attend_part(call, graph, own, call.k, call.v, backend)
-    arrived = finish(pending, buffer).to(rows.dtype)
-    second = _attend_part(call, graph, other, *_keys_and_values(arrived, call.k, call.v), backend)
-    return _with_collectives(edges.merge(*first, *second), call, arrived)
-
-
-def _ring(
-    call: AttentionCall, graph: RankGraph, exchange: str, backend: BackendLike, dtype: torch.dtype
-) -> Result:
-    """The senders of each rank, from the own ones backwards, each block sent on while it is in use."""
-    parts = subgraphs.rank_subgraphs(*graph.share, exchange)
-    sizes, last, rows = graph.partition.src.sizes, len(parts) - 1, _rows(call.k, call.v)
-    total = no_result(call)
-    for step, part in enumerate(parts):
-        transfer = subgraphs.ring_step(sizes, graph.rank, step)
-        pending = PendingExchange(transfer, graph.group, dtype)
-        buffer = start(pending, rows) if step < last else rows
-        result = _attend_part(call, graph, part, *_keys_and_values(rows, call.k, call.v), backend)
-        total = edges.merge(*total, *result) if step else result
-        rows = finish(pending, buffer).to(rows.dtype) if step < last else rows
-    return _with_collectives(total, call, rows)
+        return memoized(_halo_transfer, *graph.share, graph.group, call.q.device)  # type: ignore[no-any-return]
+    if exchange == "ring":
+        return subgraphs.ring_step(graph.partition.src.sizes, graph.rank, step)
+    return subgraphs.to_all_ranks(graph.partition.src.sizes, graph.rank, call.q.device)
 
 
 def _with_collectives(total: Result, call: AttentionCall, arrived: Tensor) -> Result:

@@ -81,7 +81,6 @@ class TestCounts:
         assert plan(patterns.causal(8), 2, 1, 4, partition="zigzag").balance == 1.0
         found = plan(patterns.causal(64), 1, 4, 8)
         assert (found.halo_bytes, found.halo_share, found.exchange) == (0, 0.0, "halo")
-        assert [(each.received, each.most_stored) for each in found.exchanges] == [(0, 0)] * 3
 
 
 WINDOW, CAUSAL = patterns.window(65536, 512), patterns.causal(65536)
@@ -143,8 +142,7 @@ def test_json():
     numbers = json.loads(json.dumps(found.to_dict()))
     assert (numbers["halo_bytes"], numbers["balance"]) == (found.halo_bytes, found.balance)
     assert [rank["edges"] for rank in numbers["ranks"]] == [load.edges for load in found.ranks]
-    sizes = {"heads": 4, "kv_heads": 4, "dim": 8, "value_dim": 8, "batch": 1}
-    assert numbers["setting"] == {**sizes, "dtype": "bfloat16"}
+    assert (numbers["world_size"], numbers["setting"]["dtype"]) == (3, "bfloat16")
 
 
 def test_wrong_arguments_are_named():

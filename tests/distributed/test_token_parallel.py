@@ -174,21 +174,6 @@ def test_the_whole_zoo_equals_one_process():
     assert_allowed(ranks.run(3, zoo, deadline=400))
 
 
-def several(rank, world):
-    """What each of the functions for so many ranks returns."""
-    return {function.__name__: function(rank, world) for function in FUNCTIONS[world]}
-
-
-@functools.cache
-def answers(world):
-    return ranks.run(world, several)
-
-
-def of_each(world, function):
-    """What ``function(rank, world)`` returned on every rank."""
-    return [found[function.__name__] for found in answers(world)]
-
-
 def sent(rank, world, example, kind, exchange):
     """Bytes of k and v that this rank sends forward, and of their gradients backward, in a second call."""
     graph = expressions.evaluate(example)
@@ -201,11 +186,7 @@ def sent(rank, world, example, kind, exchange):
 
 
 PLANNED = [("causal(21)", "zigzag", way) for way in ("halo", "ring", "gather")]
-PLANNED += [
-    ("erdos_renyi(30, 0.1)", "scattered", "halo"),
-    ("cross(7, 16)", "contiguous", "halo"),
-    ("window(400, 8)", "contiguous", "halo"),
-]
+PLANNED += [("erdos_renyi(30, 0.1)", "scattered", "halo"), ("window(400, 8)", "contiguous", "halo")]
 
 
 def many_sent(rank, world):
@@ -213,7 +194,7 @@ def many_sent(rank, world):
 
 
 def test_bytes_are_those_of_the_plan():
-    measured = of_each(3, many_sent)
+    measured = ranks.run(3, many_sent)
     for i, (example, kind, way) in enumerate(PLANNED):
         graph = expressions.evaluate(example)
         sizes = {"kv_heads": HKV, "value_dim": DV, "batch": 2, "dtype": torch.float32}
@@ -289,7 +270,6 @@ def corners(rank, world):
         "no tokens": (patterns.causal(0), "contiguous"),
         "no edges": (patterns.causal(9) - patterns.causal(9), "zigzag"),
         "one side each": (patterns.cross(5, 6), partitions.Partition(*owners)),
-        "rows": (rows, "contiguous"),
         "rows, scattered": (rows, "scattered"),
     }
     errors = {}
@@ -303,7 +283,7 @@ def corners(rank, world):
 
 def test_corners_equal_one_process():
     """Ranks without work take part; positions of a part of a graph are those of the whole."""
-    assert_allowed(of_each(4, corners))
+    assert_allowed(ranks.run(4, corners))
 
 
 def partly(rank, world):
@@ -322,7 +302,7 @@ def partly(rank, world):
 
 
 def test_some_gradients_and_lse():
-    assert max(of_each(3, partly)) <= 1
+    assert max(ranks.run(3, partly)) <= 1
 
 
 HALVES = [
@@ -338,7 +318,7 @@ def halves(rank, world):
 
 def test_half_precision_is_as_good_as_torchs_kernel():
     """Within 2 times its error in the output and 3 times in the gradients: merging does not round."""
-    assert_allowed(of_each(4, halves))
+    assert_allowed(ranks.run(4, halves))
 
 
 def with_nan(rank, world):
@@ -358,7 +338,7 @@ def with_nan(rank, world):
 
 
 def test_a_nan_reaches_the_receivers_that_attend_to_it_and_no_other():
-    assert of_each(2, with_nan) == [dict.fromkeys(WAYS, True)] * 2
+    assert ranks.run(2, with_nan) == [dict.fromkeys(WAYS, True)] * 2
 
 
 def wrong(rank, world):
@@ -373,7 +353,6 @@ def wrong(rank, world):
         lambda: attend("contiguous" if first else "zigzag"),
         lambda: distributed.attend(x, x.clone().requires_grad_(first), x, graph),
         lambda: attend(bias=torch.zeros(3)),
-        lambda: attend(exchange="pigeon"),
         lambda: attend(backend="dense" if first else "rows"),
         lambda: attend(backend="abacus"),
         lambda: attend(partitions.contiguous(graph, 3)),
@@ -398,7 +377,6 @@ MESSAGES = [
     "all ranks must give partition alike: rank 0 has Partition.contiguous",
     "all ranks must give gradients alike: rank 0 has wanted, but rank 1 has not wanted",
     r"rank 0: ValueError: bias must be broadcastable to .*\[1, 1, 10\], got \[3\]; rank 1: .*\[1, 1, 26\]",
-    "exchange must be one of 'auto', 'halo', 'ring', 'gather', got 'pigeon'",
     "all ranks must give backend alike: rank 0 has dense, but rank 1 has rows",
     "backend 'abacus' cannot hold .*: it is none of",
     "partition must be for the 2 ranks of the group, got 3",
@@ -410,7 +388,7 @@ MESSAGES = [
 
 
 def test_a_wrong_argument_of_one_rank_raises_on_all():
-    first, second = of_each(2, wrong)
+    first, second = ranks.run(2, wrong)
     assert first == second
     for message, pattern in zip(first, MESSAGES, strict=True):
         assert re.search(pattern, message), (pattern, message)
@@ -420,6 +398,3 @@ def test_without_a_process_group_the_error_shows_the_way():
     x = torch.ones(1, 1, 4, 4)
     with pytest.raises(ValueError, match="is not initialised: start the program with torchrun"):
         distributed.attend(x, x, x, patterns.causal(4))
-
-
-FUNCTIONS = {2: [wrong, with_nan], 3: [many_sent, partly], 4: [corners, halves]}
