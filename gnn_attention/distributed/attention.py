@@ -130,7 +130,7 @@ def _exchanged(
 def _transfer(call: AttentionCall, graph: RankGraph, exchange: str, step: int) -> RowTransfer:
     if exchange == "halo":
         # a collective the first time: ranks send the numbers of their halo's senders
-        return memoized(_halo_transfer, *graph.share, graph.group, call.q.device)  # type: ignore[no-any-return]
+        return memoized(_halo_transfer, *graph.share, graph.group, call.q.device)
     if exchange == "ring":
         return subgraphs.ring_step(graph.partition.src.sizes, graph.rank, step)
     return subgraphs.to_all_ranks(graph.partition.src.sizes, graph.rank, call.q.device)

@@ -51,12 +51,12 @@ def halo(graph: TokenGraph, partition: Partition, rank: int) -> tuple[Int[Tensor
 
 def halo_sizes(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks ranks"]:
     """How many senders of each rank (column) the receivers of each rank (row) attend to; cached."""
-    return memoized(_halo_sizes, graph, check_partition(partition, graph))  # type: ignore[no-any-return]
+    return memoized(_halo_sizes, graph, check_partition(partition, graph))
 
 
 def edges_between(graph: TokenGraph, partition: Partition) -> Int[Tensor, "ranks ranks"]:
     """The edges to each rank (row) from each rank (column), over heads and samples; cached."""
-    return memoized(_edges_between, graph, check_partition(partition, graph))  # type: ignore[no-any-return]
+    return memoized(_edges_between, graph, check_partition(partition, graph))
 
 
 def _halo_sizes(graph: TokenGraph, partition: Partition) -> Tensor:

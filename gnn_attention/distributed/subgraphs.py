@@ -86,12 +86,12 @@ def rank_subgraphs(graph: TokenGraph, partition: Partition, rank: int, exchange:
 
     "halo" and "gather": all that arrive as one; "ring": those of each rank.
     """
-    return memoized(_rank_subgraphs, graph, partition, rank, exchange)  # type: ignore[no-any-return]
+    return memoized(_rank_subgraphs, graph, partition, rank, exchange)
 
 
 def rank_rows(graph: TokenGraph, partition: Partition, rank: int) -> TokenGraph:
     """The receivers of a rank over all senders; cached."""
-    return memoized(_rank_rows, graph, partition, rank)  # type: ignore[no-any-return]
+    return memoized(_rank_rows, graph, partition, rank)
 
 
 def in_edges(graph: TokenGraph, partition: Partition, rank: int) -> Int[Tensor, "2 edges"]:

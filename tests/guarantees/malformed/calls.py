@@ -206,7 +206,9 @@ def _of_table() -> list[Case]:
     return [
         backend("^name of a Backend", "got 3 of type int", 3, dense_backend.run),
         backend("^run of a Backend", "got None", "own", None),
-        backend("^unsupported_reason of a Backend", "got 'no'", "own", dense_backend.run, unsupported_reason="no"),
+        backend(
+            "^unsupported_reason of a Backend", "got 'no'", "own", dense_backend.run, unsupported_reason="no"
+        ),
         backend("^bytes_needed of a Backend", "got 5", "own", dense_backend.run, bytes_needed=5),
         asked(TypeError, "^graph must", "got 3 of type int", 3, 2, 8),
         asked(ValueError, "^heads must", "got 0", causal(4), 0, 8),

@@ -62,7 +62,11 @@ def _of_rules() -> list[Case]:
         of.type("the rule of", "torch.int64", _made(lambda b, h, dst, src: dst - src)),
         of.type("the rule of", "got a bool", _made(lambda b, h, dst, src: True)),
         of.type("the rule of", r"got \[5\]", _made(lambda b, h, dst, src: torch.ones(5).bool())),
-        of.type("the rule of", "broadcasting tensor operators only: size", _made(lambda b, h, dst, src: dst @ src > 0)),
+        of.type(
+            "the rule of",
+            "broadcasting tensor operators only: size",
+            _made(lambda b, h, dst, src: dst @ src > 0),
+        ),
         of.type("the rule of", "broadcasting", _made(lambda b, h, dst, src: dst if src <= dst else src)),
         of.value("^num_dst must", "got -1", _made(_causal, -1)),
         of.type("^num_src must", "got 2.5", _made(_causal, 2, 2.5)),
