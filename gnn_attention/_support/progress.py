@@ -13,8 +13,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from tqdm import tqdm
-
 EVERY = 5.0  # seconds between lines
 DELAY = 1.0  # seconds before the bar of a terminal
 REFRESH = 0.2  # seconds between its pictures
@@ -133,6 +131,8 @@ class Progress:
 
     def _draw(self) -> None:
         if self._bar is None:
+            from tqdm import tqdm
+
             # without tqdm's own thread and lock between processes
             bar = type("Bar", (tqdm,), {"monitor_interval": 0, "_lock": threading.RLock()})
             self._bar = bar(bar_format="{desc}", file=sys.stderr, leave=False, dynamic_ncols=True)

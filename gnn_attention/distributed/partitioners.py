@@ -11,7 +11,6 @@ import importlib
 from bisect import bisect_left
 from itertools import pairwise
 
-import networkx as nx
 import torch
 
 from gnn_attention._support import checks
@@ -124,6 +123,8 @@ def rcm_order(graph: TokenGraph) -> Int[Tensor, " nodes"]:
     >>> rcm_order(path).tolist() in ([0, 3, 1, 2], [2, 1, 3, 0])
     True
     """
+    import networkx as nx
+
     start, neighbours = _adjacency(graph)
     node = torch.repeat_interleave(start.diff())
     undirected = nx.empty_graph(len(start) - 1)
