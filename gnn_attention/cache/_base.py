@@ -211,7 +211,8 @@ def checked_graph(graph: TokenGraph) -> TokenGraph:
     if not isinstance(graph, TokenGraph):
         raise TypeError(f"graph must be a TokenGraph of all tokens to come, got {type(graph).__name__}")
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-        raise ValueError(f"a cache needs a graph whose receivers and senders are the same, got {graph!r}")
+        expected = "a graph whose receivers and senders are the same tokens"
+        raise ValueError(f"a cache needs {expected}, got {graph!r}")
     return graph
 
 

@@ -149,9 +149,11 @@ class LanguageModel(nn.Module):
             raise TypeError(f"cache must be a KeyValueCache(graph, config.num_layers), got {quoted(cache)}")
         tokens, _ = self._checked(tokens, cache.graph)
         if cache.layers != len(self.blocks):
-            raise ValueError(f"cache must have {len(self.blocks)} layers, one a block, got {cache.layers}")
+            raise ValueError(
+                f"cache must have {len(self.blocks)} layers, one for each block, got {cache.layers}"
+            )
         if not self.can_proceed():
-            reason = "backend=None and hooks on blocks or attention layers need all tokens at once"
+            reason = "the message-passing path (backend=None) and hooks on blocks need all tokens at once"
             advice = "use backend='auto' and remove the hooks, or call the model without a cache"
             raise NotImplementedError(f"{reason}: {advice}")
         state = self.embedding(tokens)
