@@ -72,10 +72,8 @@ def bytes_of(graph: TokenGraph, for_edges: bool = False) -> int:
 
 
 def edge_numbers(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the edges of each receiver and sender begin, and the place by receiver of each edge by sender.
-
-    Made anew, so that rows are not cached on the device as well.
-    """
+    """Where the edges of each receiver and sender begin, and the place by receiver of each edge by sender."""
+    # made anew, so that rows are not cached on the device as well
     src, dst = _sorted_edges(graph, device)
     order = _narrowed(src.sort(stable=True).indices, graph.num_edges + STEP)
     return row_pointers(dst, graph.num_dst), row_pointers(src, graph.num_src), order

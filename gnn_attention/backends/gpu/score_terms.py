@@ -40,7 +40,9 @@ def added_to(score_mod: ScoreMod | None) -> Added:
     Added(slopes=(0.5,), before=(), softcap=2.0, after=())
     """
     slopes: tuple[float, ...] | None = None
-    cap, before, after = 0.0, list[ScoreMod](), list[ScoreMod]()
+    cap: float = 0.0
+    before: list[ScoreMod] = []
+    after: list[ScoreMod] = []
     for link in _links(score_mod):
         if type(link) is softcap and not cap:
             cap = link.cap
