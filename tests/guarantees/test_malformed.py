@@ -10,7 +10,7 @@ import torch
 from gnn_attention import Backend, TokenGraph, attend, convert, patterns
 from gnn_attention._support import checks
 from gnn_attention.graph import edge_list
-from gnn_attention.interpret.audit.probe_groups import groups
+from gnn_attention.interpret.audit.detectors import groups_of
 from gnn_attention.training import trainer as training
 from tests.guarantees import malformed
 from tests.guarantees.malformed.case import COMPILED, Case, Subject, faults
@@ -150,7 +150,7 @@ def test_groups_of_an_audit_cover_every_pair_on_its_own():
     """
     for graph in (patterns.window(70, 5), patterns.erdos_renyi(64, 0.05, seed=1), patterns.self_loops(40)):
         mask = graph.mask()
-        found = groups(mask)
+        found = groups_of(mask)
         heard_by = found.long() @ mask.long()
         alone = found.unsqueeze(2) & (heard_by.unsqueeze(1) - mask.long() == 0)
         assert bool(alone.any(0).all())

@@ -21,9 +21,8 @@ from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, S
 from gnn_attention.__main__ import main
 from gnn_attention.huggingface import _overrides
 from gnn_attention.interpret.audit import audit, pytest_plugin
-from gnn_attention.interpret.audit.embedding import other_ids
-from gnn_attention.interpret.audit.probe_groups import groups
-from gnn_attention.interpret.audit.runner import Runner, isolated
+from gnn_attention.interpret.audit.detectors import groups_of
+from gnn_attention.interpret.audit.runner import Runner, isolated, other_ids
 from gnn_attention.verify.measure import EXACT
 
 T, WIDTH = 8, 4
@@ -268,7 +267,7 @@ GROUPED += [patterns.sinks(40, 1), patterns.cross(5, 9), patterns.expander(48, 2
 def test_every_pair_is_isolated_by_a_group(graph):
     """For each (dst, src) one group with dst in it and no other member that attends to src."""
     allowed = graph.mask()
-    settled, family = torch.zeros_like(allowed), groups(allowed)
+    settled, family = torch.zeros_like(allowed), groups_of(allowed)
     for group in family:
         others = group.int() @ allowed.int() - allowed.int()
         settled |= (others == 0) & group[:, None]
@@ -550,15 +549,15 @@ ENDLESS.endless = (x for x in ())
 OUR_LAYER = MessagePassingAttention(StandardHeads(4, 1))
 THREE = Reads(lambda x: x[:, :3])
 WRONG = [
-    ({"input_shape": (7, 4)}, ValueError, r"input_shape must be .* T = 8, the senders of .*; got \(7, 4\)"),
+    ({"input_shape": (7, 4)}, ValueError, r"input_shape must be .* T of .*causal\(8\).*; got \(7, 4\)"),
     ({"input_shape": ()}, ValueError, "input_shape must be"),
-    ({"module": lambda x: x}, TypeError, "module must be a torch.nn.Module, got function"),
+    ({"module": lambda x: x}, TypeError, "module must be a Module, got .* of type function"),
     ({"graph": "causal"}, TypeError, "graph must be a TokenGraph"),
     ({"graph": []}, TypeError, "graph must be a TokenGraph"),
     ({"graph": patterns.causal(5000)}, ValueError, "1 to 4096 tokens"),
     ({"graph": [CAUSAL, patterns.causal(9)]}, ValueError, "of the same tokens"),
     ({"graph": ga.algebra.per_sample(CAUSAL, LOOPS)}, ValueError, "differs by sample: audit one of them"),
-    ({"module": THREE, "graph": patterns.cross(3, 8), "layers": 2}, ValueError, "layers must be 1 where"),
+    ({"module": THREE, "graph": patterns.cross(3, 8), "layers": 2}, ValueError, "layers must be 1 for"),
     ({"layers": 0}, ValueError, "layers must be at least 1, got 0"),
     ({"module": nn.Flatten()}, ValueError, r"floating states \[B, dst, ...\].*got shape \[1, 32\]"),
     ({"module": Reads(lambda x: None)}, ValueError, "got NoneType"),

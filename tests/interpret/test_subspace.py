@@ -150,7 +150,7 @@ class TestRank:
 INTS, SPACE = torch.ones(9, dtype=torch.int64), Subspace.spanned_by(drawn(2, WIDTH))
 X, ALONG = drawn(5, WIDTH), SPACE.basis[:, 0]
 OTHER, ONES = Subspace.spanned_by(torch.ones(4)), torch.ones
-BASIS = r"basis must be .*orthonormal columns, got .*spanned_by"
+BASIS = r"basis must be .*orthonormal columns, as Subspace.spanned_by makes, got"
 SPAN = r"directions must be a float tensor \[count, width\] or \[width\], got"
 STATES = r"x must be floats \[\*, 9\], as wide as the space, got"
 PART = "direction must have a part in the subspace, got one of length"

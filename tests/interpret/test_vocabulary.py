@@ -166,8 +166,8 @@ def test_refusals(function, arguments, error, match):
     [
         ({"layer": 2}, IndexError, r"layer must be in 0 .. 1, got 2"),
         ({"head": 3}, IndexError, r"head must be in 0 .. 2, got 3"),
-        ({"tokens": torch.tensor([30])}, IndexError, r"tokens must be in 0 .. 29, .* got 30 .. 30"),
-        ({"tokens": torch.tensor([-1, 2])}, IndexError, r"got -1 .. 2"),
+        ({"tokens": torch.tensor([30])}, IndexError, r"tokens must be in 0 .. 29, .* got \[30\]"),
+        ({"tokens": torch.tensor([-1, 2])}, IndexError, r"got \[-1, 2\]"),
         ({"tokens": ONES(1)}, TypeError, r"tokens must be an integer tensor, got .*torch.float32"),
         ({"tokens": [1]}, TypeError, r"tokens must be an integer tensor, got \[1\]"),
         ({"k": 31}, ValueError, "k must be at most 30, the vocabulary, got 31"),

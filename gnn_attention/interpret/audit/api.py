@@ -1,13 +1,11 @@
 """Whether information flows exactly along a graph: an audit of any module on sequences, from outside.
 
-A mask bounds which tokens may influence which. :func:`audit` tests the bound on the module as a function:
-where the Jacobian from inputs to outputs is not zero, information flows. Three detectors run:
+Where the Jacobian from inputs to outputs is not zero, information flows. Three detectors run:
 
 * **jacobian**: exact sparsity in float64, by random cotangents on groups of receivers such that every pair of
   tokens is isolated by one group. Random directions and a second random input make it improbable that
   influences cancel or are 0 by chance. A gradient is exactly zero, or it is a flow.
-* **perturbation**: the input of one sender is replaced, and all outputs compared. It also finds flows without
-  gradient.
+* **perturbation**: the input of one sender is replaced, and all outputs compared: flows without gradient too.
 * **nan**: one sender is NaN. Alone it proves nothing (dense attention multiplies NaN by a weight of zero), so
   pairs that only a NaN crosses are listed separately.
 
@@ -35,6 +33,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -42,13 +41,14 @@ from torch import nn
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
+from gnn_attention.analyse.structure import is_square
 from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.audit.detectors import WITNESSES, Detections
-from gnn_attention.interpret.audit.hooks import attention_calls
 from gnn_attention.interpret.audit.leak_paths import LeakPath, leak_paths
-from gnn_attention.interpret.audit.reachability import Bounds, as_graph, declared_graphs, edges, is_square
+from gnn_attention.interpret.audit.reachability import Bounds, as_graph, declared_graphs, edges
 from gnn_attention.interpret.audit.report import Leak, Verdict, remarks
 from gnn_attention.interpret.audit.runner import Runner, isolated
+from gnn_attention.layer import MessagePassingAttention
 
 Call = Callable[[nn.Module, torch.Tensor], Any]
 
@@ -110,17 +110,31 @@ def audit(
     graphs = declared_graphs(graph)
     shape, chosen = _input_shape(input_shape, graphs[0]), _detectors(witnesses)
     samples = checks.size("samples", samples, 1)
-    call = _with_overrides(module, _default_call(module, graph) if call is None else _checked_call(call))
+    if not (call is None or callable(call)):
+        raise TypeError(f"call must be a function (module, x) -> states, got {quoted(call)}")
+    checks.instance("module", module, nn.Module)
+    call = _default_call(module, graph) if call is None else call
+    checks.takes("call", call, "module", "x")
     if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
-        expected = "a share of the largest gradient, in [0, 1)"
-        raise ValueError(f"tolerance must be {expected}, got {quoted(tolerance)}")
+        raise ValueError(
+            f"tolerance must be a share of the largest gradient in [0, 1), got {quoted(tolerance)}"
+        )
     if dtype not in (torch.float64, torch.float32):
-        expected = "torch.float64 or torch.float32"
-        raise ValueError(f"dtype must be {expected}, got {dtype}: in less, small flows are lost")
+        raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}: less loses small flows")
     with isolated(module):
-        runner = Runner(module, call, shape, graphs[0].num_dst, embedding, samples, seed, dtype, watch)
+        runner = Runner(
+            module,
+            _with_overrides(module, call),
+            shape,
+            graphs[0].num_dst,
+            embedding,
+            samples,
+            seed,
+            dtype,
+            watch,
+        )
         if layers is None:
-            layers = attention_calls(runner) or len(graphs)
+            layers = _attention_calls(runner) or len(graphs)
         layers = checks.size("layers", layers, 1)
         bounds = Bounds.of(graphs, layers)
         detections = Detections.run(runner, bounds.after[-1], chosen, float(tolerance))
@@ -130,8 +144,8 @@ def audit(
 def _input_shape(value: Sequence[int], graph: TokenGraph) -> tuple[int, ...]:
     shape = tuple(checks.sizes("input_shape", value, 1))
     if not shape or shape[0] != graph.num_src:
-        expected = f"(T, width) for states or (T,) for token ids, with T = {graph.num_src}"
-        raise ValueError(f"input_shape must be {expected}, the senders of {graph!r}; got {shape}")
+        expected = f"(T, width) for states or (T,) for token ids, with the T of {graph!r}"
+        raise ValueError(f"input_shape must be {expected}; got {shape}")
     return shape
 
 
@@ -139,17 +153,19 @@ def _detectors(value: Sequence[str]) -> tuple[str, ...]:
     words = [value] if isinstance(value, str) else value
     chosen = tuple(checks.choice("witnesses", word, WITNESSES) for word in words)
     if not {"jacobian", "perturbation"} & set(chosen):
-        expected = "'jacobian' or 'perturbation', since NaN alone proves nothing"
-        raise ValueError(f"witnesses must hold {expected}, got {quoted(value)}")
+        expected = "'jacobian' or 'perturbation'"
+        raise ValueError(f"witnesses must hold {expected}, as NaN alone proves nothing, got {quoted(value)}")
     return chosen
 
 
-def _checked_call(call: Call) -> Call:
-    if not callable(call):
-        got = f"{quoted(call)} of type {type(call).__name__}"
-        raise TypeError(f"call must be a function (module, x) -> states, got {got}")
-    checks.takes("call", call, "module", "x")
-    return call
+def _attention_calls(runner: Runner) -> int:
+    calls: list[None] = []
+    with torch.no_grad(), ExitStack() as hooks:
+        for part in runner.inside.modules():
+            if isinstance(part, MessagePassingAttention):
+                hooks.enter_context(part.register_forward_pre_hook(lambda *_: calls.append(None)))
+        runner.run(runner.draw(0))
+    return len(calls)
 
 
 def _with_overrides(module: nn.Module, call: Call) -> Call:
@@ -167,16 +183,14 @@ def _with_overrides(module: nn.Module, call: Call) -> Call:
 
 
 def _default_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -> Call:
-    if not isinstance(module, nn.Module):
-        got = type(module).__name__
-        raise TypeError(f"module must be a torch.nn.Module, got {got}; wrap a function in one")
     parameters = inspect.signature(module.forward).parameters
     name = next((name for name in ("graph", "g", "edge_index") if name in parameters), None)
     if name is None:
         return lambda module, x: module(x)
     if not isinstance(graph, TokenGraph):
-        one = f"{type(module).__name__} takes one {name}"
-        raise ValueError(f"{one}, got a list of graphs: give call=lambda module, x: ...")
+        raise ValueError(
+            f"the module takes one {name}, got a list of graphs: give call=lambda module, x: ..."
+        )
     if name == "edge_index":
         return lambda module, x: module(x, edge_index=graph.edges_on(x.device))
     return lambda module, x: module(x, **{name: graph})
@@ -186,12 +200,13 @@ def _verdict(graphs: Sequence[TokenGraph], bounds: Bounds, detections: Detection
     like, allowed, seen = graphs[0], bounds.after[-1], detections.flow
     square, leaking = is_square(like), edges(seen & ~allowed)
     paths = leak_paths(runner, leaking, bounds) if leaking and square else {}
-    leaks = tuple(_leak(src, dst, paths.get((src, dst)), detections) for src, dst in leaking)
+    found = [(edge, paths.get(edge, LeakPath(edge))) for edge in leaking]
+    leaks = tuple(Leak(*edge, path.tokens, path.layer, *detections.seen(*edge)) for edge, path in found)
     expected, flow = as_graph(allowed, like, "allowed"), as_graph(seen, like, "flow")
     own = torch.eye(*allowed.shape, dtype=torch.bool, device="cpu") & square
     depth = next((path.depth for path in paths.values()), None)
+    # None where so many layers would not explain the leaks
     if depth is not None and bool((seen & ~Bounds.of(graphs, depth).after[-1]).any()):
-        # so many layers would not explain the leaks
         depth = None
     return Verdict(
         graphs=tuple(graphs),
@@ -207,8 +222,3 @@ def _verdict(graphs: Sequence[TokenGraph], bounds: Bounds, detections: Detection
         backward_passes=runner.backwards,
         forward_passes=runner.forwards,
     )
-
-
-def _leak(src: int, dst: int, path: LeakPath | None, detections: Detections) -> Leak:
-    tokens, layer = ((src, dst), None) if path is None else (path.tokens, path.layer)
-    return Leak(src, dst, tokens, layer, detections.witnesses(src, dst), detections.share(src, dst))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.interpret.audit import probe_groups
 from gnn_attention.interpret.audit.runner import Runner
 
 WITNESSES = ("jacobian", "perturbation", "nan")
@@ -48,18 +47,16 @@ class Detections:
         """Where information flows: NaN alone is no proof."""
         return self.found["jacobian"] | self.found["perturbation"]
 
-    def witnesses(self, src: int, dst: int) -> tuple[str, ...]:
-        return tuple(name for name in WITNESSES if bool(self.found[name][dst, src]))
-
-    def share(self, src: int, dst: int) -> float:
-        """The gradient as a share of the largest one."""
-        return float(self.sizes[dst, src]) / (_largest(self.sizes) or 1.0)
+    def seen(self, src: int, dst: int) -> tuple[tuple[str, ...], float]:
+        """The detectors that found a pair, and its gradient as a share of the largest one."""
+        names = tuple(name for name in WITNESSES if bool(self.found[name][dst, src]))
+        return names, float(self.sizes[dst, src]) / (_largest(self.sizes) or 1.0)
 
 
 def _gradient_sizes(runner: Runner, allowed: Tensor, tolerance: float) -> tuple[Tensor, int]:
-    # the largest gradient of each pair over the rounds, and the number of cotangents: where a group depends
-    # on a sender forbidden to all its members, every receiver is probed alone; otherwise there is no leak
-    groups = probe_groups.groups(allowed)
+    # the largest of each pair over the rounds, and the number of cotangents; every receiver is probed alone
+    # where a group depends on a sender forbidden to all its members: otherwise there is no leak
+    groups = groups_of(allowed)
     alone = torch.eye(len(allowed), dtype=torch.bool, device="cpu")
     sizes, probes = torch.zeros(allowed.shape, dtype=torch.float64, device="cpu"), 0
     runner.expected += ROUNDS * math.ceil(len(groups) / runner.samples)
@@ -74,7 +71,6 @@ def _gradient_sizes(runner: Runner, allowed: Tensor, tolerance: float) -> tuple[
 
 
 def _by_pair(found: Tensor, groups: Tensor, allowed: Tensor) -> Float[Tensor, "dst src"]:
-    # of lone receivers everything, of a group where the sender is allowed for one member only
     if len(groups) == len(allowed):
         return found
     sizes = torch.zeros(allowed.shape, dtype=torch.float64, device="cpu")
@@ -97,3 +93,47 @@ def _by_sender(
 def _largest(sizes: Tensor) -> float:
     finite = sizes[sizes.isfinite()]
     return float(finite.max()) if len(finite) else 0.0
+
+
+def groups_of(allowed: Bool[Tensor, "dst src"]) -> Bool[Tensor, "groups dst"]:
+    """Groups of receivers for one backward pass, far fewer than receivers where ``allowed`` is sparse.
+
+    A backward pass from a group gives for every sender whether *any* member depends on it. So every pair
+    ``(dst, src)`` has a group with dst in it and no other member allowed for src: together they decide all
+    pairs, the allowed ones (is the edge used?) and the others (does it leak?). Greedy: the group that settles
+    most open pairs, then the next. At least as many groups as a sender has receivers are needed; where that
+    is an eighth of all, or greedy groups are no fewer, every receiver is probed alone.
+    """
+    alone = torch.eye(len(allowed), dtype=torch.bool, device="cpu")
+    if 8 * int(allowed.sum(0).max()) >= len(allowed):
+        return alone
+    senders, open_pairs = allowed.float(), torch.ones(allowed.shape, device="cpu")
+    found, edges = list[Tensor](), allowed.nonzero().T
+    while bool(open_pairs.any()):
+        if len(found) == len(allowed) - 1:
+            return alone
+        group = _best_group(senders, edges, open_pairs)
+        settled = (group @ senders - senders == 0) & (group[:, None] > 0)
+        open_pairs[settled] = 0
+        found.append(group > 0)
+    return torch.stack(found)
+
+
+def _best_group(senders: Tensor, edges: Tensor, open_pairs: Tensor) -> Tensor:
+    # receiver by receiver, as long as another one settles more open pairs than it takes away; gain and loss
+    # are updated by the senders of each new member, not by all pairs
+    member = torch.zeros(len(senders), device="cpu")
+    # for each sender: how many of its open pairs the group settles, and whether no member may depend on it
+    settled, free = (make(senders.shape[1], device="cpu") for make in (torch.zeros, torch.ones))
+    gain, loss, (dst, src) = open_pairs.sum(1), torch.zeros(len(senders), device="cpu"), edges
+    by_sender = open_pairs.T.contiguous()
+    while True:
+        worth = (gain - loss).masked_fill(member > 0, -1)
+        best = int(worth.argmax())
+        if worth[best] <= 0:
+            return member
+        now = torch.where(senders[best] > 0, 0, settled) + open_pairs[best] * free
+        loss.index_add_(0, dst, (now - settled)[src])
+        taken = (senders[best] * free).nonzero().flatten()
+        gain = gain - by_sender[taken].sum(0)
+        settled, free, member[best] = now, free * (1 - senders[best]), 1

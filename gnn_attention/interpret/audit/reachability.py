@@ -9,6 +9,7 @@ import torch
 
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Tensor
+from gnn_attention.analyse.structure import is_square
 from gnn_attention.graph import TokenGraph
 
 MOST_TOKENS = 4096
@@ -19,10 +20,6 @@ class Bounds:
     """``after[k][dst, src]``: may src influence dst after k layers; ``hops[k]``: in layer k + 1 alone.
 
     In a square graph each token may influence itself (its state is carried along).
-
-    >>> from gnn_attention import patterns
-    >>> Bounds.of((patterns.window(9, 3),), layers=2).after[2].sum(1).tolist()
-    [1, 2, 3, 4, 5, 5, 5, 5, 5]
     """
 
     after: Sequence[Bool[Tensor, "dst src"]]
@@ -33,8 +30,9 @@ class Bounds:
         """Those of so many layers; the graphs are cycled. ValueError where a graph cannot follow itself."""
         square = is_square(graphs[0])
         if layers > 1 and not square:
-            got = f"{layers} for {graphs[0]!r}"
-            raise ValueError(f"layers must be 1 where senders are not the receivers, got {got}")
+            raise ValueError(
+                f"layers must be 1 for {graphs[0]!r}, whose senders are no receivers, got {layers}"
+            )
         start = torch.eye(graphs[0].num_src, dtype=torch.bool, device="cpu")
         masks = [graph.mask() | start if square else graph.mask() for graph in graphs]
         after, hops = [start], [masks[layer % len(masks)] for layer in range(layers)]
@@ -49,24 +47,17 @@ class Bounds:
 
 def declared_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, ...]:
     """One plain graph for each layer: an edge of any head is an edge."""
-    listed = value if isinstance(value, Sequence) else ()
-    graphs = (value,) if isinstance(value, TokenGraph) else tuple(listed)
+    graphs = tuple(value) if isinstance(value, Sequence) else (value,)
     if not graphs or not all(isinstance(graph, TokenGraph) for graph in graphs):
         raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quoted(value)}")
     for graph in graphs:
         if graph.batch is not None:
             raise ValueError(f"graph {graph!r} differs by sample: audit one of them, graph.select(batch=...)")
         if not (graph.num_dst and graph.num_src) or max(graph.num_dst, graph.num_src) > MOST_TOKENS:
-            expected = f"1 to {MOST_TOKENS} tokens, as every pair is looked at"
-            raise ValueError(f"graph must have {expected}, got {graph!r}: cut it")
+            raise ValueError(f"graph must have 1 to {MOST_TOKENS} tokens, got {graph!r}: cut it")
         if len(graphs) > 1 and not (is_square(graph) and graph.num_dst == graphs[0].num_dst):
-            got = f"{graphs[0]!r} and {graph!r}"
-            raise ValueError(f"graphs of several layers must be square, of the same tokens, got {got}")
+            raise ValueError(f"graphs must be square, of the same tokens, got {graphs[0]!r} and {graph!r}")
     return tuple(g if g.heads is None else as_graph(g.mask().any(0), g, g.name) for g in graphs)
-
-
-def is_square(graph: TokenGraph) -> bool:
-    return (graph.num_dst, graph.dst_offset) == (graph.num_src, graph.src_offset)
 
 
 def as_graph(pairs: Bool[Tensor, "dst src"], like: TokenGraph, name: str) -> TokenGraph:
@@ -75,9 +66,5 @@ def as_graph(pairs: Bool[Tensor, "dst src"], like: TokenGraph, name: str) -> Tok
 
 
 def edges(pairs: Bool[Tensor, "dst src"]) -> tuple[tuple[int, int], ...]:
-    """``(src, dst)`` of every True, by receiver, then sender.
-
-    >>> edges(torch.tensor([[False, True], [False, False]]))
-    ((1, 0),)
-    """
+    """``(src, dst)`` of every True, by receiver, then sender."""
     return tuple((src, dst) for dst, src in pairs.nonzero().tolist())

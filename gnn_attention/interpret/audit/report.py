@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnn_attention.analyse import diff, witness
+from gnn_attention.analyse.structure import is_square
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.audit.reachability import is_square
 
 # leaks that the text lists
 SHOWN = 8
@@ -55,9 +55,6 @@ class Verdict:
 
     >>> import torch
     >>> from gnn_attention import audit, patterns
-    >>> verdict = audit(torch.nn.LayerNorm([3, 2]), patterns.causal(3), (3, 2))  # over all tokens at once
-    >>> verdict.ok, [(leak.src, leak.dst) for leak in verdict.leaks]
-    (False, [(1, 0), (2, 0), (2, 1)])
     >>> print(audit(torch.nn.LayerNorm(2), patterns.causal(3), (3, 2)))
     causal(3), 1 layer: no leak, 3 of 3 allowed pairs unused
       unused, first: 0 -> 1
@@ -106,8 +103,8 @@ class Verdict:
             pairs = _plural(len(self.poisoned), "pair")
             lines.append(f"NaN alone crosses {pairs}, first {src} -> {dst} (zero times NaN)")
         passes = f"{self.backward_passes} backward passes, {self.forward_passes} forward passes"
-        cost = f"{self.probes} probes in {passes}, {self.allowed.num_dst} receivers"
-        return "\n  ".join([*lines, *self.remarks, cost])
+        lines += [*self.remarks, f"{self.probes} probes in {passes}, {self.allowed.num_dst} receivers"]
+        return "\n  ".join(lines)
 
     def to_json(self) -> str:
         """All of it as one JSON object, the declared graphs by name."""
@@ -138,17 +135,16 @@ def remarks(
         difference = "; ".join(diff(allowed, flow).remarks)
         found.append(f"what is allowed (first) compared with what was seen (second): {difference}")
     if crosses_samples:
-        found.append(
-            "samples of a batch influence one another (statistics over the batch, or a module that takes "
-            "[T, B, width]: then audit call=lambda module, x: module(x.transpose(0, 1)).transpose(0, 1))"
-        )
+        transposed = "call=lambda module, x: module(x.transpose(0, 1)).transpose(0, 1)"
+        cause = f"statistics over the batch, or a module that takes [T, B, width]: then give {transposed}"
+        found.append(f"samples of a batch influence one another ({cause})")
     if depth and leaks:
-        layers = f"the module seems to have {depth} layers"
-        found.append(f"{layers}: if each may use the graph nothing leaks, say layers={depth}")
+        seems = f"the module seems to have {depth} layers"
+        found.append(f"{seems}: if each may use the graph nothing leaks, say layers={depth}")
     sizes = [leak.size for leak in leaks if "jacobian" in leak.witnesses]
     if sizes and len(sizes) == len(leaks) and max(sizes) < DUST:
-        below = f"all leaks are below {DUST} of the largest gradient"
-        found.append(f"{below}: if an FFT or a running sum rounds so, say tolerance={DUST}")
+        cause = "if an FFT or a running sum rounds so"
+        found.append(f"all leaks are below {DUST} of the largest gradient: {cause}, say tolerance={DUST}")
     return tuple(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import nn
 
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.interpret.audit.embedding import embedding_of, other_ids, random_ids
 from gnn_attention.interpret.audit.submodule import PartOf
 
 # numbers in the outputs of one pass, or pairs of tokens: 64 MB
@@ -52,7 +51,7 @@ class Runner:
         self,
         module: nn.Module,
         call: Callable[[nn.Module, Tensor], Any],
-        input_shape: Sequence[int],
+        shape: Sequence[int],
         num_dst: int,
         embedding: nn.Module | str | None,
         samples: int,
@@ -61,12 +60,12 @@ class Runner:
         watch: Callable[[int, int], None] | None = None,
     ) -> None:
         self.module, self.dtype, self.watch = _copied(module, dtype), dtype, watch
-        self.call, self.shape, self.num_dst, self.seed = call, tuple(input_shape), num_dst, seed
+        self.call, self.shape, self.num_dst, self.seed = call, tuple(shape), num_dst, seed
         self.forwards = self.backwards = self.expected = 0
         tensors = (*self.module.parameters(), *self.module.buffers())
         self.device = next((t.device for t in tensors), torch.device("cpu"))
-        name, is_ids = _name_of(embedding, module), len(self.shape) == 1
-        self.embedding = embedding_of(self.module, name, call, self.shape[0]) if is_ids else None
+        name = _name_of(embedding, module)
+        self.embedding = None if len(shape) > 1 else embedding_of(self.module, name, call, shape[0])
         self.samples, self.crosses_samples = samples, False
         self._check_finite()
         if samples > 1:
@@ -173,17 +172,16 @@ class Runner:
         with torch.no_grad():
             bad = ~self.run(self.draw(0)).isfinite().all(-1)
         if bool(bad.any()):
-            place = f"first at receiver {int(bad[0].nonzero()[0])}"
-            advice = "mend that before an audit (perhaps a softmax over an isolated row)"
-            raise ValueError(f"the module returns NaN or inf for finite inputs, {place}: {advice}")
+            place = f"first at receiver {int(bad[0].nonzero()[0])} (perhaps an isolated row's softmax)"
+            raise ValueError(f"the module returns NaN or inf for finite inputs, {place}: mend that first")
 
     def _checked(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
         y = _first_states(output)
         if y is None or y.dim() < 2 or y.shape[:2] != (samples, self.num_dst):
             got = f"shape {list(y.shape)}" if y is not None else type(output).__name__
-            expected = f"[B, dst, ...] with B = {samples} samples and the graph's {self.num_dst} receivers"
-            advice = "give call=lambda module, x: ... that does, samples=1 where it takes one sample only"
-            raise ValueError(f"the module must return floating states {expected}, got {got}: {advice}")
+            expected = f"[B, dst, ...] = [{samples}, {self.num_dst}, ...], got {got}"
+            advice = "give call=lambda module, x: ... that does, or samples=1"
+            raise ValueError(f"the module must return floating states {expected}: {advice}")
         return y.flatten(2) if y.dim() > 2 else y.unsqueeze(-1)
 
     @contextmanager
@@ -209,8 +207,7 @@ class Runner:
         with self.embedding.register_forward_hook(replaced):
             yield
         if not met:
-            got = type(self.embedding).__name__
-            raise ValueError(f"embedding: {got} was not called with the token ids; name the one that is")
+            raise ValueError("embedding was not called with the token ids; name the one that is")
 
 
 def differs(before: Tensor, after: Tensor) -> Bool[Tensor, "batch tokens"]:
@@ -234,9 +231,8 @@ def _copied(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     try:
         twin = copy.deepcopy(module)
     except Exception as error:
-        what = f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error})"
-        advice = "take out what copy.deepcopy refuses"
-        raise NotImplementedError(f"the audit works on a copy, and {what}: {advice}") from error
+        why = f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error})"
+        raise NotImplementedError(f"{why}: take out what copy.deepcopy refuses") from error
     twin = twin.to(dtype).requires_grad_(False)
     for part in twin.modules():
         for name, value in vars(part).items():
@@ -260,9 +256,65 @@ def _joined(one: Sample, other: Sample) -> Sample:
 
 
 def _name_of(part: nn.Module | str | None, module: nn.Module) -> str | None:
-    if part is None:
-        return None
-    for name, other in module.named_modules():
-        if part is other or part == name:
-            return str(name)
-    raise ValueError(f"embedding must be a submodule of the module, or its name, got {quoted(part)}")
+    names = [name for name, other in module.named_modules() if part is other or part == name]
+    if part is not None and not names:
+        raise ValueError(f"embedding must be a submodule of the module, or its name, got {quoted(part)}")
+    return names[0] if names else None
+
+
+def embedding_of(
+    module: nn.Module, name: str | None, call: Callable[[nn.Module, Tensor], Any], tokens: int
+) -> nn.Module:
+    """The part of that name, else ``get_input_embeddings()``, else the one ``nn.Embedding`` of the ids."""
+    if name is not None:
+        return module.get_submodule(name)
+    if hasattr(module, "get_input_embeddings"):
+        embedding: nn.Module = module.get_input_embeddings()  # type: ignore[operator]
+        return embedding
+    tables = {name: part for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
+    parts = list(tables.values())
+    called = parts if len(parts) < 2 else _called_with_ids(module, parts, call, tokens)
+    if len(called) != 1:
+        found = f"{len(called)} of the module's embeddings {list(tables)} take the token ids"
+        raise ValueError(f"{found}: give embedding='name', or input_shape=(T, width) for states")
+    return called[0]
+
+
+def random_ids(embedding: nn.Module, tokens: int, generator: torch.Generator) -> Int[Tensor, "batch tokens"]:
+    """Ids of its vocabulary except the padding's, which models treat differently."""
+    ids = torch.randint(_vocabulary_size(embedding), (1, tokens), generator=generator)
+    padding = getattr(embedding, "padding_idx", None)
+    return ids if padding is None else torch.where(ids == padding, other_ids(ids, embedding), ids)
+
+
+def other_ids(ids: Int[Tensor, "batch tokens"], embedding: nn.Module) -> Int[Tensor, "batch tokens"]:
+    """For each id a different one, and not the padding's."""
+    size, padding = _vocabulary_size(embedding), getattr(embedding, "padding_idx", None)
+    following = (ids + 1) % size
+    return following if padding is None else torch.where(following == padding, (ids + 2) % size, following)
+
+
+def _called_with_ids(
+    module: nn.Module, tables: list[nn.Embedding], call: Callable[[nn.Module, Tensor], Any], tokens: int
+) -> list[nn.Module]:
+    smallest = min(tables, key=_vocabulary_size)
+    ids = random_ids(smallest, tokens, torch.Generator().manual_seed(0)).to(smallest.weight.device)
+    called: list[nn.Module] = []
+
+    def note(part: nn.Module, arguments: tuple[Any, ...]) -> None:
+        first = arguments[0] if arguments else None
+        if isinstance(first, Tensor) and torch.equal(first, ids) and part not in called:
+            called.append(part)
+
+    with ExitStack() as hooks, torch.no_grad():
+        for part in tables:
+            hooks.enter_context(part.register_forward_pre_hook(note))
+        call(module, ids)
+    return called
+
+
+def _vocabulary_size(embedding: nn.Module) -> int:
+    weight = getattr(embedding, "weight", None)
+    if not isinstance(weight, Tensor):
+        raise ValueError(f"embedding must have a weight [vocabulary, width], got {type(embedding).__name__}")
+    return len(weight)

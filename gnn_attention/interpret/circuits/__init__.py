@@ -1,12 +1,5 @@
 """Heads read as circuits: what each looks for and sends, in which subspaces, along which edges.
 
-* :func:`of`, :func:`each`: the :class:`Circuit` of a head, its matrices, and the :class:`Subspace` it reads;
-* :func:`split`, :func:`pattern_lengths`: a logit as length times length times cosine;
-* :func:`composition`, :func:`compositions`: how much a later head reads of what an earlier one writes;
-* :func:`copying_score`, :func:`effect_on_vocabulary`, :func:`top_tokens`: heads between embedding and
-  unembedding;
-* :func:`match`, :func:`detect`, :data:`TEMPLATES`: the job of a head as a graph.
-
 >>> from gnn_attention import circuits, model as lm
 >>> trained, vocabulary = lm.load_trained()
 >>> head = circuits.of(trained.blocks[1], 3)

@@ -33,8 +33,7 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
     kind = checks.choice("kind", kind, KINDS)
     for name, circuit in (("earlier", earlier), ("later", later)):
         if not isinstance(circuit, Circuit):
-            advice = "circuits.of(heads, head) makes one"
-            raise TypeError(f"{name} must be a Circuit, got {quoted(circuit)}; {advice}")
+            raise TypeError(f"{name} must be a Circuit, as circuits.of makes, got {quoted(circuit)}")
     return float(_product_norm(_unit_rows(earlier.message), _unit_rows(_reader(later, kind, distance).T)))
 
 
@@ -48,11 +47,6 @@ def compositions(
 
     ``layers`` is a language model (gains are folded in), or ``[each(heads) for heads in ...]`` in the order
     of any model. ``relative=True`` gives them in units of ``width ** -0.5``: 1 is what unrelated heads have.
-
-    >>> from gnn_attention import model as lm
-    >>> trained, _ = lm.load_trained()
-    >>> compositions(trained, "k").shape
-    torch.Size([2, 4, 2, 4])
     """
     kind = checks.choice("kind", kind, KINDS)
     is_model = isinstance(layers, LanguageModel)
@@ -87,7 +81,6 @@ def _unit_rows(matrix: FactoredMatrix) -> Float[Tensor, "few width"]:
 def _product_norm(written: Tensor, read: Tensor) -> Tensor:
     if written.shape[1] != read.shape[1]:
         got = f"states of width {written.shape[1]}, the later reads vectors of width {read.shape[1]}"
-        advice = "composition is between heads that read what others write (latent heads read latents)"
-        raise ValueError(f"the earlier head writes {got}: {advice}")
+        raise ValueError(f"the earlier head writes {got} (latent heads read latents): take others")
     norm: Tensor = (written @ read.to(written).mT).norm()
     return norm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -29,13 +30,12 @@ class Circuit:
     """One head: ``logit = scale P . x'`` with ``P = x W_P + b_P``, message ``M = x' W_M + b_M``.
 
     x is a receiver's state, x' a sender's. :attr:`pattern` and :attr:`message` are the matrices, factored and
-    without biases. Those of queries and values are :attr:`b_P` and :attr:`b_M`; on the senders' side, where
-    ``logit = scale x . P'``, that of keys is :attr:`b_S`. The product of both biases is the same for all
-    edges and part of neither; ``b_O`` belongs to the layer.
+    without biases: those are :attr:`b_P`, :attr:`b_M` and, on the senders' side, where
+    ``logit = scale x . P'``, :attr:`b_S`. The product of both biases is the same for all edges and part of
+    neither; ``b_O`` belongs to the layer. Weights are read once, in float32 or better, without gradients.
 
-    Weights are read once, in float32 or better, without gradients. With a ``gain [width]``, the weight of the
-    norm before the layer, matrices and subspaces refer to states before that norm, each divided by its root
-    mean square (:func:`of` takes it from a Block).
+    With a ``gain [width]``, the weight of the norm before the layer, matrices and subspaces refer to states
+    before that norm, each divided by its root mean square (:func:`of` takes it from a Block).
 
     Sources: seeds S0.5, S0.6, S1.1, S1.24; Elhage et al. 2021, "A Mathematical Framework for Transformer
     Circuits" (QK and OV circuits; folding the gain is TransformerLens' ``fold_ln``).
@@ -63,8 +63,9 @@ class Circuit:
         matrix.
         """
         if self._is_rotary:
-            expected = "its pattern matrix differs by distance: take pattern_at(dst - src)"
-            raise ValueError(f"{self!r} is rotary, {expected}")
+            raise ValueError(
+                f"{self!r} is rotary, its pattern differs by distance: take pattern_at(dst - src)"
+            )
         return self._pattern(None)
 
     def pattern_at(self, distance: int) -> FactoredMatrix:
@@ -72,11 +73,6 @@ class Circuit:
 
         Of latent heads it leads from ``u`` to ``[c, x W_KR]``: see :meth:`LatentHeads.pattern_matrix`.
 
-        >>> from gnn_attention.rotary import Rotary
-        >>> circuit = of(StandardHeads(8, 2, rotary=Rotary()), 0)
-        >>> near, far = circuit.pattern_at(0), circuit.pattern_at(9)
-        >>> near.shape, torch.equal(near.full(), far.full())
-        (torch.Size([8, 8]), False)
         """
         distance = checks.position("distance", distance)
         return self._pattern(distance) if self._is_rotary else self.pattern
@@ -96,16 +92,14 @@ class Circuit:
         """``b_Q W_K^T``, what the queries' bias adds to every pattern; None without one."""
         if isinstance(self.heads, MergedHeads):
             return self._merged_bias(self.heads.pattern[:, -1, : self.heads.source_width])
-        bias = self._bias("b_Q")
-        return None if bias is None else bias @ self.pattern.right
+        return self._bias("b_Q", lambda: self.pattern.right)
 
     @property
     def b_S(self) -> Float[Tensor, " width"] | None:
         """``b_K W_Q^T``, what the keys' bias adds to every pattern on the senders' side; None without one."""
         if isinstance(self.heads, MergedHeads):
             return self._merged_bias(self.heads.pattern[:, : self.heads.width, -1])
-        bias = self._bias("b_K")
-        return None if bias is None else bias @ self.pattern.left.mT
+        return self._bias("b_K", lambda: self.pattern.left.mT)
 
     @property
     def b_M(self) -> Float[Tensor, " width"] | None:
@@ -113,8 +107,7 @@ class Circuit:
         if isinstance(self.heads, MergedHeads):
             has_bias = self.heads.message.shape[1] > self.heads.source_width
             return _read(self.heads.message[self.head, -1]) if has_bias else None
-        bias = self._bias("b_V")
-        return None if bias is None else bias @ self.message.right
+        return self._bias("b_V", lambda: self.message.right)
 
     def patterns(
         self, x: Float[Tensor, "*tokens width"], side: str = "receiver"
@@ -138,25 +131,29 @@ class Circuit:
     @property
     def reads_as_receiver(self) -> Subspace:
         """All of a receiver's state that this head's logits depend on: the columns of ``W_Q``."""
-        return self._reads(_columns_of(self.heads, self.head).receiver)
+        return self._reads(self._columns.receiver)
 
     @property
     def reads_as_sender(self) -> Subspace:
         """All of a sender's state that this head's logits depend on: the columns of ``W_K``."""
-        return self._reads(_columns_of(self.heads, self.head).sender)
+        return self._reads(self._columns.sender)
 
     @property
     def reads_as_value(self) -> Subspace:
         """All of a sender's state that its message depends on: the columns of ``W_V``."""
-        return self._reads(_columns_of(self.heads, self.head).value)
+        return self._reads(self._columns.value)
 
     @property
     def writes(self) -> Subspace:
         """All that messages can be made of: the rows of ``W_O``. ValueError for heads without one."""
-        columns = _columns_of(self.heads, self.head).written
+        columns = self._columns.written
         if columns is None:
             raise ValueError("heads without W_O have values but no messages: they write no states")
         return Subspace.spanned_by(columns.mT)
+
+    @property
+    def _columns(self) -> _Columns:
+        return _columns_of(self.heads, self.head)
 
     @property
     def _is_rotary(self) -> bool:
@@ -175,9 +172,9 @@ class Circuit:
             return matrix
         return FactoredMatrix(self.gain.to(matrix.left).unsqueeze(1) * matrix.left, matrix.right)
 
-    def _bias(self, name: str) -> Tensor | None:
+    def _bias(self, name: str, matrix: Callable[[], Tensor]) -> Tensor | None:
         bias = getattr(self.heads, name, None)
-        return None if bias is None else _read(grouped(bias, self.heads.num_heads)[self.head])
+        return None if bias is None else _read(grouped(bias, self.heads.num_heads)[self.head]) @ matrix()
 
     def _merged_bias(self, biases: Tensor) -> Tensor | None:
         # the last row and column of a merged pattern, which are there where a constant 1 carries biases
@@ -199,51 +196,35 @@ def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> C
     see :class:`Circuit`. (A LayerNorm also centres: it reads nothing along the channels' mean, which no gain
     expresses.)
 
-    Raises TypeError for another source, IndexError for an unknown head, ValueError for a gain that does not
-    fit.
-
-    >>> from gnn_attention import model as lm
-    >>> trained, _ = lm.load_trained()
-    >>> circuit = of(trained.blocks[1], 2)
-    >>> circuit.pattern.shape, circuit.pattern.rank().item(), circuit.writes
-    (torch.Size([128, 128]), 32, Subspace(dim 32 of 128))
+    Raises TypeError for another source, IndexError for an unknown head, ValueError for another gain.
     """
-    circuits, number = each(source, gain), checks.size("head", head)
-    if number >= len(circuits):
-        raise IndexError(f"head must be in 0 .. {len(circuits) - 1}, got {number}")
-    return circuits[number]
+    circuits = each(source, gain)
+    if checks.size("head", head) >= len(circuits):
+        raise IndexError(f"head must be in 0 .. {len(circuits) - 1}, got {head}")
+    return circuits[head]
 
 
 def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circuit]:
-    """The circuits of all heads of a layer, as :func:`of` gives them.
-
-    >>> len(each(StandardHeads(8, 4, num_kv_heads=2)))
-    4
-    """
+    """The circuits of all heads of a layer, as :func:`of` gives them."""
     heads = source
     if isinstance(source, Block):
         if gain is not None:
-            advice = "give it with block.attention"
-            raise ValueError(f"gain must not be given with a Block, which has one; {advice}")
+            raise ValueError("gain must not be given with a Block, which has one: take block.attention")
         heads, gain = source.attention, source.attention_norm.weight
     heads = heads.heads if isinstance(heads, MessagePassingAttention) else heads
     heads = heads.standard if isinstance(heads, FactoredHeads) else heads
     if not isinstance(heads, (StandardHeads, MergedHeads, LatentHeads)) or isinstance(heads, LazyHeads):
-        got = type(heads).__name__
-        advice = "foreign.heads_of(model, layer) makes heads of another model's layer"
-        expected = "heads whose widths are known, a layer of them or a Block"
-        raise TypeError(f"source must be {expected}, got {got}; {advice}")
+        expected = f"heads of known widths, a layer of them or a Block, got {type(heads).__name__}"
+        raise TypeError(f"source must be {expected}; of another model take foreign.heads_of(model, layer)")
     gain = None if gain is None else _checked_gain(heads, gain)
     return [Circuit(heads, head, gain) for head in range(heads.num_heads)]
 
 
 def _checked_gain(heads: Heads, gain: Any) -> Tensor:
     if isinstance(heads, LatentHeads) or heads.source_width != heads.width:
-        expected = "receivers and senders must read states of one norm, without norms between"
-        raise ValueError(f"gain cannot be folded into {heads!r}: {expected}")
+        raise ValueError(f"gain cannot be folded into {heads!r}: both sides must read states of one norm")
     if not isinstance(gain, Tensor) or tuple(gain.shape) != (heads.width,) or not gain.is_floating_point():
-        expected = f"a float tensor [{heads.width}], one number for each channel"
-        raise ValueError(f"gain must be {expected}, got {quoted(gain)}")
+        raise ValueError(f"gain must be a float tensor [{heads.width}], got {quoted(gain)}")
     return _read(gain)
 
 

@@ -48,8 +48,6 @@ def split(
     >>> parts = split(patterns, states, [(0, 0), (1, 0), (1, 1)])
     >>> parts.length_of_pattern.tolist(), parts.length_of_state.tolist()
     ([5.0, 5.0, 2.0], [1.0, 3.0, 3.0])
-    >>> [round(cos, 4) for cos in parts.cosine.tolist()]
-    [0.6, 0.8, 1.0]
     """
     patterns, states = _vectors(patterns, states, 1 if edges is None else 2)
     lengths, sizes = patterns.norm(dim=-1), states.norm(dim=-1)
@@ -102,8 +100,7 @@ def _vectors(patterns: Any, states: Any, own_axes: int) -> tuple[Tensor, Tensor]
     if patterns.shape[-1] != states.shape[-1]:
         raise ValueError(f"patterns and states must be of one width to be compared, {got}")
     if min(patterns.dim(), states.dim()) < own_axes:
-        expected = "patterns must be [..., dst, width] and states [..., src, width]"
-        raise ValueError(f"with edges, {expected}, {got}")
+        raise ValueError(f"with edges, patterns must be [..., dst, width], states [..., src, width], {got}")
     leading = zip(reversed(patterns.shape[:-own_axes]), reversed(states.shape[:-own_axes]), strict=False)
     if any(n != m and 1 not in (n, m) for n, m in leading):
         raise ValueError(f"patterns and states must broadcast, {got}")
@@ -116,8 +113,7 @@ def _pairs_of(edges: Any, patterns: Tensor, states: Tensor) -> Tensor:
     if not isinstance(edges, TokenGraph):
         return edge_list.checked(pairs.as_pairs(edges), num_dst, num_src).to(patterns.device)
     if (edges.num_dst, edges.num_src) != (num_dst, num_src):
-        expected = f"{num_src} senders and {num_dst} receivers, as the vectors are"
-        raise ValueError(f"edges must be over {expected}, got {quoted(edges)}")
+        raise ValueError(f"edges must be over {num_src} senders and {num_dst} receivers, got {quoted(edges)}")
     return edges.edges_on(patterns.device)
 
 
@@ -133,8 +129,8 @@ def _dot_products(patterns: Tensor, states: Tensor, src: Tensor, dst: Tensor) ->
 def _lengths_in(call: LayerTrace) -> PatternLengths:
     # from the queries and keys of the run, which hold the biases
     if not isinstance(call.heads, StandardHeads):
-        got = f"{type(call.heads).__name__}: give its heads and their states x"
-        raise TypeError(f"source must be a run of StandardHeads, got {got}")
+        got = type(call.heads).__name__
+        raise TypeError(f"source must be a run of StandardHeads, got {got}: give its heads and their states")
     keys, matrices = per_query_head(call.k, call.q.shape[1]), [one.pattern for one in each(call.heads)]
     receiver = [(call.q[:, h].to(W.right) @ W.right).norm(dim=-1) for h, W in enumerate(matrices)]
     sender = [(keys[:, h].to(W.left) @ W.left.mT).norm(dim=-1) for h, W in enumerate(matrices)]

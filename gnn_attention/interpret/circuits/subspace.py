@@ -31,9 +31,8 @@ class Subspace:
 
     def __post_init__(self) -> None:
         if not _is_float(self.basis) or self.basis.dim() != 2 or not _is_orthonormal(self.basis):
-            expected = "a float tensor [width, dim] with orthonormal columns"
-            advice = "Subspace.spanned_by(directions) makes one"
-            raise ValueError(f"basis must be {expected}, got {quoted(self.basis)}; {advice}")
+            expected = "a float tensor [width, dim] with orthonormal columns, as Subspace.spanned_by makes"
+            raise ValueError(f"basis must be {expected}, got {quoted(self.basis)}")
 
     @classmethod
     def spanned_by(cls, directions: Float[Tensor, "*n width"], tolerance: float | None = None) -> Subspace:
@@ -43,14 +42,12 @@ class Subspace:
         Half inputs give a float32 basis. ValueError for anything but finite ``[count, width]`` or
         ``[width]``.
 
-        >>> Subspace.spanned_by(torch.tensor([[1.0, 2.0], [2.0, 4.0]]))
-        Subspace(dim 1 of 2)
         """
         if not _is_float(directions) or directions.dim() not in (1, 2):
-            expected = "a float tensor [count, width] or [width]"
-            raise ValueError(f"directions must be {expected}, got {quoted(directions)}")
+            got = quoted(directions)
+            raise ValueError(f"directions must be a float tensor [count, width] or [width], got {got}")
         if not bool(directions.isfinite().all()):
-            raise ValueError("directions must be finite: what spans a subspace holds no NaN and no infinity")
+            raise ValueError("directions must be finite, got NaN or an infinity")
         rows = directions.detach().reshape(-1, directions.shape[-1])
         tolerance = rank_tolerance(rows) if tolerance is None else tolerance
         _, values, right = torch.linalg.svd(_wide(rows), full_matrices=False)
@@ -110,17 +107,15 @@ class Subspace:
         ``u`` is ``direction`` within the subspace, of length 1; ``value`` one number, or one for each state.
         All that is at right angles to u stays. ValueError for a direction at right angles to the subspace, or
         values that do not fit.
-
-        >>> line = Subspace.spanned_by(torch.tensor([0.0, 2.0, 0.0]))
-        >>> line.edit(torch.tensor([3.0, 4.0, 5.0]), torch.tensor([0.0, 1.0, 0.0]), -1.0).tolist()
-        [3.0, -1.0, 5.0]
         """
         self._check_states("x", x)
         line = self._line(direction).to(x)
         value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
         if value.dim() and value.shape != x.shape[:-1]:
-            expected = f"one number or one for each of {list(x.shape[:-1])} states"
-            raise ValueError(f"value must be {expected}, got {list(value.shape)}")
+            states = list(x.shape[:-1])
+            raise ValueError(
+                f"value must be one number or one for each of {states} states, got {list(value.shape)}"
+            )
         return x + (value - x @ line).unsqueeze(-1) * line
 
     def angles(self, other: Subspace) -> Float[Tensor, " smaller_dim"]:
@@ -156,8 +151,9 @@ class Subspace:
 
     def _check_states(self, name: str, x: object) -> None:
         if not _is_float(x) or x.shape[-1:] != (self.width,):
-            expected = f"floats [*, {self.width}], as wide as the space"
-            raise ValueError(f"{name} must be {expected}, got {quoted(x)}")
+            raise ValueError(
+                f"{name} must be floats [*, {self.width}], as wide as the space, got {quoted(x)}"
+            )
 
     def _line(self, direction: Tensor) -> Tensor:
         self._check_states("direction", direction)
@@ -167,8 +163,9 @@ class Subspace:
         length, whole = inside.norm(), direction.norm()
         if not bool(length > torch.finfo(direction.dtype).eps ** 0.5 * whole):
             got = f"one of length {whole:.3g} with {length:.3g} in it"
-            advice = "basis[:, 0] is a direction that lies in it"
-            raise ValueError(f"direction must have a part in the subspace, got {got}; {advice}")
+            raise ValueError(
+                f"direction must have a part in the subspace, got {got}; basis[:, 0] is all in it"
+            )
         line: Tensor = inside / length
         return line
 
@@ -176,8 +173,7 @@ class Subspace:
 def rank_tolerance(matrix: Tensor) -> float:
     """The share of the largest singular value that rounding may put into those that are 0.
 
-    ``eps * max(shape)``, as ``torch.linalg.matrix_rank`` has it, but at most ``sqrt(eps)``: for half
-    precision it would be > 1.
+    ``eps * max(shape)``, as ``torch.linalg.matrix_rank`` has it, but at most ``sqrt(eps)``.
     """
     eps = float(torch.finfo(matrix.dtype).eps)
     return min(eps * max(matrix.shape), math.sqrt(eps))

@@ -49,7 +49,7 @@ def induction(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
     [[1, 2], [3, 4]]
     """
     rows = _as_rows(tokens)
-    # a token that there is not stands before the first
+    # before the first stands a token that there is not
     before = torch.cat([rows.min().expand(len(rows), 1) - 1, rows[:, :-1]], dim=1)
     return patterns.clusters(_labels(tokens, rows), _labels(tokens, before))
 
@@ -88,8 +88,9 @@ def match(run: Run | Sequence[LayerTrace], template: TokenGraph, measure: str = 
     layers = tuple(run.layers if isinstance(run, Run) else run)
     counts = {layer.q.shape[1] for layer in layers}
     if len(counts) != 1:
-        got = sorted(counts) or "no layers"
-        raise ValueError(f"run must hold layers with one number of heads, got {got}; take some of its layers")
+        raise ValueError(
+            f"run must hold layers with one number of heads, got {sorted(counts) or 'no layers'}"
+        )
     with torch.no_grad():
         return torch.stack([_score(layer, template, measure) for layer in layers])
 
@@ -146,14 +147,14 @@ def _score(layer: LayerTrace, template: TokenGraph, measure: str) -> Float[Tenso
 def _check_fits(template: TokenGraph, layer: LayerTrace, batch: int, heads: int) -> None:
     tokens = (template.num_dst, template.num_src) == (layer.graph.num_dst, layer.graph.num_src)
     if not tokens or template.batch not in (None, batch) or template.heads not in (None, heads):
-        expected = f"the tokens, samples and heads of {layer!r}"
-        raise ValueError(f"template must be over {expected}, got {template!r}")
+        raise ValueError(
+            f"template must be over the tokens, samples and heads of {layer!r}, got {template!r}"
+        )
 
 
 def _as_rows(tokens: Any) -> Int[Tensor, "batch tokens"]:
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        expected = "an integer tensor [T] or [B, T]"
-        raise TypeError(f"tokens must be {expected}, got {quoted(tokens)}; see BytePair.encode")
+        raise TypeError(f"tokens must be an integer tensor [T] or [B, T], got {quoted(tokens)}")
     if tokens.dim() not in (1, 2) or not tokens.numel():
         raise ValueError(f"tokens must be [T] or [B, T] and not empty, got {list(tokens.shape)}")
     # small integers wrap round below their least

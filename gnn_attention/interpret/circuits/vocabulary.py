@@ -45,8 +45,9 @@ def full_circuit(
     ends = (("embedding", embedding), ("unembedding", unembedding))
     for (name, matrix), width in zip(ends, message.shape, strict=True):
         if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.shape[1] != width:
-            expected = f"[vocabulary, {width}], a row for each token"
-            raise ValueError(f"{name} must be {expected}, got {quoted(matrix)}")
+            raise ValueError(
+                f"{name} must be [vocabulary, {width}], a row for each token, got {quoted(matrix)}"
+            )
     left, right = (matrix.detach().to(message.left) for matrix in (embedding, unembedding))
     return FactoredMatrix(left @ message.left, message.right @ right.mT)
 
@@ -57,10 +58,6 @@ def copying(matrix: FactoredMatrix) -> Float[Tensor, "*heads"]:
     Of a full circuit: do tokens raise their own logits? 0 for a matrix without eigenvalues other than 0.
     Evidence of copying, not proof: an asymmetric matrix may raise other tokens more. Source: Elhage et al.
     2021, "Summarizing OV/QK matrices".
-
-    >>> column = torch.tensor([[1.0], [2.0]])
-    >>> copying(FactoredMatrix(column, column.mT)), copying(FactoredMatrix(column, -column.mT))
-    (tensor(1.), tensor(-1.))
     """
     eigenvalues = matrix.eigenvalues()
     bound = eigenvalues.abs().sum(-1)
@@ -95,12 +92,6 @@ def effect_on_vocabulary(
 
     Values are in the units of the :func:`full_circuit`: they compare tokens, as norms leave them to a factor.
     Raises as :func:`copying_score` does, IndexError for unknown tokens, ValueError for a k too large.
-
-    >>> from gnn_attention import model as lm
-    >>> trained, vocabulary = lm.load_trained()
-    >>> effect = effect_on_vocabulary(trained, 1, 3, torch.tensor(vocabulary.encode(" return")), k=3)
-    >>> effect.raised.tokens.shape, bool((effect.raised.values > effect.lowered.values).all())
-    (torch.Size([1, 3]), True)
     """
     matrix = _full_circuit_of(model, layer, head)
     logits = matrix.left[_known(tokens, matrix.shape[0])] @ matrix.right
@@ -122,8 +113,10 @@ def top_tokens(
     """
     tensors = all(isinstance(part, Tensor) and part.dim() for part in (vectors, embedding))
     if not tensors or embedding.dim() != 2 or vectors.shape[-1] != embedding.shape[1]:
-        expected = "vectors [*, width] and embedding [vocabulary, width] must be tensors of one width"
-        raise ValueError(f"{expected}, got {quoted(vectors)} and {quoted(embedding)}")
+        got = f"{quoted(vectors)} and {quoted(embedding)}"
+        raise ValueError(
+            f"vectors [*, width] and embedding [vocabulary, width] must be of one width, got {got}"
+        )
     return _largest(vectors.detach() @ embedding.detach().to(vectors).mT, k)
 
 
@@ -140,17 +133,16 @@ def neuron_patterns(model: LanguageModel, layer: int) -> Float[Tensor, "neurons 
 
 def _blocks(model: Any) -> list[Block]:
     if not isinstance(model, LanguageModel):
-        other = "copying(full_circuit(of(foreign.heads_of(model, layer), head), embedding, unembedding))"
-        got = f"{type(model).__name__}; for another one take {other}"
-        raise TypeError(f"model must be a gnn_attention.model.LanguageModel, got {got}")
+        other = f"{type(model).__name__}: take full_circuit of foreign.heads_of(model, layer)"
+        raise TypeError(f"model must be a gnn_attention.model.LanguageModel, got {other}")
     return [block for block in model.blocks if isinstance(block, Block)]
 
 
 def _block(model: Any, layer: int) -> Block:
-    blocks, number = _blocks(model), checks.size("layer", layer)
-    if number >= len(blocks):
-        raise IndexError(f"layer must be in 0 .. {len(blocks) - 1}, got {number}")
-    return blocks[number]
+    blocks = _blocks(model)
+    if checks.size("layer", layer) >= len(blocks):
+        raise IndexError(f"layer must be in 0 .. {len(blocks) - 1}, got {layer}")
+    return blocks[layer]
 
 
 def _vocabularies(model: LanguageModel) -> tuple[Tensor, Tensor]:
@@ -165,14 +157,12 @@ def _known(tokens: Any, count: int) -> Tensor:
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise TypeError(f"tokens must be an integer tensor, got {quoted(tokens)}; see BytePair.encode")
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < count:
-        got = f"{int(tokens.min())} .. {int(tokens.max())}"
-        raise IndexError(f"tokens must be in 0 .. {count - 1}, the vocabulary, got {got}")
+        raise IndexError(f"tokens must be in 0 .. {count - 1}, the vocabulary, got {quoted(tokens.tolist())}")
     return tokens.long()
 
 
 def _largest(logits: Tensor, k: int) -> TopTokens:
-    k = checks.size("k", k, 1)
-    if k > logits.shape[-1]:
+    if checks.size("k", k, 1) > logits.shape[-1]:
         raise ValueError(f"k must be at most {logits.shape[-1]}, the vocabulary, got {k}")
     values, tokens = logits.topk(k, dim=-1)
     return TopTokens(tokens, values)

@@ -49,13 +49,7 @@ class Surgery:
     heads: tuple[int, ...] | None = None
 
     def selection(self, graph: TokenGraph, num_heads: int) -> TokenGraph:
-        """The chosen edges of ``graph``: a graph that differs by head if not all heads are chosen.
-
-        >>> import torch
-        >>> graph = TokenGraph.from_edges(torch.tensor([[0, 0, 1], [0, 1, 1]]), 2)
-        >>> cut([(0, 1)], heads=1).selection(graph, 2).mask().int().tolist()
-        [[[0, 0], [0, 0]], [[0, 0], [1, 0]]]
-        """
+        """The chosen edges of ``graph``: a graph that differs by head if not all heads are chosen."""
         part = self._in_chosen_heads(graph)
         if self._in_all_heads(num_heads):
             return part
@@ -119,13 +113,6 @@ def mute(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Su
     """Take the messages of edges away: all weights stay, what the edges carried is missing from the update.
 
     Arguments and errors are those of :func:`cut`; ``mute(heads=3)`` takes head 3 out of the model.
-
-    >>> import torch
-    >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
-    >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)), torch.randn(5, 8)
-    >>> with operate(layer, mute()):
-    ...     layer(x, patterns.causal(5)).abs().max().item()
-    0.0
     """
     return _surgery("mute", edges, layers, heads)
 

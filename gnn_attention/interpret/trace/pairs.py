@@ -25,11 +25,7 @@ AT_ONCE = 2**16
 
 
 def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
-    """``[2, K]`` from a tensor of that shape, a list of ``(src, dst)`` or a single such pair.
-
-    >>> as_pairs((0, 3)).tolist(), as_pairs([(0, 3), (1, 2)]).tolist()
-    ([[0], [3]], [[0, 1], [3, 2]])
-    """
+    """``[2, K]`` from a tensor of that shape, a list of ``(src, dst)`` or a single such pair."""
     if not isinstance(pairs, Tensor):
         if not isinstance(pairs, Sequence) or isinstance(pairs, str):
             raise TypeError(f"edges must be a tensor [2, K] or a list of (src, dst), got {quoted(pairs)}")
@@ -48,12 +44,7 @@ def positions(chosen: Tensor, count: int) -> Int[Tensor, " edges"]:
 
 
 def union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
-    """All pairs that are an edge for some sample and head, sorted by receiver.
-
-    >>> graph = TokenGraph.from_rule(lambda b, h, dst, src: dst == src + h, 3, heads=2)
-    >>> union(graph, torch.device("cpu")).tolist()
-    [[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]]
-    """
+    """All pairs that are an edge for some sample and head; by receiver where the graph varies."""
     if not graph.varying_axes:
         return graph.edges_on(device)
     pairs: Tensor = memoized(_union, graph)
