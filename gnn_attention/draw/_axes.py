@@ -1,8 +1,7 @@
 """What every picture is made of: figures, colours, axes, lines with a direction.
 
-``draw`` uses it, and the plot of ``compare``. matplotlib is imported when something is drawn. Figures are
-made without pyplot: nothing is shown, no global setting is read for longer than the drawing or changed, and a
-figure without references is freed.
+Figures are made without pyplot: nothing is shown, no global setting is changed, and a figure without
+references is freed.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, distinct for colour-blind eyes too, and greys; shape, width or place always says
-# the same again.
+# Okabe and Ito's colours, distinct for colour-blind eyes too, and greys
 BLUE, ORANGE, RED = "#0072B2", "#E69F00", "#D55E00"
 BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
 
@@ -155,9 +153,8 @@ def heights(ax: Axes, numbers: Sequence[int], offset: int, colour: str) -> None:
 
 def spread(numbers: Sequence[int]) -> str:
     """The least, the mean and the most of some numbers, in words."""
-    if not numbers:
-        return "no tokens"
-    return f"{min(numbers)} to {max(numbers)}, mean {sum(numbers) / len(numbers):.4g} (broken line)"
+    mean = sum(numbers) / max(len(numbers), 1)
+    return f"{min(numbers)} to {max(numbers)}, mean {mean:.4g} (broken line)" if numbers else "no tokens"
 
 
 def curves(ax: Axes, counts: Sequence[Sequence[int]], token: int) -> None:
@@ -200,10 +197,10 @@ def arrows(
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path
 
+    head: dict[str, Any] = {"arrowstyle": "-|>", "fill": True, "joinstyle": "miter"}
     for curve, width, colour, alpha in zip(curves.numpy(), widths, colours, alphas, strict=True):
-        look: dict[str, Any] = {"linewidth": width, "color": colour, "alpha": alpha, "joinstyle": "miter"}
-        head: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 6 + 3 * width, "fill": True}
-        ax.add_patch(FancyArrowPatch(path=Path(curve), **head, **look))
+        look: dict[str, Any] = {"linewidth": width, "color": colour, "alpha": alpha, **head}
+        ax.add_patch(FancyArrowPatch(path=Path(curve), mutation_scale=6 + 3 * width, **look))
 
 
 def tapered(
@@ -221,25 +218,22 @@ def tapered(
 
 def cell_handles() -> list[Any]:
     """What the cells of a mask mean."""
-    look: dict[str, Any] = {"markersize": 9, "markeredgecolor": GREY}
     cells = ((BLUE, "edge: dst attends to src"), (LIGHT, "no edge"))
-    return [handle("s", text, color=colour, **look) for colour, text in cells]
+    return [handle("s", text, color=c, markersize=9, markeredgecolor=GREY) for c, text in cells]
 
 
 def shared(names: Sequence[str]) -> str:
     """What the graphs of some layers are called: one name if it is the same for all."""
-    if len(set(names)) == 1:
-        return names[0]
-    return ", ".join(f"layer {number}: {name}" for number, name in enumerate(names, 1))
+    numbered = ", ".join(f"layer {number}: {name}" for number, name in enumerate(names, 1))
+    return names[0] if len(set(names)) == 1 else numbered
 
 
 def handle(kind: str, text: str, **look: Any) -> Any:
     """An entry of a legend: a ``"line"``, or the letter of a marker."""
     from matplotlib.lines import Line2D
 
-    if kind == "line":
-        return Line2D([], [], label=text, **look)
-    return Line2D([], [], linestyle="none", marker=kind, label=text, **look)
+    look = look if kind == "line" else {"linestyle": "none", "marker": kind, **look}
+    return Line2D([], [], label=text, **look)
 
 
 def _png(made: Figure) -> bytes:

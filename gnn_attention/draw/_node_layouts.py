@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
+from gnn_attention.analyse.structure import is_square
 from gnn_attention.draw import _axes
-from gnn_attention.draw._axes import (
-    AS_IT_IS,
-    BLACK,
-    BLUE,
-    FAINT,
-    FEW,
-    GREY,
-    LIGHT,
-    RED,
-    Curves,
-    Points,
-    handle,
-)
+from gnn_attention.draw._axes import AS_IT_IS, BLACK, BLUE, FAINT, FEW, GREY, LIGHT, RED, Curves, Points
 from gnn_attention.graph import TokenGraph
 
 if TYPE_CHECKING:
@@ -50,17 +39,13 @@ class Drawn:
         cls, graph: TokenGraph, weights: Tensor | None = None, lit: set[tuple[int, int]] | None = None
     ) -> Drawn:
         """All edges, or a random sample of them and those that are lit."""
-        pairs = [(src, dst) for src, dst in graph.edge_index.T.tolist()]
-        if missing := sorted((lit or set()) - set(pairs)):
+        pairs, lit = [(src, dst) for src, dst in graph.edge_index.T.tolist()], lit or set()
+        if missing := sorted(lit - set(pairs)):
             raise ValueError(f"lit must hold edges (src, dst) of {graph.name}, {missing[0]} is none")
-        shines = torch.tensor([pair in (lit or set()) for pair in pairs], dtype=torch.bool)
-        src, dst = graph.edge_index
-        drawn = cls(graph, src, dst, weights, shines)
-        if len(pairs) <= MOST_LINES:
-            return drawn
-        sample = torch.zeros(len(pairs), dtype=torch.bool)
-        sample[torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))[:MOST_LINES]] = True
-        return drawn._some(sample | shines)
+        shines = torch.tensor([pair in lit for pair in pairs], dtype=torch.bool)
+        order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))
+        shown = torch.zeros(len(pairs), dtype=torch.bool).index_fill(0, order[:MOST_LINES], True)
+        return cls(graph, *graph.edge_index, weights, shines)._some(shown | shines)
 
     @property
     def few(self) -> bool:
@@ -73,9 +58,7 @@ class Drawn:
 
     def _some(self, chosen: Tensor) -> Drawn:
         weights = None if self.weights is None else self.weights[chosen]
-        return replace(
-            self, src=self.src[chosen], dst=self.dst[chosen], weights=weights, lit=self.lit[chosen]
-        )
+        return Drawn(self.graph, self.src[chosen], self.dst[chosen], weights, self.lit[chosen])
 
     def link(self, ax: Axes, curves: Curves) -> None:
         """Draw the edges along their curves; heavy ones wider, lit ones thick, in red, and last."""
@@ -137,20 +120,18 @@ def columns(ax: Axes, drawn: Drawn, names: Names, src_names: Names) -> None:
     """Senders on the left, receivers on the right, each from top to bottom."""
     graph, inset = drawn.graph, 0.03 if drawn.few else 0.008
     left, right = _column(0.0, graph.num_src), _column(1.0, graph.num_dst)
-    start, end = left[drawn.src], right[drawn.dst]
+    start, end = left[drawn.src, 1], right[drawn.dst, 1]
     corners = ((inset, start), (0.45, start), (0.55, end), (1.0 - inset, end))
-    drawn.link(ax, _axes.bezier([_points(torch.full_like(ends[:, 1], x), ends[:, 1]) for x, ends in corners]))
+    drawn.link(ax, _axes.bezier([_points(torch.full_like(y, x), y) for x, y in corners]))
     size = 8 if drawn.few else 3
-    for places, turn, shape, words, offset in (
-        (left, "right", "s", src_names, graph.src_offset),
-        (right, "left", "o", names, graph.dst_offset),
-    ):
+    senders = (0, left, "right", "s", src_names, graph.src_offset, "src (senders)")
+    receivers = (1, right, "left", "o", names, graph.dst_offset, "dst (receivers)")
+    for x, places, turn, shape, words, offset, title in (senders, receivers):
         ax.plot(*places.T, shape, markersize=size, markerfacecolor="white", markeredgecolor=BLACK)
-        label_at = places + torch.tensor([0.05 if turn == "left" else -0.05, 0.0])
         step = 1 if len(places) <= FEW else -(-len(places) // 8)
-        _write(ax, label_at, range(0, len(places), step), offset, words, turn)
-    ax.text(0, 0.04, "src (senders)", ha="center", fontsize=10)
-    ax.text(1, 0.04, "dst (receivers)", ha="center", fontsize=10)
+        shift = torch.tensor([0.1 * x - 0.05, 0.0])
+        _write(ax, places + shift, range(0, len(places), step), offset, words, turn)
+        ax.text(x, 0.04, title, ha="center", fontsize=10)
     ax.set(xlim=(-0.35, 1.35), ylim=(-1.02, 0.1))
     ax.set_axis_off()
 
@@ -171,24 +152,19 @@ def line(ax: Axes, drawn: Drawn, names: Names) -> None:
     curves = _arcs(shown.src.double(), shown.dst.double(), gap)
     shown.link(ax, curves)
     if drawn.few:
+        box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLACK, "linewidth": 0.9}
         look: dict[str, Any] = {
-            "ha": "center",
             "va": "center",
             "fontsize": 10 if n <= 12 else 9 if n <= 24 else 7,
-        }
-        look["bbox"] = {
-            "boxstyle": "round,pad=0.25",
-            "facecolor": "white",
-            "edgecolor": BLACK,
-            "linewidth": 0.9,
+            "bbox": box,
         }
         for token in range(n):
-            ax.text(token, 0, _name(drawn.graph.dst_offset, token, names), **look, **AS_IT_IS)
+            ax.text(token, 0, _name(drawn.graph.dst_offset, token, names), ha="center", **look, **AS_IT_IS)
         ax.set_axis_off()
     else:
         places = torch.arange(n, dtype=torch.float64)
         size = max(1.2, min(5.0, 500 / n))
-        _dots(ax, _points(places, torch.zeros_like(places)), self_loops(drawn.graph), size)
+        _dots(ax, _points(places, 0 * places), self_loops(drawn.graph), size)
         _axes.ticks(ax, "x", names, n, drawn.graph.dst_offset)
         ax.set_yticks([])
         ax.spines[:].set_visible(False)
@@ -198,17 +174,14 @@ def line(ax: Axes, drawn: Drawn, names: Names) -> None:
 
 
 def _arcs(src: Tensor, dst: Tensor, gap: float) -> Curves:
-    """Half rounds: short ones start and end further apart, so that they cross no long ones."""
+    # half rounds: short ones start and end further apart, so that they cross no long ones
     way, loop = (dst - src).sign(), src == dst
     length = (dst - src).abs() / max([4.0, *(dst - src).abs().tolist()])
     inset, height = way * (0.04 + 0.26 * (1 - length)), 4 / 3 * length**0.7
     corners = []
-    for end, sign, up, aside, down in (
-        (src, 1, 0, -0.14, 0.0),
-        (src, 1, 1, -0.3, 0.42),
-        (dst, -1, 1, 0.3, 0.42),
-        (dst, -1, 0, 0.14, 0.0),
-    ):
+    ends = ((src, 1, 0), (src, 1, 1), (dst, -1, 1), (dst, -1, 0))
+    of_loops = ((-0.14, 0.0), (-0.3, 0.42), (0.3, 0.42), (0.14, 0.0))
+    for (end, sign, up), (aside, down) in zip(ends, of_loops, strict=True):
         x = torch.where(loop, src + aside, end + sign * inset)
         corners.append(_points(x, torch.where(loop, -gap - down, way * (gap + up * height))))
     return _axes.bezier(corners)
@@ -223,9 +196,9 @@ def between(ax: Axes, drawn: Drawn, level: int, above: list[bool], residual: boo
     count = int(lit.sum())
     if drawn.few:
         curves = _axes.bezier(corners, 1)
-        faint = len(lit) - count
-        _axes.arrows(ax, curves[~lit], [0.7] * faint, [FAINT] * faint, [0.9] * faint)
-        _axes.arrows(ax, curves[lit], [1.1] * count, [BLUE] * count, [0.9] * count)
+        for chosen, width, colour in ((~lit, 0.7, FAINT), (lit, 1.1, BLUE)):
+            n = int(chosen.sum())
+            _axes.arrows(ax, curves[chosen], [width] * n, [colour] * n, [0.9] * n)
     else:
         alpha = max(0.15, min(0.9, 12 / math.sqrt(max(count, 1))))
         _axes.tapered(ax, _axes.bezier(corners, 4)[lit], [0.8] * count, [BLUE] * count, [alpha] * count)
@@ -236,15 +209,15 @@ def between(ax: Axes, drawn: Drawn, level: int, above: list[bool], residual: boo
 
 
 def rows(ax: Axes, reached: list[list[bool]], last: int, names: Names) -> None:
-    """The tokens of each row, lit ones filled; how many are lit stands on the right."""
+    """The tokens of each row, lit ones filled, and how many are lit."""
     n, size = len(reached[0]), max(1.2, min(9.0, 330 / len(reached[0])))
+    dark: dict[str, Any] = {"markerfacecolor": "white", "color": GREY} if n <= FEW else {"color": LIGHT}
     for level, lit in enumerate(reached):
-        for yes, look in ((False, {"markerfacecolor": "white", "color": GREY}), (True, {"color": BLUE})):
+        for yes, look in ((False, dark), (True, {"color": BLUE})):
             tokens = [token for token in range(n) if lit[token] is yes]
-            few: dict[str, Any] = look if n <= FEW else {"color": BLUE if yes else LIGHT}
-            ax.plot(tokens, [level] * len(tokens), "o", markersize=size, **few)
-        count, right = f"{sum(lit)} of {n}", ax.get_yaxis_transform()
-        ax.text(1.01, level, count, va="center", fontsize=9, transform=right)
+            ax.plot(tokens, [level] * len(tokens), "o", markersize=size, **look)
+        right = ax.get_yaxis_transform()
+        ax.text(1.01, level, f"{sum(lit)} of {n}", va="center", fontsize=9, transform=right)
     ax.plot([last], [len(reached) - 1], "D", color=RED, markersize=max(size, 6))
     words = ["input", *(f"after layer {level}" for level in range(1, len(reached)))]
     ax.set_yticks(range(len(reached)), words)
@@ -255,45 +228,41 @@ def rows(ax: Axes, reached: list[list[bool]], last: int, names: Names) -> None:
 
 
 def handles(drawn: Drawn) -> list[Any]:
-    """What the lines and the dots mean."""
+    """What the lines, their widths and the dots mean."""
     if drawn.few:
         lit = bool(drawn.lit.any())
-        edge = handle("line", "src → dst: dst attends to src", color=GREY if lit else BLUE, linewidth=1.4)
-        return [edge, handle("line", "chosen edge", color=RED, linewidth=2)] if lit else [edge]
-    edge = handle("line", "thin end src, thick end dst: dst attends to src", color=BLUE, linewidth=1.4)
-    if (drawn.graph.num_dst, drawn.graph.dst_offset) != (drawn.graph.num_src, drawn.graph.src_offset):
+        edge = _axes.handle(
+            "line", "src → dst: dst attends to src", color=GREY if lit else BLUE, linewidth=1.4
+        )
+        shown = () if drawn.weights is None else (0.1, 0.5, 1.0)
+        widths = [_axes.handle("line", f"weight {w}", color=BLUE, linewidth=0.3 + 4 * w) for w in shown]
+        return [edge, *[_axes.handle("line", "chosen edge", color=RED, linewidth=2)] * lit, *widths]
+    edge = _axes.handle("line", "thin end src, thick end dst: dst attends to src", color=BLUE, linewidth=1.4)
+    if not is_square(drawn.graph):
         return [edge]
-    loops, look = self_loops(drawn.graph), {"markeredgecolor": BLACK, "markersize": 5}
-    filled = handle("o", "attends to itself", color=BLACK, markersize=5)
-    empty = handle("o", "does not attend to itself", markerfacecolor="white", **look)
-    return [edge, *(entry for kind, entry in ((True, filled), (False, empty)) if kind in loops)]
-
-
-def weight_handles(drawn: Drawn) -> list[Any]:
-    """What the width means, where there are weights."""
-    shown = () if drawn.weights is None else (0.1, 0.5, 1.0)
-    return [handle("line", f"weight {w}", color=BLUE, linewidth=0.3 + 4 * w) for w in shown]
+    dots = ((True, BLACK, "attends to itself"), (False, "white", "does not attend to itself"))
+    look, loops = {"markeredgecolor": BLACK, "markersize": 5}, self_loops(drawn.graph)
+    kinds = [(colour, text) for kind, colour, text in dots if kind in loops]
+    return [edge, *(_axes.handle("o", text, markerfacecolor=colour, **look) for colour, text in kinds)]
 
 
 def layer_handles(carried: bool) -> list[Any]:
     """What is lit, and by which edges."""
     entries = [
-        handle("D", "the token", color=RED, markersize=7),
-        handle("o", "its state reaches the token", color=BLUE, markersize=7),
-        handle("o", "it does not", markerfacecolor="white", color=GREY, markersize=7),
-        handle("line", "edge src → dst", color=BLUE, linewidth=1.3),
+        _axes.handle("D", "the token", color=RED, markersize=7),
+        _axes.handle("o", "its state reaches the token", color=BLUE, markersize=7),
+        _axes.handle("o", "it does not", markerfacecolor="white", color=GREY, markersize=7),
+        _axes.handle("line", "edge src → dst", color=BLUE, linewidth=1.3),
+        _axes.handle("line", "own state carried along", color=BLACK, linestyle=":", linewidth=1.2),
     ]
-    own = handle("line", "own state carried along", color=BLACK, linestyle=":", linewidth=1.2)
-    return [*entries, own] if carried else entries
+    return entries if carried else entries[:-1]
 
 
 def self_loops(graph: TokenGraph) -> list[bool]:
     """For each token of a square graph, whether it attends to itself."""
     src, dst = graph.edge_index
-    loops = torch.zeros(graph.num_dst, dtype=torch.bool)
-    loops[dst[src == dst]] = True
-    found: list[bool] = loops.tolist()
-    return found
+    loops = set(dst[src == dst].tolist())
+    return [token in loops for token in range(graph.num_dst)]
 
 
 def _node(ax: Axes, place: tuple[float, float], size: float, name: str) -> None:

@@ -1,5 +1,4 @@
-"""Pictures of graphs. Each function returns a matplotlib ``Figure``: a notebook shows it,
-``figure.savefig("g.svg")`` keeps it.
+"""Pictures of graphs. Each function returns a matplotlib ``Figure``, which a notebook shows.
 
 In every picture ``src`` is the sender and ``dst`` the receiver; masks have receivers in rows and senders in
 columns. With ``ax=`` a picture is drawn into axes of your own, without a legend. Needs matplotlib, which is
@@ -13,19 +12,20 @@ imported when something is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from gnn_attention import analyse
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention._support.text import printable
+from gnn_attention.analyse import _walks as walks
+from gnn_attention.analyse.structure import is_square
 from gnn_attention.draw import _axes, _node_layouts
 from gnn_attention.draw._axes import BLUE, ORANGE
-from gnn_attention.draw._node_layouts import Drawn
+from gnn_attention.draw._node_layouts import Drawn, Names
 from gnn_attention.graph import TokenGraph
 
 if TYPE_CHECKING:
@@ -36,16 +36,15 @@ LARGEST_MASK = 4096  # tokens a side of what is drawn cell by cell
 LARGEST_LINES = 1024  # tokens a side of what is drawn edge by edge
 MOST_HEADS = 16
 MOST_LAYERS = 64
-
-Labels = Sequence[str]
+Title = str | None
 
 
 def mask(
     graph: TokenGraph,
     ax: Axes | None = None,
-    labels: Labels | None = None,
-    src_labels: Labels | None = None,
-    title: str | None = None,
+    labels: Names = None,
+    src_labels: Names = None,
+    title: Title = None,
 ) -> Figure:
     """The mask: a row for each receiver, a column for each sender, a dark cell for each edge.
 
@@ -53,7 +52,7 @@ def mask(
     receivers, and the senders too where there are as many. ValueError above 4096 tokens a side, and for a
     graph that differs by sample.
     """
-    if isinstance(graph, TokenGraph) and graph.heads is not None and graph.batch is None and ax is None:
+    if isinstance(graph, TokenGraph) and graph.heads and not graph.batch and ax is None:
         return _each_head(graph, title)
     _check("mask", graph, LARGEST_MASK)
     names, src_names = _names(graph, labels, src_labels)
@@ -69,9 +68,9 @@ def mask(
 def graph(
     graph: TokenGraph,
     ax: Axes | None = None,
-    labels: Labels | None = None,
-    src_labels: Labels | None = None,
-    title: str | None = None,
+    labels: Names = None,
+    src_labels: Names = None,
+    title: Title = None,
 ) -> Figure:
     """Nodes and links: tokens on a circle, clockwise from the top.
 
@@ -83,7 +82,7 @@ def graph(
     names, src_names = _names(graph, labels, src_labels)
     made, axes = _axes.of(ax, 6.0, 6.4)
     drawn = Drawn.of(graph)
-    if _is_square(graph):
+    if is_square(graph):
         _node_layouts.circle(axes, drawn, names)
     else:
         _node_layouts.columns(axes, drawn, names, src_names)
@@ -94,12 +93,12 @@ def graph(
 _graph = graph  # where a parameter has the same name
 
 
-def side_by_side(graph: TokenGraph, labels: Labels | None = None, src_labels: Labels | None = None) -> Figure:
+def side_by_side(graph: TokenGraph, labels: Names = None, src_labels: Names = None) -> Figure:
     """The mask next to the nodes and links: two readings of one graph. Refuses what these two refuse."""
     _check("side_by_side", graph, LARGEST_LINES)
     made, (left, right) = _axes.figure(11.5, 6.2, ncols=2)
     mask(graph, left, labels, src_labels)
-    if not _is_square(graph):
+    if not is_square(graph):
         left.set_aspect("auto")  # as high as the columns next to it
     _graph(graph, right, labels, src_labels, "the same graph as nodes and links")
     return _axes.finish(made, None, [_axes.cell_handles()[0], *_node_layouts.handles(Drawn.of(graph))])
@@ -108,10 +107,10 @@ def side_by_side(graph: TokenGraph, labels: Labels | None = None, src_labels: La
 def arcs(
     graph: TokenGraph,
     ax: Axes | None = None,
-    labels: Labels | None = None,
+    labels: Names = None,
     weights: Tensor | None = None,
     lit: Collection[tuple[int, int]] = (),
-    title: str | None = None,
+    title: Title = None,
 ) -> Figure:
     """Tokens on a line: edges to the right (``src < dst``) are arcs above it, those to the left below it.
 
@@ -126,7 +125,7 @@ def arcs(
     made, axes = _axes.of(ax, min(11.0, 3.6 + 0.8 * graph.num_dst), height)
     _node_layouts.line(axes, drawn, names)
     _axes.title(axes, graph.name if title is None else title, _facts(graph, drawn), 100)
-    return _axes.finish(made, ax, [*_node_layouts.handles(drawn), *_node_layouts.weight_handles(drawn)])
+    return _axes.finish(made, ax, _node_layouts.handles(drawn))
 
 
 def layers(
@@ -134,9 +133,9 @@ def layers(
     layers: int,
     token: int | None = None,
     ax: Axes | None = None,
-    labels: Labels | None = None,
+    labels: Names = None,
     residual: bool = True,
-    title: str | None = None,
+    title: Title = None,
 ) -> Figure:
     """A network unrolled, a row of tokens for each layer.
 
@@ -155,24 +154,23 @@ def layers(
     _node_layouts.rows(axes, reached, last, names)
     shown = _axes.shared([each.name for each in stack]) if title is None else title
     who = names[last] if names else last
-    what = f"lit: the tokens from which token {who} has received from after {len(stack)} layers"
-    _axes.title(axes, shown, what, 90)
+    _axes.title(axes, shown, f"lit: from which token {who} has received from after {len(stack)} layers", 90)
     carried = residual and not all(all(_node_layouts.self_loops(each)) for each in stack)
     return _axes.finish(made, ax, _node_layouts.layer_handles(carried))
 
 
-def degrees(graph: TokenGraph, title: str | None = None) -> Figure:
+def degrees(graph: TokenGraph, title: Title = None) -> Figure:
     """The in-degree of each receiver, over the out-degree of each sender."""
     _check("degrees", graph, LARGEST_MASK)
     made, (top, bottom) = _axes.figure(8.0, 5.4, nrows=2)
-    in_words = ("in-degree", "dst (receiver)", "senders it attends to")
-    out_words = ("out-degree", "src (sender)", "receivers that attend to it")
-    for axes, degree, offset, colour, (word, xlabel, ylabel) in (
-        (top, graph.in_degree().tolist(), graph.dst_offset, BLUE, in_words),
-        (bottom, graph.T.in_degree().tolist(), graph.src_offset, ORANGE, out_words),
+    top.set(xlabel="dst (receiver)", ylabel="senders it attends to")
+    bottom.set(xlabel="src (sender)", ylabel="receivers that attend to it")
+    for axes, each, word, colour in (
+        (top, graph, "in-degree", BLUE),
+        (bottom, graph.T, "out-degree", ORANGE),
     ):
-        _axes.heights(axes, degree, offset, colour)
-        axes.set(xlabel=xlabel, ylabel=ylabel)
+        degree = each.in_degree().tolist()
+        _axes.heights(axes, degree, each.dst_offset, colour)
         _axes.title(axes, f"{word}: {_axes.spread(degree)}")
     _axes.headline(made, graph.name if title is None else title)
     return _axes.finish(made, None)
@@ -184,7 +182,7 @@ def hops(
     token: int | None = None,
     residual: bool = True,
     ax: Axes | None = None,
-    title: str | None = None,
+    title: Title = None,
 ) -> Figure:
     """How many tokens have been reached after each layer.
 
@@ -208,53 +206,46 @@ def hops(
 def _each_head(graph: TokenGraph, title: str | None) -> Figure:
     count = graph.heads or 0
     if count > MOST_HEADS:
-        got = f"got {count} ({graph.name}); take one with select(0, head)"
-        raise ValueError(f"mask() draws at most {MOST_HEADS} heads, {got}")
-    columns = min(count, 4)
-    rows = -(-count // columns)
+        raise ValueError(
+            f"mask() draws at most {MOST_HEADS} heads, got {count}; take one with select(0, head)"
+        )
+    columns, rows = min(count, 4), -(-count // 4)
     made, grid = _axes.figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
-    for head, axes in enumerate(grid.flat):
-        if head >= count:
-            axes.set_axis_off()
-            continue
+    for head, axes in enumerate(grid.flat[:count]):
         mask(graph.select(0, head), axes, title=f"head {head}")
         axes.label_outer()
+    for axes in grid.flat[count:]:
+        axes.set_axis_off()
     _axes.headline(made, graph.name if title is None else title)
     return _axes.finish(made, None, _axes.cell_handles())
 
 
 def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:
     if not isinstance(graph, TokenGraph):
-        got = f"got {type(graph).__name__}; see gnn_attention.convert"
-        raise TypeError(f"{function}() draws a TokenGraph, {got}")
-    wanted, hint = "", ""
-    if graph.heads is not None or graph.batch is not None:
-        wanted, hint = "one plain graph", "take one with select(batch, head)"
+        raise TypeError(
+            f"{function}() draws a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert"
+        )
+    wanted = ""
+    if graph.varying_axes:
+        wanted = f"one plain graph, got {graph!r}; take one with select(batch, head)"
     elif max(graph.num_dst, graph.num_src) > largest:
-        wanted, hint = f"at most {largest} tokens a side", "make it coarser with "
-        hint += "algebra.quotient(graph, block), or draw some tokens with algebra.restrict(graph, tokens)"
-    elif square and not _is_square(graph):
-        wanted, hint = "graphs whose senders are their receivers", "use mask() or graph()"
+        hint = "take algebra.quotient(graph, block) or algebra.restrict(graph, tokens)"
+        wanted = f"at most {largest} tokens a side, got {graph!r}; {hint}"
+    elif square and not is_square(graph):
+        wanted = f"graphs whose senders are their receivers, got {graph!r}; use mask() or graph()"
     if wanted:
-        raise ValueError(f"{function}() draws {wanted}, got {graph!r}; {hint}")
+        raise ValueError(f"{function}() draws {wanted}")
 
 
-def _is_square(graph: TokenGraph) -> bool:
-    return (graph.num_dst, graph.dst_offset) == (graph.num_src, graph.src_offset)
-
-
-def _names(
-    graph: TokenGraph, labels: Labels | None, src_labels: Labels | None
-) -> tuple[list[str] | None, list[str] | None]:
-    """Labels of the receivers and of the senders, which share them where they are the same tokens."""
-    if src_labels is None and _is_square(graph):
+def _names(graph: TokenGraph, labels: Names, src_labels: Names) -> tuple[list[str] | None, list[str] | None]:
+    if src_labels is None and is_square(graph):
         src_labels = labels
     dst = _side_names("labels", labels, f"{graph.num_dst} receivers of {graph.name}", graph.num_dst)
     src = _side_names("src_labels", src_labels, f"{graph.num_src} senders of {graph.name}", graph.num_src)
     return dst, src
 
 
-def _side_names(word: str, labels: Labels | None, tokens: str, count: int) -> list[str] | None:
+def _side_names(word: str, labels: Names, tokens: str, count: int) -> list[str] | None:
     if labels is None:
         return None
     if len(labels) != count:
@@ -272,51 +263,39 @@ def _facts(graph: TokenGraph, drawn: Drawn | None = None) -> str:
 def _edge_weights(graph: TokenGraph, weights: Tensor | None) -> Tensor | None:
     if weights is None:
         return None
-    numbers = torch.as_tensor(weights).detach().double().flatten()
-    if len(numbers) != graph.num_edges:
-        wanted = f"a number for each of the {graph.num_edges} edges"
-        raise ValueError(f"weights must hold {wanted}, got {len(numbers)}")
+    if len(numbers := torch.as_tensor(weights).detach().double().flatten()) != graph.num_edges:
+        raise ValueError(
+            f"weights must hold a number for each of the {graph.num_edges} edges, got {len(numbers)}"
+        )
     return numbers
 
 
 def _stack(function: str, graphs: TokenGraph | Sequence[TokenGraph], count: int) -> list[TokenGraph]:
-    count = checks.size("layers", count, 1)
-    if count > MOST_LAYERS:
+    if checks.size("layers", count, 1) > MOST_LAYERS:
         raise ValueError(f"layers must be at most {MOST_LAYERS} in a picture, got {count}")
-    if not isinstance(graphs, (TokenGraph, Iterable)):
-        wanted = "a TokenGraph or a list of them, layer 1 first"
-        raise TypeError(f"{function}() needs {wanted}, got {quoted(graphs)}")
-    given = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
-    if not given or (isinstance(given[0], TokenGraph) and not given[0].num_dst):
-        raise ValueError(f"{function}() needs a graph with at least one token, got {quoted(given)}")
-    for each in given:
-        _check(function, each, LARGEST_LINES, square=True)
-        if each.num_dst != given[0].num_dst:
-            raise ValueError(f"{function}() needs graphs over the same tokens, got {given[0]!r} and {each!r}")
+    given = walks.stack(graphs)
+    if not given[0].num_dst:
+        raise ValueError(f"{function}() needs a graph with at least one token, got {given[0]!r}")
+    _check(function, given[0], LARGEST_LINES)
     return [given[layer % len(given)] for layer in range(count)]
 
 
 def _token(graph: TokenGraph, token: int | None) -> int:
-    if token is None:
-        return graph.num_dst - 1
-    if not 0 <= checks.position("token", token) < graph.num_dst:
-        raise IndexError(f"token must be a position in 0 .. {graph.num_dst - 1}, got {token}")
-    return token
+    return graph.num_dst - 1 if token is None else walks.token("token", token, graph.num_dst)
 
 
 def _reach_by_row(stack: list[TokenGraph], token: int, residual: bool) -> list[list[bool]]:
     """For each row of tokens, the input first: which of them ``token`` has received from at the top."""
-    lit = torch.zeros(len(stack) + 1, stack[0].num_dst, dtype=torch.bool)
-    for level, row in enumerate(lit):
-        row[analyse.receptive_field(stack[level:] or stack, token, len(stack) - level, residual)] = True
-    rows: list[list[bool]] = lit.tolist()
-    return rows
+    depth, tokens = len(stack), range(stack[0].num_dst)
+    fields = [
+        analyse.receptive_field(stack[k:] or stack, token, depth - k, residual) for k in range(depth + 1)
+    ]
+    return [[each in row for each in tokens] for row in (set(field.tolist()) for field in fields)]
 
 
 def _reached_counts(stack: Sequence[TokenGraph], residual: bool, period: int | None) -> list[list[int]]:
     """The number of reached senders after 0, 1, ... layers; with a ``period`` until one changes nothing."""
-    own = torch.eye(stack[0].num_dst)
-    reached, counts, unchanged = own, [own.sum(1).int().tolist()], 0
+    reached, counts, unchanged = torch.eye(stack[0].num_dst), [[1] * stack[0].num_dst], 0
     for each in stack:
         further = each.mask().float() @ reached
         further = ((further + reached if residual else further) > 0).float()

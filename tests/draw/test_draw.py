@@ -384,7 +384,7 @@ mask(causal(4097)) -> ValueError: mask\(\) draws at most 4096 tokens a side, .*q
 mask(cross(2, 5000)) -> ValueError: at most 4096 tokens a side
 mask(by_sample) -> ValueError: mask\(\) draws one plain graph, .*batch 3.*select\(batch, head\)
 mask(by_head, ax=Figure().subplots()) -> ValueError: draws one plain graph
-mask(sparse_strided(6, 2, heads=17)) -> ValueError: at most 16 heads, got 17 .*select\(0, head\)
+mask(sparse_strided(6, 2, heads=17)) -> ValueError: at most 16 heads, got 17; .*select\(0, head\)
 mask(torch.ones(3, 3)) -> TypeError: mask\(\) draws a TokenGraph, got Tensor
 mask(ONE_WAY, labels="abc") -> ValueError: labels must hold a name for each of the 4 receivers .*got 3
 draw.graph(causal(1025)) -> ValueError: graph\(\) draws at most 1024 tokens a side
@@ -401,12 +401,12 @@ layers(ONE_WAY, 2, token=4) -> IndexError: token must be a position in 0 \.\. 3,
 layers(ONE_WAY, 2, token=True) -> TypeError: token must be an integer
 layers(ONE_WAY, 0) -> ValueError: layers must be at least 1, got 0
 layers(ONE_WAY, 65) -> ValueError: layers must be at most 64 in a picture, got 65
-layers([], 2) -> ValueError: layers\(\) needs a graph with at least one token, got \[\]
+layers([], 2) -> ValueError: at least one layer's graph, got an empty list
 layers(causal(1025), 2) -> ValueError: layers\(\) draws at most 1024
-hops(3) -> TypeError: hops\(\) needs a TokenGraph or a list of them, layer 1 first, got 3
-hops(cross(2, 3)) -> ValueError: whose senders are their receivers
+hops(3) -> TypeError: a TokenGraph or a list of them, layer 1 first; got 3
+hops(cross(2, 3)) -> ValueError: senders and receivers are the same tokens
 hops(causal(0)) -> ValueError: needs a graph with at least one token
-hops([ONE_WAY, causal(5)]) -> ValueError: hops\(\) needs graphs over the same tokens
+hops([ONE_WAY, causal(5)]) -> ValueError: graphs must have the same tokens
 """
 
 
