@@ -98,7 +98,8 @@ def edges_of(graph: TokenGraph) -> Tensor:
 
 def receivers(graph: TokenGraph) -> Neighbours:
     """For each sender the receivers that attend to it."""
-    return _neighbours(*edges_of(graph), graph.num_src)
+    src, dst = edges_of(graph)
+    return _neighbours(src, dst, graph.num_src)
 
 
 def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | RuleSenders:
@@ -106,7 +107,8 @@ def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | Rul
     few = steps is not None and steps <= FEW_STEPS
     if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES):
         return RuleSenders(graph)
-    return _neighbours(*edges_of(graph).flip(0), graph.num_dst)
+    src, dst = edges_of(graph)
+    return _neighbours(dst, src, graph.num_dst)
 
 
 def _of_these(inner: Rule, receivers: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

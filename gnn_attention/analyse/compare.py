@@ -92,7 +92,8 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
         first, second = _shared_part(first, second), _shared_part(second, first)
     less, more = first - second, second - first
     counts = (less.num_edges, more.num_edges, (first & second).num_edges)
-    return Difference(*names, *counts, *_details(first, second, less, more), sizes)
+    example, example_in, differing, remarks = _details(first, second, less, more)
+    return Difference(*names, *counts, example, example_in, differing, remarks, sizes)
 
 
 def _anti_causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

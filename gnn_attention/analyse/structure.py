@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -94,11 +95,12 @@ def summary(graph: TokenGraph) -> Summary:
         raise ValueError(f"{graph!r} differs by {graph.varying_axes}: {hint}")
     degrees = (graph.in_degree(), graph.T.in_degree())
     alone = [(degree == 0).nonzero().flatten().tolist() for degree in degrees]
-    isolated = [part for tokens in alone for part in (tuple(tokens[:EXAMPLES]), len(tokens))]
+    isolated: list[Any] = [part for tokens in alone for part in (tuple(tokens[:EXAMPLES]), len(tokens))]
     density = graph.num_edges / max(1, graph.num_dst * graph.num_src)
     sizes = (graph.num_dst, graph.num_src, graph.num_edges, density)
     facts = _square_facts(graph) if is_square(graph) else (None, None, None, None)
-    return Summary(graph.name, *sizes, *map(_degrees, degrees), *isolated, *facts)
+    in_degree, out_degree = map(_degrees, degrees)
+    return Summary(graph.name, *sizes, in_degree, out_degree, *isolated, *facts)
 
 
 def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"]:
@@ -147,7 +149,7 @@ def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
 
 def graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
     """Another rule over the same receivers and senders."""
-    offsets = {"dst_offset": graph.dst_offset, "src_offset": graph.src_offset}
+    offsets: dict[str, Any] = {"dst_offset": graph.dst_offset, "src_offset": graph.src_offset}
     return TokenGraph(rule, graph.num_dst, graph.num_src, **offsets)
 
 

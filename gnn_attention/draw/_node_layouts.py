@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.analyse.structure import is_square
+from gnn_attention.analyse._walks import is_square
 from gnn_attention.draw import _axes
 from gnn_attention.draw._axes import AS_IT_IS, BLACK, BLUE, FAINT, FEW, GREY, LIGHT, RED, Curves, Points
 from gnn_attention.graph import TokenGraph
@@ -45,7 +45,8 @@ class Drawn:
         shines = torch.tensor([pair in lit for pair in pairs], dtype=torch.bool)
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))
         shown = torch.zeros(len(pairs), dtype=torch.bool).index_fill(0, order[:MOST_LINES], True)
-        return cls(graph, *graph.edge_index, weights, shines)._some(shown | shines)
+        src, dst = graph.edge_index
+        return cls(graph, src, dst, weights, shines)._some(shown | shines)
 
     @property
     def few(self) -> bool:

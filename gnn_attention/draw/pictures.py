@@ -22,7 +22,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention._support.text import printable
 from gnn_attention.analyse import _walks as walks
-from gnn_attention.analyse.structure import is_square
+from gnn_attention.analyse._walks import is_square
 from gnn_attention.draw import _axes, _node_layouts
 from gnn_attention.draw._axes import BLUE, ORANGE
 from gnn_attention.draw._node_layouts import Drawn, Names

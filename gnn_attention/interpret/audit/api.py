@@ -41,7 +41,7 @@ from torch import nn
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
-from gnn_attention.analyse.structure import is_square
+from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.audit.detectors import WITNESSES, Detections
 from gnn_attention.interpret.audit.leak_paths import LeakPath, leak_paths

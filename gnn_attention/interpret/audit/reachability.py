@@ -9,7 +9,7 @@ import torch
 
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Tensor
-from gnn_attention.analyse.structure import is_square
+from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
 
 MOST_TOKENS = 4096

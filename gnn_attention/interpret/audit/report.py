@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnn_attention.analyse import diff, witness
-from gnn_attention.analyse.structure import is_square
+from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
 
 # leaks that the text lists
