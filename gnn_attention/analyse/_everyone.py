@@ -70,7 +70,7 @@ def compose(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"]) 
 
 def packed(mask: Bool[Tensor, "dst src"]) -> Int[Tensor, "dst words"]:
     bits = functional.pad(mask, (0, -mask.shape[1] % BITS))
-    return (bits.view(len(mask), -1, BITS) << PLACES).sum(-1, dtype=torch.uint8)
+    return (bits.view(len(mask), bits.shape[1] // BITS, BITS) << PLACES).sum(-1, dtype=torch.uint8)
 
 
 def unpacked(words: Int[Tensor, "dst words"], num_src: int) -> Bool[Tensor, "dst src"]:

@@ -82,7 +82,7 @@ def test_edges_that_are_cut_stay_cut(tiny: lm.LanguageModel) -> None:
         found = lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph)
         assert found.tolist() != whole
         assert is_greedy(tiny, found, 3, graph)
-        with pytest.raises(NotImplementedError, match="blocks or attention layers need all tokens"):
+        with pytest.raises(NotImplementedError, match="hooks on blocks need all tokens at once"):
             lm.generate(tiny, tokens, 20, cache=KeyValueCache(graph, TINY.num_layers))
         hook.remove()
     assert lm.generate(tiny, tokens, 20, temperature=0.0, graph=graph).tolist() == whole
