@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnn_attention import TokenGraph, analyse, convert, patterns
+from gnn_attention import TokenGraph, analyse, patterns
 
 
 def of_mask(mask):
@@ -76,11 +76,6 @@ class TestNumbers:
         expected |= {kind for kind, mask in moved.items() if torch.equal(mask, b)}
         assert kinds(of_mask(a), of_mask(b)) == expected
 
-    def test_equal_graphs_of_other_makes(self):
-        found = analyse.diff(patterns.causal(6), convert.from_mask(torch.ones(6, 6).tril().bool()))
-        assert found.equal
-        assert str(found).endswith("the same graph")
-
     @pytest.mark.parametrize(
         ("first", "second", "verdict"),
         [
@@ -148,10 +143,6 @@ class TestWords:
         assert analyse.diff(first, second).remarks[0] == remark.format("first", "second")
         assert analyse.diff(second, first).remarks[0] == remark.format("second", "first")
 
-    def test_no_number_where_it_varies(self):
-        remarks = analyse.diff(patterns.window(9, 3), patterns.causal(9)).remarks
-        assert not any("more sender" in remark for remark in remarks)
-
     def test_more_everywhere(self):
         """A memory of two tokens to which every token attends."""
         first = patterns.causal(8) - patterns.sinks(8, 2, causal=False)
@@ -159,34 +150,14 @@ class TestWords:
         assert "the second has 2 more senders per receiver everywhere" in analyse.diff(first, second).remarks
         assert "the first has 2 more senders per receiver everywhere" in analyse.diff(second, first).remarks
 
-    @pytest.mark.parametrize(
-        ("first", "second", "kind"),
-        [
-            (patterns.causal(7), patterns.causal(7).T, TRANSPOSED),
-            (patterns.tree([-1, 0, 0, 1]), patterns.tree([-1, 0, 0, 1]).T, TRANSPOSED),
-            (patterns.causal(7), ~patterns.causal(7), COMPLEMENT),
-            (patterns.causal(7), patterns.strict_causal(7), EARLIER),
-            (patterns.strict_causal(7), patterns.causal(7), "self loops alone"),
-            (patterns.full(7), patterns.no_self(7), "the second lacks 7"),
-            (patterns.no_self(7), patterns.full(7), "the first lacks 7"),
-            (patterns.window(7, 3, causal=False), patterns.window(7, 3), f"the second is the first {CAUSAL}"),
-            (patterns.window(7, 3), patterns.window(7, 3, causal=False), f"the first is the second {CAUSAL}"),
-            (patterns.documents([2, 5]), patterns.documents([5, 2]).T, REVERSED),
-        ],
-    )
-    def test_usual_mistakes(self, first, second, kind):
-        assert kind in "\n".join(analyse.diff(first, second).remarks)
+    def test_self_loops_are_counted(self):
+        remarks = analyse.diff(patterns.full(7), patterns.no_self(7)).remarks
+        assert "they differ in self loops alone: the second lacks 7" in remarks
 
     def test_where_it_differs(self):
         remarks = analyse.diff(patterns.causal(9), patterns.causal(9) - cells(9, [(3, 4), (2, 7)])).remarks
         ends = ("receivers concerned: 4, 7", "senders concerned: 2, 3")
         assert remarks == (*ends, "their dst - src is in 1 .. 5")
-
-    def test_padding(self):
-        """The last three senders are padding in one of them."""
-        padded = patterns.full(20) & TokenGraph.from_rule(lambda b, h, dst, src: src < 17, 20)
-        remarks = analyse.diff(patterns.full(20), padded).remarks
-        assert "the first has 3 more senders per receiver everywhere" in remarks
 
     def test_positions_are_absolute(self):
         """The rows of a decoding step: the distance counts from the tokens' own positions."""
@@ -256,10 +227,3 @@ class TestHeads:
         found = analyse.diff(two, self.windows)
         assert "heads: 2 and 4" in found.sizes
         assert (found.only_first, found.only_second) == (0, 0)
-
-
-def test_no_graphs():
-    with pytest.raises(TypeError, match="first must be a TokenGraph, got Tensor; "):
-        analyse.diff(torch.ones(3, 3), patterns.causal(3))
-    with pytest.raises(TypeError, match="second must be a TokenGraph, got NoneType"):
-        analyse.diff(patterns.causal(3), None)

@@ -340,15 +340,6 @@ def test_layers_are_counted_or_given():
     assert (verdict.layers, verdict.exact) == (3, True)
 
 
-def test_a_graph_for_each_layer():
-    hub = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src == 3) & (dst >= 3), T, name="hub")
-    first, second = patterns.documents([4, 4]), hub | LOOPS
-    model = Model(Block(first.mask()), Block(second.mask()))
-    verdict = audit(model, [first, second], SHAPE)
-    assert (verdict.exact, verdict.layers) == (True, 2)
-    assert not audit(model, [second, first], SHAPE).exact
-
-
 def test_the_path_of_a_leak_and_where_it_comes_in():
     window, wide = patterns.window(12, 2), patterns.window(12, 3)
     model = Model(Block(window.mask()), Block(wide.mask()), Block(window.mask()))
@@ -363,13 +354,6 @@ def test_the_path_of_a_leak_and_where_it_comes_in():
     verdict = audit(Model(*(Block(wide.mask()) for _ in range(3))), window, (12, WIDTH), layers=3)
     (path,) = [leak.path for leak in verdict.leaks if (leak.src, leak.dst) == (0, 4)]
     assert sorted(b - a for a, b in pairwise(path)) == [1, 1, 2]
-    # a language model over a wider graph than was declared
-    model = ga.model.LanguageModel(ga.model.Config(16, 8, 2, 2, 4, 8))
-    wider = patterns.window(T, 3)
-    verdict = audit(model, patterns.window(T, 2), (T,), call=lambda module, ids: module(ids, wider))
-    found = {(leak.src, leak.dst): leak for leak in verdict.leaks}
-    assert found[0, 3].layer == "blocks.0.attention"
-    assert found[0, 4].path == (0, 2, 4)
 
 
 @pytest.mark.parametrize("name", ["LayerNorm over tokens", "convolution"])
@@ -478,16 +462,10 @@ def test_the_module_is_left_untouched():
     for parameter, gradient in zip(module.parameters(), gradients, strict=True):
         assert parameter.requires_grad
         assert torch.equal(parameter.grad, gradient)
+    with torch.inference_mode():
+        module, graph, expected = PLANTED["mask off by one"]
+        assert pairs(audit(module, graph, SHAPE, witnesses="jacobian")) == expected
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_gradients_are_on_whatever_the_caller_did(mode):
-    module, graph, expected = PLANTED["mask off by one"]
-    with mode():
-        verdict = audit(module, graph, SHAPE)
-    assert {leak.witnesses for leak in verdict.leaks} == {("jacobian", "perturbation", "nan")}
-    assert pairs(verdict) == expected
 
 
 def test_dtypes():
@@ -522,15 +500,6 @@ def test_random_numbers_are_the_same_in_every_pass():
     assert together.leaks == again.leaks
     assert pairs(alone) == pairs(together)
     assert alone.backward_passes >= alone.probes > together.backward_passes
-
-
-def test_json():
-    module, graph, _ = PLANTED["one pair"]
-    record = json.loads(audit(module, graph, (T, 3)).to_json())
-    found = {name: record[name] for name in ("exact", "ok", "layers", "graphs", "unused")}
-    assert found == {"exact": False, "ok": False, "layers": 1, "graphs": [graph.name], "unused": []}
-    (leak,) = record["leaks"]
-    assert (leak["src"], leak["dst"], leak["path"], leak["layer"]) == (6, 2, [6, 2], "Linear")
 
 
 class TwoTables(nn.Module):
@@ -584,27 +553,18 @@ def test_errors(options, error, match):
         audit(**{"module": nn.Identity(), "graph": CAUSAL, "input_shape": SHAPE} | options)
 
 
-def test_the_fixture_fails_with_the_verdict():
-    audited = pytest_plugin._audited
-    module, graph, _ = PLANTED["mask off by one"]
-    with pytest.raises(pytest.fail.Exception, match="7 leaks"):
-        audited(module, graph, SHAPE)
-    narrow = Attention(patterns.window(T, 2).mask())
-    assert audited(narrow, CAUSAL, SHAPE).unused
-    with pytest.raises(pytest.fail.Exception, match="allowed pairs unused"):
-        audited(narrow, CAUSAL, SHAPE, exact=True)
-
-
 @pytest.mark.slow
 def test_the_fixture_in_a_run_of_pytest(tmp_path):
     (tmp_path / "test_them.py").write_text(
-        "import torch\nfrom gnn_attention import patterns\n\n"
-        "def test_clean(audited):\n    audited(torch.nn.Identity(), patterns.causal(6), (6, 3))\n\n"
-        "def test_leaky(audited):\n    audited(torch.nn.LayerNorm([6, 3]), patterns.causal(6), (6, 3))\n"
+        "import torch\nfrom gnn_attention import patterns\nmodule, inputs = torch.nn.Identity(), (6, 3)\n\n"
+        "def test_unused(audited):\n    audited(module, patterns.causal(6), inputs)\n\n"
+        "def test_exact(audited):\n    audited(module, patterns.causal(6), inputs, exact=True)\n\n"
+        "def test_leaky(audited):\n    audited(torch.nn.LayerNorm([6, 3]), patterns.causal(6), inputs)\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", pytest_plugin.__name__, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert "1 failed, 1 passed" in done.stdout
+    assert "2 failed, 1 passed" in done.stdout
+    assert "15 of 15 allowed pairs unused" in done.stdout
     assert "causal(6), 1 layer: 15 leaks" in done.stdout
 
 
@@ -616,7 +576,11 @@ class TestCommand:
         assert capsys.readouterr().out.startswith("window(12, 3) | sinks(12, 1), 2 layers: exact")
         assert main(["audit", "window(10, 2)", "--run-over", "window(10, 3)", "--json"]) == 1
         printed = capsys.readouterr()
-        assert json.loads(printed.out)["ok"] is False
+        record = json.loads(printed.out)
+        assert (record["ok"], record["exact"], record["layers"]) == (False, False, 2)
+        assert {(leak["src"], leak["dst"], tuple(leak["path"])) for leak in record["leaks"]} >= {
+            (0, 3, (0, 1, 3))
+        }
         assert "leaks" in printed.err
         file = tmp_path / "verdict.json"
         deep = ["--run-over", "causal(10)", "--layers", "9", "--json", str(file)]
@@ -638,38 +602,6 @@ class TestCommand:
     def test_wrong_arguments(self, arguments, words, capsys):
         assert main(["audit", *arguments]) == 2
         assert words in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_custom_attention_registered_without_its_mask_function():
-    """The trap of notes on transformers: the mask is silently None, and valid tokens attend to padding."""
-    transformers = needs("transformers")
-
-    def plain(module, query, key, value, attention_mask, **options):
-        repeats = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        causal = attention_mask is None
-        y = nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, is_causal=causal)
-        return y.transpose(1, 2).contiguous(), None
-
-    transformers.AttentionInterface.register("audited_trap", plain)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    config = transformers.LlamaConfig(**sizes, num_key_value_heads=1, vocab_size=50)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    valid = torch.arange(T) >= 2
-
-    graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & ((src >= 2) | (dst < 2)), T)
-
-    def padded(module, ids):
-        return module(ids, attention_mask=valid.long().expand(len(ids), -1))
-
-    leaking = {(src, dst) for src in range(2) for dst in range(2, T)}
-    assert audit(model, graph, (T,), call=padded).ok
-    assert pairs(audit(model, graph, (T,))) == leaking
-    model.set_attn_implementation("audited_trap")
-    verdict = audit(model, graph, (T,), call=padded)
-    assert pairs(verdict) == leaking
-    assert {leak.layer for leak in verdict.leaks} == {"model.layers.0.self_attn"}
 
 
 def test_a_block_of_use_graph_holds_for_the_copy_that_is_audited():
