@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from gnn_attention.attend import attend
 from gnn_attention.cache._slots import ResidentSenders, append_rows
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
+
+Cache = TypeVar("Cache", bound="TokenCache")
 
 
 class TokenCache:
@@ -86,7 +88,7 @@ class TokenCache:
         if not length:
             self._rows = [()] * self.layers  # the next chunk may have other shapes
 
-    def fork(self) -> Self:
+    def fork(self: Cache) -> Cache:
         """An independent copy that goes on from here; only the graph is shared."""
         twin = copy.copy(self)
         twin._rows = [tuple(x.clone() for x in rows) for rows in self._rows]
