@@ -200,7 +200,7 @@ def _chars(piece: bytes) -> str:
 
 
 def _pairs(merges: Iterable[Iterable[str]]) -> Any:
-    return [tuple(bytes(_BYTE_OF[char] for char in piece) for piece in pair) for pair in merges]
+    return tuple(tuple(bytes(_BYTE_OF[char] for char in piece) for piece in pair) for pair in merges)
 
 
 def _label(piece: bytes) -> str:

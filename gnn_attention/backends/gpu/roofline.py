@@ -138,7 +138,7 @@ class _Pass(NamedTuple):
 
     def rows(self) -> Estimate:
         """A sender for each edge, through the cache; the matrix units are not used."""
-        edges = self.counts.edges
+        edges = float(self.counts.edges)
         passed = edges * self.sizes.row
         return self._estimate(edges, self._missed() + 4.0 * edges, passed, "gather", "", True)
 
@@ -183,7 +183,7 @@ class _Pass(NamedTuple):
 
     def dense(self) -> Estimate:
         """SDPA: all pairs, of a causal graph half of them; with a mask where the graph is another."""
-        counts, pairs = self.counts, self.counts.receivers * self.counts.senders
+        counts, pairs = self.counts, float(self.counts.receivers * self.counts.senders)
         misses = float((counts.receivers + counts.senders) * self.sizes.row)
         mask = 0.0 if counts.whole else float(pairs * self.sizes.dtype.itemsize)
         share = "sdpa" if counts.whole else "masked"
@@ -191,7 +191,7 @@ class _Pass(NamedTuple):
 
     def written_out(self) -> Estimate:
         """All logits in float32 or more: about six tensors of all pairs are written and read."""
-        pairs = self.counts.receivers * self.counts.senders
+        pairs = float(self.counts.receivers * self.counts.senders)
         moved = 12.0 * pairs * max(4, self.sizes.dtype.itemsize)
         return self._estimate(pairs, moved, moved, "", "masked", True)
 
