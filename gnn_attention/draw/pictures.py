@@ -204,11 +204,8 @@ def hops(
 
 
 def _each_head(graph: TokenGraph, title: str | None) -> Figure:
-    count = graph.heads or 0
-    if count > MOST_HEADS:
-        raise ValueError(
-            f"mask() draws at most {MOST_HEADS} heads, got {count}; take one with select(0, head)"
-        )
+    if (count := graph.heads or 0) > MOST_HEADS:
+        raise ValueError(f"mask() draws at most {MOST_HEADS} heads, got {count}; see select(0, head)")
     columns, rows = min(count, 4), -(-count // 4)
     made, grid = _axes.figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
     for head, axes in enumerate(grid.flat[:count]):

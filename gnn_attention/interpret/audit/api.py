@@ -14,18 +14,16 @@ it, and ``gnn-attention audit`` a command for the file of a language model.
 
 Of a Hugging Face model, with T tokens (``ids [1, T]`` are any):
 
-==============================  =============================================================================
-all layers of a text model      ``audit(model, [graph of layer 1, ...], (T,))``
-one layer                       ``audit(PartOf(model, "model.layers.0", input_ids=ids), graph, (T, width))``
-padding                         ``call=lambda model, x: model(x, attention_mask=mask.expand(len(x), -1))``
-decoding                        a ``call`` that passes ``x`` in chunks, with the cache, and joins the logits
-decoder of encoder-decoders     ``call=lambda model, x: model(ids.expand(len(x), -1), decoder_input_ids=x)``
-                                and ``embedding="decoder.embed_tokens"``
-encoder alone                   ``audit(model.get_encoder(), ...)``
-from encoder to decoder         the graph ``cross(answer, T)``, a ``call`` with fixed decoder ids, the
-                                encoder's embedding
-pictures and sound              ``input_shape=(patches, channels)`` and a ``call`` that makes pixels of them
-==============================  =============================================================================
+=======================  =========================================================================
+all layers               ``audit(model, [graph of layer 1, ...], (T,))``
+one layer                ``audit(PartOf(model, "model.layers.0", input_ids=ids), graph, (T, width))``
+padding                  ``call=lambda model, x: model(x, attention_mask=mask.expand(len(x), -1))``
+decoding                 a ``call`` that passes ``x`` in chunks, with the cache, and joins the logits
+decoder                  a ``call`` with fixed encoder ids, ``embedding="decoder.embed_tokens"``
+encoder                  ``audit(model.get_encoder(), ...)``
+from encoder to decoder  ``cross(answer, T)``, a ``call`` with fixed decoder ids, the encoder's embedding
+pictures and sound       ``input_shape=(patches, channels)``, a ``call`` that makes pixels of them
+=======================  =========================================================================
 """
 
 from __future__ import annotations
@@ -95,8 +93,7 @@ def audit(
         seed: of inputs and cotangents.
         watch: called after each forward pass with the number so far, and about how many there will be.
 
-    Raises ValueError or TypeError for arguments that do not fit one another or the module,
-    NotImplementedError where no copy can be made.
+    ValueError or TypeError for arguments that do not fit, NotImplementedError where no copy can be made.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
     >>> layer = MessagePassingAttention(StandardHeads(width=4, num_heads=2))

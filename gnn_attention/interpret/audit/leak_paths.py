@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -28,9 +28,10 @@ from gnn_attention.layer import MessagePassingAttention
 UNDECLARED = 2**16
 NEVER = 2**60
 
+Pair = tuple[int, int]
 
-@dataclass(frozen=True)
-class LeakPath:
+
+class LeakPath(NamedTuple):
     """``tokens`` from sender to receiver, the part where it comes in, and the number of layers."""
 
     tokens: tuple[int, ...]
@@ -38,9 +39,7 @@ class LeakPath:
     depth: int | None = None
 
 
-def leak_paths(
-    runner: Runner, leaks: Sequence[tuple[int, int]], bounds: Bounds
-) -> dict[tuple[int, int], LeakPath]:
+def leak_paths(runner: Runner, leaks: Sequence[Pair], bounds: Bounds) -> dict[Pair, LeakPath]:
     """The path of every leak ``(src, dst)`` in a module of square graphs."""
     sample = runner.draw(0)
     layers = layer_names(runner, sample)
@@ -50,9 +49,10 @@ def leak_paths(
     senders = list(dict.fromkeys(src for src, _ in leaks))
     changed = changes(runner, sample, torch.tensor(senders, device="cpu"), layers)
     entrances = {src: _entrance(src, events, bounds) for src, events in changed}
-    paths: dict[tuple[int, int], LeakPath] = {}
+    paths: dict[Pair, LeakPath] = {}
     for src in senders:
-        layer = type(runner.inside).__name__ if entrances.get(src) == "" else entrances.get(src)
+        layer = entrances.get(src)
+        layer = type(runner.inside).__name__ if layer == "" else layer
         tokens = _cheapest_paths(src, [dst for other, dst in leaks if other == src], hops, bounds)
         paths |= {(src, dst): LeakPath(path, layer, depth) for dst, path in tokens.items()}
     return paths

@@ -1,12 +1,9 @@
 """The audit as a pytest fixture.
 
-``pytest -p gnn_attention.interpret.audit.pytest_plugin``, or in the topmost conftest.py
-``pytest_plugins = ["gnn_attention.interpret.audit.pytest_plugin"]``, and then ::
+``pytest -p gnn_attention.interpret.audit.pytest_plugin``, or its name in ``pytest_plugins`` of conftest.py::
 
     def test_my_model_stays_within_its_window(audited):
         audited(MyModel(), patterns.window(32, 8), (32, 16), layers=2)
-
-It is no entry point, since every pytest run of the machine would then import torch.
 """
 
 from __future__ import annotations
@@ -27,11 +24,11 @@ def audited() -> Callable[..., Verdict]:
     ``audited(module, graph, input_shape, ..., exact=False)`` takes the arguments of ``audit``; with
     ``exact=True`` an allowed pair that is not used fails the test too. Returns the verdict.
     """
-    return _audited
 
+    def check(*arguments: Any, exact: bool = False, **options: Any) -> Verdict:
+        verdict = audit(*arguments, **options)
+        if not (verdict.exact if exact else verdict.ok):
+            pytest.fail(str(verdict), pytrace=False)
+        return verdict
 
-def _audited(*arguments: Any, exact: bool = False, **options: Any) -> Verdict:
-    verdict = audit(*arguments, **options)
-    if not (verdict.exact if exact else verdict.ok):
-        pytest.fail(str(verdict), pytrace=False)
-    return verdict
+    return check

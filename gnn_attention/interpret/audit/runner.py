@@ -112,9 +112,7 @@ class Runner:
             self.watch(self.forwards, max(self.forwards, self.expected))
         return self._checked(output, len(sample.states))
 
-    def gradients(
-        self, sample: Sample, groups: Bool[Tensor, "groups dst"], number: int
-    ) -> Float[Tensor, "groups src"]:
+    def gradients(self, sample: Sample, groups: Bool[Tensor, "groups dst"], number: int) -> Tensor:
         found, generator = [], self.cotangents(number)
         for part in torch.split(groups, self.samples):
             states, copies = sample.tracked(len(part))
@@ -128,10 +126,7 @@ class Runner:
     def pulled_back(
         self, far: Tensor, receivers: Tensor, near: Tensor, generator: torch.Generator, again: bool = False
     ) -> Float[Tensor, "batch src"]:
-        """The largest gradient entry at each token of ``near`` by a random cotangent on ``far``.
-
-        ``again`` retains the autograd graph for further passes.
-        """
+        """The largest gradient entry at each token of ``near`` by a random cotangent on ``far``."""
         self.backwards += 1
         # detached: a gradient sees no flow
         if not (far.requires_grad and near.requires_grad):
@@ -289,8 +284,8 @@ def random_ids(embedding: nn.Module, tokens: int, generator: torch.Generator) ->
 
 def other_ids(ids: Int[Tensor, "batch tokens"], embedding: nn.Module) -> Int[Tensor, "batch tokens"]:
     """For each id a different one, and not the padding's."""
-    size, padding = _vocabulary_size(embedding), getattr(embedding, "padding_idx", None)
-    following = (ids + 1) % size
+    size = _vocabulary_size(embedding)
+    following, padding = (ids + 1) % size, getattr(embedding, "padding_idx", None)
     return following if padding is None else torch.where(following == padding, (ids + 2) % size, following)
 
 

@@ -23,8 +23,7 @@ class PartOf(nn.Module):
         inputs: of the model, one sample: tensors ``[1, ...]`` are repeated for as many samples as there are
             states, floating ones in their dtype.
 
-    Raises ValueError if the model has no such part, and when run, if the part is not called or takes other
-    states.
+    Raises ValueError for another part, and when run, if the part is not called or takes other states.
 
     >>> import torch
     >>> from gnn_attention import audit, patterns

@@ -153,7 +153,20 @@ class Circuit:
 
     @property
     def _columns(self) -> _Columns:
-        return _columns_of(self.heads, self.head)
+        heads, head = self.heads, self.head
+        if isinstance(heads, MergedHeads):
+            pattern, message = heads.W_P[head], heads.W_M[head]
+            return _Columns(pattern, pattern.mT, message, message.mT)
+        if isinstance(heads, LatentHeads):
+            # what the norms are given: they mix channels, but add no direction
+            query = (
+                torch.cat([heads.W_UQ[head], heads.W_QR[head]], dim=1) if heads.W_DQ is None else heads.W_DQ
+            )
+            key = torch.cat([heads.W_DKV, heads.W_KR], dim=1)
+            return _Columns(query, key, heads.W_DKV, heads.message_matrix().right[head].mT)
+        shared, W_O = head * heads.num_kv_heads // heads.num_heads, heads.W_O
+        written = None if W_O is None else W_O[head].mT
+        return _Columns(heads.W_Q[head], heads.W_K[shared], heads.W_V[shared], written)
 
     @property
     def _is_rotary(self) -> bool:
@@ -235,20 +248,6 @@ class _Columns(NamedTuple):
     sender: Tensor
     value: Tensor
     written: Tensor | None
-
-
-def _columns_of(heads: Heads, head: int) -> _Columns:
-    if isinstance(heads, MergedHeads):
-        pattern, message = heads.W_P[head], heads.W_M[head]
-        return _Columns(pattern, pattern.mT, message, message.mT)
-    if isinstance(heads, LatentHeads):
-        # what the norms are given: they mix channels, but add no direction
-        query = torch.cat([heads.W_UQ[head], heads.W_QR[head]], dim=1) if heads.W_DQ is None else heads.W_DQ
-        key = torch.cat([heads.W_DKV, heads.W_KR], dim=1)
-        return _Columns(query, key, heads.W_DKV, heads.message_matrix().right[head].mT)
-    shared, W_O = head * heads.num_kv_heads // heads.num_heads, heads.W_O
-    written = None if W_O is None else W_O[head].mT
-    return _Columns(heads.W_Q[head], heads.W_K[shared], heads.W_V[shared], written)
 
 
 def _read(part: Tensor) -> Tensor:

@@ -77,10 +77,6 @@ def pattern_lengths(source: Any, x: Any = None) -> PatternLengths:
     ``source`` is heads or a layer of them, with ``x``, the input of the layer, ``[T, width]`` or ``[B, T,
     width]``, or a pair ``(x_src, x_dst)``; or a layer of a run (``trace.record(...).layers[0]``), without.
     TypeError or ValueError for another source or where there is no pattern (rotary, qk_norm).
-
-    >>> heads = StandardHeads.from_arrays(torch.eye(2)[None] * 3, torch.eye(2)[None], torch.eye(2)[None])
-    >>> pattern_lengths(heads, torch.tensor([[1.0, 0.0], [0.0, 2.0]])).receiver.tolist()
-    [[3.0, 6.0]]
     """
     if isinstance(source, LayerTrace):
         return _lengths_in(source)
@@ -93,7 +89,6 @@ def pattern_lengths(source: Any, x: Any = None) -> PatternLengths:
 
 
 def _vectors(patterns: Any, states: Any, own_axes: int) -> tuple[Tensor, Tensor]:
-    # in the wider dtype; all but the last own_axes are to broadcast
     got = f"got {quoted(patterns)} and {quoted(states)}"
     if not all(isinstance(x, Tensor) and x.is_floating_point() and x.dim() for x in (patterns, states)):
         raise TypeError(f"patterns and states must be float tensors [..., width], {got}")

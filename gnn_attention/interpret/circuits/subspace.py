@@ -17,9 +17,7 @@ class Subspace:
     """``dim`` orthogonal directions in a space of ``width`` channels: the orthonormal columns of ``basis``.
 
     :meth:`spanned_by` makes one of any directions. ``U + V`` holds all sums of a vector of each. States are
-    rows, ``[*, width]``. Raises ValueError for a basis whose columns are not orthonormal.
-
-    Source: seeds S1.24 and S1.25 (a cloud of words, a line of sentiment in it, a second line: a plane).
+    rows, ``[*, width]``. ValueError for a basis whose columns are not orthonormal. Seeds S1.24 and S1.25.
 
     >>> plane = Subspace.spanned_by(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]).double())
     >>> word, below = torch.tensor([[3.0, 4.0, 5.0], [3.0, 4.0, 0.0]]).double()
@@ -39,8 +37,7 @@ class Subspace:
         """The span of the rows of ``directions`` (a single vector: a line), by singular value decomposition.
 
         Singular values up to ``tolerance`` times the largest count as 0 (default: :func:`rank_tolerance`).
-        Half inputs give a float32 basis. ValueError for anything but finite ``[count, width]`` or
-        ``[width]``.
+        Half inputs give a float32 basis. ValueError for anything but finite directions.
 
         """
         if not _is_float(directions) or directions.dim() not in (1, 2):
@@ -105,8 +102,7 @@ class Subspace:
         """Set the coordinate along a line (seed S1.25): ``x + (value - x . u) u``.
 
         ``u`` is ``direction`` within the subspace, of length 1; ``value`` one number, or one for each state.
-        All that is at right angles to u stays. ValueError for a direction at right angles to the subspace, or
-        values that do not fit.
+        ValueError for a direction at right angles to the subspace, or values that do not fit.
         """
         self._check_states("x", x)
         line = self._line(direction).to(x)

@@ -71,12 +71,10 @@ def match(run: Run | Sequence[LayerTrace], template: TokenGraph, measure: str = 
     * ``"abs"``: ``1 - sum |weight - template| / tokens``, the template as a mask of 0 and 1; from 1 (equal)
       down; the mean over samples.
 
-    The last two are those of TransformerLens' ``detect_head``. ``template`` may differ by sample (and head)
-    as the run's tokens do; ``run`` is what ``trace.record`` returns, or calls of it.
-
-    Raises ValueError for no layers, layers of different numbers of heads, a template over other tokens,
-    another measure. Sources: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads"; TransformerLens,
-    ``head_detector.py``.
+    ``template`` may differ by sample (and head) as the run's tokens do; ``run`` is what ``trace.record``
+    returns, or calls of it. Raises ValueError for layers of different numbers of heads, a template over other
+    tokens, another measure. Sources: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads"; the last two
+    are those of TransformerLens, ``head_detector.py``.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, trace
     >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(4, 8)
@@ -106,7 +104,7 @@ def detect(
 
     ``model`` is a language model, or any module of our attention layers that takes ``(tokens, graph)``.
     ``template`` is one of :data:`TEMPLATES` by name, a function like them, or a graph; ``graph`` that of the
-    run, the model's own unless given. Raises as :func:`match` and the model do, ValueError for another name.
+    run, the model's own unless given. Raises as :func:`match` does.
 
     >>> from gnn_attention import model as lm
     >>> trained, _ = lm.load_trained()

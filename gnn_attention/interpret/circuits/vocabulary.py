@@ -35,11 +35,10 @@ def full_circuit(
 ) -> FactoredMatrix:
     """``W_E W_M W_U [vocabulary, vocabulary]``, factored: the effect of each token on every logit.
 
-    Row s, column t: what the message of token s, read from its embedding, adds to the logit of t.
-    ``embedding`` and ``unembedding`` have a row for each token, as the weights of ``nn.Embedding`` and
-    ``nn.Linear`` do; multiply the latter by the gain of the last norm. Norms beyond their gains, biases and
-    what stands between are left out. ValueError for other widths. Source: Elhage et al. 2021, "The OV and QK
-    circuits" (the full OV circuit, there transposed).
+    Row s, column t: what the message of token s, read from its embedding, adds to the logit of t. Both
+    matrices have a row for each token; multiply ``unembedding`` by the gain of the last norm. Norms beyond
+    their gains, biases and what stands between are left out. ValueError for other widths. Source: Elhage et
+    al. 2021, "The OV and QK circuits" (the full OV circuit, there transposed).
     """
     message = circuit.message
     ends = (("embedding", embedding), ("unembedding", unembedding))
@@ -67,13 +66,7 @@ def copying(matrix: FactoredMatrix) -> Float[Tensor, "*heads"]:
 def copying_score(model: LanguageModel, layer: int, head: int) -> float:
     """:func:`copying` of the :func:`full_circuit` of one head, the gains of both norms folded in.
 
-    Raises TypeError for another kind of model (make the :func:`full_circuit` of its heads), IndexError for an
-    unknown head or layer.
-
-    >>> from gnn_attention import model as lm
-    >>> trained, _ = lm.load_trained()
-    >>> copying_score(trained, 1, 3) > 0.5  # the induction head copies what it attends to
-    True
+    TypeError for another kind of model (take :func:`full_circuit`), IndexError for an unknown head or layer.
     """
     return float(copying(_full_circuit_of(model, layer, head)))
 
@@ -81,8 +74,8 @@ def copying_score(model: LanguageModel, layer: int, head: int) -> float:
 def copying_scores(model: LanguageModel) -> Float[Tensor, "layers heads"]:
     """:func:`copying_score` of every head, ``[layers, heads]``."""
     blocks, ends = _blocks(model), _vocabularies(model)
-    rows = [[copying(full_circuit(circuit, *ends)) for circuit in each(block)] for block in blocks]
-    return torch.stack([torch.stack(row) for row in rows])
+    scores = [copying(full_circuit(circuit, *ends)) for block in blocks for circuit in each(block)]
+    return torch.stack(scores).view(len(blocks), -1)
 
 
 def effect_on_vocabulary(

@@ -63,12 +63,6 @@ def flow(layers: Sequence[LayerTrace], src: int, dst: int, sample: int = 0) -> f
 
     It is at least the rollout of the same pair: a flow may use every path in full. Time grows with layers x
     edges; for short sequences. Raises as :func:`rollout` does. Computed by networkx's ``maximum_flow_value``.
-
-    >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
-    >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(3, 8)
-    >>> run = trace.record(layer, x, patterns.causal(3))
-    >>> round(flow(run.layers * 2, 0, 2), 4)
-    0.5
     """
     import networkx
 

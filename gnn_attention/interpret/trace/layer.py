@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from gnn_attention.interpret.trace import pairs as trace_pairs
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
 
 Heads = int | Sequence[int] | None
+TERMS: dict[str, Term] = {word: term for term in GLOSSARY for word in astuple(term) if word}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,20 +74,16 @@ class LayerTrace:
         return trace_pairs.union(self.graph, self.q.device)
 
     def __getitem__(self, name: str) -> Tensor:
-        """By name, hook (``"attn.hook_q"``) or term of any view (``"listening distribution"``).
+        """By name, hook (``"attn.hook_q"``) or term of a view (``"listening distribution"``), else KeyError.
 
-        Hooks have TransformerLens' axes, ``[B, tokens, heads, dim]`` and ``[B, heads, edges]``. KeyError
-        lists the names.
+        Hooks have TransformerLens' axes, ``[B, tokens, heads, dim]`` and ``[B, heads, edges]``.
         """
         if name == "attn.hook_result":
             return self.results()
-        for term in GLOSSARY:
-            if name == term.hook:
-                return _with_hook_axes(term.name, self._part(term.name))
-            if name in (term.name, *_words(term)):
-                return self._part(term.name)
-        known = {word for term in GLOSSARY for word in (term.name, term.hook, *_words(term))}
-        raise KeyError(f"no part of attention is called {quoted(name)}: expected one of {sorted(known)}")
+        if name not in TERMS:
+            raise KeyError(f"no part of attention is called {quoted(name)}: expected one of {sorted(TERMS)}")
+        term, part = TERMS[name], self._part(TERMS[name].name)
+        return _with_hook_axes(term.name, part) if name == term.hook else part
 
     def terms(self, view: str) -> dict[str, Tensor]:
         """The same tensors by the terms of one of :data:`VIEWS` (seeds S4.1, S4.17); else ValueError."""
@@ -115,8 +112,8 @@ class LayerTrace:
     ) -> Float[Tensor, "batch edges heads"]:
         """What each edge carried, projected on a direction: ``(weight * message) . direction``.
 
-        With a row of the unembedding, it is what the edge adds to that logit before the last norm. ValueError
-        for another width.
+        Of a row of the unembedding: what the edge adds to that logit before the last norm. ValueError for
+        another width.
         """
         width = self.update.shape[-1]
         if not isinstance(direction, Tensor) or tuple(direction.shape) != (width,):
@@ -259,10 +256,6 @@ class LayerTrace:
         pairs, advice = trace_pairs.as_pairs(chosen), "nothing came along; overlap(pairs) takes any pair"
         trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], None, advice)
         return pairs.to(self.q.device)
-
-
-def _words(term: Term) -> list[str]:
-    return [word for view in VIEWS if (word := getattr(term, view.replace(" ", "_")))]
 
 
 def _with_hook_axes(name: str, part: Tensor) -> Tensor:

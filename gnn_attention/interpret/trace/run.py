@@ -35,10 +35,7 @@ RESIDUAL_HOOKS = {
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """One step of the residual stream, ``after = before + update``: communication along edges or computation.
-
-    ``layer`` numbers the :class:`gnn_attention.model.Block`. Sources: seeds S4.11, S4.19.
-    """
+    """One step of the residual stream of a Block, ``after = before + update`` (seeds S4.11, S4.19)."""
 
     layer: int
     name: str
