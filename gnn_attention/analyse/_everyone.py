@@ -26,8 +26,8 @@ def check_all_pairs(what: str, graph: TokenGraph, instead: str) -> None:
 def layers_until(graphs: Sequence[TokenGraph], wanted: Int[Tensor, "dst words"]) -> int | None:
     """The fewest layers after which every token has received from all that is wanted, None for never.
 
-    Twice as many cycles of the graphs until they suffice, then the most that do not, from the longest stretch
-    to the shortest, then layer by layer: about 2 log2(cycles) products, however deep it is.
+    Twice as many cycles until they suffice, then the most that do not, then layer by layer: about
+    2 log2(cycles) products, however deep it is.
     """
     layers = [_layer(graph) for graph in graphs]
     stretches = [_cycle(layers)]
@@ -69,8 +69,9 @@ def compose(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"]) 
 
 
 def packed(mask: Bool[Tensor, "dst src"]) -> Int[Tensor, "dst words"]:
-    bits = functional.pad(mask, (0, -mask.shape[1] % BITS))
-    return (bits.view(len(mask), bits.shape[1] // BITS, BITS) << PLACES).sum(-1, dtype=torch.uint8)
+    bits = functional.pad(mask, (0, -mask.shape[1] % BITS)).view(len(mask), -(-mask.shape[1] // BITS), BITS)
+    words: Tensor = (bits << PLACES).sum(-1, dtype=torch.uint8)
+    return words
 
 
 def unpacked(words: Int[Tensor, "dst words"], num_src: int) -> Bool[Tensor, "dst src"]:

@@ -26,8 +26,7 @@ class Answer:
 
 def present(graph: TokenGraph, src: Tensor, dst: Tensor) -> Tensor:
     """For each pair whether it is an edge."""
-    zero = torch.zeros_like(dst)
-    return graph.rule(zero, zero, dst, src).expand(dst.shape)
+    return graph.rule(0 * dst, 0 * dst, dst, src).expand(dst.shape)
 
 
 def hamiltonian_path(graph: TokenGraph, budget: int) -> Answer:
@@ -85,8 +84,7 @@ def _search(graph: TokenGraph, src: Tensor, dst: Tensor, budget: int) -> Answer:
     if len(src) > MOST_SEARCHED:
         return Answer(None, why=f"not searched, there are more than {MOST_SEARCHED} edges")
     search = _Search(src.tolist(), dst.tolist(), graph.num_dst, budget)
-    path = search.run()
-    if path is not None:
+    if path := search.run():
         return Answer(True, tuple(path))
     if search.budget > 0:
         return Answer(False, why="none of all possible orders is one")

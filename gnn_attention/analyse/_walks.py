@@ -47,8 +47,7 @@ class RuleSenders:
 
     def of_any(self, tokens: Tensor) -> Tensor:
         rule = partial(_of_these, self.graph.rule, tokens.sort().values)
-        rows = TokenGraph(rule, len(tokens), self.graph.num_src)
-        return rows.T.in_degree().nonzero().flatten()
+        return TokenGraph(rule, len(tokens), self.graph.num_src).T.in_degree().nonzero().flatten()
 
 
 def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
@@ -98,8 +97,7 @@ def edges_of(graph: TokenGraph) -> Tensor:
 
 def receivers(graph: TokenGraph) -> Neighbours:
     """For each sender the receivers that attend to it."""
-    src, dst = edges_of(graph)
-    return _neighbours(src, dst, graph.num_src)
+    return _neighbours(edges_of(graph), graph.num_src)
 
 
 def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | RuleSenders:
@@ -107,15 +105,15 @@ def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | Rul
     few = steps is not None and steps <= FEW_STEPS
     if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES):
         return RuleSenders(graph)
-    src, dst = edges_of(graph)
-    return _neighbours(dst, src, graph.num_dst)
+    return _neighbours(edges_of(graph).flip(0), graph.num_dst)
 
 
 def _of_these(inner: Rule, receivers: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return inner(b, h, receivers.to(dst.device)[dst], src)
 
 
-def _neighbours(owner: Tensor, other: Tensor, count: int) -> Neighbours:
+def _neighbours(edges: Tensor, count: int) -> Neighbours:
+    owner, other = edges
     first = torch.zeros(count + 1, dtype=torch.int64, device="cpu")
     first[1:] = torch.bincount(owner, minlength=count).cumsum(0)
     return Neighbours(first, other[owner.argsort(stable=True)])
@@ -127,8 +125,7 @@ def spread(
     """The tokens reached for the first time in layer 1, 2, ..., and where from.
 
     Own states stay (the residual stream). Where from is -1 in a layer whose rule is evaluated. The layers are
-    cycled; it ends when no further layer can reach anything. Each token is passed on once by each of the
-    layers, however many rounds there are.
+    cycled until none can reach anything; each token is passed on once by each of them.
     """
     seen = torch.zeros(tokens, dtype=torch.bool, device="cpu")
     seen[start] = True

@@ -56,10 +56,8 @@ class Difference:
         return "\n  ".join([*lines, *self.remarks])
 
     def _verdict(self) -> str:
-        if self.equal:
-            return "the same graph"
         if not self.only_first and not self.only_second:
-            return "the same edges among the tokens that they share"
+            return "the same graph" if self.equal else "the same edges among the tokens that they share"
         if not self.common:
             return "no edge in common"
         if not self.only_first:
@@ -92,8 +90,8 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
         first, second = _shared_part(first, second), _shared_part(second, first)
     less, more = first - second, second - first
     counts = (less.num_edges, more.num_edges, (first & second).num_edges)
-    example, example_in, differing, remarks = _details(first, second, less, more)
-    return Difference(*names, *counts, example, example_in, differing, remarks, sizes)
+    details = [*_details(first, second, less, more), sizes]
+    return Difference(*names, *counts, *details)
 
 
 def _anti_causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -144,8 +142,8 @@ def _details(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: Toke
 
 
 def _place(graph: TokenGraph, batch: int, head: int) -> str:
-    words = [f"sample {batch}"] if graph.batch is not None else []
-    return " ".join([*words, *([f"head {head}"] if graph.heads is not None else [])])
+    words = {f"sample {batch}": graph.batch, f"head {head}": graph.heads}
+    return " ".join(word for word, size in words.items() if size is not None)
 
 
 def _example(less: TokenGraph, more: TokenGraph) -> tuple[tuple[int, int] | None, int | None]:
@@ -233,10 +231,9 @@ def _about_places(differing: TokenGraph) -> list[str]:
     remarks = []
     for word, degree in (("receivers", differing.in_degree()), ("senders", differing.T.in_degree())):
         found = (degree > 0).nonzero().flatten().tolist()
-        if len(found) < len(degree):
-            few, listed = len(found) <= EXAMPLES, ", ".join(map(str, found))
-            places = listed if few else f"{len(found)} in {found[0]} .. {found[-1]}"
-            remarks.append(f"{word} concerned: {places}")
+        places = f"{len(found)} in {found[0]} .. {found[-1]}"
+        places = ", ".join(map(str, found)) if len(found) <= EXAMPLES else places
+        remarks += [f"{word} concerned: {places}"] if len(found) < len(degree) else []
     return remarks
 
 

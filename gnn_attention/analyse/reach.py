@@ -55,9 +55,8 @@ def layers_between(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int
     For a single graph the length of a shortest path.
 
     >>> from gnn_attention import patterns
-    >>> graph = patterns.window(100, 4)
-    >>> layers_between(graph, 0, 99), layers_between(graph, 99, 0)
-    (33, None)
+    >>> layers_between(patterns.window(100, 4), 0, 99)
+    33
     """
     stacked = stack(graphs)
     count = stacked[0].num_dst
@@ -65,7 +64,7 @@ def layers_between(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int
     if src == dst:
         return 0
     steps = enumerate(_rule_steps(stacked, src), 1)
-    return next((layer for layer, new in steps if bool((new == dst).any())), None)
+    return next((layer for layer, new in steps if dst in new), None)
 
 
 def witness(
@@ -166,10 +165,9 @@ def path_counts(
 ) -> Tensor:
     """How many walks of exactly ``layers`` hops lead from src to dst.
 
-    Int64 ``[dst, src]``, the product of the layers' masks. With ``src`` only those from one token, ``[dst]``,
-    at any size. A self loop is a hop like any other. ``exact=False`` returns float64: rounded where numbers
-    are large, and at most the largest float64. ValueError where there are 2^53 walks or more, or above 8192
-    tokens without ``src``.
+    Int64 ``[dst, src]``, the product of the layers' masks; with ``src`` those from one token, ``[dst]``, at
+    any size. ``exact=False`` returns float64, at most the largest. ValueError where there are 2^53 walks or
+    more, or above 8192 tokens without ``src``.
 
     >>> from gnn_attention import patterns
     >>> path_counts(patterns.causal(4), 3).tolist()
@@ -191,7 +189,7 @@ def path_counts(
 
 
 def _rule_steps(stacked: list[TokenGraph], src: int) -> Iterator[Tensor]:
-    """Tokens that receive from src for the first time in layer 1, 2, ..."""
+    # the tokens that receive from src for the first time in layer 1, 2, ...
     walks = [senders_for(graph.T) for graph in stacked]
     return (new for new, _ in spread(walks, src, stacked[0].num_dst))
 

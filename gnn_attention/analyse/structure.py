@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,11 +31,10 @@ class Degrees:
 class Summary:
     """The numbers that describe a graph; ``str()`` is a small table.
 
-    ``in_degree`` counts the senders of a receiver, ``out_degree`` the receivers of a sender.
-    ``isolated_dst``: receivers that have no in-edges (and receive exactly 0), ``isolated_src``: senders that
-    have no out-edges. ``causal``: no edge with ``src > dst``. ``acyclic``: no directed cycle but self loops,
-    None if that would take more than 2^26 edges to find out. The last four are None where receivers and
-    senders are not the same tokens.
+    ``isolated_dst``: receivers without in-edges (which receive exactly 0), ``isolated_src``: senders without
+    out-edges, at most five of each. ``causal``: no edge with ``src > dst``. ``acyclic``: no directed cycle
+    but self loops, None if that would take more than 2^26 edges to find out. The last four are None where
+    receivers and senders are not the same tokens.
     """
 
     name: str
@@ -93,14 +92,13 @@ def summary(graph: TokenGraph) -> Summary:
     if graph.varying_axes:
         hint = "summarise one of them, select(batch, head)"
         raise ValueError(f"{graph!r} differs by {graph.varying_axes}: {hint}")
-    degrees = (graph.in_degree(), graph.T.in_degree())
-    alone = [(degree == 0).nonzero().flatten().tolist() for degree in degrees]
-    isolated: list[Any] = [part for tokens in alone for part in (tuple(tokens[:EXAMPLES]), len(tokens))]
+    in_degree, out_degree = graph.in_degree(), graph.T.in_degree()
+    alone = [(degree == 0).nonzero().flatten().tolist() for degree in (in_degree, out_degree)]
+    isolated: Any = [part for tokens in alone for part in (tuple(tokens[:EXAMPLES]), len(tokens))]
     density = graph.num_edges / max(1, graph.num_dst * graph.num_src)
     sizes = (graph.num_dst, graph.num_src, graph.num_edges, density)
     facts = _square_facts(graph) if is_square(graph) else (None, None, None, None)
-    in_degree, out_degree = map(_degrees, degrees)
-    return Summary(graph.name, *sizes, in_degree, out_degree, *isolated, *facts)
+    return Summary(graph.name, *sizes, _degrees(in_degree), _degrees(out_degree), *isolated, *facts)
 
 
 def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"]:
@@ -149,8 +147,7 @@ def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
 
 def graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
     """Another rule over the same receivers and senders."""
-    offsets: dict[str, Any] = {"dst_offset": graph.dst_offset, "src_offset": graph.src_offset}
-    return TokenGraph(rule, graph.num_dst, graph.num_src, **offsets)
+    return replace(graph, rule=rule, _listed=None)
 
 
 def same_token(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -174,7 +171,7 @@ def _component_leaders(src: Tensor, dst: Tensor, tokens: int) -> Tensor:
 def _strong_leaders(graph: TokenGraph, src: Tensor, dst: Tensor) -> Tensor:
     import networkx
 
-    mutual = graph.T.rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)
+    mutual = graph.T.rule(0 * dst, 0 * dst, dst, src)
     leader = _component_leaders(src[mutual], dst[mutual], graph.num_dst)
     src, dst = leader[src], leader[dst]
     if not bool((src > dst).any()) or not bool((src < dst).any()):

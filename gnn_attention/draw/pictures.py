@@ -36,7 +36,6 @@ LARGEST_MASK = 4096  # tokens a side of what is drawn cell by cell
 LARGEST_LINES = 1024  # tokens a side of what is drawn edge by edge
 MOST_HEADS = 16
 MOST_LAYERS = 64
-Title = str | None
 
 
 def mask(
@@ -44,7 +43,7 @@ def mask(
     ax: Axes | None = None,
     labels: Names = None,
     src_labels: Names = None,
-    title: Title = None,
+    title: str | None = None,
 ) -> Figure:
     """The mask: a row for each receiver, a column for each sender, a dark cell for each edge.
 
@@ -70,7 +69,7 @@ def graph(
     ax: Axes | None = None,
     labels: Names = None,
     src_labels: Names = None,
-    title: Title = None,
+    title: str | None = None,
 ) -> Figure:
     """Nodes and links: tokens on a circle, clockwise from the top.
 
@@ -110,7 +109,7 @@ def arcs(
     labels: Names = None,
     weights: Tensor | None = None,
     lit: Collection[tuple[int, int]] = (),
-    title: Title = None,
+    title: str | None = None,
 ) -> Figure:
     """Tokens on a line: edges to the right (``src < dst``) are arcs above it, those to the left below it.
 
@@ -135,7 +134,7 @@ def layers(
     ax: Axes | None = None,
     labels: Names = None,
     residual: bool = True,
-    title: Title = None,
+    title: str | None = None,
 ) -> Figure:
     """A network unrolled, a row of tokens for each layer.
 
@@ -159,7 +158,7 @@ def layers(
     return _axes.finish(made, ax, _node_layouts.layer_handles(carried))
 
 
-def degrees(graph: TokenGraph, title: Title = None) -> Figure:
+def degrees(graph: TokenGraph, title: str | None = None) -> Figure:
     """The in-degree of each receiver, over the out-degree of each sender."""
     _check("degrees", graph, LARGEST_MASK)
     made, (top, bottom) = _axes.figure(8.0, 5.4, nrows=2)
@@ -182,7 +181,7 @@ def hops(
     token: int | None = None,
     residual: bool = True,
     ax: Axes | None = None,
-    title: Title = None,
+    title: str | None = None,
 ) -> Figure:
     """How many tokens have been reached after each layer.
 
@@ -205,7 +204,7 @@ def hops(
 
 def _each_head(graph: TokenGraph, title: str | None) -> Figure:
     if (count := graph.heads or 0) > MOST_HEADS:
-        raise ValueError(f"mask() draws at most {MOST_HEADS} heads, got {count}; see select(0, head)")
+        raise ValueError(f"mask() draws at most {MOST_HEADS} heads, got {count}; take select(0, head)")
     columns, rows = min(count, 4), -(-count // 4)
     made, grid = _axes.figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
     for head, axes in enumerate(grid.flat[:count]):
@@ -219,9 +218,7 @@ def _each_head(graph: TokenGraph, title: str | None) -> Figure:
 
 def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:
     if not isinstance(graph, TokenGraph):
-        raise TypeError(
-            f"{function}() draws a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert"
-        )
+        raise TypeError(f"{function}() draws a TokenGraph, got {type(graph).__name__}; see convert")
     wanted = ""
     if graph.varying_axes:
         wanted = f"one plain graph, got {graph!r}; take one with select(batch, head)"
@@ -261,9 +258,7 @@ def _edge_weights(graph: TokenGraph, weights: Tensor | None) -> Tensor | None:
     if weights is None:
         return None
     if len(numbers := torch.as_tensor(weights).detach().double().flatten()) != graph.num_edges:
-        raise ValueError(
-            f"weights must hold a number for each of the {graph.num_edges} edges, got {len(numbers)}"
-        )
+        raise ValueError(f"weights must be {graph.num_edges} numbers, one for each edge, got {len(numbers)}")
     return numbers
 
 
@@ -283,11 +278,9 @@ def _token(graph: TokenGraph, token: int | None) -> int:
 
 def _reach_by_row(stack: list[TokenGraph], token: int, residual: bool) -> list[list[bool]]:
     """For each row of tokens, the input first: which of them ``token`` has received from at the top."""
-    depth, tokens = len(stack), range(stack[0].num_dst)
-    fields = [
-        analyse.receptive_field(stack[k:] or stack, token, depth - k, residual) for k in range(depth + 1)
-    ]
-    return [[each in row for each in tokens] for row in (set(field.tolist()) for field in fields)]
+    starts = [(stack[level:] or stack, len(stack) - level) for level in range(len(stack) + 1)]
+    rows = [analyse.receptive_field(rest, token, depth, residual).tolist() for rest, depth in starts]
+    return [[each in row for each in range(stack[0].num_dst)] for row in map(set, rows)]
 
 
 def _reached_counts(stack: Sequence[TokenGraph], residual: bool, period: int | None) -> list[list[int]]:

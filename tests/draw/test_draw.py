@@ -393,7 +393,7 @@ side_by_side(causal(1025)) -> ValueError: side_by_side\(\) draws at most 1024
 arcs(causal(1025)) -> ValueError: arcs\(\) draws at most 1024
 arcs(cross(2, 3)) -> ValueError: arcs\(\) draws graphs whose senders are their receivers
 arcs(causal(4).rows(1, 3)) -> ValueError: whose senders are their receivers
-arcs(ONE_WAY, weights=torch.ones(3)) -> ValueError: a number for each of the 4 edges, got 3
+arcs(ONE_WAY, weights=torch.ones(3)) -> ValueError: weights must be 4 numbers, one for each edge, got 3
 arcs(ONE_WAY, lit=[(0, 1)]) -> ValueError: lit must hold edges .* \(0, 1\) is none
 degrees(causal(4097)) -> ValueError: degrees\(\) draws at most 4096
 degrees(by_head) -> ValueError: degrees\(\) draws one plain graph
