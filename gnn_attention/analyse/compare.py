@@ -82,9 +82,7 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     """
     for word, graph in (("first", first), ("second", second)):
         if not isinstance(graph, TokenGraph):
-            raise TypeError(
-                f"{word} must be a TokenGraph, got {type(graph).__name__}; see gnn_attention.convert"
-            )
+            raise TypeError(f"{word} must be a TokenGraph, got {type(graph).__name__}; see convert")
     names, sizes = (first.name, second.name), _about_sizes(first, second)
     if sizes is not None:
         first, second = _shared_part(first, second), _shared_part(second, first)

@@ -114,9 +114,9 @@ def test_refusals():
     with pytest.raises(ValueError, match="Model does not call 'never' on these inputs"):
         PartOf(whole, "never", x=X)(X)
     part = PartOf(whole, "layers.0", x=X)
-    with pytest.raises(ValueError, match=r"as 'layers.0' is given them, \[1, 6, 4\], got \[1, 6, 5\]"):
+    with pytest.raises(ValueError, match=r"must be \[1, 6, 4\], as 'layers.0' is given, got \[1, 6, 5\]"):
         part(torch.zeros(1, T, WIDTH + 1))
-    with pytest.raises(ValueError, match=r"as 'word' is given them, None, got \[1, 6, 4\]"):
+    with pytest.raises(ValueError, match=r"must be None, as 'word' is given, got \[1, 6, 4\]"):
         PartOf(Named(), "word", ids=torch.zeros(1, T, dtype=torch.long))(X)
     # no hook stays after an error, and the same object serves the next valid call
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in whole.modules())

@@ -145,7 +145,7 @@ X, ALONG = drawn(5, WIDTH), SPACE.basis[:, 0]
 OTHER, ONES = Subspace.spanned_by(torch.ones(4)), torch.ones
 BASIS = r"basis must be .*orthonormal columns, as Subspace.spanned_by makes, got"
 SPAN = r"directions must be a float tensor \[count, width\] or \[width\], got"
-STATES = r"x must be floats \[\*, 9\], as wide as the space, got"
+STATES = r"x must be floats \[\*, 9\], got"
 PART = "direction must have a part in the subspace, got one of length"
 WRONG = [
     *((Subspace, (some,), BASIS) for some in (ONES(4, 2), ONES(1), INTS[:, None], "x", 2 * torch.eye(3))),
@@ -158,7 +158,7 @@ WRONG = [
     (SPACE.edit, (X, SPACE.basis.mT, 1.0), r"direction must be one vector \[9\], got \[2, 9\]"),
     (SPACE.edit, (X, ONES(4), 1.0), r"direction must be floats \[\*, 9\]"),
     (SPACE.edit, (ONES(5, 4), ALONG, 1.0), r"x must be floats \[\*, 9\]"),
-    (SPACE.edit, (X, ALONG, ONES(4)), r"value must be one number or one for each of \[5\] states, got \[4\]"),
+    (SPACE.edit, (X, ALONG, ONES(4)), r"value must be one number or \[5\] numbers, got \[4\]"),
     *(
         (call, (OTHER,), "one space, got widths 9 and 4")
         for call in (SPACE.angles, SPACE.overlap, SPACE.__add__)

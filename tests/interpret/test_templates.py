@@ -128,7 +128,7 @@ class TestMatch:
         run, causal = recorded(patterns.causal(6)), patterns.causal(6)
         layer = MessagePassingAttention(StandardHeads(8, 2))
         other = trace.record(layer, torch.ones(2, 6, 8), causal).layers
-        fit = "template must be over the tokens, samples and heads of LayerTrace"
+        fit = "template must fit tokens, samples and heads of LayerTrace"
         for layers, template, measure, message in (
             (run, causal, "sum", "measure must be one of 'mean', 'mul', 'abs', got 'sum'"),
             (run, patterns.causal(5), "mean", fit),

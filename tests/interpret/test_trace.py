@@ -597,7 +597,11 @@ WRONG_QUESTIONS = [
     (lambda run: run[0].norms(torch.tensor([9])), IndexError, r"must be positions in 0 .. 8, got \[9\]"),
     (lambda run: run[0].norms(torch.ones(9, dtype=torch.bool)), TypeError, "of a bool mask use nonzero"),
     (lambda run: run[0].carried((0, 2), heads=4), IndexError, "heads must be in 0 .. 3, got 4"),
-    (lambda run: run[0].along(torch.ones(5)), ValueError, r"as wide as a state, got .*shape \[5\]"),
+    (
+        lambda run: run[0].along(torch.ones(5)),
+        ValueError,
+        r"direction must be a tensor \[12\], got .*shape \[5\]",
+    ),
     (lambda run: run[0].dense(torch.ones(1, 3, 4)), ValueError, r"\[B, 9, heads\], got \[1, 3, 4\]"),
     (lambda run: run[0].each_carried(at_once=0), ValueError, "at_once must be at least 1, got 0"),
     (lambda run: run[0].terms("poetry"), ValueError, "view must be one of 'search', .*, got 'poetry'"),

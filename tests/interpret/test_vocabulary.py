@@ -123,10 +123,10 @@ HEAD = circuits.of(StandardHeads(12, 3, source_width=7), 1)
 LATENT = circuits.of(LatentHeads(12, 2, 2, 2, latent_dim=5), 0)
 ONES, full_circuit = torch.ones, circuits.full_circuit
 WRONG = [
-    (full_circuit, (HEAD, ONES(20, 12), ONES(20, 12)), ValueError, r"^embedding must be .* 7\], a row"),
+    (full_circuit, (HEAD, ONES(20, 12), ONES(20, 12)), ValueError, r"^embedding must be .* 7\], got"),
     (full_circuit, (HEAD, ONES(20, 7), ONES(12, 20)), ValueError, r"unembedding must .*12\].*\[12, 20\]"),
     (full_circuit, (HEAD, ONES(20, 7), nn.Linear(12, 20)), ValueError, "unembedding must be .* got Linear"),
-    (full_circuit, (LATENT, ONES(20, 12), ONES(20, 12)), ValueError, r"must be \[vocabulary, 5\]"),
+    (full_circuit, (LATENT, ONES(20, 12), ONES(20, 12)), ValueError, r"must be a tensor \[vocabulary, 5\]"),
     (circuits.copying, (FactoredMatrix(drawn(3, 2), drawn(2, 4)),), ValueError, "square"),
     (circuits.copying_score, (nn.Linear(3, 3), 0, 0), TypeError, "LanguageModel, got Linear.*heads_of"),
     (circuits.copying_scores, (None,), TypeError, "model must be a"),

@@ -113,23 +113,12 @@ def audit(
     call = _default_call(module, graph) if call is None else call
     checks.takes("call", call, "module", "x")
     if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
-        raise ValueError(
-            f"tolerance must be a share of the largest gradient in [0, 1), got {quoted(tolerance)}"
-        )
+        raise ValueError(f"tolerance must be a share in [0, 1) of the largest, got {quoted(tolerance)}")
     if dtype not in (torch.float64, torch.float32):
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}: less loses small flows")
     with isolated(module):
-        runner = Runner(
-            module,
-            _with_overrides(module, call),
-            shape,
-            graphs[0].num_dst,
-            embedding,
-            samples,
-            seed,
-            dtype,
-            watch,
-        )
+        run = _with_overrides(module, call)
+        runner = Runner(module, run, shape, graphs[0].num_dst, embedding, samples, seed, dtype, watch)
         if layers is None:
             layers = _attention_calls(runner) or len(graphs)
         layers = checks.size("layers", layers, 1)
@@ -185,9 +174,7 @@ def _default_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -
     if name is None:
         return lambda module, x: module(x)
     if not isinstance(graph, TokenGraph):
-        raise ValueError(
-            f"the module takes one {name}, got a list of graphs: give call=lambda module, x: ..."
-        )
+        raise ValueError(f"the module takes one {name}, got a list of graphs: give call=")
     if name == "edge_index":
         return lambda module, x: module(x, edge_index=graph.edges_on(x.device))
     return lambda module, x: module(x, **{name: graph})

@@ -30,9 +30,7 @@ class Bounds:
         """Those of so many layers; the graphs are cycled. ValueError where a graph cannot follow itself."""
         square = is_square(graphs[0])
         if layers > 1 and not square:
-            raise ValueError(
-                f"layers must be 1 for {graphs[0]!r}, whose senders are no receivers, got {layers}"
-            )
+            raise ValueError(f"layers must be 1 for the oblong {graphs[0]!r}, got {layers}")
         start = torch.eye(graphs[0].num_src, dtype=torch.bool, device="cpu")
         masks = [graph.mask() | start if square else graph.mask() for graph in graphs]
         after, hops = [start], [masks[layer % len(masks)] for layer in range(layers)]

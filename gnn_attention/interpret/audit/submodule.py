@@ -69,9 +69,7 @@ class PartOf(nn.Module):
         place = next((place for place, value in values.items() if _are_states(value)), None)
         shape = None if place is None else list(values[place].shape)
         if place is None or shape != list(states.shape):
-            raise ValueError(
-                f"states must be as {self.part!r} is given them, {shape}, got {list(states.shape)}"
-            )
+            raise ValueError(f"states must be {shape}, as {self.part!r} is given, got {list(states.shape)}")
         values[place] = states
         return tuple(values[number] for number in range(len(args))), {name: values[name] for name in kwargs}
 

@@ -63,9 +63,7 @@ class Circuit:
         matrix.
         """
         if self._is_rotary:
-            raise ValueError(
-                f"{self!r} is rotary, its pattern differs by distance: take pattern_at(dst - src)"
-            )
+            raise ValueError(f"{self!r} is rotary, its pattern varies: take pattern_at(dst - src)")
         return self._pattern(None)
 
     def pattern_at(self, distance: int) -> FactoredMatrix:

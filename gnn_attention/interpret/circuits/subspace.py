@@ -109,9 +109,7 @@ class Subspace:
         value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
         if value.dim() and value.shape != x.shape[:-1]:
             states = list(x.shape[:-1])
-            raise ValueError(
-                f"value must be one number or one for each of {states} states, got {list(value.shape)}"
-            )
+            raise ValueError(f"value must be one number or {states} numbers, got {list(value.shape)}")
         return x + (value - x @ line).unsqueeze(-1) * line
 
     def angles(self, other: Subspace) -> Float[Tensor, " smaller_dim"]:
@@ -147,9 +145,7 @@ class Subspace:
 
     def _check_states(self, name: str, x: object) -> None:
         if not _is_float(x) or x.shape[-1:] != (self.width,):
-            raise ValueError(
-                f"{name} must be floats [*, {self.width}], as wide as the space, got {quoted(x)}"
-            )
+            raise ValueError(f"{name} must be floats [*, {self.width}], got {quoted(x)}")
 
     def _line(self, direction: Tensor) -> Tensor:
         self._check_states("direction", direction)
@@ -159,9 +155,7 @@ class Subspace:
         length, whole = inside.norm(), direction.norm()
         if not bool(length > torch.finfo(direction.dtype).eps ** 0.5 * whole):
             got = f"one of length {whole:.3g} with {length:.3g} in it"
-            raise ValueError(
-                f"direction must have a part in the subspace, got {got}; basis[:, 0] is all in it"
-            )
+            raise ValueError(f"direction must have a part in the subspace, got {got}")
         line: Tensor = inside / length
         return line
 

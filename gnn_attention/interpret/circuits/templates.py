@@ -86,9 +86,8 @@ def match(run: Run | Sequence[LayerTrace], template: TokenGraph, measure: str = 
     layers = tuple(run.layers if isinstance(run, Run) else run)
     counts = {layer.q.shape[1] for layer in layers}
     if len(counts) != 1:
-        raise ValueError(
-            f"run must hold layers with one number of heads, got {sorted(counts) or 'no layers'}"
-        )
+        got = sorted(counts) or "no layers"
+        raise ValueError(f"run must hold layers with one number of heads, got {got}")
     with torch.no_grad():
         return torch.stack([_score(layer, template, measure) for layer in layers])
 
@@ -145,9 +144,7 @@ def _score(layer: LayerTrace, template: TokenGraph, measure: str) -> Float[Tenso
 def _check_fits(template: TokenGraph, layer: LayerTrace, batch: int, heads: int) -> None:
     tokens = (template.num_dst, template.num_src) == (layer.graph.num_dst, layer.graph.num_src)
     if not tokens or template.batch not in (None, batch) or template.heads not in (None, heads):
-        raise ValueError(
-            f"template must be over the tokens, samples and heads of {layer!r}, got {template!r}"
-        )
+        raise ValueError(f"template must fit tokens, samples and heads of {layer!r}, got {template!r}")
 
 
 def _as_rows(tokens: Any) -> Int[Tensor, "batch tokens"]:

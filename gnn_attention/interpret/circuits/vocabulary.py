@@ -44,9 +44,7 @@ def full_circuit(
     ends = (("embedding", embedding), ("unembedding", unembedding))
     for (name, matrix), width in zip(ends, message.shape, strict=True):
         if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.shape[1] != width:
-            raise ValueError(
-                f"{name} must be [vocabulary, {width}], a row for each token, got {quoted(matrix)}"
-            )
+            raise ValueError(f"{name} must be a tensor [vocabulary, {width}], got {quoted(matrix)}")
     left, right = (matrix.detach().to(message.left) for matrix in (embedding, unembedding))
     return FactoredMatrix(left @ message.left, message.right @ right.mT)
 
@@ -107,9 +105,7 @@ def top_tokens(
     tensors = all(isinstance(part, Tensor) and part.dim() for part in (vectors, embedding))
     if not tensors or embedding.dim() != 2 or vectors.shape[-1] != embedding.shape[1]:
         got = f"{quoted(vectors)} and {quoted(embedding)}"
-        raise ValueError(
-            f"vectors [*, width] and embedding [vocabulary, width] must be of one width, got {got}"
-        )
+        raise ValueError(f"vectors [*, width] and embedding [words, width] must be of one width, got {got}")
     return _largest(vectors.detach() @ embedding.detach().to(vectors).mT, k)
 
 

@@ -207,9 +207,8 @@ def backend_replaced(layer: MessagePassingAttention, backend: str | Backend | No
 
 @contextmanager
 def _operated_layer(layer: MessagePassingAttention, split: LastSplit) -> Iterator[None]:
-    is_cut = split.surgery.kind == "cut"
-    backend = layer.backend if is_cut else Muting.over(layer.backend, split)
-    hook = partial(_without_edges if is_cut else _check_muted, split)
+    backend = layer.backend if split.surgery.kind == "cut" else Muting.over(layer.backend, split)
+    hook = partial(_checked_inputs, split)
     with layer.register_forward_pre_hook(hook, with_kwargs=True), backend_replaced(layer, backend):
         yield
 
@@ -226,21 +225,18 @@ def _inputs(layer: MessagePassingAttention, args: tuple[Any, ...], kwargs: dict[
     return {**inputs, "g": layer._as_graph(inputs["g"], *ends)}
 
 
-def _without_edges(split: LastSplit, layer: MessagePassingAttention, args: Any, kwargs: Any) -> Any:
-    inputs = _inputs(layer, args, kwargs)
-    if inputs is None:
-        return None
-    graph, heads = inputs["g"], layer.heads.num_heads
-    split.surgery.check(graph, heads)
-    _, rest = split(graph, heads)
-    return (), {**inputs, "g": rest, "bias": _bias_of(rest, graph, inputs.get("bias"))}
-
-
-def _check_muted(split: LastSplit, layer: MessagePassingAttention, args: Any, kwargs: Any) -> None:
-    check_no_hooks(layer, "mute an edge")
-    inputs = _inputs(layer, args, kwargs)
+def _checked_inputs(split: LastSplit, layer: MessagePassingAttention, args: Any, kwargs: Any) -> Any:
+    # without the edges that are cut; None, which changes nothing, where some are muted
+    is_mute, inputs = split.surgery.kind == "mute", _inputs(layer, args, kwargs)
+    if is_mute:
+        check_no_hooks(layer, "mute an edge")
     if inputs is not None:
         split.surgery.check(inputs["g"], layer.heads.num_heads)
+    if inputs is None or is_mute:
+        return None
+    graph = inputs["g"]
+    _, rest = split(graph, layer.heads.num_heads)
+    return (), {**inputs, "g": rest, "bias": _bias_of(rest, graph, inputs.get("bias"))}
 
 
 def check_no_hooks(layer: MessagePassingAttention, what: str) -> None:
@@ -288,11 +284,8 @@ def _run_muted(split: LastSplit, inner: str | Backend | None, call: AttentionCal
     bias = _bias_of(rest, call.graph, call.bias)
     options = (call.scale, call.score_mod, bias, call.sink_logits, call.dropout, inner or "auto")
     out, info = attend(call.q, call.k, call.v, rest, *options, return_info=True)
-    out_all, lse = edge_functions.merge(out, info.lse, out.new_zeros(()).expand_as(out), _lse_of(call, muted))
-    return out_all.to(out.dtype), lse
-
-
-def _lse_of(call: AttentionCall, muted: TokenGraph) -> Tensor:
     chosen = pairs.union(muted, call.q.device)
     part = replace(call, graph=muted, bias=_bias_of(muted, call.graph, call.bias))
-    return edge_functions.softmax(pairs.logits(part, chosen), chosen[1], muted.num_dst)[1]
+    muted_lse = edge_functions.softmax(pairs.logits(part, chosen), chosen[1], muted.num_dst)[1]
+    out_all, lse = edge_functions.merge(out, info.lse, out.new_zeros(()).expand_as(out), muted_lse)
+    return out_all.to(out.dtype), lse

@@ -117,9 +117,7 @@ class LayerTrace:
         """
         width = self.update.shape[-1]
         if not isinstance(direction, Tensor) or tuple(direction.shape) != (width,):
-            raise ValueError(
-                f"direction must be a tensor [{width}], as wide as a state, got {quoted(direction)}"
-            )
+            raise ValueError(f"direction must be a tensor [{width}], got {quoted(direction)}")
 
         def projection(values: Tensor, matrix: Tensor | None) -> Tensor:
             line = direction.to(values)
