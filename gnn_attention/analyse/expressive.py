@@ -120,5 +120,4 @@ def _missing_pair(union: TokenGraph) -> tuple[int, int] | None:
     apart = components(union, strong=True).nonzero()
     if not len(apart):
         return None
-    other = int(apart[0])
-    return (0, other) if layers_between(union, 0, other) is None else (other, 0)
+    return (0, int(apart[0])) if layers_between(union, 0, int(apart[0])) is None else (int(apart[0]), 0)

@@ -29,8 +29,7 @@ def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1
     ``1 - max(|lambda_2|, |lambda_n|)``, which bounds the mixing time; 0 for a bipartite graph.
 
     Up to 1024 tokens from all eigenvalues, above by Lanczos iteration to within ``tolerance``. ValueError for
-    less than two tokens, for a graph that is not square or differs by head or sample, and where the iteration
-    does not converge (a tiny gap).
+    less than two tokens, another graph than a plain square one, and where the iteration does not converge.
 
     >>> from gnn_attention import patterns
     >>> round(spectral_gap(patterns.no_self(5)), 6)  # lambda_2 = ... = lambda_n = -1 / (n - 1)
@@ -112,7 +111,7 @@ def _lanczos(matrix: _Symmetric) -> Iterator[tuple[list[float], list[float]]]:
 
 
 def _ritz(alpha: list[float], beta: list[float], absolute: bool) -> tuple[float, float]:
-    """The largest eigenvalue (or absolute value) of the tridiagonal matrix, and the norm of its residual."""
+    # the largest eigenvalue (or absolute value) of the tridiagonal matrix, and the norm of its residual
     off = torch.tensor(beta[1:-1], dtype=torch.float64, device="cpu")
     tridiagonal = torch.tensor(alpha, dtype=torch.float64, device="cpu").diag() + off.diag(1) + off.diag(-1)
     values, vectors = torch.linalg.eigh(tridiagonal)

@@ -51,17 +51,14 @@ def figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
 
 def of(ax: Axes | None, width: float, height: float) -> tuple[Figure, Axes]:
     """The given axes and their figure, or new ones."""
-    if ax is None:
-        return figure(width, height)
-    made: Any = ax.figure.figure
-    return made, ax
+    made: Any = None if ax is None else ax.figure.figure
+    return figure(width, height) if ax is None else (made, ax)
 
 
 def title(ax: Axes, name: str, facts: str = "", width: int = 64) -> None:
     """The name of the graph, broken into lines where it is long, over a line of facts."""
     lines = textwrap.wrap(printable(name), width)
-    if len(lines) > 3:
-        lines = [*lines[:3], "..."]
+    lines = [*lines[:3], "..."] if len(lines) > 3 else lines
     text = "\n".join([*lines, printable(facts)] if facts else lines)
     ax.set_title(text, fontsize=10, loc="left", color=BLACK, **AS_IT_IS)
 
@@ -107,7 +104,7 @@ def ticks(ax: Axes, which: str, names: Sequence[str] | None, count: int, offset:
 
 
 def _step(count: int) -> int:
-    """The power of two that gives about eight ticks."""
+    # the power of two that gives about eight ticks
     return 1 << max(0, (-(-count // 8) - 1).bit_length())
 
 

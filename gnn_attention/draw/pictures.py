@@ -119,7 +119,10 @@ def arcs(
     """
     _check("arcs", graph, LARGEST_LINES, square=True)
     names, _ = _names(graph, labels, None)
-    drawn = Drawn.of(graph, _edge_weights(graph, weights), {(int(src), int(dst)) for src, dst in lit})
+    weights = None if weights is None else torch.as_tensor(weights).detach().double().flatten()
+    if weights is not None and len(weights) != graph.num_edges:
+        raise ValueError(f"weights must be {graph.num_edges} numbers, one for each edge, got {len(weights)}")
+    drawn = Drawn.of(graph, weights, {(int(src), int(dst)) for src, dst in lit})
     height = 2.9 if bool((drawn.src <= drawn.dst).all()) else 4.4
     made, axes = _axes.of(ax, min(11.0, 3.6 + 0.8 * graph.num_dst), height)
     _node_layouts.line(axes, drawn, names)
@@ -252,14 +255,6 @@ def _facts(graph: TokenGraph, drawn: Drawn | None = None) -> str:
     text = f"{graph.num_edges:,} edges, {100 * graph.num_edges / pairs if pairs else 0:.3g} % of all pairs"
     sampled = drawn is not None and len(drawn.src) < graph.num_edges
     return f"{text}; {len(drawn.src):,} drawn, chosen at random" if drawn and sampled else text
-
-
-def _edge_weights(graph: TokenGraph, weights: Tensor | None) -> Tensor | None:
-    if weights is None:
-        return None
-    if len(numbers := torch.as_tensor(weights).detach().double().flatten()) != graph.num_edges:
-        raise ValueError(f"weights must be {graph.num_edges} numbers, one for each edge, got {len(numbers)}")
-    return numbers
 
 
 def _stack(function: str, graphs: TokenGraph | Sequence[TokenGraph], count: int) -> list[TokenGraph]:

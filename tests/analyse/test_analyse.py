@@ -255,12 +255,6 @@ class TestSpectralGap:
             assert_gap(graph, 1 - second)
             assert_gap(graph, 1 - max(second, -least), absolute=True)
 
-    @pytest.mark.parametrize("bits", [1, 3, 5])
-    def test_hypercube(self, bits):
-        """Eigenvalues 1 - 2 k / bits: bipartite, so that the absolute gap is 0."""
-        assert_gap(hypercube(bits), 2 / bits)
-        assert_gap(hypercube(bits), 0, absolute=True)
-
     @settings(max_examples=30, deadline=None)
     @given(graphs(most=9))
     def test_is_the_second_eigenvalue_of_networkx_laplacian(self, graph):

@@ -589,19 +589,16 @@ class TestCommand:
         ga.model.save(tmp_path / "mine.safetensors", *ga.model.load_trained(), {})
         assert main(["audit", "causal(6)", "--model", str(tmp_path / "mine.safetensors")]) == 0
 
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
+    def test_wrong_arguments(self, capsys):
+        for arguments, words in (
             (["wndow(8, 2)"], "wndow"),
             (["causal(600)"], "at most 512 tokens"),
             (["causal(6)", "--model", "no_such_file"], "no_such_file"),
             (["causal(6)", "--json", "no/such/file"], "expected a folder that exists"),
             (["causal(6)", "--run-over", "causal(7)"], "does not fit"),
-        ],
-    )
-    def test_wrong_arguments(self, arguments, words, capsys):
-        assert main(["audit", *arguments]) == 2
-        assert words in capsys.readouterr().err
+        ):
+            assert main(["audit", *arguments]) == 2
+            assert words in capsys.readouterr().err
 
 
 def test_a_block_of_use_graph_holds_for_the_copy_that_is_audited():

@@ -51,8 +51,7 @@ def leak_paths(runner: Runner, leaks: Sequence[Pair], bounds: Bounds) -> dict[Pa
     entrances = {src: _entrance(src, events, bounds) for src, events in changed}
     paths: dict[Pair, LeakPath] = {}
     for src in senders:
-        layer = entrances.get(src)
-        layer = type(runner.inside).__name__ if layer == "" else layer
+        layer = type(runner.inside).__name__ if entrances.get(src) == "" else entrances.get(src)
         tokens = _cheapest_paths(src, [dst for other, dst in leaks if other == src], hops, bounds)
         paths |= {(src, dst): LeakPath(path, layer, depth) for dst, path in tokens.items()}
     return paths
@@ -72,21 +71,16 @@ def _hops(runner: Runner, sample: Sample, layers: frozenset[str]) -> list[Bool[T
 
 
 def _entrance(src: int, events: list[Event], bounds: Bounds) -> str | None:
-    # the calls that have not ended, and whether their input was within the bounds
-    open_calls: list[tuple[str, bool]] = []
+    # whether the last input of each part was within the bounds; that of the module may be ids, no event
+    inputs_within = {"": True}
     by_layer = sum(event.is_layer for event in events) == bounds.layers
     for event in events:
         allowed = bounds.after[event.begun if by_layer else bounds.layers][:, src]
         within = not bool((event.states & ~allowed).any())
         if event.inwards:
-            open_calls.append((event.name, within))
-            continue
-        place = next((i for i in reversed(range(len(open_calls))) if open_calls[i][0] == event.name), None)
-        # the input of the module itself may be ids, which are no event
-        input_within = not event.name if place is None else open_calls[place][1]
-        if not within and input_within:
+            inputs_within[event.name] = within
+        elif not within and inputs_within.get(event.name):
             return event.name
-        open_calls = open_calls[:place]
     return None
 
 

@@ -74,8 +74,7 @@ def _reader(later: Circuit, kind: str, distance: int | None) -> FactoredMatrix:
 def _unit_rows(matrix: FactoredMatrix) -> Float[Tensor, "few width"]:
     # R of left = Q R times right: as few rows as the rank, with the norms of the matrix, since Q changes none
     rows: Tensor = torch.linalg.qr(matrix.left, mode="r").R @ matrix.right
-    norm = rows.norm()
-    return rows / norm if bool(norm > 0) else rows
+    return rows / rows.norm() if bool(rows.any()) else rows
 
 
 def _product_norm(written: Tensor, read: Tensor) -> Tensor:

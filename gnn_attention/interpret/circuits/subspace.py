@@ -180,4 +180,4 @@ def _wide(matrix: Tensor) -> Tensor:
 def _is_orthonormal(basis: Tensor) -> bool:
     wide = _wide(basis.detach())
     error = wide.mT @ wide - torch.eye(basis.shape[1], dtype=wide.dtype, device=wide.device)
-    return not error.numel() or bool(error.abs().max() <= torch.finfo(basis.dtype).eps ** 0.5)
+    return bool((error.abs() <= torch.finfo(basis.dtype).eps ** 0.5).all())

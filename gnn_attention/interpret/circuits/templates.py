@@ -142,7 +142,7 @@ def _score(layer: LayerTrace, template: TokenGraph, measure: str) -> Float[Tenso
 
 
 def _check_fits(template: TokenGraph, layer: LayerTrace, batch: int, heads: int) -> None:
-    tokens = (template.num_dst, template.num_src) == (layer.graph.num_dst, layer.graph.num_src)
+    tokens = template.shape4[2:] == layer.graph.shape4[2:]
     if not tokens or template.batch not in (None, batch) or template.heads not in (None, heads):
         raise ValueError(f"template must fit tokens, samples and heads of {layer!r}, got {template!r}")
 
