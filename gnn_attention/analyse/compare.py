@@ -11,6 +11,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.analyse.structure import graph_like, same_token
 from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.graph.rules import Rule
 
 MOST_LISTED = 2**20  # differing edges up to which their distances are looked at
 EXAMPLES = 5  # places that a sentence names
@@ -92,21 +93,13 @@ def diff(first: TokenGraph, second: TokenGraph) -> Difference:
     return Difference(*names, *counts, *details)
 
 
-def _anti_causal(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src >= dst
+def _shift(inner: Rule, count: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    before = (src - step).clamp(0, max(count - 1, 0))
+    return inner(b, h, dst, before) & (src - step >= 0) & (src - step < count)
 
 
-def _shift_senders(
-    inner: rules.Rule, num_src: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    before = (src - step).clamp(0, max(num_src - 1, 0))
-    return inner(b, h, dst, before) & (src - step >= 0) & (src - step < num_src)
-
-
-def _reverse(
-    inner: rules.Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    return inner(b, h, num_dst - 1 - dst, num_src - 1 - src)
+def _reverse(inner: Rule, last: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return inner(b, h, last - dst, last - src)
 
 
 def _about_sizes(first: TokenGraph, second: TokenGraph) -> str | None:
@@ -172,13 +165,16 @@ def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
     """Whether the second graph is the first changed in a usual way, with the sentence that says so."""
     yield second == ~first, "the second is the complement of the first: True may mean 'masked' in one of them"
     for step, word in ((1, "later"), (-1, "earlier")):
-        moved = graph_like(first, partial(_shift_senders, first.rule, first.num_src, step))
+        moved = graph_like(first, partial(_shift, first.rule, first.num_src, step))
         yield second == moved, f"the second is the first with every sender one token {word}: off by one"
     if is_square(first):
         yield second == first.T, "the second is the first transposed: senders and receivers are exchanged"
-        backwards = graph_like(first, partial(_reverse, first.rule, first.num_dst, first.num_src))
+        backwards = graph_like(first, partial(_reverse, first.rule, first.num_dst - 1))
         yield second == backwards, "the second is the first with the tokens in reverse order"
-        for rule, words in ((rules.causal, "src <= dst"), (_anti_causal, "src >= dst")):
+        for rule, words in (
+            (rules.causal, "src <= dst"),
+            (partial(rules.transposed, rules.causal), "src >= dst"),
+        ):
             half = graph_like(first, rule)
             yield second == first & half, f"the second is the first with the edges {words} alone"
             yield first == second & half, f"the first is the second with the edges {words} alone"
