@@ -144,13 +144,13 @@ class _Pass(NamedTuple):
 
     def windows(self, height: int) -> Estimate:
         """A sender for each window that attends to it, with a word of bits."""
-        unique = self.counts.unique[HEIGHTS.index(height)]
+        unique = float(self.counts.unique[HEIGHTS.index(height)])
         misses = self._missed() + unique * (4 + height / 8)
         return self._estimate(unique * height, misses, unique * self.sizes.row, "windows", "products")
 
     def tiles(self) -> Estimate:
         """All pairs of its tiles, of 64 receivers or of 128, which read a sender half as often."""
-        small, tall = self.counts.small_tiles, self.counts.tall_tiles
+        small, tall = float(self.counts.small_tiles), float(self.counts.tall_tiles)
         found = [self._tiles_of(64, small), *([self._tiles_of(128, tall)] if tall else [])]
         return min(found, key=lambda estimate: estimate.seconds)
 
@@ -178,8 +178,11 @@ class _Pass(NamedTuple):
         """Other libraries on tiles of 128; FlexAttention evaluates its mask on those that are cut."""
         counts, row = self.counts, self.sizes.row
         tiles = counts.large_tiles + (0.5 * counts.cut_tiles if share == "flex" else 0.0)
-        misses = float((counts.senders + counts.receivers) * row)
-        return self._estimate(tiles * LARGE_TILE**2, misses, counts.large_tiles * LARGE_TILE * row, "", share)
+        misses, passed = (
+            float((counts.senders + counts.receivers) * row),
+            counts.large_tiles * LARGE_TILE * row,
+        )
+        return self._estimate(tiles * LARGE_TILE**2, misses, float(passed), "", share)
 
     def dense(self) -> Estimate:
         """SDPA: all pairs, of a causal graph half of them; with a mask where the graph is another."""
