@@ -21,7 +21,7 @@ def sums(table: Float[Tensor, "rows width"], places: Int[Tensor, " places"]) -> 
     out = torch.empty(len(places) // EACH, width, dtype=torch.float32, device=table.device)
     once = max(1, min(EACH, 2048 // width))
     # Triton launches on the current device
-    with torch.cuda.device(table.device):
+    with torch.cuda.device_of(table):  # type: ignore[no-untyped-call]
         _sums[(len(out),)](
             table, places, out, EACH=EACH, WIDTH=width, ONCE=once, num_warps=1 if width <= 128 else 4
         )
