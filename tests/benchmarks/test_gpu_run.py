@@ -63,14 +63,13 @@ def test_a_folder_of_another_place_is_refused(tmp_path, capsys):
 def test_killed_at_any_moment_it_is_carried_on(tmp_path):
     """The whole tree of processes dies thrice; nothing that was written is run again or lost."""
     command = groups.python("-m", "benchmarks.gpu_run", "--trial", "--jobs", "1", "--seconds", "100")
-    seen = {}
     for number, seconds in enumerate((14.0, 19.0, 23.0, 0.0)):
         out, earlier = tmp_path / str(number), tmp_path / str(number - 1)
         given = ["--out", str(out), *(["--earlier", str(earlier)] if number else [])]
         process = subprocess.Popen(
             [*command, *given], cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL
         )
-        until = time.time() + (seconds or 100)
+        seen, until = {}, time.time() + (seconds or 100)
         while time.time() < until and (seconds or len(seen) < 4):
             time.sleep(0.2)
             seen = Lines.read(out / "first.all.jsonl").results
