@@ -281,7 +281,8 @@ class TokenGraph(Frozen):
             return NotImplemented
         if (self.num_src, self.src_offset) != (other.num_dst, other.dst_offset):
             wanted = f"{self.num_src} receivers from {self.src_offset} on, the senders of {self.name}"
-            raise ValueError(f"graphs joined by @ must meet: expected {wanted}, got {other.num_dst} receivers of {other!r}")
+            got = f"{other.num_dst} receivers of {other!r}"
+            raise ValueError(f"graphs joined by @ must meet: expected {wanted}, got {got}")
         sizes = self.num_dst, self.num_src, other.num_src
         product = edge_list.product(self.edge_index, other.edge_index, *sizes)
         name = f"{text.bracketed(self.name)} @ {text.bracketed(other.name)}"

@@ -170,8 +170,9 @@ def _unknown(model: nn.Module) -> str:
     names = {type(module).__name__ for module in model.modules()}
     kinds = ", ".join(sorted(name for name in names if "attention" in name.lower()))
     seen = f"; its attention is of the kind {kinds}" if kinds else ", which seems to have no attention"
-    known = f"{', '.join(family.name for family in FAMILIES.values())}. For others use StandardHeads.from_arrays"
-    return f"{type(model).__name__} is of no known family{seen}. Known: {known}"
+    known = ", ".join(family.name for family in FAMILIES.values())
+    others = "For others use StandardHeads.from_arrays"
+    return f"{type(model).__name__} is of no known family{seen}. Known: {known}. {others}"
 
 
 @torch.no_grad()
