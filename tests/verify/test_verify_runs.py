@@ -212,11 +212,12 @@ def test_a_copy_without_a_repository_gets_its_commit_from_the_environment(tmp_pa
 
 @pytest.mark.slow
 def test_on_a_gpu_everything_is_checked_and_what_compiles_longest_last():
-    """Every backend in every dtype, TensorFloat-32 too; from a checkout, all that a record must hold."""
+    """Every backend in every dtype, TensorFloat-32 too; from a checkout, what only a GPU shows."""
     settings = Settings(device="cuda", dtypes=tuple(DTYPES), backends=tuple(BACKENDS.values()))
     found = list(verify._in_order(settings, [*verify.GROUPS, *MORE]))
     assert len({check.label for check in found}) == len(found)
-    assert {check.group for check in found} == record.GROUPS
+    groups = "attend layer forms rules dropout large repeat memory operators"
+    assert {check.group for check in found} == set(groups.split())
     for group in ("attend", "layer", "large", "repeat"):
         assert {check.dtype for check in found if check.group == group} == set(DTYPES)
     order = list(dict.fromkeys(check.backend for check in found))
