@@ -74,17 +74,10 @@ class Failed:
 
 def suite(place, *tests):
     """Tests up to the first that fails, in this process."""
-    options = [
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-c",
-        str(TESTS.parent / "pyproject.toml"),
-    ]
-    return lambda: pytest.main([*options, "--rootdir", str(TESTS.parent), *tests], plugins=[Failed(place)])
+    root = TESTS.parent
+    options = [*["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"], "--rootdir", str(root)]
+    arguments = [*options, "-c", str(root / "pyproject.toml"), *tests]
+    return lambda: pytest.main(arguments, plugins=[Failed(place)])
 
 
 def test_every_fault_has_its_file():
@@ -96,13 +89,11 @@ def test_the_suite_fails_on_every_planted_fault(fault, tmp_path):
     """And the test that fails passes without the fault."""
     failed, output = tmp_path / "failed", tmp_path / "output"
     file = str(TESTS / f"{FOUND_BY[fault]}.py")
-    assert in_a_fork(suite(failed, file), fault, output) == pytest.ExitCode.TESTS_FAILED, output.read_text()[
-        -3000:
-    ]
+    code = in_a_fork(suite(failed, file), fault, output)
+    assert code == pytest.ExitCode.TESTS_FAILED, output.read_text()[-3000:]
     again = str(TESTS.parent / failed.read_text())
-    assert in_a_fork(suite(tmp_path / "none", again), None, output) == pytest.ExitCode.OK, output.read_text()[
-        -3000:
-    ]
+    code = in_a_fork(suite(tmp_path / "none", again), None, output)
+    assert code == pytest.ExitCode.OK, output.read_text()[-3000:]
 
 
 def checks():

@@ -23,22 +23,12 @@ cli __main__
 LEVEL = {package: level for level, row in enumerate(LAYERS) for package in row.split()}
 # loaded on demand
 ALLOWED_INSIDE = {
-    "networkx",
-    "tokenizers",
-    "torch_geometric",
-    "torch_geometric.data",
-    "torch.nn.attention.flex_attention",
-    "torch._inductor",
-    "torch._inductor.exc",
-    "torch._dynamo.exc",
-    "torch.utils._triton",
-    "resource",
-    "pymetis",
-    "tqdm",
+    *["networkx", "tokenizers", "torch_geometric", "torch_geometric.data", "resource", "pymetis", "tqdm"],
     "matplotlib",
-    *(
-        f"gnn_attention.backends.gpu.kernels{name}" for name in ("", "._common", ".rows", ".blocks")
-    ),  # they need Triton
+    *["torch.nn.attention.flex_attention", "torch._inductor", "torch._inductor.exc", "torch._dynamo.exc"],
+    "torch.utils._triton",
+    # they need Triton
+    *(f"gnn_attention.backends.gpu.kernels{name}" for name in ("", "._common", ".rows", ".blocks")),
 }
 
 
@@ -80,18 +70,14 @@ def names(node, path):
 def is_module(dotted):
     """True if the dotted name is a module of this package."""
     path = PACKAGE.parent / Path(*dotted.split("."))
-    return dotted.startswith("gnn_attention") and (
-        path.with_suffix(".py").exists() or (path / "__init__.py").exists()
-    )
+    exists = path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+    return dotted.startswith("gnn_attention") and exists
 
 
 def own_imports(path):
     """What a file imports of this package, but for its front door."""
-    return {
-        module.removeprefix("gnn_attention.")
-        for module, _ in imports(path)
-        if module.startswith("gnn_attention.")
-    }
+    own = "gnn_attention."
+    return {name.removeprefix(own) for name, _ in imports(path) if name.startswith(own)}
 
 
 def circle(arrows):
@@ -167,13 +153,9 @@ def test_nothing_below_the_layer_knows_torch_geometric():
 def unions_of_types(path):
     """Lines with ``isinstance(x, A | B)``, which the compilers of older torch cannot read."""
     for node in nodes(path):
-        called = (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in ("isinstance", "issubclass")
-        )
-        if called and len(node.args) == 2 and isinstance(node.args[1], ast.BinOp):
-            yield node.lineno
+        match node:
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, ast.BinOp()]):
+                yield node.lineno
 
 
 def test_types_are_checked_in_tuples():

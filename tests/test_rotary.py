@@ -1,6 +1,4 @@
-"""Rotary positions against complex numbers: a pair of channels is one complex number, a turn is a product
-with e^(i angle).
-"""
+"""Rotary positions against complex numbers: a turn of a pair of channels is a product with e^(i angle)."""
 
 from __future__ import annotations
 
@@ -34,9 +32,8 @@ def complex_turn(x: Tensor, positions: list[int], base: float, interleaved: bool
         for i in range(dim // 2):
             first, second = (2 * i, 2 * i + 1) if interleaved else (i, i + dim // 2)
             angle = position * base ** (-2 * i / dim)
-            turned = torch.complex(x[..., t, first].double(), x[..., t, second].double()) * complex(
-                math.cos(angle), math.sin(angle)
-            )
+            pair = torch.complex(x[..., t, first].double(), x[..., t, second].double())
+            turned = pair * complex(math.cos(angle), math.sin(angle))
             result[..., t, first], result[..., t, second] = turned.real, turned.imag
     return result
 
@@ -67,9 +64,7 @@ class TestTurn:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
     def test_other_dtypes(self, rotary, dtype):
-        """The dtype comes back; angles are exact even at position 100,000, where a half has none of its
-        digits.
-        """
+        """The dtype comes back; angles are exact even at position 100,000, where a half has no digits."""
         x, positions = seeded(3, 8).to(dtype), [100_000, 99_999, 1]
         turned = rotary.turn(x, torch.tensor(positions))
         assert turned.dtype == dtype
@@ -128,9 +123,8 @@ class TestFrequencies:
             for i, frequency in enumerate(frequencies):
                 pair = [2 * i, 2 * i + 1] if interleaved else [i, i + 3]
                 angles = positions * torch.tensor(frequency, dtype=torch.float64)
-                expected = torch.view_as_complex(x[:, pair].contiguous()) * torch.polar(
-                    torch.ones_like(angles), angles
-                )
+                turn = torch.polar(torch.ones_like(angles), angles)
+                expected = torch.view_as_complex(x[:, pair].contiguous()) * turn
                 assert_exact(turned[:, pair], torch.view_as_real(expected))
 
     def test_something_else_than_a_tuple_becomes_one(self):
@@ -140,34 +134,31 @@ class TestFrequencies:
         assert rotary != Rotary()
 
 
-class TestRefusals:
-    def test_a_frequency_for_each_pair(self):
-        with pytest.raises(
-            ValueError, match="frequencies must be one for each of 3 pairs of channels, got 2"
-        ):
-            Rotary(frequencies=(1.0, 0.5)).turn(torch.zeros(2, 6), torch.arange(2))
+WRONG = [
+    (
+        lambda: turned_zeros(2, 6, frequencies=(1.0, 0.5)),
+        "frequencies must be one for each of 3 pairs of channels",
+    ),
+    (lambda: Rotary(frequencies=(1.0, math.nan)), "frequencies must be finite, got"),
+    (lambda: Rotary(frequencies=(1.0, math.inf)), "frequencies must be finite, got"),
+    (lambda: turned_zeros(2, 3), "rotary turns pairs of channels: head_dim must be even, got 3"),
+    (lambda: Rotary().matrix(1, 5), "must be even, got 5"),
+    # one position is not spread over all tokens by guess
+    (lambda: turned_zeros(4, 6, count=1), "positions must be one for each of the 4 tokens"),
+    (lambda: turned_zeros(4, 6, count=5), "positions must be one for each of the 4 tokens"),
+    (lambda: Rotary(base=0.0), "base must be positive"),
+    (lambda: Rotary(base=math.nan), "base must be finite"),
+]
 
-    @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-    def test_frequencies_that_are_none(self, wrong):
-        with pytest.raises(ValueError, match="frequencies must be finite, got"):
-            Rotary(frequencies=(1.0, wrong))
 
-    def test_odd_dimensions(self):
-        with pytest.raises(ValueError, match="rotary turns pairs of channels: head_dim must be even, got 3"):
-            Rotary().turn(torch.zeros(2, 3), torch.arange(2))
-        with pytest.raises(ValueError, match="must be even, got 5"):
-            Rotary().matrix(1, 5)
+def turned_zeros(tokens: int, dim: int, count: int | None = None, **options) -> Tensor:
+    return Rotary(**options).turn(torch.zeros(tokens, dim), torch.arange(tokens if count is None else count))
 
-    @pytest.mark.parametrize("count", [1, 3, 5])
-    def test_a_position_for_each_token(self, count):
-        """One position is not spread over all tokens by guess."""
-        with pytest.raises(ValueError, match="positions"):
-            Rotary().turn(torch.zeros(2, 4, 6), torch.arange(count))
 
-    @pytest.mark.parametrize("base", [0.0, -1.0, math.nan])
-    def test_wrong_bases(self, base):
-        with pytest.raises(ValueError, match="base must be"):
-            Rotary(base=base)
+@pytest.mark.parametrize(("call", "match"), WRONG)
+def test_what_is_refused(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()
 
 
 class TestInHeads:

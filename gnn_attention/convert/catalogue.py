@@ -100,7 +100,8 @@ def listing(found: Iterable[Entry], width: int = 100) -> str:
     for entry in found:
         if entry.family != family:
             family = entry.family
-            lines += ["", *textwrap.wrap(f"{family}: {_heading(family)}", width)]
+            module = importlib.import_module(f"gnn_attention.patterns.{family}")
+            lines += ["", *textwrap.wrap(f"{family}: {_first_sentence(module).rstrip('.')}", width)]
         rate = entry.edges_per_token
         counted = "a value for each edge" if rate is None else f"{rate:.3g} senders each"
         lines += ["", f"  {entry.example}".ljust(width - len(counted) - 1) + f" {counted}"]
@@ -114,10 +115,6 @@ def _entry(name: str) -> Entry:
     sizes = (made.num_dst, made.num_edges, made.heads) if isinstance(made, TokenGraph) else (None, None, None)
     family, call = builder.__module__.rpartition(".")[2], f"{name}{expressions.parameters(builder)}"
     return Entry(name, family, _first_sentence(builder), call, example, *sizes)
-
-
-def _heading(family: str) -> str:
-    return _first_sentence(importlib.import_module(f"gnn_attention.patterns.{family}")).rstrip(".")
 
 
 def _first_sentence(thing: Any) -> str:

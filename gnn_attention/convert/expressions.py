@@ -34,16 +34,8 @@ from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = [
-    "FUNCTIONS",
-    "LARGEST_NUMBER",
-    "LONGEST_TEXT",
-    "evaluate",
-    "parameters",
-    "parse",
-    "randn",
-    "tensor",
-]
+__all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT"]
+__all__ += ["evaluate", "parameters", "parse", "randn", "tensor"]
 
 LONGEST_TEXT = 10_000
 # brackets and operators inside one another
@@ -55,15 +47,14 @@ LARGEST_POWER = 1024
 MOST_PAIRS = 2**24
 LISTING = {"ancestry", "closure", "edge_types", "k_hop", "quotient", "shortest_paths", "virtual_nodes"}
 
-OPERATORS: Mapping[type[ast.operator], tuple[str, Callable[[TokenGraph, TokenGraph], TokenGraph]]] = {
-    ast.BitOr: ("|", or_),
-    ast.BitAnd: ("&", and_),
-    ast.Sub: ("-", sub),
-    ast.BitXor: ("^", xor),
-    ast.MatMult: ("@", matmul),
+OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenGraph]] = {
+    ast.BitOr: or_,
+    ast.BitAnd: and_,
+    ast.Sub: sub,
+    ast.BitXor: xor,
+    ast.MatMult: matmul,
 }
-METHODS = {"rows": "rows(start, stop)", "select": "select(batch, head)"}
-METHODS_TEXT = ", ".join(f".{form}" for form in METHODS.values())
+METHODS_TEXT = ".rows(start, stop), .select(batch, head)"
 ALLOWED = f"allowed are calls of builders, | & - ^ ~ @ **, .T, {METHODS_TEXT}, numbers, strings, lists"
 
 
@@ -77,12 +68,6 @@ def parse(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> Tok
     Raises TypeError for anything but a string, and ValueError for whatever else is wrong, errors of builders
     included, in one sentence that starts with the column and quotes the place.
 
-    >>> print(parse("window(4, 2) | sinks(4, 1)"))
-    window(4, 2) | sinks(4, 1): mask[dst, src] and in-edges
-    0 ■ · · ·   0 <- 0
-    1 ■ ■ · ·   1 <- 0 1
-    2 ■ ■ ■ ·   2 <- 0 1 2
-    3 ■ · ■ ■   3 <- 0 2 3
     >>> parse("causal - window(n, 4) | sinks(s=2)", n=64).name
     '(causal(64) - window(64, 4)) | sinks(64, 2)'
     >>> parse("windw(4, 2)")
@@ -91,8 +76,7 @@ def parse(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> Tok
     """
     graph = evaluate(text, largest, n)
     if not isinstance(graph, TokenGraph):
-        several = isinstance(graph, tuple) and graph
-        hint = "one of its graphs, by [0]" if several else "a graph such as 'window(64, 8)'"
+        hint = "one of its graphs, by [0]" if isinstance(graph, tuple) else "a graph such as 'window(64, 8)'"
         raise ValueError(f"{_shorten(text)!r} is {_kind(graph)}, expected {hint}")
     return graph
 
@@ -175,8 +159,7 @@ class _Reader:
             return self.n
         if self.n is not None:
             return self.attempt(node, self.builder(node, node.id))
-        word = _shorten(node.id)
-        return self.refuse(node, f"{word!r} is only a name, a builder is called: '{word}(...)'")
+        return self.refuse(node, f"{_shorten(node.id)!r} is only a name, a builder is called, with brackets")
 
     def graph(self, node: ast.expr, depth: int) -> TokenGraph:
         value = self.value(node, depth)
@@ -206,11 +189,10 @@ class _Reader:
     def binary(self, node: ast.BinOp, depth: int) -> Any:
         if type(node.op) not in OPERATORS:
             self.refuse(node, "this operator is not one of graphs; allowed are | & - ^ ~ @ **")
-        sign, join = OPERATORS[type(node.op)]
         left, right = (self.graph(side, depth + 1) for side in (node.left, node.right))
-        if sign == "@":
-            self.check_pairs(node, sign, left, right)
-        return self.attempt(node, join, left, right)
+        if isinstance(node.op, ast.MatMult):
+            self.check_pairs(node, "@", left, right)
+        return self.attempt(node, OPERATORS[type(node.op)], left, right)
 
     def power(self, node: ast.BinOp, depth: int) -> Any:
         base, hops = self.graph(node.left, depth + 1), self.value(node.right, depth + 1)
@@ -218,21 +200,20 @@ class _Reader:
             self.refuse(node.right, f"the power of a graph is a number of hops in 0 .. {LARGEST_POWER}")
         self.check_pairs(node, "**", base)
         if base.num_dst * base.num_src * hops > MOST_PAIRS:
-            products = f"{hops} products here, of {base.num_dst} tokens"
-            self.refuse(node, f"** makes {products}: take fewer hops or tokens")
+            self.refuse(node, f"** makes {hops} products here, of {base.num_dst} tokens: take fewer")
         return self.attempt(node, TokenGraph.__pow__, base, hops)
 
     def check_pairs(self, node: ast.expr, what: str, *arguments: object) -> None:
         pairs = max((graph.num_dst * graph.num_src for graph in _graphs(arguments)), default=0)
         if pairs > MOST_PAIRS:
-            reason = f"here of {pairs} pairs; at most {MOST_PAIRS} are visited"
-            self.refuse(node, f"{what} lists the edges of its graphs, {reason}")
+            self.refuse(
+                node, f"{what} lists the edges of graphs, here of {pairs} pairs; at most {MOST_PAIRS}"
+            )
 
     def call(self, node: ast.Call, depth: int) -> Any:
         function = self.function(node, depth)
-        starred = any(isinstance(argument, ast.Starred) for argument in node.args)
-        if starred or any(keyword.arg is None for keyword in node.keywords):
-            self.refuse(node, "arguments are written out, * and ** of arguments are not read")
+        if any(keyword.arg is None for keyword in node.keywords):
+            self.refuse(node, "arguments are written out, ** of arguments is not read")
         positional = [self.value(argument, depth + 1) for argument in node.args]
         named = {str(keyword.arg): self.value(keyword.value, depth + 1) for keyword in node.keywords}
         if len(named) < len(node.keywords):
@@ -245,12 +226,11 @@ class _Reader:
         match node.func:
             case ast.Name(id=name):
                 return self.builder(node, name)
-            case ast.Attribute(value=inner, attr=name) if name in METHODS:
+            case ast.Attribute(value=inner, attr=name) if name in ("rows", "select"):
                 method: Callable[..., Any] = getattr(self.graph(inner, depth + 1), name)
                 return method
             case ast.Attribute(attr=name):
-                known = f"there are .T, {METHODS_TEXT}"
-                return self.refuse(node, f"a graph has no method {_shorten(name)!r} here; {known}")
+                return self.refuse(node, f"a graph has no method {name!r} here; there are .T, {METHODS_TEXT}")
         return self.refuse(node.func, "only builders and the methods of graphs can be called")
 
     def builder(self, node: ast.expr, name: str) -> Callable[..., Any]:
@@ -284,10 +264,10 @@ class _Reader:
         # whatever a builder raises is an error of this text
         except Exception as error:
             raise ValueError(self.at(node, " ".join(str(error).split()) or type(error).__name__)) from error
-        tokens = max(map(_tokens, _graphs([result])), default=0)
+        of_graphs = (max(g.num_dst, g.num_src) * (g.heads or 1) * (g.batch or 1) for g in _graphs([result]))
+        tokens = max(of_graphs, default=0)
         if tokens > self.largest:
-            most = f"a graph can have at most {self.largest}"
-            self.refuse(node, f"this has {tokens} tokens over all heads and samples, {most}")
+            self.refuse(node, f"this has {tokens} tokens over all heads and samples, at most {self.largest}")
         return result
 
     def refuse(self, node: ast.expr, reason: str) -> NoReturn:
@@ -317,11 +297,9 @@ def _syntax_tree(text: str) -> ast.expr:
         column = min(error.offset or 1, len(text) + 1)
         place = repr(text[column - 1 : column + 20] or "the end")
         reason = f"not an expression ({error.msg}); {ALLOWED}"
-    except UnicodeEncodeError:
-        place, reason = _shorten(ascii(text)), f"not an expression (half a character); {ALLOWED}"
-    # a null byte, before Python 3.11.4
+    # half a character; a null byte, before Python 3.11.4
     except ValueError as error:
-        reason = f"not an expression ({error}); {ALLOWED}"
+        place, reason = _shorten(ascii(text)), f"not an expression ({error}); {ALLOWED}"
     except (RecursionError, MemoryError):
         reason = f"more than {DEEPEST} brackets and operators inside one another"
     raise ValueError(f"column {column}, {place}: {reason}")
@@ -342,10 +320,6 @@ def _graphs(values: Any) -> Iterator[TokenGraph]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _graphs(value)
-
-
-def _tokens(graph: TokenGraph) -> int:
-    return max(graph.num_dst, graph.num_src) * (graph.heads or 1) * (graph.batch or 1)
 
 
 def _kind(value: object) -> str:

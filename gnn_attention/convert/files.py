@@ -16,8 +16,8 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +34,6 @@ MOST_TOKENS = 2**24
 
 # the size, which `write` puts into an edge list: its last tokens may have no edges
 _TOKENS = re.compile(r"#\s*tokens\s+(\d{1,18})\s*$", re.ASCII)
-_LABEL = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class _Content(NamedTuple):
@@ -62,7 +61,12 @@ def read(path: str | os.PathLike[str], num_tokens: int | None = None) -> TokenGr
     """
     path = checks.path("path", path)
     parse, _ = _form(path)
-    raw = _raw(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file")
+    with path.open("rb") as file:
+        raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes, the most that are read")
     try:
         content = parse(raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"))
         size = _size(content, None if num_tokens is None else checks.size("num_tokens", num_tokens))
@@ -82,47 +86,47 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     _, form = _form(path)
     checks.instance("graph", graph, TokenGraph)
     if (graph.num_dst, graph.dst_offset, graph.src_offset) != (graph.num_src, 0, 0):
-        expected = "a graph whose receivers and senders are the same tokens, from 0 on"
-        raise ValueError(f"a file holds {expected}, got {graph!r}")
+        raise ValueError(f"a file holds graphs of the same receivers and senders, from 0 on, got {graph!r}")
     text = "".join(form(graph)) if graph.num_edges < MOST_BYTES // len("0 1\n") else None
     if text is None or len(text) > MOST_BYTES:
-        reason = f"which do not fit into the {MOST_BYTES:,} bytes that are read"
-        raise ValueError(f"{graph!r} has {graph.num_edges:,} edges, {reason}")
+        edges = f"{graph!r} has {graph.num_edges:,} edges"
+        raise ValueError(f"{edges}, which do not fit into the {MOST_BYTES:,} bytes that are read")
     atomic_files.write(path, text)
 
 
 def _edge_list(text: str) -> _Content:
     size = _TOKENS.match(text.split("\n", 1)[0].strip())
-    edges: list[tuple[int, int]] = []
-    for number, words in _lines(text):
-        if len(words) < 2:
+    for number, line in enumerate(io.StringIO(text), 1):
+        if len(words := line.partition("#")[0].split()) == 1:
             raise ValueError(f"line {number}: expected 'src dst', got {words[0][:40]!r} alone")
-        edges.append((_token(words[0], number), _token(words[1], number)))
-    return _Content(edges, set(chain.from_iterable(edges)), int(size[1]) if size else None)
+    return _adjacency_list(text, most=2)._replace(size=int(size[1]) if size else None)
 
 
-def _adjacency_list(text: str) -> _Content:
+def _adjacency_list(text: str, most: int | None = None) -> _Content:
+    """``src dst dst ...`` in each line; of an edge list the first two words."""
     edges: list[tuple[int, int]] = []
     nodes: set[int] = set()
-    for number, words in _lines(text):
-        src, *receivers = (_token(word, number) for word in words)
-        edges += [(src, dst) for dst in receivers]
-        nodes.update((src, *receivers))
+    for number, line in enumerate(io.StringIO(text), 1):
+        if words := line.partition("#")[0].split()[:most]:
+            src, *receivers = (_token(word, f"line {number}: a token") for word in words)
+            edges += [(src, dst) for dst in receivers]
+            nodes.update((src, *receivers))
     return _Content(edges, nodes)
 
 
 def _graphml(text: str) -> _Content:
     # networkx parses with Python's own XML parser, which would follow the entities of a DOCTYPE
     if forbidden := re.search(r"<!\s*(DOCTYPE|ENTITY)", text, re.IGNORECASE):
-        reason = "which may define entities without limit; take that part out"
-        raise ValueError(f"it has a {forbidden[1].upper()}, {reason}")
+        raise ValueError(
+            f"it has a {forbidden[1].upper()}, which may define entities without limit: remove it"
+        )
     if len(re.findall(r"<(?:\w+:)?graph[\s/>]", text)) > 1:
         raise ValueError("it holds several graphs: give each a file of its own")
     import networkx as nx
 
     try:
         graph = nx.parse_graphml(text, node_type=str)
-        number = {label: _number(label) for label in graph.nodes}
+        number = {label: _token(label, "a node") for label in graph.nodes}
     # of the XML parser, of networkx, of a label that is no number
     except Exception as error:
         raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
@@ -136,35 +140,21 @@ def _graphml(text: str) -> _Content:
     return _Content(edges, set(number.values()))
 
 
-def _number(label: str) -> int:
-    if not _LABEL.fullmatch(label):
-        raise ValueError(f"a node is one of 0, 1, 2, ..., got {label[:40]!r}")
-    return int(label)
-
-
-def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(io.StringIO(text), 1):
-        if words := line.partition("#")[0].split():
-            yield number, words
-
-
-def _token(word: str, number: int) -> int:
-    if not _LABEL.fullmatch(word):
-        raise ValueError(f"line {number}: a token is one of 0, 1, 2, ..., got {word[:40]!r}")
+def _token(word: str, what: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", word, re.ASCII):
+        raise ValueError(f"{what} is one of 0, 1, 2, ..., got {word[:40]!r}")
     return int(word)
 
 
 def _size(content: _Content, num_tokens: int | None) -> int:
     if None not in (num_tokens, content.size) and num_tokens != content.size:
-        reason = f"it says that there are {content.size} tokens, num_tokens={num_tokens}"
-        raise ValueError(f"{reason}; leave num_tokens out")
+        raise ValueError(f"it has {content.size} tokens, not num_tokens={num_tokens}: leave num_tokens out")
     size = content.size if num_tokens is None else num_tokens
     if size is None:
         size = len(content.nodes)
         if content.nodes != set(range(size)):
-            missing = min(set(range(size)) - content.nodes)
-            advice = "number the tokens so, or give their number as num_tokens"
-            raise ValueError(f"its {size} labels are not 0 .. {size - 1} (there is no {missing}); {advice}")
+            missing = f"there is no {min(set(range(size)) - content.nodes)}"
+            raise ValueError(f"its {size} labels are not 0 .. {size - 1} ({missing}): give num_tokens")
     if content.nodes and max(content.nodes) >= size:
         raise ValueError(f"its tokens are 0 .. {size - 1}, but it names a token {max(content.nodes)}")
     if size > MOST_TOKENS:
@@ -172,46 +162,26 @@ def _size(content: _Content, num_tokens: int | None) -> int:
     return size
 
 
-def _raw(path: Path) -> bytes:
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no file")
-    with path.open("rb") as file:
-        raw = file.read(MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
-        raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes, which is the most that is read")
-    return raw
-
-
 def _as_edge_list(graph: TokenGraph) -> Iterable[str]:
     return [f"# tokens {graph.num_dst}\n", *(f"{src} {dst}\n" for src, dst in graph.edge_index.t().tolist())]
 
 
-def _as_adjacency_list(graph: TokenGraph) -> Iterable[str]:
-    receivers_of: list[list[int]] = [[] for _ in range(graph.num_src)]
-    for src, dst in graph.edge_index.t().tolist():
-        receivers_of[src].append(dst)
-    return [" ".join(map(str, (src, *receivers))) + "\n" for src, receivers in enumerate(receivers_of)]
-
-
-def _as_graphml(graph: TokenGraph) -> Iterable[str]:
+def _by_networkx(writer: str, graph: TokenGraph) -> Iterable[str]:
     import networkx as nx
 
     network = nx.DiGraph()
     network.add_nodes_from(range(graph.num_dst))
     network.add_edges_from(graph.edge_index.t().tolist())
-    return [f"{line}\n" for line in nx.generate_graphml(network)]
+    return [f"{line}\n" for line in getattr(nx, writer)(network)]
 
 
 _Form = tuple[Callable[[str], _Content], Callable[[TokenGraph], Iterable[str]]]
-_FORMS: Mapping[str, _Form] = {
-    ".edges": (_edge_list, _as_edge_list),
-    ".edgelist": (_edge_list, _as_edge_list),
-    ".adjlist": (_adjacency_list, _as_adjacency_list),
-    ".graphml": (_graphml, _as_graphml),
-}
 
 
 def _form(path: Path) -> _Form:
-    if path.suffix.lower() not in _FORMS:
-        raise ValueError(f"{path}: expected a file that ends in {', '.join(_FORMS)}")
-    return _FORMS[path.suffix.lower()]
+    forms: dict[str, _Form] = dict.fromkeys((".edges", ".edgelist"), (_edge_list, _as_edge_list))
+    forms[".adjlist"] = _adjacency_list, partial(_by_networkx, "generate_adjlist")
+    forms[".graphml"] = _graphml, partial(_by_networkx, "generate_graphml")
+    if path.suffix.lower() not in forms:
+        raise ValueError(f"{path}: expected a file that ends in {', '.join(forms)}")
+    return forms[path.suffix.lower()]

@@ -6,7 +6,7 @@ The direction is never guessed: an edge ``src -> dst`` is ``mask[dst, src]``, th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,6 @@ from gnn_attention.graph import TokenGraph
 
 if TYPE_CHECKING:
     import networkx
-
-MEANINGS = ("attend", "masked", "additive")
 
 
 def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
@@ -38,23 +36,19 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     >>> from_mask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]
     """
-    if not isinstance(mask, Tensor):
-        kind = type(mask).__name__
-        raise TypeError(f"mask must be a bool or float tensor, got {kind}; use torch.as_tensor")
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"mask must be a bool or float tensor, got a {mask.dtype} tensor; use mask.bool()")
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise TypeError(f"mask must be a bool or float tensor, got {quoted(mask)}")
     if mask.is_meta:
         raise ValueError("mask must hold values, got a tensor on the meta device, which has shapes alone")
-    if not 2 <= mask.dim() <= 4:
-        expected = "[dst, src], [heads, dst, src] or [batch, heads, dst, src]"
+    if not 2 <= mask.dim() <= 4 or 0 in mask.shape[:-2]:
+        expected = "[dst, src], [heads, dst, src] or [batch, heads, dst, src], heads and batch at least 1"
         raise ValueError(f"mask must be {expected}, got {list(mask.shape)}")
-    if 0 in mask.shape[:-2]:
-        raise ValueError(f"the heads and batch of a mask must be at least 1, got shape {list(mask.shape)}")
     natural = "attend" if mask.dtype == torch.bool else "additive"
-    meaning = checks.choice("meaning", meaning or natural, MEANINGS)
+    meaning = checks.choice("meaning", meaning or natural, ("attend", "masked", "additive"))
     if (meaning == "additive") != mask.is_floating_point():
-        reason = "additive masks are float, the others bool"
-        raise TypeError(f"meaning={quoted(meaning)} does not fit a {mask.dtype} mask: {reason}")
+        raise TypeError(
+            f"meaning={meaning!r} does not fit a {mask.dtype} mask: only additive masks are float"
+        )
     mask = mask[(None,) * (4 - mask.dim())]
     table = mask.detach().cpu()
     if meaning == "additive":
@@ -85,17 +79,19 @@ def from_networkx(graph: networkx.Graph, order: Sequence[Hashable] | None = None
     if not all(hasattr(graph, name) for name in ("nodes", "edges", "is_directed")):
         raise TypeError(f"graph must be a networkx graph, got {type(graph).__name__}")
     if order is None:
-        if set(graph.nodes) != set(range(len(graph))):
-            shown = ", ".join(map(repr, list(graph.nodes)[:3]))
-            expected = f"labelled 0 .. {len(graph) - 1} (got {shown}, ...)"
-            raise ValueError(f"order is needed for nodes that are not {expected}")
         order = range(len(graph))
-    order = _node_list(order)
+        if set(graph.nodes) != set(order):
+            shown = ", ".join(map(repr, list(graph.nodes)[:3]))
+            raise ValueError(
+                f"order is needed: nodes are not labelled 0 .. {len(graph) - 1}, got {shown}, ..."
+            )
+    if not isinstance(order, Iterable):
+        raise TypeError(f"order must be a list of nodes, every one once, got {quoted(order)}")
+    order = list(order)
     position = {node: i for i, node in enumerate(order)}
     if len(position) != len(order) or set(position) != set(graph.nodes):
         wrong = [n for n in graph.nodes if n not in position] + [n for n in position if n not in graph]
-        found = wrong[:3] or "a repeated node"
-        raise ValueError(f"order must hold every node once; missing, unknown or repeated: {found}")
+        raise ValueError(f"order must hold every node once, got {wrong[:3] or 'a repeated node'}")
     pairs = [(position[u], position[v]) for u, v in graph.edges()]
     if not graph.is_directed():
         pairs = [pair for u, v in pairs for pair in ((u, v), (v, u))]
@@ -127,8 +123,8 @@ def to_networkx(graph: TokenGraph, labels: Sequence[str] | None = None) -> netwo
         return result
     if labels is not None and len(labels) != graph.num_dst:
         raise ValueError(f"labels must name each of the {graph.num_dst} nodes, got {len(labels)}")
-    for node in range(graph.num_dst):
-        result.add_node(node, **({} if labels is None else {"label": labels[node]}))
+    result.add_nodes_from(range(graph.num_dst))
+    nx.set_node_attributes(result, dict(enumerate(labels or ())), "label")
     result.add_edges_from(map(tuple, pairs))
     return result
 
@@ -153,24 +149,23 @@ def from_pyg(
         if edge_index is None:
             return from_pyg(adj_t, num_dst, num_src, coalesce)
         count = _known_nodes(data)
-        num_dst, num_src = _agree("num_dst", num_dst, count), _agree("num_src", num_src, count)
-        return from_pyg(edge_index, num_dst, num_src, coalesce)
+        return from_pyg(edge_index, *_agreed(num_dst, num_src, count, count), coalesce)
     if hasattr(data, "sparse_size") and hasattr(data, "as_tensor"):
         known_src, known_dst = data.sparse_size()
-        num_dst, num_src = _agree("num_dst", num_dst, known_dst), _agree("num_src", num_src, known_src)
-        return _with_sizes(data.as_tensor(), num_dst, num_src, coalesce)
+        return _with_sizes(data.as_tensor(), *_agreed(num_dst, num_src, known_dst, known_src), coalesce)
     if hasattr(data, "to_torch_sparse_coo_tensor"):
         data = data.to_torch_sparse_coo_tensor()
     if isinstance(data, Tensor) and data.layout != torch.strided:
-        edges, (known_dst, known_src) = _adjacency_edges(data), data.shape
-        num_dst, num_src = _agree("num_dst", num_dst, known_dst), _agree("num_src", num_src, known_src)
-        return _with_sizes(edges, num_dst, num_src, coalesce)
+        if data.layout not in (torch.sparse_csr, torch.sparse_coo):
+            got = f"{data.layout}; use .to_sparse_csr()"
+            raise ValueError(f"a sparse adj_t must be COO or CSR with receivers as rows, got {got}")
+        # as stored: a duplicate must be seen, not summed
+        edges = data.to_sparse(layout=torch.sparse_coo)._indices().flip(0)
+        return _with_sizes(edges, *_agreed(num_dst, num_src, *data.shape), coalesce)
     if isinstance(data, Tensor) and not (data.dtype == torch.bool or data.is_floating_point()):
         return _with_sizes(data, num_dst, num_dst if num_src is None else num_src, coalesce)
-    got = f"a dense {data.dtype} tensor" if isinstance(data, Tensor) else type(data).__name__
     expected = "a torch_geometric Data, EdgeIndex, integer edge_index or sparse adj_t"
-    advice = "for other graphs see convert.from_mask and convert.from_networkx, or give a TokenGraph"
-    raise TypeError(f"expected {expected}, got {got}; {advice}")
+    raise TypeError(f"expected {expected}, got {quoted(data)}; for other graphs see from_mask, from_networkx")
 
 
 def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
@@ -192,20 +187,10 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
 
         return EdgeIndex(edges.clone(), sparse_size=(graph.num_src, graph.num_dst))
     if graph.num_dst != graph.num_src:
-        advice = "use kind='edge_index' or 'adj_t'"
-        raise ValueError(f"a Data has one kind of node, but {graph!r} has two; {advice}")
+        raise ValueError(f"a Data has one kind of node, {graph!r} two; use kind='edge_index' or 'adj_t'")
     from torch_geometric.data import Data
 
     return Data(edge_index=edges.clone(), num_nodes=graph.num_dst)
-
-
-def _node_list(order: Any) -> list[Hashable]:
-    try:
-        nodes = list(order)
-        hash(tuple(nodes))
-    except TypeError:
-        raise TypeError(f"order must be a list of nodes, every one once, got {quoted(order)}") from None
-    return nodes
 
 
 def additive_edges(mask: Tensor) -> Tensor:
@@ -223,15 +208,13 @@ def _from_additive(mask: Tensor, edges: Tensor) -> TokenGraph | tuple[TokenGraph
     if not (mask.detach().cpu().masked_select(edges) != 0).any():
         return _from_table(edges)
     if not (edges == edges[:1, :1]).all():
-        reason = "this additive mask holds numbers, and its edges differ by head or sample"
-        advice = "pass the numbers as a score_mod and the edges as a bool mask"
-        raise ValueError(f"{reason}, so its bias has no single edge order: {advice}")
+        reason = "holds numbers, and its edges differ by head or sample"
+        raise ValueError(f"this additive mask {reason}: give a score_mod and a bool mask instead")
     graph = _from_table(edges[:1, :1])
     src, dst = graph.edges_on(mask.device)
     bias: Float[Tensor, "batch heads edges"] = mask[:, :, dst, src]
-    while bias.dim() > 1 and bias.shape[0] == 1:
-        bias = bias[0]
-    return graph, bias
+    bias = bias[0] if bias.shape[0] == 1 else bias
+    return graph, bias[0] if bias.shape[:-1] == (1,) else bias
 
 
 def _from_table(mask: Tensor) -> TokenGraph:
@@ -250,29 +233,19 @@ def _in_table(mask: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> T
     return mask.to(dst.device)[b * by_batch, h * by_head, dst, src]
 
 
-def _adjacency_edges(adjacency: Tensor) -> Tensor:
-    if adjacency.layout == torch.sparse_csr:
-        counts = adjacency.crow_indices().diff()
-        dst = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-        return torch.stack([adjacency.col_indices().to(torch.int64), dst])
-    if adjacency.layout == torch.sparse_coo:
-        # as stored: a duplicate must be seen, not summed
-        return adjacency._indices().flip(0)
-    got = f"{adjacency.layout}; use .to_sparse_csr()"
-    raise ValueError(f"a sparse adj_t must be COO or CSR with receivers as rows, got {got}")
-
-
 def _known_nodes(data: Any) -> int | None:
     # where no key says it, `num_nodes` would guess the largest index + 1
     keys = ("num_nodes", "x", "feat", "pos", "batch")
     return data.num_nodes if any(key in keys or "node" in key for key in data.keys()) else None  # noqa: SIM118
 
 
-def _agree(name: str, size: int | None, known: int | None) -> int | None:
-    if size is not None and known is not None and size != known:
-        advice = f"leave {name} out or mend the object"
-        raise ValueError(f"{name}={size} contradicts the object, which has {known}; {advice}")
-    return known if size is None else size
+def _agreed(
+    num_dst: int | None, num_src: int | None, known_dst: int | None, known_src: int | None
+) -> tuple[int | None, int | None]:
+    for name, size, known in (("num_dst", num_dst, known_dst), ("num_src", num_src, known_src)):
+        if None not in (size, known) and size != known:
+            raise ValueError(f"{name}={size} contradicts the object, which has {known}: leave {name} out")
+    return known_dst if num_dst is None else num_dst, known_src if num_src is None else num_src
 
 
 def _with_sizes(edges: Tensor, num_dst: int | None, num_src: int | None, coalesce: bool) -> TokenGraph:

@@ -24,18 +24,15 @@ def like_products(x: Tensor) -> Tensor:
 
 
 def _autocasts(x: Tensor) -> bool:
-    device = x.device.type
-    if device == "meta" or not x.is_floating_point() or x.dtype == torch.float64:
-        return False
-    return torch.is_autocast_enabled(device)
+    fits = not x.is_meta and x.is_floating_point() and x.dtype != torch.float64
+    return fits and torch.is_autocast_enabled(x.device.type)
 
 
 def check_heads(heads: Any) -> None:
     known = ("receive", "send", "collect")
     if not isinstance(heads, nn.Module) or not all(callable(getattr(heads, name, None)) for name in known):
-        expected = "StandardHeads or another form of them (receive, send, collect)"
         got = f"{type(heads).__name__}; see gnn_attention.heads_of for a model's"
-        raise TypeError(f"heads must be {expected}, got {got}")
+        raise TypeError(f"heads must have receive, send and collect, as StandardHeads, got {got}")
 
 
 def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
@@ -43,9 +40,8 @@ def check_states(x: Tensor, width: int, dtype: torch.dtype) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor [B, T, {width}], got {type(x).__name__}")
     if x.dim() != 3 or x.shape[-1] != width or not (x.dtype == dtype or _autocasts(x)):
-        advice = "convert one of them, and give one sequence as x.unsqueeze(0)"
-        expected = f"[B, T, {width}] in {dtype} for these heads"
-        raise ValueError(f"x must be {expected}, got {list(x.shape)} in {x.dtype}; {advice}")
+        got = f"{list(x.shape)} in {x.dtype}; convert it, and give one sequence as x.unsqueeze(0)"
+        raise ValueError(f"x must be [B, T, {width}] in {dtype} for these heads, got {got}")
 
 
 def plus_bias(update: Tensor, b_O: Tensor | None) -> Tensor:
@@ -59,28 +55,27 @@ def grouped(matrix: Any, num_heads: int) -> Any:
 
 def heads_first(name: str, array: Any, num_heads: int | None, layout: str) -> Tensor:
     """One matrix [heads, in, out] from any accepted form of it."""
-    matrix = float_copy(name, array)
-    matrix = matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
+    matrix = _in_rows(name, array, layout)
+    shape = list(matrix.shape)
     if matrix.dim() == 3:
-        if not matrix.shape[0] or num_heads not in (None, matrix.shape[0]):
-            got = f"{name} of shape {list(matrix.shape)} has {matrix.shape[0]} heads"
-            raise ValueError(f"{got}, expected {num_heads or 'some'}")
+        if not shape[0] or num_heads not in (None, shape[0]):
+            raise ValueError(f"{name} of shape {shape} has {shape[0]} heads, expected {num_heads or 'some'}")
         return matrix.contiguous()
     if matrix.dim() != 2:
-        raise ValueError(f"{name} must have 2 or 3 axes, got shape {list(matrix.shape)}")
+        raise ValueError(f"{name} must have 2 or 3 axes, got shape {shape}")
     if num_heads is None:
-        raise ValueError(f"{name} has heads side by side, shape {list(matrix.shape)}: give num_heads")
-    if matrix.shape[1] % num_heads:
-        got = f"{name} of shape {list(matrix.shape)} (row layout)"
-        raise ValueError(f"{got} does not split into {num_heads} heads")
+        raise ValueError(f"{name} has heads side by side, shape {shape}: give num_heads")
+    if shape[1] % num_heads:
+        raise ValueError(f"{name} of shape {shape} (row layout) does not split into {num_heads} heads")
     return matrix.reshape(matrix.shape[0], num_heads, -1).transpose(0, 1).contiguous()
 
 
-def output_matrix(array: Any, num_heads: int, value_dim: int, width: int, layout: str) -> Tensor:
-    matrix = float_copy("W_O", array)
-    matrix = matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
-    check_shape("W_O", matrix, (num_heads, value_dim, width), (num_heads * value_dim, width))
-    return matrix.reshape(num_heads, value_dim, width).contiguous()
+def output_parameter(array: Any, heads: int, value_dim: int, width: int, layout: str) -> nn.Parameter | None:
+    if array is None:
+        return None
+    matrix = _in_rows("W_O", array, layout)
+    check_shape("W_O", matrix, (heads, value_dim, width), (heads * value_dim, width))
+    return nn.Parameter(matrix.reshape(heads, value_dim, width).contiguous())
 
 
 def bias_parameter(name: str, array: Any, heads: int, dim: int) -> nn.Parameter | None:
@@ -101,6 +96,11 @@ def output_bias(array: Any, W_O: Tensor | None) -> nn.Parameter | None:
     return nn.Parameter(bias)
 
 
+def _in_rows(name: str, array: Any, layout: str) -> Tensor:
+    matrix = float_copy(name, array)
+    return matrix.mT if layout == "column" and matrix.dim() in (2, 3) else matrix
+
+
 def check_shape(name: str, array: Tensor, *shapes: tuple[int, ...]) -> None:
     if tuple(array.shape) not in shapes:
         expected = " or ".join(str(list(shape)) for shape in shapes)
@@ -111,8 +111,7 @@ def float_copy(name: str, array: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(array).detach().clone()
     except (TypeError, ValueError, RuntimeError):
-        expected = "a tensor, an array or nested lists of numbers"
-        raise TypeError(f"{name} must be {expected}, got {quoted(array)}") from None
+        raise TypeError(f"{name} must be an array or nested lists of numbers, got {quoted(array)}") from None
     if not tensor.is_floating_point():
         raise TypeError(f"{name} must hold floating point numbers, got {tensor.dtype}")
     return tensor
@@ -120,10 +119,9 @@ def float_copy(name: str, array: Any) -> Tensor:
 
 def check_fit(q: Tensor, k: Tensor, v: Tensor) -> None:
     if k.shape[0] != v.shape[0] or k.shape[1] != v.shape[1]:
-        got = f"{list(k.shape)} and {list(v.shape)}"
-        raise ValueError(f"W_K and W_V must have the same heads and input width, got {got}")
+        shapes = f"{list(k.shape)} and {list(v.shape)}"
+        raise ValueError(f"W_K and W_V must have the same heads and input width, got {shapes}")
     if q.shape[2] != k.shape[2]:
         raise ValueError(f"W_Q and W_K must have the same head_dim, got {q.shape[2]} and {k.shape[2]}")
     if q.shape[0] % k.shape[0]:
-        got = f"{q.shape[0]} and {k.shape[0]}"
-        raise ValueError(f"the heads of W_Q must be a multiple of those of W_K, got {got}")
+        raise ValueError(f"W_Q has {q.shape[0]} heads, expected a multiple of those of W_K, {k.shape[0]}")

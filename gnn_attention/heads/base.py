@@ -12,6 +12,11 @@ from gnn_attention.heads import arrays
 from gnn_attention.rotary import Rotary
 
 
+def axis(parameter: str, index: int, doc: str) -> Any:
+    """A property: the length of one axis of a parameter."""
+    return property(lambda self: getattr(self, parameter).shape[index], doc=doc)
+
+
 class HeadsBase(nn.Module):
     """Subclasses give the sizes, ``receive``, ``send`` and ``sum_of_heads``."""
 
@@ -19,17 +24,17 @@ class HeadsBase(nn.Module):
     head_dim: int
     width: int
     source_width: int
-    rotary: Any
+    rotary: Rotary | None
     b_O: Tensor | None
 
     def reset_parameters(self) -> None:
         """Draw the matrices from N(0, 1 / rows), set the biases to zero and the norms to one."""
         for name, parameter in self.named_parameters(recurse=False):
-            if name.startswith("W_"):
-                fan_in = parameter.shape[-2] * (self.num_heads if name == "W_O" else 1)
-                nn.init.normal_(parameter, std=fan_in**-0.5)
-            else:
+            if name.startswith("b_"):
                 nn.init.zeros_(parameter)
+            else:
+                fan_in = parameter.shape[-2] * (self.num_heads if name in ("W_O", "message") else 1)
+                nn.init.normal_(parameter, std=fan_in**-0.5)
         for norm in self.children():
             if isinstance(norm, nn.RMSNorm):
                 norm.reset_parameters()
@@ -60,8 +65,7 @@ class HeadsBase(nn.Module):
         if self.rotary is None:
             return x
         positions = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
-        rotated: Tensor = self.rotary.turn(x, positions)
-        return rotated
+        return self.rotary.turn(x, positions)
 
 
 def normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:

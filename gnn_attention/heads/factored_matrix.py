@@ -31,8 +31,8 @@ class FactoredMatrix:
     def __post_init__(self) -> None:
         left, right = self.left.shape, self.right.shape
         if len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2:-1].numel():
-            got = f"{list(left)} and {list(right)}"
-            raise ValueError(f"left [..., m, r] and right [..., r, n] must meet, got {got}")
+            shapes = f"{list(left)} and {list(right)}"
+            raise ValueError(f"left [..., m, r] and right [..., r, n] must meet, got {shapes}")
 
     @property
     def shape(self) -> torch.Size:

@@ -8,7 +8,7 @@ from torch import nn
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads import arrays
-from gnn_attention.heads.base import HeadsBase, check_rotary, normed
+from gnn_attention.heads.base import HeadsBase, axis, check_rotary, normed
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.rotary import Rotary
 
@@ -46,6 +46,13 @@ class LatentHeads(HeadsBase):
     b_DQ: nn.Parameter | None
     b_DKV: nn.Parameter | None
     b_KR: nn.Parameter | None
+    rotary: Rotary
+    num_heads: int = axis("W_UQ", 0, "Query heads.")
+    # all heads share the latent
+    num_kv_heads = 1
+    width: int = axis("W_O", 2, "Width of a token's state.")
+    source_width: int = axis("W_DKV", 0, "Width of a sender's state.")
+    latent_dim: int = axis("W_DKV", 1, "Width of a latent.")
 
     def __init__(
         self,
@@ -85,34 +92,9 @@ class LatentHeads(HeadsBase):
         self.reset_parameters()
 
     @property
-    def num_heads(self) -> int:  # type: ignore[override]
-        """Query heads."""
-        return self.W_UQ.shape[0]
-
-    @property
-    def num_kv_heads(self) -> int:
-        """1: all heads share the latent."""
-        return 1
-
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        """Width of a token's state."""
-        return self.W_O.shape[2]
-
-    @property
-    def source_width(self) -> int:  # type: ignore[override]
-        """Width of a sender's state."""
-        return self.W_DKV.shape[0]
-
-    @property
     def head_dim(self) -> int:  # type: ignore[override]
         """``content_dim + rotary_dim``, the width of a query and a key: the rank of a pattern matrix."""
         return self.W_UQ.shape[2] + self.W_QR.shape[2]
-
-    @property
-    def latent_dim(self) -> int:
-        """Width of a latent."""
-        return self.W_DKV.shape[1]
 
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None

@@ -50,20 +50,18 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
         The first of several threads decides the widths; the others wait until the parameters are there.
         """
         with _lock:
-            if isinstance(self, LazyHeads):
-                self._materialize(width, source_width)
-
-    def _materialize(self, width: int, source_width: int) -> None:
-        loaded = not self.has_uninitialized_params()
-        for name, sizes in self._sizes.items():
-            if isinstance(part := self._parameters[name], UninitializedParameter):
-                own = source_width if name in OF_SENDERS else width
-                part.materialize((*sizes[: WIDE[name]], own, *sizes[WIDE[name] + 1 :]))
-        if not loaded:
-            self.reset_parameters()
-        # last: other threads no longer wait once the class has changed
-        del self._sizes
-        self._infer_parameters(self, ())
+            if not isinstance(self, LazyHeads):
+                return
+            loaded = not self.has_uninitialized_params()
+            for name, sizes in self._sizes.items():
+                if isinstance(part := self._parameters[name], UninitializedParameter):
+                    own = source_width if name in OF_SENDERS else width
+                    part.materialize((*sizes[: WIDE[name]], own, *sizes[WIDE[name] + 1 :]))
+            if not loaded:
+                self.reset_parameters()
+            # last: other threads no longer wait once the class has changed
+            del self._sizes
+            self._infer_parameters(self, ())
 
     def initialize_parameters(self) -> None:
         """Nothing is left to do for torch after :meth:`meet`."""

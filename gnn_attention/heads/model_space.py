@@ -16,6 +16,8 @@ bias is a weight on a constant 1: ``[x, 1]`` carries biases through the products
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -32,6 +34,8 @@ class _ModelSpaceHeads(HeadsBase):
     """What the factored and the merged form share: patterns and messages as wide as the tokens' states."""
 
     side: str
+    _pattern_of: Callable[[Tensor], Tensor]
+    _has_pattern_bias: Callable[[], bool]
 
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
@@ -59,12 +63,6 @@ class _ModelSpaceHeads(HeadsBase):
         """``M = x W_M``: what a token sends, in model space (seed S0.5)."""
         raise NotImplementedError
 
-    def _pattern_of(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _has_pattern_bias(self) -> bool:
-        raise NotImplementedError
-
     def _state_of(self, x: Tensor) -> Tensor:
         x = like_products(_with_one(x) if self._has_pattern_bias() else x)
         return x.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
@@ -80,12 +78,11 @@ class FactoredHeads(_ModelSpaceHeads):
     """
 
     def __init__(self, heads: StandardHeads, side: str = "receiver") -> None:
-        """The factored form of ``heads``, which shares its parameters."""
         super().__init__()
         _check_mergeable(heads, "FactoredHeads")
         self.side = checks.choice("side", side, SIDES)
-        self.standard = heads
-        self.head_dim, self.width, self.source_width = heads.head_dim, heads.width, heads.source_width
+        self.standard, self.num_heads, self.head_dim = heads, heads.num_heads, heads.head_dim
+        self.width, self.source_width = heads.width, heads.source_width
 
     @classmethod
     def of(cls, heads: StandardHeads, side: str = "receiver") -> FactoredHeads:
@@ -95,11 +92,6 @@ class FactoredHeads(_ModelSpaceHeads):
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
         self.standard.reset_parameters()
-
-    @property
-    def num_heads(self) -> int:  # type: ignore[override]
-        """Query heads."""
-        return self.standard.num_heads
 
     @property
     def b_O(self) -> Tensor | None:  # type: ignore[override]
@@ -159,15 +151,9 @@ class MergedHeads(_ModelSpaceHeads):
         self.register_parameter("b_O", None)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
-        nn.init.normal_(self.pattern, std=self.pattern.shape[1] ** -0.5)
-        nn.init.normal_(self.message, std=(self.message.shape[1] * self.num_heads) ** -0.5)
-        if self.b_O is not None:
-            nn.init.zeros_(self.b_O)
-
     @classmethod
     def of(cls, heads: StandardHeads | FactoredHeads, side: str = "receiver") -> MergedHeads:
+        """The merged form of ``heads``, with parameters of its own."""
         standard = heads.standard if isinstance(heads, FactoredHeads) else heads
         _check_mergeable(standard, "MergedHeads")
         # no random numbers are drawn
@@ -232,7 +218,7 @@ def _check_mergeable(heads: StandardHeads, form: str) -> None:
         raise TypeError(f"{form}.of needs StandardHeads, got {type(heads).__name__}")
     for reason, present in (("rotary", heads.rotary), ("qk_norm", heads.q_norm)):
         if present is not None:
-            advice = "for rotary heads see StandardHeads.pattern_matrix(distance)"
+            advice = "see pattern_matrix(distance)"
             raise ValueError(f"{form} cannot hold {reason}: it acts between W_Q and W_K; {advice}")
     if heads.W_O is None:
         raise ValueError(f"{form} needs W_O: without it there are values but no messages")

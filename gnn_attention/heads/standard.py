@@ -10,7 +10,7 @@ from torch import nn
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads import arrays
-from gnn_attention.heads.base import HeadsBase, check_rotary, normed
+from gnn_attention.heads.base import HeadsBase, axis, check_rotary, normed
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.rotary import Rotary
 
@@ -36,6 +36,11 @@ class StandardHeads(HeadsBase):
     b_Q: nn.Parameter | None
     b_K: nn.Parameter | None
     b_V: nn.Parameter | None
+    num_heads: int = axis("W_Q", 0, "Query heads.")
+    num_kv_heads: int = axis("W_K", 0, "Key/value heads: each serves num_heads / num_kv_heads query heads.")
+    width: int = axis("W_Q", 1, "Width of a receiver's state.")
+    source_width: int = axis("W_K", 1, "Width of a sender's state.")
+    head_dim: int = axis("W_Q", 2, "Width of a query and a key.")
 
     def __init__(
         self,
@@ -66,31 +71,6 @@ class StandardHeads(HeadsBase):
         self.k_norm = nn.RMSNorm(head_dim) if qk_norm else None
         self.reset_parameters()
 
-    @property
-    def num_heads(self) -> int:  # type: ignore[override]
-        """Query heads."""
-        return self.W_Q.shape[0]
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Key/value heads; each serves ``num_heads / num_kv_heads`` neighbouring query heads."""
-        return self.W_K.shape[0]
-
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        """Width of a receiver's state."""
-        return self.W_Q.shape[1]
-
-    @property
-    def source_width(self) -> int:  # type: ignore[override]
-        """Width of a sender's state."""
-        return self.W_K.shape[1]
-
-    @property
-    def head_dim(self) -> int:  # type: ignore[override]
-        """Width of a query and a key."""
-        return self.W_Q.shape[2]
-
     def receive(
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
@@ -104,15 +84,10 @@ class StandardHeads(HeadsBase):
         keys = self._rotate(normed(arrays.project(x, self.W_K, self.b_K), self.k_norm), positions)
         return keys, arrays.project(x, self.W_V, self.b_V)
 
-    def collect(self, z: Float[Tensor, "*batch heads dst value_dim"]) -> Float[Tensor, "*batch dst width"]:
-        """The update: ``sum_h z_h W_O_h + b_O``. Without ``W_O`` (seed S3.8) the heads side by side."""
+    def sum_of_heads(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
+        """``sum_h z_h W_O_h``: the update before ``b_O``. Without ``W_O`` (S3.8) the heads side by side."""
         if self.W_O is None:
             return z.transpose(-3, -2).flatten(-2)
-        return super().collect(z)
-
-    def sum_of_heads(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
-        """``sum_h z_h W_O_h``: the update before ``b_O``."""
-        assert self.W_O is not None
         return torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O)
 
     def pattern_matrix(self, distance: int | None = None) -> FactoredMatrix:
@@ -178,10 +153,7 @@ class StandardHeads(HeadsBase):
             sizes = q.shape[1], q.shape[0], q.shape[2], v.shape[2], k.shape[0]
             result = cls(*sizes, False, k.shape[1], rotary)
         result.W_Q, result.W_K, result.W_V = nn.Parameter(q), nn.Parameter(k), nn.Parameter(v)
-        result.W_O = None
-        if W_O is not None:
-            W_O = arrays.output_matrix(W_O, q.shape[0], v.shape[2], q.shape[1], layout)
-            result.W_O = nn.Parameter(W_O)
+        result.W_O = arrays.output_parameter(W_O, q.shape[0], v.shape[2], q.shape[1], layout)
         for name, array, like in (("b_Q", b_Q, q), ("b_K", b_K, k), ("b_V", b_V, v)):
             bias = arrays.bias_parameter(name, array, like.shape[0], like.shape[2])
             result.register_parameter(name, bias)
@@ -199,17 +171,12 @@ class StandardHeads(HeadsBase):
         """
         checks.instance("attention", attention, nn.MultiheadAttention)
         if attention.bias_k is not None or attention.add_zero_attn:
-            advice = "add it as a token of the graph"
-            raise ValueError(f"add_bias_kv and add_zero_attn add a sender that is no token; {advice}")
+            raise ValueError("add_bias_kv and add_zero_attn add a sender: make it a token of the graph")
         if attention.kdim != attention.vdim:
-            got = f"kdim={attention.kdim}, vdim={attention.vdim}"
-            raise ValueError(f"keys and values must come from one source, got {got}")
-        if attention.in_proj_weight is not None:
-            W_Q, W_K, W_V = attention.in_proj_weight.detach().chunk(3)
-        else:
-            W_Q, W_K, W_V = attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight
-        packed = attention.in_proj_bias
-        b_Q, b_K, b_V = (None, None, None) if packed is None else packed.detach().chunk(3)
-        out, n = attention.out_proj, attention.num_heads
+            raise ValueError(f"kdim and vdim must be equal, got {attention.kdim} and {attention.vdim}")
+        weight, bias, out = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj
+        apart = attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight
+        W_Q, W_K, W_V = apart if weight is None else weight.chunk(3)
+        b_Q, b_K, b_V = (None, None, None) if bias is None else bias.chunk(3)
         tensors = W_Q, W_K, W_V, out.weight, b_Q, b_K, b_V, out.bias
-        return cls.from_arrays(*tensors, layout="column", num_heads=n)
+        return cls.from_arrays(*tensors, layout="column", num_heads=attention.num_heads)

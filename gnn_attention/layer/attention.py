@@ -39,11 +39,8 @@ STEPS = {
     "aggregate": "the sum over the in-edges of dst, for each head",
     "update": "the sum over heads",
 }
-HOOKS = [
-    f"_{step}_forward_{kind}hooks"
-    for step in ("propagate", "edge_update", "message", "aggregate")
-    for kind in ("", "pre_")
-]
+# torch_geometric has none on update
+HOOKS = [f"_{step}_forward_{kind}hooks" for step in ("propagate", *STEPS) for kind in ("", "pre_")]
 
 
 class MessagePassingAttention(MessagePassing):
@@ -122,12 +119,13 @@ class MessagePassingAttention(MessagePassing):
             ValueError, TypeError, IndexError: no graph or two, states and graph that do not fit.
             NotImplementedError: the walk over a graph that differs by head or sample.
         """
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else _pair(x)
+        x_src, x_dst = state_pair(x)
         if (g is None) == (edge_index is None):
             got = "none" if g is None else "both g and edge_index"
             raise TypeError(f"the layer needs one graph, a TokenGraph or PyG's edge_index, got {got}")
         g = edge_index if g is None else g
-        graph = self._as_graph(g, x_src, x_dst, for_walk=self.backend is None)
+        read = fitting_graph if isinstance(g, TokenGraph) else self._as_graph
+        graph = read(g, x_dst.shape[-2], x_src.shape[-2])
         if isinstance(self.heads, LazyHeads):
             # they may be of another class by now, in threads
             LazyHeads.meet(self.heads, x_dst.shape[-1], x_src.shape[-1])
@@ -155,10 +153,8 @@ class MessagePassingAttention(MessagePassing):
             at_src = graph.positions("src", x_src.shape[-2], x_src.device)
         q = self.heads.receive(x_dst, at_dst)
         k, v = self.heads.send(x_src, at_src)
-        dropout = self.dropout if self.training else 0.0
-        return AttentionCall.checked(
-            q, k, v, graph, self.heads.scale, self.score_mod, bias, None, dropout, wants_weights
-        )
+        options = self.score_mod, bias, None, self.dropout if self.training else 0.0, wants_weights
+        return AttentionCall.checked(q, k, v, graph, self.heads.scale, *options)
 
     def _run(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Any]:
         """The update, and the weights where the call wants them (``with_lse``)."""
@@ -170,10 +166,8 @@ class MessagePassingAttention(MessagePassing):
     def _walk(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Tensor]:
         """Edge by edge in float32 or better: nodes ``[N, H, D]``, edges ``[E, H]``, led by a batch if any."""
         if call.graph.heads is not None or call.graph.batch is not None:
-            raise NotImplementedError(
-                f"the walk (backend=None) needs one edge list, but {call.graph!r} varies; "
-                "use backend='auto', without hooks and explainers, which need the walk"
-            )
+            advice = "use backend='auto', without hooks and explainers, which need the walk"
+            raise NotImplementedError(f"the walk needs one edge list, but {call.graph!r} varies; {advice}")
         q, k, v = _nodes(call, batched)
         edge_index = call.graph.edges_on(q.device)
         size = (call.graph.num_src, call.graph.num_dst)
@@ -219,32 +213,18 @@ class MessagePassingAttention(MessagePassing):
 
     def _is_watched(self) -> bool:
         """True while an explainer of PyG, or a hook, needs the messages, which only the walk has."""
-        return bool(self.explain) or any(getattr(self, hooks) for hooks in HOOKS)
+        return bool(self.explain) or any(getattr(self, hooks, None) for hooks in HOOKS)
 
-    def _as_graph(self, g: Any, x_src: Tensor, x_dst: Tensor, for_walk: bool = False) -> TokenGraph:
-        if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():
-            shapes = f"{list(x_src.shape)} and {list(x_dst.shape)}"
-            raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {shapes}")
-        num_src, num_dst = x_src.shape[-2], x_dst.shape[-2]
+    def _as_graph(self, g: Any, num_dst: int, num_src: int) -> TokenGraph:
+        for_walk = self.backend is None
         if for_walk and torch.compiler.is_compiling() and is_edge_list(g):
             return TracedEdges.of(g, num_dst, num_src)
         if for_walk and type(g) is Tensor and g.dtype in edge_list.SIGNED and g.layout == torch.strided:
             return _listed(g, num_dst, num_src)
-        graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
-        if (graph.num_src, graph.num_dst) != (num_src, num_dst):
-            raise ValueError(f"{graph!r} does not fit x with {num_src} senders and {num_dst} receivers")
-        return graph
+        return fitting_graph(g, num_dst, num_src)
 
     def mapping(self) -> str:
-        """What each of torch_geometric's steps is here, in the order in which an edge meets them (S1.20).
-
-        >>> from gnn_attention import StandardHeads
-        >>> print(MessagePassingAttention(StandardHeads(8, 2)).mapping())
-        edge_update: logit of the pattern of dst with src, softmax over the in-edges of dst, for each head
-        message: the weight of the edge times the message of src, for each head
-        aggregate: the sum over the in-edges of dst, for each head
-        update: the sum over heads, through W_O
-        """
+        """What each of torch_geometric's steps is here, in the order in which an edge meets them (S1.20)."""
         through = ", through W_O" if isinstance(self.heads, StandardHeads) else ""
         return "\n".join(f"{step}: {meaning}" for step, meaning in STEPS.items()) + through
 
@@ -255,14 +235,25 @@ class MessagePassingAttention(MessagePassing):
         return f"{type(self).__name__}({sizes}, backend={self.backend!r})"
 
 
-def _pair(x: Any) -> tuple[Tensor, Tensor]:
-    pair = tuple(x) if isinstance(x, (tuple, list)) else (x,)
-    if len(pair) != 2 or not all(isinstance(states, Tensor) for states in pair):
+def state_pair(x: Any) -> tuple[Tensor, Tensor]:
+    """``(x_src, x_dst)`` of states, or of a pair of them; TypeError or ValueError for anything else."""
+    pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
+    x_src, x_dst = pair if len(pair) == 2 else (pair, pair)
+    if not isinstance(x_src, Tensor) or not isinstance(x_dst, Tensor):
         got = ", ".join(type(states).__name__ for states in pair)
-        raise TypeError(
-            f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst) of them, got {got}"
-        )
-    return pair
+        raise TypeError(f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst), got {got}")
+    if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():
+        shapes = f"{list(x_src.shape)} and {list(x_dst.shape)}"
+        raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {shapes}")
+    return x_src, x_dst
+
+
+def fitting_graph(g: Any, num_dst: int, num_src: int) -> TokenGraph:
+    """``g``, or the graph of what torch_geometric has; ValueError where it does not fit the states."""
+    graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
+    if (graph.num_src, graph.num_dst) != (num_src, num_dst):
+        raise ValueError(f"{graph!r} does not fit x with {num_src} senders and {num_dst} receivers")
+    return graph
 
 
 def _listed(edge_index: Tensor, num_dst: int, num_src: int) -> TracedEdges:

@@ -7,16 +7,6 @@ which the message depends on the sender alone, is linear in it, and the weights 
 another normaliser instead of the softmax, and senders that never change, it is an MLP (:class:`StaticNodes`).
 
 These layers are for reading and comparing: they store a row as wide as a state for every edge.
-
->>> from gnn_attention import MessagePassingAttention, patterns
->>> mlp = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 4)).double()
->>> x = torch.randn(5, 4, dtype=torch.float64)
->>> torch.allclose(StaticNodes.of(mlp)(x), mlp(x), rtol=0, atol=1e-12)
-True
->>> heads, graph = StandardHeads(4, num_heads=2).double(), patterns.causal(5)
->>> attention = MessagePassingAttention(heads)(x, graph)
->>> torch.allclose(PairwiseMessages.of(heads)(x, graph), attention, rtol=0, atol=1e-12)
-True
 """
 
 from __future__ import annotations
@@ -29,14 +19,14 @@ from torch import nn
 from torch.nn import functional
 from torch_geometric.nn import MessagePassing
 
-from gnn_attention import convert, edges
+from gnn_attention import edges
 from gnn_attention._support import checks
 from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import plus_bias
 from gnn_attention.layer._pyg_codegen import rendered
+from gnn_attention.layer.attention import fitting_graph, state_pair
 from gnn_attention.patterns import cross
 
 __all__ = ["NORMALISERS", "BothEnds", "PairwiseMessages", "StaticNodes", "weigh"]
@@ -159,9 +149,7 @@ class PairwiseMessages(MessagePassing):
         """
         heads = FactoredHeads.of(heads) if isinstance(heads, StandardHeads) else heads
         if not isinstance(heads, (FactoredHeads, MergedHeads)):
-            raise TypeError(
-                f"heads must be StandardHeads, FactoredHeads or MergedHeads, got {type(heads).__name__}"
-            )
+            raise TypeError(f"heads must be Standard-, Factored- or MergedHeads, got {type(heads).__name__}")
         return cls(_SendersMessages(heads), _PatternLogits(heads), normaliser, _OutputBias(heads))
 
     def forward(self, x: Tensor | tuple[Tensor, Tensor], graph: Any) -> Float[Tensor, "..."]:
@@ -171,8 +159,7 @@ class PairwiseMessages(MessagePassing):
         an ``edge_index``. TypeError or ValueError where they do not fit, NotImplementedError for a graph that
         differs by head or sample.
         """
-        x_src, x_dst = x if isinstance(x, tuple) else (x, x)
-        _check_states(x_src, x_dst)
+        x_src, x_dst = state_pair(x)
         size = (x_src.shape[-2], x_dst.shape[-2])
         total: Tensor = self.propagate(_edge_index(graph, size, x_dst.device), size=size, x=(x_src, x_dst))
         total = total.to(x_dst.dtype)
@@ -255,8 +242,7 @@ class StaticNodes(MessagePassing):
         out), with "gelu" an MLP whose matrices are made from the context. TypeError for other heads,
         ValueError for rotary or normed ones and states that do not fit, IndexError for a head out of range.
         """
-        if not isinstance(heads, StandardHeads):
-            raise TypeError(f"heads must be StandardHeads, got {type(heads).__name__}")
+        checks.instance("heads", heads, StandardHeads)
         if checks.size("head", head) >= heads.num_heads:
             raise IndexError(f"head must be in 0 .. {heads.num_heads - 1}, got {head}")
         sent = FactoredHeads.of(heads, side="sender").send(x.unsqueeze(0))
@@ -273,16 +259,15 @@ class StaticNodes(MessagePassing):
         ValueError where x and graph do not fit, NotImplementedError for a graph that differs by head or
         sample.
         """
-        _check_states(x, x)
+        x, _ = state_pair((x, x))
         if x.shape[-1] != self.patterns.shape[1] or x.dtype != self.patterns.dtype:
             wanted = f"[..., {self.patterns.shape[1]}] in {self.patterns.dtype}"
             raise ValueError(f"x must be {wanted}, as the patterns are, got {list(x.shape)} in {x.dtype}")
         size = (len(self.patterns), x.shape[-2])
         bias = self.patterns.new_zeros(size[0]) if self.bias is None else self.bias
-        nodes = {"pattern": self.patterns, "sent": self.messages, "bias": bias.unsqueeze(-1)}
-        senders = {name: (values, None) for name, values in nodes.items()}
+        nodes = {"pattern": (self.patterns, None), "sent": (self.messages, None), "x": (None, x)}
         edge_index = _edge_index(cross(size[1], size[0]) if graph is None else graph, size, x.device)
-        total: Tensor = self.propagate(edge_index, size=size, x=(None, x), **senders)
+        total: Tensor = self.propagate(edge_index, size=size, bias=(bias.unsqueeze(-1), None), **nodes)
         return plus_bias(total.to(x.dtype), self.update_bias)
 
     def message(
@@ -336,9 +321,7 @@ def _normaliser_of(activation: nn.Module) -> Normaliser:
         return "softmax"
     if not isinstance(activation, _ACTIVATIONS):
         known = ", ".join(kind.__name__ for kind in _ACTIVATIONS)
-        raise ValueError(
-            f"mlp has the activation {quoted(activation)}: expected Softmax(dim=-1) or one of {known}"
-        )
+        raise ValueError(f"expected Softmax(dim=-1) or one of {known} in mlp, got {quoted(activation)}")
     return activation
 
 
@@ -361,37 +344,22 @@ def _checked_logits(logits: Tensor, messages: Tensor) -> Tensor:
     return logits.to(messages.dtype)
 
 
-def _check_states(x_src: Any, x_dst: Any) -> None:
-    for x in (x_src, x_dst):
-        if not isinstance(x, Tensor):
-            expected = "a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst) of them"
-            raise TypeError(f"x must be {expected}, got {type(x).__name__}")
-    if x_dst.dim() not in (2, 3) or x_src.dim() != x_dst.dim() or x_src.shape[:-2] != x_dst.shape[:-2]:
-        shapes = f"{list(x_src.shape)} and {list(x_dst.shape)}"
-        raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {shapes}")
-
-
 def _check_nodes(patterns: Any, messages: Any, bias: Any, update_bias: Any) -> None:
-    given = {"patterns": patterns, "messages": messages, "bias": bias, "update_bias": update_bias}
-    for name, value in given.items():
-        if not isinstance(value, Tensor) and (value is not None or name in ("patterns", "messages")):
-            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    for name, value in (("patterns", patterns), ("messages", messages)):
+        checks.instance(name, value, Tensor)
     if patterns.dim() != 2 or messages.dim() != 2 or len(patterns) != len(messages):
         shapes = f"{list(patterns.shape)} and {list(messages.shape)}"
         raise ValueError(f"patterns and messages must be [nodes, width] and [nodes, out], got {shapes}")
-    for name, wanted in (("bias", patterns.shape[:1]), ("update_bias", messages.shape[1:])):
-        got = given[name]
-        if got is not None and got.shape != wanted:
-            raise ValueError(f"{name} must be {list(wanted)} for these nodes, got {list(got.shape)}")
+    biases = ("bias", bias, patterns.shape[:1]), ("update_bias", update_bias, messages.shape[1:])
+    for name, value, wanted in biases:
+        if value is not None and checks.instance(name, value, Tensor).shape != wanted:
+            raise ValueError(f"{name} must be {list(wanted)} for these nodes, got {list(value.shape)}")
 
 
 def _edge_index(graph: Any, size: tuple[int, int], device: torch.device) -> Int[Tensor, "2 edges"]:
-    graph = graph if isinstance(graph, TokenGraph) else convert.from_pyg(graph, size[1], size[0])
-    if (graph.num_src, graph.num_dst) != size:
-        raise ValueError(f"{graph!r} does not fit x with {size[0]} senders and {size[1]} receivers")
+    graph = fitting_graph(graph, size[1], size[0])
     if graph.heads is not None or graph.batch is not None:
-        advice = "general messages need one edge list; take select(batch, head) of it"
-        raise NotImplementedError(f"{graph!r} varies: {advice}")
+        raise NotImplementedError(f"{graph!r} varies: these layers need one edge list, as of select()")
     return graph.edges_on(device)
 
 

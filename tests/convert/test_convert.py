@@ -8,7 +8,6 @@ import random
 from itertools import product
 
 import networkx as nx
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -72,12 +71,8 @@ class TestMasks:
     def test_leading_axes_are_batch_and_heads(self, leading, meaning):
         """[heads, dst, src] or [batch, heads, dst, src]; an axis of size 1 is the same for all."""
         edges = seeded(*leading, 4, 5) > 0
-        given_mask = {
-            "attend": edges,
-            "masked": ~edges,
-            "additive": torch.zeros(edges.shape).masked_fill(~edges, -INF),
-        }[meaning]
-        graph = convert.from_mask(given_mask, meaning)
+        additive = torch.zeros(edges.shape).masked_fill(~edges, -INF)
+        graph = convert.from_mask({"attend": edges, "masked": ~edges, "additive": additive}[meaning], meaning)
         batch, heads = (1, *leading)[-2:]
         assert (graph.batch, graph.heads) == (batch if batch > 1 else None, heads if heads > 1 else None)
         assert torch.equal(graph.mask().reshape(edges.shape), edges)
@@ -92,6 +87,9 @@ class TestMasks:
         graph = convert.from_mask(mask)
         assert isinstance(graph, TokenGraph)
         assert pairs(graph) == [(0, 0), (0, 1), (1, 1)]
+        graph, bias = convert.from_mask(torch.tensor([[0.5, lowest, -INF]], dtype=dtype))
+        assert pairs(graph) == [(0, 0)]
+        assert (bias.tolist(), bias.dtype) == ([0.5], dtype)
 
     @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float32])
     @pytest.mark.parametrize("wide", [torch.float32, torch.float64])
@@ -115,27 +113,19 @@ class TestMasks:
 
     def test_wrong_masks(self):
         cases = [
-            (torch.ones(2, 2), None, ValueError, r"zeros and ones is no additive mask .*use mask\.bool\(\)"),
-            (torch.tensor([[0.0, 1.0], [0.0, 0.0]]), None, ValueError, "zeros and ones is no additive mask"),
+            (torch.ones(2, 2), None, ValueError, r"is no additive mask .*use mask\.bool"),
             (torch.tensor([[0.0, torch.nan]]), None, ValueError, "this one holds NaN or .inf"),
-            (torch.tensor([[0.0, INF]]), None, ValueError, "this one holds NaN or .inf"),
             (torch.ones(2, 2, dtype=torch.int64), None, TypeError, r"bool or float tensor, got"),
-            ([[True, False]], None, TypeError, "mask must be a bool or float tensor, got list"),
+            ([[True, False]], None, TypeError, r"mask must be a bool or float tensor, got \[\[True"),
             (torch.ones(2, dtype=torch.bool), None, ValueError, r"mask must be \[dst, src\], .*got \[2\]"),
-            (torch.ones(1, 1, 1, 2, 2, dtype=torch.bool), None, ValueError, r"mask must be .*got \[1, 1, 1,"),
             (torch.ones(2, 2, dtype=torch.bool), "additive", TypeError, "meaning='additive' does not fit a"),
             (torch.zeros(2, 2), "attend", TypeError, "meaning='attend' does not fit a torch.float32 mask"),
-            (torch.zeros(2, 2), "masked", TypeError, "meaning='masked' does not fit a torch.float32 mask"),
             (torch.ones(2, 2, dtype=torch.bool), "keep", ValueError, "meaning must be one of 'attend',"),
             (torch.ones(0, 2, 2, dtype=torch.bool), None, ValueError, r"heads.*at least 1|\[0, 2, 2\]"),
-            (torch.ones(0, 2, 2, 2, dtype=torch.bool), None, ValueError, r"batch.*at least 1|\[0, 2, 2, 2\]"),
         ]
-        assert_refusals(
-            [
-                (lambda mask=mask, meaning=meaning: convert.from_mask(mask, meaning), error, match)
-                for mask, meaning, error, match in cases
-            ]
-        )
+        for mask, meaning, error, match in cases:
+            with pytest.raises(error, match=match):
+                convert.from_mask(mask, meaning)
 
 
 class TestMasksWithNumbers:
@@ -156,7 +146,6 @@ class TestMasksWithNumbers:
             ((2, 3), (2, 3)),
             ((1, 1), ()),
         ],
-        ids=str,
     )
     def test_shapes_of_the_bias(self, leading, expected):
         """[E], [heads, E] or [batch, heads, E]; and attend with them equals SDPA with the additive mask."""
@@ -169,31 +158,19 @@ class TestMasksWithNumbers:
         theirs = functional.scaled_dot_product_attention(q, k, v, mask)
         assert_exact(ours, theirs)
 
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-    def test_dtype_and_lowest_number(self, dtype):
-        graph, bias = convert.from_mask(torch.tensor([[0.5, torch.finfo(dtype).min, -INF]], dtype=dtype))
-        assert pairs(graph) == [(0, 0)]
-        assert bias.tolist() == [0.5]
-        assert bias.dtype == dtype
-
     def test_numbers_need_one_edge_order(self):
         mask = torch.tensor([[[0.5, -INF]], [[0.5, 0.0]]])
         with pytest.raises(ValueError, match="holds numbers, and its edges differ by head or sample"):
             convert.from_mask(mask)
 
 
-class TestEdgeIndex:
+@pytest.mark.parametrize("form", [torch.clone, lambda edges: EdgeIndex(edges, sparse_size=(5, 4))])
+def test_an_edge_index_in_its_order(form):
     edges = torch.tensor([[4, 0, 2, 0], [1, 3, 1, 0]])
-
-    def test_order_and_sizes(self):
-        graph = convert.from_edge_index(self.edges, 4, 5)
-        assert torch.equal(graph.edge_index, self.edges)
-        assert (graph.num_dst, graph.num_src) == (4, 5)
-
-    def test_a_torch_geometric_edge_index(self):
-        graph = convert.from_edge_index(EdgeIndex(self.edges, sparse_size=(5, 4)), 4, 5)
-        assert type(graph.edge_index) is Tensor
-        assert torch.equal(graph.edge_index, self.edges)
+    graph = convert.from_edge_index(form(edges), 4, 5)
+    assert type(graph.edge_index) is Tensor
+    assert torch.equal(graph.edge_index, edges)
+    assert (graph.num_dst, graph.num_src) == (4, 5)
 
 
 class TestNetworkx:
@@ -205,12 +182,6 @@ class TestNetworkx:
         assert set(network.edges) == pairs_of(mask)
         assert list(network.nodes) == list(range(graph.num_dst))
         assert convert.from_networkx(network) == graph
-
-    def test_the_mask_is_the_transposed_adjacency(self):
-        network = convert.to_networkx(patterns.causal(4))
-        adjacency = nx.to_numpy_array(network, nodelist=range(4))
-        assert np.array_equal(adjacency, np.triu(np.ones((4, 4))))
-        assert np.array_equal(adjacency.T.astype(bool), patterns.causal(4).mask().numpy())
 
     def test_positions_are_labels_whatever_the_insertion_order(self):
         edges = [(3, 1), (0, 2), (1, 0)]
@@ -225,7 +196,7 @@ class TestNetworkx:
 
     def test_labels_need_an_order(self):
         network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
-        with pytest.raises(ValueError, match=r"order is needed for nodes that are not labelled 0 \.\. 2"):
+        with pytest.raises(ValueError, match=r"order is needed: nodes are not labelled 0 \.\. 2"):
             convert.from_networkx(network)
         graph = convert.from_networkx(network, order=["sat", "the", "cat"])
         assert set(pairs(graph)) == {(1, 2), (2, 0)}
@@ -237,21 +208,14 @@ class TestNetworkx:
 
     def test_wrong_orders(self):
         cases = [
-            (["a"], r"every node once; .*'b'"),
-            (["a", "b", "c"], r"every node once; .*'c'"),
-            (["a", "b", "b"], "every node once"),
-            (["a", "c"], r"every node once; .*'b', 'c'"),
+            (["a"], r"every node once, got \['b'\]"),
+            (["a", "b", "c"], r"every node once, got \['c'\]"),
+            (["a", "b", "b"], "every node once, got a repeated node"),
+            (["a", "c"], r"every node once, got \['b', 'c'\]"),
         ]
-        assert_refusals(
-            [
-                (
-                    lambda order=order: convert.from_networkx(nx.DiGraph([("a", "b")]), order),
-                    ValueError,
-                    match,
-                )
-                for order, match in cases
-            ]
-        )
+        for order, match in cases:
+            with pytest.raises(ValueError, match=match):
+                convert.from_networkx(nx.DiGraph([("a", "b")]), order)
 
     def test_labels_out(self):
         network = convert.to_networkx(patterns.strict_causal(3), labels=["the", "cat", "sat"])
@@ -264,12 +228,8 @@ class TestNetworkx:
     def test_two_kinds_of_node(self):
         network = convert.to_networkx(convert.from_mask(ASYMMETRIC))
         assert set(network.edges) == {(("src", src), ("dst", dst)) for src, dst in pairs_of(ASYMMETRIC)}
-        assert {node for node, side in network.nodes(data="bipartite") if side == 0} == {
-            ("src", j) for j in range(5)
-        }
-        assert {node for node, side in network.nodes(data="bipartite") if side == 1} == {
-            ("dst", i) for i in range(4)
-        }
+        sides = {("src", j): 0 for j in range(5)} | {("dst", i): 1 for i in range(4)}
+        assert dict(network.nodes(data="bipartite")) == sides
         assert nx.is_bipartite(network)
         with pytest.raises(ValueError, match="labels name the nodes of a square graph"):
             convert.to_networkx(patterns.cross(2, 3), labels=["a", "b", "c"])
@@ -277,19 +237,20 @@ class TestNetworkx:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSC tensor support")
 def test_what_is_no_graph_is_refused():
-    varied, square = (
-        TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 3, heads=2),
-        patterns.causal(3),
-    )
+    varied = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 3, heads=2)
     network, rectangle = nx.DiGraph([(0, 1)]), patterns.cross(2, 3)
     cases = [
         (lambda: convert.from_networkx([(0, 1)]), TypeError, "graph must be a networkx graph, got list"),
         (lambda: convert.from_networkx(network, 3), TypeError, "order must be a list of nodes"),
         (lambda: convert.from_pyg("adjacency", 3, 3), TypeError, "expected a torch_geometric Data, .*got"),
-        (lambda: convert.from_pyg(torch.eye(3), 3, 3), TypeError, "expected .*a dense torch.float32 tensor"),
+        (lambda: convert.from_pyg(torch.eye(3), 3, 3), TypeError, "expected .*a Tensor of torch.float32"),
         (lambda: convert.from_pyg(Data(x=torch.zeros(2, 1))), ValueError, "neither an edge_index nor an"),
         (lambda: convert.from_pyg(torch.eye(3).to_sparse_csc()), ValueError, "COO or CSR with receivers as"),
-        (lambda: convert.to_pyg(square, "csr"), ValueError, "kind must be one of 'data', 'edge_index',"),
+        (
+            lambda: convert.to_pyg(patterns.causal(3), "csr"),
+            ValueError,
+            "kind must be one of 'data', 'edge_index',",
+        ),
         (lambda: convert.to_pyg(rectangle), ValueError, "a Data has one kind of node.*use kind='edge_index'"),
         (lambda: convert.to_pyg(varied, "adj_t"), ValueError, "differs by head"),
         (lambda: convert.to_networkx(varied), ValueError, "differs by head"),
@@ -310,12 +271,10 @@ class TestPyG:
         assert again == self.square
         assert torch.equal(again.edge_index, self.square.edge_index)
 
-    def test_sizes_of_a_data_come_from_its_features(self):
-        data = Data(x=torch.zeros(6, 2), edge_index=self.square.edge_index)
-        assert convert.from_pyg(data) == self.square
-
     def test_sizes_of_a_data_never_come_from_its_largest_index(self):
         """``Data.num_nodes`` would guess max + 1 where nothing says it; with the sizes said all is well."""
+        data = Data(x=torch.zeros(6, 2), edge_index=self.square.edge_index)
+        assert convert.from_pyg(data) == self.square
         data = Data(edge_index=self.square.edge_index)
         with pytest.raises(ValueError, match="num_dst"):
             convert.from_pyg(data)
@@ -325,6 +284,7 @@ class TestPyG:
         edge_index = convert.to_pyg(self.graph, "edge_index")
         assert isinstance(edge_index, EdgeIndex)
         assert edge_index.sparse_size() == (5, 4)
+        assert convert.from_pyg(edge_index, 4, 5) == self.graph
         again = convert.from_pyg(edge_index)
         assert again == self.graph
         assert torch.equal(again.edge_index, self.graph.edge_index)

@@ -22,8 +22,6 @@ LISTED = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 2, 4], [2, 1, 1, 0, 4]]),
 GRAPHS = [
     LISTED,
     patterns.window(20, 3) | patterns.sinks(20, 2),
-    patterns.strict_causal(7),
-    patterns.causal(1),
     patterns.causal(0),
 ]
 
@@ -99,12 +97,7 @@ class TestReading:
     @pytest.mark.parametrize(
         ("name", "text", "n", "pairs"),
         [
-            (
-                "a.edges",
-                "0 1\n\n1 2  # a remark\n# another\n 2\t0 3.5 {'a': 1}\n",
-                3,
-                [(0, 1), (1, 2), (2, 0)],
-            ),
+            ("a.edges", "0 1\n\n1 2  # a\n# b\n 2\t0 3.5 {'a': 1}\n", 3, [(0, 1), (1, 2), (2, 0)]),
             ("a.edges", "# tokens 5\n0 1\n", 5, [(0, 1)]),
             ("a.edges", "0 1\r\n1 0\r\n0 1\r\n", 2, [(0, 1), (1, 0)]),
             ("a.edges", "# tokens 3\r0 1\r1 0\r", 3, [(0, 1), (1, 0)]),
@@ -138,34 +131,26 @@ OUTSIDE = "<!DOCTYPE a [<!ENTITY b SYSTEM 'file:///etc/passwd'>]>" + graphml("<n
 
 WRONG = [
     ("a.txt", "0 1\n", "expected a file that ends in .edges, .edgelist, .adjlist, .graphml"),
-    ("a", "0 1\n", "expected a file that ends in"),
     ("a.edges", "0 1\n2\n", "line 2: expected 'src dst', got '2' alone"),
     ("a.edges", "0 1\n\n0 -1\n", "line 3: a token is one of 0, 1, 2, ..., got '-1'"),
-    ("a.edges", "0,1\n", "line 1: expected 'src dst', got '0,1' alone"),
     ("a.edges", "a b\n", "line 1: a token is one of 0, 1, 2, ..., got 'a'"),
     ("a.edges", "0 1_0\n", "got '1_0'"),
     ("a.edges", "0 ١\n", "a token is one of"),
     ("a.edges", f"0 {'9' * 5000}\n", "line 1: a token is one of"),
-    ("a.edges", "0 999999999999\n", r"its 2 labels are not 0 \.\. 1 \(there is no 1\); number the tokens"),
-    ("a.edges", "1 2\n", r"its 2 labels are not 0 \.\. 1 \(there is no 0\)"),
+    ("a.edges", "0 999999999999\n", r"its 2 labels are not 0 \.\. 1 \(there is no 1\): give num_tokens"),
     ("a.edges", "# tokens 2\n0 2\n", r"its tokens are 0 \.\. 1, but it names a token 2"),
     ("a.edges", "# tokens 99999999999\n0 1\n", "it has 99,999,999,999 tokens, at most 16,777,216 are read"),
     ("a.adjlist", "0 1\nx\n", "line 2: a token is one of 0, 1, 2, ..., got 'x'"),
-    ("a.adjlist", "0 5\n", "labels are not"),
     ("a.graphml", BOMB, "it has a DOCTYPE, which may define entities without limit"),
     ("a.graphml", OUTSIDE, "it has a DOCTYPE"),
     ("a.graphml", BOMB.replace("DOCTYPE", "doctype"), "it has a DOCTYPE"),
     ("a.graphml", graphml("<node id='a'/>"), "a node is one of 0, 1, 2, ..., got 'a'"),
-    ("a.graphml", graphml("<node id='0'/><node id='-1'/>"), "a node is one of 0, 1, 2, ..., got '-1'"),
     ("a.graphml", graphml("<node/>"), "a.graphml holds no graph of tokens"),
     ("a.graphml", graphml("<node id='0'/><node id='01'/><node id='1'/>"), "its nodes '01' and '1' are the"),
-    ("a.graphml", graphml("<edge source='0'/>"), "a.graphml holds no graph of tokens"),
     ("a.graphml", graphml("<hyperedge/>"), "doesn't support hyperedges"),
     ("a.graphml", graphml("<node id='0'><data key='x'>1</data></node>"), "a.graphml holds no graph of"),
     ("a.graphml", graphml("<node id='0'/><graph/>"), "it holds several graphs: give each a file of its own"),
     ("a.graphml", "<graphml>", "ParseError: no element found"),
-    ("a.graphml", "<a/>", "not successfully read as graphml"),
-    ("a.graphml", "", "ParseError"),
     ("a.graphml", "\0", "a.graphml holds no graph of tokens"),
 ]
 
@@ -224,7 +209,7 @@ class TestRefusals:
 
     def test_numbers_must_fit(self, tmp_path):
         files.write(LISTED, tmp_path / "a.edges")
-        with pytest.raises(ValueError, match="it says that there are 6 tokens, num_tokens=7; leave"):
+        with pytest.raises(ValueError, match="it has 6 tokens, not num_tokens=7: leave"):
             files.read(tmp_path / "a.edges", num_tokens=7)
         files.write(LISTED, tmp_path / "a.graphml")
         with pytest.raises(ValueError, match=r"its tokens are 0 \.\. 3, but it names a token"):
@@ -235,8 +220,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("graph", "match"),
         [
-            (patterns.cross(3, 4), "whose receivers and senders are the same tokens, from 0 on"),
-            (patterns.causal(6).rows(2, 4), "the same tokens, from 0 on"),
+            (patterns.cross(3, 4), "graphs of the same receivers and senders, from 0 on"),
+            (patterns.causal(6).rows(2, 4), "the same receivers and senders, from 0 on"),
             (patterns.duo_attention(16, 2, [1], 4), "a graph that differs by head has no single edge list"),
         ],
     )
@@ -245,11 +230,9 @@ class TestRefusals:
             files.write(graph, tmp_path / "a.edges")
         with pytest.raises(ValueError, match="expected a file that ends in"):
             files.write(patterns.causal(3), tmp_path / "a.csv")
-        assert list(tmp_path.iterdir()) == []
-
-    def test_only_graphs(self, tmp_path):
         with pytest.raises(TypeError, match="of type DiGraph"):
             files.write(nx.DiGraph(), tmp_path / "a.edges")
+        assert list(tmp_path.iterdir()) == []
 
     @settings(max_examples=200, deadline=None)
     @given(

@@ -22,7 +22,6 @@ from tests.guarantees.registry import GUARANTEES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     args = _parser().parse_args(arguments)
     try:
         return _measured(args) if args.case is None else repeat(args.case)
@@ -77,9 +76,7 @@ def _measured(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """ValueError for a name that is no guarantee, for numbers below 1, and for a folder that does not
-    exist.
-    """
+    """ValueError for an unknown name, numbers below 1, and a folder that does not exist."""
     for name in args.names:
         if name not in GUARANTEES:
             raise ValueError(f"{name!r} is no guarantee; expected one of {', '.join(GUARANTEES)}")

@@ -10,17 +10,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["Allocated", "allocated"]
-
-# torch's profiler says on stderr that it began, unless it is told not to before its first use
+# torch's profiler says on stderr that it began, unless this is set before its first use
 LOG = "KINETO_LOG_LEVEL"
 
 
 @dataclass(frozen=True, eq=False)
 class Allocated:
-    """The result, or the exception that was raised; the peak of bytes beyond those before; and the largest
-    piece.
-    """
+    """The result or the exception, the peak of bytes beyond those before, and the largest piece."""
 
     result: Any
     error: Exception | None
@@ -29,7 +25,7 @@ class Allocated:
 
 
 def allocated(work: Callable[[], Any]) -> Allocated:
-    """Run it once and watch every allocation of torch; whatever it raises is kept.
+    """Run it once and watch every allocation of torch; whatever it raises is returned.
 
     >>> found = allocated(lambda: torch.ones(1000).add(1.0).sum())
     >>> found.peak >= 8000, found.largest
@@ -45,10 +41,10 @@ def allocated(work: Callable[[], Any]) -> Allocated:
             result = work()
         except Exception as raised:  # it is the caller's to judge
             error = raised
-    held, peak, largest = 0, 0, 0
+    current, peak, largest = 0, 0, 0
     for change in _changes(profile):
-        held, largest = held + change, max(largest, change)
-        peak = max(peak, held)
+        current, largest = current + change, max(largest, change)
+        peak = max(peak, current)
     return Allocated(result, error, peak, largest)
 
 

@@ -23,27 +23,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PROGRAM", "left_over", "serve", "waited"]
-
 PROGRAM = (
     "from gnn_attention.__main__ import main; from tests.guarantees import children; children.serve(main)"
 )
 PATIENCE = 60.0  # seconds that a command may take, also to end after the interrupt
 GRACE = 5.0  # seconds that its children may live longer
 WRITES = {
-    "os.rename",
-    "os.mkdir",
-    "os.rmdir",
-    "os.remove",
-    "shutil.rmtree",
-    "shutil.copymode",
+    *("os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree", "shutil.copymode"),
 }  # of Python's audit events
 
 
 def serve(main: Callable[[list[str]], int]) -> None:
-    """Answer each line ``{"arguments", "folder", "seconds" | "event"}`` with ``{"code", "left", ...}``, until
-    there are none.
-    """
+    """Answer each line ``{"arguments", "folder", "seconds" | "event"}`` with ``{"code", "left", ...}``."""
     small = (
         Path(sysconfig.get_path("stdlib")) / "email"
     )  # text to learn from: all of the library takes seconds to read
@@ -58,7 +49,7 @@ def serve(main: Callable[[list[str]], int]) -> None:
         child = os.fork()
         if child == 0:
             _become(case)
-            os.close(tells)  # only now it has a group, and hears an interrupt
+            os.close(tells)  # only now it has a group, and receives an interrupt
             code = main(case["arguments"])
             signal.signal(
                 signal.SIGINT, signal.SIG_IGN
@@ -84,9 +75,7 @@ def _become(case: dict[str, Any]) -> None:
 
 
 def _interrupting(event: int, folder: str) -> Callable[[str, tuple[Any, ...]], None]:
-    """A hook that interrupts this group just before its ``event``-th change of a file or folder in
-    ``folder``.
-    """
+    """A hook that interrupts this group just before its ``event``-th change of a file in ``folder``."""
     seen = 0
 
     def hook(name: str, arguments: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Decoding in chunks through the caches, beside all tokens at once by the formula: every family, chunk size
+"""Decoding in chunks through the caches, against all tokens at once by the formula: every family, chunk size
 and way of decoding.
 
 The truth is dense attention in float64 along a mask that is read off a definition in plain Python; the rule
@@ -27,8 +27,6 @@ from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Outcome, Truth, judge, worst_errors
 from gnn_attention.verify.truth import ORDERS, layer_truth
 
-__all__ = ["CELLS", "CHUNKS", "FAMILIES", "WAYS", "Cell", "judged"]
-
 BATCH, HEADS, KV_HEADS, DIM, VALUE_DIM, WIDTH, VOCABULARY = 4, 4, 2, 6, 5, 12, 50
 CHUNKS = (1, 3, 7)
 Definition = Callable[[int, int, int], bool]  # (head, dst, src) -> is it an edge?
@@ -45,7 +43,7 @@ def _tree(n: int) -> tuple[TokenGraph, Definition]:
 
 
 def _listed(n: int) -> tuple[TokenGraph, Definition]:
-    """Edges in no order; receivers 0 and 4 hear nobody."""
+    """Edges in no order; receivers 0 and 4 are isolated."""
     pairs = [
         (j, i) for i in range(n) for j in range(i + 1) if (3 * j + 5 * i + j * i) % 4 == 0 and i not in (0, 4)
     ]
@@ -91,15 +89,12 @@ class Cell:
     chunk: int
 
     def __str__(self) -> str:
-        """As a failure names it."""
         return f"{self.way}, {self.family}, chunks of {self.chunk}"
 
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """A cell with its numbers drawn: the graph, its mask from the definition, and a generator for everything
-    else.
-    """
+    """A cell with its numbers drawn: the graph, its mask from the definition, and a generator."""
 
     graph: TokenGraph
     mask: Bool[Tensor, "batch heads dst src"]
@@ -108,9 +103,7 @@ class _Case:
 
     @staticmethod
     def of(cell: Cell, seed: int) -> _Case:
-        """Lengths go from 40 to 68 with the seed: a last chunk is short or whole, and senders are forgotten
-        again and again.
-        """
+        """Lengths of 40 to 68 by the seed: a last chunk is short or whole, and senders are dropped often."""
         n = 40 + seed * 7 % 29
         graph, definition = FAMILIES[cell.family](n)
         cells = [definition(h, i, j) for h in range(HEADS) for i in range(n) for j in range(n)]
@@ -129,7 +122,6 @@ class _Case:
         return module
 
     def states(self, dtype: torch.dtype = torch.float64) -> Tensor:
-        """``[B, n, width]``."""
         return self.normal(BATCH, self.graph.num_dst, WIDTH, dtype=dtype)
 
 
@@ -175,8 +167,6 @@ def _standard(case: _Case, **options: Any) -> Any:
 
 
 def _layer(form: Callable[[StandardHeads], Any], dtype: torch.dtype) -> Way:
-    """Heads in one form of their weights, through keys and values."""
-
     def way(case: _Case) -> tuple[Tensor, Truth]:
         heads, x = form(_standard(case)).to(dtype), case.states(dtype)
         return _updated(KeyValueCache(case.graph), case, heads, x), layer_truth(heads, x, x, x, case.mask)
@@ -189,9 +179,7 @@ def _updated(cache: KeyValueCache, case: _Case, heads: Any, x: Tensor) -> Tensor
 
 
 def _own_projections(make: Callable[[_Case], Any], latent: int | None = None) -> Way:
-    """Heads whose projections know positions: the truth lies between what they receive and what they
-    collect.
-    """
+    """Heads whose projections know positions: the truth lies between ``receive`` and ``collect``."""
 
     def way(case: _Case) -> tuple[Tensor, Truth]:
         heads, x, where = make(case), case.states(), torch.arange(case.graph.num_dst)

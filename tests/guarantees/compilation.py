@@ -5,7 +5,7 @@ What is promised of ``torch.compile(fullgraph=True)``, values and gradients equa
 
 * a layer over an ``edge_index`` that is an input of the program: any numbers of tokens and edges, in at most
   two programs, and two more for 0 and 1, which compilers take for constants (what PyG's ``EdgeIndex`` tells
-  beside its numbers is compared too, so that each of its sizes is a program of its own: give
+  about its numbers is compared too, so that each of its sizes is a program of its own: give
   ``edge_index.as_tensor()``);
 * a call or a layer over a :class:`TokenGraph`: the graph is a constant of its program, so that each graph is
   compiled once, however often it comes, and serves any number of samples in as many programs.
@@ -35,8 +35,6 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify.measure import EXACT
 from tests.guarantees import operators
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-
-__all__ = ["GUARANTEE", "CompilationCase"]
 
 LENGTHS, FEW = 32, 2  # sizes that a program serves, and programs that may be made for them
 BACKENDS = ("dense", "rows", "tiles", "mixed", "split", "reference", "auto")
@@ -68,30 +66,27 @@ class CompilationCase:
     of: str
 
     def __str__(self) -> str:
-        """One line that names the case."""
         return f"{self.kind}: {self.of}"
 
     def problem(self) -> str | None:
-        """Whatever is raised, or told, in a line."""
+        """What is raised or differs, in a line."""
         torch.compiler.reset()
         try:
-            told = KINDS[self.kind](self.of)
+            fault = KINDS[self.kind](self.of)
         except Exception as error:  # a break, a limit, a wrong export: all of them fail the case
-            told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         finally:
             torch.compiler.reset()
-        return told
+        return fault
 
 
 class Counted:
     """A compiler that counts its programs and runs them as they are traced, gradients too."""
 
     def __init__(self) -> None:
-        """None yet."""
         self.programs = 0
 
     def __call__(self, program: Any, inputs: Sequence[Any]) -> Any:
-        """One more."""
         self.programs += 1
         return lookup_backend("aot_eager")(program, list(inputs))
 
@@ -110,7 +105,6 @@ def _lengths(of: str) -> str | None:
 
 
 def _batches(of: str) -> str | None:
-    """One graph, and 32 numbers of samples; then 0 and 1."""
     graph = GRAPHS[0] | GRAPHS[3]
     more: dict[str, Any] = {} if of == "mixed" else {"score_mod": score_mods.softcap(2.0)}
     run = partial(_attended, graph, backend=of, **more)
@@ -130,9 +124,9 @@ def _few_programs(
     compiled = torch.compile(run, fullgraph=True, backend=counted, dynamic=dynamic)
     for named, allowed in ((sizes, FEW), (special, 2 * FEW)):
         for size in named:
-            told = _differs(run, compiled, given(size), leaves)
-            if told is not None:
-                return f"size {size}: {told}"
+            fault = _differs(run, compiled, given(size), leaves)
+            if fault is not None:
+                return f"size {size}: {fault}"
         if counted.programs > allowed:
             return f"{counted.programs} programs for {len(named)} sizes, at most {allowed}"
     return None
@@ -143,9 +137,9 @@ def _graphs(of: str) -> str | None:
     counted = Counted()
     compiled = torch.compile(partial(_attended, backend=of), fullgraph=True, backend=counted)
     for graph in (*GRAPHS, *GRAPHS[::-1]):
-        told = _differs(partial(_attended, backend="reference"), compiled, (graph, *_qkv(2)), [])
-        if told is not None:
-            return f"{graph!r}: {told}"
+        fault = _differs(partial(_attended, backend="reference"), compiled, (graph, *_qkv(2)), [])
+        if fault is not None:
+            return f"{graph!r}: {fault}"
     return (
         None if counted.programs == len(GRAPHS) else f"{counted.programs} programs for {len(GRAPHS)} graphs"
     )
@@ -168,9 +162,7 @@ def _differs(
 
 
 def _equal(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> bool:
-    """But for 1e-12 of the largest number of all: what float64 is allowed. None is a gradient of 0; NaN
-    equals nothing.
-    """
+    """Up to 1e-12 of the largest number of all, as float64 is allowed; None is a gradient of 0."""
     allowed = EXACT * max(
         (float(x.detach().abs().max()) for x in wanted if x is not None and x.numel()), default=0.0
     )
@@ -188,7 +180,6 @@ def _off(a: Tensor | None, b: Tensor | None) -> float:
 
 
 def _operator(of: str) -> str | None:
-    """All four tests of ``opcheck``, on every recorded call."""
     calls = operators.recorded()[of]
     if not calls:
         return "no call of it is known: add one to guarantees.operators"
@@ -210,9 +201,7 @@ class _Exported(nn.Module):
 
 
 def _export(of: str) -> str | None:
-    """A program made for some sizes, saved and loaded, on others: tokens and edges, or the samples of a fixed
-    graph.
-    """
+    """A program made for some sizes, saved and loaded, on others: tokens and edges, or samples."""
     any_size = partial(torch.export.Dim, min=2, max=4096)
     if of in FORMS:
         layer = _layer(of)
@@ -249,9 +238,7 @@ def _qkv(samples: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _edges(n: int) -> Tensor:
-    """A list in no order, of two edges or more (for two tokens or more): everybody hears someone, but the
-    last nobody.
-    """
+    """A list in no order, of two edges or more for two tokens or more; the last row is isolated."""
     rng = random.Random(n)
     pairs = [
         (src, dst)
@@ -301,8 +288,8 @@ def measure(count: int, tell: Tell) -> Measured:
     chosen, failures = cases()[:count], []
     for case in chosen:
         tell(str(case))
-        told = case.problem()
-        failures += [] if told is None else [f"{case}: {told}"]
+        fault = case.problem()
+        failures += [] if fault is None else [f"{case}: {fault}"]
     missing = [kind for kind in KINDS if not any(case.kind == kind for case in chosen)]
     numbers = ", ".join(f"{sum(case.kind == kind for case in chosen)} {kind}" for kind in KINDS)
     away = len(operators.names()) - len(operators.on_this_machine())

@@ -14,8 +14,6 @@ from gnn_attention.verify.measure import ALLOWED_OUTPUT
 from tests.guarantees import chunked, greedy
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 
-__all__ = ["CELLS", "GUARANTEE", "case", "measure"]
-
 CELLS: tuple[chunked.Cell | greedy.Cell, ...] = (*chunked.CELLS, *greedy.CELLS)
 # from one case to the next through the cells: a prime that does not divide their number, and 23 meet all
 # kinds
@@ -24,8 +22,6 @@ STRIDE = 103
 
 @dataclass
 class _Seen:
-    """What has been measured so far."""
-
     chunks: int = 0
     texts: int = 0
     tokens: int = 0
@@ -36,7 +32,6 @@ class _Seen:
     skipped: list[str] = field(default_factory=list)
 
     def value(self) -> str:
-        """In words, with the numbers."""
         parts = []
         if self.chunks:
             parts.append(
@@ -51,7 +46,6 @@ class _Seen:
         )
 
     def chunk(self, cell: chunked.Cell, seed: int, name: str) -> None:
-        """Decode one in chunks."""
         self.chunks += 1
         found = chunked.judged(cell, seed)
         share = found.output / (1.0 if "float64" in cell.way else ALLOWED_OUTPUT)
@@ -62,7 +56,6 @@ class _Seen:
             )
 
     def text(self, cell: greedy.Cell, seed: int, name: str) -> None:
-        """Compare one text."""
         self.texts += 1
         found = greedy.compared(cell, seed)
         self.tokens += found.tokens

@@ -17,18 +17,16 @@ import torch
 from gnn_attention import convert, patterns
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import BACKENDS, Backend, RefusalError
+from gnn_attention.backends import Backend, RefusalError
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.score_mods import relative_bias
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-
-__all__ = ["GUARANTEE"]
+from tests.guarantees.problems import usual_backends
 
 TOKENS, SHORT, DIM, VALUE_DIM, REACH, WIDTH = 128, 70, 24, 17, 6, 40
 BATCH, HEADS, KV_HEADS = 1, 3, 1  # an odd number of heads: two threads meet inside one
-ONLY_CUDA = ("varlen",)  # refuses every call here
 ANY_ORDER = ("rows", "reference", "dense")  # the same bits for every order of a list of edges
 ANY_THREADS = ("rows", "reference")  # the same bits on one thread and on two
 FEW = 10  # of the repeats: in how many the order of edges, and the number of threads, change
@@ -36,7 +34,6 @@ Bits = dict[str, Tensor]
 
 
 def _graphs() -> dict[str, TokenGraph]:
-    """One for each kind of kernel."""
     rng = torch.Generator().manual_seed(0)
     listed = (torch.rand(TOKENS, TOKENS, generator=rng) < 0.75).nonzero().t()
     return {
@@ -51,9 +48,7 @@ def _graphs() -> dict[str, TokenGraph]:
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A call: a graph, a dtype, and what is added to its logits ("plain", "table", "bias", "sinks"); or
-    "walk", a layer's own.
-    """
+    """A graph, a dtype and what is added to the logits ("plain", "table", ...); or "walk", a layer's own."""
 
     where: str
     graph: TokenGraph
@@ -62,7 +57,6 @@ class _Call:
 
     @cached_property
     def leaves(self) -> Mapping[str, Tensor]:
-        """The inputs, drawn once."""
         rng, edges, tokens = torch.Generator().manual_seed(1), self.graph.num_edges, self.graph.num_src
         shapes: dict[str, tuple[int, ...]] = (
             {"x": (BATCH, tokens, WIDTH)}
@@ -107,7 +101,6 @@ class _Call:
         return {"out": MessagePassingAttention(heads.to(self.dtype))(inputs["x"], self.graph).square()}
 
     def __str__(self) -> str:
-        """In words."""
         return f"{self.added} on {self.where}, {str(self.dtype).removeprefix('torch.')}"
 
 
@@ -132,7 +125,7 @@ def _calls() -> list[_Call]:
 def _backends(call: _Call) -> dict[str, Backend | None]:
     if call.added == "walk":
         return {"walk": None}
-    return {name: b for name, b in BACKENDS.items() if not b.compiled and name not in ONLY_CUDA}
+    return {**usual_backends()}
 
 
 @contextlib.contextmanager
@@ -155,7 +148,6 @@ def _stirred(number: int) -> None:
 
 
 def _again(call: _Call, backend: Backend | None, count: int) -> Iterator[tuple[str, Bits, Bits]]:
-    """Repeats without deterministic algorithms, then with them."""
     for deterministic in (False, True) if count else ():
         flag = "with deterministic algorithms" if deterministic else "as it is"
         with _setting(2, deterministic):
@@ -199,7 +191,6 @@ PROMISES: dict[str, Promise] = {
 
 
 def _measure(count: int, tell: Tell) -> Measured:
-    """F8."""
     failures: list[str] = []
     equal, seen, names = dict.fromkeys(PROMISES, 0), dict.fromkeys(PROMISES, 0), set[tuple[str, str]]()
     for call in _calls():
@@ -241,8 +232,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _unseen(seen: set[tuple[str, str]]) -> list[str]:
-    """What was promised and not measured."""
-    usual = [name for name, b in BACKENDS.items() if not b.compiled and name not in ONLY_CUDA]
+    usual = list(usual_backends())
     wanted = {"repeats": (*usual, "walk"), "orders of edges": ANY_ORDER, "numbers of threads": ANY_THREADS}
     pairs = ((promise, name) for promise, names in wanted.items() for name in names)
     return [

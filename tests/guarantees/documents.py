@@ -1,6 +1,4 @@
-"""What a page or a picture is made of, whatever it shows: its elements with their attributes, and its
-text.
-"""
+"""What a page or a picture is made of: its elements with their attributes, and its text."""
 
 from __future__ import annotations
 
@@ -15,30 +13,16 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 
-__all__ = ["Document", "html_document", "svg_document"]
-
 FETCHING = {
-    "src",
-    "href",
-    "srcset",
-    "action",
-    "formaction",
-    "data",
-    "poster",
-    "background",
-    "ping",
-    "manifest",
-    "codebase",
-    "cite",
+    *("src", "href", "srcset", "action", "formaction", "data", "poster", "background", "ping", "manifest"),
+    *("codebase", "cite"),
 }
 POLICY = ("default-src 'none'", "base-uri 'none'", "form-action 'none'")
 
 
 @dataclass
 class Document:
-    """``elements`` with their attributes, ``texts`` as they are shown, and what is ``wrong`` whatever it
-    shows.
-    """
+    """``elements`` with their attributes, ``texts`` as they are shown, and what is ``wrong``."""
 
     elements: Counter[tuple[str, ...]] = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
@@ -64,11 +48,9 @@ class _Parser(HTMLParser):
         ]
 
     def handle_endtag(self, tag: str) -> None:
-        """Outside again."""
         self.inside = ""
 
     def handle_data(self, data: str) -> None:
-        """Text, a script or a style."""
         if self.inside in ("script", "style"):
             attributes, before = self.scripts[-1]
             self.scripts[-1] = (attributes, before + data)
@@ -76,11 +58,9 @@ class _Parser(HTMLParser):
             self.document.texts.append(data)
 
     def handle_comment(self, data: str) -> None:
-        """There is none in our pages."""
         self.document.wrong.append(f"a comment {data[:40]!r}")
 
     def unknown_decl(self, data: str) -> None:
-        """Nor a declaration."""
         self.document.wrong.append(f"a declaration {data[:40]!r}")
 
     handle_pi = unknown_decl
@@ -108,7 +88,6 @@ def html_document(text: str) -> Document:
 
 
 def _against_policy(found: Document, running: list[tuple[str, str]]) -> Iterator[str]:
-    """What the policy of a page does not allow, or allows too much."""
     said = [
         part.removeprefix("content=")
         for element in found.elements
@@ -127,7 +106,6 @@ def _against_policy(found: Document, running: list[tuple[str, str]]) -> Iterator
 
 
 def _data(found: Document, content: str) -> list[str]:
-    """The strings of a page's data."""
     try:
         return list(_strings(json.loads(content)))
     except ValueError as error:
@@ -136,7 +114,6 @@ def _data(found: Document, content: str) -> list[str]:
 
 
 def _strings(found: Any) -> Iterator[str]:
-    """Every string of JSON."""
     if isinstance(found, str):
         yield found
     for part in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
@@ -171,9 +148,7 @@ def svg_document(text: str) -> Document:
 
 
 def _reaches_out(name: str, value: str) -> bool:
-    """True for an attribute that runs or fetches something: a reference stays inside the picture or its own
-    data.
-    """
+    """True for an attribute that runs or fetches something outside the picture or its data."""
     local = name.rpartition("}")[2]
     if local == "href":
         return not value.startswith(("#", "data:image/png;base64,"))

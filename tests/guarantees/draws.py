@@ -19,8 +19,6 @@ from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph
 from tests.guarantees.families import Definition, any_family, cross_table, mixed, shuffled_list, some_rows
 
-__all__ = ["DTYPES", "Draw", "Numbers"]
-
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -37,9 +35,7 @@ FORMS = ("attend", "attend", "attend", "attend", "standard", "factored", "merged
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a draw says beside its graph: through what it goes, sizes, dtype, and what is added to the
-    logits.
-    """
+    """What a draw says about numbers: its form, sizes, dtype, and what is added to the logits."""
 
     form: str
     batch: int
@@ -57,7 +53,6 @@ class Numbers:
 
     @property
     def heads(self) -> int:
-        """Query heads."""
         return self.kv_heads * self.group
 
     @staticmethod
@@ -92,22 +87,18 @@ class Draw:
 
     @cached_property
     def numbers(self) -> Numbers:
-        """Sizes and options."""
         return Numbers.drawn(random.Random(self.number))
 
     @cached_property
     def graph(self) -> TokenGraph:
-        """The graph as the library is given it."""
         return self._made[0]
 
     @property
     def kind(self) -> str:
-        """How the graph was made."""
         return self._made[3]
 
     @cached_property
     def mask(self) -> Bool[Tensor, "batch heads dst src"]:
-        """Which pairs are edges, pair by pair from the definition."""
         graph, edge, first = self.graph, self._made[1], self.graph.dst_offset
         samples, heads = graph.batch or 1, graph.heads or 1
         cells = [
@@ -143,6 +134,5 @@ class Draw:
         return *make(rng, n, numbers.batch, numbers.heads), None, kind
 
     def __str__(self) -> str:
-        """One line: number, graph and all options."""
         options = ", ".join(f"{field.name} {getattr(self.numbers, field.name)}" for field in fields(Numbers))
         return f"{self.number}: {self.kind}, {self.graph!r}, {options}"

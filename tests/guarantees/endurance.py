@@ -2,11 +2,11 @@
 
 A child process works through rounds of changing graphs: random ones through the backends, forward and
 backward, algebra, layers, decoding with caches, and wrong input that must raise. Its resident memory is
-sampled all the while, without asking Python to collect, but after the C library has given back what nobody
-uses (``malloc_trim``): what glibc keeps free for later is its own affair, here 3 to 35 MB from one moment to
+sampled all the while, without asking Python to collect, but after the C library has given back what is not
+used (``malloc_trim``): what glibc keeps free for later is its own affair, here 3 to 35 MB from one moment to
 the next, while what is in use stays as it is to 0.1 MB. The median of the last quarter of the samples may be
-at most 2 % above that of the second; the first is for what is kept once. The largest problems, random cases
-of the guarantee F1 on all backends, held against the float64 formula, are some that come again and again; all
+at most 2 % above that of the second; the first is for what is cached once. The largest problems, random cases
+of the guarantee F1 on all backends, compared with the float64 formula, are some that come again and again; all
 other graphs are new in every round, of bounded size. Afterwards every memo of the package is counted, and
 what is in the temporary folder.
 """
@@ -44,8 +44,6 @@ from tests.guarantees.draws import Draw
 from tests.guarantees.families import any_family
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 
-__all__ = ["ALLOWED", "GUARANTEE", "measure", "quarters", "soak"]
-
 ALLOWED = 0.02  # of the memory in the second quarter
 FEWEST = 4  # samples of the memory: one for each quarter
 EVERY = 0.02  # seconds between two samples at most, of a short soak; a thousandth of a long one
@@ -69,7 +67,7 @@ def measure(count: int, tell: Tell) -> Measured:
     failures = [*said["wrong"], *(f"a file was left: {name}" for name in files), *_growth(said["memory"])]
     second, last = quarters(said["memory"])
     value = (
-        f"{said['operations']:,} operations in {said['seconds']:,.0f} s, {said['judged']:,} of them held "
+        f"{said['operations']:,} operations in {said['seconds']:,.0f} s, {said['judged']:,} of them matched "
         f"against the formula; memory {second:.1f} MB in the second quarter, {last:.1f} MB in the last "
         f"({100 * (last / second - 1):+.2f} %); {len(files)} files left; {said['memos']} memos bounded"
     )
@@ -120,10 +118,10 @@ def _in_a_child(seconds: float, folder: str, tell: Tell) -> dict[str, Any]:
 
 def child(seconds: float) -> None:
     """What the process does: a line of JSON every ten seconds, and at the end."""
-    told = 0.0
+    reported = 0.0
     for state in soak(seconds):
-        if state["ended"] or state["seconds"] > told + 10:
-            told = state["seconds"]
+        if state["ended"] or state["seconds"] > reported + 10:
+            reported = state["seconds"]
             print(json.dumps(state), flush=True)
 
 
@@ -135,14 +133,8 @@ def soak(seconds: float, works: dict[str, Work] | None = None) -> Iterator[dict[
     """
     draws = _draws(min(LARGEST_POOL, int(seconds) // 10 + 2))
     works = {"equality": partial(_equality, draws), **WORKS} if works is None else works
-    state: dict[str, Any] = {
-        "operations": 0,
-        "judged": 0,
-        "memory": [],
-        "wrong": [],
-        "ended": False,
-        "seconds": 0.0,
-    }
+    state: dict[str, Any] = {"operations": 0, "judged": 0, "memory": [], "wrong": []}
+    state |= {"ended": False, "seconds": 0.0}
     number = 0
     for number in range(WARM + 2 * len(draws)):
         _round(works, number, state)
@@ -161,7 +153,6 @@ def soak(seconds: float, works: dict[str, Work] | None = None) -> Iterator[dict[
 
 
 def _round(works: dict[str, Work], number: int, state: dict[str, Any]) -> None:
-    """Every work once, on graphs of this round alone."""
     for name, work in works.items():
         state["operations"] += 1
         state["judged"] += name == "equality"
@@ -174,7 +165,6 @@ def _round(works: dict[str, Work], number: int, state: dict[str, Any]) -> None:
 
 
 def _resident() -> float:
-    """In MB."""
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if give_back is not None:
         give_back(0)
@@ -207,7 +197,6 @@ def _draws(count: int) -> list[int]:
 
 
 def _equality(draws: list[int], rng: random.Random) -> str | None:
-    """One of them through every backend."""
     found = equality.run([rng.choice(draws)])
     return found.mismatches[0].message if found.mismatches else None
 

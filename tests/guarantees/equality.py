@@ -16,14 +16,10 @@ from tests.guarantees.draws import Draw
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 from tests.guarantees.problems import LayerProblem, Problem, problem_of
 
-__all__ = ["GUARANTEE", "Mismatch", "Tally", "case", "run"]
-
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A backend that is not equal to the formula on a draw: ``gnn-attention verify --case NUMBER`` repeats
-    it.
-    """
+    """A backend that is not equal to the formula on a draw: ``--case NUMBER`` repeats it."""
 
     number: int
     backend: str
@@ -33,9 +29,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Tally:
-    """What came of some draws: how many calls were judged, how many were refused by name, and every
-    mismatch.
-    """
+    """What came of some draws: calls judged, calls refused by name, and every mismatch."""
 
     cases: int
     judged: int
@@ -67,7 +61,6 @@ def run(
 
 
 def _share(number: int, found: Outcome) -> float:
-    """The larger of both errors as a share of what is allowed."""
     strict = Draw(number).numbers.dtype == "float64"
     return max(
         found.output / (1.0 if strict else ALLOWED_OUTPUT),

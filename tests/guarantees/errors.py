@@ -1,4 +1,4 @@
-"""F2 and F3: how far outputs and gradients are from the float64 formula, beside what torch's SDPA makes of
+"""F2 and F3: how far outputs and gradients are from the float64 formula, compared with what torch's SDPA makes of
 the same numbers.
 
 In float64 nothing may be further from it than 1e-12 of the largest number. In float32, bfloat16 and float16
@@ -26,9 +26,7 @@ from gnn_attention.verify.truth import Attempt
 from tests.guarantees.draws import Draw, Numbers
 from tests.guarantees.families import Definition, any_family
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-from tests.guarantees.problems import AttendProblem, LayerProblem, Problem, problem_of
-
-__all__ = ["GUARANTEES", "DoubleDraw", "ScaledDraw"]
+from tests.guarantees.problems import AttendProblem, LayerProblem, Problem, problem_of, usual_backends
 
 ALLOWED = {"max": (ALLOWED_OUTPUT, ALLOWED_GRADIENT), "mean": (1.5, 2.0)}  # of the output, and of gradients
 FEWEST_NUMBERS, FEWEST_ROWS = (
@@ -36,7 +34,6 @@ FEWEST_NUMBERS, FEWEST_ROWS = (
     256,
 )  # of which a mean is judged; rows are softmaxes over two edges or more
 VANISHED = 1e-9  # of the largest gradient: what is 0 in theory, whose errors are a share of nothing
-ONLY_CUDA = ("varlen",)  # refuses every call here
 LENGTHS = (33, 47, 65, 97, 113, 129)  # off the sizes of tiles
 GROUPS = ((4, 1), (2, 2), (1, 4), (2, 3))  # heads of k and v, query heads for each
 WIDTHS = (8, 17, 24, 33, 64)
@@ -53,13 +50,11 @@ class DoubleDraw(Draw):
 
     @cached_property
     def numbers(self) -> Numbers:
-        """As drawn, but for the dtype."""
         return replace(Numbers.drawn(random.Random(self.number)), dtype="float64")
 
 
 def _measure_double(count: int, tell: Tell) -> Measured:
-    """F2."""
-    worst, judged, failures = 0.0, dict.fromkeys(_usual(), 0) | {"walk": 0}, []
+    worst, judged, failures = 0.0, dict.fromkeys(usual_backends(), 0) | {"walk": 0}, []
     for number in range(count):
         tell(f"case {number} of {count}")
         problem = problem_of(DoubleDraw(number))
@@ -94,10 +89,8 @@ def _share(problem: Problem, found: Attempt) -> tuple[float, str]:
 
 
 def _attempts(problem: Problem) -> Iterator[tuple[str, Attempt | str | None]]:
-    """What each backend, and for a layer the walk, makes of a problem; what it raises, in words, or None
-    where it refuses.
-    """
-    for name, backend in _usual().items():
+    """What each backend, and for a layer the walk, makes of it: a result, an error, or None if refused."""
+    for name, backend in usual_backends().items():
         yield name, _attempt(problem, backend)
     if isinstance(problem, LayerProblem) and problem.draw.edges is not None:
         yield "walk", _attempt(problem, None)
@@ -112,16 +105,9 @@ def _attempt(problem: Problem, backend: Backend | None) -> Attempt | str | None:
         return f"{type(error).__name__}: {str(error)[:200]}"
 
 
-def _usual() -> dict[str, Backend]:
-    """The backends that need neither a compiler nor another device."""
-    return {
-        name: backend for name, backend in BACKENDS.items() if not backend.compiled and name not in ONLY_CUDA
-    }
-
-
 @dataclass(frozen=True)
 class ScaledDraw(Draw):
-    """Case ``number`` of F3: every six of them hold each dtype in both sizes once, beside whatever else is
+    """Case ``number`` of F3: every six of them hold each dtype in both sizes once, whatever else is
     drawn.
 
     >>> sorted((ScaledDraw(n).numbers.dtype, ScaledDraw(n).numbers.size) for n in range(6, 12)) == sorted(SETTINGS)
@@ -130,9 +116,7 @@ class ScaledDraw(Draw):
 
     @cached_property
     def numbers(self) -> Numbers:
-        """Four samples, so that means are of many numbers; every other six calls are plain, as every backend
-        holds them.
-        """
+        """Four samples, so that means are of many numbers; every other six calls are plain."""
         rng = random.Random(f"numbers {self.number}")
         shuffled = random.Random(f"settings {self.number // len(SETTINGS)}").sample(SETTINGS, len(SETTINGS))
         dtype, size = shuffled[self.number % len(SETTINGS)]
@@ -183,7 +167,6 @@ class _Ratio:
 
 
 def _measure_scaled(count: int, tell: Tell) -> Measured:
-    """F3."""
     found: list[_Ratio] = []
     failures: list[str] = []
     for number in range(count):
@@ -219,18 +202,14 @@ def _ratios(problem: AttendProblem, name: str, found: Attempt) -> Iterator[_Rati
 
 
 def _sticks(problem: AttendProblem, backend: Backend, what: str) -> list[list[Tensor]]:
-    """What SDPA made of it, in a list, and where a backend computes weights again what its fused kernel made,
-    in another.
-    """
+    """The results of SDPA, and where a backend recomputes weights those of its fused kernel."""
     plain, fused = problem.attempts
     groups = [plain, fused] if backend.recomputes and what in fused[0][1] else [plain]
     return [[out if what == "out" else gradients[what] for out, gradients in group] for group in groups]
 
 
 def _mean_share(x: Tensor, true: Tensor, sticks: Sequence[Sequence[Tensor]]) -> float:
-    """The mean error as a share of SDPA's, over its orders together, or of one rounding's where that is
-    more.
-    """
+    """The mean error as a share of SDPA's over its orders, or of one rounding's where that is more."""
     own = _mean(x, true)
     unit = max(
         _rounding(true, x.dtype),
@@ -240,9 +219,7 @@ def _mean_share(x: Tensor, true: Tensor, sticks: Sequence[Sequence[Tensor]]) -> 
 
 
 def _rounding(true: Tensor, dtype: torch.dtype) -> float:
-    """The mean error of one rounding of such numbers. They may be in the dtype by luck, as where everyone
-    hears one token: those that are rounded are up to twice as large.
-    """
+    """The mean error of one rounding; numbers exact in the dtype by luck are moved by up to twice first."""
     near = true.detach() * (
         1 + torch.rand(true.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     )
@@ -260,7 +237,9 @@ def _largest(x: Tensor) -> float:
 def _unseen(found: Sequence[_Ratio]) -> list[str]:
     """What was not measured: each dtype in each size, by every backend, largest errors and means."""
     seen = {(ratio.draw.numbers.dtype, ratio.draw.numbers.size, ratio.backend, ratio.kind) for ratio in found}
-    wanted = ((dtype, size, name, kind) for dtype, size in SETTINGS for name in _usual() for kind in ALLOWED)
+    wanted = (
+        (dtype, size, name, kind) for dtype, size in SETTINGS for name in usual_backends() for kind in ALLOWED
+    )
     return [
         f"F3: no {kind} error of {name} in {dtype} x{size:g}"
         for dtype, size, name, kind in wanted
@@ -269,7 +248,6 @@ def _unseen(found: Sequence[_Ratio]) -> list[str]:
 
 
 def _in_words(found: Sequence[_Ratio], count: int) -> str:
-    """The worst shares for each dtype in each size."""
     rows: dict[tuple[str, float], dict[tuple[str, bool], float]] = {setting: {} for setting in SETTINGS}
     for ratio in found:
         row, key = rows[ratio.draw.numbers.dtype, ratio.draw.numbers.size], (ratio.kind, ratio.what != "out")

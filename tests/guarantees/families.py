@@ -1,6 +1,4 @@
-"""Families of graphs for random cases, each beside its definition in the plain words of Python, which decides
-what is true.
-"""
+"""Families of graphs for random cases, each with its definition in plain Python: the truth."""
 
 from __future__ import annotations
 
@@ -13,17 +11,6 @@ import torch
 from gnn_attention import convert, patterns
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
-
-__all__ = [
-    "FAMILIES",
-    "Defined",
-    "Definition",
-    "any_family",
-    "cross_table",
-    "mixed",
-    "shuffled_list",
-    "some_rows",
-]
 
 Definition = Callable[[int, int, int, int], bool]  # (sample, head, dst, src): is there an edge?
 Defined = tuple[TokenGraph, Definition]
@@ -134,7 +121,6 @@ LONG = (
 
 
 def any_family(rng: Chance, n: int, batch: int, heads: int) -> Defined:
-    """One of the families."""
     names = [name for name in FAMILIES if name not in VARYING or (n <= LONG and batch)]
     return FAMILIES[rng.choice(names)](rng, n, batch, heads)
 
@@ -155,18 +141,14 @@ def mixed(rng: Chance, n: int, batch: int, heads: int) -> Defined:
 
 
 def some_rows(rng: Chance, n: int, batch: int, heads: int) -> Defined:
-    """Some receivers of a family, over all its senders: decoding. The definition still speaks of absolute
-    receivers.
-    """
+    """Some receivers of a family, over all its senders: decoding. Receivers are absolute positions."""
     graph, definition = any_family(rng, n, batch, heads)
     start = rng.randint(0, n)
     return graph.rows(start, rng.randint(start, n)), definition
 
 
 def shuffled_list(rng: Chance, n: int, batch: int, heads: int) -> tuple[TokenGraph, list[tuple[int, int]]]:
-    """Edges ``(src, dst)`` in no order, between as many or fewer receivers, of hardly any to most pairs; with
-    the list.
-    """
+    """Edges ``(src, dst)`` in no order, between as many or fewer receivers; with the list."""
     num_dst, share = rng.choice([n, rng.randint(0, n)]), rng.choice([0.01, 0.1, 0.5, 0.9])
     listed = [(j, i) for i in range(num_dst) for j in range(n) if rng.random() < share]
     rng.shuffle(listed)

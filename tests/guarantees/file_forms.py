@@ -1,6 +1,4 @@
-"""Every kind of file that the library reads: a whole one, its reader, and what must hold of whatever is
-read.
-"""
+"""Every kind of file that the library reads: a whole one, its reader, and what must hold of the result."""
 
 from __future__ import annotations
 
@@ -28,8 +26,6 @@ from gnn_attention.training.compare_store import PLAN, Store
 from gnn_attention.verify.report import Report, Result
 from tests.guarantees import mutations
 from tests.guarantees.mutations import Mutation
-
-__all__ = ["FORMS", "Form"]
 
 
 @dataclass(frozen=True)
@@ -114,26 +110,8 @@ def _linked(text: str) -> set[tuple[int, int]]:
 
 def _report(folder: Path) -> Path:
     results = (
-        Result(
-            "attend",
-            "dense",
-            "float64",
-            "causal, plain",
-            passed=True,
-            output=0.25,
-            gradient=0.5,
-            error=1e-16,
-            unit=1e-12,
-        ),
-        Result(
-            "attend",
-            "rows",
-            "float32",
-            "window",
-            passed=False,
-            output=float("nan"),
-            message="a number is NaN",
-        ),
+        Result("attend", "dense", "float64", "causal, plain", True, 0.25, 0.5, error=1e-16, unit=1e-12),
+        Result("attend", "rows", "float32", "window", False, float("nan"), message="a number is NaN"),
         Result("layer", "flex", "float16", "tree", passed=False, skipped="needs a GPU"),
     )
     path = folder / "verify.json"
@@ -194,19 +172,19 @@ def _training() -> tuple[nn.Module, torch.optim.Optimizer, torch.Generator]:
 
 def _checkpoint(file: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        told = {
+        progress = {
             "recipe": {"steps": 4},
             "losses": [1.5, 1.25],
             "history": [{"step": 2, "training_loss": 1.5}],
             "seconds": 2.0,
         }
-        Checkpoints(folder).save(2, *_training(), told)
+        Checkpoints(folder).save(2, *_training(), progress)
         return next((folder / "step-00000002").glob(file))
 
     return make
 
 
-def _told(path: Path) -> Any:
+def _recorded_progress(path: Path) -> Any:
     return Checkpoints(path.parent.parent).record(path.parent, {"recipe": {"steps": 4}})
 
 
@@ -230,5 +208,5 @@ FORMS = (
     Form("outcome of an experiment", _store("0123-seed0.json"), _stored, _JSON, _check_outcome),
     Form("costs of a CPU", _costs, cost_model.read, _JSON),
     Form("costs of GPUs", _devices, devices.read, _JSON),
-    Form("what a checkpoint tells", _checkpoint(RECORD), _told, _JSON, named="step-00000002"),
+    Form("what a checkpoint tells", _checkpoint(RECORD), _recorded_progress, _JSON, named="step-00000002"),
 )

@@ -25,7 +25,6 @@ MORE = (large_checks, gpu_checks)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.guarantees.gpu", description="Check everything on a GPU."
     )

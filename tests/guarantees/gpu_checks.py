@@ -1,6 +1,4 @@
-"""What only a GPU shows of our kernels: the same bits thrice, a bound on memory, operators that compilers may
-rely on.
-"""
+"""What only a GPU shows of our kernels: the same bits thrice, a bound on memory, operators for compilers."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ OPERATOR_GRAPHS = ("window", "listed")
 
 
 def gpu_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
-    """Repeatability of our own kernels on larger graphs in every dtype; their memory; the operators they are
-    called through.
-    """
+    """Repeatability of our kernels on larger graphs in every dtype; their memory; their operators."""
     own = [backend for backend in settings.backends if backend.name.startswith(OWN)]
     for dtype in settings.dtypes:
         for large in LARGE.values():
@@ -108,9 +104,7 @@ def _memory(settings: Settings, dtype: torch.dtype, hubs: bool, backend: Backend
 def _used(
     device: str, run: Callable[[], Tensor], leaves: Sequence[Tensor], direction: Tensor
 ) -> dict[str, int]:
-    """What a first call leaves on the device, and the most that a later one allocates beyond what there was
-    before each pass.
-    """
+    """What a first call leaves on the device, and the most that a later pass allocates beyond that."""
     before = _allocated(device)
     torch.autograd.grad(run(), list(leaves), direction)
     graph = _allocated(device) - before
@@ -198,9 +192,7 @@ def _opcheck(
 
 
 def leaf_like(x: Any, differentiable: bool) -> Any:
-    """A copy of an argument that begins a graph of its own; of what is no float tensor the argument
-    itself.
-    """
+    """A copy of a float tensor that begins a graph of its own; any other argument itself."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
     leaf: Tensor = x.detach().clone()

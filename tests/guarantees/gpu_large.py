@@ -32,9 +32,7 @@ CHUNK = 512  # receivers of the truth at a time
 
 @dataclass(frozen=True, eq=False)
 class LargeGraph:
-    """A graph of ``n`` tokens and its mask ``[dst, src]``, from a formula or a list; ``listed`` ones have a
-    per-edge bias.
-    """
+    """A graph of ``n`` tokens and its mask ``[dst, src]``; ``listed`` ones have a bias for each edge."""
 
     name: str
     graph: Callable[[int], TokenGraph]
@@ -57,7 +55,6 @@ def _dilated(n: int) -> Tensor:
 
 
 def _lengths(n: int) -> list[int]:
-    """Documents of uneven lengths, one of them empty."""
     return [n // 3, 0, n // 5, 1, n - n // 3 - n // 5 - 1]
 
 
@@ -111,9 +108,7 @@ LARGE = {
 
 @dataclass(frozen=True, eq=False)
 class LargeCase:
-    """One problem, shared by all backends: one sample, grouped heads; with a bias for each edge and sinks, or
-    plain.
-    """
+    """One problem for all backends: one sample, grouped heads; with bias and sinks, or plain."""
 
     settings: Settings
     large: LargeGraph
@@ -143,7 +138,6 @@ class LargeCase:
         return {name: x.to(self.settings.device, self.dtype) for name, x in drawn.items()}
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Fresh leaves holding the rounded inputs."""
         return {
             name: x.to(dtype, copy=True).requires_grad_()
             for name, x in self._drawn.items()
@@ -155,12 +149,10 @@ class LargeCase:
         return self._drawn["direction"]
 
     def attended(self, backend: Backend, inputs: Mapping[str, Tensor], **options: Any) -> Any:
-        """What ``attend`` returns."""
         extra: dict[str, Any] = {name: x for name, x in inputs.items() if name not in "qkv"}
         return attend(inputs["q"], inputs["k"], inputs["v"], self.graph, backend=backend, **extra, **options)
 
     def run(self, backend: Backend) -> Mapping[str, Any]:
-        """Against the truth."""
         inputs = self.inputs(self.dtype)
         out = self.attended(backend, inputs)
         return verdict(out, gradients_of(out, self.direction, inputs), self.truth.for_backend(backend))
@@ -219,9 +211,7 @@ class LargeCase:
 
 
 def large_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
-    """Graphs x dtypes x backends, forward and every gradient; the listed graphs also with a bias for each
-    edge and sinks.
-    """
+    """Graphs x dtypes x backends, forward and every gradient; listed graphs with bias and sinks too."""
     for dtype in settings.dtypes:
         for large in LARGE.values():
             for full in (False, True) if large.listed else (False,):

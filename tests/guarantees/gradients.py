@@ -31,36 +31,19 @@ from gnn_attention.layer import MessagePassingAttention
 from tests.guarantees.families import FAMILIES, shuffled_list
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 
-__all__ = ["GUARANTEE", "GradientCase"]
-
-USUAL = (
-    "causal",
-    "full",
-    "window",
-    "band",
-    "dilated",
-    "window and sinks",
-    "prefix",
-    "documents",
-    "tree",
-    "globals",
+# twelve; of the list, in no order, some rows are isolated
+KINDS = (
+    *("causal", "full", "window", "band", "dilated", "window and sinks"),
+    *("prefix", "documents", "tree", "globals", "by head", "list"),
 )
-KINDS = (*USUAL, "by head", "list")  # twelve; of the list, in no order, some receivers hear nobody
 FORMS: dict[str, Callable[[StandardHeads], Any] | None] = {
     "attend": None,
     "standard": lambda heads: heads,
     "factored": FactoredHeads.of,
     "merged": MergedHeads.of,
 }
-MEASURED = (
-    "dense",
-    "tiles",
-    "rows",
-    "mixed",
-    "split",
-    "reference",
-    "walk",
-)  # hold float64 on a CPU, if not every option
+# run float64 on a CPU, if not with every option
+MEASURED = ("dense", "tiles", "rows", "mixed", "split", "reference", "walk")
 TWICE = ("dense", "reference", "walk")
 TRIPLES = [case for case in product((*BACKENDS, "walk"), FORMS, KINDS) if case[:2] != ("walk", "attend")]
 STEP = 397  # prime to the number of triples, about 0.6 of it: a few cases are spread over all of them
@@ -80,11 +63,9 @@ class GradientCase:
 
     @cached_property
     def triple(self) -> tuple[str, str, str]:
-        """Backend, form and family."""
         return TRIPLES[self.number * STEP % len(TRIPLES)]
 
     def __str__(self) -> str:
-        """One line that names the case."""
         return f"{self.number}: {', '.join(self.triple)}"
 
     @cached_property
@@ -106,7 +87,6 @@ class GradientCase:
         return FAMILIES[family](self._rng, n, batch, heads)[0]
 
     def problem(self) -> tuple[AttentionCall, Sequence[Tensor]]:
-        """A function and the leaves whose numbers are moved."""
         form = FORMS[self.triple[1]]
         return self._attend() if form is None else self._layer(form)
 
@@ -115,7 +95,6 @@ class GradientCase:
         return self._rng.choice([1, 1, 2]), *self._rng.choice([(1, 1), (2, 1), (1, 2)])
 
     def _modified(self, heads: int) -> tuple[dict[str, Any], list[Tensor]]:
-        """A score_mod or none, and what it learns."""
         kind = self._rng.choice(["none", "none", "none", "alibi", "softcap", "relative"])
         if kind == "relative":
             table = self._leaf(heads, 2 * REACH + 1)
@@ -176,9 +155,7 @@ class GradientCase:
 
 
 def _first(call: AttentionCall, leaves: Sequence[Tensor]) -> str:
-    """Whether the gradients were checked, or the call refused by name; whatever else is raised fails the
-    case.
-    """
+    """Whether the gradients were checked, or the call refused by name; any other error fails the case."""
     try:
         call(*leaves)
     except NotImplementedError:

@@ -2,12 +2,12 @@
 padding.
 
 The models are random and tiny, with weights large enough that attention decides: grouped heads with
-rotations, learned positions, a softcap beside windows, windows alone, sinks beside windows. A token that
+rotations, learned positions, a softcap with windows, windows alone, sinks with windows. A token that
 differs fails, however close the two best scores were; how close they come, and how far the scores are apart,
-is told.
+is reported.
 
-No prompt ends in as many pads as a window is wide: who hears nobody gets exactly 0 here, in eager attention
-the mean of what it was forbidden to hear.
+No prompt ends in as many pads as a window is wide: an isolated row is exactly 0 here, in eager attention
+the mean of all masked values.
 """
 
 from __future__ import annotations
@@ -25,44 +25,17 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 
-__all__ = ["ARCHITECTURES", "CACHES", "CELLS", "PADDINGS", "Cell", "Compared", "available", "compared"]
-
 VOCABULARY, PROMPT, NEW, WINDOW = 61, 12, 10, 5
 OURS = "gnn_attention"
 
-SMALL = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
+DRAWN: Mapping[str, Any] = {"vocab_size": VOCABULARY, "initializer_range": 0.3, "tie_word_embeddings": False}
+IDS: Mapping[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {**DRAWN, **IDS, **SIZES, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+GPT2 = {**DRAWN, **IDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 ARCHITECTURES: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "Llama": ("LlamaConfig", "LlamaForCausalLM", SMALL),
-    "GPT-2": (
-        "GPT2Config",
-        "GPT2LMHeadModel",
-        {
-            "vocab_size": VOCABULARY,
-            "n_embd": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_positions": 64,
-            "initializer_range": 0.3,
-            "tie_word_embeddings": False,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": None,
-        },
-    ),
+    "GPT-2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
     "Gemma 2": (
         "Gemma2Config",
         "Gemma2ForCausalLM",
@@ -95,22 +68,17 @@ PADDINGS: dict[str, Sequence[Sequence[int]] | None] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """An architecture, a cache and a padding."""
-
     architecture: str
     cache: str
     padding: str
 
     def __str__(self) -> str:
-        """As a failure names it."""
         return f"greedy text of {self.architecture}, {self.cache}, {self.padding}"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What differs (None: nothing); how close the two best scores ever came; the largest difference of
-    scores; tokens seen.
-    """
+    """What differs (or None), the closest two best scores, the largest difference of scores, tokens seen."""
 
     differs: str | None
     margin: float
@@ -119,7 +87,7 @@ class Compared:
 
 
 def available() -> str | None:
-    """None, or why Hugging Face models cannot be asked here."""
+    """None, or why Hugging Face models cannot be run here."""
     if importlib.util.find_spec("transformers") is None:
         return "transformers is not installed: pip install 'gnn_attention[hf]'"
     try:
@@ -184,15 +152,8 @@ def _prompts(padding: str, seed: int) -> dict[str, Tensor]:
 def _generated(model: Any, given: Mapping[str, Tensor], how: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """New tokens ``[rows, steps]`` and their scores ``[steps, rows, vocabulary]``."""
     with _quiet():
-        out = model.generate(
-            **given,
-            **how,
-            max_new_tokens=NEW,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_scores=True,
-            pad_token_id=0,
-        )
+        options = {"return_dict_in_generate": True, "output_scores": True, "pad_token_id": 0, **how}
+        out = model.generate(**given, **options, max_new_tokens=NEW, do_sample=False)
     return out.sequences[:, PROMPT:], torch.stack(out.scores)
 
 

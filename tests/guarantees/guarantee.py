@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Guarantee", "Measured", "Tell"]
-
 Tell = Callable[[str], None]
+
+
+def no_progress(text: str) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a guarantee: ``value`` in words with its numbers, whether the bar holds, and every case
-    that fails.
-    """
+    """What came of a guarantee: ``value`` in words, and every case that fails or could not be run here."""
 
     value: str
     failures: tuple[str, ...] = ()

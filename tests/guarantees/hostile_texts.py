@@ -1,10 +1,6 @@
-"""Texts that pages and pictures have stumbled over: markup, mathematics, control characters, scripts that
-join their letters.
-"""
+"""Texts that pages and pictures have stumbled over: markup, mathematics, control characters, scripts."""
 
 from __future__ import annotations
-
-__all__ = ["TEXTS"]
 
 TEXTS = (
     # markup, in every place where a text may stand

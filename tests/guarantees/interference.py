@@ -1,10 +1,10 @@
-"""F4: a non-edge carries nothing. One token is poisoned, and whoever has no way to it must not change.
+"""F4: a non-edge carries nothing. One token is poisoned, and no token without a path to it may change.
 
 The poison is 1e4, NaN or an infinity in one channel of a token's q, k or v, in one head of one sample. A
-receiver that does not hear it keeps its output, its lse, and the gradients of its query and of a bias on its
-in-edges; a sender none of whose receivers hears it keeps those of its key and value. A poisoned query spoils
-its own row, and the gradients of those whom it hears. Who is who is read off the definition of the graph. A
-control sees to it that the poison is felt: a NaN is held by all who hear it, and what is not finite in the
+receiver that does not attend to it has the same output, lse, and gradients of its query and of a bias on its
+in-edges; a sender none of whose receivers attends to it has those of its key and value. A poisoned query spoils
+its own row, and the gradients of its senders. All of this is read off the definition of the graph. A control
+checks that the poison arrives: a NaN is in all rows that attend to it, and what is not finite in the
 reference is so everywhere.
 
 In the reference not a bit may change. Elsewhere the same summands may be summed in another order, by another
@@ -30,12 +30,9 @@ from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.edges import accumulation_dtype, per_query_head
 from tests.guarantees.draws import DTYPES, Draw, Numbers
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-from tests.guarantees.problems import AttendProblem
-
-__all__ = ["GUARANTEE", "Poisoned"]
+from tests.guarantees.problems import AttendProblem, usual_backends
 
 SURE = 6.0  # lambda: a sum of rounding errors lies beyond it once in 10^7
-ONLY_CUDA = ("varlen",)  # refuses every call here
 POISONS = tuple((where, poison) for where in "qkv" for poison in (1e4, math.nan, math.inf, -math.inf))
 
 
@@ -61,7 +58,6 @@ class Poisoned(Draw):
 
     @cached_property
     def poison(self) -> tuple[str, float]:
-        """Which of q, k and v it is put in, and what."""
         shuffled = random.Random(f"poisons {self.number // len(POISONS)}").sample(POISONS, len(POISONS))
         return shuffled[self.number % len(POISONS)]
 
@@ -71,9 +67,7 @@ class Poisoned(Draw):
         return random.Random(f"lse {self.number}").random() < 0.5
 
     def spot(self, x: Tensor) -> tuple[int, int, int, int] | None:
-        """Sample, head, token and channel of ``x`` to poison: a token with edges to some, not all, if there
-        is one.
-        """
+        """Sample, head, token and channel of ``x`` to poison: a token with edges to some, not all, if any."""
         rng, axis = random.Random(f"spot {self.number}"), -1 if self.poison[0] == "q" else -2
         if not x.numel():
             return None
@@ -85,9 +79,7 @@ class Poisoned(Draw):
 
 @dataclass(frozen=True)
 class _Finding:
-    """One backend on one case: how much changed of what must not, as a share of what sums may, and in words
-    what was wrong.
-    """
+    """One backend on one case: the change as a share of what sums may make, and in words what was wrong."""
 
     backend: str
     difference: float
@@ -96,8 +88,6 @@ class _Finding:
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """A draw with and without its poison."""
-
     draw: Poisoned
 
     @cached_property
@@ -106,7 +96,6 @@ class _Case:
 
     @cached_property
     def inputs(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Clean and poisoned."""
         clean, (where, poison) = self.problem.inputs(), self.draw.poison
         spot, spoiled = self.draw.spot(clean[where]), dict(clean)
         if spot is not None:
@@ -120,7 +109,7 @@ class _Case:
 
     @cached_property
     def receivers(self) -> Bool[Tensor, "batch heads dst"]:
-        """Who hears the poison, or has it and hears anyone."""
+        """Rows that attend to the poison, or have it and are not isolated."""
         where, mask = self.draw.poison[0], self.draw.mask
         clean, spoiled = (x[where].detach() for x in self.inputs)
         marked = (clean != spoiled).any(-1).expand(self.draw.numbers.batch, -1, -1)
@@ -130,10 +119,9 @@ class _Case:
 
     @cached_property
     def senders(self) -> Bool[Tensor, "batch kv_heads src"]:
-        """Who is heard by one of them."""
-        heard = (self.draw.mask & self.receivers.unsqueeze(-1)).any(-2)
+        reached = (self.draw.mask & self.receivers.unsqueeze(-1)).any(-2)
         numbers = self.draw.numbers
-        return heard.view(numbers.batch, numbers.kv_heads, numbers.group, -1).any(2)
+        return reached.view(numbers.batch, numbers.kv_heads, numbers.group, -1).any(2)
 
     def results(self, inputs: Mapping[str, Tensor], backend: Backend) -> dict[str, Tensor]:
         """Output, lse and gradients, those of q, k and v for each sample apart."""
@@ -155,7 +143,6 @@ class _Case:
         return "bias" in inputs and inputs["bias"].dim() == 3
 
     def untouched(self, name: str) -> Bool[Tensor, "..."]:
-        """Which entries must be as they were."""
         if name in ("gradient of k", "gradient of v"):
             return ~self.senders
         if name == "gradient of bias":
@@ -163,7 +150,6 @@ class _Case:
         return ~self.receivers
 
     def finding(self, backend: Backend) -> _Finding | None:
-        """What a backend makes of it, None where it refuses."""
         try:
             before, after = (self.results(inputs, backend) for inputs in self.inputs)
         except RefusalError:
@@ -173,9 +159,9 @@ class _Case:
         changes = {name: _change(before[name], after[name], self.untouched(name)) for name in before}
         allowed = 0.0 if backend.name == "reference" else self.allowed
         wrong = [f"{name} by {change:.3g}" for name, change in changes.items() if not change <= allowed]
-        told = f"it reached strangers: {', '.join(wrong)}" if wrong else ""
+        words = f"it reached strangers: {', '.join(wrong)}" if wrong else ""
         worst = max(changes.values(), key=lambda change: math.inf if math.isnan(change) else change)
-        return _Finding(backend.name, worst / self.allowed, told or self._unfelt(after["out"]))
+        return _Finding(backend.name, worst / self.allowed, words or self._unfelt(after["out"]))
 
     @cached_property
     def allowed(self) -> float:
@@ -192,13 +178,11 @@ class _Case:
 
     def _unfelt(self, out: Tensor) -> str:
         lost = int((self.holders & out.isfinite().all(-1)).sum())
-        return f"{lost} who hear what is not finite do not hold it" if lost else ""
+        return f"{lost} rows that attend to it are finite" if lost else ""
 
     @cached_property
     def holders(self) -> Bool[Tensor, "batch heads dst"]:
-        """Whose output cannot be finite: all who hear a NaN, and of an infinity those for whom it is not in
-        the reference.
-        """
+        """Rows that cannot be finite: all poisoned by a NaN, and by an infinity those of the reference."""
         if math.isnan(self.draw.poison[1]):
             return self.receivers
         with torch.no_grad():
@@ -208,24 +192,16 @@ class _Case:
         return ~out.isfinite().all(-1)
 
 
-def _change(before: Tensor, after: Tensor, kept: Bool[Tensor, "..."]) -> float:
-    """The largest change of what is kept, as a share of its largest number, or of 1."""
-    one, other = before.detach()[kept].double(), after.detach()[kept].double()
+def _change(before: Tensor, after: Tensor, untouched: Bool[Tensor, "..."]) -> float:
+    """The largest change of untouched entries, as a share of its largest number, or of 1."""
+    one, other = before.detach()[untouched].double(), after.detach()[untouched].double()
     changes = torch.where(one == other, 0.0, (one - other).abs())
     size = float(one[one.isfinite()].abs().max()) if bool(one.isfinite().any()) else 0.0
     return float(changes.max()) / max(1.0, size) if changes.numel() else 0.0
 
 
-def _usual() -> dict[str, Backend]:
-    """The backends that need neither a compiler nor another device."""
-    return {
-        name: backend for name, backend in BACKENDS.items() if not backend.compiled and name not in ONLY_CUDA
-    }
-
-
 def _measure(count: int, tell: Tell) -> Measured:
-    """F4."""
-    failures, worst = [], dict.fromkeys(_usual(), -1.0)
+    failures, worst = [], dict.fromkeys(usual_backends(), -1.0)
     seen: set[tuple[str, str]] = set()
     changed = 0
     for number in range(count):
@@ -241,7 +217,9 @@ def _measure(count: int, tell: Tell) -> Measured:
         if case.receivers.any() and not case.receivers.all() and not case.senders.all():
             seen.add((case.draw.poison[0], str(case.draw.poison[1])))
     failures += [
-        f"F4: no {x} in {where} had hearers and strangers" for where, x in _wanted() if (where, x) not in seen
+        f"F4: no {x} in {where} had rows with and without a path to it"
+        for where, x in _wanted()
+        if (where, x) not in seen
     ]
     failures += [f"F4: nothing was measured of {name}" for name, change in worst.items() if change < 0]
     exact = [name for name, change in worst.items() if change == 0]
@@ -252,7 +230,7 @@ def _measure(count: int, tell: Tell) -> Measured:
 
 def _findings(case: _Case, worst: dict[str, float]) -> Iterator[_Finding]:
     """One for each backend that holds the case; the largest changes are noted in ``worst``."""
-    for name, backend in _usual().items():
+    for name, backend in usual_backends().items():
         found = case.finding(backend)
         if found is not None:
             worst[name] = max(worst[name], math.inf if math.isnan(found.difference) else found.difference)
@@ -271,7 +249,7 @@ def _said(draw: Poisoned) -> str:
 GUARANTEE = Guarantee(
     name="F4",
     promise=(
-        "a non-edge carries nothing: a poisoned token changes nobody who has no way to it, nor their "
+        "a non-edge carries nothing: a poisoned token changes no token that has no path to it, nor its "
         "gradients"
     ),
     bar=(

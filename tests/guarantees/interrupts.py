@@ -1,9 +1,9 @@
-"""Interrupts: whoever is ended by Ctrl-C ends at once with one line, leaves every file whole, and can go on.
+"""Interrupts: a command ends at Ctrl-C with one line, leaves every file whole, and can go on.
 
 A case is a command and a moment: some seconds after its start, or just before the n-th time that it changes a
 file or folder (a checkpoint being saved). Afterwards the exit code is 130, stderr holds one
 line and no traceback, no process and no temporary file is left, and the same command, given once more, comes
-to what the same command comes to that nobody interrupted.
+to what the same command comes to without an interrupt.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from typing import Any
 
 from tests.guarantees import children
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-
-__all__ = ["COMMANDS", "GUARANTEE", "Command", "Forks", "measure"]
 
 
 @dataclass(frozen=True)
@@ -75,30 +73,12 @@ def _goes_on(folder: Path) -> tuple[str, ...]:
 
 SMALL = ("--batch", "2", "--length", "32", "--pieces", "260")
 TRAIN = (
-    "train",
-    "--steps",
-    "10",
-    *SMALL,
-    "--out",
-    "weights.safetensors",
-    "--checkpoints",
-    "checkpoints",
-    "--every",
-    "2",
+    *("train", "--steps", "10", *SMALL, "--out", "weights.safetensors", "--checkpoints", "checkpoints"),
+    *("--every", "2"),
 )
 COMPARE = (
-    "compare",
-    "--graphs",
-    "causal; window(4)",
-    "--seeds",
-    "1",
-    "--steps",
-    "4",
-    *SMALL,
-    "--out",
-    "done",
-    "--json",
-    "said.json",
+    *("compare", "--graphs", "causal; window(4)", "--seeds", "1", "--steps", "4", *SMALL, "--out", "done"),
+    *("--json", "said.json"),
 )
 FEW = ("--device", "cpu", "--dtype", "float64", "--graph", "causal", "--backend", "dense", "--no-trained")
 VERIFY = ("verify", *FEW, "--jobs", "1", "--json", "checks.json")
@@ -173,20 +153,17 @@ class Case:
         return Case(number, name, seconds=rng.uniform(0.0, COMMANDS[name].span))
 
     def __str__(self) -> str:
-        """Number, command and moment."""
         moment = f"before its change {self.event} of a file" if self.event else f"after {self.seconds:.3f} s"
         return f"case {self.number}, {self.name}, {moment}"
 
 
 class Forks:
-    """The program that forks commands, and what each of them comes to when nobody interrupts it."""
+    """The program that forks commands, and what each of them comes to without an interrupt."""
 
     def __init__(self) -> None:
-        """Nothing is started before :meth:`__enter__`."""
         self._truths: dict[str, Any] = {}
 
     def __enter__(self) -> Forks:
-        """Start the program, in a folder of its own."""
         self._folder = tempfile.TemporaryDirectory()
         self.root = Path(self._folder.name).resolve()
         command = [sys.executable, "-W", "ignore", "-c", children.PROGRAM]
@@ -199,7 +176,6 @@ class Forks:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End it; a fork that is under way ends too."""
         assert self._program.stdin is not None
         assert self._program.stdout is not None
         self._program.stdin.close()
@@ -210,9 +186,9 @@ class Forks:
     def run(self, case: Case) -> tuple[bool, list[str]]:
         """Whether the command had ended before its interrupt, and what is wrong in words."""
         command, folder = COMMANDS[case.name], self._new(f"case{case.number}")
-        told = self._told(command.arguments, folder, seconds=case.seconds, event=case.event)
-        ended = told["code"] == 0
-        wrong = _after(told, folder)
+        answer = self._answer(command.arguments, folder, seconds=case.seconds, event=case.event)
+        ended = answer["code"] == 0
+        wrong = _after(answer, folder)
         again = command.arguments if command.again is None else command.again(folder)
         return ended, [*wrong, *([] if command.once else self._goes_on(case.name, again, folder))]
 
@@ -221,18 +197,18 @@ class Forks:
         command = COMMANDS[name]
         if name not in self._truths:
             alone = self._new(name.replace(" ", ""))
-            self._told(command.arguments, alone)
+            self._answer(command.arguments, alone)
             self._truths[name] = command.outcome(alone)
-        told = self._told(again, folder)
-        if told["code"] != 0:
-            return [f"once more: exit code {told['code']}, {_text(folder, 'err')[-300:]!r}"]
+        answer = self._answer(again, folder)
+        if answer["code"] != 0:
+            return [f"once more: exit code {answer['code']}, {_text(folder, 'err')[-300:]!r}"]
         try:
             found = command.outcome(folder)
         except (OSError, ValueError, KeyError) as error:
             return [f"once more: {type(error).__name__}: {error}"[:300]]
         return [] if found == self._truths[name] else ["once more: it came to something else than alone"]
 
-    def _told(self, arguments: tuple[str, ...], folder: Path, **moment: float | None) -> dict[str, Any]:
+    def _answer(self, arguments: tuple[str, ...], folder: Path, **moment: float | None) -> dict[str, Any]:
         assert self._program.stdin is not None
         assert self._program.stdout is not None
         print(
@@ -253,14 +229,13 @@ class Forks:
         return folder
 
 
-def _after(told: dict[str, Any], folder: Path) -> list[str]:
-    """What is wrong with how a command ended."""
+def _after(answer: dict[str, Any], folder: Path) -> list[str]:
     # a command that runs for five seconds says so; what counts is the line with which it ends
     lines = [line for line in _text(folder, "err").splitlines() if line.strip() and " elapsed" not in line]
-    wrong = [f"a process was left: {name}" for name in told["left"]]
-    if told["code"] != 0:
-        if told["code"] not in (130, -signal.SIGINT):
-            wrong.append(f"exit code {told['code']}, not 130: {lines[-1:]}"[:300])
+    wrong = [f"a process was left: {name}" for name in answer["left"]]
+    if answer["code"] != 0:
+        if answer["code"] not in (130, -signal.SIGINT):
+            wrong.append(f"exit code {answer['code']}, not 130: {lines[-1:]}"[:300])
         if len(lines) != 1 or "interrupted" not in lines[0]:
             wrong.append(f"{len(lines)} lines, expected one: {lines[:1] + lines[-2:]}"[:500])
     files = [path for place in (folder, folder.with_suffix(".tmp")) for path in sorted(place.rglob("*"))]

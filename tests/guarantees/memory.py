@@ -15,8 +15,6 @@ from itertools import zip_longest
 from tests.guarantees import peaks, refusals
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 
-__all__ = ["CELLS", "GUARANTEE", "case", "measure"]
-
 STRIDE = 37  # from one call to the next: prime, so that few of them meet every backend
 
 
@@ -27,7 +25,6 @@ class Refused:
     name: str
 
     def __str__(self) -> str:
-        """As a failure names it."""
         return f"refused: {self.name}"
 
 
@@ -38,7 +35,6 @@ class Answered:
     name: str
 
     def __str__(self) -> str:
-        """As a failure names it."""
         return f"answered: {self.name}"
 
 
@@ -58,8 +54,6 @@ CELLS: tuple[Cell, ...] = tuple(_cells())
 
 @dataclass
 class _Seen:
-    """What has been measured so far."""
-
     calls: int = 0
     refused: int = 0
     answered: int = 0
@@ -69,7 +63,6 @@ class _Seen:
     failures: list[str] = field(default_factory=list)
 
     def value(self) -> str:
-        """In words, with the numbers."""
         calls = f"{self.calls:,} calls took at most {self.forward:.2f} and {self.backward:.2f} of what is allowed to each pass"
         pieces = f"largest piece {self.piece:.2f} of E H C"
         return (
@@ -78,7 +71,6 @@ class _Seen:
         )
 
     def call(self, cell: peaks.Cell, seed: int, name: str) -> None:
-        """Both passes."""
         self.calls += 1
         found = peaks.measured(cell, seed)
         self.forward, self.backward = max(self.forward, found.forward), max(self.backward, found.backward)
@@ -89,7 +81,6 @@ class _Seen:
             self.failures.append(f"{name}: a piece of {found.piece:.2f} of E H C numbers; {found.what}")
 
     def one(self, cell: Cell, seed: int, name: str) -> None:
-        """Any case."""
         if isinstance(cell, peaks.Cell):
             return self.call(cell, seed, name)
         refused = isinstance(cell, Refused)
@@ -112,7 +103,6 @@ def case(number: int) -> tuple[Cell, int]:
 
 
 def measure(count: int, tell: Tell) -> Measured:
-    """The first ``count`` cases."""
     seen = _Seen()
     for number in range(count):
         cell, seed = case(number)

@@ -15,8 +15,6 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["counted", "memos"]
-
 FEW = 16  # entries of a cache without a size: keys such as devices and numbers of threads
 WEAK = (WeakIdKeyDictionary, WeakKeyDictionary, WeakValueDictionary)
 

@@ -18,8 +18,6 @@ from tests.guarantees.guarantee import Guarantee, Measured, Tell
 from tests.guarantees.mutations import MARK, SECRET
 from tests.guarantees.sandbox import Seen
 
-__all__ = ["GUARANTEE", "judged", "measure", "mutated"]
-
 MOST_SECONDS, MOST_MEMORY = 2.0, 2**28
 LONGEST_MESSAGE = 1000  # characters
 
@@ -83,7 +81,6 @@ def _seen(form: Form, numbers: Sequence[int]) -> Iterator[Seen]:
 
 
 def measure(count: int, tell: Tell, forms: Sequence[Form] = FORMS) -> Measured:
-    """``count`` mutated files of every form."""
     if (reason := sandbox.available()) is not None:
         return Measured("nothing was read", skipped=(f"every file: {reason}",))
     failures: list[str] = []
@@ -96,7 +93,7 @@ def measure(count: int, tell: Tell, forms: Sequence[Form] = FORMS) -> Measured:
             if complaint := found.complaint or late:
                 failures.append(f"{form.name}, file {found.number}: {complaint}")
     value = f"{len(failures)} of {total:,} files of {len(forms)} forms failed; slowest {slowest:.2f} s, none beyond 256 MB"
-    return Measured(value, tuple(failures), () if total else ("every file: none was asked for",))
+    return Measured(value, tuple(failures), () if total else ("every file: 0 cases",))
 
 
 GUARANTEE = Guarantee(

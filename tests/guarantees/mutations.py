@@ -16,8 +16,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["ANY", "JSON", "LARGEST", "MARK", "SAFETENSORS", "SECRET", "WORDS", "XML", "Mutation"]
-
 Mutation = Callable[[bytes, random.Random], bytes]
 LARGEST = 2**20  # bytes of a mutated file, about
 MARK = "gnn_attention_was_run"  # a file that a mutated file makes, if it is run
@@ -25,7 +23,6 @@ SECRET = "the secret of another file"  # what a mutated file may not make us say
 
 
 def _flipped(content: bytes, rng: random.Random) -> bytes:
-    """One to eight bits."""
     found = bytearray(content)
     for _ in range(rng.choice([1, 1, 1, 2, 8]) if found else 0):
         found[rng.randrange(len(found))] ^= 1 << rng.randrange(8)
@@ -56,7 +53,6 @@ def _repeated(content: bytes, rng: random.Random) -> bytes:
 
 
 def _moved(content: bytes, rng: random.Random) -> bytes:
-    """A slice in another place."""
     start, stop = _slice(content, rng)
     rest = content[:start] + content[stop:]
     place = rng.randint(0, len(rest))
@@ -86,19 +82,11 @@ def _digits(content: bytes, rng: random.Random) -> bytes:
 
 
 def _spliced(content: bytes, rng: random.Random) -> bytes:
-    """Bytes that readers stumble over: no UTF-8, a NUL, a mark of byte order, half a character, an escape of
-    a terminal.
-    """
+    """Bytes that readers stumble over: no UTF-8, a NUL, a byte order mark, a terminal's escape."""
     place = rng.choice([0, rng.randint(0, len(content))])
     other = rng.choice(
         [
-            b"\xff\xfe",
-            b"\0",
-            b"\xef\xbb\xbf",
-            b"\xed\xa0\x80",
-            b"\x1b[2J",
-            b"\xc0\x80",
-            b"\r",
+            *(b"\xff\xfe", b"\0", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\x1b[2J", b"\xc0\x80", b"\r"),
             b"\xe2\x80\xa8",
         ]
     )
@@ -133,20 +121,12 @@ def _others() -> Iterator[bytes]:
     yield _zipped("a.npy", _npy(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({10**15},), }}"))
     yield from (_zipped("bomb", zeros), gzip.compress(zeros), zlib.compress(zeros))
     yield from (
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b"(" * 100_000,
-        b"<a>" * 100_000,
-        b"9" * 100_000,
+        *(b"[" * 100_000, b'{"a":' * 100_000, b"(" * 100_000, b"<a>" * 100_000, b"9" * 100_000),
         b"[]," * 300_000,
     )
     yield from (
-        b"\x7fELF" + b"\0" * 64,
-        b"#!/bin/sh\ntouch " + MARK.encode(),
-        "\ufeff".encode() * 3,
-        b"null",
-        b"[]",
-        b"{}",
+        *(b"\x7fELF" + b"\0" * 64, b"#!/bin/sh\ntouch " + MARK.encode(), "\ufeff".encode() * 3, b"null"),
+        *(b"[]", b"{}"),
     )
 
 
@@ -162,40 +142,10 @@ ANY: tuple[Mutation, ...] = (_flipped, _cut, _removed, _repeated, _moved, _extre
 
 _NESTED = "[" * 100_000 + "]" * 100_000
 _HOSTILE = (
-    *(
-        "1e999",
-        "-1e999",
-        "NaN",
-        "-Infinity",
-        "1" * 100_000,
-        "1" + "0" * 400,
-        "-1",
-        "0",
-        "18446744073709551616",
-        "0.5",
-        "1e-320",
-    ),
-    *(
-        "true",
-        "null",
-        '""',
-        '"1"',
-        "[]",
-        "{}",
-        '[["a"]]',
-        '{"a": {"a": 1}}',
-        _NESTED,
-        '"\\ud800"',
-        '"\\u0000"',
-        '"\\u001b[2J"',
-    ),
-    *(
-        json.dumps("x" * 300_000),
-        json.dumps("../../../../etc/passwd"),
-        json.dumps("/dev/zero"),
-        '{"a": 1, "a": 2}',
-        "[1, 1.5]",
-    ),
+    *("1e999", "-1e999", "NaN", "-Infinity", "1" * 100_000, "1" + "0" * 400, "-1", "0"),
+    *("18446744073709551616", "0.5", "1e-320", "true", "null", '""', '"1"', "[]", "{}", '[["a"]]'),
+    *('{"a": {"a": 1}}', _NESTED, '"\\ud800"', '"\\u0000"', '"\\u001b[2J"', json.dumps("x" * 300_000)),
+    *(json.dumps("../../../../etc/passwd"), json.dumps("/dev/zero"), '{"a": 1, "a": 2}', "[1, 1.5]"),
 )
 
 
@@ -216,14 +166,13 @@ def _with(found: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def _value(content: bytes, rng: random.Random) -> bytes:
-    """A value becomes a hostile one."""
     found, marker = json.loads(content), "the place of the value"
     path = rng.choice(list(_places(found)))
     return json.dumps(_with(found, path, marker)).replace(json.dumps(marker), rng.choice(_HOSTILE)).encode()
 
 
 def _name(content: bytes, rng: random.Random) -> bytes:
-    """A name is gone, another, there twice, or one that nobody expects comes too."""
+    """A name is gone, another, there twice, or an unexpected one comes too."""
     found, marker = json.loads(content), "the place of the name"
     objects = [path for path in _places(found) if isinstance(_at(found, path), dict) and _at(found, path)]
     if not objects:
@@ -261,13 +210,13 @@ def _in_header(mutation: Mutation) -> Mutation:
 def _in_metadata(content: bytes, rng: random.Random) -> bytes:
     """A mutation of JSON inside the metadata of a safetensors file."""
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    told: Mapping[str, str] = header.get("__metadata__", {})
-    inside = [name for name, text in told.items() if text.startswith(("{", "["))]
+    metadata: Mapping[str, str] = header.get("__metadata__", {})
+    inside = [name for name, text in metadata.items() if text.startswith(("{", "["))]
     if not inside:
         return _in_header(_value)(content, rng)
     name, mutation = rng.choice(inside), rng.choice(JSON)
-    text = mutation(told[name].encode(), rng).decode("utf-8", "replace")
-    other = json.dumps(header | {"__metadata__": {**told, name: text}}).encode()
+    text = mutation(metadata[name].encode(), rng).decode("utf-8", "replace")
+    other = json.dumps(header | {"__metadata__": {**metadata, name: text}}).encode()
     return len(other).to_bytes(8, "little") + other + content[8 + int.from_bytes(content[:8], "little") :]
 
 
@@ -290,36 +239,12 @@ _PROLOGUES = (
     '<?xml-stylesheet href="http://127.0.0.1:9/a.xsl"?>',
 )
 _PARTS = (
-    *(
-        '<node id="&a11;"/>',
-        '<node id="01"/>',
-        '<node id="-1"/>',
-        '<node id="1e3"/>',
-        '<node id=" 1"/>',
-        '<node id="٣"/>',
-    ),
-    *(
-        '<node id="99999999999999999999"/>',
-        "<node/>",
-        '<edge source="0"/>',
-        '<edge source="0" target="7"/>',
-        "<hyperedge/>",
-    ),
-    *(
-        '<graph edgedefault="directed"/>',
-        '<port name="a"/>',
-        '<data key="nobody">1</data>',
-        "<![CDATA[<node/>]]>",
-        "<!--",
-    ),
-    *(
-        '<node id="&#0;"/>',
-        '<node id="&#xD800;"/>',
-        "<a>" * 20_000,
-        '<a b="' + "x" * 300_000 + '"/>',
-        '<a b="1" b="2"/>',
-        "&a11;",
-    ),
+    *('<node id="&a11;"/>', '<node id="01"/>', '<node id="-1"/>', '<node id="1e3"/>', '<node id=" 1"/>'),
+    *('<node id="٣"/>', '<node id="99999999999999999999"/>', "<node/>", '<edge source="0"/>'),
+    *('<edge source="0" target="7"/>', "<hyperedge/>", '<graph edgedefault="directed"/>'),
+    *('<port name="a"/>', '<data key="nobody">1</data>', "<![CDATA[<node/>]]>", "<!--"),
+    *('<node id="&#0;"/>', '<node id="&#xD800;"/>', "<a>" * 20_000, '<a b="' + "x" * 300_000 + '"/>'),
+    *('<a b="1" b="2"/>', "&a11;"),
 )
 
 
@@ -332,7 +257,6 @@ def _prologue(content: bytes, rng: random.Random) -> bytes:
 
 
 def _part(content: bytes, rng: random.Random) -> bytes:
-    """Another element between two, or in the place of one."""
     pieces = content.split(b">")
     place = rng.randrange(len(pieces))
     pieces[place] = (
@@ -344,52 +268,15 @@ def _part(content: bytes, rng: random.Random) -> bytes:
 XML: tuple[Mutation, ...] = (_prologue, _part)
 
 _STRANGE = (
-    *(
-        "__import__('os').mkdir('x')",
-        "eval('1')",
-        "().__class__.__mro__",
-        "lambda: 0",
-        "open('x','w')",
-        "causal.__globals__",
-    ),
-    *(
-        "(" * 5000,
-        "~" * 9000,
-        "1+" * 4000 + "1",
-        "9" * 9000,
-        "causal(9**9**9)",
-        "full(10**9)",
-        "causal(4)**99",
-        "[0]*10**9",
-    ),
-    *(
-        "'\\ud800'",
-        "\x00",
-        "\u202e",
-        "f'{1}'",
-        "randn(10000,10000,10)",
-        "closure(full(4000))",
-        "causal(True)",
-        "tensor([[[[]]]])",
-    ),
-    *(
-        "window(8,",
-        "n",
-        "*",
-        "\x1b[2J",
-        "1e308",
-        "-1",
-        "float('nan')",
-        "causal(n=4,n=4)",
-        "'x'*10**9",
-        "{1:2}",
-        "x:=1",
-    ),
+    *("__import__('os').mkdir('x')", "eval('1')", "().__class__.__mro__", "lambda: 0", "open('x','w')"),
+    *("causal.__globals__", "(" * 5000, "~" * 9000, "1+" * 4000 + "1", "9" * 9000, "causal(9**9**9)"),
+    *("full(10**9)", "causal(4)**99", "[0]*10**9", "'\\ud800'", "\x00", "\u202e", "f'{1}'"),
+    *("randn(10000,10000,10)", "closure(full(4000))", "causal(True)", "tensor([[[[]]]])", "window(8,", "n"),
+    *("*", "\x1b[2J", "1e308", "-1", "float('nan')", "causal(n=4,n=4)", "'x'*10**9", "{1:2}", "x:=1"),
 )
 
 
 def _word(content: bytes, rng: random.Random) -> bytes:
-    """A word of the text becomes a strange one."""
     words = content.split(b" ")
     words[rng.randrange(len(words))] = rng.choice(_STRANGE).encode("utf-8", "surrogatepass")
     return b" ".join(words)

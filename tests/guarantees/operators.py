@@ -1,7 +1,7 @@
 """The operators that this package registers, each with the arguments that real calls give it, under
 ``torch.library.opcheck``.
 
-Which there are is asked of torch, so that a new one that no call here reaches is a failure, not a gap; the
+torch lists them, so that a new one that no call here reaches is a failure, not a gap; the
 arguments are recorded while public functions run, so that they cannot be out of date.
 """
 
@@ -20,8 +20,6 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from tests.guarantees.gpu_checks import Recorder, leaf_like
-
-__all__ = ["checks", "names", "on_this_machine", "recorded"]
 
 NAMESPACE = "gnn_attention::"
 OF_CUDA = (
@@ -60,9 +58,7 @@ def recorded() -> dict[str, list[tuple[Any, ...]]]:
 
 
 def checks(name: str, calls: list[tuple[Any, ...]]) -> Checked:
-    """The outcome of each of the four tests on each call, failures in the words of ``opcheck``; the first
-    that fails counts.
-    """
+    """The outcome of each of the four tests of ``opcheck`` on each call; the first that fails counts."""
     operator = getattr(torch.ops.gnn_attention, name).default
     outcomes: Checked = {}
     for arguments in calls:

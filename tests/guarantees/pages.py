@@ -1,7 +1,7 @@
 """F11: hostile texts in every place of every page and picture that shows a text.
 
 A page with such a text has the elements and the attributes of the same page with harmless words, runs and
-fetches nothing else, and shows the text as it is: what it holds beside letters cannot be told from them.
+fetches nothing else, and shows the text as it is, its markup as letters.
 Pictures are written twice, with texts as texts, which are compared, and as matplotlib usually writes them, as
 shapes.
 """
@@ -17,8 +17,6 @@ from tests.guarantees.documents import Document, html_document, svg_document
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 from tests.guarantees.hostile_texts import TEXTS
 from tests.guarantees.surfaces import SURFACES, Surface, written
-
-__all__ = ["GUARANTEE", "complaints", "measure"]
 
 SPREAD = 12  # places from one case to the next: pages and pictures in turn
 MOST_LINES = 3 * 64  # letters of a title that is broken into lines: of a longer one the end is left out
@@ -58,9 +56,7 @@ def _documents(surface: Surface, text: str) -> list[Document]:
 
 
 def _new(surface: Surface, found: Document, harmless: Document) -> list[str]:
-    """Elements that the harmless one does not have; of a picture kinds of them, since each line and letter is
-    an element.
-    """
+    """Elements that the harmless one does not have; of a picture kinds of them, as each letter is one."""
     known = {*harmless.elements, *_LETTERS} if surface.kind == "svg" else set()
     more = [element for element in found.elements - harmless.elements if element not in known]
     return [f"new element <{' '.join(element)[:200]}>" for element in more]
@@ -85,7 +81,6 @@ class _Frame(HTMLParser):
         self.count, self.attributes = 0, dict[str, str | None]()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """The frame, if there is nothing else."""
         self.count, self.attributes = self.count + 1, dict(attrs)
 
 
@@ -104,9 +99,7 @@ def _framed(text: str) -> Document:
 
 
 def _is_shown(surface: Surface, text: str, texts: list[str]) -> bool:
-    """True if the text is there: in a page's data exactly, else as what can be printed of it, where lines
-    were broken or not.
-    """
+    """True if the text is there: in a page's data exactly, else as what can be printed of it."""
     if surface.kind == "html" and text in texts:
         return True
     wanted = _letters(printable(text)[: surface.longest or MOST_LINES])
@@ -133,7 +126,7 @@ def measure(count: int, tell: Tell) -> Measured:
                 f"{SURFACES[place].name}, text {which} {TEXTS[which][:40]!a}: {'; '.join(found)[:400]}"
             )
     value = f"{len(failures)} of {len(pairs):,} pages and pictures had an element, an attribute or a request more, or a text less"
-    return Measured(value, tuple(failures), () if pairs else ("every page: none was asked for",))
+    return Measured(value, tuple(failures), () if pairs else ("every page: 0 cases",))
 
 
 GUARANTEE = Guarantee(

@@ -1,7 +1,7 @@
-"""The memory of one call, forward and backward, on every backend: what torch allocates, beside what it may.
+"""The memory of one call, forward and backward, on every backend: what torch allocates, and what it may.
 
 Allowed beyond inputs is ``6 (E H + N H C) itemsize`` for every sample, in numbers as wide as they are summed
-(float32 or better), or, where that is more, what the backend states (``Backend.bytes_needed``) beside its
+(float32 or better), or, where that is more, what the backend states (``Backend.bytes_needed``) besides its
 results: a workspace of some size that does not grow. ``E`` counts what a backend says it visits: edges; all
     pairs for ``dense``, and for ``tiles`` on edges drawn at random,
 which lie in all its tiles. No piece is as large as ``E H C`` numbers, but in ``reference``, which keeps to
@@ -25,8 +25,6 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.graph import TokenGraph
 from tests.guarantees.allocations import Allocated, allocated
-
-__all__ = ["CELLS", "Cell", "Peak", "measured"]
 
 HEADS, DIM, FACTOR = 8, 64, 6
 SIZES, SMALL = (2048, 4096), 1024  # tokens; of those who visit all pairs, and of the reference
@@ -78,7 +76,7 @@ class Cell:
     option: str
 
     @property
-    def held(self) -> bool:
+    def is_supported(self) -> bool:
         """False for what the backend refuses, and for a bias of a graph without one list of edges."""
         if self.backend == REFERENCE:
             return self.option == "plain" and self.graph == "window"
@@ -93,20 +91,17 @@ class Cell:
         return self.backend == "dense" or (self.backend, self.graph) == ("tiles", "list")
 
     def __str__(self) -> str:
-        """As a failure names it."""
         return f"{self.backend}, {self.graph}, {self.option}"
 
 
 CELLS: Sequence[Cell] = [
-    cell for cell in (Cell(*each) for each in product(WAYS, GRAPHS, OPTIONS)) if cell.held
+    cell for cell in (Cell(*each) for each in product(WAYS, GRAPHS, OPTIONS)) if cell.is_supported
 ]
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What both passes took at most, as a share of what is allowed; the largest piece as a share of ``E H C``
-    numbers.
-    """
+    """What both passes took at most, as a share of the allowed; the largest piece of ``E H C`` numbers."""
 
     forward: float
     backward: float
@@ -115,7 +110,7 @@ class Peak:
 
 
 def measured(cell: Cell, seed: int) -> Peak:
-    """Both passes of a second call: what is kept with the graph was made by a first."""
+    """Both passes of a second call: what is cached with the graph was made by a first."""
     n, dtype = SMALL if cell.visits_pairs or cell.backend == REFERENCE else SIZES[seed % 2], DTYPES[seed % 3]
     graph, rng = GRAPHS[cell.graph](n), torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(1, HEADS, n, DIM, generator=rng, dtype=dtype).requires_grad_() for _ in range(3))
@@ -161,13 +156,13 @@ def _judged(
         allowed = [max(formula, bytes_) for bytes_ in allowed]
     piece = max(forward.largest, backward.largest) / (of_edges * DIM * call.q.dtype.itemsize)
     sizes = f"{call.graph.num_dst} tokens, {str(call.q.dtype).removeprefix('torch.')}, formula {formula / 2**20:.0f} MiB"
-    told = f"{sizes}, forward {forward.peak / 2**20:.0f} of {allowed[0] / 2**20:.0f} MiB"
-    told += f", backward {backward.peak / 2**20:.0f} of {allowed[1] / 2**20:.0f} MiB"
+    words = f"{sizes}, forward {forward.peak / 2**20:.0f} of {allowed[0] / 2**20:.0f} MiB"
+    words += f", backward {backward.peak / 2**20:.0f} of {allowed[1] / 2**20:.0f} MiB"
     return Peak(
         forward.peak / allowed[0],
         backward.peak / allowed[1],
         0.0 if cell.backend == REFERENCE else piece,
-        told,
+        words,
     )
 
 

@@ -12,15 +12,13 @@ import torch
 from gnn_attention import score_mods
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import Backend
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.score_mods import ScoreMod
 from gnn_attention.verify.measure import Truth, gradients_of
 from gnn_attention.verify.truth import ORDERS, Attempt, Formula, layer_truth, plain_names
 from tests.guarantees.draws import DTYPES, Draw
-
-__all__ = ["AttendProblem", "LayerProblem", "Problem", "problem_of"]
 
 REACH, CAP, WIDTH = 4, 3.0, 12
 FORMS: Mapping[str, Callable[[StandardHeads], Any]] = {
@@ -32,8 +30,6 @@ FORMS: Mapping[str, Callable[[StandardHeads], Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class AttendProblem:
-    """A draw as a call of ``attend``."""
-
     draw: Draw
 
     @cached_property
@@ -54,14 +50,10 @@ class AttendProblem:
         if "relative" in numbers.mod:
             drawn["table"] = torch.randn(numbers.heads, 2 * REACH + 1, generator=rng, dtype=torch.float64)
         if numbers.bias != "none" and self.draw.edges is not None:
-            lead = {
-                "one for all": (),
-                "by head": (numbers.heads,),
-                "by sample and head": (numbers.batch, numbers.heads),
-            }
-            drawn["bias"] = torch.randn(
-                *lead[numbers.bias], len(self.draw.edges), generator=rng, dtype=torch.float64
-            )
+            axes = {"one for all": 0, "by head": 1, "by sample and head": 2}[numbers.bias]
+            lead = (numbers.batch, numbers.heads)[2 - axes :]
+            edges = len(self.draw.edges)
+            drawn["bias"] = torch.randn(*lead, edges, generator=rng, dtype=torch.float64)
         if numbers.sinks:
             drawn["sink_logits"] = torch.randn(numbers.heads, generator=rng, dtype=torch.float64)
         return {name: x.to(DTYPES[numbers.dtype]) for name, x in drawn.items()}
@@ -82,7 +74,6 @@ class AttendProblem:
         return {name: x.to(dtype, copy=True).requires_grad_() for name, x in self._leaves.items()}
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        """The same numbers in another place of memory."""
         layout = self.draw.numbers.layout
         if layout == "tokens first":
             return x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -91,7 +82,6 @@ class AttendProblem:
         return x.expand(self.draw.numbers.batch, -1, -1, -1)
 
     def run(self, backend: Backend | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Output and gradients by a backend."""
         assert backend is not None
         inputs = self.inputs()
         out, _ = self.attended(inputs, self.laid_out(inputs), backend)
@@ -100,9 +90,7 @@ class AttendProblem:
     def attended(
         self, inputs: Mapping[str, Tensor], qkv: tuple[Tensor, ...], backend: Backend, with_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Output, and lse if it is wanted, of q, k and v in their places, with whatever is added to their
-        logits.
-        """
+        """Output, and lse if wanted, of q, k and v in their places, with what is added to their logits."""
         q, k, v = qkv
         added = self._score_mod(inputs), inputs.get("bias"), inputs.get("sink_logits")
         scale = self.draw.numbers.scale
@@ -114,7 +102,6 @@ class AttendProblem:
         return self._inputs(DTYPES[self.draw.numbers.dtype])
 
     def laid_out(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """q, k and v in another place of memory."""
         return tuple(self._laid_out(inputs[name]) for name in "qkv")
 
     def _score_mod(self, inputs: Mapping[str, Tensor]) -> ScoreMod | None:
@@ -159,12 +146,8 @@ class AttendProblem:
     def _modified(self, inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
         """Score_mod and bias on dense logits ``[B, H, dst, src]``, written out."""
         numbers, graph = self.draw.numbers, self.draw.graph
-        far = (
-            torch.arange(graph.num_dst).unsqueeze(1)
-            + graph.dst_offset
-            - torch.arange(graph.num_src)
-            - graph.src_offset
-        )
+        dst, src = (torch.arange(n) for n in (graph.num_dst, graph.num_src))
+        far = dst.unsqueeze(1) + graph.dst_offset - src - graph.src_offset
         if "alibi" in numbers.mod:
             slopes = torch.tensor(score_mods.alibi_slopes(numbers.heads), dtype=logits.dtype)
             logits = logits - slopes.view(-1, 1, 1) * far.abs()
@@ -184,21 +167,13 @@ class AttendProblem:
 
 @dataclass(frozen=True, eq=False)
 class LayerProblem:
-    """A draw as a layer in one form of its weights."""
-
     draw: Draw
 
     @cached_property
     def _heads(self) -> Any:
         numbers, rng = self.draw.numbers, torch.Generator().manual_seed(self.draw.number)
-        heads = StandardHeads(
-            WIDTH,
-            numbers.heads,
-            numbers.dim,
-            numbers.value_dim,
-            numbers.kv_heads,
-            bias=numbers.bias != "none",
-        ).double()
+        sizes = numbers.heads, numbers.dim, numbers.value_dim, numbers.kv_heads
+        heads = StandardHeads(WIDTH, *sizes, bias=numbers.bias != "none").double()
         for parameter in heads.parameters():
             parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64) * WIDTH**-0.5
         return FORMS[numbers.form](heads).to(DTYPES[numbers.dtype])
@@ -222,7 +197,6 @@ class LayerProblem:
         return layer_truth(self._heads, *self._drawn, self.draw.mask)
 
     def run(self, backend: Backend | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Output and gradients by a backend, or by the walk."""
         x_src, x_dst, direction = (x.clone() for x in self._drawn)
         inputs = {"x_src": x_src.requires_grad_(), "x_dst": x_dst.requires_grad_()}
         out = MessagePassingAttention(self._heads, backend=backend)((x_src, x_dst), self.draw.graph)
@@ -232,6 +206,10 @@ class LayerProblem:
 Problem = AttendProblem | LayerProblem
 
 
+def usual_backends() -> dict[str, Backend]:
+    """The backends that need neither a compiler nor another device; varlen refuses every call on a CPU."""
+    return {name: each for name, each in BACKENDS.items() if not each.compiled and name != "varlen"}
+
+
 def problem_of(draw: Draw) -> Problem:
-    """What a draw is."""
     return AttendProblem(draw) if draw.numbers.form == "attend" else LayerProblem(draw)

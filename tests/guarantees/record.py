@@ -1,6 +1,4 @@
-"""What came of measuring guarantees: one result each, a table to read at a glance, JSON, and the rows that
-the README shows.
-"""
+"""What came of measuring guarantees: one result each, as a table, as JSON, and as rows of the docs."""
 
 from __future__ import annotations
 
@@ -12,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-__all__ = ["VERSIONS", "Result", "Results", "newest", "readme"]
 
 VERSIONS = ("python", "torch", "torch_geometric", "networkx", "transformers", "triton", "numpy")
 SHOWN = 20  # failures and skipped cases of one guarantee in the table; JSON holds all
@@ -43,9 +39,7 @@ class Result:
     date: str = ""
 
     def __str__(self) -> str:
-        """Whether it holds, its name, promise and bar, what was measured, and the cases that failed or were
-        skipped.
-        """
+        """Whether it holds, name, promise, bar, what was measured, and what failed or was skipped."""
         word = "holds" if self.holds else "FAILS"
         part = "" if self.full else f" (in part: {self.count:,} cases)"
         lines = [
@@ -72,7 +66,6 @@ class Results:
         return bool(self.results) and all(result.holds for result in self.results)
 
     def __contains__(self, name: object) -> bool:
-        """True if the guarantee of this name was measured."""
         return any(result.name == name for result in self.results)
 
     def with_result(self, result: Result) -> Results:
@@ -81,14 +74,12 @@ class Results:
         return dataclasses.replace(self, results=(*others, result))
 
     def sorted(self, names: Iterable[str]) -> Results:
-        """In the order of these names."""
         order = {name: number for number, name in enumerate(names)}
         return dataclasses.replace(
             self, results=tuple(sorted(self.results, key=lambda r: order.get(r.name, len(order))))
         )
 
     def __str__(self) -> str:
-        """Every guarantee, then one sentence with the versions."""
         failed = sum(not result.holds for result in self.results)
         said = "nothing was measured" if not self.results else f"{failed} FAILED" if failed else "all hold"
         where = ", ".join(
@@ -100,7 +91,6 @@ class Results:
         return "\n\n".join([*map(str, self.results), tail])
 
     def to_json(self) -> str:
-        """Everything, as JSON."""
         record = {
             "environment": dict(self.environment),
             "guarantees": [asdict(result) for result in self.results],
@@ -129,9 +119,7 @@ class Results:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Results:
-        """The guarantees in a file. ValueError that names it where it holds none, OSError where it cannot be
-        read.
-        """
+        """The guarantees in a file; ValueError where it holds none, OSError where it cannot be read."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:

@@ -1,6 +1,4 @@
-"""What would exhaust memory, and is refused by name before anything of it is taken: a sentence with the
-estimate or the limit.
-"""
+"""What would exhaust memory is refused by name before any is taken, with the estimate or the limit."""
 
 from __future__ import annotations
 
@@ -18,16 +16,12 @@ from gnn_attention.explorer import page
 from gnn_attention.graph import TokenGraph
 from tests.guarantees.allocations import Allocated, allocated
 
-__all__ = ["ANSWERED", "REFUSED", "answered", "refused"]
-
 MILLION, TRILLION = 10**6, 10**12
 MOST = 2**28  # bytes that a refusal, or an answer, may take: some numbers for each of a million tokens
-TOLD = re.compile(r"[\d,.]+ GiB|at most \d+|limit is \d+|holds at most \d+")
+ESTIMATE = re.compile(r"[\d,.]+ GiB|at most \d+|limit is \d+|holds at most \d+")
 
 
 def _attend(graph: TokenGraph, backend: str, **options: Any) -> Callable[[], Any]:
-    """One head of one channel."""
-
     def ask() -> Any:
         q, k = (torch.zeros(1, 1, n, 1) for n in (graph.num_dst, graph.num_src))
         return attend(q, k, k, graph, backend=backend, **options)
@@ -36,7 +30,7 @@ def _attend(graph: TokenGraph, backend: str, **options: Any) -> Callable[[], Any
 
 
 def _everyone_through_a_hub() -> TokenGraph:
-    """Two hops that join every pair of a million: all hear the hub, which hears all."""
+    """Two hops that join every pair of a million: all attend to the hub, which attends to all."""
     star = torch.stack([torch.zeros(MILLION, dtype=torch.int64), torch.arange(MILLION)])
     return TokenGraph.from_edges(star, MILLION) @ TokenGraph.from_edges(star.flip(0), MILLION)
 
@@ -67,7 +61,7 @@ ANSWERED: Mapping[str, Callable[[], Any]] = {
     "explain for a hundred thousand tokens": lambda: explain(patterns.causal(MILLION // 10), 8, 64),
     "edges of a causal graph of a million tokens": lambda: patterns.causal(MILLION).num_edges,
     "decoding rows of a million tokens": lambda: patterns.causal(MILLION).rows(MILLION - 2, MILLION).mask(),
-    "a page beside a graph of a million tokens": lambda: page("ab", graph=f"full({MILLION})", room=2),
+    "a page with a graph of a million tokens": lambda: page("ab", graph=f"full({MILLION})", room=2),
 }
 
 
@@ -82,7 +76,7 @@ def _fault(found: Allocated) -> str | None:
         return "not refused"
     if not isinstance(error, (ValueError, NotImplementedError)):
         return f"{type(error).__name__}: {error}"[:200]
-    if not TOLD.search(str(error)):
+    if not ESTIMATE.search(str(error)):
         return f"without an estimate or a limit: {error}"[:200]
     return f"{found.peak / 2**20:.0f} MiB were taken first" if found.peak > MOST else None
 

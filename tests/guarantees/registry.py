@@ -1,6 +1,4 @@
-"""All guarantees, by name, in the order in which they are printed; each is loaded when it is asked for, with
-what it needs.
-"""
+"""All guarantees by name, in the order in which they are printed; each is loaded with its first use."""
 
 from __future__ import annotations
 
@@ -8,8 +6,6 @@ import importlib
 from collections.abc import Iterator, Mapping
 
 from tests.guarantees.guarantee import Guarantee
-
-__all__ = ["GUARANTEES"]
 
 MODULES = {
     "F1": "equality",

@@ -1,6 +1,4 @@
-"""Guarantees are measured each in a process of its own: what one leaves in memory, or dies of, does not reach
-another.
-"""
+"""Guarantees are measured each in a process of its own, whose memory or death does not reach another."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from tests.guarantees.record import Result
 from tests.guarantees.registry import GUARANTEES
 
 Say = Callable[[str, str], None]
-FIRST = ("soak",)  # an hour on any machine: all others are measured beside it
+FIRST = ("soak",)  # an hour on any machine: all others are measured meanwhile
 
 
 def run(
@@ -74,7 +72,6 @@ def _one(guarantee: Guarantee, count: int | None, jobs: int, say: Say | None, pr
 
 
 def _alone(name: str, count: int, jobs: int, say: Say | None, processes: list[Any]) -> Measured:
-    """What a fresh process measures."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     threads = max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // jobs))
@@ -85,11 +82,11 @@ def _alone(name: str, count: int, jobs: int, say: Say | None, processes: list[An
     found: Measured | None = None
     try:
         while found is None:
-            told = ours.recv()
-            if isinstance(told, Measured):
-                found = told
+            message = ours.recv()
+            if isinstance(message, Measured):
+                found = message
             elif say is not None:
-                say(name, told)
+                say(name, message)
     except EOFError:
         pass
     process.join()

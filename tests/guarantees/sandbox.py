@@ -21,39 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Detour", "Seen", "available", "seen"]
-
 FORBIDDEN = (
-    *(
-        "os.system",
-        "os.exec",
-        "os.fork",
-        "os.posix_spawn",
-        "os.spawn",
-        "os.startfile",
-        "os.kill",
-        "subprocess.Popen",
-        "pty.spawn",
-    ),
-    *(
-        "socket.connect",
-        "socket.bind",
-        "socket.getaddrinfo",
-        "urllib.Request",
-        "webbrowser.open",
-        "ctypes.dlopen",
-    ),
-    *(
-        "os.remove",
-        "os.rename",
-        "os.rmdir",
-        "os.mkdir",
-        "os.link",
-        "os.symlink",
-        "os.chmod",
-        "os.truncate",
-        "shutil.rmtree",
-    ),
+    *("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.startfile", "os.kill"),
+    *("subprocess.Popen", "pty.spawn", "socket.connect", "socket.bind", "socket.getaddrinfo"),
+    *("urllib.Request", "webbrowser.open", "ctypes.dlopen", "os.remove", "os.rename", "os.rmdir"),
+    *("os.mkdir", "os.link", "os.symlink", "os.chmod", "os.truncate", "shutil.rmtree"),
 )
 Make = Callable[[int], Callable[[], str | None]]
 LONGEST_WAIT = 120.0  # seconds without a word, after which a process is taken to hang
@@ -109,14 +81,14 @@ def _one_process(make: Make, numbers: Sequence[int], memory: int, wait: float) -
             os._exit(0)
     os.close(writing)
     try:
-        yield from _told(child, reading, numbers, wait)
+        yield from _results(child, reading, numbers, wait)
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
 
-def _told(child: int, reading: int, numbers: Sequence[int], wait: float) -> Iterator[Seen]:
+def _results(child: int, reading: int, numbers: Sequence[int], wait: float) -> Iterator[Seen]:
     """What the child says, a line for each case; of the one that it does not come to say, why."""
     left, text = list(numbers), b""
     while left:
@@ -143,9 +115,8 @@ def _ended(child: int) -> str:
 
 
 def _inside(make: Make, numbers: Sequence[int], memory: int, writing: int) -> None:
-    """The life of the child."""
-    gc.freeze()  # nobody collects, and so copies, all that the parent has
-    faulthandler.disable()  # a death is told by whoever waits
+    gc.freeze()  # no collection, and so no copy, of what the parent has
+    faulthandler.disable()  # a death is reported by the parent
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
@@ -173,15 +144,15 @@ def _tried(work: Callable[[], str | None]) -> str | None:
 
 
 def _watch(detours: list[str]) -> list[bool]:
-    """Hear of every program, connection and change of a file that Python begins, and stop it."""
+    """Stop every program, connection and change of a file that Python begins."""
     watching = [False]
 
-    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+    def refuse_event(event: str, arguments: tuple[Any, ...]) -> None:
         if watching[0] and _changes(event, arguments):
             detours.append(f"{event} {arguments!r:.100}")
             raise Detour(event)
 
-    sys.addaudithook(hear)
+    sys.addaudithook(refuse_event)
     return watching
 
 

@@ -1,10 +1,7 @@
-"""Every place of a page or a picture that shows a text of somebody's: titles, labels, names of graphs,
-methods and models.
-"""
+"""Every place of a page or a picture that shows a user's text: titles, labels, names of graphs and models."""
 
 from __future__ import annotations
 
-import importlib
 import io
 import tempfile
 import warnings
@@ -23,8 +20,7 @@ from gnn_attention import model as language_model
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.training.compare_results import Mean, Row, plot
-
-__all__ = ["SURFACES", "Surface", "written"]
+from tests.guarantees.llama import llama
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,6 @@ def _whole(text: str) -> str:
 
 
 def _file_name(text: str) -> str:
-    """What a file system takes as a name."""
     return _whole(text).replace("/", "\u2215").replace("\0", "").strip(". ")[:60] or "a"
 
 
@@ -106,8 +101,6 @@ def _model_named(text: str) -> str:
 
 
 class _Tokenizer:
-    """One token, whose text is given."""
-
     def __init__(self, text: str) -> None:
         self.text = text
 
@@ -121,16 +114,8 @@ class _Tokenizer:
 @cache
 def _foreign() -> Any:
     """A tiny Hugging Face model, from no file."""
-    transformers = importlib.import_module("transformers")
     torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 8,
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    return transformers.LlamaModel(transformers.LlamaConfig(**sizes, num_key_value_heads=2)).eval()
+    return llama(heads=2, num_key_value_heads=2)
 
 
 def _foreign_token(text: str) -> str:
@@ -142,9 +127,7 @@ def _foreign_text(text: str) -> str:
 
 
 def written(make: Callable[[str], Any], text: str) -> tuple[str, str]:
-    """A picture with its texts as texts, and as it is usually written: as shapes, beside which they stand as
-    remarks.
-    """
+    """A picture with its texts as texts, and as usually written: as shapes with the texts as remarks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks
         made = make(text)
@@ -215,14 +198,8 @@ def _crossover(text: str) -> Any:
 
 
 def _measured(title: str, method: str) -> Any:
-    case = {
-        "workload": "a",
-        "method": method,
-        "pass": "forward",
-        "status": "measured",
-        "seconds": 0.1,
-        "share": 0.5,
-    }
+    case: dict[str, Any] = {"workload": "a", "method": method, "pass": "forward", "status": "measured"}
+    case |= {"seconds": 0.1, "share": 0.5}
     return gpu_plots.times({"workloads": [{"workload": "a", "title": title}], "cases": [case]})
 
 

@@ -1,6 +1,4 @@
-"""F7: a case of each kind holds; a break, a program too many, a wrong gradient, a new operator and a wrong
-export are seen.
-"""
+"""F7: a case of each kind holds; a break, a program too many, a wrong gradient or export is seen."""
 
 from __future__ import annotations
 
@@ -23,10 +21,6 @@ pytestmark = [
 ]
 
 
-def silent(text):
-    """Nobody listens."""
-
-
 def test_every_operator_that_runs_here_has_calls():
     """Recorded from public functions, so that they are never out of date."""
     calls = operators.recorded()
@@ -40,11 +34,10 @@ def test_every_operator_that_runs_here_has_calls():
 
 
 def test_an_operator_without_calls_is_seen(monkeypatch):
-    """One that was registered lately."""
     known = operators.names()
     monkeypatch.setattr(operators, "names", lambda: [*known, "new_one"])
-    told = {case.of: case for case in cases() if case.kind == "operator"}
-    assert "no call of it is known" in told["new_one"].problem()
+    operators_of = {case.of: case for case in cases() if case.kind == "operator"}
+    assert "no call of it is known" in operators_of["new_one"].problem()
 
 
 def test_a_derivative_that_is_not_registered_is_seen():
@@ -60,12 +53,10 @@ def test_a_derivative_that_is_not_registered_is_seen():
 
 
 def with_dense(monkeypatch, run):
-    """A backend that computes so in the place of dense."""
     monkeypatch.setitem(BACKENDS, "dense", dataclasses.replace(BACKENDS["dense"], run=run))
 
 
 def test_a_break_is_seen(monkeypatch):
-    """In the middle of a call."""
     right = BACKENDS["dense"].run
 
     def broken(call):

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
@@ -12,16 +13,12 @@ from gnn_attention.cache._slots import ResidentSenders
 from gnn_attention.graph.liveness import last_receivers
 from tests.guarantees import chunked, decoding, greedy
 from tests.guarantees.decoding import CELLS, GUARANTEE, case, measure
+from tests.guarantees.guarantee import no_progress
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
 
 
-def silent(text):
-    """Tell nobody."""
-
-
 def fails(cells, seeds=(0, 1)):
-    """How many of the cells fail for some seed."""
     found = Counter()
     for cell in cells:
         for seed in seeds:
@@ -33,19 +30,14 @@ def fails(cells, seeds=(0, 1)):
 
 
 def in_chunks(**wanted):
-    """The cells of chunks with these words in them."""
-    return [
-        cell
-        for cell in chunked.CELLS
-        if all(value in str(getattr(cell, key)) for key, value in wanted.items())
-    ]
+    def fits(cell):
+        return all(value in str(getattr(cell, key)) for key, value in wanted.items())
+
+    return list(filter(fits, chunked.CELLS))
 
 
 def texts(**wanted):
-    """The cells of greedy text that are exactly these."""
-    return [
-        cell for cell in greedy.CELLS if all(value == getattr(cell, key) for key, value in wanted.items())
-    ]
+    return [cell for cell in greedy.CELLS if wanted.items() <= vars(cell).items()]
 
 
 def test_the_quick_cases_meet_every_kind_and_the_full_ones_every_cell():
@@ -67,7 +59,7 @@ def test_the_quick_cases_meet_every_kind_and_the_full_ones_every_cell():
 
 def test_without_transformers_it_says_so_and_does_not_hold(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    found = measure(12, silent)
+    found = measure(12, no_progress)
     assert not found.holds
     assert found.failures == ()
     assert len(found.skipped) == 1
@@ -79,10 +71,9 @@ def test_definitions_and_graphs_agree():
     for family, made in chunked.FAMILIES.items():
         for n in (40, 53, 68):
             graph, definition = made(n)
-            table = [
-                [[definition(h, i, j) for j in range(n)] for i in range(n)] for h in range(chunked.HEADS)
-            ]
-            assert torch.equal(graph.mask().expand(chunked.HEADS, n, n), torch.tensor(table)), (family, n)
+            pairs = product(range(chunked.HEADS), range(n), range(n))
+            table = torch.tensor([definition(*pair) for pair in pairs]).view(-1, n, n)
+            assert torch.equal(graph.mask().expand(chunked.HEADS, n, n), table), (family, n)
 
 
 def test_a_raised_error_is_a_failure_and_names_the_case(monkeypatch):
@@ -90,16 +81,14 @@ def test_a_raised_error_is_a_failure_and_names_the_case(monkeypatch):
         raise RuntimeError("planted")
 
     monkeypatch.setattr(caches.KeyValueCache, "append", broken)
-    found = measure(8, silent)
+    found = measure(8, no_progress)
     assert found.failures[0] == "case 0: attend, float64, causal, chunks of 1, seed 0: RuntimeError: planted"
 
 
 def test_keys_out_of_order_are_seen(monkeypatch):
-    """A chunk is kept backwards: chunks of one token cannot show it."""
-    true = caches.KeyValueCache.append
-    monkeypatch.setattr(
-        caches.KeyValueCache, "append", lambda self, k, v, layer=0: true(self, k.flip(2), v, layer)
-    )
+    """A chunk is stored backwards: chunks of one token cannot show it."""
+    true, cache = caches.KeyValueCache.append, caches.KeyValueCache
+    monkeypatch.setattr(cache, "append", lambda self, k, v, layer=0: true(self, k.flip(2), v, layer))
     assert fails(in_chunks(way="attend, float64", chunk="3"), seeds=(0,)) == 8
     assert fails(in_chunks(way="attend, float32", chunk="3"), seeds=(0,)) == 8
     assert fails(in_chunks(way="attend, float64", chunk="1"), seeds=(0,)) == 0
@@ -107,23 +96,19 @@ def test_keys_out_of_order_are_seen(monkeypatch):
 
 def test_positions_that_begin_anew_with_each_chunk_are_seen(monkeypatch):
     """Rotations would not notice in a whole pass; in chunks they do."""
-    true = caches.KeyValueCache._positions_of
-    monkeypatch.setattr(
-        caches.KeyValueCache, "_positions_of", lambda self, x, layer: true(self, x, layer) - self.length
-    )
+    true, cache = caches.KeyValueCache._positions_of, caches.KeyValueCache
+    monkeypatch.setattr(cache, "_positions_of", lambda self, x, layer: true(self, x, layer) - self.length)
     assert fails(in_chunks(way="rotated", family="causal")) == 3
     assert fails(in_chunks(way="latent", family="causal")) == 3
 
 
 def test_a_sender_forgotten_too_early_is_seen(monkeypatch):
-    """Whom somebody will hear once more is dropped already; nobody ever is where the last token hears
-    everyone.
-    """
-    monkeypatch.setattr(
-        ResidentSenders,
-        "needed",
-        property(lambda held: (last_receivers(held.graph)[held.positions] > held.start).nonzero().flatten()),
-    )
+    """A sender with a later receiver is dropped already; none is where the last token attends to all."""
+
+    def needed(cache):
+        return (last_receivers(cache.graph)[cache.positions] > cache.start).nonzero().flatten()
+
+    monkeypatch.setattr(ResidentSenders, "needed", property(needed))
     assert fails(in_chunks(way="attend, float64", chunk="1")) == 6
 
 
@@ -172,7 +157,7 @@ def test_a_token_that_differs_names_row_step_and_margin(monkeypatch):
     needs("transformers")
     forgetful(monkeypatch, scaling=1.0)
     monkeypatch.setattr(decoding, "CELLS", tuple(texts(cache="static cache", padding="mixed padding")))
-    found = measure(5, silent)
+    found = measure(5, no_progress)
     assert found.failures
     assert all(line.startswith("case ") for line in found.failures)
     assert any("eager" in line and "ahead by" in line for line in found.failures)

@@ -1,6 +1,4 @@
-"""F8: the same call gives the same bits; a race, an order that matters and a number of threads that does are
-seen.
-"""
+"""F8: a race, an order that matters and a number of threads that does are seen."""
 
 from dataclasses import replace
 from functools import partial
@@ -17,12 +15,7 @@ from tests.guarantees import determinism
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
 
 
-def silent(text):
-    """Nobody listens."""
-
-
 def changed(monkeypatch, name, change):
-    """A backend whose output is changed."""
     sound = BACKENDS[name]
 
     def run(call):

@@ -1,6 +1,4 @@
-"""Random draws: the same from their number alone, right by two definitions, equal on every backend, and able
-to find faults.
-"""
+"""Random draws: the same from their number alone, right by two definitions, able to find faults."""
 
 from functools import lru_cache
 
@@ -48,7 +46,7 @@ def test_draws_cover_what_there_is():
 
 @pytest.mark.parametrize("first", range(0, 400, 200))
 def test_the_definition_and_the_library_agree_on_who_hears_whom(first):
-    """The table read off plain Python, pair by pair, beside the graph's own mask."""
+    """The table read off plain Python, pair by pair, against the graph's own mask."""
     for number in range(first, first + 200):
         draw = Draw(number)
         mask = draw.graph.mask()
@@ -88,7 +86,6 @@ WERE_WRONG = {
 
 @pytest.mark.parametrize("number", WERE_WRONG, ids=str)
 def test_draws_that_were_wrong(number):
-    """Each on every backend."""
     assert equality.run([number]).mismatches == ()
 
 
@@ -109,7 +106,6 @@ def test_what_a_backend_raises_is_a_mismatch_and_a_refusal_is_none():
 
     ((_, found),) = equality.case(5, [Backend("broken", broken)])
     assert "RuntimeError: no such luck" in found.message
-    ((_, refused),) = equality.case(
-        5, [Backend("refuses", broken, unsupported_reason=lambda call: "not today")]
-    )
+    refusing = Backend("refuses", broken, unsupported_reason=lambda call: "not today")
+    ((_, refused),) = equality.case(5, [refusing])
     assert refused is None

@@ -20,8 +20,8 @@ def last(works, seconds=0.3):
 
 
 def test_memory_that_grows_is_reported():
-    held = []
-    state = last({"leak": lambda rng: held.append(b"x" * 2**20)})
+    leak = []
+    state = last({"leak": lambda rng: leak.append(b"x" * 2**20)})
     assert endurance._growth(state["memory"])[0].startswith("memory grew from ")
     assert endurance._growth([100.0] * 8 + [102.5] * 8)
     assert not endurance._growth([100.0] * 8 + [101.5] * 8)
@@ -55,15 +55,8 @@ def test_every_work_gives_nothing_wrong_and_can_fail(monkeypatch):
     ],
 )
 def test_a_process_that_dies_or_leaves_files_is_reported(monkeypatch, program, expected):
-    state = {
-        "operations": 1,
-        "judged": 0,
-        "memory": [1.0] * 8,
-        "wrong": [],
-        "ended": True,
-        "seconds": 1.0,
-        "memos": 3,
-    }
+    state = {"operations": 1, "judged": 0, "memory": [1.0] * 8, "wrong": []}
+    state |= {"ended": True, "seconds": 1.0, "memos": 3}
     popen = endurance.subprocess.Popen
     command = [sys.executable, "-c", program.replace("LINE", repr(json.dumps(state)))]
     monkeypatch.setattr(endurance.subprocess, "Popen", lambda _, **options: popen(command, **options))
@@ -84,12 +77,12 @@ def test_a_memo_without_bounds_is_reported(monkeypatch):
     module = types.ModuleType("gnn_attention.faulty")
 
     @functools.cache
-    def kept(number):
+    def memo(number):
         return number
 
-    kept.__module__ = module.__name__
-    module.kept = kept
+    memo.__module__ = module.__name__
+    module.memo = memo
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for number in range(100):
-        kept(number)
-    assert memos.counted(ALIVE)[1] == ["gnn_attention.faulty.kept holds 100 entries, expected at most 16"]
+        memo(number)
+    assert memos.counted(ALIVE)[1] == ["gnn_attention.faulty.memo holds 100 entries, expected at most 16"]

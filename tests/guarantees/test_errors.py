@@ -1,4 +1,4 @@
-"""F2 and F3: errors in float64, and beside SDPA's in every other dtype and in both sizes; faults are seen."""
+"""F2 and F3: errors in float64, and as shares of SDPA's in every other dtype and in both sizes; faults are seen."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -9,6 +9,7 @@ import torch
 from gnn_attention import attend, patterns
 from gnn_attention.backends import BACKENDS, split
 from tests.guarantees import errors
+from tests.guarantees.guarantee import no_progress
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
 
@@ -24,10 +25,6 @@ def _problems_made_once():
         yield
 
 
-def silent(text):
-    """Nobody listens."""
-
-
 SOUND = dict(BACKENDS)
 
 
@@ -41,13 +38,13 @@ def broken(monkeypatch, name, change):
 
     monkeypatch.setitem(BACKENDS, name, replace(sound, run=run))
     monkeypatch.setattr(
-        errors, "_usual", lambda: {key: one for key, one in BACKENDS.items() if one is not SOUND[key]}
+        errors, "usual_backends", lambda: {key: one for key, one in BACKENDS.items() if one is not SOUND[key]}
     )
 
 
 def test_float64_lost_on_the_way_is_seen(monkeypatch):
     broken(monkeypatch, "rows", lambda out: out.float().to(out.dtype))
-    found = F2.measure(5, silent)
+    found = F2.measure(5, no_progress)
     assert any("case" in line and "rows: output" in line for line in found.failures)
 
 
@@ -55,7 +52,7 @@ def test_float64_lost_on_the_way_is_seen(monkeypatch):
 def test_a_nan_and_an_exception_are_failures(guarantee, monkeypatch):
     broken(monkeypatch, "tiles", lambda out: out * torch.nan)
     broken(monkeypatch, "rows", lambda out: out.no_such_thing)
-    failures = guarantee.measure(6, silent).failures
+    failures = guarantee.measure(6, no_progress).failures
     assert any(", tiles: " in line and "nan" in line for line in failures)
     assert any(", rows: AttributeError" in line for line in failures)
 
@@ -69,7 +66,7 @@ def rounded_again(out):
 
 def test_roundings_of_each_number_are_seen_by_the_mean(monkeypatch):
     broken(monkeypatch, "split", rounded_again)
-    assert any(", split: mean error of out" in line for line in F3.measure(6, silent).failures)
+    assert any(", split: mean error of out" in line for line in F3.measure(6, no_progress).failures)
 
 
 def test_every_dtype_is_drawn_in_every_size_whatever_the_graph():

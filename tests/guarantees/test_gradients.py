@@ -1,6 +1,4 @@
-"""F6: the cases cover everything, hold, and a wrong derivative, a wrong second one and a silent refusal are
-seen.
-"""
+"""F6: the cases cover everything; a wrong derivative, a wrong second one and a missing refusal are seen."""
 
 from __future__ import annotations
 
@@ -13,12 +11,9 @@ import torch
 from gnn_attention.backends import BACKENDS, RefusalError
 from tests.guarantees import gradients
 from tests.guarantees.gradients import FORMS, GUARANTEE, KINDS, MEASURED, STEP, TRIPLES, GradientCase, measure
+from tests.guarantees.guarantee import no_progress
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
-
-
-def silent(text):
-    """Nobody listens."""
 
 
 def test_cases_are_all_of_them_and_a_few_are_spread():
@@ -40,7 +35,7 @@ def faulty(monkeypatch, run):
     monkeypatch.setitem(BACKENDS, "dense", changed)
     numbers = [n for n in range(GUARANTEE.full) if GradientCase(n).triple[:2] == ("dense", "attend")][:3]
     monkeypatch.setattr(gradients, "GradientCase", lambda number: GradientCase(numbers[number]))
-    return [line for line in measure(len(numbers), silent).failures if line.startswith("case")]
+    return [line for line in measure(len(numbers), no_progress).failures if line.startswith("case")]
 
 
 class HalfGradient(torch.autograd.Function):
@@ -69,13 +64,13 @@ class LostSecond(torch.autograd.Function):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (HalfGradient.apply, "GradcheckError: Jacobian mismatch"),
         (LostSecond.apply, "GradcheckError: Jacobian mismatch"),
     ],
 )
-def test_a_wrong_derivative_is_seen(monkeypatch, change, told):
+def test_a_wrong_derivative_is_seen(monkeypatch, change, message):
     """Of the first kind and of the second; the line names the case."""
     right = BACKENDS["dense"].run
 
@@ -85,7 +80,7 @@ def test_a_wrong_derivative_is_seen(monkeypatch, change, told):
 
     lines = faulty(monkeypatch, run)
     assert len(lines) == 3
-    assert all(told in line and "dense, attend" in line for line in lines)
+    assert all(message in line and "dense, attend" in line for line in lines)
 
 
 def test_a_raw_error_and_a_refusal_where_none_is_promised_are_seen(monkeypatch):

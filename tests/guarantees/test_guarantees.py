@@ -7,27 +7,24 @@ import pytest
 
 from tests.guarantees import GUARANTEES, Guarantee, Measured, Result, Results, __main__, record, runner
 from tests.guarantees.__main__ import main
+from tests.guarantees.guarantee import no_progress
 
 GOOD = Result("F1", "equal", "0 mismatches", 10, True, "0 of 10", True, date="2026-11-22T10:00:00+00:00")
 BAD = Result("F2", "precise", "1e-12", 10, False, "2e-12", False, failures=("case 3: off by 2e-12",))
-
-
-def silent(text):
-    """Show no progress."""
 
 
 # test_memory has shorter calls for F12; interrupts need more cases to meet every command in time.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in GUARANTEES if name not in ("F12", "interrupts")])
 def test_the_quick_count_holds(name):
-    found = GUARANTEES[name].measure(GUARANTEES[name].quick, silent)
+    found = GUARANTEES[name].measure(GUARANTEES[name].quick, no_progress)
     assert found.holds, found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GUARANTEES)
 def test_nothing_measured_does_not_hold(name):
-    assert not GUARANTEES[name].measure(0, silent).holds
+    assert not GUARANTEES[name].measure(0, no_progress).holds
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""F4: poison reaches nobody who has no way to it; faults are seen, and what was wrong stays right."""
+"""F4: poison reaches no token without a path to it; faults are seen, and what was wrong stays right."""
 
 from dataclasses import replace
 
@@ -10,13 +10,10 @@ import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS, nonfinite
 from tests.guarantees import interference
+from tests.guarantees.guarantee import no_progress
 from tests.guarantees.interference import GUARANTEE
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
-
-
-def silent(text):
-    """Nobody listens."""
 
 
 def masked_sdpa(call):
@@ -29,20 +26,19 @@ def masked_sdpa(call):
 
 
 def cleaned(call):
-    """A NaN that nobody hears of."""
+    """A NaN that is dropped."""
     q, k, v = nonfinite.cleaned(call.q, call.k, call.v)
     return BACKENDS["rows"].run(replace(call, q=q, k=k, v=v))
 
 
 def failures_of(monkeypatch, name, run, count):
-    """What the guarantee says of this backend alone, computing so."""
     wrong = replace(BACKENDS[name], run=run)
-    monkeypatch.setattr(interference, "_usual", lambda: {name: wrong})
-    return GUARANTEE.measure(count, silent).failures
+    monkeypatch.setattr(interference, "usual_backends", lambda: {name: wrong})
+    return GUARANTEE.measure(count, no_progress).failures
 
 
 @pytest.mark.parametrize(
-    ("fault", "word"), [(masked_sdpa, "it reached strangers"), (cleaned, "do not hold it")]
+    ("fault", "word"), [(masked_sdpa, "it reached strangers"), (cleaned, "rows that attend to it are finite")]
 )
 def test_planted_faults_are_seen(fault, word, monkeypatch):
     failures = failures_of(monkeypatch, "tiles", fault, 24)
@@ -64,9 +60,7 @@ def test_one_bit_in_the_reference_is_seen(monkeypatch):
 @pytest.mark.parametrize("which", [0, 1], ids=["q", "k"])
 @pytest.mark.parametrize("backend", ["tiles", "mixed", "rows", "dense", "split"])
 def test_a_logit_of_plus_infinity_stays_with_those_who_have_it(backend, which, dtype):
-    """Its lse is +inf: the gradients of senders whom they do not hear were NaN, and in halves their own
-    output was a number.
-    """
+    """Its lse is +inf: gradients of senders outside its row were NaN, and in halves the output was finite."""
     rng = torch.Generator().manual_seed(0)
     tokens = [torch.randn(1, 1, 100, 16, generator=rng).to(dtype).abs() for _ in range(3)]
     tokens[which][0, 0, 60, 0] = torch.inf

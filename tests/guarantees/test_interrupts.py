@@ -28,9 +28,8 @@ pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of te
 def test_cases_cover_the_commands_and_the_moments():
     cases = [Case.drawn(number) for number in range(interrupts.GUARANTEE.full)]
     assert {case.name for case in cases} == set(COMMANDS)
-    assert {case.name for case in cases if case.event} == {
-        name for name, command in COMMANDS.items() if command.events
-    }
+    with_events = {name for name, command in COMMANDS.items() if command.events}
+    assert {case.name for case in cases if case.event} == with_events
     assert str(Case.drawn(7)) == str(Case.drawn(7))
     assert {case.name for case in cases[:5]} > {"train", "generate", "verify", "compare"}
 
@@ -41,13 +40,8 @@ def test_the_quick_count_holds():
     assert measured.holds, measured
 
 
-TOLD = {
-    "a traceback": (
-        {"code": 1, "left": []},
-        "Traceback (most recent call last):\nKeyboardInterrupt\n",
-        None,
-        "exit code 1",
-    ),
+ANSWERS = {
+    "a traceback": ({"code": 1, "left": []}, "Traceback (most recent call last):\n", None, "exit code 1"),
     "two lines": ({"code": 130, "left": []}, "interrupted\nand more\n", None, "2 lines"),
     "no line": ({"code": 130, "left": []}, "", None, "0 lines"),
     "no end": ({"code": None, "left": []}, "interrupted\n", None, "exit code None"),
@@ -57,31 +51,30 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("fault", TOLD)
+@pytest.mark.parametrize("fault", ANSWERS)
 def test_a_planted_fault_is_reported(tmp_path, fault):
-    told, said, file, expected = TOLD[fault]
+    answer, said, file, expected = ANSWERS[fault]
     folder = tmp_path / "case"
     for made in (folder, folder.with_suffix(".tmp")):
         made.mkdir()
     folder.with_suffix(".err").write_text(said)
     if file:
         (tmp_path / file).write_text("")
-    assert any(line.startswith(expected) for line in interrupts._after(told, folder))
+    assert any(line.startswith(expected) for line in interrupts._after(answer, folder))
     folder.with_suffix(".err").write_text("interrupted\n")
     if not file:
         assert interrupts._after({"code": 130, "left": []}, folder) == []
 
 
 def test_a_command_that_does_not_go_on_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(Forks, "_told", lambda self, arguments, folder, **moment: {"code": 0, "left": []})
+    monkeypatch.setattr(Forks, "_answer", lambda self, arguments, folder, **moment: {"code": 0, "left": []})
     forks = Forks()
     forks.root = tmp_path
     (tmp_path / "case").mkdir()
     (tmp_path / "case" / "said.json").write_text('{"text": "a"}')
     forks._truths["generate"] = {"text": "b"}
-    assert forks._goes_on("generate", (), tmp_path / "case") == [
-        "once more: it came to something else than alone"
-    ]
+    expected = ["once more: it came to something else than alone"]
+    assert forks._goes_on("generate", (), tmp_path / "case") == expected
     (tmp_path / "case" / "said.json").write_text('{"te')
     assert forks._goes_on("generate", (), tmp_path / "case")[0].startswith("once more: JSONDecodeError")
 
@@ -103,23 +96,17 @@ assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_an_interrupted_verify_writes_what_there_is():
-    kept = []
+    reports = []
 
     def stop(done, due, result):
         if done == 3:
             raise KeyboardInterrupt
 
-    few = {
-        "device": "cpu",
-        "dtypes": ["float64"],
-        "backends": ["dense"],
-        "graphs": ["causal"],
-        "trained": False,
-    }
+    few = {"dtypes": ["float64"], "backends": ["dense"], "graphs": ["causal"], "trained": False}
     with pytest.raises(KeyboardInterrupt):
-        verify.run(**few, progress=stop, keep=kept.append)
-    assert [len(report.results) for report in kept] == [3]
-    assert kept[0].not_started > 0
+        verify.run(device="cpu", **few, progress=stop, keep=reports.append)
+    assert [len(report.results) for report in reports] == [3]
+    assert reports[0].not_started > 0
 
 
 @pytest.mark.slow
@@ -163,14 +150,11 @@ def test_a_fork_of_the_benchmark_dies_with_the_process_that_made_it():
 
 @pytest.fixture
 def new_classes(tmp_path, monkeypatch):
-    """Classes of layers that torch_geometric has not rendered yet, in a module with a source; and a new
-    temporary folder.
-    """
+    """Classes of layers that torch_geometric has not rendered yet, and a new temporary folder."""
     name, folder = f"layers_{tmp_path.name}", tmp_path / "temporary"
     lines = [f"class New{number}(MessagePassingAttention):\n    pass\n" for number in range(5)]
-    (tmp_path / f"{name}.py").write_text(
-        "from gnn_attention import MessagePassingAttention\n\n" + "\n".join(lines)
-    )
+    head = "from gnn_attention import MessagePassingAttention\n\n"
+    (tmp_path / f"{name}.py").write_text(head + "\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -12,19 +12,16 @@ from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from tests.guarantees import memory, peaks, refusals
 from tests.guarantees.allocations import allocated
+from tests.guarantees.guarantee import no_progress
 from tests.guarantees.memory import CELLS, GUARANTEE, case, measure
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
 
 
-def silent(text):
-    """Tell nobody."""
-
-
 def test_it_holds_in_the_quick_cases(monkeypatch):
     """On fewer tokens than in the guarantee, whose slow cases are as long as it."""
     monkeypatch.setattr(peaks, "SIZES", (512, 512))
-    found = measure(GUARANTEE.quick, silent)
+    found = measure(GUARANTEE.quick, no_progress)
     assert found.holds, found
     assert found.value.startswith("1 calls took at most 0.")
     assert found.value.endswith("2 refused and 1 answered, 0 failures")
@@ -67,7 +64,6 @@ ROWS = BACKENDS["rows"]
 
 
 def greedy_rows(call):
-    """Every message at once."""
     src, dst = call.graph.edge_index
     messages = call.v[:, :, src] + 0 * call.q[:, :, dst]
     out, lse = ROWS.run(call)
@@ -93,7 +89,7 @@ def test_what_raises_is_a_failure(monkeypatch):
         raise RuntimeError("planted")
 
     monkeypatch.setattr(peaks, "measured", broken)
-    assert measure(2, silent).failures == ("case 0: auto, window, plain, seed 0: RuntimeError: planted",)
+    assert measure(2, no_progress).failures == ("case 0: auto, window, plain, seed 0: RuntimeError: planted",)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from gnn_attention import explorer
 from gnn_attention.explorer import _html
 from tests.guarantees import pages
 from tests.guarantees.documents import html_document, svg_document
+from tests.guarantees.guarantee import no_progress
 from tests.guarantees.hostile_texts import TEXTS
 from tests.guarantees.surfaces import SURFACES
 
@@ -18,10 +19,6 @@ needs("matplotlib")
 needs("transformers")
 
 BY_NAME = {surface.name: surface for surface in SURFACES}
-
-
-def silent(text):
-    pass
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +36,10 @@ def test_there_are_forty_texts_and_the_full_count_is_every_pair():
 def test_a_count_sees_every_pair_once(monkeypatch):
     seen = []
     monkeypatch.setattr(pages, "complaints", lambda surface, text: seen.append((surface.name, text)) or [])
-    assert pages.measure(pages.GUARANTEE.full, silent).holds
+    assert pages.measure(pages.GUARANTEE.full, no_progress).holds
     assert len(set(seen)) == len(seen) == pages.GUARANTEE.full
     seen.clear()
-    pages.measure(len(SURFACES), silent)
+    pages.measure(len(SURFACES), no_progress)
     assert len({name for name, _ in seen}) == len({text for _, text in seen}) == len(SURFACES)
 
 

@@ -38,12 +38,12 @@ class Faulty:
     """An object with state for each call: what a thread leaves there, another finds."""
 
     def __init__(self):
-        self.kept = None
+        self.last = None
 
     def __call__(self, thread):
-        self.kept = thread
+        self.last = thread
         time.sleep(0.002)
-        return [torch.tensor(self.kept)]
+        return [torch.tensor(self.last)]
 
 
 FAULTS = {
@@ -86,9 +86,7 @@ def test_a_call_that_hangs_is_reported(monkeypatch):
 
 
 def test_lazy_heads_become_what_they_are_when_they_are_whole(monkeypatch):
-    """A thread that comes while another draws the parameters waits, and does not compute with what is there
-    so far.
-    """
+    """A thread that comes while another draws the parameters waits for them."""
     layer, drawing = MessagePassingAttention(LazyHeads(2, 4)), threading.Event()
     drawn = StandardHeads.reset_parameters
 
@@ -116,9 +114,8 @@ def test_heads_that_met_meanwhile_are_left_as_they_are():
 
 
 def small_model():
-    return LanguageModel(
-        Config(vocabulary_size=9, width=8, num_layers=1, num_heads=2, head_dim=4, mlp_width=8)
-    ).eval()
+    sizes = Config(vocabulary_size=9, width=8, num_layers=1, num_heads=2, head_dim=4, mlp_width=8)
+    return LanguageModel(sizes).eval()
 
 
 def test_a_recording_holds_what_its_own_thread_computed():
@@ -154,10 +151,8 @@ def test_recordings_of_one_module_wait_for_each_other():
 def test_a_second_thread_is_refused_an_operate_block():
     model, tokens = small_model(), torch.tensor([[1, 2, 3]])
     with trace.operate(model, trace.mute()), trace.operate(model, trace.cut([(0, 1)])):
-        for work in (
-            lambda: trace.record(model, tokens),
-            lambda: trace.operate(model, trace.mute()).__enter__(),
-        ):
+        second = trace.operate(model, trace.mute())
+        for work in (lambda: trace.record(model, tokens), second.__enter__):
             found = in_a_thread(work)
             assert isinstance(found, NotImplementedError)
             assert "another thread is in an operate block" in str(found)
@@ -165,7 +160,7 @@ def test_a_second_thread_is_refused_an_operate_block():
     assert not locks._owners
 
 
-def test_layers_computed_again_hear_what_their_own_thread_heard(monkeypatch):
+def test_layers_computed_again_use_the_graph_of_their_own_thread(monkeypatch):
     """Without a mask that carries them: the uses of the last forward pass of any thread were taken."""
     module, model = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     mine, theirs = (_overrides.Use(model, patterns.window(4, w), False, {}) for w in (1, 2))

@@ -2,7 +2,7 @@
 
 Every case makes its object (``together``: a graph, a layer, a model, ...) twice from the case number. On the
 first the eight calls run one after the other: that is the truth. On the second they start together, so that
-whatever is worked out when it is first asked for is asked for by all at once. The filters of warnings and the
+whatever is computed at its first use is first used by all at once. The filters of warnings and the
 object's own state are afterwards as they were.
 """
 
@@ -21,8 +21,6 @@ import torch
 from gnn_attention._support.shapes import Tensor
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 from tests.guarantees.together import KINDS, Shared
-
-__all__ = ["GUARANTEE", "case", "measure"]
 
 THREADS = 8
 PATIENCE = 120.0  # seconds for the calls of a case, after which they hang
@@ -82,9 +80,7 @@ def _compared(make: Callable[[random.Random], Shared], number: int) -> tuple[int
 
 
 def together(calls: Sequence[Callable[[], Found]]) -> list[Found]:
-    """What the calls return that start at the same moment, each in a thread of its own; one that hangs, in
-    words.
-    """
+    """What calls return that start at the same moment, each in its thread; one that hangs, in words."""
     start = threading.Barrier(len(calls))
     results: list[Found] = ["did not end" for _ in calls]
 
@@ -139,7 +135,6 @@ def _shown(found: Found) -> str:
 
 @contextmanager
 def _many_switches() -> Iterator[None]:
-    """Python's threads take turns often."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH)
     try:

@@ -28,8 +28,7 @@ from gnn_attention.interpret import trace
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Config, LanguageModel, generate
 from tests.guarantees.families import any_family
-
-__all__ = ["KINDS", "Shared"]
+from tests.guarantees.llama import llama
 
 WIDTH, HEADS = 12, 4
 FORMS = (lambda heads: heads, FactoredHeads.of, MergedHeads.of)
@@ -50,9 +49,7 @@ class Shared:
 
 
 def _graph_of(rng: random.Random, least: int = 8, most: int = 90) -> TokenGraph:
-    """A plain graph of any family, or the same edges as a list; at times so large that its plans have several
-    parts.
-    """
+    """A plain graph of any family, or its edges as a list; at times with plans of several parts."""
     n = rng.choice([rng.randint(least, most), rng.randint(least, most), 3 * most])
     graph = any_family(rng, n, 0, HEADS)[0]
     while graph.heads is not None or graph.batch is not None:
@@ -73,10 +70,10 @@ def _with_gradients(out: Tensor, wanted: list[Tensor]) -> list[Tensor]:
 
 
 def _graph(rng: random.Random) -> Shared:
-    """What can be asked of a graph, by each thread in another order, and graphs made of it."""
+    """What can be computed of a graph, by each thread in another order, and graphs made of it."""
     graph, other = _graph_of(rng), None
     other = patterns.window(graph.num_dst, 3)
-    asked: list[Callable[[], Tensor]] = [
+    queries: list[Callable[[], Tensor]] = [
         lambda: graph.edge_index,
         lambda: graph.mask(),
         lambda: graph.in_degree(),
@@ -93,9 +90,10 @@ def _graph(rng: random.Random) -> Shared:
 
     def call(thread: int) -> list[Tensor]:
         found = {
-            number: asked[number]() for number in random.Random(thread).sample(range(len(asked)), len(asked))
+            number: queries[number]()
+            for number in random.Random(thread).sample(range(len(queries)), len(queries))
         }
-        return [found[number] for number in range(len(asked))]
+        return [found[number] for number in range(len(queries))]
 
     return Shared(call)
 
@@ -127,9 +125,8 @@ def _attend(rng: random.Random) -> Shared:
 def _layer(rng: random.Random) -> Shared:
     """One layer, in any form and on any way through it, over one graph."""
     graph = _graph_of(rng, most=40)
-    layer = MessagePassingAttention(
-        rng.choice(FORMS)(StandardHeads(WIDTH, HEADS, num_kv_heads=2, bias=True)), backend=None
-    )
+    heads = rng.choice(FORMS)(StandardHeads(WIDTH, HEADS, num_kv_heads=2, bias=True))
+    layer = MessagePassingAttention(heads, backend=None)
     layer.backend = rng.choice(ROUTES)
     given = graph.edge_index if rng.random() < 0.3 else graph
 
@@ -143,10 +140,8 @@ def _layer(rng: random.Random) -> Shared:
 
 def _lazy(rng: random.Random) -> Shared:
     """A layer whose heads learn their widths from whichever thread comes first."""
-    graph, layer = (
-        _graph_of(rng, most=40),
-        MessagePassingAttention(LazyHeads(HEADS, 3), backend=rng.choice(ROUTES)),
-    )
+    graph = _graph_of(rng, most=40)
+    layer = MessagePassingAttention(LazyHeads(HEADS, 3), backend=rng.choice(ROUTES))
 
     def call(thread: int) -> list[Tensor]:
         out = layer(_states(thread, graph.num_src, WIDTH), graph)
@@ -167,7 +162,6 @@ def _tokens(thread: int, count: int) -> Tensor:
 
 
 def _model(rng: random.Random) -> Shared:
-    """A whole model, forward and backward."""
     model, graph = _model_of(rng), _graph_of(rng, most=40)
 
     def call(thread: int) -> list[Tensor]:
@@ -177,9 +171,7 @@ def _model(rng: random.Random) -> Shared:
 
 
 def _decoding(rng: random.Random) -> Shared:
-    """One model goes on with eight texts, in a cache for each over one graph; and one cache is forked by all
-    of them.
-    """
+    """One model decodes eight texts, in a cache for each over one graph; and all fork one cache."""
     model, n = _model_of(rng), rng.randint(12, 20)
     graph = patterns.window(n, rng.randint(2, n)) | patterns.sinks(n, 2)
     first = KeyValueCache(graph, model.config.num_layers)
@@ -197,9 +189,7 @@ def _decoding(rng: random.Random) -> Shared:
 
 
 def _traced(rng: random.Random) -> Shared:
-    """One model recorded by all, some with an edge cut or muted; or recorded by some while the others only
-    use it.
-    """
+    """One model recorded by all, some with an edge cut or muted; or recorded by some and used by others."""
     model, graph = _model_of(rng), patterns.causal(rng.randint(6, 20))
     model.backend, alone = rng.choice(["auto", "dense"]), rng.random() < 0.5
 
@@ -207,21 +197,15 @@ def _traced(rng: random.Random) -> Shared:
         tokens = _tokens(thread, graph.num_dst)
         if not alone and thread % 2:
             return [model(tokens, graph).detach()]
-        surgery = {1: [trace.cut([(0, 1)], layers=0)], 2: [trace.mute([(1, 2)], layers=1)]}.get(
-            thread % 4, []
-        )
-        run = trace.record(model, tokens, graph, surgery=surgery if alone else [])
-        return [
-            run.output.detach(),
-            *(layer.weights().detach() for layer in run.layers),
-            *(x.detach() for x in run.states),
-        ]
+        surgeries = {1: [trace.cut([(0, 1)], layers=0)], 2: [trace.mute([(1, 2)], layers=1)]}
+        run = trace.record(model, tokens, graph, surgery=surgeries.get(thread % 4, []) if alone else [])
+        weights = (layer.weights() for layer in run.layers)
+        return [x.detach() for x in (run.output, *weights, *run.states)]
 
     return Shared(call, lambda: _hooks_of(model))
 
 
 def _hooks_of(model: nn.Module) -> object:
-    """What a recording puts into a module."""
     return [
         (name, repr(getattr(part, "backend", None)), len(part._forward_hooks), len(part._forward_pre_hooks))
         for name, part in model.named_modules()
@@ -229,26 +213,12 @@ def _hooks_of(model: nn.Module) -> object:
 
 
 def _hugging_face(rng: random.Random) -> Shared:
-    """A Hugging Face model under ``use_graph``, in every thread with a graph of its own, layers computed
-    again for gradients.
-    """
-    transformers, huggingface = (
-        importlib.import_module(name) for name in ("transformers", "gnn_attention.huggingface")
-    )
-    sizes = {
-        "vocab_size": 20,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    model = transformers.LlamaModel(
-        transformers.LlamaConfig(**sizes, attn_implementation="gnn_attention")
-    ).train()
+    """A Hugging Face model under ``use_graph``, in every thread with another graph, layers recomputed."""
+    huggingface = importlib.import_module("gnn_attention.huggingface")
+    model = llama(20, 16, 2, 4, attn_implementation="gnn_attention").train()
     if rng.random() < 0.7:
-        enable = (
-            getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        )
+        old = model.gradient_checkpointing_enable
+        enable = getattr(model, "activation_checkpointing_enable", None) or old
         enable({"use_reentrant": False})
     n = rng.randint(8, 24)
 

@@ -1,8 +1,6 @@
-"""Heads in three forms: equal to each other, to torch's own attention and to loops written from the seed
-texts' formulas.
+"""Heads in three forms: equal to each other, to torch's attention and to loops by the seeds' formulas (S0.1).
 
-The seeds' ids (S0.1 ...) name what a check is for. Everything runs in float64 to 1e-12 unless it
-says otherwise.
+In float64 to 1e-12 unless a test says otherwise.
 """
 
 from __future__ import annotations
@@ -24,12 +22,9 @@ from gnn_attention.rotary import Rotary
 Heads = StandardHeads | FactoredHeads | MergedHeads
 
 DST, SRC = 5, 6
-GRAPH = convert.from_mask(
-    torch.tensor(
-        [[0, 1, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 0, 1, 1], [0, 0, 0, 1, 0, 1]],
-        dtype=torch.bool,
-    )
-)  # asymmetric, bipartite, and receiver 2 has no in-edges
+# asymmetric, bipartite, and receiver 2 has no in-edges
+ROWS = [[0, 1, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 1, 0, 1, 1], [0, 0, 0, 1, 0, 1]]
+GRAPH = convert.from_mask(torch.tensor(ROWS).bool())
 
 SIZES = {
     "plain": {"width": 8, "num_heads": 2},
@@ -38,14 +33,8 @@ SIZES = {
     "grouped": {"width": 8, "num_heads": 4, "num_kv_heads": 2},
     "multi-query": {"width": 6, "num_heads": 3, "head_dim": 4, "num_kv_heads": 1},
     "cross": {"width": 8, "num_heads": 2, "source_width": 5},
-    "everything": {
-        "width": 7,
-        "num_heads": 6,
-        "head_dim": 3,
-        "value_dim": 4,
-        "num_kv_heads": 2,
-        "source_width": 5,
-    },
+    "everything": {"width": 7, "num_heads": 6, "head_dim": 3, "value_dim": 4, "num_kv_heads": 2}
+    | {"source_width": 5},
 }
 PLAIN = SIZES["plain"]
 BIASES = {
@@ -97,15 +86,12 @@ def run(
     heads: Heads, x_dst: Tensor, x_src: Tensor, graph: TokenGraph = GRAPH, backend: str = "reference"
 ) -> Tensor:
     """What a layer is: ``collect(attend(receive(x), *send(x), graph, scale=heads.scale))``."""
-    return heads.collect(
-        ga.attend(heads.receive(x_dst), *heads.send(x_src), graph, scale=heads.scale, backend=backend)
-    )
+    z = ga.attend(heads.receive(x_dst), *heads.send(x_src), graph, scale=heads.scale, backend=backend)
+    return heads.collect(z)
 
 
 def by_the_seeds(heads: StandardHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) -> Tensor:
-    """``sum_h softmax(q_h k_h^T / sqrt(head_dim)) v_h W_O_h + b_O``, sample, head and receiver in turn (S0.1,
-    S0.2, S2.7).
-    """
+    """``sum_h softmax(q_h k_h^T / sqrt(head_dim)) v_h W_O_h + b_O``, row by row (S0.1, S0.2, S2.7)."""
     group = heads.num_heads // heads.num_kv_heads
     update = x_dst.new_zeros(*x_dst.shape[:2], heads.W_O.shape[2])
 
@@ -153,19 +139,14 @@ class TestForms:
             assert error(changed.collect(z), expected) > 1e-3
 
     @each_form
-    @pytest.mark.parametrize(
-        "graph",
-        [patterns.cross(0, 3), patterns.cross(3, 0), patterns.cross(0, 0), patterns.cross(1, 1)],
-        ids=repr,
-    )
-    def test_no_tokens_and_one(self, form, graph):
+    @pytest.mark.parametrize("size", [(0, 3), (3, 0), (0, 0), (1, 1)])
+    def test_no_tokens_and_one(self, form, size):
+        graph = patterns.cross(*size)
         heads = made(SIZES["everything"])
         x_dst, x_src = seeded(2, graph.num_dst, 7), seeded(2, graph.num_src, 5)
         for backend in ("dense", "reference"):
-            assert_exact(
-                run(form(heads), x_dst, x_src, graph, backend),
-                by_the_seeds(heads, x_dst, x_src, graph.mask()),
-            )
+            found = run(form(heads), x_dst, x_src, graph, backend)
+            assert_exact(found, by_the_seeds(heads, x_dst, x_src, graph.mask()))
 
     @pytest.mark.parametrize("side", ["receiver", "sender"])
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
@@ -194,17 +175,11 @@ class TestForms:
             (run(form, *states(heads)) * weight).sum().backward()
 
         def affine(matrix: Tensor, bias: Tensor | None) -> Tensor:
-            return (
-                matrix.detach()
-                if bias is None
-                else torch.cat([matrix.detach(), bias.detach().unsqueeze(1)], dim=1)
-            )
+            return matrix if bias is None else torch.cat([matrix, bias.unsqueeze(1)], dim=1)
 
-        def gradient(matrix: Tensor, bias: Tensor | None) -> Tensor:
-            return matrix.grad if bias is None else torch.cat([matrix.grad, bias.grad.unsqueeze(1)], dim=1)
-
-        q, k, v = (affine(getattr(heads, f"W_{x}"), getattr(heads, f"b_{x}")) for x in "QKV")
-        d_q, d_k, d_v = (gradient(getattr(heads, f"W_{x}"), getattr(heads, f"b_{x}")) for x in "QKV")
+        both = [(getattr(heads, f"W_{x}"), getattr(heads, f"b_{x}")) for x in "QKV"]
+        q, k, v = (affine(matrix.detach(), bias) for matrix, bias in both)
+        d_q, d_k, d_v = (affine(matrix.grad, None if bias is None else bias.grad) for matrix, bias in both)
         assert_exact(merged.pattern.grad @ k, d_q)
         assert_exact(merged.pattern.grad.mT @ q, d_k)
         assert_exact(merged.message.grad @ heads.W_O.detach().mT, d_v)
@@ -263,9 +238,8 @@ class TestFromMHA:
         with torch.no_grad():
             theirs, _ = module(x_dst, x_src, x_src, need_weights=False)
             assert_exact(run(heads, x_dst, x_src, patterns.cross(DST, SRC)), theirs)
-            mask = GRAPH.mask() | (torch.arange(DST) == 2).unsqueeze(
-                1
-            )  # the module gives NaN to an isolated row
+            # the module gives NaN to an isolated row
+            mask = GRAPH.mask() | (torch.arange(DST) == 2).unsqueeze(1)
             theirs, _ = module(x_dst, x_src, x_src, attn_mask=~mask, need_weights=False)
             assert_exact(run(heads, x_dst, x_src, convert.from_mask(mask)), theirs)
 
@@ -273,21 +247,16 @@ class TestFromMHA:
 class TestFromArrays:
     """One set of heads written in every accepted way."""
 
-    sizes = SIZES[
-        "everything"
-    ]  # 6 query heads, 2 key/value heads, width 7, senders 5, head_dim 3, value_dim 4
+    sizes = SIZES["everything"]
 
     def arrays(self, layout: str, flat: bool) -> dict[str, Tensor]:
         heads = made(self.sizes)
         result = {name: getattr(heads, name).detach() for name in ("W_Q", "W_K", "W_V", "W_O")}
         if flat:
-            result = {
-                name: x.flatten(0, 1) if name == "W_O" else x.transpose(0, 1).flatten(1)
-                for name, x in result.items()
-            }
-        result = {
-            name: matrix.mT.contiguous() if layout == "column" else matrix for name, matrix in result.items()
-        }
+            W_O = result.pop("W_O").flatten(0, 1)
+            result = {name: x.transpose(0, 1).flatten(1) for name, x in result.items()} | {"W_O": W_O}
+        if layout == "column":
+            result = {name: matrix.mT.contiguous() for name, matrix in result.items()}
         biases = {name: getattr(heads, name).detach() for name in ("b_Q", "b_K", "b_V", "b_O")}
         return result | {name: bias.flatten() if flat else bias for name, bias in biases.items()}
 
@@ -299,9 +268,8 @@ class TestFromArrays:
     def test_every_way_gives_the_same_heads(self, layout, flat, kind):
         expected = made(self.sizes)
         counts = {"num_heads": 6, "num_kv_heads": 2} if flat else {}
-        heads = StandardHeads.from_arrays(
-            **{k: kind(v) for k, v in self.arrays(layout, flat).items()}, layout=layout, **counts
-        )
+        arrays = {name: kind(x) for name, x in self.arrays(layout, flat).items()}
+        heads = StandardHeads.from_arrays(**arrays, layout=layout, **counts)
         for name, parameter in expected.named_parameters():
             got = dict(heads.named_parameters())[name]
             assert got.shape == parameter.shape
@@ -334,26 +302,19 @@ WRONG_ARRAYS = [
     ({"W_Q": seeded(7)}, r"W_Q must have 2 or 3 axes, got shape \[7\]"),
     ({"W_Q": seeded(7, 18)}, r"W_Q has heads side by side, shape \[7, 18\]: give num_heads"),
     ({"W_Q": seeded(7, 18), "num_heads": 4, "num_kv_heads": 2}, r"\[7, 18\] .* does not split into 4 heads"),
-    ({"W_Q": seeded(6, 7, 4)}, "W_Q and W_K must have the same head_dim, got 4 and 3"),
-    ({"W_Q": seeded(5, 7, 3)}, "heads of W_Q must be a multiple of those of W_K, got 5 and 2"),
+    ({"W_Q": seeded(5, 7, 3)}, "W_Q has 5 heads, expected a multiple of those of W_K, 2"),
     ({"W_V": seeded(3, 5, 4)}, r"W_K and W_V must have the same heads and input width, got \[2, 5, 3\]"),
-    ({"W_V": seeded(2, 6, 4)}, "W_K and W_V must have the same heads and input width"),
     ({"W_K": seeded(0, 5, 3)}, "W_K of shape .* has 0 heads, expected some"),
     ({"W_O": seeded(4, 6, 7)}, r"W_O must be \[6, 4, 7\] or \[24, 7\] .*got \[4, 6, 7\]"),
     ({"b_Q": seeded(17)}, r"b_Q must be \[6, 3\] or \[18\] in row layout, got \[17\]"),
-    ({"b_Q": seeded(3, 6)}, r"b_Q must be \[6, 3\] or \[18\] in row layout, got \[3, 6\]"),
     ({"b_O": seeded(8)}, r"b_O must be \[7\] or \[6, 7\] in row layout, got \[8\]"),
     ({"W_O": None}, "b_O needs W_O: give both or neither"),
     ({"W_K": seeded(2, 5, 3).float()}, "W_K must have the dtype of W_Q, torch.float64, got torch.float32"),
     ({"num_heads": 3}, r"W_Q of shape \[6, 7, 3\] has 6 heads, expected 3"),
-    ({"num_kv_heads": 0}, "num_kv_heads must be at least 1, got 0"),
 ]
 WRONG_SIZES = [
     ({"width": 7}, "width 7 is no multiple of num_heads 2: give head_dim"),
     ({"num_heads": 4, "num_kv_heads": 3}, "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
-    ({"width": 0}, "width must be at least 1, got 0"),
-    ({"value_dim": -1}, "value_dim must be at least 1, got -1"),
-    ({"source_width": 0}, "source_width must be at least 1, got 0"),
     ({"width": 6, "rotary": Rotary()}, "head_dim must be even, got 3"),
 ]
 NO_OUTPUT = StandardHeads.from_arrays(*(seeded(2, 8, 4),) * 3)
@@ -361,23 +322,18 @@ REFUSED = [
     *((partial(StandardHeads.from_arrays, **ARRAYS | changes), ValueError, m) for changes, m in WRONG_ARRAYS),
     *((partial(StandardHeads, **PLAIN | changes), ValueError, match) for changes, match in WRONG_SIZES),
     (lambda: StandardHeads.from_arrays(**ARRAYS | {"b_Q": [[1, 2, 3]] * 6}), TypeError, "floating point"),
-    (lambda: StandardHeads.from_arrays(**ARRAYS | {"b_Q": "b"}), TypeError, "b_Q must be a tensor, an array"),
+    (lambda: StandardHeads.from_arrays(**ARRAYS | {"b_Q": "b"}), TypeError, "b_Q must be an array"),
     (lambda: StandardHeads(8.0, 2), TypeError, "width must be an integer, got 8.0"),
     (lambda: StandardHeads(8, 2, rotary=1e4), TypeError, "rotary must be a .*Rotary or None, got float"),
-    (lambda: MergedHeads(8, 2, 0), ValueError, "head_dim must be at least 1, got 0"),
     (lambda: MergedHeads(8, 2, 4, None, "left"), ValueError, "side must be one of 'receiver', 'sender'"),
-    (lambda: FactoredHeads.of(made(PLAIN), side="key"), ValueError, "side must be one of 'receiver',"),
     (lambda: FactoredHeads.of(StandardHeads(8, 2, rotary=Rotary())), ValueError, "cannot hold rotary:"),
-    (lambda: MergedHeads.of(StandardHeads(8, 2, qk_norm=True)), ValueError, "Heads cannot hold qk_norm: it"),
     (lambda: MergedHeads.of(NO_OUTPUT), ValueError, "needs W_O: without it there are values but no messages"),
     (lambda: MergedHeads.of(MergedHeads(8, 2, 4)), TypeError, "StandardHeads, got MergedHeads"),
     (lambda: StandardHeads(8, 2, rotary=Rotary()).pattern_matrix(), ValueError, "a pattern matrix for each"),
     (lambda: StandardHeads(8, 2, qk_norm=True).pattern_matrix(1), ValueError, "qk_norm have no pattern"),
-    (lambda: NO_OUTPUT.message_matrix(), ValueError, "without W_O have values but no messages"),
     (lambda: StandardHeads.from_mha(nn.Linear(8, 8)), TypeError, "attention must be a .*Linear"),
-    (lambda: from_mha(add_bias_kv=True), ValueError, "add_bias_kv and add_zero_attn add a sender that is no"),
-    (lambda: from_mha(add_zero_attn=True), ValueError, "add_bias_kv and add_zero_attn add a sender that is"),
-    (lambda: from_mha(kdim=5), ValueError, "keys and values must come from one source, got kdim=5, vdim=8"),
+    (lambda: from_mha(add_bias_kv=True), ValueError, "add_bias_kv and add_zero_attn add a sender: make"),
+    (lambda: from_mha(kdim=5), ValueError, "kdim and vdim must be equal, got 5 and 8"),
     (lambda: made(SIZES["cross"]).receive(seeded(2, 3, 5)), ValueError, r"x must be \[B, T, 8\] .*got \[2,"),
     (lambda: made(SIZES["cross"]).send(seeded(5, 5)), ValueError, r"x must be \[B, T, 5\] .*x.unsqueeze"),
     (lambda: made(PLAIN).receive([[1.0]]), TypeError, r"x must be a tensor \[B, T, 8\], got list"),
@@ -401,11 +357,10 @@ class TestStandardHeads:
         heads = StandardHeads(256, 4, bias=True)
         assert not any(getattr(heads, name).any() for name in ("b_Q", "b_K", "b_V", "b_O"))
         x = seeded(1, 200, 256, dtype=torch.float32)
-        for projected in (
-            heads.receive(x),
-            *heads.send(x),
-            heads.collect(seeded(1, 4, 200, 64, dtype=torch.float32)),
-        ):
+        update = heads.collect(seeded(1, 4, 200, 64, dtype=torch.float32))
+        merged = MergedHeads(256, 4, 64)
+        sent = merged.patterns(x), merged.sum_of_heads(merged.messages(x))
+        for projected in (heads.receive(x), *heads.send(x), update, *sent):
             assert 0.9 < projected.std() < 1.1
 
 
@@ -430,11 +385,8 @@ class TestModules:
     def test_state_dict_round_trip(self, form, biases):
         """Through a file, into heads of the same kind with other numbers."""
         heads = form(made(SIZES["everything"], biases))
-        other = form(
-            StandardHeads.from_arrays(
-                **{k: v + 1 for k, v in made(SIZES["everything"], biases).state_dict().items()}
-            )
-        )
+        numbers = made(SIZES["everything"], biases).state_dict()
+        other = form(StandardHeads.from_arrays(**{name: x + 1 for name, x in numbers.items()}))
         x = states(made(SIZES["everything"]))
         assert error(run(other, *x), run(heads, *x)) > 1e-3
         file = io.BytesIO()

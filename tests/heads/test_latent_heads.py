@@ -1,6 +1,4 @@
-"""Latent heads against the paper's own, unabsorbed formula: keys and values written out for each head, in
-float64.
-"""
+"""Latent heads against the paper's own, unabsorbed formula, in float64."""
 
 from __future__ import annotations
 
@@ -65,10 +63,9 @@ def written_out(heads: LatentHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) 
     for h in range(heads.num_heads):
         q = torch.cat([u @ heads.W_UQ[h], turned(u @ heads.W_QR[h], heads.rotary)], dim=-1)
         k = torch.cat([c @ heads.W_UK[h], k_R], dim=-1)
-        logits = (q @ k.mT / math.sqrt(SIZES["content_dim"] + SIZES["rotary_dim"])).masked_fill(
-            ~mask, -math.inf
-        )
-        weights = torch.softmax(logits, dim=-1).nan_to_num(0.0)  # a receiver without in-edges
+        logits = q @ k.mT / math.sqrt(SIZES["content_dim"] + SIZES["rotary_dim"])
+        # 0 for a receiver without in-edges
+        weights = logits.masked_fill(~mask, -math.inf).softmax(-1).nan_to_num(0.0)
         update = update + weights @ (c @ heads.W_UV[h]) @ heads.W_O[h]
     return plus(update, heads.b_O)
 
@@ -89,7 +86,7 @@ def test_what_is_refused():
         (lambda: LatentHeads(**SIZES | {"latent_dim": 2.0}), TypeError, "latent_dim must be an integer, got"),
         (lambda: LatentHeads(**SIZES, rotary=1.0), TypeError, "rotary must be a .*Rotary or None, got float"),
         (lambda: heads.receive(torch.zeros(1, 4, 11)), ValueError, r"x must be \[B, T, 12\] in"),
-        (lambda: heads.send(torch.zeros(1, 4, 12).double()), ValueError, r"in torch\.float64; convert one"),
+        (lambda: heads.send(torch.zeros(1, 4, 12).double()), ValueError, r"in torch\.float64; convert it"),
     ]
     assert_refusals(cases)
 
@@ -104,11 +101,8 @@ def test_gradients_are_those_of_the_formula(kind):
         x = seeded(2, 9, 12).requires_grad_()
         heads.zero_grad()
         (update(x) * seeded(2, 9, 12, seed=5)).sum().backward()
-        gradients.append(
-            {"x": x.grad} | {name: parameter.grad.clone() for name, parameter in heads.named_parameters()}
-        )
-    for name, gradient in gradients[0].items():
-        assert_exact(gradient, gradients[1][name])
+        gradients.append([x.grad, *(parameter.grad.clone() for parameter in heads.parameters())])
+    assert_exact(*gradients)
 
 
 def test_one_latent_for_all_heads():
@@ -118,21 +112,14 @@ def test_one_latent_for_all_heads():
     assert keys.shape == (2, 1, 9, 7 + 6)
     assert torch.equal(keys[..., :7], values)
     assert torch.equal(values.squeeze(1), heads.latents(seeded(2, 9, 12)))
-    assert (heads.num_kv_heads, heads.head_dim, heads.latent_dim, heads.width, heads.source_width) == (
-        1,
-        11,
-        7,
-        12,
-        12,
-    )
+    assert (heads.num_kv_heads, heads.head_dim, heads.latent_dim) == (1, 11, 7)
+    assert (heads.num_heads, heads.width, heads.source_width) == (4, 12, 12)
     assert heads.scale == 11**-0.5
 
 
 @pytest.mark.parametrize("chunk", [1, 4])
 def test_a_cache_keeps_the_latent_once_for_all_heads(chunk):
-    """The key/value cache decodes with them as with any heads, and holds (latent_dim + rotary_dim) +
-    latent_dim a token.
-    """
+    """The key/value cache decodes with them as with any heads."""
     heads, x, graph = made(KINDS["biases"]), seeded(2, 9, 12), patterns.window(9, 4) | patterns.sinks(9, 1)
     cache = KeyValueCache(graph)
     updates = torch.cat([cache.update(heads, part) for part in x.split(chunk, dim=1)], dim=1)

@@ -1,6 +1,4 @@
-"""Heads without widths: they become StandardHeads of the right ones, in every way in which a module is moved
-or saved.
-"""
+"""Heads without widths become StandardHeads of the right ones, however a module is moved or saved."""
 
 import copy
 import pickle
@@ -14,9 +12,8 @@ from gnn_attention.heads.lazy import LazyHeads
 
 def layer(**options):
     """A layer before its first call."""
-    return MessagePassingAttention(
-        LazyHeads(num_heads=4, head_dim=6, value_dim=5, num_kv_heads=2, bias=True, **options)
-    )
+    own = LazyHeads(num_heads=4, head_dim=6, value_dim=5, num_kv_heads=2, bias=True, **options)
+    return MessagePassingAttention(own)
 
 
 def pair():
@@ -36,9 +33,8 @@ def test_the_first_call_makes_standard_heads():
     wanted = StandardHeads(12, 4, 6, 5, 2, bias=True, source_width=8)
     assert type(own) is StandardHeads
     assert lazy.heads is own
-    assert {name: part.shape for name, part in own.named_parameters()} == {
-        n: p.shape for n, p in wanted.named_parameters()
-    }
+    shapes = [{name: part.shape for name, part in x.named_parameters()} for x in (own, wanted)]
+    assert shapes[0] == shapes[1]
     assert set(vars(own)) == set(vars(wanted))
     assert repr(own) == repr(wanted)
     wanted.load_state_dict(own.state_dict())
@@ -86,12 +82,8 @@ def test_states_go_in_and_out():
 def test_what_it_can_say_before():
     """Sizes that were given; a repr; nothing to draw."""
     lazy = layer()
-    assert (lazy.heads.num_heads, lazy.heads.num_kv_heads, lazy.heads.head_dim, lazy.heads.scale) == (
-        4,
-        2,
-        6,
-        6**-0.5,
-    )
+    assert (lazy.heads.num_heads, lazy.heads.num_kv_heads) == (4, 2)
+    assert (lazy.heads.head_dim, lazy.heads.scale) == (6, 6**-0.5)
     assert repr(lazy) == "MessagePassingAttention(lazy, heads=4, head_dim=6, backend=None)"
     lazy.reset_parameters()
     assert lazy.heads.has_uninitialized_params()

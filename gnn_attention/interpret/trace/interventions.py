@@ -33,6 +33,7 @@ from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.rules import Rule
 from gnn_attention.interpret.trace import pairs
 from gnn_attention.layer import MessagePassingAttention
+from gnn_attention.layer.attention import fitting_graph, state_pair
 
 Numbers = int | Iterable[int] | None
 # the arguments of a layer
@@ -222,7 +223,8 @@ def _inputs(layer: MessagePassingAttention, args: tuple[Any, ...], kwargs: dict[
     ends = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (pair, pair)
     if "g" not in inputs or not all(isinstance(x, Tensor) for x in ends):
         return None
-    return {**inputs, "g": layer._as_graph(inputs["g"], *ends)}
+    x_src, x_dst = state_pair(ends)
+    return {**inputs, "g": fitting_graph(inputs["g"], x_dst.shape[-2], x_src.shape[-2])}
 
 
 def _checked_inputs(split: LastSplit, layer: MessagePassingAttention, args: Any, kwargs: Any) -> Any:

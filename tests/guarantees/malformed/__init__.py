@@ -4,7 +4,7 @@
 The cases are in the tables of this folder. A case is refused as it must be if the exception has the type that
 is named and is this library's own code with one short sentence that names the argument, what came and what to
 do, if nothing of the object changed, and if the next valid call on it gives the right numbers. What goes
-through ``attend`` or a layer is asked compiled, too.
+through ``attend`` or a layer is run compiled, too.
 
 >>> measure(0, print).holds, measure(1, lambda line: None).failures
 (False, ())
@@ -38,29 +38,26 @@ def cases() -> tuple[Case, ...]:
 def measure(count: int, tell: Tell) -> Measured:
     """Ask ``count`` of the cases, spread evenly over them, each in all its ways; at most all of them."""
     chosen = _spread(cases(), count)
-    asked = {EAGER: 0, COMPILED: 0}
+    counts = {EAGER: 0, COMPILED: 0}
     failures: list[str] = []
     skipped = [f"{case}: needs {case.subject.needs}" for case in chosen if case.subject.is_missing]
-    for number, (case, way) in enumerate(_asked([case for case in chosen if not case.subject.is_missing])):
-        asked[way] += 1
+    for number, (case, way) in enumerate(_ways([case for case in chosen if not case.subject.is_missing])):
+        counts[way] += 1
         failures += [f"{case} ({way}): {fault}" for fault in _faults(case, way)]
         if number % BETWEEN_LINES == 0:
-            tell(f"{number} asked, {len(failures)} faults, at {case}")
-    failures += [f"no case was asked {way}" for way, times in asked.items() if not times]
-    told = f"{len(chosen)} of {len(cases())} malformed inputs asked; {asked[EAGER]} eager, {asked[COMPILED]} compiled"
-    return Measured(f"{told}; {len(failures)} faults", tuple(failures), tuple(skipped))
+            tell(f"{number} counts, {len(failures)} faults, at {case}")
+    failures += [f"no case was run {way}" for way, times in counts.items() if not times]
+    cases_run = f"{len(chosen)} of {len(cases())} malformed inputs run; {counts[EAGER]} eager, {counts[COMPILED]} compiled"
+    return Measured(f"{cases_run}; {len(failures)} faults", tuple(failures), tuple(skipped))
 
 
 def _spread(all_cases: Sequence[Case], count: int) -> list[Case]:
-    """Evenly over the list, not its head."""
     count = min(count, len(all_cases))
     return [all_cases[place * len(all_cases) // count] for place in range(count)]
 
 
-def _asked(chosen: Sequence[Case]) -> Iterator[tuple[Case, str]]:
-    """In every way, but compiled ones of a sample alone where few are asked: a compiler takes seconds for
-    each.
-    """
+def _ways(chosen: Sequence[Case]) -> Iterator[tuple[Case, str]]:
+    """Every case eager, and those that can be compiled; of few cases a sample, for its time."""
     compiled = [case for case in chosen if COMPILED in case.ways]
     few = compiled if len(chosen) >= LEAST else compiled[:: max(1, len(compiled))]
     yield from ((case, EAGER) for case in chosen)

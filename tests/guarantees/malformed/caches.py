@@ -16,13 +16,10 @@ from gnn_attention.patterns import anti_causal, causal, cross, window
 from tests.guarantees.malformed.case import Case, Of, Subject
 from tests.guarantees.malformed.layers import heads_of_two, numbers, update_of, window_of
 
-__all__ = ["cases"]
-
 Attributes = Any
 
 
 def _cache() -> Attributes:
-    """Three of ten tokens came."""
     cache, heads = KeyValueCache(window(10, 2)), heads_of_two()
     with torch.no_grad():
         cache.update(heads, numbers(1, 5, 8)[:, :3])
@@ -110,10 +107,10 @@ def _layer_by_layer(o: Attributes) -> Tensor:
     model, block = o.model, o.model.blocks[0]
     with torch.no_grad():
         state = model.embedding(torch.tensor([1, 2, 3]))
-        heard = update_of(
+        update = update_of(
             block.attention.heads, block.attention_norm(state), torch.ones(3, 3).tril().bool()
         ).float()
-        state = state + heard
+        state = state + update
         out: Tensor = model.unembedding(model.norm(state + block.mlp(block.mlp_norm(state))))
     return out[None]
 
@@ -155,5 +152,4 @@ def _of_models() -> list[Case]:
 
 
 def cases() -> list[Case]:
-    """Of caches and language models."""
     return [*_of_caches(), *_of_models()]

@@ -19,8 +19,6 @@ from gnn_attention.layer.pairwise import weigh
 from gnn_attention.patterns import causal, window
 from tests.guarantees.malformed.case import Case, Of, Subject
 
-__all__ = ["cases"]
-
 Attributes = Any
 
 
@@ -165,13 +163,13 @@ def _of_backends() -> list[Case]:
     ]
 
 
-def _told(o: Attributes) -> Any:
+def _info(o: Attributes) -> Any:
     return _run(o, return_info=True)[1]
 
 
 def _weights(o: Attributes) -> Tensor:
-    """Of the edge 0 -> 0: token 0 hears itself alone."""
-    weights: Tensor = _told(o).weights(torch.tensor([0]))
+    """Of the edge 0 -> 0: token 0 attends to itself alone."""
+    weights: Tensor = _info(o).weights(torch.tensor([0]))
     return weights
 
 
@@ -181,7 +179,7 @@ EXPLAINED = Subject("explain", lambda: None, lambda _: explain(causal(64), 2, 8)
 
 
 def _asking(edges: Any) -> Any:
-    return lambda o: _told(o).weights(edges)
+    return lambda o: _info(o).weights(edges)
 
 
 def _of_info() -> list[Case]:
@@ -200,7 +198,7 @@ def _of_table() -> list[Case]:
     def backend(argument: str, came: str, *given: Any, **named: Any) -> Case:
         return Of(OWN).type(argument, came, lambda o: Backend(*given, **named))
 
-    def asked(error: type[BaseException], argument: str, came: str, *given: Any, **named: Any) -> Case:
+    def explained(error: type[BaseException], argument: str, came: str, *given: Any, **named: Any) -> Case:
         return Case(EXPLAINED, error, argument, came, lambda _: explain(*given, **named))
 
     return [
@@ -210,11 +208,11 @@ def _of_table() -> list[Case]:
             "^unsupported_reason of a Backend", "got 'no'", "own", dense_backend.run, unsupported_reason="no"
         ),
         backend("^bytes_needed of a Backend", "got 5", "own", dense_backend.run, bytes_needed=5),
-        asked(TypeError, "^graph must", "got 3 of type int", 3, 2, 8),
-        asked(ValueError, "^heads must", "got 0", causal(4), 0, 8),
-        asked(TypeError, "^dim must", "got 0.5", causal(4), 2, 0.5),
-        asked(ValueError, "^device must", "got 'abacus'", causal(4), 2, 8, device="abacus"),
-        asked(TypeError, "^dtype must", "got 'float32'", causal(4), 2, 8, dtype="float32"),
+        explained(TypeError, "^graph must", "got 3 of type int", 3, 2, 8),
+        explained(ValueError, "^heads must", "got 0", causal(4), 0, 8),
+        explained(TypeError, "^dim must", "got 0.5", causal(4), 2, 0.5),
+        explained(ValueError, "^device must", "got 'abacus'", causal(4), 2, 8, device="abacus"),
+        explained(TypeError, "^dtype must", "got 'float32'", causal(4), 2, 8, dtype="float32"),
     ]
 
 
@@ -232,11 +230,11 @@ ONE, LSE = torch.ones(2, 1), torch.zeros(2)
 MERGE = Subject(
     "edges.merge", lambda: None, lambda _: edges.merge(ONE, LSE, 3 * ONE, LSE)[0], lambda _: 2 * ONE
 )
-OUT, HEARD = torch.ones(1, 1, 1, 1), torch.ones(1, dtype=torch.bool)
+OUT, HAS_EDGES = torch.ones(1, 1, 1, 1), torch.ones(1, dtype=torch.bool)
 SINKS = Subject(
     "edges.add_sinks",
     lambda: None,
-    lambda _: edges.add_sinks(OUT, torch.zeros(1, 1, 1), torch.zeros(1), HEARD)[0],
+    lambda _: edges.add_sinks(OUT, torch.zeros(1, 1, 1), torch.zeros(1), HAS_EDGES)[0],
     lambda _: OUT / 2,
 )
 MODS = Subject("score_mods", lambda: None, lambda _: score_mods.alibi_slopes(4)[0], lambda _: 0.25)
@@ -270,7 +268,13 @@ def _of_edges() -> list[Case]:
         merge(ValueError, "^out_b must", r"\[2, 2\]", ONE, LSE, torch.ones(2, 2), LSE),
         merge(TypeError, "^lse_b must", "got int", ONE, LSE, ONE, 0),
         sinks(
-            ValueError, "^sink_logits must", r"got \[2\]", OUT, torch.zeros(1, 1, 1), torch.zeros(2), HEARD
+            ValueError,
+            "^sink_logits must",
+            r"got \[2\]",
+            OUT,
+            torch.zeros(1, 1, 1),
+            torch.zeros(2),
+            HAS_EDGES,
         ),
         sinks(
             TypeError,
@@ -279,7 +283,7 @@ def _of_edges() -> list[Case]:
             OUT,
             torch.zeros(1, 1, 1),
             torch.zeros(1),
-            HEARD.float(),
+            HAS_EDGES.float(),
         ),
         Of(LOGIT).value("^num_heads must", "got 3", lambda _: edges.per_query_head(torch.ones(1, 2, 1), 3)),
         Of(SOFTMAX).value(
@@ -309,16 +313,6 @@ def _of_mods() -> list[Case]:
 
 
 def cases() -> list[Case]:
-    """Of the one verb and of what stands beside it."""
-    parts = (
-        _of_tensors,
-        _of_graphs,
-        _of_additions,
-        _of_score_mods,
-        _of_backends,
-        _of_info,
-        _of_table,
-        _of_edges,
-        _of_mods,
-    )
-    return [case for part in parts for case in part()]
+    found = [*_of_tensors(), *_of_graphs(), *_of_additions(), *_of_score_mods(), *_of_backends()]
+    found += [*_of_info(), *_of_table(), *_of_edges(), *_of_mods()]
+    return found

@@ -53,7 +53,7 @@ class Subject:
 
     ``needs`` names a package that need not be installed. Through ``compiled`` subjects a function goes that
     ``torch.compile``
-    takes: their cases are asked both ways.
+    takes: their cases are run both ways.
     """
 
     name: str
@@ -71,9 +71,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Case:
-    """Something malformed: the type that must answer it, and what its message must match of the argument and
-    of what came.
-    """
+    """A malformed call, the type of error expected, and what its message must match of argument and value."""
 
     subject: Subject
     error: Error
@@ -83,7 +81,6 @@ class Case:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """How it is asked."""
         return (EAGER, COMPILED) if self.subject.compiled else (EAGER,)
 
     def __str__(self) -> str:
@@ -103,19 +100,15 @@ class Of:
     subject: Subject
 
     def value(self, argument: str, came: str, bad: Call) -> Case:
-        """Expects a ValueError."""
         return Case(self.subject, ValueError, argument, came, bad)
 
     def type(self, argument: str, came: str, bad: Call) -> Case:
-        """Expects a TypeError."""
         return Case(self.subject, TypeError, argument, came, bad)
 
     def index(self, argument: str, came: str, bad: Call) -> Case:
-        """Expects an IndexError."""
         return Case(self.subject, IndexError, argument, came, bad)
 
     def refused(self, argument: str, came: str, bad: Call, error: Error = NotImplementedError) -> Case:
-        """Expects a NotImplementedError, or another type."""
         return Case(self.subject, error, argument, came, bad)
 
 

@@ -1,6 +1,4 @@
-"""Malformed graphs: rules, edge lists, masks, graphs of other libraries, builders, algebra, expressions and
-files.
-"""
+"""Malformed graphs: rules, lists, masks, graphs of other libraries, builders, algebra, texts and files."""
 
 # mypy: disable-error-code="arg-type, list-item"
 from __future__ import annotations
@@ -21,8 +19,6 @@ from gnn_attention.convert import catalogue, expressions
 from gnn_attention.convert import files as convert_files
 from gnn_attention.graph import TokenGraph, tiling
 from tests.guarantees.malformed.case import Case, Of, Subject
-
-__all__ = ["cases"]
 
 EDGES = [[0, 0, 1], [0, 1, 1]]
 LARGE = list(range(2000))
@@ -222,7 +218,7 @@ def _of_algebra() -> list[Case]:
         of.value("tokens", "twice", lambda g: a.restrict(g, [0, 0])),
         of.type("order", "'a'", lambda g: a.relabel(g, ["a", 1])),
         of.value("^hops must", "got -1", lambda g: a.closure(g, -1)),
-        of.value("^link must", "'deaf'", lambda g: a.extend(g, 1, link="deaf")),
+        of.value("^link must", "'loose'", lambda g: a.extend(g, 1, link="loose")),
         of.index("token", "5", lambda g: a.ancestry(g, 5)),
         of.index("src", "7", lambda g: analyse.layers_between(g, 7, 0)),
         of.type("^graphs must", "got 3", lambda g: analyse.layers_between(3, 0, 0)),
@@ -281,6 +277,6 @@ def _of_texts() -> list[Case]:
 
 
 def cases() -> list[Case]:
-    """Of graphs, wherever they come from."""
-    parts = (_of_rules, _of_lists, _of_masks, _of_others, _of_patterns, _of_algebra, _of_texts)
-    return [case for part in parts for case in part()]
+    found = [*_of_rules(), *_of_lists(), *_of_masks(), *_of_others(), *_of_patterns()]
+    found += [*_of_algebra(), *_of_texts()]
+    return found

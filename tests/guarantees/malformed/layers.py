@@ -22,8 +22,6 @@ from gnn_attention.patterns import window
 from gnn_attention.rotary import Rotary
 from tests.guarantees.malformed.case import Case, Of, Subject
 
-__all__ = ["cases", "heads_of_two", "numbers", "update_of", "window_of"]
-
 Error = type[BaseException]
 Attributes = Any
 
@@ -50,7 +48,7 @@ def update_of(heads: StandardHeads, x: Tensor, wanted: Tensor) -> Tensor:
 
 
 def window_of(n: int) -> Tensor:
-    """Everyone hears itself and the one before, read off the definition."""
+    """Every token attends to itself and the one before, read off the definition."""
     distance = torch.arange(n).unsqueeze(1) - torch.arange(n)
     return (distance == 0) | (distance == 1)
 
@@ -212,5 +210,4 @@ LAYERS = Subject("a layer", _layer, _good_layer, _truth_of_layer)
 
 
 def cases() -> list[Case]:
-    """Of heads and layers."""
     return [*_of_heads(), *_of_states(), *_of_lists(), *_of_layers()]

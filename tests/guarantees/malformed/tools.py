@@ -1,6 +1,4 @@
-"""Malformed use of what stands on the layers: audits, traces, circuits, pages, pictures, trainings, ranks,
-the command line.
-"""
+"""Malformed use of audits, traces, circuits, pages, pictures, trainings, ranks and the command line."""
 
 # mypy: disable-error-code="arg-type, dict-item"
 from __future__ import annotations
@@ -29,8 +27,6 @@ from gnn_attention.training.text_corpus import Corpus
 from tests.guarantees.malformed.case import Case, CommandRefusedError, Of, Subject
 from tests.guarantees.malformed.layers import heads_of_two, numbers
 
-__all__ = ["cases"]
-
 
 def _layer() -> MessagePassingAttention:
     return MessagePassingAttention(heads_of_two(), backend="auto")
@@ -40,7 +36,6 @@ AUDIT = Subject("audit", _layer, lambda layer: audit(layer, causal(4), (4, 8)).e
 
 
 def _alone(module: Any) -> Any:
-    """A call that takes no states."""
     return module
 
 
@@ -278,45 +273,28 @@ def _command(*words: str) -> int:
 COMMANDS = Subject("gnn-attention", lambda: None, lambda _: _command("draw", "causal(3)"), lambda _: 0)
 
 
-def _line(argument: str, came: str, *words: str) -> Case:
-    return Case(COMMANDS, CommandRefusedError, argument, came, lambda _: _command(*words))
+def _line(argument: str, came: str, words: str) -> Case:
+    return Case(COMMANDS, CommandRefusedError, argument, came, lambda _: _command(*words.split()))
 
 
 def _of_commands() -> list[Case]:
+    out = Path(tempfile.gettempdir()) / "no-such-comparison"
     return [
         _line("command", "invalid choice: 'paint'", "paint"),
-        _line("unrecognized arguments", "--colour", "draw", "causal(3)", "--colour"),
-        _line("^gnn-attention draw: column", "not an expression", "draw", "causal("),
-        _line("-o picture", "expected a file name", "draw", "causal(3)", "-o", "picture"),
-        _line("-o no/such", "expected a folder", "draw", "causal(3)", "-o", "no/such/p.svg"),
-        _line("no builder 'windw'", "did you mean", "graphs", "windw"),
-        _line("--tokens", "invalid int value: 'many'", "generate", "def", "--tokens", "many"),
-        _line("tokens must", "got -1", "generate", "def", "--tokens", "-1"),
-        _line("no configuration", "'llama-9'", "cost", "--config", "llama-9"),
-        _line(
-            "seeds must",
-            "got 0",
-            "compare",
-            "--seeds",
-            "0",
-            "--out",
-            str(Path(tempfile.gettempdir()) / "no-such-comparison"),
-        ),
-        _line("steps must", "got 0", "train", "--steps", "0"),
+        _line("unrecognized arguments", "--colour", "draw causal(3) --colour"),
+        _line("^gnn-attention draw: column", "not an expression", "draw causal("),
+        _line("-o picture", "expected a file name", "draw causal(3) -o picture"),
+        _line("-o no/such", "expected a folder", "draw causal(3) -o no/such/p.svg"),
+        _line("no builder 'windw'", "did you mean", "graphs windw"),
+        _line("--tokens", "invalid int value: 'many'", "generate def --tokens many"),
+        _line("tokens must", "got -1", "generate def --tokens -1"),
+        _line("no configuration", "'llama-9'", "cost --config llama-9"),
+        _line("seeds must", "got 0", f"compare --seeds 0 --out {out}"),
+        _line("steps must", "got 0", "train --steps 0"),
     ]
 
 
 def cases() -> list[Case]:
-    """Of the tools."""
-    parts = (
-        _of_audits,
-        _of_traces,
-        _of_circuits,
-        _of_models,
-        _of_pages,
-        _of_pictures,
-        _of_trainings,
-        _of_others,
-        _of_commands,
-    )
-    return [case for part in parts for case in part()]
+    found = [*_of_audits(), *_of_traces(), *_of_circuits(), *_of_models(), *_of_pages()]
+    found += [*_of_pictures(), *_of_trainings(), *_of_others(), *_of_commands()]
+    return found
