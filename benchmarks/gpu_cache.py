@@ -2,9 +2,9 @@
 
 Every launch that the checks of :mod:`tests.guarantees.gpu_core` make is compiled as it is launched there, by
 the Triton and Python of this process (those of the GPU's machine must be the same), and none is started. The
-archive holds machine code and metadata alone, for one fixed folder (``benchmarks.gpu_run.CACHE``), at most 20
-MB. Then each group is launched once more from the unpacked archive in a fresh process, which must compile
-nothing. Counts and seconds of compiling go into ``benchmarks/gpu/kernels.json``, by which ``gpu_run`` plans.
+archive holds machine code and metadata alone, at most 20 MB. Then each group is launched once more, in fresh
+processes, from the archive unpacked in another folder: they must compile nothing. Counts and seconds of
+compiling go into ``benchmarks/gpu/kernels.json``, by which :mod:`benchmarks.gpu_run` plans.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -29,14 +29,13 @@ from benchmarks.gpu import groups
 
 LEFT_OUT = ("far", "memory", "operators")  # too large for a CPU, or for a device alone
 MOST = 20 * 10**6  # bytes of the archive
-FOLDER = Path("/tmp/gnn_attention-triton")  # kernels know the path they were compiled at
 COUNTS = Path(__file__).parent / "gpu" / "kernels.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, pack, and compile again from the archive; 1 if the archive is too large or misses a kernel."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_cache", description=__doc__)
-    parser.add_argument("--out", metavar="ARCHIVE", help="where the archive is written, as .tar.gz")
+    parser.add_argument("--out", required=True, metavar="ARCHIVE", help="where to write it, as .tar.gz")
     parser.add_argument("--gpu", default="sm_90", help="which GPU (default: sm_90)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     parser.add_argument("--groups", help="only these, separated by commas")
@@ -45,12 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.work:
         print(json.dumps(compiled(args.work, args.gpu)))
         return 0
-    shutil.rmtree(FOLDER, ignore_errors=True)
     names = args.groups.split(",") if args.groups else _names()
-    counts = _compiled_in_processes(names, args.gpu, args.jobs)
-    size = packed(Path(args.out))
-    _unpack(Path(args.out))
-    again = _compiled_in_processes(names, args.gpu, args.jobs)
+    with TemporaryDirectory() as made, TemporaryDirectory() as elsewhere:
+        counts = _compiled_in_processes(names, args, Path(made))
+        size = packed(Path(made), Path(args.out))
+        unpacked(Path(args.out), Path(elsewhere))
+        again = _compiled_in_processes(names, args, Path(elsewhere))
     missed = sum(group["compiled"] for group in again.values())
     kernels = sum(group["kernels"] for group in counts.values())
     print(f"{kernels} kernels, {size / 1e6:.1f} MB, {missed} compiled again from the archive")
@@ -65,23 +64,28 @@ def _names() -> list[str]:
     return [f"{form}.{dtype}" for form in FORMS for dtype in CORE_DTYPES]
 
 
-def _compiled_in_processes(names: Sequence[str], gpu: str, jobs: int) -> dict[str, dict[str, Any]]:
+def environment(folder: Path) -> dict[str, str]:
+    """What makes processes look for kernels there, and key them as :func:`packed` has them."""
+    return {"TRITON_CACHE_DIR": str(folder), "TRITON_DISABLE_LINE_INFO": "1"}
+
+
+def _compiled_in_processes(
+    names: Sequence[str], args: argparse.Namespace, folder: Path
+) -> dict[str, dict[str, Any]]:
+    outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    inside = outside | environment(folder) | {"OMP_NUM_THREADS": "1"}
+
     def one(name: str) -> dict[str, Any]:
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        environment |= {
-            "TRITON_CACHE_DIR": str(FOLDER),
-            "TRITON_DISABLE_LINE_INFO": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        command = groups.python("-m", "benchmarks.gpu_cache", "--work", name, "--gpu", gpu)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        given = ["--out", args.out, "--work", name, "--gpu", args.gpu]
+        command = groups.python("-m", "benchmarks.gpu_cache", *given)
+        done = subprocess.run(command, env=inside, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{name}: {done.stderr[-3000:]}")
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         print(name, found, flush=True)
         return found
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(args.jobs) as pool:
         return dict(zip(names, pool.map(one, names), strict=True))
 
 
@@ -136,19 +140,24 @@ def launches_alone() -> Iterator[None]:
         yield
 
 
-def packed(archive: Path) -> int:
-    """Write machine code and metadata into the archive, and return its bytes."""
+def packed(folder: Path, archive: Path) -> int:
+    """Write the machine code and metadata of a folder into the archive, and return its bytes."""
     with tarfile.open(archive, "w:gz") as kernels:
-        for file in sorted(FOLDER.rglob("*")):
+        for file in sorted(folder.rglob("*")):
             if file.suffix in (".cubin", ".json"):
-                kernels.add(file, file.relative_to(FOLDER))
+                kernels.add(file, file.relative_to(folder))
     return archive.stat().st_size
 
 
-def _unpack(archive: Path) -> None:
-    shutil.rmtree(FOLDER)
+def unpacked(archive: Path, folder: Path) -> int:
+    """Put the kernels of an archive into a folder, and return how many there are."""
     with tarfile.open(archive) as kernels:
-        kernels.extractall(FOLDER, filter="data")
+        kernels.extractall(folder, filter="data")
+    # Triton notes the absolute paths of the files of a kernel
+    for file in folder.glob("*/__grp__*.json"):
+        names = json.loads(file.read_text())["child_paths"]
+        file.write_text(json.dumps({"child_paths": {name: str(file.parent / name) for name in names}}))
+    return len(list(folder.glob("*/*.cubin")))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ the same kind of machine. In this order, as far as the time reaches:
 5. ``peers``: the same workloads with everything that is installed
 
 Each result is a line of a file in FOLDER as soon as it is there; ``summary.txt`` says what came of all, and
-``<date>-<device>.json`` is the record of the core once it is complete: put both under ``tests/records``.
+``<date and time>-<device>.json`` is the record of the core once it is complete: put both under ``tests/records``.
 ``--cache ARCHIVE`` holds kernels that were compiled elsewhere (:mod:`benchmarks.gpu_cache`). ``--trial``
 rehearses the whole on a CPU, by Triton's interpreter, with small sizes and fewer checks.
 """
@@ -24,8 +24,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -34,26 +34,20 @@ from typing import Any
 
 import torch
 
+from benchmarks import gpu_cache
 from benchmarks.gpu import groups, machine
 from benchmarks.gpu.groups import Group
 from gnn_attention import verify
 from gnn_attention._support import atomic_files
 from gnn_attention.verify import Check, Report, Result, record
 from gnn_attention.verify.record import digest
+from gnn_attention.verify.report import label
 from gnn_attention.verify.selection import pairs
 from tests.guarantees.gpu_core import FORMS, TRIAL, core_checks
 
-CACHE = Path("/tmp/gnn_attention-triton")  # the archive's kernels know the path they were compiled at
-SAME = (
-    "device",
-    "cuda",
-    "torch",
-    "triton",
-    "triton_key",
-    "sources",
-    "core",
-    "trial",
-)  # or a folder is not carried on
+CACHE = Path(tempfile.gettempdir()) / "gnn_attention-triton"
+# a folder is carried on where these are
+SAME = ("device", "cuda", "torch", "triton", "triton_key", "sources", "core", "trial")
 WORKLOADS = "random1m,random131k,barabasi1m,window131k,bigbird131k,documents131k,causal8k"
 QUICK_WORKLOADS = "random131k"
 SMALL_CALL = "causal, plain, inputs x1"
@@ -79,11 +73,8 @@ class Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what there is time for; 0 if all that is done passed, 1 if not, 2 for wrong arguments."""
     args = _parsed(arguments)
-    device, seconds = (
-        "cpu" if args.trial else args.device,
-        args.until - time.time() if args.until else args.seconds,
-    )
-    run = Run(Path(args.out), device, args.trial, args.jobs, time.time() + seconds)
+    device = "cpu" if args.trial else args.device
+    run = Run(Path(args.out), device, args.trial, args.jobs, args.until or time.time() + args.seconds)
     if args.work:
         return _work(run, args.work, args.group)
     try:
@@ -101,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             step(run)
             _write_summary(run)
     print(_write_summary(run), flush=True)
-    return 1 if any(not line["passed"] and "skipped" not in line for line in _results(run, *CHECKED)) else 0
+    return 1 if Report(tuple(_results(run, *CHECKED))).failures else 0
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -127,14 +118,11 @@ def _carry(out: Path, earlier: str | None) -> None:
 
 def _unpacked(archive: str | None) -> str:
     """Put the kernels of the archive where processes look for them, and say what came of it."""
-    os.environ["TRITON_CACHE_DIR"] = str(CACHE)
-    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+    os.environ |= gpu_cache.environment(CACHE)
     if archive is None:
         return "none was given; all are compiled here"
     try:
-        with tarfile.open(archive) as kernels:
-            kernels.extractall(CACHE, filter="data")
-            return f"{sum(name.endswith('.cubin') for name in kernels.getnames())} from {archive}"
+        return f"{gpu_cache.unpacked(Path(archive), CACHE)} from {archive}"
     except (OSError, tarfile.TarError) as error:
         return f"none: {archive}: {error}; all are compiled here"
 
@@ -144,7 +132,7 @@ def _begun(run: Run) -> None:
     code = _python("--work", "place", *_options(run))
     here = json.loads((run.out / "here.json").read_text()) if code == 0 else {}
     if not here:
-        raise ValueError("the device cannot be asked: see place.log")
+        raise ValueError(f"{run.device} cannot be used: a process that describes it ended with {code}")
     file = run.out / "place.json"
     earlier = json.loads(file.read_text()) if file.exists() else here
     for name in SAME:
@@ -280,7 +268,7 @@ STEPS: dict[str, Callable[[Run], None]] = {
 }
 
 
-def _results(run: Run, *phases: str) -> Iterator[dict[str, Any]]:
+def _results(run: Run, *phases: str) -> Iterator[Result]:
     for phase in phases:
         yield from groups.results(sorted(run.out.glob(f"{phase}.*.jsonl")))
 
@@ -288,9 +276,11 @@ def _results(run: Run, *phases: str) -> Iterator[dict[str, Any]]:
 def write_record(run: Run) -> Path:
     """The record of the core, as ``gnn-attention verify --status`` reads it."""
     place = json.loads((run.out / "place.json").read_text())
-    found = {groups.label_of(line): Result(**line) for line in _results(run, "core")}
+    found = {label(result): result for result in _results(run, "core")}
     report = Report(tuple(found[check.label] for check in phase_checks(run, "core")), place)
-    name = f"{place['date'][:10]}-{place['device'].replace(' ', '-')}.json"
+    # two of a day have two names: 2026-11-23T0914
+    when = place["date"][:16].replace(":", "")
+    name = f"{when}-{place['device'].replace(' ', '-')}.json"
     atomic_files.write(str(run.out / name), report.to_json() + "\n")
     return run.out / name
 
@@ -308,16 +298,12 @@ def _summary(run: Run) -> str:
         f"{place['device']}, torch {place['torch']}, triton {place['triton']}, core {place['core'][:12]}"
     ]
     for phase in CHECKED:
-        due, found = len(phase_checks(run, phase)), list(_results(run, phase))
-        counts = Counter(
-            "skipped" if "skipped" in x else "passed" if x["passed"] else "FAILED" for x in found
-        )
-        shares = [x["share"] for x in found if isinstance(x.get("share"), float)]
+        due, found = len(phase_checks(run, phase)), Report(tuple(_results(run, phase)))
+        shares = [result.share for result in found.results if result.share is not None]
         worst = f", worst {max(shares):.2f} of what is allowed" if shares else ""
-        lines.append(f"{phase}: {len(found)} of {due} checks {dict(counts)}{worst}")
-        for line in found:
-            if not line["passed"] and "skipped" not in line:
-                lines.append(f"  FAILED {groups.label_of(line)}\n    {line.get('message', '')[:300]}")
+        counts = f"{len(found.failures)} FAILED, {len(found.skipped)} skipped"
+        lines.append(f"{phase}: {len(found.results)} of {due} checks, {counts}{worst}")
+        lines += [f"  FAILED {label(r)}\n    {r.message[:300]}" for r in found.failures]
     for name in ("bench", "peers"):
         file = run.out / f"{name}.json"
         cases = json.loads(file.read_text()) if file.exists() else {"cases": [], "waiting": "all"}

@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
-from gnn_attention.verify import Check
+from gnn_attention.verify import Check, Result
 from gnn_attention.verify.processes import LOST
+from gnn_attention.verify.report import fields_of, label, result_of
 
 PATIENCE = 150.0
 FINISHED, LATE, GONE = 0, 3, 75  # exit codes of a process: all done, no time left, its GPU is lost
@@ -34,7 +35,7 @@ class Lines:
     """The file of a group: what was begun, and what came of it."""
 
     file: Path
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
     last: str | None = None
 
@@ -51,7 +52,8 @@ class Lines:
                 found.last = line["begin"]
                 found.begun[found.last] += 1
             else:
-                found.results[label_of(line)] = line
+                result = result_of(line)
+                found.results[label(result)] = result
         return found
 
     @property
@@ -59,21 +61,22 @@ class Lines:
         """The check that was begun last, if nothing came of it."""
         return None if self.last in self.results else self.last
 
-    def add(self, line: dict[str, Any]) -> None:
-        """Written at once: the next moment may be the last."""
+    def begin(self, name: str) -> None:
+        """Write at once that this check is begun: the next moment may be the last."""
+        self._write({"begin": name})
+
+    def end(self, result: Result) -> None:
+        """Write at once what came of a check."""
+        self._write(fields_of(result))
+
+    def _write(self, line: dict[str, Any]) -> None:
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
-def label_of(line: dict[str, Any]) -> str:
-    """Of a result's line."""
-    return f"{line['group']}: {line['name']} [{line['backend']}, {line['dtype']}]"
-
-
-def failed(check: Check, message: str) -> dict[str, Any]:
-    """The line of a check that gave no result."""
-    about = {"group": check.group, "backend": check.backend, "dtype": check.dtype, "name": check.name}
-    return {**about, "passed": False, "message": message}
+def failed(check: Check, message: str) -> Result:
+    """Of a check that gave no result."""
+    return Result(check.group, check.backend, check.dtype, check.name, passed=False, message=message)
 
 
 def work(checks: Sequence[Check], file: Path, until: float) -> int:
@@ -87,11 +90,11 @@ def work(checks: Sequence[Check], file: Path, until: float) -> int:
             if time.time() > until:
                 return LATE
             if lines.begun[name] > 1:
-                lines.add(failed(check, "begun twice without a result"))
+                lines.end(failed(check, "begun twice without a result"))
                 continue
-            lines.add({"begin": name})
+            lines.begin(name)
             result = check()
-            lines.add(_fields(result))
+            lines.end(result)
             if any(word in result.message for word in LOST):
                 return GONE
     return FINISHED
@@ -117,14 +120,6 @@ def poisoned_memory() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(deterministic)
         fill.fill_uninitialized_memory = before
-
-
-def _fields(result: Any) -> dict[str, Any]:
-    found = {name: value for name, value in vars(result).items() if value not in (None, "")}
-    return {
-        name: value if not isinstance(value, float) else float(f"{value:.4g}")
-        for name, value in found.items()
-    }
 
 
 @dataclass
@@ -209,7 +204,7 @@ def _goes_on(entry: _Running, code: int, log: Callable[[str], None]) -> bool:
     if code != GONE:
         log(f"{group.name}: its process ended with {code}" + (f" at {check.label}" if check else ""))
     if check is not None:
-        lines.add(failed(check, f"its process ended with {code}"))
+        lines.end(failed(check, f"its process ended with {code}"))
     return 0 < len(group.waiting) < entry.waiting
 
 
@@ -218,7 +213,7 @@ def python(*arguments: str) -> list[str]:
     return [sys.executable, "-W", "ignore", *arguments]
 
 
-def results(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """The lines of results of all files."""
+def results(files: Sequence[Path]) -> Iterator[Result]:
+    """Of all files."""
     for file in files:
         yield from Lines.read(file).results.values()

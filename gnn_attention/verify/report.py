@@ -135,7 +135,7 @@ class Report:
     def to_json(self) -> str:
         """Every result, one a line without what is empty, and the environment."""
         head = {"environment": self.environment, "summary": self.summary}
-        lines = ",\n".join(json.dumps(_fields(result)) for result in self.results)
+        lines = ",\n".join(json.dumps(fields_of(result)) for result in self.results)
         return json.dumps(head, indent=1)[:-2] + ',\n "results": [\n' + lines + "\n ]\n}"
 
     @classmethod
@@ -148,7 +148,7 @@ class Report:
         """
         try:
             found = json.loads(text)
-            results = tuple(_result(fields) for fields in found["results"])
+            results = tuple(result_of(fields) for fields in found["results"])
             return cls(results, dict(found["environment"]), int(found["summary"]["not_started"]))
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"expected a record that verify --json wrote, got {error!r:.80}") from None
@@ -168,7 +168,7 @@ def _failure(result: Result) -> str:
     return f"FAILED {label(result)}\n  {result.message or 'it does not hold'}\n  alone: {alone}"
 
 
-def _fields(result: Result) -> dict[str, Any]:
+def fields_of(result: Result) -> dict[str, Any]:
     """Four digits of every number, "nan" and "inf" for what JSON cannot say."""
     found = {key: value for key, value in asdict(result).items() if value not in (None, "") or key in TEXTS}
     for key in NUMBERS & found.keys():
@@ -176,7 +176,7 @@ def _fields(result: Result) -> dict[str, Any]:
     return found
 
 
-def _result(fields: dict[str, Any]) -> Result:
+def result_of(fields: dict[str, Any]) -> Result:
     numbers: dict[str, Any] = {key: float(x) for key, x in fields.items() if key in NUMBERS}
     result = Result(**fields | numbers)
     if not isinstance(result.passed, bool) or not all(isinstance(getattr(result, key), str) for key in TEXTS):

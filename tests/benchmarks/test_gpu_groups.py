@@ -43,9 +43,16 @@ def passed(file):
     """Numbers of the checks that passed, and that did not."""
     found = Lines.read(file).results
     assert set(found) <= set(WHOLE.values())
-    return [n for n, label in WHOLE.items() if label in found and found[label]["passed"]], [
-        n for n, label in WHOLE.items() if label in found and not found[label]["passed"]
+    return [n for n, label in WHOLE.items() if label in found and found[label].passed], [
+        n for n, label in WHOLE.items() if label in found and not found[label].passed
     ]
+
+
+@pytest.fixture(autouse=True)
+def _as_root(monkeypatch):
+    """Processes find this checkout."""
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
 
 
 def test_a_death_costs_one_check_and_is_named(tmp_path):
@@ -54,8 +61,8 @@ def test_a_death_costs_one_check_and_is_named(tmp_path):
     good, bad = passed(tmp_path / "made.jsonl")
     assert (good, bad) == ([0, 1, 2, 4, 6, 8, 10, 11], [3, 5, 7, 9])
     found = Lines.read(tmp_path / "made.jsonl").results
-    assert found[WHOLE[3]]["message"] == "its process ended with 9"
-    assert found[WHOLE[5]]["message"] == f"its process ended with {-signal.SIGKILL}"
+    assert found[WHOLE[3]].message == "its process ended with 9"
+    assert found[WHOLE[5]].message == f"its process ended with {-signal.SIGKILL}"
     assert said == [f"made: its process ended with {code} at {WHOLE[n]}" for n, code in ((3, 9), (5, -9))]
 
 
@@ -126,10 +133,3 @@ if __name__ == "__main__":
         "asleep": lambda number: time.sleep(60 if number == 2 else 0) or {"passed": True},
     }
     sys.exit(groups.work(made(kinds[sys.argv[1]]), Path(sys.argv[2]), float(sys.argv[3])))
-
-
-@pytest.fixture(autouse=True)
-def _as_root(monkeypatch):
-    """Processes find this checkout."""
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))

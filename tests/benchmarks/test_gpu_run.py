@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from benchmarks.gpu import groups
 from benchmarks.gpu.groups import Lines
 from gnn_attention.verify import Report
 from gnn_attention.verify.record import digest
-from gnn_attention.verify.report import label
+from gnn_attention.verify.report import label, result_of
 from tests.guarantees.gpu_core import core_checks
 
 needs("triton")
@@ -76,7 +77,7 @@ def test_killed_at_any_moment_it_is_carried_on(tmp_path):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     lines = [json.loads(line) for line in (out / "first.all.jsonl").read_text().splitlines()]
-    results = [groups.label_of(line) for line in lines if "begin" not in line]
+    results = [label(result_of(line)) for line in lines if "begin" not in line]
     assert len(results) == len(set(results)) == 4
     assert all(line["passed"] for line in lines if "begin" not in line)
 
@@ -87,8 +88,8 @@ def test_the_record_holds_the_core_and_nothing_else(tmp_path):
     place = {"date": "2026-11-22T00:00:00+00:00", "device": "GPU", "core": digest(c.label for c in every)}
     (tmp_path / "place.json").write_text(json.dumps(place))
     for check in every:
-        line = groups.failed(check, "") | {"passed": True}
-        Lines(tmp_path / f"core.{check.backend}.{check.dtype}.jsonl").add(line)
+        lines = Lines(tmp_path / f"core.{check.backend}.{check.dtype}.jsonl")
+        lines.end(replace(groups.failed(check, ""), passed=True))
     report = Report.from_file(gpu_run.write_record(run))
     assert report.ok
     assert digest(label(r) for r in report.results) == report.environment["core"]
