@@ -22,7 +22,7 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import Feature, GraphCase
 from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
-from gnn_attention.verify.roundings import lse_of, rounded
+from gnn_attention.verify.roundings import TF32Products, is_tf32, lse_of, rounded
 
 ORDERS = 8  # in which the yardstick of lse is taken
 NEIGHBOURS = 16  # problems over which that of outputs and gradients is taken, itself among them
@@ -98,20 +98,31 @@ class Formula:
         return self._collected(inputs, z), z, lse_of(logits, self.mask, sinks)
 
     def baseline(self, inputs: Mapping[str, Tensor], number: int, widened: bool) -> Attempt:
-        """Output and gradients of SDPA, or of the plain formula, in the order of this number."""
-        leaves = leaves_of(inputs, self.device, self.direction.dtype)
-        (q, k, v), sinks, mask = self._projected(leaves), leaves.get("sink_logits"), self.mask.to(self.device)
+        """Output and gradients of SDPA, or of the plain formula, in the order of this number.
+
+        In TF32 those of the plain formula on a CPU, whose products are shortened.
+        """
+        if not is_tf32(self.direction.dtype):
+            return self._attempt(inputs, number, widened, self.device, by_sdpa=self.additive)
+        with TF32Products():
+            return self._attempt(inputs, number, widened, "cpu", by_sdpa=False)
+
+    def _attempt(
+        self, inputs: Mapping[str, Tensor], number: int, widened: bool, device: str, by_sdpa: bool
+    ) -> Attempt:
+        leaves = leaves_of(inputs, device, self.direction.dtype)
+        (q, k, v), sinks, mask = self._projected(leaves), leaves.get("sink_logits"), self.mask.to(device)
         dense = partial(self.dense, leaves)
-        if self.additive and self.factors is None:
+        if by_sdpa and self.factors is None:
             added = dense(q.new_zeros(mask.shape))
             z = oracle.sdpa(q, k, v, mask, self.scale, added, sinks, widened, number)
         else:
-            factors = None if self.factors is None else self.factors.to(self.device)
+            factors = None if self.factors is None else self.factors.to(device)
             q, k = oracle.reordered(number, q, k)
             z = oracle.attention(q, k, v, mask, self.scale, dense, sinks, factors)
         learned = {name: x for name, x in leaves.items() if not (widened and name in OF_MASK)}
         out = self._collected(leaves, z)
-        return out.detach(), gradients_of(out, self.direction.to(self.device), learned)
+        return out.detach(), gradients_of(out, self.direction.to(device), learned)
 
     def _projected(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """``k`` and ``v`` may have one sample for all."""
