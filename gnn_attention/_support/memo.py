@@ -66,7 +66,12 @@ def memoized(make: Callable[..., T], value: Any, *arguments: Any) -> T:
     key = (make, *arguments)
     if key not in value._memo:
         with eagerly():
-            value._memo[key] = make(value, *arguments)
+            made = make(value, *arguments)
+        for device in arguments:
+            if isinstance(device, torch.device) and device.type == "cuda":
+                # other streams, which wait for nothing, may read it from now on
+                torch.cuda.current_stream(device).synchronize()
+        value._memo[key] = made
     found: T = value._memo[key]
     return found
 
