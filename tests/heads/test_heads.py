@@ -1,7 +1,4 @@
-"""Heads in three forms: equal to each other, to torch's attention and to loops by the seeds' formulas (S0.1).
-
-In float64 to 1e-12 unless a test says otherwise.
-"""
+"""Heads in three forms: equal to each other, to torch's attention and to the seeds' formulas (S0.1)."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from torch import Tensor, nn
 import gnn_attention as ga
 from gnn_attention import FactoredHeads, MergedHeads, StandardHeads, TokenGraph, convert, patterns
 from gnn_attention.rotary import Rotary
+from gnn_attention.verify import oracle
 
 Heads = StandardHeads | FactoredHeads | MergedHeads
 
@@ -91,26 +89,9 @@ def run(
 
 
 def by_the_seeds(heads: StandardHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) -> Tensor:
-    """``sum_h softmax(q_h k_h^T / sqrt(head_dim)) v_h W_O_h + b_O``, row by row (S0.1, S0.2, S2.7)."""
-    group = heads.num_heads // heads.num_kv_heads
-    update = x_dst.new_zeros(*x_dst.shape[:2], heads.W_O.shape[2])
-
-    def plus(x: Tensor, bias: Tensor | None, head: int) -> Tensor:
-        return x if bias is None else x + bias[head]
-
-    for sample, head, dst in product(range(len(x_dst)), range(heads.num_heads), range(x_dst.shape[1])):
-        senders = mask[dst].nonzero().flatten()
-        if not len(senders):
-            continue
-        x = x_src[sample, senders]
-        q = plus(x_dst[sample, dst] @ heads.W_Q[head], heads.b_Q, head)
-        k = plus(x @ heads.W_K[head // group], heads.b_K, head // group)
-        v = plus(x @ heads.W_V[head // group], heads.b_V, head // group)
-        weights = torch.softmax(k @ q / math.sqrt(heads.head_dim), 0)
-        update[sample, dst] = update[sample, dst] + weights @ v @ heads.W_O[head]
-    if heads.b_O is not None:
-        update = update + (heads.b_O if heads.b_O.dim() == 1 else sum(heads.b_O))
-    return update
+    """``sum_h softmax(q_h k_h^T / sqrt(head_dim)) v_h W_O_h + b_O`` (S0.1, S0.2, S2.7)."""
+    weights = {name: x.detach() for name, x in heads.named_parameters()}
+    return oracle.layer(weights, x_src, x_dst, mask, heads.head_dim**-0.5)
 
 
 class TestForms:
@@ -186,6 +167,19 @@ class TestForms:
         assert_exact(v.mT @ merged.message.grad, heads.W_O.grad)
         if biases:
             assert_exact(merged.b_O.grad, heads.b_O.grad)
+
+    @pytest.mark.parametrize("side", ["receiver", "sender"])
+    def test_built_directly(self, side):
+        """No bottleneck: logits x W_P x^T / sqrt(head_dim), update sum_h A_h x W_M_h."""
+        merged = MergedHeads(8, 2, head_dim=3, source_width=5, side=side).double()
+        assert merged.pattern.shape == merged.W_P.shape == (2, 8, 5)
+        assert merged.message.shape == merged.W_M.shape == (2, 5, 8)
+        assert merged.b_O is None
+        assert merged.scale == 3**-0.5
+        x_dst, x_src = seeded(2, DST, 8), seeded(2, SRC, 5, seed=1)
+        logits = torch.einsum("bid,hde,bje->bhij", x_dst, merged.W_P, x_src) / math.sqrt(3)
+        weights = torch.nan_to_num(torch.softmax(logits.masked_fill(~GRAPH.mask(), -torch.inf), -1))
+        assert_exact(run(merged, x_dst, x_src), torch.einsum("bhij,bje,hed->bid", weights, x_src, merged.W_M))
 
 
 class TestPatternsAndMessages:
@@ -350,7 +344,7 @@ def test_what_is_refused(call, error, match):
         call()
 
 
-class TestStandardHeads:
+class TestModules:
     def test_biases_start_at_zero_and_matrices_at_unit_variance(self):
         """States of unit variance give queries, keys, values and updates of about unit variance."""
         torch.manual_seed(0)
@@ -363,23 +357,6 @@ class TestStandardHeads:
         for projected in (heads.receive(x), *heads.send(x), update, *sent):
             assert 0.9 < projected.std() < 1.1
 
-
-class TestMergedHeads:
-    @pytest.mark.parametrize("side", ["receiver", "sender"])
-    def test_built_directly(self, side):
-        """No bottleneck: logits x W_P x^T / sqrt(head_dim), update sum_h A_h x W_M_h."""
-        merged = MergedHeads(8, 2, head_dim=3, source_width=5, side=side).double()
-        assert merged.pattern.shape == merged.W_P.shape == (2, 8, 5)
-        assert merged.message.shape == merged.W_M.shape == (2, 5, 8)
-        assert merged.b_O is None
-        assert merged.scale == 3**-0.5
-        x_dst, x_src = seeded(2, DST, 8), seeded(2, SRC, 5, seed=1)
-        logits = torch.einsum("bid,hde,bje->bhij", x_dst, merged.W_P, x_src) / math.sqrt(3)
-        weights = torch.nan_to_num(torch.softmax(logits.masked_fill(~GRAPH.mask(), -torch.inf), -1))
-        assert_exact(run(merged, x_dst, x_src), torch.einsum("bhij,bje,hed->bid", weights, x_src, merged.W_M))
-
-
-class TestModules:
     @each_form
     @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
     def test_state_dict_round_trip(self, form, biases):
