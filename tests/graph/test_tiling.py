@@ -12,10 +12,11 @@ def counted(graph, block):
     """The kind of every tile, from the mask."""
     mask = graph.mask().reshape(graph.batch or 1, graph.heads or 1, graph.num_dst, graph.num_src)
     rows, columns = -(-graph.num_dst // block), -(-graph.num_src // block)
-    below, right = rows * block - graph.num_dst, columns * block - graph.num_src
 
     def edges(values):
-        padded = torch.nn.functional.pad(values.long(), (0, right, 0, below))
+        # torch.nn.functional.pad refuses empty tensors before torch 2.10
+        padded = torch.zeros(*mask.shape[:2], rows * block, columns * block, dtype=torch.int64)
+        padded[..., : graph.num_dst, : graph.num_src] = values
         return padded.reshape(*mask.shape[:2], rows, block, columns, block).sum((3, 5))
 
     found_edges, size = edges(mask), edges(torch.ones_like(mask))
