@@ -88,7 +88,7 @@ def softmax(
     nothing = (total == 0) | ~has_in_edges
     total = total.masked_fill(nothing, 1.0)
     lse = (top + total.log()).masked_fill(nothing, -torch.inf)
-    return mass / total.gather(-1, dst.expand(logits.shape)), lse
+    return mass / _by_edge(total, dst), lse
 
 
 def weights_of(
@@ -97,9 +97,29 @@ def weights_of(
     """The weights of :func:`softmax` alone, for the edges of a graph: nothing is checked."""
     if _may_look(logits) and within_reach(logits):
         mass = logits.exp()
-        return mass / mass.new_zeros(*mass.shape[:-1], num_dst).index_add(-1, dst, mass).index_select(-1, dst)
+        wide = mass.double()
+        total = wide.new_zeros(*mass.shape[:-1], num_dst).index_add(-1, dst, wide)
+        return mass / total.gather(-1, dst.expand(mass.shape)).to(mass.dtype)
     mass, _, total = _masses(logits, dst, num_dst, None)
-    return mass / total.masked_fill(total == 0, 1.0).gather(-1, dst.expand(logits.shape))
+    return mass / _by_edge(total.masked_fill(total == 0, 1.0), dst)
+
+
+def _sums(
+    x: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], num_dst: int
+) -> Float[Tensor, "... dst"]:
+    """The sum over the in-edges of each receiver, in float64."""
+    # equal numbers, added one after the other, are all rounded in one direction
+    wide = _widened(x)
+    return wide.new_zeros(*x.shape[:-1], num_dst).index_add(-1, dst, wide).to(x.dtype)
+
+
+def _by_edge(x: Float[Tensor, "... dst"], dst: Int[Tensor, " edges"]) -> Float[Tensor, "... edges"]:
+    """The number of the receiver of each edge; its gradient is such a sum, in float64 too."""
+    return _widened(x).gather(-1, dst.expand(*x.shape[:-1], -1)).to(x.dtype)
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x if x.device.type == "mps" else x.double()  # which has no float64
 
 
 def row_softmax(
@@ -145,7 +165,7 @@ def _masses(
     # a receiver's own logits decide, so that its result does not depend on those of others
     top = top.masked_fill((top.abs() <= REACH) | (top == -torch.inf), 0.0)
     mass = (logits - top.gather(-1, index)).exp()
-    total = torch.zeros_like(top).scatter_add(-1, index, mass)
+    total = _sums(mass, dst, num_dst)
     if sink_logits is not None:
         total = total + (sink - top).exp()
     return mass, top, total

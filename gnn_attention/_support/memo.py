@@ -67,7 +67,8 @@ def memoized(make: Callable[..., T], value: Any, *arguments: Any) -> T:
     if key not in value._memo:
         with eagerly():
             made = make(value, *arguments)
-        for device in arguments:
+        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        for device in arguments if on_gpu else ():
             if isinstance(device, torch.device) and device.type == "cuda":
                 # other streams, which wait for nothing, may read it from now on
                 torch.cuda.current_stream(device).synchronize()

@@ -8,7 +8,9 @@ one order. So its errors count at least as much as what happens to the truth, in
   may be nearly the same number. A kernel that computes weights again takes delta from the output as it was
   stored, so that for those it is a rounding of the dtype. A change of delta by e is a gradient of -e for lse;
 * and to the gradients of such a kernel, when lse is rounded to float32, as which it is stored: a change by e
-  makes all weights of a row ``exp(-e)`` times as large, and so what comes back through it.
+  makes all weights of a row ``exp(-e)`` times as large, and so what comes back through it;
+* and to the gradients of a layer, when those of its queries, keys and values are rounded to the dtype, in
+  which they are stored: the gradient of b_K is their sum, 0 in theory.
 
 Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weights from the lse that was
 stored.
@@ -29,7 +31,8 @@ from gnn_attention.verify.measure import Truth, worst_errors
 MOVES = 4
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default)
-Formula = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]  # inputs -> output, sums of heads, lse
+# inputs -> output, sums of heads, lse; and of a layer its queries, keys and values
+Formula = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
 
 
 @torch.enable_grad()
@@ -43,13 +46,16 @@ def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direct
         """Output and gradients, inputs moved by a rounding of float32, delta and lse by these."""
         rng = torch.Generator().manual_seed(number)
         inputs = {name: (x * (1 + single * _signs(x, rng))).requires_grad_() for name, x in wide.items()}
-        out, z, row_lse = formula(inputs)
+        out, z, row_lse, *ends = formula(inputs)
         (grad_z,) = torch.autograd.grad(out, z, wide_direction, retain_graph=True)
         by_delta = (grad_z.abs() * z.detach().abs()).sum(-1) * _signs(row_lse, rng) * delta
         by_lse = grad_z * (row_lse.detach().abs() * _signs(row_lse, rng) * lse).unsqueeze(-1)
-        outs, weights = (out, z, row_lse), (wide_direction, by_lse, by_delta)
+        outs, weights = [out, z, row_lse], [wide_direction, by_lse, by_delta]
+        if ends:
+            stored = torch.autograd.grad(outs, ends, weights, retain_graph=True)
+            weights += [gradient * _signs(gradient, rng) * own for gradient in stored]
         options = {"allow_unused": True, "materialize_grads": True}
-        found = torch.autograd.grad(outs, list(inputs.values()), weights, **options)
+        found = torch.autograd.grad([*outs, *ends], list(inputs.values()), weights, **options)
         return out.detach(), dict(zip(inputs, found, strict=True))
 
     def worst(delta: float, lse: float) -> dict[str, float]:

@@ -89,13 +89,14 @@ class Formula:
             out = oracle.layer(wide, wide["x_src"], wide["x_dst"], self.mask, self.scale, dense)
         return out.detach(), gradients_of(out, self.direction.cpu().double(), wide)
 
-    def sums(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The output, the sums of its heads, and lse, of inputs on the CPU."""
+    def sums(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """The output, the sums of its heads, and lse, of inputs on the CPU; of a layer q, k and v, too."""
         q, k, v = self._projected(inputs)
         dense, sinks = partial(self.dense, inputs), inputs.get("sink_logits")
         z = oracle.attention(q, k, v, self.mask, self.scale, dense, sinks, self.factors)
         logits = dense(torch.einsum("bhid,bhjd->bhij", q, oracle.per_query_head(k, q)) * self.scale)
-        return self._collected(inputs, z), z, lse_of(logits, self.mask, sinks)
+        found = self._collected(inputs, z), z, lse_of(logits, self.mask, sinks)
+        return found if self.heads is None else (*found, q, k, v)
 
     def baseline(self, inputs: Mapping[str, Tensor], number: int, widened: bool) -> Attempt:
         """Output and gradients of SDPA, or of the plain formula, in the order of this number.

@@ -17,6 +17,7 @@ def test_what_is_made_on_a_gpu_is_there_before_other_streams_may_read_it(monkeyp
         steps.append(("made", device.type))
         return device
 
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
     for _ in range(2):
         memoized(made, graph, torch.device("cuda:1"))

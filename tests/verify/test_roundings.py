@@ -49,6 +49,20 @@ def test_the_output_has_the_roundings_of_its_inputs_alone():
     assert 0 < found.yardstick["out"] <= 3 * EPS
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_keys_are_rounded_before_they_are_summed(dtype):
+    """Two keys with one bias, whose gradient is 0 in theory: 1/4 of one key, - 1/4 of the other."""
+
+    def layer(inputs):
+        k = inputs["b"].expand(2)
+        z = (k.softmax(0) * torch.tensor([2.0, 1.0], dtype=torch.float64)).sum().view(1, 1, 1, 1) - 1.5
+        return z + 1.5, z, k.logsumexp(0).view(1, 1, 1), k  # z is 0: delta has no rounding
+
+    true = Truth(torch.full((1, 1, 1, 1), 1.5), {"b": torch.zeros(1)}, {"out": 0.0, "b": 0.0}, {})
+    found = rounded(true, layer, {"b": torch.zeros(1)}, torch.ones(1, 1, 1, 1, dtype=dtype))
+    assert 0.05 / 4 < found.yardstick["b"] / torch.finfo(dtype).eps <= 2 / 4 + 1e-3
+
+
 def test_error_rule():
     """2 units for outputs, 3 for gradients; a unit is the yardstick or half an ulp; a NaN never passes."""
     true = torch.ones(3, dtype=torch.float64)

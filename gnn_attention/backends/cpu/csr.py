@@ -80,7 +80,7 @@ def _forward_head(
     logits = work.first.values()
     shift = _shift(work, logits)
     mass = logits.exp_()
-    total = row_sums(work.first)
+    total = row_sums(work.first, work.in_pieces)
     lse_here = total.log().add_(shift).view(lse.shape)
     share = total.reciprocal().masked_fill_(total == 0, 0.0).view(lse.shape)
     sums = work.incoming(mass, value).view(out.shape)

@@ -73,10 +73,21 @@ def pieces_of(ptr: Int[Tensor, " rows_and_one"]) -> Pieces | None:
     rows = torch.cat([count.new_zeros(1), count.cumsum(0)])
     owner = torch.repeat_interleave(count)
     place = torch.arange(len(owner), device=ptr.device) - rows[owner]
-    return torch.cat([ptr[owner] + LONGEST * place, ptr[-1:]]), rows
+    return torch.cat([ptr[owner] + LONGEST * place, ptr[-1:]]).to(ptr.dtype), rows
 
 
-def row_sums(matrix: Tensor) -> Float[Tensor, " dst"]:
+def row_sums(matrix: Tensor, pieces: Pieces | None) -> Float[Tensor, " dst"]:
+    """The sum of the values of each row."""
+    if pieces is None:
+        return _sums_of_values(matrix)
+    bounds, rows = pieces
+    size, of = (bounds.numel() - 1, matrix.shape[1]), (matrix.col_indices(), matrix.values())
+    parts = _sums_of_values(torch.sparse_csr_tensor(bounds, *of, size, check_invariants=False))
+    total = torch.segment_reduce(parts.double(), "sum", offsets=rows, initial=0.0, unsafe=True)
+    return total.to(parts.dtype)
+
+
+def _sums_of_values(matrix: Tensor) -> Float[Tensor, " rows"]:
     values = matrix.values()
     if values.device.type == "cpu" and not torch._C.has_mkl:
         return torch.segment_reduce(values, "sum", offsets=matrix.crow_indices(), initial=0.0, unsafe=True)
@@ -116,7 +127,7 @@ class Head:
         return self.edges.ptr[1:] > self.edges.ptr[:-1]
 
     @functools.cached_property
-    def _in_pieces(self) -> Pieces | None:
+    def in_pieces(self) -> Pieces | None:
         return pieces_of(self.edges.ptr)
 
     @functools.cached_property
@@ -140,7 +151,7 @@ class Head:
     def incoming(
         self, weights: Float[Tensor, " edges"], table: Float[Tensor, "src dim"]
     ) -> Float[Tensor, "dst dim"]:
-        return weighted_sums(self.edges.src, self.edges.ptr, weights, table, self._in_pieces)
+        return weighted_sums(self.edges.src, self.edges.ptr, weights, table, self.in_pieces)
 
     def outgoing(
         self, weights: Float[Tensor, " edges"], table: Float[Tensor, "dst dim"], spare: Tensor
