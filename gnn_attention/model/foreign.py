@@ -157,7 +157,7 @@ def _one_stack(model: nn.Module, places: list[_Place]) -> list[_Place]:
 def _one_layer(stack: list[_Place], layer: int | None) -> _Place:
     numbers = [place.number for place in stack]
     if layer is None and len(stack) > 1:
-        raise ValueError(f"the model has {len(stack)} layers with attention: layer is one of {numbers}")
+        raise ValueError(f"give layer, one of {numbers}: the model has {len(stack)} layers with attention")
     number = numbers[0] if layer is None else checks.position("layer", layer)
     if number not in numbers:
         raise IndexError(f"layer must be one of {numbers}, got {number}")

@@ -429,7 +429,7 @@ REFUSED = [
     (gpt_neo, (0,), NotImplementedError, r"GPTNeoModel is .* of the kind .* Known: torch.*, GPT-2, OPT,"),
     (lambda: nn.Linear(2, 2), (), NotImplementedError, "Linear is of no known family, which seems to have"),
     (LlamaAttention, (), NotImplementedError, "LlamaAttention is of no known family"),
-    (made("gpt2"), (), ValueError, "the model has 2 layers with attention: layer is one of \\[0, 1\\]"),
+    (made("gpt2"), (), ValueError, "give layer, one of \\[0, 1\\]: the model has 2 layers"),
     (made("gpt2"), (2,), IndexError, "layer must be one of \\[0, 1\\], got 2"),
     (made("gpt2"), (-1,), IndexError, "layer must be one of \\[0, 1\\], got -1"),
     (made("gpt2"), (1.0,), TypeError, r"layer must be an integer, got 1\.0"),

@@ -128,7 +128,7 @@ def _of_models() -> list[Case]:
         of.index(r"^tokens must be in 0 \.\. 10", r"11 \.\. 11", lambda o: o.model(torch.tensor([[11]]))),
         of.type("^tokens must", "got str", lambda o: o.model("def")),
         of.value("does not fit", r"causal\(4\)", lambda o: o.model(torch.ones(1, 3).long(), causal(4))),
-        of.type("graph", "got str", lambda o: o.model(torch.ones(1, 3).long(), "causal(3)")),
+        of.type("graph", "got 'causal", lambda o: o.model(torch.ones(1, 3).long(), "causal(3)")),
         of.value("^width must", "got 0", lambda _: Config(11, width=0)),
         of.type("^vocabulary_size must", "'11'", lambda _: Config("11")),
         of.type("^config must", "got 3", lambda _: LanguageModel(3)),

@@ -97,11 +97,11 @@ def _of_lists() -> list[Case]:
 def _of_masks() -> list[Case]:
     of = Of(MASK)
     return [
-        of.type("^mask must", "got list", lambda m: convert.from_mask(m.tolist())),
+        of.type("^mask must", r"got \[\[True", lambda m: convert.from_mask(m.tolist())),
         of.type("^mask must", "torch.int64", lambda m: convert.from_mask(m.long())),
         of.value("^mask must", r"got \[2\]", lambda m: convert.from_mask(m[0])),
         of.value("^mask must", r"\[1, 1, 1, 2, 2\]", lambda m: convert.from_mask(m[None, None, None])),
-        of.value("heads and batch of a mask", r"\[0, 2, 2\]", lambda m: convert.from_mask(m[None][:0])),
+        of.value("^mask must be .*heads and batch", r"\[0, 2, 2\]", lambda m: convert.from_mask(m[None][:0])),
         of.value("mask.bool", "zeros and ones", lambda m: convert.from_mask(m.float())),
         of.value("additive mask", "NaN", lambda m: convert.from_mask(m.float() * torch.nan)),
         of.value("^meaning must", "got 'yes'", lambda m: convert.from_mask(m, "yes")),
@@ -137,7 +137,7 @@ def _of_others() -> list[Case]:
         of.value("^order must hold every node", r"\['b'\]", lambda g: convert.from_networkx(g, ["a"])),
         of.value("^order must hold", "repeated", lambda g: convert.from_networkx(g, ["a", "b", "b"])),
         of.type("^order must", "got 2", lambda g: convert.from_networkx(g, 2)),
-        pyg.type("expected a torch_geometric", "got str", lambda e: convert.from_pyg("edges", 2)),
+        pyg.type("expected a torch_geometric", "got 'edges'", lambda e: convert.from_pyg("edges", 2)),
         pyg.type(
             "expected a torch_geometric", "torch.bool", lambda e: convert.from_pyg(torch.ones(2, 2).bool())
         ),
@@ -272,7 +272,7 @@ def _of_texts() -> list[Case]:
         files.value("loose.edges", "num_tokens|tokens", lambda o: f.read(o.path / "loose.edges", 3)),
         files.type("^path must", "got 3", lambda o: f.read(3)),
         files.type("^graph must", "got 3", lambda o: f.write(3, o.path / "new.edges")),
-        files.value("a file holds a graph", r"cross\(2, 3\)", lambda o: f.write(CROSS, o.path / "new.edges")),
+        files.value("a file holds graphs", r"cross\(2, 3\)", lambda o: f.write(CROSS, o.path / "new.edges")),
     ]
 
 

@@ -141,7 +141,7 @@ def _of_states() -> list[Case]:
             "needs one graph", "got both", lambda o: o.layer(o.x, o.graph, edge_index=torch.tensor(EDGES))
         ),
         of.value("does not fit x", r"window\(6, 2\)", lambda o: o.layer(o.x, window(6, 2))),
-        of.type("expected a torch_geometric Data", "got str", lambda o: o.layer(o.x, "causal(5)")),
+        of.type("expected a torch_geometric Data", "got 'causal", lambda o: o.layer(o.x, "causal(5)")),
         of.type(
             "expected a torch_geometric|^edge_index must",
             "torch.bool",
@@ -192,7 +192,7 @@ def _of_layers() -> list[Case]:
         ),
         of.type("^backend must", "got int", lambda _: MessagePassingAttention(heads_of_two(), backend=3)),
         of.refused(
-            "the walk .* needs one edge list",
+            "the walk needs one edge list",
             "varies",
             lambda o: o.layer(o.x, TokenGraph.from_rule(lambda b, h, dst, src: src + h <= dst, 5, heads=2)),
         ),
@@ -200,7 +200,7 @@ def _of_layers() -> list[Case]:
         of.value(
             "^normaliser must", "'hard'", lambda _: PairwiseMessages(BothEnds(8, 4, 8), normaliser="hard")
         ),
-        of.type("^messages must", "got list", lambda _: StaticNodes(torch.eye(2), [[1.0]])),
+        of.type("^messages must", "of type list", lambda _: StaticNodes(torch.eye(2), [[1.0]])),
         of.value("messages", r"\[3, 3\]", lambda _: StaticNodes(torch.eye(2), torch.eye(3))),
         of.value("^hidden must", "got 0", lambda _: BothEnds(8, 0, 8)),
     ]

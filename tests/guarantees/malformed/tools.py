@@ -42,7 +42,7 @@ def _alone(module: Any) -> Any:
 def _of_audits() -> list[Case]:
     of, graph = Of(AUDIT), causal(4)
     return [
-        of.type("^module must", "got int", lambda _: audit(3, graph, (4, 8))),
+        of.type("^module must", "got 3", lambda _: audit(3, graph, (4, 8))),
         of.type("^graph must", "got 3", lambda layer: audit(layer, 3, (4, 8))),
         of.type("^graph must", r"got \[\]", lambda layer: audit(layer, [], (4, 8))),
         of.value("^input_shape must", r"got \(5, 8\)", lambda layer: audit(layer, graph, (5, 8))),
@@ -87,7 +87,7 @@ def _of_traces() -> list[Case]:
         of.value(
             "attention layer|MessagePassingAttention", "Linear", lambda _: tracing.record(nn.Linear(2, 2), x)
         ),
-        of.type("^module must", "got int", lambda _: tracing.record(3, x)),
+        of.type("^module must", "got 3", lambda _: tracing.record(3, x)),
         of.type("surger", "got 'cut'|got str", operated("cut")),
         of.value("0 -> 4 is no edge", "window", operated(tracing.cut([(0, 4)]))),
         of.type("edges", "got int|got 3", lambda _: tracing.cut(3)),
@@ -174,7 +174,7 @@ def _of_pictures() -> list[Case]:
         of.value("^weights must", "got 1", lambda graph: draw.arcs(graph, weights=[1.0])),
         of.value("^layers must", "got 0", lambda graph: draw.layers(graph, 0)),
         of.index("token", "9", lambda graph: draw.layers(graph, 2, token=9)),
-        of.type(r"^layers\(\) needs", "got 3", lambda _: draw.layers(3, 2)),
+        of.type("^graphs must", "got 3", lambda _: draw.layers(3, 2)),
     ]
 
 
@@ -244,7 +244,7 @@ def _of_others() -> list[Case]:
             "tokens=4",
             lambda _: cost.of_form("merged", 8, 2, tokens=4, graph=causal(4)),
         ),
-        priced.type("^graph must", "got int", lambda _: cost.of_form("merged", 8, 2, graph=3)),
+        priced.type("^graph must", "got 3", lambda _: cost.of_form("merged", 8, 2, graph=3)),
         priced.type("^dtype must", "'float32'", lambda _: cost.of_form("merged", 8, 2, dtype="float32")),
         priced.value("no configuration 'llama-9'", "llama", lambda _: cost.of_config("llama-9")),
         ranks.value("torch.distributed", "init", lambda _: distributed.local(causal(3))),
