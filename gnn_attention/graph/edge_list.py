@@ -24,7 +24,6 @@ def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor |
 
 
 def first_of_each(key: Tensor) -> Tensor:
-    """Positions of the first occurrence of every value, in the order of the list."""
     ordered, position = key.sort(stable=True)
     is_first = torch.ones_like(ordered, dtype=torch.bool)
     is_first[1:] = ordered[1:] != ordered[:-1]
@@ -61,7 +60,8 @@ def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: in
     sides = (num_dst * num_mid, num_mid * num_src, num_dst * num_src)
     walks = left[0].bincount(minlength=num_mid).double() @ right[1].bincount(minlength=num_mid).double()
     if max(sides) <= MOST_CELLS and walks * DENSE_GAIN > num_dst * num_mid * num_src:
-        return (_dense(left, num_dst, num_mid) @ _dense(right, num_mid, num_src)).nonzero().t().flip(0)
+        dense = mask(left, num_dst, num_mid).float() @ mask(right, num_mid, num_src).float()
+        return dense.nonzero().t().flip(0)
     pairs = min(int(walks), num_dst * num_src)
     what = f"the product of two graphs, of up to {pairs:,} pairs of {num_dst:,} x {num_src:,} tokens"
     memory.check(what, BYTES_OF_A_PAIR * pairs, "take some rows(start, stop) of the left one")
@@ -69,12 +69,6 @@ def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: in
     accept_sparse_matrices()
     sparse: Tensor = torch.sparse.mm(_sparse(left, num_dst, num_mid), _sparse(right, num_mid, num_src))
     return sparse.coalesce().indices().flip(0)
-
-
-def _dense(edges: Tensor, rows: int, columns: int) -> Tensor:
-    matrix = torch.zeros(rows, columns, device=edges.device)
-    matrix[edges[1], edges[0]] = 1.0
-    return matrix
 
 
 def _sparse(edges: Tensor, rows: int, columns: int) -> Tensor:

@@ -60,13 +60,13 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
         advice = f"take a larger block_size than {block_size}, or tiling.tiles, whose runs are small"
         raise ValueError(f"{size} for {graph!r}: {advice}")
     kinds = parts.table()
-    cut = torch.zeros(kinds.shape[2:], dtype=torch.bool, device="cpu")
-    cut[graph.num_dst // block_size :] = True
-    cut[:, graph.num_src // block_size :] = True
-    full = (kinds == FULL_TILE) & ~cut
-    some = (kinds == PARTIAL) | ((kinds == FULL_TILE) & cut)
-    lengths = (graph.num_dst, graph.num_src)
-    lists = (*tile_list(some), *tile_list(full))
+    # those that the border cuts are no full tiles
+    kinds[:, :, graph.num_dst // block_size :] = kinds[:, :, graph.num_dst // block_size :].clamp(max=PARTIAL)
+    kinds[..., graph.num_src // block_size :] = kinds[..., graph.num_src // block_size :].clamp(max=PARTIAL)
+    lists, lengths = (
+        (*tile_list(kinds == PARTIAL), *tile_list(kinds == FULL_TILE)),
+        (graph.num_dst, graph.num_src),
+    )
     return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block_size, mask_mod=graph.rule, seq_lengths=lengths)
 
 
@@ -113,9 +113,8 @@ def to_varlen(graph: TokenGraph) -> Varlen:
     lengths = bounds.diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
     left, right, longest = (int(side.max()) if len(lengths) else 0 for side in (before, after, lengths))
-    if not graph.has_edges_of(
-        partial(rules.and_, partial(_band, left, right, 0), partial(_same_owner, owner))
-    ):
+    meant = partial(rules.and_, partial(_band, left, right, 0), partial(_same_owner, owner))
+    if not graph.has_edges_of(meant):
         raise ValueError(f"{graph!r} is no packing of documents with one window for all: see to_block_mask")
     return Varlen(bounds.to(torch.int32), longest, (_open(left, longest - 1), _open(right, longest - 1)))
 

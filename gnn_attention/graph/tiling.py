@@ -179,7 +179,6 @@ def _whole_width(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block:
 
 
 def _equal_rows(rule: Rule, piece: Piece, corner: tuple[Tensor, Tensor], block: int) -> Iterator[Runs]:
-    """Boxes all of whose rows of tiles are equal."""
     boxes = piece.boxes
     down, across = -(-boxes.height // block), -(-boxes.width // block)
     edge, owner, number = profile(rule, piece)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import described, quoted
+from gnn_attention._support.checks import quoted
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.memo import Frozen, memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
@@ -230,8 +230,7 @@ class TokenGraph(Frozen):
     def select(self, batch: int = 0, head: int = 0) -> TokenGraph:
         """The graph of one sample and one head, as a plain graph. IndexError where there is none."""
         for word, index, count in (("batch", batch, self.batch), ("head", head, self.heads)):
-            if isinstance(index, bool) or not isinstance(index, int):
-                raise TypeError(f"{word} must be an integer, got {described(index)}")
+            checks.position(word, index)
             if count is not None and not 0 <= index < count:
                 raise IndexError(f"{word} must be in 0 .. {count - 1}, got {index}")
         if self.heads is None and self.batch is None:
@@ -261,16 +260,11 @@ class TokenGraph(Frozen):
     @not_compiled
     def T(self) -> TokenGraph:
         """Every edge reversed: senders become receivers."""
-        flipped = replace(
-            self,
-            rule=partial(rules.transposed, self.rule),
-            num_dst=self.num_src,
-            num_src=self.num_dst,
-            dst_offset=self.src_offset,
-            src_offset=self.dst_offset,
-            name=f"{text.bracketed(self.name)}.T",
-        )
-        return flipped if self._listed is None else replace(flipped, _listed=self._listed.flip(0))
+        listed = None if self._listed is None else self._listed.flip(0)
+        rule, name = partial(rules.transposed, self.rule), f"{text.bracketed(self.name)}.T"
+        sizes: Any = {"num_dst": self.num_src, "num_src": self.num_dst}
+        offsets: Any = {"dst_offset": self.src_offset, "src_offset": self.dst_offset}
+        return replace(self, rule=rule, name=name, _listed=listed, **sizes, **offsets)
 
     def __matmul__(self, other: TokenGraph) -> TokenGraph:
         """Two hops, the boolean product of the masks: first along ``other``, then along ``self``.
@@ -373,5 +367,7 @@ class TokenGraph(Frozen):
         sizes = ((self.heads, other.heads), (self.batch, other.batch))
         same = all(getattr(self, name) == getattr(other, name) for name in nodes)
         if not same or any(None not in pair and pair[0] != pair[1] for pair in sizes):
-            expected = "the same nodes (number and position), heads and batch"
-            raise ValueError(f"graphs joined by {sign} must have {expected}, got {self!r} and {other!r}")
+            expected = (
+                f"graphs joined by {sign} must have the same nodes (number and position), heads and batch"
+            )
+            raise ValueError(f"{expected}, got {self!r} and {other!r}")

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention._support.checks import choice, quoted
+from gnn_attention._support.checks import choice, quoted, size
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.verify import processes, record
 from gnn_attention.verify.attend_checks import attend_checks, dropout_checks
@@ -72,11 +72,11 @@ def run(
     ValueError for an unknown name, a device that is not there, an earlier report from elsewhere, a text that
     no label has.
     """
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    jobs = size("jobs", jobs, 1)
     if not budget > 0:
-        advice = "leave it out for no limit"
-        raise ValueError(f"budget must be a number of seconds above 0, got {budget}; {advice}")
+        raise ValueError(
+            f"budget must be a number of seconds above 0, got {budget}; leave it out for no limit"
+        )
     if jobs > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
         raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")
     began, device = time.time(), _device(device)
@@ -149,7 +149,6 @@ def _in_order(settings: Settings, groups: Sequence[Group]) -> Iterator[Check]:
 
 
 def _chosen(every: Sequence[Check], selection: str, only: str | None) -> Sequence[int]:
-    """Numbers of the checks to run, ascending."""
     if only is None:
         return pairs(every) if selection == "pairs" else range(len(every))
     found = [number for number, check in enumerate(every) if only in check.label]
@@ -184,16 +183,17 @@ def _device(device: str | None) -> str:
     try:
         return str(torch.device(device))
     except RuntimeError:
-        wanted = "one that torch knows, such as 'cpu', 'cuda' or 'cuda:1'"
-        raise ValueError(f"device must be {wanted}, got {device!r}") from None
+        known = "'cpu', 'cuda' or 'cuda:1'"
+        raise ValueError(f"device must be one that torch knows, such as {known}, got {device!r}") from None
 
 
 def _dtypes(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
     here = [name for name in DTYPES if device.startswith("cuda") or name not in GPU_ONLY]
     chosen = _names("dtypes", here if names is None else names, DTYPES)
     if missing := set(chosen).difference(here):
-        wrong = f"{missing.pop()!r} is a mode of GPUs, and the device is {device!r}"
-        raise ValueError(f"dtypes: {wrong}; leave it out")
+        raise ValueError(
+            f"dtypes: {missing.pop()!r} is a mode of GPUs, and the device is {device!r}; leave it out"
+        )
     return chosen
 
 

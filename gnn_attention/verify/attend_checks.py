@@ -39,7 +39,6 @@ def attend_checks(settings: Settings) -> Iterator[Check]:
 
 @functools.lru_cache(maxsize=16)
 def _rows(*values: tuple[Any, ...]) -> list[dict[str, str]]:
-    """The values of each problem: all triples."""
     dtypes, graphs, options, sizes = values
     rows = grid(dtype=dtypes, graph=graphs, option=options, size=[f"x{size:g}" for size in sizes])
     return [rows[number] for number in covering(rows, 3)]

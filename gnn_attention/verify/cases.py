@@ -80,15 +80,17 @@ def graph_cases() -> Iterator[GraphCase]:
     yield case("one token", p.causal(1), lambda b, h, i, j: True)
     yield case("no edges", p.window(n, 0), lambda b, h, i, j: False)
     yield _listed_case(10, n)
-    yield case("by head", rule(_near, n, heads=HEADS, name="by head"), lambda b, h, i, j: 0 <= i - j <= h)
-    late = lambda b, h, i, j: i >= j >= 4 * (b % 3)  # noqa: E731
-    yield case("by sample", rule(_late, n, batch=BATCH, name="by sample"), late)
+    near: Any = lambda b, h, i, j: (j <= i) & (i - j <= h)  # noqa: E731
+    yield case("by head", rule(near, n, heads=HEADS, name="by head"), lambda b, h, i, j: 0 <= i - j <= h)
+    late: Any = lambda b, h, i, j: (j <= i) & (j >= 4 * (b % 3))  # noqa: E731
+    yield case(
+        "by sample", rule(late, n, batch=BATCH, name="by sample"), lambda b, h, i, j: i >= j >= 4 * (b % 3)
+    )
     yield case("causal, 97 tokens", p.causal(97), lambda b, h, i, j: j <= i)
     yield case("window, 97 tokens", p.window(97, 16), lambda b, h, i, j: 0 <= i - j < 16)
 
 
 def _ancestors(parents: list[int], node: int) -> list[int]:
-    """A node and those above it."""
     return [node, *(_ancestors(parents, parents[node]) if parents[node] >= 0 else [])]
 
 
@@ -99,14 +101,6 @@ def _listed_case(num_dst: int, num_src: int) -> GraphCase:
     pairs.sort(key=lambda pair: ((pair[0] * 7 + pair[1] * 11) % 17, pair[1], pair[0]))
     graph = convert.from_edge_index(torch.tensor(pairs).t(), num_dst, num_src)
     return GraphCase("listed", graph, lambda b, h, i, j: (j, i) in pairs, listed=pairs)
-
-
-def _near(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src <= dst) & (dst - src <= h)
-
-
-def _late(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src <= dst) & (src >= 4 * (b % 3))
 
 
 GRAPHS = {case.name: case for case in graph_cases()}
@@ -131,18 +125,15 @@ class Feature:
 
     def unsupported(self, case: GraphCase) -> str | None:
         """Why it cannot be on a graph: a bias for each edge needs an order of edges."""
-        if "bias" in self.learns and case.varies:
-            return "a per-edge bias has no order on a graph that differs by head or sample"
-        return None
+        reason = "a per-edge bias has no order on a graph that differs by head or sample"
+        return reason if "bias" in self.learns and case.varies else None
 
     def learned(self, case: GraphCase, rng: torch.Generator) -> dict[str, Tensor]:
-        """What is learned, drawn in float64."""
         shapes = {"table": (HEADS, 2 * REACH + 1), "sink_logits": (HEADS,)}
         shapes["bias"] = (BATCH, HEADS, case.edges().shape[1])
         return {name: torch.randn(*shapes[name], generator=rng, dtype=torch.float64) for name in self.learns}
 
     def options(self, inputs: Inputs) -> dict[str, Any]:
-        """The arguments of ``attend`` and of a layer."""
         mod = {} if self.score_mod is None else {"score_mod": self.score_mod(inputs)}
         return {**self.arguments, **mod, **{name: inputs[name] for name in self.learns if name != "table"}}
 
@@ -165,7 +156,6 @@ def _share(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Ten
 
 
 def _every_argument(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """A score_mod of all its arguments."""
     return score * (1 + b / 8) + h / 4 - src / 16 + (dst - src) / 32
 
 
@@ -191,22 +181,18 @@ BOTH = score_mods.chain(ALIBI, CAP)
 COUNTS = score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 25))
 LEARNED = ("bias", "sink_logits")
 
-FEATURES = {
-    feature.name: feature
-    for feature in (
-        Feature("plain"),
-        Feature("scale 0.7", arguments={"scale": 0.7}),
-        Feature("alibi", (), lambda _: ALIBI, _alibi),
-        Feature("relative bias", ("table",), lambda x: score_mods.relative_bias(x["table"]), _relative),
-        Feature("softcap", (), lambda _: CAP, _softcap, additive=False),
-        Feature(
-            "log multiplicity", (), lambda _: COUNTS, lambda _, x, b, h, i, j: x + (1 + j % 4).to(x).log()
-        ),
-        Feature("edge bias", ("bias",)),
-        Feature("sinks", ("sink_logits",)),
-        Feature("alibi, softcap, bias, sinks", LEARNED, lambda _: BOTH, _capped_alibi, additive=False),
-    )
-}
+ALL_FEATURES = [
+    Feature("plain"),
+    Feature("scale 0.7", arguments={"scale": 0.7}),
+    Feature("alibi", (), lambda _: ALIBI, _alibi),
+    Feature("relative bias", ("table",), lambda x: score_mods.relative_bias(x["table"]), _relative),
+    Feature("softcap", (), lambda _: CAP, _softcap, additive=False),
+    Feature("log multiplicity", (), lambda _: COUNTS, lambda _, x, b, h, i, j: x + (1 + j % 4).to(x).log()),
+    Feature("edge bias", ("bias",)),
+    Feature("sinks", ("sink_logits",)),
+    Feature("alibi, softcap, bias, sinks", LEARNED, lambda _: BOTH, _capped_alibi, additive=False),
+]
+FEATURES = {feature.name: feature for feature in ALL_FEATURES}
 
 
 def _lse_feature(with_mod: bool, with_bias: bool, with_sinks: bool) -> Feature:
@@ -224,6 +210,5 @@ OPTIONS["share"] = Feature(
     "share", (), lambda _: _share, lambda _, x, b, h, i, j: x / (i - j + 1).clamp(min=1), additive=False
 )
 OPTIONS[DROPOUT] = Feature(DROPOUT, arguments={"dropout": 0.3})
-CASES = GRAPHS | {
-    "window of 3": GraphCase("window of 3", patterns.window(13, 3), lambda b, h, i, j: 0 <= i - j < 3)
-}
+WINDOW = GraphCase("window of 3", patterns.window(13, 3), lambda b, h, i, j: 0 <= i - j < 3)
+CASES = GRAPHS | {WINDOW.name: WINDOW}

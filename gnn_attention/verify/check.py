@@ -70,7 +70,6 @@ class Check:
         return label(self)
 
     def __call__(self) -> Result:
-        """Run it."""
         result = partial(Result, self.group, self.backend, self.dtype, self.name)
         if self.skipped is not None:
             return result(passed=False, skipped=self.skipped)

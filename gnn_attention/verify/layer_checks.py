@@ -103,23 +103,18 @@ def form_checks(settings: Settings) -> Iterator[Check]:
 def trained_checks(settings: Settings) -> Iterator[Check]:
     """Every layer of the shipped model on its states for a sentence, in every form; then whole logits."""
     trained: Any = model.load_trained()[0]
-    tokens = torch.tensor([TOKENS])
+    tokens, wide = torch.tensor([TOKENS]), copy.deepcopy(trained).double()
     with torch.no_grad():
-        wide = copy.deepcopy(trained).double()
         states = wide.states(tokens)[::2]
         inputs = [block.attention_norm(state) for block, state in zip(wide.blocks, states, strict=False)]
     for dtype, (number, state), form in product(settings.dtypes, enumerate(inputs), settings.forms):
         given = settings, trained.blocks[number].attention, form, DTYPES[dtype], state
-        factors, make = (
-            {"layer": str(number), "form": form, "direction": BOTH},
-            partial(_trained_problem, *given),
-        )
-        name = f"layer {number}, {form}, {SENTENCE!r}"
+        factors = {"layer": str(number), "form": form, "direction": BOTH}
+        name, make = f"layer {number}, {form}, {SENTENCE!r}", partial(_trained_problem, *given)
         for check in settings.checks("trained", dtype, name, make, "relative bias", factors):
             yield from (check, check.forward_alone())
     for path in settings.paths:
-        run = partial(_logits_agree, settings.device, wide, tokens, path)
-        name = f"logits of {SENTENCE!r}"
+        run, name = partial(_logits_agree, settings.device, wide, tokens, path), f"logits of {SENTENCE!r}"
         yield settings.check("trained", path, "float64", name, run, "relative bias", {"layer": "logits"})
 
 
@@ -131,23 +126,22 @@ def _sentence(heads: int) -> GraphCase:
 def _trained_problem(
     settings: Settings, attention: Any, form: str, dtype: torch.dtype, state: Tensor
 ) -> Problem:
-    """One layer of the trained model, with its learned relative bias."""
     rng, table = torch.Generator().manual_seed(settings.seed), attention.score_mod.table.detach()
     direction = torch.randn(state.shape, generator=rng, dtype=torch.float64)
     inputs = {"x_src": state, "x_dst": state, "table": table, "direction": direction}
-    rounded = {name: x.to(dtype) for name, x in inputs.items()}
     heads = FORMS[form](copy.deepcopy(attention.heads)).to(dtype)
+    rounded = {name: x.to(dtype) for name, x in inputs.items()}
     return Problem.of(_sentence(len(table)), FEATURES["relative bias"], rounded, settings.device, heads)
 
 
 @torch.no_grad()
 def _logits_agree(device: str, wide: Any, tokens: Tensor, path: Backend | None) -> Mapping[str, Any]:
     """Whole logits in float64, along this path and written out over T x T with masked softmax."""
-    state = wide.embedding(tokens)
+    state, feature = wide.embedding(tokens), FEATURES["relative bias"]
     for block in wide.blocks:
         x, heads, table = block.attention_norm(state), block.attention.heads, block.attention.score_mod.table
         case = _sentence(len(table))
-        dense = partial(FEATURES["relative bias"].dense, case, {"table": table})
+        dense = partial(feature.dense, case, {"table": table})
         state = state + oracle.layer(plain_names(heads), x, x, case.mask, heads.head_dim**-0.5, dense)
         state = state + block.mlp(block.mlp_norm(state))
     own = copy.deepcopy(wide).to(device)

@@ -24,6 +24,7 @@ ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
 EXACT = 1e-12  # of the largest number: what float64 is allowed
 
 Magnitude = TypeVar("Magnitude", float, Tensor)
+Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +45,8 @@ class Truth:
         """What a backend (None: the walk) is judged by."""
         if backend is None or not backend.recomputes:
             return self
-        fused = {
-            name: max(x, self.fused.get(name, 0.0)) for name, x in self.yardstick.items() if name != "out"
-        }
+        fused = {name: max(x, self.fused.get(name, 0.0)) for name, x in self.yardstick.items()}
+        fused.pop("out", None)
         return replace(self, yardstick={**self.yardstick, **fused})
 
     def rows(self, receivers: Tensor, senders: Tensor) -> Truth:
@@ -56,7 +56,7 @@ class Truth:
 
 
 def worst_errors(
-    attempts: Iterable[tuple[Tensor, Mapping[str, Tensor]]], out: Tensor, gradients: Mapping[str, Tensor]
+    attempts: Iterable[Attempt], out: Tensor, gradients: Mapping[str, Tensor]
 ) -> dict[str, float]:
     """The largest error of each result over several attempts at the truth ``out``, ``gradients``."""
     true, worst = {"out": out, **gradients}, dict[str, float]()
@@ -99,7 +99,6 @@ def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -
 
 
 def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
-    """Compare an output and gradients with the truth."""
     exact = out.dtype == torch.float64
     limit, slope = (1.0, 1.0) if exact else (ALLOWED_OUTPUT, ALLOWED_GRADIENT)
     scale = max((largest(g) for g in truth.gradients.values()), default=0.0)
@@ -123,7 +122,6 @@ def within(name: str, found: Tensor, true: Tensor, allowed: float | None = None)
 
 
 def holds(condition: bool | Tensor, where: str = "it does not hold") -> Outcome:
-    """A condition that is no comparison of numbers."""
     share = 0.0 if condition else math.inf
     return Outcome(share, 0.0, share, 0.0, share, where)
 
@@ -170,9 +168,7 @@ def badness(ratio: float) -> float:
 
 
 def _ratio(error: float, unit: float) -> float:
-    if error == 0.0:
-        return 0.0
-    return error / unit if unit > 0 else math.inf
+    return error / unit if unit > 0 else math.inf if error else 0.0
 
 
 def _distance(found: Tensor, true: Tensor) -> float:

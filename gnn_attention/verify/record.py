@@ -50,12 +50,9 @@ def begin(environment: Mapping[str, Any], resumed: Report | None) -> Report:
 
 def add(earlier: Report, found: Mapping[int, Result], due: int, began: float) -> Report:
     """The earlier results and those found, by number, of the ``due`` ones of a run that began then."""
-    run = {
-        "date": datetime.datetime.fromtimestamp(began, datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.argv),
-        "seconds": round(time.time() - began, 1),
-        "checks": len(found),
-    }
+    date, seconds = datetime.datetime.fromtimestamp(began, datetime.UTC), round(time.time() - began, 1)
+    run: dict[str, Any] = {"date": date.isoformat(timespec="seconds"), "command": shlex.join(sys.argv)}
+    run |= {"seconds": seconds, "checks": len(found)}
     about = {**earlier.environment, "runs": [*earlier.environment.get("runs", []), run]}
     return Report((*earlier.results, *(found[n] for n in sorted(found))), about, due - len(found))
 
@@ -118,7 +115,6 @@ def _when(report: Report) -> str:
 
 
 def _reason(report: Report, here: dict[str, str]) -> str | None:
-    """Why a record verifies nothing today; None if it does."""
     last, about = f"its last verification ({_when(report)})", report.environment
     if not report.ok or report.skipped:
         found = f"{len(report.failures)} failed, {len(report.skipped)} skipped"

@@ -67,7 +67,6 @@ class Report:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The counts."""
         counts = {"checks": len(self.results), "failed": len(self.failures), "skipped": len(self.skipped)}
         return {"ok": self.ok, **counts, "not_started": self.not_started}
 
@@ -90,7 +89,6 @@ class Report:
         return "\n".join([*lines, self._verdict()])
 
     def _comparison(self) -> Iterator[str]:
-        """What was compared, and the worst error of each dtype."""
         counts, selection = self.environment.get("covered"), self.environment.get("selection")
         yield "Attention along the edges of such graphs, compared with dense attention in float64:"
         if counts and selection != "only":
@@ -123,10 +121,8 @@ class Report:
         for r in self.results:
             if r.skipped is None:
                 groups[r.group, r.backend, r.dtype].append(r)
-        rows: list[tuple[str, ...]] = [
-            ("checks of", "backend", "dtype", "checks", "failed", "output", "gradient")
-        ]
-        rows += [(*key, *_cells(found)) for key, found in groups.items()]
+        head: tuple[str, ...] = "checks of", "backend", "dtype", "checks", "failed", "output", "gradient"
+        rows = [head, *((*key, *_cells(found)) for key, found in groups.items())]
         lines = ["{:<10}{:<11}{:<10}{:>6}{:>7}{:>9}{:>10}".format(*row) for row in rows]
         reasons = Counter(r.skipped for r in self.skipped)
         skips = [f"skipped {count}: {reason}" for reason, count in reasons.items()]
@@ -185,7 +181,6 @@ def result_of(fields: dict[str, Any]) -> Result:
 
 
 def _cells(results: list[Result]) -> Iterator[str]:
-    """Counts, and the worst output and gradient."""
     yield from (str(len(results)), str(sum(not r.passed for r in results) or "-"))
     for name in ("output", "gradient"):
         errors = [error for r in results if (error := getattr(r, name)) is not None]

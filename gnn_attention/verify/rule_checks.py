@@ -79,9 +79,8 @@ def rule_checks(settings: Settings) -> Iterator[Check]:
     for dtype, backend in product(settings.semantics, settings.backends):
         trial = Trial(settings, DTYPES[dtype], backend)
         for name, (rule, option) in RULES.items():
-            yield settings.check(
-                "rules", backend, dtype, name, partial(_run, rule, trial), option, {"rule": name}
-            )
+            run = partial(_run, rule, trial)
+            yield settings.check("rules", backend, dtype, name, run, option, {"rule": name})
 
 
 def _run(rule: Rule, trial: Trial) -> Mapping[str, Any]:
@@ -133,10 +132,8 @@ def _nan_is_attended_to(trial: Trial) -> Outcomes:
         expected[[6] if which == "q" else [6, 7, 8]] = True
         rows = nan.any(-1) if which == "v" else nan.all(-1)
         exact = rows[:, :, expected].all() and not nan[:, :, ~expected].any()
-        yield (
-            f"a NaN in {which} at token 6 of window(13, 3)",
-            holds(exact, "is not exactly where it is attended to"),
-        )
+        what = f"a NaN in {which} at token 6 of window(13, 3)"
+        yield what, holds(exact, "is not exactly where it is attended to")
 
 
 def _score_mod_on_non_edges(trial: Trial) -> Outcomes:
@@ -203,8 +200,7 @@ def _largest_logit(problem: Problem) -> float:
     largest: float = float((q @ oracle.per_query_head(k, q).mT).max()) * DIM**-0.5
     # the score_mod: a factor of at most 1 + 7 / 8, then 3 / 4, 12 / 16 and 12 / 32
     largest = 2 * largest + 2 if "score_mod" in problem.options(problem.inputs) else largest
-    bias = problem.inputs.get("bias")
-    return max(1.0, largest if bias is None else largest + float(bias.abs().max()))
+    return max(1.0, largest + float(problem.inputs.get("bias", torch.zeros(1)).abs().max()))
 
 
 @functools.lru_cache(maxsize=256)
@@ -215,8 +211,7 @@ def _lse_truth(problem: Problem) -> tuple[Tensor, Truth]:
     over several orders of the channels.
     """
     inputs = {name: x.detach().cpu() for name, x in problem.inputs.items()}
-    lse, slope = _lse(problem, inputs, torch.float64)
-    error = 0.0
+    (lse, slope), error = _lse(problem, inputs, torch.float64), 0.0
     for number in range(0 if inputs["q"].dtype == torch.float64 else ORDERS):
         order = torch.randperm(DIM, generator=torch.Generator().manual_seed(number))
         reordered = {name: x[..., order] if name in ("q", "k") else x for name, x in inputs.items()}
@@ -229,7 +224,7 @@ def _lse_truth(problem: Problem) -> tuple[Tensor, Truth]:
 @torch.enable_grad()
 def _lse(problem: Problem, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     given = leaves_of(inputs, "cpu", dtype)
-    *_, lse = problem.formula.sums(given)
+    lse = problem.formula.sums(given)[2]
     return lse.detach(), torch.autograd.grad(lse.sum(), given["q"])[0]
 
 
@@ -255,9 +250,8 @@ def _other_sizes(trial: Trial) -> Outcomes:
 def _problem_of_size(settings: Settings, dtype: torch.dtype, sizes: tuple[int, ...], varies: bool) -> Problem:
     """``[B, T, H, D]`` in memory, seen as ``[B, H, T, D]``: as by a layer that splits channels into heads."""
     samples, heads, kv_heads, dst, src, dim, value_dim = sizes
-    rule: Any = lambda b, h, i, j: (i - j < 100) & (j % 5 != 1)  # noqa: E731
-    if varies:
-        rule = lambda b, h, i, j: (i + j) % (2 + b + h) != 1  # noqa: E731
+    same: Any = lambda b, h, i, j: (i - j < 100) & (j % 5 != 1)  # noqa: E731
+    rule = (lambda b, h, i, j: (i + j) % (2 + b + h) != 1) if varies else same
     differs = {"heads": heads, "batch": samples} if varies else {}
     graph = TokenGraph.from_rule(rule, dst, src, name="other sizes", **differs)
     case = GraphCase("other sizes", graph, rule, sizes=(samples, heads))

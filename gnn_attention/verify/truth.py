@@ -21,6 +21,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import Feature, GraphCase
+from gnn_attention.verify.measure import Attempt as Attempt
 from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
 from gnn_attention.verify.roundings import TF32Products, is_tf32, lse_of, rounded
 
@@ -29,7 +30,6 @@ NEIGHBOURS = 16  # problems over which that of outputs and gradients is taken, i
 FAR = 8  # roundings by which a neighbour's inputs are off at most: the last bits of every product are others
 OF_MASK = ("table", "bias")  # what SDPA's fused kernel gives no gradient
 
-Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
 Dense = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # inputs, logits [B, H, dst, src] -> logits
 
 
@@ -136,10 +136,8 @@ class Formula:
         return z if self.heads is None else self._called("collect", {**inputs, "z": z}, "z")
 
     def _called(self, method: str, inputs: Mapping[str, Tensor], x: str) -> Any:
-        """A method of the heads, with the weights that are among the inputs."""
-        weights = {
-            f"heads.{n}": inputs[n.removeprefix("standard.")] for n, _ in self.heads.named_parameters()
-        }
+        names = [name for name, _ in self.heads.named_parameters()]
+        weights = {f"heads.{name}": inputs[name.removeprefix("standard.")] for name in names}
         return functional_call(_Method(self.heads, method), weights, (inputs[x],))
 
 
@@ -168,9 +166,7 @@ def nearby(x: Tensor, number: int) -> Tensor:
     return (x.detach().cpu().double() * (1 + FAR * torch.finfo(x.dtype).eps * moves)).to(x.device, x.dtype)
 
 
-def leaves_of(
-    inputs: Mapping[str, Tensor], device: str, dtype: torch.dtype | None = None
-) -> dict[str, Tensor]:
+def leaves_of(inputs: Mapping[str, Tensor], device: str, dtype: Any = None) -> dict[str, Tensor]:
     return {name: x.detach().to(device, dtype, copy=True).requires_grad_() for name, x in inputs.items()}
 
 
@@ -193,22 +189,17 @@ class Problem:
         factors: Tensor | None = None,
     ) -> Problem:
         """The problem of a graph and a feature; "direction" multiplies the output before it is summed."""
-        given = dict(inputs)
-        direction = given.pop("direction")
+        given = dict(inputs) | ({} if heads is None else plain_names(heads))
         scale = given["q"].shape[-1] ** -0.5 if heads is None else heads.scale
-        given |= {} if heads is None else plain_names(heads)
-        scale = feature.arguments.get("scale", scale)
-        dense = partial(feature.dense, case)
-        formula = Formula(case.mask, direction, scale, dense, feature.additive, factors, device, heads)
+        about = given.pop("direction"), feature.arguments.get("scale", scale), partial(feature.dense, case)
+        formula = Formula(case.mask, *about, feature.additive, factors, device, heads)
         return Problem(case.graph, formula, given, feature.options)
 
     @cached_property
     def truth(self) -> Truth:
         return self.formula.truth(self.inputs)
 
-    def solve(
-        self, backend: Backend | None, inputs: Mapping[str, Tensor] | None = None, form: Any = None
-    ) -> Attempt:
+    def solve(self, backend: Backend | None, inputs: Any = None, form: Any = None) -> Attempt:
         """Output and gradients of a backend (None: message by message).
 
         ``inputs`` in place of the problem's own; ``form`` of its heads, whose weights get no gradient.
@@ -233,7 +224,6 @@ class Problem:
 
 
 def plain_names(heads: Any) -> dict[str, Tensor]:
-    """The weights by their names in the formulas."""
     return {name.removeprefix("standard."): parameter for name, parameter in heads.named_parameters()}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gnn_attention._support import json_files
-from gnn_attention._support.text import one_line, printable
+from gnn_attention._support.text import printable
 
 REFUSED = [
     ("", "Expecting value"),
@@ -36,9 +36,3 @@ def test_what_is_wrong_is_one_short_sentence(text, message, tmp_path):
 def test_texts_that_can_be_printed(text, shown):
     assert printable(text) == shown
     printable(text).encode()
-
-
-def test_line_ends_and_long_texts():
-    assert printable("a\r\nb\x85c\n", line_ends=True) == "a\nb\nc\n"
-    assert one_line("a\n\tb" + "x" * 500).startswith("a bxx")
-    assert len(one_line("x" * 500)) == 400

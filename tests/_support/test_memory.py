@@ -11,55 +11,53 @@ from gnn_attention._support import memory
 GIB = 2**30
 
 
-def system(root, **files):
-    """A made-up root; ``__`` in a name is a slash."""
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {32 * 2**20} kB\n")
+def system(root, groups=None, files=()):
+    """A made-up root: what is free, the groups of this process, and the files of these groups."""
+    files = {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {32 * 2**20} kB\n", **dict(files)}
+    files |= {} if groups is None else {"proc/self/cgroup": groups}
     for name, text in files.items():
-        file = root / name.replace("__", "/").replace("_dot_", ".")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(str(text))
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(str(text))
     return str(root)
 
 
-def limits(folder, most, used, stat="", version=2):
-    """The files of one group."""
-    names = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
-    found = {f"{folder}__memory_dot_{name}": value for name, value in zip(names, (most, used), strict=True)}
-    return found | ({f"{folder}__memory_dot_stat": stat} if stat else {})
+FIRST, SECOND = "sys/fs/cgroup/memory", "sys/fs/cgroup"
 
 
-class TestAvailable:
-    def test_without_groups_it_is_what_the_system_has(self, tmp_path):
-        assert memory.available(system(tmp_path)) == 32 * GIB
+@pytest.mark.parametrize("tight", ["", "/a", "/a/b"])
+@pytest.mark.parametrize(
+    ("groups", "root", "most", "used", "none"),
+    [
+        ("0::/a/b\n", SECOND, "max", "current", "max"),
+        ("5:cpu:/\n4:memory:/a/b\n0::/\n", FIRST, "limit_in_bytes", "usage_in_bytes", 2**63 - 4096),
+    ],
+    ids=["second version", "first"],
+)
+def test_the_least_of_all_ancestors_counts(tmp_path, groups, root, most, used, none, tight):
+    """The limit may stand at the group itself, at any one above it, or at the root: each is found."""
+    folders = {f"{root}{folder}": 3 * GIB if folder == tight else none for folder in ("", "/a", "/a/b")}
+    files = {f"{folder}/memory.{most}": limit for folder, limit in folders.items()}
+    files |= {f"{folder}/memory.{used}": GIB for folder in folders}
+    assert memory.available(system(tmp_path, groups, files)) == 2 * GIB
 
-    @pytest.mark.parametrize("tight", range(4))
-    def test_the_least_of_all_ancestors_counts(self, tmp_path, tight):
-        """The limit may stand at the group itself, at any one above it, or at the root: each is found."""
-        folders = ["sys__fs__cgroup" + "".join(f"__{part}" for part in "abc"[:depth]) for depth in range(4)]
-        files = {}
-        for depth, folder in enumerate(folders):
-            files |= limits(folder, 3 * GIB if depth == tight else "max", GIB)
-        assert memory.available(system(tmp_path, proc__self__cgroup="0::/a/b/c\n", **files)) == 2 * GIB
 
-    @pytest.mark.parametrize("tight", ["", "__a", "__a__b"])
-    def test_the_first_version_too(self, tmp_path, tight):
-        files = {}
-        for folder in ("", "__a", "__a__b"):
-            most = 5 * GIB if folder == tight else 2**63 - 4096
-            files |= limits(f"sys__fs__cgroup__memory{folder}", most, GIB, version=1)
-        groups = "5:cpu:/\n4:memory:/a/b\n1:name=systemd:/\n0::/\n"
-        assert memory.available(system(tmp_path, proc__self__cgroup=groups, **files)) == 4 * GIB
+@pytest.mark.parametrize(
+    ("limit", "used", "stat", "left"),
+    [
+        # files that are cached can be given back
+        (4 * GIB, 4 * GIB, f"anon 5\ninactive_file {GIB}\nactive_file 7\n", GIB),
+        (GIB, 2 * GIB, "", 0),
+        ("max", GIB, "", 32 * GIB),
+    ],
+)
+def test_what_is_left_in_a_group(tmp_path, limit, used, stat, left):
+    files = {"max": limit, "current": used, "stat": stat}
+    files = {f"{SECOND}/a/memory.{name}": text for name, text in files.items()}
+    assert memory.available(system(tmp_path, "0::/a\n", files)) == left
 
-    def test_cached_files_can_be_given_back(self, tmp_path):
-        files = limits(
-            "sys__fs__cgroup__a", 4 * GIB, 4 * GIB, f"anon 5\ninactive_file {GIB}\nactive_file 7\n"
-        )
-        assert memory.available(system(tmp_path, proc__self__cgroup="0::/a\n", **files)) == GIB
 
-    def test_a_group_over_its_limit_leaves_nothing(self, tmp_path):
-        files = limits("sys__fs__cgroup__a", GIB, 2 * GIB)
-        assert memory.available(system(tmp_path, proc__self__cgroup="0::/a\n", **files)) == 0
+def test_without_groups_it_is_what_the_system_has(tmp_path):
+    assert memory.available(system(tmp_path)) == 32 * GIB
 
 
 def short(monkeypatch, room=1000):

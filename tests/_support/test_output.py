@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from gnn_attention.__main__ import main
-from gnn_attention._support import output
 
 
 def stream(encoding, errors="strict"):
@@ -27,12 +26,6 @@ def test_a_picture_in_ascii(errors, monkeypatch):
     monkeypatch.setattr(sys, "stdout", out := stream("ascii", errors))
     assert main(["draw", "causal(2)"]) == 0
     assert written(out).splitlines()[1:] == [b"0 # .   0 <- 0", b"1 # #   1 <- 0 1"]
-
-
-def test_a_name_of_a_file_that_is_no_text(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stderr", err := stream("utf-8"))
-    assert main(["draw", "causal(2)", "-o", "no\udcff/such.svg"]) == 2
-    assert b"no\xff/such.svg" in written(err)
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
@@ -61,11 +54,6 @@ def test_a_stderr_without_a_reader_changes_nothing_else(without_reader, monkeypa
     assert main(["draw", "causal(2"]) == 2
     assert main(["generate", "def f(", "--tokens", "2"]) == 0
     assert capsys.readouterr().out.startswith("def f(")
-
-
-def test_other_errors_of_a_codec_are_raised():
-    with pytest.raises(UnicodeDecodeError):
-        output.plain(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
 
 
 @pytest.mark.slow

@@ -62,14 +62,6 @@ def test_a_backend_of_your_own_that_returns_something_else(result, error, messag
         ga.attend(*QKV, patterns.causal(9), backend=Backend(name, lambda call: result))
 
 
-def test_the_table_of_backends():
-    """Each with its name and what it supports."""
-    assert {"dense", "mixed", "reference", "rows", "tiles"} <= set(ga.list_backends()) == set(BACKENDS)
-    assert all(name == backend.name and backend.supports for name, backend in BACKENDS.items())
-    assert ga.list_backends()["mixed"].endswith("no score_mod, bias, dropout, second derivative")
-    assert ga.list_backends()["flex"].endswith("lse on cuda only; backward pass on cuda only")
-
-
 def test_the_support_matrix():
     """A row for each backend, a column for each option, from the same declarations as the refusals."""
     head, line, *rows = (row.strip("| ").split(" | ") for row in support_matrix().splitlines())

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.bounds import assert_exact, assert_rule, attention_truth, error
+from support.bounds import assert_exact, assert_results, assert_rule, attention_truth, error, formula
+from support.inputs import random_edges, scattered
 from support.kernel_cases import lse_bound
 
 import gnn_attention as ga
@@ -65,22 +66,11 @@ def run(mask, q, k, v, grad, grad_lse, add=False):
     return out, lse, *grads
 
 
-def dense(mask, q, k, v, grad, grad_lse):
-    q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
-    group, empty = q.shape[1] // k.shape[1], ~mask.any(1)
-    logits = q @ k.repeat_interleave(group, 1).mT * SCALE
-    logits = torch.where(mask | empty.unsqueeze(1), logits, -torch.inf)
-    lse = logits.logsumexp(-1).masked_fill(empty, 0.0)
-    out = (logits.softmax(-1) * mask) @ v.repeat_interleave(group, 1)
-    total = (out * grad).sum() + (lse * grad_lse).masked_fill(empty, 0.0).sum()
-    return out, lse.masked_fill(empty, -torch.inf), *torch.autograd.grad(total, (q, k, v))
-
-
-def assert_same(found, wanted):
-    """Out and lse each for itself; the gradients share the largest number."""
-    for x, true in zip(found[:2], wanted[:2], strict=True):
-        assert_exact(x, true)
-    assert_exact(found[2:], wanted[2:])
+def dense(mask, *given):
+    q, k, v = (x.detach().double().requires_grad_() for x in given[:3])
+    out, lse = formula(q, k, v, mask, SCALE)
+    total = (out * given[3]).sum() + (lse * given[4])[:, :, mask.any(1)].sum()
+    return out, lse, *torch.autograd.grad(total, (q, k, v))
 
 
 @pytest.mark.parametrize("name", ["irregular", "isolated rows and columns", "hub", "one token", "no edges"])
@@ -90,7 +80,7 @@ def test_both_passes_are_those_of_the_formula(name, size, heads, kv_heads, value
     """Logits close together (one shift for all) and far apart (a shift for each receiver)."""
     mask = masks(name)
     given = inputs(mask, heads, kv_heads, value_dim=value_dim, size=size)
-    assert_same(run(mask, *given), dense(mask, *given))
+    assert_results(run(mask, *given), dense(mask, *given))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -114,18 +104,6 @@ def test_sums_over_the_group_and_over_many_edges_are_wide(way):
     assert dv.flatten().tolist() == [4096.0] * 5
 
 
-def test_no_edges_write_zeros_and_merge_nothing(way):
-    mask = masks("no edges")
-    q, k, v, grad, grad_lse = inputs(mask)
-    out, lse = torch.ones(*q.shape[:3], 5, dtype=torch.float64), torch.ones(q.shape[:3], dtype=torch.float64)
-    forward(q, k, v, replace(listed(mask), fresh=False), SCALE, out, lse)
-    assert (out == 1).all()
-    assert (lse == 1).all()
-    grads = [torch.ones_like(x) for x in (q, k, v)]
-    backward(grad, grad_lse, (q, k, v), lse, listed(mask), SCALE, grads)
-    assert all((x == 1).all() for x in grads)
-
-
 @pytest.mark.parametrize("size", [1.0, 8.0])
 @pytest.mark.parametrize("columns", [0, 11, 30])
 def test_two_lists_of_disjoint_edges_merge_to_the_whole(columns, size, way):
@@ -140,7 +118,7 @@ def test_two_lists_of_disjoint_edges_merge_to_the_whole(columns, size, way):
     grads = [torch.zeros_like(x) for x in (q, k, v)]
     for part in parts:
         backward(grad, (out * grad).sum(-1) - grad_lse, (q, k, v), lse, part, SCALE, grads)
-    assert_same((out, lse, *grads), dense(mask, *given))
+    assert_results((out, lse, *grads), dense(mask, *given))
 
 
 def test_a_nan_of_one_head_does_not_stay_in_the_buffers():
@@ -180,8 +158,7 @@ SIZES = {"irregular": (7, 5, 17), "wide": (40, 3, 60), "no edges": (4, 3, 0), "n
 @pytest.mark.parametrize(("num_src", "num_dst", "count"), SIZES.values(), ids=SIZES)
 def test_rows_columns_and_places_agree_with_the_pairs(num_src, num_dst, count):
     """Read back by loops: in-edges of each receiver, out-edges of each sender, the order of the caller."""
-    cells = torch.randperm(num_src * num_dst, generator=torch.Generator().manual_seed(0))[:count]
-    src, dst = cells % max(num_src, 1), cells // max(num_src, 1)
+    src, dst = random_edges(num_dst, num_src, count)
     found, order = sorted_edges(src, dst, num_src, num_dst)
     pairs = list(zip(src.tolist(), dst.tolist(), strict=True))
     ptr, out_ptr = found.ptr.tolist(), found.out_ptr.tolist()
@@ -199,11 +176,7 @@ def test_rows_columns_and_places_agree_with_the_pairs(num_src, num_dst, count):
 
 def test_lists_of_graphs():
     """In the order of edge_index, which is the caller's; cached; int32. Varying graphs have none."""
-    cpu, cells = torch.device("cpu"), torch.randperm(72, generator=torch.Generator().manual_seed(0))[:30]
-    graph, rule = (
-        ga.convert.from_edge_index(torch.stack([cells % 9, cells // 9]), 8, 9),
-        patterns.window(9, 3),
-    )
+    cpu, graph, rule = torch.device("cpu"), scattered(8, 9, 30), patterns.window(9, 3)
     found = edges_of(graph, cpu)
     assert not torch.equal(order_of(graph, cpu), torch.arange(30))
     assert torch.equal(graph.edge_index[:, order_of(graph, cpu)], torch.stack([found.src, found.dst]).long())

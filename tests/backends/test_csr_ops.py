@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.inputs import random_edges
 
 from gnn_attention.backends.cpu import csr_ops, csr_primitives
 from gnn_attention.backends.plan.csr import sorted_edges
@@ -16,13 +17,8 @@ def way(request, monkeypatch):
     monkeypatch.setattr(csr_primitives, "MOST_EDGES", WAYS[request.param])
 
 
-def edge_list(count=17):
-    cells = torch.randperm(NUM_DST * NUM_SRC, generator=torch.Generator().manual_seed(1))[:count]
-    src, dst = cells % NUM_SRC, cells // NUM_SRC
-    return sorted_edges(src[dst != 2], dst[dst != 2], NUM_SRC, NUM_DST)[0]
-
-
-LISTED = edge_list()
+SRC, DST = random_edges(NUM_DST, NUM_SRC, 17, seed=1)
+LISTED = sorted_edges(SRC[DST != 2], DST[DST != 2], NUM_SRC, NUM_DST)[0]
 COUNT = LISTED.src.numel()
 
 
@@ -84,22 +80,16 @@ def test_vmap_is_a_loop(name):
     assert_exact(found, torch.stack([call(name, many[..., i], *others) for i in range(3)]))
 
 
-SRC, DST = torch.tensor([3, 0, 2, 1]), torch.tensor([0, 1, 1, 2])
-
-
-@pytest.mark.parametrize(("slices", "kv_slices"), [(1, 1), (4, 4), (4, 2), (6, 1)])
-def test_each_slice_of_a_folded_list_has_the_senders_of_its_group(slices, kv_slices):
-    found = csr_primitives.folded(sorted_edges(SRC, DST, 4, 3)[0], slices, kv_slices)
-    group, pairs = slices // kv_slices, list(zip(SRC.tolist(), DST.tolist(), strict=True))
-    wanted = {(s + i // group * 4, d + i * 3) for i in range(slices) for s, d in pairs}
-    assert set(zip(found.src.tolist(), found.dst.tolist(), strict=True)) == wanted
-    assert len(found.src) == 4 * slices
-    assert (found.ptr.numel(), found.out_ptr.numel()) == (3 * slices + 1, 4 * kv_slices + 1)
+FEW_SRC, FEW_DST = torch.tensor([3, 0, 2, 1]), torch.tensor([0, 1, 1, 2])
 
 
 def test_folded_lists_are_cached_while_their_list_lives_and_are_few():
     """The same list and sizes give the same tensors; many sizes push the oldest out."""
-    folded, cache, first = csr_primitives.folded, csr_primitives._cache, sorted_edges(SRC, DST, 4, 3)[0]
+    folded, cache, first = (
+        csr_primitives.folded,
+        csr_primitives._cache,
+        sorted_edges(FEW_SRC, FEW_DST, 4, 3)[0],
+    )
     assert folded(first, 2, 2).src is folded(first, 2, 2).src
     assert folded(first, 2, 1).src is not folded(first, 2, 2).src
     for slices in range(2, 12):
@@ -108,11 +98,3 @@ def test_folded_lists_are_cached_while_their_list_lives_and_are_few():
     before = len(cache)
     del first
     assert len(cache) == before - 1
-
-
-def test_only_small_graphs_of_several_heads_are_folded(monkeypatch):
-    """4 edges: 3 slices fit into 12, 4 do not; a single slice has nothing to fold."""
-    monkeypatch.setattr(csr_primitives, "MOST_EDGES", 12)
-    edges = sorted_edges(SRC, DST, 4, 3)[0]
-    groups = [csr_primitives.batches(edges, (1, n), 1, torch.float32)[1] for n in (1, 3, 4)]
-    assert groups == [[((0, 0), [(0, 0)])], [(..., [...])], [((0, 0), [(0, i) for i in range(4)])]]

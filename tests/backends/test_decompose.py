@@ -5,6 +5,7 @@ from functools import reduce
 
 import pytest
 import torch
+from support.inputs import scattered
 
 import gnn_attention as ga
 from gnn_attention import patterns
@@ -12,11 +13,6 @@ from gnn_attention.backends.plan import decompose
 from gnn_attention.backends.plan.decompose import packing, parts, positions
 from gnn_attention.convert import catalogue, expressions
 from gnn_attention.verify.cases import GRAPHS
-
-
-def scattered(num_dst, num_src, count, seed=0):
-    chosen = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
-    return ga.convert.from_edge_index(torch.stack([chosen % num_src, chosen // num_src]), num_dst, num_src)
 
 
 def clusters(n, size, strays):

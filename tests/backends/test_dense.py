@@ -62,28 +62,6 @@ def test_an_infinite_key_or_query_does_not_spoil_gradients_of_others(name):
     assert dv[:, :, others].isfinite().all()
 
 
-def test_may_ask(monkeypatch):
-
-    class OnCuda:
-        is_cuda = True
-
-    assert nonfinite.may_ask(torch.zeros(1))
-    for capturing in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda capturing=capturing: capturing)
-        assert nonfinite.may_ask(OnCuda()) is not capturing
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_surely_finite(dtype, bad):
-    fine = torch.full((40, 40), 6e4, dtype=dtype)
-    spoilt = fine.clone()
-    spoilt[3, 5] = bad
-    assert nonfinite.surely_finite(fine, fine)
-    assert not nonfinite.surely_finite(fine, spoilt)
-    assert not nonfinite.surely_finite(spoilt, -spoilt)
-
-
 @pytest.mark.parametrize("name", GRAPHS)
 def test_second_derivatives(name):
     """SDPA's fused kernels have none: of a plain call they are those of the formula."""

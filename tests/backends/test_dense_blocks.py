@@ -2,16 +2,13 @@
 
 import pytest
 import torch
-from support.bounds import assert_exact, assert_rule, assert_sum, attention_truth, error
-from support.kernel_cases import lse_bound
+from support.bounds import assert_exact, assert_results, assert_rule, assert_sum, attention_truth, formula
 from support.plans import tokens
 
 from gnn_attention import edges
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.cpu import dense_blocks as kernels
 from gnn_attention.backends.plan.plan import Gathered, Masks, Rectangles, Strided
-from gnn_attention.verify import oracle
-from gnn_attention.verify.measure import ALLOWED_OUTPUT
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 SCALE = 0.3
@@ -26,58 +23,6 @@ def allowed_mask(*shape, seed=0):
     mask[..., 0] = True
     mask[..., 1, :] = False
     return mask
-
-
-def additive(mask, dtype):
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
-
-
-def written_out(q, k, v, mask, scale=SCALE):
-    """Out and lse of softmax over the edges of ``mask [dst, src]``, in float64; 0 and -inf without edges."""
-    q, k, v = q.double(), *(edges.per_query_head(x.double(), q.shape[1]) for x in (k, v))
-    logits = (q @ k.mT * scale).masked_fill(~mask, -torch.inf)
-    empty = ~mask.any(-1)
-    lse = logits.masked_fill(empty.unsqueeze(-1), 0.0).logsumexp(-1)
-    weights = (logits - lse.unsqueeze(-1)).exp()
-    return weights @ v, lse.masked_fill(empty, -torch.inf)
-
-
-class TestATen:
-    """What the code relies on, of names that are private: a torch that changes it is found here."""
-
-    flash = staticmethod(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)
-    flash_backward = staticmethod(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward)
-
-    def test_the_names_are_there(self):
-        assert kernels.FLASH is self.flash
-        assert kernels.FLASH_BACKWARD is self.flash_backward
-
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_output_and_lse(self, dtype):
-        """lse in float32 or better, the natural logarithm with the scale inside; grouped heads."""
-        q, k, v = (seeded(3, h, n, 8, seed=s, dtype=dtype) for h, n, s in ((4, 5, 0), (2, 9, 1), (2, 9, 2)))
-        out, lse = self.flash(q, k, v, scale=SCALE)
-        mask = torch.ones(5, 9, dtype=torch.bool)
-        _, expected_lse = written_out(q, k, v, mask)
-        assert out.dtype == dtype
-        assert lse.dtype == edges.accumulation_dtype(dtype)
-        assert_rule(out, {}, attention_truth(q, k, v, mask, scale=SCALE))
-        if dtype == torch.float64:
-            assert_exact(lse, expected_lse)
-        # in half types the kernel takes an exp of 14 bits where vectors are whole, as they are under some
-        # instruction sets
-        quick = ALLOWED_OUTPUT * oracle.sdpa_lse_error(q, k, mask.expand(3, 4, 5, 9), SCALE)
-        assert error(lse, expected_lse) <= max(lse_bound(q, k, SCALE, expected_lse), quick)
-
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    @pytest.mark.parametrize("shape", [(7, 9), (3, 1, 7, 9)], ids=["one mask", "one for each group"])
-    def test_an_empty_row_has_lse_0(self, dtype, shape):
-        mask = additive(allowed_mask(*shape), dtype)
-        q, k, v = (seeded(3, 2, n, 8, seed=n, dtype=dtype) for n in (7, 9, 9))
-        out, lse = self.flash(q, k, v, attn_mask=mask, scale=SCALE)
-        assert bool((out[:, :, 1] == 0).all())
-        assert bool((lse[:, :, 1] == 0).all())
-        assert bool((lse[:, :, 0] != 0).all())
 
 
 T, GROUPS = 40, 5
@@ -143,7 +88,7 @@ def run(pieces, q, k, v, grad):
 
 def expected_of(pieces, q, k, v, grad):
     inputs = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    out, lse = written_out(*inputs, mask_of(pieces))
+    out, lse = formula(*inputs, mask_of(pieces), SCALE)
     return out.detach(), lse.detach(), *torch.autograd.grad(out, inputs, grad.double())
 
 
@@ -160,18 +105,11 @@ def way(request, monkeypatch):
     return request.param
 
 
-def agree(found, expected):
-    """Out and lse each for itself; the gradients share the largest number."""
-    for one, other in zip(found[:2], expected[:2], strict=True):
-        assert_exact(one, other)
-    assert_exact(found[2:], expected[2:])
-
-
 @pytest.mark.parametrize("batch", [1, 2, 7])
 @pytest.mark.parametrize("name", PIECES)
 def test_one_piece(name, batch, way):
     pieces, given = [PIECES[name]], inputs(batch)
-    agree(run(pieces, *given), expected_of(pieces, *given))
+    assert_results(run(pieces, *given), expected_of(pieces, *given))
 
 
 @pytest.mark.parametrize("room", [1, 3000, 10**9])
@@ -182,7 +120,7 @@ def test_a_few_rectangles_at_a_time(room, way, monkeypatch):
     for piece in PIECES.values():
         for largest in (0, 10**9):
             monkeypatch.setattr(kernels, "LARGEST_TABLE", largest)
-            agree(run([piece], *given), expected_of([piece], *given))
+            assert_results(run([piece], *given), expected_of([piece], *given))
 
 
 MERGED = [
@@ -200,7 +138,7 @@ MERGED = [
 
 def test_pieces_over_the_same_receivers_are_merged(way):
     given = inputs()
-    agree(run(MERGED, *given), expected_of(MERGED, *given))
+    assert_results(run(MERGED, *given), expected_of(MERGED, *given))
     a, b, _ = (mask_of([piece]).any(1) for piece in MERGED)
     assert bool((a & ~b).any() & (b & ~a).any() & (a & b).any())
 

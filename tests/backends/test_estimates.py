@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gnn_attention import RefusalError, attend, patterns
+from gnn_attention import patterns
 from gnn_attention._support import memory
 from gnn_attention.backends import dense, mixed, rows, split, tiles, triton, varlen
 from gnn_attention.backends.call import AttentionCall
@@ -119,15 +119,6 @@ def test_what_is_left_counts_on_a_cpu(monkeypatch, backend):
     q = SimpleNamespace(device=torch.device("cuda"), shape=call.q.shape, dtype=call.q.dtype)
     object.__setattr__(call, "q", q)
     assert backend.unsupported_reason(call) is None
-
-
-def test_memory_is_looked_up_in_every_call_that_needs_much(monkeypatch):
-    q, graph = torch.zeros(1, 1, T, 4), patterns.window(T, 4)
-    monkeypatch.setattr(memory, "WORTH_ASKING", 0)
-    attend(q, q, q, graph, backend="dense")
-    monkeypatch.setattr(memory, "available", lambda: 0)
-    with pytest.raises(RefusalError, match=r"it would need .* GiB are left"):
-        attend(q, q, q, graph, backend="dense")
 
 
 def test_triton_supports_as_many_rows_as_a_grid(monkeypatch):

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from support.inputs import scattered
 from support.kernel_cases import edgeless
 from support.plans import PLAIN
 
@@ -12,16 +13,10 @@ from gnn_attention import patterns
 from gnn_attention.backends.gpu import csr, row_windows, tiles
 from gnn_attention.backends.gpu.csr import bytes_of, edge_numbers, order_of, rows_of
 from gnn_attention.backends.gpu.formats import SIDE
-from gnn_attention.backends.gpu.row_windows import heaviest_first, windows_of
+from gnn_attention.backends.gpu.row_windows import windows_of
 from gnn_attention.backends.gpu.tiles import tiles_of, unsupported_reason
 
 CPU = torch.device("cpu")
-
-
-def listed(num_src, num_dst, count, seed=0):
-    """``count`` different edges in no particular order."""
-    cells = torch.randperm(num_src * num_dst, generator=torch.Generator().manual_seed(seed))[:count]
-    return ga.TokenGraph.from_edges(torch.stack([cells % num_src, cells // num_src]), num_dst, num_src)
 
 
 LISTS = {
@@ -30,8 +25,8 @@ LISTS = {
     "last bits": ga.convert.from_edge_index(torch.tensor([[63, 64, 129, 0], [63, 127, 128, 64]]), 130, 130),
     "full": patterns.full(128),
     "full, cut": patterns.full(130),
-    "wide": listed(40, 3, 60),
-    "tall": listed(2, 30, 31),
+    "wide": scattered(3, 40, 60),
+    "tall": scattered(30, 2, 31),
 }
 NAMES = ("causal", "window and sinks", "cross", "no receivers", "no senders", "rows of a window", "no ranges")
 GRAPHS = {name: PLAIN[name] for name in (*NAMES, "random 0.1", "random, in no order")} | LISTS
@@ -129,19 +124,11 @@ def size_of(tensors):
 @pytest.mark.parametrize("for_edges", [False, True])
 def test_bytes_of_rows_are_those_promised(for_edges):
     """8 bytes an edge, 12 with numbers for each, and 8 a token; estimated without building anything."""
-    graph = listed(60, 50, 900)
+    graph = scattered(50, 60, 900)
     sides = rows_of(graph, CPU, for_edges)
     found = size_of(x for side in sides for x in (side.ptr, side.others, side.position))
     assert found == bytes_of(graph, for_edges) == 900 * (12 if for_edges else 8) + 4 * (61 + 51)
     assert size_of(x for side in sides for x in side[2:6]) == 8  # two lists of no chunks
-
-
-@pytest.mark.parametrize("size", row_windows.WORDS)
-def test_windows_take_4_bytes_and_a_bit_for_each_receiver(size):
-    """For each sender of a window, which is there once."""
-    side, _ = windows_of(GRAPHS["random 0.1"], CPU, size)
-    assert side.other.element_size() + side.words.element_size() == 4 + size // 8
-    assert (side.words != 0).all()
 
 
 def test_equal_masks_are_stored_once():
@@ -152,20 +139,11 @@ def test_equal_masks_are_stored_once():
     assert side.other.element_size() + side.slots.element_size() == 8
 
 
-@pytest.mark.parametrize(
-    ("graph", "size"),
-    [(patterns.window(8192, 1024), 128), (patterns.documents([64] * 8), 64), (patterns.window(4096, 2), 64)],
-    ids=str,
-)
-def test_blocks_of_128_where_the_tiles_of_one_row_are_those_of_the_next(graph, size):
-    assert [side.size for side in tiles_of(graph, CPU)] == [size] * 2
-
-
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_long_rows_are_cut_into_chunks(limit, monkeypatch):
     """The chunks of a long row, one after another, are its entries; shorter rows have none."""
     monkeypatch.setattr(csr, "CHUNK", limit)
-    for side in rows_of(listed(9, 8, 40), CPU):
+    for side in rows_of(scattered(8, 9, 40), CPU):
         ptr, degree, first = side.ptr.tolist(), side.ptr.diff().tolist(), side.first.tolist()
         assert side.long.tolist() == [row for row, count in enumerate(degree) if count > side.limit == limit]
         for n, row in enumerate(side.long.tolist()):
@@ -180,7 +158,7 @@ def test_chunks_stay_few(monkeypatch):
     """Where all rows are long, the limit grows until the workspace is small."""
     monkeypatch.setattr(csr, "CHUNK", 2)
     monkeypatch.setattr(csr, "MOST_CHUNKS", 12)
-    receivers, _ = rows_of(listed(30, 20, 500), CPU)
+    receivers, _ = rows_of(scattered(20, 30, 500), CPU)
     assert (receivers.limit, receivers.chunk_row.numel()) == (32, 0)
     _, senders = rows_of(patterns.global_tokens(40, 1), CPU)
     assert (senders.limit, senders.chunk_row.tolist()) == (4, [0] * 10)
@@ -191,20 +169,10 @@ def test_numbers_are_wide_where_they_must_be(monkeypatch):
     assert csr._narrowed(torch.zeros(1), 2**31).dtype == torch.int32
     assert csr._narrowed(torch.zeros(1), 2**31 + 1).dtype == torch.int64
     monkeypatch.setattr(csr, "STEP", 2**31)
-    receivers, senders = rows_of(listed(5, 4, 9), CPU, for_edges=True)
+    receivers, senders = rows_of(scattered(4, 5, 9), CPU, for_edges=True)
     wide = receivers.ptr, senders.ptr, receivers.chunk_start, senders.position
     assert {x.dtype for x in wide} == {torch.int64}
     assert {side.others.dtype for side in (receivers, senders)} == {torch.int32}
-
-
-def test_an_order_by_work():
-    """Every group once, none of twice the work of an earlier one after it, equals in their own order."""
-    work = torch.randint(0, 5000, (300,), generator=torch.Generator().manual_seed(0))
-    order = heaviest_first(work).long()
-    assert torch.equal(order.sort().values, torch.arange(300))
-    placed = work[order]
-    assert all((placed[place:] <= 2 * placed[place] + 1).all() for place in range(300))
-    assert torch.equal(heaviest_first(torch.full((50,), 7)), torch.arange(50).int())
 
 
 TOO_MANY = {

@@ -19,27 +19,12 @@ FOLDER = Path(__file__).parent / "interpreted"
 def files_that_passed(record, *options, seconds=900):
     """The test files of which something passed; AssertionError with what was said if anything failed."""
     needs("triton")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-c",
-        str(ROOT / "pyproject.toml"),
-        "--rootdir",
-        str(ROOT),
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}"]
     command += ["-p", "no:cacheprovider", f"--junit-xml={record}", str(FOLDER), *options]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     ours = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
-    settings = {
-        "cwd": ROOT,
-        "env": os.environ | ours,
-        "timeout": seconds,
-        "check": False,
-        "errors": "replace",
-    }
-    done = subprocess.run(command, capture_output=True, text=True, **settings)
+    settings = {"cwd": ROOT, "env": os.environ | ours, "timeout": seconds, "errors": "replace"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
     assert done.returncode == 0, f"it ended with {done.returncode}:\n{(done.stdout + done.stderr)[-8000:]}"
     # a process that dies with 0 leaves no record
     cases = ElementTree.parse(record).getroot().iter("testcase")

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.inputs import qkv
 from torch._dynamo.testing import CompileCounter
 
 import gnn_attention as ga
@@ -15,17 +16,12 @@ from gnn_attention.backends import reference
 from gnn_attention.backends.call import AttentionCall
 
 CAUSAL = patterns.causal(9)
-
-
-def qkv(heads=4, kv_heads=2, dim=8, value_dim=6):
-    rng = torch.Generator().manual_seed(0)
-    shapes = (2, heads, 9, dim), (2, kv_heads, 9, dim), (2, kv_heads, 9, value_dim)
-    return tuple(torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in shapes)
+GIVEN = qkv()
 
 
 @pytest.mark.parametrize("most", [1, 7, 10_000])
 def test_chunks_do_not_change_the_reference(monkeypatch, most):
-    given, results = [x.requires_grad_() for x in qkv()], []
+    given, results = GIVEN, []
     for chunked in (False, True):
         if chunked:
             monkeypatch.setattr(reference, "_most_edges", lambda call: most)
@@ -47,7 +43,7 @@ def test_chunks_are_runs_of_rows_that_fit(monkeypatch, graph, room):
 
     monkeypatch.setattr(reference, "_most_edges", lambda call: room)
     monkeypatch.setattr(reference, "_some_rows", watched)
-    ga.attend(*qkv(), graph, backend="reference")
+    ga.attend(*GIVEN, graph, backend="reference")
     degree = graph.in_degree().tolist()
     assert [row for start, stop, _ in seen for row in range(start, stop)] == list(range(9))
     assert all(count == sum(degree[start:stop]) for start, stop, count in seen)
@@ -58,7 +54,7 @@ def test_chunks_are_runs_of_rows_that_fit(monkeypatch, graph, room):
 
 def test_the_limit(monkeypatch):
     """A call of just the limit is supported; beyond it the estimate is named: a receiver of 2^24 senders."""
-    call = AttentionCall(*qkv(), CAUSAL, 1.0)
+    call = AttentionCall(*GIVEN, CAUSAL, 1.0)
     needed = reference.bytes_needed(call)
     assert 45 * reference._bytes_per_edge(call) < needed
     monkeypatch.setattr(reference, "MEMORY_LIMIT", needed)
@@ -67,7 +63,7 @@ def test_the_limit(monkeypatch):
     with pytest.raises(
         NotImplementedError, match=r"backend 'reference' cannot hold .*causal.* GiB, its limit"
     ):
-        ga.attend(*qkv(), patterns.causal(9), backend="reference")
+        ga.attend(*GIVEN, patterns.causal(9), backend="reference")
     monkeypatch.undo()
     size = 2**24
     q, k = torch.zeros(1, 1, 1, 1).expand(1, 4, 1, 1), torch.zeros(1, 1, 1, 1).expand(1, 4, size, 1)

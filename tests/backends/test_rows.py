@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from support.bounds import assert_exact, assert_rule, attention_truth
-from support.verify_cases import SMALL, check_features, check_graph
+from support.bounds import assert_exact, assert_results, assert_rule, attention_truth
+from support.inputs import qkv, random_edges
+from support.verify_cases import SMALL, check_graph
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
@@ -14,17 +15,9 @@ ROWS = BACKENDS["rows"]
 ORACLE = Backend("reference", reference.run)
 
 
-def qkv(dst, src, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, batch=2, seed=0):
-    rng = torch.Generator().manual_seed(seed)
-    shapes = ((dst, heads, dim), (src, kv_heads, dim), (src, kv_heads, value_dim))
-    drawn = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
-    return [x.transpose(1, 2).requires_grad_() for x in drawn]
-
-
-def irregular(num_dst=12, num_src=15, count=50, seed=0):
-    cells = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
-    cells = cells[cells // num_src != 5]
-    return ga.convert.from_edge_index(torch.stack([cells % num_src, cells // num_src]), num_dst, num_src)
+def irregular(seed=0):
+    edges = random_edges(12, 15, 50, seed)
+    return ga.convert.from_edge_index(edges[:, edges[1] != 5], 12, 15)
 
 
 def results(backend, graph, inputs, direction=1.0, **options):
@@ -38,29 +31,17 @@ def results(backend, graph, inputs, direction=1.0, **options):
     return [out, info.lse, *torch.autograd.grad(total, learned)]
 
 
-def assert_same(found, wanted):
-    """Out and lse each for itself; the gradients share the largest number."""
-    for x, true in zip(found[:2], wanted[:2], strict=True):
-        assert_exact(x, true)
-    assert_exact(found[2:], wanted[2:])
-
-
 HEAD_BY_HEAD = pytest.param(0, id="head by head", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("at_once", [pytest.param(rows.AT_ONCE, id="at once"), HEAD_BY_HEAD])
 @pytest.mark.parametrize("graph", SMALL)
 def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
-    """Every third feature in float64, and some in float32, within the rule; all of them in test_tiles."""
+    """Every third feature in float64, and some in other dtypes; all of them in test_tiles."""
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     if not at_once:
         monkeypatch.setattr(csr_primitives, "MOST_EDGES", 0)
-    check_graph((ROWS,), graph, every=3)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_types(dtype):
-    check_features(ROWS, dtype, ("listed", "window"))
+    check_graph((ROWS,), graph, every=3, dtypes=("bfloat16", "float16", "float32"))
 
 
 def drawn(*shape):
@@ -94,7 +75,7 @@ def test_irregular_graphs_with_an_unsorted_list(options, seed, at_once, monkeypa
     torch.manual_seed(seed)
     graph = irregular(seed=seed)
     inputs, given = qkv(12, 15), OPTIONS[options](graph.num_edges)
-    assert_same(results(ROWS, graph, inputs, **given), results(ORACLE, graph, inputs, **given))
+    assert_results(results(ROWS, graph, inputs, **given), results(ORACLE, graph, inputs, **given))
 
 
 @pytest.mark.parametrize("at_once", [rows.AT_ONCE, 0], ids=["at once", "head by head"])

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.inputs import qkv, scattered
 from support.verify_cases import check_graph
 
 import gnn_attention as ga
@@ -12,9 +13,7 @@ from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, RefusalError, dense, flex, split
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu.roofline import Sizes
-from gnn_attention.backends.plan.decompose import parts
 from gnn_attention.verify.cases import GRAPHS
-from tests.backends.test_decompose import scattered
 
 N = 96
 SHAPES = {
@@ -32,15 +31,12 @@ def _several_parts(monkeypatch):
     monkeypatch.setattr(split, "JOINED", set())
 
 
-def qkv(graph, *, batch=2, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(1)
-    sizes = (heads, graph.num_dst, dim), (kv_heads, graph.num_src, dim), (kv_heads, graph.num_src, value_dim)
-    drawn = [torch.randn(batch, *size, generator=generator, dtype=torch.float64) for size in sizes]
-    return [x.to(dtype).requires_grad_() for x in drawn]
+def given_of(graph, **options):
+    return qkv(graph.num_dst, graph.num_src, **options)
 
 
 def checked(graph, **options):
-    return AttentionCall.checked(*(x.detach() for x in qkv(graph)), graph, **options)
+    return AttentionCall.checked(*(x.detach() for x in given_of(graph)), graph, **options)
 
 
 def assigned(call):
@@ -70,7 +66,7 @@ def test_equal_to_the_reference(name, option):
     """Output, lse and all gradients of a function of both, in float64; the same weights are dropped."""
     graph = SHAPES[name]
     assert len(assigned(checked(graph))) > 1
-    given, (extra, learned) = qkv(graph), options(graph)[option]
+    given, (extra, learned) = given_of(graph), options(graph)[option]
     results = []
     for backend in ("split", "reference"):
         torch.manual_seed(5)
@@ -87,32 +83,11 @@ def test_every_graph_and_feature_of_verify(graph):
     check_graph((BACKENDS["split"],), graph, dtypes=("float32", "bfloat16", "float16"))
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e4])
-def test_what_is_not_finite_reaches_the_receivers_of_its_edges_alone(value):
-    """Over all parts; the others' outputs and the gradients of a loss over them are those without it."""
-    graph = SHAPES["window and sinks"]
-    reached = graph.mask()[:, 40]
-    untouched = ~graph.mask()[reached].any(0)
-    results = []
-    for poison in (None, value):
-        q, k, v = (x.detach().clone() for x in qkv(graph))
-        if poison is not None:
-            q[:, :, 40], k[:, :, 40], v[:, :, 40] = poison, poison, poison
-        given = [x.requires_grad_() for x in (q, k, v)]
-        out = ga.attend(*given, graph, backend="split")
-        _, dk, dv = torch.autograd.grad(out[:, :, ~reached].sum(), given)
-        results.append((out[:, :, ~reached], dk[:, :, untouched], dv[:, :, untouched]))
-    assert untouched.any()
-    for found, wanted in zip(*results, strict=True):
-        assert_exact(found, wanted)
-    assert torch.equal(out.isnan().any(-1)[0, 0], reached if value != 1e4 else torch.zeros_like(reached))
-
-
 @pytest.mark.parametrize("sinks", [None, torch.ones(4, dtype=torch.float64)], ids=["plain", "sinks"])
 def test_isolated_receivers(sinks):
     some = patterns.sinks(N, 3) - patterns.window(N, 12)
     for graph in (some, some - some):
-        given, empty = qkv(graph), graph.in_degree() == 0
+        given, empty = given_of(graph), graph.in_degree() == 0
         out, info = ga.attend(*given, graph, sink_logits=sinks, backend="split", return_info=True)
         assert (out[:, :, empty] == 0).all()
         assert (info.lse[:, :, empty] == -torch.inf).all()
@@ -127,7 +102,7 @@ def test_isolated_receivers(sinks):
 def test_compiled_and_mapped(name, compiler):
     torch.compiler.reset()
     graph = SHAPES[name]
-    given = qkv(graph)
+    given = given_of(graph)
 
     def run(q, k, v):
         return ga.attend(q, k, v, graph, backend="split")
@@ -160,20 +135,10 @@ def test_parts_of_one_backend_are_one_call(monkeypatch):
     assert len(assigned(checked(SHAPES["longformer"]))) == 3
 
 
-def test_parts_of_several_backends_are_not_joined(monkeypatch):
-    """Even where each of these takes many parts at once; looked up as they will be called, for lse."""
-    calls = []
-    monkeypatch.setattr(split, "JOINED", {"tiles", "rows"})
-    in_turn = lambda call: calls.append(call) or (("tiles", "rows")[len(calls) % 2],)  # noqa: E731
-    monkeypatch.setattr(split, "_order", in_turn)
-    assert {name for _, name in assigned(checked(SHAPES["longformer"]))} == {"tiles", "rows"}
-    assert all(call.with_lse for call in calls)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves_are_rounded_once_on_a_cpu(dtype):
     graph = SHAPES["window and sinks"]
-    halves = [x.detach() for x in qkv(graph, dtype=dtype)]
+    halves = [x.detach() for x in given_of(graph, dtype=dtype)]
     assert len(assigned(AttentionCall.checked(*halves, graph))) > 1
     wide = ga.attend(*(x.float() for x in halves), graph, backend="split")
     assert torch.equal(ga.attend(*halves, graph, backend="split"), wide.to(dtype))
@@ -185,7 +150,7 @@ def test_a_part_that_no_backend_holds_is_named(monkeypatch):
     graph = SHAPES["window and sinks"]
     message = r"'split' cannot hold .*no backend holds its part 'senders of many'.*float64"
     with pytest.raises(RefusalError, match=message):
-        ga.attend(*qkv(graph), graph, backend="split")
+        ga.attend(*given_of(graph), graph, backend="split")
 
 
 @pytest.mark.parametrize(
@@ -208,6 +173,14 @@ def test_which_kernel_is_first_on_cuda(graph, first, monkeypatch):
     assert order[-3:] == ("flex", "tiles", "rows")
 
 
+def test_on_cuda_no_part_writes_out_too_many_logits():
+    graph = patterns.strict_causal(8192)
+    q = torch.empty(1, 8, 8192, 64, device="meta", dtype=torch.bfloat16)
+    call = AttentionCall.checked(q, q, q, graph, with_lse=True)
+    assert dense.bytes_needed(call) > split.DENSE_BYTES
+    assert "dense" not in split._order_on_cuda(call)
+
+
 @pytest.mark.parametrize(("with_lse", "first"), [(False, "dense"), (True, "triton")])
 def test_estimates_on_cuda_are_those_of_the_sizes_of_the_call(with_lse, first, monkeypatch):
     """Heads of all samples; where logits are written out, dense takes as long as that does."""
@@ -224,17 +197,3 @@ def test_estimates_on_cuda_are_those_of_the_sizes_of_the_call(with_lse, first, m
     order = split._order_on_cuda(AttentionCall.checked(q, k, v, patterns.causal(N), with_lse=with_lse))
     assert sizes_of_calls == [Sizes(12, 16, 24, torch.bfloat16)]
     assert order == (first, *{"dense", "triton"} - {first}, "flex", "tiles", "rows")
-
-
-def test_on_cuda_no_part_writes_out_too_many_logits():
-    graph = patterns.strict_causal(8192)
-    q = torch.empty(1, 8, 8192, 64, device="meta", dtype=torch.bfloat16)
-    call = AttentionCall.checked(q, q, q, graph, with_lse=True)
-    assert dense.bytes_needed(call) > split.DENSE_BYTES
-    assert "dense" not in split._order_on_cuda(call)
-
-
-def test_on_a_cpu_the_cost_model_decides():
-    box = parts(patterns.window(4096, 256) | patterns.sinks(4096, 2))[0].graph
-    assert split._order(checked(box))[0] == "dense"
-    assert split._order(checked(scattered(1024, 1024, 1024)))[0] == "rows"

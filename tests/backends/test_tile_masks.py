@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
-from gnn_attention.backends.plan.tile_masks import classes, edges_in_tiles, masks_of_tiles
+from gnn_attention.backends.plan.tile_masks import classes, masks_of_tiles
 from gnn_attention.graph.regions import enumerate_pairs, quadtree
 
 
@@ -69,15 +69,6 @@ def test_each_mask_once_over_many_pieces(ranges, monkeypatch):
 
 def no_ranges(b, h, dst, src):
     return torch.sign((dst - src).double()).ge(0) & (torch.cos((dst - src).double() * 0) * (dst - src) < 64)
-
-
-def test_without_tiles():
-    nothing = torch.zeros(0, dtype=torch.int64)
-    for graph in (patterns.window(100, 3), ga.convert.from_mask(torch.eye(5, dtype=torch.bool))):
-        which, table = masks_of_tiles(graph, 16, nothing, nothing)
-        assert which.shape == (0,)
-        assert table.shape == (0, 16, 16)
-        assert edges_in_tiles(ga.convert.from_mask(graph.mask()), 16, nothing, nothing)[1].shape == (2, 0)
 
 
 @settings(max_examples=60, deadline=None)

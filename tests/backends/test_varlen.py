@@ -1,10 +1,12 @@
 """The backend of packed documents: on a CPU with the formula in the place of the kernel; its refusals."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.inputs import qkv
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
@@ -33,13 +35,7 @@ def on_a_cpu(monkeypatch):
     monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
 
 
-def qkv(tokens=14, *, heads=4, kv_heads=2, dim=12, value_dim=10, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(4)
-    sizes = ((heads, tokens, dim), (kv_heads, tokens, dim), (kv_heads, tokens, value_dim))
-    return [
-        torch.randn(2, *size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-        for size in sizes
-    ]
+drawn = partial(qkv, 14, dim=12, value_dim=10)
 
 
 def results(graph, backend, sinks, given):
@@ -55,7 +51,7 @@ def test_equal_to_the_reference(name, with_sinks):
     """Output, lse, and all gradients of a function of both."""
     sinks = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_() if with_sinks else None
     for mine, theirs in zip(
-        *(results(GRAPHS[name], b, sinks, qkv()) for b in ("varlen", "reference")), strict=True
+        *(results(GRAPHS[name], b, sinks, drawn()) for b in ("varlen", "reference")), strict=True
     ):
         assert_exact(mine, theirs)
 
@@ -65,7 +61,7 @@ def test_a_split_uses_it(monkeypatch):
     """For what is a window once the sinks are apart; joined with another kernel, gradients and all."""
     graph = patterns.window(60, 9) | patterns.sinks(60, 2)
     monkeypatch.setattr(split, "_order", lambda call: ("varlen", "dense"))
-    given = qkv(60)
+    given = qkv(60, dim=12, value_dim=10)
     call = ga.backends.AttentionCall.checked(*(x.detach() for x in given), graph)
     assert [name for _, name in split._assigned(split._first(call))] == ["dense", "varlen"]
     for mine, theirs in zip(*(results(graph, b, None, given) for b in ("split", "reference")), strict=True):
@@ -77,7 +73,7 @@ def test_a_split_uses_it(monkeypatch):
 def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
     """Without logits of all pairs, with gradients; and says so before."""
     monkeypatch.setattr(dense, "DEVICES_OF_FLASH", ("cpu",))
-    given, sinks = qkv(), torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
+    given, sinks = drawn(), torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
     call = ga.backends.AttentionCall.checked(*(x.detach() for x in given), graph, with_lse=True)
     assert dense.bytes_needed(call) == 0
     monkeypatch.setattr(dense, "_formula", None)
@@ -89,7 +85,7 @@ def test_on_a_cpu_it_is_refused():
     """By name, with what to do."""
     message = r"'varlen' cannot hold .*runs on cuda, q is on cpu; .*use backend='tiles'"
     with pytest.raises(RefusalError, match=message):
-        ga.attend(*qkv(dtype=torch.float16), GRAPHS["documents"], backend="varlen")
+        ga.attend(*drawn(dtype=torch.float16), GRAPHS["documents"], backend="varlen")
 
 
 PACKED, NO_PACKING = patterns.documents([5, 6, 3]), "no packing of documents with one window"
@@ -107,7 +103,7 @@ REFUSED = [
 def test_what_it_does_not_support(graph, options, message):
     """Named, with the way out."""
     with pytest.raises(RefusalError, match=message):
-        ga.attend(*qkv(), graph, backend="varlen", **options)
+        ga.attend(*drawn(), graph, backend="varlen", **options)
 
 
 @pytest.mark.usefixtures("on_a_cpu")
@@ -115,15 +111,15 @@ def test_sizes_types_and_versions(monkeypatch):
     """Half types, 256 channels (one for the gradient of lse), a torch that has it, something to do."""
     graph = GRAPHS["documents"]
     with pytest.raises(RefusalError, match="in float64, q is float32; convert"):
-        ga.attend(*qkv(dtype=torch.float32), graph, backend="varlen")
-    wide = qkv(dim=256, value_dim=256)
+        ga.attend(*drawn(dtype=torch.float32), graph, backend="varlen")
+    wide = qkv(14, dim=256, value_dim=256)
     assert ga.attend(*wide, graph, backend="varlen").shape == (2, 4, 14, 256)
     with pytest.raises(RefusalError, match="256 channels, one for the gradient of lse, and needs 257"):
         ga.attend(*wide, graph, backend="varlen", return_info=True)
     with torch.no_grad():
         ga.attend(*wide, graph, backend="varlen", return_info=True)
     with pytest.raises(RefusalError, match="needs samples, heads, tokens and channels"):
-        ga.attend(*(x[:0] for x in qkv()), graph, backend="varlen")
+        ga.attend(*(x[:0] for x in drawn()), graph, backend="varlen")
     monkeypatch.setattr(flash_varlen, "FLASH", None)
     with pytest.raises(RefusalError, match=r"torch .* has no variable-length flash attention; use"):
-        ga.attend(*qkv(), graph, backend="varlen")
+        ga.attend(*drawn(), graph, backend="varlen")

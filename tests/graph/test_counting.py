@@ -2,24 +2,11 @@
 
 import pytest
 import torch
-from support.zoo import ROWS
+from support.plans import PLAIN
 
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.graph.intervals.values import DIFFERENCE, DST, SRC
 from gnn_attention.graph.regions import counting, enumerate_pairs, quadtree
-
-FORMS = {
-    "itself": lambda g: g,
-    "complement": lambda g: ~g,
-    "transpose": lambda g: g.T,
-    "rows": lambda g: g.rows(g.num_dst // 3, g.num_dst),
-    "with a list": lambda g: (
-        g
-        ^ TokenGraph.from_edges(
-            torch.zeros(2, min(1, g.num_dst, g.num_src), dtype=torch.int64), g.num_dst, g.num_src
-        )
-    ),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -34,52 +21,18 @@ def odd(b, h, dst, src):
     return (torch.sin((7 * dst + 3 * src + h + b).double()) > 0.3) | (src == h)
 
 
-class TestZoo:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("first", [0, 2])
-    def test_degrees_and_lists(self, first):
-        """Two of the forms of each row, other ones of the next."""
-        forms = list(FORMS)
-        for number, row in enumerate(ROWS):
-            self.check(row, forms[(number + first) % len(forms)])
-
-    def check(self, row, form):
-        graph = FORMS[form](row.build(row.sizes[-1]))
-        name, shape = graph.name, graph.shape4
-        degree, edges = (
-            way(graph.rule, name, shape) for way in (enumerate_pairs.in_degree, enumerate_pairs.edge_list)
-        )
-        assert torch.equal(counting.in_degree(graph.rule, name, shape), degree), (row.name, form)
-        assert torch.equal(counting.edge_list(graph.rule, name, shape), edges), (row.name, form)
-
-
-GRAPHS = [
-    patterns.causal(300),
-    patterns.window(300, 37) | patterns.sinks(300, 5),
-    patterns.documents([1, 7, 130, 0, 62, 100]) & patterns.window(300, 20),
-    patterns.dilated(300, 5, 16) ^ patterns.prefix(300, 70),
-    patterns.global_tokens(300, [3, 77, 250], causal=False) - patterns.window(300, 9, causal=False),
-    TokenGraph.from_rule(odd, 70, 45),
-    TokenGraph.from_rule(odd, 70, 45) & patterns.cross(70, 45),
-    TokenGraph.from_edges(
-        torch.randint(0, 300, (2, 900), generator=torch.Generator().manual_seed(0)), 300, coalesce=True
-    )
-    | patterns.window(300, 4),
-    patterns.causal(300).rows(111, 300),
-    TokenGraph.from_rule(lambda b, h, dst, src: src * 3 <= dst, 90, 270),
-]
+@pytest.mark.parametrize("name", PLAIN)
+def test_degrees_and_lists(name):
+    """Of a graph, its complement and its transpose."""
+    for graph in (PLAIN[name], ~PLAIN[name], PLAIN[name].T):
+        expected = graph.mask()
+        assert graph.in_degree().tolist() == expected.sum(1).tolist()
+        assert graph.num_edges == int(expected.sum())
+        if graph.listed_edges is None:
+            assert torch.equal(graph.edge_index, expected.nonzero().t().flip(0))
 
 
 class TestLarger:
-    """Sizes at which boxes of every kind and several levels take part."""
-
-    @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
-    def test_degrees_and_lists(self, graph):
-        expected = graph.mask()
-        assert graph.in_degree().tolist() == expected.sum(1).tolist()
-        assert torch.equal(graph.edge_index, expected.nonzero().t().flip(0))
-        assert graph.num_edges == int(expected.sum())
-
     @pytest.mark.parametrize("shift", [-2, 1, 3])
     @pytest.mark.parametrize(("num_dst", "num_src"), [(97, 33), (300, 1)])
     def test_a_list_beyond_its_tokens(self, num_dst, num_src, shift):

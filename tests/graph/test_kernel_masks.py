@@ -45,6 +45,7 @@ class TestBlockMask:
             patterns.causal(256),
             patterns.window(250, 40) | patterns.sinks(250, 3),
             patterns.documents([64, 100, 92]),
+            patterns.cross(70, 90),
             patterns.dilated(256, 5, 16).rows(60, 200),
             TokenGraph.from_edges(patterns.window(256, 33).edge_index, 256),
             TokenGraph.from_rule(by_both, 70, 90, heads=2, batch=3),
@@ -79,14 +80,6 @@ class TestBlockMask:
         theirs = flex_attention(q, k, v, block_mask=convert.to_block_mask(graph, block_size=8))
         assert_exact(attend(q, k, v, graph, backend="reference"), theirs)
 
-    def test_another_default_device(self):
-        """Graphs are on the CPU whatever the default device is."""
-        graph = patterns.window(256, 40)
-        expected = convert.to_block_mask(graph, 32).kv_indices, convert.to_sdpa_mask(graph, torch.float32)
-        with torch.device("meta"):
-            found = convert.to_block_mask(graph, 32).kv_indices, convert.to_sdpa_mask(graph, torch.float32)
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
     def test_what_is_refused(self):
         by_head, causal = TokenGraph.from_rule(by_both, 4, heads=2), patterns.causal
         too_many = r"the lists of 976562500 tiles would take 29 GiB .* larger"
@@ -119,11 +112,6 @@ class TestVarlen:
             (patterns.window(9, 3, causal=False), [0, 9], (2, 2)),
             (patterns.window(4, 1), [0, 1, 2, 3, 4], (-1, -1)),
             (patterns.documents([3, 0, 1, 4]), [0, 3, 4, 8], (-1, 0)),
-            (
-                patterns.documents([3, 6], causal=False) & patterns.window(9, 2, causal=False),
-                [0, 3, 9],
-                (1, 1),
-            ),
             (TokenGraph.from_edges(patterns.documents([2, 2]).edge_index.flip(1), 4), [0, 2, 4], (-1, 0)),
             (patterns.full(0), [0], (-1, -1)),
         ],
@@ -131,11 +119,8 @@ class TestVarlen:
     )
     def test_packings(self, graph, bounds, window):
         packed = convert.to_varlen(graph)
-        assert (packed.cu_seqlens.tolist(), packed.window, packed.cu_seqlens.dtype) == (
-            bounds,
-            window,
-            torch.int32,
-        )
+        assert (packed.cu_seqlens.tolist(), packed.window) == (bounds, window)
+        assert packed.cu_seqlens.dtype == torch.int32
         assert packed.max_seqlen == max((b - a for a, b in pairwise(bounds)), default=0)
         assert torch.equal(unpacked(packed.cu_seqlens, packed.window, graph.num_dst), graph.mask())
 

@@ -19,89 +19,58 @@ FLAGS = TABLE % 2 == 0
 N = len(TABLE)
 
 
-NUMBERS = {
-    "plus": lambda a, b: a + b,
-    "minus": lambda a, b: a - b,
-    "from a constant": lambda a, b: 7 - a,
-    "times": lambda a, b: a * b,
-    "times constant": lambda a, b: -3 * a,
-    "whole quotient": lambda a, b: a // 3,
-    "torch.div": lambda a, b: torch.div(a, 4, rounding_mode="floor"),
-    "by a number that varies": lambda a, b: a // (b.abs() + 1),
-    "remainder": lambda a, b: a % 4,
-    "remainder of a number that varies": lambda a, b: a % (b.abs() + 1),
-    "absolute": lambda a, b: (a - b).abs(),
-    "negative": lambda a, b: -a,
-    "smaller": lambda a, b: torch.minimum(a, b),
-    "larger": lambda a, b: torch.maximum(a, b),
-    "clamped": lambda a, b: a.clamp(2, 9),
-    "shifted": lambda a, b: (a >> 1) + (b << 1),
-    "bits": lambda a, b: a.abs() ^ b.abs(),
-    "chosen": lambda a, b: torch.where(a <= b, a, b * 2),
-    "looked up": lambda a, b: TABLE[a.clamp(0, N - 1)],
-    "looked up from the end": lambda a, b: TABLE[(a % N) - 2],
-    "sorted": lambda a, b: SORTED[b.clamp(0, N - 1)],
-    "by head": lambda a, b: TABLE.view(4, 4)[a.clamp(0, 3) * 0 + 1, b.clamp(0, 3)],
-    "place": lambda a, b: torch.searchsorted(SORTED, a),
-    "like": lambda a, b: torch.full_like(a, 5) + torch.zeros_like(b),
-    "a tensor of one": lambda a, b: a + torch.tensor(2),
-}
-TRUTHS = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > 3,
-    ">=": lambda a, b: b <= 4,
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "flag": lambda a, b: FLAGS[a.clamp(0, N - 1)],
-    "new": lambda a, b: a.new_ones((), dtype=torch.bool) & (a < b).to(torch.bool),
-    "true": lambda a, b: torch.ones_like(a, dtype=torch.bool) & (b == b),
-}
-LOGIC = {
-    "and": lambda p, q: p & q,
-    "or": lambda p, q: p | q,
-    "xor": lambda p, q: p ^ q,
-    "not": lambda p, q: ~p,
-    "same": lambda p, q: p == q,
-    "logical": lambda p, q: torch.logical_and(p, torch.logical_not(q)),
-    "where": lambda p, q: torch.where(p, q, ~q),
-}
+# of a and b, which are dst, src or numbers made of them
+NUMBERS = [
+    "{a} + {b}",
+    "{a} - {b}",
+    "7 - {a}",
+    "{a} * {b}",
+    "-3 * {a}",
+    "{a} // 3",
+    "torch.div({a}, 4, rounding_mode='floor')",
+    "{a} // ({b}.abs() + 1)",
+    "{a} % 4",
+    "{a} % ({b}.abs() + 1)",
+    "({a} - {b}).abs()",
+    "-{a}",
+    "torch.minimum({a}, {b})",
+    "torch.maximum({a}, {b})",
+    "{a}.clamp(2, 9)",
+    "({a} >> 1) + ({b} << 1)",
+    "{a}.abs() ^ {b}.abs()",
+    "torch.where({a} <= {b}, {a}, {b} * 2)",
+    "TABLE[{a}.clamp(0, N - 1)]",
+    "TABLE[({a} % N) - 2]",
+    "SORTED[{b}.clamp(0, N - 1)]",
+    "TABLE.view(4, 4)[{a}.clamp(0, 3) * 0 + 1, {b}.clamp(0, 3)]",
+    "torch.searchsorted(SORTED, {a})",
+    "torch.full_like({a}, 5) + torch.zeros_like({b})",
+    "{a} + torch.tensor(2)",
+]
+TRUTHS = [
+    "{a} < {b}",
+    "{a} <= {b}",
+    "{a} > 3",
+    "{b} <= 4",
+    "{a} == {b}",
+    "{a} != {b}",
+    "FLAGS[{a}.clamp(0, N - 1)]",
+    "{a}.new_ones((), dtype=torch.bool) & ({a} < {b}).to(torch.bool)",
+    "torch.ones_like({a}, dtype=torch.bool) & ({b} == {b})",
+]
+LOGIC = ["{a} & {b}", "{a} | {b}", "{a} ^ {b}", "~{a}", "{a} == {b}", "torch.where({a}, {b}, ~{b})"]
+LOGIC.append("torch.logical_and({a}, torch.logical_not({b}))")
 
 
-def number(depth):
-    """(description, function of dst and src) of an integer."""
-    leaf = st.sampled_from([("dst", lambda d, s: d), ("src", lambda d, s: s)])
-    if not depth:
-        return leaf
-
-    def node(parts):
-        name, (left, f), (right, g) = parts
-        return f"{name}({left}, {right})", lambda d, s: NUMBERS[name](f(d, s), g(d, s))
-
-    return st.one_of(
-        leaf, st.tuples(st.sampled_from(sorted(NUMBERS)), number(depth - 1), number(depth - 1)).map(node)
-    )
+def written(templates, parts):
+    """Python text of an operator applied to two parts."""
+    two = st.tuples(st.sampled_from(templates), parts, parts)
+    return two.map(lambda drawn: f"({drawn[0].format(a=drawn[1], b=drawn[2])})")
 
 
-def truth(depth):
-    """The same of a rule."""
-
-    def compared(parts):
-        name, (left, f), (right, g) = parts
-        return f"{left} {name} {right}", lambda d, s: TRUTHS[name](f(d, s), g(d, s))
-
-    def joined(parts):
-        name, (left, f), (right, g) = parts
-        return f"({left}) {name} ({right})", lambda d, s: LOGIC[name](f(d, s), g(d, s))
-
-    leaf = st.tuples(st.sampled_from(sorted(TRUTHS)), number(2), number(2)).map(compared)
-    return (
-        leaf
-        if not depth
-        else st.one_of(
-            leaf, st.tuples(st.sampled_from(sorted(LOGIC)), truth(depth - 1), truth(depth - 1)).map(joined)
-        )
-    )
+TOKENS = st.sampled_from(["dst", "src"])
+NUMBER = st.recursive(TOKENS, lambda parts: written(NUMBERS, parts), max_leaves=4)
+RULE = st.recursive(written(TRUTHS, NUMBER), lambda parts: written(LOGIC, parts), max_leaves=4)
 
 
 def answer_of(rule, box):
@@ -127,33 +96,34 @@ FEWER = torch.tensor(
     [2**31 - 1, -(2**31), 5, 0, 7, -1, 2**30, 3, 9, 2**31 - 2, 1, 1, 6, -9, 4, 2], dtype=torch.int32
 )
 LARGE = 6364136223846793005
-ENDS = {
-    "a product of int64": lambda d, s: d * LARGE > s,
-    "a product of tables": lambda d, s: (TABLE * LARGE)[d] * TABLE[s] > 0,
-    "bits shifted out": lambda d, s: (d << 60) > s,
-    "a difference of bytes": lambda d, s: BYTES[d] - BYTES[s] > 3,
-    "a byte and what is none": lambda d, s: (BYTES[d] > -1) & (s <= d),
-    "a sum of int32 and a long constant": lambda d, s: FEWER[d] + torch.tensor(2**40) > s,
-    "a comparison of int32": lambda d, s: FEWER[d] > FEWER[s],
-    "int32 among int64": lambda d, s: FEWER[d] - s > 0,
-    "made bytes": lambda d, s: (100 * d).to(torch.uint8) >= s,
-    "made like a table": lambda d, s: (100 * d).to(BYTES) >= s,
-    "made bool": lambda d, s: d.to(torch.bool) > s.to(torch.bool),
-    "made bool and compared": lambda d, s: (d.to(torch.bool) == True) & (s <= d),  # noqa: E712
-    "made float": lambda d, s: (d + 2**24).to(torch.float32) <= (s + 2**24).to(torch.float32),
-    "bytes like tokens": lambda d, s: torch.ones_like(d, dtype=torch.uint8) - 2 > s,
-    "the method of a truth": lambda d, s: (s <= d).where(s > 3, d == s + 5),
-    "the method of a tensor": lambda d, s: torch.tensor(True).where(s <= d, s > 3),
-}
+ENDS = [
+    "dst * LARGE > src",
+    "(TABLE * LARGE)[dst] * TABLE[src] > 0",
+    "(dst << 60) > src",
+    "BYTES[dst] - BYTES[src] > 3",
+    "(BYTES[dst] > -1) & (src <= dst)",
+    "FEWER[dst] + torch.tensor(2**40) > src",
+    "FEWER[dst] > FEWER[src]",
+    "FEWER[dst] - src > 0",
+    "(100 * dst).to(torch.uint8) >= src",
+    "(100 * dst).to(BYTES) >= src",
+    "dst.to(torch.bool) > src.to(torch.bool)",
+    "(dst.to(torch.bool) == True) & (src <= dst)",
+    "(dst + 2**24).to(torch.float32) <= (src + 2**24).to(torch.float32)",
+    "torch.ones_like(dst, dtype=torch.uint8) - 2 > src",
+    "(src <= dst).where(src > 3, dst == src + 5)",
+    "torch.tensor(True).where(src <= dst, src > 3)",
+]
 
 
-def check_answers(description, function, corners=EVERYWHERE):
+def check_answers(text, corners=EVERYWHERE):
     """Every box of a 16 x 16 mask: some, every and what it depends on, against all of its pairs."""
+    rule = eval(f"lambda b, h, dst, src: {text}", globals())
     lines = torch.arange(N)
-    mask = function(lines.view(-1, 1), lines).expand(N, N)
-    answer = answer_of(lambda b, h, dst, src: function(dst, src), boxes(*corners))
+    mask = rule(0, 0, lines.view(-1, 1), lines).expand(N, N)
+    answer = answer_of(rule, boxes(*corners))
     for i, corner in enumerate(corners):
-        check_answer(answer, i, mask, corner, description)
+        check_answer(answer, i, mask, corner, text)
 
 
 def check_answer(answer, i, mask, corner, description):
@@ -174,23 +144,19 @@ def check_answer(answer, i, mask, corner, description):
 
 class TestSound:
     @settings(max_examples=150, deadline=None)
-    @given(truth(2))
-    def test_no_answer_is_wrong(self, described):
-        check_answers(*described)
+    @given(RULE)
+    def test_no_answer_is_wrong(self, text):
+        check_answers(text)
 
-    @pytest.mark.parametrize("name", [*NUMBERS, *TRUTHS])
-    def test_each_operator(self, name):
-        number = NUMBERS.get(name)
-        for limit in (-20, 5):
-            check_answers(name, TRUTHS[name] if number is None else lambda d, s, n=limit: number(d, s) <= n)
+    @pytest.mark.parametrize("text", [*TRUTHS, *(f"{number} <= {n}" for number in NUMBERS for n in (-20, 5))])
+    def test_each_operator(self, text):
+        check_answers(text.format(a="dst", b="src"))
 
-    @pytest.mark.parametrize("name", ENDS)
-    def test_where_numbers_end(self, name):
+    @pytest.mark.parametrize("text", ENDS)
+    def test_where_numbers_end(self, text):
         """Integers wrap round in torch, each dtype at its own end."""
         for size in (1, 4, 16):  # boxes evaluated on together are refused together
-            check_answers(
-                name, ENDS[name], [corner for corner in EVERYWHERE if corner[1] - corner[0] + 1 == size]
-            )
+            check_answers(text, [corner for corner in EVERYWHERE if corner[1] - corner[0] + 1 == size])
 
 
 class TestSharp:

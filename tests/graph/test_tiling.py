@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.zoo import ROWS
+from support.plans import PLAIN, edges_of_tiles
 
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.graph.tiling import EMPTY, FULL_TILE, PARTIAL, tiles
@@ -10,19 +10,11 @@ from gnn_attention.graph.tiling import EMPTY, FULL_TILE, PARTIAL, tiles
 
 def counted(graph, block):
     """The kind of every tile, from the mask."""
-    mask = graph.mask().reshape(graph.batch or 1, graph.heads or 1, graph.num_dst, graph.num_src)
-    rows, columns = -(-graph.num_dst // block), -(-graph.num_src // block)
-
-    def edges(values):
-        # torch.nn.functional.pad refuses empty tensors before torch 2.10
-        padded = torch.zeros(*mask.shape[:2], rows * block, columns * block, dtype=torch.int64)
-        padded[..., : graph.num_dst, : graph.num_src] = values
-        return padded.reshape(*mask.shape[:2], rows, block, columns, block).sum((3, 5))
-
-    found_edges, size = edges(mask), edges(torch.ones_like(mask))
-    return torch.where(found_edges == 0, EMPTY, torch.where(found_edges == size, FULL_TILE, PARTIAL)).to(
-        torch.uint8
-    )
+    mask = graph.mask().expand(graph.shape4).flatten(0, 1)
+    size = edges_of_tiles(torch.ones_like(mask[0]), block, block)
+    found = torch.stack([edges_of_tiles(one, block, block) for one in mask])
+    kinds = torch.where(found == 0, EMPTY, torch.where(found == size, FULL_TILE, PARTIAL))
+    return kinds.to(torch.uint8).view(*graph.shape4[:2], *size.shape)
 
 
 def check(graph, block):
@@ -39,45 +31,18 @@ def check(graph, block):
     assert bool((place[1:] > place[:-1]).all()), "runs are sorted"
 
 
-class TestKinds:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("turn", range(len(ROWS)), ids=[row.name for row in ROWS])
-    def test_the_zoo(self, turn):
-        """The graph, its complement and its transpose, in blocks of three sizes in turn."""
-        graph = ROWS[turn].build(ROWS[turn].sizes[-1])
-        for place, form in enumerate((graph, ~graph, graph.T)):
-            check(form, (1, 3, 8)[(turn + place) % 3])
+VARYING = [
+    TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 40 * h + 3), 200, heads=3),
+    TokenGraph.from_rule(lambda b, h, dst, src: (src < 50 * b + 3) | (dst == h), 130, 90, heads=2, batch=2),
+]
 
-    @pytest.mark.parametrize(
-        "graph",
-        [
-            patterns.causal(300),
-            patterns.full(300),
-            patterns.window(300, 0),
-            patterns.window(300, 37) | patterns.sinks(300, 5),
-            patterns.window(300, 129, causal=False),
-            patterns.documents([64, 0, 100, 36, 100]),
-            patterns.documents([64, 36, 100, 100], causal=False),
-            patterns.dilated(300, 5, 16) ^ patterns.prefix(300, 70),
-            patterns.dilated(300, 9, 2) | patterns.causal(300),
-            patterns.global_tokens(300, [3, 77, 250], causal=False) - patterns.window(300, 9, causal=False),
-            patterns.sinks(300, 64, causal=False).T,
-            patterns.causal(300).rows(111, 300),
-            patterns.cross(128, 300),
-            TokenGraph.from_edges(patterns.window(300, 70).edge_index, 300),
-            TokenGraph.from_rule(
-                lambda b, h, dst, src: (src <= dst) & (dst - src < 40 * h + 3), 200, heads=3
-            ),
-            TokenGraph.from_rule(
-                lambda b, h, dst, src: (src < 50 * b + 3) | (dst == h), 130, 90, heads=2, batch=2
-            ),
-        ],
-        ids=lambda graph: graph.name,
-    )
-    def test_larger(self, graph):
-        """In blocks that divide the tokens and that do not, of one token and of more than there are."""
-        for block in (1, 50, 64, 1000) if graph.num_edges % 2 else (16, 64, 100, 300):
-            check(graph, block)
+
+class TestKinds:
+    @pytest.mark.parametrize("graph", [*PLAIN.values(), *VARYING], ids=[*PLAIN, "by head", "by both"])
+    def test_blocks(self, graph):
+        """That divide the tokens and that do not, of one token and of more than there are."""
+        for place, form in enumerate((graph, ~graph, graph.T)):
+            check(form, (3, 50, 64, 100, 2000, 1)[(place + graph.num_edges) % 6])
 
     def test_a_million_tokens_are_a_few_thousand_runs(self):
         """Closed forms of causal and window attention in blocks of 128."""

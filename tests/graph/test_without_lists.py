@@ -4,6 +4,7 @@ dense masks.
 
 import pytest
 import torch
+from support.inputs import scattered
 
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.graph import tiling
@@ -15,12 +16,12 @@ from tests.graph.test_tiling import check
 N = 60
 
 
-def scattered(count=150, num_dst=N, num_src=N, seed=0):
-    key = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
-    return TokenGraph.from_edges(torch.stack([key % num_src, key // num_src]), num_dst, num_src)
-
-
-LIST, OTHER, WINDOW, CAUSAL = scattered(), scattered(seed=1), patterns.window(N, 7), patterns.causal(N)
+LIST, OTHER, WINDOW, CAUSAL = (
+    scattered(N, N, 150),
+    scattered(N, N, 150, seed=1),
+    patterns.window(N, 7),
+    patterns.causal(N),
+)
 BY_HEAD = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 5 * h + 3), N, heads=3)
 BY_BOTH = TokenGraph.from_rule(
     lambda b, h, dst, src: (src <= dst) & ((dst - src < 5 * h + 3) | (src < b)), N, heads=2, batch=2
@@ -34,17 +35,17 @@ GRAPHS = {
     "transpose": (WINDOW | LIST).T,
     "rows": (WINDOW | LIST).rows(20, 50),
     "columns": (WINDOW | LIST).T.rows(20, 50).T,
-    "rows of rows": ((WINDOW | LIST).rows(10, 50) ^ scattered(90).rows(10, 50)).rows(5, 33),
-    "wide": (patterns.cross(30, 80) - patterns.prefix(80, 9).rows(0, 30)) ^ scattered(200, 30, 80),
+    "rows of rows": ((WINDOW | LIST).rows(10, 50) ^ scattered(N, N, 90).rows(10, 50)).rows(5, 33),
+    "wide": (patterns.cross(30, 80) - patterns.prefix(80, 9).rows(0, 30)) ^ scattered(30, 80, 200),
     "by head": BY_HEAD | LIST,
     "one head": (BY_HEAD | LIST).select(0, 2),
     "by head and sample": BY_BOTH ^ LIST,
     "a list of more tokens": TokenGraph.from_rule(
-        (patterns.window(90, 7) | scattered(400, 90, 90)).rule, 50, 45
+        (patterns.window(90, 7) | scattered(90, 90, 400)).rule, 50, 45
     ),
     "no list": WINDOW,
     "a list of fewer tokens": TokenGraph.from_rule(LIST.rule, 50, 70),
-    "no edges": patterns.cross(0, 5) | scattered(0, 0, 5),
+    "no edges": patterns.cross(0, 5) | scattered(0, 5, 0),
 }
 each_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 
@@ -109,7 +110,7 @@ def test_boxes_that_are_no_tiles_are_counted_too(corner):
 def test_scattered_pairs_break_no_box(monkeypatch):
     """Of 4 million pairs not many more are visited than are listed; the tiles too are found so."""
     n, visited, evaluate = 2048, [], enumerate_pairs.evaluate
-    graph = patterns.window(n, 64) | scattered(8 * n, n, n)
+    graph = patterns.window(n, 64) | scattered(n, n, 8 * n)
 
     def counted(rule, name, b, h, dst, src):
         edge = evaluate(rule, name, b, h, dst, src)

@@ -12,9 +12,8 @@ import torch
 
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import EXACT, Truth, judge, summation_bound
+from gnn_attention.verify.roundings import lse_of
 from gnn_attention.verify.truth import Formula
-
-__all__ = ["assert_exact", "assert_rule", "assert_sum", "attention_truth", "error"]
 
 
 def error(found, true):
@@ -36,6 +35,13 @@ def assert_exact(found, true, largest=None):
     assert off <= EXACT * largest, (
         f"off by {off:.3g}, allowed are {EXACT * largest:.3g}: {EXACT:g} of the largest, {largest:.3g}"
     )
+
+
+def assert_results(found, true):
+    """Out, lse and gradients: out and lse each for itself; the gradients share the largest number."""
+    assert_exact(found[0], true[0])
+    assert_exact(found[1], true[1])
+    assert_exact(found[2:], true[2:])
 
 
 def assert_sum(found, true, terms, magnitude, dtype=torch.float32):
@@ -78,6 +84,14 @@ def attention_truth(
     inputs = {"q": q, "k": k, "v": v} | ({} if sink_logits is None else {"sink_logits": sink_logits})
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return Formula(mask, direction, scale, dense, additive=modify is None).truth(inputs)
+
+
+def formula(q, k, v, mask, scale):
+    """Output and lse of the softmax over the edges of ``mask``, in float64; 0 and -inf without edges."""
+    q, k, v = (x.double() for x in (q, k, v))
+    logits, mask = scale * q @ oracle.per_query_head(k, q).mT, mask.expand(*q.shape[:3], k.shape[2])
+    lse = lse_of(logits, mask, None).masked_fill(~mask.any(-1), -torch.inf)
+    return oracle.attention(q, k, v, mask, scale), lse
 
 
 def _pairs(found, true):

@@ -25,14 +25,7 @@ from triton.runtime.driver import driver
 READER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 Each = Callable[[Any], None]
 SPARE = 16  # bytes of stack that are no spill: some number saved from before a loop until after it
-SHARED_LIMIT = {
-    "sm_80": 163 * 1024,
-    "sm_86": 99 * 1024,
-    "sm_89": 99 * 1024,
-    "sm_90": 227 * 1024,
-    "sm_100": 227 * 1024,
-    "sm_120": 99 * 1024,
-}
+SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 INSTRUCTIONS = {
     "wide loads": r"\b(?:LDG|LDGSTS)\.E\.[\w.]*128|\bUTMALDG",
     "HGMMA": r"\bHGMMA",

@@ -133,18 +133,14 @@ def planted_here(fault: str) -> Iterator[None]:
 
 
 def _changes(name: str, source: str) -> list[tuple[types.FunctionType, types.CodeType]]:
-    """Functions of the module whose code the changed source changes, each with its new code."""
+    """Functions of the module, each with its code in the changed source."""
     module = importlib.import_module(f"gnn_attention.{name.removesuffix('.py').replace('/', '.')}")
     codes = dict(_codes(compile(source, str(PACKAGE / name), "exec", dont_inherit=True)))
-    found = [
+    return [
         (f, codes[f.__code__.co_qualname])
         for f in _functions(vars(module))
         if f.__code__.co_qualname in codes
-    ]
-    return [
-        (f, code)
-        for f, code in found
-        if _differs(f.__code__, code) and f.__code__.co_freevars == code.co_freevars
+        and f.__code__.co_freevars == codes[f.__code__.co_qualname].co_freevars
     ]
 
 
@@ -163,15 +159,3 @@ def _codes(code: types.CodeType) -> Iterator[tuple[str, types.CodeType]]:
         if isinstance(inner, types.CodeType):
             yield inner.co_qualname, inner
             yield from _codes(inner)
-
-
-def _differs(one: types.CodeType, other: types.CodeType) -> bool:
-    """Apart from the numbers of lines."""
-    if (one.co_code, one.co_names, len(one.co_consts)) != (
-        other.co_code,
-        other.co_names,
-        len(other.co_consts),
-    ):
-        return True
-    pairs = zip(one.co_consts, other.co_consts, strict=True)
-    return any(_differs(a, b) if isinstance(a, types.CodeType) else a != b for a, b in pairs)

@@ -155,5 +155,5 @@ def lse_bound(q, k, scale, lse):
     products = float((q.double().abs().amax((0, 1)) @ k.double().abs().amax((0, 1)).T).max()) * abs(scale)
     logits = summation_bound(q.shape[-1] + 1, products, torch.float32)
     total = summation_bound(k.shape[2] + 4, 1.0, torch.float32)
-    size = float(lse.detach()[lse.isfinite()].abs().max())
+    size = float(lse.detach().nan_to_num(0.0, 0.0, 0.0).abs().max())
     return 2 * logits + total + summation_bound(5, size, torch.float32)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import torch
-from support.zoo import ROWS
 from torch import Tensor
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.backends.plan.plan import Edges, Groups, Piece, Strided
-from gnn_attention.verify.cases import GRAPHS
 
 
 def tokens(groups: Groups, number: int) -> Tensor:
@@ -36,6 +34,14 @@ def visits(pieces: list[Piece], num_dst: int, num_src: int) -> Tensor:
                 edge *= piece.masks.table[piece.masks.which[g]]
             count[tokens(piece.dst, g)[:, None], tokens(piece.src, g)] += edge
     return count
+
+
+def edges_of_tiles(mask: Tensor, height: int, width: int) -> Tensor:
+    """How many edges each tile holds ``[rows, columns]``, by looking at all pairs."""
+    rows, columns = -(-mask.shape[0] // height), -(-mask.shape[1] // width)
+    padded = torch.zeros(rows * height, columns * width, dtype=torch.int64)
+    padded[: mask.shape[0], : mask.shape[1]] = mask
+    return padded.view(rows, height, columns, width).sum((1, 3))
 
 
 def random_mask(num_dst: int, num_src: int, density: float, seed: int = 0) -> Tensor:
@@ -99,8 +105,3 @@ SHUFFLED = torch.randperm(300 * 200, generator=torch.Generator().manual_seed(1))
 SHUFFLED = torch.stack([SHUFFLED % 200, SHUFFLED // 200])
 RANDOM["random, in no order"] = ga.convert.from_edge_index(SHUFFLED, 300, 200)
 PLAIN = {**STRUCTURED, **LISTED, **RANDOM}
-SMALL = {
-    **{name: case.graph for name, case in GRAPHS.items() if not case.varies},
-    **{f"zoo {row.name}": row.build(row.sizes[-1]) for row in ROWS},
-}
-SMALL = {name: graph for name, graph in SMALL.items() if graph.heads is None and graph.batch is None}

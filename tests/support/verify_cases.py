@@ -28,11 +28,3 @@ def check_graph(backends, graph, every=1, dtypes=("float32",)):
     for turn, dtype in enumerate(dtypes):
         outcomes += checked(backends, graph, dtype, [features[(number + 3 * turn) % len(features)]])
     assert {x.backend for x in outcomes if x.passed} == {backend.name for backend in backends}
-
-
-def check_features(backend, dtype, graphs, features=tuple(FEATURES)):
-    """Every feature on one of the graphs, which is the next in another dtype; inputs of size 1 and 5."""
-    turn = ("bfloat16", "float16").index(dtype)
-    for number, feature in enumerate(features):
-        graph = graphs[(number + turn) % len(graphs)]
-        checked((backend,), graph, dtype, [feature], size=(1.0, 5.0)[number // len(graphs) % 2])

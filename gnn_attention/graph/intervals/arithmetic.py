@@ -58,7 +58,6 @@ def unknown(box: Box) -> TriState:
 
 
 def token_ranges(box: Box) -> tuple[Interval, Interval]:
-    """The receivers and the senders of the boxes."""
     return affine(box, (1, 0), 0), affine(box, (0, 1), 0)
 
 
@@ -79,10 +78,6 @@ def _sum(box: Box, a: Interval, b: Interval, dtype: torch.dtype) -> Interval:
     if a.slope and b.slope:
         return affine(box, (a.slope[0] + b.slope[0], a.slope[1] + b.slope[1]), a.offset + b.offset, dtype)
     return interval(box, a.low + b.low, a.high + b.high, a.axes | b.axes, dtype)
-
-
-def _add(a: Any, b: Any) -> Interval:
-    return _sum(*_numbers(a, b))
 
 
 def _minus(a: Interval, dtype: torch.dtype | None = None) -> Interval:
@@ -139,9 +134,7 @@ def _check_divisor(divisor: Interval, rounding_mode: str | None = "floor") -> No
         raise UnsupportedError("only whole division by positive numbers")
 
 
-def _hull(
-    function: Callable[..., Tensor], box: Box, a: Interval, b: Interval, dtype: torch.dtype
-) -> Interval:
+def _hull(function: Callable[..., Tensor], box: Box, a: Interval, b: Interval, dtype: Any) -> Interval:
     """The range of a function that is monotonic in each operand: between its values at the corners."""
     corners = torch.stack([function(x, y) for x in (a.low, a.high) for y in (b.low, b.high)])
     return interval(box, corners.amin(0), corners.amax(0), a.axes | b.axes, dtype)
@@ -165,14 +158,6 @@ def _extreme(pick: Callable[[Tensor, Tensor], Tensor], a: Any, b: Any) -> Interv
 def _clamp(a: Interval, min: Any = None, max: Any = None) -> Interval:
     a = a if min is None else _extreme(torch.maximum, a, min)
     return a if max is None else _extreme(torch.minimum, a, max)
-
-
-def _shift_right(a: Any, b: Any) -> Interval:
-    return _divide(a, 1 << int(scalar(b)))
-
-
-def _shift_left(a: Any, b: Any) -> Interval:
-    return _multiply(a, 1 << int(scalar(b)))
 
 
 def _exclusive_or(a: Any, b: Any) -> Any:
@@ -306,7 +291,7 @@ def _swap(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 # Each operator with torch's names for it; the first is also Python's (`add`: `a + b` calls `__add__`).
 _BINARY: dict[Callable[[Any, Any], Any], str] = {
-    _add: "add",
+    lambda a, b: _sum(*_numbers(a, b)): "add",
     _subtract: "sub subtract",
     _multiply: "mul multiply",
     _divide: "floordiv floor_divide",
@@ -314,8 +299,8 @@ _BINARY: dict[Callable[[Any, Any], Any], str] = {
     _and: "and bitwise_and logical_and",
     _or: "or bitwise_or logical_or",
     _exclusive_or: "xor bitwise_xor",
-    _shift_right: "rshift bitwise_right_shift",
-    _shift_left: "lshift bitwise_left_shift",
+    lambda a, b: _divide(a, 1 << int(scalar(b))): "rshift bitwise_right_shift",
+    lambda a, b: _multiply(a, 1 << int(scalar(b))): "lshift bitwise_left_shift",
 }
 _OTHERS: dict[Callable[..., Any], str] = {
     _less: "lt less",

@@ -87,7 +87,6 @@ def in_boxes(keys: Tensor, num_src: int, dst: Interval, src: Interval) -> TriSta
 
 
 def _cells(keys: Tensor, num_src: int, frame: Frame) -> tuple[Tensor, Tensor]:
-    """The cells that hold edges, sorted, and how many each holds."""
     height, width, top, left = frame
     dst, src = keys[:-1] // max(num_src, 1), keys[:-1] % max(num_src, 1)
     across = num_src // width + 3

@@ -128,7 +128,6 @@ class TriState(Value):
 
 
 def _dtype_of(where: tuple[Any, ...], how: dict[str, Any]) -> torch.dtype | None:
-    """The dtype among the arguments of ``to``, which may be that of another tensor."""
     found = [x.dtype if isinstance(x, (torch.Tensor, Value)) else x for x in (*where, *how.values())]
     return next((x for x in found if isinstance(x, torch.dtype)), None)
 
@@ -141,9 +140,7 @@ def limits(dtype: torch.dtype | None) -> tuple[int, int]:
     return max(info.min, -MAX_MAGNITUDE), min(info.max, MAX_MAGNITUDE)
 
 
-def affine(
-    box: Box, slope: tuple[int, int], offset: Any, dtype: torch.dtype | None = torch.int64
-) -> Interval:
+def affine(box: Box, slope: tuple[int, int], offset: Any, dtype: Any = torch.int64) -> Interval:
     """``p dst + q src + offset`` for the slope (p, q), exactly; the offset may differ from box to box."""
     p, q = slope
     if max(abs(p), abs(q)) > MAX_SLOPE or (isinstance(offset, int) and abs(offset) > MAX_MAGNITUDE):
@@ -157,7 +154,6 @@ def affine(
 
 
 def interval(box: Box, low: Tensor, high: Tensor, axes: Tensor, dtype: Any = torch.int64) -> Interval:
-    """The integers ``low .. high``, constant where both are the same."""
     return Interval(box, low, high, axes.masked_fill(low == high, 0), dtype=dtype)
 
 
@@ -171,7 +167,6 @@ def box_of(*values: Any) -> Any:
 
 
 def scalar(value: Any) -> Any:
-    """A Python number, from a tensor of one element too."""
     if isinstance(value, torch.Tensor) and value.dim() == 0:
         value = value.item()
     if isinstance(value, (bool, int)):

@@ -23,7 +23,6 @@ MANY = 2**24
 
 
 def in_degree(rule: Rule, name: str, shape: enumerate_pairs.Shape) -> Int[Tensor, "batch heads dst"]:
-    """How many senders each receiver attends to."""
     if enumerate_pairs.few(shape):
         return enumerate_pairs.in_degree(rule, name, shape)
     if (split := split_edge_lists(rule, *shape[2:])) is None:

@@ -66,7 +66,6 @@ def dense(rule: Rule, name: str, shape: Shape, device: torch.device) -> Tensor:
 
 
 def edge_list(rule: Rule, name: str, shape: Shape) -> Tensor:
-    """int64 ``[2, E]`` of the first sample and head, by receiver, then sender."""
     found, start = [torch.zeros(2, 0, dtype=torch.int64, device="cpu")], 0
     for block in row_blocks(rule, name, shape):
         dst, src = block[0, 0].nonzero(as_tuple=True)

@@ -62,8 +62,7 @@ class Piece(NamedTuple):
 
 def root(shape: enumerate_pairs.Shape) -> Boxes:
     batch, heads, num_dst, num_src = shape
-    if not num_dst or not num_src:
-        batch = 0
+    batch = batch if num_dst and num_src else 0
     b = torch.arange(batch, device="cpu").repeat_interleave(heads)
     h = torch.arange(heads, device="cpu").repeat(batch)
     zero = torch.zeros_like(b)
@@ -102,10 +101,7 @@ def _pieces(kind: int, boxes: Boxes) -> Iterator[Piece]:
 
 
 def _next_side(side: int, leaf: int) -> int:
-    smaller = leaf
-    while smaller * 4 < side:
-        smaller *= 4
-    return smaller
+    return _next_side(side, leaf * 4) if leaf * 4 < side else leaf
 
 
 def _kinds(rule: Rule, boxes: Boxes) -> Tensor:
@@ -136,7 +132,6 @@ def ragged(counts: Int[Tensor, " groups"]) -> tuple[Int[Tensor, " items"], Int[T
 
 
 def running_sums(numbers: Tensor) -> Int[Tensor, " items_and_one"]:
-    """The sum of the numbers before each, and of all."""
     return torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), numbers.cumsum(0)])
 
 

@@ -15,7 +15,7 @@ from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.gpu import csr
 from gnn_attention.backends.gpu.formats import Problem
-from gnn_attention.backends.gpu.kernels import _common, _row_passes, blocks, rows
+from gnn_attention.backends.gpu.kernels import _common, _row_passes, rows
 
 FORMS = ("rows", "windows 32", "tiles 64")
 each_form = pytest.mark.parametrize("kind", FORMS)
@@ -261,18 +261,6 @@ def test_wide_numbers_of_edges_and_tokens(device):
         found.append([out, lse, *(x for x in rows.backward(problem, each, out, delta, lse) if x is not None)])
     assert len(found[0]) == 6
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
-
-
-@pytest.mark.parametrize("table", [blocks.WINDOWS, blocks.TILES], ids=["windows", "tiles"])
-def test_configurations_fit_blocks_of_every_size(table):
-    """Whole programs, whole steps of a tile, products of at least 16 on a side."""
-    for configs in table.values():
-        for config, size, most in itertools.product(configs, (16, 32, 64, 128), (16, 32, 64)):
-            fitted = config.fitted(size, most)
-            assert size % fitted.own == 64 % fitted.others == 0
-            assert 16 <= fitted.others <= min(config.others, most)
-            assert 16 <= fitted.own <= config.own
-            assert config.warps >= fitted.warps >= 2
 
 
 @triton.jit

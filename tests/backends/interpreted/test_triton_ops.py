@@ -87,37 +87,6 @@ def test_compiled_as_one_graph(compiler, form, device):
         assert_exact(found[1:], wanted[1:])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", [*FORMS, "triton"])
-def test_compiled_for_changing_batches(backend, device):
-    """One program for every number of samples; the form taken of itself is a constant in it."""
-
-    def run(q, k):
-        return ga.attend(q, k, k, GRAPH, backend=backend)
-
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    for batch in (1, 2, 3):
-        q, k = torch.randn(batch, 2, 6, 4, device=device), torch.randn(batch, 1, 5, 4, device=device)
-        assert torch.equal(compiled(q, k), run(q, k))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_gradcheck(form, device):
-    """The gradients of out and lse are those of finite differences."""
-    graph = ga.TokenGraph.from_edges(torch.tensor([[0, 1, 1, 2], [0, 0, 1, 1]]), 2, 3)
-    rng = torch.Generator().manual_seed(0)
-    shapes = [(1, 2, 2, 2), (1, 1, 3, 2), (1, 1, 3, 1), (2, 4)]
-    given = [torch.randn(x, generator=rng, dtype=torch.float64).to(device) for x in shapes]
-
-    def both(q, k, v, bias):
-        mod = chain(alibi((0.5, 0.25)), softcap(1.0))
-        out, info = ga.attend(q, k, v, graph, bias=bias, score_mod=mod, backend=form, return_info=True)
-        return out, info.lse
-
-    assert torch.autograd.gradcheck(both, [x.requires_grad_() for x in given])
-
-
 def test_second_derivatives_are_refused(device):
     """By name, and only where they are computed."""
     q, k, v = CASES["plain"].inputs(torch.float64, device)[:3]

@@ -64,13 +64,13 @@ def routed(n, i, j):
 
 ROWS = """
 top_k(grid(logit, n, n), 3): j <= i and j in best(i, range(i + 1), 3)
-    degree=min(i + 1, 3); count=band_size(n, 3); named_at=None
+    degree=min(i + 1, 3); named_at=None
 top_k(grid(logit, n, n, torch.int32), 2, causal=False): j in best(i, range(n), 2)
-    degree=min(n, 2); count=n * min(n, 2); causal=False; named_at=None
+    degree=min(n, 2); causal=False; named_at=None
 nearest(grid(point, n, 2), 3): j in closest(i, range(i + 1), 3)
-    degree=min(i + 1, 3); count=band_size(n, 3); named_at=None
+    degree=min(i + 1, 3); named_at=None
 nearest(grid(point, n, 2, torch.int64), 2, causal=False, loops=False): j in closest(i, {*range(n)} - {i}, 2)
-    degree=min(n - 1, 2); count=n * min(max(n - 1, 0), 2); causal=False; named_at=None
+    degree=min(n - 1, 2); causal=False; named_at=None
 shared_bucket(grid(bucket, 2, n, torch.int64)): j in (mates(i, range(i)) or [i])
     degree=max(1, count_of_mates(n, i, True)); named_at=None
 shared_bucket(grid(bucket, 2, n, torch.int32), causal=False): j in (mates(i, range(n)) or [i])
@@ -79,16 +79,15 @@ lsh(torch.tensor([[sign(i) * (i + 1.0)] for i in range(n)]).reshape(n, 1), 6, ro
         same_sign_before(n, i, j)
     degree=max(1, sum(sign(j) == sign(i) for j in range(i))); layers=never(n); named_at=None
 clusters([i % 3 for i in range(n)]): j <= i and (i - j) % 3 == 0
-    degree=i // 3 + 1; count=sum(triangle(len(range(r, n, 3))) for r in range(3)); layers=never(n)
+    degree=i // 3 + 1; layers=never(n)
 clusters(torch.arange(n) % 2, torch.arange(n + 3) // 2, causal=False): j in ((0, 1), (2, 3))[i % 2]
     degree=2; nodes=n, n + 3; causal=False
 routing(grid(point, n, 2), grid(point, n, 2), torch.eye(2), 5): routed(n, i, j)
     degree=len({j for axis in (0, 1) for j in members(axis, n) if i in members(axis, n) and j <= i});
-    count=2 * triangle(min(n, 5)) - triangle(len(set(members(0, n)) & set(members(1, n)))); named_at=None
+    named_at=None
 vertical_slash(n, [0][:n], [0, 1][:n]): j in (0, i - 1, i)
-    degree=min(i + 1, 3); count=3 * n - 3 if n > 1 else n; layers=max(n - 2, once(n))
+    degree=min(i + 1, 3); layers=max(n - 2, once(n))
 vertical_slash(n, [c for c in (1, 5) if c < n], [s for s in (2, 4) if s < n]):
         (j in (1, 5) and i >= j) or i - j in (2, 4)
-    degree=sum(i >= x for x in (1, 5, 2, 4)) - sum(i == x for x in (3, 5, 7, 9));
-    count=sum(max(0, n - x) for x in (1, 5, 2, 4)) - sum(n > x for x in (3, 5, 7, 9)); layers=never(n)
+    degree=sum(i >= x for x in (1, 5, 2, 4)) - sum(i == x for x in (3, 5, 7, 9)); layers=never(n)
 """

@@ -79,49 +79,42 @@ def at_distances(n: int, i: int, distances: tuple[int, ...]) -> int:
     return sum((i >= d) + (i + d < n) for d in distances)
 
 
-def pairs_at(n: int, distances: tuple[int, ...]) -> int:
-    return 2 * sum(max(n - d, 0) for d in distances)
-
-
 ROWS = """
 log_sparse(n): j <= i and binary_ones(i - j) <= 1
-    degree=1 + i.bit_length(); count=n + sum(n - 2**k for k in range(8) if 2**k < n); layers=log2(n);
-    sizes=(0, 1, 2, 17, 40)
+    degree=1 + i.bit_length(); layers=log2(n); sizes=(0, 1, 2, 17, 40)
 log_sparse(n, causal=False): binary_ones(abs(i - j)) <= 1
-    degree=1 + i.bit_length() + (n - 1 - i).bit_length();
-    count=n + 2 * sum(n - 2**k for k in range(8) if 2**k < n); symmetric=True; sizes=(0, 1, 2, 17, 40)
+    degree=1 + i.bit_length() + (n - 1 - i).bit_length(); symmetric=True; sizes=(0, 1, 2, 17, 40)
 power_attention(n): j <= i and binary_ones(i - j) <= 1
-    degree=1 + i.bit_length(); count=n + sum(n - 2**k for k in range(8) if 2**k < n); layers=log2(n)
+    degree=1 + i.bit_length(); layers=log2(n)
 power_attention(n, 3, window=2, sinks=1): power_edge(i, j)
     degree=power_degree(n, i); sizes=(0, 1, 2, 17, 40)
 butterfly(n): binary_ones(i ^ j) <= 1
-    degree=1 + log2(n); count=n * (1 + log2(n)); layers=log2(n); symmetric=True; sizes=(0, 1, 2, 4, 32)
+    degree=1 + log2(n); layers=log2(n); symmetric=True; sizes=(0, 1, 2, 4, 32)
 butterfly(n, 3): j // 3 in partners(n, i)
     degree=in_blocks(partners(n, i), n, 3); symmetric=True; sizes=(0, 1, 4, 17, 40)
 butterfly(n, levels=2): i ^ j in (0, 1, 2)
-    degree=3; count=3 * n; layers=never(n); symmetric=True; sizes=(16,); named_at=16
+    degree=3; layers=never(n); symmetric=True; sizes=(16,); named_at=16
 butterfly_factor(n, 1): i ^ j in (0, 2)
-    degree=1 + (i ^ 2 < n); count=n + sum(i ^ 2 < n for i in range(n)); layers=never(n); symmetric=True
+    degree=1 + (i ^ 2 < n); layers=never(n); symmetric=True
 butterfly_factor(n, 2, block=3): i // 3 ^ j // 3 in (0, 4)
-    degree=in_blocks({i // 3, i // 3 ^ 4}, n, 3); layers=0 if n < 2 else 1 if n <= 3 else None;
-    symmetric=True
+    degree=in_blocks({i // 3, i // 3 ^ 4}, n, 3); layers=0 if n < 2 else 1 if n <= 3 else None; symmetric=True
 binary_partition(n, 1): j in tree_senders(n, 1, True)[i]
-    degree=len(tree_senders(n, 1, True)[i]); nodes=nodes(n); causal=False; acyclic=True;
-    sizes=(0, 1, 2, 5, 16, 23)
+    degree=len(tree_senders(n, 1, True)[i]); nodes=nodes(n); causal=False; acyclic=True; sizes=(0, 1, 2, 5,
+    16, 23)
 binary_partition(n, 1, causal=False): j in tree_senders(n, 1, False)[i]
-    degree=len(tree_senders(n, 1, False)[i]); nodes=nodes(n); causal=False; acyclic=False;
-    sizes=(0, 1, 2, 5, 16, 23)
+    degree=len(tree_senders(n, 1, False)[i]); nodes=nodes(n); causal=False; acyclic=False; sizes=(0, 1, 2, 5,
+    16, 23)
 binary_partition(n, 2): j in tree_senders(n, 2, True)[i]
-    degree=len(tree_senders(n, 2, True)[i]); nodes=nodes(n); causal=False; acyclic=True;
-    sizes=(0, 1, 2, 5, 16, 23)
+    degree=len(tree_senders(n, 2, True)[i]); nodes=nodes(n); causal=False; acyclic=True; sizes=(0, 1, 2, 5,
+    16, 23)
 binary_partition(n, 3, causal=False): j in tree_senders(n, 3, False)[i]
-    degree=len(tree_senders(n, 3, False)[i]); nodes=nodes(n); causal=False; acyclic=False;
-    sizes=(0, 1, 2, 5, 16, 23)
+    degree=len(tree_senders(n, 3, False)[i]); nodes=nodes(n); causal=False; acyclic=False; sizes=(0, 1, 2, 5,
+    16, 23)
 longnet(n, [4, 16], [1, 4]): j <= i and longnet_edge(i, j, [(4, 1), (16, 4)], 0)
     degree=i % 4 + 1 + (i % 16 // 4 if i % 4 == 0 else 0); sizes=(0, 1, 2, 17, 40)
 longnet(n, [6, 10], [2, 3], heads=4, causal=False).select(0, 3): longnet_edge(i, j, [(6, 2), (10, 3)], 3)
-    degree=len(dilated_senders(n, i, [(6, 2), (10, 3)], 3)); layers=never(n); symmetric=True;
-    sizes=(0, 1, 2, 17, 40)
+    degree=len(dilated_senders(n, i, [(6, 2), (10, 3)], 3)); layers=never(n); symmetric=True; sizes=(0, 1, 2,
+    17, 40)
 h_matrix_level(n, 4, 0): j <= i and j in range(i - i % 4 - 4, i - i % 4 + 4)
     degree=min(i, 4 + i % 4) + 1; layers=max(once(n), steps(n, 4) - 1); sizes=(0, 1, 2, 17, 40)
 h_matrix_level(n, 2, 1): i // 4 * 4 - 4 <= j < i // 2 * 2 - 2
@@ -129,7 +122,7 @@ h_matrix_level(n, 2, 1): i // 4 * 4 - 4 <= j < i // 2 * 2 - 2
 h_matrix_level(n, 1, 2, causal=False): j in neighbourhood(n, i, 4) and j not in neighbourhood(n, i, 2)
     degree=len(neighbourhood(n, i, 4)) - len(neighbourhood(n, i, 2)); symmetric=True; sizes=(0, 1, 2, 17, 40)
 fibottention(n, 3, 13, 26).select(head=0): abs(i - j) in FIRST
-    degree=at_distances(n, i, FIRST); count=pairs_at(n, FIRST); symmetric=True; sizes=(0, 1, 2, 17, 40)
+    degree=at_distances(n, i, FIRST); symmetric=True; sizes=(0, 1, 2, 17, 40)
 fibottention(n, 3, 13, 26).select(head=2): abs(i - j) in THIRD
-    degree=at_distances(n, i, THIRD); count=pairs_at(n, THIRD); symmetric=True; sizes=(0, 1, 2, 17, 40)
+    degree=at_distances(n, i, THIRD); symmetric=True; sizes=(0, 1, 2, 17, 40)
 """

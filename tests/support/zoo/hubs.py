@@ -63,48 +63,38 @@ def etc_degree(n: int, i: int, num_random: int) -> int:
 
 ROWS = """
 sinks(n, 3): j <= i and j in (0, 1, 2)
-    degree=min(i + 1, 3); count=band_size(n, 3); layers=once(n) if n <= 4 else None
+    degree=min(i + 1, 3); layers=once(n) if n <= 4 else None
 sinks(n, 3, causal=False): j in (0, 1, 2)
-    degree=min(n, 3); count=n * min(n, 3); layers=once(n) if n <= 3 else None; causal=False
+    degree=min(n, 3); layers=once(n) if n <= 3 else None; causal=False
 global_tokens(n, chosen(n)): j <= i and (i in (1, 6) or j in (1, 6))
-    degree=i + 1 if i in (1, 6) else sum(token < i for token in (1, 6));
-    count=sum(token + 1 + (n - 1 - token) for token in chosen(n)) - (n > 6);
-    layers=once(n) if n <= 2 else None
+    degree=i + 1 if i in (1, 6) else sum(token < i for token in (1, 6)); layers=once(n) if n <= 2 else None
 global_tokens(n, chosen(n), causal=False): i in (1, 6) or j in (1, 6)
-    degree=n if i in (1, 6) else len(chosen(n)); count=n * n - (n - len(chosen(n))) ** 2;
-    layers=once(n) if n <= 2 else 2; symmetric=True
+    degree=n if i in (1, 6) else len(chosen(n)); layers=once(n) if n <= 2 else 2; symmetric=True
 global_tokens(n, min(n, 2), causal=False): i < 2 or j < 2
-    degree=n if i < 2 else 2; count=n * n - max(n - 2, 0) ** 2; layers=once(n) if n <= 3 else 2;
-    symmetric=True
+    degree=n if i < 2 else 2; layers=once(n) if n <= 3 else 2; symmetric=True
 longformer(n, 2, min(n, 1)): j <= i and (j == 0 or j > i - 2)
-    degree=min(i + 1, 3); count=band_size(n, 2) + max(n - 2, 0); layers=max(n - 2, once(n))
+    degree=min(i + 1, 3); layers=max(n - 2, once(n))
 longformer(n, 3, min(n, 2), causal=False): i < 2 or j < 2 or j in (i - 2, i - 1, i, i + 1, i + 2)
-    degree=n if i < 2 else min(i, 4) + 1 + min(n - 1 - i, 2);
-    count=n * n - max(n - 2, 0) ** 2 + both_sides(max(n - 2, 0), 3); layers=once(n) if n <= 5 else 2;
-    symmetric=True; sizes=(0, 1, 2, 5, 17)
+    degree=n if i < 2 else min(i, 4) + 1 + min(n - 1 - i, 2); layers=once(n) if n <= 5 else 2; symmetric=True;
+    sizes=(0, 1, 2, 5, 17)
 longformer(n, 1, chosen(n), causal=False): i == j or i in (1, 6) or j in (1, 6)
-    degree=n if i in (1, 6) else 1 + len(chosen(n));
-    count=n * n - (n - len(chosen(n))) ** 2 + n - len(chosen(n)); layers=once(n) if n <= 2 else 2;
-    symmetric=True
+    degree=n if i in (1, 6) else 1 + len(chosen(n)); layers=once(n) if n <= 2 else 2; symmetric=True
 etc(n, 2, 3): i < 3 or j < 3 or j in (i - 1, i, i + 1)
-    degree=n + 3 if i < 3 else 3 + (i > 3) + 1 + (i < n + 2); count=(n + 3) ** 2 - n**2 + both_sides(n, 2);
-    layers=1 if n <= 2 else 2; nodes=n + 3; symmetric=True
+    degree=n + 3 if i < 3 else 3 + (i > 3) + 1 + (i < n + 2); layers=1 if n <= 2 else 2; nodes=n + 3;
+    symmetric=True
 etc(n, 2, 3, owner=[token // 6 for token in range(n)]):
         j < 3 or ((j - 3) // 6 == i if i < 3 else j in (i - 1, i, i + 1))
-    degree=3 + min(max(n - 6 * i, 0), 6) if i < 3 else 3 + (i > 3) + 1 + (i < n + 2);
-    count=9 + n + 3 * n + both_sides(n, 2); layers=1 if n == 0 else 2; nodes=n + 3; causal=False
+    degree=3 + min(max(n - 6 * i, 0), 6) if i < 3 else 3 + (i > 3) + 1 + (i < n + 2); layers=1 if n == 0 else
+    2; nodes=n + 3; causal=False
 bigbird(n, 2, num_random=2): bigbird_edge(n, i, j, 2)
-    degree=bigbird_degree(n, i, 2); layers=once(n) if n <= 12 else 2; causal=False;
-    sizes=(0, 1, 2, 8, 10, 12, 17, 18)
+    degree=bigbird_degree(n, i, 2); layers=once(n) if n <= 12 else 2; causal=False; sizes=(0, 1, 2, 8, 10, 12,
+    17, 18)
 bigbird(n, 2, num_random=0): bigbird_edge(n, i, j, 0)
-    degree=bigbird_degree(n, i, 0);
-    count=n * n if n <= 8 else n * n - (n - 4) ** 2 + 4 * both_sides(n // 2 - 2, 2);
-    layers=once(n) if n <= 8 else 2; symmetric=True; sizes=(0, 1, 2, 8, 18)
+    degree=bigbird_degree(n, i, 0); layers=once(n) if n <= 8 else 2; symmetric=True; sizes=(0, 1, 2, 8, 18)
 bigbird(n, 2, num_random=1, heads=3, seed=5).select(0, 2): bigbird_edge(n, i, j, 1, head=2, seed=5)
     degree=bigbird_degree(n, i, 1); layers=once(n) if n <= 10 else 2; causal=False; sizes=(0, 1, 2, 10, 17)
 bigbird_etc(n, 2, 2, num_random=2): etc_edge(n, i, j, 2)
     degree=etc_degree(n, i, 2); layers=1 if n <= 8 else 2; nodes=n + 2; causal=False; sizes=(0, 2, 4, 8, 18)
 bigbird_etc(n, 2, 2, num_random=0): etc_edge(n, i, j, 0)
-    degree=etc_degree(n, i, 0); count=(n + 2) ** 2 - n**2 + 4 * both_sides(n // 2, 2);
-    layers=1 if n <= 4 else 2; nodes=n + 2; symmetric=True; sizes=(0, 2, 4, 18)
+    degree=etc_degree(n, i, 0); layers=1 if n <= 4 else 2; nodes=n + 2; symmetric=True; sizes=(0, 2, 4, 18)
 """

@@ -15,9 +15,9 @@ class Row:
 
     A row of a table reads ``graph: edge``, then indented ``word=formula; word=formula``. The formulas are
     Python of the size n, the receiver i and the sender j. ``edge`` is the definition, ``degree`` the
-    in-degree, ``count`` the number of edges in closed form. ``layers``: the fewest layers after which every
-    token has received from every token that it may receive from (``src <= dst`` if ``causal``, else all), its
-    own state carried along; None = never. ``causal``: True unless ``symmetric``. ``acyclic``: no directed
+    in-degree in closed form. ``layers``: the fewest layers after which every token has received from every
+    token that it may receive from (``src <= dst`` if ``causal``, else all), its own state carried along; None
+    = never. ``causal``: True unless ``symmetric``. ``acyclic``: no directed
     cycle besides self loops; as ``causal`` unless stated. ``nodes``: how many tokens, or receivers and
     senders. ``named_at``: a size at which the graph's name, read as Python, builds it again; None = the name
     cannot say it all. That something does *not* hold is tested at the largest size.
@@ -35,7 +35,7 @@ class Row:
 
         self.build: Callable[[int], TokenGraph] = formula("graph", self.name)
         self.edge: Callable[[int, int, int], bool] = formula("edge", edge)
-        self.degree, self.count, self.layers = (formula(word) for word in FORMULAS[:3])
+        self.degree, self.layers = formula("degree"), formula("layers")
         self._nodes = formula("nodes", "n")
         constants = {word: eval(words[word]) for word in CONSTANTS if word in words}
         self.symmetric: bool = constants.get("symmetric", False)
@@ -50,7 +50,7 @@ class Row:
         return nodes if isinstance(nodes, tuple) else (nodes, nodes)
 
 
-FORMULAS = ("degree", "count", "layers", "nodes")
+FORMULAS = ("degree", "layers", "nodes")
 CONSTANTS = ("causal", "symmetric", "acyclic", "sizes", "named_at")
 
 
@@ -69,16 +69,6 @@ def read(table: str, helpers: dict[str, object]) -> list[Row]:
 
 def triangle(n: int) -> int:
     return n * (n + 1) // 2
-
-
-def band_size(n: int, w: int) -> int:
-    """Edges of a causal window: a triangle of side w, then w for each further receiver."""
-    return triangle(n) if n <= w else triangle(w) + (n - w) * w
-
-
-def both_sides(n: int, w: int) -> int:
-    """Edges of a window on both sides: every edge of the causal one twice, self loops once."""
-    return 2 * band_size(n, w) - (n if w else 0)
 
 
 def steps(distance: int, stride: int) -> int:
@@ -105,4 +95,4 @@ def log2(n: int) -> int:
     return max(n.bit_length() - 1, 0)
 
 
-SHARED = {f.__name__: f for f in (triangle, band_size, both_sides, steps, once, never, binary_ones, log2)}
+SHARED = {f.__name__: f for f in (triangle, steps, once, never, binary_ones, log2)}

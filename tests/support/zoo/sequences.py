@@ -39,13 +39,6 @@ def groups(n: int) -> list[int]:
     return [-i - 1 if i % 7 in (0, 3) else 2 * (i // 7) + (i % 7 > 3) for i in range(n)]
 
 
-def inside_images(n: int) -> int:
-    """Pairs of two tokens of one image: whole sevens hold 1 + 3 of them, a rest of r holds those of its first
-    r tokens.
-    """
-    return 4 * (n // 7) + [0, 0, 0, 1, 1, 1, 2][n % 7]
-
-
 def rank(n: int, i: int) -> int:
     return (7 * i + 3) % n
 
@@ -75,43 +68,33 @@ def spm(n: int, i: int) -> list[int]:
 
 ROWS = """
 prefix(n, 4): j < 4 or j <= i
-    degree=max(i + 1, min(4, n)); count=n * n if n <= 4 else 16 + triangle(n) - triangle(4);
-    layers=once(n) if n <= 4 else None; causal=False
+    degree=max(i + 1, min(4, n)); layers=once(n) if n <= 4 else None; causal=False
 prefix(n, 0): j <= i
-    degree=i + 1; count=triangle(n); layers=once(n)
+    degree=i + 1; layers=once(n)
 documents(lengths(n)): j <= i and document(n, i) == document(n, j)
-    degree=i + 1 if i < n // 3 else i + 1 - n // 3; count=sum(triangle(length) for length in lengths(n));
-    layers=once(n) if n < 3 else None
+    degree=i + 1 if i < n // 3 else i + 1 - n // 3; layers=once(n) if n < 3 else None
 documents(lengths(n), causal=False): document(n, i) == document(n, j)
-    degree=lengths(n)[document(n, i)]; count=sum(length**2 for length in lengths(n));
-    layers=once(n) if n < 3 else None; symmetric=True
+    degree=lengths(n)[document(n, i)]; layers=once(n) if n < 3 else None; symmetric=True
 shared_prefix(n // 2, answers(n)): j in dialogue(n, i)
-    degree=i + 1 if i < n // 2 + n // 4 else i + 1 - n // 4;
-    count=triangle(n // 2) + sum(triangle(size) + size * (n // 2) for size in answers(n));
-    layers=once(n) if n < 4 else None
+    degree=i + 1 if i < n // 2 + n // 4 else i + 1 - n // 4; layers=once(n) if n < 4 else None
 block_causal(n, 3): j < i - i % 3 + 3
-    degree=min(i - i % 3 + 3, n); count=9 * triangle(n // 3) + n % 3 * n; layers=once(n) if n <= 3 else None;
-    causal=False
+    degree=min(i - i % 3 + 3, n); layers=once(n) if n <= 3 else None; causal=False
 bidirectional_groups(groups(n)): j <= i - i % 7 + LAST[i % 7]
-    degree=min(i - i % 7 + LAST[i % 7] + 1, n); count=triangle(n) + inside_images(n); layers=never(n);
-    causal=False
+    degree=min(i - i % 7 + LAST[i % 7] + 1, n); layers=never(n); causal=False
 bidirectional_groups([i % 3 - 1 for i in range(n)]): j <= i or (i % 3 > 0 and (j - i) % 3 == 0)
-    degree=i + 1 + (n - 1 - i) // 3 * (i % 3 > 0);
-    count=triangle(n) + comb((n + 1) // 3, 2) + comb(n // 3, 2); layers=never(n); causal=False
+    degree=i + 1 + (n - 1 - i) // 3 * (i % 3 > 0); layers=never(n); causal=False
 permutation(order(n)): rank(n, j) <= rank(n, i)
-    degree=rank(n, i) + 1; count=triangle(n); layers=never(n); causal=False; acyclic=True
+    degree=rank(n, i) + 1; layers=never(n); causal=False; acyclic=True
 permutation(order(n), stream="query"): rank(n, j) < rank(n, i)
-    degree=rank(n, i); count=triangle(n) - n; layers=never(n); causal=False; acyclic=True
+    degree=rank(n, i); layers=never(n); causal=False; acyclic=True
 permutation(order(n), context=4): j in order(n)[: max(rank(n, i) + 1, 4)]
-    degree=max(rank(n, i) + 1, min(4, n)); count=n * n if n <= 4 else 16 + triangle(n) - triangle(4);
-    layers=once(n) if n <= 4 else None; causal=False
+    degree=max(rank(n, i) + 1, min(4, n)); layers=once(n) if n <= 4 else None; causal=False
 permutation(order(n), context=4, stream="query"): j in order(n)[: max(rank(n, i), 4)]
-    degree=max(rank(n, i), min(4, n)); count=n * n if n <= 4 else 16 + triangle(n - 1) - triangle(3);
-    layers=once(n) if n <= 4 else None; causal=False
+    degree=max(rank(n, i), min(4, n)); layers=once(n) if n <= 4 else None; causal=False
 fill_in_the_middle(n, *middle(n)): j in psm(n, i)
     degree=i + 1 if i < n // 4 else n // 4 + i + 1 - (n - n // 3) if i >= n - n // 3 else n // 3 + i + 1;
-    count=triangle(n); layers=never(n); causal=False; acyclic=True
+    layers=never(n); causal=False; acyclic=True
 fill_in_the_middle(n, *middle(n), order="spm"): j in spm(n, i)
-    degree=n // 3 + i + 1 if i < n - n // 3 else i + 1 - (n - n // 3); count=triangle(n); layers=never(n);
-    causal=False; acyclic=True
+    degree=n // 3 + i + 1 if i < n - n // 3 else i + 1 - (n - n // 3); layers=never(n); causal=False;
+    acyclic=True
 """

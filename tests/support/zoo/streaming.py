@@ -13,13 +13,13 @@ def cache(i: int, start: int, recent: int) -> list[int]:
 
 ROWS = """
 sink_window(n, 3, 2): j in cache(i, 2, 3)
-    degree=min(i + 1, 5); count=band_size(n, 5); layers=max(once(n), steps(n - 3, 2))
+    degree=min(i + 1, 5); layers=max(once(n), steps(n - 3, 2))
 sink_window(n, 1): j in cache(i, 4, 1)
-    degree=min(i + 1, 5); count=band_size(n, 5); layers=once(n) if n < 6 else None
+    degree=min(i + 1, 5); layers=once(n) if n < 6 else None
 sink_window(n, 4, 0): j in (i, i - 1, i - 2, i - 3)
-    degree=min(i + 1, 4); count=band_size(n, 4); layers=steps(n - 1, 3)
+    degree=min(i + 1, 4); layers=steps(n - 1, 3)
 duo_attention(n, 3, [1], 2, 1).select(head=2): j in cache(i, 1, 2)
-    degree=min(i + 1, 3); count=band_size(n, 3); layers=max(once(n), n - 2)
+    degree=min(i + 1, 3); layers=max(once(n), n - 2)
 duo_attention(n, 3, [1], 2, 1).select(head=1): j <= i
-    degree=i + 1; count=triangle(n); layers=once(n)
+    degree=i + 1; layers=once(n)
 """

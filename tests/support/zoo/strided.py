@@ -1,17 +1,6 @@
 """Theorems of ``patterns.strided``."""
 
-from support.zoo.row import once, triangle
-
-
-def earlier(n: int, stride: int) -> int:
-    """Sum of ``i // stride`` over all tokens: for each, how many whole strides lie before it."""
-    whole, rest = divmod(n, stride)
-    return stride * triangle(whole - 1) + rest * whole
-
-
-def within(n: int, stride: int) -> int:
-    """Edges of causal chunks."""
-    return n // stride * triangle(stride) + triangle(n % stride)
+from support.zoo.row import once
 
 
 def two(n: int, reached: int) -> int:
@@ -21,30 +10,28 @@ def two(n: int, reached: int) -> int:
 
 ROWS = """
 strides(n, 4): j in range(i, -1, -4)
-    degree=i // 4 + 1; count=n + earlier(n, 4); layers=never(n)
+    degree=i // 4 + 1; layers=never(n)
 strides(n, 4, causal=False): i % 4 == j % 4
-    degree=i // 4 + 1 + (n - 1 - i) // 4; count=n + 2 * earlier(n, 4); layers=never(n); symmetric=True
+    degree=i // 4 + 1 + (n - 1 - i) // 4; layers=never(n); symmetric=True
 summary_tokens(n, 5, 2): j in (*range(3, i + 1, 5), *range(4, i + 1, 5))
-    degree=i // 5 * 2 + (i % 5 >= 3) + (i % 5 >= 4); count=2 * earlier(n, 5) + n // 5 * 3 + (n % 5 == 4);
-    layers=never(n)
+    degree=i // 5 * 2 + (i % 5 >= 3) + (i % 5 >= 4); layers=never(n)
 summary_tokens(n, 5, 2, causal=False): j in (*range(3, n, 5), *range(4, n, 5))
-    degree=(n + 1) // 5 + n // 5; count=n * ((n + 1) // 5 + n // 5); layers=never(n); causal=False
+    degree=(n + 1) // 5 + n // 5; layers=never(n); causal=False
 sparse_strided(n, 4): j in (*range(i - 4, i + 1), *range(i, -1, -4))
-    degree=min(i + 1, 4) + i // 4; count=band_size(n, 4) + earlier(n, 4); layers=two(n, 5)
+    degree=min(i + 1, 4) + i // 4; layers=two(n, 5)
 sparse_strided(n, 4, causal=False): j in (*range(i - 4, i + 5), *range(i % 4, n, 4))
-    degree=min(i + 1, 4) + i // 4 + min(n - 1 - i, 3) + (n - 1 - i) // 4;
-    count=2 * (band_size(n, 4) + earlier(n, 4)) - n; layers=two(n, 5); symmetric=True
+    degree=min(i + 1, 4) + i // 4 + min(n - 1 - i, 3) + (n - 1 - i) // 4; layers=two(n, 5); symmetric=True
 sparse_strided(n, 4, heads=3).select(0, 2): j in range(i - 4, i + 1)
-    degree=min(i + 1, 5); count=band_size(n, 5); layers=-(-max(n - 1, 0) // 4)
+    degree=min(i + 1, 5); layers=-(-max(n - 1, 0) // 4)
 sparse_strided(n, 4, heads=2, causal=False).select(0, 1): i % 4 == j % 4
-    degree=i // 4 + 1 + (n - 1 - i) // 4; count=n + 2 * earlier(n, 4); layers=never(n); symmetric=True
+    degree=i // 4 + 1 + (n - 1 - i) // 4; layers=never(n); symmetric=True
 sparse_fixed(n, 5, 2): j in (*range(i - i % 5, i + 1), *range(3, i, 5), *range(4, i, 5))
-    degree=i % 5 + 1 + i // 5 * 2; count=within(n, 5) + 2 * earlier(n, 5); layers=two(n, 5)
+    degree=i % 5 + 1 + i // 5 * 2; layers=two(n, 5)
 sparse_fixed(n, 4, 1, causal=False): j in (*range(i - i % 4, i - i % 4 + 4), *range(3, n, 4))
-    degree=n // 4 + (3 if i // 4 < n // 4 else n % 4); count=n * (n // 4) + n // 4 * 12 + (n % 4) ** 2;
-    layers=two(n, 4) if n % 4 == 0 or n < 4 else None; causal=False
+    degree=n // 4 + (3 if i // 4 < n // 4 else n % 4); layers=two(n, 4) if n % 4 == 0 or n < 4 else None;
+    causal=False
 sparse_fixed(n, 5, 2, heads=3).select(0, 1): j in (*range(i - i % 5, i + 1), *range(1, i, 5), *range(2, i, 5))
-    degree=i % 5 + 1 + i // 5 * 2; count=within(n, 5) + 2 * earlier(n, 5); layers=once(n) if n <= 5 else None
+    degree=i % 5 + 1 + i // 5 * 2; layers=once(n) if n <= 5 else None
 sparse_fixed(n, 5, 2, heads=3).select(0, 2): j in (*range(i - i % 5, i + 1), *range(3, i, 5), *range(4, i, 5))
-    degree=i % 5 + 1 + i // 5 * 2; count=within(n, 5) + 2 * earlier(n, 5); layers=two(n, 5)
+    degree=i % 5 + 1 + i // 5 * 2; layers=two(n, 5)
 """

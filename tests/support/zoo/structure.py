@@ -29,26 +29,23 @@ def only_first(types):
 
 ROWS = """
 with_self_loops(strict_causal(n)): j <= i
-    degree=i + 1; count=triangle(n); layers=once(n)
+    degree=i + 1; layers=once(n)
 with_self_loops(ring(n)): j in (i, (i - 1) % n)
-    degree=min(n, 2); count=2 * n - (n == 1); layers=max(n - 1, 0); causal=False; named_at=None
+    degree=min(n, 2); layers=max(n - 1, 0); causal=False; named_at=None
 k_hop(window(n, 2), 3): 0 <= i - j <= 3
-    degree=min(i + 1, 4); count=band_size(n, 4); layers=steps(n - 1, 3)
+    degree=min(i + 1, 4); layers=steps(n - 1, 3)
 k_hop(chain(n), 3): i - j in (1, 2, 3)
-    degree=min(i, 3); count=band_size(n, 4) - n; layers=steps(n - 1, 3); named_at=None
+    degree=min(i, 3); layers=steps(n - 1, 3); named_at=None
 k_hop(ring(n), 4): any((i - j - hops) % n == 0 for hops in (1, 2, 3, 4))
-    degree=min(n, 4); count=n * min(n, 4); layers=steps(n - 1, 4); causal=False; sizes=(0, 1, 2, 4, 17);
-    named_at=None
+    degree=min(n, 4); layers=steps(n - 1, 4); causal=False; sizes=(0, 1, 2, 4, 17); named_at=None
 virtual_nodes(window(n, 2), 2): j in (i - 1, i) if max(i, j) < n else (i < n) != (j < n)
-    degree=min(i + 1, 2) + 2 if i < n else n; count=band_size(n, 2) + 4 * n; layers=2 if n else None;
-    nodes=n + 2; causal=False
+    degree=min(i + 1, 2) + 2 if i < n else n; layers=2 if n else None; nodes=n + 2; causal=False
 temporal(full(n), [i // 3 for i in range(n)]): j - j % 3 <= i
-    degree=min(n, 3 * (i // 3 + 1)); count=9 * triangle(n // 3) + n % 3 * n;
-    layers=once(n) if n <= 3 else None; causal=False
+    degree=min(n, 3 * (i // 3 + 1)); layers=once(n) if n <= 3 else None; causal=False
 temporal(full(n), torch.arange(n).flip(0) * 0.5, strict=True): j > i
-    degree=n - 1 - i; count=triangle(n) - n; layers=never(n); causal=False; acyclic=True
+    degree=n - 1 - i; layers=never(n); causal=False; acyclic=True
 only(full(n), only_first(edge_types(full(n), [window(n, 3), strict_causal(n)]))): i == j
-    degree=1; count=n; layers=never(n); symmetric=True; named_at=None; causal=True
+    degree=1; layers=never(n); symmetric=True; named_at=None; causal=True
 only(full(n), shortest_paths(full(n), ring(n) | ring(n).T) <= 2): min((i - j) % n, (j - i) % n) <= 2
-    degree=min(n, 5); count=n * min(n, 5); layers=steps(n // 2, 2); symmetric=True; named_at=None
+    degree=min(n, 5); layers=steps(n // 2, 2); symmetric=True; named_at=None
 """

@@ -94,22 +94,16 @@ ROWS = """
 tree(parents(n)): j in ancestors(n, i)
     degree=depth(i) + 1; layers=never(n)
 tree(parents(n), causal=False): j in ancestors(n, i) or i in ancestors(n, j)
-    degree=len(ancestors(n, i)) + sum(i in ancestors(n, j) for j in range(n)) - 1;
-    count=2 * sum(len(ancestors(n, i)) for i in range(n)) - n; layers=never(n); symmetric=True
+    degree=len(ancestors(n, i)) + sum(i in ancestors(n, j) for j in range(n)) - 1; layers=never(n);
+    symmetric=True
 tree_decoding(n // 2, parents(n - n // 2)): j in drafted(n, i)
-    degree=i + 1 if i < n // 2 else n // 2 + depth(i - n // 2) + 1;
-    count=triangle(n // 2) + sum(n // 2 + 1 + depth(i) for i in range(n - n // 2));
-    layers=once(n) if n <= 2 else None
+    degree=i + 1 if i < n // 2 else n // 2 + depth(i - n // 2) + 1; layers=once(n) if n <= 2 else None
 prefix_tree([len(tokens) for tokens in segments(n)], [-1, 0, 0, 1, 2]): j in conversation(n, i)
-    degree=i + 1 if i < 3 * (n // 4) else i + 1 - 2 * (n // 4);
-    count=3 * triangle(n // 4) + 3 * (n // 4) ** 2 + triangle(n - 3 * (n // 4))
-        + (n - 3 * (n // 4)) * (n // 4);
-    layers=once(n) if n < 4 else None
+    degree=i + 1 if i < 3 * (n // 4) else i + 1 - 2 * (n // 4); layers=once(n) if n < 4 else None
 family(parents(n)): j in (i, i ^ 1, 2 * i + 2, 2 * i + 3) or (i > 1 and j == i // 2 - 1)
-    degree=1 + (i ^ 1 < n) + (i > 1) + (2 * i + 2 < n) + (2 * i + 3 < n);
-    count=n + 2 * (n // 2) + 2 * max(n - 2, 0); layers={0: 0, 1: 0, 2: 1, 17: 3 + 1 + 2}[n]; symmetric=True
+    degree=1 + (i ^ 1 < n) + (i > 1) + (2 * i + 2 < n) + (2 * i + 3 < n); layers={0: 0, 1: 0, 2: 1, 17: 3 + 1
+    + 2}[n]; symmetric=True
 hierarchical_document(DOCUMENTS[n]): any(i in circle and j in circle for circle in circles(n))
-    degree=1 + sum(len(circle) - 1 for circle in circles(n) if i in circle);
-    count=sum(len(circle) ** 2 for circle in circles(n)) - len(circles(n)) + 1;
-    layers={0: 0, 1: 1, 2: 5, 17: 5}[n]; nodes=tokens(n); symmetric=True
+    degree=1 + sum(len(circle) - 1 for circle in circles(n) if i in circle); layers={0: 0, 1: 1, 2: 5, 17:
+    5}[n]; nodes=tokens(n); symmetric=True
 """

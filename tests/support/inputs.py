@@ -1,0 +1,26 @@
+"""Inputs that tests of kernels share: q, k and v as projections give them, and edges drawn at random."""
+
+import torch
+
+import gnn_attention as ga
+
+
+def qkv(
+    num_dst=9, num_src=None, heads=4, kv_heads=2, dim=8, value_dim=6, dtype=torch.float64, batch=2, seed=0
+):
+    """Token-major in memory, the numbers those of the dtype; they take gradients."""
+    rng, num_src = torch.Generator().manual_seed(seed), num_dst if num_src is None else num_src
+    shapes = (num_dst, heads, dim), (num_src, kv_heads, dim), (num_src, kv_heads, value_dim)
+    drawn = [torch.randn(batch, *shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
+    return [x.transpose(1, 2).requires_grad_() for x in drawn]
+
+
+def random_edges(num_dst, num_src, count, seed=0):
+    """``count`` different edges ``[2, count]`` in no particular order."""
+    cells = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
+    return torch.stack([cells % max(num_src, 1), cells // max(num_src, 1)])
+
+
+def scattered(num_dst, num_src, count, seed=0):
+    """The graph of such edges."""
+    return ga.TokenGraph.from_edges(random_edges(num_dst, num_src, count, seed), num_dst, num_src)
