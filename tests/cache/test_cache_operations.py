@@ -1,0 +1,252 @@
+"""A cache forgets, forks, rewinds and reorders, and goes on after what it refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from support.decoding import GRAPHS, SINKS, B, N, decoded, drawn, full_pass, heads_with, part, tokens
+from support.refusals import assert_refusals
+
+from gnn_attention import MergedHeads, patterns
+from gnn_attention.cache import KeyValueCache, PatternMessageCache
+
+
+@torch.no_grad()
+def test_the_memory_of_a_window_does_not_grow() -> None:
+    w, s, steps = 16, 4, 600
+    cache, sizes = KeyValueCache(patterns.window(steps, w) | patterns.sinks(steps, s)), set()
+    for t in range(steps):
+        row = torch.full((1, 1, 1, 2), float(t))
+        cache.append(row, row)
+        if t >= 2 * w:
+            sizes.add(cache.nbytes)
+            assert cache.positions.tolist() == [*range(s), *range(t - w + 1, t + 1)]
+    # two tensors with 2 float32 a row, and some rows to spare
+    assert max(sizes) <= 2 * 2 * 4 * (w + s + (w + s) // 4 + 16)
+    assert torch.equal(cache.senders()[0][0, 0, :, 0].long(), cache.positions)
+    # a long prompt is given back
+    prompt, rows = KeyValueCache(patterns.window(3000, 8)), torch.zeros(1, 1, 2000, 2)
+    sizes = [prompt.append(new, new) or prompt.nbytes for new in (rows, *rows[:, :, :3].split(1, 2))]
+    assert sizes[-1] < sizes[0] / 40
+
+
+@torch.no_grad()
+def test_beams_are_reordered() -> None:
+    """One prompt, three ways on, of which two survive: as if each had been there from the start."""
+    rows, cache = tokens(3), KeyValueCache(SINKS)
+    prompt = [x[:1] for x in part(0, 6, *rows)]
+    decoded(cache, *prompt, [6])
+    cache.reorder(torch.tensor([0, 0, 0]))
+    decoded(cache, *part(6, 10, *rows), [1, 3])
+    cache.reorder([2, 0])
+    found = decoded(cache, *(x[:2] for x in part(10, None, *rows)), [1] * (N - 10))
+    pairs = list(zip(prompt, rows, strict=True))
+    for beam, past in enumerate((2, 0)):
+        text = [torch.cat([p, x[past : past + 1, :, 6:10], x[beam : beam + 1, :, 10:]], 2) for p, x in pairs]
+        assert_exact(found[beam : beam + 1], full_pass(*text, SINKS)[:, :, 10:])
+
+
+@pytest.mark.parametrize(
+    "copied", [KeyValueCache.fork, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+@torch.no_grad()
+def test_a_fork_is_independent(copied: Any) -> None:
+    rows, cache = tokens(), KeyValueCache(SINKS)
+    decoded(cache, *part(0, 9, *rows), [4, 5])
+    other, found = copied(cache), []
+    for start, stop in ((9, 11), *((t, t + 1) for t in range(11, N))):
+        q, k, v = part(start, stop, *rows)
+        cache.append(k, v)
+        other.append(-k, -v)
+        found.append([one.attend(q) for one in (cache, other)])
+    for steps, sign in zip(zip(*found, strict=True), (1, -1), strict=True):
+        k, v = (torch.cat([x[:, :, :9], sign * x[:, :, 9:]], 2) for x in rows[1:])
+        assert_exact(torch.cat(steps, 2), full_pass(rows[0], k, v, SINKS)[:, :, 9:])
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "window | sinks", "tree", "listed"])
+@torch.no_grad()
+def test_a_rejected_draft_leaves_no_trace(name: str) -> None:
+    """Speculative decoding."""
+    graph, _ = GRAPHS[name]
+    cache, found = KeyValueCache(graph), []
+    for t in range(N - 3):
+        draft = [torch.cat([x[:, :, t : t + 1], -x[:, :, t + 1 : t + 4]], 2) for x in tokens()]
+        found.append(decoded(cache, *draft, [4])[:, :, :1])
+        cache.rewind(t + 3)  # what is left of the chunk attends again
+        assert_exact(cache.attend(draft[0][:, :, :3])[:, :, :1], found[-1])
+        cache.rewind(t + 1)
+        assert cache.length == t + 1
+    assert_exact(torch.cat(found, 2), full_pass(*tokens(), graph)[:, :, : N - 3])
+
+
+@torch.no_grad()
+def test_rewinding_stops_where_a_sender_was_dropped() -> None:
+    q, k, v = rows = tokens()
+    cache = KeyValueCache(SINKS)
+    decoded(cache, *part(0, 12, *rows), [8, 1, 1, 2])
+    reason = r"rewind\(9\): sender 5 was dropped after its last receiver 9, .* down to 10"
+    with pytest.raises(ValueError, match=reason):
+        cache.rewind(9)
+    with pytest.raises(ValueError, match=r"rewind\(13\): only 12 tokens have come"):
+        cache.rewind(13)
+    cache.rewind(10)
+    with pytest.raises(ValueError, match="no new tokens to attend with: append them first"):
+        cache.attend(q[:, :, :1])
+    cache.rewind(10)
+    found = decoded(cache, *part(10, None, *rows), [1] * 13)
+    assert_exact(found, full_pass(*rows, SINKS)[:, :, 10:])
+    whole = KeyValueCache(patterns.causal(N))
+    decoded(whole, *rows, [1] * N)
+    whole.rewind(3)  # where no sender was dropped: to any token
+    assert_exact(decoded(whole, *part(3, None, *rows), [4] * 5), full_pass(*rows, whole.graph)[:, :, 3:])
+    whole.rewind(0)
+    whole.append(k[:1, :1], v[:1, :1])  # other samples, other heads: a new beginning
+
+
+def test_modes_may_change_and_attending_changes_nothing() -> None:
+    """inference_mode, no_grad and autograd in turn; senders() returns copies."""
+    rows, cache = tokens(), KeyValueCache(SINKS)
+    with torch.inference_mode():
+        parts = [decoded(cache, *part(0, 6, *rows), [6])]
+        assert torch.equal(cache.attend(rows[0][:, :, :6]), parts[0])
+        senders = cache.senders()
+        copies = [x.clone() for x in senders]
+    with torch.no_grad():
+        parts.append(decoded(cache, *part(6, 12, *rows), [1] * 6))
+    parts.append(decoded(cache, *part(12, None, *rows), [1] * 11))
+    assert_exact(torch.cat(parts, 2), full_pass(*rows, SINKS))
+    assert all(torch.equal(x, y) for x, y in zip(senders, copies, strict=True))
+
+
+@torch.no_grad()
+def test_every_layer_gets_every_chunk() -> None:
+    _, k, v = tokens()
+    cache, rows = KeyValueCache(patterns.causal(N), layers=2), (k[:, :, :3], v[:, :, :3])
+    cache.append(*rows, layer=0)
+    early = (partial(cache.append, *rows), partial(cache.reorder, [0, 1]), partial(cache.rewind, 0))
+    two = k[:, :, :2], v[:, :, :2]
+    assert_refusals(
+        [
+            *(
+                (call, ValueError, r"must wait until layer 1 has got the tokens 0 \.\. 2 too")
+                for call in early
+            ),
+            (lambda: cache.append(*two, layer=1), ValueError, r"the tokens 0 \.\. 2, .* got a chunk of 2"),
+            (lambda: cache.senders(1), ValueError, "layer 1 has no new tokens"),
+            (lambda: cache.append(*rows, layer=2), IndexError, r"layer must be in 0 \.\. 1, got 2"),
+        ]
+    )
+    cache.append(*rows, layer=1)
+    with pytest.raises(KeyError), cache.all_or_nothing():  # noqa: PT012
+        cache.append(*rows, layer=0)
+        raise KeyError
+    cache.append(*rows, layer=1)
+    cache.append(*rows, layer=0)
+    assert cache.length == 6
+
+
+LIKE = "a chunk must be like those before it, "
+WRONG_CHUNKS = [
+    (lambda k, v: (k[0], v), ValueError, r"k must be \[B, Hkv, T, D\], got shape"),
+    (lambda k, v: (k, v.long()), TypeError, r"v must be a float tensor .*, got torch.int64"),
+    (lambda k, v: (k, None), TypeError, "v must be a float tensor .* got NoneType"),
+    (lambda k, v: (k, v[:, :, :1]), ValueError, r"k and v must agree in \[B, Hkv, T\]"),
+    (lambda k, v: (k[:1], v[:1]), ValueError, LIKE + r"\[2, 2, T, 6\] in .* got \[1, 2, T, 6\]"),
+    (lambda k, v: (k, v[..., :3]), ValueError, LIKE + r"\[2, 2, T, 5\]"),
+    (lambda k, v: (k.float(), v.float()), ValueError, LIKE + ".* in torch.float64 .* in torch.float32"),
+    (lambda k, v: (k[:, :, :0], v[:, :, :0]), ValueError, "a chunk must have at least one token, got none"),
+    (
+        lambda k, v: (k.repeat(1, 1, 9, 1), v.repeat(1, 1, 9, 1)),
+        ValueError,
+        "3 have come: no room for 27 more",
+    ),
+]
+
+
+@torch.no_grad()
+def test_wrong_chunks() -> None:
+    """They are refused by name, and the cache goes on without them."""
+    rows, cache = tokens(), KeyValueCache(SINKS)
+    first, wrong = decoded(cache, *part(0, 3, *rows), [3]), part(0, 3, *rows[1:])
+    assert_refusals(
+        (lambda f=f: cache.append(*f(*wrong)), error, message) for f, error, message in WRONG_CHUNKS
+    )
+    rest = decoded(cache, *part(3, None, *rows), [4] * 5)
+    assert_exact(torch.cat([first, rest], 2), full_pass(*rows, SINKS))
+
+
+@torch.no_grad()
+def test_senders_must_have_come() -> None:
+    _, k, v = tokens()
+    cache = KeyValueCache(patterns.prefix(N, 5))
+    reason = r"receiver 0 .* attends to sender 4, which has not come: give at least 5 tokens in the next"
+    with pytest.raises(ValueError, match=reason):
+        cache.append(k[:, :, :3], v[:, :, :3])
+    cache.append(k[:, :, :5], v[:, :, :5])
+    cache.append(k[:, :, 5:6], v[:, :, 5:6])
+    ladder = KeyValueCache(patterns.band(9, 1, 1))  # each token waits for the next
+    with pytest.raises(ValueError, match="give at least 9 tokens in the next chunk"):
+        ladder.append(k[:, :, :2], v[:, :, :2])
+
+
+Q, K, V = tokens()
+EMPTY, THREE = KeyValueCache(patterns.causal(N)), KeyValueCache(patterns.causal(N))
+THREE.append(K[:, :, :3], V[:, :, :3])
+WRONG = [
+    (lambda: KeyValueCache(5), TypeError, "graph must be a TokenGraph of all tokens to come, got int"),
+    (lambda: KeyValueCache(patterns.causal(9).rows(3, 9)), ValueError, "receivers and senders are the same"),
+    (lambda: KeyValueCache(patterns.causal(9), 0), ValueError, "layers must be at least 1, got 0"),
+    (lambda: EMPTY.attend(Q), ValueError, "layer 0 has no new tokens to attend with: append them first"),
+    (EMPTY.senders, ValueError, "layer 0 has no new tokens: append them first"),
+    (lambda: THREE.attend(Q[:, :, :4]), ValueError, r"q must have a row for each .* 0 \.\. 2, .* got 4"),
+    (lambda: THREE.attend(Q[:, :, :3], backend="fast"), ValueError, "backend must be one of"),
+    (lambda: THREE.check_graph(patterns.causal(22)), ValueError, r"cache of .*23.*, got .*causal\(22\)"),
+    (lambda: THREE.reorder([0, 2]), IndexError, r"index must hold samples in 0 \.\. 1, got \[0, 2\]"),
+    (lambda: THREE.reorder([0.5]), TypeError, "index must hold integers"),
+    (lambda: THREE.reorder([[0]]), ValueError, r"index must be a list .* got shape \[1, 1\]"),
+    (lambda: KeyValueCache(GRAPHS["by sample"][0]).reorder([1, 0]), ValueError, "differs by sample"),
+]
+
+
+@torch.no_grad()
+def test_wrong_arguments() -> None:
+    assert_refusals(WRONG)
+    THREE.check_graph(patterns.window(N, N))  # the same edges: the same graph
+    assert repr(THREE) == "KeyValueCache(causal(23): 3 senders of 3 in 1 layers, 0.0 MB)"
+
+
+@torch.no_grad()
+def test_wrong_states_and_heads() -> None:
+    heads, x, graph = heads_with(), drawn(B, N, 12), patterns.causal(N)
+    cache, merged, sender = KeyValueCache(graph), MergedHeads.of(heads), MergedHeads.of(heads, "sender")
+    states = r"x must be the states \[B, T, width\] of the new tokens, got \[23, 12\]"
+    forms = "heads must be FactoredHeads or MergedHeads, .* got StandardHeads; keys and values are stored by"
+    wrong: list[Any] = [
+        (lambda: cache.update(heads, x[0]), ValueError, states),
+        (lambda: cache.update(heads, x[..., :3]), ValueError, "x must be"),
+        # found after the rows were there
+        (lambda: cache.update(heads, x, backend="fast"), ValueError, "backend must be one of"),
+        (lambda: PatternMessageCache(heads, graph), TypeError, forms),
+        (lambda: PatternMessageCache(merged, graph, "keys"), ValueError, "one of 'messages', 'states', got"),
+        (
+            lambda: PatternMessageCache(sender, graph, "states"),
+            ValueError,
+            "needs heads with side='receiver'",
+        ),
+    ]
+    others = [PatternMessageCache(merged, graph, keep) for keep in ("messages", "states")]
+    for one in others:
+        wrong += [
+            (partial(one.update, bad), ValueError, "x must be") for bad in (x[0], x[..., :3], x.float())
+        ]
+        wrong.append((partial(one.attend, x[:, :1]), ValueError, "append them first"))
+    assert_refusals(wrong)
+    assert [one.length for one in (cache, *others)] == [0, 0, 0]
+    assert cache.nbytes == 0
