@@ -16,6 +16,7 @@ from safetensors.torch import save as serialized
 from torch import Tensor
 
 from gnn_attention._support import atomic_files
+from gnn_attention._support.text import one_line
 
 __all__ = ["load", "save"]
 
@@ -71,4 +72,5 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, dict(sorted((file.metadata() or {}).items()))
     except (SafetensorError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{os.fspath(path)}: expected a safetensors file: {str(error)[:500]}") from error
+        why = one_line(str(error))
+        raise ValueError(f"{os.fspath(path)}: expected a safetensors file: {why}") from error

@@ -166,7 +166,7 @@ def _failure(result: Result) -> str:
 
 def fields_of(result: Result) -> dict[str, Any]:
     """Four digits of every number, "nan" and "inf" for what JSON cannot say."""
-    found = {key: value for key, value in asdict(result).items() if value not in (None, "") or key in TEXTS}
+    found = {key: x for key, x in asdict(result).items() if x is not None and (x or key != "message")}
     for key in NUMBERS & found.keys():
         found[key] = float(f"{found[key]:.3e}") if math.isfinite(found[key]) else str(found[key])
     return found

@@ -133,11 +133,12 @@ def test_what_is_written_meanwhile_is_a_whole_record(monkeypatch):
 
 
 def test_numbers_survive_the_record():
-    """Four digits, and what JSON cannot say; empty names too."""
+    """Four digits, and what JSON cannot say; empty names and reasons too."""
     numbers = {"output": float("nan"), "gradient": float("inf"), "error": 1.23456789}
-    result = Result("attend", "", "float32", "x", passed=False, **numbers)
+    result = Result("attend", "", "float32", "x", passed=False, skipped="", **numbers)
     (read,) = Report.from_json(Report((result,)).to_json()).results
-    assert (str(read.output), read.gradient, read.error, read.backend) == ("nan", float("inf"), 1.235, "")
+    assert (str(read.output), read.gradient, read.error) == ("nan", float("inf"), 1.235)
+    assert (read.backend, read.skipped) == ("", "")
 
 
 RESULT = {"group": "a", "backend": "b", "dtype": "c", "name": "d", "passed": True}
