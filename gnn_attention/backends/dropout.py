@@ -78,7 +78,7 @@ def dropped(
     heads = [each.unsqueeze(1) for each in head.unbind(1)] if one_by_one else [head]
     drawn = [mask(seed, sample, each, dst, src, probability) for each in heads]
     stays = torch.cat(drawn, dim=1) if one_by_one else drawn[0]
-    return weights * stays.to(weights.dtype).div_(1.0 - probability)
+    return weights.masked_fill(~stays, 0.0).mul_(weights.new_ones(()).div_(1.0 - probability))
 
 
 def _mixed(z: Tensor) -> Tensor:

@@ -80,12 +80,12 @@ def written_out(
     wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
     q, k, v = (edges.per_query_head(x.to(wide), heads) for x in ends)
     logits = call.modified(q @ k.mT * call.scale, *_ends(call, dst, src, mask))
-    logits = logits if bias is None else logits + bias
+    logits = (logits if bias is None else logits + bias).masked_fill(~mask, -torch.inf)
     sinks = None
     if call.sink_logits is not None:
         sinks = call.sink_logits.to(wide).view(-1, *[1] * (q.dim() - 2))
         sinks = torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
-    weights, lse = edges.row_softmax(logits.masked_fill(~mask, -torch.inf), sinks)
+    weights, lse = edges.row_softmax(logits, sinks)
     # a row that is NaN gives non-edges no gradient
     weights = call.dropped(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src.unsqueeze(-2))
     return weights @ v, lse
