@@ -3,8 +3,6 @@
 Functions about layers take one graph, or a list with a graph for each layer.
 """
 
-from __future__ import annotations
-
 from gnn_attention.analyse.compare import Difference, diff
 from gnn_attention.analyse.expressive import YunConditions, yun_conditions
 from gnn_attention.analyse.reach import (
@@ -20,22 +18,6 @@ from gnn_attention.analyse.reach import (
 from gnn_attention.analyse.spectrum import spectral_gap
 from gnn_attention.analyse.structure import Degrees, Summary, components, summary
 
-__all__ = [
-    "Degrees",
-    "Difference",
-    "Summary",
-    "YunConditions",
-    "components",
-    "diameter",
-    "diff",
-    "eccentricity",
-    "layers_between",
-    "layers_to_full_reach",
-    "never_hears",
-    "path_counts",
-    "receptive_field",
-    "spectral_gap",
-    "summary",
-    "witness",
-    "yun_conditions",
-]
+__all__ = ["Degrees", "Difference", "Summary", "YunConditions", "components", "diameter", "diff"]
+__all__ += ["eccentricity", "layers_between", "layers_to_full_reach", "never_hears", "path_counts"]
+__all__ += ["receptive_field", "spectral_gap", "summary", "witness", "yun_conditions"]

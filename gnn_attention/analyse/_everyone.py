@@ -17,7 +17,6 @@ PLACES = torch.arange(BITS, dtype=torch.uint8, device="cpu")
 
 
 def check_all_pairs(what: str, graph: TokenGraph, instead: str) -> None:
-    """ValueError where there are too many tokens to look at every pair of them."""
     if graph.num_dst > ALL_PAIRS:
         most = f"looks at every pair of tokens, at most {ALL_PAIRS} tokens"
         raise ValueError(f"{what} {most}; got {graph!r}: {instead}")
@@ -47,7 +46,6 @@ def layers_until(graphs: Sequence[TokenGraph], wanted: Int[Tensor, "dst words"])
 
 
 def reached_in_the_end(graphs: Sequence[TokenGraph]) -> Int[Tensor, "dst words"]:
-    """Packed bits ``[dst, src]`` after the last layer that changes anything."""
     reached = _cycle([_layer(graph) for graph in graphs])
     while not torch.equal(reached, twice := compose(reached, reached)):
         reached = twice
@@ -96,7 +94,7 @@ def _misses(reached: Tensor, wanted: Tensor) -> bool:
 
 
 def _unions(rows: Tensor) -> Tensor:
-    """The union of every choice of the rows: in row ``k`` those whose bits are set in ``k``."""
+    # in row k the union of those whose bits are set in k
     unions = rows.new_zeros(1, rows.shape[1])
     for row in rows:
         unions = torch.cat([unions, unions | row])

@@ -25,7 +25,6 @@ class Answer:
 
 
 def present(graph: TokenGraph, src: Tensor, dst: Tensor) -> Tensor:
-    """For each pair whether it is an edge."""
     return graph.rule(0 * dst, 0 * dst, dst, src).expand(dst.shape)
 
 

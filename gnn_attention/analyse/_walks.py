@@ -16,7 +16,6 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.rules import Rule
 
 MOST_EDGES = 2**26  # edges that are listed: 1 GB
-EDGES_AT_ONCE = 2**22  # edges walked in one piece
 FEW_STEPS = 64  # for so few a rule is evaluated rather than its edges listed
 
 
@@ -50,6 +49,9 @@ class RuleSenders:
         return TokenGraph(rule, len(tokens), self.graph.num_src).T.in_degree().nonzero().flatten()
 
 
+Walks = Neighbours | RuleSenders
+
+
 def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
     """The layers' graphs as a list; TypeError or ValueError unless plain, square and of the same tokens."""
     wanted = "graphs must be a TokenGraph or a list of them, layer 1 first"
@@ -81,7 +83,6 @@ def is_square(graph: TokenGraph) -> bool:
 
 
 def token(name: str, value: int, count: int) -> int:
-    """The value if it is the position of a token; TypeError or IndexError otherwise."""
     if not 0 <= checks.position(name, value) < count:
         raise IndexError(f"{name} must be a position in 0 .. {count - 1}, got {value}")
     return value
@@ -96,11 +97,10 @@ def edges_of(graph: TokenGraph) -> Tensor:
 
 
 def receivers(graph: TokenGraph) -> Neighbours:
-    """For each sender the receivers that attend to it."""
     return _neighbours(edges_of(graph), graph.num_src)
 
 
-def senders_for(graph: TokenGraph, steps: int | None = None) -> Neighbours | RuleSenders:
+def senders_for(graph: TokenGraph, steps: int | None = None) -> Walks:
     """The senders of each receiver, as lists where many (or unknown, None) ``steps`` are to be walked."""
     few = steps is not None and steps <= FEW_STEPS
     if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES):
@@ -119,9 +119,7 @@ def _neighbours(edges: Tensor, count: int) -> Neighbours:
     return Neighbours(first, other[owner.argsort(stable=True)])
 
 
-def spread(
-    layers: Sequence[Neighbours | RuleSenders], start: int, tokens: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def spread(layers: Sequence[Walks], start: int, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The tokens reached for the first time in layer 1, 2, ..., and where from.
 
     Own states stay (the residual stream). Where from is -1 in a layer whose rule is evaluated. The layers are
@@ -143,25 +141,13 @@ def spread(
             return
 
 
-def _step(
-    neighbours: Neighbours | RuleSenders, frontier: Tensor, seen: Tensor, mark: Tensor
-) -> tuple[Tensor, Tensor]:
+def _step(neighbours: Walks, frontier: Tensor, seen: Tensor, mark: Tensor) -> tuple[Tensor, Tensor]:
     """Mark and return the unseen neighbours of the frontier, each with a token before it."""
     if isinstance(neighbours, RuleSenders):
         reached = neighbours.of_any(frontier)
         new = reached[~seen[reached]]
         seen[new] = True
         return new, torch.full_like(new, -1)
-    walked = (neighbours.first[frontier + 1] - neighbours.first[frontier]).cumsum(0)
-    total = int(walked[-1]) if len(walked) else 0
-    if total <= EDGES_AT_ONCE:
-        return _piece(neighbours, frontier, seen, mark)
-    cuts = torch.searchsorted(walked, torch.arange(EDGES_AT_ONCE, total, EDGES_AT_ONCE, device="cpu"))
-    found = [_piece(neighbours, part, seen, mark) for part in frontier.tensor_split(cuts)]
-    return torch.cat([new for new, _ in found]), torch.cat([origin for _, origin in found])
-
-
-def _piece(neighbours: Neighbours, frontier: Tensor, seen: Tensor, mark: Tensor) -> tuple[Tensor, Tensor]:
     place, reached = neighbours.of(frontier)
     fresh = ~seen[reached]
     place, reached = place[fresh], reached[fresh]

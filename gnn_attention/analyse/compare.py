@@ -15,6 +15,7 @@ from gnn_attention.graph.rules import Rule
 
 MOST_LISTED = 2**20  # differing edges up to which their distances are looked at
 EXAMPLES = 5  # places that a sentence names
+HALVES = ((rules.causal, "src <= dst"), (partial(rules.transposed, rules.causal), "src >= dst"))
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,6 @@ def _example(less: TokenGraph, more: TokenGraph) -> tuple[tuple[int, int] | None
 
 
 def _remarks(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: TokenGraph) -> list[str]:
-    """What kind of difference it is: one of the usual mistakes, else where the differing edges are."""
     if not less.num_edges and not more.num_edges:
         return []
     sides = (("first", first), ("second", second))
@@ -162,7 +162,6 @@ def _remarks(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: Toke
 
 
 def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
-    """Whether the second graph is the first changed in a usual way, with the sentence that says so."""
     yield second == ~first, "the second is the complement of the first: True may mean 'masked' in one of them"
     for step, word in ((1, "later"), (-1, "earlier")):
         moved = graph_like(first, partial(_shift, first.rule, first.num_src, step))
@@ -171,10 +170,7 @@ def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
         yield second == first.T, "the second is the first transposed: senders and receivers are exchanged"
         backwards = graph_like(first, partial(_reverse, first.rule, first.num_dst - 1))
         yield second == backwards, "the second is the first with the tokens in reverse order"
-        for rule, words in (
-            (rules.causal, "src <= dst"),
-            (partial(rules.transposed, rules.causal), "src >= dst"),
-        ):
+        for rule, words in HALVES:
             half = graph_like(first, rule)
             yield second == first & half, f"the second is the first with the edges {words} alone"
             yield first == second & half, f"the first is the second with the edges {words} alone"

@@ -14,19 +14,18 @@ from itertools import islice
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.analyse import _everyone
 from gnn_attention.analyse._everyone import check_all_pairs, packed
 from gnn_attention.analyse._walks import edges_of, receivers, senders_for, spread, stack, token
 from gnn_attention.graph import TokenGraph, rules, text
 
+Layers = TokenGraph | Sequence[TokenGraph]
 TOO_MANY = 2.0**53  # below it float64 holds every integer
 
 
-def receptive_field(
-    graphs: TokenGraph | Sequence[TokenGraph], receiver: int, layers: int, residual: bool = True
-) -> Int[Tensor, " tokens"]:
-    """The tokens whose input can influence ``receiver`` after so many layers, in increasing order.
+def receptive_field(graphs: Layers, receiver: int, layers: int, residual: bool = True) -> Tensor:
+    """The tokens ``[tokens]`` whose input can influence ``receiver`` after so many layers, increasing.
 
     These are the starts of the walks that end at ``receiver``: of at most ``layers`` hops, or with
     ``residual=False`` (no own state carried along) of exactly ``layers`` hops.
@@ -49,7 +48,7 @@ def receptive_field(
     return reached
 
 
-def layers_between(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int) -> int | None:
+def layers_between(graphs: Layers, src: int, dst: int) -> int | None:
     """The fewest layers after which ``dst`` has received from ``src``, 0 for itself, None if it never will.
 
     For a single graph the length of a shortest path.
@@ -67,9 +66,7 @@ def layers_between(graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int
     return next((layer for layer, new in steps if dst in new), None)
 
 
-def witness(
-    graphs: TokenGraph | Sequence[TokenGraph], src: int, dst: int, layers: int | None = None
-) -> list[int] | None:
+def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> list[int] | None:
     """A shortest way of information from ``src`` to ``dst``, the token that has it after each layer, or None.
 
     The list begins with ``src``; a token repeated carries it in its residual stream (only where layers
@@ -93,7 +90,7 @@ def witness(
     return _path_back(origin, since, dst) if src == dst or origin[dst] >= 0 else None
 
 
-def eccentricity(graphs: TokenGraph | Sequence[TokenGraph], src: int) -> int | None:
+def eccentricity(graphs: Layers, src: int) -> int | None:
     """The fewest layers after which every token has received from ``src``, None if some token never will.
 
     At any size; :func:`diameter` is the largest over all tokens.
@@ -112,7 +109,7 @@ def eccentricity(graphs: TokenGraph | Sequence[TokenGraph], src: int) -> int | N
     return None if missing else layers
 
 
-def diameter(graphs: TokenGraph | Sequence[TokenGraph]) -> int | None:
+def diameter(graphs: Layers) -> int | None:
     """The fewest layers after which every token has received from every token, None for never.
 
     For a single graph the longest of all shortest paths, as in networkx. ValueError above 8192 tokens.
@@ -125,9 +122,7 @@ def diameter(graphs: TokenGraph | Sequence[TokenGraph]) -> int | None:
     return layers_to_full_reach(graphs, TokenGraph.from_rule(rules.everyone, count))
 
 
-def layers_to_full_reach(
-    graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | None = None
-) -> int | None:
+def layers_to_full_reach(graphs: Layers, target: TokenGraph | None = None) -> int | None:
     """The fewest layers after which receivers have all that they may receive, None for never.
 
     ``target`` holds the wanted pairs: by default all, or ``src <= dst`` where no layer has another edge.
@@ -142,7 +137,7 @@ def layers_to_full_reach(
     return _everyone.layers_until(stacked, _target_bits("layers_to_full_reach", stacked, target))
 
 
-def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | None = None) -> TokenGraph:
+def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
     """The pairs ``src -> dst`` such that dst never receives from src, however many the layers.
 
     ``target`` is as in :func:`layers_to_full_reach`. ValueError above 8192 tokens.
@@ -154,15 +149,11 @@ def never_hears(graphs: TokenGraph | Sequence[TokenGraph], target: TokenGraph | 
     stacked = stack(graphs)
     wanted = _target_bits("never_hears", stacked, target)
     missing = _everyone.unpacked(wanted & ~_everyone.reached_in_the_end(stacked), stacked[0].num_src)
-    names = ", ".join(text.bracketed(graph.name) for graph in stacked)
-    return TokenGraph.from_edges(
-        missing.nonzero().T.flip(0), stacked[0].num_dst, name=f"never_hears({names})"
-    )
+    name = f"never_hears({', '.join(text.bracketed(graph.name) for graph in stacked)})"
+    return TokenGraph.from_edges(missing.nonzero().T.flip(0), stacked[0].num_dst, name=name)
 
 
-def path_counts(
-    graphs: TokenGraph | Sequence[TokenGraph], layers: int, src: int | None = None, exact: bool = True
-) -> Tensor:
+def path_counts(graphs: Layers, layers: int, src: int | None = None, exact: bool = True) -> Tensor:
     """How many walks of exactly ``layers`` hops lead from src to dst.
 
     Int64 ``[dst, src]``, the product of the layers' masks; with ``src`` those from one token, ``[dst]``, at

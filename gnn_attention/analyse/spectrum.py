@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
@@ -16,6 +15,7 @@ from gnn_attention.graph import TokenGraph
 LARGEST_DENSE = 1024  # tokens up to which all eigenvalues are computed
 LANCZOS_STEPS = 1000
 CHECK_EVERY = 50
+Steps = Iterator[tuple[list[float], list[float]]]
 
 
 def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1e-6) -> float:
@@ -40,48 +40,31 @@ def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1
         raise ValueError(f"spectral_gap needs at least two tokens, got {graph!r}")
     if bool(components(graph).any()):
         return 0.0
-    matrix = _normalise(graph)
+    matrix, first = _normalised(graph)
     if graph.num_dst <= LARGEST_DENSE:
-        values = torch.linalg.eigvalsh(matrix.dense())
+        values = torch.linalg.eigvalsh(matrix.to_dense())
         largest = float(values[:-1].abs().max() if absolute else values[-2])
     else:
-        largest = _by_lanczos(matrix, absolute, tolerance, repr(graph))
+        largest = _by_lanczos(_lanczos(matrix, first), absolute, tolerance, repr(graph))
     return max(0.0, 1.0 - largest)
 
 
-@dataclass(frozen=True)
-class _Symmetric:
-    """By its non-zero entries, and with its first eigenvector, of length 1."""
-
-    rows: Tensor
-    columns: Tensor
-    values: Tensor
-    first: Tensor
-
-    def times(self, vector: Tensor) -> Tensor:
-        return torch.zeros_like(vector).index_add(0, self.rows, self.values * vector[self.columns])
-
-    def dense(self) -> Tensor:
-        result = self.values.new_zeros(len(self.first), len(self.first))
-        result[self.rows, self.columns] = self.values
-        return result
-
-
-def _normalise(graph: TokenGraph) -> _Symmetric:
-    """``D^-1/2 A D^-1/2``; its first eigenvector holds the square roots of the degrees."""
+def _normalised(graph: TokenGraph) -> tuple[Tensor, Tensor]:
+    """``D^-1/2 A D^-1/2``, sparse, and its first eigenvector: the square roots of the degrees, normed."""
     tokens, (src, dst) = graph.num_dst, edges_of(graph)
     key = torch.unique(torch.cat([dst * tokens + src, src * tokens + dst]))
-    rows, columns = key // tokens, key % tokens
-    degree = torch.bincount(rows, minlength=tokens).double()
-    values = (degree[rows] * degree[columns]).rsqrt()
-    return _Symmetric(rows, columns, values, (degree / degree.sum()).sqrt())
+    places = torch.stack([key // tokens, key % tokens])
+    degree = torch.bincount(places[0], minlength=tokens).double()
+    values = degree[places].prod(0).rsqrt()
+    matrix = torch.sparse_coo_tensor(places, values, (tokens, tokens), is_coalesced=True)
+    return matrix, (degree / degree.sum()).sqrt()
 
 
-def _by_lanczos(matrix: _Symmetric, absolute: bool, tolerance: float, name: str) -> float:
+def _by_lanczos(steps: Steps, absolute: bool, tolerance: float, name: str) -> float:
     # an eigenvalue lies within the residual of a Ritz value, and the largest is not below it: the value is
     # good enough where the residual is small, or where it is within the tolerance of 1 itself
     value, residual = 0.0, math.inf
-    for alpha, beta in _lanczos(matrix):
+    for alpha, beta in steps:
         if len(alpha) % CHECK_EVERY == 0 or beta[-1] <= tolerance:
             value, residual = _ritz(alpha, beta, absolute)
             if min(residual, 1.0 - value) <= tolerance:
@@ -91,9 +74,8 @@ def _by_lanczos(matrix: _Symmetric, absolute: bool, tolerance: float, name: str)
     raise ValueError(f"the spectral gap of {name} is {left}: {hint}")
 
 
-def _lanczos(matrix: _Symmetric) -> Iterator[tuple[list[float], list[float]]]:
+def _lanczos(matrix: Tensor, first: Tensor) -> Steps:
     """The tridiagonal matrix step by step, orthogonal to the first eigenvector."""
-    first = matrix.first
     seed = torch.Generator().manual_seed(0)
     start = torch.randn(len(first), generator=seed, dtype=first.dtype, device="cpu")
     before, vector = torch.zeros_like(first), start - (first @ start) * first
@@ -101,7 +83,7 @@ def _lanczos(matrix: _Symmetric) -> Iterator[tuple[list[float], list[float]]]:
     alpha: list[float] = []
     beta: list[float] = [0.0]
     for _ in range(LANCZOS_STEPS):
-        image = matrix.times(vector)
+        image = matrix @ vector
         alpha.append(float(image @ vector))
         image = image - alpha[-1] * vector - beta[-1] * before
         image = image - (first @ image) * first

@@ -146,7 +146,6 @@ def _square_facts(graph: TokenGraph) -> tuple[int, bool, bool, bool | None]:
 
 
 def graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
-    """Another rule over the same receivers and senders."""
     return replace(graph, rule=rule, _listed=None)
 
 

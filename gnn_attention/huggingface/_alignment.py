@@ -155,7 +155,7 @@ def _below(slots: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor
 def _placed(place: Place, graph: TokenGraph) -> Rule:
     own, left = place.own, place.left
     if left is not None and len(left) > 1:
-        return partial(_at_each, graph.rule, left, (own.dst_offset, own.src_offset), graph.num_src)
+        return partial(_at_own, graph.rule, left, (own.dst_offset, own.src_offset), graph.num_src)
     pad = 0 if left is None else int(left)
     origin = own.dst_offset - pad, own.src_offset - pad
     if min(origin) >= 0 and origin[1] + own.num_src <= graph.num_src:
@@ -163,9 +163,7 @@ def _placed(place: Place, graph: TokenGraph) -> Rule:
     return partial(_inside, graph.rule, origin, graph.num_src)
 
 
-def _at_each(
-    rule: Rule, left: Tensor, at: Origin, num_src: int, b: Any, h: Any, dst: Any, src: Any
-) -> Tensor:
+def _at_own(rule: Rule, left: Tensor, at: Origin, num_src: int, b: Any, h: Any, dst: Any, src: Any) -> Tensor:
     pad = left[b] if isinstance(b, Interval) else left.to(b.device)[b]
     return _inside(rule, (0, 0), num_src, b, h, dst + at[0] - pad, src + at[1] - pad)
 

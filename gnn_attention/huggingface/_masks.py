@@ -200,7 +200,7 @@ def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Flo
         table = _checked(mask, num_dst, num_src)
         edges = table if table.dtype == torch.bool else additive_edges(table.detach())
         adds = table.is_floating_point() and bool((table.detach().masked_select(edges) != 0).any())
-        graph = convert.from_mask(_same_for_all(edges))
+        graph = convert.from_mask(_collapsed(_collapsed(edges).transpose(0, 1)).transpose(0, 1))
         _tables[mask] = known = (version, graph, adds)
     _, graph, adds = known
     if not adds:
@@ -216,9 +216,3 @@ def _checked(mask: Tensor, num_dst: int, num_src: int) -> Tensor:
         sizes = f"{num_dst} receivers and {num_src} senders, got {list(mask.shape)}"
         raise ValueError(f"attention_mask must be [batch, heads, dst, src] for {sizes}")
     return mask[..., :num_src].expand(-1, -1, num_dst, -1)
-
-
-def _same_for_all(edges: Tensor) -> Tensor:
-    """Without leading axes along which nothing differs."""
-    edges = edges[:1] if bool((edges == edges[:1]).all()) else edges
-    return edges[:, :1] if bool((edges == edges[:, :1]).all()) else edges

@@ -73,9 +73,8 @@ class Use:
 
 
 _ACTIVE: ContextVar[tuple[Use, ...]] = ContextVar("gnn_attention.use_graph", default=())
-_Last = WeakKeyDictionary[nn.Module, tuple[Use, ...]]
-_last: _Last = WeakKeyDictionary()  # of all threads, for those in which torch goes backward on a GPU
-
+# of all threads, for those in which torch goes backward on a GPU
+_last: WeakKeyDictionary[nn.Module, tuple[Use, ...]] = WeakKeyDictionary()
 _own = threading.local()  # the same for each thread, which goes backward itself on a CPU
 
 

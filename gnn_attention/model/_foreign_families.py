@@ -216,10 +216,7 @@ def _by_head(weight: Tensor, num_heads: int) -> Tensor:
     return weight.reshape(num_heads, -1, weight.shape[1]).mT
 
 
-def _torch(found: Found) -> StandardHeads:
-    return StandardHeads.from_mha(found.attention)
-
-
+_from_mha = StandardHeads.from_mha
 _BERT = ("self.query", "self.key", "self.value", "output.dense")
 _bert = partial(_separate, names=_BERT, sizes=("self.attention_head_size", "self.scaling"))
 _t5 = partial(_separate, names=("q", "k", "v", "o"), sizes=("key_value_proj_dim", "scaling"))
@@ -228,7 +225,7 @@ _opt = partial(_separate, names=("q_proj", "k_proj", "v_proj", "out_proj"))
 
 # by the class of the attention module
 FAMILIES: Mapping[str, Family] = {
-    "MultiheadAttention": Family("torch.nn.MultiheadAttention", _torch),
+    "MultiheadAttention": Family("torch.nn.MultiheadAttention", lambda x: _from_mha(x.attention)),
     "GPT2Attention": Family("GPT-2", _gpt2),
     "OPTAttention": Family("OPT", _opt),
     "BertAttention": Family("BERT", _bert),

@@ -149,9 +149,8 @@ class LanguageModel(nn.Module):
             raise TypeError(f"cache must be a KeyValueCache(graph, config.num_layers), got {quoted(cache)}")
         tokens, _ = self._checked(tokens, cache.graph)
         if cache.layers != len(self.blocks):
-            raise ValueError(
-                f"cache must have {len(self.blocks)} layers, one for each block, got {cache.layers}"
-            )
+            expected = f"{len(self.blocks)} layers, one for each block"
+            raise ValueError(f"cache must have {expected}, got {cache.layers}")
         if not self.can_proceed():
             reason = "the message-passing path (backend=None) and hooks on blocks need all tokens at once"
             advice = "use backend='auto' and remove the hooks, or call the model without a cache"
@@ -252,9 +251,7 @@ def _graph_and_cache(
     return graph, made
 
 
-def save(
-    path: str | os.PathLike[str], model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]
-) -> None:
+def save(path: weights.File, model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]) -> None:
     """Write weights (as float16), config, vocabulary and ``metadata`` (JSON values) to one safetensors file.
 
     Raises ValueError if the vocabulary is not the model's or ``metadata`` has a key "config" or "vocabulary".
@@ -267,7 +264,7 @@ def save(
     weights.save(path, {name: tensor.half() for name, tensor in model.state_dict().items()}, texts)
 
 
-def load(path: str | os.PathLike[str]) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
+def load(path: weights.File) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
     """The model (float32, in eval mode), vocabulary and metadata that :func:`save` wrote.
 
     Raises ValueError that names the file and what is wrong with it, OSError where it cannot be read.

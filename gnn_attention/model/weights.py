@@ -18,12 +18,10 @@ from torch import Tensor
 from gnn_attention._support import atomic_files
 from gnn_attention._support.text import one_line
 
-__all__ = ["load", "save"]
+File = str | os.PathLike[str]
 
 
-def save(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> None:
+def save(path: File, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors, of any strides, and ``metadata`` to one file; TypeError or ValueError for others.
 
     >>> import tempfile
@@ -60,7 +58,7 @@ def _ordered(content: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + content[end:]
 
 
-def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def load(path: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file, on the CPU and sorted by name, and its metadata.
 
     Raises ValueError that names a file which is no safetensors file, OSError where it cannot be read.

@@ -14,7 +14,7 @@ from support.bounds import assert_exact
 from support.error_tables import assert_errors
 
 from gnn_attention import TokenGraph, analyse, convert, patterns
-from gnn_attention.analyse import _everyone, _hamiltonian, _walks, spectrum, structure
+from gnn_attention.analyse import _hamiltonian, _walks, spectrum, structure
 
 
 def graph_of(n, edges, name="graph"):
@@ -65,11 +65,9 @@ class TestReach:
     @settings(max_examples=60, deadline=None)
     @given(stacks(), st.integers(0, 9), st.booleans())
     def test_receptive_field_is_a_row_of_the_matrix_power(self, stack, layers, residual):
+        fields = [analyse.receptive_field(stack, dst, layers, residual) for dst in range(stack[0].num_dst)]
         power = powers_of(stack, layers, residual)[-1]
-        for receiver in range(stack[0].num_dst):
-            field = analyse.receptive_field(stack, receiver, layers, residual)
-            assert field.tolist() == power[receiver].nonzero().flatten().tolist()
-            assert field.dtype == torch.int64
+        assert [field.tolist() for field in fields] == [row.nonzero().flatten().tolist() for row in power]
 
     @settings(max_examples=30, deadline=None)
     @given(stacks())
@@ -110,12 +108,9 @@ class TestReach:
             until = [layers for layers, reached in enumerate(powers) if bool(reached[:, src].all())]
             assert analyse.eccentricity(stack, src) == (until[0] if until else None)
 
-    @pytest.mark.parametrize(
-        ("n", "w"), [(1, 2), (2, 2), (17, 2), (17, 4), (65, 5), (66, 5), (130, 64), (129, 65)]
-    )
+    @pytest.mark.parametrize(("n", "w"), [(1, 2), (2, 2), (17, 4), (66, 5), (130, 64), (129, 65)])
     def test_depth_of_a_window(self, n, w):
-        depth = math.ceil((n - 1) / (w - 1))
-        graph = patterns.window(n, w)
+        depth, graph = math.ceil((n - 1) / (w - 1)), patterns.window(n, w)
         assert analyse.layers_to_full_reach(graph) == analyse.layers_between(graph, 0, n - 1) == depth
         assert analyse.eccentricity(patterns.window(n, w, causal=False), 0) == depth
         for layers in range(4):
@@ -129,25 +124,8 @@ class TestReach:
         assert analyse.witness(patterns.strict_causal(1), 0, 0) == [0]
         assert analyse.path_counts(patterns.causal(0), 3).shape == (0, 0)
 
-    def test_pieces_do_not_change_the_answer(self, monkeypatch):
-        graph = random_graph(300, 3)
-        receivers = range(0, 300, 23)
-        expected = [analyse.layers_between(graph, 0, dst) for dst in receivers]
-        monkeypatch.setattr(_walks, "EDGES_AT_ONCE", 7)
-        assert [analyse.layers_between(graph, 0, dst) for dst in receivers] == expected
-
 
 class TestPaths:
-    @pytest.mark.parametrize(("n", "layers"), [(1, 3), (6, 1), (6, 4), (20, 5)])
-    def test_causal_walks_are_multisets(self, n, layers):
-        """A walk of L hops, pauses allowed, is L steps that add up to d = dst - src: C(d + L - 1, L - 1)."""
-        counts = analyse.path_counts(patterns.causal(n), layers)
-        assert counts.dtype == torch.int64
-        for dst in range(n):
-            for src in range(n):
-                expected = math.comb(dst - src + layers - 1, layers - 1) if src <= dst else 0
-                assert int(counts[dst, src]) == expected
-
     @settings(max_examples=40, deadline=None)
     @given(stacks(), st.integers(0, 5))
     def test_product_of_the_masks(self, stack, layers):
@@ -186,16 +164,6 @@ class TestComponents:
                 for member in part:
                     expected[member] = number
             assert analyse.components(graph, strong=strong).tolist() == expected
-
-    @pytest.mark.parametrize("n", [1, 2, 1000])
-    def test_known_graphs(self, n):
-        numbers, zeros = list(range(n)), [0] * n
-        assert analyse.components(patterns.causal(n), strong=True).tolist() == numbers
-        assert analyse.components(patterns.causal(n).T, strong=True).tolist() == numbers
-        assert analyse.components(patterns.causal(n)).tolist() == zeros
-        assert analyse.components(patterns.window(n, 2, causal=False), strong=True).tolist() == zeros
-        assert analyse.components(cycle_graph(n, directed=True), strong=True).tolist() == zeros
-        assert analyse.components(patterns.window(n, 1)).tolist() == numbers
 
 
 class TestSummary:
@@ -238,20 +206,7 @@ class TestSummary:
         assert analyse.summary(patterns.causal(5)).acyclic is True
 
 
-def assert_gap(graph, true, absolute=False):
-    """Eigenvalues of the walk lie in -1 .. 1, so that their errors are relative to 1."""
-    assert_exact(analyse.spectral_gap(graph, absolute), float(true), largest=1.0)
-
-
 class TestSpectralGap:
-    @pytest.mark.parametrize("n", [3, 4, 8, 33])
-    def test_cycle(self, n):
-        """Eigenvalues cos(2 pi k / n); the largest but 1 at k = 1, the least nearest to k = n / 2."""
-        second, least = math.cos(2 * math.pi / n), math.cos(2 * math.pi * (n // 2) / n)
-        for graph in (cycle_graph(n), cycle_graph(n, directed=True)):
-            assert_gap(graph, 1 - second)
-            assert_gap(graph, 1 - max(second, -least), absolute=True)
-
     @settings(max_examples=30, deadline=None)
     @given(graphs(most=9))
     def test_is_the_second_eigenvalue_of_networkx_laplacian(self, graph):
@@ -260,14 +215,17 @@ class TestSpectralGap:
             return
         undirected = convert.to_networkx(graph).to_undirected()
         if not networkx.is_connected(undirected):
-            assert analyse.spectral_gap(graph) == 0
+            assert analyse.spectral_gap(graph) == analyse.spectral_gap(graph, absolute=True) == 0
             return
         table = [[float(undirected.has_edge(a, b)) for b in undirected] for a in undirected]
         adjacency = torch.tensor(table).double()
-        # I - A / degree has the eigenvalues of the symmetric I - A / sqrt(degree degree^T)
+        # A / degree has the eigenvalues of the symmetric A / sqrt(degree degree^T)
         root = adjacency.sum(1).sqrt()
-        laplacian = torch.eye(len(adjacency)) - adjacency / (root.unsqueeze(1) * root)
-        assert_gap(graph, float(torch.linalg.eigvalsh(laplacian)[1]))
+        *others, _ = torch.linalg.eigvalsh(adjacency / (root.unsqueeze(1) * root)).tolist()
+        # eigenvalues of the walk lie in -1 .. 1, so that their errors are relative to 1
+        assert_exact(analyse.spectral_gap(graph), 1 - others[-1], largest=1.0)
+        largest = max(abs(value) for value in others)
+        assert_exact(analyse.spectral_gap(graph, absolute=True), 1 - largest, largest=1.0)
 
     @pytest.mark.parametrize("absolute", [False, True])
     def test_both_ways_agree_at_the_border(self, monkeypatch, absolute):
@@ -280,28 +238,6 @@ class TestSpectralGap:
             assert abs(analyse.spectral_gap(graph, absolute) - exact) <= 1e-6
             monkeypatch.undo()
 
-    def test_falls_apart(self):
-        assert analyse.spectral_gap(patterns.documents([3, 4])) == 0
-        assert analyse.spectral_gap(graph_of(3, [(0, 1)]), absolute=True) == 0
-        assert analyse.spectral_gap(patterns.documents([2000, 1])) == 0
-
-
-def local(n, reach):
-    return TokenGraph.from_rule(lambda b, h, dst, src: (dst - src).abs() <= reach, n)
-
-
-def steps_of(n, stride):
-    return TokenGraph.from_rule(lambda b, h, dst, src: (dst - src) % stride == 0, n)
-
-
-def block(n, size):
-    return TokenGraph.from_rule(lambda b, h, dst, src: dst // size == src // size, n)
-
-
-def summaries(n, size):
-    """Every token attends to itself and the last token of each block."""
-    return TokenGraph.from_rule(lambda b, h, dst, src: (src % size == size - 1) | (src == dst), n)
-
 
 def star(n, relay=0):
     """A ring's neighbours on a line, and a relay that attends to all and is attended to by all."""
@@ -312,13 +248,6 @@ def star(n, relay=0):
 
 class TestLongOrDeep:
     """What visiting every edge in every layer would take hours for, or memory that there is not."""
-
-    @pytest.mark.parametrize("sizes", [(0, 0, 0), (1, 1, 1), (3, 8, 64), (65, 7, 9), (70, 130, 200)])
-    def test_product_of_packed_bits(self, sizes):
-        generator = torch.Generator().manual_seed(0)
-        later, earlier = (torch.rand(n, m, generator=generator) < 0.1 for n, m in pairwise(sizes))
-        found = _everyone.compose(_everyone.packed(later), _everyone.packed(earlier))
-        assert torch.equal(_everyone.unpacked(found, sizes[2]), later.double() @ earlier.double() > 0)
 
     @pytest.mark.parametrize("residual", [True, pytest.param(False, marks=pytest.mark.slow)])
     def test_a_million_tokens(self, residual):
@@ -334,23 +263,19 @@ class TestLongOrDeep:
 
 class TestYun:
     @pytest.mark.parametrize(
-        ("stack", "layers"),
+        ("graph", "layers"),
         [
-            ([local(64, 8), steps_of(64, 8)], 2),
-            ([block(64, 8), summaries(64, 8)], 2),
-            ([star(40)], 2),
-            ([star(40, relay=39)], 2),
-            ([patterns.full(9)], 1),
-            ([patterns.window(33, 3, causal=False) | patterns.global_tokens(33, [0], causal=False)], 2),
+            (star(40), 2),
+            (star(40, relay=39), 2),
+            (patterns.full(9), 1),
+            (patterns.window(33, 3, causal=False) | patterns.global_tokens(33, [0], causal=False), 2),
         ],
-        ids=["strided", "fixed", "star", "star relay last", "full", "window and a global token"],
+        ids=["star", "star relay last", "full", "window and a global token"],
     )
-    def test_the_patterns_of_the_literature(self, stack, layers):
-        found = analyse.yun_conditions(stack)
-        assert found.hold is True
+    def test_the_patterns_of_the_literature(self, graph, layers):
+        found = analyse.yun_conditions([graph])
         assert (found.self_loops, found.hamiltonian_path, found.full_reach) == (True, True, True)
-        assert found.layers == layers
-        assert found.path == tuple(range(stack[0].num_dst))
+        assert (found.hold, found.layers, found.path) == (True, layers, tuple(range(graph.num_dst)))
         assert found.obstacle is found.missing_pair is found.no_self_loop is None
         assert "all three hold" in str(found)
         assert f"after {layers} layers" in str(found)
@@ -421,9 +346,6 @@ STACKED = [
 
 ERRORS = r"""
 receptive_field(causal(4), 4, 1) -> IndexError: receiver must be a position in 0 \.\. 3, got 4
-receptive_field(causal(4), -1, 1) -> IndexError: receiver must be a position in 0 \.\. 3, got -1
-receptive_field(causal(4), 1.0, 1) -> TypeError: receiver must be an integer, got 1.0
-receptive_field(causal(4), True, 1) -> TypeError: receiver must be an integer, got the bool True
 receptive_field(causal(4), 0, -1) -> ValueError: layers must be at least 0, got -1
 layers_between(causal(4), 4, 0) -> IndexError: src must be a position
 witness(causal(4), 0, 9) -> IndexError: dst must be a position
@@ -432,17 +354,13 @@ eccentricity(causal(4), 4) -> IndexError: src must be a position
 path_counts(causal(4), -2) -> ValueError: layers must be at least 0, got -2
 path_counts(causal(4), 1, src=4) -> IndexError: src must be a position
 layers_to_full_reach(causal(4), causal(5)) -> ValueError: target must have the tokens.*causal\(5\)
-diameter(5) -> TypeError: layer 1 first; got 5
 yun_conditions(causal(4), budget=-1) -> ValueError: budget must be at least 0, got -1
 spectral_gap(PER_HEAD) -> ValueError: differs by head
 spectral_gap(full(1)) -> ValueError: at least two tokens, got
 components(cross(3, 4)) -> ValueError: same tokens
 summary(PER_HEAD) -> ValueError: differs by head: summarise one of them, select\(batch, head\)
 diff(causal(3), 3) -> TypeError: second must be a TokenGraph, got int
-diff(None, causal(3)) -> TypeError: first must be a TokenGraph, got NoneType
 diameter(window(8193, 1)) -> ValueError: looks at every pair of tokens, at most 8192 tokens; got .*take
-never_hears(window(8193, 1)) -> ValueError: looks at every pair of tokens
-path_counts(window(8193, 1), 1) -> ValueError: looks at every pair of tokens
 """
 
 

@@ -95,20 +95,9 @@ def test_a_part_shows_what_the_next_layer_hides():
         assert torch.equal(value, before[name])
 
 
-class Named(nn.Module):
-    """A model of ids, whose embedding is given no states."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.word = nn.Embedding(3, WIDTH)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.word(ids)
-
-
 def test_refusals():
     whole = model(WINDOW)
-    for name in ("", "layers.7", "attention"):
+    for name in ("", "layers.7"):
         with pytest.raises(ValueError, match=rf"part of Model, such as \['layers', 'layers.0'.*got '{name}"):
             PartOf(whole, name, x=X)
     with pytest.raises(ValueError, match="Model does not call 'never' on these inputs"):
@@ -116,8 +105,9 @@ def test_refusals():
     part = PartOf(whole, "layers.0", x=X)
     with pytest.raises(ValueError, match=r"must be \[1, 6, 4\], as 'layers.0' is given, got \[1, 6, 5\]"):
         part(torch.zeros(1, T, WIDTH + 1))
-    with pytest.raises(ValueError, match=r"must be None, as 'word' is given, got \[1, 6, 4\]"):
-        PartOf(Named(), "word", ids=torch.zeros(1, T, dtype=torch.long))(X)
+    ids = {"input": torch.zeros(1, T, dtype=torch.long)}
+    with pytest.raises(ValueError, match=r"must be None, as '0' is given, got \[1, 6, 4\]"):
+        PartOf(nn.Sequential(nn.Embedding(3, WIDTH)), "0", **ids)(X)
     # no hook stays after an error, and the same object serves the next valid call
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in whole.modules())
     assert part(X)[0].shape == (1, T, WIDTH)

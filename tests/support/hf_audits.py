@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -137,18 +135,14 @@ def of_pictures(name: str) -> dict[str, Subject]:
 
 
 def of_clip(name: str) -> dict[str, Subject]:
-    """CLIP's text is causal, its pictures are not; the two meet in one number alone."""
+    """CLIP's text is causal; its pictures are those of ``clip_vision``, and meet it in one number alone."""
     text = Subject((CAUSAL, CAUSAL), (TOKENS,), of=lambda model: model.text_model)
     padding = slice(TOKENS - PAD, None)
     graphs = (without(CAUSAL, padding),) * 2
-    pictures = (patterns.full(17),) * 2
-    picture = Subject((patterns.cross(17, 16),), (16, 48), painted, of=lambda model: model.vision_model)
     return {
         "text": text,
         "text, padding on the right": replace(text, graphs=graphs, call=masked(padding), dtype=torch.float32),
         **layers("encoder.layers", (CAUSAL, CAUSAL), 32, "text_model", "text layer", input_ids=TEXT),
-        "patches": picture,
-        **layers("encoder.layers", pictures, 32, "vision_model", "picture layer", pixel_values=PICTURE),
     }
 
 
@@ -262,21 +256,9 @@ def painted(model: nn.Module, x: Tensor) -> Any:
     return model(pixel_values=pixels.reshape(-1, 3, 16, 16))
 
 
-@contextmanager
-def eagerly() -> Iterator[None]:
-    """FlexAttention without its compiler, which transformers calls for every mask."""
-    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
-        warnings.simplefilter("ignore")
-        yield
-
-
-def audited(name: str, subject: Subject, implementation: str, **options: Any) -> Verdict:
-    """The verdict; ValueError or NotImplementedError where a model or an implementation refuses."""
+def audited(name: str, subject: Subject, **options: Any) -> Verdict:
+    """The verdict on this library's attention."""
     model = build(name)
-    model.set_attn_implementation(implementation)
+    model.set_attn_implementation("gnn_attention")
     options = {"call": subject.call, "embedding": subject.embedding, "dtype": subject.dtype, **options}
-    if implementation == "flex_attention":
-        # on a CPU it has no gradient: another input at each sender is the witness
-        options["witnesses"] = ("perturbation", "nan")
-    with eagerly():
-        return audit(subject.of(model), subject.graphs, subject.shape, **options)
+    return audit(subject.of(model), subject.graphs, subject.shape, **options)

@@ -15,6 +15,9 @@ import torch
 import transformers
 from torch import nn
 
+import gnn_attention as ga
+from gnn_attention import patterns
+
 VOCABULARY, TOKENS, BATCH = 64, 12, 3
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
@@ -124,45 +127,6 @@ FAMILIES = {
     "whisper": pairs("Whisper", {**SEQ2SEQ, **WHISPER}, inputs="sound", padded=False),
 }
 
-OF_SIZE = {
-    1: "n_group topk_group num_shared_experts n_shared_experts first_k_dense_replace",
-    2: "n_layer n_layers num_layers encoder_layers decoder_layers expand",
-    4: "n_head n_heads num_heads encoder_attention_heads decoder_attention_heads num_experts "
-    "n_routed_experts rotary_dim",
-    5: "attention_chunk_size sliding_window",
-    8: "d_kv qk_rope_head_dim hidden_size_per_layer_input query_pre_attn_scalar",
-    16: "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank qk_nope_head_dim "
-    "global_head_dim",
-    32: "n_embd d_model dim embedding_size word_embed_proj_dim",
-    48: "d_ff hidden_dim ffn_dim encoder_ffn_dim decoder_ffn_dim ffn_hidden_size",
-    64: "n_positions vocab_size_per_layer_input",
-}
-GENERIC = {**GROUPED, **EXPERTS, "moe_num_experts": 4, "v_head_dim": 12, "num_kv_shared_layers": 0}
-GENERIC |= {key: size for size, keys in OF_SIZE.items() for key in keys.split()}
-SWEPT = {  # model types that the generic sizes make small, by what they are
-    "CAUSAL_LM": """
-        afmoe apertus arcee aria_text beam bert-generation biogpt bitnet blenderbot-small camembert cohere
-        cohere2_moe cwm doge electra ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma3n_text glm
-        glm4 glm4_moe gpt_bigcode granite_swa granitemoe granitemoe_swa granitemoeshared helium hrm_text hy_v3
-        hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jetmoe kolibri1 laguna lfm2 lfm3
-        marian mbart mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral3 modernbert-decoder
-        moshi nanochat nemotron_h olmo olmo3 olmo_hybrid olmoe pegasus persimmon phimoe plbart qwen2_moe
-        qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 solar_open starcoder2 vaultgemma
-    """,
-    "MASKED_LM": """
-        albert data2vec-text electra ernie eurobert gte jina_embeddings_v3 layoutlm nomic_bert
-        roberta-prelayernorm roc_bert ultrabert xlm-roberta
-    """,
-    "SEQ_TO_SEQ_CAUSAL_LM": """
-        blenderbot blenderbot-small longt5 m2m_100 marian mbart mt5 nllb-moe pegasus pegasus_x plbart
-        seamless_m4t seamless_m4t_v2 switch_transformers umt5
-    """,
-}
-
-
-def swept() -> list[tuple[str, str]]:
-    return [(kind, name) for kind, names in SWEPT.items() for name in names.split()]
-
 
 DRAWN_LARGER = (
     r"\.(q|k|query|key|[qk]_(proj|lin|b_proj)|kv_b_proj|c_attn|qkv_proj|query_key_value|Wqkv)\.weight$"
@@ -209,21 +173,54 @@ def exact(model: Any) -> Any:
     return model.double()
 
 
-def build_generic(kind: str, model_type: str) -> Any:
-    """A small model of any type, from the sizes that its config knows, with every kind of its layers."""
-    classes = getattr(transformers.models.auto.modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
-    name, config = classes[model_type], transformers.CONFIG_MAPPING[model_type]
-    usual = config()
-    always = ("sliding_window", "pad_token_id", "bos_token_id", "eos_token_id")
-    known = {key: value for key, value in GENERIC.items() if hasattr(usual, key)}
-    sizes = {k: value for k, value in known.items() if k in always or getattr(usual, k) is not None}
-    kinds = list(dict.fromkeys(getattr(usual, "layer_types", None) or []))
-    if kinds:
-        sizes |= {"layer_types": (kinds * 2)[: max(2, len(kinds))], "num_hidden_layers": max(2, len(kinds))}
-    torch.manual_seed(0)
-    return sharpened(
-        getattr(transformers, name if isinstance(name, str) else name[0])(config(**sizes)).eval()
-    )
+def built(name: str, implementation: str = "eager", **changes: Any) -> Any:
+    """A model of a family in float64, with this implementation of attention."""
+    model = exact(build(name, **changes))
+    model.set_attn_implementation(implementation)
+    return model
+
+
+@torch.no_grad()
+def logits_of(model: Any, **given: Any) -> torch.Tensor:
+    return model(**given).logits
+
+
+CACHES = {"own": {}, "static": {"cache_implementation": "static"}, "none": {"use_cache": False}}
+
+
+def generated(model: Any, given: dict[str, Any], implementation: str = "gnn_attention", **how: Any) -> Any:
+    """Greedy tokens and the scores of each step."""
+    model.set_attn_implementation(implementation)
+    given = {key: value for key, value in given.items() if key != "decoder_input_ids"}
+    how |= {"do_sample": False, "return_dict_in_generate": True, "output_scores": True, "pad_token_id": 0}
+    out = model.generate(**given, max_new_tokens=9, **how)
+    return out.sequences, torch.stack(out.scores)
+
+
+def some_graph(listed: bool = False) -> ga.TokenGraph:
+    """Not symmetric, with sinks and holes; every token attends to itself."""
+    holes = patterns.dilated(64, 2, 2) - patterns.self_loops(64)
+    graph = (patterns.window(64, 4) | patterns.sinks(64, 2)) - holes
+    return ga.TokenGraph.from_edges(graph.edge_index, 64) if listed else graph
+
+
+def as_mask(graph: ga.TokenGraph) -> torch.Tensor:
+    """The graph's first tokens as SDPA's mask of four axes."""
+    return graph.mask()[:TOKENS, :TOKENS].expand(BATCH, 1, TOKENS, TOKENS)
+
+
+def by_head() -> torch.Tensor:
+    """A window for each head as SDPA's mask."""
+    return torch.stack([patterns.window(TOKENS, h + 1).mask() for h in range(4)]).expand(BATCH, -1, -1, -1)
+
+
+def of_sdpa(model: Any, tokens: torch.Tensor, allowed: torch.Tensor | ga.TokenGraph) -> torch.Tensor:
+    """Logits of torch's own attention with a mask or a graph."""
+    allowed = as_mask(allowed) if isinstance(allowed, ga.TokenGraph) else allowed
+    model.set_attn_implementation("sdpa")
+    logits = logits_of(model, input_ids=tokens, attention_mask=allowed)
+    model.set_attn_implementation("gnn_attention")
+    return logits
 
 
 @torch.no_grad()

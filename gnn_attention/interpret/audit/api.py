@@ -45,10 +45,8 @@ from gnn_attention.interpret.audit.detectors import WITNESSES, Detections
 from gnn_attention.interpret.audit.leak_paths import LeakPath, leak_paths
 from gnn_attention.interpret.audit.reachability import Bounds, as_graph, declared_graphs, edges
 from gnn_attention.interpret.audit.report import Leak, Verdict, remarks
-from gnn_attention.interpret.audit.runner import Runner, isolated
+from gnn_attention.interpret.audit.runner import Call, Runner, isolated
 from gnn_attention.layer import MessagePassingAttention
-
-Call = Callable[[nn.Module, torch.Tensor], Any]
 
 
 def audit(
@@ -194,7 +192,7 @@ def _verdict(graphs: Sequence[TokenGraph], bounds: Bounds, detections: Detection
         depth = None
     return Verdict(
         graphs=tuple(graphs),
-        layers=bounds.layers,
+        layers=len(bounds.hops),
         allowed=expected,
         flow=flow,
         leaks=leaks,

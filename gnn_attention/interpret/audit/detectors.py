@@ -14,6 +14,7 @@ from gnn_attention.interpret.audit.runner import Runner
 WITNESSES = ("jacobian", "perturbation", "nan")
 # random inputs: what is 0 or cancels at one of them does so at the other with probability 0
 ROUNDS = 2
+Pairs = Bool[Tensor, "dst src"]
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,11 @@ class Detections:
     """The gradient sizes, the pairs that each detector found, and the number of cotangents (``probes``)."""
 
     sizes: Float[Tensor, "dst src"]
-    found: dict[str, Bool[Tensor, "dst src"]]
+    found: dict[str, Pairs]
     probes: int
 
     @classmethod
-    def run(
-        cls, runner: Runner, allowed: Bool[Tensor, "dst src"], chosen: Sequence[str], tolerance: float
-    ) -> Detections:
-        """Run the chosen detectors; the others find nothing."""
+    def run(cls, runner: Runner, allowed: Pairs, chosen: Sequence[str], tolerance: float) -> Detections:
         sizes, probes = torch.zeros(allowed.shape, dtype=torch.float64, device="cpu"), 0
         found = dict.fromkeys(WITNESSES, torch.zeros_like(allowed))
         passes = 2 * ROUNDS * ("perturbation" in chosen) + ("nan" in chosen)
@@ -43,7 +41,7 @@ class Detections:
         return cls(sizes, found, probes)
 
     @property
-    def flow(self) -> Bool[Tensor, "dst src"]:
+    def flow(self) -> Pairs:
         """Where information flows: NaN alone is no proof."""
         return self.found["jacobian"] | self.found["perturbation"]
 
@@ -82,7 +80,7 @@ def _by_pair(found: Tensor, groups: Tensor, allowed: Tensor) -> Float[Tensor, "d
 
 def _by_sender(
     runner: Runner, reached: Callable[[Int[Tensor, " batch"], int], Tensor], rounds: int = ROUNDS
-) -> Bool[Tensor, "dst src"]:
+) -> Pairs:
     # reached(senders, round) is [senders, dst]; here of all senders in any round
     senders = torch.split(torch.arange(runner.shape[0], device="cpu"), runner.samples)
     with torch.no_grad():
@@ -95,7 +93,7 @@ def _largest(sizes: Tensor) -> float:
     return float(finite.max()) if len(finite) else 0.0
 
 
-def groups_of(allowed: Bool[Tensor, "dst src"]) -> Bool[Tensor, "groups dst"]:
+def groups_of(allowed: Pairs) -> Bool[Tensor, "groups dst"]:
     """Groups of receivers for one backward pass, far fewer than receivers where ``allowed`` is sparse.
 
     A backward pass from a group gives for every sender whether *any* member depends on it. So every pair

@@ -73,9 +73,9 @@ def _hops(runner: Runner, sample: Sample, layers: frozenset[str]) -> list[Bool[T
 def _entrance(src: int, events: list[Event], bounds: Bounds) -> str | None:
     # whether the last input of each part was within the bounds; that of the module may be ids, no event
     inputs_within = {"": True}
-    by_layer = sum(event.is_layer for event in events) == bounds.layers
+    by_layer = sum(event.is_layer for event in events) == len(bounds.hops)
     for event in events:
-        allowed = bounds.after[event.begun if by_layer else bounds.layers][:, src]
+        allowed = bounds.after[event.begun if by_layer else -1][:, src]
         within = not bool((event.states & ~allowed).any())
         if event.inwards:
             inputs_within[event.name] = within
@@ -101,7 +101,7 @@ def _declared_hops(stages: int, bounds: Bounds) -> list[Bool[Tensor, "dst src"]]
     # nothing before the first layer; of layers that were not declared, the whole reach
     if stages == 1:
         return [bounds.after[-1]]
-    by_layer = stages - 1 == bounds.layers
+    by_layer = stages - 1 == len(bounds.hops)
     return [bounds.after[0], *(bounds.hops if by_layer else [bounds.after[-1]] * (stages - 1))]
 
 
@@ -171,7 +171,6 @@ def changes(
 
 @torch.no_grad()
 def layer_names(runner: Runner, sample: Sample) -> frozenset[str]:
-    """The parts that are layers, by name; empty where the module has no such structure."""
     parts = dict(runner.inside.named_modules())
     attention = frozenset(name for name, part in parts.items() if isinstance(part, MessagePassingAttention))
     called = {event.name for event in events_of(runner, sample, frozenset())[0] if event.inwards}

@@ -38,13 +38,8 @@ class Bounds:
             after.append(hop.float() @ after[-1].float() > 0)
         return cls(after, hops)
 
-    @property
-    def layers(self) -> int:
-        return len(self.hops)
-
 
 def declared_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, ...]:
-    """One plain graph for each layer: an edge of any head is an edge."""
     graphs = tuple(value) if isinstance(value, Sequence) else (value,)
     if not graphs or not all(isinstance(graph, TokenGraph) for graph in graphs):
         raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quoted(value)}")
@@ -55,6 +50,7 @@ def declared_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGrap
             raise ValueError(f"graph must have 1 to {MOST_TOKENS} tokens, got {graph!r}: cut it")
         if len(graphs) > 1 and not (is_square(graph) and graph.num_dst == graphs[0].num_dst):
             raise ValueError(f"graphs must be square, of the same tokens, got {graphs[0]!r} and {graph!r}")
+    # an edge of any head is an edge
     return tuple(g if g.heads is None else as_graph(g.mask().any(0), g, g.name) for g in graphs)
 
 
@@ -64,5 +60,4 @@ def as_graph(pairs: Bool[Tensor, "dst src"], like: TokenGraph, name: str) -> Tok
 
 
 def edges(pairs: Bool[Tensor, "dst src"]) -> tuple[tuple[int, int], ...]:
-    """``(src, dst)`` of every True, by receiver, then sender."""
     return tuple((src, dst) for dst, src in pairs.nonzero().tolist())

@@ -23,9 +23,6 @@ class Leak:
 
     ``path`` holds its tokens, src first: the fewest undeclared hops, then the fewest hops. ``layer`` names
     the part in which it comes in, None if unknown. ``size`` is the gradient as a share of the largest one.
-
-    >>> print(Leak(0, 4, (0, 1, 3, 4), "blocks.1.attention", ("jacobian",), 0.25))
-    0 -> 4 through 0 -> 1 -> 3 -> 4, comes in at blocks.1.attention (seen by jacobian)
     """
 
     src: int
@@ -48,10 +45,9 @@ class Verdict:
     ``graphs`` are the declared ones, one for each layer or one for all ``layers``; ``allowed`` holds every
     pair of tokens that their paths join (each token with itself), ``flow`` every pair along which a flow was
     found. ``unused`` are the allowed pairs ``(src, dst)``, src other than dst, without a flow; :meth:`way`
-    gives a declared path. ``poisoned`` are the pairs that only a NaN crosses: dense kernels multiply what
-    they mask by zero, and NaN * 0 is NaN. ``crosses_samples``: one sample of a batch influences another.
-    ``probes`` counts the cotangents of the Jacobian, ``backward_passes`` and ``forward_passes`` the passes of
-    batches.
+    gives a declared path. ``poisoned`` are the pairs that only a NaN crosses. ``crosses_samples``: one sample
+    of a batch influences another. ``probes`` counts the cotangents of the Jacobian, ``backward_passes`` and
+    ``forward_passes`` the passes of batches.
 
     >>> import torch
     >>> from gnn_attention import audit, patterns

@@ -15,6 +15,7 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.interpret.audit.submodule import PartOf
 
+Call = Callable[[nn.Module, Tensor], Any]
 # numbers in the outputs of one pass, or pairs of tokens: 64 MB
 LARGEST_PASS = 2**23
 # units in the last place that do not count as a change
@@ -50,7 +51,7 @@ class Runner:
     def __init__(
         self,
         module: nn.Module,
-        call: Callable[[nn.Module, Tensor], Any],
+        call: Call,
         shape: Sequence[int],
         num_dst: int,
         embedding: nn.Module | str | None,
@@ -257,9 +258,7 @@ def _name_of(part: nn.Module | str | None, module: nn.Module) -> str | None:
     return names[0] if names else None
 
 
-def embedding_of(
-    module: nn.Module, name: str | None, call: Callable[[nn.Module, Tensor], Any], tokens: int
-) -> nn.Module:
+def embedding_of(module: nn.Module, name: str | None, call: Call, tokens: int) -> nn.Module:
     """The part of that name, else ``get_input_embeddings()``, else the one ``nn.Embedding`` of the ids."""
     if name is not None:
         return module.get_submodule(name)
@@ -268,7 +267,7 @@ def embedding_of(
         return embedding
     tables = {name: part for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
     parts = list(tables.values())
-    called = parts if len(parts) < 2 else _called_with_ids(module, parts, call, tokens)
+    called = parts if len(parts) < 2 else _given_ids(module, parts, call, tokens)
     if len(called) != 1:
         found = f"{len(called)} of the module's embeddings {list(tables)} take the token ids"
         raise ValueError(f"{found}: give embedding='name', or input_shape=(T, width) for states")
@@ -289,9 +288,7 @@ def other_ids(ids: Int[Tensor, "batch tokens"], embedding: nn.Module) -> Int[Ten
     return following if padding is None else torch.where(following == padding, (ids + 2) % size, following)
 
 
-def _called_with_ids(
-    module: nn.Module, tables: list[nn.Embedding], call: Callable[[nn.Module, Tensor], Any], tokens: int
-) -> list[nn.Module]:
+def _given_ids(module: nn.Module, tables: list[nn.Embedding], call: Call, tokens: int) -> list[nn.Module]:
     smallest = min(tables, key=_vocabulary_size)
     ids = random_ids(smallest, tokens, torch.Generator().manual_seed(0)).to(smallest.weight.device)
     called: list[nn.Module] = []

@@ -45,7 +45,6 @@ class PartOf(nn.Module):
 
     @property
     def inside(self) -> nn.Module:
-        """The part itself."""
         return self.model.get_submodule(self.part)
 
     def forward(self, states: Float[Tensor, "batch tokens width"]) -> Any:

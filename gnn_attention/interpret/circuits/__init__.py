@@ -31,30 +31,7 @@ from gnn_attention.interpret.circuits.vocabulary import (
     top_tokens,
 )
 
-__all__ = [
-    "TEMPLATES",
-    "Circuit",
-    "PatternLengths",
-    "Split",
-    "Subspace",
-    "TopTokens",
-    "VocabularyEffect",
-    "composition",
-    "compositions",
-    "copying",
-    "copying_score",
-    "copying_scores",
-    "detect",
-    "duplicate_token",
-    "each",
-    "effect_on_vocabulary",
-    "full_circuit",
-    "induction",
-    "match",
-    "neuron_patterns",
-    "of",
-    "pattern_lengths",
-    "previous_token",
-    "split",
-    "top_tokens",
-]
+__all__ = ["TEMPLATES", "Circuit", "PatternLengths", "Split", "Subspace", "TopTokens", "VocabularyEffect"]
+__all__ += ["composition", "compositions", "copying", "copying_score", "copying_scores", "detect"]
+__all__ += ["duplicate_token", "each", "effect_on_vocabulary", "full_circuit", "induction", "match"]
+__all__ += ["neuron_patterns", "of", "pattern_lengths", "previous_token", "split", "top_tokens"]

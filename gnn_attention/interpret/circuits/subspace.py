@@ -11,6 +11,8 @@ import torch
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Tensor
 
+States = Float[Tensor, "*tokens width"]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Subspace:
@@ -38,7 +40,6 @@ class Subspace:
 
         Singular values up to ``tolerance`` times the largest count as 0 (default: :func:`rank_tolerance`).
         Half inputs give a float32 basis. ValueError for anything but finite directions.
-
         """
         if not _is_float(directions) or directions.dim() not in (1, 2):
             got = quoted(directions)
@@ -74,31 +75,27 @@ class Subspace:
         """The matrix ``B B^T``: states times it are projected. Of size width x width."""
         return self.basis @ self.basis.mT
 
-    def coordinates(self, x: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens dim"]:
+    def coordinates(self, x: States) -> Float[Tensor, "*tokens dim"]:
         """Down: ``x B``, a number for each direction of the basis. ValueError for states of another width."""
         self._check_states("x", x)
         return x @ self.basis.to(x)
 
-    def project(self, x: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens width"]:
+    def project(self, x: States) -> States:
         """Down and up again: the part of each state that lies in the subspace."""
         return self.coordinates(x) @ self.basis.to(x).mT
 
-    def reject(self, x: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens width"]:
+    def reject(self, x: States) -> States:
         """The rest: what :meth:`project` leaves of each state, at right angles to the subspace."""
         return x - self.project(x)
 
-    def contains(
-        self, x: Float[Tensor, "*tokens width"], tolerance: float | None = None
-    ) -> Bool[Tensor, "*tokens"]:
+    def contains(self, x: States, tolerance: float | None = None) -> Bool[Tensor, "*tokens"]:
         """Which states lie in it: ``|reject(x)| <= tolerance |x|`` (default: the root of eps)."""
         rest = self.reject(x).norm(dim=-1)
         tolerance = torch.finfo(x.dtype).eps ** 0.5 if tolerance is None else tolerance
         inside: Tensor = rest <= tolerance * x.norm(dim=-1)
         return inside
 
-    def edit(
-        self, x: Float[Tensor, "*tokens width"], direction: Float[Tensor, " width"], value: float | Tensor
-    ) -> Float[Tensor, "*tokens width"]:
+    def edit(self, x: States, direction: Float[Tensor, " width"], value: float | Tensor) -> States:
         """Set the coordinate along a line (seed S1.25): ``x + (value - x . u) u``.
 
         ``u`` is ``direction`` within the subspace, of length 1; ``value`` one number, or one for each state.

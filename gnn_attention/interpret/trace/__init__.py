@@ -17,18 +17,5 @@ from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.interpret.trace.run import Phase, Run, record
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
 
-__all__ = [
-    "GLOSSARY",
-    "VIEWS",
-    "LayerTrace",
-    "Phase",
-    "Run",
-    "Surgery",
-    "Term",
-    "cut",
-    "flow",
-    "mute",
-    "operate",
-    "record",
-    "rollout",
-]
+__all__ = ["GLOSSARY", "VIEWS", "LayerTrace", "Phase", "Run", "Surgery", "Term", "cut", "flow", "mute"]
+__all__ += ["operate", "record", "rollout"]

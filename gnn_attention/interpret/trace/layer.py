@@ -21,6 +21,7 @@ from gnn_attention.interpret.trace import pairs as trace_pairs
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
 
 Heads = int | Sequence[int] | None
+Numbers = Float[Tensor, "batch edges heads"]
 TERMS: dict[str, Term] = {word: term for term in GLOSSARY for word in astuple(term) if word}
 
 
@@ -95,21 +96,19 @@ class LayerTrace:
         result: Tensor = part() if callable(part) and not isinstance(part, Tensor) else part
         return result
 
-    def logits(self, edges: Any = None, heads: Heads = None) -> Float[Tensor, "batch edges heads"]:
+    def logits(self, edges: Any = None, heads: Heads = None) -> Numbers:
         """``score_mod(scale q . k) + bias`` (seed S2.3): the overlap of the two channels."""
         return self._of_heads(self._logits(self._pairs(edges)), heads).mT
 
-    def weights(self, edges: Any = None, heads: Heads = None) -> Float[Tensor, "batch edges heads"]:
+    def weights(self, edges: Any = None, heads: Heads = None) -> Numbers:
         """``e^(logit - lse)`` (seed S2.6): the share of the receiver's attention that the edge has."""
         return self._of_heads(self._weights(self._pairs(edges)), heads).mT
 
-    def norms(self, edges: Any = None, heads: Heads = None) -> Float[Tensor, "batch edges heads"]:
+    def norms(self, edges: Any = None, heads: Heads = None) -> Numbers:
         """The length of what each edge carried, ``|weight * message|``."""
         return self._carried_measure(lambda v, matrix: _product(v, matrix).norm(dim=-1), edges, heads)
 
-    def along(
-        self, direction: Float[Tensor, " width"], edges: Any = None, heads: Heads = None
-    ) -> Float[Tensor, "batch edges heads"]:
+    def along(self, direction: Float[Tensor, " width"], edges: Any = None, heads: Heads = None) -> Numbers:
         """What each edge carried, projected on a direction: ``(weight * message) . direction``.
 
         Of a row of the unembedding: what the edge adds to that logit before the last norm. ValueError for
@@ -138,9 +137,7 @@ class LayerTrace:
         numbers = trace_pairs.overlaps(self._call, grid.to(self.q.device))
         return numbers.view(*numbers.shape[:2], num_dst, num_src)
 
-    def dense(
-        self, numbers: Float[Tensor, "batch edges heads"], fill: float = 0.0
-    ) -> Float[Tensor, "batch heads dst src"]:
+    def dense(self, numbers: Numbers, fill: float = 0.0) -> Float[Tensor, "batch heads dst src"]:
         """Numbers of all edges as matrices ``[B, heads, dst, src]``, with ``fill`` where there is no edge.
 
         Of size tokens x tokens. ValueError for other than one number for each edge of :attr:`edge_index`.
@@ -155,9 +152,8 @@ class LayerTrace:
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """The message ``v W_O`` of each edge's sender (seed S0.5). ValueError without ``W_O``."""
         values = self._values()[:, :, self._pairs(edges)[0]]
-        return torch.stack(
-            [_product(values[:, head], self._matrix(head)) for head in self._chosen(heads)], dim=2
-        )
+        found = [_product(values[:, head], self._matrix(head)) for head in self._chosen(heads)]
+        return torch.stack(found, dim=2)
 
     def carried(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """What came along each edge: the weight times the message, 0 if it was muted.

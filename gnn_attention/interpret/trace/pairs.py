@@ -68,16 +68,14 @@ def is_edge(
     return enumerate_pairs.evaluate(graph.rule, repr(graph), b, h, dst, src).expand(batch, heads, len(src))
 
 
-def check_edges(
-    graph: TokenGraph, pairs: Tensor, heads: int, chosen: Sequence[int] | None, then: str
-) -> None:
+def check_edges(graph: TokenGraph, pairs: Tensor, heads: int, chosen: Sequence[int] | None, why: str) -> None:
     """ValueError or IndexError for a pair that is no edge for any sample and any of the ``chosen`` heads."""
     edge_list.checked(pairs, graph.num_dst, graph.num_src)
     there = is_edge(graph, pairs, graph.batch or 1, heads)
     missing = ~(there if chosen is None else there[:, list(chosen)]).any(0).any(0)
     if missing.any():
         src, dst = pairs[:, missing][:, 0].tolist()
-        raise ValueError(f"{src} -> {dst} is no edge of {graph!r}: {then}")
+        raise ValueError(f"{src} -> {dst} is no edge of {graph!r}: {why}")
 
 
 def overlaps(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:

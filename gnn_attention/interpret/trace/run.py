@@ -23,7 +23,6 @@ from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
 
-COMMUNICATION, COMPUTATION = "communication", "computation"
 # of a block: the phase, and the tensor of that phase
 RESIDUAL_HOOKS = {
     "hook_resid_pre": (0, "before"),
@@ -124,11 +123,8 @@ def _recorded_layer(number: int, layer: MessagePassingAttention, traces: list[La
         tensors = (call.q, call.k, call.v, z, update)
         traces.append(LayerTrace(number, module.heads, call.graph, *tensors, call, info, muted))
 
-    def refuse_hooks(module: MessagePassingAttention, inputs: Any) -> None:
-        interventions.check_no_hooks(module, "record it")
-
     recorder = Backend("recorder", partial(_run_and_append, threading.get_ident(), inner, calls))
-    before = layer.register_forward_pre_hook(refuse_hooks)
+    before = layer.register_forward_pre_hook(lambda x, _: interventions.check_no_hooks(x, "record it"))
     after = layer.register_forward_hook(of_this_thread(append_trace))
     with before, after, interventions.backend_replaced(layer, recorder):
         yield
@@ -150,8 +146,8 @@ def _recorded_block(number: int, block: Block, phases: list[Phase]) -> Iterator[
     at: dict[str, Tensor] = {}
 
     def append_phases(module: nn.Module, inputs: Any, output: Any) -> None:
-        phases.append(Phase(number, COMMUNICATION, at["before"], at["attention"], at["between"]))
-        phases.append(Phase(number, COMPUTATION, at["between"], at["mlp"], output))
+        phases.append(Phase(number, "communication", at["before"], at["attention"], at["between"]))
+        phases.append(Phase(number, "computation", at["between"], at["mlp"], output))
 
     def save(name: str, module: nn.Module, inputs: Any, *output: Any) -> None:
         at[name] = (output or inputs)[0]

@@ -1,0 +1,14 @@
+"""Models in float64 that stays float64."""
+
+import pytest
+from support.extras import needs
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    needs("support.hf_models").keep_float64(monkeypatch)
+
+
+@pytest.fixture
+def llama(wide):
+    return needs("support.hf_models").built("llama", "gnn_attention")

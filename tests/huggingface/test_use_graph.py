@@ -1,0 +1,270 @@
+"""Hugging Face models on another graph than their own: ``use_graph``."""
+
+# ruff: noqa: E402
+import threading
+
+import pytest
+import torch
+from support.bounds import assert_exact, error
+from support.extras import needs
+from support.refusals import assert_refusals
+from torch import nn
+
+transformers = needs("transformers")
+
+from support import hf_models
+from support.hf_models import TOKENS, built, generated, gradients, inputs, logits_of, result, some_graph
+
+import gnn_attention as ga
+from gnn_attention import patterns
+from gnn_attention.huggingface import use_graph
+
+pytestmark = pytest.mark.usefixtures("wide")
+SEEN = 1e-3  # of the largest number: what a mistake changes at least
+
+
+def checkpointed(model, reentrant):
+    """In training, with layers that are recomputed; the method's name changed in transformers 5."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": reentrant})
+    model.train()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_changes_nothing(llama, reentrant):
+    """The mask of the forward pass serves the second one, outside the block too."""
+    given, graph = inputs("llama", "right"), patterns.window(TOKENS, 3)
+    with use_graph(llama, graph):
+        expected = gradients("llama", llama, given, use_cache=False)
+    checkpointed(llama, reentrant)
+    with use_graph(llama, graph):
+        out = result("llama", llama, given, use_cache=False)
+    llama.zero_grad()
+    hf_models.direction(out).backward()
+    found = {k: p.grad for k, p in llama.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    assert_exact(list(found.values()), list(expected.values()))
+
+
+def test_a_checkpointed_layer_without_a_mask_is_not_recomputed_on_another_graph():
+    """CLIP's images have no mask that could carry the graph: outside the block it refuses."""
+    model, given = built("clip_vision", "gnn_attention"), inputs("clip_vision")
+    graph = patterns.window(17, 3)
+    with use_graph(model, graph):
+        expected = gradients("clip_vision", model, given)
+    checkpointed(model, False)
+    with use_graph(model, graph):
+        assert_exact(list(gradients("clip_vision", model, given).values()), list(expected.values()))
+        total = result("clip_vision", model, given).sum()
+    with pytest.raises(RuntimeError, match=r"call backward\(\) inside the block"):
+        total.backward()
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_the_same_logits(llama, monkeypatch):
+    """torch.compile breaks its program at the attention, and follows blocks that come and go."""
+    # the compiler would trace what keeps float64; both round to float32 at the same places
+    monkeypatch.undo()
+    given = inputs("llama", "left")
+    compiled = torch.compile(llama, backend="eager")
+    for graph in (patterns.causal(64), patterns.self_loops(64), patterns.causal(64)):
+        with use_graph(llama, graph):
+            assert_exact(logits_of(compiled, **given), logits_of(llama, **given))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("instead", [False, True])
+def test_a_graph_is_the_same_as_its_mask(llama, listed, instead):
+    """Intersected with the model's own mask, or in its place; as a rule and as a list of edges."""
+    graph = some_graph() | patterns.window(64, 2).T if instead else some_graph()
+    graph = ga.TokenGraph.from_edges(graph.edge_index, 64) if listed else graph
+    tokens = inputs("llama")["input_ids"]
+    expected = hf_models.of_sdpa(
+        llama, tokens, hf_models.as_mask(graph if instead else graph & patterns.causal(64))
+    )
+    with use_graph(llama, graph, replace=instead):
+        assert_exact(logits_of(llama, input_ids=tokens), expected)
+    assert float((logits_of(llama, input_ids=tokens) - expected).abs().max()) > SEEN
+
+
+@pytest.mark.parametrize("pad", ["left", "right"])
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("instead", [False, True])
+def test_padding_does_not_count(llama, pad, listed, instead):
+    """A sample's positions begin at its first token: alone and in a batch it has the same logits."""
+    graph = patterns.full(64) if pad == "right" and instead else some_graph(listed)
+    given = inputs("llama", pad)
+    places = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with use_graph(llama, graph, replace=instead):
+        together = logits_of(llama, **given, position_ids=places)
+        for sample, length in enumerate((TOKENS, 8, 5)):
+            slots = slice(TOKENS - length, TOKENS) if pad == "left" else slice(length)
+            alone = logits_of(llama, input_ids=given["input_ids"][sample : sample + 1, slots])
+            one = {name: x[sample : sample + 1] for name, x in given.items()}
+            padded = logits_of(llama, **one, position_ids=places[sample : sample + 1])
+            assert_exact([together[sample, slots], padded[0, slots]], [alone[0], alone[0]])
+
+
+@pytest.mark.parametrize(("name", "instead"), [("llama", False), ("llama", True), ("gemma2", False)])
+def test_generation_follows_the_graph(name, instead):
+    """With a dynamic and a static cache as without any, left padding included."""
+    model, given = built(name), inputs(name, "left")
+    model.set_attn_implementation("gnn_attention")
+    with use_graph(model, some_graph(), replace=instead):
+        expected, scores = generated(model, given, use_cache=False)
+        for cache in (hf_models.CACHES["own"], hf_models.CACHES["static"]):
+            found, found_scores = generated(model, given, **cache)
+            assert torch.equal(found, expected)
+            assert_exact(found_scores, scores)
+    assert float((generated(model, given)[1] - scores).abs().max()) > SEEN
+
+
+def test_a_sliding_cache_without_the_senders_of_a_graph_is_named():
+    """Replacing a window by sinks cannot bring back keys that are gone."""
+    model, given = built("mistral", "gnn_attention"), inputs("mistral")
+    message = r"layer 0\): its cache has dropped the senders before 8, .* generate with use_cache=False"
+    sinks = use_graph(model, patterns.sinks(64, 1) | patterns.window(64, 3), replace=True)
+    with sinks, pytest.raises(ValueError, match=message):
+        generated(model, given)
+    with use_graph(model, patterns.window(64, 3), replace=True):
+        assert torch.equal(generated(model, given)[0], generated(model, given, use_cache=False)[0])
+
+
+def test_a_function_gives_each_layer_and_head_its_graph(llama):
+    """None is the model's own; the length is that of the sequence."""
+    calls, tokens = [], inputs("llama")["input_ids"]
+
+    def choose(layer, head, length):
+        calls.append((layer, head, length))
+        return None if layer == 1 else patterns.window(length, head + 1)
+
+    with use_graph(llama, choose):
+        found = logits_of(llama, input_ids=tokens)
+    assert calls == [(layer, head, TOKENS) for layer in (0, 1) for head in range(4)]
+
+    def given(module, args, kwargs):
+        return args, {**kwargs, "attention_mask": hf_models.by_head()}
+
+    llama.model.layers[0].register_forward_pre_hook(given, with_kwargs=True)
+    assert_exact(found, hf_models.of_sdpa(llama, tokens, patterns.causal(TOKENS)))
+
+
+def test_blocks_nest_and_end(llama):
+    """The inner one is intersected with the outer one; both are gone after an exception."""
+    given, narrow = inputs("llama"), patterns.window(64, 2) | patterns.sinks(64, 1)
+    before = logits_of(llama, **given)
+    with use_graph(llama, patterns.window(64, 4)):
+        outer = logits_of(llama, **given)
+        with use_graph(llama, narrow):
+            both = logits_of(llama, **given)
+        assert torch.equal(logits_of(llama, **given), outer)
+    joined = patterns.window(64, 4) & narrow
+    with use_graph(llama, joined):
+        assert_exact(both, logits_of(llama, **given))
+    with pytest.raises(TypeError, match="int"), use_graph(llama, joined):
+        len(logits_of(llama, **given).numel())
+    assert torch.equal(logits_of(llama, **given), before)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "whisper"])
+@torch.no_grad()
+def test_cross_attention_is_unchanged(name):
+    """A decoder's receivers are not among the encoder's senders."""
+    model, given, loops = built(name, "gnn_attention"), inputs(name), patterns.self_loops(64)
+    with use_graph(model, loops):
+        both = result(name, model, given)
+    with use_graph(model.get_encoder(), loops):
+        assert error(result(name, model, given), both) > SEEN / 10
+        with use_graph(model.get_decoder(), loops):
+            assert torch.equal(result(name, model, given), both)
+    changed = {k: v.roll(1, 0) if k != "decoder_input_ids" else v for k, v in given.items()}
+    with use_graph(model, loops):
+        assert error(result(name, model, changed), both) > SEEN / 10  # the encoder still counts
+
+
+def test_modules_without_a_mask_and_without_a_number():
+    """CLIP's images: numbered in the order of calls, on the graph alone."""
+    model, given, calls = built("clip_vision", "gnn_attention"), inputs("clip_vision"), []
+    plain = result("clip_vision", model, given)
+    with use_graph(model, lambda layer, head, length: calls.append((layer, head, length))):
+        assert torch.equal(result("clip_vision", model, given), plain)
+    assert calls == [(layer, head, 17) for layer in (0, 1) for head in range(4)]
+    with use_graph(model, patterns.self_loops(17)):
+        out = model(**given).last_hidden_state
+        other = model(given["pixel_values"].clone().index_fill_(3, torch.arange(4), 0.0)).last_hidden_state
+    assert torch.equal(out[:, 2], other[:, 2])  # the second patch attends to itself alone
+    assert not torch.equal(out[:, 1], other[:, 1])
+
+
+def gpt_neo():
+    """set_attn_implementation only logs a warning for it."""
+    sizes = {"vocab_size": 8, "hidden_size": 8, "num_layers": 1, "num_heads": 1}
+    config = transformers.GPTNeoConfig(**sizes, attention_types=[[["global"], 1]])
+    model = transformers.GPTNeoModel(config)
+    model.set_attn_implementation("gnn_attention")
+    return model
+
+
+def half_clip():
+    model = built("clip")
+    parts = {"": "gnn_attention", "text_config": "gnn_attention", "vision_config": "sdpa"}
+    model.set_attn_implementation(parts)
+    return model
+
+
+WRONG_MODELS = [
+    (lambda: "gpt2", TypeError, "model must be a Hugging Face model or a part of one, got str"),
+    (lambda: nn.Linear(2, 2), ValueError, "Linear has no part with a Hugging Face config"),
+    (lambda: built("llama"), ValueError, r"LlamaForCausalLM is 'eager': call model.set_attn_im"),
+    (gpt_neo, NotImplementedError, "GPTNeoModel has attention of its own"),
+    (half_clip, ValueError, r"vision.* is 'sdpa': call model.set_attn_implementation"),
+]
+
+
+def test_wrong_models_are_named(llama):
+    def on_causal(made):
+        return lambda: use_graph(made(), patterns.causal(64))
+
+    assert_refusals((on_causal(made), error, message) for made, error, message in WRONG_MODELS)
+    with pytest.raises(TypeError, match=r"graph_or_function must be a TokenGraph or .* got Tensor"):
+        use_graph(llama, patterns.causal(64).mask())
+
+
+CAUSAL = patterns.causal(64)
+OF_FOUR = {"attention_mask": hf_models.as_mask(CAUSAL)}
+
+
+WRONG_GRAPHS = {
+    "too short for a sequence of 12 tokens": (patterns.causal(8), {}),
+    "must be that of whole sequences, from position 0": (CAUSAL.rows(8, 64), {}),
+    "must return a TokenGraph or None, got str": (lambda *where: "window", {}),
+    "padding cannot be recognised: pass a 2-D attention_mask": (
+        CAUSAL,
+        {"attention_mask": hf_models.as_mask(CAUSAL)},
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_GRAPHS)
+def test_wrong_graphs_are_named(llama, message):
+    """The model then serves the next call."""
+    (graph, more), tokens = WRONG_GRAPHS[message], inputs("llama")["input_ids"]
+    block = use_graph(llama, graph, replace=bool(more))
+    with block, pytest.raises((TypeError, ValueError), match=message):
+        logits_of(llama, input_ids=tokens, **more)
+    assert logits_of(llama, input_ids=tokens).isfinite().all()
+
+
+def test_a_block_in_which_nothing_was_computed_warns(llama, tmp_path):
+    """In another thread, say, which has blocks of its own."""
+    given, found = inputs("llama"), []
+    before = logits_of(llama, **given)
+    thread = threading.Thread(target=lambda: found.append(logits_of(llama, **given)))
+    warns = pytest.warns(UserWarning, match="no self-attention of LlamaForCausalLM was computed")
+    with warns, use_graph(llama, patterns.self_loops(64)):
+        thread.start()
+        thread.join()
+    assert torch.equal(found[0], before)
+    # a model that is saved on this attention loads without the library
+    llama.save_pretrained(tmp_path)
+    assert type(llama).from_pretrained(tmp_path).config._attn_implementation == "sdpa"

@@ -1,0 +1,75 @@
+"""Ways to an audit: the fixture of pytest, the command, and a model on the graphs of ``use_graph``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+from support.extras import needs
+
+import gnn_attention as ga
+from gnn_attention import patterns
+from gnn_attention.__main__ import main
+from gnn_attention.interpret.audit import audit, pytest_plugin
+
+
+@pytest.mark.slow
+def test_the_fixture_in_a_run_of_pytest(tmp_path):
+    (tmp_path / "test_them.py").write_text(
+        "import torch\nfrom gnn_attention import patterns\nmodule, inputs = torch.nn.Identity(), (6, 3)\n\n"
+        "def test_unused(audited):\n    audited(module, patterns.causal(6), inputs)\n\n"
+        "def test_exact(audited):\n    audited(module, patterns.causal(6), inputs, exact=True)\n\n"
+        "def test_leaky(audited):\n    audited(torch.nn.LayerNorm([6, 3]), patterns.causal(6), inputs)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", pytest_plugin.__name__, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert "2 failed, 1 passed" in done.stdout
+    assert "15 of 15 allowed pairs unused" in done.stdout
+    assert "causal(6), 1 layer: 15 leaks" in done.stdout
+
+
+def test_the_exit_code_and_json_of_the_command(capsys, tmp_path):
+    assert main(["audit", "window(12, 3) | sinks(12, 1)"]) == 0
+    assert capsys.readouterr().out.startswith("window(12, 3) | sinks(12, 1), 2 layers: exact")
+    assert main(["audit", "window(10, 2)", "--run-over", "window(10, 3)", "--json"]) == 1
+    printed = capsys.readouterr()
+    record = json.loads(printed.out)
+    assert (record["ok"], record["exact"], record["layers"]) == (False, False, 2)
+    assert (0, 3, [0, 1, 3]) in [(leak["src"], leak["dst"], leak["path"]) for leak in record["leaks"]]
+    assert "leaks" in printed.err
+    file = tmp_path / "verdict.json"
+    deep = ["--run-over", "causal(10)", "--layers", "9", "--json", str(file)]
+    assert main(["audit", "window(10, 2)", *deep]) == 0
+    assert json.loads(file.read_text())["exact"] is True
+    ga.model.save(tmp_path / "mine.safetensors", *ga.model.load_trained(), {})
+    assert main(["audit", "causal(6)", "--model", str(tmp_path / "mine.safetensors")]) == 0
+    capsys.readouterr()
+    for arguments, words in (
+        (["wndow(8, 2)"], "wndow"),
+        (["causal(600)"], "at most 512 tokens"),
+        (["causal(6)", "--model", "no_such_file"], "no_such_file"),
+        (["causal(6)", "--json", "no/such/file"], "expected a folder that exists"),
+        (["causal(6)", "--run-over", "causal(7)"], "does not fit"),
+    ):
+        assert main(["audit", *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_block_of_use_graph_holds_for_the_copy_that_is_audited():
+    """And for it alone while it is audited: what the block knows is as it was afterwards."""
+    needs("transformers")
+    importlib.import_module("gnn_attention.huggingface")
+    model = importlib.import_module("support.hf_models").build("llama")
+    graph = patterns.window(12, 3) | patterns.sinks(12, 1)
+    model.set_attn_implementation("gnn_attention")
+    with ga.use_graph(model, graph):
+        (use,) = importlib.import_module("gnn_attention.huggingface._overrides").uses_now()
+        known = dict(use.names), dict(use.numbers)
+        assert audit(model, graph, (12,), layers=2, witnesses="jacobian").exact
+        assert (use.names, use.numbers) == known
+    beyond = (patterns.causal(12) - graph @ graph).edge_index
+    leaks = audit(model, graph, (12,), layers=2, witnesses="jacobian").leaks
+    assert {(leak.src, leak.dst) for leak in leaks} == set(map(tuple, beyond.T.tolist()))
