@@ -170,18 +170,6 @@ def test_autocast_does_not_reach_the_sums(backend):
     assert_sum(info.lse, exact.lse, 24, reach + float(exact.lse.abs().max()))
 
 
-@pytest.mark.parametrize("backend", NAMES)
-@pytest.mark.parametrize(("dst", "src", "batch"), [(0, 3, 2), (3, 0, 2), (0, 0, 1), (3, 3, 0)])
-@pytest.mark.parametrize("extra", [{}, {"score_mod": score_mods.softcap(1.0)}])
-def test_nothing_at_all_is_a_size_too(backend, dst, src, batch, extra):
-    """No receivers, no senders, no samples: zeros of the right shape."""
-    extra = extra if backend in FULL else {}
-    q, k, v = qkv(dst=dst, src=src, batch=batch, kv_heads=4)
-    out = ga.attend(q, k, v, patterns.cross(dst, src), backend=backend, **extra)
-    assert out.shape == (batch, 4, dst, 6)
-    assert (out == 0).all()
-
-
 @pytest.mark.parametrize("backend", FULL)
 def test_gradcheck(backend):
     """Numerical derivatives of every input, bias and sinks included."""
@@ -310,11 +298,11 @@ def test_wrong_input_is_named(number):
     assert_exact(ga.attend(Q, K, V, CAUSAL), RIGHT)
 
 
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FULL if name not in ("dense", "split")]
+
+
 @quiet
-@pytest.mark.parametrize(
-    "backend",
-    [name if name in ("dense", "split") else pytest.param(name, marks=pytest.mark.slow) for name in FULL],
-)
+@pytest.mark.parametrize("backend", ["dense", "split", *SLOW])
 def test_fullgraph_compile_follows_the_graph(backend):
     """No graph breaks; another graph is another program, not the old one."""
     torch.compiler.reset()

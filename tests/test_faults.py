@@ -15,7 +15,7 @@ from support.faults import PLANTED, planted_here
 
 import gnn_attention as ga
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
@@ -74,10 +74,8 @@ class Failed:
 
 def suite(place, *tests):
     """Tests up to the first that fails, in this process."""
-    root = TESTS.parent
-    options = [*["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"], "--rootdir", str(root)]
-    arguments = [*options, "-c", str(root / "pyproject.toml"), *tests]
-    return lambda: pytest.main(arguments, plugins=[Failed(place)])
+    options = f"-x -q -p no:cacheprovider -p no:xdist -c {ROOT / 'pyproject.toml'} --rootdir {ROOT}".split()
+    return lambda: pytest.main([*options, *tests], plugins=[Failed(place)])
 
 
 def test_every_fault_has_its_file():
@@ -88,10 +86,10 @@ def test_every_fault_has_its_file():
 def test_the_suite_fails_on_every_planted_fault(fault, tmp_path):
     """And the test that fails passes without the fault."""
     failed, output = tmp_path / "failed", tmp_path / "output"
-    file = str(TESTS / f"{FOUND_BY[fault]}.py")
+    file = str(ROOT / "tests" / f"{FOUND_BY[fault]}.py")
     code = in_a_fork(suite(failed, file), fault, output)
     assert code == pytest.ExitCode.TESTS_FAILED, output.read_text()[-3000:]
-    again = str(TESTS.parent / failed.read_text())
+    again = str(ROOT / failed.read_text())
     code = in_a_fork(suite(tmp_path / "none", again), None, output)
     assert code == pytest.ExitCode.OK, output.read_text()[-3000:]
 

@@ -103,9 +103,8 @@ def _owners(word: str, value: Given, count: int) -> Tensor:
     if isinstance(value, int):
         return torch.arange(count, device="cpu") // value
     if gaps := set(range(max(value, default=0))) - set(value):
-        raise ValueError(
-            f"{word} must be numbered 0, 1, ... without gaps, got {max(value)} but no {min(gaps)}"
-        )
+        got = f"{max(value)} but no {min(gaps)}"
+        raise ValueError(f"{word} must be numbered 0, 1, ... without gaps, got {got}")
     return _for_each(word, value, count)
 
 

@@ -153,7 +153,6 @@ def block_edges(parts: Sequence[Part]) -> Tensor:
 def _square_product(
     function: str, g1: TokenGraph, g2: TokenGraph, rule: Callable[..., Tensor], join: Callable[..., Tensor]
 ) -> TokenGraph:
-    """A product that compares tokens of the two sides with each other."""
     sizes = _operands.from_zero(function, g1, g2)
     for graph in (g1, g2):
         _operands.square(function, graph, "tensor_product takes bipartite graphs")

@@ -101,11 +101,6 @@ class FormCost:
         return sum([self] * (checks.size("layers", layers, 1) - 1), start=self)
 
 
-# of a FormCost: what several layers add up
-_NUMBERS = ("macs", "step", "parameters", "activations", "weights")
-_CACHES = ("cache_per_token", "cache")
-
-
 def of_form(
     form: str,
     width: int,

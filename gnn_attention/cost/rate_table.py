@@ -145,11 +145,11 @@ def _factored(s: Sizes) -> Rates:
 
 
 def _merged(s: Sizes) -> Rates:
-    square = s.num_heads * s.width**2
     # a bias is one more row (and column) of a product
     pattern = s.width + bool(set("QK") & set(s.bias))
     message = s.width + ("V" in s.bias)
     parameters = s.num_heads * (pattern**2 + message * s.width) + s.width * ("O" in s.bias)
+    square = s.num_heads * s.width**2
     return _in_model_space(s, receive=square, send=square, parameters=parameters)
 
 
@@ -215,9 +215,6 @@ def _latent_parameters(s: LatentSizes) -> int:
     return down + s.width * (s.latent_dim + s.rotary_dim) + s.num_heads * of_heads + norms
 
 
-FORMS: Mapping[str, Callable[[Sizes], Rates]] = {
-    "standard": _standard,
-    "factored": _factored,
-    "merged": _merged,
-}
+FORMS: Mapping[str, Callable[[Sizes], Rates]]
+FORMS = {"standard": _standard, "factored": _factored, "merged": _merged}
 LATENT_FORMS: Mapping[str, Callable[[LatentSizes], Rates]] = {"expanded": _expanded, "latent": _latent}

@@ -14,7 +14,9 @@ from gnn_attention.cost.rate_table import LatentSizes, Sizes, rates
 from gnn_attention.graph import TokenGraph
 
 WIDTH, LABEL, COLUMN = 100, 46, 18  # three columns of forms after a label
+THOUSANDS = ("", " k", " M", " G", " T", " P", " E")
 Compared = tuple[GraphCost, int]  # a graph, and the multiply-accumulates of its edges in one layer
+Costs = Mapping[str, FormCost]
 Layers = list[tuple[TokenGraph, int]]
 
 
@@ -29,9 +31,7 @@ def compared(model: ModelSizes, layers: Layers) -> list[Compared]:
     return [(of_graph(graph), of_sizes(_base(model), model.heads, graph).macs.edges) for graph in graphs]
 
 
-def report(
-    model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compared], dtype: str
-) -> str:
+def report(model: ModelSizes, layers: Layers, costs: Costs, graphs: list[Compared], dtype: str) -> str:
     """All of it: the matrices, the forms, the graphs, what it means."""
     compared = _graphs(graphs, model), _meaning(model, layers, costs, graphs)
     parts = _head(model, layers), _forms(model, layers, costs, dtype), *compared
@@ -66,16 +66,13 @@ def _latent_matrices(sizes: LatentSizes) -> str:
     source = sizes.query_dim or d
     shared = [f"W_DKV [{d}, {latent}]", f"W_KR [{d}, {rotary}]"]
     shared += [f"W_DQ [{d}, {source}]"] if sizes.query_dim else []
-    shapes = {"W_UQ": [source, sizes.content_dim], "W_QR": [source, rotary]}
-    shapes |= {
-        "W_UK": [latent, sizes.content_dim],
-        "W_UV": [latent, sizes.value_dim],
-        "W_O": [sizes.value_dim, d],
-    }
+    content, value = sizes.content_dim, sizes.value_dim
+    shapes = {"W_UQ": [source, content], "W_QR": [source, rotary], "W_UK": [latent, content]}
+    shapes |= {"W_UV": [latent, value], "W_O": [value, d]}
     return ", ".join(shared + [f"{name} {sizes.num_heads} x {shape}" for name, shape in shapes.items()])
 
 
-def _forms(model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], dtype: str) -> list[str]:
+def _forms(model: ModelSizes, layers: Layers, costs: Costs, dtype: str) -> list[str]:
     tokens, of_layers = _plural(layers[0][0].num_dst, "token"), _plural(model.layers, "layer")
     base, each = next(iter(costs)), costs.values()
     return [
@@ -136,19 +133,15 @@ def _graphs(graphs: list[Compared], model: ModelSizes) -> list[str]:
     return lines + _wrapped(f"{cached}; {fill}; {of_edges}")
 
 
-def _meaning(
-    model: ModelSizes, layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compared]
-) -> list[str]:
+def _meaning(model: ModelSizes, layers: Layers, costs: Costs, graphs: list[Compared]) -> list[str]:
     lines = [*_wrapped(_of_forms(costs)), *_wrapped(_of_graph(layers, costs, graphs))]
     if isinstance(model.heads, Sizes) and not model.mergeable:
-        reason = (
-            "This model rotates or norms queries and keys, so that its patterns differ and cannot be cached"
-        )
-        lines += _wrapped(f"{reason}: the last two columns are what the equations would cost without that.")
+        reason = "This model rotates or norms queries and keys: its patterns differ and cannot be cached"
+        lines += _wrapped(f"{reason}. The last two columns are what the equations would cost without that.")
     return lines
 
 
-def _of_forms(costs: Mapping[str, FormCost]) -> str:
+def _of_forms(costs: Costs) -> str:
     base, *_, last = costs.values()
     times = last.step.total / max(base.step.total, 1)
     share = next(iter(last.cache_per_token.values())) / next(iter(base.cache_per_token.values()))
@@ -158,7 +151,7 @@ def _of_forms(costs: Mapping[str, FormCost]) -> str:
     return f"One token more costs the {last.form} form {more} {names}."
 
 
-def _of_graph(layers: Layers, costs: Mapping[str, FormCost], graphs: list[Compared]) -> str:
+def _of_graph(layers: Layers, costs: Costs, graphs: list[Compared]) -> str:
     first, base = graphs[0][0], next(iter(costs.values()))
     name = first.name if len(layers) == 1 else f"{first.name}, in {layers[0][1]} of the layers,"
     share = base.macs.edges / max(base.macs.total, 1)
@@ -184,9 +177,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _number(
-    value: float, base: int = 1000, units: Sequence[str] = ("", " k", " M", " G", " T", " P", " E")
-) -> str:
+def _number(value: float, base: int = 1000, units: Sequence[str] = THOUSANDS) -> str:
     power = 0
     while value >= base and power < len(units) - 1:
         value, power = value / base, power + 1

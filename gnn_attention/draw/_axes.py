@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, RED = "#0072B2", "#E69F00", "#D55E00"
 BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
 
+Numbers = Sequence[float]
 Points = Float[Tensor, "points 2"]
 Curves = Float[Tensor, "edges points 2"]
 
@@ -50,7 +51,6 @@ def figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
 
 
 def of(ax: Axes | None, width: float, height: float) -> tuple[Figure, Axes]:
-    """The given axes and their figure, or new ones."""
     made: Any = None if ax is None else ax.figure.figure
     return figure(width, height) if ax is None else (made, ax)
 
@@ -64,7 +64,6 @@ def title(ax: Axes, name: str, facts: str = "", width: int = 64) -> None:
 
 
 def headline(made: Figure, name: str) -> None:
-    """The name of the graph above several axes."""
     made.suptitle(printable(name), fontsize=11, x=0.02, ha="left", **AS_IT_IS)
 
 
@@ -149,7 +148,6 @@ def heights(ax: Axes, numbers: Sequence[int], offset: int, colour: str) -> None:
 
 
 def spread(numbers: Sequence[int]) -> str:
-    """The least, the mean and the most of some numbers, in words."""
     mean = sum(numbers) / max(len(numbers), 1)
     return f"{min(numbers)} to {max(numbers)}, mean {mean:.4g} (broken line)" if numbers else "no tokens"
 
@@ -172,7 +170,6 @@ def curves(ax: Axes, counts: Sequence[Sequence[int]], token: int) -> None:
 
 
 def open_box(ax: Axes) -> None:
-    """The left and the lower side of the box alone, over a faint grid."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=LIGHT, linewidth=0.8)
     ax.set_axisbelow(True)
@@ -187,10 +184,7 @@ def bezier(corners: Sequence[Points], steps: int = SMOOTHNESS) -> Curves:
     return points[0]
 
 
-def arrows(
-    ax: Axes, curves: Curves, widths: Sequence[float], colours: Sequence[str], alphas: Sequence[float]
-) -> None:
-    """Each curve with a head at its end."""
+def arrows(ax: Axes, curves: Curves, widths: Numbers, colours: Sequence[str], alphas: Numbers) -> None:
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path
 
@@ -200,9 +194,7 @@ def arrows(
         ax.add_patch(FancyArrowPatch(path=Path(curve), mutation_scale=6 + 3 * width, **look))
 
 
-def tapered(
-    ax: Axes, curves: Curves, widths: Sequence[float], colours: Sequence[str], alphas: Sequence[float]
-) -> None:
+def tapered(ax: Axes, curves: Curves, widths: Numbers, colours: Sequence[str], alphas: Numbers) -> None:
     """Each curve thin at its sender and thick at its receiver: a direction without a head."""
     from matplotlib.collections import LineCollection
 
@@ -214,7 +206,6 @@ def tapered(
 
 
 def cell_handles() -> list[Any]:
-    """What the cells of a mask mean."""
     cells = ((BLUE, "edge: dst attends to src"), (LIGHT, "no edge"))
     return [handle("s", text, color=c, markersize=9, markeredgecolor=GREY) for c, text in cells]
 

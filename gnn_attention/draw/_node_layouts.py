@@ -54,7 +54,6 @@ class Drawn:
         return max(self.graph.num_dst, self.graph.num_src) <= FEW and len(self.src) <= MOST_ARROWS
 
     def without_loops(self) -> Drawn:
-        """The edges between two tokens, where the tokens themselves show the loops."""
         return self._some(self.src != self.dst)
 
     def _some(self, chosen: Tensor) -> Drawn:
@@ -77,7 +76,6 @@ class Drawn:
 
 
 def circle(ax: Axes, drawn: Drawn, names: Names) -> None:
-    """Tokens on a circle, clockwise from the top."""
     n = drawn.graph.num_dst
     angle = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
     places = torch.stack([angle.sin(), angle.cos()], 1)
@@ -118,7 +116,6 @@ def _trim(start: Points, end: Points, by: float) -> Points:
 
 
 def columns(ax: Axes, drawn: Drawn, names: Names, src_names: Names) -> None:
-    """Senders on the left, receivers on the right, each from top to bottom."""
     graph, inset = drawn.graph, 0.03 if drawn.few else 0.008
     left, right = _column(0.0, graph.num_src), _column(1.0, graph.num_dst)
     start, end = left[drawn.src, 1], right[drawn.dst, 1]
@@ -154,13 +151,10 @@ def line(ax: Axes, drawn: Drawn, names: Names) -> None:
     shown.link(ax, curves)
     if drawn.few:
         box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLACK, "linewidth": 0.9}
-        look: dict[str, Any] = {
-            "va": "center",
-            "fontsize": 10 if n <= 12 else 9 if n <= 24 else 7,
-            "bbox": box,
-        }
+        look: dict[str, Any] = {"va": "center", "fontsize": 10 if n <= 12 else 9 if n <= 24 else 7}
         for token in range(n):
-            ax.text(token, 0, _name(drawn.graph.dst_offset, token, names), ha="center", **look, **AS_IT_IS)
+            name = _name(drawn.graph.dst_offset, token, names)
+            ax.text(token, 0, name, ha="center", bbox=box, **look, **AS_IT_IS)
         ax.set_axis_off()
     else:
         places = torch.arange(n, dtype=torch.float64)
@@ -210,7 +204,6 @@ def between(ax: Axes, drawn: Drawn, level: int, above: list[bool], residual: boo
 
 
 def rows(ax: Axes, reached: list[list[bool]], last: int, names: Names) -> None:
-    """The tokens of each row, lit ones filled, and how many are lit."""
     n, size = len(reached[0]), max(1.2, min(9.0, 330 / len(reached[0])))
     dark: dict[str, Any] = {"markerfacecolor": "white", "color": GREY} if n <= FEW else {"color": LIGHT}
     for level, lit in enumerate(reached):
@@ -229,12 +222,10 @@ def rows(ax: Axes, reached: list[list[bool]], last: int, names: Names) -> None:
 
 
 def handles(drawn: Drawn) -> list[Any]:
-    """What the lines, their widths and the dots mean."""
     if drawn.few:
         lit = bool(drawn.lit.any())
-        edge = _axes.handle(
-            "line", "src → dst: dst attends to src", color=GREY if lit else BLUE, linewidth=1.4
-        )
+        colour = GREY if lit else BLUE
+        edge = _axes.handle("line", "src → dst: dst attends to src", color=colour, linewidth=1.4)
         shown = () if drawn.weights is None else (0.1, 0.5, 1.0)
         widths = [_axes.handle("line", f"weight {w}", color=BLUE, linewidth=0.3 + 4 * w) for w in shown]
         return [edge, *[_axes.handle("line", "chosen edge", color=RED, linewidth=2)] * lit, *widths]
@@ -248,7 +239,6 @@ def handles(drawn: Drawn) -> list[Any]:
 
 
 def layer_handles(carried: bool) -> list[Any]:
-    """What is lit, and by which edges."""
     entries = [
         _axes.handle("D", "the token", color=RED, markersize=7),
         _axes.handle("o", "its state reaches the token", color=BLUE, markersize=7),
@@ -260,7 +250,6 @@ def layer_handles(carried: bool) -> list[Any]:
 
 
 def self_loops(graph: TokenGraph) -> list[bool]:
-    """For each token of a square graph, whether it attends to itself."""
     src, dst = graph.edge_index
     loops = set(dst[src == dst].tolist())
     return [token in loops for token in range(graph.num_dst)]

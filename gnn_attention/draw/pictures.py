@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    Where = Axes | None
+
+Text = str | None
 LARGEST_MASK = 4096  # tokens a side of what is drawn cell by cell
 LARGEST_LINES = 1024  # tokens a side of what is drawn edge by edge
 MOST_HEADS = 16
@@ -39,11 +42,7 @@ MOST_LAYERS = 64
 
 
 def mask(
-    graph: TokenGraph,
-    ax: Axes | None = None,
-    labels: Names = None,
-    src_labels: Names = None,
-    title: str | None = None,
+    graph: TokenGraph, ax: Where = None, labels: Names = None, src_labels: Names = None, title: Text = None
 ) -> Figure:
     """The mask: a row for each receiver, a column for each sender, a dark cell for each edge.
 
@@ -65,11 +64,7 @@ def mask(
 
 
 def graph(
-    graph: TokenGraph,
-    ax: Axes | None = None,
-    labels: Names = None,
-    src_labels: Names = None,
-    title: str | None = None,
+    graph: TokenGraph, ax: Where = None, labels: Names = None, src_labels: Names = None, title: Text = None
 ) -> Figure:
     """Nodes and links: tokens on a circle, clockwise from the top.
 
@@ -105,11 +100,11 @@ def side_by_side(graph: TokenGraph, labels: Names = None, src_labels: Names = No
 
 def arcs(
     graph: TokenGraph,
-    ax: Axes | None = None,
+    ax: Where = None,
     labels: Names = None,
     weights: Tensor | None = None,
     lit: Collection[tuple[int, int]] = (),
-    title: str | None = None,
+    title: Text = None,
 ) -> Figure:
     """Tokens on a line: edges to the right (``src < dst``) are arcs above it, those to the left below it.
 
@@ -134,10 +129,10 @@ def layers(
     graphs: TokenGraph | Sequence[TokenGraph],
     layers: int,
     token: int | None = None,
-    ax: Axes | None = None,
+    ax: Where = None,
     labels: Names = None,
     residual: bool = True,
-    title: str | None = None,
+    title: Text = None,
 ) -> Figure:
     """A network unrolled, a row of tokens for each layer.
 
@@ -161,16 +156,14 @@ def layers(
     return _axes.finish(made, ax, _node_layouts.layer_handles(carried))
 
 
-def degrees(graph: TokenGraph, title: str | None = None) -> Figure:
+def degrees(graph: TokenGraph, title: Text = None) -> Figure:
     """The in-degree of each receiver, over the out-degree of each sender."""
     _check("degrees", graph, LARGEST_MASK)
     made, (top, bottom) = _axes.figure(8.0, 5.4, nrows=2)
     top.set(xlabel="dst (receiver)", ylabel="senders it attends to")
     bottom.set(xlabel="src (sender)", ylabel="receivers that attend to it")
-    for axes, each, word, colour in (
-        (top, graph, "in-degree", BLUE),
-        (bottom, graph.T, "out-degree", ORANGE),
-    ):
+    both = (top, graph, "in-degree", BLUE), (bottom, graph.T, "out-degree", ORANGE)
+    for axes, each, word, colour in both:
         degree = each.in_degree().tolist()
         _axes.heights(axes, degree, each.dst_offset, colour)
         _axes.title(axes, f"{word}: {_axes.spread(degree)}")
@@ -183,8 +176,8 @@ def hops(
     layers: int | None = None,
     token: int | None = None,
     residual: bool = True,
-    ax: Axes | None = None,
-    title: str | None = None,
+    ax: Where = None,
+    title: Text = None,
 ) -> Figure:
     """How many tokens have been reached after each layer.
 
@@ -205,7 +198,7 @@ def hops(
     return _axes.finish(made, ax)
 
 
-def _each_head(graph: TokenGraph, title: str | None) -> Figure:
+def _each_head(graph: TokenGraph, title: Text) -> Figure:
     if (count := graph.heads or 0) > MOST_HEADS:
         raise ValueError(f"mask() draws at most {MOST_HEADS} heads, got {count}; take select(0, head)")
     columns, rows = min(count, 4), -(-count // 4)

@@ -27,13 +27,11 @@ class Choice:
     tokens: int
 
     def packed(self) -> dict[str, Any]:
-        """As the page reads it."""
         named = {"name": self.name, "meaning": self.meaning, "bits": bits(self.mask)}
         return named | {"causal": not bool(self.mask.triu(1).any()), "tokens": self.tokens}
 
 
 def own(graph: TokenGraph) -> Choice:
-    """The graph along which the model itself attends."""
     n, which = graph.num_dst, "every token attends to those that its mask allows"
     if graph == patterns.causal(n):
         which = "every token attends to itself and all before it"
@@ -58,10 +56,7 @@ def zoo(tokens: int, room: int) -> list[Choice]:
     isolated = "not itself: the first has no in-edges and receives exactly 0."
     neighbours = "its own, the one before, the first and a random one (BigBird)."
     rest = "the rest attends to itself and all before it."
-    binary, documents = (
-        "A binary tree in reading order",
-        f"Two packed documents of {half} and {n - half} tokens",
-    )
+    binary, documents = "A binary tree in reading order", f"Two packed documents of {half} and {n - half}"
     found = [
         (patterns.strict_causal(n), f"{every}all before it, {isolated}"),
         (patterns.window(n, w), f"{last}, itself included."),
@@ -70,7 +65,7 @@ def zoo(tokens: int, room: int) -> list[Choice]:
         (patterns.sparse_strided(n, w), f"{last} and every {w}th before them (Sparse Transformer)."),
         (patterns.log_sparse(n), f"{every}itself and the tokens 1, 2, 4, 8, ... before it."),
         (patterns.chunked(n, w), f"Chunks of {w} tokens: {every.lower()}its own so far, and no other."),
-        (patterns.documents([half, n - half]), f"{documents}: no token attends to the other one."),
+        (patterns.documents([half, n - half]), f"{documents} tokens: no token attends to the other one."),
         (patterns.tree(parents), f"{binary}: {every.lower()}itself, its parent and all above."),
         (big_bird, f"Blocks of {block}: {every.lower()}{neighbours}"),
         (patterns.random_senders(n, w), f"{every}{w} random tokens of those up to itself."),

@@ -18,6 +18,7 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph, text
 
 Sizes = Mapping[str, int]
+Tables = tuple[Tensor, ...]
 
 
 def all_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
@@ -27,9 +28,8 @@ def all_axes(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
         raise TypeError(f"{name} must be a tensor of numbers, got {got}")
     form, extra = axes.replace(" ", ", "), data.dim() - len(axes.split())
     if not 0 <= extra <= 2 or 0 in data.shape[:extra]:
-        raise ValueError(
-            f"{name} must be [{form}], [heads, {form}] or [batch, heads, {form}], got {list(data.shape)}"
-        )
+        wanted = f"[{form}], [heads, {form}] or [batch, heads, {form}]"
+        raise ValueError(f"{name} must be {wanted}, got {list(data.shape)}")
     if data.is_floating_point() and bool(data.isnan().any()):
         raise ValueError(f"{name} must hold no NaN: what is the largest or the nearest would be undefined")
     sizes = dict(zip(("batch", "heads")[2 - extra :], data.shape, strict=False))
@@ -69,7 +69,6 @@ def owners(sizes: Sequence[int]) -> Int[Tensor, " tokens"]:
 
 
 def marked(places: Sequence[int], count: int) -> Bool[Tensor, " count"]:
-    """True at these places."""
     marks = torch.zeros(count, dtype=torch.bool, device="cpu")
     marks[places] = True
     return marks
@@ -107,7 +106,6 @@ def look_up(table: Tensor, b: Tensor, h: Tensor, *index: Tensor) -> Tensor:
 
 
 def same(ours: Tensor, theirs: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """The rule of labels: receiver and sender have the same."""
     return look_up(ours, b, h, dst) == look_up(theirs, b, h, src)
 
 

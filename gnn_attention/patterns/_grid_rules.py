@@ -43,9 +43,8 @@ def places(sizes: Sequence[int]) -> list[int]:
 def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
     """The checked sizes of a grid: one axis at least, one token at least along each."""
     if not isinstance(shape, Iterable):
-        raise TypeError(
-            f"shape must be a sequence of sizes, got {quoted(shape)}; a line of tokens is ({quoted(shape)},)"
-        )
+        got = quoted(shape)
+        raise TypeError(f"shape must be a sequence of sizes, got {got}; a line of tokens is ({got},)")
     sizes = tuple(checks.size("each of shape", size, 1) for size in shape)
     if not sizes:
         raise ValueError("shape must have at least one axis, got ()")

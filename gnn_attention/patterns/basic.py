@@ -10,17 +10,8 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules
 from gnn_attention.patterns.sequences import prefix
 
-__all__ = [
-    "anti_causal",
-    "causal",
-    "causal_aligned",
-    "cross",
-    "encoder_decoder",
-    "full",
-    "no_self",
-    "self_loops",
-    "strict_causal",
-]
+__all__ = ["anti_causal", "causal", "causal_aligned", "cross", "encoder_decoder", "full", "no_self"]
+__all__ += ["self_loops", "strict_causal"]
 
 
 def full(n: int) -> TokenGraph:
@@ -29,8 +20,7 @@ def full(n: int) -> TokenGraph:
     >>> full(5).num_edges
     25
     """
-    n = checks.size("n", n)
-    return TokenGraph.from_rule(rules.everyone, n, name=f"full({n})")
+    return TokenGraph.from_rule(rules.everyone, checks.size("n", n), name=f"full({n})")
 
 
 def self_loops(n: int) -> TokenGraph:
@@ -39,8 +29,7 @@ def self_loops(n: int) -> TokenGraph:
     >>> self_loops(4).edge_index.tolist()
     [[0, 1, 2, 3], [0, 1, 2, 3]]
     """
-    n = checks.size("n", n)
-    return TokenGraph.from_rule(_self, n, name=f"self_loops({n})")
+    return TokenGraph.from_rule(_self, checks.size("n", n), name=f"self_loops({n})")
 
 
 def cross(num_dst: int, num_src: int) -> TokenGraph:
@@ -65,8 +54,7 @@ def causal(n: int) -> TokenGraph:
     1 ■ ■ ·   1 <- 0 1
     2 ■ ■ ■   2 <- 0 1 2
     """
-    n = checks.size("n", n)
-    return TokenGraph.from_rule(rules.causal, n, name=f"causal({n})")
+    return TokenGraph.from_rule(rules.causal, checks.size("n", n), name=f"causal({n})")
 
 
 def anti_causal(n: int) -> TokenGraph:
@@ -117,8 +105,7 @@ def no_self(n: int) -> TokenGraph:
     >>> no_self(4).in_degree().tolist()
     [3, 3, 3, 3]
     """
-    n = checks.size("n", n)
-    return TokenGraph.from_rule(_no_self, n, name=f"no_self({n})")
+    return TokenGraph.from_rule(_no_self, checks.size("n", n), name=f"no_self({n})")
 
 
 def encoder_decoder(source: int, target: int) -> TokenGraph:

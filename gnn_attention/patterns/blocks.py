@@ -24,15 +24,8 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
 
-__all__ = [
-    "block_top_k",
-    "compressed_blocks",
-    "moba",
-    "permuted_blocks",
-    "quest",
-    "sorted_blocks",
-    "tile_top_k",
-]
+__all__ = ["block_top_k", "compressed_blocks", "moba", "permuted_blocks", "quest", "sorted_blocks"]
+__all__ += ["tile_top_k"]
 
 
 def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int = 1) -> TokenGraph:

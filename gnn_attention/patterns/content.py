@@ -21,6 +21,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._data import Tables
 
 __all__ = ["clusters", "lsh", "nearest", "routing", "shared_bucket", "top_k", "vertical_slash"]
 
@@ -135,10 +136,8 @@ def clusters(
     if ours.shape[:2] != theirs.shape[:2]:
         shapes = f"{list(ours.shape)} and {list(theirs.shape)}"
         raise ValueError(f"both labels must have the same heads and batch, got {shapes}")
-    named = [
-        _data.labels(table, sizes, "labels") for table in (ours, theirs)[: 1 if src_labels is None else 2]
-    ]
-    name = text.call("clusters", causal, *named)
+    tables = [ours] if src_labels is None else [ours, theirs]
+    name = text.call("clusters", causal, *(_data.labels(table, sizes, "labels") for table in tables))
     rule = rules.past(partial(_data.same, _data.own_axes(ours, sizes), _data.own_axes(theirs, sizes)), causal)
     return TokenGraph.from_rule(rule, ours.shape[-1], theirs.shape[-1], name=name, **sizes)
 
@@ -187,36 +186,32 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
         wanted = "given for the same number of heads, at least 1"
         raise ValueError(f"columns and slashes must be {wanted}, got {sorted(heads)}")
     name = f"vertical_slash({n}, {text.listed(columns, 'columns')}, {text.listed(slashes, 'slashes')})"
-    rule = partial(_vertical_slash, *chosen)
+    rule = partial(_on_lines, *chosen)
     return TokenGraph.from_rule(rule, n, heads=max(heads, default=None), name=name)
 
 
-def _is_neighbour(columns: tuple[Tensor, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _is_neighbour(columns: Tables, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     found = (dst < 0) & (src < 0)
     for column in columns:
         found = found | (_data.look_up(column, b, h, dst) == src)
     return found
 
 
-def _shares(
-    rounds: tuple[Tensor, ...], alone: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
+def _shares(rounds: Tables, alone: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     shared = (dst < 0) & (src < 0)
     for labels in rounds:
         shared = shared | (_data.look_up(labels, b, h, dst) == _data.look_up(labels, b, h, src))
     return (shared & (dst != src)) | (_data.look_up(alone, b, h, dst) & (dst == src))
 
 
-def _routed(pairs: tuple[tuple[Tensor, ...], ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _routed(pairs: tuple[Tables, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     together = (dst < 0) & (src < 0)
     for queries, keys in pairs:
         together = together | (_data.look_up(queries, b, h, dst) & _data.look_up(keys, b, h, src))
     return together
 
 
-def _vertical_slash(
-    columns: Tensor, slashes: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
+def _on_lines(columns: Tensor, slashes: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     distance = (dst - src).clamp(min=0)
     return (src <= dst) & (_data.look_up(columns, b, h, src) | _data.look_up(slashes, b, h, distance))
 

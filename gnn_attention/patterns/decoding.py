@@ -71,9 +71,8 @@ def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) ->
     n, tokens = checks.size("n", n), checks.size("tokens", tokens, 1)
     places = _operands.positions("media", media, n, "text positions")
     if any(later <= earlier for earlier, later in pairwise(places)):
-        raise ValueError(
-            f"media must be strictly increasing positions, got {text.listed(places, 'positions')}"
-        )
+        got = text.listed(places, "positions")
+        raise ValueError(f"media must be strictly increasing positions, got {got}")
     so_far = _data.marked(places, n).cumsum(0)
     rule = partial(_last_medium if last else _media_so_far, so_far, tokens)
     name = text.call("media_cross", True, n, text.listed(places, "media"), tokens, last=(last, True))

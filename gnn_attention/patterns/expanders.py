@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from math import prod, sqrt
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,9 +14,6 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, text
 from gnn_attention.patterns._grid_rules import places
-
-if TYPE_CHECKING:
-    import networkx
 
 __all__ = ["de_bruijn", "erdos_renyi", "expander", "hypercube", "random_senders", "torus", "watts_strogatz"]
 
@@ -113,9 +110,7 @@ def torus(*sizes: int) -> TokenGraph:
     [1, 3, 4, 8]
     """
     lengths = [checks.size("each of sizes", size, 1) for size in sizes]
-    axes = tuple(
-        (stride, length) for stride, length in zip(places(lengths), lengths, strict=True) if length > 1
-    )
+    axes = tuple(axis for axis in zip(places(lengths), lengths, strict=True) if axis[1] > 1)
     name = f"torus({', '.join(map(str, lengths))})"
     return TokenGraph.from_rule(partial(_torus, axes), prod(lengths), name=name)
 
@@ -134,11 +129,11 @@ def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
     n, k, seed = checks.size("n", n), checks.size("k", k), checks.size("seed", seed)
     if k > n:
         raise ValueError(f"k must be at most n = {n}, the number of tokens, got {k}")
-    p = _chance("p", p)
     import networkx
 
+    p = _chance(p)
     name = text.call("watts_strogatz", True, n, k, p, seed=(seed, 0))
-    return _both_directions(networkx.watts_strogatz_graph(n, k, p, seed=seed), n, name)
+    return _both_directions(networkx.watts_strogatz_graph(n, k, p, seed=seed).edges, n, name)
 
 
 def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
@@ -151,11 +146,11 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
     >>> erdos_renyi(5, 1.0).num_edges
     20
     """
-    n, p, seed = checks.size("n", n), _chance("p", p), checks.size("seed", seed)
+    n, p, seed = checks.size("n", n), _chance(p), checks.size("seed", seed)
     import networkx
 
     name = text.call("erdos_renyi", True, n, p, seed=(seed, 0))
-    return _both_directions(networkx.fast_gnp_random_graph(n, p, seed=seed), n, name)
+    return _both_directions(networkx.fast_gnp_random_graph(n, p, seed=seed).edges, n, name)
 
 
 def _de_bruijn(k: int, rest: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -187,7 +182,6 @@ def _distinct(bound: Int[Tensor, " rows"], r: int, seed: int) -> Int[Tensor, "r 
 
 
 def _best_draw(n: int, d: int, method: str, seed: int, draws: int) -> Int[Tensor, "degree tokens"]:
-    """The neighbours of each token in the first good draw, or in the best of them."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     good, smallest = 2 * sqrt(2 * d - 1) + 0.1, float("inf")
     best = torch.empty(2 * d, 0, dtype=torch.int64, device="cpu")
@@ -231,8 +225,8 @@ def _second_eigenvalue(neighbours: Int[Tensor, "degree tokens"]) -> float:
     return float(torch.linalg.eigvalsh(projected)[-1])
 
 
-def _both_directions(graph: networkx.Graph, n: int, name: str) -> TokenGraph:
-    pairs = torch.tensor(list(graph.edges), dtype=torch.int64, device="cpu").reshape(-1, 2).t()
+def _both_directions(edges: Iterable[tuple[int, int]], n: int, name: str) -> TokenGraph:
+    pairs = torch.tensor(list(edges), dtype=torch.int64, device="cpu").reshape(-1, 2).t()
     return _coalesce(torch.cat([pairs, pairs.flip(0)], 1), n, name)
 
 
@@ -241,7 +235,7 @@ def _coalesce(edges: Int[Tensor, "2 edges"], n: int, name: str) -> TokenGraph:
     return TokenGraph.from_edges(torch.stack([keys % max(n, 1), keys // max(n, 1)]), n, name=name)
 
 
-def _chance(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise ValueError(f"{name} must be a probability in [0, 1], got {quoted(value)}")
-    return float(value)
+def _chance(p: float) -> float:
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
+        raise ValueError(f"p must be a probability in [0, 1], got {quoted(p)}")
+    return float(p)

@@ -19,16 +19,8 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.text import call
 from gnn_attention.patterns._grid_rules import Axis, Interval, in_box, per_axis, places, shape_of, shown
 
-__all__ = [
-    "axial",
-    "haloed_blocks",
-    "image_local_2d",
-    "natten",
-    "sliding_tile",
-    "svg_spatial",
-    "svg_temporal",
-    "swin",
-]
+__all__ = ["axial", "haloed_blocks", "image_local_2d", "natten", "sliding_tile", "svg_spatial"]
+__all__ += ["svg_temporal", "swin"]
 
 
 Sizes = tuple[int, ...]
@@ -153,9 +145,8 @@ def image_local_2d(shape: Sequence[int], block: PerAxis, memory: PerAxis) -> Tok
         raise ValueError(f"shape must be (height, width), got {sizes}")
     blocks, memories = per_axis("block", block, sizes), per_axis("memory", memory, sizes, 0)
     name = call("image_local_2d", True, sizes, shown(blocks), shown(memories))
-    return TokenGraph.from_rule(
-        partial(_image_local, sizes[1], blocks, memories), math.prod(sizes), name=name
-    )
+    rule = partial(_image_local, sizes[1], blocks, memories)
+    return TokenGraph.from_rule(rule, math.prod(sizes), name=name)
 
 
 def sliding_tile(
@@ -186,7 +177,7 @@ def sliding_tile(
         box = tuple(map(Axis, places(sizes), sizes, map(_spread, spans, tiles)))
     video, options = math.prod(sizes), {"text": (text, 0), "tiled": (tiled, False)}
     name = call("sliding_tile", True, sizes, shown(tiles), shown(windows), **options)
-    return TokenGraph.from_rule(partial(_in_box_or_text, box, video), video + text, name=name)
+    return TokenGraph.from_rule(partial(_or_text, box, video), video + text, name=name)
 
 
 def svg_spatial(
@@ -226,9 +217,7 @@ def svg_temporal(frames: int, frame_size: int, w: int, prompt: int = 0) -> Token
     return TokenGraph.from_rule(partial(_temporal, prompt, frame_size, w), n, name=name)
 
 
-def _in_box_or_text(
-    box: tuple[Axis, ...], video: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
+def _or_text(box: tuple[Axis, ...], video: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (dst >= video) | (src >= video) | in_box(box, b, h, dst, src)
 
 
@@ -282,7 +271,6 @@ def _haloed(size: int, block: int, halo: int) -> Interval:
 
 
 def _spread(span: Interval, tile: int) -> Interval:
-    """The spans of tiles as spans of their coordinates."""
     first, last = (bound.repeat_interleave(tile) * tile for bound in span)
     return first, last + tile - 1
 
@@ -295,7 +283,6 @@ def _whole_tiles(sizes: Sequence[int], tiles: Sequence[int]) -> tuple[int, ...]:
 
 
 def _video(frames: int, frame_size: int, prompt: int) -> int:
-    """The number of tokens."""
     video = checks.size("frames", frames) * checks.size("frame_size", frame_size, 1)
     return checks.size("prompt", prompt) + video
 

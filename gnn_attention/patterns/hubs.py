@@ -12,10 +12,9 @@ from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._data import Tables
 
 __all__ = ["bigbird", "bigbird_etc", "etc", "global_tokens", "longformer", "sinks"]
-
-Drawn = tuple[Tensor, ...]
 
 
 def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
@@ -161,23 +160,21 @@ def _etc_owned(first: int, w: int, owner: Tensor, b: Tensor, h: Tensor, dst: Ten
     return (src < first) | near | (owner.to(dst.device)[src] == dst)
 
 
-def _bigbird(size: int, last: int, drawn: Drawn, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _bigbird(size: int, last: int, drawn: Tables, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     row, column = dst // size, src // size
     hubs = (row == 0) | (row == last) | (column == 0) | (column == last)
-    return _or_random_blocks(hubs | ((row - column).abs() <= 1), drawn, b, h, row, column)
+    return _or_random(hubs | ((row - column).abs() <= 1), drawn, b, h, row, column)
 
 
 def _bigbird_etc(
-    first: int, size: int, drawn: Drawn, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+    first: int, size: int, drawn: Tables, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
 ) -> Tensor:
     row, column = (dst - first).clamp(min=0) // size, (src - first).clamp(min=0) // size
     edge = (dst < first) | (src < first) | ((row - column).abs() <= 1)
-    return _or_random_blocks(edge, drawn, b, h, row, column)
+    return _or_random(edge, drawn, b, h, row, column)
 
 
-def _or_random_blocks(
-    edge: Tensor, drawn: Drawn, b: Tensor, h: Tensor, row: Tensor, column: Tensor
-) -> Tensor:
+def _or_random(edge: Tensor, drawn: Tables, b: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
     for table in drawn:
         edge = edge | (_data.look_up(table, b, h, row) == column)
     return edge
@@ -189,9 +186,7 @@ def _token_table(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"
     return _data.marked(places, n), text.listed(places, "tokens") if isinstance(tokens, Iterable) else tokens
 
 
-def _random_blocks(
-    blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int
-) -> tuple[Tensor, ...]:
+def _random_blocks(blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int) -> Tables:
     """R(i), a table ``[blocks]`` or ``[heads, blocks]`` each; the block itself where there are fewer."""
     wanted = min(checks.size("num_random", num_random), blocks)
     copies = 1 if heads is None else checks.size("heads", heads, 1)

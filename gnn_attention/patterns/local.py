@@ -170,8 +170,7 @@ def _dilated_band(left: int, right: int, step: int, b: Tensor, h: Tensor, dst: T
 
 
 def _chunks(size: int, before: int, after: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    apart = dst // size - src // size
-    return (apart <= before) & (-after <= apart)
+    return _band(before, after, b, h, dst // size, src // size)
 
 
 def _ring(

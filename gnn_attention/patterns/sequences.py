@@ -14,15 +14,8 @@ from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.graph.rules import Rule
 from gnn_attention.patterns import _data
 
-__all__ = [
-    "bidirectional_groups",
-    "block_causal",
-    "documents",
-    "fill_in_the_middle",
-    "permutation",
-    "prefix",
-    "shared_prefix",
-]
+__all__ = ["bidirectional_groups", "block_causal", "documents", "fill_in_the_middle", "permutation", "prefix"]
+__all__ += ["shared_prefix"]
 
 
 def prefix(n: int, p: int) -> TokenGraph:

@@ -170,12 +170,6 @@ class TestCommand:
         for text in ("on 64 ranks, contiguous", f"{found['halo_bytes']:,}", "(most / mean): edges 1.0"):
             assert text in out
 
-    def test_ranks_of_layers_of_two_kinds(self, capsys):
-        """A plan for each graph of the model."""
-        arguments = "--config gemma-3-4b --tokens 3000 --ranks 2 --json"
-        found = json.loads(self.out(capsys, *arguments.split()))
-        assert [(plan["layers"], plan["setting"]["dim"]) for plan in found["plans"]] == [(29, 256), (5, 256)]
-
     def test_wrong_arguments_are_named(self, capsys):
         wrong = {
             "--partition rcm needs --ranks": ["--partition", "rcm"],

@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gnn_attention import (
-    FactoredHeads,
-    MergedHeads,
-    StandardHeads,
-    TokenGraph,
-    algebra,
-    attend,
-    cost,
-    patterns,
-)
+from gnn_attention import TokenGraph, algebra, attend, cost, patterns
 from gnn_attention.cache import KeyValueCache, PatternMessageCache
 from gnn_attention.cost import FORMS, LatentSizes, Macs, Sizes
+from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.latent import LatentHeads
 
 GROUPED = {"width": 24, "num_heads": 6, "head_dim": 5, "value_dim": 3, "num_kv_heads": 2}
@@ -43,9 +35,8 @@ def counted(function: Callable[..., Any], *arguments: Any) -> tuple[int, Any]:
     """Multiply-accumulates by torch's count (half of its operations), and the result."""
     with FlopCounterMode(display=False) as counter:
         result = function(*arguments)
-    operations = counter.get_total_flops()
-    assert operations % 2 == 0
-    return operations // 2, result
+    assert counter.get_total_flops() % 2 == 0
+    return counter.get_total_flops() // 2, result
 
 
 class TestForms:
@@ -84,22 +75,19 @@ class TestForms:
         assert found.activations == 4 * made
         assert found.cache_per_token == {"key, value": 4 * (k.numel() + v.numel()) // tokens}
 
-    @each_form
-    def test_parameters_are_those_of_the_heads(self, form, make, sizes):
-        """Of factors the same in both forms; a latent's norms are among them."""
-        found = cost.of_sizes(form, sizes, patterns.causal(3)).parameters
-        assert found == sum(p.numel() for p in make().parameters())
-
-    def test_parameters_with_biases_and_norms(self):
+    def test_parameters_are_those_of_the_heads(self):
+        """Of factors the same in both forms; a latent's norms are among them; with biases and norms too."""
         standard, sizes = StandardHeads(**GROUPED, bias=True), Sizes.of(**GROUPED, bias="QKVO")
-        normed, normed_sizes = StandardHeads(**GROUPED, qk_norm=True), Sizes.of(**GROUPED, qk_norm=True)
-        for form, heads, own in (
+        normed = StandardHeads(**GROUPED, qk_norm=True), Sizes.of(**GROUPED, qk_norm=True)
+        cases = [(form, make(), own) for form, make, own in HEADS.values()]
+        cases += [
+            ("standard", *normed),
             ("standard", standard, sizes),
             ("factored", FactoredHeads(standard), sizes),
-            ("merged", MergedHeads.of(standard), sizes),
-            ("standard", normed, normed_sizes),
-        ):
+        ]
+        for form, heads, own in [*cases, ("merged", MergedHeads.of(standard), sizes)]:
             assert cost.rates(form, own).parameters == sum(p.numel() for p in heads.parameters())
+            assert cost.of_sizes(form, own, patterns.causal(3)).parameters == cost.rates(form, own).parameters
 
     @each_form
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -212,21 +200,17 @@ class TestCaches:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     @pytest.mark.parametrize("form", ["factored", "merged"])
-    @pytest.mark.parametrize(
-        ("way", "side", "keep"),
-        [
+    def test_patterns_and_messages(self, form, dtype):
+        of = {"factored": FactoredHeads.of, "merged": MergedHeads.of}[form]
+        found = cost.of_sizes(form, Sizes.of(**GROUPED), self.GRAPH, dtype)
+        for way, side, keep in (
             ("pattern, message", "sender", "messages"),
             ("state, message", "receiver", "messages"),
             ("state and a 1", "receiver", "states"),
-        ],
-    )
-    def test_patterns_and_messages(self, form, way, side, keep, dtype):
-        of = {"factored": FactoredHeads.of, "merged": MergedHeads.of}[form]
-        heads = of(StandardHeads(**GROUPED).to(dtype), side=side)
-        cache = PatternMessageCache(heads, self.GRAPH, keep)
-        cache.update(torch.randn(1, 11, 24, dtype=dtype))
-        found = cost.of_sizes(form, Sizes.of(**GROUPED), self.GRAPH, dtype)
-        assert cache.nbytes == 11 * found.cache_per_token[way]
+        ):
+            cache = PatternMessageCache(of(StandardHeads(**GROUPED).to(dtype), side=side), self.GRAPH, keep)
+            cache.update(torch.randn(1, 11, 24, dtype=dtype))
+            assert cache.nbytes == 11 * found.cache_per_token[way]
 
     def test_layers_and_samples(self):
         """Two layers, and samples with graphs of their own."""

@@ -76,26 +76,20 @@ def test_a_run_after_a_run() -> None:
     def number(below: int) -> int:
         return int(torch.randint(below, (), generator=generator))
 
-    def any_edit() -> dict[str, Any]:
-        layer, head = (number(4) - 1, number(3) - 1)
-        names = ("all" if layer < 0 else layer, "all" if head < 0 else head)
-        return edit(number(12), number(12), bool(number(2)), *names)
-
     questions, edits, ids, mask = [], [], list(b"abcdefg"), 0
     for _ in range(60):
         what = number(6)
         if what == 0:
             mask = number(len(data["masks"]))
-        elif what == 1:
-            ids = [*ids, number(256)][:12]
-        elif what == 2:
-            ids = ids[: number(len(ids) + 1)]
+        elif what in (1, 2):
+            ids = [*ids, number(256)][:12] if what == 1 else ids[: number(len(ids) + 1)]
         elif what == 3 and ids:
             ids[number(len(ids))] = number(256)
         elif what == 4:
             edits = edits[: number(len(edits) + 1)]
         else:
-            edits = [*edits, any_edit()]
+            layer, head = ["all", 0, 1, 2][number(4)], ["all", 0, 1][number(3)]
+            edits = [*edits, edit(number(12), number(12), bool(number(2)), layer, head)]
         questions.append(run(mask, edits, tokenIds=list(ids)))
     for answer, question in zip(ask(made, questions), questions, strict=True):
         tokens = question["tokenIds"]
@@ -187,14 +181,6 @@ def test_numbers_and_the_error_function() -> None:
     wanted = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16).double()
     found = doubles(halves["said"], -1)
     assert torch.equal(found.nan_to_num(7.0, 8.0, 9.0), wanted.nan_to_num(7.0, 8.0, 9.0))
-
-
-def test_as_many_tokens_as_a_page_takes() -> None:
-    made = explorer.page(VOCABULARY.encode((TEXT + " ") * 60)[:512], room=2)
-    data, change = data_of(made), [edit(3, 500)]
-    ids = [token["id"] for token in data["tokens"]]
-    (answer,) = ask(made, [run(2, change, logits=False)])
-    check_run(answer, MODEL.state_dict(), ids, edges_of(data, 2, change, 512, 2, 4))
 
 
 def test_sizes_texts_and_wrong_questions() -> None:

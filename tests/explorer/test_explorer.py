@@ -9,7 +9,6 @@ import json
 import os
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -212,12 +211,6 @@ class TestFile:
         tsc = WEB / "node_modules" / "typescript" / "bin" / "tsc"
         subprocess.run([node, tsc, "--noEmit", "-p", WEB], check=True)
         subprocess.run([node, WEB / "check.mjs"], check=True)
-
-    def test_the_wheel_has_no_sources(self) -> None:
-        project = tomllib.loads((WEB.parents[2] / "pyproject.toml").read_text())
-        assert (
-            "gnn_attention/explorer/web" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]
-        )
 
 
 class TestCommand:

@@ -84,12 +84,10 @@ class TestRecorded:
         assert answer["said"]["logits"] is None
         (outputs, weights), layers = wide[0], answer["said"]["layers"]
         assert len(outputs) == (0 if name == "BERT" else 2)
-        found = (
-            [doubles(layer["update"], count, -1) for layer in layers][: len(outputs)],
-            [doubles(layer["weights"], *true.shape) for layer, true in zip(layers, weights, strict=True)],
-        )
+        updates = [doubles(layer["update"], count, -1) for layer in layers[: len(outputs)]]
+        shown = [doubles(layer["weights"], *true.shape) for layer, true in zip(layers, weights, strict=True)]
         # in float64 from a record in float32: at most twice as far off as eager attention in float32
-        for which, numbers in enumerate(found):
+        for which, numbers in enumerate((updates, shown)):
             eager = max(error(one[which], other[which]) for one, other in zip(narrow, wide, strict=True))
             assert error(numbers, wide[0][which]) <= 2 * eager
         causal = "graph: every token attends to itself and all before it"

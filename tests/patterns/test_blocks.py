@@ -37,9 +37,7 @@ class TestKin:
         assert blocks.moba(q, k, 4, 2) == blocks.block_top_k(q @ means.T, 4, 2)
 
     def test_a_page_promises_no_less_than_its_keys_give(self):
-        """Quest's number bounds every logit of the page from above, so the page of a lone outlier is always
-        read.
-        """
+        """Quest's number bounds every logit of a page from above: that of a lone outlier is always read."""
         q, k = numbers(16, 3).abs(), numbers(16, 3, seed=1) * 0.1
         k[5] = 9.0
         assert bool(blocks.quest(q, k, 4, 1).mask()[5:, 5].all())
@@ -50,19 +48,6 @@ class TestKin:
         later = torch.cat([k[:9], 100 * k[9:]])
         assert blocks.quest(q, k, 4, 2).rows(0, 9) == blocks.quest(q, later, 4, 2).rows(0, 9)
         assert blocks.quest(q, k, 4, 2) != blocks.quest(q, later, 4, 2)
-
-    def test_native_sparse_attention(self):
-        """Its three graphs: together they hold the window, and pooled blocks are attended to once they are
-        complete.
-        """
-        n, pooled = 24, blocks.compressed_blocks(24, 4, 2)
-        q, k = numbers(n, 4), numbers(n, 4, seed=1).view(12, 2, 4)
-        keys = torch.stack([k[c : c + 2].mean((0, 1)) for c in range(11)])
-        weights = (q @ keys.T).masked_fill(~pooled.mask(), -torch.inf).softmax(-1).nan_to_num()
-        chosen = blocks.block_top_k(torch.cat([weights, weights[:, :1]], 1)[:, ::2], 4, 4, initial=1, local=2)
-        assert chosen.in_degree().tolist() == [min(i // 4, 3) * 4 + i % 4 + 1 for i in range(n)]
-        assert not pooled.mask()[:3].any()
-        assert (patterns.window(n, 5) - chosen).num_edges == 0
 
     def test_a_permutation_turned_round(self):
         order = torch.tensor([2, 0, 3, 1])
@@ -84,9 +69,7 @@ class TestKin:
 
 @pytest.mark.parametrize("top", [1, 2, 4])
 def test_attention_gym_selects_the_same_tiles(top):
-    """Its video sparse attention: the tiles of ``compute_vsa_topk_indices``, as the BlockMask that it
-    runs.
-    """
+    """Its video sparse attention: the tiles of ``compute_vsa_topk_indices``, as its BlockMask."""
     q, k = numbers(2, 3, 16, 4), numbers(2, 3, 16, 4, seed=1)
     vsa = needs("attn_gym.masks.vsa")
     theirs = vsa.create_vsa_block_mask(vsa.compute_vsa_topk_indices(q, k, 4, top), 4, 4).to_dense()

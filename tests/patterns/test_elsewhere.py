@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import networkx
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.extras import needs
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import create_mask, noop_mask
@@ -90,9 +92,8 @@ def check(table, masks, **names):
         theirs, ours = line.split(" -> ")
         rule = eval(theirs, {**vars(masks), **NAMES, **names})
         graph = eval(ours, {**vars(patterns), **NAMES})
-        assert torch.equal(TokenGraph.from_rule(rule, graph.num_dst, graph.num_src).mask(), graph.mask()), (
-            line
-        )
+        found = TokenGraph.from_rule(rule, graph.num_dst, graph.num_src)
+        assert torch.equal(found.mask(), graph.mask()), line
 
 
 def test_attention_gym():
@@ -147,26 +148,6 @@ def test_torch_alignments(num_dst, num_src):
         assert torch.equal(weights > 0, patterns.causal_aligned(num_dst, num_src, align).mask())
 
 
-@pytest.mark.parametrize(("first", "local"), [(4, 3), (1, 1), (2, 7)])
-def test_streaming_masks(first, local):
-    """DuoAttention: a band and columns under the triangle. LM-Infinite: near, and the rest of the first."""
-    distance, early = torch.arange(16)[:, None] - torch.arange(16), torch.arange(16) < first
-    expected = patterns.sink_window(16, local, first).mask()
-    ones = torch.ones(16, 16, dtype=torch.bool)
-    assert torch.equal((ones.triu(1 - local) | early).tril(), expected)
-    assert torch.equal((distance >= 0) & (distance < local) | (distance >= local) & early, expected)
-
-
-def test_medusa():
-    """Its choices are paths of ranks; each attends to the root, its own prefixes, itself and the cache."""
-    choices = sorted([(0,), (0, 0), (1,), (0, 1), (1, 0), (0, 0, 0)], key=lambda path: (len(path), path))
-    nodes = [(), *choices]
-    table = [[node == path[: len(node)] for node in nodes] for path in nodes]
-    above = [nodes.index(path[:-1]) if path else -1 for path in nodes]
-    step = patterns.tree_decoding(2, above).rows(2, 2 + len(nodes))
-    assert step.mask().tolist() == [[True] * 2 + row for row in table]
-
-
 @pytest.mark.parametrize(("stride", "c", "heads"), [(4, 1, 4), (4, 2, 2), (6, 2, 6), (6, 3, 1)])
 def test_sparse_transformer_vertices(stride, c, heads):
     """Their ``vertsize`` c and ``num_verts = stride / c``: columns, own rows, lower triangle."""
@@ -177,3 +158,100 @@ def test_sparse_transformer_vertices(stride, c, heads):
         for start in range(0, 24, stride):
             layout[head, start : start + stride, start : start + stride] = True
     assert torch.equal(patterns.sparse_fixed(24, stride, c, heads=heads).mask(), layout.tril())
+
+
+class TestMediaCross:
+    @pytest.mark.parametrize("media", [[1, 4], [0, 5, 6], [2]])
+    def test_idefics(self, media):
+        """Hugging Face's mask of text tokens over images."""
+        ids = torch.tensor([[7 if place in media else 1 for place in range(9)]])
+        idefics = needs("transformers.models.idefics.processing_idefics")
+        number, _ = idefics.image_attention_mask_for_packed_input_ids_pt(ids, _Tokenizer())
+        theirs = idefics.incremental_to_binary_attention_mask(number, "pt", num_classes=len(media))[0].bool()
+        assert torch.equal(theirs, patterns.media_cross(9, media, 1).mask())
+
+    @pytest.mark.parametrize(("media", "same"), [([1, 4], True), ([2], True), ([0, 5, 6], False)])
+    def test_mllama_lets_adjacent_images_share_their_text(self, media, same):
+        mllama = needs("transformers.models.mllama.processing_mllama")
+        sparse = mllama.get_cross_attention_token_mask([7 if place in media else 1 for place in range(9)], 7)
+        dense = mllama.convert_sparse_cross_attention_mask_to_dense([sparse], [[4] * len(media)], 4, 9)
+        theirs = torch.from_numpy(dense[0]).flatten(1).bool()
+        ours = patterns.media_cross(9, media, 4).mask()
+        assert torch.equal(theirs, ours) == same
+        assert torch.equal(theirs | ours, theirs)
+
+
+class _Tokenizer:
+    """As much of a tokenizer as Idefics' mask asks for."""
+
+    eos_token_id = 2
+
+    def convert_tokens_to_ids(self, token):
+        return {"<image>": 7}[token]
+
+
+class TestHierarchicalDocument:
+    def test_its_levels_as_the_authors_keep_them(self):
+        """Labels (sentence, section, document), None where a token takes no part: one is shared."""
+        labels, sentence = [(None, None, 0)], 0
+        for number, sizes in enumerate(document := [[2, 1], [3], []]):
+            labels.append((None, number, 0))
+            for words in sizes:
+                labels.append((sentence, number, None))
+                labels += [(sentence, None, None)] * words
+                sentence += 1
+        mask = patterns.hierarchical_document(document).mask()
+        for (i, ours), (j, theirs) in product(enumerate(labels), repeat=2):
+            assert mask[i, j] == any(x is not None and x == y for x, y in zip(ours, theirs, strict=True))
+
+
+class TestHuggingFace:
+    @pytest.mark.parametrize("causal", [True, False])
+    @pytest.mark.parametrize(
+        ("n", "before", "after"), [(12, 1, 0), (12, 1, 1), (15, 2, 0), (12, 0, 0), (3, 1, 0)]
+    )
+    def test_local_attention_of_reformer(self, causal, n, before, after):
+        """Its chunks stand in a ring: whose input moves whose output, by the layer's own derivatives."""
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 8, "num_attention_heads": 1, "attention_head_size": 8, "is_decoder": causal}
+        chunks = {"local_num_chunks_before": before, "local_num_chunks_after": after}
+        config = needs("transformers").ReformerConfig(**sizes, **chunks, local_attn_chunk_length=3)
+        reformer = needs("transformers.models.reformer.modeling_reformer")
+        layer = reformer.LocalSelfAttention(config).double().eval()
+        x = torch.randn(1, n, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        slopes = torch.autograd.functional.jacobian(lambda x: layer(x).hidden_states, x)[0, :, :, 0]
+        expected = patterns.chunked(n, 3, before=before, after=after, causal=causal, wrap=True)
+        assert torch.equal(slopes.abs().sum((1, 3)) > 0, expected.mask())
+
+
+orders = st.integers(0, 9).flatmap(lambda n: st.permutations(range(n)))
+
+
+@given(orders, st.integers(0, 12))
+def test_a_relabelled_prefix(order, context):
+    """Written down in the order of generation it is a prefix graph, without a context a causal one."""
+    n = len(order)
+    for graph, straight in (
+        (patterns.permutation(order, context), patterns.prefix(n, context)),
+        (patterns.permutation(order), patterns.causal(n)),
+    ):
+        assert torch.equal(graph.mask()[order][:, order], straight.mask())
+
+
+@given(orders, st.integers(0, 12))
+def test_content_and_query_differ_in_the_token_itself(order, context):
+    content, query = patterns.permutation(order, context), patterns.permutation(order, context, "query")
+    targets = torch.zeros(len(order), dtype=torch.bool)
+    targets[order[context:]] = True
+    assert torch.equal((content ^ query).mask(), torch.diag(targets))
+    assert content & query == query
+
+
+@given(orders, st.integers(0, 12))
+def test_the_authors_two_indices(order, context):
+    """XLNet's: a given token counts as -1 and is never hidden; who is predicted compares itself strictly."""
+    n, given_tokens = len(order), set(order[:context])
+    index = [-1 if i in given_tokens else order.index(i) for i in range(n)]
+    own = [0 if i in given_tokens else index[i] for i in range(n)]
+    hidden = [[own[i] <= index[j] and j not in given_tokens for j in range(n)] for i in range(n)]
+    assert (~patterns.permutation(order, context, "query").mask()).tolist() == hidden

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from math import log, sqrt
+from math import sqrt
 
 import networkx
 import pytest
@@ -32,11 +32,6 @@ def undirected(graph):
     return networkx.Graph([(src, dst) for src, dst in graph.edge_index.t().tolist() if src != dst])
 
 
-def second_eigenvalue(graph):
-    """Of the adjacency matrix, the largest apart."""
-    return torch.linalg.eigvalsh(graph.mask().double())[-2].item()
-
-
 class TestSeeds:
     @each_seeded
     def test_a_seed_is_a_graph(self, build):
@@ -60,19 +55,12 @@ class TestSeeds:
 
 class TestRandomSenders:
     def test_every_sender_and_every_pair_is_as_likely(self):
-        """2 of 5 senders, 1500 times: each 600 times, 19 more or less being one deviation; each pair 150
-        times, 12 being one.
-        """
-        rows = torch.cat(
-            [patterns.random_senders(5, 2, seed=seed, causal=False).mask() for seed in range(300)]
-        ).double()
+        """2 of 5 senders, 1500 times: each 600 times (deviation 19), each pair 150 times (deviation 12)."""
+        masks = [patterns.random_senders(5, 2, seed=seed, causal=False).mask() for seed in range(300)]
+        rows = torch.cat(masks).double()
         pairs = rows.t() @ rows
         assert ((pairs.diag() - 600).abs() < 4 * 19).all()
         assert ((pairs[~torch.eye(5, dtype=torch.bool)] - 150).abs() < 4 * 12).all()
-
-    def test_edges_come_by_receiver_then_sender(self):
-        src, dst = patterns.random_senders(30, 4).edge_index
-        assert torch.equal((dst * 30 + src).sort().values, dst * 30 + src)
 
 
 class TestDeBruijn:
@@ -81,17 +69,6 @@ class TestDeBruijn:
         steps = patterns.de_bruijn(k, length).mask().long()
         assert torch.linalg.matrix_power(steps, length).unique().tolist() == [1]
 
-    @pytest.mark.parametrize(("k", "length"), [(2, 3), (2, 6), (3, 3), (4, 2)])
-    def test_the_diameter_is_the_logarithm(self, k, length):
-        digraph = convert.to_networkx(patterns.de_bruijn(k, length))
-        assert networkx.diameter(digraph) == length
-        assert (
-            {degree for _, degree in digraph.in_degree()}
-            == {degree for _, degree in digraph.out_degree()}
-            == {k}
-        )
-        assert networkx.number_of_selfloops(digraph) == k
-
 
 class TestTorus:
     @pytest.mark.parametrize("sizes", [(5,), (3, 4), (2, 3), (2, 2, 2), (3, 2, 4)])
@@ -99,68 +76,15 @@ class TestTorus:
         grid = networkx.grid_graph(tuple(reversed(sizes)), periodic=True)
         assert patterns.torus(*sizes) == convert.from_networkx(grid, order=sorted(grid.nodes))
 
-    @pytest.mark.parametrize("sizes", [(7,), (3, 4), (5, 5), (2, 3, 4)])
-    def test_the_diameter_is_half_of_every_axis(self, sizes):
-        assert networkx.diameter(undirected(patterns.torus(*sizes))) == sum(size // 2 for size in sizes)
-
-
-class TestWattsStrogatz:
-    def test_few_moved_links_make_the_world_small(self):
-        ring, small = (undirected(patterns.watts_strogatz(200, 6, p)) for p in (0.0, 0.1))
-        assert networkx.diameter(ring) == 34
-        assert networkx.diameter(small) <= 12
-        assert networkx.average_clustering(small) > 0.35 > 10 * networkx.density(small)
-
-
-class TestErdosRenyi:
-    def test_the_threshold_of_connectedness(self):
-        """Around log(n) / n: twice that is connected, half of it leaves tokens that have no in-edges."""
-        threshold = log(300) / 300
-        for seed in range(5):
-            assert (
-                networkx.number_of_nodes(undirected(patterns.erdos_renyi(300, threshold / 2, seed=seed)))
-                < 300
-            )
-            connected = undirected(patterns.erdos_renyi(300, 2 * threshold, seed=seed))
-            assert networkx.number_of_nodes(connected) == 300
-            assert networkx.is_connected(connected)
-
 
 class TestExpander:
-    @pytest.mark.parametrize("method", ["cycles", "permutations"])
-    @pytest.mark.parametrize(("n", "d"), [(64, 2), (64, 3), (200, 3), (200, 5)])
-    def test_the_spectral_gap_is_nearly_the_largest_possible(self, n, d, method):
-        """Alon and Boppana's bound for 2d-regular graphs, 2 sqrt(2d - 1), holds up to 0.1."""
-        for seed in range(4):
-            graph = patterns.expander(n, d, method=method, seed=seed, causal=False)
-            assert second_eigenvalue(graph) <= 2 * sqrt(2 * d - 1) + 0.1
-            assert networkx.is_connected(undirected(graph))
-
-    @pytest.mark.parametrize("d", [2, 4])
-    def test_it_is_much_tighter_than_a_window_of_the_same_degree(self, d):
-        graph = undirected(patterns.expander(256, d, causal=False))
-        ring = undirected(patterns.window(256, d + 1, causal=False) - patterns.window(256, 1))
-        assert max(degree for _, degree in graph.degree) <= max(degree for _, degree in ring.degree) == 2 * d
-        assert networkx.diameter(graph) <= 8 < 30 < networkx.diameter(ring)
-
-    @pytest.mark.parametrize("method", ["cycles", "permutations"])
-    def test_degrees_are_at_most_twice_d_and_mostly_just_that(self, method):
-        degree = patterns.expander(400, 3, method=method, causal=False).in_degree()
-        assert int(degree.max()) == 6
-        assert int((degree == 6).sum()) > 360
-
     def test_more_draws_are_better_where_the_first_is_bad(self):
-        """Two permutations of 64 often miss the bound; then the first good draw is taken, never a worse
-        one.
-        """
+        """Two permutations of 64 often miss the bound; then the first good draw is taken."""
         bound, missed = 2 * sqrt(3) + 0.1, 0
         for seed in range(40):
             first, best = (expanders._best_draw(64, 2, "permutations", seed, draws) for draws in (1, 100))
-            second = [
-                torch.linalg.eigvalsh(multigraph(neighbours))[-2].item() for neighbours in (first, best)
-            ]
-            # the draw was taken by its estimate: all 63 steps of Lanczos, but for directions shorter than
-            # 1e-9
+            second = [torch.linalg.eigvalsh(multigraph(drawn))[-2].item() for drawn in (first, best)]
+            # taken by its estimate: all 63 steps of Lanczos, but for directions shorter than 1e-9
             assert second[1] <= bound + 1e-9
             assert (second[0] <= bound) == torch.equal(first, best)
             missed += second[0] > bound
@@ -172,9 +96,8 @@ class TestExpander:
         chosen = patterns.expander(50, 2, method="permutations", draws=4, causal=False)
         generator = torch.Generator().manual_seed(0)
         third = [expanders._draw(50, 2, "permutations", generator) for _ in range(3)][2]
-        assert torch.equal(
-            chosen.mask() | torch.eye(50).bool(), (multigraph(third) > 0) | torch.eye(50).bool()
-        )
+        loops = torch.eye(50).bool()
+        assert torch.equal(chosen.mask() | loops, (multigraph(third) > 0) | loops)
 
     @pytest.mark.parametrize("method", ["cycles", "permutations"])
     @pytest.mark.parametrize("n", [2, 3, 10, 65, 300])
@@ -182,8 +105,7 @@ class TestExpander:
         for d in (1, 2, 3):
             neighbours = expanders._draw(n, d, method, torch.Generator().manual_seed(d))
             exact = torch.linalg.eigvalsh(multigraph(neighbours))[-2].item()
-            # never from above but for rounding: 1e-12 of the largest eigenvalue; from below, steps of Lanczos
-            # end at 0.05
+            # from above 1e-12 of the largest eigenvalue, rounding; from below, steps of Lanczos end at 0.05
             assert exact - 0.05 <= expanders._second_eigenvalue(neighbours) <= exact + EXACT * 2 * d
 
 

@@ -1,171 +1,95 @@
-"""Graphs with hubs: relations, random blocks, and the same graphs in transformers."""
+"""Graphs with hubs and extra nodes: relations, random blocks, and the same graphs in transformers."""
 
 from __future__ import annotations
 
 import numpy
 import pytest
 import torch
-from support.bounds import assert_exact, assert_sum, error
 from support.extras import needs
 
-import gnn_attention as ga
-from gnn_attention import patterns
+from gnn_attention import TokenGraph, patterns
 
 
-def by_blocks(graph, size):
-    """The mask of blocks of a graph whose blocks attend to each other as a whole."""
-    mask = graph.mask()
-    coarse = mask[..., ::size, ::size]
-    spread = coarse.repeat_interleave(size, -1).repeat_interleave(size, -2)
-    assert torch.equal(spread[..., : graph.num_dst, : graph.num_src], mask)
-    return coarse
+@pytest.mark.parametrize(
+    "build", [patterns.bigbird, lambda *args, **kw: patterns.bigbird_etc(*args, 1, **kw)]
+)
+def test_random_blocks(build):
+    """Each head draws its own, the seed decides, one more random block only adds edges."""
+    graph = build(48, 2, num_random=3, heads=4, seed=7)
+    assert graph == build(48, 2, num_random=3, heads=4, seed=7)
+    assert graph.select(0, 0) == build(48, 2, num_random=3, seed=7)
+    assert graph.select(0, 0) != build(48, 2, num_random=3, seed=8)
+    masks = [graph.select(0, head).mask() for head in range(4)]
+    assert not any(torch.equal(masks[a], masks[b]) for a in range(4) for b in range(a))
+    more, fewer = build(48, 2, num_random=4, seed=7), build(48, 2, num_random=3, seed=7)
+    assert (fewer - more).num_edges == 0
+    assert more.num_edges > fewer.num_edges
 
 
-class TestKin:
-    """Relations between builders."""
-
-    @pytest.mark.parametrize(
-        "build", [patterns.bigbird, lambda *args, **kw: patterns.bigbird_etc(*args, 1, **kw)]
+@pytest.mark.parametrize("window", [4, 8])
+@pytest.mark.parametrize("tokens", [[], [0], [2, 11]])
+def test_edges_of_longformer(window, tokens):
+    """By the derivatives of transformers' layer."""
+    torch.manual_seed(0)
+    longformer = needs("transformers.models.longformer.modeling_longformer")
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "attention_window": [window]}
+    config = needs("transformers").LongformerConfig(**sizes, attention_probs_dropout_prob=0.0)
+    layer = longformer.LongformerSelfAttention(config, 0).eval()
+    for word in ("query", "key", "value"):
+        getattr(layer, f"{word}_global").load_state_dict(getattr(layer, word).state_dict())
+    x, far = torch.randn(1, 24, 8).requires_grad_(), torch.zeros(1, 24, dtype=torch.bool)
+    far[:, tokens] = True
+    output = layer(
+        x, far * 1e4, is_index_masked=far > 1, is_index_global_attn=far, is_global_attn=bool(tokens)
     )
-    def test_random_blocks(self, build):
-        """Each head draws its own, the seed decides, one more random block only adds edges."""
-        graph = build(48, 2, num_random=3, heads=4, seed=7)
-        assert graph == build(48, 2, num_random=3, heads=4, seed=7)
-        assert graph.select(0, 0) == build(48, 2, num_random=3, seed=7)
-        assert graph.select(0, 0) != build(48, 2, num_random=3, seed=8)
-        masks = [graph.select(0, head).mask() for head in range(4)]
-        assert not any(torch.equal(masks[a], masks[b]) for a in range(4) for b in range(a))
-        more, fewer = build(48, 2, num_random=4, seed=7), build(48, 2, num_random=3, seed=7)
-        assert (fewer - more).num_edges == 0
-        assert more.num_edges > fewer.num_edges
-
-    def test_random_blocks_are_spread_evenly(self):
-        """Over many heads every allowed block is drawn about as often: 3 of 11 for a block amid 16."""
-        heads = 400
-        blocks = by_blocks(patterns.bigbird(32, 2, heads=heads), 2)
-        often = blocks[:, 8].float().mean(0)
-        allowed = [column for column in range(1, 15) if abs(column - 8) > 1]
-        spread = (3 / 11 * 8 / 11 / heads) ** 0.5
-        assert (often[allowed] - 3 / 11).abs().max() < 4 * spread
+    slopes = [torch.autograd.grad(row.square().sum(), x, retain_graph=True)[0][0] for row in output[0][0]]
+    rows = torch.stack([slope.abs().sum(-1) > 0 for slope in slopes])
+    assert torch.equal(rows, patterns.longformer(24, window // 2 + 1, tokens, causal=False).mask())
 
 
-def numbers(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+@pytest.mark.parametrize(("n", "size", "num_random"), [(60, 3, 2), (44, 2, 3)])
+def test_bigbird_draws_as_many_blocks_in_training(n, size, num_random):
+    """Its random blocks are blocks that ours may be: new to the row, as many, others in other heads."""
+    torch.manual_seed(0)
+    big_bird = needs("transformers.models.big_bird.modeling_big_bird")
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "max_position_embeddings": 4096}
+    config = needs("transformers").BigBirdConfig(**sizes, block_size=size, num_random_blocks=num_random)
+    layer = big_bird.BigBirdBlockSparseAttention(config, seed=5).train()
+    real, state = torch.ones(1, n), numpy.random.get_state()
+    blocked, band, rows, columns = big_bird.BigBirdModel.create_masks_for_block_sparse_attn(real, size)
+    _, weights = layer(torch.randn(1, n, 8), band, rows, columns, blocked, blocked)
+    numpy.random.set_state(state)
+    theirs, base = weights[0] > 0, patterns.bigbird(n, size, num_random=0).mask()
+    assert bool((theirs | ~base).all())
+    ours = patterns.bigbird(n, size, num_random=num_random, heads=2)
+    assert torch.equal(theirs.sum(-1), ours.in_degree())
+    assert not torch.equal(theirs[0], theirs[1])
+    first = (2 * num_random + 5) * size
+    assert not (theirs & ~base)[..., first:].any()  # they draw from the first blocks alone
+    assert (ours.mask() & ~base)[..., first:].any()
 
 
-class TestLongformer:
-    """transformers' Longformer layer, distinguished by derivatives and by its output."""
-
-    @staticmethod
-    def layer(window):
-        torch.manual_seed(0)
-        transformers = needs("transformers")
-        config = transformers.LongformerConfig(
-            hidden_size=8, num_attention_heads=2, attention_window=[window], attention_probs_dropout_prob=0.0
-        )
-        longformer = needs("transformers.models.longformer.modeling_longformer")
-        layer = longformer.LongformerSelfAttention(config, 0).eval()
-        for word in ("query", "key", "value"):
-            getattr(layer, f"{word}_global").load_state_dict(getattr(layer, word).state_dict())
-        return layer
-
-    @staticmethod
-    def run(layer, x, tokens):
-        mask = torch.zeros(1, x.shape[1], dtype=x.dtype)
-        mask[:, tokens] = 10_000.0
-        return layer(
-            x, mask, is_index_masked=mask < 0, is_index_global_attn=mask > 0, is_global_attn=bool(tokens)
-        )[0]
-
-    @pytest.mark.parametrize("window", [4, 8])
-    @pytest.mark.parametrize("tokens", [[], [0], [2, 11]])
-    def test_its_edges(self, window, tokens):
-        x = torch.randn(1, 24, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        output = self.run(self.layer(window), x, tokens)
-        rows = [
-            torch.autograd.grad(row.square().sum(), x, retain_graph=True)[0][0].abs().sum(-1) > 0
-            for row in output[0]
-        ]
-        expected = patterns.longformer(24, window // 2 + 1, tokens, causal=False)
-        assert torch.equal(torch.stack(rows), expected.mask())
-
-    def test_its_output(self):
-        """With the same weights for global tokens as for others, their layer is attention over our graph."""
-        layer, x = self.layer(4).double(), numbers(1, 24, 8)
-        q, k, v = (
-            getattr(layer, word)(x).view(1, 24, 2, 4).transpose(1, 2) for word in ("query", "key", "value")
-        )
-        ours = ga.attend(q, k, v, patterns.longformer(24, 3, [2, 11], causal=False))
-        theirs = self.run(layer, x, [2, 11])
-        # their softmax is in float32: sums of up to 24 exponentials, each of them a difference, an
-        # exponential and a quotient
-        assert_sum(theirs, ours.transpose(1, 2).reshape(1, 24, 8), 24 + 4, float(v.detach().abs().max()))
+def test_memory_of_listed_edges():
+    ring = TokenGraph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3, name="ring")
+    graph = patterns.memory_tokens(ring, 1, causal=False)
+    assert graph.edge_index[0].tolist() == [0, 1, 2, 3, 0, 3, 0, 1, 0, 2]
+    assert graph.edge_index[1].tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
 
 
-class TestBigBird:
-    """transformers' block-sparse BigBird layer, in evaluation and in training."""
+def test_memory_by_head_and_sample():
+    def rule(b, h, dst, src):
+        return (src == b) | (dst == h)
 
-    @staticmethod
-    def layer(size, num_random):
-        torch.manual_seed(0)
-        transformers = needs("transformers")
-        config = transformers.BigBirdConfig(
-            hidden_size=8,
-            num_attention_heads=2,
-            block_size=size,
-            num_random_blocks=num_random,
-            max_position_embeddings=4096,
-        )
-        big_bird = needs("transformers.models.big_bird.modeling_big_bird")
-        return big_bird.BigBirdBlockSparseAttention(config, seed=5).eval()
+    graph = patterns.memory_tokens(TokenGraph.from_rule(rule, 3, heads=2, batch=3), 1, causal=False)
+    assert (graph.heads, graph.batch) == (2, 3)
+    assert graph.select(2, 1).in_degree().tolist() == [4, 2, 4, 2]
 
-    @staticmethod
-    def run(layer, x):
-        big_bird = needs("transformers.models.big_bird.modeling_big_bird")
-        masks = big_bird.BigBirdModel.create_masks_for_block_sparse_attn(
-            torch.ones(x.shape[:2], dtype=x.dtype), layer.block_size
-        )
-        blocked, band, rows, columns = masks
-        return layer(x, band, rows, columns, blocked, blocked)
 
-    @pytest.mark.parametrize("num_random", [1, 3])
-    def test_evaluation_counts_block_0_again(self, num_random):
-        """Every random block is a copy of block 0, and the softmax counts the copies: a multiplicity, not an
-        edge.
-        """
-        n, size = 36, 4
-        layer, x = self.layer(size, num_random).double(), numbers(1, n, 8)
-        q, k, v = (
-            getattr(layer, word)(x).view(1, n, 2, 4).transpose(1, 2) for word in ("query", "key", "value")
-        )
-        graph = patterns.bigbird(n, size, num_random=0)
-        src, dst = graph.edge_index
-        again = (src < size) & (dst >= size) & (dst < n - size)
-        theirs = self.run(layer, x)[0]
-        ours = [
-            ga.attend(q, k, v, graph, bias=again * torch.tensor(factor, dtype=torch.float64).log())
-            .transpose(1, 2)
-            .reshape(1, n, 8)
-            for factor in (1.0 + num_random, 1.0)
-        ]
-        assert_exact(theirs, ours[0])
-        assert error(theirs, ours[1]) > 1e-3  # another graph, not a rounding
-
-    @pytest.mark.parametrize(("n", "size", "num_random"), [(60, 3, 2), (44, 2, 3)])
-    def test_training_draws_as_many_blocks(self, n, size, num_random):
-        """Its random blocks are blocks that ours may be: new to the row, as many, other ones in other
-        heads.
-        """
-        layer = self.layer(size, num_random).train()
-        state = numpy.random.get_state()
-        _, weights = self.run(layer, torch.randn(1, n, 8))
-        numpy.random.set_state(state)
-        theirs = weights[0] > 0
-        base = patterns.bigbird(n, size, num_random=0).mask()
-        assert bool((theirs | ~base).all())
-        ours = patterns.bigbird(n, size, num_random=num_random, heads=2)
-        assert torch.equal(theirs.sum(-1), ours.in_degree())
-        assert not torch.equal(theirs[0], theirs[1])
-        first = (2 * num_random + 5) * size
-        assert not (theirs & ~base)[..., first:].any()  # they draw from the first blocks alone
-        assert (ours.mask() & ~base)[..., first:].any()
+@pytest.mark.parametrize(("n", "size"), [(16, 4), (19, 4), (7, 4), (3, 4), (0, 4), (5, 1)])
+def test_side_nodes_of_longt5(n, size):
+    longt5 = needs("transformers.models.longt5.modeling_longt5")
+    owner, real = longt5._make_global_fixed_block_ids(torch.ones(1, n), size)
+    assert real.shape == (1, n // size)
+    assert bool(real.all())
+    theirs = owner[0] == torch.arange(n // size)[:, None]
+    assert torch.equal(theirs, patterns.side_nodes(n, size).mask())

@@ -123,6 +123,7 @@ united(longnet(12, [12], [3], heads=6)) == mask(dilated(12, 12, 3))
 mask(h_matrix_level(12, 3, 0, causal=False)) == mask(chunked(12, 3, before=1, after=1, causal=False))
 butterfly(21, levels=0) == window(21, 1) and butterfly(21) == butterfly(21, levels=9)
 butterfly(21, levels=2) == window(21, 1) | butterfly_factor(21, 0) | butterfly_factor(21, 1)
+(torch.tensor([[1, 30]]) @ random_senders(30, 4).edge_index).diff().min() > 0
 random_senders(12, 13) == causal(12) and random_senders(12, 99, causal=False) == full(12)
 hypercube(4) | window(16, 1) == butterfly(16) and torus(2, 2, 2) == hypercube(3)
 watts_strogatz(20, 5, 0.2) == watts_strogatz(20, 4, 0.2)
