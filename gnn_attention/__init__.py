@@ -26,33 +26,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Backend",
-    "FactoredHeads",
-    "MergedHeads",
-    "MessagePassingAttention",
-    "RefusalError",
-    "StandardHeads",
-    "TokenGraph",
-    "algebra",
-    "analyse",
-    "attend",
-    "audit",
-    "cache",
-    "convert",
-    "cost",
-    "distributed",
-    "draw",
-    "explain",
-    "explorer",
-    "list_backends",
-    "model",
-    "patterns",
-    "score_mods",
-    "trace",
-    "use_graph",
-    "verify",
-]
+# graphs; attention along them; layers and weights; models and what one does with them
+__all__ = ["TokenGraph", "algebra", "analyse", "convert", "draw", "patterns"]
+__all__ += ["Backend", "RefusalError", "attend", "explain", "list_backends", "score_mods"]
+__all__ += ["FactoredHeads", "MergedHeads", "MessagePassingAttention", "StandardHeads"]
+__all__ += ["audit", "cache", "cost", "distributed", "explorer", "model", "trace", "use_graph", "verify"]
 
 # Loaded on first use: the module, or a name in it.
 _ON_DEMAND = {

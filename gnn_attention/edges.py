@@ -17,16 +17,8 @@ import torch
 from gnn_attention._support import edge_checks as check
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
-__all__ = [
-    "accumulation_dtype",
-    "add_sinks",
-    "logit",
-    "merge",
-    "per_query_head",
-    "sinks_alone",
-    "softmax",
-    "weights_from_lse",
-]
+__all__ = ["accumulation_dtype", "logit", "per_query_head", "softmax", "weights_from_lse"]
+__all__ += ["add_sinks", "merge", "sinks_alone"]
 
 REACH = 8.0  # of logits: exp(+-8) is far from both ends of float32, and the exponent has few roundings
 

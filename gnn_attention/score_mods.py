@@ -25,16 +25,8 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.deterministic_index import entries
 from gnn_attention._support.shapes import Float, Tensor
 
-__all__ = [
-    "RelativeBias",
-    "ScoreMod",
-    "alibi",
-    "alibi_slopes",
-    "chain",
-    "log_multiplicity",
-    "relative_bias",
-    "softcap",
-]
+__all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain"]
+__all__ += ["log_multiplicity", "relative_bias", "softcap"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _TAKEN = ("score", "b", "h", "dst", "src")

@@ -8,6 +8,7 @@ and ``out = sum_p s_p out_p``. The gradient is written out, so that nothing is s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,18 @@ from torch.nn import functional
 
 from gnn_attention import edges
 from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.backends.call import AttentionCall
 
 Result = tuple[Tensor, Tensor]
+
+
+def in_merge_dtype(call: AttentionCall) -> AttentionCall:
+    """On a CPU halves become float32, in which its kernels compute anyway, so that a part is not rounded.
+
+    On CUDA halves stay halves, for the sake of the matrix units.
+    """
+    wide = call.q.dtype if call.q.device.type != "cpu" else edges.accumulation_dtype(call.q.dtype)
+    return replace(call, q=call.q.to(wide), k=call.k.to(wide), v=call.v.to(wide))
 
 
 def merged(

@@ -40,7 +40,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
         return out.to(call.q.dtype), lse
     if len(found) == 1:
         return _with_lse(found[0][1], call)
-    wide = _in_dtype_of_parts(call)
+    wide = merge_lse.in_merge_dtype(call)
     results = [_with_lse(name, _cut(wide, part)) for part, name in found]
     merged = merge_lse.merged(results, [part.dst[0] for part, _ in found], call.graph.num_dst)
     out, lse = call.with_sinks(*merged)
@@ -69,15 +69,6 @@ def _with_lse(name: str, call: AttentionCall) -> tuple[Tensor, Tensor]:
     out, lse = KERNELS[name].run(call)
     assert lse is not None
     return out, lse
-
-
-def _in_dtype_of_parts(call: AttentionCall) -> AttentionCall:
-    """Float32 for halves on a CPU, where kernels compute in it anyway, so that a part is not rounded."""
-    # on CUDA halves stay halves, for the sake of its matrix units
-    if call.q.device.type != "cpu":
-        return call
-    wide = edges.accumulation_dtype(call.q.dtype)
-    return replace(call, q=call.q.to(wide), k=call.k.to(wide), v=call.v.to(wide))
 
 
 def _cut(call: AttentionCall, part: Part) -> AttentionCall:

@@ -6,9 +6,8 @@ import argparse
 import sys
 
 from gnn_attention import model
-from gnn_attention._support import atomic_files
+from gnn_attention._support import atomic_files, json_option
 from gnn_attention._support.progress import Progress
-from gnn_attention.cli import json_option
 from gnn_attention.convert import expressions
 from gnn_attention.interpret import audit as auditor
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from gnn_attention import patterns
-from gnn_attention._support import atomic_files, checks
+from gnn_attention._support import atomic_files, checks, json_option
 from gnn_attention._support.progress import Progress
-from gnn_attention.cli import calibrate, json_option
+from gnn_attention.cli import calibrate
 from gnn_attention.cli.bench_methods import DIM, HEADS, METHODS, OURS, PASSES, Comparison, largest_errors
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.circumstances import environment

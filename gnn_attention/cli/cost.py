@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from gnn_attention import cost
-from gnn_attention._support import atomic_files
+from gnn_attention._support import atomic_files, json_option
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.progress import Progress
-from gnn_attention.cli import json_option
 from gnn_attention.convert import expressions
 from gnn_attention.cost import FormCost, tables
 from gnn_attention.cost.configs import CONFIGS, ModelSizes, config, custom

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from gnn_attention import model, patterns
-from gnn_attention._support import atomic_files, checks
+from gnn_attention._support import atomic_files, checks, json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention.backends import BACKENDS
 from gnn_attention.cache import KeyValueCache
-from gnn_attention.cli import json_option
 from gnn_attention.convert import expressions
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gnn_attention import draw
-from gnn_attention._support import atomic_files
+from gnn_attention._support import atomic_files, json_option
 from gnn_attention._support.progress import Progress
-from gnn_attention.cli import json_option
 from gnn_attention.convert import catalogue, expressions
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.token_graph import LARGEST_PICTURE

@@ -25,6 +25,7 @@ from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.backends.dropout import dropped
+from gnn_attention.backends.merge_lse import in_merge_dtype
 from gnn_attention.distributed import collectives, rank_plan, subgraphs
 from gnn_attention.distributed.collectives import PendingExchange, check_agreement, finish, start
 from gnn_attention.distributed.halo_sets import halo, halo_sizes
@@ -74,17 +75,6 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
         has_in_edges = torch.stack([part.graph.in_degree() > 0 for part in parts]).any(0)
         out, lse = edges.add_sinks(out, lse, call.sink_logits, has_in_edges.to(out.device))
     return out.to(dtype), lse
-
-
-def in_merge_dtype(call: AttentionCall) -> AttentionCall:
-    """On a CPU halves become float32, in which its kernels compute anyway, so that merging does not round.
-
-    On CUDA halves stay halves, and each part is rounded to them, for the sake of the matrix units.
-    """
-    if call.q.device.type != "cpu":
-        return call
-    q, k, v = in_accumulation_dtype(call, call.q, call.k, call.v)
-    return replace(call, q=q, k=k, v=v)
 
 
 def in_accumulation_dtype(call: AttentionCall, *tensors: Tensor) -> tuple[Tensor, ...]:

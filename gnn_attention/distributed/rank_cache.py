@@ -21,7 +21,7 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.merge_lse import merged
+from gnn_attention.backends.merge_lse import in_merge_dtype, merged
 from gnn_attention.cache._base import at_heads, check_rows, check_same_graph, checked_graph, checked_layer
 from gnn_attention.distributed import attention, subgraphs
 from gnn_attention.distributed.attention import Result
@@ -125,7 +125,7 @@ class RankCache:
             raise ValueError(f"q must have {expected}, got {q.shape[2]}")
         part = self._subgraph(start, stop, layer)
         call = AttentionCall.checked(q, *rows, part.graph, scale, score_mod, None, sink_logits, with_lse=True)
-        out, lse = self._attend_own(replace(attention.in_merge_dtype(call), sink_logits=None), part, backend)
+        out, lse = self._attend_own(replace(in_merge_dtype(call), sink_logits=None), part, backend)
         out, lse = _merged_over_ranks(out, lse, self.group)
         if sink_logits is not None:
             has_in_edges = memoized(last_senders, self.graph)[start:stop] >= 0

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gnn_attention import algebra
-from gnn_attention._support import atomic_files, checks
+from gnn_attention._support import atomic_files, checks, json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.cache import KeyValueCache
@@ -192,7 +192,7 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--seeds", type=int, default=SEEDS, help=f"trainings for each graph {shown}")
     folder = f"folder for finished trainings, which a further call does not repeat {shown}"
     add("--out", type=Path, default=Path("comparison"), metavar="DIR", help=folder)
-    add("--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)")
+    json_option.add_json(command)
     add("--plot", metavar="FILE", help="draw loss against edges per token (.svg, .png, .pdf)")
     add_recipe(command, RECIPE, without=_OWN)
     command.set_defaults(run=_run)
@@ -219,10 +219,8 @@ def _run(args: argparse.Namespace) -> int:
         with atomic_files.written(args.plot) as file:
             made.savefig(file, format=Path(args.plot).suffix[1:].lower())
     record = {"recipe": _shared(recipe), "rows": [*map(asdict, found)], "outcomes": [*map(asdict, outcomes)]}
-    text = json.dumps(record, indent=1)
-    if args.json not in (None, "-"):
-        atomic_files.write(args.json, text + "\n")
-    print(text if args.json == "-" else f"{_facts(recipe, args.seeds)}\n{table(found)}")
+    report = f"{_facts(recipe, args.seeds)}\n{table(found)}"
+    json_option.write_json(args.json, json.dumps(record, indent=1), report)
     return 0
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from gnn_attention import algebra, analyse
-from gnn_attention._support import atomic_files, checks
+from gnn_attention._support import atomic_files, checks, json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
@@ -230,7 +230,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--depth", type=int, default=3, help=f"hops from the root to the leaves {shown}")
     add("--seeds", type=int, default=3, help=f"models to train for each graph {shown}")
     add("--steps", type=int, default=300, help=f"batches each learns from {shown}")
-    add("--json", nargs="?", const="-", metavar="FILE", help="write it as JSON (without FILE: to stdout)")
+    json_option.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -239,8 +239,5 @@ def run(args: argparse.Namespace) -> int:
     with Progress("reach", unit="models") as shown:
         shown.expect(args.seeds * len(_plans(_tree(checks.size("depth", args.depth, 1)), args.depth)))
         outcomes = compare(args.depth, args.seeds, args.steps, log=lambda line: shown.advance(1, line))
-    text = json.dumps([asdict(outcome) for outcome in outcomes], indent=2)
-    if args.json not in (None, "-"):
-        atomic_files.write(args.json, text + "\n")
-    print(text if args.json == "-" else table(outcomes))
+    json_option.write_json(args.json, json.dumps([*map(asdict, outcomes)], indent=2), table(outcomes))
     return 0

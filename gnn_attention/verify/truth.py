@@ -225,9 +225,3 @@ class Problem:
 
 def plain_names(heads: Any) -> dict[str, Tensor]:
     return {name.removeprefix("standard."): parameter for name, parameter in heads.named_parameters()}
-
-
-def layer_truth(heads: Any, x_src: Tensor, x_dst: Tensor, direction: Tensor, mask: Tensor) -> Truth:
-    """The formula in float64 on the layer's weights as they are, and SDPA between its own projections."""
-    inputs = {"x_src": x_src, "x_dst": x_dst} | plain_names(heads)
-    return Formula(mask, direction, heads.scale, heads=heads).truth(inputs)

@@ -25,7 +25,8 @@ from gnn_attention.model import Config, LanguageModel
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify import oracle
 from gnn_attention.verify.measure import Outcome, Truth, judge, worst_errors
-from gnn_attention.verify.truth import ORDERS, layer_truth
+from gnn_attention.verify.truth import ORDERS
+from tests.guarantees.problems import layer_truth
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE_DIM, WIDTH, VOCABULARY = 4, 4, 2, 6, 5, 12, 50
 CHUNKS = (1, 3, 7)

@@ -17,7 +17,7 @@ from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.score_mods import ScoreMod
 from gnn_attention.verify.measure import Truth, gradients_of
-from gnn_attention.verify.truth import ORDERS, Attempt, Formula, layer_truth, plain_names
+from gnn_attention.verify.truth import ORDERS, Attempt, Formula, plain_names
 from tests.guarantees.draws import DTYPES, Draw
 
 REACH, CAP, WIDTH = 4, 3.0, 12
@@ -201,6 +201,12 @@ class LayerProblem:
         inputs = {"x_src": x_src.requires_grad_(), "x_dst": x_dst.requires_grad_()}
         out = MessagePassingAttention(self._heads, backend=backend)((x_src, x_dst), self.draw.graph)
         return out, gradients_of(out, direction, inputs | plain_names(self._heads))
+
+
+def layer_truth(heads: Any, x_src: Tensor, x_dst: Tensor, direction: Tensor, mask: Tensor) -> Truth:
+    """The formula in float64 on the layer's weights as they are, and SDPA between its own projections."""
+    inputs = {"x_src": x_src, "x_dst": x_dst} | plain_names(heads)
+    return Formula(mask, direction, heads.scale, heads=heads).truth(inputs)
 
 
 Problem = AttendProblem | LayerProblem

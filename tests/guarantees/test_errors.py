@@ -97,7 +97,7 @@ def test_parts_of_halves_are_merged_before_they_are_rounded(dtype, monkeypatch):
     """Rounded before, too, they had half as much error again."""
     graph = patterns.window(130, 20) | patterns.sinks(130, 3)
     assert unrounded(graph, dtype, "split") < 1.1
-    monkeypatch.setattr(split, "_in_dtype_of_parts", lambda call: call)
+    monkeypatch.setattr(split.merge_lse, "in_merge_dtype", lambda call: call)
     assert unrounded(graph, dtype, "split") > 1.25
 
 
