@@ -14,7 +14,7 @@ from itertools import islice
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Tensor
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.analyse import _everyone
 from gnn_attention.analyse._everyone import check_all_pairs, packed
 from gnn_attention.analyse._walks import edges_of, receivers, senders_for, spread, stack, token
@@ -24,8 +24,10 @@ Layers = TokenGraph | Sequence[TokenGraph]
 TOO_MANY = 2.0**53  # below it float64 holds every integer
 
 
-def receptive_field(graphs: Layers, receiver: int, layers: int, residual: bool = True) -> Tensor:
-    """The tokens ``[tokens]`` whose input can influence ``receiver`` after so many layers, increasing.
+def receptive_field(
+    graphs: Layers, receiver: int, layers: int, residual: bool = True
+) -> Int[Tensor, " tokens"]:
+    """The tokens whose input can influence ``receiver`` after so many layers, in increasing order.
 
     These are the starts of the walks that end at ``receiver``: of at most ``layers`` hops, or with
     ``residual=False`` (no own state carried along) of exactly ``layers`` hops.
