@@ -113,6 +113,6 @@ class TestGradients:
 
 
 @pytest.mark.parametrize(("left", "right"), [((4, 2), (3, 4)), ((4,), (4, 4)), ((2, 4, 3), (5, 3, 4))])
-def test_factors_must_meet(left, right):
+def test_factors_that_do_not_meet_are_refused(left, right):
     with pytest.raises(ValueError, match=r"left.*right"):
         FactoredMatrix(torch.ones(left), torch.ones(right))
