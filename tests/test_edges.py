@@ -264,3 +264,16 @@ class TestAddSinks:
         result, result_lse = edges.add_sinks(out, empty, sinks, torch.tensor(False))
         found = torch.autograd.grad(result.sum() + result_lse.sum(), (out, empty, sinks))
         assert [gradient.abs().max().item() for gradient in found] == [0.0, 0.0, 0.0]
+
+
+def compiled(function):
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, backend="eager")
+
+
+@pytest.mark.parametrize("program", [torch.func.vmap, compiled])
+def test_programs_that_must_not_depend_on_numbers(program):
+    """Mapped and compiled, where no logit can be looked at."""
+    logits, dst = seeded(2, 3, 6), torch.tensor([0, 2, 2, 0, 3, 2])
+    found = program(lambda x: edges.weights_of(x, dst, 4))(logits)
+    assert_each(found, loop_softmax(logits, dst, 4)[0])
