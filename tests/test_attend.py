@@ -5,6 +5,7 @@ and compilation.
 import gc
 import math
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.backends import flex
+from gnn_attention.backends import BACKENDS, flex
 from gnn_attention.verify.cases import graph_cases
 
 NAMES = ["dense", "mixed", "reference", "rows", "split", "tiles"]
@@ -375,3 +376,15 @@ def test_a_scale_or_dropout_that_changes_with_every_call_leaves_nothing_behind()
         ga.attend(x, x, x, graph, scale=0.5 + step, dropout=step / 40)
         sizes.append(len(graph._memo))
     assert sizes[-1] == sizes[1]
+
+
+@pytest.mark.parametrize(("needed", "times"), [(0, 1), (2**29, 2)])
+def test_a_backend_is_looked_up_again_only_where_it_needs_much_memory(needed, times, monkeypatch):
+    """There may be less of it at the second call."""
+    reasons = []
+    changes = {"unsupported_reason": reasons.append, "bytes_needed": lambda call: needed}
+    monkeypatch.setitem(BACKENDS, "dense", replace(BACKENDS["dense"], **changes))
+    graph, x = patterns.causal(6), torch.ones(1, 1, 6, 4)
+    for _ in range(2):
+        ga.attend(x, x, x, graph, backend="dense")
+    assert len(reasons) == times
