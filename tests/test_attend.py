@@ -378,13 +378,14 @@ def test_a_scale_or_dropout_that_changes_with_every_call_leaves_nothing_behind()
     assert sizes[-1] == sizes[1]
 
 
+@pytest.mark.parametrize("name", ["dense", "tiles", "rows", "mixed", "reference"])
 @pytest.mark.parametrize(("needed", "times"), [(0, 1), (2**29, 2)])
-def test_a_backend_is_looked_up_again_only_where_it_needs_much_memory(needed, times, monkeypatch):
+def test_a_backend_is_looked_up_again_only_where_it_needs_much_memory(needed, times, name, monkeypatch):
     """There may be less of it at the second call."""
     reasons = []
     changes = {"unsupported_reason": reasons.append, "bytes_needed": lambda call: needed}
-    monkeypatch.setitem(BACKENDS, "dense", replace(BACKENDS["dense"], **changes))
+    monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], **changes))
     graph, x = patterns.causal(6), torch.ones(1, 1, 6, 4)
     for _ in range(2):
-        ga.attend(x, x, x, graph, backend="dense")
+        ga.attend(x, x, x, graph, backend=name)
     assert len(reasons) == times

@@ -91,6 +91,19 @@ def test_a_nan_in_a_bias_is_carried_by_its_edge_alone(name):
         assert slope[:, :, ~graph.mask()[70]].isfinite().all()
 
 
+@pytest.mark.parametrize("where", [0, 1, 2], ids=["q", "k", "v"])
+@pytest.mark.parametrize("name", ["dense", "tiles", "rows"])
+def test_a_nan_in_a_token_is_carried_by_its_edges_alone(name, where):
+    """With a softcap, where logits are written out."""
+    graph, given = SHAPES["window and sinks"], [x.detach() for x in qkv(150)]
+    clean = ga.attend(*given, graph, score_mod=score_mods.softcap(2.0), backend=name)
+    given[where][:, :, 60] = torch.nan
+    out = ga.attend(*given, graph, score_mod=score_mods.softcap(2.0), backend=name)
+    reached = graph.mask()[:, 60] if where else torch.arange(150) == 60
+    assert out.isnan().all(-1)[0, 0].tolist() == reached.tolist()
+    assert_exact(out[:, :, ~reached], clean[:, :, ~reached])
+
+
 BY_BOTH = ga.TokenGraph.from_rule(
     lambda b, h, dst, src: (src <= dst) & (dst - src <= 10 * h + 5 * b), 80, heads=4, batch=2
 )
