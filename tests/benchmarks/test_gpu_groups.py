@@ -12,6 +12,7 @@ from benchmarks.gpu import groups
 from benchmarks.gpu.groups import FINISHED, GONE, LATE, Group, Lines
 from gnn_attention.verify import Check
 
+pytestmark = pytest.mark.slow
 COUNT = 12
 WHOLE = {number: f"made: {number} [none, float32]" for number in range(COUNT)}
 

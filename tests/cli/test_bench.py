@@ -26,6 +26,7 @@ def cases(names):
     return {(case["method"], case["pass"]): case for case in found}
 
 
+@pytest.mark.slow
 def test_the_record_and_the_table_have_every_graph_and_pass(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench, "SECONDS", 1.0)  # nothing is compiled
     file = tmp_path / "record.json"

@@ -220,7 +220,9 @@ def small(monkeypatch):
     monkeypatch.setattr(calibrate, "text", lambda record: "the record")
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize(
+    "name", [name if name == "draw" else pytest.param(name, marks=pytest.mark.slow) for name in LONG]
+)
 def test_every_long_command_is_followed_in_a_pipe(name, small, fast, capsys, tmp_path):
     if name == "draw":
         pytest.importorskip("matplotlib")

@@ -11,6 +11,8 @@ from tests.guarantees import Draw, equality
 from tests.guarantees.draws import DTYPES
 from tests.guarantees.problems import problem_of
 
+pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _problems_made_once():
