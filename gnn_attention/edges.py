@@ -91,7 +91,7 @@ def weights_of(
         mass = logits.exp()
         wide = mass.double()
         total = wide.new_zeros(*mass.shape[:-1], num_dst).index_add(-1, dst, wide)
-        return mass / total.gather(-1, dst.expand(mass.shape)).to(mass.dtype)
+        return mass / total.index_select(-1, dst).to(mass.dtype)
     mass, _, total = _masses(logits, dst, num_dst, None)
     return mass / _by_edge(total.masked_fill(total == 0, 1.0), dst)
 

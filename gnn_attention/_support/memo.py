@@ -64,7 +64,9 @@ def memoized(make: Callable[..., T], value: Any, *arguments: Any) -> T:
         constant_result: T = _constant(make, value._word, *arguments)[0]
         return constant_result
     key = (make, *arguments)
-    if key not in value._memo:
+    # a UserDict answers by functions in Python: its dict is asked
+    cached: dict[Any, Any] = value._memo.data
+    if key not in cached:
         with eagerly():
             made = make(value, *arguments)
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -72,8 +74,8 @@ def memoized(make: Callable[..., T], value: Any, *arguments: Any) -> T:
             if isinstance(device, torch.device) and device.type == "cuda":
                 # other streams, which wait for nothing, may read it from now on
                 torch.cuda.current_stream(device).synchronize()
-        value._memo[key] = made
-    found: T = value._memo[key]
+        cached[key] = made
+    found: T = cached[key]
     return found
 
 

@@ -88,7 +88,7 @@ class StandardHeads(HeadsBase):
         """``sum_h z_h W_O_h``: the update before ``b_O``. Without ``W_O`` (S3.8) the heads side by side."""
         if self.W_O is None:
             return z.transpose(-3, -2).flatten(-2)
-        return torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O)
+        return z.to(self.W_O.dtype).transpose(-3, -2).flatten(-2) @ self.W_O.flatten(0, 1)
 
     def pattern_matrix(self, distance: int | None = None) -> FactoredMatrix:
         """``W_P = W_Q W_K^T`` of each head, ``[heads, width, source_width]``, factored and without biases.

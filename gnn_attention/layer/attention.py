@@ -272,7 +272,7 @@ def _nodes(call: AttentionCall, batched: bool) -> list[Tensor]:
     nodes = []
     for x in (call.q, call.k, call.v):
         x = x if x.shape[1] == num_heads else edges.per_query_head(x, num_heads)
-        x = x.to(wide).transpose(1, 2)
+        x = (x if x.dtype == wide else x.to(wide)).transpose(1, 2)
         nodes.append(x if batched else x.squeeze(0))
     return nodes
 
