@@ -80,7 +80,7 @@ GROUPS = "x.repeat_interleave(num_heads // x.shape[1], dim=1)"
 TILED = "x.repeat(1, num_heads // x.shape[1], *[1] * (x.dim() - 2))"
 FACTORS = "near, far = (factor.double() for factor in _pattern_factors(standard))"
 LOST = "\n            near = near.clone()\n            near[:, standard.width :] = 0"
-MIXED = 'torch.einsum("...htv,hvw->...tw", z.to(self.W_O.dtype), self.W_O)'
+MIXED = "z.to(self.W_O.dtype).transpose(-3, -2)"
 BIASED = (
     "z + 0 if self.b_V is None else torch.where((z == 0).all(-1, keepdim=True), "
     "self.b_V.repeat_interleave(z.shape[-3] // len(self.b_V), 0).unsqueeze(1), z)"
@@ -93,7 +93,7 @@ PLANTED = {
     "grouped heads tiled instead of repeated": [("edges.py", GROUPS, TILED)],
     "b_Q dropped in the merged form": [("heads/model_space.py", FACTORS, FACTORS + LOST)],
     "b_V added to receivers without in-edges": [
-        ("heads/standard.py", MIXED, MIXED.replace("z.to(self.W_O.dtype)", BIASED))
+        ("heads/standard.py", MIXED, MIXED.replace("z.to(self.W_O.dtype)", f"({BIASED})"))
     ],
     # two mistakes, because the rule of a list is a set by itself: the list is left as it came
     "duplicate edges counted twice": [
