@@ -201,17 +201,16 @@ def checked_backend(backend: str | Backend) -> str | Backend:
 
 
 def _chosen(backend: str | Backend, call: AttentionCall) -> Backend:
-    """The backend of a call, cached with the graph where calls of the same form have the same one."""
-    key = None
-    if call.form is not None and type(backend) is str:
-        key = (backend, call.form)
-        name = call.graph._memo.get(key)
-        if name is not None:
-            return BACKENDS[name]
-    chosen = choose(call) if backend == "auto" else _supporting(backend, call)
-    if key is not None and _is_lasting(chosen, call):
-        call.graph._memo[key] = chosen.name
-    return chosen
+    """The backend of a call, cached with the graph where like calls have the same one."""
+    cached = call.chosen
+    if cached is None or not isinstance(backend, str):
+        return choose(call) if backend == "auto" else _supporting(backend, call)
+    if backend not in cached:
+        chosen = choose(call) if backend == "auto" else _supporting(backend, call)
+        if not _is_lasting(chosen, call):
+            return chosen
+        cached[backend] = chosen.name
+    return BACKENDS[cached[backend]]
 
 
 def _is_lasting(chosen: Backend, call: AttentionCall) -> bool:

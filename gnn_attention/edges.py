@@ -90,7 +90,7 @@ def weights_of(
     if _may_look(logits) and within_reach(logits):
         mass = logits.exp()
         wide = mass.double()
-        total = wide.new_zeros(*mass.shape[:-1], num_dst).index_add(-1, dst, wide)
+        total = wide.new_zeros(*mass.shape[:-1], num_dst).index_add_(-1, dst, wide)
         return mass / total.index_select(-1, dst).to(mass.dtype)
     mass, _, total = _masses(logits, dst, num_dst, None)
     return mass / _by_edge(total.masked_fill(total == 0, 1.0), dst)

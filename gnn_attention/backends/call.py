@@ -17,7 +17,7 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class AttentionCall:
     """Arguments of :func:`gnn_attention.attend`; ``out [B, Hq, dst, Dv]`` and ``lse [B, Hq, dst]`` are due.
 
@@ -40,8 +40,8 @@ class AttentionCall:
     first_sample: int = 0
     first_head: int = 0
     seed: Int[Tensor, ""] | None = None
-    # shapes, dtypes, devices and options, where checked
-    form: tuple[Any, ...] | None = field(default=None, init=False)
+    # what a call of these shapes, dtypes, devices and options is given to, by ``backend``, where checked
+    chosen: dict[str, str] | None = field(default=None, init=False)
 
     @classmethod
     def checked(
@@ -58,15 +58,16 @@ class AttentionCall:
         with_lse: bool = False,
     ) -> AttentionCall:
         """The call with these arguments of ``attend``; TypeError or ValueError for one that does not fit."""
-        key = _key(q, k, v, graph)
-        if key is None or key not in graph._memo:
-            _check_tensors(q, k, v)
-            _check_graph(graph, q, k)
-            if key is not None:
-                graph._memo[key] = True
-        number = _checked_scale(scale, q)
         if type(dropout) is not float or dropout != 0.0:
             dropout = checks.probability("dropout", dropout)
+        plain = score_mod is None, bias is None, sink_logits is None, dropout == 0.0
+        key = _key(q, k, v, graph, with_lse, *plain)
+        chosen = None if key is None else graph._memo.data.get(key)
+        if chosen is None:
+            _check_tensors(q, k, v)
+            _check_graph(graph, q, k)
+            chosen = None if key is None else graph._memo.data.setdefault(key, {})
+        number = float(q.shape[-1] ** -0.5) if scale is None else _checked_scale(scale)
         call = cls(
             # kernels that scale after masking would make +inf or NaN of -inf: the sign goes to q
             q=q if number > 0 else q * (-1.0 if number else 0.0),
@@ -81,9 +82,7 @@ class AttentionCall:
             with_lse=with_lse,
             seed=backends_dropout.draw_seed(q.device) if dropout else None,
         )
-        if key is not None:
-            form = key, with_lse, score_mod is None, bias is None, sink_logits is None, dropout > 0
-            object.__setattr__(call, "form", form)
+        call.chosen = chosen
         return call
 
     def modified(self, score: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -175,12 +174,13 @@ def _select_parts(graph: TokenGraph) -> bool:
     return True
 
 
-def _key(q: Any, k: Any, v: Any, graph: Any) -> tuple[Any, ...] | None:
+def _key(q: Any, k: Any, v: Any, graph: Any, *options: bool) -> tuple[Any, ...] | None:
     """By what their checks are cached with the graph; None for what must be checked each time."""
     plain = type(q) is type(k) is type(v) is Tensor and type(graph) is TokenGraph
     if torch.compiler.is_compiling() or not plain:
         return None
-    return _key, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
+    sizes = q.shape, k.shape, v.shape
+    return _key, options, *sizes, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -215,9 +215,7 @@ def _check_graph(graph: TokenGraph, q: Tensor, k: Tensor) -> None:
             raise ValueError(f"{graph!r} differs by {word} ({size}), but q has {word} {got}")
 
 
-def _checked_scale(scale: float | None, q: Tensor) -> float:
-    if scale is None:
-        return float(q.shape[-1] ** -0.5)
+def _checked_scale(scale: float) -> float:
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(
             f"scale must be a number or None, got {type(scale).__name__}; a scale that is learned would lose "

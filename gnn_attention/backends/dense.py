@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -37,9 +37,10 @@ COMFORTABLE = 4 * 2**30  # bytes of mask and logits up to which "auto" takes thi
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q; ``lse [B, Hq, dst]`` where due or computed, else None."""
-    if _has_flash_lse(call):
-        return _with_lse(call)
-    if not _plain(call) or not nonfinite.may_ask(call.q):
+    if not _plain(call):
+        flash = _has_flash_lse(call)
+        return _with_lse(call) if flash else nonfinite.contained(call, _run_finite, _reached)
+    if not nonfinite.may_ask(call.q):
         return nonfinite.contained(call, _run_finite, _reached)
     form = memoized(_form_of, call.graph)
     out = _run_plain(call, form)
@@ -137,22 +138,20 @@ def _opened_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) ->
 
 
 def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
-    q, k, v = _adjacent_channels(call.q), _adjacent_channels(call.k), _adjacent_channels(call.v)
-    options: dict[str, Any] = {
-        "attn_mask": mask,
-        "is_causal": is_causal,
-        "scale": call.scale,
-        "enable_gqa": q.shape[1] != k.shape[1],
-    }
+    q, k, v = call.q, call.k, call.v
+    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        # of others SDPA has no fused kernel, and would make all weights
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    kernel = partial(
+        functional.scaled_dot_product_attention,
+        attn_mask=mask,
+        is_causal=is_causal,
+        scale=call.scale,
+        enable_gqa=q.size(1) != k.size(1),
+    )
     if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
-        return functional.scaled_dot_product_attention(q, k, v, **options)
-    kernel = partial(functional.scaled_dot_product_attention, **options)
+        return kernel(q, k, v)
     return twice_differentiable(kernel, partial(_unfused, kernel), q, k, v)
-
-
-def _adjacent_channels(x: Tensor) -> Tensor:
-    # of others SDPA has no fused kernel, and would make all weights
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _unfused(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.backends.call import AttentionCall
 
+HALF = {torch.float16, torch.bfloat16}
 Run = Callable[[AttentionCall], tuple[Tensor, Tensor | None]]
 Reached = Callable[[AttentionCall, Tensor], Tensor]
 
@@ -42,7 +43,7 @@ def may_ask(x: Tensor) -> bool:
 
 def _sum(x: Tensor) -> Tensor:
     x = x.detach() if x.requires_grad else x
-    return x.sum(dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x.sum()
+    return x.sum(dtype=torch.float32) if x.dtype in HALF else x.sum()
 
 
 def contained(call: AttentionCall, run: Run, reached: Reached) -> tuple[Tensor, Tensor | None]:

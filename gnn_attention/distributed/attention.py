@@ -147,7 +147,7 @@ def _keys_and_values(rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     return keys.permute(1, 2, 0, 3), values.permute(1, 2, 0, 3)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _CallAtPositions(AttentionCall):
     # over a subgraph with gaps: dropout is keyed by the positions in the tables
 

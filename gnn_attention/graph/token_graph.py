@@ -13,7 +13,7 @@ needed, and what was materialised is cached, because a graph never changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -63,7 +63,7 @@ class TokenGraph(Frozen):
     dst_offset: int = 0
     src_offset: int = 0
     _listed: Tensor | None = None
-    _memo: MutableMapping[Any, Any] = field(default_factory=dict, init=False)
+    _memo: Any = field(default_factory=dict, init=False)  # a UserDict
     # by sample and head, or by kernel: written by gnn_attention.backends
     _parts: list[list[TokenGraph]] = field(default_factory=list, init=False)
 

@@ -10,13 +10,22 @@ from torch import nn
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 
+# of fewer tokens and larger matrices the product takes less time than a copy of the matrices
+FEW_TOKENS, LARGE_MATRIX = 64, 2**14
+
 
 def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x W_h + b_h`` of each head: [batch, tokens, in] -> [batch, heads, tokens, out]."""
     check_states(x, matrix.shape[1], matrix.dtype)
-    # one product for all heads, without what einsum takes to find it
-    result = (x @ matrix.transpose(0, 1).flatten(1)).view(*x.shape[:2], *matrix.shape[::2])
-    result = result.transpose(1, 2)
+    (batch, tokens), (heads, width, dim) = x.shape[:2], matrix.shape
+    # a compiled program is for any number of tokens
+    few = not torch.compiler.is_compiling() and batch * tokens <= FEW_TOKENS
+    if few and width * dim >= LARGE_MATRIX:
+        result = torch.bmm(x.reshape(1, -1, width).expand(heads, -1, -1), matrix)
+        result = result.view(heads, batch, tokens, dim).transpose(0, 1)
+    else:  # one product, whose matrix is a copy
+        result = x @ matrix.transpose(0, 1).flatten(1)
+        result = result.view(batch, tokens, heads, dim).transpose(1, 2)
     return result if bias is None else (result + bias.unsqueeze(1)).to(result.dtype)
 
 

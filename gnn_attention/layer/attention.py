@@ -181,7 +181,7 @@ class MessagePassingAttention(MessagePassing):
         ):
             alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
         else:  # the same, without what torch_geometric does for hooks
-            src, dst = edge_index
+            src, dst = edge_index.unbind()
             q_i, k_j = q.index_select(-3, dst), k.index_select(-3, src)
             alpha = self.edge_update(q_i, k_j, dst, src, size[1], call)
         dropped = _dropped(alpha, edge_index, call) if call.dropout else alpha
@@ -205,7 +205,7 @@ class MessagePassingAttention(MessagePassing):
     def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
         """The sum over the in-edges of every receiver ``index``, for each head."""
         total = inputs.new_zeros(*inputs.shape[:-3], dim_size, *inputs.shape[-2:])
-        return total.index_add(-3, index, inputs)
+        return total.index_add_(-3, index, inputs)
 
     def update(self, inputs: Tensor) -> Tensor:
         """The sum over heads, through W_O in the standard form: ``[..., N, H, D] -> [..., N, width]``."""

@@ -90,23 +90,23 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tens
     plan = unpacked(tensors, numbers)
     if plan.visits_non_edges and not nonfinite.surely_finite(q, k, v):
         q, k, v = nonfinite.cleaned(q, k, v)
-        grad_out, grad_lse, out, lse = _excluded(nonfinite.spoiled(lse), grad_out, grad_lse, out, lse)
+        spoiled = nonfinite.spoiled(lse)
+        out = out.masked_fill(spoiled.unsqueeze(-1), 0.0)
+        grad_out, grad_lse, lse = _excluded(spoiled, grad_out, grad_lse, lse)
     # without in-edges exp(logit - lse) = 0, and 0 times a NaN of an unused gradient must not be
     isolated = lse == -torch.inf
     if bool(isolated.any()):
-        grad_out, grad_lse, out, lse = _excluded(isolated, grad_out, grad_lse, out, lse)
+        grad_out, grad_lse, lse = _excluded(isolated, grad_out, grad_lse, lse)
     grad_sinks = torch.empty_like(sinks)
     if sinks.shape[1]:
         grad_sinks = _sinks_backward(grad_out, grad_lse, out, lse, sinks)
     return *_backward(grad_out, grad_lse, (q, k, v), out, lse, plan, scale), grad_sinks
 
 
-def _excluded(
-    rows: Tensor, grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What makes these receivers contribute nothing: gradients and out 0, lse inf."""
-    grad_out, out = (x.masked_fill(rows.unsqueeze(-1), 0.0) for x in (grad_out, out))
-    return grad_out, grad_lse.masked_fill(rows, 0.0), out, lse.masked_fill(rows, torch.inf)
+def _excluded(rows: Tensor, grad_out: Tensor, grad_lse: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What makes these receivers, whose out is 0, contribute nothing: gradients 0, lse inf."""
+    grad_out = grad_out.masked_fill(rows.unsqueeze(-1), 0.0)
+    return grad_out, grad_lse.masked_fill(rows, 0.0), lse.masked_fill(rows, torch.inf)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: Tensor | None = None) -> Pair:
