@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -78,20 +79,24 @@ def attend(
 
 def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
     """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
-    runner = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
-    if runner is None:
-        runner = partial(_run, _chosen(backend, call))
-    device = call.q.device.type
+    cached, device = call.chosen, call.q.device.type
+    if cached is not None and isinstance(backend, str) and backend in cached:
+        runner = BACKENDS[cached[backend]].run
+    else:
+        runner = _runner(backend, call)
     if device == "meta" or not torch.is_autocast_enabled(device):
         return runner(call)
     with torch.autocast(device, enabled=False):  # inside, products have the dtype of their factors
         return runner(call)
 
 
+def _runner(backend: str | Backend, call: AttentionCall) -> Callable[[AttentionCall], tuple[Tensor, Any]]:
+    own = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
+    return partial(_run, _chosen(backend, call)) if own is None else own
+
+
 def _run(chosen: Backend, call: AttentionCall) -> tuple[Tensor, Any]:
-    """Samples and heads of a graph that differs by them are split here, so that a backend is given plain
-    graphs.
-    """
+    """Samples and heads by which a graph differs are split here: a backend is given plain graphs."""
     if (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs:
         result = chosen.run(call)
         if BACKENDS.get(chosen.name) is not chosen:  # one of the caller's own
@@ -109,9 +114,7 @@ class AttentionInfo:
 
     @property
     def lse(self) -> Float[Tensor, "batch heads dst"]:
-        """``log sum over in-edges of exp(logit)``, sinks included; -inf for a receiver without in-edges.
-        float32 or float64.
-        """
+        """``log sum over in-edges of exp(logit)``, sinks included; -inf without in-edges. float32 or 64."""
         if self._lse is None:
             raise NotImplementedError("this backend returned no lse; take one of list_backends()")
         return self._lse
@@ -129,9 +132,7 @@ class AttentionInfo:
         return arithmetic.weights_from_lse(self.logits(chosen), dst, self.lse)
 
     def logits(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
-        """``score_mod(scale * q . k) + bias`` for every edge, or for the chosen ``edges``, as in
-        :meth:`weights`.
-        """
+        """``score_mod(scale * q . k) + bias`` of every edge, or of the chosen ones as in :meth:`weights`."""
         parts = torch.split(self._positions(edges), EDGES_AT_ONCE)
         # for gradients the gathered ends are recomputed, not saved
         return torch.cat([recomputed(self._logits, part) for part in parts], dim=-1)
@@ -202,22 +203,18 @@ def checked_backend(backend: str | Backend) -> str | Backend:
 
 def _chosen(backend: str | Backend, call: AttentionCall) -> Backend:
     """The backend of a call, cached with the graph where like calls have the same one."""
-    cached = call.chosen
-    if cached is None or not isinstance(backend, str):
-        return choose(call) if backend == "auto" else _supporting(backend, call)
-    if backend not in cached:
-        chosen = choose(call) if backend == "auto" else _supporting(backend, call)
-        if not _is_lasting(chosen, call):
-            return chosen
-        cached[backend] = chosen.name
-    return BACKENDS[cached[backend]]
+    chosen = choose(call) if backend == "auto" else _supporting(backend, call)
+    if call.chosen is not None and type(backend) is str and _is_lasting(chosen, call):
+        call.chosen[backend] = chosen.name
+    return chosen
 
 
 def _is_lasting(chosen: Backend, call: AttentionCall) -> bool:
-    """Whether every call of this form is supported. Of much memory that is looked up each time."""
+    """Whether every call of this form is supported, as one. Of much memory that is looked up each time."""
     needed = chosen.bytes_needed(call) if chosen.bytes_needed is not None else 0
-    ours = BACKENDS.get(chosen.name) is chosen
-    return ours and chosen.capabilities.cached and needed <= memory.WORTH_ASKING
+    ours = BACKENDS.get(chosen.name) is chosen and chosen.capabilities.cached
+    whole = (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs
+    return ours and whole and needed <= memory.WORTH_ASKING
 
 
 def _supporting(backend: str | Backend, call: AttentionCall) -> Backend:

@@ -61,13 +61,14 @@ class AttentionCall:
         if type(dropout) is not float or dropout != 0.0:
             dropout = checks.probability("dropout", dropout)
         plain = score_mod is None, bias is None, sink_logits is None, dropout == 0.0
-        key = _key(q, k, v, graph, with_lse, *plain)
+        key = _key(q, k, v, with_lse, *plain) if type(graph) is TokenGraph else None
         chosen = None if key is None else graph._memo.data.get(key)
         if chosen is None:
             _check_tensors(q, k, v)
             _check_graph(graph, q, k)
             chosen = None if key is None else graph._memo.data.setdefault(key, {})
-        number = float(q.shape[-1] ** -0.5) if scale is None else _checked_scale(scale)
+        scale = float(q.shape[-1] ** -0.5) if scale is None else scale
+        number = scale if type(scale) is float and abs(scale) < math.inf else _checked_scale(scale)
         call = cls(
             # kernels that scale after masking would make +inf or NaN of -inf: the sign goes to q
             q=q if number > 0 else q * (-1.0 if number else 0.0),
@@ -174,10 +175,9 @@ def _select_parts(graph: TokenGraph) -> bool:
     return True
 
 
-def _key(q: Any, k: Any, v: Any, graph: Any, *options: bool) -> tuple[Any, ...] | None:
+def _key(q: Any, k: Any, v: Any, *options: bool) -> tuple[Any, ...] | None:
     """By what their checks are cached with the graph; None for what must be checked each time."""
-    plain = type(q) is type(k) is type(v) is Tensor and type(graph) is TokenGraph
-    if torch.compiler.is_compiling() or not plain:
+    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor:
         return None
     sizes = q.shape, k.shape, v.shape
     return _key, options, *sizes, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
@@ -186,7 +186,8 @@ def _key(q: Any, k: Any, v: Any, graph: Any, *options: bool) -> tuple[Any, ...] 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     axes_of = {"q": "[B, Hq, dst, D]", "k": "[B, Hkv, src, D]", "v": "[B, Hkv, src, Dv]"}
     for (name, axes), x in zip(axes_of.items(), (q, k, v), strict=True):
-        _check_float(name, x, axes)
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            _check_float(name, x, axes)
         if x.dim() != 4:
             raise ValueError(f"{name} must be {axes}, got shape {list(x.shape)}")
         if x.dtype != q.dtype or x.device != q.device:

@@ -142,15 +142,10 @@ def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         # of others SDPA has no fused kernel, and would make all weights
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    kernel = partial(
-        functional.scaled_dot_product_attention,
-        attn_mask=mask,
-        is_causal=is_causal,
-        scale=call.scale,
-        enable_gqa=q.size(1) != k.size(1),
-    )
+    sdpa, scale, grouped = functional.scaled_dot_product_attention, call.scale, q.size(1) != k.size(1)
     if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
-        return kernel(q, k, v)
+        return sdpa(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
+    kernel = partial(sdpa, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
     return twice_differentiable(kernel, partial(_unfused, kernel), q, k, v)
 
 

@@ -46,7 +46,8 @@ class HeadsBase(nn.Module):
 
     def collect(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
         """The update: the sum of the heads, plus ``b_O``."""
-        return arrays.plus_bias(self.sum_of_heads(z), self.b_O)
+        total = self.sum_of_heads(z)
+        return total if self.b_O is None else arrays.plus_bias(total, self.b_O)
 
     def sum_of_heads(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
         """The update before ``b_O``."""
@@ -61,7 +62,9 @@ class HeadsBase(nn.Module):
             zeros = nn.Parameter(torch.zeros(shape)) if bias and shape is not None else None
             self.register_parameter(name, zeros)
 
-    def _rotate(self, x: Tensor, positions: Tensor | None) -> Tensor:
+    def _rotate(self, x: Tensor, positions: Tensor | None, norm: nn.RMSNorm | None = None) -> Tensor:
+        """After the norm, if any."""
+        x = x if norm is None else normed(x, norm)
         if self.rotary is None:
             return x
         positions = torch.arange(x.shape[-2], device=x.device) if positions is None else positions

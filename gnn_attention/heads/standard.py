@@ -10,7 +10,7 @@ from torch import nn
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads import arrays
-from gnn_attention.heads.base import HeadsBase, axis, check_rotary, normed
+from gnn_attention.heads.base import HeadsBase, axis, check_rotary
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.rotary import Rotary
 
@@ -75,13 +75,13 @@ class StandardHeads(HeadsBase):
         self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"] | None = None
     ) -> Float[Tensor, "batch heads dst dim"]:
         """Queries ``x W_Q + b_Q``, normed and rotated if so configured; positions default to 0, 1, ..."""
-        return self._rotate(normed(arrays.project(x, self.W_Q, self.b_Q), self.q_norm), positions)
+        return self._rotate(arrays.project(x, self.W_Q, self.b_Q), positions, self.q_norm)
 
     def send(
         self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"] | None = None
     ) -> tuple[Float[Tensor, "batch kv_heads src dim"], Float[Tensor, "batch kv_heads src value_dim"]]:
         """Keys ``x W_K + b_K`` and values ``x W_V + b_V`` of the senders."""
-        keys = self._rotate(normed(arrays.project(x, self.W_K, self.b_K), self.k_norm), positions)
+        keys = self._rotate(arrays.project(x, self.W_K, self.b_K), positions, self.k_norm)
         return keys, arrays.project(x, self.W_V, self.b_V)
 
     def sum_of_heads(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
