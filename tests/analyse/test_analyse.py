@@ -249,7 +249,8 @@ def star(n, relay=0):
 class TestLongOrDeep:
     """What visiting every edge in every layer would take hours for, or memory that there is not."""
 
-    @pytest.mark.parametrize("residual", [True, pytest.param(False, marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("residual", [True, False])
     def test_a_million_tokens(self, residual):
         n = 10**6
         found = analyse.receptive_field(patterns.window(n, 4096), n - 1, 10, residual)

@@ -306,6 +306,7 @@ def test_a_score_mod_that_reads_beyond_the_end(kernel):
         attend(q, k, v, graph, score_mod=mod, backend=FLEX)
 
 
+@pytest.mark.slow
 def test_a_kernel_too_many_is_an_error(traced, monkeypatch):
     """Python numbers that change in a score_mod would compile for ever: an error, and not the slow path.
 

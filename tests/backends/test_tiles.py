@@ -140,7 +140,13 @@ def test_float16_is_rounded_once(name):
 
 
 @pytest.mark.parametrize(
-    "graph", [patterns.causal(512), patterns.full(512), patterns.strict_causal(512)], ids=lambda g: g.name
+    "graph",
+    [
+        patterns.strict_causal(512),
+        pytest.param(patterns.causal(512), marks=pytest.mark.slow),
+        pytest.param(patterns.full(512), marks=pytest.mark.slow),
+    ],
+    ids=lambda g: g.name,
 )
 def test_logits_of_a_large_rectangle_are_written_out_in_bands(graph, monkeypatch):
     q, k, v = qkv(512)

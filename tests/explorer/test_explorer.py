@@ -229,6 +229,7 @@ class TestCommand:
         data = data_of(out)
         assert (data["model"]["name"], data["model"]["layers"], len(data["tokens"])) == ("tiny", 1, 3)
 
+    @pytest.mark.slow
     def test_only_a_page_is_overwritten(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A device stays what it is; a pipe is not waited for."""
         out, text, pipe = (tmp_path / name for name in ("page.html", "text.txt", "pipe"))

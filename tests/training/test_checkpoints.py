@@ -35,6 +35,7 @@ def saved(tmp_path):
     return tmp_path / "step-00000007"
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, monkeypatch):
     """At whatever write it is full."""
     left, opened = itertools.count(), Path.open

@@ -173,6 +173,7 @@ def test_the_seconds_before_a_checkpoint_count(tmp_path):
     assert 1000 < report["seconds"] < 1100
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_wide")
 def test_what_ranks_saved_goes_on_in_one_process(tmp_path):
     ranks.run(2, stop_on_ranks, str(tmp_path), Layout(heads=2))

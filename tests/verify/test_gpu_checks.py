@@ -62,6 +62,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 def test_larger_graphs_show_right_and_wrong_backends():
     """Forward and every gradient, against the formula and SDPA."""
     found = results(large_checks(settings(dense.run, "float32"), TOKENS), "large")

@@ -167,7 +167,9 @@ WITHOUT_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "fault"), [("float64", 1e-9), ("float32", 1e-4)])
+@pytest.mark.parametrize(
+    ("dtype", "fault"), [("float64", 1e-9), pytest.param("float32", 1e-4, marks=pytest.mark.slow)]
+)
 def test_a_relative_fault_fails_every_check_that_compares_numbers(dtype, fault):
     """However small a limit is for rounding, it is far below a fault of values and of lse by this share."""
 
@@ -183,6 +185,7 @@ def test_a_relative_fault_fails_every_check_that_compares_numbers(dtype, fault):
     assert all("error allowed" in result.message for result in report.failures if result.group != "rules")
 
 
+@pytest.mark.slow
 def test_the_selection_covers_every_pair():
     """Of each group: all pairs of values that any of its checks has, by a twelfth of them."""
     every = list(verify.checks(device="cpu", trained=False))

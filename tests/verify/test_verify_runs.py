@@ -62,6 +62,7 @@ def test_a_process_that_ends_costs_its_own_check_alone():
         assert found[number] == died
 
 
+@pytest.mark.slow
 def test_processes_find_what_one_finds():
     assert verify.run(**FEW).results == verify.run(**FEW, jobs=2).results
 
