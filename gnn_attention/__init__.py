@@ -18,7 +18,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 
 if TYPE_CHECKING:
-    from gnn_attention import analyse, cache, cost, distributed, draw, explorer, model, verify
+    from gnn_attention import analyse, cache, cost, distributed, draw, explorer, lm, model, verify
     from gnn_attention.huggingface import use_graph
     from gnn_attention.interpret import trace
     from gnn_attention.interpret.audit import audit
@@ -30,7 +30,18 @@ __version__ = "0.1.0"
 __all__ = ["TokenGraph", "algebra", "analyse", "convert", "draw", "patterns"]
 __all__ += ["Backend", "RefusalError", "attend", "explain", "list_backends", "score_mods"]
 __all__ += ["FactoredHeads", "MergedHeads", "MessagePassingAttention", "StandardHeads"]
-__all__ += ["audit", "cache", "cost", "distributed", "explorer", "model", "trace", "use_graph", "verify"]
+__all__ += [
+    "audit",
+    "cache",
+    "cost",
+    "distributed",
+    "explorer",
+    "lm",
+    "model",
+    "trace",
+    "use_graph",
+    "verify",
+]
 
 # Loaded on first use: the module, or a name in it.
 _ON_DEMAND = {
@@ -42,6 +53,7 @@ _ON_DEMAND = {
     "distributed": "distributed",
     "draw": "draw",
     "explorer": "explorer",
+    "lm": "lm",
     "model": "model",
     "trace": "interpret.trace",
     "use_graph": "huggingface:use_graph",

@@ -13,11 +13,11 @@ import gnn_attention as ga
 PUBLIC = """
 algebra analyse backends backends.cost_model cache convert convert.catalogue convert.expressions convert.files
 cost distributed draw edges explorer graph graph.tiling heads heads.factored_matrix heads.latent heads.lazy
-huggingface interpret.audit interpret.circuits interpret.trace layer layer.pairwise model model.foreign
+huggingface interpret.audit interpret.circuits interpret.trace layer layer.pairwise lm model model.foreign
 model.minilm patterns rotary score_mods training training.compare training.tasks verify
 """.split()  # noqa: SIM905
 # what needs transformers
-OF_TRANSFORMERS = {"minilm", "model.minilm", "huggingface", "use_graph"}
+OF_TRANSFORMERS = {"lm", "minilm", "model.minilm", "huggingface", "use_graph"}
 PROMISED = """
 patterns.causal patterns.window patterns.prefix patterns.documents patterns.sinks patterns.tree patterns.full
 convert.from_mask convert.from_edge_index convert.from_networkx convert.to_networkx convert.to_block_mask
@@ -86,14 +86,14 @@ class Without(MetaPathFinder):
 sys.meta_path[:] = map(Without, sys.meta_path)
 import gnn_attention as ga
 import gnn_attention.__main__
-loaded = [getattr(ga, name) for name in {*ga.__all__, *ga._ON_DEMAND} - {"minilm", "use_graph"}]
+loaded = [getattr(ga, name) for name in {*ga.__all__, *ga._ON_DEMAND} - {"lm", "minilm", "use_graph"}]
 print(len(loaded))
 """
 
 
 def test_all_but_transformers_own_loads_without_any_extra():
     """The README's first command installs none."""
-    assert int(run(WITHOUT_EXTRAS)) == len({*ga.__all__, *ga._ON_DEMAND}) - 2
+    assert int(run(WITHOUT_EXTRAS)) == len({*ga.__all__, *ga._ON_DEMAND}) - 3
 
 
 @pytest.mark.slow

