@@ -137,6 +137,22 @@ class AttentionInfo:
         # for gradients the gathered ends are recomputed, not saved
         return torch.cat([recomputed(self._logits, part) for part in parts], dim=-1)
 
+    def weight_matrix(
+        self, lse: Float[Tensor, "batch heads dst"] | None = None
+    ) -> Float[Tensor, "batch heads dst src"]:
+        """All weights before dropout, 0 at non-edges, also of a graph that differs by head or sample.
+
+        Memory is tokens x tokens for each head. ``lse``: another normaliser than that of the call.
+        """
+        call, lse = self._call, self.lse if lse is None else lse
+        lse = lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)
+        dst, src = (torch.arange(size, device=call.q.device) for size in call.graph.shape4[2:])
+        k = arithmetic.per_query_head(call.k, call.q.shape[1]).to(lse.dtype)
+        score = call.modified(call.q.to(lse.dtype) @ k.mT * call.scale, dst.unsqueeze(-1), src)
+        # exp of the score of a non-edge may be inf, and its gradient NaN
+        logits = score.masked_fill(~call.graph.mask(score.device), -torch.inf)
+        return (logits - lse).exp()
+
     def _positions(self, edges: Tensor | None) -> Tensor:
         device = self._call.q.device
         graph_edges = self._call.graph.edges_on(device)

@@ -50,6 +50,8 @@ class LazyMask:
     scalars: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     uses: tuple[Any, ...] = ()
+    # not empty once a layer has looked at the positions
+    checked: list[bool] = field(default_factory=list)
     _places: list[Place] = field(default_factory=list)
 
     dtype = torch.bool

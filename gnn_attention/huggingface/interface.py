@@ -15,6 +15,7 @@ cross-attention, masks of the model's own, any cache of transformers. What is un
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -125,33 +126,35 @@ def attention(
             raise NotImplementedError(f"{named(module)} passes {name}, {what}: unsupported, use 'eager'")
     query, key, value = _in_one_dtype(query, key, value)
     graph, numbers = _graph(module, query, key, attention_mask, is_causal, others)
+    if isinstance(attention_mask, LazyMask) and not attention_mask.checked:
+        attention_mask.checked.append(True)
+        _warn_of_packing(module, graph, attention_mask.tokens, others.get("position_ids"))
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling, 1.0
     score_mod = _score_mod(graph, softcap, position_bias, numbers)
 
-    def run(value: Tensor, **options: Any) -> Any:
-        return attend(query, key, value, graph, scaling, score_mod, backend=_backend.get(), **options)
-
-    sinks = s_aux if sinks is None else sinks
-    if sinks is not None and sinks.numel() == query.shape[1]:
-        sinks = sinks.reshape(-1)
-    out = _with_sinks(run, value, sinks, dropout=float(dropout or 0.0) if module.training else 0.0)
-    if not others.get("output_attentions"):
+    wanted, sinks = bool(others.get("output_attentions")), s_aux if sinks is None else sinks
+    by_head = sinks is None or sinks.numel() == query.shape[1]
+    out = attend(
+        *(query, key, value, graph, scaling, score_mod),
+        sink_logits=sinks.reshape(-1) if by_head and sinks is not None else None,
+        dropout=float(dropout or 0.0) if module.training else 0.0,
+        backend=_backend.get(),
+        return_info=wanted or not by_head,
+    )
+    if not wanted and by_head:
         return out.transpose(1, 2).contiguous(), None
-    # with one-hot values the output of a receiver is the row of its weights
-    one_hot = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
-    return out.transpose(1, 2).contiguous(), _with_sinks(run, one_hot, sinks)
+    out, info = out
+    out, lse = (out, None) if by_head or sinks is None else _with_sinks(out, info.lse, sinks)
+    weights = info.weight_matrix(lse).to(out.dtype) if wanted else None
+    return out.transpose(1, 2).contiguous(), weights
 
 
-def _with_sinks(run: Callable[..., Any], value: Tensor, sinks: Tensor | None, **options: Any) -> Tensor:
-    """``attend`` with a sink for each head, or one for each receiver and head ``[B, heads, dst, 1]``."""
-    if sinks is None or sinks.dim() == 1:
-        out: Tensor = run(value, sink_logits=sinks, **options)
-        return out
-    out, info = run(value, return_info=True, **options)
-    wide, sinks = out.to(info.lse.dtype), sinks.reshape(info.lse.shape).to(info.lse.dtype)
-    merged, _ = edges.merge(wide, info.lse, torch.zeros_like(wide), sinks)  # a sink has a value of 0
-    return merged.to(out.dtype)
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Out and lse with a sink for each receiver and head, ``[B, heads, dst, 1]``, whose value is 0."""
+    wide, sinks = out.to(lse.dtype), sinks.reshape(lse.shape).to(lse.dtype)
+    merged, lse = edges.merge(wide, lse, torch.zeros_like(wide), sinks)
+    return merged.to(out.dtype), lse
 
 
 def _in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -201,6 +204,27 @@ def _graph(
                 use.check(module, *sizes, masked=given is not None)
             place = use.place(module, place, query.shape[1])
     return place.own, numbers
+
+
+def _warn_of_packing(module: nn.Module, graph: TokenGraph, tokens: Tensor | None, positions: Any) -> None:
+    """Where positions begin again and a token attends to the one before, documents are not separated."""
+    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != graph.num_dst:
+        return
+    # a step of decoding is a document's next token, wherever it stands
+    sample, dst = (positions[:, 1:] <= positions[:, :-1]).nonzero().unbind(1)
+    dst = dst + 1
+    src = dst - 1 + graph.dst_offset - graph.src_offset
+    leaks = graph.rule(sample, torch.zeros_like(dst), dst, src) & (src >= 0)
+    leaks &= (
+        True
+        if tokens is None
+        else tokens.to(leaks.device)[sample % len(tokens), dst + graph.dst_offset].bool()
+    )
+    if leaks.any():
+        where = f"sample {int(sample[leaks][0])}, token {int(dst[leaks][0])}"
+        what = f"position_ids begin again ({where}), but that token attends to the one before it"
+        advice = "pass attention_mask=None and use_cache=False, or use_graph with patterns.documents(lengths)"
+        warnings.warn(f"{named(module)}: {what}: packed documents are not separated; {advice}", stacklevel=2)
 
 
 def _without_mask(

@@ -251,6 +251,55 @@ def test_weights_come_on_request():
     assert_exact(list(model(**given, output_attentions=True).attentions), list(expected))
 
 
+def test_weights_with_a_sink_for_each_receiver():
+    """Rows sum to the share that the sink leaves; their gradient is that of the formula."""
+    q, k, v = qkv()
+    sinks = torch.randn(2, 4, 5, 1, dtype=torch.float64)
+    given = [x.requires_grad_() for x in (q, k, sinks)]
+    graph = patterns.window(5, 3)
+    _, weights = attention(
+        nn.Module(), q, k, v, lazily(window_mask_function(3)), sinks=sinks, output_attentions=True
+    )
+    logits = q @ k.repeat_interleave(2, 1).mT * q.shape[3] ** -0.5
+    logits = torch.cat([logits.masked_fill(~graph.mask(), -torch.inf), sinks], -1)
+    expected = logits.softmax(-1)[..., :-1]
+    assert_exact(weights, expected)
+    assert_exact(*(torch.autograd.grad(y.square().sum(), given) for y in (weights, expected)))
+
+
+PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0]])
+
+
+def packed(name="llama", **options):
+    """Logits of three documents in one row."""
+    model = built(name, "gnn_attention")
+    return model, logits_of(
+        model, input_ids=inputs(name, None)["input_ids"][:1, :8], position_ids=PACKED, **options
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_packed_documents_that_leak_are_named(name):
+    """With a mask of ones transformers does not read documents off the positions."""
+    with pytest.warns(
+        UserWarning, match=r"begin again \(sample 0, token 4\).*: packed documents are not separated"
+    ):
+        packed(name, attention_mask=torch.ones(1, 8, dtype=torch.int64))
+
+
+def test_packed_documents_that_are_separated_are_silent():
+    """By transformers itself, by a graph, or by padding; warnings are errors here."""
+    model, apart = packed(use_cache=False)
+    ids = inputs("llama", None)["input_ids"][:1, :8]
+    with ga.use_graph(model, patterns.documents([4, 3, 1])):
+        mask = torch.ones(1, 8, dtype=torch.int64)
+        assert_exact(logits_of(model, input_ids=ids, position_ids=PACKED, attention_mask=mask), apart)
+    assert_exact(apart[:, 4:7], logits_of(model, input_ids=ids[:, 4:7]))
+    for mask in ([[0, 0, 0, 0, 1, 1, 1, 1]], [[1, 1, 1, 1, 0, 0, 0, 0]]):
+        places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
+        logits_of(model, input_ids=ids, position_ids=places, attention_mask=torch.tensor(mask))
+
+
 YES, NO = nn.Module(), nn.Module()
 YES.is_causal, NO.is_causal = True, False
 
