@@ -37,6 +37,7 @@ def attend(
     dropout: float = 0.0,
     backend: str | Backend = "auto",
     return_info: bool = False,
+    finite: bool = False,
 ) -> Any:
     """One round of attention along the edges of ``graph``: ``out_dst = sum over src -> dst of w_e v_src``.
 
@@ -56,6 +57,8 @@ def attend(
         backend: a name of ``list_backends()``, a :class:`Backend`, or "auto" (:func:`explain` says what it
             takes).
         return_info: also return an :class:`AttentionInfo` with lse and the weights of edges.
+        finite: a promise that q, k and v hold no NaN or inf, so that no pass over them is spent on containing
+            one. Programs compiled for a GPU, and CUDA graphs, take it for granted.
 
     Returns:
         ``out [B, Hq, dst, Dv]`` in the dtype of q, or ``(out, info)``. A receiver without in-edges gets
@@ -71,7 +74,7 @@ def attend(
     [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     """
     call = AttentionCall.checked(
-        q, k, v, graph, scale, score_mod, bias, sink_logits, dropout, with_lse=return_info
+        *(q, k, v, graph, scale, score_mod, bias, sink_logits, dropout), with_lse=return_info, finite=finite
     )
     out, lse = attended(call, backend)
     return (out, AttentionInfo(call, lse)) if return_info else out

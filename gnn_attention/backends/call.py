@@ -24,7 +24,8 @@ class AttentionCall:
     ``bias`` is ``[B or 1, Hq or 1, E]`` in ``graph.edge_index`` order, ``sink_logits`` is ``[Hq]``. The logit
     of an edge is ``score_mod(scale * q . k) + bias``. Without ``with_lse`` a backend may return None for lse.
     ``first_sample`` and ``first_head`` number the first sample and head for score_mod and dropout, where the
-    call is a part of another; ``seed`` is that of dropout (``backends.dropout``).
+    call is a part of another; ``seed`` is that of dropout (``backends.dropout``). ``finite``: the caller
+    promises that q, k and v are.
     """
 
     q: Float[Tensor, "batch heads dst dim"]
@@ -40,6 +41,7 @@ class AttentionCall:
     first_sample: int = 0
     first_head: int = 0
     seed: Int[Tensor, ""] | None = None
+    finite: bool = False
     # what a call of these shapes, dtypes, devices and options is given to, by ``backend``, where checked
     chosen: dict[str, str] | None = field(default=None, init=False)
 
@@ -56,6 +58,7 @@ class AttentionCall:
         sink_logits: Tensor | None = None,
         dropout: float = 0.0,
         with_lse: bool = False,
+        finite: bool = False,
     ) -> AttentionCall:
         """The call with these arguments of ``attend``; TypeError or ValueError for one that does not fit."""
         if type(dropout) is not float or dropout != 0.0:
@@ -82,6 +85,7 @@ class AttentionCall:
             dropout=dropout,
             with_lse=with_lse,
             seed=backends_dropout.draw_seed(q.device) if dropout else None,
+            finite=finite,
         )
         call.chosen = chosen
         return call
@@ -110,7 +114,8 @@ class AttentionCall:
     @property
     def has_in_edges(self) -> Bool[Tensor, "..."]:
         """Which receivers have in-edges, broadcastable to lse."""
-        return (self.graph.in_degree() > 0).to(self.q.device)
+        found: Tensor = memoized(_has_in_edges, self.graph, self.q.device)[0]
+        return found
 
     @property
     def is_plain(self) -> bool:
@@ -141,6 +146,11 @@ class AttentionCall:
             first_sample=self.first_sample + (b or 0),
             first_head=self.first_head + (h or 0),
         )
+
+
+def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
+    """Put on the device once: a copy in every call would wait for it."""
+    return ((graph.in_degree() > 0).to(device),)
 
 
 def joined(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tensor, Tensor | None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -32,6 +32,7 @@ from gnn_attention.graph import TokenGraph, memoized
 
 SMALL_MASK = 2**18  # pairs up to which the mask is cached in the dtype of q
 DEVICES_OF_FLASH = ("cuda",)
+FUSED: Any = torch.backends.cuda
 COMFORTABLE = 4 * 2**30  # bytes of mask and logits up to which "auto" takes this backend
 
 
@@ -40,13 +41,24 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if not _plain(call):
         flash = _has_flash_lse(call)
         return _with_lse(call) if flash else nonfinite.contained(call, _run_finite, _reached)
-    if not nonfinite.may_ask(call.q):
-        return nonfinite.contained(call, _run_finite, _reached)
+    if call.finite or not nonfinite.may_ask(call.q):
+        return _run_unasked(call)
     form = memoized(_form_of, call.graph)
     out = _run_plain(call, form)
     if _shows_all(call, form, out):
         return _zero_empty_rows(call, form, out), None
     return nonfinite.on_cleaned(call, _run_finite, _reached)
+
+
+def _run_unasked(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    """A plain call of whose numbers none is looked at on the host."""
+    form, asynchronous = memoized(_form_of, call.graph), call.q.device.type in nonfinite.ASYNCHRONOUS
+    if asynchronous and form.full:  # there is no non-edge
+        return _run_plain(call, form), None
+    q, v = call.q, call.v
+    fused = q.dtype in flash_varlen.DTYPES and q.shape[3] == v.shape[3] <= flash_varlen.WIDEST
+    hides = asynchronous and fused and form.causal and FUSED.flash_sdp_enabled()
+    return nonfinite.contained(call, _run_finite, _reached, hides)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -107,15 +119,10 @@ def _shows_all(call: AttentionCall, form: _Form, out: Tensor) -> bool:
     """True if no non-finite token leaked along a non-edge, nor will its gradient, and none was lost.
 
     A receiver of a v that is not finite shows it: in a full or causal graph the last receiver does. A row of
-    logits that are all NaN becomes 0 in the kernel for CPUs (not in those for GPUs), so that there q and k
-    are looked at, too; and for gradients, where they are multiplied by weights 0.
+    logits that are all NaN becomes 0 in the kernel, so that q and k are looked at, too; and for gradients,
+    where they are multiplied by weights 0.
     """
-    on_cuda = out.is_cuda
-    if on_cuda and form.full:
-        return True
     shown = out[:, :, -1:] if form.full or form.causal else out
-    if on_cuda and not out.requires_grad:
-        return nonfinite.surely_finite(shown)
     return nonfinite.surely_finite(shown, call.q, call.k)
 
 
@@ -169,7 +176,8 @@ def _with_lse(call: AttentionCall) -> tuple[Tensor, Tensor]:
     dst, src = memoized(_bounds, call.graph, call.q.device)
     window = (-1, -1) if call.graph.is_full() else (-1, 0)
     sequences = flash_varlen.Sequences(dst, src, (call.graph.num_dst, call.graph.num_src), window)
-    return call.with_sinks(*flash_varlen.attention(call.q, call.k, call.v, sequences, call.scale))
+    given = call.q, call.k, call.v, sequences, call.scale
+    return call.with_sinks(*flash_varlen.attention(*given, nonfinite.is_checked(call)))
 
 
 def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:

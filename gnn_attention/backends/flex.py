@@ -52,7 +52,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return out.to(call.q.dtype), lse if call.with_lse else None
     if call.score_mod is not None:
         _first_score(call)
-    return nonfinite.contained(call, _run_finite, _attends)
+    return nonfinite.contained(call, _run_finite, _attends, hides_logits=True)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:

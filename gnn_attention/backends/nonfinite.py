@@ -2,14 +2,19 @@
 
 A kernel that visits pairs which are no edges is therefore run on cleaned tokens, and the receivers that
 attend to one of the others, or are one, are made NaN afterwards: an edge carries a NaN, a non-edge nothing.
+
+On a CPU the numbers are looked at first. A GPU would have to be waited for: there an eager call is always
+repaired, by marks that stay on the device, and a compiled program or CUDA graph is not, nor is a call whose
+caller promised finite numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -17,20 +22,18 @@ from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.backends.call import AttentionCall
 
 HALF = {torch.float16, torch.bfloat16}
+ASYNCHRONOUS = ("cuda",)  # devices whose numbers the host would wait for
 Run = Callable[[AttentionCall], tuple[Tensor, Tensor | None]]
 Reached = Callable[[AttentionCall, Tensor], Tensor]
 
 
 def surely_finite(*tensors: Tensor) -> bool:
-    """One pass over each: a sum is finite only if everything is; False where :func:`may_ask` is."""
+    """One pass over each: a sum is finite only if everything is; False in a program, which cannot ask."""
     if tensors[0].is_meta:
         return True
-    if not may_ask(tensors[0]):
+    if _is_program(tensors[0]):
         return False
     try:
-        # a GPU waits once for all
-        if tensors[0].is_cuda:
-            return math.isfinite(sum(map(_sum, tensors[1:]), _sum(tensors[0])).item())
         for x in tensors:
             total = _sum(x) if x.requires_grad or x.dtype in HALF else x.sum()
             if not math.isfinite(total.item()):
@@ -41,8 +44,23 @@ def surely_finite(*tensors: Tensor) -> bool:
 
 
 def may_ask(x: Tensor) -> bool:
-    """False where a program must not depend on numbers: while it is compiled, or recorded as a CUDA graph."""
-    return not torch.compiler.is_compiling() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    """False where a program must not depend on numbers: while it is compiled, and on a GPU."""
+    return not torch.compiler.is_compiling() and x.device.type not in ASYNCHRONOUS
+
+
+def is_checked(call: AttentionCall) -> bool:
+    """False where no token is looked at: by the caller's promise, and in a program for a GPU."""
+    if call.finite or call.q.device.type not in ASYNCHRONOUS:
+        return not call.finite
+    return not _is_program(call.q)
+
+
+def _is_program(x: Tensor) -> bool:
+    """True while what is called is compiled, or recorded as a CUDA graph."""
+    if torch.compiler.is_compiling() or x.device.type not in ASYNCHRONOUS:
+        return torch.compiler.is_compiling()
+    cuda: Any = torch.cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 def _sum(x: Tensor) -> Tensor:
@@ -50,15 +68,36 @@ def _sum(x: Tensor) -> Tensor:
     return x.sum(dtype=torch.float32) if x.dtype in HALF else x.sum()
 
 
-def contained(call: AttentionCall, run: Run, reached: Reached) -> tuple[Tensor, Tensor | None]:
-    """``run(call)``, which visits non-edges, but these carry nothing; ``reached`` as in :func:`poisoned`."""
-    return run(call) if surely_finite(call.q, call.k, call.v) else on_cleaned(call, run, reached)
+def contained(
+    call: AttentionCall, run: Run, reached: Reached, hides_logits: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """``run(call)``, which visits non-edges, but these carry nothing; ``reached`` as in :func:`poisoned`.
+
+    ``hides_logits``: on a GPU ``run`` replaces the logits of non-edges, whatever they are.
+    """
+    given = call.q, call.k, call.v
+    if not is_checked(call) or given[0].is_meta or (may_ask(given[0]) and surely_finite(*given)):
+        return run(call)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    # in a backward pass the NaN of a key would be multiplied by weights 0
+    if hides_logits and not learns and given[0].device.type in ASYNCHRONOUS:
+        k, v = marked_keys(call.k, call.v)
+        return run(replace(call, k=k, v=v))
+    return on_cleaned(call, run, reached)
+
+
+def marked_keys(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """``(k, v)`` where what is not finite in v is 0, and the key of its token NaN: the logit carries it."""
+    bad = ~_are_finite(v).unsqueeze(-1)
+    return k.masked_fill(bad, torch.nan), v.masked_fill(bad, 0.0)
 
 
 def on_cleaned(call: AttentionCall, run: Run, reached: Reached) -> tuple[Tensor, Tensor | None]:
-    q, k, v = cleaned(call.q, call.k, call.v)
+    given = call.q, call.k, call.v
+    marks = [~_are_finite(x) for x in given]
+    q, k, v = (x.masked_fill(bad.unsqueeze(-1), 0.0) for x, bad in zip(given, marks, strict=True))
     out, lse = run(replace(call, q=q, k=k, v=v))
-    bad = poisoned(call.q, call.k, call.v, partial(reached, call), call.has_in_edges)
+    bad = _receivers(marks, partial(reached, call), call.has_in_edges)
     lse = None if lse is None else lse.masked_fill(bad, torch.nan)
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse
 
@@ -74,8 +113,21 @@ def poisoned(
 
     ``reached(marked)``: which receivers ``[B, Hq, dst]`` have an edge from a marked sender ``[B, Hkv, src]``.
     """
-    of_q, of_k, of_v = (~torch.isfinite(x).all(-1) for x in (q, k, v))
+    return _receivers([~_are_finite(x) for x in (q, k, v)], reached, has_in_edges)
+
+
+def _receivers(marks: Sequence[Tensor], reached: Callable[[Tensor], Tensor], has_in_edges: Tensor) -> Tensor:
+    of_q, of_k, of_v = marks
     return reached(of_k | of_v) | (of_q & has_in_edges)
+
+
+def _are_finite(x: Tensor) -> Bool[Tensor, "batch heads tokens"]:
+    """Which tokens are finite: one pass over x, without another tensor of its size."""
+    x = x.detach()
+    if not x.shape[-1]:
+        return torch.isfinite(x).all(-1)
+    largest: Tensor = torch.linalg.vector_norm(x, math.inf, -1)
+    return largest < math.inf
 
 
 def spoiled(lse: Tensor) -> Bool[Tensor, "batch heads dst"]:

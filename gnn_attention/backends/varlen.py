@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import Capabilities
@@ -21,7 +22,8 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32."""
     bounds, longest, left, right = memoized(_on_device, call.graph, call.q.device)
     sequences = flash_varlen.Sequences(bounds, bounds, (longest, longest), (left, right))
-    return call.with_sinks(*flash_varlen.attention(call.q, call.k, call.v, sequences, call.scale))
+    given = call.q, call.k, call.v, sequences, call.scale
+    return call.with_sinks(*flash_varlen.attention(*given, nonfinite.is_checked(call)))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:

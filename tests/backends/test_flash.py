@@ -46,7 +46,7 @@ def forward_kernel(q, k, v, bounds, numbers, scale):
         logits = weights(q[dst], k[src], numbers, scale)
         value = v[src].repeat_interleave(q.shape[1] // v.shape[1], 1)
         out[dst] = torch.einsum("hij,jhd->ihd", logits.softmax(-1), value)
-        lse[:, dst] = logits.logsumexp(-1).nan_to_num(torch.inf, torch.inf, -torch.inf)
+        lse[:, dst] = logits.logsumexp(-1).nan_to_num(torch.inf, torch.inf, torch.inf)
     return out, lse
 
 
@@ -164,7 +164,7 @@ def test_the_operators_are_told_to_torch_as_they_are():
     """Schema, shapes, autograd and dispatch, in torch's own words."""
     given, bounds = qkv(14, dim=8, value_dim=8), torch.tensor([0, 5, 6, 14], dtype=torch.int32)
     given = [x.detach().float().requires_grad_() for x in given]
-    arguments = *given, [bounds, bounds], [8, 8, -1, 0], 0.3
+    arguments = *given, [bounds, bounds], [8, 8, -1, 0, 1], 0.3
     torch.library.opcheck(torch.ops.gnn_attention.flash_sequences, arguments)
 
 
@@ -187,7 +187,7 @@ def test_the_calls_of_the_kernel_are_what_this_torch_takes(monkeypatch):
     monkeypatch.undo()
     q = torch.empty(14, 4, 16, device="meta", dtype=torch.float16)
     k, bounds = q[:, :2], torch.zeros(4, dtype=torch.int32, device="meta")
-    numbers = [8, 8, 3, 0]
+    numbers = [8, 8, 3, 0, 1]
     out, lse = flash_varlen._forward_kernel(q, k, k, [bounds, bounds], numbers, 0.3)
     assert (out.shape, lse.shape) == (q.shape, (4, 14))
     grads = flash_varlen._backward_kernel((q, q, k, k, out), lse, [bounds, bounds], numbers, 0.3)

@@ -50,29 +50,30 @@ def attention(
     v: Float[Tensor, "batch kv_heads src value_dim"],
     sequences: Sequences,
     scale: float,
+    contains_nan: bool = True,
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)``, in the dtype of q and float32; every sample is packed alike."""
-    numbers = [*sequences.longest, *sequences.window]
+    """``(out, lse)``, in the dtype of q and float32; every sample is packed alike.
+
+    ``contains_nan``: a token that is not finite reaches only those that attend to it, forward and backward.
+    """
+    numbers = [*sequences.longest, *sequences.window, int(contains_nan)]
     out, lse = _ATTENTION(q, k, v, [sequences.dst, sequences.src], numbers, scale)
     return out, lse
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     """The operator of the forward pass."""
+    if _may_leak(given[1]):
+        # the kernel replaces logits of non-edges, but multiplies their values by 0
+        k, v = nonfinite.marked_keys(k, v)
     out, lse = _forward(q, k, v, *given)
-    if not _visits_non_edges(given[1]):
-        return out, lse.masked_fill(lse == torch.inf, torch.nan)  # so the kernel marks a sum that is NaN
-    if nonfinite.surely_finite(out):  # a NaN would be in the rows that attend to it
-        return out, lse
-    out, lse = _forward(*nonfinite.cleaned(q, k, v), *given)
-    bad = nonfinite.poisoned(q, k, v, lambda marks: _attends(marks, q, *given[:2]), lse > -torch.inf)
-    return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse.masked_fill(bad, torch.nan)
+    return out, lse.masked_fill_(lse == torch.inf, torch.nan)  # so the kernel marks a sum that is NaN
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The operator of the backward pass; the last of ``numbers`` says whether there is a gradient for lse."""
     q, k, v, out, lse, bounds, numbers, scale = given
-    if _visits_non_edges(numbers) and not nonfinite.surely_finite(q, k, v):
+    if _may_leak(numbers):
         q, k, v = nonfinite.cleaned(q, k, v)
         spoiled = nonfinite.spoiled(lse)
         grad_out, out = (x.masked_fill(spoiled.unsqueeze(-1), 0.0) for x in (grad_out, out))
@@ -99,15 +100,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tens
     return _unpacked(out, (*q.shape[:3], v.shape[3])), lse
 
 
-def _visits_non_edges(numbers: Given) -> bool:
-    return (numbers[2], numbers[3]) != (-1, -1)
-
-
-def _attends(marked: Tensor, q: Tensor, bounds: Given, numbers: Given) -> Tensor:
-    """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal weights."""
-    marks = marked.to(q.dtype).unsqueeze(-1)
-    mean, _ = _forward(marks.new_zeros(*q.shape[:3], 1), torch.zeros_like(marks), marks, bounds, numbers, 1.0)
-    return mean.squeeze(-1) > 0
+def _may_leak(numbers: Given) -> bool:
+    """True where a NaN must be contained and the kernel visits non-edges."""
+    return bool(numbers[4]) and (numbers[2], numbers[3]) != (-1, -1)
 
 
 def _packed(

@@ -1,0 +1,173 @@
+"""Tokens that hold NaN or inf on a GPU, with a CPU in its place: nothing waits, they stay on their edges."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from support.inputs import qkv
+from torch.nn import functional
+
+import gnn_attention as ga
+from gnn_attention import patterns
+from gnn_attention.backends import BACKENDS, dense, flex, nonfinite, varlen
+from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.gpu import flash_varlen
+from tests.backends.test_flash import backward_kernel, forward_kernel
+
+N, BAD = 14, 8
+WAITS = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::_unique2"}
+GRAPHS = {
+    "causal": patterns.causal(N),
+    "full": patterns.full(N),
+    "window": patterns.window(N, 4),
+    "documents": patterns.documents([5, 1, 8]),
+    "listed": ga.convert.from_edge_index(torch.tensor([[8, 0, 12, 8, 2], [0, 1, 1, 5, 8]]), N, N),
+}
+CASES = [
+    *(("dense", name) for name in GRAPHS),
+    *(("varlen", name) for name in ("causal", "window", "documents")),
+]
+
+
+def sdpa(q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    """As kernels of a GPU: NaN in a row of logits makes the row NaN, a hidden value is multiplied by 0."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    logits = q @ k.mT * scale
+    hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1) if is_causal else torch.tensor(False)
+    logits = logits.masked_fill(hidden, -torch.inf)
+    if attn_mask is not None:
+        logits = (
+            logits.masked_fill(~attn_mask, -torch.inf)
+            if attn_mask.dtype == torch.bool
+            else logits + attn_mask
+        )
+    return logits.softmax(-1) @ v
+
+
+@pytest.fixture
+def asynchronous(monkeypatch):
+    """A CPU as if it were a GPU, in float64."""
+    supported = replace(varlen.BACKEND.capabilities, devices=("cpu",), dtypes=(torch.float64,))
+    monkeypatch.setitem(BACKENDS, "varlen", replace(varlen.BACKEND, capabilities=supported))
+    monkeypatch.setattr(flash_varlen, "DTYPES", (torch.float64,))
+    monkeypatch.setattr(flash_varlen, "_forward_kernel", forward_kernel)
+    monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", sdpa)
+    monkeypatch.setattr(nonfinite, "ASYNCHRONOUS", ("cpu",))
+
+
+def drawn(where=None, value=torch.nan, requires_grad=True):
+    given = [x.detach() for x in qkv(N, dim=10, value_dim=10)]
+    if where is not None:
+        given[where][:, :, BAD, 1] = value
+    return [x.requires_grad_(requires_grad) for x in given]
+
+
+@pytest.mark.usefixtures("asynchronous")
+@pytest.mark.parametrize(("backend", "name"), CASES)
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", [0, 1, 2], ids=["q", "k", "v"])
+def test_on_a_gpu_it_reaches_the_receivers_of_its_edges_alone(backend, name, with_gradients, value, where):
+    """Outputs of others, and gradients of a loss over them, are those without it; its edges show a NaN."""
+    graph = GRAPHS[name]
+    reached = graph.mask()[:, BAD] if where else (torch.arange(N) == BAD) & (graph.in_degree() > 0)
+    untouched = ~graph.mask()[reached].any(0) & (torch.arange(N) != BAD)
+    results = []
+    for given in (drawn(requires_grad=with_gradients), drawn(where, value, with_gradients)):
+        out = ga.attend(*given, graph, backend=backend)
+        found = [out[:, :, ~reached]]
+        if with_gradients:
+            dq, dk, dv = torch.autograd.grad(out[:, :, ~reached].sum(), given)
+            found += [dq[:, :, ~reached], dk[:, :, untouched], dv[:, :, untouched]]
+        results.append(found)
+    for mine, theirs in zip(*results, strict=True):
+        assert_exact(mine, theirs)
+    if value != value:
+        assert out.isnan().any(-1)[0, 0].tolist() == reached.tolist()
+
+
+@pytest.mark.usefixtures("asynchronous")
+@pytest.mark.parametrize("with_lse", [False, True])
+@pytest.mark.parametrize(("backend", "name"), CASES)
+def test_nothing_waits_for_the_device(backend, name, with_lse):
+    """No number is asked for, forward or backward, once the graph was seen."""
+    for _ in range(2):
+        given = drawn()
+        with torch.profiler.profile() as watched:
+            out = ga.attend(*given, GRAPHS[name], backend=backend, return_info=with_lse)
+            out = out[0] + out[1].lse.unsqueeze(-1) if with_lse else out
+            torch.autograd.grad(out.sum(), given)
+    assert not WAITS & {event.key for event in watched.key_averages()}
+
+
+def passes(graph, given):
+    """How often each operator stands in the compiled program, of those that a repair is made of."""
+    found = []
+
+    def see(module, inputs):
+        found.extend(str(node.target) for node in module.graph.nodes if node.op.startswith("call"))
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda *x: ga.attend(*x, graph, backend="dense"), fullgraph=True, backend=see)(*given)
+    words = ("nan_to_num", "isfinite", "vector_norm", "cumsum", "masked_fill", "scaled_dot_product")
+    return {word: count for word in words if (count := sum(word in name for name in found))}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_program_for_a_gpu_has_no_pass_but_attention(dtype, monkeypatch):
+    """One for a CPU contains the repair, and one whose caller promised finite numbers does not."""
+    given = [x.detach().to(dtype) for x in qkv(N, dim=8)]
+    assert passes(GRAPHS["causal"], given)["vector_norm"] == 3
+    monkeypatch.setattr(nonfinite, "ASYNCHRONOUS", ("cpu",))
+    assert passes(GRAPHS["causal"], given) == {"scaled_dot_product": 1}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_promise_spares_every_look(name, asynchronous, request):
+    """The same numbers, without a pass to ask for them; what breaks the promise is not contained."""
+    if asynchronous:
+        request.getfixturevalue("asynchronous")
+    graph, given = GRAPHS[name], drawn(requires_grad=False)
+    exact = ga.attend(*given, graph, backend="dense")
+    with torch.profiler.profile() as watched:
+        out = ga.attend(*given, graph, backend="dense", finite=True)
+    assert torch.equal(out, exact)
+    looks = WAITS | {"aten::linalg_vector_norm", "aten::nan_to_num", "aten::isfinite"}
+    assert not looks & {event.key for event in watched.key_averages()}
+
+
+def test_a_cuda_graph_is_recorded_without_repair(monkeypatch):
+    """As a compiled program: it would run in every replay."""
+    monkeypatch.setattr(nonfinite, "ASYNCHRONOUS", ("cpu",))
+    call = AttentionCall.checked(*drawn(), GRAPHS["causal"])
+    assert nonfinite.is_checked(call)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not nonfinite.is_checked(call)
+
+
+def test_which_receivers_have_edges_is_put_on_a_device_once():
+    """A copy in every call would wait for it."""
+    call = AttentionCall.checked(*drawn(), GRAPHS["listed"])
+    assert call.has_in_edges is call.has_in_edges
+
+
+@pytest.mark.usefixtures("asynchronous")
+@pytest.mark.parametrize(("requires_grad", "attentions"), [(False, 1), (True, 2)])
+def test_flex_needs_no_second_attention_without_gradients(requires_grad, attentions, monkeypatch):
+    """Its kernel hides the logits of non-edges, so that keys carry the marks."""
+    seen = []
+
+    def formula(call):
+        seen.append(call)
+        return dense._formula(call)
+
+    monkeypatch.setattr(flex, "_run_finite", formula)
+    given = drawn(2, torch.nan, requires_grad)
+    out, _ = flex.run(AttentionCall.checked(*given, GRAPHS["window"]))
+    assert out.isnan().any(-1)[0, 0].tolist() == GRAPHS["window"].mask()[:, BAD].tolist()
+    assert len(seen) == attentions
