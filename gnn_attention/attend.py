@@ -14,7 +14,7 @@ from gnn_attention._support import checks, memory
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends import BACKENDS, Backend, RefusalError
+from gnn_attention.backends import BACKENDS, Backend, RefusalError, first_use, nonfinite
 from gnn_attention.backends.call import AttentionCall, joined
 from gnn_attention.backends.dispatch import Explanation, choose, explain
 from gnn_attention.graph import TokenGraph
@@ -95,7 +95,17 @@ def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
 
 def _runner(backend: str | Backend, call: AttentionCall) -> Callable[[AttentionCall], tuple[Tensor, Any]]:
     own = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
-    return partial(_run, _chosen(backend, call)) if own is None else own
+    if own is not None:
+        return own
+    chosen = _chosen(backend, call)
+    watched = _is_watched(backend, chosen, call)
+    return partial(first_use.run, _run, choose, chosen) if watched else partial(_run, chosen)
+
+
+def _is_watched(backend: str | Backend, chosen: Backend, call: AttentionCall) -> bool:
+    """Whether a kernel that fails is replaced: one that "auto" took, on a GPU."""
+    gpu = call.q.device.type in nonfinite.ASYNCHRONOUS
+    return gpu and backend == "auto" and chosen.name in first_use.TRIED
 
 
 def _run(chosen: Backend, call: AttentionCall) -> tuple[Tensor, Any]:
@@ -223,7 +233,9 @@ def checked_backend(backend: str | Backend) -> str | Backend:
 def _chosen(backend: str | Backend, call: AttentionCall) -> Backend:
     """The backend of a call, cached with the graph where like calls have the same one."""
     chosen = choose(call) if backend == "auto" else _supporting(backend, call)
-    if call.chosen is not None and type(backend) is str and _is_lasting(chosen, call):
+    if call.chosen is None or not isinstance(backend, str) or _is_watched(backend, chosen, call):
+        return chosen
+    if _is_lasting(chosen, call):
         call.chosen[backend] = chosen.name
     return chosen
 

@@ -2,8 +2,9 @@
 
 A small graph goes to one dense call at once. For others what each backend would visit (pairs, cells of tiles,
 edges, nodes) is counted once, without building anything, and weighed with the constants of
-:mod:`gnn_attention.backends.cost_model`; on CUDA with those of ``gpu.roofline``, by bytes and products.
-``flex``, which compiles before it runs, is taken only by name.
+:mod:`gnn_attention.backends.cost_model`; on CUDA with those of ``gpu.roofline``, by bytes and products,
+where kernels of our own count as longer as long as no record verified them on the device. On a CPU ``flex``,
+which compiles before it runs, is taken only by name.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
-from gnn_attention.backends import BACKENDS, Backend, dense
+from gnn_attention.backends import BACKENDS, Backend, dense, first_use, nonfinite
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.gpu import devices
 from gnn_attention.backends.gpu.devices import Device
-from gnn_attention.backends.gpu.roofline import FORMS, Sizes, estimates, form_of
+from gnn_attention.backends.gpu.roofline import FORMS, HALF, Sizes, assigned, estimates, form_of, weighed
 from gnn_attention.backends.gpu.workload import counted
 from gnn_attention.backends.plan import planner
 from gnn_attention.graph import TokenGraph, memoized
@@ -28,8 +29,6 @@ SMALL = 128 * 128  # pairs up to which one dense call is fastest
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
 # share of the time of the next best below which a split, whose parts take time to find, pays
 WORTH_A_SPLIT = 0.9
-# factor on the estimates of our kernels until the constants are measured: at par torch's are taken
-UNMEASURED = 1.25
 SLOWER = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
     "tiles": {WRITTEN_OUT: 2.5},
@@ -42,6 +41,12 @@ VISITED = {
     "tiles": "its edges lie in few, well filled tiles",
     "rows": "its edges are few and far between",
     "mixed": "some of its tiles are well filled, the other edges are few",
+}
+
+ON_DEVICE = {
+    "dense": "one SDPA call",
+    "varlen": "packed documents, or one window",
+    "flex": "FlexAttention on its tiles of 128",
 }
 
 
@@ -72,12 +77,14 @@ class DeviceExplanation(Explanation):
     """The same for a GPU, at hand or not, with a row for each form of "triton" and the bytes that move.
 
     ``shares``: for each row the expected share of the device's own bound for this work, and what limits it.
-    Everything is predicted; ``measured`` is when the constants were measured on the device ("": not yet).
+    Everything is predicted; ``measured`` is when the constants were measured on the device ("": not yet),
+    ``trust`` what verified our kernels there, and what "auto" does until something did.
     """
 
     device: str = ""
     measured: str = ""
     shares: tuple[tuple[float, str], ...] = ()
+    trust: str = ""
 
     def __str__(self) -> str:
         trust = "not measured: `python -m benchmarks.gpu --calibrate` does"
@@ -87,6 +94,7 @@ class DeviceExplanation(Explanation):
             f"{self.graph}",
             f"auto takes {self.choice}: {self.reason}",
             f"predicted for {self.device} ({trust})",
+            f"kernels of our own: {self.trust}",
             f"{'backend':<16}{titles}  limited by",
         ]
         for (name, flops, moved, seconds), (share, limit) in zip(self.rows, self.shares, strict=True):
@@ -138,6 +146,8 @@ def choose(call: AttentionCall) -> Backend:
     refusals = []
     for name in _by_time(call):
         reason = _too_large(call) if name == "dense" else BACKENDS[name].unsupported_reason(call)
+        if reason is None and name in first_use.TRIED and call.q.device.type in nonfinite.ASYNCHRONOUS:
+            reason = first_use.failure(first_use.configuration(name, call))
         if reason is None:
             return BACKENDS[name]
         refusals.append(f"{name}: {reason}")
@@ -204,14 +214,14 @@ def _ordered_on_device(graph: TokenGraph, sizes: Sizes, kind: str, device: torch
 def _fastest_first(device: Device, graph: TokenGraph, sizes: Sizes, kind: str) -> list[str]:
     plain = one_of(graph, 0, 0)
     found = estimates(plain, sizes, device)
-    written_out = kind == WRITTEN_OUT or (kind == WITH_LSE and not counted(plain).whole)
-    ours = 1.0 if device.measured else UNMEASURED
-    times = {"dense": found["written out" if written_out else "dense"].seconds}
-    if "varlen" in found and kind != WRITTEN_OUT:
-        times["varlen"] = found["varlen"].seconds
-    times["triton"] = ours * min(found[form].seconds for form in FORMS)
-    if "split" in found and ours * found["split"].seconds < WORTH_A_SPLIT * min(times.values()):
-        times["split"] = ours * found["split"].seconds
+    modified, whole = kind == WRITTEN_OUT, counted(plain).whole and sizes.dtype in HALF
+    times = weighed(found, device, modified or (kind == WITH_LSE and not whole), modified)
+    pieces = assigned(plain, sizes, device)
+    ours = [piece.seconds for kernel, piece in pieces if kernel == "triton"]
+    # the estimates of the other kernels are those of plain calls
+    if pieces and (not modified or len(ours) == len(pieces)):
+        split = found["split"].seconds + (device.doubt - 1.0) * sum(ours)
+        times |= {"split": split} if split < WORTH_A_SPLIT * min(times.values()) else {}
     return sorted(times, key=lambda name: times[name])
 
 
@@ -221,7 +231,7 @@ def _explain_on(
     sizes, plain = Sizes((graph.batch or 1) * heads, dim, dim, dtype), one_of(graph, 0, 0)
     found, small = estimates(plain, sizes, device), graph.num_dst * graph.num_src <= SMALL
     choice = "dense" if small else _fastest_first(device, graph, sizes, PLAIN)[0]
-    found = {name: estimate for name, estimate in found.items() if name != "written out"}
+    found = {name: estimate for name, estimate in found.items() if name not in ("written out", "modified")}
     rows = [(f"triton {name}" if name in FORMS else name, estimate) for name, estimate in found.items()]
     return DeviceExplanation(
         *(repr(graph), choice, _reason_on(choice, small, plain, sizes, device)),
@@ -229,6 +239,17 @@ def _explain_on(
         device=f"{device.name}, {str(dtype).removeprefix('torch.')}",
         measured=device.measured,
         shares=tuple((estimate.share, estimate.limit) for _, estimate in rows),
+        trust=_trust(device),
+    )
+
+
+def _trust(device: Device) -> str:
+    if device.verified:
+        return f"verified by tests/records/{device.verified}, counted {device.doubt:g} times as long"
+    return (
+        f"not verified on this class of device: those of torch are taken up to {device.doubt:g} times their "
+        f"predicted time; the first use of a configuration compares {first_use.RECEIVERS} receivers with the "
+        "formula; one that cannot be launched, or is wrong, is replaced, with a warning"
     )
 
 
@@ -236,12 +257,12 @@ def _reason_on(choice: str, small: bool, graph: TokenGraph, sizes: Sizes, device
     if choice == "triton":
         form = form_of(graph, sizes, device)
         return f"its form {form.name}; {form.reason}"
-    doubt = f", kernels of our own counted {UNMEASURED:g} times as long until they are measured there"
-    least = f"the least predicted time{'' if device.measured else doubt}"
-    if choice == "dense":
-        return FEW_PAIRS if small else f"one SDPA call; {least}"
-    visited = "packed documents, or one window" if choice == "varlen" else VISITED["mixed"]
-    return f"{visited}; {least}"
+    if choice == "dense" and small:
+        return FEW_PAIRS
+    kernels = ", ".join(kernel for kernel, _ in assigned(graph, sizes, device))
+    doubt = f", kernels of our own counted {device.doubt:g} times as long"
+    taken = ON_DEVICE.get(choice, f"its parts by {kernels}, joined by log-sum-exp")
+    return f"{taken}; the least predicted time{doubt if device.doubt > 1 else ''}"
 
 
 def _work(graph: TokenGraph, name: str) -> Work | None:

@@ -31,7 +31,7 @@ def surely_finite(*tensors: Tensor) -> bool:
     """One pass over each: a sum is finite only if everything is; False in a program, which cannot ask."""
     if tensors[0].is_meta:
         return True
-    if _is_program(tensors[0]):
+    if is_program(tensors[0]):
         return False
     try:
         for x in tensors:
@@ -52,10 +52,10 @@ def is_checked(call: AttentionCall) -> bool:
     """False where no token is looked at: by the caller's promise, and in a program for a GPU."""
     if call.finite or call.q.device.type not in ASYNCHRONOUS:
         return not call.finite
-    return not _is_program(call.q)
+    return not is_program(call.q)
 
 
-def _is_program(x: Tensor) -> bool:
+def is_program(x: Tensor) -> bool:
     """True while what is called is compiled, or recorded as a CUDA graph."""
     if torch.compiler.is_compiling() or x.device.type not in ASYNCHRONOUS:
         return torch.compiler.is_compiling()

@@ -20,8 +20,8 @@ from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.cpu.dense_blocks_eager import isolated
 from gnn_attention.backends.gpu.devices import device_of
-from gnn_attention.backends.gpu.roofline import FORMS, Sizes, estimates
-from gnn_attention.backends.plan.decompose import WHOLE, Part, parts, positions
+from gnn_attention.backends.gpu.roofline import Sizes, estimates, weighed
+from gnn_attention.backends.plan.decompose import WHOLE, Part, parts, positions, shifted
 from gnn_attention.backends.plan.planner import WORK
 from gnn_attention.graph import TokenGraph, memoized
 
@@ -29,6 +29,7 @@ KERNELS: dict[str, Backend] = {
     module.BACKEND.name: module.BACKEND for module in (dense, varlen, triton, flex, tiles, rows)
 }
 JOINED = {"tiles", "rows", "flex", "triton"}  # take many parts in one call as well as one by one
+DEVICES = ("cuda",)  # whose kernels are chosen by bytes and products
 DENSE_BYTES = 2**30  # of logits that are written out for a part
 
 
@@ -38,10 +39,10 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     if not found:
         out, lse = isolated(call, call.graph.num_dst)
         return out.to(call.q.dtype), lse
-    if len(found) == 1:
+    if len(found) == 1 and found[0][0].graph is call.graph:
         return _with_lse(found[0][1], call)
     wide = merge_lse.in_merge_dtype(call)
-    results = [_with_lse(name, _cut(wide, part)) for part, name in found]
+    results = [_with_lse(name, cut(wide, part)) for part, name in found]
     merged = merge_lse.merged(results, [part.dst[0] for part, _ in found], call.graph.num_dst)
     out, lse = call.with_sinks(*merged)
     return out.to(call.q.dtype), lse
@@ -71,7 +72,8 @@ def _with_lse(name: str, call: AttentionCall) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _cut(call: AttentionCall, part: Part) -> AttentionCall:
+def cut(call: AttentionCall, part: Part) -> AttentionCall:
+    """The call on the receivers, senders and edges of a part, without sinks."""
     if part.graph is call.graph:
         return call
     bias = call.bias
@@ -84,7 +86,8 @@ def _cut(call: AttentionCall, part: Part) -> AttentionCall:
 
 def _assigned(call: AttentionCall) -> list[tuple[Part, str]]:
     """The parts, each with its backend; all as one where the same backend, taking masks, takes each."""
-    found = [(part, _backend_of(call, part)) for part in parts(call.graph)]
+    one = shifted(call.graph) if call.q.device.type in DEVICES else None
+    found = [(part, _backend_of(call, part)) for part in (parts(call.graph) if one is None else (one,))]
     names = {name for _, name in found}
     if len(names) == 1 and names <= JOINED:
         whole = Part(call.graph, (0, call.graph.num_dst), (0, call.graph.num_src), WHOLE)
@@ -93,7 +96,7 @@ def _assigned(call: AttentionCall) -> list[tuple[Part, str]]:
 
 
 def _backend_of(call: AttentionCall, part: Part) -> str:
-    inner, reasons = _cut(replace(call, bias=None), part), []
+    inner, reasons = cut(replace(call, bias=None), part), []
     if call.bias is not None:
         # as long as that of the part
         inner = replace(inner, bias=call.bias[..., : part.graph.num_edges])
@@ -107,28 +110,23 @@ def _backend_of(call: AttentionCall, part: Part) -> str:
 
 
 def _order(call: AttentionCall) -> tuple[str, ...]:
-    return _order_on_cuda(call) if call.q.device.type == "cuda" else memoized(_by_time, call.graph)
+    return _order_on_cuda(call) if call.q.device.type in DEVICES else memoized(_by_time, call.graph)
 
 
 def _order_on_cuda(call: AttentionCall) -> tuple[str, ...]:
     needed = dense.bytes_needed(call)
     sizes = Sizes(call.q.shape[0] * call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype)
-    order = memoized(_by_time_on_cuda, call.graph, sizes, call.q.device, needed > 0)
+    modified = call.score_mod is not None
+    order = memoized(_by_time_on_cuda, call.graph, sizes, call.q.device, needed > 0, modified)
     return tuple(name for name in order if name != "dense" or needed <= DENSE_BYTES)
 
 
 def _by_time_on_cuda(
-    graph: TokenGraph, sizes: Sizes, device: torch.device, written_out: bool
+    graph: TokenGraph, sizes: Sizes, device: torch.device, written_out: bool, modified: bool
 ) -> tuple[str, ...]:
-    found = estimates(graph, sizes, device_of(device))
-    times = {
-        "dense": found["written out" if written_out else "dense"].seconds,
-        "triton": min(found[form].seconds for form in FORMS),
-    }
-    if "varlen" in found:
-        times["varlen"] = found["varlen"].seconds
-    # FlexAttention, which compiles before it runs, only for what these do not support
-    return (*sorted(times, key=lambda name: times[name]), "flex", "tiles", "rows")
+    constants = device_of(device)
+    times = weighed(estimates(graph, sizes, constants), constants, written_out, modified)
+    return (*sorted(times, key=lambda name: times[name]), "tiles", "rows")
 
 
 def _by_time(graph: TokenGraph) -> tuple[str, ...]:

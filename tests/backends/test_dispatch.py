@@ -208,6 +208,10 @@ def test_explain_prints_every_column():
         assert line.split() == [name, f"{flops / 1e9:.3f}", f"{extra / 2**20:.1f}", time]
 
 
+def band_and_few():
+    return patterns.window(2**15, 193) | patterns.random_senders(2**15, 48, causal=False)
+
+
 ON_H200 = {
     "full": (lambda: patterns.full(4096), "dense", "one SDPA call"),
     "causal": (lambda: patterns.causal(8192), "dense", "one SDPA call"),
@@ -215,15 +219,15 @@ ON_H200 = {
     "window": (lambda: patterns.window(8192, 256), "varlen", "one window"),
     "documents": (lambda: patterns.documents([2000] * 4), "varlen", "packed documents"),
     "scattered": (lambda: patterns.random_senders(8192, 16, causal=False), "triton", "its form rows; "),
-    "dilated": (lambda: patterns.dilated(8192, 64, 8), "triton", "its form tiles; "),
-    "blocks": (lambda: patterns.bigbird_etc(4096 - 128, 64, 128), "triton", "its form tiles; "),
-    "grid": (lambda: listed(patterns.natten((100, 100), 5)), "triton", "its form windows; "),
-    "band and few": (
-        lambda: patterns.window(2**15, 193) | patterns.random_senders(2**15, 48, causal=False),
-        "split",
-        "well filled",
-    ),
+    "dilated": (lambda: patterns.dilated(8192, 64, 8), "flex", "FlexAttention on its tiles of 128; "),
+    "blocks": (lambda: patterns.bigbird_etc(4096 - 128, 64, 128), "flex", "FlexAttention"),
+    "grid": (lambda: listed(patterns.natten((100, 100), 5)), "flex", "FlexAttention"),
+    "strict": (lambda: patterns.strict_causal(8192), "split", "its parts by dense, joined"),
+    "prefix": (lambda: patterns.prefix(8192, 700), "split", "its parts by dense, dense, joined"),
+    "window and sinks": (lambda: patterns.window(2**15, 1024) | patterns.sinks(2**15, 4), "flex", "Flex"),
+    "band and few": (band_and_few, "split", "its parts by varlen, triton, joined"),
 }
+VERIFIED = {"dilated": "triton", "blocks": "triton", "window": "varlen", "grid": "triton"}
 
 
 @pytest.fixture
@@ -250,15 +254,46 @@ def test_what_auto_takes_on_a_gpu(name, h200):
     assert reason in found.reason
 
 
+@pytest.mark.parametrize("name", VERIFIED)
+def test_on_a_verified_gpu_our_kernels_count_as_what_they_are(name, h200, monkeypatch):
+    """But for a quarter more until the constants were measured."""
+    monkeypatch.setitem(dispatch.devices.VERIFIED, "H200", "2026-12-01-h200.json")
+    found = ga.explain(ON_H200[name][0](), 8, 64, "H200")
+    assert found.choice == dispatch._by_time(h200(ON_H200[name][0]()))[0] == VERIFIED[name]
+    assert "counted 1.25 times as long" in (found.trust if found.choice == "triton" else found.reason)
+
+
+def test_sinks_beside_a_window_are_a_part_where_varlen_is_faster_than_flex():
+    """By the constants of an A100."""
+    found = ga.explain(patterns.window(2**15, 2**13) | patterns.sinks(2**15, 4), 8, 64, "A100")
+    assert (found.choice, found.reason[:34]) == ("split", "its parts by dense, varlen, joined")
+
+
+@pytest.mark.parametrize("factor", [2.9, 3.1])
+@pytest.mark.parametrize("name", ["dense", "flex", "varlen"])
+def test_those_of_torch_are_taken_up_to_three_times_the_time_of_ours(name, factor, h200, monkeypatch):
+    """And no longer."""
+    long = {"dense": 9.0, "flex": 9.0, "varlen": 9.0, "modified": 9.0, "written out": 9.0, "windows": 9.0}
+    seconds = long | {"rows": 1.0, "tiles": 9.0, name: factor / (1.25 if name == "flex" else 1.0)}
+    made = {
+        key: dispatch.estimates(patterns.full(8), Sizes(1, 8, 8), dispatch.devices.GENERIC)["dense"]
+        for key in seconds
+    }
+    found = {key: made[key]._replace(seconds=seconds[key]) for key in seconds}
+    monkeypatch.setattr(dispatch, "estimates", lambda *given: found)
+    assert dispatch._by_time(h200(patterns.window(8192, 256)))[0] == (name if factor < 3 else "triton")
+
+
 @pytest.mark.parametrize(("name", "first"), [("dilated", "tiles"), ("scattered", "rows")])
-def test_flex_is_taken_only_by_name_and_an_unsupported_backend_is_passed_over(name, first, h200, monkeypatch):
-    """The order has every backend but flex; without Triton those of a CPU serve, by the same structure."""
+def test_an_unsupported_backend_is_passed_over(name, first, h200, monkeypatch):
+    """The order has every backend; without Triton those of a CPU serve, by the same structure."""
     call = h200(ON_H200[name][0]())
     order = dispatch._by_time(call)
-    assert set(order) == {"dense", "triton", "tiles", "rows", "mixed", "reference"}
-    assert (order[0], order[2]) == ("triton", first)
-    triton = replace(BACKENDS["triton"], unsupported_reason=lambda call: "not here")
-    monkeypatch.setitem(BACKENDS, "triton", triton)
+    assert set(order) == {"dense", "triton", "flex", "tiles", "rows", "mixed", "reference"}
+    assert order[3] == first
+    for missing in ("triton", "flex"):
+        without = replace(BACKENDS[missing], unsupported_reason=lambda call: "not here")
+        monkeypatch.setitem(BACKENDS, missing, without)
     monkeypatch.setattr(dispatch, "_too_large", lambda call: "too large")
     assert dispatch.choose(call).name == first
 
@@ -270,11 +305,15 @@ HALF, MOD = torch.bfloat16, {"score_mod": score_mods.softcap(1.0)}
 @pytest.mark.parametrize(
     ("graph", "dtype", "options", "wanted"),
     [
-        (WINDOW, torch.float32, {}, "triton"),  # varlen supports half types
-        (PACKED, HALF, MOD, "triton"),  # and plain calls
+        (WINDOW, torch.float32, {}, "flex"),  # varlen supports half types
+        (WINDOW, torch.float64, {}, "triton"),  # flex does not support those
+        (PACKED, HALF, MOD, "flex"),  # varlen supports plain calls
         (PACKED, HALF, {"with_lse": True}, "varlen"),
         (CAUSAL, HALF, {"with_lse": True}, "dense"),
-        (CAUSAL, HALF, MOD, "triton"),  # SDPA would write logits out
+        (CAUSAL, torch.float32, {"with_lse": True}, "flex"),  # SDPA gives lse of halves
+        (CAUSAL, HALF, MOD, "flex"),  # SDPA would write logits out
+        (CAUSAL, HALF, {"score_mod": score_mods.alibi(score_mods.alibi_slopes(8))}, "flex"),
+        (patterns.strict_causal(8192), HALF, MOD, "flex"),  # so it would for the part of a split
     ],
 )
 def test_options_and_dtypes_count_on_a_gpu(graph, dtype, options, wanted, h200):
@@ -287,6 +326,8 @@ def test_our_kernels_must_be_clearly_better_until_they_were_measured(h200, monke
     found = dispatch.estimates(graph, Sizes(8, 64, 64), preset)
     assert found["tiles"].seconds < found["varlen"].seconds
     assert dispatch._by_time(h200(graph))[0] == "varlen"
+    monkeypatch.setitem(dispatch.devices.VERIFIED, "H200", "2026-12-01-h200.json")
+    assert dispatch._by_time(h200(patterns.window(8192, 256)))[0] == "varlen"
     monkeypatch.setattr(dispatch.devices, "device_of", lambda device: replace(preset, measured="today"))
     assert dispatch._by_time(h200(patterns.window(8192, 256)))[0] == "triton"
 
@@ -295,7 +336,15 @@ def test_a_prediction_says_what_it_is():
     found = ga.explain(patterns.window(8192, 256), 8, 64, "H200")
     lines = str(found).splitlines()
     assert lines[2].startswith("predicted for H200, bfloat16 (not measured: ")
-    for line, (name, *_), (share, limit) in zip(lines[4:], found.rows, found.shares, strict=True):
+    assert lines[3] == f"kernels of our own: {found.trust}"
+    for part in (
+        "not verified on this class of device",
+        "up to 3 times",
+        "compares 64 receivers",
+        "with a warning",
+    ):
+        assert part in found.trust
+    for line, (name, *_), (share, limit) in zip(lines[5:], found.rows, found.shares, strict=True):
         assert line.startswith(name)
         assert line.endswith(f"{100 * share:.0f} %  {limit}")
         assert 0 < share <= 1

@@ -11,10 +11,12 @@ from gnn_attention import patterns
 from gnn_attention.backends import cost_model
 from gnn_attention.backends.gpu import devices, workload
 from gnn_attention.backends.gpu.devices import PRESETS, Device, named
-from gnn_attention.backends.gpu.roofline import Sizes, estimate_forms, estimates
+from gnn_attention.backends.gpu.roofline import Sizes, assigned, estimate_forms, estimates
 from gnn_attention.backends.gpu.workload import HEIGHTS, Counts, counted
-from gnn_attention.graph import tiling
+from gnn_attention.graph import TokenGraph, tiling
+from gnn_attention.verify import record
 from gnn_attention.verify.measure import EXACT
+from gnn_attention.verify.report import Report
 
 H200 = PRESETS["H200"]
 SIZES = Sizes(8, 64, 64)
@@ -149,13 +151,16 @@ def test_documents_alone_are_for_varlen_and_strays_make_a_split():
     assert "varlen" in estimates(GRAPHS["documents"](), SIZES, H200)
     assert "varlen" not in estimates(GRAPHS["random"](), SIZES, H200)
     assert "split" not in estimates(GRAPHS["random"](), SIZES, H200)
-    found = estimates(GRAPHS["union"](), SIZES, H200)
+    union = GRAPHS["union"]()
+    assert [kernel for kernel, _ in assigned(union, SIZES, H200)] == ["varlen", "triton"]
+    listed = TokenGraph.from_edges(union.edge_index, 4096, 4096)
+    found = estimates(listed, SIZES, H200)
     assert found["split"].flops < found["tiles"].flops
     assert found["split"].passed < found["rows"].passed
     # both results are read and one is written, in bfloat16 and float32
-    counts, merged = counted(GRAPHS["union"]()), 3 * 8 * 4096 * 64 * (2 + 4)
+    counts, merged = counted(listed), 3 * 8 * 4096 * 64 * (2 + 4)
     tiles = estimate_forms(counts._replace(small_tiles=counts.filled_tiles, tall_tiles=0.0), SIZES, H200)
-    rows = estimate_forms(counts._replace(edges=counts.strays), SIZES, H200)["rows", 1]
+    rows = estimate_forms(counts._replace(edges=round(counts.strays)), SIZES, H200)["rows", 1]
     assert found["split"].misses == pytest.approx(tiles["tiles", 64].misses + rows.misses + merged, rel=EXACT)
 
 
@@ -164,6 +169,30 @@ def test_a_device_is_that_of_its_preset_or_an_a100():
     assert [named(name) for name in found] == [PRESETS[preset] for preset in found.values()]
     assert named("Some New GPU") == replace(PRESETS["A100"], name="Some New GPU")
     assert devices.device_of(torch.device("cpu")) == devices.GENERIC
+
+
+def unfounded(verified):
+    """The classes of devices that no record which stands is of."""
+    found = set()
+    for name, file in verified.items():
+        path = record.RECORDS / file
+        report = Report.from_file(path) if path.exists() else None
+        stands = report is not None and record._reason(report, record.sources()) is None
+        found |= set() if stands and name in devices._words(report.environment["device"]) else {name}
+    return found
+
+
+def test_a_device_counts_as_verified_only_by_a_record_that_stands():
+    """Then our kernels are no longer counted three times as long as predicted."""
+    assert not unfounded(devices.VERIFIED)
+    assert unfounded({"H200": "none.json"}) == {"H200"}
+    assert (H200.verified, H200.doubt) == ("", 3.0)
+
+
+def test_a_verified_class_is_found_by_its_word(monkeypatch):
+    monkeypatch.setitem(devices.VERIFIED, "H200", "a record")
+    assert [named(name).doubt for name in ("NVIDIA H200", "H100")] == [1.25, 3.0]
+    assert replace(H200, measured="today").doubt == 1.0
 
 
 def test_measured_constants_are_kept_for_each_device():

@@ -19,6 +19,10 @@ import torch
 from gnn_attention._support import atomic_files, json_files
 from gnn_attention.backends.cost_model import is_positive, path_of_costs
 
+# classes of devices, by the words of PRESETS, and the record that stands for each
+VERIFIED: dict[str, str] = {}
+UNVERIFIED, UNMEASURED = 3.0, 1.25  # times as long as predicted
+
 
 @dataclass(frozen=True)
 class Device:
@@ -54,6 +58,18 @@ class Device:
         if dtype == torch.float64:
             return self.double
         return self.single if dtype == torch.float32 else self.half
+
+    @property
+    def verified(self) -> str:
+        """The record under ``tests/records`` that verified our kernels on this class of device; "": none."""
+        return next((record for name, record in VERIFIED.items() if name in _words(self.name)), "")
+
+    @property
+    def doubt(self) -> float:
+        """The factor on the predicted time of our kernels up to which those of torch are taken instead."""
+        if not self.verified:
+            return UNVERIFIED
+        return 1.0 if self.measured else UNMEASURED
 
 
 CONSTANTS = [part.name for part in fields(Device) if part.type == "float"]

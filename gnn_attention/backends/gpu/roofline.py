@@ -13,19 +13,22 @@ record calibrates them (``python -m benchmarks.gpu --calibrate``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from gnn_attention.backends.gpu.devices import Device
-from gnn_attention.backends.gpu.workload import HEIGHTS, Counts, counted, packing
+from gnn_attention.backends.gpu.workload import HEIGHTS, Counts, counted, members, packing
+from gnn_attention.backends.plan import decompose
 from gnn_attention.edges import accumulation_dtype
 from gnn_attention.graph import TokenGraph, memoized
 
 FORMS = ("rows", "windows", "tiles")
 HALF = (torch.float16, torch.bfloat16)
 TILE, LARGE_TILE = 64, 128
+COMPILED = 1.25  # factor on FlexAttention's time, which takes seconds to compile: at par others are taken
+MOST_CUT = 4  # large tiles with non-edges, in a row of tiles, of a graph whose parts are soon found
 
 
 class Sizes(NamedTuple):
@@ -104,17 +107,87 @@ def estimates(graph: TokenGraph, sizes: Sizes, device: Device, backward: bool = 
     """Of each way to compute a plain graph: dense, written out, varlen, flex, split, rows, windows, tiles.
 
     ``dense`` is SDPA, "written out" the formula on all logits; ``windows`` is that of the best height;
-    ``split``, where it applies, takes tiles where they are filled and rows for all other edges.
+    "modified" is FlexAttention with a score_mod; ``split``, where it applies, takes each part of the graph by
+    the kernel for it (:func:`assigned`).
     """
+    found = _each(graph, sizes, device, backward)
+    pieces = assigned(graph, sizes, device, backward)
+    return found | ({"split": _merged(pieces, graph, sizes, device)} if pieces else {})
+
+
+def weighed(
+    found: Mapping[str, Estimate], device: Device, written_out: bool = False, modified: bool = False
+) -> dict[str, float]:
+    """Seconds by backend, ours as many times longer as they are in doubt.
+
+    ``written_out``: the logits are, where dense is taken; ``modified``: with a score_mod, a bias or dropout.
+    """
+    flex = "modified" if modified else "flex"
+    times = {"flex": COMPILED * found[flex].seconds} if flex in found else {}
+    times |= {"varlen": found["varlen"].seconds} if "varlen" in found and not modified else {}
+    times["dense"] = found["written out" if written_out else "dense"].seconds
+    return times | {"triton": device.doubt * min(found[form].seconds for form in FORMS)}
+
+
+def assigned(
+    graph: TokenGraph, sizes: Sizes, device: Device, backward: bool = False
+) -> tuple[tuple[str, Estimate], ...]:
+    """The backend of each part of a plain graph, of the least weighed time, and what it takes; memoized.
+
+    () where there is one part, or finding them would take seconds.
+    """
+    found: tuple[tuple[str, Estimate], ...] = memoized(_assigned, graph, sizes, device, backward)
+    return found
+
+
+def _assigned(
+    graph: TokenGraph, sizes: Sizes, device: Device, backward: bool
+) -> tuple[tuple[str, Estimate], ...]:
     counts = counted(graph)
-    whole = _Pass(counts, sizes, device, backward)
+    if counts.strays and counts.filled_tiles:
+        # the parts of a list take seconds to find; the members of a union may share edges
+        terms = members(graph)
+        if len(terms) > 1:
+            return tuple(_best(term, sizes, device, backward) for term in terms)
+        return _Pass(counts, sizes, device, backward).split()
+    rows = -(-counts.receivers // LARGE_TILE)
+    if counts.strays or graph._listed is not None or counts.whole or counts.cut_tiles > MOST_CUT * rows:
+        return ()
+    one = decompose.shifted(graph)
+    parts = decompose.parts(graph) if one is None else (one,)
+    return tuple(_best(part.graph, sizes, device, backward) for part in parts if part.graph is not graph)
+
+
+def _best(part: TokenGraph, sizes: Sizes, device: Device, backward: bool) -> tuple[str, Estimate]:
+    found = _each(part, sizes, device, backward)
+    # lse of other graphs or numbers comes from the formula
+    written_out = not (counted(part).whole and sizes.dtype in HALF)
+    times = weighed(found, device, written_out)
+    best = min(times, key=lambda name: times[name])
+    if best == "triton":
+        return best, min((found[form] for form in FORMS), key=lambda estimate: estimate.seconds)
+    return best, found["written out" if best == "dense" and written_out else best]
+
+
+def _merged(
+    pieces: Sequence[tuple[str, Estimate]], graph: TokenGraph, sizes: Sizes, device: Device
+) -> Estimate:
+    """One part after the other, and the merge: the results are read, their sum in float32 is written."""
+    moved = 3.0 * sizes.slices * graph.num_dst * sizes.value_dim * (sizes.dtype.itemsize + 4)
+    numbers = zip(*(estimate[:5] for _, estimate in pieces), strict=True)
+    flops, misses, passed, seconds, bound = (float(sum(number)) for number in numbers)
+    seconds += moved / device.copy + device.launch
+    limit = max((estimate for _, estimate in pieces), key=lambda estimate: estimate.seconds).limit
+    return Estimate(flops, misses + moved, passed, seconds, bound, limit)
+
+
+def _each(graph: TokenGraph, sizes: Sizes, device: Device, backward: bool) -> dict[str, Estimate]:
+    whole = _Pass(counted(graph), sizes, device, backward)
     found = {"dense": whole.dense(), "written out": whole.written_out()}
     if sizes.dtype in HALF and packing(graph) is not None:
         found["varlen"] = whole.tiled("varlen")
     if sizes.dtype != torch.float64:
-        found["flex"] = whole.tiled("flex")
-    if counts.filled_tiles and counts.strays:
-        found["split"] = whole.split()
+        found |= {"flex": whole.tiled("flex"), "modified": whole.tiled("flex", modified=True)}
     windows = min(map(whole.windows, HEIGHTS), key=lambda estimate: estimate.seconds)
     return found | {"rows": whole.rows(), "windows": windows, "tiles": whole.tiles()}
 
@@ -159,25 +232,24 @@ class _Pass(NamedTuple):
         misses = min(passed, 2.0 * self.counts.senders * row) + self.counts.receivers * row
         return self._estimate(count * height * TILE, misses, passed, "", "products")
 
-    def split(self) -> Estimate:
-        """One part after the other, and the merge: both results are read, their sum in float32 is written."""
-        counts, sizes, device = self.counts, self.sizes, self.device
+    def split(self) -> tuple[tuple[str, Estimate], ...]:
+        """Of a list of edges: its filled tiles, and rows for the others."""
+        counts = self.counts
         filled = self._with(small_tiles=counts.filled_tiles, tall_tiles=0.0).tiles()
         unique = tuple(min(counts.strays, count) for count in counts.unique)
         strays = self._with(edges=round(counts.strays), unique=unique).rows()
-        merged = 3.0 * sizes.slices * counts.receivers * sizes.value_dim * (sizes.dtype.itemsize + 4)
-        seconds = filled.seconds + strays.seconds + merged / device.copy + device.launch
-        flops, misses, passed = (a + b for a, b in zip(filled[:3], strays[:3], strict=True))
-        longer = max(filled, strays, key=lambda part: part.seconds)
-        return Estimate(flops, misses + merged, passed, seconds, filled.bound + strays.bound, longer.limit)
+        return ("triton", filled), ("triton", strays)
 
     def _with(self, **counts: Any) -> _Pass:
         return self._replace(counts=self.counts._replace(**counts))
 
-    def tiled(self, share: str) -> Estimate:
-        """Other libraries on tiles of 128; FlexAttention evaluates its mask on those that are cut."""
+    def tiled(self, share: str, modified: bool = False) -> Estimate:
+        """Other libraries on tiles of 128; FlexAttention evaluates its mask on those that are cut, and a
+        score_mod on all.
+        """
         counts, row = self.counts, self.sizes.row
-        tiles = counts.large_tiles + (0.5 * counts.cut_tiles if share == "flex" else 0.0)
+        evaluated = counts.large_tiles * modified + (counts.cut_tiles if share == "flex" else 0.0)
+        tiles = counts.large_tiles + 0.5 * evaluated
         misses, passed = (
             float((counts.senders + counts.receivers) * row),
             counts.large_tiles * LARGE_TILE * row,

@@ -83,9 +83,9 @@ def _counted(graph: TokenGraph) -> Counts:
         return Counts(graph.num_dst, graph.num_src, 0)
     if graph._listed is not None:
         return _of_list(graph)
-    members = _members(graph)
-    if any(member._listed is not None for member in members):
-        return _of_union([counted(member) for member in members])
+    terms = members(graph)
+    if any(term._listed is not None for term in terms):
+        return _of_union([counted(term) for term in terms])
     found = tiles(graph, 64)
     masks = _some_masks(graph, found)
     weight = found.num_partial / max(len(masks), 1)
@@ -113,18 +113,18 @@ def _wholeness(graph: TokenGraph, edges: int) -> tuple[bool, bool]:
 
 def _could_be_packed(graph: TokenGraph) -> bool:
     """Whether the tiles of each row are consecutive, as they are in packed documents: a cheap first test."""
-    if graph._listed is not None or graph.num_dst != graph.num_src or len(_members(graph)) > 1:
+    if graph._listed is not None or graph.num_dst != graph.num_src or len(members(graph)) > 1:
         return False
     found = tiles(graph, 64)
     same = found.row[1:] == found.row[:-1]
     return bool((found.first[1:] == found.stop[:-1])[same].all())
 
 
-def _members(graph: TokenGraph) -> list[TokenGraph]:
+def members(graph: TokenGraph) -> list[TokenGraph]:
     """The graphs whose union this one is, as ``|`` made it; itself alone if it is none."""
     rule = graph.rule
     if isinstance(rule, partial) and rule.func is rules.or_:
-        return [member for part in rule.args for member in _members(replace(graph, rule=part))]
+        return [member for part in rule.args for member in members(replace(graph, rule=part))]
     if graph._listed is None and isinstance(rule, partial) and rule.func is rules.is_listed:
         keys = rule.args[0][:-1]
         return [replace(graph, _listed=torch.stack([keys % rule.args[1], keys // rule.args[1]]))]

@@ -59,6 +59,17 @@ def parts(graph: TokenGraph) -> tuple[Part, ...]:
     return tuple(Part(part, *number) for part, number in zip(graph._parts[0], numbers, strict=True))
 
 
+def shifted(graph: TokenGraph) -> Part | None:
+    """The edges as one full or causal graph over fewer tokens, or None; cached.
+
+    >>> from gnn_attention import patterns
+    >>> shifted(patterns.strict_causal(9))[1:3]
+    ((1, 9), (0, 8))
+    """
+    numbers = memoized(_shifted, graph)
+    return None if numbers is None else Part(graph._parts[1][0], *numbers)
+
+
 def positions(part: Part, whole: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
     return memoized(_positions, whole, part.graph, part.dst[0], part.src[0], device)
 
@@ -73,6 +84,16 @@ def _ranges(graph: TokenGraph) -> tuple[tuple[Range, Range, str], ...]:
     # there a compiled program reads them; a graph that refers to itself would stay in memory with its cache
     graph._parts[:] = [[part.graph for part in found if part.graph is not graph]]
     return tuple((part.dst, part.src, part.what) for part in found)
+
+
+def _shifted(graph: TokenGraph) -> tuple[Range, Range, str] | None:
+    memoized(_ranges, graph)
+    divisible = graph._listed is None and graph.num_edges > 0 and not _has_kernel(graph)
+    part = _trimmed(Part(graph, (0, graph.num_dst), (0, graph.num_src), "shifted")) if divisible else None
+    if part is None or part.graph is graph or not (part.graph.is_full() or part.graph.is_causal()):
+        return None
+    graph._parts.append([part.graph])
+    return part.dst, part.src, part.what
 
 
 def _positions(whole: TokenGraph, part: TokenGraph, dst: int, src: int, device: torch.device) -> Tensor:
