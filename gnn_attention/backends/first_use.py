@@ -1,8 +1,8 @@
 """What "auto" does at the first use of a kernel on a GPU: it looks whether it runs, and whether it is right.
 
 A configuration is what a kernel is compiled for: device, dtype, channels, options; not the graph. One that
-cannot be launched is not tried again in this process. One of our own kernels, on a class of device that no
-record verified, is compared once with the formula in float64, at a few receivers. A backend that was named is
+cannot be launched is not tried again in this process. On a class of device that no record verified each is
+compared once with the formula in float64, at a few receivers. A backend that was named is
 taken as it is, and programs are compiled with what was found before.
 """
 
@@ -26,8 +26,7 @@ from gnn_attention.backends.plan.decompose import Part
 Result = tuple[Tensor, Tensor | None]
 Run = Callable[[AttentionCall], Result]
 RECEIVERS = 64  # in the middle for the first sample and head, and at the end for the last
-OURS = ("triton", "split")
-TRIED = (*OURS, "flex")  # compiled at their first use
+TRIED = ("triton", "split", "flex")  # compiled at their first use, or made of what is
 # of the call or of memory: no failures of a kernel
 OF_THE_CALL = (ValueError, TypeError, IndexError, torch.OutOfMemoryError)
 _FAILED: dict[tuple[Any, ...], str] = {}
@@ -87,8 +86,8 @@ def _named(device: torch.device) -> str:
 
 def _difference(key: tuple[Any, ...], call: AttentionCall, out: Tensor) -> str | None:
     """How output or gradients differ from the formula; None where they do not, or are not looked at."""
-    name, form, *_, learns = key
-    if name not in OURS or device_of(call.q.device).verified or 0 in (*out.shape, *call.k.shape):
+    _, form, *_, learns = key
+    if device_of(call.q.device).verified or 0 in (*out.shape, *call.k.shape):
         return None
     kernel = BACKENDS[f"triton-{form}"].run if form and learns else None
     for sample, found in _samples(call, out.detach()):

@@ -35,6 +35,7 @@ from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import REMEDIES, Capabilities
 from gnn_attention.backends.cpu.dense_blocks_eager import isolated
+from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.score_mods import ScoreMod, alibi, chain
 
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -42,6 +43,7 @@ Triple = tuple[Tensor, Tensor, Tensor]
 MOST_KERNELS = 128  # of one process: more are compiled in a loop, and every one stays in memory
 MOST_BYTES = 4 * 2**30  # of lists and table
 FEWEST_CHANNELS = 16  # of a kernel for CUDA; fewer are filled up with zeros
+_REFUSED: set[str] = set()  # kernels that were asked for and failed
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -187,17 +189,37 @@ def _flex(
     on_cpu = tokens[0].device.type == "cpu"
     if torch.compiler.is_compiling():
         q, k, v = (_separate(x) for x in tokens)
-        out, lse = _attention(q, k, v, *plan, score_mod, scale, with_lse)
+        out, lse = _attention(q, k, v, *plan, score_mod, scale, with_lse, _kernel(q.device, q.dtype))
         return _separate(out), lse
     q, k, v = (_of_any_size(x.detach() if on_cpu else x, 0, 2) for x in tokens)
     lists = tuple(_of_any_size(x, *range(x.dim())) for x in plan.lists)
     kernel = _compiled(torch.get_num_threads() if on_cpu else 0)
+    given, flash = (q, k, v, plan.table, lists, score_mod, scale, with_lse), _kernel(q.device, q.dtype)
     try:
         with _compiling_rarely(), torch.set_grad_enabled(torch.is_grad_enabled() and not on_cpu):
-            out, lse = kernel(q, k, v, plan.table, lists, score_mod, scale, with_lse)
+            try:
+                out, lse = kernel(*given, flash)
+            except Exception:  # experimental
+                if not flash:
+                    raise
+                _REFUSED.add(flash)
+                out, lse = kernel(*given, "")
     except Exception as error:
         raise _explained(error) from error
     return out, lse
+
+
+@constant
+def _kernel(device: torch.device, dtype: torch.dtype) -> str:
+    """The kernel to ask FlexAttention for: "FLASH", of FA4, where it is installed; "": its own choice."""
+    from torch.nn.attention import flex_attention
+
+    known = "BACKEND" in getattr(getattr(flex_attention, "FlexKernelOptions", None), "__annotations__", {})
+    if not known or device.type != "cuda" or dtype not in flash_varlen.DTYPES or "FLASH" in _REFUSED:
+        return ""
+    module, majors = flash_varlen.IMPLEMENTATIONS["FA4"]
+    fits = torch.cuda.get_device_capability(device)[0] in majors
+    return "FLASH" if fits and flash_varlen.is_installed(module) else ""
 
 
 def _copy(x: Tensor) -> Tensor:
@@ -271,6 +293,7 @@ def _attention(
     score_mod: ScoreMod | None,
     scale: float,
     with_lse: bool,
+    kernel: str = "",
 ) -> tuple[Tensor, Tensor | None]:
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
@@ -288,6 +311,7 @@ def _attention(
     eight: Any = [*lists, None, None, None, None][:8]
     mask = BlockMask((q.shape[2], k.shape[2]), *eight, BLOCK_SIZE=(block, block), mask_mod=is_edge)  # type: ignore[misc]
     options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    options |= {"kernel_options": {"BACKEND": kernel}} if kernel else {}
     mod = None if score_mod is None else modified
     if not with_lse:
         return flex_attention(q, k, v, mod, mask, **options), None

@@ -192,3 +192,102 @@ def test_the_calls_of_the_kernel_are_what_this_torch_takes(monkeypatch):
     assert (out.shape, lse.shape) == (q.shape, (4, 14))
     grads = flash_varlen._backward_kernel((q, q, k, k, out), lse, [bounds, bounds], numbers, 0.3)
     assert [x.shape for x in grads] == [q.shape, k.shape, k.shape]
+
+
+class Registry:
+    """What torch.nn.attention has of them."""
+
+    def __init__(self, names=("FA3", "FA4"), current=None):
+        self.names, self.current, self.calls = names, current, []
+
+    def list_flash_attention_impls(self):
+        return list(self.names)
+
+    def current_flash_attention_impl(self):
+        return self.current
+
+    def activate_flash_attention_impl(self, name):
+        self.calls.append(name)
+        self.current = name
+
+    def restore_flash_attention_impl(self):
+        self.calls.append("restored")
+        self.current = None
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """On an H100 or another device, with some modules installed and some known to torch."""
+
+    def plant(installed=("flash_attn_interface",), major=9, **options):
+        made = Registry(**options)
+        monkeypatch.setattr(flash_varlen, "TORCH", made)
+        monkeypatch.setattr(flash_varlen, "_ACTIVATED", set())
+        monkeypatch.setattr(flash_varlen, "is_installed", lambda module: module in installed)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+        flash_varlen.implementation.cache_clear()
+        return made
+
+    yield plant
+    flash_varlen.implementation.cache_clear()
+
+
+BOTH = ("flash_attn_interface", "flash_attn.cute")
+
+
+@pytest.mark.parametrize(
+    ("installed", "major", "names", "wanted"),
+    [
+        ((), 9, ("FA3", "FA4"), []),
+        (BOTH, 9, ("FA3", "FA4"), ["FA3"]),
+        (BOTH, 10, ("FA3", "FA4"), ["FA4"]),
+        (BOTH, 8, ("FA3", "FA4"), []),
+        (("flash_attn.cute",), 9, ("FA3", "FA4"), ["FA4"]),
+        (BOTH, 9, ("FA4",), ["FA4"]),
+        (BOTH, 9, (), []),
+    ],
+)
+def test_what_is_installed_for_the_device_is_activated_once(installed, major, names, wanted, registry):
+    made = registry(installed, major, names=names)
+    for _ in range(2):
+        flash_varlen._activate(torch.device("cuda"))
+        flash_varlen._activate(torch.device("cpu"))
+    assert made.calls == wanted
+
+
+def test_what_the_user_activated_or_restored_stays(registry):
+    made = registry(BOTH, current="FA4")
+    flash_varlen._activate(torch.device("cuda"))
+    assert made.calls == []
+    made = registry(BOTH)
+    flash_varlen._activate(torch.device("cuda"))
+    made.restore_flash_attention_impl()
+    flash_varlen._activate(torch.device("cuda"))
+    assert made.calls == ["FA3", "restored"]
+
+
+def test_what_it_does_not_support_the_own_kernel_takes(registry):
+    """Of others than those that were activated here the error is the caller's."""
+    made = registry(BOTH)
+    flash_varlen._activate(torch.device("cuda"))
+
+    def kernel(x, *, times):
+        if made.current == "FA3":
+            raise RuntimeError("FA3 flash_attention backward unsupported")
+        return x * times
+
+    assert flash_varlen._called(kernel, 3, times=2) == 6
+    assert made.calls == ["FA3", "restored"]
+    made.current = "FA4"
+    with pytest.raises(RuntimeError, match="of FA4"):
+        flash_varlen._called(error_of, "of FA4")
+
+
+def error_of(words):
+    raise RuntimeError(words)
+
+
+def test_modules_are_looked_for_but_not_imported():
+    assert flash_varlen.is_installed("torch")
+    assert not flash_varlen.is_installed("flash_attn_interface")
+    assert not flash_varlen.is_installed("no_such_package.cute")

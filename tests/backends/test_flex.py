@@ -358,3 +358,48 @@ def test_cuda_needs_triton(installed, monkeypatch):
     refused = flex._refusal_of_device(call)
     assert (refused is None) == installed
     assert installed or "needs Triton" in refused
+
+
+@pytest.mark.parametrize(("major", "dtype"), [(9, torch.bfloat16), (8, torch.bfloat16), (9, torch.float32)])
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_flash_kernel_is_asked_for_where_it_is_installed(major, dtype, installed, monkeypatch):
+    """For halves, on devices that it runs on; after it failed no more."""
+    monkeypatch.setattr(flex.flash_varlen, "is_installed", lambda module: installed)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    monkeypatch.setattr(flex, "_REFUSED", set())
+    wanted = "FLASH" if installed and (major, dtype) == (9, torch.bfloat16) else ""
+    assert flex._kernel(torch.device("cuda"), dtype) == wanted
+    assert flex._kernel(torch.device("cpu"), dtype) == ""
+    flex._REFUSED.add("FLASH")
+    assert flex._kernel(torch.device("cuda"), dtype) == ""
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_where_the_flash_kernel_fails_the_usual_one_is_taken(fails, monkeypatch):
+    seen = []
+
+    def kernel(q, *rest):
+        seen.append(rest[-1])
+        if fails and rest[-1]:
+            raise RuntimeError("BACKEND='FLASH' but flash attention cannot be used")
+        return q, None
+
+    monkeypatch.setattr(flex, "_REFUSED", set())
+    monkeypatch.setattr(flex, "_kernel", lambda device, dtype: "" if flex._REFUSED else "FLASH")
+    monkeypatch.setattr(flex, "_compiled", lambda threads: kernel)
+    for _ in range(2):
+        ga.attend(*(torch.randn(1, 1, 40, 8) for _ in "qkv"), patterns.window(40, 9), backend="flex")
+    assert seen == (["FLASH", "", ""] if fails else ["FLASH"] * 2)
+
+
+def test_the_kernel_that_is_asked_for_reaches_flex_attention(monkeypatch):
+    from torch.nn.attention import flex_attention
+
+    asked = []
+    monkeypatch.setattr(
+        flex_attention, "flex_attention", lambda q, *rest, **options: asked.append(options) or q
+    )
+    plan = flex._flex_block_mask.plan(patterns.window(40, 9), torch.device("cpu"))
+    for kernel in ("FLASH", ""):
+        flex._attention(*(torch.randn(1, 1, 40, 8) for _ in "qkv"), *plan, None, 1.0, False, kernel)
+    assert [options.get("kernel_options") for options in asked] == [{"BACKEND": "FLASH"}, None]

@@ -2,12 +2,16 @@
 
 It is the kernel behind ``torch.nn.attention.varlen``, whose own lse has no gradient: here it is one operator
 with a derivative, for grouped heads, windows, any head width up to 256, and the rule that a non-edge carries
-nothing. float16 and bfloat16. Untested on a GPU; in tests the formula stands for the two calls of the kernel.
+nothing. float16 and bfloat16. Where FA3 or FA4 is installed for the device, it is activated at the first call
+(``torch.nn.attention.activate_flash_attention_impl``, for the whole process). Untested on a GPU; in tests the
+formula stands for the two calls of the kernel.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +25,10 @@ from gnn_attention.backends.gpu.ops import token_major
 DTYPES = (torch.float16, torch.bfloat16)
 WIDEST = 256  # channels of the kernel, which takes them eight at a time
 EIGHT = 8
+# torch's names for other kernels, the module of each, and the compute capabilities that it runs on
+IMPLEMENTATIONS = {"FA3": ("flash_attn_interface", (9,)), "FA4": ("flash_attn.cute", (9, 10))}
+_ACTIVATED: set[str] = set()
+TORCH: Any = torch.nn.attention
 FLASH: Any = getattr(torch.ops.aten, "_flash_attention_forward", None)
 FLASH_BACKWARD: Any = getattr(torch.ops.aten, "_flash_attention_backward", None)
 Given = Sequence[Any]  # the bounds, numbers and scale of a call, as the operator takes them
@@ -136,7 +144,8 @@ def _forward_kernel(
 ) -> tuple[Float[Tensor, "tokens heads dim"], Float[Tensor, "heads tokens"]]:
     """torch's own kernel over packed tokens."""
     sizes, window = _sizes_and_window(numbers)
-    out, lse, *_ = FLASH(q, k, v, *bounds, *sizes, False, scale=scale, **window)
+    _activate(q.device)
+    out, lse, *_ = _called(FLASH, q, k, v, *bounds, *sizes, False, scale=scale, **window)
     return out, lse
 
 
@@ -147,15 +156,52 @@ def _backward_kernel(
     sizes, window = _sizes_and_window(numbers)
     # of a dropout of 0
     state = torch.zeros(2, dtype=torch.uint64, device=lse.device), torch.empty(0, device=lse.device)
-    dq, dk, dv = FLASH_BACKWARD(*tensors, lse, *bounds, *sizes, *state, scale=scale, **window)
+    dq, dk, dv = _called(FLASH_BACKWARD, *tensors, lse, *bounds, *sizes, *state, scale=scale, **window)
     return dq, dk, dv
 
 
 def _sizes_and_window(numbers: Given) -> tuple[tuple[Any, ...], dict[str, int]]:
     """The longest sequences, dropout and whether it is causal; and the window, by torch's names."""
     *longest, left, right = numbers[:4]
-    window = {"window_size_left": left, "window_size_right": right}
+    # FA4 has a backward pass only for calls without the names
+    window = {"window_size_left": left, "window_size_right": right} if left >= 0 or right > 0 else {}
     return (*longest, 0.0, (left, right) == (-1, 0)), window
+
+
+@cache
+def implementation(major: int) -> str:
+    """What this torch and machine have for devices of a compute capability: "FA3", "FA4", or "", its own."""
+    known: list[str] = getattr(TORCH, "list_flash_attention_impls", list)()
+    for name, (module, majors) in IMPLEMENTATIONS.items():
+        if name in known and major in majors and is_installed(module):
+            return name
+    return ""
+
+
+def is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # of its parent
+        return False
+
+
+def _activate(device: torch.device) -> None:
+    """Once; what the user activated, or restored, stays."""
+    name = implementation(torch.cuda.get_device_capability(device)[0]) if device.type == "cuda" else ""
+    if name and name not in _ACTIVATED and TORCH.current_flash_attention_impl() is None:
+        _ACTIVATED.add(name)
+        TORCH.activate_flash_attention_impl(name)
+
+
+def _called(kernel: Any, *arguments: Any, **options: Any) -> Any:
+    """What a kernel that was activated here does not support, torch's own takes, then and later."""
+    try:
+        return kernel(*arguments, **options)
+    except RuntimeError:
+        if not _ACTIVATED or TORCH.current_flash_attention_impl() not in _ACTIVATED:
+            raise
+    TORCH.restore_flash_attention_impl()
+    return kernel(*arguments, **options)
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
