@@ -233,19 +233,20 @@ def checked_backend(backend: str | Backend) -> str | Backend:
 def _chosen(backend: str | Backend, call: AttentionCall) -> Backend:
     """The backend of a call, cached with the graph where like calls have the same one."""
     chosen = choose(call) if backend == "auto" else _supporting(backend, call)
-    if call.chosen is None or not isinstance(backend, str) or _is_watched(backend, chosen, call):
-        return chosen
-    if _is_lasting(chosen, call):
+    if call.chosen is not None and isinstance(backend, str) and _is_lasting(chosen, call, backend):
         call.chosen[backend] = chosen.name
     return chosen
 
 
-def _is_lasting(chosen: Backend, call: AttentionCall) -> bool:
+def _is_lasting(chosen: Backend, call: AttentionCall, backend: str) -> bool:
     """Whether every call of this form is supported, as one. Of much memory that is looked up each time."""
-    needed = chosen.bytes_needed(call) if chosen.bytes_needed is not None else 0
-    ours = BACKENDS.get(chosen.name) is chosen and chosen.capabilities.cached
+    cached = chosen.capabilities.cached
     whole = (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs
-    return ours and whole and needed <= memory.WORTH_ASKING
+    if not cached or not whole or BACKENDS.get(chosen.name) is not chosen:
+        return False
+    if cached == "named":
+        return backend == chosen.name and call.score_mod is None
+    return chosen.bytes_needed is None or chosen.bytes_needed(call) <= memory.WORTH_ASKING
 
 
 def _supporting(backend: str | Backend, call: AttentionCall) -> Backend:

@@ -29,8 +29,8 @@ class Capabilities:
 
     ``devices`` and ``dtypes`` are empty where all are supported. ``varying_graphs``: a graph that differs by
     sample or head is taken whole; without, one plain graph comes at a time. ``cached``: a call of the same
-    shapes, dtypes and options is supported too, so that the answer is cached with the graph. ``instead``
-    names what to use for other calls.
+    shapes, dtypes and options is supported too, so that the answer is cached with the graph; "named": only
+    where it was asked for by name, and without a score_mod. ``instead`` names what to use for other calls.
     """
 
     devices: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Capabilities:
     backward: Support = True
     double_backward: Support = True
     varying_graphs: bool = True
-    cached: bool = False
+    cached: bool | str = False
     instead: str = "backend='dense'"
 
     def limits(self) -> str:

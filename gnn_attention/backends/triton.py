@@ -146,7 +146,9 @@ def _too_large(call: AttentionCall, form: str) -> str | None:
 
 INSTEAD = "backend='tiles' (for a trial on a CPU set TRITON_INTERPRET=1 before Python starts)"
 DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
-CAPABILITIES = Capabilities(DEVICES, DTYPES, double_backward=False, varying_graphs=False, instead=INSTEAD)
+CAPABILITIES = Capabilities(
+    DEVICES, DTYPES, double_backward=False, varying_graphs=False, cached="named", instead=INSTEAD
+)
 BACKEND = Backend(
     "triton",
     run,

@@ -3,11 +3,13 @@
 import dataclasses
 import math
 import re
+import sys
 from functools import partial
 
 import pytest
 import torch
 from support.bounds import assert_sum
+from support.extras import needs
 
 import gnn_attention as ga
 from gnn_attention import convert, patterns
@@ -217,6 +219,44 @@ def test_a_sink_is_added_where_there_are_in_edges(given):
     assert out[0, 0, :, 0].tolist() == [0.0, 0.5, 0.0]
     assert lse[0, 0, [0, 2]].tolist() == [-math.inf, -math.inf]
     assert_sum(lse[0, 0, 1], math.log(2.0), terms=3, magnitude=1.0)
+
+
+def test_what_is_supported_is_asked_once_for_each_graph(interpreted, given, monkeypatch):
+    """For a name, shapes and options; each time for a score_mod, of which some are not supported."""
+    asked = []
+    for backend in triton.FORM_BACKENDS:
+        reason = partial(lambda name, call: asked.append(name), backend.name)
+        monkeypatch.setitem(
+            BACKENDS, backend.name, dataclasses.replace(BACKENDS[backend.name], unsupported_reason=reason)
+        )
+    q, graph = torch.zeros(1, 1, 6, 4), patterns.window(6, 3)
+    for name in ("triton-rows", "triton-rows", "triton-tiles"):
+        ga.attend(q, q, q, graph, backend=name)
+    assert asked == ["triton-rows", "triton-tiles"]
+    for _ in range(2):
+        ga.attend(q, q, q, graph, score_mod=softcap(2.0), backend="triton-rows")
+    assert asked[2:] == ["triton-rows"] * 2
+
+
+@pytest.mark.parametrize("form", ["rows", "windows", "tiles"])
+def test_a_planned_call_is_little_work_for_the_host(form, interpreted, monkeypatch):
+    """A forward call is at most 230 calls of functions, of Python or C, before its launch."""
+    needs("triton")
+    from support.compile_gate import _NoDriver
+    from triton.runtime import JITFunction, driver
+
+    launched, calls = [], []
+    monkeypatch.setattr(JITFunction, "run", lambda self, *given, **options: launched.append(self))
+    monkeypatch.setattr(driver, "_active", _NoDriver(90))
+    q, graph = torch.zeros(1, 4, 70, 64, dtype=torch.bfloat16), patterns.window(70, 16)
+    for _ in range(2):
+        ga.attend(q, q, q, graph, backend=f"triton-{form}")
+    launched.clear()
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event.endswith("call") else None)
+    ga.attend(q, q, q, graph, backend=f"triton-{form}")
+    sys.setprofile(None)
+    assert len(launched) == 1
+    assert len(calls) <= 230
 
 
 def scattered(blocks):

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from gnn_attention import edges
-from gnn_attention._support.custom_op import gradient_operator, operator
+from gnn_attention._support.custom_op import any_needs_gradients, are_plain, gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.call import AttentionCall
@@ -32,24 +32,13 @@ Triple = tuple[Tensor, Tensor, Tensor]
 def along_plan(call: AttentionCall, kind: str) -> Pair:
     """A plain call on a plain graph, along the plan of this kind: ``out`` in the dtype of q, and ``lse``."""
     q, k, v, sinks = call.q, call.k, call.v, call.sink_logits
-    if _is_eager(q, k, v) and (sinks is None or not (sinks.requires_grad and torch.is_grad_enabled())):
+    if are_plain((q, k, v)) and not any_needs_gradients((q, k, v, sinks)):
         # the operator would have nothing to add
         plan = memoized(plan_on, call.graph, kind, q.device)
         out, lse = _attend(q, k, v, _sinks(q, sinks), plan, call.scale)
     else:
         out, lse = attention(q, k, v, packed_plan(kind, call.graph, q.device), call.scale, sinks)
     return (out, lse) if sinks is None else (out, edges.sinks_alone(lse, sinks, call.has_in_edges))
-
-
-def _is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """True for plain tensors whose derivative nothing needs, outside of compilers and transforms."""
-    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor or q.is_meta:
-        return False
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return False
-    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
-    transformed = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
-    return not modes and not transformed and torch._C._get_tracing_state() is None
 
 
 def attention(

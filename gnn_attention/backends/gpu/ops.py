@@ -1,8 +1,10 @@
 """The operators of the GPU kernels: forward and backward, whatever the form of the graph.
 
-They are registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take them as they are.
-The backward pass computes the weights again from lse: nothing of the size of the edges is saved. lse has a
-gradient, too; second derivatives are unsupported. Triton itself is loaded by the first call.
+They are registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take them as they are;
+an eager call of plain tensors takes the same functions without the operator, whose dispatch is as much host
+time as all the rest. The backward pass computes the weights again from lse: nothing of the size of the edges
+is saved. lse has a gradient, too; second derivatives are unsupported. Triton itself is loaded by the first
+call.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention._support.custom_op import gradient_operator, operator
+from gnn_attention._support.custom_op import any_needs_gradients, are_plain, gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.gpu.csr import Side
 from gnn_attention.backends.gpu.formats import ROWS, Blocks, Packed, Problem, unpack
@@ -25,8 +27,14 @@ def attention(
 
     out is in the dtype of q, lse in float32, or float64 for float64.
     """
-    constants = [problem.scale, problem.softcap, problem.dropout]
-    out, lse = _ATTENTION(*_flattened(problem), *form, _places(problem), constants)
+    given = _flattened(problem)
+    rest = *form, _places(problem), [problem.scale, problem.softcap, problem.dropout]
+    if not are_plain(given):
+        out, lse = _ATTENTION(*given, *rest)
+    elif any_needs_gradients(given):
+        out, lse = _Eager.apply(*given, rest)  # type: ignore[no-untyped-call]
+    else:
+        out, lse = _run(*given, *rest)
     return out, lse
 
 
@@ -105,6 +113,25 @@ def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     given = *grads, q, k, v, before, bias, out, lse, slopes, seed
     found = _GRADIENTS(*given, tensors, ctx.numbers, ctx.places, ctx.constants)
     return *found, None, None, [None] * len(tensors), None, None, None
+
+
+class _Eager(torch.autograd.Function):
+    """The operator's forward and backward pass for plain tensors; the graph's own need no saving."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        *given, ctx.rest = inputs
+        out, lse = _run(*given, *ctx.rest)
+        ctx.save_for_backward(*given, out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        q, k, v, before, bias, slopes, seed, out, lse = ctx.saved_tensors
+        given = *grads, q, k, v, before, bias, out, lse, slopes, seed
+        again = torch.is_grad_enabled() or not are_plain(given)  # second derivatives are refused there
+        found = (_GRADIENTS if again else _run_backward)(*given, *ctx.rest)
+        return *found, None, None, None
 
 
 def token_major(like: Tensor, width: int) -> Tensor:

@@ -9,6 +9,7 @@ import inspect
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -34,14 +35,14 @@ def launch(
 ) -> None:
     """Run ``kernel`` on every program of the grid, which may be empty: the only place that starts one."""
     if 0 not in grid:
-        with _device_of(arguments):
+        with _on_device_of(arguments[0]):
             kernel[grid](*arguments, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=True)
 
 
-def _device_of(arguments: Given) -> AbstractContextManager[Any]:
+def _on_device_of(x: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device, which need not be that of the tensors."""
-    device = next(x.device for x in arguments if isinstance(x, Tensor))
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    here = not x.is_cuda or x.device.index == torch.cuda.current_device()
+    return nullcontext() if here else torch.cuda.device(x.device)
 
 
 def jit(function: Any) -> Any:
@@ -58,22 +59,26 @@ def slices_of(count: int) -> Iterator[tuple[int, int]]:
 
 def strides(*tensors: Tensor | None) -> tuple[int, ...]:
     """Those of the first three axes of each; 0 for None."""
-    return tuple(0 if x is None else x.stride(axis) for x in tensors for axis in range(3))
+    return tuple(y for x in tensors for y in ((0, 0, 0) if x is None else x.stride()[:3]))
 
 
 def alignment(*tensors: Tensor) -> int:
     """The largest power of two, up to 16, that divides all strides of samples, heads and tokens."""
+    return min(_alignment(x.shape, x.stride()) for x in tensors)
+
+
+@lru_cache
+def _alignment(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     divisor = WIDEST
-    for x in tensors:
-        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
-            while size > 1 and stride % divisor:
-                divisor //= 2
+    for size, stride in zip(shape[:-1], strides[:-1], strict=True):
+        while size > 1 and stride % divisor:
+            divisor //= 2
     return divisor
 
 
 def channels(width: int) -> int:
     """The power of two, at least 16, that a kernel lays ``width`` channels out on."""
-    return max(16, int(triton.next_power_of_2(width)))
+    return max(16, 1 << (width - 1).bit_length())
 
 
 def sum_dtype(dtype: torch.dtype) -> Any:
@@ -107,12 +112,15 @@ def added(problem: Problem) -> tuple[Tensor, ...]:
 
 def scalars(problem: Problem) -> tuple[float, ...]:
     """Scale, softcap, the threshold and factor of dropout, and offsets: numbers that all kernels take."""
-    factor = 1.0 / (1.0 - problem.dropout) if problem.dropout < 1 else 0.0
-    return (
-        *(*_two_floats(problem.scale), *_two_floats(problem.softcap)),
-        *(dropout.threshold(problem.dropout), *_two_floats(factor)),
-        *(problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head),
-    )
+    offsets = problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head
+    return *_factors(problem.scale, problem.softcap, problem.dropout), *offsets
+
+
+@lru_cache
+def _factors(scale: float, softcap: float, probability: float) -> tuple[float, ...]:
+    factor = 1.0 / (1.0 - probability) if probability < 1 else 0.0
+    rest = dropout.threshold(probability), *_two_floats(factor)
+    return *_two_floats(scale), *_two_floats(softcap), *rest
 
 
 def _two_floats(number: float) -> tuple[float, float]:
@@ -134,7 +142,9 @@ def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int) -> Float
     """
     batch, heads, tokens, _ = like.shape
     dtype = torch.float32 if like.dtype == torch.bfloat16 and INTERPRETED.value else like.dtype
-    return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
+    # no view: autograd lets nobody write into a view that a Function of several results returned
+    strides = max(1, tokens) * max(1, heads) * width, width, max(1, heads) * width, 1
+    return like.new_empty_strided((batch, heads, tokens, width), strides, dtype=dtype)
 
 
 def delta(
