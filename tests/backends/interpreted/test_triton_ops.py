@@ -1,15 +1,18 @@
 """The operators in every form: opcheck, compilers, derivatives, vmap, and no waiting for the device."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.capture import CaptureError, CaptureRules
 from support.kernel_cases import CASES, GRAPH
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnn_attention as ga
 from gnn_attention import patterns
+from gnn_attention._support import memo
 from gnn_attention.backends.gpu import ops
 from gnn_attention.backends.gpu.formats import Problem
 from gnn_attention.backends.gpu.kernels import _common
@@ -60,6 +63,65 @@ def test_nothing_waits_for_the_device(form, device, monkeypatch):
             out.sum().item()
     assert [x.shape for x in grads] == [x.shape for x in given[:5]]
     assert len(launched) >= 4
+
+
+def trained(graph, given, form):
+    """A forward and a backward pass with every option."""
+    q, k, v, bias, sinks, table = given
+    mod = chain(alibi(alibi_slopes(2)), relative_bias(table), softcap(2.0))
+    more = {"bias": bias, "sink_logits": sinks, "score_mod": mod, "dropout": 0.3}
+    out = ga.attend(q, k, v, graph, **more, backend=form)
+    return [out, *torch.autograd.grad(out, given, torch.ones_like(out))]
+
+
+@pytest.fixture
+def options(device):
+    """q, k, v, bias, sinks and a table for :func:`trained`."""
+    table = torch.zeros(2, 3, dtype=torch.float64, device=device, requires_grad=True)
+    return [*replace(CASES["bias by head"], sinks=True).inputs(torch.float64, device), table]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_planned_graph_can_be_captured(form, options, monkeypatch):
+    """Both passes, with every option, keep the rules of CUDA graphs; the first ones, which plan, do not."""
+    launched = []
+    monkeypatch.setattr(_common, "launch", lambda kernel, *rest, **more: launched.append(kernel))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: pytest.fail("waits for the device"))
+    monkeypatch.setattr(memo, "eagerly", contextlib.nullcontext)  # else what plans is outside of modes
+    graph = replace(GRAPH)
+    with CaptureRules(), pytest.raises(CaptureError):
+        trained(graph, options, form)
+    trained(graph, options, form)
+    launched.clear()
+    monkeypatch.setattr(ops, "are_plain", lambda tensors: True)  # as without the mode
+    with CaptureRules():
+        trained(graph, options, form)
+    assert len(launched) >= 4
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cuda_graph_repeats_both_passes(form, options, device):
+    """On a GPU: captured once, replayed on other numbers."""
+    if device != "cuda":
+        pytest.skip("needs a GPU")
+    q, k, v, *_ = given = [x.detach().requires_grad_() for x in options[:3]]
+    side, captured = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+
+    def both():
+        out = ga.attend(q, k, v, GRAPH, backend=form)
+        return [out, *torch.autograd.grad(out.sum(), given)]
+
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        both()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(captured):
+        found = both()
+    with torch.no_grad():
+        for x in given:
+            x.mul_(0.5)
+    captured.replay()
+    assert all(torch.equal(x, y) for x, y in zip(found, both(), strict=True))
 
 
 def attention_of(q, k, v, bias, sinks, table, form=FORM):
