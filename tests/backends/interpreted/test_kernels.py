@@ -234,7 +234,7 @@ def test_the_last_chunk_of_very_many_edges(device):
 
     @triton.jit
     def ends(PTR, CHUNK_ROW, CHUNK_START, OUT, limit):
-        _, _, _, _, low, high = _row_passes._place(PTR, CHUNK_ROW, CHUNK_START, limit, 1, 0, 1, True)
+        _, low, high = _row_passes._row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0), True)
         tl.store(OUT, low)
         tl.store(OUT + 1, high)
 

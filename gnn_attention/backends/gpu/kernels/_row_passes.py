@@ -1,8 +1,10 @@
 """The kernels over rows of edges, forward and backward: what one program does.
 
-A program has one row, a receiver or a sender, or one chunk of a long row (``CHUNKED``), and one head; it
-takes ``EDGES`` edges at a time. ``q_b``, ``q_h``, ``q_t`` are the strides of q by sample, head and token, and
-so on; ``D`` and ``DV`` the channels, ``DP`` and ``DVP`` the powers of two on which they lie.
+A program has one row, a receiver or a sender, or one chunk of a long row (``CHUNKED``), of ``HEADS``
+key/value heads and ``MEMBERS`` query heads of the group of each; it takes ``EDGES`` edges at a time. Tensors
+have the axes [edge, key/value head, member, channel], of size 1 where a number does not vary. ``HP`` and
+``MP`` are the powers of two on which heads and members lie, ``DP`` and ``DVP`` those of the channels ``D``
+and ``DV``. ``q_b``, ``q_h``, ``q_t`` are the strides of q by sample, head and token, and so on.
 """
 
 from __future__ import annotations
@@ -14,14 +16,8 @@ from gnn_attention.backends.gpu.kernels import _common
 
 
 @triton.jit
-def _place(
-    PTR, CHUNK_ROW, CHUNK_START, limit, kv_heads, first_slice, GROUP: tl.constexpr, CHUNKED: tl.constexpr
-):
-    """(sample, key/value head, query head, row, first entry, end) of a program; a long row has no entries."""
-    slice_ = tl.program_id(1).to(tl.int64) + first_slice
-    sample, kv_head = slice_ // kv_heads, slice_ % kv_heads
-    head = kv_head * GROUP + tl.program_id(0) % GROUP
-    item = tl.program_id(0) // GROUP
+def _row(PTR, CHUNK_ROW, CHUNK_START, limit, item, CHUNKED: tl.constexpr):
+    """(row, first entry, end) of a program's row or chunk; a long row has no entries."""
     if CHUNKED:
         row = tl.load(CHUNK_ROW + item).to(tl.int64)
         low = tl.load(CHUNK_START + item)
@@ -32,43 +28,59 @@ def _place(
         low = tl.load(PTR + row)
         high = tl.load(PTR + row + 1)
         high = tl.where(high - low > limit, low, high)
-    return sample, kv_head, head, row, low, high
+    return row, low, high
 
 
 @triton.jit
-def _row(base, start, D: tl.constexpr, DP: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr):
-    """One row ``[DP]`` from ``start`` on, 0 beyond ``D``."""
-    channel = tl.arange(0, DP)
-    return tl.load(base + tl.multiple_of(start, ALIGN) + channel, mask=channel < D, other=0.0).to(ACC)
+def _heads(
+    kv_heads, first_slice, HEADS: tl.constexpr, HP: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr
+):  # fmt: skip
+    """(sample, key/value heads, members, which of these are there) of a program."""
+    block = tl.program_id(1).to(tl.int64) + first_slice // HEADS
+    number = tl.arange(0, HP)[None, :, None]
+    kv_head = (block % (kv_heads // HEADS)) * HEADS + number
+    member = tl.arange(0, MP)[None, None, :]
+    there = (number < HEADS) & (member < MEMBERS)
+    return block // (kv_heads // HEADS), kv_head, member, there
 
 
 @triton.jit
-def _write(base, start, row, D: tl.constexpr, DP: tl.constexpr):
+def _at(sample, head, token, by_sample, by_head, by_token, ALIGN: tl.constexpr):
+    """Where rows begin, from strides that ``ALIGN`` divides: a product with it, for a compiler to see."""
+    place = sample * (by_sample // ALIGN) + head * (by_head // ALIGN) + token * (by_token // ALIGN)
+    return place * ALIGN
+
+
+@triton.jit
+def _load(base, start, ok, D: tl.constexpr, DP: tl.constexpr, ACC: tl.constexpr):
+    """The rows ``[..., DP]`` from ``start`` on: 0 where not ``ok`` and beyond ``D``."""
+    channel = tl.arange(0, DP)[None, None, None, :]
+    place = start[:, :, :, None] + channel
+    mask = tl.broadcast_to(ok, start.shape)[:, :, :, None]
+    if DP != D:
+        mask = mask & (channel < D)
+    return tl.load(base + place, mask=mask, other=0.0).to(ACC)
+
+
+@triton.jit
+def _write(base, start, rows, ok, D: tl.constexpr, DP: tl.constexpr):
     """Its reverse."""
-    channel = tl.arange(0, DP)
-    tl.store(base + start + channel, row.to(base.dtype.element_ty), mask=channel < D)
+    channel = tl.arange(0, DP)[None, None, None, :]
+    place = start[:, :, :, None] + channel
+    tl.store(base + place, rows.to(base.dtype.element_ty), mask=ok[:, :, :, None] & (channel < D))
 
 
 @triton.jit
-def _chunk_number():
-    """Where the result of a chunk is in its workspace."""
-    return tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-
-
-@triton.jit
-def _write_result(
-    base, row, start, D: tl.constexpr, DP: tl.constexpr, ALIGN: tl.constexpr, CHUNKED: tl.constexpr
-):
-    """A row of the result at ``start``, or of the workspace."""
-    if CHUNKED:
-        _write(base, _chunk_number() * D, row, D, DP)
-    else:
-        _write(base, tl.multiple_of(start, ALIGN), row, D, DP)
+def _in_workspace(kv_head, member, GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr):
+    """Where the results of a chunk are: by sample and key/value head of the launch, chunk, and member."""
+    slice_ = tl.program_id(1).to(tl.int64) * HEADS + kv_head % HEADS
+    chunks = tl.num_programs(0) // SPLIT
+    return (slice_ * chunks + tl.program_id(0) // SPLIT) * GROUP + member
 
 
 @triton.jit
 def _logit(
-    dot, edge, ok, distance, slope, before, before_e, bias, bias_e, cap,
+    dot, edge, ok, distance, slope, BEFORE, before, before_e, BIAS, bias, bias_e, cap,
     HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
@@ -77,32 +89,29 @@ def _logit(
     if HAS_SLOPES:
         dot -= slope * tl.abs(distance).to(ACC)
     if HAS_BEFORE:
-        dot += tl.load(before + edge.to(tl.int64) * before_e, mask=ok, other=0.0).to(ACC)
+        dot += tl.load(BEFORE + before + edge.to(tl.int64) * before_e, mask=ok, other=0.0).to(ACC)
     if HAS_CAP:
         bent = _common.tanh(dot / cap)
         dot = cap * bent
         bend = 1.0 - bent * bent
     if HAS_BIAS:
-        dot += tl.load(bias + edge.to(tl.int64) * bias_e, mask=ok, other=0.0).to(ACC)
+        dot += tl.load(BIAS + bias + edge.to(tl.int64) * bias_e, mask=ok, other=0.0).to(ACC)
     return dot, bend
 
 
 @triton.jit
-def _of_head(
-    SLOPES, SEED, BEFORE, BIAS, sample, head, x_b, x_h, y_b, y_h, first_sample, first_head,
-    HAS_SLOPES: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    ACC: tl.constexpr,
+def _of_heads(
+    SLOPES, SEED, sample, head, there, x_b, x_h, y_b, y_h, first_sample, first_head,
+    HAS_SLOPES: tl.constexpr, HAS_DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """(slope, stream of dropout, before, bias) of a sample and head."""
-    slope = 0.0
+    """(slopes, streams of dropout, where before and bias begin) of a sample's query heads."""
+    slope = tl.zeros(head.shape, ACC)
     if HAS_SLOPES:
-        slope = tl.load(SLOPES + head).to(ACC)
-    stream = tl.full((), 0, tl.uint64)
+        slope = tl.load(SLOPES + head, mask=there, other=0.0).to(ACC)
+    stream = tl.zeros(head.shape, tl.uint64)
     if HAS_DROPOUT:
         stream = _common.stream_of(SEED, sample + first_sample, head + first_head)
-    before = BEFORE + sample * x_b + head * x_h if HAS_BEFORE else BEFORE
-    bias = BIAS + sample * y_b + head * y_h if HAS_BIAS else BIAS
-    return slope, stream, before, bias
+    return slope, stream, sample * x_b + head * x_h, sample * y_b + head * y_h
 
 
 @_common.jit
@@ -112,55 +121,60 @@ def forward(
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
     first_head, limit, num_dst, kv_heads, first_slice, OUT, LSE, o_b, o_h, o_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
-    EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr,
-    HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
+    HEADS: tl.constexpr, HP: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr,
+    ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """One receiver (or one chunk of its edges) and one head: the softmax over its in-edges, step by step."""
+    """The softmax of a receiver over its in-edges (or one chunk of them), step by step."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
-    sample, kv_head, head, row, low, high = _place(
-        PTR, CHUNK_ROW, CHUNK_START, limit, kv_heads, first_slice, GROUP, CHUNKED
-    )
-    slope, stream, before, bias = _of_head(
-        SLOPES, SEED, BEFORE, BIAS, sample, head, x_b, x_h, y_b, y_h, first_sample, first_head, HAS_SLOPES,
-        HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, ACC,
+    SPLIT: tl.constexpr = GROUP // MEMBERS
+    row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
+    sample, kv_head, member, there = _heads(kv_heads, first_slice, HEADS, HP, MEMBERS, MP)
+    member += tl.program_id(0) % SPLIT * MEMBERS
+    head = kv_head * GROUP + member
+    slope, stream, before, bias = _of_heads(
+        SLOPES, SEED, sample, head, there, x_b, x_h, y_b, y_h, first_sample, first_head, HAS_SLOPES,
+        HAS_DROPOUT, ACC,
     )  # fmt: skip
-    query = _row(Q, sample * q_b + head * q_h + row * q_t, D, DP, ALIGN, ACC)
-    keys = _common.head_at(K, sample, kv_head, k_b, k_h, ALIGN)
-    values = _common.head_at(V, sample, kv_head, v_b, v_h, ALIGN)
-    top = tl.full((), float("-inf"), ACC)
-    total = tl.full((), 0.0, ACC)
-    sums = tl.zeros([DVP], ACC)
+    query = _load(Q, _at(sample, head, row, q_b, q_h, q_t, ALIGN), there, D, DP, ACC)
+    top = tl.full([1, HP, MP], float("-inf"), ACC)
+    total = tl.zeros([1, HP, MP], ACC)
+    sums = tl.zeros([1, HP, MP, DVP], ACC)
     for start in range(low, high, EDGES):
-        edge = start + tl.arange(0, EDGES)
+        edge = start + tl.arange(0, EDGES)[:, None, None]
         ok = edge < high
         src = tl.load(OTHERS + edge, mask=ok, other=0).to(tl.int64)
-        key = _common.load_rows(keys, src, k_t, ok, D, DP, ALIGN).to(ACC)
-        value = _common.load_rows(values, src, v_t, ok, DV, DVP, ALIGN).to(ACC)
+        shared = ok & (kv_head < kv_heads)
+        key = _load(K, _at(sample, kv_head, src, k_b, k_h, k_t, ALIGN), shared, D, DP, ACC)
+        value = _load(V, _at(sample, kv_head, src, v_b, v_h, v_t, ALIGN), shared, DV, DVP, ACC)
         distance = (row + dst_offset) - (src + src_offset)
         logit, _ = _logit(
-            tl.sum(query[None, :] * key, 1) * scale, edge, ok, distance, slope, before, x_e, bias, y_e, cap,
-            HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
+            tl.sum(query * key, 3) * scale, edge, ok & there, distance, slope, BEFORE, before, x_e, BIAS,
+            bias, y_e, cap, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
         )  # fmt: skip
         logit = tl.where(ok, logit, float("-inf"))
-        higher = tl.maximum(top, tl.max(logit, 0))
+        higher = tl.maximum(top, tl.max(logit, 0, keep_dims=True))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # a bias of -inf may close every edge
         weight = tl.exp(logit - base)
         shrink = tl.exp(top - base)
-        total = total * shrink + tl.sum(weight, 0)
+        total = total * shrink + tl.sum(weight, 0, keep_dims=True)
         if HAS_DROPOUT:
             on = _common.stays(stream, row + dst_offset, src + src_offset, threshold)
             weight = tl.where(on, weight * factor, 0.0)
-        sums = sums * shrink + tl.sum(weight[:, None] * value, 0)
+        added = tl.sum(weight[:, :, :, None] * value, 0, keep_dims=True)
+        sums = sums * shrink[:, :, :, None] + added
         top = higher
     nothing = total == 0.0
     total = tl.where(nothing, 1.0, total)
     lse = tl.where(nothing, float("-inf"), top + tl.log(total))
-    _write_result(OUT, sums / total, sample * o_b + head * o_h + row * o_t, DV, DVP, ALIGN, CHUNKED)
+    sums = sums / total[:, :, :, None]
     if CHUNKED:
-        tl.store(LSE + _chunk_number(), lse)
+        place = _in_workspace(kv_head, member, GROUP, HEADS, SPLIT)
+        _write(OUT, place * DV, sums, there, DV, DVP)
+        tl.store(LSE + place, lse, mask=there)
     else:
-        tl.store(LSE + (sample * kv_heads * GROUP + head) * num_dst + row, lse)
+        _write(OUT, _at(sample, head, row, o_b, o_h, o_t, ALIGN), sums, there, DV, DVP)
+        tl.store(LSE + (sample * kv_heads * GROUP + head) * num_dst + row, lse, mask=there)
 
 
 @_common.jit
@@ -171,51 +185,58 @@ def backward_dst(
     first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, DBEFORE, DBIAS, g_b, g_h, g_t,
     num_edges, DQ, dq_b, dq_h, dq_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
-    EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr,
-    HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
+    HEADS: tl.constexpr, HP: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr,
+    ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """One receiver (or chunk) and one head: the gradients of its query and of the numbers of its edges."""
+    """A receiver's edges (or a chunk): the gradients of its queries and of the numbers of its edges."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
-    sample, kv_head, head, row, low, high = _place(
-        PTR, CHUNK_ROW, CHUNK_START, limit, kv_heads, first_slice, GROUP, CHUNKED
-    )
-    slope, stream, before, bias = _of_head(
-        SLOPES, SEED, BEFORE, BIAS, sample, head, x_b, x_h, y_b, y_h, first_sample, first_head, HAS_SLOPES,
-        HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, ACC,
+    SPLIT: tl.constexpr = GROUP // MEMBERS
+    row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
+    sample, kv_head, member, there = _heads(kv_heads, first_slice, HEADS, HP, MEMBERS, MP)
+    member += tl.program_id(0) % SPLIT * MEMBERS
+    head = kv_head * GROUP + member
+    slope, stream, before, bias = _of_heads(
+        SLOPES, SEED, sample, head, there, x_b, x_h, y_b, y_h, first_sample, first_head, HAS_SLOPES,
+        HAS_DROPOUT, ACC,
     )  # fmt: skip
-    query = _row(Q, sample * q_b + head * q_h + row * q_t, D, DP, ALIGN, ACC)
-    grad = _row(GRAD, sample * g_b + head * g_h + row * g_t, DV, DVP, ALIGN, ACC)
+    query = _load(Q, _at(sample, head, row, q_b, q_h, q_t, ALIGN), there, D, DP, ACC)
+    grad = _load(GRAD, _at(sample, head, row, g_b, g_h, g_t, ALIGN), there, DV, DVP, ACC)
     one = sample * kv_heads * GROUP + head
-    lse = tl.load(LSE + one * num_dst + row)
-    delta = tl.load(DELTA + one * num_dst + row)
-    end = tl.where(_common.is_finite(lse), high, low)  # else no edge counts, but its gradient is written
-    keys = _common.head_at(K, sample, kv_head, k_b, k_h, ALIGN)
-    values = _common.head_at(V, sample, kv_head, v_b, v_h, ALIGN)
-    sums = tl.zeros([DP], ACC)
+    lse = tl.load(LSE + one * num_dst + row, mask=there, other=float("inf"))
+    delta = tl.load(DELTA + one * num_dst + row, mask=there, other=0.0)
+    counts = _common.is_finite(lse)  # else no edge counts, but its gradient is written
+    sums = tl.zeros([1, HP, MP, DP], ACC)
     for start in range(low, high, EDGES):
-        edge = start + tl.arange(0, EDGES)
-        ok = edge < end
-        src = tl.load(OTHERS + edge, mask=ok, other=0).to(tl.int64)
-        key = _common.load_rows(keys, src, k_t, ok, D, DP, ALIGN).to(ACC)
-        value = _common.load_rows(values, src, v_t, ok, DV, DVP, ALIGN).to(ACC)
+        edge = start + tl.arange(0, EDGES)[:, None, None]
+        within = edge < high
+        ok = within & counts
+        src = tl.load(OTHERS + edge, mask=within, other=0).to(tl.int64)
+        shared = within & (tl.max(counts.to(tl.int32), 2, keep_dims=True) > 0)
+        key = _load(K, _at(sample, kv_head, src, k_b, k_h, k_t, ALIGN), shared, D, DP, ACC)
+        value = _load(V, _at(sample, kv_head, src, v_b, v_h, v_t, ALIGN), shared, DV, DVP, ACC)
         distance = (row + dst_offset) - (src + src_offset)
         logit, bend = _logit(
-            tl.sum(query[None, :] * key, 1) * scale, edge, ok, distance, slope, before, x_e, bias, y_e, cap,
-            HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
+            tl.sum(query * key, 3) * scale, edge, ok, distance, slope, BEFORE, before, x_e, BIAS, bias, y_e,
+            cap, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
         )  # fmt: skip
-        wanted = tl.sum(grad[None, :] * value, 1)
+        wanted = tl.sum(grad * value, 3)
         if HAS_DROPOUT:
             on = _common.stays(stream, row + dst_offset, src + src_offset, threshold)
             wanted = tl.where(on, wanted * factor, 0.0)
         slope_of = tl.where(ok, tl.exp(logit - lse) * (wanted - delta), 0.0)
         if HAS_BIAS:
-            tl.store(DBIAS + one * num_edges + edge, slope_of, mask=edge < high)
+            tl.store(DBIAS + one * num_edges + edge, slope_of, mask=within & there)
         slope_of = slope_of * bend
         if HAS_BEFORE:
-            tl.store(DBEFORE + one * num_edges + edge, slope_of, mask=edge < high)
-        sums += tl.sum(slope_of[:, None] * key, 0)
-    _write_result(DQ, sums * scale, sample * dq_b + head * dq_h + row * dq_t, D, DP, ALIGN, CHUNKED)
+            tl.store(DBEFORE + one * num_edges + edge, slope_of, mask=within & there)
+        sums += tl.sum(slope_of[:, :, :, None] * key, 0, keep_dims=True)
+    # a key that one head of a group may not see, another may
+    sums = tl.where(counts[:, :, :, None], sums * scale, 0.0)
+    if CHUNKED:
+        _write(DQ, _in_workspace(kv_head, member, GROUP, HEADS, SPLIT) * D, sums, there, D, DP)
+    else:
+        _write(DQ, _at(sample, head, row, dq_b, dq_h, dq_t, ALIGN), sums, there, D, DP)
 
 
 @_common.jit
@@ -226,57 +247,67 @@ def backward_src(
     first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, POSITION, g_b, g_h, g_t, DK, DVAL,
     dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
-    EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr,
-    HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
+    HEADS: tl.constexpr, HP: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr,
+    ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """One sender (or chunk) and one key/value head: the gradients of its key and value."""
+    """A sender's out-edges (or a chunk of them): the gradients of its keys and values."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
-    sample, kv_head, _, row, low, high = _place(
-        PTR, CHUNK_ROW, CHUNK_START, limit, kv_heads, first_slice, 1, CHUNKED
-    )
-    key = _row(K, sample * k_b + kv_head * k_h + row * k_t, D, DP, ALIGN, ACC)
-    value = _row(V, sample * v_b + kv_head * v_h + row * v_t, DV, DVP, ALIGN, ACC)
-    key_sums = tl.zeros([DP], ACC)
-    value_sums = tl.zeros([DVP], ACC)
-    for member in range(GROUP):
-        head = kv_head * GROUP + member
-        slope, stream, before, bias = _of_head(
-            SLOPES, SEED, BEFORE, BIAS, sample, head, x_b, x_h, y_b, y_h, first_sample, first_head,
-            HAS_SLOPES, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, ACC,
+    row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0), CHUNKED)
+    sample, kv_head, member, there = _heads(kv_heads, first_slice, HEADS, HP, MEMBERS, MP)
+    own = tl.max(there.to(tl.int32), 2, keep_dims=True) > 0
+    key = _load(K, _at(sample, kv_head, row, k_b, k_h, k_t, ALIGN), own, D, DP, ACC)
+    value = _load(V, _at(sample, kv_head, row, v_b, v_h, v_t, ALIGN), own, DV, DVP, ACC)
+    key_sums = tl.zeros([1, HP, 1, DP], ACC)
+    value_sums = tl.zeros([1, HP, 1, DVP], ACC)
+    for part in range(GROUP // MEMBERS):
+        head = kv_head * GROUP + part * MEMBERS + member
+        slope, stream, before, bias = _of_heads(
+            SLOPES, SEED, sample, head, there, x_b, x_h, y_b, y_h, first_sample, first_head, HAS_SLOPES,
+            HAS_DROPOUT, ACC,
         )  # fmt: skip
-        queries = _common.head_at(Q, sample, head, q_b, q_h, ALIGN)
-        grads = _common.head_at(GRAD, sample, head, g_b, g_h, ALIGN)
-        one = sample * kv_heads * GROUP + head
+        one = (sample * kv_heads * GROUP + head) * num_dst
         for start in range(low, high, EDGES):
-            entry = start + tl.arange(0, EDGES)
-            ok = entry < high
-            dst = tl.load(OTHERS + entry, mask=ok, other=0).to(tl.int64)
-            lse = tl.load(LSE + one * num_dst + dst, mask=ok, other=float("inf"))
-            delta = tl.load(DELTA + one * num_dst + dst, mask=ok, other=0.0)
+            entry = start + tl.arange(0, EDGES)[:, None, None]
+            within = entry < high
+            dst = tl.load(OTHERS + entry, mask=within, other=0).to(tl.int64)
+            ok = within & there
+            lse = tl.load(LSE + one + dst, mask=ok, other=float("inf"))
+            delta = tl.load(DELTA + one + dst, mask=ok, other=0.0)
             ok = ok & _common.is_finite(lse)
             edge = entry
             if HAS_BEFORE or HAS_BIAS:
-                edge = tl.load(POSITION + entry, mask=ok, other=0)
-            query = _common.load_rows(queries, dst, q_t, ok, D, DP, ALIGN).to(ACC)
-            grad = _common.load_rows(grads, dst, g_t, ok, DV, DVP, ALIGN).to(ACC)
+                edge = tl.load(POSITION + entry, mask=within, other=0)
+            query = _load(Q, _at(sample, head, dst, q_b, q_h, q_t, ALIGN), ok, D, DP, ACC)
+            grad = _load(GRAD, _at(sample, head, dst, g_b, g_h, g_t, ALIGN), ok, DV, DVP, ACC)
             distance = (dst + dst_offset) - (row + src_offset)
             logit, bend = _logit(
-                tl.sum(query * key[None, :], 1) * scale, edge, ok, distance, slope, before, x_e, bias, y_e,
-                cap, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
+                tl.sum(query * key, 3) * scale, edge, ok, distance, slope, BEFORE, before, x_e, BIAS, bias,
+                y_e, cap, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
             )  # fmt: skip
             weight = tl.where(ok, tl.exp(logit - lse), 0.0)
-            wanted = tl.sum(grad * value[None, :], 1)
+            wanted = tl.sum(grad * value, 3)
             passed = weight
             if HAS_DROPOUT:
                 on = _common.stays(stream, dst + dst_offset, row + src_offset, threshold)
                 wanted = tl.where(on, wanted * factor, 0.0)
                 passed = tl.where(on, weight * factor, 0.0)
             slope_of = tl.where(ok, weight * (wanted - delta) * bend, 0.0)
-            key_sums += tl.sum(slope_of[:, None] * query, 0)
-            value_sums += tl.sum(passed[:, None] * grad, 0)
-    _write_result(DK, key_sums * scale, sample * dk_b + kv_head * dk_h + row * dk_t, D, DP, ALIGN, CHUNKED)
-    _write_result(DVAL, value_sums, sample * dv_b + kv_head * dv_h + row * dv_t, DV, DVP, ALIGN, CHUNKED)
+            key_sums += _over_edges(slope_of, query)
+            value_sums += _over_edges(passed, grad)
+    if CHUNKED:
+        place = _in_workspace(kv_head, 0, 1, HEADS, 1)
+        _write(DK, place * D, key_sums * scale, own, D, DP)
+        _write(DVAL, place * DV, value_sums, own, DV, DVP)
+    else:
+        _write(DK, _at(sample, kv_head, row, dk_b, dk_h, dk_t, ALIGN), key_sums * scale, own, D, DP)
+        _write(DVAL, _at(sample, kv_head, row, dv_b, dv_h, dv_t, ALIGN), value_sums, own, DV, DVP)
+
+
+@triton.jit
+def _over_edges(weight, rows):
+    """``weight`` [edge, head, member] times ``rows``, summed over edges and members."""
+    return tl.sum(tl.sum(weight[:, :, :, None] * rows, 0, keep_dims=True), 2, keep_dims=True)
 
 
 @triton.jit
@@ -286,6 +317,13 @@ def _long_row(LONG, FIRST, first_slice, kv_heads, GROUP: tl.constexpr):
     sample, head = slice_ // kv_heads, (slice_ % kv_heads) * GROUP + tl.program_id(0) % GROUP
     item = tl.program_id(0) // GROUP
     return sample, head, tl.load(LONG + item).to(tl.int64), tl.load(FIRST + item), tl.load(FIRST + item + 1)
+
+
+@triton.jit
+def _write_one(base, start, row, D: tl.constexpr, DP: tl.constexpr):
+    """A row ``[DP]`` at ``start``."""
+    channel = tl.arange(0, DP)
+    tl.store(base + start + channel, row.to(base.dtype.element_ty), mask=channel < D)
 
 
 @_common.jit
@@ -312,7 +350,7 @@ def merge(
         top = higher
     nothing = total == 0.0
     total = tl.where(nothing, 1.0, total)
-    _write(OUT, sample * o_b + head * o_h + row * o_t, sums / total, D, DP)
+    _write_one(OUT, sample * o_b + head * o_h + row * o_t, sums / total, D, DP)
     lse = tl.where(nothing, float("-inf"), top + tl.log(total))
     tl.store(LSE + (sample * kv_heads * GROUP + head) * num_dst + row, lse)
 
@@ -329,4 +367,4 @@ def add_up(
         chunk = start + tl.arange(0, TOGETHER)
         place = tl.program_id(1).to(tl.int64) * chunks + chunk * GROUP + tl.program_id(0) % GROUP
         sums += tl.sum(_common.load_rows(PART, place, D, chunk < high, D, DP, 1), 0)
-    _write(RESULT, sample * r_b + head * r_h + row * r_t, sums, D, DP)
+    _write_one(RESULT, sample * r_b + head * r_h + row * r_t, sums, D, DP)

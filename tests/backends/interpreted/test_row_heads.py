@@ -1,0 +1,132 @@
+"""Rows with several heads in one program: the same results, and which sizes take them."""
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from support import kernel_cases
+from support.bounds import assert_exact, assert_rule, attention_truth
+from support.kernel_cases import CASES, LEARNED, Case, attended, gradients, parameters
+
+import gnn_attention as ga
+from gnn_attention.backends import BACKENDS
+from gnn_attention.backends.gpu import csr
+from gnn_attention.backends.gpu.kernels import rows
+from gnn_attention.backends.gpu.kernels.rows import Together
+from gnn_attention.score_mods import alibi, alibi_slopes, chain, softcap
+
+FEW = kernel_cases.listed(9, 7, 0.3)
+
+
+def everything(heads, kv_heads, widths, batch=1):
+    """All options but a learned table, which has two heads."""
+    mod = chain(alibi(alibi_slopes(heads)), softcap(2.0))
+    options = {"score_mod": mod, "bias": (heads,), "closed": True, "sinks": True, "dropout": 0.3}
+    return Case(graph=FEW, heads=(heads, kv_heads), widths=widths, batch=batch, **options)
+
+
+TAKEN = {
+    "a group of eight": (everything(8, 1, (20, 64)), Together(1, 8)),
+    "eight heads": (everything(8, 8, (64, 20)), Together(8, 1)),
+    "two groups of two": (everything(4, 2, (128, 24), batch=2), Together(2, 2)),
+    "three groups of three": (everything(9, 3, (20, 5)), Together(3, 3)),
+    "half a group": (everything(4, 1, (20, 20)), Together(1, 2)),
+    "a learned table": (CASES["everything"], Together(1, 2)),
+}
+
+
+def take(taken, monkeypatch):
+    """Every pass takes so many heads; two edges at a time, so that there are several steps."""
+    configs = {key: config._replace(edges=2) for key, config in rows.CONFIGS.items()}
+    monkeypatch.setattr(rows, "CONFIGS", configs)
+    monkeypatch.setattr(rows, "together", lambda *sizes: taken)
+
+
+def check(case, device):
+    """Output, lse and all gradients are those of the reference in float64."""
+    LEARNED.to(device)
+    given = case.inputs(torch.float64, device)
+    inputs = parameters(case, given)
+    found, true = (attended(case, given, name) for name in ("triton-rows", "reference"))
+    assert_exact(found, true)
+    assert_exact(gradients(*found, inputs), gradients(*true, inputs))
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_every_option(name, device, monkeypatch):
+    case, taken = TAKEN[name]
+    take(taken, monkeypatch)
+    check(case, device)
+
+
+@pytest.mark.parametrize("name", ["two groups of two", "half a group"])
+def test_long_rows_in_chunks(name, device, monkeypatch):
+    """On both sides, where the workspace has room for the heads of one sample at a time."""
+    case, taken = TAKEN[name]
+    take(taken, monkeypatch)
+    monkeypatch.setattr(csr, "CHUNK", 2)
+    monkeypatch.setattr(rows, "WORKSPACE", 64)
+    check(case, device)
+
+
+@pytest.mark.parametrize(("heads", "taken"), [((8, 1), Together(1, 8)), ((8, 8), Together(8, 1))])
+def test_errors_are_those_of_sdpa(heads, taken, device, monkeypatch):
+    """In bfloat16: at most twice SDPA's, three times for gradients."""
+    monkeypatch.setattr(rows, "together", lambda *sizes: taken)
+    given = Case(graph=FEW, heads=heads, widths=(64, 64), batch=1).inputs(torch.bfloat16, device)[:3]
+    out = ga.attend(*given, FEW, backend="triton-rows")
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    grads = torch.autograd.grad(out, given, direction.to(device))
+    truth = attention_truth(*(x.detach().cpu() for x in given), FEW, direction)
+    found = dict(zip("qkv", (x.cpu() for x in grads), strict=True))
+    assert_rule(out.detach().cpu(), found, truth.for_backend(BACKENDS["triton-rows"]))
+
+
+def test_what_one_head_of_a_group_may_not_see_another_may(device, monkeypatch):
+    """NaN in one query, and a key that makes an infinite logit for one head alone: bits as one by one."""
+    q, k, v = (x.detach() for x in Case(graph=FEW, heads=(2, 1), batch=1).inputs(torch.float64, device)[:3])
+    q[0, 1, 3, 0] = torch.nan
+    k[0, 0, 2, 0] = torch.inf
+    q[0, :, :, 0].abs_().mul_(torch.tensor([[1.0], [-1.0]], device=device))
+    found = []
+    for taken in (Together(1, 1), Together(1, 2)):
+        monkeypatch.setattr(rows, "together", partial(lambda taken, *sizes: taken, taken))
+        given = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = ga.attend(*given, FEW, backend="triton-rows")
+        found.append([out, torch.autograd.grad(out, given, torch.ones_like(out))[0]])
+    assert torch.isfinite(found[0][1]).any()
+    assert not torch.isfinite(found[0][0]).all()
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one.isnan(), other.isnan())
+        assert_exact([other.nan_to_num()], [one.nan_to_num()])
+
+
+MANY = 2**20  # tokens
+CHOSEN = {
+    "one head, cached": ((2**15, 2**15, 8, 1, 64, 2), (1, 1)),
+    "one head, not cached": ((MANY, MANY, 8, 1, 64, 2), (8, 1)),
+    "too wide together": ((MANY, MANY, 16, 1, 64, 2), (1, 1)),
+    "a group": ((2**15, 2**15, 2, 4, 64, 2), (1, 4)),
+    "a group that is too wide": ((2**15, 2**15, 2, 8, 128, 2), (1, 4)),
+    "a group of six that is too wide": ((2**15, 2**15, 1, 6, 128, 2), (1, 3)),
+    "groups, not cached": ((MANY, MANY, 2, 4, 64, 2), (2, 4)),
+    "few programs": ((1024, 1024, 1, 8, 64, 2), (1, 2)),
+    "very few programs": ((100, 100, 1, 8, 64, 2), (1, 1)),
+    "widest": ((MANY, MANY, 8, 8, 512, 8), (1, 1)),
+}
+
+
+@pytest.mark.parametrize(("sizes", "taken"), CHOSEN.values(), ids=CHOSEN)
+def test_what_sizes_take(sizes, taken):
+    """(rows, others, key/value heads, group, channels, bytes) -> (key/value heads, members of a group)."""
+    assert rows.together(*sizes) == taken
+
+
+def test_whatever_sizes_take_has_a_configuration():
+    """With whole groups in parts, and at least two edges in a step."""
+    sizes = itertools.product((100, MANY), (1, 3, 8), (1, 2, 6, 8, 16), rows.CONFIGS)
+    for count, kv_heads, group, (itemsize, row) in sizes:
+        taken = rows.together(count, count, kv_heads, group, row, itemsize)
+        assert kv_heads % taken.heads == group % taken.members == 0
+        assert taken.config(row, itemsize, 2).edges >= 2
