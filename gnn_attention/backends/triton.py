@@ -65,11 +65,9 @@ def unsupported_reason(call: AttentionCall, form: str | None = None) -> str | No
 def bytes_needed(call: AttentionCall, form: str | None = None) -> int:
     """The extra memory: the graph in its form, a workspace, numbers for each edge."""
     numbers, by_tiles = has_edge_numbers(call), (form or form_name(call)) == "tiles"
-    itemsize = 2 * edges.accumulation_dtype(call.q.dtype).itemsize if numbers else 0
-    each = itemsize * call.q.shape[0] * call.q.shape[1]
     rows = bytes_of(call.graph, numbers) if numbers or not by_tiles else 0
     in_tiles = tiles.bytes_of(one_of(call.graph, 0, 0)) if by_tiles else 0
-    return rows + in_tiles + each * call.graph.num_edges + 2**26
+    return rows + in_tiles + score_terms.edge_number_bytes(call) + 2**26
 
 
 def form_name(call: AttentionCall) -> str:

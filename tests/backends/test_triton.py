@@ -1,6 +1,7 @@
 """The backend ``triton`` where there is no GPU: what it supports, and what it makes of a call."""
 
 import dataclasses
+import itertools
 import math
 import re
 import sys
@@ -257,6 +258,57 @@ def test_a_planned_call_is_little_work_for_the_host(form, interpreted, monkeypat
     sys.setprofile(None)
     assert len(launched) == 1
     assert len(calls) <= 230
+
+
+def peak(function):
+    """The most bytes that a function has allocated at once."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        function()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = itertools.accumulate(
+        event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())
+    )
+    return max(live)
+
+
+TABLE_OF_FOUR = torch.zeros(4, 601, requires_grad=True)
+COUNTED = {
+    "relative_bias": (2, {"score_mod": relative_bias(TABLE_OF_FOUR)}, None),
+    "of one sample": (1, {"score_mod": relative_bias(TABLE_OF_FOUR)}, None),
+    "of eight samples": (8, {"score_mod": relative_bias(TABLE_OF_FOUR)}, None),
+    "a bias": (2, {}, (2, 4)),
+    "a bias by head": (2, {}, (4,)),
+    "a bias for all": (2, {}, ()),
+    "before and after softcap": (2, {"score_mod": chain(relative_bias(TABLE_OF_FOUR), softcap(2.0))}, (2, 4)),
+    "both after": (2, {"score_mod": relative_bias(TABLE_OF_FOUR)}, (2, 4)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("batch", "options", "bias"), COUNTED.values(), ids=COUNTED)
+def test_numbers_of_edges_are_counted(batch, options, bias, dtype, interpreted, monkeypatch):
+    """Both passes allocate no more than is said, and at least two fifths of it, beyond a plain call."""
+    needs("triton")
+    from gnn_attention.backends.gpu.kernels import _common
+
+    monkeypatch.setattr(_common, "launch", lambda *given, **more: None)
+    graph = patterns.causal(300)
+    order = torch.randperm(graph.num_edges, generator=torch.Generator().manual_seed(0))
+    graph = ga.TokenGraph.from_edges(graph.edge_index[:, order], 300)
+    q = torch.zeros(batch, 4, 300, 16, dtype=dtype, requires_grad=True)
+    numbers = None if bias is None else torch.zeros(*bias, graph.num_edges, dtype=dtype, requires_grad=True)
+    given = {**options, "bias": numbers}
+
+    def both(**given):
+        out = ga.attend(q, q, q, graph, **given, backend="triton-rows")
+        out.sum().backward()
+
+    both(**given)
+    both()
+    found = peak(partial(both, **given)) - peak(both)
+    said = triton.bytes_needed(AttentionCall.checked(q, q, q, graph, **given), "rows")
+    said -= 2**26 + triton.bytes_of(graph, True)
+    assert 0.4 * said <= found <= said
 
 
 def scattered(blocks):

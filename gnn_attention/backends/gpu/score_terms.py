@@ -73,6 +73,22 @@ def has_edge_numbers(call: AttentionCall) -> bool:
     return call.bias is not None or bool(parts.before or parts.after)
 
 
+def edge_number_bytes(call: AttentionCall) -> int:
+    """At most at once, both passes, beyond the bias that is given: numbers of edges and what makes them.
+
+    ``before`` and ``bias`` are numbers of their own shape and, whole, gradients of the kernels. A score_mod
+    takes at most four int64 of an edge and, for the gradient of its table, two numbers of each head.
+    """
+    parts, (batch, heads), edges = added_to(call.score_mod), call.q.shape[:2], call.graph.num_edges
+    counts = [heads * (batch + 1)] if parts.before else []
+    if parts.after or call.bias is not None:
+        samples, own = (1, 1) if call.bias is None else call.bias.shape[:2]
+        counts.append(heads * batch + samples * (heads if parts.after else own))
+    of_mods = 2 * heads if parts.before or parts.after else 0
+    wide = accumulation_dtype(call.q.dtype).itemsize
+    return (wide * (sum(counts) + of_mods) + (32 if of_mods else 0)) * edges
+
+
 def added_to_edges(call: AttentionCall) -> tuple[Tensor | None, float, Tensor | None, Tensor | None]:
     """(slopes, softcap, before, bias) of this call on a plain graph, in the form of ``formats.Problem``."""
     parts, wide = added_to(call.score_mod), accumulation_dtype(call.q.dtype)
