@@ -16,6 +16,7 @@ import gnn_attention as ga
 from gnn_attention import convert, patterns
 from gnn_attention.backends import BACKENDS, triton
 from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.gpu import score_terms
 from gnn_attention.backends.gpu.csr import rows_of
 from gnn_attention.backends.gpu.formats import BLOCKS, ROWS, pack
 from gnn_attention.backends.gpu.roofline import Form, Sizes
@@ -258,6 +259,28 @@ def test_a_planned_call_is_little_work_for_the_host(form, interpreted, monkeypat
     sys.setprofile(None)
     assert len(launched) == 1
     assert len(calls) <= 230
+
+
+# a graph is on the host, and so is what is computed about it without a device
+ON_THE_HOST = {("gnn_attention.graph.tiling", "_runs"), ("gnn_attention.graph.derived", "in_degree")}
+
+
+def has_tensors(x):
+    """Whether there is a tensor in what is memoized, however deep."""
+    return isinstance(x, torch.Tensor) or (isinstance(x, (tuple, list)) and any(map(has_tensors, x)))
+
+
+@pytest.mark.parametrize("form", [None, "rows", "windows", "tiles"])
+def test_what_is_planned_on_one_stream_is_there_for_every_other(form, given):
+    """All tensors kept on a device are made by functions given the device, at which ``memoized`` waits for it."""
+    graph = patterns.window(6, 3)
+    mod = chain(relative_bias(torch.zeros(4, 7)), alibi(alibi_slopes(4)), softcap(2.0))
+    more = {"bias": torch.zeros(15), "score_mod": mod, "sink_logits": torch.zeros(4), "dropout": 0.5}
+    triton.run(call(graph, **more), form)
+    made = [key for key, value in graph._memo.data.items() if has_tensors(value)]
+    named = {key[0] for key in made if CPU in key}
+    assert {triton._plan, triton._has_in_edges, score_terms._on_device, score_terms._in_edges} <= named
+    assert {(key[0].__module__, key[0].__name__) for key in made if CPU not in key} <= ON_THE_HOST
 
 
 def peak(function):
