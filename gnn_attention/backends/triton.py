@@ -8,6 +8,7 @@ tensors are taken too, slowly: for a trial.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from dataclasses import replace
 from functools import partial
@@ -16,12 +17,13 @@ from typing import Any
 import torch
 
 from gnn_attention import edges
+from gnn_attention._support.custom_op import any_needs_gradients
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import ops, score_terms, tiles
-from gnn_attention.backends.gpu.csr import MOST_EDGES, bytes_of, rows_of
+from gnn_attention.backends.gpu.csr import MOST_EDGES, bytes_of, hands_over, rows_of
 from gnn_attention.backends.gpu.devices import device_of
 from gnn_attention.backends.gpu.formats import BLOCKS, ROWS, Packed, Problem, pack
 from gnn_attention.backends.gpu.roofline import Sizes, form_of
@@ -48,7 +50,8 @@ def run(call: AttentionCall, form: str | None = None) -> tuple[Tensor, Tensor]:
         *(call.q, call.k, call.v, call.scale, softcap, slopes, before, bias, call.dropout, call.seed),
         *(call.graph.dst_offset, call.graph.src_offset, call.first_sample, call.first_head),
     )
-    plan: Packed = memoized(_plan, call.graph, form, before is not None or bias is not None, *_head(call))
+    numbered = before is not None or bias is not None or _hands_over(call, form)
+    plan: Packed = memoized(_plan, call.graph, form, numbered, *_head(call))
     out, lse = ops.attention(problem, plan)
     if call.sink_logits is None:
         return out, lse
@@ -65,9 +68,20 @@ def unsupported_reason(call: AttentionCall, form: str | None = None) -> str | No
 def bytes_needed(call: AttentionCall, form: str | None = None) -> int:
     """The extra memory: the graph in its form, a workspace, numbers for each edge."""
     numbers, by_tiles = has_edge_numbers(call), (form or form_name(call)) == "tiles"
-    rows = bytes_of(call.graph, numbers) if numbers or not by_tiles else 0
+    trained = _hands_over(call, form)
+    rows = bytes_of(call.graph, numbers or trained) if numbers or not by_tiles else 0
+    heads, wide = call.q.shape[0] * call.q.shape[1], edges.accumulation_dtype(call.q.dtype).itemsize
+    sizes = call.graph.num_edges, heads, wide
+    handed = 2 * math.prod(sizes) if trained and hands_over(*sizes) else 0
     in_tiles = tiles.bytes_of(one_of(call.graph, 0, 0)) if by_tiles else 0
-    return rows + in_tiles + score_terms.edge_number_bytes(call) + 2**26
+    return rows + in_tiles + handed + score_terms.edge_number_bytes(call) + 2**26
+
+
+def _hands_over(call: AttentionCall, form: str | None) -> bool:
+    """Whether the rows of a sample are so few that both sides of an edge are numbered for its p and ds."""
+    sizes = call.graph.num_edges, call.q.shape[1], edges.accumulation_dtype(call.q.dtype).itemsize
+    trained = any_needs_gradients((call.q, call.k, call.v))
+    return trained and hands_over(*sizes) and (form or form_name(call)) == "rows"
 
 
 def form_name(call: AttentionCall) -> str:

@@ -16,7 +16,7 @@ import gnn_attention as ga
 from gnn_attention import convert, patterns
 from gnn_attention.backends import BACKENDS, triton
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.gpu import score_terms
+from gnn_attention.backends.gpu import csr, score_terms
 from gnn_attention.backends.gpu.csr import rows_of
 from gnn_attention.backends.gpu.formats import BLOCKS, ROWS, pack
 from gnn_attention.backends.gpu.roofline import Form, Sizes
@@ -272,7 +272,7 @@ def has_tensors(x):
 
 @pytest.mark.parametrize("form", [None, "rows", "windows", "tiles"])
 def test_what_is_planned_on_one_stream_is_there_for_every_other(form, given):
-    """All tensors kept on a device are made by functions given the device, at which ``memoized`` waits for it."""
+    """All tensors kept on a device are made by functions given the device, which ``memoized`` waits for."""
     graph = patterns.window(6, 3)
     mod = chain(relative_bias(torch.zeros(4, 7)), alibi(alibi_slopes(4)), softcap(2.0))
     more = {"bias": torch.zeros(15), "score_mod": mod, "sink_logits": torch.zeros(4), "dropout": 0.5}
@@ -315,6 +315,7 @@ def test_numbers_of_edges_are_counted(batch, options, bias, dtype, interpreted, 
     from gnn_attention.backends.gpu.kernels import _common
 
     monkeypatch.setattr(_common, "launch", lambda *given, **more: None)
+    monkeypatch.setattr(csr, "MOST_HANDED", 0)
     graph = patterns.causal(300)
     order = torch.randperm(graph.num_edges, generator=torch.Generator().manual_seed(0))
     graph = ga.TokenGraph.from_edges(graph.edge_index[:, order], 300)
@@ -332,6 +333,30 @@ def test_numbers_of_edges_are_counted(batch, options, bias, dtype, interpreted, 
     said = triton.bytes_needed(AttentionCall.checked(q, q, q, graph, **given), "rows")
     said -= 2**26 + triton.bytes_of(graph, True)
     assert 0.4 * said <= found <= said
+
+
+@pytest.mark.parametrize(("form", "needs_gradients"), [("rows", True), ("rows", False), ("tiles", True)])
+def test_p_and_ds_are_counted(form, needs_gradients, interpreted, monkeypatch):
+    """In training, in rows: two numbers for each edge and head, and 4 bytes for the place of each edge."""
+    needs("triton")
+    from gnn_attention.backends.gpu.kernels import _common
+
+    monkeypatch.setattr(_common, "launch", lambda *given, **more: None)
+    graph, found, said = patterns.causal(300), [], []
+    q = torch.zeros(2, 4, 300, 16, requires_grad=needs_gradients)
+
+    def both():
+        out = ga.attend(q, q, q, graph, backend=f"triton-{form}")
+        return torch.autograd.grad(out.sum(), q) if needs_gradients else out
+
+    for most in (0, 2**28):
+        monkeypatch.setattr(csr, "MOST_HANDED", most)
+        both()
+        found.append(peak(both))
+        said.append(triton.bytes_needed(AttentionCall.checked(q, q, q, graph), form))
+    handed = 2 * 4 * 8 * graph.num_edges if form == "rows" and needs_gradients else 0
+    assert said[1] - said[0] == handed + (4 * graph.num_edges if handed else 0)
+    assert 0.9 * handed <= found[1] - found[0] <= handed
 
 
 def scattered(blocks):

@@ -17,6 +17,7 @@ from gnn_attention.graph import TokenGraph, memoized
 
 MOST_EDGES = 2**33  # 64 GiB of graph
 MOST_CHUNKS = 2**14  # of one side: with 512 channels in float32 a workspace of 32 MiB
+MOST_HANDED = 2**28  # bytes of p and ds from the receivers' pass to the senders'
 CHUNK = 1024  # edges, the least that are worth a program of their own
 STEP = 2**16  # by which the last step of a program may run over the last edge: int32 ends that far off
 
@@ -69,6 +70,17 @@ def bytes_of(graph: TokenGraph, for_edges: bool = False) -> int:
     narrow = [4 if count < 2**31 else 8 for count in (graph.num_src, graph.num_dst, graph.num_edges + STEP)]
     each = narrow[0] + narrow[1] + (narrow[2] if for_edges else 0)
     return graph.num_edges * each + (graph.num_dst + graph.num_src + 2) * narrow[2]
+
+
+def hands_over(num_edges: int, heads: int, itemsize: int) -> bool:
+    """Whether the receivers' backward pass writes p and ds for the senders', which else computes them again.
+
+    They are two numbers for each edge and head, at most :data:`MOST_HANDED` bytes.
+
+    >>> [hands_over(edges, heads=8, itemsize=4) for edges in (2**22, 2**22 + 1)]
+    [True, False]
+    """
+    return 2 * itemsize * heads * num_edges <= MOST_HANDED
 
 
 def edge_numbers(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

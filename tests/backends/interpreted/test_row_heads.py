@@ -1,6 +1,7 @@
 """Rows with several heads in one program: the same results, and which sizes take them."""
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,7 +13,7 @@ from support.kernel_cases import CASES, LEARNED, Case, attended, gradients, para
 import gnn_attention as ga
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.gpu import csr
-from gnn_attention.backends.gpu.kernels import rows
+from gnn_attention.backends.gpu.kernels import _common, rows
 from gnn_attention.backends.gpu.kernels.rows import Together
 from gnn_attention.score_mods import alibi, alibi_slopes, chain, softcap
 
@@ -130,3 +131,46 @@ def test_whatever_sizes_take_has_a_configuration():
         taken = rows.together(count, count, kv_heads, group, row, itemsize)
         assert kv_heads % taken.heads == group % taken.members == 0
         assert taken.config(row, itemsize, 2).edges >= 2
+
+
+HANDED = {"a group of eight": TAKEN["a group of eight"], "a learned table": TAKEN["a learned table"]}
+HANDED |= {"plain": (Case(graph=FEW, heads=(4, 2), widths=(20, 24)), Together(2, 1))}
+
+
+@pytest.mark.parametrize("name", HANDED)
+@pytest.mark.parametrize("most", [2**28, 0])
+def test_p_and_ds_are_handed_to_the_senders(name, most, device, monkeypatch):
+    """Where they are small, in chunks too: the same gradients, by kernels that were told so."""
+    case, taken = HANDED[name]
+    take(taken, monkeypatch)
+    monkeypatch.setattr(csr, "CHUNK", 4)
+    monkeypatch.setattr(csr, "MOST_HANDED", most)
+    launch, told = _common.launch, []
+
+    def launched(kernel, grid, arguments, constants, *rest, **more):
+        told.append(constants.get("HANDS"))
+        return launch(kernel, grid, arguments, constants, *rest, **more)
+
+    monkeypatch.setattr(_common, "launch", launched)
+    check(case, device)
+    assert (True in told, False in told) == (most > 0, most == 0)
+
+
+def test_what_is_not_finite_is_not_handed_on(device, monkeypatch):
+    """NaN in one query, and in the gradient of one receiver: the senders that it reaches, and no others."""
+    found = []
+    for most in (2**28, 0):
+        monkeypatch.setattr(csr, "MOST_HANDED", most)
+        q, k, v = (
+            x.detach() for x in Case(graph=FEW, heads=(2, 2), batch=1).inputs(torch.float64, device)[:3]
+        )
+        q[0, 1, 3, 0] = torch.nan
+        given = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = ga.attend(*given, replace(FEW), backend="triton-rows")
+        direction = torch.ones_like(out)
+        direction[0, 0, 5, 1] = torch.nan
+        found.append(torch.autograd.grad(out, given, direction))
+    assert any(x.isnan().any() and not x.isnan().all() for x in found[0])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one.isnan(), other.isnan())
+        assert_exact([one.nan_to_num()], [other.nan_to_num()])

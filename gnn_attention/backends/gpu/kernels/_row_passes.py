@@ -182,14 +182,17 @@ def backward_dst(
     Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, SLOPES, BEFORE, BIAS, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e, y_b, y_h, y_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, DBEFORE, DBIAS, g_b, g_h, g_t,
-    num_edges, DQ, dq_b, dq_h, dq_t,
+    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, DBEFORE, DBIAS, PASSED, g_b, g_h,
+    g_t, num_edges, DQ, dq_b, dq_h, dq_t, HANDS: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
     HEADS: tl.constexpr, HP: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr,
     ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """A receiver's edges (or a chunk): the gradients of its queries and of the numbers of its edges."""
+    """A receiver's edges (or a chunk): the gradients of its queries and of the numbers of its edges.
+
+    ``HANDS``: what the senders' pass needs of each edge is written to ``DBEFORE`` and ``PASSED``.
+    """
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     SPLIT: tl.constexpr = GROUP // MEMBERS
     row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
@@ -220,15 +223,20 @@ def backward_dst(
             tl.sum(query * key, 3) * scale, edge, ok, distance, slope, BEFORE, before, x_e, BIAS, bias, y_e,
             cap, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
         )  # fmt: skip
+        weight = tl.where(ok, tl.exp(logit - lse), 0.0)
         wanted = tl.sum(grad * value, 3)
+        passed = weight
         if HAS_DROPOUT:
             on = _common.stays(stream, row + dst_offset, src + src_offset, threshold)
             wanted = tl.where(on, wanted * factor, 0.0)
-        slope_of = tl.where(ok, tl.exp(logit - lse) * (wanted - delta), 0.0)
+            passed = tl.where(on, weight * factor, 0.0)
+        slope_of = tl.where(ok, weight * (wanted - delta), 0.0)
         if HAS_BIAS:
             tl.store(DBIAS + one * num_edges + edge, slope_of, mask=within & there)
         slope_of = slope_of * bend
-        if HAS_BEFORE:
+        if HANDS:
+            tl.store(PASSED + one * num_edges + edge, passed, mask=within & there)
+        if HAS_BEFORE or HANDS:
             tl.store(DBEFORE + one * num_edges + edge, slope_of, mask=within & there)
         sums += tl.sum(slope_of[:, :, :, None] * key, 0, keep_dims=True)
     # a key that one head of a group may not see, another may
@@ -244,14 +252,17 @@ def backward_src(
     Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, SLOPES, BEFORE, BIAS, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e, y_b, y_h, y_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, POSITION, g_b, g_h, g_t, DK, DVAL,
-    dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
+    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, POSITION, SLOPE_OF, PASSED, g_b,
+    g_h, g_t, num_edges, DK, DVAL, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t, HANDS: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
     HEADS: tl.constexpr, HP: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr,
     ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """A sender's out-edges (or a chunk of them): the gradients of its keys and values."""
+    """A sender's out-edges (or a chunk of them): the gradients of its keys and values.
+
+    ``HANDS``: from what the receivers' pass wrote of each edge, instead of computing it again.
+    """
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0), CHUNKED)
     sample, kv_head, member, there = _heads(kv_heads, first_slice, HEADS, HP, MEMBERS, MP)
@@ -266,33 +277,40 @@ def backward_src(
             SLOPES, SEED, sample, head, there, x_b, x_h, y_b, y_h, first_sample, first_head, HAS_SLOPES,
             HAS_DROPOUT, ACC,
         )  # fmt: skip
-        one = (sample * kv_heads * GROUP + head) * num_dst
+        one = sample * kv_heads * GROUP + head
         for start in range(low, high, EDGES):
             entry = start + tl.arange(0, EDGES)[:, None, None]
             within = entry < high
             dst = tl.load(OTHERS + entry, mask=within, other=0).to(tl.int64)
             ok = within & there
-            lse = tl.load(LSE + one + dst, mask=ok, other=float("inf"))
-            delta = tl.load(DELTA + one + dst, mask=ok, other=0.0)
-            ok = ok & _common.is_finite(lse)
             edge = entry
-            if HAS_BEFORE or HAS_BIAS:
-                edge = tl.load(POSITION + entry, mask=within, other=0)
+            if HAS_BEFORE or HAS_BIAS or HANDS:
+                edge = tl.load(POSITION + entry, mask=within, other=0).to(tl.int64)
+            if HANDS:
+                passed = tl.load(PASSED + one * num_edges + edge, mask=ok, other=0.0)
+                slope_of = tl.load(SLOPE_OF + one * num_edges + edge, mask=ok, other=0.0)
+                # the others add nothing, and may not be finite
+                ok = (passed != 0.0) | (slope_of != 0.0)
+            else:
+                lse = tl.load(LSE + one * num_dst + dst, mask=ok, other=float("inf"))
+                delta = tl.load(DELTA + one * num_dst + dst, mask=ok, other=0.0)
+                ok = ok & _common.is_finite(lse)
             query = _load(Q, _at(sample, head, dst, q_b, q_h, q_t, ALIGN), ok, D, DP, ACC)
             grad = _load(GRAD, _at(sample, head, dst, g_b, g_h, g_t, ALIGN), ok, DV, DVP, ACC)
-            distance = (dst + dst_offset) - (row + src_offset)
-            logit, bend = _logit(
-                tl.sum(query * key, 3) * scale, edge, ok, distance, slope, BEFORE, before, x_e, BIAS, bias,
-                y_e, cap, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
-            )  # fmt: skip
-            weight = tl.where(ok, tl.exp(logit - lse), 0.0)
-            wanted = tl.sum(grad * value, 3)
-            passed = weight
-            if HAS_DROPOUT:
-                on = _common.stays(stream, dst + dst_offset, row + src_offset, threshold)
-                wanted = tl.where(on, wanted * factor, 0.0)
-                passed = tl.where(on, weight * factor, 0.0)
-            slope_of = tl.where(ok, weight * (wanted - delta) * bend, 0.0)
+            if not HANDS:
+                distance = (dst + dst_offset) - (row + src_offset)
+                logit, bend = _logit(
+                    tl.sum(query * key, 3) * scale, edge, ok, distance, slope, BEFORE, before, x_e, BIAS,
+                    bias, y_e, cap, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
+                )  # fmt: skip
+                weight = tl.where(ok, tl.exp(logit - lse), 0.0)
+                wanted = tl.sum(grad * value, 3)
+                passed = weight
+                if HAS_DROPOUT:
+                    on = _common.stays(stream, dst + dst_offset, row + src_offset, threshold)
+                    wanted = tl.where(on, wanted * factor, 0.0)
+                    passed = tl.where(on, weight * factor, 0.0)
+                slope_of = tl.where(ok, weight * (wanted - delta) * bend, 0.0)
             key_sums += _over_edges(slope_of, query)
             value_sums += _over_edges(passed, grad)
     if CHUNKED:

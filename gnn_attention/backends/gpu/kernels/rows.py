@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends.gpu.csr import Side
+from gnn_attention.backends.gpu.csr import Side, hands_over
 from gnn_attention.backends.gpu.formats import Problem
 from gnn_attention.backends.gpu.kernels import _common, _row_passes
 from gnn_attention.backends.gpu.kernels._common import Given, heads_last, strides
@@ -124,33 +124,53 @@ def backward(
     lse: Float[Tensor, "batch heads dst"],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The gradients of q, k, v, before and bias: ``ds = exp(logit - lse) (grad_out . v - delta)``."""
-    dq, dbefore, dbias = _over_receivers(problem, form[0], grad_out, delta, lse)
-    dk, dv = _over_senders(problem, form[1], grad_out, delta, lse)
+    given = grad_out, lse, delta
+    dbefore, dbias = edgewise = _common.like_edges(problem)
+    handed = _handed(problem, form[1], lse, dbefore)
+    dq = _over_receivers(problem, form[0], given, edgewise, handed)
+    dk, dv = _over_senders(problem, form[1], given, handed)
     return dq, dk, dv, dbefore, dbias
 
 
+def _handed(
+    problem: Problem, side: Side, lse: Tensor, dbefore: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """Where ds (that of ``before``) and p of each edge go, for the senders; None where they compute them."""
+    (batch, heads), count = problem.q.shape[:2], side.position.numel()
+    if count == 0 or not hands_over(count, batch * heads, lse.dtype.itemsize):
+        return None
+    made = lse.new_empty(batch, heads, count)
+    return torch.empty_like(made) if dbefore is None else dbefore, made
+
+
 def _over_receivers(
-    problem: Problem, side: Side, grad_out: Tensor, delta: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    q = problem.q
+    problem: Problem,
+    side: Side,
+    given: Given,
+    edgewise: list[Tensor | None],
+    handed: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    q, (grad_out, lse, _), (dbefore, dbias) = problem.q, given, edgewise
     dq = heads_last(q, q.shape[3])
-    dbefore, dbias = _common.like_edges(problem)
+    ds, passed = (dbefore, lse) if handed is None else handed
     work = _Work(problem, side, Pass(q.shape[2], problem.k.shape[2], 1), grad_out, dq)
-    given = (grad_out, lse, delta, dbefore, dbias, *strides(grad_out), side.others.numel())
+    work.constants["HANDS"] = handed is not None
+    given = (*given, ds, dbias, passed, *strides(grad_out), side.others.numel())
     work.run(_row_passes.backward_dst, work.split, (*given, dq, *strides(dq)))
     for first, part in work.parts(work.group, q.shape[3]):
         work.run_chunks(_row_passes.backward_dst, work.split, first, part, (*given, part, 0, 0, 0))
         work.finish(_row_passes.add_up, first, (part,), (dq,), work.group)
-    return dq.to(q.dtype), dbefore, dbias
+    return dq.to(q.dtype)
 
 
 def _over_senders(
-    problem: Problem, side: Side, grad_out: Tensor, delta: Tensor, lse: Tensor
+    problem: Problem, side: Side, given: Given, handed: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    k, v = problem.k, problem.v
+    k, v, (grad_out, lse, *_) = problem.k, problem.v, given
     dk, dv = (heads_last(x, x.shape[3]) for x in (k, v))
     work = _Work(problem, side, Pass(k.shape[2], problem.q.shape[2], 2), grad_out, dk, dv)
-    given = (grad_out, lse, delta, side.position, *strides(grad_out))
+    work.constants["HANDS"] = handed is not None
+    given = (*given, side.position, *(handed or (lse, lse)), *strides(grad_out), side.others.numel())
     work.run(_row_passes.backward_src, 1, (*given, dk, dv, *strides(dk, dv)))
     for first, *parts in work.parts(1, k.shape[3], v.shape[3]):
         work.run_chunks(_row_passes.backward_src, 1, first, parts[0], (*given, *parts, *[0] * 6))
