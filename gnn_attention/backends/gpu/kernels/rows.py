@@ -132,9 +132,7 @@ def backward(
     return dq, dk, dv, dbefore, dbias
 
 
-def _handed(
-    problem: Problem, side: Side, lse: Tensor, dbefore: Tensor | None
-) -> tuple[Tensor, Tensor] | None:
+def _handed(problem: Problem, side: Side, lse: Tensor, dbefore: Tensor | None) -> Given | None:
     """Where ds (that of ``before``) and p of each edge go, for the senders; None where they compute them."""
     (batch, heads), count = problem.q.shape[:2], side.position.numel()
     if count == 0 or not hands_over(count, batch * heads, lse.dtype.itemsize):
@@ -144,11 +142,7 @@ def _handed(
 
 
 def _over_receivers(
-    problem: Problem,
-    side: Side,
-    given: Given,
-    edgewise: list[Tensor | None],
-    handed: tuple[Tensor, Tensor] | None,
+    problem: Problem, side: Side, given: Given, edgewise: list[Tensor | None], handed: Given | None
 ) -> Tensor:
     q, (grad_out, lse, _), (dbefore, dbias) = problem.q, given, edgewise
     dq = heads_last(q, q.shape[3])
@@ -163,9 +157,7 @@ def _over_receivers(
     return dq.to(q.dtype)
 
 
-def _over_senders(
-    problem: Problem, side: Side, given: Given, handed: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor]:
+def _over_senders(problem: Problem, side: Side, given: Given, handed: Given | None) -> tuple[Tensor, Tensor]:
     k, v, (grad_out, lse, *_) = problem.k, problem.v, given
     dk, dv = (heads_last(x, x.shape[3]) for x in (k, v))
     work = _Work(problem, side, Pass(k.shape[2], problem.q.shape[2], 2), grad_out, dk, dv)
