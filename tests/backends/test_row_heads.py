@@ -21,14 +21,17 @@ TAKEN = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("most", [0, 2**28])
 @pytest.mark.parametrize(("dtype", "dim", "heads", "taken"), TAKEN, ids=str)
-def test_several_heads_compile_without_spills(dtype, dim, heads, taken, monkeypatch):
-    """With every option, for sm_90, both passes."""
+def test_several_heads_compile_without_spills(dtype, dim, heads, taken, most, monkeypatch):
+    """With every option, for sm_90, both passes, with p and ds computed again and handed over."""
     needs("triton")
     from support import compile_gate, gate_cases
 
+    from gnn_attention.backends.gpu import csr
     from gnn_attention.backends.gpu.kernels import rows
 
+    monkeypatch.setattr(csr, "MOST_HANDED", most)
     monkeypatch.setattr(rows, "together", lambda *sizes: rows.Together(*taken))
     monkeypatch.setattr(gate_cases, "HEADS", heads[0])
     monkeypatch.setattr(gate_cases, "KV_HEADS", heads[1])
