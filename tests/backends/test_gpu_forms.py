@@ -1,5 +1,6 @@
 """The storage forms of a graph for GPUs, read back: every edge once and in order, with its transpose."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -10,7 +11,7 @@ from support.plans import PLAIN
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.backends.gpu import csr, row_windows, tiles
+from gnn_attention.backends.gpu import chunks, csr, row_windows, tiles
 from gnn_attention.backends.gpu.csr import bytes_of, edge_numbers, order_of, rows_of
 from gnn_attention.backends.gpu.formats import SIDE
 from gnn_attention.backends.gpu.row_windows import windows_of
@@ -40,10 +41,15 @@ def pairs_of_rows(side):
     return list(zip(rows.tolist(), side.others.tolist(), strict=True))
 
 
+def ranges_of(side):
+    """``(block, first entry, end)`` of every item, block by block."""
+    return sorted(map(tuple, side.items[:, :3].tolist()))
+
+
 def pairs_of_blocks(side):
     """``(own, other)`` of every bit, own token by own token, others as they are listed."""
     found = []
-    for block, (start, stop) in enumerate(itertools.pairwise(side.ptr.tolist())):
+    for block, start, stop in ranges_of(side):
         for entry in range(start, stop):
             other = int(side.other[entry])
             if side.across == 1:
@@ -72,8 +78,10 @@ def test_every_form_has_every_edge_once_in_order(name, form):
     assert [pairs_of_blocks(side) for side in sides] == [pairs, back]
     for side, own in zip(sides, (graph.num_dst, graph.num_src), strict=True):
         assert side.size == size
-        assert len(side.ptr) - 1 == -(-own // size)
-        assert sorted(side.order.tolist()) == list(range(len(side.ptr) - 1))
+        ranges = ranges_of(side)
+        assert [block for block, *_ in ranges] == list(range(-(-own // size)))
+        assert [start for _, start, _ in ranges] == [0, *(stop for *_, stop in ranges)][: len(ranges)]
+        assert (side.items[:, 3] == -1).all()
 
 
 @pytest.mark.parametrize("size", [64, 128])
@@ -84,7 +92,7 @@ def test_only_tiles_with_edges_are_visited_and_full_ones_have_slot_0(name, size)
     for side, want in zip(tiles_of(GRAPHS[name], CPU, size), (mask, mask.T), strict=True):
         assert (side.words[0] == -1).all()
         found = {}
-        for block, (start, stop) in enumerate(itertools.pairwise(side.ptr.tolist())):
+        for block, start, stop in ranges_of(side):
             found |= {(block, int(side.other[e])): int(side.slots[e]) == 0 for e in range(start, stop)}
         assert len(found) == len(side.other)
         places = itertools.product(range(0, want.shape[0], size), range(0, want.shape[1], SIDE))
@@ -103,8 +111,9 @@ def test_numbers_of_edges(name):
     for make, size in FORMS.values():
         plain, (ahead, back) = make(graph, CPU, size), make(graph, CPU, size, True)
         assert all(x.numel() == 0 for side in plain for x in (side.first, side.position))
-        assert torch.equal(ahead.first, want[0])
-        assert torch.equal(back.first, want[1])
+        for side, ptr in ((ahead, want[0]), (back, want[1])):
+            own = side.items[:, :1] * size + torch.arange(size)
+            assert torch.equal(side.first[own < len(ptr)], ptr[own[own < len(ptr)].long()])
         assert torch.equal(back.position, want[2])
         assert ahead.other is plain[0].other  # memoized
 
@@ -173,6 +182,43 @@ def test_numbers_are_wide_where_they_must_be(monkeypatch):
     wide = receivers.ptr, senders.ptr, receivers.chunk_start, senders.position
     assert {x.dtype for x in wide} == {torch.int64}
     assert {side.others.dtype for side in (receivers, senders)} == {torch.int32}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_long_blocks_are_cut_into_chunks(form, monkeypatch):
+    """Each entry is in one item; every result of a chunk has a place of its own, in order along its token."""
+    monkeypatch.setattr(chunks, "CHUNK", 64)
+    graph = patterns.window(600, 9, causal=False) | patterns.global_tokens(600, [70, 599], causal=False)
+    make, size = FORMS[form]
+    pairs = sorted((dst, src) for src, dst in graph.edge_index.T.tolist())
+    for side in make(graph, CPU, size, True):
+        assert (side.items[:, 1] < side.items[:, 2]).all()
+        assert pairs_of_blocks(side) == pairs  # symmetric
+        places = {}
+        for item, (block, start, _, place, step) in enumerate(side.items.tolist()):
+            rows = range(size if place >= 0 else 0)
+            places |= {place + step * r: (block * size + r, start, item) for r in rows}
+        assert sorted(places) == list(range(side.chunks * size))
+        for n, own in enumerate(side.long.tolist()):
+            parts = [places[at] for at in range(side.long_first[n], side.long_first[n + 1])]
+            assert len(parts) > 1
+            assert {token for token, *_ in parts} == {own}
+            assert parts == sorted(parts, key=lambda part: part[1])
+            for _, start, item in parts:
+                first = int(side.other[start]) * side.across if start < len(side.other) else 600
+                earlier = sum(pair < (own, first) for pair in pairs)
+                assert side.first[item, own % size] == earlier
+        assert {70, 599} <= set(side.long.tolist())
+
+
+def test_chunks_of_blocks_stay_few(monkeypatch):
+    """None where all blocks are alike, and no more than a workspace has room for."""
+    assert all(side.chunks == 0 for side in tiles_of(patterns.causal(2**14), CPU, 64))
+    hub = patterns.window(2**15, 1) | patterns.global_tokens(2**15, 1, causal=False)
+    assert [side.chunks for side in tiles_of(hub, CPU, 64)] == [8, 8]
+    assert [side.chunks for side in windows_of(hub, CPU, 64)] == [8, 8]
+    monkeypatch.setattr(chunks, "MOST_ROWS", 4 * 64)
+    assert [side.chunks for side in tiles_of(dataclasses.replace(hub), CPU, 64)] == [4, 4]
 
 
 TOO_MANY = {

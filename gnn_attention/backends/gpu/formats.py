@@ -43,22 +43,30 @@ class Problem(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Blocks of ``size`` own tokens: block b visits the entries ``ptr[b] .. ptr[b + 1] - 1`` of ``other``.
+    """Blocks of ``size`` own tokens, and the ``other`` tokens that each visits, in ascending order.
 
-    They are ascending. In windows (``across`` 1) an entry is a token, and bit r of its word says that it goes
-    with own token r. In tiles (``across`` 64) it is a tile of tokens, and bit c of ``words[slots[entry], r]``
-    says that own token r goes with its c-th; slot 0: all pairs are edges. ``order`` lists the blocks by work.
-    ``first``, where the edges of each own token begin, and ``position``, where each edge stands by receiver,
-    are empty unless edges are numbered: by the count of the row's bits before an edge, which is not stored.
+    In windows (``across`` 1) an entry of ``other`` is a token, and bit r of its word says that it goes with
+    own token r. In tiles (``across`` 64) it is a tile of tokens, and bit c of ``words[slots[entry], r]`` says
+    that own token r goes with its c-th; slot 0: all pairs are edges.
+
+    A row of ``items`` is (block, first entry, end, place, step), most entries first. A long block has several
+    items, its chunks: own token r of one leaves a partial result at ``place + step * r`` of a workspace of
+    ``chunks * size`` rows; other items have place -1. Those of own token ``long[n]`` are at ``long_first[n]
+    .. long_first[n + 1] - 1``.
+
+    Where edges are numbered, by the count of the row's bits before an edge, which is not stored, ``first`` is
+    where the edges of each own token of each item begin, and ``position`` where each edge stands by receiver.
     """
 
-    ptr: Int[Tensor, " blocks_and_one"]
+    items: Int[Tensor, "items 5"]
     other: Int[Tensor, " entries"]
     words: Int[Tensor, "..."]
-    order: Int[Tensor, " blocks"]
     slots: Int[Tensor, " entries_or_none"]
-    first: Int[Tensor, "..."]
+    long: Int[Tensor, " long"]
+    long_first: Int[Tensor, " long_and_one"]
+    first: Int[Tensor, "items_or_none size"]
     position: Int[Tensor, "..."]
+    chunks: int
     size: int
     across: int
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.backends.gpu.csr import edge_numbers, row_pointers
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends.gpu import chunks
+from gnn_attention.backends.gpu.csr import row_pointers
 from gnn_attention.backends.gpu.formats import Blocks
 from gnn_attention.graph import TokenGraph, memoized
 
@@ -28,28 +29,11 @@ def windows_of(
 
     >>> graph = TokenGraph.from_edges(torch.tensor([[5, 0, 5, 9], [0, 1, 1, 16]]), 20)
     >>> found, _ = windows_of(graph, torch.device("cpu"), 16)
-    >>> found.ptr.tolist(), found.other.tolist(), found.words.tolist()
-    ([0, 2, 3], [0, 5, 9], [2, 3, 1])
+    >>> found.items[:, :3].tolist(), found.other.tolist(), found.words.tolist()
+    ([[0, 0, 2], [1, 2, 3]], [0, 5, 9], [2, 3, 1])
     """
     form: tuple[Blocks, Blocks] = memoized(_lowered, graph, device, size)
-    return with_edge_numbers(form, graph, device) if with_numbers else form
-
-
-def with_edge_numbers(
-    form: tuple[Blocks, Blocks], graph: TokenGraph, device: torch.device
-) -> tuple[Blocks, Blocks]:
-    """The form with ``first`` and ``position``, memoized."""
-    first, out_first, position = memoized(edge_numbers, graph, device)
-    return form[0]._replace(first=first), form[1]._replace(first=out_first, position=position)
-
-
-def heaviest_first(work: Int[Tensor, " groups"]) -> Int[Tensor, " groups"]:
-    """An order that begins with the groups of most work, so that none starts last and alone.
-
-    Neighbours of like work stay together, since they share senders.
-    """
-    octave = (work + 1).double().log2().floor()
-    return octave.argsort(descending=True, stable=True).int()
+    return chunks.with_edge_numbers(form, graph, device, _lowered, size) if with_numbers else form
 
 
 def _lowered(graph: TokenGraph, device: torch.device, size: int) -> tuple[Blocks, Blocks]:
@@ -64,5 +48,4 @@ def _side(own: Tensor, other: Tensor, num_own: int, num_other: int, size: int) -
     bit = torch.ones_like(own) << (own % size)
     words = torch.zeros_like(pairs).index_add_(0, which, bit)  # each bit once: the sum is their union
     ptr = row_pointers(pairs // many, -(-num_own // size))
-    order, nothing = heaviest_first(ptr.diff()), own.new_zeros(0, dtype=torch.int32)
-    return Blocks(ptr, (pairs % many).int(), words.to(WORDS[size]), order, nothing, nothing, nothing, size, 1)
+    return chunks.blocks(ptr, (pairs % many).int(), words.to(WORDS[size]), num_own, size, 1)

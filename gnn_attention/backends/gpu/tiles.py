@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.backends.gpu import chunks
 from gnn_attention.backends.gpu.formats import SIDE, Blocks
-from gnn_attention.backends.gpu.row_windows import heaviest_first, with_edge_numbers
 from gnn_attention.backends.plan.csr import pointers
 from gnn_attention.backends.plan.tile_masks import classes, edges_in_tiles, masks_of_tiles, packed_bits
 from gnn_attention.graph import TokenGraph, memoized
@@ -39,11 +39,13 @@ def tiles_of(
 
     >>> from gnn_attention import patterns
     >>> found, _ = tiles_of(patterns.causal(192), torch.device("cpu"), 64)
-    >>> found.ptr.tolist(), found.other.tolist(), found.slots.tolist(), found.words[1, :3].tolist()
-    ([0, 1, 3, 6], [0, 0, 1, 0, 1, 2], [1, 0, 1, 0, 0, 1], [1, 3, 7])
+    >>> found.items[:, :3].tolist()  # blocks of most tiles first, those of one octave together
+    [[2, 3, 6], [0, 0, 1], [1, 1, 3]]
+    >>> found.other.tolist(), found.slots.tolist(), found.words[1, :3].tolist()
+    ([0, 0, 1, 0, 1, 2], [1, 0, 1, 0, 0, 1], [1, 3, 7])
     """
     form: tuple[Blocks, Blocks] = memoized(_lowered, graph, device, size)
-    return with_edge_numbers(form, graph, device) if with_numbers else form
+    return chunks.with_edge_numbers(form, graph, device, _lowered, size) if with_numbers else form
 
 
 def bytes_of(graph: TokenGraph) -> int:
@@ -97,8 +99,7 @@ def _lowered(graph: TokenGraph, device: torch.device, size: int | None) -> tuple
 
 
 def _moved(blocks: Blocks, device: torch.device) -> Blocks:
-    *tensors, size, across = blocks
-    return Blocks._make([*(x.to(device) for x in tensors), size, across])
+    return Blocks._make(x.to(device) if isinstance(x, Tensor) else x for x in blocks)
 
 
 def _found(graph: TokenGraph) -> _Found:
@@ -146,8 +147,7 @@ def _side(own: Tensor, other: Tensor, kind: Tensor, words: Tensor, tokens: int, 
     kinds[which, own % times] = kind
     slots, table = _slots(kinds, words)
     ptr = pointers(entry // columns, -(-tokens // size)).int()
-    order, nothing = heaviest_first(ptr.diff()), torch.zeros(0, dtype=torch.int32, device="cpu")
-    return Blocks(ptr, (entry % columns).int(), table, order, slots.int(), nothing, nothing, size, SIDE)
+    return chunks.blocks(ptr, (entry % columns).int(), table, tokens, size, SIDE, slots.int())
 
 
 def _slots(kinds: Int[Tensor, "tiles times"], words: Tensor) -> tuple[Tensor, Int[Tensor, "masks size"]]:

@@ -26,15 +26,40 @@ def slice_of(first_slice, heads, group):
 
 
 @triton.jit
-def own_tokens(ORDER, PTR, num_own, PARTS: tl.constexpr, SIZE: tl.constexpr, BM: tl.constexpr):
-    """(row in the block, token, whether it exists, first step, end): steps are tokens or parts of tiles."""
-    block = tl.load(ORDER + tl.program_id(0) // (SIZE // BM)).to(tl.int64)
+def own_tokens(ITEMS, num_own, PARTS: tl.constexpr, SIZE: tl.constexpr, BM: tl.constexpr):
+    """(item, row in the block, token, whether it exists, first step, end); steps: tokens, parts of tiles."""
+    item = (tl.program_id(0) // (SIZE // BM)).to(tl.int64)
     row = tl.program_id(0) % (SIZE // BM) * BM + tl.arange(0, BM)
-    own = block * SIZE + row
-    lo, hi = tl.load(PTR + block), tl.load(PTR + block + 1)
+    own = tl.load(ITEMS + item * 5).to(tl.int64) * SIZE + row
+    lo, hi = tl.load(ITEMS + item * 5 + 1), tl.load(ITEMS + item * 5 + 2)
     if PARTS:
         lo, hi = lo * PARTS, hi * PARTS
-    return row, own, own < num_own, lo, hi
+    return item, row, own, own < num_own, lo, hi
+
+
+@triton.jit
+def is_chunk(ITEMS, item):
+    """Whether an item leaves partial results in a workspace."""
+    return tl.load(ITEMS + item * 5 + 3) >= 0
+
+
+@triton.jit
+def places_of(ITEMS, item, row, rows):
+    """The own tokens of a chunk in the workspace, of which each slice has ``rows``."""
+    place, step = tl.load(ITEMS + item * 5 + 3), tl.load(ITEMS + item * 5 + 4)
+    return tl.program_id(1).to(tl.int64) * rows + place + row * step
+
+
+@triton.jit
+def flag_at(FLAGS):
+    """Where a program leaves whether its sums are all finite, for the careful launch behind it."""
+    return FLAGS + tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+
+
+@triton.jit
+def is_spoiled(acc):
+    """1 if any number is not finite, else 0."""
+    return tl.max(tl.max(tl.where(_common.is_finite(acc), 0, 1), 1), 0)
 
 
 @triton.jit
@@ -114,8 +139,8 @@ def weights_of(s, unit, base):
 
 
 @triton.jit
-def store_rows(base, start, rows, values, live, D: tl.constexpr, DP: tl.constexpr, ALIGN: tl.constexpr):
-    """Write the rows of own tokens that are there; ``rows`` counts numbers from ``start``."""
+def store_rows(base, rows, values, live, D: tl.constexpr, DP: tl.constexpr, ALIGN: tl.constexpr):
+    """Write the rows of own tokens that are there; ``rows`` says where they begin."""
     channel = tl.arange(0, DP)
-    place = base + tl.multiple_of(start, ALIGN) + tl.multiple_of(rows, ALIGN)[:, None] + channel[None, :]
+    place = base + tl.multiple_of(rows, ALIGN)[:, None] + channel[None, :]
     tl.store(place, values.to(base.dtype.element_ty), mask=live[:, None] & (channel < D)[None, :])

@@ -62,19 +62,22 @@ def _pull(
 
 @_common.jit
 def receivers_backward(
-    Q, K, V, GRAD, LSE, DELTA, GRAD_Q, GRAD_BEFORE, GRAD_BIAS, num_edges, SLOPES, BEFORE, BIAS, SEED, PTR,
-    OTHER, SLOTS, WORDS, ORDER, FIRST,
+    Q, K, V, GRAD, LSE, DELTA, GRAD_Q, GRAD_BEFORE, GRAD_BIAS, num_edges, PART, FLAGS, SLOPES, BEFORE, BIAS,
+    SEED, ITEMS, OTHER, SLOTS, WORDS, FIRST,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, o_b, o_h, o_t, x_b, x_h, x_t, y_b, y_h, y_t,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head, heads, group, num_own, num_other, first_slice,
-    PARTS: tl.constexpr, PLAIN: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, ALIGN: tl.constexpr, SIZE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    first_head, heads, group, num_own, num_other, rows, first_slice,
+    CAREFUL: tl.constexpr, PARTS: tl.constexpr, PLAIN: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, ALIGN: tl.constexpr,
+    SIZE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of q, before and bias for one block of receivers, in one sample and head."""
+    """The gradients of q, before and bias for one block of receivers or a chunk, in one sample and head."""
+    if CAREFUL:  # noqa: SIM102 - the one while compiling, the other while running
+        if tl.load(_tiled.flag_at(FLAGS)) == 0:
+            return
     slice_, sample, head, kv_head = _tiled.slice_of(first_slice, heads, group)
-    row, own, live, lo, hi = _tiled.own_tokens(ORDER, PTR, num_own, PARTS, SIZE, BM)
+    item, row, own, live, lo, hi = _tiled.own_tokens(ITEMS, num_own, PARTS, SIZE, BM)
     lane = tl.arange(0, BN)
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     unit = _tiled.unit_of(scale, PLAIN)
@@ -82,7 +85,7 @@ def receivers_backward(
     stream = _common.stream_of(SEED, sample + first_sample, head + first_head) if HAS_DROPOUT else slice_
     begin = own
     if HAS_BEFORE or HAS_BIAS:
-        begin = tl.load(FIRST + own, mask=live, other=0).to(tl.int64)
+        begin = tl.load(FIRST + item * SIZE + row).to(tl.int64)
     K = _common.head_at(K, sample, kv_head, k_b, k_h, ALIGN)
     V = _common.head_at(V, sample, kv_head, v_b, v_h, ALIGN)
     BEFORE += sample * x_b + head * x_h
@@ -97,27 +100,27 @@ def receivers_backward(
     acc = _pull(
         q, grad, base, delta, row, own, lane, begin, lo, hi, K, V, k_t, v_t, OTHER, WORDS, SLOTS, BEFORE, x_t,
         BIAS, y_t, GRAD_BEFORE, GRAD_BIAS, scale, unit, cap, slope, stream, threshold, factor, dst_offset,
-        src_offset, num_other, False, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, D,
-        DP, DV, DVP, ALIGN, SIZE, BM, BN, ACC, PRECISION,
+        src_offset, num_other, CAREFUL, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT,
+        D, DP, DV, DVP, ALIGN, SIZE, BM, BN, ACC, PRECISION,
     )  # fmt: skip
-    if tl.max(tl.max(tl.where(_common.is_finite(acc), 0, 1), 1), 0) > 0:
-        acc = _pull(
-            q, grad, base, delta, row, own, lane, begin, lo, hi, K, V, k_t, v_t, OTHER, WORDS, SLOTS, BEFORE,
-            x_t, BIAS, y_t, GRAD_BEFORE, GRAD_BIAS, scale, unit, cap, slope, stream, threshold, factor,
-            dst_offset, src_offset, num_other, True, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS,
-            HAS_DROPOUT, D, DP, DV, DVP, ALIGN, SIZE, BM, BN, ACC, PRECISION,
-        )  # fmt: skip
-    _tiled.store_rows(GRAD_Q, sample * o_b + head * o_h, own * o_t, acc * scale, live, D, DP, ALIGN)
+    if not CAREFUL:
+        tl.store(_tiled.flag_at(FLAGS), _tiled.is_spoiled(acc).to(tl.int8))
+    if _tiled.is_chunk(ITEMS, item):
+        place = _tiled.places_of(ITEMS, item, row, rows)
+        _tiled.store_rows(PART, place * D, acc * scale, live, D, DP, ALIGN)
+    else:
+        found = _common.head_at(GRAD_Q, sample, head, o_b, o_h, ALIGN)
+        _tiled.store_rows(found, own * o_t, acc * scale, live, D, DP, ALIGN)
 
 
 @_common.jit
 def senders_backward(
-    Q, K, V, GRAD, LSE, DELTA, GRAD_K, GRAD_V, POSITION, SLOPES, BEFORE, BIAS, SEED, PTR, OTHER, SLOTS, WORDS,
-    ORDER, FIRST,
+    Q, K, V, GRAD, LSE, DELTA, GRAD_K, GRAD_V, POSITION, PART_K, PART_V, SLOPES, BEFORE, BIAS, SEED, ITEMS,
+    OTHER, SLOTS, WORDS, FIRST,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, o_b, o_h, o_t, u_b, u_h, u_t, x_b, x_h, x_t,
     y_b, y_h, y_t,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head, heads, group, num_own, num_other, first_slice,
+    first_head, heads, group, num_own, num_other, rows, first_slice,
     PARTS: tl.constexpr, PLAIN: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, ALIGN: tl.constexpr, SIZE: tl.constexpr,
@@ -127,7 +130,7 @@ def senders_backward(
     STEP: tl.constexpr = 1 if PARTS else BN
     KNOWN: tl.constexpr = HAS_BEFORE or HAS_BIAS
     slice_, sample, kv_head, _ = _tiled.slice_of(first_slice, heads // group, 1)
-    row, own, live, lo, hi = _tiled.own_tokens(ORDER, PTR, num_own, PARTS, SIZE, BM)
+    item, row, own, live, lo, hi = _tiled.own_tokens(ITEMS, num_own, PARTS, SIZE, BM)
     lane = tl.arange(0, BN)
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     unit = _tiled.unit_of(scale, PLAIN)
@@ -143,7 +146,7 @@ def senders_backward(
         stream = _common.stream_of(SEED, sample + first_sample, head + first_head) if HAS_DROPOUT else slice_
         begin = own
         if KNOWN:
-            begin = tl.load(FIRST + own, mask=live, other=0).to(tl.int64)
+            begin = tl.load(FIRST + item * SIZE + row).to(tl.int64)
         for at in range(lo, hi, STEP):
             other, there = _tiled.others_at(OTHER, at, hi, lane, num_other, PARTS, BN)
             base = tl.load(LSE + first + other, mask=there, other=float("inf"))
@@ -180,5 +183,12 @@ def senders_backward(
                 ds = ds * (1.0 - bent * bent)
             ds = _common.round_to(ds, Q.dtype.element_ty)
             for_k = tl.dot(ds, q, for_k, input_precision=PRECISION, out_dtype=ACC)
-    _tiled.store_rows(GRAD_K, sample * o_b + kv_head * o_h, own * o_t, for_k * scale, live, D, DP, ALIGN)
-    _tiled.store_rows(GRAD_V, sample * u_b + kv_head * u_h, own * u_t, for_v, live, DV, DVP, ALIGN)
+    if _tiled.is_chunk(ITEMS, item):
+        place = _tiled.places_of(ITEMS, item, row, rows)
+        _tiled.store_rows(PART_K, place * D, for_k * scale, live, D, DP, ALIGN)
+        _tiled.store_rows(PART_V, place * DV, for_v, live, DV, DVP, ALIGN)
+    else:
+        keys = _common.head_at(GRAD_K, sample, kv_head, o_b, o_h, ALIGN)
+        _tiled.store_rows(keys, own * o_t, for_k * scale, live, D, DP, ALIGN)
+        values = _common.head_at(GRAD_V, sample, kv_head, u_b, u_h, ALIGN)
+        _tiled.store_rows(values, own * u_t, for_v, live, DV, DVP, ALIGN)

@@ -1,7 +1,7 @@
 """Outputs and lse, block of receivers by block of receivers, each added up by one program in a fixed order.
 
 A product with a token that is not finite would spoil its whole block: one whose sums are not finite is
-visited again, with care.
+flagged, and visited again by a second launch, with care. There all other programs leave at once.
 """
 
 from __future__ import annotations
@@ -62,18 +62,21 @@ def _sums(
 
 @_common.jit
 def receivers(
-    Q, K, V, OUT, LSE, SLOPES, BEFORE, BIAS, SEED, PTR, OTHER, SLOTS, WORDS, ORDER, FIRST,
+    Q, K, V, OUT, LSE, PART, PART_LSE, FLAGS, SLOPES, BEFORE, BIAS, SEED, ITEMS, OTHER, SLOTS, WORDS, FIRST,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, x_b, x_h, x_t, y_b, y_h, y_t,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head, heads, group, num_own, num_other, first_slice,
-    PARTS: tl.constexpr, PLAIN: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, ALIGN: tl.constexpr, SIZE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    first_head, heads, group, num_own, num_other, rows, first_slice,
+    CAREFUL: tl.constexpr, PARTS: tl.constexpr, PLAIN: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, ALIGN: tl.constexpr,
+    SIZE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The outputs and lse of one block of receivers, in one sample and head."""
+    """The outputs and lse of one block of receivers or a chunk of one, in one sample and head."""
+    if CAREFUL:  # noqa: SIM102 - the one while compiling, the other while running
+        if tl.load(_tiled.flag_at(FLAGS)) == 0:
+            return
     slice_, sample, head, kv_head = _tiled.slice_of(first_slice, heads, group)
-    row, own, live, lo, hi = _tiled.own_tokens(ORDER, PTR, num_own, PARTS, SIZE, BM)
+    item, row, own, live, lo, hi = _tiled.own_tokens(ITEMS, num_own, PARTS, SIZE, BM)
     lane = tl.arange(0, BN)
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     unit = _tiled.unit_of(scale, PLAIN)
@@ -81,7 +84,7 @@ def receivers(
     stream = _common.stream_of(SEED, sample + first_sample, head + first_head) if HAS_DROPOUT else slice_
     begin = own
     if HAS_BEFORE or HAS_BIAS:
-        begin = tl.load(FIRST + own, mask=live, other=0).to(tl.int64)
+        begin = tl.load(FIRST + item * SIZE + row).to(tl.int64)
     K = _common.head_at(K, sample, kv_head, k_b, k_h, ALIGN)
     V = _common.head_at(V, sample, kv_head, v_b, v_h, ALIGN)
     BEFORE += sample * x_b + head * x_h
@@ -89,19 +92,21 @@ def receivers(
     q = _common.load_rows(_common.head_at(Q, sample, head, q_b, q_h, ALIGN), own, q_t, live, D, DP, ALIGN)
     top, total, acc = _sums(
         q, row, own, lane, begin, lo, hi, K, V, k_t, v_t, OTHER, WORDS, SLOTS, BEFORE, x_t, BIAS, y_t, scale,
-        unit, cap, slope, stream, threshold, factor, dst_offset, src_offset, num_other, False, PARTS, PLAIN,
+        unit, cap, slope, stream, threshold, factor, dst_offset, src_offset, num_other, CAREFUL, PARTS, PLAIN,
         HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, D, DP, DV, DVP, ALIGN, SIZE, BM, BN, ACC,
         PRECISION,
     )  # fmt: skip
-    if tl.max(tl.max(tl.where(_common.is_finite(acc), 0, 1), 1), 0) > 0:
-        top, total, acc = _sums(
-            q, row, own, lane, begin, lo, hi, K, V, k_t, v_t, OTHER, WORDS, SLOTS, BEFORE, x_t, BIAS, y_t,
-            scale, unit, cap, slope, stream, threshold, factor, dst_offset, src_offset, num_other, True,
-            PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, D, DP, DV, DVP, ALIGN, SIZE,
-            BM, BN, ACC, PRECISION,
-        )  # fmt: skip
+    if not CAREFUL:
+        tl.store(_tiled.flag_at(FLAGS), _tiled.is_spoiled(acc).to(tl.int8))
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
     lse = tl.where(empty, float("-inf"), top * unit + tl.log(total))
-    tl.store(LSE + slice_ * num_own + own, lse, mask=live)
-    _tiled.store_rows(OUT, sample * o_b + head * o_h, own * o_t, acc / total[:, None], live, DV, DVP, ALIGN)
+    out = acc / total[:, None]
+    if _tiled.is_chunk(ITEMS, item):
+        place = _tiled.places_of(ITEMS, item, row, rows)
+        tl.store(PART_LSE + place, lse, mask=live)
+        _tiled.store_rows(PART, place * DV, out, live, DV, DVP, ALIGN)
+    else:
+        tl.store(LSE + slice_ * num_own + own, lse, mask=live)
+        outs = _common.head_at(OUT, sample, head, o_b, o_h, ALIGN)
+        _tiled.store_rows(outs, own * o_t, out, live, DV, DVP, ALIGN)

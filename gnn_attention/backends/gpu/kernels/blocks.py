@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ import triton
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.gpu.formats import SIDE, Blocks, Problem
-from gnn_attention.backends.gpu.kernels import _common, _tiled_backward, _tiled_forward
+from gnn_attention.backends.gpu.kernels import _common, _row_passes, _tiled_backward, _tiled_forward, rows
 from gnn_attention.backends.gpu.kernels._common import Given, heads_last
 from gnn_attention.edges import accumulation_dtype
 
@@ -77,7 +78,9 @@ def forward(
     q = problem.q
     lse = torch.empty(q.shape[:3], dtype=accumulation_dtype(q.dtype), device=q.device)
     out = heads_last(q, problem.v.shape[3])
-    _run(_tiled_forward.receivers, "forward", problem, form[0], (out, lse), (out,))
+    work = _Work(problem, form[0], "forward", (out, lse), (out,), (out.shape[3], 1))
+    for launch in work.launches(_tiled_forward.receivers, careful=True):
+        work.finish(_row_passes.merge, launch, (0, 1), (out, lse))
     return out.to(q.dtype), lse
 
 
@@ -95,36 +98,89 @@ def backward(
     dbefore, dbias = edgewise = _common.like_edges(problem)
     num_edges = next((x.shape[2] for x in edgewise if x is not None), 0)
     results = *given, dq, *(lse if x is None else x for x in edgewise), num_edges
-    _run(_tiled_backward.receivers_backward, "receivers", problem, form[0], results, (grad_out, dq))
+    work = _Work(problem, form[0], "receivers", results, (grad_out, dq), (dq.shape[3],))
+    for launch in work.launches(_tiled_backward.receivers_backward, careful=True):
+        work.finish(_row_passes.add_up, launch, (0,), (dq,))
     results = *given, dk, dv, form[1].position
-    _run(_tiled_backward.senders_backward, "senders", problem, form[1], results, (grad_out, dk, dv))
+    work = _Work(problem, form[1], "senders", results, (grad_out, dk, dv), (dk.shape[3], dv.shape[3]))
+    for launch in work.launches(_tiled_backward.senders_backward, careful=False):
+        work.finish(_row_passes.add_up, launch, (0,), (dk,))
+        work.finish(_row_passes.add_up, launch, (1,), (dv,))
     return dq.to(problem.q.dtype), dk.to(problem.k.dtype), dv.to(problem.v.dtype), dbefore, dbias
 
 
-def _run(kernel: object, step: str, problem: Problem, blocks: Blocks, given: Given, strided: Given) -> None:
-    """Launch a pass over the blocks of one side; it takes the strides of ``strided``, a part of ``given``."""
-    q, k, v = problem[:3]
-    own, other = (k, q) if step == "senders" else (q, k)
-    constants = _common.constants(problem, *strided)
-    config = _config(problem, step, blocks, constants)
-    constants |= {
+class _Work:
+    """The launches of a pass over the blocks of one side, and of what adds the chunks of long ones.
+
+    Kernels take the strides of ``strided``, a part of ``given``; ``widths`` are those of their results.
+    """
+
+    def __init__(
+        self, problem: Problem, blocks: Blocks, step: str, given: Given, strided: Given, widths: Given
+    ) -> None:
+        q, k, v = problem[:3]
+        own, other = (k, q) if step == "senders" else (q, k)
+        self.blocks, self.own, self.rows = blocks, own, blocks.chunks * blocks.size
+        self.slices = own.shape[0] * own.shape[1]
+        self.parts = self._workspaces(widths, accumulation_dtype(q.dtype))
+        wide = [part for part in self.parts if part.shape[2] > 1]  # lse is not read in rows
+        self.constants = _common.constants(problem, *strided, *wide)
+        self.config = _config(problem, step, blocks, self.constants)
+        self.constants |= _of_blocks(self.constants, blocks, self.config, q.dtype)
+        added, tensors = _common.added(problem), (blocks.items, blocks.other, blocks.slots)
+        self.ahead = q, k, v, *given
+        self.behind = (
+            *(*added, *tensors, _words(blocks, q.dtype), blocks.first),
+            *_common.strides(q, k, v, *strided, problem.before, problem.bias),
+            *_common.scalars(problem),
+            *(q.shape[1], q.shape[1] // k.shape[1], own.shape[2], other.shape[2], self.rows),
+        )
+
+    def _workspaces(self, widths: Given, dtype: torch.dtype) -> list[Tensor]:
+        """One for each result ``[slices, rows, width]``, for as many slices as fit at a time."""
+        fit = max(1, rows.WORKSPACE // max(1, self.rows * sum(widths) * dtype.itemsize))
+        most = min(self.slices, _common.MOST_SLICES, fit)
+        return [torch.empty(most, self.rows, width, dtype=dtype, device=self.own.device) for width in widths]
+
+    def launches(self, kernel: object, careful: bool) -> Iterator[tuple[int, int]]:
+        """Run a pass on successive (first slice, how many).
+
+        Where ``careful``, programs flag what is not finite, and a second launch does that again.
+        """
+        programs = len(self.blocks.items) * (self.blocks.size // self.config.own)
+        most = len(self.parts[0])
+        flags = torch.empty(most * programs if careful else 0, dtype=torch.int8, device=self.own.device)
+        for first in range(0, self.slices, max(1, most)):
+            count = min(most, self.slices - first)
+            given = *self.ahead, *self.parts, *([flags] if careful else []), *self.behind, first
+            for again in ({"CAREFUL": False}, {"CAREFUL": True}) if careful else ({},):
+                constants, numbers = self.constants | again, self.config[2:]
+                _common.launch(kernel, (programs, count), given, constants, *numbers)
+            yield first, count
+
+    def finish(self, kernel: object, launch: tuple[int, int], which: Given, results: Given) -> None:
+        """Write the own tokens of long blocks from the results of their chunks."""
+        width, heads = self.parts[which[0]].shape[2], self.own.shape[1]
+        given = (*(self.parts[part] for part in which), *results, *_common.strides(results[0]))
+        chunks = self.blocks.long, self.blocks.long_first, launch[0], heads, self.own.shape[2], self.rows
+        constants = {"GROUP": 1, "D": width, "DP": _common.channels(width), "TOGETHER": rows.TOGETHER}
+        constants["ACC"] = self.constants["ACC"]
+        grid = self.blocks.long.numel(), launch[1]
+        _common.launch(kernel, grid, (*given, *chunks), constants, warps=4, stages=1)
+
+
+def _of_blocks(
+    constants: dict[str, Any], blocks: Blocks, config: Config, dtype: torch.dtype
+) -> dict[str, Any]:
+    """What kernels of blocks are compiled for, besides what all kernels are."""
+    return {
         "PARTS": 0 if blocks.across == 1 else blocks.across // config.others,
         "PLAIN": not any(constants[name] for name in ("HAS_SLOPES", "HAS_CAP", "HAS_BEFORE", "HAS_BIAS")),
         "SIZE": blocks.size,
         "BM": config.own,
         "BN": config.others,
-        "PRECISION": _precision(q.dtype),
+        "PRECISION": _precision(dtype),
     }
-    arguments = (
-        *(q, k, v, *given, *_common.added(problem)),
-        *(blocks.ptr, blocks.other, blocks.slots, _words(blocks, q.dtype), blocks.order, blocks.first),
-        *_common.strides(q, k, v, *strided, problem.before, problem.bias),
-        *_common.scalars(problem),
-        *(q.shape[1], q.shape[1] // k.shape[1], own.shape[2], other.shape[2]),
-    )
-    programs = len(blocks.order) * (blocks.size // config.own)
-    for first, count in _common.slices_of(own.shape[0] * own.shape[1]):
-        _common.launch(kernel, (programs, count), (*arguments, first), constants, config.warps, config.stages)
 
 
 def _words(blocks: Blocks, dtype: torch.dtype) -> Tensor:
