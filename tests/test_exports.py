@@ -29,7 +29,7 @@ LatentHeads LazyHeads trace.cut trace.mute tasks.neighbours_match cache.KeyValue
 cache.PatternMessageCache
 """.split()  # noqa: SIM905
 SIGNATURES = {
-    "attend": "q k v graph scale score_mod bias sink_logits dropout backend return_info",
+    "attend": "q k v graph scale score_mod bias sink_logits dropout backend return_info finite",
     "StandardHeads": "width num_heads head_dim value_dim num_kv_heads bias source_width rotary qk_norm",
     "MessagePassingAttention": "heads score_mod dropout backend",
 }

@@ -63,6 +63,8 @@ class AttentionCall:
         """The call with these arguments of ``attend``; TypeError or ValueError for one that does not fit."""
         if type(dropout) is not float or dropout != 0.0:
             dropout = checks.probability("dropout", dropout)
+        if type(finite) is not bool:
+            raise TypeError(f"finite must be True or False, got {checks.described(finite)}")
         plain = score_mod is None, bias is None, sink_logits is None, dropout == 0.0
         key = _key(q, k, v, with_lse, *plain) if type(graph) is TokenGraph else None
         chosen = None if key is None else graph._memo.data.get(key)

@@ -140,6 +140,12 @@ def test_a_promise_spares_every_look(name, asynchronous, request):
     assert not looks & {event.key for event in watched.key_averages()}
 
 
+def test_a_promise_is_a_bool():
+    x = drawn(requires_grad=False)
+    with pytest.raises(TypeError, match="finite must be True or False, got 'yes' of type str"):
+        ga.attend(*x, GRAPHS["causal"], finite="yes")
+
+
 def test_a_cuda_graph_is_recorded_without_repair(monkeypatch):
     """As a compiled program: it would run in every replay."""
     monkeypatch.setattr(nonfinite, "ASYNCHRONOUS", ("cpu",))
