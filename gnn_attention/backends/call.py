@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,6 +153,22 @@ class AttentionCall:
 def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
     """Put on the device once: a copy in every call would wait for it."""
     return ((graph.in_degree() > 0).to(device),)
+
+
+def are_plain(tensors: Iterable[Tensor | None]) -> bool:
+    """True where an operator would have nothing to add: eager tensors, outside of modes and transforms."""
+    if torch.compiler.is_compiling() or any(
+        x is not None and (type(x) is not Tensor or x.is_meta) for x in tensors
+    ):
+        return False
+    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    transformed = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+    return not modes and not transformed and torch._C._get_tracing_state() is None
+
+
+def any_needs_gradients(tensors: Iterable[Tensor | None]) -> bool:
+    """True where a derivative may be asked for."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def joined(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tensor, Tensor | None]:

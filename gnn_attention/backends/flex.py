@@ -212,10 +212,16 @@ def _flex(
 @constant
 def _kernel(device: torch.device, dtype: torch.dtype) -> str:
     """The kernel to ask FlexAttention for: "FLASH", of FA4, where it is installed; "": its own choice."""
-    from torch.nn.attention import flex_attention
-
-    known = "BACKEND" in getattr(getattr(flex_attention, "FlexKernelOptions", None), "__annotations__", {})
-    if not known or device.type != "cuda" or dtype not in flash_varlen.DTYPES or "FLASH" in _REFUSED:
+    try:
+        from torch.nn.attention.flex_attention import FlexKernelOptions
+    except ImportError:  # older versions of torch
+        return ""
+    if (
+        "BACKEND" not in FlexKernelOptions.__annotations__
+        or device.type != "cuda"
+        or dtype not in flash_varlen.DTYPES
+        or "FLASH" in _REFUSED
+    ):
         return ""
     module, majors = flash_varlen.IMPLEMENTATIONS["FA4"]
     fits = torch.cuda.get_device_capability(device)[0] in majors

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from gnn_attention import edges
-from gnn_attention._support.custom_op import any_needs_gradients
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import AttentionCall, one_of
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import ops, score_terms, tiles
 from gnn_attention.backends.gpu.csr import MOST_EDGES, bytes_of, hands_over, rows_of

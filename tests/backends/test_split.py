@@ -1,5 +1,6 @@
 """The backend made of others: every option, its plan, and the kernel of each part."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -164,6 +165,13 @@ def test_on_cuda_strict_causal_is_a_causal_call_on_shifted_tokens(which, compile
     monkeypatch.setattr(split, "_order", lambda call: ("dense",))
     ((part, name),) = assigned(checked(graph))
     assert (part.dst, part.src, part.graph.is_causal(), name) == ((1, N), (0, N - 1), True, "dense")
+    seen = []
+
+    def counted(call):
+        seen.append(call.graph.num_dst)
+        return dense.run(call)
+
+    monkeypatch.setitem(split.KERNELS, "dense", replace(dense.BACKEND, run=counted))
     extra, learned = options(graph)[which]
     results = []
     for backend in ("split", "reference"):
@@ -183,6 +191,7 @@ def test_on_cuda_strict_causal_is_a_causal_call_on_shifted_tokens(which, compile
         out, lse = program(*given)
         grads = torch.autograd.grad(out.sin().sum() + lse[:, :, 1:].cos().sum(), [*given, *learned])
         results.append([out, lse[:, :, 1:], *grads])
+    assert seen == [N - 1]
     assert not results[0][0][:, :, 0].any()
     for mine, theirs in zip(*results, strict=True):
         assert_exact(mine, theirs)

@@ -242,7 +242,7 @@ def test_what_is_supported_is_asked_once_for_each_graph(interpreted, given, monk
 
 @pytest.mark.parametrize("form", ["rows", "windows", "tiles"])
 def test_a_planned_call_is_little_work_for_the_host(form, interpreted, monkeypatch):
-    """A forward call is at most 230 calls of functions, of Python or C, before its launch."""
+    """A forward call is at most 230 calls of functions, of Python or C, and 40 for its second launch."""
     needs("triton")
     from support.compile_gate import _NoDriver
     from triton.runtime import JITFunction, driver
@@ -257,8 +257,10 @@ def test_a_planned_call_is_little_work_for_the_host(form, interpreted, monkeypat
     sys.setprofile(lambda frame, event, argument: calls.append(event) if event.endswith("call") else None)
     ga.attend(q, q, q, graph, backend=f"triton-{form}")
     sys.setprofile(None)
-    assert len(launched) == 1
-    assert len(calls) <= 230
+    # blocks that are not finite are visited again, with care
+    launches = 1 if form == "rows" else 2
+    assert len(launched) == launches
+    assert len(calls) <= 190 + 40 * launches
 
 
 # a graph is on the host, and so is what is computed about it without a device

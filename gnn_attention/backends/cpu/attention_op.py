@@ -14,10 +14,10 @@ import torch
 from torch.nn import functional
 
 from gnn_attention import edges
-from gnn_attention._support.custom_op import any_needs_gradients, are_plain, gradient_operator, operator
+from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
-from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.plan.plan import Edges, Packed, Plan, unpacked
 from gnn_attention.backends.plan.planner import packed_plan, plan_on

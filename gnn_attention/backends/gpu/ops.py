@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from gnn_attention._support.custom_op import any_needs_gradients, are_plain, gradient_operator, operator
+from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.backends.call import any_needs_gradients, are_plain
 from gnn_attention.backends.gpu.csr import Side
 from gnn_attention.backends.gpu.formats import ROWS, Blocks, Packed, Problem, unpack
 from gnn_attention.edges import accumulation_dtype
