@@ -12,23 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
-import tarfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
-from benchmarks.gpu import groups
+from benchmarks.gpu import archives, groups
 
 LEFT_OUT = ("far", "memory", "operators")  # too large for a CPU, or for a device alone
 MOST = 20 * 10**6  # bytes of the archive
+PLACE = re.compile(r"[A-Z2-7]+/[\w.]+\.(?:cubin|json)")
 COUNTS = Path(__file__).parent / "gpu" / "kernels.json"
 
 
@@ -96,6 +95,7 @@ def compiled(name: str, gpu: str) -> dict[str, Any]:
     """
     import triton
 
+    from benchmarks.gpu.sanitizer import OverError, launches_alone
     from gnn_attention.backends import BACKENDS
     from tests.guarantees.gpu_core import core_checks
     from tests.support.compile_gate import without_gpu
@@ -120,44 +120,32 @@ def compiled(name: str, gpu: str) -> dict[str, Any]:
     return {**counts, "seconds": round(sum(slow), 1), **({"errors": errors} if errors else {})}
 
 
-class OverError(Exception):
-    """All launches of a check are done."""
-
-
-@contextmanager
-def launches_alone() -> Iterator[None]:
-    """Checks end before the truth is worked out."""
-    from gnn_attention.verify import truth
-    from tests.guarantees import gpu_large
-
-    def over(*given: Any) -> Any:
-        raise OverError
-
-    with (
-        patch.object(truth.Formula, "truth", over),
-        patch.object(gpu_large.LargeCase, "truth", property(over)),
-    ):
-        yield
-
-
 def packed(folder: Path, archive: Path) -> int:
     """Write the machine code and metadata of a folder into the archive, and return its bytes."""
-    with tarfile.open(archive, "w:gz") as kernels:
-        for file in sorted(folder.rglob("*")):
-            if file.suffix in (".cubin", ".json"):
-                kernels.add(file, file.relative_to(folder))
-    return archive.stat().st_size
+    files = [file for file in sorted(folder.rglob("*")) if file.suffix in (".cubin", ".json")]
+    return archives.pack(folder, files, archive)
 
 
 def unpacked(archive: Path, folder: Path) -> int:
-    """Put the kernels of an archive into a folder, and return how many there are."""
-    with tarfile.open(archive) as kernels:
-        kernels.extractall(folder, filter="data")
-    # Triton notes the absolute paths of the files of a kernel
-    for file in folder.glob("*/__grp__*.json"):
-        names = json.loads(file.read_text())["child_paths"]
-        file.write_text(json.dumps({"child_paths": {name: str(file.parent / name) for name in names}}))
-    return len(list(folder.glob("*/*.cubin")))
+    """Put the kernels of an archive into a folder, and return how many there are.
+
+    ValueError if the archive is not there, damaged, or holds something else: nothing is written then.
+    """
+    found = archives.members(archive)
+    strange = [place for place in found if not PLACE.fullmatch(place)]
+    if strange:
+        raise ValueError(f"{archive} holds {strange[0]!r}, which belongs to no kernel")
+    for place, data in found.items():
+        file = folder / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(_moved(data, file.parent) if file.name.startswith("__grp__") else data)
+    return sum(place.endswith(".cubin") for place in found)
+
+
+def _moved(data: bytes, folder: Path) -> bytes:
+    """The list of a kernel's files, whose absolute paths Triton notes, in another folder."""
+    names = json.loads(data)["child_paths"]
+    return json.dumps({"child_paths": {name: str(folder / name) for name in names}}).encode()
 
 
 if __name__ == "__main__":

@@ -51,8 +51,7 @@ class Workload:
     layer, not its core.
 
     ``quick``: part of the short run of the suite ``attention``. ``kind`` says what bounds the best kernel of
-    a GPU: "products" of its pairs, or "gathers" of a sender for each edge; ``floors`` are its milliseconds,
-    forward and backward, on an H200.
+    a GPU: "products" of its pairs, or "gathers" of a sender for each edge.
     """
 
     name: str
@@ -63,7 +62,6 @@ class Workload:
     quick: bool = False
     layer: bool = False
     kind: str = "products"
-    floors: tuple[float | None, float | None] = (None, None)
     heads: int = HEADS
     dim: int = DIM
     batch: int = 1

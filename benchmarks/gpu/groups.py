@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from gnn_attention.verify.processes import LOST
 from gnn_attention.verify.report import fields_of, label, result_of
 
 PATIENCE = 150.0
+MOST_RESERVED = 2**30  # bytes that a process may hold on to between two checks
 FINISHED, LATE, GONE = 0, 3, 75  # exit codes of a process: all done, no time left, its GPU is lost
 
 
@@ -36,6 +37,7 @@ class Lines:
 
     file: Path
     results: dict[str, Result] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
     last: str | None = None
 
@@ -52,9 +54,15 @@ class Lines:
                 found.last = line["begin"]
                 found.begun[found.last] += 1
             else:
-                result = result_of(line)
-                found.results[label(result)] = result
+                found._add(line)
         return found
+
+    def _add(self, line: dict[str, Any]) -> None:
+        seconds = line.pop("seconds", None)
+        result = result_of(line)
+        self.results[label(result)] = result
+        if seconds is not None:
+            self.seconds[label(result)] = seconds
 
     @property
     def unanswered(self) -> str | None:
@@ -65,9 +73,9 @@ class Lines:
         """Write at once that this check is begun: the next moment may be the last."""
         self._write({"begin": name})
 
-    def end(self, result: Result) -> None:
-        """Write at once what came of a check."""
-        self._write(fields_of(result))
+    def end(self, result: Result, seconds: float | None = None) -> None:
+        """Write at once what came of a check, and how long it took."""
+        self._write(fields_of(result) | ({} if seconds is None else {"seconds": round(seconds, 3)}))
 
     def _write(self, line: dict[str, Any]) -> None:
         with self.file.open("a", encoding="utf-8") as file:
@@ -93,11 +101,20 @@ def work(checks: Sequence[Check], file: Path, until: float) -> int:
                 lines.end(failed(check, "begun twice without a result"))
                 continue
             lines.begin(name)
+            start = time.monotonic()
             result = check()
-            lines.end(result)
+            lines.end(result, time.monotonic() - start)
+            _give_back()
             if any(word in result.message for word in LOST):
                 return GONE
     return FINISHED
+
+
+def _give_back() -> None:
+    """Other processes need the memory that a large check leaves to this one's allocator."""
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() > MOST_RESERVED:
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
 
 def _fill() -> Any:
@@ -165,7 +182,7 @@ def run(
                 running.append(_start(queue.popleft(), until))
             time.sleep(0.1)
             for entry in list(running):
-                code = _ended(entry, patience)
+                code = ended(entry.process, entry.group.file, patience)
                 if code is None:
                     continue
                 running.remove(entry)
@@ -186,12 +203,12 @@ def _start(group: Group, until: float) -> _Running:
     return _Running(group, process, len(group.waiting))
 
 
-def _ended(entry: _Running, patience: float) -> int | None:
-    """The exit code; of a process that has not answered for long, that of its end."""
-    code = entry.process.poll()
-    if code is None and time.time() - entry.group.file.stat().st_mtime > patience:
-        entry.process.kill()
-        return entry.process.wait()
+def ended(process: subprocess.Popen[bytes], file: Path, patience: float) -> int | None:
+    """The exit code; of a process whose file has not changed for long, that of its end."""
+    code = process.poll()
+    if code is None and time.time() - file.stat().st_mtime > patience:
+        process.kill()
+        return process.wait()
     return code
 
 

@@ -2,7 +2,8 @@
 of a record.
 
 - ``status``: "measured", or why not, with its ``reason``: "missing", "refused", "out of memory" (also by
-  estimate), "failed", "wrong", "far behind" (one of ours whose prediction is many times that of auto)
+  estimate), "failed", "wrong", "far behind" (one of ours whose prediction is many times that of auto; one whose
+  first call takes a minute)
 - ``seconds``: median; ``p10, p90, samples``; backward is the backward pass alone
 - ``compile_s``: of ours: a first call on a graph of 96 tokens that has the same sizes else
 - ``first_s``: the first call here: the plan of this graph, and what is compiled still
@@ -21,7 +22,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from gnn_attention.backends.gpu.roofline import Estimate
 __all__ = ["Bench", "LostDeviceError", "Pace", "failed_by"]
 
 FEWEST_SETS, MOST_SETS, TIMES_CACHE = 4, 16, 3
-OUT_OF_MEMORY = "out of memory"
+OUT_OF_MEMORY, FAR_BEHIND = "out of memory", "far behind"
 
 
 class LostDeviceError(RuntimeError):
@@ -52,7 +53,8 @@ class LostDeviceError(RuntimeError):
 class Pace:
     """``budget`` seconds of samples for a pass of a method, ``fewest`` to ``most`` of them, after ``warm`` calls.
 
-    A call that takes more than ``slow`` seconds is warm at once, and measured twice.
+    A call that takes more than ``slow`` seconds is warm at once, and measured twice; one of more than
+    ``slower`` is not called again; after one of more than ``slowest``, with what it compiles, nothing is timed.
     """
 
     budget: float = 0.5
@@ -60,6 +62,8 @@ class Pace:
     most: int = 100
     warm: int = 3
     slow: float = 0.5
+    slower: float = 5.0
+    slowest: float = 60.0
 
     def samples(self, seconds: float) -> int:
         """How many of a call that takes so long."""
@@ -110,7 +114,7 @@ class Bench:
             "kind": kind,
             "build_s": self.build_s,
             "sets": len(self.sets),
-            "floors_ms": list(self.workload.floors),
+            "floors_ms": {which: self.floor(which) * 1e3 for which in PASSES},
             "flops": {which: problem.flops(which) for which in PASSES},
             "least_bytes": {which: bytes_of(problem, which, kind) for which in PASSES},
         }
@@ -119,9 +123,13 @@ class Bench:
         """Both passes. :class:`LostDeviceError` if the device does not survive it."""
         place: dict[str, Any] = {"workload": self.workload.name, "method": method.name, "ours": method.ours}
         left_out = self._tried(partial(self._left_out, method))
-        found = [left_out or self._tried(partial(self._measured, method, which)) or {} for which in PASSES]
-        passes = zip(PASSES, found, strict=True)
-        return [{**place, "pass": which, **self._prediction(method, which), **case} for which, case in passes]
+        prepared, found = cache(partial(method.prepare, self.problem)), []
+        for which in PASSES:
+            case = left_out or self._tried(partial(self._measured, method, prepared, which)) or {}
+            found.append({**place, "pass": which, **self._prediction(method, which), **case})
+            # the other pass would take longer still
+            left_out = case if case["status"] == FAR_BEHIND else left_out
+        return found
 
     def _tried(self, work: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
         """What it returns, or why it failed."""
@@ -146,7 +154,7 @@ class Bench:
             reason = f"about {needed / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB are free"
             return {"status": OUT_OF_MEMORY, "reason": reason}
         behind = self._far_behind(method)
-        return None if behind is None else {"status": "far behind", "reason": behind}
+        return None if behind is None else {"status": FAR_BEHIND, "reason": behind}
 
     def _free(self) -> float | None:
         return float(torch.cuda.mem_get_info(self.watch.device)[0]) if self.watch.on_gpu else None
@@ -168,11 +176,11 @@ class Bench:
         visited = {"flops": estimate.flops, "misses": estimate.misses, "passed": estimate.passed}
         return {"predicted_s": estimate.seconds, "limit": estimate.limit, "visited": visited}
 
-    def _measured(self, method: Method, which: str) -> dict[str, Any]:
+    def _measured(self, method: Method, prepare: Callable[[], Prepared], which: str) -> dict[str, Any]:
         backward = which == "backward"
         about = self._compiled(method, backward) if method.ours else {}
         start = time.perf_counter()
-        prepared = method.prepare(self.problem)
+        prepared = prepare()
         if method.same:
             verdict = self.checked.verdict(prepared, backward)
             about |= {"output_error": verdict.output, "gradient_error": verdict.gradient}
@@ -180,6 +188,9 @@ class Bench:
                 return {"status": "wrong", "reason": str(verdict), **about}
         self.watch.wait()
         about["first_s"] = time.perf_counter() - start
+        if about["first_s"] > self.pace.slowest:
+            reason = f"its first call took {about['first_s']:.0f} s: not timed"
+            return {"status": FAR_BEHIND, "reason": reason, **about}
         return {"status": "measured", **about, **self._timed(prepared, which)}
 
     def _compiled(self, method: Method, backward: bool) -> dict[str, Any]:
@@ -201,13 +212,16 @@ class Bench:
 
     def _timed(self, prepared: Prepared, which: str) -> dict[str, Any]:
         step = self._forward if which == "forward" else self._training_step
-        memory = peak_memory(self.watch.device, lambda: step(prepared, 0, []))
         marks: list[tuple[Any, Any]] = []
-        for number in range(self.pace.samples(self._warm(partial(step, prepared)))):
-            step(prepared, number, marks)
+        memory = peak_memory(self.watch.device, lambda: step(prepared, 0, marks))
+        self.watch.wait()
+        if self.watch.seconds(*marks[0]) <= self.pace.slower:
+            marks.clear()
+            for number in range(self.pace.samples(self._warm(partial(step, prepared)))):
+                step(prepared, number, marks)
         self.watch.wait()
         times = sorted(self.watch.seconds(*pair) for pair in marks)
-        return {**_figures(times), "bytes": memory, "share": self._share(times[len(times) // 2], which)}
+        return {**_figures(times), "bytes": memory, "share": self.floor(which) / times[len(times) // 2]}
 
     def _warm(self, step: Callable[[int, list[tuple[Any, Any]]], object]) -> float:
         """Seconds of the last of the first calls."""
@@ -241,16 +255,16 @@ class Bench:
         marks.append((start, self.watch.mark()))
         return found
 
-    def _share(self, seconds: float, which: str) -> float:
-        """Of what the measured ceilings allow for this work: products of all edges, or gathers of a row for
+    def floor(self, which: str) -> float:
+        """Seconds that the measured ceilings allow for this work: products of all edges, or gathers of a row for
         each of them.
         """
         problem, row = self.problem, 2 * self.problem.dim * self.problem.inputs[0].element_size()
         if self.workload.kind == "products":
-            return problem.flops(which) / self.ceilings.products / seconds
+            return problem.flops(which) / self.ceilings.products
         in_cache = problem.graph.num_src * row <= TABLE_THAT_FITS
         rate = self.ceilings.cache_rows if in_cache else self.ceilings.short_rows
-        return bytes_of(problem, which, self.workload.kind) / rate / seconds
+        return bytes_of(problem, which, self.workload.kind) / rate
 
     def _give_back(self) -> None:
         """Free what a failed method allocated. :class:`LostDeviceError` if the device is lost with it."""

@@ -18,8 +18,17 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks import methods
-from benchmarks.gpu.workloads import ALL_PAIRS, CUDNN, EFFICIENT, FLASH, FLASH_ATTN, VARLEN
+from benchmarks import gpu_peers, methods
+from benchmarks.gpu.workloads import (
+    ALL_PAIRS,
+    ANEMOI,
+    CUDNN,
+    EFFICIENT,
+    FLASH,
+    FLASH_ATTN,
+    PYG_COMPILED,
+    VARLEN,
+)
 from benchmarks.methods import AUTO, Method, Prepared, attended, call_of, of_backend
 from benchmarks.workloads import FLEX, MASKED, PYG, SPARSE, Problem
 from gnn_attention import convert
@@ -33,6 +42,7 @@ __all__ = ["AGAIN", "AUTO", "OURS", "PEERS", "Method", "call_of", "methods_of", 
 
 AGAIN = "auto again"  # the same twice: how far apart two measurements of one thing are
 FAR, LONG = 12.0, 0.05  # times the prediction of auto, and seconds, beyond which one of ours is not timed
+ANEMOI_MODULE = "anemoi.models.triton.gt"
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -67,7 +77,7 @@ def _own_flex_refusal(problem: Problem) -> str | None:
 
 
 def _not_compiled_here(problem: Problem) -> str | None:
-    return None if problem.inputs[0].device.type == "cuda" else "FlexAttention is compiled for a GPU here"
+    return None if problem.inputs[0].device.type == "cuda" else "it is compiled for a GPU here"
 
 
 def _split_refusal(problem: Problem) -> str | None:
@@ -178,6 +188,67 @@ def _flash_attn_refusal(problem: Problem) -> str | None:
     return None
 
 
+def _pyg_compiled(problem: Problem) -> Prepared:
+    """TransformerConv's ``propagate`` as one compiled program for these sizes."""
+    torch._dynamo.reset()
+    run = methods.PEERS[PYG].prepare(problem).call
+    return Prepared(torch.compile(run, dynamic=False))
+
+
+def _anemoi(problem: Problem) -> Prepared:
+    """The graph transformer of anemoi-models on ``[T, H, D]``: edges by receiver, and their order by sender.
+
+    It adds a vector of each edge to key and value, which cannot be left out: here they are 0, and take part
+    in its time and memory.
+    """
+    conv = importlib.import_module(ANEMOI_MODULE).graph_transformer_attention_conv
+    graph, device = problem.graph, problem.device
+    by_receiver, by_sender = _sorted_edges(graph.edges_on(device), graph.num_dst, graph.num_src)
+    shape = len(by_receiver[0]), problem.heads, problem.dim
+    vectors = torch.zeros(shape, dtype=problem.inputs[0].dtype, device=device)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        query, key, value = (x[0].transpose(0, 1) for x in (q, k, v))
+        out: Tensor = conv(query, key, value, vectors, by_receiver, by_sender)
+        return out.transpose(0, 1).unsqueeze(0)
+
+    return Prepared(run)
+
+
+def _sorted_edges(
+    edges: Tensor, num_dst: int, num_src: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Senders by receiver and where each receiver begins; where each sender begins, its edges, and receivers.
+
+    >>> edges = torch.tensor([[1, 0, 1], [1, 0, 0]])
+    >>> by_receiver, by_sender = _sorted_edges(edges, 2, 2)
+    >>> [x.tolist() for x in (*by_receiver, *by_sender)]
+    [[0, 1, 1], [0, 2, 3], [0, 1, 3], [0, 1, 2], [0, 0, 1]]
+    """
+    order = torch.argsort(edges[1] * num_src + edges[0])
+    src, dst = edges[:, order]
+    starts, ends = (
+        functional.pad(torch.bincount(x, minlength=n).cumsum(0), (1, 0))
+        for x, n in ((dst, num_dst), (src, num_src))
+    )
+    return (src, starts), (ends, torch.argsort(src, stable=True), dst)
+
+
+def _anemoi_refusal(problem: Problem) -> str | None:
+    q = problem.inputs[0]
+    if q.device.type != "cuda":
+        return "its operators are for CUDA alone"
+    if len(q) != 1:
+        return f"it takes one sample, got {len(q)}"
+    return None if q.dtype != torch.float64 else "it computes in float32 and shorter"
+
+
+def _anemoi_bytes(problem: Problem, both: bool) -> float:
+    """A vector for each edge, and its gradient."""
+    size = problem.grad_out.element_size()
+    return float(problem.graph.num_edges * problem.heads * problem.dim * size * (2 if both else 1))
+
+
 def _peers() -> Iterator[Method]:
     for name, kernel in (
         (FLASH, "FLASH_ATTENTION"),
@@ -197,7 +268,18 @@ def _peers() -> Iterator[Method]:
     yield replace(methods.PEERS[FLEX], unsupported_reason=_flex_refusal, backward=None, estimate="flex")
     yield Method(FLASH_ATTN, _flash_attn, modules=("flash_attn",), unsupported_reason=_flash_attn_refusal)
     yield methods.PEERS[PYG]
+    yield replace(
+        methods.PEERS[PYG], name=PYG_COMPILED, prepare=_pyg_compiled, unsupported_reason=_not_compiled_here
+    )
+    yield Method(
+        ANEMOI,
+        _anemoi,
+        modules=("triton", ANEMOI_MODULE),
+        unsupported_reason=_anemoi_refusal,
+        bytes_needed=_anemoi_bytes,
+    )
     yield methods.PEERS[SPARSE]
 
 
+gpu_peers.carried()
 PEERS: dict[str, Method] = {method.name: method for method in _peers()}

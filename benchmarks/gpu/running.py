@@ -11,6 +11,7 @@ The record, as ``--json`` keeps it after every method (the file is written whole
 - ``ceilings``: :class:`~benchmarks.gpu.machine.Ceilings`, measured in the first call
 - ``workloads``: :meth:`~benchmarks.gpu.measuring.Bench.about`
 - ``cases``: :mod:`benchmarks.gpu.measuring`
+- ``begun``: how often each method of a workload was begun: one that took its process with it twice has failed
 - ``waiting``: how many methods of the chosen workloads have not been run yet, and ``stopped``: why, if not
   for the budget
 - ``targets``: :mod:`benchmarks.gpu.targets` with what was measured, met or not
@@ -93,7 +94,8 @@ def run_gpu(
                 break
             shown.begin(f"{workload.title}: {method.name}")
             bench = bench or _bench(record, workload, place, quick)
-            _add(record, bench, method)
+            if _begin(record, workload, method, keep):
+                _add(record, bench, method)
             longest = max(longest, time.monotonic() - start)
             run["seconds"] = round(time.monotonic() - began, 1)
             _finish(record, chosen, methods, keep)
@@ -104,20 +106,31 @@ def run_gpu(
     return _finish(record, chosen, methods, keep)
 
 
+def _begin(record: Record, workload: Workload, method: Method, keep: Callable[[Record], None] | None) -> bool:
+    """Note that a method is begun: the next moment may be the last. False if that was so twice before."""
+    name = f"{workload.name}: {method.name}"
+    times = record.setdefault("begun", {}).get(name, 0)
+    if times > 1:
+        record["cases"] += _failed(workload.name, method, "begun twice without a result")
+        return False
+    record["begun"][name] = times + 1
+    if keep is not None:
+        keep(record)
+    return True
+
+
+def _failed(workload: str, method: Method, reason: str) -> list[Record]:
+    place = {"workload": workload, "method": method.name, "ours": method.ours}
+    return [{**place, "pass": which, "status": "failed", "reason": reason} for which in PASSES]
+
+
 def _add(record: Record, bench: Bench, method: Method) -> None:
     """The cases of a method, failed ones if it takes the device with it."""
     try:
         record["cases"] += bench.cases(method)
     except LostDeviceError as error:
         name = bench.workload.name
-        lost = {
-            "workload": name,
-            "method": method.name,
-            "ours": method.ours,
-            "status": "failed",
-            "reason": str(error),
-        }
-        record["cases"] += [{**lost, "pass": which} for which in PASSES]
+        record["cases"] += _failed(name, method, str(error))
         record["stopped"] = f"{method.name} on {name} took the device with it: {error}"
 
 
@@ -141,6 +154,8 @@ def _begun(place: torch.device, quick: bool, resume: Path | None) -> Record:
             "runs": [],
             "workloads": [],
             "cases": [],
+            "waiting": None,
+            "targets": [],
         }
     record = read(resume, "gpu")
     for name in SAME:

@@ -1,7 +1,7 @@
 """What is measured on a GPU: dense, structured and irregular graphs of the sizes that one needs a GPU for.
 
-Each has the peers that could run it, and what the kernel that is best in theory would need on an H200
-(``floors``, from the rates of its memory and matrix units alone).
+Each has the peers that could run it. What the kernel that is best in theory would need follows from the rates
+of the device that were measured (:meth:`benchmarks.gpu.measuring.Bench.floor`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = ["PASSES", "WORKLOADS", "barabasi_albert", "bytes_of", "scattered"]
 PASSES = ("forward", "backward")
 FLASH, CUDNN, EFFICIENT = "SDPA flash", "SDPA cuDNN", "SDPA efficient"
 ALL_PAIRS, VARLEN, FLASH_ATTN = "SDPA all pairs", "torch varlen", "flash_attn"
+PYG_COMPILED, ANEMOI = "PyG compiled", "anemoi graph transformer"
 
 
 def bytes_of(problem: Problem, which: str, kind: str) -> float:
@@ -111,7 +112,7 @@ def _token_bigbird(n: int) -> TokenGraph:
 
 
 SDPA = (FLASH, CUDNN, EFFICIENT, FLASH_ATTN)
-GRAPH = (PYG, SPARSE)
+GRAPH = (PYG, PYG_COMPILED, ANEMOI, SPARSE)
 _wide = partial(Workload, heads=16, dim=128, dtype=torch.bfloat16)
 _gathers = partial(Workload, kind="gathers", dtype=torch.bfloat16)
 
@@ -123,15 +124,20 @@ def _table() -> list[Workload]:
         partial(scattered, degree=50.5),
     )
     return [
-        _wide("causal8k", "causal, 8k", 8192, patterns.causal, (*SDPA, FLEX), floors=(1.39, 3.48), batch=4),
-        _wide("causal32k", "causal, 32k", 32768, patterns.causal, (*SDPA, FLEX), floors=(5.57, 13.9)),
+        _wide("causal8k", "causal, 8k", 8192, patterns.causal, (*SDPA, FLEX), batch=4),
+        _wide(
+            "causal32k",
+            "causal, 32k",
+            32768,
+            patterns.causal,
+            (*SDPA, FLEX),
+        ),
         _wide(
             "window131k",
             "window 1024, 131k",
             131072,
             _window,
             (VARLEN, FLASH_ATTN, FLEX),
-            floors=(1.39, None),
         ),
         _wide(
             "documents131k",
@@ -139,26 +145,39 @@ def _table() -> list[Workload]:
             131072,
             documents,
             (VARLEN, FLEX),
-            floors=(2.3, None),
         ),
-        _wide(
-            "bigbird131k", "BigBird of blocks, 131k", 131072, _bigbird, (FLEX,), floors=(0.435, None), dim=64
-        ),
+        _wide("bigbird131k", "BigBird of blocks, 131k", 131072, _bigbird, (FLEX,), dim=64),
         _gathers(
             "bigbird65k",
             "BigBird of tokens, 65k",
             65536,
             _token_bigbird,
             (MASKED, ALL_PAIRS),
-            floors=(2.2, None),
         ),
-        _gathers("random131k", "in-degree 32, 131k", 131072, degree32, (ALL_PAIRS, PYG), floors=(1.43, None)),
+        _gathers(
+            "random131k",
+            "in-degree 32, 131k",
+            131072,
+            degree32,
+            (ALL_PAIRS, PYG, PYG_COMPILED, ANEMOI),
+        ),
         _gathers("random100k", "in-degree 32, 100k", 100_000, degree32, GRAPH),
-        _gathers("random1m", "in-degree 32, 1M", 1_000_000, degree32, GRAPH, floors=(15.4, 32.4)),
-        _gathers("barabasi1m", "Barabasi-Albert 1M, m=16", 1_000_000, m16, GRAPH, floors=(14.8, 32.0)),
+        _gathers(
+            "random1m",
+            "in-degree 32, 1M",
+            1_000_000,
+            degree32,
+            GRAPH,
+        ),
+        _gathers(
+            "barabasi1m",
+            "Barabasi-Albert 1M, m=16",
+            1_000_000,
+            m16,
+            GRAPH,
+        ),
         _gathers(
             *("uniform2m", "in-degree 50.5, 2.45M", 2_449_029, uniform, GRAPH),
-            floors=(14.7, None),
             heads=1,
             dim=128,
             dtype=torch.float16,

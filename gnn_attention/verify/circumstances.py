@@ -31,7 +31,7 @@ def environment(device: str) -> dict[str, Any]:
     if gpu:
         about["device"], about["cuda"] = torch.cuda.get_device_name(device), torch.version.cuda
         about["driver"] = _of_driver("driver_version")
-        about["clocks"] = _of_driver("clocks.sm,clocks.max.sm,clocks.mem,power.limit")
+        about["clocks"] = clocks()
         about["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
         about["capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
         about["triton_key"] = _triton_key()
@@ -53,6 +53,11 @@ def environment(device: str) -> dict[str, Any]:
         "dirty": commit and changes is not None,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def clocks() -> str | None:
+    """Clocks, the limit of power and uncorrected errors of memory, as the driver tells them now."""
+    return _of_driver("clocks.sm,clocks.max.sm,clocks.mem,power.limit,ecc.errors.uncorrected.volatile.total")
 
 
 def _of_driver(query: str) -> str | None:

@@ -13,7 +13,7 @@ from benchmarks.__main__ import main
 from benchmarks.checked import Checked, in_edges_of, sampled_receivers
 from benchmarks.gpu import calibrate, machine, measuring, methods, running, table, targets, workloads
 from benchmarks.gpu.machine import Ceilings, Watch
-from benchmarks.gpu.measuring import Bench, Pace
+from benchmarks.gpu.measuring import FAR_BEHIND, Bench, Pace
 from benchmarks.gpu.methods import AGAIN, OURS
 from benchmarks.gpu.running import TRIAL
 from benchmarks.gpu.workloads import PASSES, WORKLOADS
@@ -231,6 +231,60 @@ class TestCommand:
         assert {path.name for path in tmp_path.glob("*.svg")} == {"gpu-times.svg", "gpu-shares.svg"}
 
 
+@pytest.mark.parametrize(("seconds", "calls", "samples"), [(3.0, 5, 2), (7.0, 2, 1), (70.0, 1, 0)])
+def test_a_method_of_seconds_is_called_less_and_less(seconds, calls, samples, monkeypatch):
+    """Compared, then measured twice, once, or never: one that is hopeless forward is not tried backward."""
+    found, made = bench("random131k"), []
+    found.pace = Pace()
+    clock = SimpleNamespace(perf_counter=lambda: seconds * len(made))
+    monkeypatch.setattr(machine, "time", clock)
+    monkeypatch.setattr(measuring, "time", clock)
+    monkeypatch.setattr(measuring, "PASSES", PASSES if samples == 0 else PASSES[:1])
+
+    def prepare(problem):
+        return Prepared(lambda q, k, v: made.append(1) or attend(q, k, v, problem.graph))
+
+    cases = found.cases(Method("slow", prepare))
+    assert len(made) == calls
+    if samples:
+        assert [(case["seconds"], case["samples"]) for case in cases] == [(seconds, samples)]
+    else:
+        assert {(case["status"], case["reason"]) for case in cases} == {
+            (FAR_BEHIND, "its first call took 70 s: not timed")
+        }
+
+
+def test_masks_are_made_once_for_both_passes():
+    found, made = bench("random131k"), []
+
+    def prepare(problem):
+        made.append(1)
+        return Prepared(lambda q, k, v: attend(q, k, v, problem.graph))
+
+    assert [case["status"] for case in found.cases(Method("once", prepare))] == ["measured"] * 2
+    assert len(made) == 1
+
+
+def test_a_method_that_dies_twice_with_its_process_has_failed(tmp_path, monkeypatch):
+    """Nothing that is written before it is measured again, and the rest goes on."""
+    file, cases = tmp_path / "record.json", Bench.cases
+
+    def dying(self, method):
+        if method.name == "dense":
+            raise KeyboardInterrupt
+        return cases(self, method)
+
+    monkeypatch.setattr(Bench, "cases", dying)
+    for number in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            running.run_gpu(
+                ["random131k"], "cpu", True, resume=file if number else None, keep=running.keeper(str(file))
+            )
+    found = running.run_gpu(["random131k"], "cpu", True, resume=file)
+    assert case_of(found, "random131k", "dense", "backward")["reason"] == "begun twice without a result"
+    assert found["waiting"] == 0
+
+
 def test_a_slow_method_takes_few_samples():
     """Ten to a hundred within half a second; of a minute's call two, and no more to warm up."""
     assert [Pace().samples(seconds) for seconds in (1e-9, 0.01, 0.4, 0.6, 60.0)] == [100, 50, 10, 2, 2]
@@ -249,7 +303,7 @@ def test_a_slow_method_takes_few_samples():
 def made_up(**seconds):
     """A measurement of workloads: milliseconds of each method, forward; backward takes twice as long."""
     about = {"edges": 32_000_000, "tokens": 10**6, "batch": 1, "heads": 8, "dim": 64, "dtype": "bfloat16"}
-    same = {"p10": 0.1, "p90": 0.2, "status": "measured", "share": 0.8, "first_s": 1.0, "ours": True}
+    same = {"p10": 0.1, "p90": 0.2, "status": "measured", "share": 0.815, "first_s": 1.0, "ours": True}
     same |= {"predicted_s": 0.01, "limit": "gather", "visited": {"flops": 1e9, "misses": 43e9, "passed": 1e9}}
     cases = []
     for (place, milliseconds), (times, which) in product(seconds.items(), enumerate(PASSES, 1)):
@@ -283,18 +337,31 @@ def met(record, workload, which, measure):
 
 
 def test_targets_are_judged_by_what_was_measured():
-    assert met(RECORD, "random1m", "forward", "milliseconds") == (pytest.approx(16.0, rel=EXACT), True)
-    assert met(RECORD, "random1m", "forward", "share") == (pytest.approx(0.8, rel=EXACT), True)
+    assert met(RECORD, "random1m", "forward", "share") == (pytest.approx(0.815, rel=EXACT), True)
     assert met(RECORD, "random1m", "forward", "faster") == (None, None)  # torch.sparse did not run
-    assert met(RECORD, "barabasi1m", "forward", "milliseconds") == (pytest.approx(24.0, rel=EXACT), False)
+    assert met(RECORD, "barabasi1m", "forward", "share") == (pytest.approx(0.815, rel=EXACT), False)
     assert met(RECORD, "barabasi1m", "forward", "growth") == (pytest.approx(1.5, rel=EXACT), False)
     # of the fastest kernel that ran
     assert met(DENSE, "causal8k", "forward", "time") == (pytest.approx(1.7 / 1.69, rel=EXACT), True)
     assert {row["met"] for row in targets.judged({**RECORD, "measurement": False})} == {None}
-    # an H100's memory is slower: the share of its own ceiling is judged there, and no milliseconds of an H200
+    # whatever the device: each share is one of its own ceilings
+    assert {row["measure"] for row in RECORD["targets"]} <= {"share", "time", "faster", "growth", "beyond"}
     other = {**RECORD, "targets": targets.judged({**RECORD, "device": "NVIDIA H100 80GB HBM3"})}
-    assert met(other, "random1m", "forward", "milliseconds") == (pytest.approx(16.0, rel=EXACT), None)
-    assert met(other, "random1m", "forward", "share") == (pytest.approx(0.8, rel=EXACT), True)
+    assert other["targets"] == RECORD["targets"]
+
+
+def test_floors_are_those_of_the_ceilings_that_were_measured():
+    """Twice as fast a device has half the floor; what is timed at twice its floor reaches a half of it."""
+    for name, ceiling in (("causal8k", "products"), ("random131k", "cache_rows")):
+        found = bench(name)
+        floors = found.about()["floors_ms"]
+        faster = replace(ROOMY, **{ceiling: 2 * getattr(ROOMY, ceiling)})
+        found.ceilings = faster
+        for which in PASSES:
+            assert found.floor(which) * 1e3 == pytest.approx(floors[which] / 2, rel=EXACT)
+    problem = bench("causal8k").problem
+    expected = problem.flops("forward") / ROOMY.products
+    assert bench("causal8k").floor("forward") == pytest.approx(expected, rel=EXACT)
 
 
 def test_constants_come_from_what_was_reached():

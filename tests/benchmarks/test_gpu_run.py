@@ -5,19 +5,15 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.extras import needs
 
 from benchmarks import gpu_run
-from benchmarks.gpu import groups
+from benchmarks.gpu import archives, groups
 from benchmarks.gpu.groups import Lines
-from gnn_attention.verify import Report
-from gnn_attention.verify.record import digest
 from gnn_attention.verify.report import label, result_of
-from tests.guarantees.gpu_core import core_checks
 
 needs("triton")
 pytestmark = pytest.mark.slow
@@ -40,16 +36,21 @@ def call(out, *options, seconds=1.0):
 
 
 def test_a_call_begins_plans_and_sums_up_whatever_the_time(tmp_path, capsys):
-    assert call(tmp_path, "--cache", str(tmp_path / "missing.tar.gz")) == 0
+    archive = tmp_path / "all.tar.gz"
+    out = tmp_path / "out"
+    assert call(out, "--cache", str(tmp_path / "missing.tar.gz"), "--archive", str(archive)) == 0
     said = capsys.readouterr().out
     assert "No such file" in said
     assert "all are compiled here" in said
     for phase in gpu_run.CHECKED:
         assert f"\n{phase} " in said
-        assert f"\n{phase}: 0 of " in (tmp_path / "summary.txt").read_text()
-    place = json.loads((tmp_path / "place.json").read_text())
+        assert f"\n{phase}: 0 of " in (out / "summary.txt").read_text()
+    assert f"\n{(out / 'plan-1.txt').read_text()}" in said
+    place = json.loads((out / "place.json").read_text())
     assert place["trial"] is True
-    assert len(place["calls"]) == 1
+    (made,) = place["calls"]
+    assert {"date", "command", "seconds", "clocks", "clocks_after", "ready", "compiled"} == made.keys()
+    assert archives.members(archive).keys() == {file.name for file in out.iterdir()}
     assert len(place["core"]) == 64
 
 
@@ -81,16 +82,3 @@ def test_killed_in_the_middle_of_a_check_it_is_carried_on(tmp_path):
     results = [line for line in lines if "begin" not in line]
     assert len(results) == len({label(result_of(line)) for line in results}) == 4
     assert [line["message"] for line in results if not line["passed"]] == []
-
-
-def test_the_record_holds_the_core_and_nothing_else(tmp_path):
-    every = core_checks()
-    run = gpu_run.Run(tmp_path, "cuda", False, 1, time.time())
-    place = {"date": "2026-11-22T00:00:00+00:00", "device": "GPU", "core": digest(c.label for c in every)}
-    (tmp_path / "place.json").write_text(json.dumps(place))
-    for check in every:
-        lines = Lines(tmp_path / f"core.{check.backend}.{check.dtype}.jsonl")
-        lines.end(replace(groups.failed(check, ""), passed=True))
-    report = Report.from_file(gpu_run.write_record(run))
-    assert report.ok
-    assert digest(label(r) for r in report.results) == report.environment["core"]

@@ -44,7 +44,7 @@ class Sizes:
     far: int = 2**22 + 77
 
 
-TRIAL = Sizes(96, 20, 200)  # for a rehearsal on a CPU
+TRIAL = Sizes(16, 12, 100)  # for a rehearsal on a CPU
 
 
 def core_checks(
