@@ -21,15 +21,15 @@ __all__ = ["CHECKED", "Run", "groups_of", "phase_checks"]
 
 CHECKED = ("first", "core", "sanitizer", "others")
 OTHERS = ("triton", "varlen", "dense", "split", "flex")
-# of a rehearsal: an interpreted program takes a tenth of a second, and there is one for each token or block
-TRIAL_DTYPES = ("bfloat16", "float64")
+# of a rehearsal: an interpreted program takes a tenth of a second, and there is one for each token or block;
+# in wide dtypes blocks are small
+TRIAL_DTYPES = ("bfloat16", "float16")
 TRIAL_NAMES = (
     "decode rows, ",
     "the weights dropped on decode rows",
     "isolated rows are exactly 0",
     "causal of ",
     "window of ",
-    "compiled as one graph on window",
 )
 TRIAL_ROWS = ("one token, ", "causal of ")
 # each takes tens of gigabytes: together in one process, one after another

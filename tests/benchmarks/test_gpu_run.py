@@ -13,7 +13,6 @@ from support.extras import needs
 from benchmarks import gpu_run
 from benchmarks.gpu import archives, groups
 from benchmarks.gpu.groups import Lines
-from gnn_attention.verify.report import label, result_of
 
 needs("triton")
 pytestmark = pytest.mark.slow
@@ -78,7 +77,7 @@ def test_killed_in_the_middle_of_a_check_it_is_carried_on(tmp_path):
             lines = Lines.read(out / "first.all.jsonl")
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    lines = [json.loads(line) for line in (out / "first.all.jsonl").read_text().splitlines()]
-    results = [line for line in lines if "begin" not in line]
-    assert len(results) == len({label(result_of(line)) for line in results}) == 4
-    assert [line["message"] for line in results if not line["passed"]] == []
+    found = Lines.read(out / "first.all.jsonl")
+    written = [line for line in (out / "first.all.jsonl").read_text().splitlines() if "begin" not in line]
+    assert len(written) == len(found.results) == 4
+    assert [result.message for result in found.results.values() if not result.passed] == []
