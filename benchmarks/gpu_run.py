@@ -248,7 +248,7 @@ def _bench(name: str, run: Run) -> None:
         before = outcome.read_benchmark(run, name)
         code = _bench_once(name, run)
         now = outcome.read_benchmark(run, name)
-        if code == 0 or now == before or now["waiting"] == 0:
+        if code in (0, None) or now == before or now["waiting"] == 0:
             return
         print(f"{name}: its process ended with {code}", flush=True)
 

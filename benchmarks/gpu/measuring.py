@@ -13,7 +13,8 @@ of a record.
 - ``flops``: counted for the edges alone; ``least_bytes`` of the best kernel; ``share`` of the measured
   ceiling of this work
 - ``predicted_s``: by ``backends.gpu.roofline``, the constant that ``limit``s it, and what is ``visited``
-  (its ``Estimate``); ``output_error, gradient_error``: in units of SDPA's own
+  (its ``Estimate``); ``output_error, gradient_error``: in units of SDPA's own. A peer whose errors are larger
+  than what is allowed of ours is timed up to 16 times SDPA's own, with that as its ``reason``
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.checked import Checked
+from benchmarks.checked import Checked, Verdict
 from benchmarks.gpu.machine import Ceilings, Watch, peak_memory
 from benchmarks.gpu.methods import AGAIN, FAR, LONG, predicted
 from benchmarks.gpu.workloads import PASSES, bytes_of
@@ -42,6 +43,7 @@ from gnn_attention.backends.gpu.roofline import Estimate
 __all__ = ["Bench", "LostDeviceError", "Pace", "failed_by"]
 
 FEWEST_SETS, MOST_SETS, TIMES_CACHE = 4, 16, 3
+PEERS_ERROR = 16.0  # times SDPA's own, up to which a peer is timed; its case says so
 OUT_OF_MEMORY, FAR_BEHIND = "out of memory", "far behind"
 
 
@@ -185,7 +187,9 @@ class Bench:
             verdict = self.checked.verdict(prepared, backward)
             about |= {"output_error": verdict.output, "gradient_error": verdict.gradient}
             if not verdict.passed:
-                return {"status": "wrong", "reason": str(verdict), **about}
+                about["reason"] = str(verdict)
+                if method.ours or not _nearly(verdict):
+                    return {"status": "wrong", **about}
         self.watch.wait()
         about["first_s"] = time.perf_counter() - start
         if about["first_s"] > self.pace.slowest:
@@ -276,6 +280,11 @@ class Bench:
             torch.cuda.empty_cache()
         except RuntimeError as error:
             raise LostDeviceError(one_line(error)) from error
+
+
+def _nearly(verdict: Verdict) -> bool:
+    """Whether a peer computes the same, though with larger errors: it may sum in the short dtype itself."""
+    return all(error <= PEERS_ERROR for error in (verdict.output, verdict.gradient or 0.0))
 
 
 TABLE_THAT_FITS = 40e6  # bytes of the keys and values of a head that a cache of 50 MB keeps

@@ -109,9 +109,7 @@ def _methods(record: Record, about: Record) -> str:
 
 def _line(record: Record, workload: str, method: str) -> list[str]:
     found = [case_of(record, workload, method, which) for which in PASSES]
-    remark = reasons(found) or next(
-        (f"takes {case['takes']}" for case in found if case and "takes" in case), ""
-    )
+    remark = reasons(found) or _remark(found)
     predicted = " / ".join(_predicted(case) for case in found)
     share, memory, first = (
         _pair(found, "share", 100.0, " %"),
@@ -119,6 +117,16 @@ def _line(record: Record, workload: str, method: str) -> list[str]:
         _pair(found[:1], "first_s", 1.0),
     )
     return [method, _pair(found, "seconds", 1e3), _spreads(found), predicted, share, memory, first, remark]
+
+
+def _remark(cases: list[Record | None]) -> str:
+    """Which backend auto took; how far off a peer is that was timed all the same."""
+    for case in cases:
+        if case and "takes" in case:
+            return f"takes {case['takes']}"
+        if case and "reason" in case:
+            return f"less exact: {case['reason']}"
+    return ""
 
 
 def _predicted(case: Record | None) -> str:

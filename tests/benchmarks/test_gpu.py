@@ -1,8 +1,13 @@
 """The suite ``gpu`` on a CPU: every method right or refused, wrong ones caught, a record is carried on."""
 
 import json
-from dataclasses import asdict, replace
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +24,7 @@ from benchmarks.gpu.running import TRIAL
 from benchmarks.gpu.workloads import PASSES, WORKLOADS
 from benchmarks.methods import AUTO, Method, Prepared
 from benchmarks.records import case_of
-from gnn_attention import attend, patterns
+from gnn_attention import attend, convert, patterns
 from gnn_attention._support import progress
 from gnn_attention.backends import cost_model
 from gnn_attention.backends.gpu import devices
@@ -80,6 +85,23 @@ class TestChecked:
         assert [case["status"] for case in cases][1] == "wrong"
         assert "seconds" not in cases[1]
 
+    @pytest.mark.parametrize(
+        ("off", "ours", "status"), [(3e-2, False, "measured"), (3e-2, True, "wrong"), (9, False, "wrong")]
+    )
+    def test_a_peer_that_is_less_exact_is_timed_and_says_so(self, off, ours, status):
+        """It sums in the short dtype, say; what computes something else is not timed."""
+
+        def prepare(problem):
+            return Prepared(lambda q, k, v: attend(q, k, v, problem.graph) * (1 + off))
+
+        for case in bench("window131k").cases(Method("rough", prepare, ours=ours)):
+            assert case["status"] == status
+            assert ("seconds" in case) == (status == "measured")
+            assert case["reason"].startswith("error ")
+        record = made_up(window131k__rough=1.0)
+        record["cases"][0]["reason"] = "error 4.5 of SDPA's own (allowed 2)"
+        assert "| less exact: error 4.5 of SDPA's own (allowed 2) |" in table.report(record)
+
     def test_a_gradient_for_senders_without_a_sampled_edge_is_wrong(self):
         """However small, and though the output is right."""
         workload = replace(WORKLOADS["window131k"], heads=2, dim=16)
@@ -138,6 +160,101 @@ def _raise(error):
         raise error
 
     return raising
+
+
+class TestPeers:
+    def test_anemoi_is_given_edges_by_receiver_and_their_order_by_sender(self, monkeypatch):
+        """A stand-in that reads both, as its kernels do, is right forward and backward."""
+        stub = SimpleNamespace(graph_transformer_attention_conv=transformer_conv)
+        monkeypatch.setitem(sys.modules, methods.ANEMOI_MODULE, stub)
+        workload = replace(WORKLOADS["random131k"].tiny(), dtype=torch.float64)
+        order = torch.randperm(70, generator=torch.Generator().manual_seed(0))
+        scattered = workloads.scattered(14, 5)
+        # no receiver or sender may be taken for its neighbour: edges in any order, the last token without any
+        graph = convert.from_edge_index(scattered.edge_index[:, order], 15, 15)
+        problem = workload.problem(graph, CPU)
+        assert Checked(problem).verdict(methods._anemoi(problem), backward=True).passed
+
+    def test_anemoi_refuses_what_it_cannot_compute(self):
+        workload = WORKLOADS["random131k"].tiny()
+        problem = workload.problem(workload.graph(), CPU)
+        assert (
+            methods.PEERS[workloads.ANEMOI].unsupported_reason(problem) == "its operators are for CUDA alone"
+        )
+        for samples, dtype, reason in (
+            (1, torch.bfloat16, None),
+            (2, torch.bfloat16, "it takes one sample, got 2"),
+            (1, torch.float64, "it computes in float32 and shorter"),
+        ):
+            q = OnCuda(samples, dtype)
+            assert methods._anemoi_refusal(SimpleNamespace(inputs=[q])) == reason
+        edges, numbers = problem.graph.num_edges, problem.heads * problem.dim
+        assert methods._anemoi_bytes(problem, True) == 2 * methods._anemoi_bytes(problem, False)
+        assert methods._anemoi_bytes(problem, False) == 2 * edges * numbers
+
+    def test_anemois_own_kernel_is_right_where_it_is_carried(self):
+        """Interpreted, in a process that may."""
+        program = f"""
+import importlib, torch
+from benchmarks.checked import Checked
+from benchmarks.gpu import methods
+from benchmarks.gpu.workloads import WORKLOADS
+kernel = importlib.import_module({methods.ANEMOI_MODULE!r})
+for operator in (kernel.graph_transformer_attention, kernel.graph_transformer_attention_backward):
+    operator.register_kernel("cpu")(operator._init_fn)
+workload = WORKLOADS["random131k"].tiny()
+problem = workload.problem(workload.graph(12), torch.device("cpu"))
+assert Checked(problem).verdict(methods._anemoi(problem), backward=True).passed
+"""
+        if methods.PEERS[workloads.ANEMOI].missing() is not None:
+            pytest.skip("python -m benchmarks.gpu_peers brings it")
+        run_interpreted(program)
+
+    def test_pyg_compiled_is_what_it_is_uncompiled(self, monkeypatch):
+        needs("torch_geometric")
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+        workload = replace(WORKLOADS["random131k"].tiny(), dtype=torch.float64)
+        problem = workload.problem(workload.graph(), CPU)
+        assert (
+            methods.PEERS[workloads.PYG_COMPILED].unsupported_reason(problem)
+            == "it is compiled for a GPU here"
+        )
+        assert Checked(problem).verdict(methods._pyg_compiled(problem), backward=True).passed
+
+
+@dataclass(frozen=True)
+class OnCuda:
+    """Stands for a tensor."""
+
+    samples: int
+    dtype: torch.dtype
+    device = torch.device("cuda")
+
+    def __len__(self):
+        return self.samples
+
+
+def transformer_conv(query, key, value, edges, csc, reverse):
+    """Attention along edges whose senders are listed by receiver; the lists by sender must agree."""
+    (row, colptr), (rowptr, edge_ids, edge_dst) = csc, reverse
+    dst = torch.arange(len(query)).repeat_interleave(colptr.diff())
+    assert torch.equal(dst, edge_dst)
+    src = torch.arange(len(key)).repeat_interleave(rowptr.diff())
+    assert torch.equal(src, row[edge_ids])
+    logits = (query[dst] * (key[row] + edges)).sum(-1) * query.shape[-1] ** -0.5
+    mask = torch.zeros(len(query), len(key), dtype=torch.bool)
+    mask[dst, row] = True
+    dense = logits.new_full((len(query), len(key), logits.shape[1]), -torch.inf)
+    weights = dense.index_put((dst, row), logits).softmax(1).masked_fill(~mask.any(1).view(-1, 1, 1), 0.0)
+    return torch.einsum("ijh,jhd->ihd", weights, value)
+
+
+def run_interpreted(program):
+    """By a process of this Python; numpy must be old enough for its interpreter."""
+    found = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, env=os.environ | found, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 class TestRunning:

@@ -9,7 +9,8 @@ from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.rows import BACKEND as ROWS
 from gnn_attention.verify import record
 from gnn_attention.verify.cases import FEATURES, GRAPHS
-from tests.guarantees import gpu_core, gpu_shapes
+from gnn_attention.verify.check import DTYPES, Check, Settings
+from tests.guarantees import gpu_core, gpu_large, gpu_shapes
 from tests.guarantees.gpu_core import CORE_DTYPES, FORMS, TRIAL, core_checks
 
 
@@ -47,6 +48,23 @@ def test_shapes_are_those_that_are_promised():
         laid = shape.layout(x)
         assert torch.equal(laid, x)
         assert (laid.stride() == x.stride()) == (shape.layout is gpu_shapes.SHAPES["64 channels"].layout)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_large_graphs_in_tf32_are_judged_by_shortened_products(full):
+    """Whatever a GPU does with products of this size: the yardstick is that of operands of 11 bits."""
+    units = {}
+    for dtype in ("float32", "tf32"):
+        case = gpu_large.LargeCase(Settings(), gpu_large.LARGE["hubs"], DTYPES[dtype], 64, full)
+
+        def run(case=case, dtype=dtype):
+            units[dtype] = case.truth.yardstick
+            return {"passed": set(units[dtype]) == {"out", *case.truth.gradients}}
+
+        assert Check("large", "none", dtype, "hubs", run)().passed
+    for name, unit in units["tf32"].items():
+        # 2^-11 is 8192 times 2^-24; sums of them grow alike
+        assert 500 < unit / units["float32"][name] < 50_000, name
 
 
 def chosen(backend):
