@@ -50,7 +50,7 @@ CACHE = Path(tempfile.gettempdir()) / "gnn_attention-triton"
 # a folder is carried on where these are
 SAME = ("device", "cuda", "torch", "triton", "triton_key", "sources", "core", "trial")
 WORKLOADS = "random1m,random131k,barabasi1m,window131k,bigbird131k,documents131k,causal8k"
-QUICK_WORKLOADS = "random131k"
+QUICK_WORKLOADS = "uniform2m"
 PACKED_EVERY = 15.0
 # seconds that a benchmark leaves at the end of a call, and without a method after which it is ended
 SPARE, BENCH_PATIENCE = 20.0, 240.0

@@ -21,9 +21,9 @@ __all__ = ["CHECKED", "Run", "groups_of", "phase_checks"]
 
 CHECKED = ("first", "core", "sanitizer", "others")
 OTHERS = ("triton", "varlen", "dense", "split", "flex")
-# of a rehearsal: an interpreted program takes a tenth of a second, and there is one for each token or block;
-# in wide dtypes blocks are small
-TRIAL_DTYPES = ("bfloat16", "float16")
+# of a rehearsal: an interpreted program takes a tenth of a second, and there is one for each token or block,
+# which are small in wide dtypes
+TRIAL_DTYPES = ("bfloat16",)
 TRIAL_NAMES = (
     "decode rows, ",
     "the weights dropped on decode rows",
