@@ -59,11 +59,12 @@ NEEDED = {
     "mixed": (mixed, PART, {}, lambda wide: 2**27),
     # results of two parts, their sum, and a call of tiles
     "split": (split, PART, {}, lambda wide: 3 * B * H * 20 * V * wide + 2**26),
-    # two int32 for each edge and one for each bound of a row, both ways; three numbers for a bias
+    # two int32 for each edge and one for each bound of a row, both ways; with a bias a third, the bias in the
+    # dtype of sums, which is the same for all heads and samples, and its gradient for each of them
     "triton": (triton, PART, {}, lambda wide: EDGES * 8 + (20 + T + 2) * 4 + 2**26),
     "triton, bias": (
         *(triton, PART, BIAS),
-        lambda wide: EDGES * (12 + 2 * wide * B * H) + (20 + T + 2) * 4 + 2**26,
+        lambda wide: EDGES * (12 + wide * (1 + B * H)) + (20 + T + 2) * 4 + 2**26,
     ),
 }
 
