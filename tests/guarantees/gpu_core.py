@@ -94,10 +94,8 @@ def _fresh(settings: Settings, backend: Backend, dtype: str, tokens: int) -> Map
             "passed": False,
             "message": f"the new process ended with {done.returncode}: {done.stderr[-400:]}",
         }
-    return {
-        "passed": here == there,
-        "message": "" if here == there else f"bits {here}, in a new process {there}",
-    }
+    message = f"bits {here}" if here == there else f"bits {here}, in a new process {there}"
+    return {"passed": here == there, "message": message}
 
 
 def bits(device: str, backend: str, dtype: str, tokens: str) -> str:
