@@ -20,9 +20,14 @@ TAKEN = [
 ]
 
 
-@pytest.mark.slow
+SOME = [
+    pytest.param(*case, marks=pytest.mark.nightly if n % 3 else pytest.mark.slow)
+    for n, case in enumerate(TAKEN)
+]
+
+
 @pytest.mark.parametrize("most", [0, 2**28])
-@pytest.mark.parametrize(("dtype", "dim", "heads", "taken"), TAKEN, ids=str)
+@pytest.mark.parametrize(("dtype", "dim", "heads", "taken"), SOME, ids=str)
 def test_several_heads_compile_without_spills(dtype, dim, heads, taken, most, monkeypatch):
     """With every option, for sm_90, both passes, with p and ds computed again and handed over."""
     needs("triton")

@@ -58,7 +58,7 @@ def _as_root(monkeypatch):
 
 def test_a_death_costs_one_check_and_is_named(tmp_path):
     said = []
-    assert groups.run([a_group(tmp_path / "made.jsonl")], 2, time.time() + 120, said.append)
+    assert groups.run([a_group(tmp_path / "made.jsonl")], 2, time.time() + 600, said.append)
     good, bad = passed(tmp_path / "made.jsonl")
     assert (good, bad) == ([0, 1, 2, 4, 6, 8, 10, 11], [3, 5, 7, 9])
     found = Lines.read(tmp_path / "made.jsonl").results
@@ -69,7 +69,7 @@ def test_a_death_costs_one_check_and_is_named(tmp_path):
 
 def test_a_process_that_answers_nothing_is_ended(tmp_path):
     group, said = a_group(tmp_path / "made.jsonl", "asleep"), []
-    assert groups.run([group], 1, time.time() + 120, said.append, patience=15.0)
+    assert groups.run([group], 1, time.time() + 600, said.append, patience=15.0)
     assert passed(tmp_path / "made.jsonl")[1] == [2]
 
 
