@@ -122,9 +122,10 @@ def _receivers(marks: Sequence[Tensor], reached: Callable[[Tensor], Tensor], has
 
 
 def _are_finite(x: Tensor) -> Bool[Tensor, "batch heads tokens"]:
-    """Which tokens are finite: one pass over x, without another tensor of its size."""
+    """Which tokens are finite; on a GPU in one pass over x, without another tensor of its size."""
     x = x.detach()
-    if not x.shape[-1]:
+    # a norm of no channels has no value, and a program may be for any number of them
+    if x.device.type not in ASYNCHRONOUS or not x.shape[-1]:
         return torch.isfinite(x).all(-1)
     largest: Tensor = torch.linalg.vector_norm(x, math.inf, -1)
     return largest < math.inf
