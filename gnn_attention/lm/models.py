@@ -40,7 +40,7 @@ def load(name: str = "smollm2", dtype: torch.dtype = torch.float32, cache_dir: A
     """``(model, tokenizer)`` of a language model, in eval mode, on ``attn_implementation="gnn_attention"``.
 
     The first call converts the weights of the installed package into a folder, half a gigabyte for SmolLM2 in
-    about a minute; later ones read it. Nothing is ever asked of a network.
+    about a minute; later ones read it. No network is used.
 
     Args:
         name: one of ``MODELS``.

@@ -142,7 +142,7 @@ def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int) -> Float
     """
     batch, heads, tokens, _ = like.shape
     dtype = torch.float32 if like.dtype == torch.bfloat16 and INTERPRETED.value else like.dtype
-    # no view: autograd lets nobody write into a view that a Function of several results returned
+    # no view: autograd forbids writing into a view that a Function of several results returned
     strides = max(1, tokens) * max(1, heads) * width, width, max(1, heads) * width, 1
     return like.new_empty_strided((batch, heads, tokens, width), strides, dtype=dtype)
 
