@@ -210,21 +210,31 @@ def _warn_of_packing(module: nn.Module, graph: TokenGraph, tokens: Tensor | None
     """Where positions begin again and a token attends to the one before, documents are not separated."""
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != graph.num_dst:
         return
-    # a step of decoding is a document's next token, wherever it stands
+    leak = _first_leak(graph, tokens, positions)
+    if leak is not None:
+        what = "position_ids begin again (sample {}, token {}), but that token attends to the one before it"
+        advice = "pass attention_mask=None and use_cache=False, or use_graph with patterns.documents(lengths)"
+        text = f"{named(module)}: {what.format(*leak)}: packed documents are not separated; {advice}"
+        warnings.warn(text, stacklevel=2)
+
+
+def _first_leak(graph: TokenGraph, tokens: Tensor | None, positions: Tensor) -> tuple[int, int] | None:
+    """The first (sample, receiver) whose position begins again though it attends to the token before it."""
     sample, dst = (positions[:, 1:] <= positions[:, :-1]).nonzero().unbind(1)
     dst = dst + 1
-    src = dst - 1 + graph.dst_offset - graph.src_offset
-    leaks = graph.rule(sample, torch.zeros_like(dst), dst, src) & (src >= 0)
-    leaks &= (
-        True
-        if tokens is None
-        else tokens.to(leaks.device)[sample % len(tokens), dst + graph.dst_offset].bool()
-    )
-    if leaks.any():
-        where = f"sample {int(sample[leaks][0])}, token {int(dst[leaks][0])}"
-        what = f"position_ids begin again ({where}), but that token attends to the one before it"
-        advice = "pass attention_mask=None and use_cache=False, or use_graph with patterns.documents(lengths)"
-        warnings.warn(f"{named(module)}: {what}: packed documents are not separated; {advice}", stacklevel=2)
+    slot = dst + graph.dst_offset
+    before = slot - 1 - graph.src_offset
+    there = before >= 0
+    if tokens is not None:  # a mask may end before the slots do, and no slot beyond it is a token
+        mask = torch.nn.functional.pad(
+            tokens.to(slot.device, torch.bool), (0, graph.dst_offset + graph.num_dst)
+        )
+        there &= mask[sample % len(mask), slot]
+    sample, dst, before = sample[there], dst[there], before[there]
+    if not len(dst):
+        return None
+    leaks = graph.rule(sample, torch.zeros_like(dst), dst, before).expand(dst.shape).nonzero()
+    return (int(sample[leaks[0]]), int(dst[leaks[0]])) if len(leaks) else None
 
 
 def _without_mask(

@@ -300,6 +300,16 @@ def test_packed_documents_that_are_separated_are_silent():
         logits_of(model, input_ids=ids, position_ids=places, attention_mask=torch.tensor(mask))
 
 
+def test_what_lies_beyond_the_mask_is_no_token():
+    """Of a static cache, whose slots are more than the 2-D mask has."""
+    q, k, v = qkv()
+    places = torch.tensor([[0, 1, 2, 0, 1]])
+    lazy = lazily(attention_mask=torch.ones(2, 3, dtype=torch.bool))
+    attention(nn.Module(), q, k, v, lazy, position_ids=places)
+    with pytest.warns(UserWarning, match=r"sample 0, token 3"):
+        attention(nn.Module(), q, k, v, lazily(attention_mask=torch.ones(2, 4).bool()), position_ids=places)
+
+
 YES, NO = nn.Module(), nn.Module()
 YES.is_causal, NO.is_causal = True, False
 
