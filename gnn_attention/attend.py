@@ -14,7 +14,7 @@ from gnn_attention._support import checks, memory
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends import BACKENDS, Backend, RefusalError, first_use, nonfinite
+from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, first_use, nonfinite
 from gnn_attention.backends.call import AttentionCall, joined
 from gnn_attention.backends.dispatch import Explanation, choose, explain
 from gnn_attention.graph import TokenGraph
@@ -162,6 +162,7 @@ class AttentionInfo:
         dst, src = (torch.arange(size, device=call.q.device) for size in call.graph.shape4[2:])
         k = arithmetic.per_query_head(call.k, call.q.shape[1]).to(lse.dtype)
         score = call.modified(call.q.to(lse.dtype) @ k.mT * call.scale, dst.unsqueeze(-1), src)
+        score = score if call.bias is None else score + dense.spread(call.bias.to(lse.dtype), call.graph)
         # exp of the score of a non-edge may be inf, and its gradient NaN
         logits = score.masked_fill(~call.graph.mask(score.device), -torch.inf)
         return (logits - lse).exp()

@@ -218,6 +218,27 @@ def test_logits_are_those_of_the_formula_and_may_be_chosen():
         info.weights(torch.tensor([[0, 4], [0, 3]]))
 
 
+def test_weights_as_a_matrix():
+    """Those of the edges at their places, 0 elsewhere; with bias, score_mod, sinks and an isolated row."""
+    q, k, v = qkv()
+    graph, bias = patterns.strict_causal(9), torch.arange(36, dtype=torch.float64).sin()
+    options = {"bias": bias, "score_mod": score_mods.softcap(2.0), "sink_logits": torch.ones(4).double()}
+    _, info = ga.attend(q, k, v, graph, **options, return_info=True)
+    src, dst = graph.edge_index
+    wanted = torch.zeros(2, 4, 9, 9, dtype=torch.float64)
+    wanted[:, :, dst, src] = info.weights()
+    assert_exact(info.weight_matrix(), wanted)
+    assert not info.weight_matrix()[:, :, 0].any()
+
+
+def test_weights_as_a_matrix_of_a_graph_that_differs_by_head():
+    q, k, v = qkv()
+    graph = ga.algebra.per_head(*(patterns.window(9, size) for size in (1, 2, 3, 9)))
+    _, info = ga.attend(q, k, v, graph, return_info=True)
+    logits = q @ k.repeat_interleave(2, 1).mT * 8**-0.5
+    assert_exact(info.weight_matrix(), logits.masked_fill(~graph.mask(), -torch.inf).softmax(-1))
+
+
 def test_wrong_positions_of_edges_are_named():
     """A negative position does not count from the end; a graph that varies has no positions."""
     _, info = ga.attend(*qkv(), patterns.causal(9), return_info=True)

@@ -189,13 +189,14 @@ def _formula(call: AttentionCall) -> tuple[Tensor, Tensor]:
     # without an edge there are no ends for a score_mod
     call = call if call.graph.num_edges else replace(call, score_mod=None)
     mask, wide = call.graph.mask(call.q.device), edges.accumulation_dtype(call.q.dtype)
-    bias = None if call.bias is None else _spread(call.bias.to(wide), call.graph)
+    bias = None if call.bias is None else spread(call.bias.to(wide), call.graph)
     dst, src = (torch.arange(size, device=mask.device) for size in mask.shape[-2:])
     out, lse = written_out(call, (call.q, call.k, call.v), mask, dst, src, bias)
     return out.to(call.q.dtype), lse
 
 
-def _spread(bias: Tensor, graph: TokenGraph) -> Tensor:
+def spread(bias: Tensor, graph: TokenGraph) -> Tensor:
+    """Numbers ``[batch, heads, edges]`` of edges as a table ``[batch, heads, dst, src]``, 0 elsewhere."""
     src, dst = graph.edges_on(bias.device)
     table = bias.new_zeros(*bias.shape[:2], graph.num_dst * graph.num_src)
     filled = table.index_copy(2, dst * graph.num_src + src, bias)
