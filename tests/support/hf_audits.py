@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -241,10 +242,12 @@ def decoded(
     model: nn.Module, ids: Tensor, call: Callable[..., Any] = lambda model, ids, **more: model(ids, **more)
 ) -> Tensor:
     """The logits of all tokens, fed in chunks with a cache."""
+    # its name since transformers 5.24, and before
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     cache, logits = None, []
     for chunk in ids.split(CHUNKS[ids.shape[1]], 1):
-        out = call(model, chunk, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = call(model, chunk, **{name: cache}, use_cache=True)
+        cache = out[name]
         logits.append(out.logits)
     return torch.cat(logits, 1)
 
