@@ -44,7 +44,10 @@ except ImportError as error:
     message = f"this needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[hf]'"
     raise ModuleNotFoundError(message) from None
 
-_backend: ContextVar[str | Backend] = ContextVar("gnn_attention.huggingface.backend", default="auto")
+BackendFunction = Callable[[nn.Module], str | Backend]
+_backend: ContextVar[str | Backend | BackendFunction] = ContextVar(
+    "gnn_attention.huggingface.backend", default="auto"
+)
 
 UNSUPPORTED = {
     "indices": "senders chosen by the model's own indexer",
@@ -82,8 +85,10 @@ def mask(
 
 
 @contextmanager
-def attending(backend: str | Backend) -> Iterator[None]:
+def attending(backend: str | Backend | BackendFunction) -> Iterator[None]:
     """A block in which the attention of Hugging Face models is computed by a backend, or its name.
+
+    A function of the attention module returns the backend of that module.
 
     >>> x = torch.eye(3).view(1, 1, 3, 3)
     >>> with attending("reference"):
@@ -139,7 +144,7 @@ def attention(
         *(query, key, value, graph, scaling, score_mod),
         sink_logits=sinks.reshape(-1) if by_head and sinks is not None else None,
         dropout=float(dropout or 0.0) if module.training else 0.0,
-        backend=_backend.get(),
+        backend=_backend_of(module),
         return_info=wanted or not by_head,
     )
     if not wanted and by_head:
@@ -148,6 +153,11 @@ def attention(
     out, lse = (out, None) if by_head or sinks is None else _with_sinks(out, info.lse, sinks)
     weights = info.weight_matrix(lse).to(out.dtype) if wanted else None
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _backend_of(module: nn.Module) -> str | Backend:
+    chosen = _backend.get()
+    return chosen if isinstance(chosen, (str, Backend)) else chosen(module)
 
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:

@@ -353,3 +353,17 @@ def test_dropout_is_for_training_and_dtypes_are_made_one_under_autocast_alone():
         assert attention(module, q, k, v.bfloat16(), lazily())[0].dtype == torch.bfloat16
     with pytest.raises(ValueError, match="v must be like q"):
         attention(module, q, k, v.bfloat16(), lazily())
+
+
+def test_each_module_has_the_backend_that_a_function_returns(llama):
+    names = {id(part): name for name, part in llama.named_modules()}
+    seen = []
+
+    def of(module):
+        seen.append(names[id(module)])
+        return "reference"
+
+    with interface.attending(of):
+        llama(torch.tensor([[1, 2, 3]]))
+    assert seen
+    assert seen == [name for name in names.values() if name.endswith("self_attn")]
