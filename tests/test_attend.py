@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.bounds import assert_exact, assert_rule, assert_sum, attention_truth
+from support.covering import thinned
 from torch.nn import functional
 
 import gnn_attention as ga
@@ -320,11 +321,11 @@ def test_wrong_input_is_named(number):
     assert_exact(ga.attend(Q, K, V, CAUSAL), RIGHT)
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FULL if name not in ("dense", "split")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FULL if name != "dense"]
 
 
 @quiet
-@pytest.mark.parametrize("backend", ["dense", "split", *SLOW])
+@pytest.mark.parametrize("backend", ["dense", *SLOW])
 def test_fullgraph_compile_follows_the_graph(backend):
     """No graph breaks; another graph is another program, not the old one."""
     torch.compiler.reset()
@@ -341,7 +342,7 @@ def test_fullgraph_compile_follows_the_graph(backend):
 
 
 @quiet
-@pytest.mark.parametrize("backend", NAMES)
+@pytest.mark.parametrize("backend", thinned(NAMES))
 def test_compiled_calls_keep_the_nan_rule(backend):
     torch.compiler.reset()
     q, k, v = qkv(dtype=torch.float32)
@@ -362,7 +363,7 @@ def test_a_scale_need_not_be_positive(scale, backend):
     assert_exact(ga.attend(q, k, v, patterns.causal(7), scale=scale, backend=backend), expected)
 
 
-@pytest.mark.parametrize("name", [*NAMES, pytest.param("flex", id="eager_flex")])
+@pytest.mark.parametrize("name", [*NAMES, pytest.param("flex", id="eager_flex", marks=pytest.mark.slow)])
 def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
     """With all that is cached with it, at once."""
     disable = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"

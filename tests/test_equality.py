@@ -192,9 +192,9 @@ def conversions(kind):
 
 
 PROPERTIES = {
-    "attend is the formula": (15, lambda kind: calls(kind, usual())),
-    "layers are the formula": (10, lambda kind: layers(kind, [*usual(), None])),
-    "forms are one formula": (8, conversions),
+    "attend is the formula": (8, lambda kind: calls(kind, usual())),
+    "layers are the formula": (5, lambda kind: layers(kind, [*usual(), None])),
+    "forms are one formula": (4, conversions),
 }
 each = pytest.mark.parametrize(("count", "examined"), PROPERTIES.values(), ids=PROPERTIES)
 
@@ -203,6 +203,13 @@ each = pytest.mark.parametrize(("count", "examined"), PROPERTIES.values(), ids=P
 @each
 def test_equality(kind, count, examined):
     few(count)(examined(kind))()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@each
+def test_more_examples(kind, count, examined):
+    few(4 * count)(examined(kind))()
 
 
 @pytest.mark.nightly

@@ -63,6 +63,7 @@ print(package, [pair for pair in importing if pair[0].startswith("gnn_attention"
 """
 
 
+@pytest.mark.slow
 def test_importing_loads_no_heavy_package():
     """They come when they are first used (PEP 562); so a command line answers at once."""
     assert run(IMPORTS) == "[] []"
@@ -91,6 +92,7 @@ print(len(loaded))
 """
 
 
+@pytest.mark.slow
 def test_all_but_transformers_own_loads_without_any_extra():
     """The README's first command installs none."""
     assert int(run(WITHOUT_EXTRAS)) == len({*ga.__all__, *ga._ON_DEMAND}) - 3

@@ -5,6 +5,8 @@ import functools
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import gnn_attention
 
 PACKAGE = Path(gnn_attention.__file__).parent
@@ -98,6 +100,7 @@ def circle(arrows):
     return None
 
 
+@pytest.mark.slow
 def test_no_module_imports_in_a_circle():
     """Functions that import included; so there is an order in which the package can be read."""
     assert circle({name: own_imports(path) for name, path in modules()}) is None

@@ -23,6 +23,11 @@ def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor |
     return both[:, first_of_each(both[1] * width + both[0])]
 
 
+def ascends(key: Tensor) -> bool:
+    """Whether each number is larger than the one before it: such a list is sorted, without duplicates."""
+    return bool((key[1:] > key[:-1]).all())
+
+
 def first_of_each(key: Tensor) -> Tensor:
     ordered, position = key.sort(stable=True)
     is_first = torch.ones_like(ordered, dtype=torch.bool)

@@ -122,7 +122,7 @@ class TokenGraph(Frozen):
         num_src = num_dst if num_src is None else checks.size("num_src", num_src)
         edges = edge_list.checked(edge_index, num_dst, num_src)
         key = edges[1] * num_src + edges[0]
-        if len(key) != len(order := edge_list.first_of_each(key)):
+        if not edge_list.ascends(key) and len(key) != len(order := edge_list.first_of_each(key)):
             if not coalesce:
                 raise ValueError(edge_list.duplicate_message(edges, key))
             edges = edges[:, order]
@@ -131,7 +131,8 @@ class TokenGraph(Frozen):
     @classmethod
     def from_distinct_edges(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
         """The graph of a list without duplicates, which is not checked."""
-        keys = (edges[1] * num_src + edges[0]).sort().values
+        keys = edges[1] * num_src + edges[0]
+        keys = keys if edge_list.ascends(keys) else keys.sort().values
         # so that every search ends inside the table
         last = keys.new_tensor([torch.iinfo(torch.int64).max])
         rule = partial(rules.is_listed, torch.cat([keys, last]), num_src)

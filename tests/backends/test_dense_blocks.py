@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.bounds import assert_exact, assert_results, assert_rule, assert_sum, attention_truth, formula
+from support.covering import thinned
 from support.plans import tokens
 
 from gnn_attention import edges
@@ -145,10 +146,13 @@ def test_pieces_over_the_same_receivers_are_merged(way):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        *((name, DTYPES[1 + turn % 3]) for turn, name in enumerate(PIECES)),
-        *(("merged", dtype) for dtype in DTYPES[1:]),
-    ],
+    thinned(
+        [
+            *((name, DTYPES[1 + turn % 3]) for turn, name in enumerate(PIECES)),
+            *(("merged", dtype) for dtype in DTYPES[1:]),
+        ],
+        every=4,
+    ),
     ids=str,
 )
 def test_error_within_that_of_sdpa(name, dtype):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.covering import thinned
 from support.plans import edges_of_tiles
 from torch._subclasses import FakeTensorMode
 
@@ -244,7 +245,7 @@ def h200(monkeypatch):
     return call
 
 
-@pytest.mark.parametrize("name", ON_H200)
+@pytest.mark.parametrize("name", thinned(ON_H200))
 def test_what_auto_takes_on_a_gpu(name, h200):
     """It follows from bytes and products; ``explain`` and a call agree, and the reason says so."""
     make, wanted, reason = ON_H200[name]

@@ -91,6 +91,7 @@ print(peak() - before)
 
 
 # torch's own compiler instantiates autograd.Function, which torch itself calls deprecated
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_the_reference_in_chunks_is_compiled_for_any_number_of_samples(monkeypatch):
     """How many edges fit at once depends on it: a program compares a symbol with powers of two alone."""

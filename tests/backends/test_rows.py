@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.bounds import assert_exact, assert_results, assert_rule, attention_truth
+from support.covering import thinned
 from support.inputs import qkv, random_edges
 from support.verify_cases import SMALL, check_graph
 
@@ -35,7 +36,7 @@ HEAD_BY_HEAD = pytest.param(0, id="head by head", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("at_once", [pytest.param(rows.AT_ONCE, id="at once"), HEAD_BY_HEAD])
-@pytest.mark.parametrize("graph", SMALL)
+@pytest.mark.parametrize("graph", thinned(SMALL, 2))
 def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
     """Every third feature in float64, and some in other dtypes; all of them in test_tiles."""
     monkeypatch.setattr(rows, "AT_ONCE", at_once)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.covering import thinned
 from support.inputs import qkv, scattered
 from support.verify_cases import check_graph
 
@@ -96,6 +97,7 @@ def test_isolated_receivers(sinks):
         assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), given))
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize(
     ("name", "compiler"),
@@ -157,7 +159,7 @@ def test_a_part_that_no_backend_holds_is_named(monkeypatch):
 
 @quiet
 @pytest.mark.parametrize("which", ["plain", "sinks", "bias", "dropout", "all"])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", thinned([False, True]))
 def test_on_cuda_strict_causal_is_a_causal_call_on_shifted_tokens(which, compiled, monkeypatch):
     """As one part, with every option; the first receiver, which has no in-edges, gets 0 and lse -inf."""
     graph = patterns.strict_causal(N)

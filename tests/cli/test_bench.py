@@ -44,6 +44,7 @@ def test_the_record_and_the_table_have_every_graph_and_pass(tmp_path, capsys, mo
     assert "skipped: FlexAttention takes a rule, not an edge list" in out
 
 
+@pytest.mark.slow
 def test_ours_alone_as_json(capsys):
     assert main(["bench", "--tokens", "16", "--no-peers", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

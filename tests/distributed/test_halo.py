@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.covering import thinned
 
 from gnn_attention import patterns
 from gnn_attention.convert import catalogue, expressions
@@ -56,7 +57,7 @@ HANDFUL = {
 
 
 @pytest.mark.parametrize(("boxes", "unmerged"), [(2**18, 2**22), (1, 1), (7, 2)])
-@pytest.mark.parametrize("name", HANDFUL)
+@pytest.mark.parametrize("name", thinned(HANDFUL, 0))
 def test_a_handful_of_graphs(name, boxes, unmerged, monkeypatch):
     """The same where runs of senders are grouped, and ranges merged a few at a time."""
     monkeypatch.setattr(halo_sets, "MAX_BOXES", boxes)

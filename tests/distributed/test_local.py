@@ -52,7 +52,8 @@ def models(rank, world, kind):
     return max(errors)
 
 
-@pytest.mark.parametrize("kind", ["zigzag", pytest.param("alternating", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["zigzag", "alternating"])
 def test_models_and_layers_run_on_ranks(kind):
     """With ``local(graph)`` in the graph's place; gradients are summed over ranks."""
     assert max(ranks.run(3, models, kind)) <= 1

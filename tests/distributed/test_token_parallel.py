@@ -149,7 +149,8 @@ QUICK = [
 ]
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
 def test_ranks_equal_one_process(world):
     """Outputs and all gradients, for several graphs, partitions, exchanges and options in one start."""
     assert_allowed(ranks.run(world, check, QUICK))

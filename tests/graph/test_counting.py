@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.covering import thinned
 from support.plans import PLAIN
 
 from gnn_attention import TokenGraph, patterns
@@ -21,7 +22,7 @@ def odd(b, h, dst, src):
     return (torch.sin((7 * dst + 3 * src + h + b).double()) > 0.3) | (src == h)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", thinned(PLAIN, 2))
 def test_degrees_and_lists(name):
     """Of a graph, its complement and its transpose."""
     for graph in (PLAIN[name], ~PLAIN[name], PLAIN[name].T):

@@ -346,6 +346,7 @@ def both_ways(layer, compiled, x, given, bias):
     assert_exact(*gradients)
 
 
+@pytest.mark.slow
 def test_fullgraph_compile_with_edges_as_an_input():
     """One program without a break, for every list of so many edges."""
     torch.compiler.reset()

@@ -197,6 +197,7 @@ def test_checkpoints_go_on_at_another_world_size(tmp_path, before, after):
         check_goes_on(expected, found)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_wide")
 def test_an_interrupt_while_saving_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     def interrupted(*_, **__):
@@ -236,6 +237,7 @@ def clipped(rank, world_size):
     return [*norms, *(float(part.flatten()[0]) for part in local)]
 
 
+@pytest.mark.slow
 def test_gradients_of_several_meshes_have_one_norm():
     norm = (4 * 9 + 4 * 16 + 8 * 25) ** 0.5
     for found in ranks.run(2, clipped):

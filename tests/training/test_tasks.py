@@ -79,6 +79,7 @@ def test_the_answer_depends_on_the_leaves_that_reach_the_root(graph, layers, rea
     assert tasks._reaches_leaf(task.graph, graph, layers) is reaches
 
 
+@pytest.mark.slow
 def test_one_layer_over_the_hops_learns_it():
     tree = tasks.neighbours_match(3, 1).graph
     assert tasks._trained(tree, tree**3, layers=1, num_labels=4, steps=120, seed=0) > 0.95

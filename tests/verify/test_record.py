@@ -76,6 +76,7 @@ print(*(x.__file__ for name, x in sys.modules.items() if name.startswith("gnn_at
 """
 
 
+@pytest.mark.slow
 def test_everything_that_computes_is_hashed():
     """All that is imported with it, but for what chooses among kernels or makes graphs and heads."""
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)

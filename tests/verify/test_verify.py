@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.covering import thinned
 
 import gnn_attention as ga
 from gnn_attention import verify
@@ -148,7 +149,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("label", "run"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("label", "run"), thinned(WRONG.values()), ids=WRONG)
 def test_a_wrong_backend_is_caught(label, run):
     """Mistakes of all calls, and some that the usual shapes do not show; every rule can fail."""
     chosen = {"graphs": ["causal"] if "attend" in label else [], "trained": False, "only": label}
@@ -242,6 +243,7 @@ def test_a_right_backend_of_your_own_passes_and_a_crash_is_a_failure():
     assert "ZeroDivisionError" in report.failures[0].message
 
 
+@pytest.mark.slow
 def test_what_a_backend_does_not_support_is_skipped_with_its_reason():
     reason = lambda call: None if call.bias is None else "a bias is heavy"  # noqa: E731
     picky = Backend("picky", dense.run, unsupported_reason=reason)

@@ -90,6 +90,7 @@ def names(report):
     return [(r.group, r.backend, r.dtype, r.name) for r in report.results]
 
 
+@pytest.mark.slow
 def test_a_run_within_a_budget_is_carried_on_to_the_same_report(monkeypatch):
     """Nothing twice, nothing left out, in the same order; a report that is not finished is not ok."""
     whole = verify.run(**FEW)
@@ -164,6 +165,7 @@ def test_what_is_no_record_is_named(change, tmp_path):
         Report.from_file(file)
 
 
+@pytest.mark.slow
 def test_the_command_carries_on(tmp_path, capsys):
     """--resume alone writes back to its file."""
     file = tmp_path / "record.json"
