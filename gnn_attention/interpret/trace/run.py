@@ -17,7 +17,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import AttentionInfo, attend, attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.interpret.trace import interventions
+from gnn_attention.interpret.trace import interventions, transformer
 from gnn_attention.interpret.trace.interventions import Surgery, attention_layers, operate
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
@@ -81,11 +81,12 @@ class Run:
 def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery] = (), **options: Any) -> Run:
     """``module(*inputs, **options)``, and what every edge of its attention layers carried.
 
-    ``module`` is any module with a ``MessagePassingAttention`` in it; it is unchanged afterwards. ``surgery``
-    is one or several results of :func:`cut` and :func:`mute`. Phases and states are those of the blocks of
-    ``gnn_attention.model``. A layer on the message-passing path (``backend=None``) runs through "auto". Only
-    calls of this thread are recorded; threads that record one module take turns. The record is
-    differentiable; run under ``torch.no_grad()`` to save memory.
+    ``module`` is any module with a ``MessagePassingAttention`` in it, or a Hugging Face model whose attention
+    is ``"gnn_attention"`` (no surgery there; tokens are the slots of the call, with those of a cache); it is
+    unchanged afterwards. ``surgery`` is one or several results of :func:`cut` and :func:`mute`. Phases and
+    states are those of the blocks of ``gnn_attention.model``. A layer on the message-passing path
+    (``backend=None``) runs through "auto". Only calls of this thread are recorded; threads that record one
+    module take turns. The record is differentiable; run under ``torch.no_grad()`` to save memory.
 
     Raises ValueError for a module without such a layer, else as :func:`operate` does.
 
@@ -99,6 +100,12 @@ def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery]
     True
     """
     surgeries = (surgery,) if isinstance(surgery, Surgery) else tuple(surgery)
+    if transformer.is_transformer(module):
+        if surgeries:
+            raise NotImplementedError("surgery of a Hugging Face model: cut edges with ga.use_graph")
+        with transformer.recording(module) as found:
+            output = module(*inputs, **options)
+        return Run(output, tuple(found), ())
     traces: list[LayerTrace] = []
     phases: list[Phase] = []
     layers = attention_layers(module)

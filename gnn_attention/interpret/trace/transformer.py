@@ -1,0 +1,121 @@
+"""The record of a Hugging Face model whose attention is ``"gnn_attention"``: one LayerTrace for each call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from torch import nn
+
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.attend import AttentionInfo, attend
+from gnn_attention.backends import Backend
+from gnn_attention.backends.call import AttentionCall
+from gnn_attention.interpret.trace.layer import LayerTrace
+
+PACKAGE = "gnn_attention.huggingface"
+
+
+@dataclass(eq=False)
+class Projection:
+    """The output projection of an attention module, found by its input; ``part`` is the module's name."""
+
+    part: str
+    heads: int
+    module: Any = None
+
+    @cached_property
+    def W_O(self) -> Float[Tensor, "heads value_dim width"]:
+        if self.module is None:
+            reason = "no plain linear map takes the result of its heads, so its messages are unknown"
+            raise NotImplementedError(f"{self.part}: {reason}; weights and values are there")
+        weight: Tensor = self.module.weight
+        weight = weight.mT if isinstance(self.module, nn.Linear) else weight
+        return weight.reshape(self.heads, -1, weight.shape[1])
+
+    @property
+    def b_O(self) -> Float[Tensor, " width"] | None:
+        found: Tensor | None = getattr(self.module, "bias", None)
+        return found
+
+
+@dataclass(eq=False)
+class _Seen:
+    number: int
+    heads: Projection
+    call: AttentionCall
+    z: Tensor
+    info: AttentionInfo
+    update: Tensor | None = None
+
+    def trace(self) -> LayerTrace:
+        call, z = self.call, self.z
+        update = z.transpose(1, 2).flatten(2) if self.update is None else self.update
+        update = update.reshape(*z.shape[:1], z.shape[2], -1)
+        tensors = (call.q, call.k, call.v, z, update)
+        return LayerTrace(self.number, self.heads, call.graph, *tensors, call, self.info)
+
+
+def is_transformer(module: Any) -> bool:
+    """True for a module with a part whose config chooses the attention of transformers."""
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    return any(hasattr(getattr(part, "config", None), "_attn_implementation") for part in parts)
+
+
+@contextmanager
+def recording(model: nn.Module) -> Iterator[list[LayerTrace]]:
+    """A block whose attention calls are traced, in the list when it is left.
+
+    ValueError where the attention is another: ``model.set_attn_implementation("gnn_attention")``.
+    """
+    package = sys.modules.get(PACKAGE)
+    if package is None:
+        advice = f"import {PACKAGE} and call model.set_attn_implementation('gnn_attention')"
+        raise ValueError(f"record: the attention of {type(model).__name__} is another: {advice}")
+    sys.modules[f"{PACKAGE}._overrides"].check_routed(model)
+    seen: list[_Seen] = []
+    traces: list[LayerTrace] = []
+    names = {id(part): name for name, part in model.named_modules()}
+    numbers: dict[int, int] = {}
+    with ExitStack() as stack:
+        stack.enter_context(package.attending(partial(_recorder, names, numbers, seen)))
+        for part in filter(_is_plain, model.modules()):
+            stack.enter_context(part.register_forward_hook(partial(_match, seen)))
+        yield traces
+    traces.extend(one.trace() for one in seen)
+
+
+def _is_plain(part: nn.Module) -> bool:
+    return type(part).forward is nn.Linear.forward or type(part).__name__ == "Conv1D"
+
+
+def _recorder(
+    names: dict[int, str], numbers: dict[int, int], seen: list[_Seen], module: nn.Module
+) -> str | Backend:
+    if id(module) not in names:
+        return "auto"
+    layer = getattr(module, "layer_idx", None)
+    number = numbers.setdefault(id(module), len(numbers)) if layer is None else int(layer)
+    return Backend("recorder", partial(_run, seen, number, names[id(module)]))
+
+
+def _run(seen: list[_Seen], number: int, name: str, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout)
+    out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
+    # in the layout that the model reads, so that its projection is known by the memory of its input
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    seen.append(_Seen(number, Projection(name, out.shape[1]), call, out, info))
+    return out, info._lse
+
+
+def _match(seen: list[_Seen], part: nn.Module, inputs: Any, output: Tensor) -> None:
+    last = seen[-1] if seen else None
+    if last is None or last.heads.module is not None or not inputs:
+        return
+    x = inputs[0]
+    if x.data_ptr() == last.z.data_ptr() and x.numel() == last.z.numel():
+        last.heads.module, last.update = part, output

@@ -1,0 +1,42 @@
+"""The trace of Hugging Face models: weights are eager's, and what edges carry adds up to the update."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from support.extras import needs
+
+import gnn_attention as ga
+
+hf_models = needs("support.hf_models")
+needs("gnn_attention.huggingface")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "gpt_oss", "gemma2"])
+@pytest.mark.parametrize("pad", [None, "left"])
+def test_weights_and_messages(name, pad, monkeypatch):
+    """Padded rows too."""
+    hf_models.keep_float64(monkeypatch)
+    given = hf_models.inputs(name, pad)
+    model = hf_models.built(name, "eager")
+    with torch.no_grad():
+        wanted = model(**given, output_attentions=True).attentions
+        model.set_attn_implementation("gnn_attention")
+        run = ga.trace.record(model, **given)
+    assert len(run.layers) == len(wanted) == 2
+    real = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
+    for layer, weights in zip(run.layers, wanted, strict=True):
+        found = layer.dense(layer.weights()).transpose(1, 2)
+        assert_exact(found[real], weights.transpose(1, 2)[real])
+        received = torch.zeros_like(layer.update)
+        for pairs, carried in layer.each_carried(at_once=7):
+            received.index_add_(1, pairs[1], carried.sum(2))
+        bias = layer.heads.b_O
+        assert_exact((received if bias is None else received + bias)[real], layer.update[real])
+
+
+def test_other_attention_is_refused():
+    """With what to call."""
+    with pytest.raises(ValueError, match="set_attn_implementation"):
+        ga.trace.record(hf_models.build("llama"), torch.tensor([[3, 4]]))
