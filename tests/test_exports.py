@@ -13,11 +13,11 @@ import gnn_attention as ga
 PUBLIC = """
 algebra analyse backends backends.cost_model cache convert convert.catalogue convert.expressions convert.files
 cost distributed draw edges explorer graph graph.tiling heads heads.factored_matrix heads.latent heads.lazy
-huggingface interpret.audit interpret.circuits interpret.trace layer layer.pairwise lm model model.foreign
+huggingface interpret.audit interpret.circuits interpret.sinks interpret.trace layer layer.pairwise lm model model.foreign
 model.minilm patterns rotary score_mods training training.compare training.tasks verify
 """.split()  # noqa: SIM905
 # what needs transformers
-OF_TRANSFORMERS = {"lm", "minilm", "model.minilm", "huggingface", "use_graph"}
+OF_TRANSFORMERS = {"lm", "minilm", "model.minilm", "huggingface", "use_graph", "interpret.sinks"}
 PROMISED = """
 patterns.causal patterns.window patterns.prefix patterns.documents patterns.sinks patterns.tree patterns.full
 convert.from_mask convert.from_edge_index convert.from_networkx convert.to_networkx convert.to_block_mask

@@ -100,12 +100,16 @@ def receivers(graph: TokenGraph) -> Neighbours:
     return _neighbours(edges_of(graph), graph.num_src)
 
 
+def senders_of(graph: TokenGraph) -> Neighbours:
+    return _neighbours(edges_of(graph).flip(0), graph.num_dst)
+
+
 def senders_for(graph: TokenGraph, steps: int | None = None) -> Walks:
     """The senders of each receiver, as lists where many (or unknown, None) ``steps`` are to be walked."""
     few = steps is not None and steps <= FEW_STEPS
     if graph.listed_edges is None and (few or graph.num_edges > MOST_EDGES):
         return RuleSenders(graph)
-    return _neighbours(edges_of(graph).flip(0), graph.num_dst)
+    return senders_of(graph)
 
 
 def _of_these(inner: Rule, receivers: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.analyse._walks import edges_of, stack
+from gnn_attention.analyse.influence import edge_weights
 from gnn_attention.analyse.structure import components
 from gnn_attention.graph import TokenGraph
 
@@ -18,7 +19,9 @@ CHECK_EVERY = 50
 Steps = Iterator[tuple[list[float], list[float]]]
 
 
-def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1e-6) -> float:
+def spectral_gap(
+    graph: TokenGraph, absolute: bool = False, tolerance: float = 1e-6, weights: Tensor | None = None
+) -> float:
     """``1 - lambda_2`` of the random walk on the graph, its edges taken in both directions.
 
     How well connected it is. A is the 0/1 adjacency with ``A[i, j] = 1`` if ``i -> j`` or ``j -> i`` is an
@@ -31,6 +34,11 @@ def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1
     Up to 1024 tokens from all eigenvalues, above by Lanczos iteration to within ``tolerance``. ValueError for
     less than two tokens, another graph than a plain square one, and where the iteration does not converge.
 
+    With ``weights [E]`` in the order of ``edge_index``: ``1 - |lambda_2|`` of the matrix W of these weights,
+    in their direction, the eigenvalues in order of their absolute values. Where rows of W sum to 1, layers
+    without residual stream bring all tokens together as ``|lambda_2| ** layers`` (rank collapse, arXiv
+    2410.07799). ValueError above 1024 tokens.
+
     >>> from gnn_attention import patterns
     >>> round(spectral_gap(patterns.no_self(5)), 6)  # lambda_2 = ... = lambda_n = -1 / (n - 1)
     1.25
@@ -38,6 +46,8 @@ def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1
     stack(graph)
     if graph.num_dst < 2:
         raise ValueError(f"spectral_gap needs at least two tokens, got {graph!r}")
+    if weights is not None:
+        return _of_weights(graph, edge_weights(graph, weights))
     if bool(components(graph).any()):
         return 0.0
     matrix, first = _normalised(graph)
@@ -47,6 +57,15 @@ def spectral_gap(graph: TokenGraph, absolute: bool = False, tolerance: float = 1
     else:
         largest = _by_lanczos(_lanczos(matrix, first), absolute, tolerance, repr(graph))
     return max(0.0, 1.0 - largest)
+
+
+def _of_weights(graph: TokenGraph, weights: Tensor) -> float:
+    if graph.num_dst > LARGEST_DENSE:
+        raise ValueError(f"spectral_gap of weights takes at most {LARGEST_DENSE} tokens, got {graph!r}")
+    matrix = torch.zeros(graph.num_dst, graph.num_src, dtype=torch.float64, device="cpu")
+    src, dst = edges_of(graph)
+    matrix[dst, src] = weights
+    return 1.0 - float(torch.linalg.eigvals(matrix).abs().sort().values[-2])
 
 
 def _normalised(graph: TokenGraph) -> tuple[Tensor, Tensor]:

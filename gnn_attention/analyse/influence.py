@@ -1,0 +1,250 @@
+"""How much reaches a token, beyond whether anything does: shares along walks, and Jacobians of a function.
+
+Reach is possible, influence is likely: a window of 32 reaches 512 tokens back in 17 layers, and what comes
+from there may be a 10^12th of what comes from nearby.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention.analyse._everyone import check_all_pairs
+from gnn_attention.analyse._walks import edges_of, senders_of, spread, stack, token
+from gnn_attention.graph import TokenGraph
+
+Layers = TokenGraph | Sequence[TokenGraph]
+AT_ONCE = 256  # tokens that are followed together
+
+
+def influence(
+    graphs: Layers,
+    layers: int,
+    residual: float | Sequence[float] = 0.5,
+    weights: Tensor | Sequence[Tensor] | None = None,
+    receivers: Iterable[int] | None = None,
+    senders: Iterable[int] | None = None,
+) -> Float[Tensor, "dst src"]:
+    """The share of each sender's input in each receiver's last state, summed over all walks.
+
+    ``A_L ... A_2 A_1`` with ``A = residual * 1 + (1 - residual) * W``: in each layer a token keeps the share
+    ``residual`` (its residual stream) and takes the rest along its in-edges by their weights. Rows sum to 1
+    where those of W do; an isolated receiver only keeps. A linear model of these layers has exactly these
+    derivatives.
+
+    Args:
+        graphs: one graph, or one for each layer, as all functions of ``analyse`` take them.
+        layers: how many.
+        residual: in 0 .. 1, or a list, one for each layer.
+        weights: ``[E]`` in the order of ``edge_index``, or a list of them; None is ``1 / in-degree``, uniform
+            softmax. Lists are cycled as ``graphs`` is.
+        receivers: tokens whose rows are wanted, in this order; None for all.
+        senders: tokens whose columns are wanted; None for all. Time is edges x layers x the fewer of both.
+
+    Returns:
+        float64 ``[receivers, senders]``.
+
+    Raises:
+        ValueError, TypeError, IndexError: wrong layers, shares, weights or tokens; all pairs of more than
+        8192 tokens. Sources: arXiv 2406.04267, 2504.02732; Abnar and Zuidema 2020 (arXiv 2005.00928).
+
+    >>> from gnn_attention import patterns
+    >>> influence(patterns.window(4, 2), 2, residual=0.5, receivers=[3]).tolist()  # binomial(2, 1/4)
+    [[0.0, 0.0625, 0.375, 0.5625]]
+    """
+    stacked = stack(graphs)
+    count = stacked[0].num_dst
+    mixings = _mixings(stacked, checks.size("layers", layers), residual, weights)
+    wanted = [_tokens(name, given, count) for name, given in (("receivers", receivers), ("senders", senders))]
+    if len(wanted[0]) == len(wanted[1]) == count:
+        check_all_pairs("influence", stacked[0], "give some receivers or senders")
+    by_rows = len(wanted[0]) <= len(wanted[1])
+    parts = [_followed(mixings, part, by_rows, count) for part in torch.split(wanted[not by_rows], AT_ONCE)]
+    found = torch.cat(parts, 1) if parts else torch.zeros(count, 0, dtype=torch.float64, device="cpu")
+    return found.T[:, wanted[1]] if by_rows else found[wanted[0]]
+
+
+def horizon(
+    graphs: Layers,
+    layers: int,
+    eps: float,
+    residual: float | Sequence[float] = 0.5,
+    weights: Tensor | Sequence[Tensor] | None = None,
+    receiver: int | None = None,
+) -> int:
+    """The farthest distance ``|receiver - src|`` from which :func:`influence` is at least ``eps``.
+
+    0 where not even the receiver's own is. ``receiver`` is the last token by default. With ``residual=0`` and
+    a window of w it grows as ``w * sqrt(layers)`` about the middle ``layers * (w - 1) / 2``, not as the reach
+    ``layers * (w - 1)``. Raises as :func:`influence` does, ValueError for an eps that is not positive.
+
+    >>> from gnn_attention import patterns
+    >>> [horizon(patterns.window(9, 2), 2, eps) for eps in (0.07, 0.06)]  # shares 9/16, 6/16, 1/16
+    [1, 2]
+    """
+    count = stack(graphs)[0].num_dst
+    receiver = token("receiver", count - 1 if receiver is None else receiver, count)
+    shares = influence(graphs, layers, residual, weights, receivers=[receiver])[0]
+    far = (shares >= checks.number("eps", eps, positive=True)).nonzero() - receiver
+    return int(far.abs().max()) if len(far) else 0
+
+
+@dataclass(frozen=True, eq=False)
+class HopInfluence:
+    """Influence by the number of hops: ``total[r, k]`` is the sum over the senders k hops before receiver r.
+
+    ``count[r, k]`` is the number of those senders.
+    """
+
+    total: Float[Tensor, "dst hops"]
+    count: Int[Tensor, "dst hops"]
+
+    @property
+    def mean(self) -> Float[Tensor, " hops"]:
+        """The mean influence of a sender that many hops away; NaN where there is none."""
+        return self.total.sum(0) / self.count.sum(0)
+
+    @property
+    def range(self) -> Float[Tensor, " dst"]:
+        """The mean number of hops by influence, of each receiver (arXiv 2506.05971, normalised)."""
+        hops = torch.arange(self.total.shape[1], dtype=self.total.dtype, device=self.total.device)
+        return self.total @ hops / self.total.sum(1)
+
+
+def by_hop(
+    influence: Float[Tensor, "dst src"], graph: TokenGraph, receivers: Iterable[int] | None = None
+) -> HopInfluence:
+    """Influence ``[receivers, tokens]`` of any kind, summed by the hops of a shortest way to the receiver.
+
+    What comes from tokens that no way leads from is left out. ``total.mean(0)`` is what torch_geometric's
+    ``total_influence`` returns, given :func:`jacobian_norms`; and its second result is ``range.mean()``.
+
+    >>> from gnn_attention import patterns
+    >>> graph = patterns.window(5, 2)
+    >>> by_hop(torch.ones(5, 5), graph).range.tolist()
+    [0.0, 0.5, 1.0, 1.5, 2.0]
+    """
+    tokens = stack(graph)[0].num_dst
+    chosen = _tokens("receivers", receivers, tokens)
+    if not isinstance(influence, Tensor) or tuple(influence.shape) != (len(chosen), tokens):
+        expected = f"[receivers, tokens] = [{len(chosen)}, {tokens}]"
+        raise ValueError(f"influence must be a tensor {expected}, got {quoted(influence)}")
+    hops = torch.stack([_hops_to(graph, int(dst)) for dst in chosen]).to(influence.device)
+    there = hops >= 0
+    shape = len(chosen), int(hops.max()) + 1
+    total = influence.new_zeros(shape).scatter_add(1, hops.clamp(min=0), influence.where(there, 0.0))
+    count = hops.new_zeros(shape).scatter_add(1, hops.clamp(min=0), there.long())
+    return HopInfluence(total, count)
+
+
+def jacobian_norms(
+    function: Callable[[Tensor], Tensor],
+    x: Float[Tensor, "tokens width"],
+    receivers: Iterable[int] | None = None,
+    projections: int | None = None,
+    seed: int = 0,
+) -> Float[Tensor, "dst src"]:
+    """The measured influence of any model: the size of ``d function(x)[dst] / d x[src]``, ``[dst, src]``.
+
+    The sum of the absolute entries, as in torch_geometric's ``total_influence``, by a backward pass for each
+    receiver and channel of the result. With ``projections`` the Frobenius norm instead, estimated by so many
+    backward passes for each receiver: the mean square of ``u @ J``, u standard normal, which is unbiased.
+
+    Raises TypeError or ValueError for what is no function of ``[tokens, width]`` to ``[tokens, width]``.
+
+    >>> mean = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    >>> jacobian_norms(lambda x: mean @ x, torch.zeros(2, 3)).tolist()
+    [[3.0, 0.0], [1.5, 1.5]]
+    """
+    x = x.detach().requires_grad_()
+    out = function(x)
+    if not isinstance(out, Tensor) or out.dim() != 2 or x.dim() != 2 or len(out) != len(x):
+        raise ValueError(
+            f"function must take x [tokens, width] to as many rows, got {quoted(out)} for {quoted(x)}"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for dst in _tokens("receivers", receivers, len(x)).tolist():
+        if projections is None:
+            size = [g.abs() for g in _backward(out[dst], x, torch.eye(out.shape[1]))]
+            rows.append(torch.stack(size).sum((0, 2)))
+        else:
+            signs = torch.randn(checks.size("projections", projections, 1), out.shape[1], generator=generator)
+            squares = [g.square().sum(-1) for g in _backward(out[dst], x, signs)]
+            rows.append(torch.stack(squares).mean(0).sqrt())
+    return torch.stack(rows) if rows else x.new_zeros(0, len(x))
+
+
+def _backward(out: Tensor, x: Tensor, rows: Tensor) -> list[Tensor]:
+    return [torch.autograd.grad(out, x, row, retain_graph=True)[0] for row in rows.to(out)]
+
+
+def _tokens(name: str, given: Iterable[int] | None, count: int) -> Tensor:
+    chosen = range(count) if given is None else [token(f"each of {name}", int(one), count) for one in given]
+    return torch.tensor(list(chosen), dtype=torch.int64, device="cpu")
+
+
+def _hops_to(graph: TokenGraph, receiver: int) -> Tensor:
+    hops = torch.full((graph.num_dst,), -1, device="cpu")
+    hops[receiver] = 0
+    for layer, (new, _) in enumerate(spread([senders_of(graph)], receiver, graph.num_dst), 1):
+        hops[new] = layer
+    return hops
+
+
+def _followed(mixings: list[Tensor], tokens: Tensor, by_rows: bool, count: int) -> Tensor:
+    """``[tokens of the graph, chosen]``: what comes to chosen receivers, or from chosen senders."""
+    share = torch.zeros(count, len(tokens), dtype=torch.float64, device="cpu")
+    share[tokens, torch.arange(len(tokens), device="cpu")] = 1.0
+    for mixing in reversed(mixings) if by_rows else mixings:
+        share = (mixing.T if by_rows else mixing) @ share
+    return share
+
+
+def _mixings(
+    stacked: list[TokenGraph],
+    layers: int,
+    residual: float | Sequence[float],
+    weights: Tensor | Sequence[Tensor] | None,
+) -> list[Tensor]:
+    """The sparse matrix of each layer."""
+    own = [float(residual)] if isinstance(residual, (int, float)) else [float(share) for share in residual]
+    if not own or not all(0.0 <= share <= 1.0 for share in own):
+        raise ValueError(
+            f"residual must be in 0 .. 1, one number or one for each layer, got {quoted(residual)}"
+        )
+    given = [weights] if weights is None or isinstance(weights, Tensor) else list(weights)
+    made: dict[tuple[int, int, int], Tensor] = {}
+    keys = [(layer % len(stacked), layer % len(own), layer % len(given)) for layer in range(layers)]
+    for key in keys:
+        if key not in made:
+            made[key] = _mixing(stacked[key[0]], own[key[1]], given[key[2]])
+    return [made[key] for key in keys]
+
+
+def _mixing(graph: TokenGraph, own: float, weights: Tensor | None) -> Tensor:
+    edges, loops = edges_of(graph), torch.arange(graph.num_dst, device="cpu").expand(2, -1)
+    values = edge_weights(graph, weights)
+    places = torch.cat([loops, edges.flip(0)], 1)
+    values = torch.cat([torch.full_like(loops[0], own, dtype=torch.float64), (1.0 - own) * values])
+    return torch.sparse_coo_tensor(places, values, (graph.num_dst,) * 2, check_invariants=False).coalesce()
+
+
+def edge_weights(graph: TokenGraph, weights: Tensor | None) -> Float[Tensor, " edges"]:
+    """``weights`` in float64, or 1 / in-degree; ValueError unless one number of at least 0 for each edge."""
+    edges = edges_of(graph)
+    if weights is None:
+        return graph.in_degree().double()[edges[1]].reciprocal()
+    if not isinstance(weights, Tensor) or tuple(weights.shape) != (edges.shape[1],):
+        raise ValueError(f"weights must be [E] = [{edges.shape[1]}] for {graph!r}, got {quoted(weights)}")
+    wide = weights.detach().cpu().double()
+    if not bool((wide >= 0).all()) or bool(wide.isinf().any()):
+        raise ValueError(
+            f"weights must be finite and at least 0, got {float(wide.min())} .. {float(wide.max())}"
+        )
+    return wide
