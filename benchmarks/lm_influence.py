@@ -1,0 +1,151 @@
+"""Influence in SmolLM2 over window(32): the Jacobian measured, and predicted from graph and head statistics.
+
+    python -m benchmarks.lm_influence --out tests/records/DATE-influence.json
+
+Measured in float64 on one text: ``|d last state[dst] / d embedding[src]|`` by random vector-Jacobian products.
+Predicted from another text: per layer and distance the mean energy that an edge passes on, by its weight (value
+path, ``(w / rms)^2 |W_O W_V|^2``), by its key and, to the token itself, by its query; walks of these sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gnn_attention as ga
+from gnn_attention import analyse, patterns
+from gnn_attention.attend import AttentionInfo, attended
+from gnn_attention.backends import Backend
+from gnn_attention.huggingface import attending
+
+T, WINDOW = 512, 32
+MEASURED, STATISTICS = (Path("/usr/share/common-licenses") / name for name in ("GPL-3", "Artistic"))
+norm = torch.linalg.matrix_norm
+
+
+def measured(model: Any, ids: Any, receivers: list[int], projections: int) -> Any:
+    model = model.double().requires_grad_(False)
+    x = model.get_input_embeddings()(ids)[0]
+    with ga.use_graph(model, patterns.window(T, WINDOW)):
+        run = lambda rows: model.model(inputs_embeds=rows[None], use_cache=False).last_hidden_state[0]  # noqa: E731
+        return analyse.jacobian_norms(run, x, receivers, projections)
+
+
+@torch.no_grad()
+def statistics(model: Any, ids: Any) -> tuple[Any, Any]:
+    """Energies by distance ``[layers, WINDOW]`` and of the token's own query ``[layers]``, over the residual's 1."""
+    calls: dict[int, Any] = {}
+    inverse: dict[int, Any] = {}
+    hooks = []
+    for number, layer in enumerate(model.model.layers):
+
+        def watch(module: Any, inputs: Any, number: int = number) -> None:
+            inverse[number] = (inputs[0][0].double().square().mean(-1) + 1e-5).rsqrt()
+
+        hooks.append(layer.input_layernorm.register_forward_pre_hook(watch))
+
+    def recording(module: Any) -> Backend:
+        def run(call: Any) -> Any:
+            call = replace(call, with_lse=True)
+            out, lse = attended(call, "auto")
+            calls[module.layer_idx] = (AttentionInfo(call, lse).weights(), call.q, call.k, call.v, out)
+            return out, lse
+
+        return Backend("recording", run)
+
+    graph = patterns.window(T, WINDOW)
+    with ga.use_graph(model, graph), attending(recording):
+        model.model(ids)
+    for hook in hooks:
+        hook.remove()
+    found = [
+        _energies(layer, calls[i], inverse[i], graph.edge_index) for i, layer in enumerate(model.model.layers)
+    ]
+    return torch.stack([edge for edge, _ in found]), torch.stack([own for _, own in found])
+
+
+def _energies(layer: Any, call: Any, inverse: Any, edges: Any) -> tuple[Any, Any]:
+    (src, dst), module = edges, layer.self_attn
+    w, q, k, v, out = (x[0].double() for x in call)
+    heads, groups, dim, width = len(q), len(k), q.shape[-1], module.o_proj.weight.shape[0]
+    gamma = layer.input_layernorm.weight.double()
+    W_Q, W_K, W_V = (
+        (p.weight.double() * gamma).view(-1, dim, width)
+        for p in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    W_O = module.o_proj.weight.double().view(width, heads, dim)
+    energy, own = torch.zeros_like(w), torch.zeros(T, dtype=torch.float64)
+    for h in range(heads):
+        g = h * groups // heads
+        apart = v[g][src] - out[h][dst]
+        said = (apart @ W_O[:, h].T).square().sum(-1)
+        by_key = said * q[h][dst].square().sum(-1) * norm(W_K[g]) ** 2 / dim / dim
+        energy[h] = (w[h] * inverse[src]) ** 2 * (norm(W_O[:, h] @ W_V[g]) ** 2 + by_key) / width
+        spread = torch.zeros(T, dim, dim, dtype=torch.float64)
+        spread.index_add_(0, dst, (w[h][:, None] * apart)[:, :, None] * k[g][src][:, None])
+        own += (W_O[:, h] @ spread).square().sum((1, 2)) * norm(W_Q[h]) ** 2 / dim / dim / width * inverse**2
+    sums = torch.zeros(WINDOW, dtype=torch.float64).index_add(0, dst - src, energy.sum(0))
+    return sums / torch.bincount(dst - src), own[WINDOW:].mean()
+
+
+def predicted(energy: Any, own: Any, receivers: list[int]) -> Any:
+    graph = patterns.window(T, WINDOW)
+    distance = graph.edge_index[1] - graph.edge_index[0]
+    share = energy / (1 + own)[:, None]
+    residual = 1 / (1 + share.sum(1))
+    weights = [row[distance] * r / (1 - r) for row, r in zip(share, residual, strict=True)]
+    return analyse.influence(graph, len(share), residual.tolist(), weights, receivers).sqrt()
+
+
+def by_distance(rows: Any, receivers: list[int]) -> Any:
+    flipped = [
+        torch.nn.functional.pad(row[: r + 1].flip(0), (0, T - 1 - r), value=torch.nan)
+        for row, r in zip(rows, receivers, strict=True)
+    ]
+    return torch.stack(flipped).nanmean(0)
+
+
+def spearman(a: Any, b: Any) -> float:
+    ranks = [x.argsort().argsort().double() for x in (a, b)]
+    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--step", type=int, default=33, help="between receivers")
+    parser.add_argument("--projections", type=int, default=2)
+    options = parser.parse_args()
+    model, tokenizer = ga.lm.load("smollm2")
+    texts = [torch.tensor([tokenizer.encode(path.read_text())[:T]]) for path in (STATISTICS, MEASURED)]
+    receivers = list(range(T - 1, WINDOW, -options.step))
+    guess = predicted(*statistics(model, texts[0]), receivers)
+    found = measured(model, texts[1], receivers, options.projections)
+    pairs = [
+        torch.cat([row[: r + 1] for row, r in zip(rows, receivers, strict=True)]) for rows in (found, guess)
+    ]
+    distances = torch.cat([r - torch.arange(r + 1) for r in receivers])
+    folded = [by_distance(rows, receivers) for rows in (found, guess)]
+    scaled = (folded[1] / folded[0]).log10()
+    record = {
+        "bench": "influence", "model": "smollm2", "graph": f"window({T}, {WINDOW})", "receivers": receivers,
+        "projections": options.projections, "texts": [MEASURED.name, STATISTICS.name],
+        "orders": float((folded[0].max() / folded[0].min()).log10()),
+        "spearman_by_distance": spearman(*folded), "spearman_by_pair": spearman(*pairs),
+        "spearman_by_pair_of_distance_alone": spearman(pairs[0], -distances),
+        "largest_error_in_orders": float((scaled - scaled.median()).abs().max()),
+        "measured": folded[0].tolist(), "predicted": folded[1].tolist(),
+    }  # fmt: skip
+    options.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    print(
+        {name: value for name, value in record.items() if name.startswith(("spearman", "orders", "largest"))}
+    )
+
+
+if __name__ == "__main__":
+    main()
