@@ -24,6 +24,7 @@ from gnn_attention.backends.gpu.roofline import FORMS, HALF, Sizes, assigned, es
 from gnn_attention.backends.gpu.workload import counted
 from gnn_attention.backends.plan import planner
 from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph.neighbours import neighbours_of
 
 SMALL = 128 * 128  # pairs up to which one dense call is fastest
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
@@ -167,6 +168,13 @@ def _by_time(call: AttentionCall) -> tuple[str, ...]:
 
 def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
     # the fastest first, by estimate; of equals the simpler one
+    if neighbours_of(graph.rule) is not None:
+        # what is chosen anew in every step is not counted tile by tile
+        dense = _seconds(graph, "dense", heads, dim) or 0.0
+        first = (
+            ("dense", "rows") if dense < (_seconds(graph, "rows", heads, dim) or 0.0) else ("rows", "dense")
+        )
+        return (*first, "tiles", "reference")
     names = ("dense", "tiles", "rows") if kind == WRITTEN_OUT else ("dense", "tiles", "rows", "mixed")
     factors = {name: SLOWER.get(name, {}).get(kind, 1.0) for name in names}
     times = {name: (_seconds(graph, name, heads, dim) or 0.0) * factors[name] for name in names}
@@ -268,6 +276,8 @@ def _reason_on(choice: str, small: bool, graph: TokenGraph, sizes: Sizes, device
 def _work(graph: TokenGraph, name: str) -> Work | None:
     if name == "dense":
         return planner.dense_work(graph)
+    if name == "rows" and neighbours_of(graph.rule) is not None:
+        return planner.rows_work(graph)
     # of a graph that differs by head or sample, its first stands for all
     return memoized(planner.WORK[name], one_of(graph, 0, 0)) if name in planner.WORK else None
 

@@ -18,6 +18,7 @@ from gnn_attention.backends.call import AttentionCall, joined
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op, csr_ops
 from gnn_attention.backends.plan.csr import edges_of, order_of
+from gnn_attention.graph.neighbours import neighbours_of
 
 AT_ONCE = 2**19  # edges, of all samples and heads together, up to which everything is written out at once
 MOST_EDGES = 2**31 - 1  # that int32 can number
@@ -25,6 +26,10 @@ MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers of edges
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    graph = call.graph
+    whole = (graph.batch is None and graph.heads is None) or neighbours_of(graph.rule) is not None
+    if not whole or (graph.varying_axes and not call.is_plain):
+        return joined([[run(part) for part in row] for row in call.parts()])
     return attention_op.along_plan(call, "rows") if call.is_plain else _run_written_out(call)
 
 
@@ -78,5 +83,5 @@ BACKEND = Backend(
     unsupported_reason,
     bytes_needed,
     recomputes=True,
-    capabilities=Capabilities(double_backward=False, varying_graphs=False, cached=True),
+    capabilities=Capabilities(double_backward=False, cached=True),
 )

@@ -13,7 +13,9 @@ import torch
 from gnn_attention._support import memory
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import edge_list, rules
+from gnn_attention.graph.neighbours import has_neighbours, neighbours_of, pinned_at
 from gnn_attention.graph.regions import counting, enumerate_pairs
+from gnn_attention.graph.rules import Rule
 
 # a TokenGraph, whose module imports this one
 Graph = Any
@@ -27,8 +29,11 @@ def mask(graph: Graph, device: torch.device) -> Tensor:
     if device.type == "cpu":
         instead = f"{TAKE_ROWS}, or attend along the graph without its mask"
         memory.check(f"mask() of {graph!r}", math.prod(graph.shape4), instead)
+    if (chosen := neighbours_of(graph.rule)) is not None:
+        return _squeeze(graph, edge_list.mask(chosen.keys[:-1].to(device), graph.shape4))
     if graph.listed_edges is not None:
-        return edge_list.mask(graph.listed_edges.to(device), graph.num_dst, graph.num_src)
+        src, dst = graph.listed_edges.to(device)
+        return edge_list.mask(dst * graph.num_src + src, (graph.num_dst, graph.num_src))
     return _squeeze(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device))
 
 
@@ -48,8 +53,15 @@ def edge_index(graph: Graph, device: torch.device) -> Tensor:
 
 def in_degree(graph: Graph) -> Tensor:
     memory.check(f"the in-degrees of {graph!r}", 24 * math.prod(graph.shape4[:3]), TAKE_ROWS)
+    if (chosen := neighbours_of(graph.rule)) is not None:
+        return _squeeze(graph, chosen.degrees())
     if graph.listed_edges is not None:
         return torch.bincount(graph.listed_edges[1], minlength=graph.num_dst)
+    if graph.varying_axes and has_neighbours(graph.rule):
+        return _squeeze(
+            graph,
+            torch.stack([graph.select(b, h).in_degree() for b, h in slices(graph)]).view(*graph.shape4[:3]),
+        )
     return _squeeze(graph, counting.in_degree(graph.rule, repr(graph), graph.shape4))
 
 
@@ -67,11 +79,32 @@ def has_empty_rows(graph: Graph) -> bool:
 
 
 def is_full(graph: Graph) -> bool:
+    if neighbours_of(graph.rule) is not None:
+        return bool(graph.num_edges == math.prod(graph.shape4))
     return bool(graph.has_edges_of(rules.everyone))
 
 
 def is_causal(graph: Graph) -> bool:
-    return bool(graph.num_dst == graph.num_src and graph.has_edges_of(rules.causal))
+    if graph.num_dst != graph.num_src:
+        return False
+    if neighbours_of(graph.rule) is not None:
+        # a list is of another length nearly always
+        ones = torch.arange(1, graph.num_dst + 1, device="cpu")
+        if not torch.equal(graph.in_degree(), ones.expand_as(graph.in_degree())):
+            return False
+    return bool(graph.has_edges_of(rules.causal))
+
+
+def has_edges_of(graph: Graph, rule: Rule) -> bool:
+    if not graph.varying_axes or not (has_neighbours(graph.rule) or has_neighbours(rule)):
+        return counting.same(graph.rule, rule, repr(graph), graph.shape4)
+    parts = ((graph.select(*at), pinned_at(rule, *at)) for at in slices(graph))
+    return all(part.has_edges_of(of_part) for part, of_part in parts)
+
+
+def slices(graph: Graph) -> list[tuple[int, int]]:
+    """``(batch, head)`` of all samples and heads by which the graph differs, heads first."""
+    return [(b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
 
 
 def _squeeze(graph: Graph, per_head: Tensor) -> Tensor:

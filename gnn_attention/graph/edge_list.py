@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 
 from gnn_attention._support import memory
@@ -47,9 +50,10 @@ def positions(edges: Tensor, wanted: Tensor, num_src: int, name: str) -> Tensor:
     return order[place]
 
 
-def mask(edges: Tensor, num_dst: int, num_src: int) -> Tensor:
-    cells = torch.zeros(num_dst * num_src, dtype=torch.bool, device=edges.device)
-    return cells.index_fill_(0, edges[1] * num_src + edges[0], True).view(num_dst, num_src)
+def mask(keys: Tensor, shape: Sequence[int]) -> Tensor:
+    """True at the places ``keys`` of a table of this shape."""
+    cells = torch.zeros(math.prod(shape), dtype=torch.bool, device=keys.device)
+    return cells.index_fill_(0, keys, True).view(*shape)
 
 
 # of a dense matrix: 64 MB
@@ -65,7 +69,8 @@ def product(left: Tensor, right: Tensor, num_dst: int, num_mid: int, num_src: in
     sides = (num_dst * num_mid, num_mid * num_src, num_dst * num_src)
     walks = left[0].bincount(minlength=num_mid).double() @ right[1].bincount(minlength=num_mid).double()
     if max(sides) <= MOST_CELLS and walks * DENSE_GAIN > num_dst * num_mid * num_src:
-        dense = mask(left, num_dst, num_mid).float() @ mask(right, num_mid, num_src).float()
+        left, right = (edges[1] * size + edges[0] for edges, size in ((left, num_mid), (right, num_src)))
+        dense = mask(left, (num_dst, num_mid)).float() @ mask(right, (num_mid, num_src)).float()
         return dense.nonzero().t().flip(0)
     pairs = min(int(walks), num_dst * num_src)
     what = f"the product of two graphs, of up to {pairs:,} pairs of {num_dst:,} x {num_src:,} tokens"

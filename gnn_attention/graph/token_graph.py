@@ -25,8 +25,9 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.memo import Frozen, memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph import derived, edge_list, rules, text
-from gnn_attention.graph.regions import counting, enumerate_pairs
+from gnn_attention.graph import derived, edge_list, neighbours, rules, text
+from gnn_attention.graph.neighbours import Neighbours, Rows, is_neighbour, pinned_at
+from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
 # nodes up to which str(graph) draws
@@ -138,6 +139,45 @@ class TokenGraph(Frozen):
         rule = partial(rules.is_listed, torch.cat([keys, last]), num_src)
         return cls(rule, num_dst, num_src, name=name, _listed=edges)
 
+    @classmethod
+    @not_compiled
+    def from_indices(
+        cls,
+        index: Tensor,
+        num_src: int,
+        count: Tensor | None = None,
+        coalesce: bool = False,
+        causal: bool = False,
+        name: str = "indices",
+    ) -> TokenGraph:
+        """The graph of the senders that each receiver chose: ``src -> dst`` for ``src in index[..., dst]``.
+
+        ``index`` int ``[dst, K]``, ``[heads, dst, K]`` or ``[batch, heads or 1, dst, K]``, -1 = none; or the
+        first ``count [..., dst]`` of each K are valid. ``coalesce=True`` takes a sender that stands twice for
+        a receiver once; ``causal=True`` checks ``src <= dst``. O(E log K) time, O(E) memory for E = heads dst
+        K: nothing of dst x src. :attr:`edge_index` is by receiver, then as in the index. Raises TypeError (no
+        integers), ValueError (shape, duplicates, not causal), IndexError (out of range).
+
+        >>> TokenGraph.from_indices(torch.tensor([[0, -1], [1, 0], [0, 2]]), 3).edge_index.tolist()
+        [[0, 1, 0, 0, 2], [0, 1, 1, 2, 2]]
+        """
+        num_src = checks.size("num_src", num_src)
+        rows = Rows(neighbours.listed(index, num_src, count), num_src)
+        if not coalesce:
+            rows.check_distinct()
+        if causal:
+            rows.check_causal()
+        batch, heads = rows.sorted.shape[:2]
+        sizes = (batch if index.dim() == 4 else None, heads if index.dim() == 3 or heads > 1 else None)
+        graph = cls._of_neighbours(rows.neighbours(), *sizes, name)
+        return graph if index.dim() > 2 else replace(graph, _listed=rows.edges())
+
+    @classmethod
+    def _of_neighbours(cls, of: Neighbours, batch: int | None, heads: int | None, name: str) -> TokenGraph:
+        plain = batch is None and heads is None
+        edges = of.edges() if plain else None
+        return cls(partial(is_neighbour, of), *of.shape[2:], heads, batch, name, _listed=edges)
+
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
         """int64 ``[2, E]`` on the CPU, row 0 senders, row 1 receivers; as given or by receiver, then sender.
@@ -219,7 +259,10 @@ class TokenGraph(Frozen):
             expected = f"0 <= start <= stop <= num_dst = {self.num_dst}"
             raise IndexError(f"rows({start}, {stop}): expected {expected}")
         name = f"{text.bracketed(self.name)}.rows({start}, {stop})"
-        if self._listed is not None:
+        chosen = neighbours.neighbours_of(self.rule)
+        if chosen is not None and self._listed is None:
+            part = self._of_neighbours(chosen.between(start, stop), self.batch, self.heads, name)
+        elif self._listed is not None:
             src, dst = self._listed[:, (self._listed[1] >= start) & (self._listed[1] < stop)]
             part = self.from_distinct_edges(torch.stack([src, dst - start]), stop - start, self.num_src, name)
         else:
@@ -237,8 +280,10 @@ class TokenGraph(Frozen):
         if self.heads is None and self.batch is None:
             return self
         name = f"{text.bracketed(self.name)}.select({batch}, {head})"
-        rule = partial(rules.pinned, self.rule, batch, head)
-        return replace(self, rule=rule, heads=None, batch=None, name=name)
+        rule = pinned_at(self.rule, batch if self.batch else 0, head if self.heads else 0)
+        found = neighbours.neighbours_of(rule)
+        listed = None if found is None else found.edges()
+        return replace(self, rule=rule, heads=None, batch=None, name=name, _listed=listed)
 
     def __or__(self, other: TokenGraph) -> TokenGraph:
         return self._combine(other, "|", rules.or_)
@@ -344,7 +389,7 @@ class TokenGraph(Frozen):
 
     def has_edges_of(self, rule: Rule) -> bool:
         """True if every sample and head has exactly the edges of ``rule``."""
-        return counting.same(self.rule, rule, repr(self), self.shape4)
+        return derived.has_edges_of(self, rule)
 
     @not_compiled
     def _combine(self, other: TokenGraph, sign: str, join: Callable[..., Tensor]) -> TokenGraph:

@@ -30,13 +30,13 @@ def forward(
 
     A receiver without in-edges gets 0 and -inf. The arithmetic is in the dtype of lse.
     """
-    work, groups = batches(edges, q.shape[:2], k.shape[1], lse.dtype)
+    groups = batches(edges, q.shape[:2], k.shape[1], lse.dtype)
     if edges.fresh and not groups:
         out.zero_()
         lse.fill_(-torch.inf)
     for shared, heads in groups:
-        key, value = work.staged("k", k[shared]), work.staged("v", v[shared])
-        for head in heads:
+        key, value = (heads[0][0].staged(*x) for x in (("k", k[shared]), ("v", v[shared])))
+        for work, head in heads:
             _forward_head(work, q[head], key, value, scale, out[head], lse[head])
 
 
@@ -58,13 +58,13 @@ def backward(
     nothing.
     """
     (q, k, v), (dq, dk, dv) = ends, results
-    work, groups = batches(edges, q.shape[:2], k.shape[1], accumulation_dtype(q.dtype))
+    groups = batches(edges, q.shape[:2], k.shape[1], accumulation_dtype(q.dtype))
     for x in results if not add and not groups else ():
         x.zero_()
     for shared, heads in groups:
-        key, value = work.staged("k", k[shared]), work.staged("v", v[shared])
+        key, value = (heads[0][0].staged(*x) for x in (("k", k[shared]), ("v", v[shared])))
         sums: list[Tensor] = []
-        for at in heads:
+        for work, at in heads:
             of_q, *of_ends = _backward_head(work, grad_out[at], delta[at], q[at], key, value, lse[at], scale)
             _deliver(of_q, scale, dq[at], add)
             sums = [total.add_(x) for total, x in zip(sums, of_ends, strict=True)] if sums else of_ends

@@ -109,18 +109,32 @@ class Head:
 
     # a fresh page of memory costs more than the arithmetic on it: a head writes where the last one wrote
 
-    def __init__(self, edges: Edges, dtype: torch.dtype) -> None:
-        self.edges, self.dtype = edges, dtype
+    def __init__(self, edges: Edges, dtype: torch.dtype, room: int = 0) -> None:
+        self.edges, self.dtype, self._room = edges, dtype, max(room, edges.src.numel())
         self._rows: dict[str, Tensor] = {}
+        self._numbers: dict[str, Tensor] = {}
 
-    def _matrix(self) -> Tensor:
+    def over(self, edges: Edges) -> Head:
+        """The same buffers for another list of at most as many edges as there is room for."""
+        other = Head(edges, self.dtype, self._room)
+        other._rows, other._numbers = self._rows, self._numbers
+        return other
+
+    def _matrix(self, name: str) -> Tensor:
         accept_sparse_matrices()
         edges, size = self.edges, (self.edges.ptr.numel() - 1, self.edges.out_ptr.numel() - 1)
-        values = torch.zeros(edges.src.numel(), dtype=self.dtype, device=edges.src.device)
+        if name not in self._numbers:
+            self._numbers[name] = torch.zeros(self._room, dtype=self.dtype, device=edges.src.device)
+        values = self._numbers[name][: edges.src.numel()]
         return torch.sparse_csr_tensor(edges.ptr, edges.src, values, size, check_invariants=False)
 
-    first = functools.cached_property(_matrix)
-    second = functools.cached_property(_matrix)
+    @functools.cached_property
+    def first(self) -> Tensor:
+        return self._matrix("first")
+
+    @functools.cached_property
+    def second(self) -> Tensor:
+        return self._matrix("second")
 
     @functools.cached_property
     def has_in_edges(self) -> Tensor:
@@ -161,25 +175,36 @@ class Head:
         return weighted_sums(self.edges.out_dst, self.edges.out_ptr, ordered, table, self._out_pieces)
 
 
-def batches(
-    edges: Edges, shape: Sequence[int], kv_heads: int, dtype: torch.dtype
-) -> tuple[Head, list[tuple[Index, list[Index]]]]:
-    """Buffers for one of ``shape = samples, heads`` at a time, or for all where cheaper, and the indices.
+Groups = list[tuple[Index, list[tuple[Head, Index]]]]
 
-    An index is that of a key/value head with those of its query heads, or ``...`` for all of both.
+
+def batches(edges: Edges, shape: Sequence[int], kv_heads: int, dtype: torch.dtype) -> Groups:
+    """For each key/value head its query heads, as indices, each with buffers over its list of edges.
+
+    Heads of few edges are taken together, where that is cheaper: the index is ``...`` for all of both.
+    ``shape = samples, heads``. Without edges there are none.
     """
     samples, heads = shape
     if not edges.src.numel():
-        return Head(edges, dtype), []
-    if samples * heads > 1 and samples * heads * edges.src.numel() <= MOST_EDGES:
-        return Head(folded(edges, samples * heads, samples * kv_heads), dtype), [(..., [...])]
+        return []
+    work, sliced = Head(edges, dtype), edges.slices != (1, 1)
+    if not sliced and samples * heads > 1 and samples * heads * edges.src.numel() <= MOST_EDGES:
+        return [(..., [(Head(folded(edges, samples * heads, samples * kv_heads), dtype), ...)])]
+    works = [work]
+    if sliced:
+        lists = edges.of_each()
+        work = Head(lists[0], dtype, max(part.src.numel() for part in lists))
+        works = [work.over(part) for part in lists]
     group = heads // kv_heads
-    found: list[tuple[Index, list[Index]]] = [
-        ((sample, kv_head), [(sample, kv_head * group + i) for i in range(group)])
-        for sample in range(samples)
-        for kv_head in range(kv_heads)
-    ]
-    return Head(edges, dtype), found
+    by_sample, by_head = (int(size > 1) for size in edges.slices)
+    found: Groups = []
+    for sample in range(samples):
+        for kv_head in range(kv_heads):
+            those = range(kv_head * group, (kv_head + 1) * group)
+            number = by_sample * sample * edges.slices[1]
+            served = [(works[number + by_head * head], (sample, head)) for head in those]
+            found.append(((sample, kv_head), list(served)))
+    return found
 
 
 def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:

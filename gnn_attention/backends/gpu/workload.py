@@ -19,6 +19,7 @@ from gnn_attention.backends.plan import decompose
 from gnn_attention.backends.plan.tile_masks import masks_of_tiles
 from gnn_attention.graph import TokenGraph, memoized, rules
 from gnn_attention.graph.kernel_formats import Varlen
+from gnn_attention.graph.neighbours import keys_of
 from gnn_attention.graph.regions.quadtree import ragged
 from gnn_attention.graph.tiling import Tiles, tiles
 
@@ -125,9 +126,9 @@ def members(graph: TokenGraph) -> list[TokenGraph]:
     rule = graph.rule
     if isinstance(rule, partial) and rule.func is rules.or_:
         return [member for part in rule.args for member in members(replace(graph, rule=part))]
-    if graph._listed is None and isinstance(rule, partial) and rule.func is rules.is_listed:
-        keys = rule.args[0][:-1]
-        return [replace(graph, _listed=torch.stack([keys % rule.args[1], keys // rule.args[1]]))]
+    if graph._listed is None and (listed := keys_of(rule)) is not None:
+        keys, width = listed
+        return [replace(graph, _listed=torch.stack([keys % width, keys // width]))]
     return [graph]
 
 

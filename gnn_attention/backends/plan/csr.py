@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph.neighbours import neighbours_of
 
 
 def edges_of(graph: TokenGraph, device: torch.device) -> Edges:
-    """The edges of a plain graph on a device, by receiver, then sender; cached."""
-    return Edges(*memoized(_lowered, graph, device)[:-1])
+    """The edges of a plain or chosen graph on a device, by receiver, then sender; cached."""
+    chosen = neighbours_of(graph.rule)
+    if chosen is None:
+        return Edges(*memoized(_lowered, graph, device)[:-1])
+    return Edges(*memoized(_chosen, graph, device), slices=chosen.shape[:2])
 
 
 def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
@@ -39,6 +45,27 @@ def pointers(index: Tensor, count: int) -> Int[Tensor, " rows_and_one"]:
     """Where the entries of each of ``count`` rows begin, and where the last ends."""
     ends = torch.bincount(index, minlength=count).cumsum(0)
     return torch.cat([ends.new_zeros(1), ends])
+
+
+def _chosen(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
+    of = neighbours_of(graph.rule)
+    assert of is not None
+    _, _, num_dst, num_src = of.shape
+    ptr, src = of.ptr.to(device), of.src.to(device, torch.int32)
+    dst = torch.arange(num_dst, dtype=torch.int32, device=device).repeat(of.slices)
+    dst = torch.repeat_interleave(dst, ptr.diff(), output_size=len(src))
+    bounds = of.bounds
+    # each slice for itself: its numbers are few, which makes sorting quick, and lie close together
+    parts = [_transposed(src[i:j], dst[i:j], num_src) for i, j in pairwise(bounds)]
+    count, out_dst, out_position = (torch.cat(part) for part in zip(*parts, strict=True))
+    out_ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    return ptr.int(), src, dst, out_ptr.int(), out_dst, out_position
+
+
+def _transposed(src: Tensor, dst: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    """How many out-edges each sender has; their receivers, and where each stands, sender by sender."""
+    order = src.sort(stable=True).indices.int()
+    return torch.bincount(src, minlength=num_src), dst[order], order
 
 
 def _lowered(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:

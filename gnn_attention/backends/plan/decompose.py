@@ -20,6 +20,7 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.plan.tile_density import divided, left_over
 from gnn_attention.graph import TokenGraph, memoized, rules
 from gnn_attention.graph.kernel_formats import Varlen, to_varlen
+from gnn_attention.graph.neighbours import keys_of
 from gnn_attention.graph.rules import Rule
 
 BLOCK = 64  # tokens on the side of a tile of a list of edges
@@ -235,8 +236,8 @@ def _terms(rule: Rule) -> list[Rule]:
 
 def _of_term(graph: TokenGraph, term: Rule) -> TokenGraph:
     """The graph of one term; of a list of edges as a list."""
-    if isinstance(term, partial) and term.func is rules.is_listed:
-        keys, num_src = term.args[0][:-1], term.args[1]
+    if (listed := keys_of(term)) is not None:
+        keys, num_src = listed
         return _listed(graph, torch.stack([keys % num_src, keys // num_src]), "edges")
     return replace(graph, rule=term, name=_name_of(term), _listed=None)
 

@@ -127,6 +127,9 @@ class Edges:
     The in-edges of receiver i are the positions ``ptr[i] .. ptr[i + 1] - 1`` of ``src``; the out-edges of
     sender j are ``out_ptr[j] .. out_ptr[j + 1] - 1`` of ``out_dst``, and ``out_position`` says where each of
     these stands in ``src``.
+
+    With ``slices = samples, heads`` the rows of each of them follow each other, with numbers of their own but
+    for ``ptr`` and ``out_ptr``, which count through.
     """
 
     ptr: Int[Tensor, " receivers_and_one"]
@@ -136,6 +139,21 @@ class Edges:
     out_dst: Int[Tensor, " edges"]
     out_position: Int[Tensor, " edges"]
     fresh: bool = field(default=True, kw_only=True)
+    slices: tuple[int, int] = field(default=(1, 1), kw_only=True)
+
+    def of_each(self) -> list[Edges]:
+        """The list of each slice."""
+        number = self.slices[0] * self.slices[1]
+        sides = (self.ptr, self.ptr.numel() // number), (self.out_ptr, self.out_ptr.numel() // number)
+        ptrs = [[ptr[i * rows : (i + 1) * rows + 1] for i in range(number)] for ptr, rows in sides]
+        bounds = self.ptr[:: max(sides[0][1], 1)].tolist() if sides[0][1] else [0] * (number + 1)
+        found = []
+        for ptr, out_ptr, first, stop in zip(*ptrs, bounds, bounds[1:], strict=False):
+            src, dst, out_dst, place = (
+                x[first:stop] for x in (self.src, self.dst, self.out_dst, self.out_position)
+            )
+            found.append(Edges(ptr - first, src, dst, out_ptr - first, out_dst, place, fresh=self.fresh))
+        return found
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -189,7 +207,8 @@ def unpacked(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
     pieces: list[Piece] = []
     for kind in words:
         if kind == EDGES:
-            pieces.append(Edges(*islice(parts, 6), fresh=bool(next(words))))
+            fresh, *slices = islice(words, 3)
+            pieces.append(Edges(*islice(parts, 6), fresh=bool(fresh), slices=(slices[0], slices[1])))
         else:
             pieces.append(_unpack_rectangles(kind, parts, words))
     return Plan(tuple(pieces), complete)
@@ -197,7 +216,7 @@ def unpacked(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
 
 def _pack_piece(piece: Piece, tensors: list[Tensor], numbers: list[int]) -> None:
     if isinstance(piece, Edges):
-        numbers += [EDGES, int(piece.fresh)]
+        numbers += [EDGES, int(piece.fresh), *piece.slices]
         tensors += piece.tensors
         return
     for groups in (piece.dst, piece.src):

@@ -182,7 +182,9 @@ def mixed_work(graph: TokenGraph) -> Work:
 
 
 def rows_work(graph: TokenGraph) -> Work:
-    return Work(calls=4, edges=graph.num_edges, nodes=graph.num_dst)
+    # of a chosen graph, which is not counted head by head, the mean
+    slices = (graph.batch or 1) * (graph.heads or 1)
+    return Work(calls=4, edges=graph.num_edges // slices, nodes=graph.num_dst)
 
 
 WORK = {"tiles": tiles_work, "mixed": mixed_work, "rows": rows_work}

@@ -15,6 +15,7 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import rules
+from gnn_attention.graph.neighbours import keys_of
 from gnn_attention.graph.regions.quadtree import Boxes
 from gnn_attention.graph.rules import Rule
 
@@ -43,8 +44,9 @@ def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[T
     if not isinstance(rule, partial):
         return rule, []
     # for more senders the keys would be those of other pairs
-    if rule.func is rules.is_listed and num_src <= rule.args[1]:
-        return rules.no_pair, [_renumber(rule.args[0][:-1], rule.args[1], num_src)]
+    listed = keys_of(rule)
+    if listed is not None and num_src <= listed[1]:
+        return rules.no_pair, [_renumber(*listed, num_src)]
     if rule.func in JOINS:
         left, of_left = _without_lists(rule.args[0], num_dst, num_src)
         right, of_right = _without_lists(rule.args[1], num_dst, num_src)

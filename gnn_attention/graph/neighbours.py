@@ -1,0 +1,223 @@
+"""The senders of each receiver as rows of numbers, one graph for each sample and head: all of a chosen graph.
+
+A selection gives every receiver a list of senders. Sorted and without what stands twice that is a sparse
+matrix in rows, of all samples and heads one after the other; nothing here is as large as tokens x tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention.graph import rules
+from gnn_attention.graph.edge_list import SIGNED
+from gnn_attention.graph.intervals.table_bounds import in_boxes
+from gnn_attention.graph.intervals.values import Interval
+from gnn_attention.graph.regions.enumerate_pairs import Shape
+from gnn_attention.graph.rules import Rule
+
+# a pinned rule has one sample and head already
+MADE_OF_RULES = (rules.or_, rules.and_, rules.minus, rules.xor, rules.not_, rules.transposed, rules.shifted)
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The senders of receiver ``dst`` of sample b and head h are ``src[ptr[r]] .. src[ptr[r + 1] - 1]``.
+
+    ``r = (b * heads + h) * num_dst + dst``; they ascend, and none stands twice. ``shape`` is ``(batch, heads,
+    num_dst, num_src)``, with 1 where the graph does not differ.
+    """
+
+    ptr: Int[Tensor, " rows_and_one"]
+    src: Int[Tensor, " edges"]
+    shape: Shape
+
+    @property
+    def slices(self) -> int:
+        """Samples times heads."""
+        return self.shape[0] * self.shape[1]
+
+    @cached_property
+    def keys(self) -> Int[Tensor, " edges_and_one"]:
+        """``r * num_src + src`` of every edge, ascending, and the largest int64."""
+        count = self.ptr.diff()
+        row = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+        # so that every search ends inside the table
+        last = row.new_tensor([torch.iinfo(torch.int64).max])
+        return torch.cat([row.mul_(self.shape[3]).add_(self.src), last])
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """Where the edges of each slice begin, and where the last end."""
+        num_dst = self.shape[2]
+        return self.ptr[::num_dst].tolist() if num_dst else [0] * (self.slices + 1)
+
+    def degrees(self) -> Int[Tensor, "batch heads dst"]:
+        """How many senders each receiver has, on the CPU."""
+        return self.ptr.diff().view(self.shape[:3]).cpu()
+
+    def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        """``ptr`` and ``src`` of some rows, counted through samples and heads."""
+        ptr = self.ptr[first : stop + 1]
+        begin, end = ptr[[0, -1]].tolist()
+        return ptr - begin, self.src[begin:end]
+
+    def at(self, batch: int, head: int) -> Neighbours:
+        """Those of one sample and head."""
+        slice_, num_dst = batch * self.shape[1] + head, self.shape[2]
+        rows = self.rows(slice_ * num_dst, (slice_ + 1) * num_dst)
+        return Neighbours(*rows, (1, 1, *self.shape[2:]))
+
+    def between(self, start: int, stop: int) -> Neighbours:
+        """Those of the receivers ``start .. stop - 1`` of every sample and head."""
+        first = range(0, self.slices * self.shape[2], self.shape[2])
+        parts = [self.rows(row + start, row + stop) for row in first]
+        count = torch.cat([ptr.diff() for ptr, _ in parts]).cumsum(0)
+        src = torch.cat([src for _, src in parts])
+        return Neighbours(
+            torch.cat([count.new_zeros(1), count]), src, (*self.shape[:2], stop - start, self.shape[3])
+        )
+
+    def edges(self) -> Int[Tensor, "2 edges"]:
+        """Of one sample and head the edges by receiver, then sender, int64 on the CPU."""
+        count = self.ptr.diff().cpu()
+        dst = torch.repeat_interleave(torch.arange(len(count), device="cpu"), count)
+        return torch.stack([self.src.to("cpu", torch.int64), dst])
+
+
+def is_neighbour(of: Neighbours, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """The rule of a chosen graph."""
+    batch, heads, num_dst, num_src = of.shape
+    row = dst if heads == 1 else h * num_dst + dst
+    row = row if batch == 1 else b * (heads * num_dst) + row
+    if isinstance(row, Interval):
+        return in_boxes(of.keys.cpu(), num_src, row, src)
+    key = row * num_src + src
+    table = of.keys.to(key.device)
+    return table[torch.searchsorted(table, key)] == key
+
+
+def neighbours_of(rule: Rule) -> Neighbours | None:
+    """What the rule of a chosen graph looks up; None for another rule."""
+    return rule.args[0] if isinstance(rule, partial) and rule.func is is_neighbour else None
+
+
+def pinned_at(rule: Rule, batch: int, head: int) -> Rule:
+    """The rule for one sample and head; what it looks up is that of these alone."""
+    if not isinstance(rule, partial) or not has_neighbours(rule):
+        return partial(rules.pinned, rule, batch, head)
+    if (of := neighbours_of(rule)) is not None:
+        # an index of one head serves all
+        return partial(is_neighbour, of.at(batch if of.shape[0] > 1 else 0, head if of.shape[1] > 1 else 0))
+    parts = (pinned_at(part, batch, head) if callable(part) else part for part in rule.args)
+    return partial(rule.func, *parts)
+
+
+def keys_of(rule: Rule) -> tuple[Int[Tensor, " edges"], int] | None:
+    """``(dst * width + src, width)`` of the edges that a rule of one list looks up; None for another rule."""
+    if isinstance(rule, partial) and rule.func is rules.is_listed:
+        return rule.args[0][:-1], rule.args[1]
+    of = neighbours_of(rule)
+    return None if of is None or of.slices > 1 else (of.keys[:-1].cpu(), of.shape[3])
+
+
+def has_neighbours(rule: Rule) -> bool:
+    """Whether the rule of a chosen graph is in what operators and methods of graphs made."""
+    if not isinstance(rule, partial) or rule.func not in MADE_OF_RULES:
+        return neighbours_of(rule) is not None
+    return any(has_neighbours(part) for part in rule.args if callable(part))
+
+
+def listed(index: Tensor, num_src: int, count: Tensor | None) -> Int[Tensor, "batch heads dst most"]:
+    """The checked index with four axes, int32 if it can be; entries that are none are ``num_src``."""
+    if not isinstance(index, Tensor) or index.dtype not in SIGNED:
+        raise TypeError(f"index must be a tensor of signed integers [..., dst, K], got {quoted(index)}")
+    if not 2 <= index.dim() <= 4 or 0 in index.shape[:-2]:
+        forms = "[dst, K], [heads, dst, K] or [batch, heads or 1, dst, K]"
+        raise ValueError(f"index must be {forms}, got shape {list(index.shape)}")
+    table = index.detach()[(None,) * (4 - index.dim())]
+    if count is not None:
+        table = table.masked_fill(~_counted(index, count).view(table.shape), -1)
+    lowest, highest = (int(x) for x in table.aminmax()) if table.numel() else (0, -1)
+    if lowest < -1 or highest >= num_src:
+        raise IndexError(_outside(table, num_src))
+    table = table.to(torch.int32 if num_src < 2**31 else torch.int64)
+    return table.masked_fill(table < 0, num_src) if lowest < 0 else table
+
+
+def _counted(index: Tensor, count: Tensor) -> Bool[Tensor, "..."]:
+    """Which entries are valid: the first ``count`` of each receiver."""
+    if not isinstance(count, Tensor) or count.dtype not in SIGNED:
+        raise TypeError(f"count must be a tensor of signed integers, got {quoted(count)}")
+    if count.shape != index.shape[:-1]:
+        raise ValueError(f"count must be {list(index.shape[:-1])}, index without K, got {list(count.shape)}")
+    most = index.shape[-1]
+    if count.numel() and (int(count.min()) < 0 or int(count.max()) > most):
+        got = f"{int(count.min())} .. {int(count.max())}"
+        raise IndexError(f"count must be in 0 .. {most}, the K of index, got {got}")
+    return torch.arange(most, device=index.device) < count.unsqueeze(-1)
+
+
+def _outside(table: Tensor, num_src: int) -> str:
+    place = ((table < -1) | (table >= num_src)).nonzero()[0].tolist()
+    what = f"{int(table[tuple(place)])} for receiver {place[2]}{_slice_named(table, place)}"
+    return f"index holds {what}: expected 0 .. {num_src - 1} (num_src={num_src}), or -1 for none"
+
+
+def _slice_named(table: Tensor, place: list[int]) -> str:
+    axes = zip(("sample", "head"), table.shape[:2], place, strict=False)
+    return "".join(f" of {word} {at}" for word, size, at in axes if size > 1)
+
+
+class Rows:
+    """Sorted rows of an index, what is an edge in them, and how often."""
+
+    def __init__(self, table: Int[Tensor, "batch heads dst most"], num_src: int) -> None:
+        self.num_src = num_src
+        self.sorted, self.order = table.sort(dim=-1, stable=True)
+        self.valid = self.sorted < num_src
+        repeats = (self.sorted[..., 1:] == self.sorted[..., :-1]) & self.valid[..., 1:]
+        self.repeats = torch.nn.functional.pad(repeats, (1, 0)) if bool(repeats.any()) else None
+
+    def check_distinct(self) -> None:
+        """ValueError that names a sender that stands twice."""
+        if self.repeats is None:
+            return
+        place = self.repeats.nonzero()[0].tolist()
+        src = int(self.sorted[tuple(place)])
+        what = f"sender {src} more than once for receiver {place[2]}{_slice_named(self.sorted, place)}"
+        advice = "coalesce=True to take it once, or coalesce='count' to weigh it by its multiplicity"
+        number = int(self.repeats.sum())
+        raise ValueError(f"index holds {what} ({number} such entries), but a graph is a set: pass {advice}")
+
+    def check_causal(self) -> None:
+        """ValueError that names an edge from a later token."""
+        dst = torch.arange(self.sorted.shape[2], device=self.sorted.device).unsqueeze(-1)
+        late = (self.sorted > dst) & self.valid
+        if bool(late.any()):
+            place = late.nonzero()[0].tolist()
+            edge = f"{int(self.sorted[tuple(place)])} -> {place[2]}{_slice_named(self.sorted, place)}"
+            raise ValueError(f"index holds the edge {edge}, which is not causal: expected src <= dst")
+
+    @cached_property
+    def edge(self) -> Bool[Tensor, "batch heads dst most"]:
+        """Which entries are edges: valid, and the first of their kind."""
+        return self.valid if self.repeats is None else self.valid & ~self.repeats
+
+    def neighbours(self) -> Neighbours:
+        ends = self.edge.sum(-1).flatten().cumsum(0)
+        ptr = torch.cat([ends.new_zeros(1), ends])
+        whole = int(ptr[-1]) == self.edge.numel()
+        src = self.sorted.flatten() if whole else self.sorted[self.edge]
+        return Neighbours(ptr, src, (*self.sorted.shape[:3], self.num_src))
+
+    def edges(self) -> Int[Tensor, "2 edges"]:
+        """Of one sample and head the edges as they stand in the index, int64 on the CPU."""
+        edge = torch.zeros_like(self.edge).scatter(-1, self.order, self.edge)[0, 0]
+        table = torch.zeros_like(self.sorted).scatter(-1, self.order, self.sorted)[0, 0]
+        dst = torch.arange(len(edge), device=edge.device).unsqueeze(-1).expand_as(edge)
+        return torch.stack([table[edge].long(), dst[edge]]).cpu()
