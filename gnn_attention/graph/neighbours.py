@@ -101,6 +101,14 @@ def is_neighbour(of: Neighbours, b: Tensor, h: Tensor, dst: Tensor, src: Tensor)
     return table[torch.searchsorted(table, key)] == key
 
 
+def in_blocks(table: Tensor, size: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """The rule of chosen blocks: ``table [batch, heads, dst blocks, src blocks]``, an axis of 1 for all."""
+    here, (batch, heads) = table.to(dst.device), table.shape[:2]
+    if batch > 1:
+        return here[b, h if heads > 1 else h % 1, dst // size, src // size]
+    return here[0][h, dst // size, src // size] if heads > 1 else here[0, 0][dst // size, src // size]
+
+
 def neighbours_of(rule: Rule) -> Neighbours | None:
     """What the rule of a chosen graph looks up; None for another rule."""
     return rule.args[0] if isinstance(rule, partial) and rule.func is is_neighbour else None
@@ -214,6 +222,11 @@ class Rows:
         whole = int(ptr[-1]) == self.edge.numel()
         src = self.sorted.flatten() if whole else self.sorted[self.edge]
         return Neighbours(ptr, src, (*self.sorted.shape[:3], self.num_src))
+
+    def table(self) -> Bool[Tensor, "batch heads dst src"]:
+        """The mask: where few tokens, or blocks of them, are chosen."""
+        cells = self.edge.new_zeros(*self.edge.shape[:3], self.num_src + 1)
+        return cells.scatter_(-1, self.sorted.long(), self.valid)[..., :-1]
 
     def edges(self) -> Int[Tensor, "2 edges"]:
         """Of one sample and head the edges as they stand in the index, int64 on the CPU."""

@@ -173,6 +173,40 @@ class TokenGraph(Frozen):
         return graph if index.dim() > 2 else replace(graph, _listed=rows.edges())
 
     @classmethod
+    @not_compiled
+    def from_block_indices(
+        cls,
+        index: Tensor,
+        block_size: int,
+        num_dst: int,
+        num_src: int,
+        causal: bool = False,
+        name: str = "block_indices",
+    ) -> TokenGraph:
+        """Every receiver of a block attends to all tokens of the blocks of senders that its block chose.
+
+        ``src // block_size in index[..., dst // block_size]``, and ``src <= dst`` if ``causal``; ``index``
+        as in :meth:`from_indices`, of blocks of receivers and senders, -1 = none. The graph is a table of
+        blocks, not a list of edges. Raises as :meth:`from_indices` does, of blocks.
+
+        >>> blocks = torch.tensor([[0, -1], [0, 1]])
+        >>> TokenGraph.from_block_indices(blocks, 2, 4, 4, causal=True).in_degree().tolist()
+        [1, 2, 3, 4]
+        """
+        num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
+        block_size = checks.size("block_size", block_size, 1)
+        columns = -(-num_src // block_size)
+        rows = Rows(neighbours.listed(index, columns, None), columns)
+        if rows.sorted.shape[2] != (due := -(-num_dst // block_size)):
+            got = f"{rows.sorted.shape[2]} for {num_dst} receivers in blocks of {block_size}"
+            raise ValueError(f"index must have a row for each of the {due} blocks of receivers, got {got}")
+        rows.check_distinct()
+        batch, heads = rows.sorted.shape[:2]
+        sizes = (heads if index.dim() == 3 or heads > 1 else None, batch if index.dim() == 4 else None)
+        rule = rules.past(partial(neighbours.in_blocks, rows.table().cpu(), block_size), causal)
+        return cls(rule, num_dst, num_src, *sizes, name)
+
+    @classmethod
     def _of_neighbours(cls, of: Neighbours, batch: int | None, heads: int | None, name: str) -> TokenGraph:
         plain = batch is None and heads is None
         edges = of.edges() if plain else None

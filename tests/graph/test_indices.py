@@ -141,3 +141,26 @@ def test_sizes_of_nothing(shape):
     out = ga.attend(q, k, v, graph, backend="rows")
     assert out.shape == q.shape
     assert graph.num_edges == (1 if shape == (1, 1) else 0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lead", [(), (3,), (2, 1), (2, 3)])
+def test_blocks_are_the_mask_of_their_tokens(lead, causal):
+    index = chosen(*lead, 6, 3, num_src=5)
+    graph = TokenGraph.from_block_indices(index, 8, 45, 37, causal)
+    mask = mask_of(index, 5).repeat_interleave(8, -2).repeat_interleave(8, -1)[..., :45, :37]
+    mask = mask.tril() if causal else mask
+    assert torch.equal(graph.mask(), mask)
+    given = qkv(graph, heads=3)
+    due = ga.attend(*given, ga.convert.from_mask(mask), backend="reference")
+    grads = torch.autograd.grad(due.square().sum(), given)
+    for backend in ("auto", "tiles", "rows", "mixed"):
+        out = ga.attend(*given, graph, backend=backend)
+        assert_exact([out, *torch.autograd.grad(out.square().sum(), given)], [due, *grads])
+
+
+def test_block_indices_of_other_sizes_are_refused():
+    with pytest.raises(ValueError, match="a row for each of the 6 blocks of receivers, got 5 for 45"):
+        TokenGraph.from_block_indices(torch.zeros(5, 1, dtype=torch.int64), 8, 45, 37)
+    with pytest.raises(IndexError, match="holds 5 for receiver 0"):
+        TokenGraph.from_block_indices(torch.full((6, 1), 5), 8, 45, 37)
