@@ -220,7 +220,7 @@ class Rows:
         ends = self.edge.sum(-1).flatten().cumsum(0)
         ptr = torch.cat([ends.new_zeros(1), ends])
         whole = int(ptr[-1]) == self.edge.numel()
-        src = self.sorted.flatten() if whole else self.sorted[self.edge]
+        src = self.sorted.flatten() if whole else torch.masked_select(self.sorted, self.edge)
         return Neighbours(ptr, src, (*self.sorted.shape[:3], self.num_src))
 
     def table(self) -> Bool[Tensor, "batch heads dst src"]:
