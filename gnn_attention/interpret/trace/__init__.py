@@ -12,10 +12,27 @@ Tensors of size tokens x tokens or edges x heads x width are made on request onl
 """
 
 from gnn_attention.interpret.trace.attribution import flow, rollout
+from gnn_attention.interpret.trace.edge_attribution import attribute
 from gnn_attention.interpret.trace.interventions import Surgery, cut, mute, operate
+from gnn_attention.interpret.trace.kept_graphs import Attribution, Effect, KeptGraphs
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.interpret.trace.run import Phase, Run, record
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
 
-__all__ = ["GLOSSARY", "VIEWS", "LayerTrace", "Phase", "Run", "Surgery", "Term", "cut", "flow", "mute"]
+__all__ = [
+    "GLOSSARY",
+    "VIEWS",
+    "Attribution",
+    "Effect",
+    "KeptGraphs",
+    "LayerTrace",
+    "Phase",
+    "Run",
+    "Surgery",
+    "Term",
+    "attribute",
+    "cut",
+    "flow",
+    "mute",
+]
 __all__ += ["operate", "record", "rollout"]

@@ -1,0 +1,165 @@
+"""Effects of edges beside the edges, and the graphs of those that matter, for ``use_graph``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from gnn_attention import convert
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Bool, Float, Int, Tensor
+from gnn_attention.graph import TokenGraph
+
+WAYS = ("cut", "mute")
+BUDGETS = ("model", "layer", "head")
+ALWAYS = torch.iinfo(torch.int32).max
+
+
+class Effect(NamedTuple):
+    """What the metric changes by without one edge of one head."""
+
+    layer: int
+    head: int
+    src: int
+    dst: int
+    change: float
+
+
+@dataclass(frozen=True, eq=False)
+class KeptGraphs:
+    """The graph of each layer, one for each of its heads: what ``use_graph(model, kept)`` takes.
+
+    ``share`` is that of pairs of head and edge which are left.
+    """
+
+    graphs: Mapping[int, TokenGraph]
+    count: int
+    share: float
+
+    def __call__(self, layer: int, head: int, length: int) -> TokenGraph | None:
+        """The graph of all heads of a layer, the same for each ``head``; None: the model's own."""
+        return self.graphs.get(layer)
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """By layer: its edges, and the change of the metric if one is cut, or muted, ``[heads, edges]``."""
+
+    graphs: Mapping[int, TokenGraph]
+    cuts: Mapping[int, Float[Tensor, "heads edges"]]
+    mutes: Mapping[int, Float[Tensor, "heads edges"]]
+
+    @property
+    def layers(self) -> list[int]:
+        return list(self.graphs)
+
+    def edge_index(self, layer: int) -> Int[Tensor, "2 edges"]:
+        """The edges of a layer, by receiver, then sender; row 0 senders."""
+        return self.graphs[self._known(layer)].edge_index
+
+    def scores(self, layer: int, without: str = "cut") -> Float[Tensor, "heads edges"]:
+        """The change of the metric without an edge, beside :meth:`edge_index`: "cut" or "mute"."""
+        of_way = self.cuts if checks.choice("without", without, WAYS) == "cut" else self.mutes
+        return of_way[self._known(layer)]
+
+    def top(self, k: int, without: str = "cut") -> list[Effect]:
+        """The ``k`` effects of the largest size, over all layers and heads, the largest first."""
+        found: list[Effect] = []
+        for layer in self.layers:
+            scores, (src, dst) = self.scores(layer, without), self.edge_index(layer)
+            best = scores.abs().flatten().topk(min(checks.size("k", k), scores.numel())).indices
+            head, edge = best // scores.shape[1], best % scores.shape[1]
+            columns = (head, src[edge], dst[edge], scores.flatten()[best])
+            found += [Effect(layer, *row) for row in zip(*(x.tolist() for x in columns), strict=True)]
+            found = sorted(found, key=lambda effect: -abs(effect.change))[:k]
+        return found
+
+    def keep(
+        self, amount: float, at_least: int = 1, sinks: int = 1, per: str = "model", without: str = "cut"
+    ) -> KeptGraphs:
+        """The graphs of the edges whose effects are largest in size, for ``use_graph``.
+
+        Args:
+            amount: a share of all pairs of head and edge (a float up to 1.0), or their count (an int).
+            at_least: edges that each receiver has in each head, its own largest effects.
+            sinks: first tokens that all receivers keep. These and at_least count towards the amount.
+            per: what shares one budget: the "model", or each "layer" or "head" its part.
+            without: effects of "cut" or "mute".
+
+        >>> from gnn_attention import patterns
+        >>> a = Attribution({0: patterns.causal(3)}, {0: torch.tensor([[0, 1, 9, 1, 5, -2.0]])}, {})
+        >>> kept = a.keep(4, at_least=0)
+        >>> kept(0, 0, 3).mask().int().tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 0, 0]]
+        """
+        pairs = sum(self.scores(layer, without).numel() for layer in self.layers)
+        share = _share(amount, pairs)
+        checks.size("at_least", at_least), checks.size("sinks", sinks)
+        ranks = {n: self._ranks(n, at_least, sinks, without) for n in self.layers}
+        groups = _groups(ranks, checks.choice("per", per, BUDGETS))
+        for group in groups:
+            least = _least(group, round(share * sum(rank.numel() for rank in group)))
+            for rank in group:
+                rank.copy_(rank >= least)
+        graphs = {n: self._graph(n, rank.bool()) for n, rank in ranks.items()}
+        count = sum(int(rank.count_nonzero()) for rank in ranks.values())
+        return KeptGraphs(graphs, count, count / pairs)
+
+    def _ranks(self, layer: int, at_least: int, sinks: int, without: str) -> Int[Tensor, "heads edges"]:
+        """The bits of the sizes of effects, which order as the sizes do; largest where an edge must stay."""
+        graph = self.graphs[layer]
+        src, dst = graph.edge_index
+        ranks = self.scores(layer, without).float().abs().view(torch.int32).clone()
+        ranks[:, src < sinks] = ALWAYS
+        for rank in ranks if at_least else ():
+            table = rank.new_full((graph.num_dst, graph.num_src), -1)
+            table[dst, src] = rank
+            best = table.topk(min(at_least, graph.num_src), dim=1).indices
+            table.scatter_(1, best, ALWAYS)
+            rank.copy_(table[dst, src])
+        return ranks
+
+    def _graph(self, layer: int, chosen: Bool[Tensor, "heads edges"]) -> TokenGraph:
+        graph = self.graphs[layer]
+        src, dst = graph.edge_index
+        table = torch.zeros(len(chosen), graph.num_dst, graph.num_src, dtype=torch.bool)
+        table[:, dst, src] = chosen
+        return convert.from_mask(table)
+
+    def _known(self, layer: int) -> int:
+        if layer not in self.graphs:
+            raise ValueError(f"layer must be one of {self.layers}, got {checks.quoted(layer)}")
+        return layer
+
+
+def _share(amount: float, pairs: int) -> float:
+    if isinstance(amount, float) and 0 <= amount <= 1:
+        return amount
+    if isinstance(amount, int) and not isinstance(amount, bool) and 0 <= amount <= pairs:
+        return amount / pairs
+    expected = f"a share of all pairs (0.0 .. 1.0) or their count (an int up to {pairs:,})"
+    raise ValueError(f"amount must be {expected}, got {checks.described(amount)}")
+
+
+def _groups(ranks: Mapping[int, Tensor], per: str) -> list[list[Tensor]]:
+    layers = list(ranks.values())
+    if per == "model":
+        return [layers]
+    return [[layer] for layer in layers] if per == "layer" else [[rank] for x in layers for rank in x]
+
+
+def _least(ranks: Sequence[Tensor], budget: int) -> int:
+    """The least number that at most ``budget`` of the ranks reach, found half of the bits at a time."""
+    high = sum(torch.bincount(rank.flatten() >> 16, minlength=2**15) for rank in ranks)
+    above = torch.as_tensor(high).flip(0).cumsum(0)
+    # the bucket of 2 ** 16 numbers in which the budget ends
+    bucket = 2**15 - 1 - int((above <= budget).sum())
+    if bucket < 0:
+        return 0
+    left = budget - int(above[2**15 - 2 - bucket]) if bucket < 2**15 - 1 else budget
+    inside = (rank[(rank >> 16) == bucket] & (2**16 - 1) for rank in ranks)
+    low = sum(torch.bincount(x, minlength=2**16) for x in inside)
+    return (bucket << 16) + 2**16 - int((torch.as_tensor(low).flip(0).cumsum(0) <= left).sum())
