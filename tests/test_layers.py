@@ -38,6 +38,9 @@ ALLOWED_INSIDE = {
     "matplotlib",
     *["torch.nn.attention.flex_attention", "torch._inductor", "torch._inductor.exc", "torch._dynamo.exc"],
     "torch.utils._triton",
+    # it needs transformers
+    "gnn_attention.huggingface",
+    "gnn_attention.lm",
     # they need Triton
     *(f"gnn_attention.backends.gpu.kernels{name}" for name in ("", "._common", ".rows", ".blocks")),
 }

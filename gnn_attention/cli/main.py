@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from gnn_attention import __version__, training
 from gnn_attention._support import output
-from gnn_attention.cli import audit, bench, cost, explore, generate, graphs, verify
+from gnn_attention.cli import attribute, audit, bench, cost, explore, generate, graphs, verify
 from gnn_attention.training import compare, tasks
 
 
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     verify.add_verify(commands)
     audit.add_audit(commands)
+    attribute.add_attribute(commands)
     bench.add_bench(commands)
     graphs.add_graphs(commands)
     graphs.add_draw(commands)

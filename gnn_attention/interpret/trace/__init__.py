@@ -12,7 +12,7 @@ Tensors of size tokens x tokens or edges x heads x width are made on request onl
 """
 
 from gnn_attention.interpret.trace.attribution import flow, rollout
-from gnn_attention.interpret.trace.edge_attribution import attribute
+from gnn_attention.interpret.trace.edge_attribution import attribute, prune
 from gnn_attention.interpret.trace.interventions import Surgery, cut, mute, operate
 from gnn_attention.interpret.trace.kept_graphs import Attribution, Effect, KeptGraphs
 from gnn_attention.interpret.trace.layer import LayerTrace
@@ -35,4 +35,4 @@ __all__ = [
     "flow",
     "mute",
 ]
-__all__ += ["operate", "record", "rollout"]
+__all__ += ["operate", "prune", "record", "rollout"]

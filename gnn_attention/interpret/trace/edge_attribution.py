@@ -6,14 +6,15 @@ Let ``g`` be the gradient of the metric at a receiver's output ``o = sum_j w_j v
 * muted (the other weights stay): o changes by ``-w_j v_j``, exactly;
 
 and the metric by g times that, to first order in the change of o. The only edge of a receiver leaves 0 in
-both. Weights are computed again, one head and some rows at a time: nothing of tokens x tokens x heads is made
-but bool masks. Sources: Nanda 2023 (attribution patching), Syed et al. 2023 (arXiv 2310.10348), Hanna et al.
-2024 (arXiv 2403.17806, along a way).
+both. The slope ``w_j g (o - v_j)``, less the derivative by the edge's logit, adds up over edges that are cut
+together. Weights are computed again, one head and some rows at a time: nothing of tokens x tokens x heads is
+made but bool masks. Sources: Nanda 2023 (attribution patching), Syed et al. 2023 (arXiv 2310.10348), Hanna et
+al. 2024 (arXiv 2403.17806, along a way).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.trace.kept_graphs import Attribution
+from gnn_attention.interpret.trace.kept_graphs import Attribution, KeptGraphs
 from gnn_attention.model import LanguageModel
 
 Metric = Callable[[Tensor], Tensor]
@@ -53,12 +54,15 @@ def attribute(
             all tokens, whose effects would cancel in a sum. An effect is then the root of the sum of squares
             over parts, estimated with random signs of the parts in ``projections`` backward passes.
         edges: whose effects; None for all of the model's own graph (those of any head). For an edge that a
-            head's graph lacks, the effect is that of not adding it. Memory: 8 bytes (in float32) for each of
+            head's graph lacks, the effect is that of not adding it. Memory: 12 bytes (in float32) for each of
             them, layer and head.
         cut: a graph, or a function (layer, head, length) as of ``use_graph``: integrates along the way from
             the model to that part of it. Logits of the other edges are ``log(1 - a)`` less; effects are means
             over ``steps`` midpoints a of 0 .. 1. As steps grow, those of the other edges add up to the metric
             along ``cut`` less that of the model.
+        steps: points of the way, 1 without one.
+        projections: backward passes for a vector.
+        seed: of the signs.
 
     Raises TypeError or ValueError for another model or metric, dropout in training mode, and more edges than
     there is memory for.
@@ -85,6 +89,48 @@ def attribute(
                 scalar = (value * parts).sum() if recording.squared else value
                 torch.autograd.grad(scalar, recording.anchor, retain_graph=left > 0)
     return recording.attribution(count * steps)
+
+
+def prune(
+    model: nn.Module,
+    ids: Int[Tensor, "batch tokens"],
+    metric: Metric,
+    share: float,
+    without: str = "slope",
+    projections: int = 3,
+    watch: Callable[[float], None] = lambda share: None,
+) -> KeptGraphs:
+    """The graphs with a ``share`` of the pairs of head and edge, in steps in which at most half are cut.
+
+    Effects are computed again along the graphs of the step before, those of the edges it has cut included, so
+    that an edge may come back. ``watch`` is called with the share of each step. Other arguments and errors
+    are those of :func:`attribute` and ``Attribution.keep``; the model must be one for ``use_graph``.
+    """
+    # optional: it needs transformers
+    from gnn_attention.huggingface import use_graph
+
+    whole = attribute(model, ids, metric, projections=projections)
+    shares = shares_to(share)
+    kept = whole.keep(shares[0], without=without)
+    edges = whole.graphs[whole.layers[0]]
+    for step, next_share in enumerate(shares[1:], 1):
+        watch(next_share)
+        with use_graph(model, kept):
+            found = attribute(model, ids, metric, edges, projections=projections, seed=step)
+        kept = found.keep(next_share, without=without)
+    return kept
+
+
+def shares_to(share: float) -> list[float]:
+    """``share`` times powers of 2, of at most 0.3, the largest first: the steps of :func:`prune`.
+
+    >>> shares_to(0.05), shares_to(0.4)
+    ([0.2, 0.1, 0.05], [0.4])
+    """
+    shares = [share]
+    while 0 < 2 * shares[0] <= 0.3:
+        shares.insert(0, 2 * shares[0])
+    return shares
 
 
 def _metric(metric: Metric, logits: Tensor) -> Tensor:
@@ -124,6 +170,7 @@ class _Layer:
     ends: Bool[Tensor, "heads dst src"] | None
     cuts: Float[Tensor, "heads edges"]
     mutes: Float[Tensor, "heads edges"]
+    slopes: Float[Tensor, "heads edges"]
 
 
 @dataclass(eq=False)
@@ -152,8 +199,8 @@ class _Recording:
         self.called.append(number)
         if number not in self.layers:
             self.layers[number] = self._layer(number, call)
-        out: Tensor = _Attended.apply(call.q, call.k, call.v, self.anchor, call, self.layers[number], self)
-        return out, None
+        rest = (self.anchor, call, self.layers[number], self)
+        return _Attended.apply(call.q, call.k, call.v, *rest), None  # type: ignore[no-untyped-call]
 
     def _layer(self, number: int, call: AttentionCall) -> _Layer:
         has, heads = call.graph.mask(), call.q.shape[1]
@@ -164,9 +211,9 @@ class _Recording:
         graph = next((x.graph for x in self.layers.values() if torch.equal(x.asked, asked)), None)
         graph = _listed(asked) if graph is None else graph
         dtype = torch.promote_types(call.q.dtype, torch.float32)
-        memory.check("attribute", 2 * dtype.itemsize * heads * graph.num_edges, "ask for fewer edges")
-        cuts, mutes = torch.zeros(2, heads, graph.num_edges, dtype=dtype)
-        return _Layer(graph, asked, has, self._ends(number, heads, asked), cuts, mutes)
+        memory.check("attribute", 3 * dtype.itemsize * heads * graph.num_edges, "ask for fewer edges")
+        effects = torch.zeros(3, heads, graph.num_edges, dtype=dtype)
+        return _Layer(graph, asked, has, self._ends(number, heads, asked), *effects)
 
     def _ends(self, number: int, heads: int, asked: Tensor) -> Tensor | None:
         if self.cut is None:
@@ -190,19 +237,24 @@ class _Recording:
         if layer.ends is not None:
             cuts = torch.where(at.of(layer.ends.unsqueeze(0)), cuts, gap)
         mutes = torch.where(has, -message, -message / (1 + ratio))
-        for effects, found in ((layer.cuts, cuts), (layer.mutes, mutes)):
+        for effects, found in ((layer.cuts, cuts), (layer.mutes, mutes), (layer.slopes, gap)):
             mine = (ratio * found).sum(0).flatten()[at.places]
             effects[at.head, at.edges] += mine.square() if self.squared else mine
 
     def attribution(self, count: int) -> Attribution:
         """Means over ``count`` backward passes."""
         for layer in self.layers.values():
-            for effects in (layer.cuts, layer.mutes):
+            for effects in (layer.cuts, layer.mutes, layer.slopes):
                 effects.div_(count)
                 if self.squared:
                     effects.sqrt_()
-        found = {n: (x.graph, x.cuts, x.mutes) for n, x in sorted(self.layers.items())}
-        return Attribution(*({n: x[i] for n, x in found.items()} for i in range(3)))  # type: ignore[arg-type]
+        layers = dict(sorted(self.layers.items()))
+        found: dict[str, Mapping[int, Tensor]] = {
+            "cut": {n: x.cuts for n, x in layers.items()},
+            "mute": {n: x.mutes for n, x in layers.items()},
+            "slope": {n: x.slopes for n, x in layers.items()},
+        }
+        return Attribution({n: x.graph for n, x in layers.items()}, found)
 
 
 def _unsupported(call: AttentionCall) -> str | None:
@@ -220,7 +272,7 @@ def _table(graph: TokenGraph, heads: int, asked: Tensor) -> Tensor:
 
 def _listed(asked: Tensor) -> TokenGraph:
     pairs = asked.nonzero().T.flip(0).contiguous()
-    return TokenGraph.from_distinct_edges(pairs, *asked.shape, "attributed edges")
+    return TokenGraph.from_distinct_edges(pairs, asked.shape[0], asked.shape[1], "attributed edges")
 
 
 class _Piece(NamedTuple):

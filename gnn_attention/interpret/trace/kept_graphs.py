@@ -13,7 +13,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 
-WAYS = ("cut", "mute")
+WAYS = ("cut", "mute", "slope")
 BUDGETS = ("model", "layer", "head")
 ALWAYS = torch.iinfo(torch.int32).max
 
@@ -46,11 +46,10 @@ class KeptGraphs:
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """By layer: its edges, and the change of the metric if one is cut, or muted, ``[heads, edges]``."""
+    """By layer: its edges, and the change of the metric if one is cut or muted, and its slope."""
 
     graphs: Mapping[int, TokenGraph]
-    cuts: Mapping[int, Float[Tensor, "heads edges"]]
-    mutes: Mapping[int, Float[Tensor, "heads edges"]]
+    effects: Mapping[str, Mapping[int, Float[Tensor, "heads edges"]]]
 
     @property
     def layers(self) -> list[int]:
@@ -61,9 +60,8 @@ class Attribution:
         return self.graphs[self._known(layer)].edge_index
 
     def scores(self, layer: int, without: str = "cut") -> Float[Tensor, "heads edges"]:
-        """The change of the metric without an edge, beside :meth:`edge_index`: "cut" or "mute"."""
-        of_way = self.cuts if checks.choice("without", without, WAYS) == "cut" else self.mutes
-        return of_way[self._known(layer)]
+        """The change of the metric without an edge, beside :meth:`edge_index`: "cut", "mute" or "slope"."""
+        return self.effects[checks.choice("without", without, WAYS)][self._known(layer)]
 
     def top(self, k: int, without: str = "cut") -> list[Effect]:
         """The ``k`` effects of the largest size, over all layers and heads, the largest first."""
@@ -78,19 +76,20 @@ class Attribution:
         return found
 
     def keep(
-        self, amount: float, at_least: int = 1, sinks: int = 1, per: str = "model", without: str = "cut"
+        self, amount: float, at_least: int = 1, sinks: int = 1, per: str = "model", without: str = "slope"
     ) -> KeptGraphs:
         """The graphs of the edges whose effects are largest in size, for ``use_graph``.
 
         Args:
-            amount: a share of all pairs of head and edge (a float up to 1.0), or their count (an int).
+            amount: a share of all pairs of head and edge (a float up to 1.0), or their count (an int). Equal
+                effects that would exceed it are left out together.
             at_least: edges that each receiver has in each head, its own largest effects.
             sinks: first tokens that all receivers keep. These and at_least count towards the amount.
             per: what shares one budget: the "model", or each "layer" or "head" its part.
-            without: effects of "cut" or "mute".
+            without: effects of "cut" or "mute", or the "slope", which holds for many cuts at once.
 
         >>> from gnn_attention import patterns
-        >>> a = Attribution({0: patterns.causal(3)}, {0: torch.tensor([[0, 1, 9, 1, 5, -2.0]])}, {})
+        >>> a = Attribution({0: patterns.causal(3)}, {"slope": {0: torch.tensor([[0, 1, 9, 1, 5, -2.0]])}})
         >>> kept = a.keep(4, at_least=0)
         >>> kept(0, 0, 3).mask().int().tolist()
         [[1, 0, 0], [1, 1, 0], [1, 0, 0]]
@@ -127,7 +126,8 @@ class Attribution:
         src, dst = graph.edge_index
         table = torch.zeros(len(chosen), graph.num_dst, graph.num_src, dtype=torch.bool)
         table[:, dst, src] = chosen
-        return convert.from_mask(table)
+        found: TokenGraph = convert.from_mask(table)
+        return found
 
     def _known(self, layer: int) -> int:
         if layer not in self.graphs:

@@ -1,0 +1,111 @@
+"""The command ``gnn-attention attribute``: the edges that a language model needs for a text.
+
+Effects are those on the losses of all tokens (:func:`gnn_attention.interpret.trace.attribute`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gnn_attention._support import atomic_files, checks, json_option
+from gnn_attention._support.progress import Progress
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.interpret.trace import Effect, attribute, prune
+
+METRICS = ("losses", "last")
+
+
+def attributed(
+    model: nn.Module,
+    ids: Tensor,
+    words: Sequence[str],
+    share: float = 0.05,
+    edges: int = 10,
+    metric: str = "losses",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """The strongest ``edges`` in words, and the loss along all and along a ``share`` of the pairs.
+
+    ``metric``: "losses" of all tokens, whose squared effects add up, or the loss of the "last" token, whose
+    effects have signs. Raises ValueError for a text of fewer than two tokens.
+    """
+    # optional: it needs transformers
+    from gnn_attention.huggingface import use_graph
+
+    if ids.shape[1] < 2:
+        raise ValueError(f"text must have at least two tokens, got {ids.shape[1]}")
+    progress = progress or Progress("attribute", shown=False)
+    last = checks.choice("metric", metric, METRICS) == "last"
+
+    def losses(logits: Tensor) -> Tensor:
+        found = functional.cross_entropy(logits[0, :-1].float(), ids[0, 1:], reduction="none")
+        return found[-1] if last else found
+
+    @torch.no_grad()
+    def loss() -> float:
+        return float(losses(model(ids, use_cache=False).logits).mean())
+
+    progress.begin("all edges")
+    effects = attribute(model, ids, losses)
+    pairs = sum(effects.scores(layer).numel() for layer in effects.layers)
+    top = [{**effect._asdict(), "text": _text(effect, words)} for effect in effects.top(edges)]
+    kept = prune(model, ids, losses, share, watch=lambda next_: progress.begin(f"{100 * next_:g} % of pairs"))
+    whole = loss()
+    with use_graph(model, kept):
+        along = loss()
+    about = {"tokens": ids.shape[1], "pairs": pairs, "metric": metric, "edges": top, "kept": kept.count}
+    return about | {"share": kept.share, "loss": whole, "loss_on_kept": along}
+
+
+def _text(effect: Effect, words: Sequence[str]) -> str:
+    layer, head, src, dst, change = effect
+    return f"{layer}.{head}: {words[dst]!r} ({dst}) <- {words[src]!r} ({src}), {change:+.4g}"
+
+
+def add_attribute(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """``gnn-attention attribute``."""
+    about = "which edges of which heads a language model needs for a text, and its loss on them alone"
+    command = commands.add_parser("attribute", help=about)
+    add, default = command.add_argument, "(default %(default)s)"
+    add("text", help="what the model reads, or @FILE")
+    add("--model", default="smollm2", help=f"of gnn_attention.lm {default}")
+    add("--keep", type=float, default=0.05, metavar="SHARE", help=f"of all pairs of head and edge {default}")
+    add("--edges", type=int, default=10, metavar="N", help=f"how many are shown {default}")
+    add("--metric", default="losses", choices=METRICS, help=f"of all tokens, or of the last {default}")
+    add("--tokens", type=int, default=1024, metavar="N", help=f"of the text, at most {default}")
+    json_option.add_json(command)
+    command.set_defaults(run=_attribute)
+
+
+def _attribute(args: argparse.Namespace) -> int:
+    # optional: it needs transformers
+    from gnn_attention import lm
+
+    atomic_files.check_place("--json", args.json)
+    text = Path(args.text[1:]).read_text(encoding="utf-8") if args.text.startswith("@") else args.text
+    with Progress("attribute", unit="passes") as progress:
+        progress.begin(f"loading {args.model}")
+        model, tokenizer = lm.load(args.model)
+        if tokenizer is None:
+            raise ValueError(f"--model {args.model} has no tokenizer for a text: take smollm2")
+        model.requires_grad_(False)
+        ids = tokenizer(text, return_tensors="pt").input_ids[:, : args.tokens]
+        words = [tokenizer.decode([token]) for token in ids[0].tolist()]
+        found = attributed(model, ids, words, args.keep, args.edges, args.metric, progress)
+    json_option.write_json(args.json, json.dumps(found, indent=2))
+    if args.json != "-":
+        print("layer.head: receiver <- sender, effect of the cut on the loss")
+        print("\n".join(edge["text"] for edge in found["edges"]))
+        summary = (
+            "loss {loss:.4f} along all {pairs:,} pairs of head and edge, {loss_on_kept:.4f} along {kept:,}"
+        )
+        print(summary.format_map(found) + f" ({100 * found['share']:.3g} %)")
+    return 0

@@ -1,0 +1,62 @@
+"""``gnn-attention attribute``: the edges in words, and the loss along those that are kept."""
+
+import json
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gnn_attention import lm
+from gnn_attention.__main__ import main
+
+
+class Letters:
+    """A tokenizer with a token for each letter."""
+
+    def __call__(self, text, return_tensors):
+        """As transformers' do."""
+        return type("Encoded", (), {"input_ids": torch.tensor([[ord(letter) - 96 for letter in text]])})
+
+    def decode(self, tokens):
+        """The letters."""
+        return "".join(chr(token + 96) for token in tokens)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A small Llama in the place of the installed model."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
+    config = LlamaConfig(**sizes, **heads, attn_implementation="gnn_attention")
+    model = LlamaForCausalLM(config).eval()
+    monkeypatch.setattr(lm, "load", lambda name: (model, Letters()))
+    return model
+
+
+def test_edges_in_words_and_the_loss_of_what_is_kept(small, capsys):
+    """All edges have the model's own loss; few have another."""
+    text = "abcab"
+    ids = Letters()(text, "pt").input_ids
+    with torch.no_grad():
+        own = float(torch.nn.functional.cross_entropy(small(ids).logits[0, :-1], ids[0, 1:]))
+    found = {}
+    for share in ("1", "0.5"):
+        assert main(["attribute", text, "--keep", share, "--edges", "3", "--json"]) == 0
+        found[share] = json.loads(capsys.readouterr().out)
+    assert found["1"]["pairs"] == found["1"]["kept"] == 15 * 4
+    # float32: means of losses of size 3 to 5, each some 50 roundings
+    assert abs(found["1"]["loss_on_kept"] - own) < 50 * 5 * 2**-24
+    assert abs(found["0.5"]["loss_on_kept"] - own) > 1e-3
+    assert found["0.5"]["kept"] <= 30
+    edge = found["1"]["edges"][0]
+    words = f"'{text[edge['dst']]}' ({edge['dst']}) <- '{text[edge['src']]}' ({edge['src']})"
+    assert edge["text"].startswith(f"{edge['layer']}.{edge['head']}: {words}, ")
+    assert main(["attribute", text, "--metric", "last"]) == 0
+    assert "<-" in capsys.readouterr().out
+
+
+def test_a_text_that_is_too_short_is_named(small, capsys):
+    """Exit code 2."""
+    assert main(["attribute", "a"]) == 2
+    assert "text must have at least two tokens, got 1" in capsys.readouterr().err

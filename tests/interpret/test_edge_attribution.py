@@ -1,0 +1,238 @@
+"""Effects of edges against models in which edges are cut, and the graphs of those that matter."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import gnn_attention as ga
+import gnn_attention.huggingface
+from gnn_attention import convert, patterns, trace
+
+TOKENS, LAYERS, HEADS = 6, 2, 4
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """In float64, with grouped heads."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS}
+    heads = {
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.06,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    config = LlamaConfig(**sizes, **heads, attn_implementation="gnn_attention")
+    return LlamaForCausalLM(config).double().eval()
+
+
+def last_loss(logits):
+    """Of one token, a scalar."""
+    return functional.cross_entropy(logits[0, -1:], IDS[0, :1])
+
+
+def token_losses(logits):
+    """One for each token."""
+    return functional.cross_entropy(logits[0, :-1], IDS[0, 1:], reduction="none")
+
+
+def with_tables(model, tables, metric=last_loss):
+    """The metric with the graph of each layer ``[heads, dst, src]``."""
+    graphs = [convert.from_mask(table) for table in tables]
+    with torch.no_grad(), ga.use_graph(model, lambda layer, head, length: graphs[layer]):
+        return metric(model(IDS, use_cache=False).logits)
+
+
+def full_tables():
+    """All edges of all heads."""
+    return torch.ones(LAYERS, HEADS, TOKENS, TOKENS, dtype=torch.bool).tril()
+
+
+def gated_metric(model, gates, metric=last_loss, renormalised=True):
+    """By autograd through dense attention whose weights are multiplied by gates ``[layers, heads, T, T]``."""
+    from gnn_attention.backends import Backend
+    from gnn_attention.huggingface import attending
+
+    def backend(module):
+        def run(call):
+            k, v = (x.repeat_interleave(call.q.shape[1] // x.shape[1], 1) for x in (call.k, call.v))
+            logits = (call.q @ k.mT * call.scale).masked_fill(~call.graph.mask(), -torch.inf)
+            gate = gates[module.layer_idx]
+            w = logits.softmax(-1) * gate
+            w = w / w.sum(-1, keepdim=True).clamp(min=1e-300) if renormalised else w
+            return w @ v, None
+
+        return Backend("gated", run)
+
+    with attending(backend):
+        return metric(model(IDS, use_cache=False).logits)
+
+
+def beside_edges(a, table, layer):
+    """``table [layers, heads, dst, src]`` in the order of the scores."""
+    src, dst = a.edge_index(layer)
+    return table[layer][:, dst, src]
+
+
+@pytest.mark.parametrize(("without", "renormalised"), [("slope", True), ("mute", False)])
+def test_slopes_and_mutes_are_derivatives_by_the_gates_of_edges(llama, without, renormalised):
+    """A mute is linear in the output, so its first order is the derivative by the gate, times -1."""
+    gates = full_tables().double().requires_grad_()
+    value = gated_metric(llama, gates, renormalised=renormalised)
+    (gradient,) = torch.autograd.grad(value, gates)
+    a = trace.attribute(llama, IDS, last_loss)
+    for layer in range(LAYERS):
+        expected = -beside_edges(a, gradient, layer)
+        assert (a.scores(layer, without) - expected).abs().max() <= 1e-12
+
+
+def test_cuts_in_the_last_layer_of_a_linear_readout_are_exact(llama):
+    """First order is all where the metric is linear in the outputs of heads: their own gradient's product."""
+    outputs = []
+    hook = llama.model.layers[1].self_attn.o_proj.register_forward_pre_hook(
+        lambda module, given: outputs.append(given[0])
+    )
+    a = trace.attribute(llama, IDS, last_loss)
+    last_loss(llama(IDS, use_cache=False).logits)
+    o = outputs[-1].detach().requires_grad_()
+    replaced = llama.model.layers[1].self_attn.o_proj.register_forward_pre_hook(lambda module, given: (o,))
+    (g,) = torch.autograd.grad(last_loss(llama(IDS, use_cache=False).logits), o)
+    replaced.remove()
+    src, dst = a.edge_index(1)
+    for head, edge in itertools.product(range(HEADS), range(len(src))):
+        tables = full_tables()
+        tables[1, head, dst[edge], src[edge]] = False
+        with_tables(llama, tables)
+        expected = ((outputs[-1] - o) * g).sum()
+        assert abs(a.scores(1)[head, edge] - expected) <= 1e-12, (head, edge)
+    hook.remove()
+
+
+def test_integrated_cuts_add_up_to_the_metric_of_the_cut(llama):
+    """The error of the midpoint rule falls by 4 with twice the steps."""
+    end = patterns.window(TOKENS, 2) | patterns.sinks(TOKENS, 1)
+    change = with_tables(llama, full_tables() & end.mask()) - with_tables(llama, full_tables())
+    errors = []
+    for steps in (8, 16):
+        a = trace.attribute(llama, IDS, last_loss, cut=end, steps=steps)
+        src, dst = a.edge_index(0)
+        gone = ~end.mask()[dst, src]
+        total = sum(a.scores(layer)[:, gone].sum() for layer in a.layers)
+        errors.append(abs(total - change))
+    assert errors[0] < 0.02 * abs(change)
+    assert 3.5 < errors[0] / errors[1] < 4.5
+
+
+def test_absent_edges_have_the_effect_of_not_adding_them(llama):
+    """Their derivative at the graph that lacks them; a kept edge has that of its cut."""
+    small = patterns.window(TOKENS, 3)
+    a = trace.attribute(llama, IDS, last_loss)
+    with ga.use_graph(llama, small):
+        b = trace.attribute(llama, IDS, last_loss, edges=patterns.causal(TOKENS))
+        own = trace.attribute(llama, IDS, last_loss)
+    gates = small.mask().double().expand(LAYERS, HEADS, -1, -1).clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(gated_metric(llama, gates), gates)
+    for layer in range(LAYERS):
+        assert torch.equal(b.edge_index(layer), a.edge_index(layer))
+        expected = -beside_edges(a, gradient, layer)
+        assert (b.scores(layer, "slope") - expected).abs().max() <= 1e-12
+    src, dst = b.edge_index(0)
+    inside = small.mask()[dst, src]
+    assert (own.scores(0) - b.scores(0)[:, inside]).abs().max() <= 1e-12
+
+
+def test_parts_of_a_vector_add_up_as_squares(llama):
+    """Random signs: within 5 standard errors, of at most sqrt(2 / projections) of the mean of squares."""
+    count = 100
+    one_by_one = [
+        trace.attribute(llama, IDS, lambda logits, i=i: token_losses(logits)[i]) for i in range(TOKENS - 1)
+    ]
+    a = trace.attribute(llama, IDS, token_losses, projections=count, seed=1)
+    for layer in range(LAYERS):
+        expected = sum(one.scores(layer) ** 2 for one in one_by_one)
+        assert ((a.scores(layer) ** 2 - expected).abs() <= 5 * (2 / count) ** 0.5 * expected + 1e-24).all()
+
+
+def test_a_learned_position_and_the_small_model_of_our_own():
+    """GPT-2 has biases; the shipped model a score_mod: slopes of a receiver's edges add up to 0."""
+    config = GPT2Config(
+        vocab_size=16, n_positions=8, n_embd=16, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
+    )
+    torch.manual_seed(0)
+    gpt2 = GPT2LMHeadModel(config).double().eval()
+    gpt2.set_attn_implementation("gnn_attention")
+    own = ga.model.load_trained()[0].double()
+    for model in (gpt2, own):
+        a = trace.attribute(model, IDS, last_loss)
+        assert a.layers == [0, 1]
+        for layer in a.layers:
+            by_row = torch.zeros(len(a.scores(layer)), TOKENS, dtype=torch.float64)
+            by_row.index_add_(1, a.edge_index(layer)[1], a.scores(layer, "slope"))
+            assert by_row.abs().max() <= 1e-12 < a.scores(layer, "slope").abs().max()
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_keep_takes_the_largest(llama):
+    """By count, share, part and with what must stay; the kept graph is what runs."""
+    a = trace.attribute(llama, IDS, lambda logits: token_losses(logits).sum())
+    sizes = torch.stack([a.scores(layer, "slope").abs() for layer in a.layers])
+    kept = a.keep(40, at_least=0, sinks=0)
+    assert kept.count == 40
+    tables = torch.stack([kept(layer, 0, TOKENS).mask() for layer in a.layers])
+    src, dst = a.edge_index(0)
+    chosen = tables[:, :, dst, src]
+    assert sizes[chosen].min() >= sizes[~chosen].max()
+    with ga.use_graph(llama, kept), torch.no_grad():
+        along = last_loss(llama(IDS, use_cache=False).logits)
+    # sums of at most 6 terms, in another order
+    assert abs(along - gated_metric(llama, tables.double())) <= 1e-12
+    # two edges of a receiver have slopes of equal size
+    by_head = a.keep(0.5, at_least=0, sinks=0, per="head", without="mute")
+    for layer in a.layers:
+        assert by_head(layer, 0, TOKENS).mask().sum((1, 2)).tolist() == [10] * HEADS
+    by_layer = a.keep(0.25, at_least=0, sinks=0, per="layer", without="mute")
+    assert [int(by_layer(layer, 0, TOKENS).mask().sum()) for layer in a.layers] == [21, 21]
+    least = a.keep(0, at_least=2, sinks=1)
+    for layer in a.layers:
+        table = least(layer, 0, TOKENS).mask()
+        assert table[..., 0].all()
+        assert (table.sum(-1) >= torch.tensor([1, 2, 2, 2, 2, 2])).all()
+    assert a.keep(1.0).share == 1.0
+
+
+def test_top_is_over_all_layers_and_heads(llama):
+    """The largest in size, with the sign of the change."""
+    a = trace.attribute(llama, IDS, last_loss)
+    everything = torch.cat([a.scores(layer).flatten() for layer in a.layers])
+    expected = everything[everything.abs().argsort(descending=True)[:7]]
+    assert [effect.change for effect in a.top(7)] == expected.tolist()
+    first = a.top(1)[0]
+    tables = full_tables()
+    tables[first.layer, first.head, first.dst, first.src] = False
+    assert (with_tables(llama, tables) - with_tables(llama, full_tables())) * first.change > 0
+
+
+def test_wrong_arguments_are_named(llama):
+    """One sentence each."""
+    with pytest.raises(ValueError, match="steps=3 needs the graph at the end of the way"):
+        trace.attribute(llama, IDS, last_loss, steps=3)
+    with pytest.raises(
+        TypeError, match=r"metric\(logits\) must be a scalar or vector .* got shape \[1, 6, 16\]"
+    ):
+        trace.attribute(llama, IDS, lambda logits: logits)
+    with pytest.raises(TypeError, match="model must be a transformers model"):
+        trace.attribute(torch.nn.Linear(2, 2), IDS, last_loss)
+    with pytest.raises(ValueError, match="edges must be a graph over the tokens of"):
+        trace.attribute(llama, IDS, last_loss, edges=patterns.causal(5))
+    with pytest.raises(ValueError, match="cut must be a graph of at least 6 tokens"):
+        trace.attribute(llama, IDS, last_loss, cut=patterns.causal(5))
+    a = trace.attribute(llama, IDS, last_loss)
+    with pytest.raises(ValueError, match=r"amount must be a share of all pairs .* got 1.5"):
+        a.keep(1.5)
+    with pytest.raises(ValueError, match=r"layer must be one of \[0, 1\], got 2"):
+        a.scores(2)
