@@ -27,7 +27,7 @@ TEXT = (
 )
 
 
-def cutting(cuts: torch.Tensor, muted: bool) -> Backend:
+def cutting(cuts: torch.Tensor) -> Backend:
     """Sample i lacks the edge ``cuts[i]`` (layer, head, src, dst); layers count by their calls."""
     calls: list[int] = []
 
@@ -38,11 +38,8 @@ def cutting(cuts: torch.Tensor, muted: bool) -> Backend:
         logits = call.modified(call.q @ call.k.mT * call.scale, tokens[:, None], tokens)
         logits = logits.masked_fill(~call.graph.mask(), -torch.inf)
         _, head, src, dst = cuts[here].T
-        if not muted:
-            logits[here, head, dst, src] = -torch.inf
-        weights = logits.softmax(-1).nan_to_num(0.0)
-        weights[here, head, dst, src] = 0.0
-        return weights @ call.v, None
+        logits[here, head, dst, src] = -torch.inf
+        return logits.softmax(-1).nan_to_num(0.0) @ call.v, None
 
     return Backend("cutting", run)
 
@@ -52,14 +49,14 @@ def rank_correlation(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(torch.corrcoef(ranks)[0, 1])
 
 
-def measured(model: Any, ids: torch.Tensor, cuts: torch.Tensor, muted: bool) -> torch.Tensor:
+def measured(model: Any, ids: torch.Tensor, cuts: torch.Tensor) -> torch.Tensor:
     """The change of the mean loss by each cut."""
     found = []
     with torch.no_grad():
-        for part in cuts.split(BATCH):
+        for part in torch.split(cuts, BATCH):
             # the first sample lacks nothing
             part = torch.cat([part.new_tensor([[-1, 0, 0, 0]]), part])
-            model.backend = cutting(part, muted)
+            model.backend = cutting(part)
             logits = model(ids.expand(len(part), -1))
             losses = functional.cross_entropy(
                 logits[:, :-1].mT, ids[:, 1:].expand(len(part), -1), reduction="none"
@@ -80,17 +77,14 @@ def main() -> None:
         "edges": EDGES,
         "correlations": {},
     }
-    for way in ("cut",):
-        scores = torch.stack([a.scores(layer, way) for layer in a.layers])
-        top = scores.abs().flatten().topk(EDGES).indices
-        drawn = torch.randperm(scores.numel(), generator=torch.Generator().manual_seed(0))[:EDGES]
-        for name, chosen in (("random", drawn), ("top", top)):
-            layer, head, edge = torch.unravel_index(chosen, scores.shape)
-            src, dst = a.edge_index(0)[:, edge]
-            true = measured(model, ids, torch.stack([layer, head, src, dst], 1), way == "mute")
-            record["correlations"][f"{way}, {name}"] = round(
-                rank_correlation(scores.flatten()[chosen], true), 4
-            )
+    scores = torch.stack([a.scores(layer) for layer in a.layers])
+    top = scores.abs().flatten().topk(EDGES).indices
+    drawn = torch.randperm(scores.numel(), generator=torch.Generator().manual_seed(0))[:EDGES]
+    for name, chosen in (("random", drawn), ("top", top)):
+        layer, head, edge = torch.unravel_index(chosen, scores.shape)
+        src, dst = a.edge_index(0)[:, edge]
+        true = measured(model, ids, torch.stack([layer, head, src, dst], 1))
+        record["correlations"][f"cut, {name}"] = round(rank_correlation(scores.flatten()[chosen], true), 4)
     print(json.dumps(record, indent=1))
     if len(sys.argv) > 1:
         atomic_files.write(Path(sys.argv[1]), json.dumps(record, indent=1) + "\n")

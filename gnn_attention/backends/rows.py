@@ -27,8 +27,8 @@ MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers of edges
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     graph = call.graph
-    whole = (graph.batch is None and graph.heads is None) or neighbours_of(graph.rule) is not None
-    if not whole or (graph.varying_axes and not call.is_plain):
+    varies = graph.batch is not None or graph.heads is not None
+    if varies and (neighbours_of(graph.rule) is None or not call.is_plain):
         return joined([[run(part) for part in row] for row in call.parts()])
     return attention_op.along_plan(call, "rows") if call.is_plain else _run_written_out(call)
 

@@ -35,7 +35,8 @@ def forward(
         out.zero_()
         lse.fill_(-torch.inf)
     for shared, heads in groups:
-        key, value = (heads[0][0].staged(*x) for x in (("k", k[shared]), ("v", v[shared])))
+        work, _ = heads[0]
+        key, value = work.staged("k", k[shared]), work.staged("v", v[shared])
         for work, head in heads:
             _forward_head(work, q[head], key, value, scale, out[head], lse[head])
 
@@ -62,7 +63,8 @@ def backward(
     for x in results if not add and not groups else ():
         x.zero_()
     for shared, heads in groups:
-        key, value = (heads[0][0].staged(*x) for x in (("k", k[shared]), ("v", v[shared])))
+        work, _ = heads[0]
+        key, value = work.staged("k", k[shared]), work.staged("v", v[shared])
         sums: list[Tensor] = []
         for work, at in heads:
             of_q, *of_ends = _backward_head(work, grad_out[at], delta[at], q[at], key, value, lse[at], scale)

@@ -9,20 +9,22 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.neighbours import neighbours_of
+from gnn_attention.graph.neighbours import Neighbours, neighbours_of
 
 
 def edges_of(graph: TokenGraph, device: torch.device) -> Edges:
     """The edges of a plain or chosen graph on a device, by receiver, then sender; cached."""
+    tensors = memoized(_lowered, graph, device)
+    if graph.heads is None and graph.batch is None:
+        return Edges(*tensors)
     chosen = neighbours_of(graph.rule)
-    if chosen is None:
-        return Edges(*memoized(_lowered, graph, device)[:-1])
-    return Edges(*memoized(_chosen, graph, device), slices=chosen.shape[:2])
+    assert chosen is not None
+    return Edges(*tensors, slices=chosen.shape[:2])
 
 
 def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
     """Where each edge of :func:`edges_of` is in ``graph.edge_index``."""
-    return memoized(_lowered, graph, device)[-1]
+    return memoized(_order, graph, device)[0]
 
 
 def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Edges, Tensor]:
@@ -47,9 +49,22 @@ def pointers(index: Tensor, count: int) -> Int[Tensor, " rows_and_one"]:
     return torch.cat([ends.new_zeros(1), ends])
 
 
-def _chosen(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
-    of = neighbours_of(graph.rule)
-    assert of is not None
+def _lowered(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
+    chosen = neighbours_of(graph.rule)
+    if chosen is not None:
+        return _of_chosen(chosen, device)
+    src, dst = graph.edges_on(device)
+    found, _ = sorted_edges(src, dst, graph.num_src, graph.num_dst)
+    return tuple(found.tensors)
+
+
+def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
+    src, dst = graph.edges_on(device)
+    found = order_by_receiver(src, dst, graph.num_src)
+    return (torch.arange(len(src), device=device) if found is None else found,)
+
+
+def _of_chosen(of: Neighbours, device: torch.device) -> tuple[Tensor, ...]:
     _, _, num_dst, num_src = of.shape
     ptr, src = of.ptr.to(device), of.src.to(device, torch.int32)
     dst = torch.arange(num_dst, dtype=torch.int32, device=device).repeat(of.slices)
@@ -66,9 +81,3 @@ def _transposed(src: Tensor, dst: Tensor, num_src: int) -> tuple[Tensor, Tensor,
     """How many out-edges each sender has; their receivers, and where each stands, sender by sender."""
     order = src.sort(stable=True).indices.int()
     return torch.bincount(src, minlength=num_src), dst[order], order
-
-
-def _lowered(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
-    src, dst = graph.edges_on(device)
-    found, order = sorted_edges(src, dst, graph.num_src, graph.num_dst)
-    return *found.tensors, order

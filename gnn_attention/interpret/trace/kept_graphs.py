@@ -83,8 +83,9 @@ class Attribution:
         Args:
             amount: a share of all pairs of head and edge (a float up to 1.0), or their count (an int). Equal
                 effects that would exceed it are left out together.
-            at_least: edges that each receiver has in each head, its own largest effects.
-            sinks: first tokens that all receivers keep. These and at_least count towards the amount.
+            at_least: edges that each receiver has in each head, sinks among them: its own largest effects.
+            sinks: first tokens that all receivers keep. These and at_least count towards the amount, and stay
+                where they alone exceed it (short texts).
             per: what shares one budget: the "model", or each "layer" or "head" its part.
             without: effects of "cut" or "mute", or the "slope", which holds for many cuts at once.
 
@@ -162,4 +163,5 @@ def _least(ranks: Sequence[Tensor], budget: int) -> int:
     left = budget - int(above[2**15 - 2 - bucket]) if bucket < 2**15 - 1 else budget
     inside = (rank[(rank >> 16) == bucket] & (2**16 - 1) for rank in ranks)
     low = sum(torch.bincount(x, minlength=2**16) for x in inside)
-    return (bucket << 16) + 2**16 - int((torch.as_tensor(low).flip(0).cumsum(0) <= left).sum())
+    least = (bucket << 16) + 2**16 - int((torch.as_tensor(low).flip(0).cumsum(0) <= left).sum())
+    return min(least, ALWAYS)
