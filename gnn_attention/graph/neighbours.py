@@ -6,13 +6,16 @@ matrix in rows, of all samples and heads one after the other; nothing here is as
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
+from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
-from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import rules
 from gnn_attention.graph.edge_list import SIGNED
 from gnn_attention.graph.intervals.table_bounds import in_boxes
@@ -20,6 +23,8 @@ from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.regions.enumerate_pairs import Shape
 from gnn_attention.graph.rules import Rule
 
+# the word for coalesce
+COUNT = "count"
 # a pinned rule has one sample and head already
 MADE_OF_RULES = (rules.or_, rules.and_, rules.minus, rules.xor, rules.not_, rules.transposed, rules.shifted)
 
@@ -91,14 +96,36 @@ class Neighbours:
 
 def is_neighbour(of: Neighbours, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """The rule of a chosen graph."""
-    batch, heads, num_dst, num_src = of.shape
-    row = dst if heads == 1 else h * num_dst + dst
-    row = row if batch == 1 else b * (heads * num_dst) + row
+    row, num_src = _row(of.shape, b, h, dst), of.shape[3]
     if isinstance(row, Interval):
         return in_boxes(of.keys.cpu(), num_src, row, src)
     key = row * num_src + src
     table = of.keys.to(key.device)
     return table[torch.searchsorted(table, key)] == key
+
+
+def _row(shape: Shape, b: Tensor, h: Tensor, dst: Tensor) -> Tensor:
+    batch, heads, num_dst, _ = shape
+    row = dst if heads == 1 else h * num_dst + dst
+    return row if batch == 1 else b * (heads * num_dst) + row
+
+
+@dataclass(frozen=True, eq=False)
+class log_count:  # noqa: N801 (a score_mod, named as those of score_mods)
+    """``score + log m`` where src stands m times for dst, of sample b and head h of a graph of this shape.
+
+    ``keys`` are those of :class:`Neighbours` with m > 1, ascending, and the largest int64; ``logs`` theirs.
+    """
+
+    keys: Int[Tensor, " repeated_and_one"]
+    logs: Float[Tensor, " repeated_and_one"]
+    shape: Shape
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        keys, logs = self.keys.to(score.device), self.logs.to(score.device, score.dtype)
+        key = _row(self.shape, b, h, dst).to(torch.int64) * self.shape[3] + src
+        place = torch.searchsorted(keys, key)
+        return score + torch.where(keys[place] == key, logs[place], 0.0)
 
 
 def in_blocks(table: Tensor, size: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -216,6 +243,16 @@ class Rows:
         """Which entries are edges: valid, and the first of their kind."""
         return self.valid if self.repeats is None else self.valid & ~self.repeats
 
+    def multiplicity(self) -> log_count:
+        """What weighs each sender by how often it stands."""
+        row = torch.arange(math.prod(self.sorted.shape[:3]), device=self.sorted.device)
+        keys = row.view(*self.sorted.shape[:3], 1) * self.num_src + self.sorted
+        once, number = torch.unique_consecutive(keys[self.valid], return_counts=True)
+        often = number > 1
+        last = once.new_tensor([torch.iinfo(torch.int64).max])
+        logs = torch.nn.functional.pad(number[often].double().log(), (0, 1))
+        return log_count(torch.cat([once[often], last]), logs, (*self.sorted.shape[:3], self.num_src))
+
     def neighbours(self) -> Neighbours:
         ends = self.edge.sum(-1).flatten().cumsum(0)
         ptr = torch.cat([ends.new_zeros(1), ends])
@@ -234,3 +271,48 @@ class Rows:
         table = torch.zeros_like(self.sorted).scatter(-1, self.order, self.sorted)[0, 0]
         dst = torch.arange(len(edge), device=edge.device).unsqueeze(-1).expand_as(edge)
         return torch.stack([table[edge].long(), dst[edge]]).cpu()
+
+
+def of_tokens(
+    index: Tensor, num_src: int, count: Tensor | None, coalesce: object, causal: bool
+) -> tuple[dict[str, Any], log_count | None]:
+    """The fields of ``TokenGraph.from_indices``, and the multiplicity if it is asked for."""
+    if not isinstance(coalesce, bool) and coalesce != COUNT:
+        raise ValueError(f"coalesce must be True, False or {COUNT!r}, got {quoted(coalesce)}")
+    num_src = checks.size("num_src", num_src)
+    rows = Rows(listed(index, num_src, count), num_src)
+    if not coalesce:
+        rows.check_distinct()
+    if causal:
+        rows.check_causal()
+    fields = fields_of(rows.neighbours(), *_sizes(index))
+    if index.dim() == 2:
+        fields["_listed"] = rows.edges()
+    return fields, rows.multiplicity() if coalesce == COUNT else None
+
+
+def of_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool) -> dict[str, Any]:
+    """The fields of ``TokenGraph.from_block_indices``."""
+    num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
+    block_size = checks.size("block_size", block_size, 1)
+    columns = -(-num_src // block_size)
+    rows = Rows(listed(index, columns, None), columns)
+    if rows.sorted.shape[2] != (due := -(-num_dst // block_size)):
+        got = f"{rows.sorted.shape[2]} for {num_dst} receivers in blocks of {block_size}"
+        raise ValueError(f"index must have a row for each of the {due} blocks of receivers, got {got}")
+    rows.check_distinct()
+    batch, heads = _sizes(index)
+    rule = rules.past(partial(in_blocks, rows.table().cpu(), block_size), causal)
+    return {"rule": rule, "num_dst": num_dst, "num_src": num_src, "heads": heads, "batch": batch}
+
+
+def fields_of(of: Neighbours, batch: int | None, heads: int | None) -> dict[str, Any]:
+    """Those of a graph of chosen senders, without a list."""
+    sizes = {"num_dst": of.shape[2], "num_src": of.shape[3], "heads": heads, "batch": batch}
+    return {"rule": partial(is_neighbour, of), **sizes}
+
+
+def _sizes(index: Tensor) -> tuple[int | None, int | None]:
+    """``(batch, heads)`` by which the graph of an index differs."""
+    heads = index.shape[-3] if index.dim() > 2 else 1
+    return index.shape[0] if index.dim() == 4 else None, heads if index.dim() == 3 or heads > 1 else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 
@@ -25,15 +25,17 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.memo import Frozen, memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph import derived, edge_list, neighbours, rules, text
-from gnn_attention.graph.neighbours import Neighbours, Rows, is_neighbour, pinned_at
+from gnn_attention.graph import derived, edge_list, neighbours, operators, rules, text
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
+from gnn_attention.score_mods import ScoreMod
 
 # nodes up to which str(graph) draws
 LARGEST_PICTURE = 32
 # characters of a name that repr(graph), and so every message, shows
 LONGEST_NAME = 120
+# a graph, and what weighs its edges by their multiplicity
+Counted: TypeAlias = "tuple[TokenGraph, ScoreMod]"
 
 
 @dataclass(eq=False, repr=False)
@@ -139,8 +141,21 @@ class TokenGraph(Frozen):
         rule = partial(rules.is_listed, torch.cat([keys, last]), num_src)
         return cls(rule, num_dst, num_src, name=name, _listed=edges)
 
+    @overload
     @classmethod
-    @not_compiled
+    def from_indices(
+        cls,
+        index: Tensor,
+        num_src: int,
+        count: Tensor | None = None,
+        *,
+        coalesce: Literal["count"],
+        causal: bool = False,
+        name: str = "indices",
+    ) -> Counted: ...
+
+    @overload
+    @classmethod
     def from_indices(
         cls,
         index: Tensor,
@@ -149,28 +164,35 @@ class TokenGraph(Frozen):
         coalesce: bool = False,
         causal: bool = False,
         name: str = "indices",
-    ) -> TokenGraph:
+    ) -> TokenGraph: ...
+
+    @classmethod
+    @not_compiled
+    def from_indices(
+        cls,
+        index: Tensor,
+        num_src: int,
+        count: Tensor | None = None,
+        coalesce: bool | str = False,
+        causal: bool = False,
+        name: str = "indices",
+    ) -> TokenGraph | Counted:
         """The graph of the senders that each receiver chose: ``src -> dst`` for ``src in index[..., dst]``.
 
         ``index`` int ``[dst, K]``, ``[heads, dst, K]`` or ``[batch, heads or 1, dst, K]``, -1 = none; or the
         first ``count [..., dst]`` of each K are valid. ``coalesce=True`` takes a sender that stands twice for
-        a receiver once; ``causal=True`` checks ``src <= dst``. O(E log K) time, O(E) memory for E = heads dst
-        K: nothing of dst x src. :attr:`edge_index` is by receiver, then as in the index. Raises TypeError (no
-        integers), ValueError (shape, duplicates, not causal), IndexError (out of range).
+        a receiver once; ``coalesce="count"`` returns ``(graph, score_mod)``, and ``attend(q, k, v, graph,
+        score_mod=score_mod)`` weighs each sender by how often it stands: ``score + log m``.
+        ``causal=True`` checks ``src <= dst``. O(E log K) time, O(E) memory for E = heads dst K: nothing of
+        dst x src. :attr:`edge_index` is by receiver, then as in the index. Raises TypeError (no integers),
+        ValueError (shape, duplicates, not causal, another ``coalesce``), IndexError (out of range).
 
         >>> TokenGraph.from_indices(torch.tensor([[0, -1], [1, 0], [0, 2]]), 3).edge_index.tolist()
         [[0, 1, 0, 0, 2], [0, 1, 1, 2, 2]]
         """
-        num_src = checks.size("num_src", num_src)
-        rows = Rows(neighbours.listed(index, num_src, count), num_src)
-        if not coalesce:
-            rows.check_distinct()
-        if causal:
-            rows.check_causal()
-        batch, heads = rows.sorted.shape[:2]
-        sizes = (batch if index.dim() == 4 else None, heads if index.dim() == 3 or heads > 1 else None)
-        graph = cls._of_neighbours(rows.neighbours(), *sizes, name)
-        return graph if index.dim() > 2 else replace(graph, _listed=rows.edges())
+        fields, score_mod = neighbours.of_tokens(index, num_src, count, coalesce, causal)
+        graph = cls(**fields, name=name)
+        return graph if score_mod is None else (graph, score_mod)
 
     @classmethod
     @not_compiled
@@ -193,24 +215,7 @@ class TokenGraph(Frozen):
         >>> TokenGraph.from_block_indices(blocks, 2, 4, 4, causal=True).in_degree().tolist()
         [1, 2, 3, 4]
         """
-        num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
-        block_size = checks.size("block_size", block_size, 1)
-        columns = -(-num_src // block_size)
-        rows = Rows(neighbours.listed(index, columns, None), columns)
-        if rows.sorted.shape[2] != (due := -(-num_dst // block_size)):
-            got = f"{rows.sorted.shape[2]} for {num_dst} receivers in blocks of {block_size}"
-            raise ValueError(f"index must have a row for each of the {due} blocks of receivers, got {got}")
-        rows.check_distinct()
-        batch, heads = rows.sorted.shape[:2]
-        sizes = (heads if index.dim() == 3 or heads > 1 else None, batch if index.dim() == 4 else None)
-        rule = rules.past(partial(neighbours.in_blocks, rows.table().cpu(), block_size), causal)
-        return cls(rule, num_dst, num_src, *sizes, name)
-
-    @classmethod
-    def _of_neighbours(cls, of: Neighbours, batch: int | None, heads: int | None, name: str) -> TokenGraph:
-        plain = batch is None and heads is None
-        edges = of.edges() if plain else None
-        return cls(partial(is_neighbour, of), *of.shape[2:], heads, batch, name, _listed=edges)
+        return cls(**neighbours.of_blocks(index, block_size, num_dst, num_src, causal), name=name)
 
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
@@ -280,7 +285,6 @@ class TokenGraph(Frozen):
         """True if the graph is square and its edges are exactly ``src <= dst``."""
         return bool(memoized(derived.is_causal, self))
 
-    @not_compiled
     def rows(self, start: int, stop: int) -> TokenGraph:
         """The receivers ``start .. stop - 1`` over all senders, as in a decoding step; else IndexError.
 
@@ -288,36 +292,13 @@ class TokenGraph(Frozen):
         >>> causal.rows(2, 4).mask().int().tolist()
         [[1, 1, 1, 0], [1, 1, 1, 1]]
         """
-        start, stop = checks.size("start", start), checks.size("stop", stop)
-        if not start <= stop <= self.num_dst:
-            expected = f"0 <= start <= stop <= num_dst = {self.num_dst}"
-            raise IndexError(f"rows({start}, {stop}): expected {expected}")
-        name = f"{text.bracketed(self.name)}.rows({start}, {stop})"
-        chosen = neighbours.neighbours_of(self.rule)
-        if chosen is not None and self._listed is None:
-            part = self._of_neighbours(chosen.between(start, stop), self.batch, self.heads, name)
-        elif self._listed is not None:
-            src, dst = self._listed[:, (self._listed[1] >= start) & (self._listed[1] < stop)]
-            part = self.from_distinct_edges(torch.stack([src, dst - start]), stop - start, self.num_src, name)
-        else:
-            rule = partial(rules.shifted, self.rule, start)
-            part = replace(self, rule=rule, num_dst=stop - start, name=name)
-        return replace(part, dst_offset=self.dst_offset + start, src_offset=self.src_offset)
+        part: TokenGraph = operators.rows(self, start, stop)
+        return part
 
-    @not_compiled
     def select(self, batch: int = 0, head: int = 0) -> TokenGraph:
         """The graph of one sample and one head, as a plain graph. IndexError where there is none."""
-        for word, index, count in (("batch", batch, self.batch), ("head", head, self.heads)):
-            checks.position(word, index)
-            if count is not None and not 0 <= index < count:
-                raise IndexError(f"{word} must be in 0 .. {count - 1}, got {index}")
-        if self.heads is None and self.batch is None:
-            return self
-        name = f"{text.bracketed(self.name)}.select({batch}, {head})"
-        rule = pinned_at(self.rule, batch if self.batch else 0, head if self.heads else 0)
-        found = neighbours.neighbours_of(rule)
-        listed = None if found is None else found.edges()
-        return replace(self, rule=rule, heads=None, batch=None, name=name, _listed=listed)
+        chosen: TokenGraph = operators.select(self, batch, head)
+        return chosen
 
     def __or__(self, other: TokenGraph) -> TokenGraph:
         return self._combine(other, "|", rules.or_)
@@ -353,28 +334,13 @@ class TokenGraph(Frozen):
         """
         if not isinstance(other, TokenGraph):
             return NotImplemented
-        if (self.num_src, self.src_offset) != (other.num_dst, other.dst_offset):
-            wanted = f"{self.num_src} receivers from {self.src_offset} on, the senders of {self.name}"
-            got = f"{other.num_dst} receivers of {other!r}"
-            raise ValueError(f"graphs joined by @ must meet: expected {wanted}, got {got}")
-        sizes = self.num_dst, self.num_src, other.num_src
-        product = edge_list.product(self.edge_index, other.edge_index, *sizes)
-        name = f"{text.bracketed(self.name)} @ {text.bracketed(other.name)}"
-        graph = self.from_distinct_edges(product, self.num_dst, other.num_src, name)
-        return replace(graph, dst_offset=self.dst_offset, src_offset=other.src_offset)
+        product: TokenGraph = operators.product(self, other)
+        return product
 
     def __pow__(self, hops: int) -> TokenGraph:
         """Exactly ``hops`` hops: ``g ** 2 == g @ g``, ``g ** 0`` the self loops. ValueError unless square."""
-        hops = checks.size("the power of a graph", hops)
-        if (self.num_dst, self.dst_offset) != (self.num_src, self.src_offset):
-            raise ValueError(f"only a square graph has powers, with the same tokens twice, got {self!r}")
-        loops = torch.arange(self.num_dst, device="cpu").expand(2, -1)
-        result = self.from_distinct_edges(loops, self.num_dst, self.num_src, "loops")
-        result = replace(result, dst_offset=self.dst_offset, src_offset=self.src_offset)
-        for _ in range(hops):
-            result = result @ self
-        base = text.bracketed(self.name)
-        return replace(result, name=f"({base}) ** {hops}" if base.startswith("~") else f"{base} ** {hops}")
+        power: TokenGraph = operators.power(self, hops)
+        return power
 
     def __eq__(self, other: object) -> bool:
         """True if sizes, offsets and edge sets are the same; names and edge order do not matter."""
@@ -425,29 +391,8 @@ class TokenGraph(Frozen):
         """True if every sample and head has exactly the edges of ``rule``."""
         return derived.has_edges_of(self, rule)
 
-    @not_compiled
     def _combine(self, other: TokenGraph, sign: str, join: Callable[..., Tensor]) -> TokenGraph:
         if not isinstance(other, TokenGraph):
             return NotImplemented
-        self._check_same_nodes(other, sign)
-        name = f"{text.bracketed(self.name)} {sign} {text.bracketed(other.name)}"
-        heads, batch = self.heads or other.heads, self.batch or other.batch
-        rule = partial(join, self.rule, other.rule)
-        result = replace(self, rule=rule, heads=heads, batch=batch, name=name, _listed=None)
-        candidates = None if heads or batch else edge_list.candidates(self._listed, other._listed, sign)
-        if candidates is None:
-            return result
-        src, dst = candidates
-        edges = candidates[:, rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)]
-        listed = self.from_distinct_edges(edges, self.num_dst, self.num_src, name)
-        return replace(listed, dst_offset=self.dst_offset, src_offset=self.src_offset)
-
-    def _check_same_nodes(self, other: TokenGraph, sign: str) -> None:
-        nodes = ("num_dst", "num_src", "dst_offset", "src_offset")
-        sizes = ((self.heads, other.heads), (self.batch, other.batch))
-        same = all(getattr(self, name) == getattr(other, name) for name in nodes)
-        if not same or any(None not in pair and pair[0] != pair[1] for pair in sizes):
-            expected = (
-                f"graphs joined by {sign} must have the same nodes (number and position), heads and batch"
-            )
-            raise ValueError(f"{expected}, got {self!r} and {other!r}")
+        both: TokenGraph = operators.combined(self, other, sign, join)
+        return both

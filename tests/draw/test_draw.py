@@ -389,3 +389,16 @@ hops([ONE_WAY, causal(5)]) -> ValueError: graphs must have the same tokens
 
 def test_wrong_arguments():
     assert_errors(ERRORS, {**vars(patterns), **vars(draw), **globals()})
+
+
+def test_pictures_of_chosen_senders():
+    """Of each head as one mask; what draws one graph names ``select``."""
+    index = torch.tensor([[[0, -1], [3, 1], [-1, -1], [2, 0]], [[1, 2], [-1, 0], [3, 2], [0, 1]]])
+    graph, cells = TokenGraph.from_indices(index, 4), torch.zeros(2, 4, 5)
+    cells = cells.scatter_(-1, torch.where(index < 0, 4, index), 1.0)[..., :4]
+    shown = [axes.images[0].get_array() for axes in draw.mask(graph).axes if axes.images]
+    assert torch.equal(torch.stack([torch.as_tensor(image > 0) for image in shown]), cells > 0)
+    assert len(arrows(draw.graph(graph.select(head=1)).axes[0])) == 7
+    for picture in (draw.arcs, draw.graph, draw.degrees):
+        with pytest.raises(ValueError, match=r"select\(batch, head\)"):
+            picture(graph)

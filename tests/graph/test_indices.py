@@ -10,6 +10,7 @@ import torch
 import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
 from tests.support.bounds import assert_exact
+from tests.support.extras import needs
 
 FORMS = {"plain": (40, 9), "heads": (2, 40, 9), "samples": (2, 1, 40, 9), "both": (2, 2, 40, 9)}
 NUM_SRC = 33
@@ -164,3 +165,149 @@ def test_block_indices_of_other_sizes_are_refused():
         TokenGraph.from_block_indices(torch.zeros(5, 1, dtype=torch.int64), 8, 45, 37)
     with pytest.raises(IndexError, match="holds 5 for receiver 0"):
         TokenGraph.from_block_indices(torch.full((6, 1), 5), 8, 45, 37)
+
+
+def repeated(form, seed=0):
+    """An index in which senders stand up to K times, with -1 in the middle and a receiver without any."""
+    index = torch.randint(-1, 6, FORMS[form], generator=torch.Generator().manual_seed(seed))
+    index[..., 3, :] = -1
+    return index
+
+
+def formula(q, k, v, index, counted):
+    """Attention by the dense formula in which a sender weighs as often as it stands, or once."""
+    once = torch.nn.functional.one_hot(index + 1, NUM_SRC + 1)[..., 1:].sum(-2)
+    weight = torch.exp(q @ k.mT / q.shape[-1] ** 0.5) * (once if counted else once.clamp(max=1))
+    return weight @ v / weight.sum(-1, keepdim=True).clamp(min=1e-300)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("coalesce", [True, "count"])
+@pytest.mark.parametrize("backend", ["auto", "rows", "tiles", "dense", "split"])
+def test_a_sender_that_stands_twice_weighs_once_or_as_often(form, coalesce, backend):
+    index = repeated(form)
+    found = TokenGraph.from_indices(index, NUM_SRC, coalesce=coalesce)
+    graph, score_mod = found if coalesce == "count" else (found, None)
+    given = qkv(graph)
+    outs = [
+        ga.attend(*given, graph, score_mod=score_mod, backend=backend),
+        formula(*given, index, coalesce == "count"),
+    ]
+    grads = [torch.autograd.grad(out.square().sum(), given) for out in outs]
+    assert_exact([outs[0], *grads[0]], [outs[1], *grads[1]])
+
+
+def test_multiplicity_is_that_of_absolute_positions_and_pickles():
+    index = repeated("both")
+    graph, score_mod = TokenGraph.from_indices(index, NUM_SRC, coalesce="count")
+    q, k, v = qkv(graph)
+    part = ga.attend(q[:, :, 5:9], k, v, graph.rows(5, 9), score_mod=pickle.loads(pickle.dumps(score_mod)))
+    assert_exact([part], [formula(q, k, v, index, True)[:, :, 5:9]])
+
+
+def test_count_with_the_number_of_valid_entries():
+    index, count = torch.tensor([[1, 1, 1], [2, 0, 2]]), torch.tensor([2, 3])
+    _, score_mod = TokenGraph.from_indices(index, 3, count, coalesce="count")
+    zero = torch.tensor(0)
+    pairs = score_mod(torch.zeros(2, 3), zero, zero, torch.arange(2)[:, None], torch.arange(3))
+    torch.testing.assert_close(pairs.exp(), torch.tensor([[1.0, 2, 1], [1, 1, 2]]))
+
+
+@pytest.mark.parametrize("coalesce", ["sum", None, 1])
+def test_another_coalesce_is_refused(coalesce):
+    with pytest.raises(ValueError, match="coalesce must be True, False or 'count', got"):
+        TokenGraph.from_indices(torch.tensor([[0, 0]]), 3, coalesce=coalesce)
+
+
+@pytest.mark.parametrize("backend", ["auto", "rows", "tiles"])
+@pytest.mark.parametrize("case", ["more entries than tokens", "one sender for all"])
+def test_selections_of_extreme_shape(case, backend):
+    if case == "one sender for all":
+        index = torch.full((2, 40, 1), 7)
+    else:
+        # K = 50 of 33 senders, nearly all missing, all of them at last
+        index = torch.full((2, 40, 50), -1)
+        index[..., 10:43] = torch.arange(NUM_SRC)
+        index[:, :20, ::3] = -1
+    graph = TokenGraph.from_indices(index, NUM_SRC)
+    assert torch.equal(graph.in_degree(), (index >= 0).sum(-1))
+    given = qkv(graph)
+    outs = ga.attend(*given, graph, backend=backend), formula(*given, index, False)
+    grads = [torch.autograd.grad(out.square().sum(), given) for out in outs]
+    assert_exact([outs[0], *grads[0]], [outs[1], *grads[1]])
+
+
+@pytest.mark.parametrize("backend", ["auto", "rows"])
+@pytest.mark.parametrize("sign", ["__or__", "__and__"])
+def test_a_selection_joined_with_a_window_runs(sign, backend):
+    index = chosen(2, 40, 9, num_src=40)
+    window = patterns.window(40, 6)
+    graph = getattr(TokenGraph.from_indices(index, 40), sign)(window)
+    mask = getattr(mask_of(index, 40), sign)(window.mask())
+    given = qkv(graph)
+    due = ga.attend(*given, ga.convert.from_mask(mask), backend="reference")
+    out = ga.attend(*given, graph, backend=backend)
+    grads = [torch.autograd.grad(x.square().sum(), given) for x in (out, due)]
+    assert_exact([out, *grads[0]], [due, *grads[1]])
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_equal_to_gather_attention_of_attention_gym(window):
+    gather = needs("attn_gym.sparse.gather_attn")
+    index = torch.randint(-1, 30, (2, 40, 50), generator=torch.Generator().manual_seed(2))
+    index[:, :, 7] = 0
+    index[:, 3] = -1
+    # senders: the pool, then the tokens, of which a receiver attends to the last few
+    graph, score_mod = TokenGraph.from_indices(index[:, None], 70, coalesce="count")
+    near = TokenGraph.from_rule(
+        lambda b, h, dst, src: (src - 30 <= dst) & (dst - src + 30 < window) & (src >= 30), 40, 70
+    )
+    torch.manual_seed(3)
+    q, local, pool = (torch.randn(2, h, n, 8, dtype=torch.float64) for h, n in ((2, 40), (1, 40), (1, 30)))
+    given = [x.requires_grad_() for x in (q, local, pool)]
+    due = gather.gather_attn(*given, index, sliding_window_size=window, impl="reference")
+    kv = torch.cat([pool, local], 2).expand(2, 2, 70, 8)
+    out = ga.attend(q, kv, kv, graph | near, score_mod=score_mod)
+    assert_exact(
+        [out, *torch.autograd.grad(out.square().sum(), given)],
+        [due, *torch.autograd.grad(due.square().sum(), given)],
+    )
+
+
+ANALYSES = {
+    "summary": (),
+    "components": (),
+    "diameter": (),
+    "never_hears": (),
+    "spectral_gap": (),
+    "yun_conditions": (),
+    "effective_resistance": (),
+    "layers_to_full_reach": (),
+    "curvature": (),
+    "eccentricity": (0,),
+    "layers_between": (0, 5),
+    "witness": (0, 5),
+    "path_counts": (2,),
+    "receptive_field": (2, 5),
+    "influence": (5,),
+}
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_an_analysis_takes_one_selection_or_names_select(name):
+    index, function = chosen(2, 12, 4, num_src=12), getattr(ga.analyse, name)
+    graph, mask = TokenGraph.from_indices(index, 12, name="mask"), ga.convert.from_mask(mask_of(index, 12))
+    found, due = (function(g.select(0, 1), *ANALYSES[name]) for g in (graph, mask))
+    if isinstance(due, (torch.Tensor, float)):
+        torch.testing.assert_close(found, due, rtol=1e-9, atol=1e-12)
+    else:
+        assert found == due
+    with pytest.raises(ValueError, match=r"select\(batch, head\)"):
+        function(graph, *ANALYSES[name])
+
+
+def test_the_difference_of_two_selections_is_that_of_their_masks():
+    indices = chosen(2, 12, 4, num_src=12), chosen(2, 12, 4, num_src=12, seed=5)
+    found = ga.analyse.diff(*(TokenGraph.from_indices(index, 12, name="mask") for index in indices))
+    due = ga.analyse.diff(*(ga.convert.from_mask(mask_of(index, 12)) for index in indices))
+    assert found == due

@@ -86,7 +86,7 @@ BIASED = (
     "self.b_V.repeat_interleave(z.shape[-3] // len(self.b_V), 0).unsqueeze(1), z)"
 )
 ALL_PAIRS = "TokenGraph.from_rule(lambda b, h, i, j: (i >= 0) & (j >= 0), graph.num_dst, graph.num_src)"
-GRAPH, SHIFTED = "graph/token_graph.py", "partial(rules.shifted, self.rule, start)"
+GRAPH, SHIFTED = "graph/token_graph.py", "partial(rules.shifted, graph.rule, start)"
 PLANTED = {
     "mask transposed": [("graph/derived.py", DENSE, f"{DENSE}.mT.contiguous()")],
     "scale dropped": [("edges.py", "(q_dst * k_src).sum(-1) * scale", "(q_dst * k_src).sum(-1)")],
@@ -100,7 +100,9 @@ PLANTED = {
         (GRAPH, "if not coalesce:", "if False:"),
         (GRAPH, "            edges = edges[:, order]\n", "            pass\n"),
     ],
-    "decode rows aligned top-left": [(GRAPH, SHIFTED, "partial(rules.shifted, self.rule, 0)")],
+    "decode rows aligned top-left": [
+        ("graph/operators.py", SHIFTED, "partial(rules.shifted, graph.rule, 0)")
+    ],
     "the graph ignored": [
         ("backends/call.py", "            graph=graph,\n", f"            graph={ALL_PAIRS},\n")
     ],
