@@ -182,7 +182,7 @@ class TokenGraph(Frozen):
         ``index`` int ``[dst, K]``, ``[heads, dst, K]`` or ``[batch, heads or 1, dst, K]``, -1 = none; or the
         first ``count [..., dst]`` of each K are valid. ``coalesce=True`` takes a sender that stands twice for
         a receiver once; ``coalesce="count"`` returns ``(graph, score_mod)``, and ``attend(q, k, v, graph,
-        score_mod=score_mod)`` weighs each sender by how often it stands: ``score + log m``.
+        score_mod=score_mod)`` weighs each sender by how often it stands, ``score + log m`` (not on flex).
         ``causal=True`` checks ``src <= dst``. O(E log K) time, O(E) memory for E = heads dst K: nothing of
         dst x src. :attr:`edge_index` is by receiver, then as in the index. Raises TypeError (no integers),
         ValueError (shape, duplicates, not causal, another ``coalesce``), IndexError (out of range).
