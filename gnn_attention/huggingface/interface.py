@@ -36,6 +36,7 @@ from gnn_attention.huggingface import _overrides
 from gnn_attention.huggingface._alignment import Origin, Place
 from gnn_attention.huggingface._masks import LazyMask, of_tensor, unmasked
 from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, named
+from gnn_attention.huggingface.surgery import muting
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
 try:
@@ -130,7 +131,8 @@ def attention(
         if others.get(name) is not None:
             raise NotImplementedError(f"{named(module)} passes {name}, {what}: unsupported, use 'eager'")
     query, key, value = _in_one_dtype(query, key, value)
-    graph, numbers = _graph(module, query, key, attention_mask, is_causal, others)
+    place, uses, numbers = _placed(module, query, key, attention_mask, is_causal, others)
+    graph = place.own
     if isinstance(attention_mask, LazyMask) and not attention_mask.checked:
         attention_mask.checked.append(True)
         _warn_of_packing(module, graph, attention_mask.tokens, others.get("position_ids"))
@@ -144,7 +146,7 @@ def attention(
         *(query, key, value, graph, scaling, score_mod),
         sink_logits=sinks.reshape(-1) if by_head and sinks is not None else None,
         dropout=float(dropout or 0.0) if module.training else 0.0,
-        backend=_backend_of(module),
+        backend=muting(uses, module, place, query.shape[1], _backend_of(module)),
         return_info=wanted or not by_head,
     )
     if not wanted and by_head:
@@ -153,6 +155,10 @@ def attention(
     out, lse = (out, None) if by_head or sinks is None else _with_sinks(out, info.lse, sinks)
     weights = info.weight_matrix(lse).to(out.dtype) if wanted else None
     return out.transpose(1, 2).contiguous(), weights
+
+
+def backend_now() -> str | Backend | BackendFunction:
+    return _backend.get()
 
 
 def _backend_of(module: nn.Module) -> str | Backend:
@@ -190,9 +196,9 @@ def _added(table: Tensor, first: Origin, score: Tensor, b: Any, h: Any, dst: Ten
     return score + table.squeeze()[at].to(score.dtype)
 
 
-def _graph(
+def _placed(
     module: nn.Module, query: Tensor, key: Tensor, given: Any, is_causal: bool | None, others: dict[str, Any]
-) -> tuple[TokenGraph, Tensor | None]:
+) -> tuple[Place, list[Use], Tensor | None]:
     sizes, numbers = (query.shape[2], key.shape[2]), None
     if isinstance(given, LazyMask):
         if tuple(given.shape[2:]) != sizes:
@@ -207,13 +213,13 @@ def _graph(
         else:
             own, numbers = of_tensor(given, *sizes)
         place, uses = Place(own, query.shape[0], cached=True), _overrides.uses_for(module)
-    for use in uses:
-        if use.covers(module):
-            use.calls[0] += 1
-            if not isinstance(given, LazyMask):
-                use.check(module, *sizes, masked=given is not None)
-            place = use.place(module, place, query.shape[1])
-    return place.own, numbers
+    covering = [use for use in uses if use.covers(module)]
+    for use in covering:
+        use.calls[0] += 1
+        if not isinstance(given, LazyMask):
+            use.check(module, *sizes, masked=given is not None)
+        place = use.place(module, place, query.shape[1])
+    return place, covering, numbers
 
 
 def _warn_of_packing(module: nn.Module, graph: TokenGraph, tokens: Tensor | None, positions: Any) -> None:

@@ -30,8 +30,8 @@ from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall, made_of
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.arithmetic import evaluate
-from gnn_attention.graph.rules import Rule
-from gnn_attention.interpret.trace import pairs
+from gnn_attention.graph.rules import Rule, everyone
+from gnn_attention.interpret.trace import pairs, transformer
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.layer.attention import fitting_graph, state_pair
 
@@ -71,7 +71,21 @@ class Surgery:
     def check(self, graph: TokenGraph, num_heads: int) -> None:
         """ValueError or IndexError for a listed pair that is no edge."""
         if isinstance(self.edges, Tensor):
-            pairs.check_edges(graph, self.edges, num_heads, self.heads, f"there is nothing to {self.kind}")
+            self.check_listed(graph, self.edges, num_heads)
+
+    def check_listed(self, graph: TokenGraph, listed: Tensor, num_heads: int) -> None:
+        pairs.check_edges(graph, listed, num_heads, self.heads, f"there is nothing to {self.kind}")
+
+    def over(self, length: int, num_heads: int) -> TokenGraph:
+        """The chosen pairs of whole sequences: of a size for this length and longer ones."""
+        size = 1 << (self._pairs_end(length) - 1).bit_length()
+        given = self.edges if isinstance(self.edges, TokenGraph) else None
+        sizes = (size, size) if given is None else (given.num_dst, given.num_src)
+        return self.selection(TokenGraph.from_rule(everyone, sizes[0], sizes[1]), num_heads)
+
+    def _pairs_end(self, length: int) -> int:
+        listed = self.edges if isinstance(self.edges, Tensor) and self.edges.numel() else None
+        return length if listed is None else max(length, int(listed.max()) + 1)
 
     def _in_all_heads(self, num_heads: int) -> bool:
         return self.heads is None or set(self.heads) == set(range(num_heads))
@@ -144,7 +158,12 @@ def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
     """Inside, the layers of ``module`` run with the given interventions; leaving restores them.
 
     Interventions add up and hold in all threads; while one thread is inside, another that would enter gets
-    NotImplementedError. Every backend is supported; a layer on the message-passing path (``backend=None``)
+    NotImplementedError. In a Hugging Face model whose attention is ``"gnn_attention"`` they hold in the
+    context that entered, in ``generate()`` too: positions count a sample's own tokens, not padding on its
+    left, layers are by ``layer_idx``, cross-attention is unchanged; a listed pair is checked in the call
+    that has both its ends, a :class:`TokenGraph` must be as long as the sequences (ValueError).
+
+    Every backend is supported; a layer on the message-passing path (``backend=None``)
     runs through "auto" while edges are muted. Set a backend before, not inside.
 
     Raises TypeError or IndexError before anything changes for other arguments, or an unknown layer or head;
@@ -160,6 +179,12 @@ def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
     >>> torch.equal(changed[:, :2], model(tokens)[:, :2]), torch.equal(changed[:, 2], model(tokens)[:, 2])
     (True, False)
     """
+    if transformer.is_transformer(module):
+        for surgery in surgeries:
+            _check_kind(surgery)
+        with transformer.operating(module, surgeries):
+            yield module
+        return
     layers = attention_layers(module)
     chosen = [(LastSplit(surgery), _checked_layers(surgery, layers)) for surgery in surgeries]
     with ExitStack() as stack:
@@ -170,9 +195,13 @@ def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
         yield module
 
 
-def _checked_layers(surgery: Surgery, layers: list[MessagePassingAttention]) -> list[int]:
+def _check_kind(surgery: Any) -> None:
     if not isinstance(surgery, Surgery):
         raise TypeError(f"surgeries must be made by cut(...) or mute(...), got {type(surgery).__name__}")
+
+
+def _checked_layers(surgery: Surgery, layers: list[MessagePassingAttention]) -> list[int]:
+    _check_kind(surgery)
     numbers = list(range(len(layers)) if surgery.layers is None else surgery.layers)
     for number in numbers:
         if number >= len(layers):

@@ -82,7 +82,7 @@ def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery]
     """``module(*inputs, **options)``, and what every edge of its attention layers carried.
 
     ``module`` is any module with a ``MessagePassingAttention`` in it, or a Hugging Face model whose attention
-    is ``"gnn_attention"`` (no surgery there; tokens are the slots of the call, with those of a cache); it is
+    is ``"gnn_attention"`` (tokens of the record are the slots of the call, with those of a cache); it is
     unchanged afterwards. ``surgery`` is one or several results of :func:`cut` and :func:`mute`. Phases and
     states are those of the blocks of ``gnn_attention.model``. A layer on the message-passing path
     (``backend=None``) runs through "auto". Only calls of this thread are recorded; threads that record one
@@ -101,9 +101,7 @@ def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery]
     """
     surgeries = (surgery,) if isinstance(surgery, Surgery) else tuple(surgery)
     if transformer.is_transformer(module):
-        if surgeries:
-            raise NotImplementedError("surgery of a Hugging Face model: cut edges with ga.use_graph")
-        with transformer.recording(module) as found:
+        with operate(module, *surgeries), transformer.recording(module) as found:
             output = module(*inputs, **options)
         return Run(output, tuple(found), ())
     traces: list[LayerTrace] = []

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import AttentionInfo, attend
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
+from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.trace.layer import LayerTrace
 
 PACKAGE = "gnn_attention.huggingface"
@@ -50,6 +52,7 @@ class _Seen:
     call: AttentionCall
     z: Tensor
     info: AttentionInfo
+    muted: tuple[TokenGraph, ...] = ()
     update: Tensor | None = None
 
     def trace(self) -> LayerTrace:
@@ -57,7 +60,7 @@ class _Seen:
         update = z.transpose(1, 2).flatten(2) if self.update is None else self.update
         update = update.reshape(*z.shape[:1], z.shape[2], -1)
         tensors = (call.q, call.k, call.v, z, update)
-        return LayerTrace(self.number, self.heads, call.graph, *tensors, call, self.info)
+        return LayerTrace(self.number, self.heads, call.graph, *tensors, call, self.info, self.muted)
 
 
 def is_transformer(module: Any) -> bool:
@@ -72,21 +75,51 @@ def recording(model: nn.Module) -> Iterator[list[LayerTrace]]:
 
     ValueError where the attention is another: ``model.set_attn_implementation("gnn_attention")``.
     """
-    package = sys.modules.get(PACKAGE)
-    if package is None:
-        advice = f"import {PACKAGE} and call model.set_attn_implementation('gnn_attention')"
-        raise ValueError(f"record: the attention of {type(model).__name__} is another: {advice}")
-    sys.modules[f"{PACKAGE}._overrides"].check_routed(model)
+    package = _package(model)
+    outer = sys.modules[f"{PACKAGE}.interface"].backend_now()
     seen: list[_Seen] = []
     traces: list[LayerTrace] = []
     names = {id(part): name for name, part in model.named_modules()}
     numbers: dict[int, int] = {}
     with ExitStack() as stack:
-        stack.enter_context(package.attending(partial(_recorder, names, numbers, seen)))
+        stack.enter_context(package.attending(partial(_recorder, names, numbers, seen, outer)))
         for part in filter(_is_plain, model.modules()):
             stack.enter_context(part.register_forward_hook(partial(_match, seen)))
         yield traces
     traces.extend(one.trace() for one in seen)
+
+
+@contextmanager
+def operating(model: nn.Module, surgeries: Sequence[Any]) -> Iterator[None]:
+    """A block in which edges are cut or muted; ValueError where the attention is another."""
+    _package(model)
+    surgery = sys.modules[f"{PACKAGE}.surgery"]
+    with ExitStack() as stack:
+        for one in surgeries:
+            fit = partial(_check_fit, one)
+            stack.enter_context(surgery.edited(model, one.over, fit, one.layers, one.kind == "mute"))
+        yield
+
+
+def _package(model: nn.Module) -> Any:
+    package = sys.modules.get(PACKAGE)
+    if package is None:
+        advice = f"import {PACKAGE} and call model.set_attn_implementation('gnn_attention')"
+        raise ValueError(f"trace: the attention of {type(model).__name__} is another: {advice}")
+    sys.modules[f"{PACKAGE}._overrides"].check_routed(model)
+    return package
+
+
+def _check_fit(surgery: Any, place: Any, heads: int) -> None:
+    # pairs that are within this call in the longest sample; a step of decoding has a part of them
+    if surgery.heads and max(surgery.heads) >= heads:
+        raise IndexError(f"heads must be in 0 .. {heads - 1}, got {max(surgery.heads)}")
+    if not isinstance(surgery.edges, Tensor):
+        return
+    own, pad = place.own, 0 if place.left is None else int(place.left.min())
+    slots = surgery.edges + pad - torch.tensor([[own.src_offset], [own.dst_offset]])
+    inside = (slots >= 0) & (slots < torch.tensor([[own.num_src], [own.num_dst]]))
+    surgery.check_listed(own, slots[:, inside.all(0)], heads)
 
 
 def _is_plain(part: nn.Module) -> bool:
@@ -94,21 +127,40 @@ def _is_plain(part: nn.Module) -> bool:
 
 
 def _recorder(
-    names: dict[int, str], numbers: dict[int, int], seen: list[_Seen], module: nn.Module
+    names: dict[int, str], numbers: dict[int, int], seen: list[_Seen], outer: Any, module: nn.Module
 ) -> str | Backend:
+    inner = outer if isinstance(outer, (str, Backend)) else outer(module)
     if id(module) not in names:
-        return "auto"
+        return inner
     layer = getattr(module, "layer_idx", None)
     number = numbers.setdefault(id(module), len(numbers)) if layer is None else int(layer)
-    return Backend("recorder", partial(_run, seen, number, names[id(module)]))
+    around = partial(_around, seen, number, names[id(module)])
+    return around(inner, ())
 
 
-def _run(seen: list[_Seen], number: int, name: str, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout)
+def _around(
+    seen: list[_Seen], number: int, name: str, inner: str | Backend, muted: tuple[TokenGraph, ...]
+) -> Backend:
+    run, around = partial(_run, seen, number, name, inner, muted), partial(_around, seen, number, name)
+    watching: Backend = sys.modules[f"{PACKAGE}.surgery"].Watching(
+        "recorder", run, inner=inner, around=around
+    )
+    return watching
+
+
+def _run(
+    seen: list[_Seen],
+    number: int,
+    name: str,
+    inner: str | Backend,
+    muted: tuple[TokenGraph, ...],
+    call: AttentionCall,
+) -> tuple[Tensor, Tensor | None]:
+    options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
     out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
     # in the layout that the model reads, so that its projection is known by the memory of its input
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
-    seen.append(_Seen(number, Projection(name, out.shape[1]), call, out, info))
+    seen.append(_Seen(number, Projection(name, out.shape[1]), call, out, info, muted))
     return out, info._lse
 
 

@@ -1,0 +1,193 @@
+"""Cut and muted edges of Hugging Face models: against the dense formula, in generate() and in gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from support.extras import needs
+
+import gnn_attention as ga
+from gnn_attention.backends import BACKENDS, Backend
+
+hf_models = needs("support.hf_models")
+huggingface = needs("gnn_attention.huggingface")
+transformers = needs("transformers")
+
+trace = ga.trace
+PAIRS = [(0, 3), (1, 3), (2, 3), (2, 4), (1, 1)]
+# token 0 has no in-edge but its own
+ALONE = [(0, 0), (1, 4)]
+SURGERIES = {
+    "cut": [trace.cut(PAIRS, layers=1, heads=[0, 2])],
+    "mute": [trace.mute(PAIRS, layers=1, heads=[0, 2])],
+    "mute all heads": [trace.mute(ALONE)],
+    "head": [trace.mute(heads=3), trace.cut(ALONE, heads=1)],
+    "several": [trace.mute(PAIRS, heads=[0, 1]), trace.cut((3, 4)), trace.mute((0, 2), layers=0)],
+    "graph": [
+        trace.mute(ga.patterns.window(64, 3), heads=1),
+        trace.cut(ga.patterns.dilated(64, 2, 2), heads=0),
+    ],
+}
+
+
+class Formula:
+    """Dense attention with surgeries, as an attention function of transformers; keeps its weights."""
+
+    def __init__(self, surgeries, mask=None):
+        self.surgeries, self.weights, self.left = surgeries, [], 0
+        if mask is not None:
+            self.left = mask.int().argmax(1).view(-1, 1, 1, 1)
+
+    def __call__(self, module, q, k, v, mask, scaling=None, **others):
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        logits = q @ k.mT * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+        dst = torch.arange(k.shape[2] - q.shape[2], k.shape[2]).view(1, 1, -1, 1) - self.left
+        src = torch.arange(k.shape[2]).view(1, 1, 1, -1) - self.left
+        allowed = (src <= dst) if mask is None else mask[..., : k.shape[2]] == 0
+        allowed, muted = allowed.expand(logits.shape), torch.zeros(logits.shape, dtype=torch.bool)
+        for surgery in self.surgeries:
+            chosen = self.chosen(surgery, module.layer_idx, q.shape[1], dst, src)
+            allowed, muted = (
+                (allowed & ~chosen, muted) if surgery.kind == "cut" else (allowed, muted | chosen)
+            )
+        logits = logits.masked_fill(~allowed, -torch.inf)
+        if (sinks := others.get("s_aux")) is not None:
+            logits = torch.cat([logits, sinks.view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1)
+        top = logits.detach().amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+        weights = (logits - top).exp()
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+        self.weights.append(weights[..., : k.shape[2]])
+        return ((self.weights[-1] * ~muted) @ v).transpose(1, 2), None
+
+    @staticmethod
+    def chosen(surgery, layer, heads, dst, src):
+        if surgery.layers is not None and layer not in surgery.layers:
+            return torch.zeros((), dtype=torch.bool)
+        edges = surgery.edges
+        if isinstance(edges, ga.TokenGraph):
+            there = edges.mask()[dst.clamp(min=0), src.clamp(min=0)] & (dst >= 0) & (src >= 0)
+        elif edges is None:
+            there = torch.ones((), dtype=torch.bool)
+        else:
+            there = torch.stack([(src == s) & (dst == d) for s, d in edges.T.tolist()]).any(0)
+        mine = range(heads) if surgery.heads is None else surgery.heads
+        return there & torch.tensor([head in mine for head in range(heads)]).view(1, -1, 1, 1)
+
+
+@pytest.fixture
+def use_formula():
+    """Makes a formula the attention of a model."""
+    masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    transformers.AttentionMaskInterface.register("formula", masks["eager"])
+
+    def use(model, surgeries, mask=None):
+        formula = Formula(surgeries, mask)
+        transformers.AttentionInterface.register("formula", formula)
+        model.set_attn_implementation("formula")
+        return formula
+
+    return use
+
+
+CASES = [("llama", "left", key) for key in SURGERIES]
+CASES += [("gpt2", None, "mute"), ("gpt2", "left", "several"), ("gpt_oss", "left", "several")]
+CASES += [("gpt_oss", None, "mute all heads"), ("llama", None, "graph"), ("llama", "right", "mute")]
+
+
+@pytest.mark.parametrize(("name", "pad", "key"), CASES)
+def test_formula(name, pad, key, use_formula, monkeypatch):
+    """Outputs, gradients of all parameters, and the recorded weights, which a muted edge keeps."""
+    hf_models.keep_float64(monkeypatch)
+    model, given = hf_models.built(name), hf_models.inputs(name, pad)
+    mask, surgeries = given.get("attention_mask"), SURGERIES[key]
+    formula = use_formula(model, surgeries, mask)
+    wanted = hf_models.result(name, model, given).detach()
+    weights = [x.detach() for x in formula.weights]
+    wanted_gradients = hf_models.gradients(name, model, given)
+    model.set_attn_implementation("gnn_attention")
+    with trace.operate(model, *surgeries):
+        assert_exact(hf_models.result(name, model, given).detach(), wanted)
+        gradients = hf_models.gradients(name, model, given)
+    assert_exact(list(gradients.values()), list(wanted_gradients.values()))
+    with torch.no_grad():
+        run = trace.record(model, **given, surgery=surgeries)
+    real = torch.ones_like(given["input_ids"]).bool() if mask is None else mask.bool()
+    for layer, true in zip(run.layers, weights, strict=True):
+        found = layer.dense(layer.weights())
+        assert_exact(found.transpose(1, 2)[real], true.transpose(1, 2)[real])
+        received = torch.zeros_like(layer.update)
+        for pairs, carried in layer.each_carried(at_once=50):
+            received.index_add_(1, pairs[1], carried.sum(2))
+        bias = 0.0 if layer.heads.b_O is None else layer.heads.b_O
+        assert_exact((received + bias)[real], layer.update[real])
+
+
+@pytest.mark.parametrize("cache", ["own", "static", "none"])
+@pytest.mark.parametrize("key", ["cut", "several"])
+def test_generate(key, cache, use_formula, monkeypatch):
+    """Tokens and scores of each step, with padding: pairs of prompt and new tokens."""
+    hf_models.keep_float64(monkeypatch)
+    model, given = hf_models.built("llama"), hf_models.inputs("llama", "left")
+    surgeries = [
+        *SURGERIES[key],
+        getattr(trace, key if key == "cut" else "mute")([(2, 14), (13, 14)], heads=1),
+    ]
+    use_formula(model, surgeries, given["attention_mask"])
+    tokens, scores = hf_models.generated(model, given, "formula")
+    model.set_attn_implementation("gnn_attention")
+    with trace.operate(model, *surgeries):
+        found = hf_models.generated(model, given, **hf_models.CACHES[cache])
+    assert torch.equal(found[0], tokens)
+    assert_exact(found[1], scores)
+    plain = hf_models.generated(model, given)[1]
+    assert (plain - scores).abs().max() > 1e-3
+
+
+def test_recomputed_layers(monkeypatch):
+    """Gradient checkpointing mutes in the backward pass too."""
+    hf_models.keep_float64(monkeypatch)
+    model, given = hf_models.built("llama", "gnn_attention"), hf_models.inputs("llama")
+    with trace.operate(model, *SURGERIES["several"]):
+        wanted = hf_models.gradients("llama", model, given)
+        model.train().activation_checkpointing_enable()
+        found = hf_models.gradients("llama", model, given)
+    assert_exact(list(found.values()), list(wanted.values()))
+
+
+def test_record_runs_on_the_outer_backend():
+    """Muted calls too."""
+    calls = []
+
+    def run(call):
+        calls.append(call)
+        return BACKENDS["reference"].run(call)
+
+    model, tokens = hf_models.built("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
+    with torch.no_grad(), huggingface.attending(Backend("mine", run)):
+        trace.record(model, tokens)
+        assert len(calls) == 2
+        run = trace.record(model, tokens, surgery=trace.mute((0, 1), layers=1))
+    assert len(calls) == 2 + 1 + 2
+    assert run.layers[1].norms((0, 1)).max() == 0 < run.layers[0].norms((0, 1)).min()
+
+
+def test_refusals():
+    """Before anything runs where that is known, else in the call."""
+    model, tokens = hf_models.built("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
+    with (
+        pytest.raises(IndexError, match=r"layers must be among \[0, 1\]"),
+        trace.operate(model, trace.cut(layers=2)),
+    ):
+        pass
+    with pytest.raises(TypeError, match="made by cut"), trace.operate(model, (0, 1)):
+        pass
+    with pytest.raises(IndexError, match=r"heads must be in 0 \.\. 3"):
+        trace.record(model, tokens, surgery=trace.mute(heads=4))
+    with pytest.raises(ValueError, match="2 -> 1 is no edge"):
+        trace.record(model, tokens, surgery=trace.cut([(0, 1), (2, 1)]))
+    with pytest.raises(ValueError, match="too short"):
+        trace.record(model, tokens, surgery=trace.cut(ga.patterns.causal(2)))
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="set_attn_implementation"), trace.operate(model, trace.cut()):
+        pass
