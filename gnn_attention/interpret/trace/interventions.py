@@ -74,6 +74,7 @@ class Surgery:
             self.check_listed(graph, self.edges, num_heads)
 
     def check_listed(self, graph: TokenGraph, listed: Tensor, num_heads: int) -> None:
+        """:meth:`check` of some of the pairs, or of other numbers for them."""
         pairs.check_edges(graph, listed, num_heads, self.heads, f"there is nothing to {self.kind}")
 
     def over(self, length: int, num_heads: int) -> TokenGraph:
