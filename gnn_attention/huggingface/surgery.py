@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,16 +23,10 @@ from gnn_attention.huggingface._alignment import Place
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Edit(_overrides.Use):
-    """A selection of edges in force: cut, or muted.
+    """A ``Surgery`` of ``interpret.trace`` in force, which ``check_fit(place, heads)`` may refuse."""
 
-    ``select(length, heads)`` is the selection over whole sequences of at least that length, ``check(place,
-    heads)`` raises where it does not fit. ``layers`` None: all.
-    """
-
-    select: Callable[[int, int], TokenGraph]
+    surgery: Any
     check_fit: Callable[[Place, int], None]
-    layers: tuple[int, ...] | None
-    mutes: bool
     _chosen: dict[tuple[int, int], tuple[TokenGraph, TokenGraph]] = field(default_factory=dict)
 
     def place(self, module: nn.Module, place: Place, heads: int) -> Place:
@@ -39,53 +34,48 @@ class Edit(_overrides.Use):
         if not self._holds_in(module):
             return place
         self.check_fit(place, heads)
-        return place if self.mutes else place.under(self._both(place, heads)[1], False, self._who(module))
+        parts = None if self.surgery.kind == "mute" else self._parts(module, place, heads)
+        return place if parts is None else parts[1]
 
     def divide(self, module: nn.Module, place: Place, heads: int) -> tuple[Place, Place] | None:
         """The place with the muted edges alone, and with the others; None where nothing is muted."""
-        if not self.mutes or not self._holds_in(module):
-            return None
-        muted, others = (place.under(graph, False, self._who(module)) for graph in self._both(place, heads))
-        return muted, others
+        mutes = self.surgery.kind == "mute" and self._holds_in(module)
+        return self._parts(module, place, heads) if mutes else None
 
     def _holds_in(self, module: nn.Module) -> bool:
-        return self.layers is None or self._layer(module) in self.layers
+        return self.surgery.layers is None or self._layer(module) in self.surgery.layers
 
-    def _both(self, place: Place, heads: int) -> tuple[TokenGraph, TokenGraph]:
-        # the selection and all else, the same objects while sequences grow, so that their plans are found
-        selection = self.select(place.length, heads)
-        key = selection.num_dst, heads
-        return self._chosen.setdefault(key, (selection, ~selection))
-
-    def _who(self, module: nn.Module) -> str:
-        return f"operate, {self.names[id(module)] or type(module).__name__}"
+    def _parts(self, module: nn.Module, place: Place, heads: int) -> tuple[Place, Place]:
+        selection = self.surgery.over(place.length, heads)
+        # the same objects while sequences grow, so that their plans are found
+        graphs = self._chosen.setdefault((selection.num_dst, heads), (selection, ~selection))
+        who = f"operate, {self.names[id(module)] or type(module).__name__}"
+        return place.under(graphs[0], False, who), place.under(graphs[1], False, who)
 
 
 @dataclass(frozen=True)
 class Watching(Backend):
-    """A backend that watches another, so that edges are muted below it: ``around(other, muted)``."""
+    """A backend that watches calls, ``watch(inner, muted, call)``; edges are muted in ``inner``."""
 
     inner: str | Backend = "auto"
-    around: Callable[[str | Backend, tuple[TokenGraph, ...]], Backend] | None = None
+    watch: Callable[..., tuple[Tensor, Tensor | None]] | None = None
+
+    @classmethod
+    def over(cls, watch: Any, inner: str | Backend, muted: tuple[TokenGraph, ...] = ()) -> Watching:
+        return cls("watching", partial(watch, inner, muted), inner=inner, watch=watch)
 
 
 def edited(
-    model: nn.Module,
-    select: Callable[[int, int], TokenGraph],
-    check_fit: Callable[[Place, int], None],
-    layers: tuple[int, ...] | None,
-    mutes: bool,
+    model: nn.Module, surgery: Any, check_fit: Callable[[Place, int], None]
 ) -> AbstractContextManager[None]:
     """A block with one :class:`Edit`; IndexError for a layer that the model lacks."""
     _overrides.check_routed(model)
     numbers = (getattr(part, "layer_idx", None) for part in model.modules())
     known = {number for number in numbers if isinstance(number, int)}
-    if known and not known.issuperset(layers or ()):
-        raise IndexError(f"layers must be among {sorted(known)}, the attention layers, got {layers}")
+    if known and not known.issuperset(surgery.layers or ()):
+        raise IndexError(f"layers must be among {sorted(known)}, the attention layers, got {surgery.layers}")
     names = {id(module): name for name, module in model.named_modules()}
-    edit = Edit(
-        *(model, _own_graph, False, names), select=select, check_fit=check_fit, layers=layers, mutes=mutes
-    )
+    edit = Edit(model, _own_graph, False, names, surgery=surgery, check_fit=check_fit)
     return _overrides.in_force(edit)
 
 
@@ -104,10 +94,9 @@ def muting(
             muted, place = [*muted, parts[0].own], parts[1]
     if not muted:
         return backend
-    if isinstance(backend, Watching) and backend.around is not None:
-        below = Backend("muted edges", partial(_run_muted, tuple(muted), place.own, backend.inner))
-        return backend.around(below, tuple(muted))
-    return Backend("muted edges", partial(_run_muted, tuple(muted), place.own, backend))
+    inner = backend.inner if isinstance(backend, Watching) else backend
+    found = Backend("muted edges", partial(_run_muted, tuple(muted), place.own, inner))
+    return Watching.over(backend.watch, found, tuple(muted)) if isinstance(backend, Watching) else found
 
 
 def _run_muted(

@@ -96,8 +96,7 @@ def operating(model: nn.Module, surgeries: Sequence[Any]) -> Iterator[None]:
     surgery = sys.modules[f"{PACKAGE}.surgery"]
     with ExitStack() as stack:
         for one in surgeries:
-            fit = partial(_check_fit, one)
-            stack.enter_context(surgery.edited(model, one.over, fit, one.layers, one.kind == "mute"))
+            stack.enter_context(surgery.edited(model, one, partial(_check_fit, one)))
         yield
 
 
@@ -134,17 +133,8 @@ def _recorder(
         return inner
     layer = getattr(module, "layer_idx", None)
     number = numbers.setdefault(id(module), len(numbers)) if layer is None else int(layer)
-    around = partial(_around, seen, number, names[id(module)])
-    return around(inner, ())
-
-
-def _around(
-    seen: list[_Seen], number: int, name: str, inner: str | Backend, muted: tuple[TokenGraph, ...]
-) -> Backend:
-    run, around = partial(_run, seen, number, name, inner, muted), partial(_around, seen, number, name)
-    watching: Backend = sys.modules[f"{PACKAGE}.surgery"].Watching(
-        "recorder", run, inner=inner, around=around
-    )
+    watch = partial(_run, seen, number, names[id(module)])
+    watching: Backend = sys.modules[f"{PACKAGE}.surgery"].Watching.over(watch, inner)
     return watching
 
 
