@@ -139,7 +139,8 @@ def compare_layers(rank: int, world_size: int, names: list[str]) -> dict[str, fl
     return errors
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_layers_are_those_of_one_process(world_size: int) -> None:
     assert_allowed(ranks.run(world_size, compare_layers, list(LAYERS), deadline=30.0 * world_size))
 
@@ -186,9 +187,8 @@ TOGETHER = ["2 groups", "norms and rotary", "learned bias", "graphs by head", "d
 QUICK = "dropout, graphs by head"
 
 
-@pytest.mark.parametrize(
-    "names", [[QUICK], pytest.param([*TOGETHER, "learned bias, isolated heads"], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [[QUICK], [*TOGETHER, "learned bias, isolated heads"]])
 def test_tokens_and_heads_together_are_one_process(names: list[str]) -> None:
     assert_allowed(ranks.run(4, compare_with_tokens, names))
 
@@ -251,6 +251,7 @@ def test_checkpoints_load_at_another_world_size(tmp_path: Path, saved: int, load
         assert all(torch.equal(part, again[name]) for name, part in state.items())
 
 
+@pytest.mark.slow
 def test_a_plain_model_loads_what_shards_saved(tmp_path: Path) -> None:
     state = ranks.run(2, checkpointed, str(tmp_path), "save")[0]
     own = LanguageModel(SIZES).state_dict()
@@ -297,5 +298,6 @@ def wrong_calls(rank: int, world_size: int) -> list[int]:
     return list(done(x, PLAIN).shape)
 
 
+@pytest.mark.slow
 def test_wrong_calls_raise_on_every_rank() -> None:
     assert ranks.run(2, wrong_calls) == [[1, TOKENS, 8]] * 2

@@ -77,6 +77,7 @@ def idle(rank, world):
     return max(errors)
 
 
+@pytest.mark.slow
 def test_a_rank_without_edges_takes_part_in_ddp():
     """A learned table of distances has gradients of 0 there, not none: DDP waits for them."""
     assert max(ranks.run(3, idle)) <= 1
@@ -120,6 +121,7 @@ def gathers(rank, world):
     return torch.equal(whole, x), own.grad.unique().tolist()
 
 
+@pytest.mark.slow
 def test_gather_undoes_scatter():
     """1 + 2 + 3 of three ranks."""
     assert ranks.run(3, gathers) == [(True, [6.0])] * 3
@@ -158,6 +160,7 @@ def views(rank, world):
     return repr(mine)
 
 
+@pytest.mark.slow
 def test_a_rank_graph_raises_what_it_does_not_support():
     names = [f"RankGraph(causal(6): rank {rank} of 2, 3 own src -> 3 own dst)" for rank in range(2)]
     assert ranks.run(2, views) == names

@@ -55,11 +55,12 @@ def all_decoded(rank, world, cases):
     return [decode(rank, world, *case) for case in cases]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "cases"),
     [
         (3, [("window", True), ("heads", False)]),
-        pytest.param(4, list(itertools.product(GRAPHS, (True, False))), marks=pytest.mark.slow),
+        (4, list(itertools.product(GRAPHS, (True, False)))),
     ],
 )
 def test_decoding_on_ranks_is_the_full_pass(world, cases):
@@ -95,6 +96,7 @@ def continued(rank, world):
     return single.tolist() == together.tolist(), before == (cache.length, cache.positions().tolist())
 
 
+@pytest.mark.slow
 def test_a_model_generates_on_ranks_what_it_does_in_one_process():
     assert ranks.run(2, continued) == [(True, True)] * 2
 
@@ -112,6 +114,7 @@ def bytes_of_a_token(rank, world):
     return sent
 
 
+@pytest.mark.slow
 def test_a_new_token_costs_the_same_after_any_past():
     """A value and a number for each head, to the other rank: 2 heads x (4 + 1) numbers x 4 bytes."""
     assert ranks.run(2, bytes_of_a_token) == [[40, 40]] * 2
@@ -145,6 +148,7 @@ def wrong_calls(rank, world):
     return cache.attend(x).tolist()
 
 
+@pytest.mark.slow
 def test_wrong_calls_change_nothing():
     """Values are all 1, so is their mean."""
     assert ranks.run(2, wrong_calls) == [torch.ones(1, 1, 2, 4).tolist()] * 2
