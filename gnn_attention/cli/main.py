@@ -13,6 +13,7 @@ from contextlib import suppress
 from gnn_attention import __version__, training
 from gnn_attention._support import output
 from gnn_attention.cli import attribute, audit, bench, cost, explore, generate, graphs, verify
+from gnn_attention.cli import audit, bench, cost, explore, generate, graphs, heads, verify
 from gnn_attention.training import compare, tasks
 
 
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     graphs.add_draw(commands)
     generate.add_generate(commands)
     explore.add_explore(commands)
+    heads.add_heads(commands)
     about = "train the small language model on the standard library's sources"
     train = commands.add_parser("train", help=about)
     training.add_arguments(train)

@@ -9,7 +9,9 @@
 
 from gnn_attention.interpret.circuits.composition import composition, compositions
 from gnn_attention.interpret.circuits.head import Circuit, each, of
+from gnn_attention.interpret.circuits.jobs import JOBS
 from gnn_attention.interpret.circuits.lengths import PatternLengths, Split, pattern_lengths, split
+from gnn_attention.interpret.circuits.reading import Effect, Reading, passages, readings
 from gnn_attention.interpret.circuits.subspace import Subspace
 from gnn_attention.interpret.circuits.templates import (
     TEMPLATES,
@@ -31,7 +33,8 @@ from gnn_attention.interpret.circuits.vocabulary import (
     top_tokens,
 )
 
-__all__ = ["TEMPLATES", "Circuit", "PatternLengths", "Split", "Subspace", "TopTokens", "VocabularyEffect"]
+__all__ = ["JOBS", "TEMPLATES", "Circuit", "Effect", "PatternLengths", "Reading", "Split", "Subspace"]
+__all__ += ["TopTokens", "VocabularyEffect", "passages", "readings"]
 __all__ += ["composition", "compositions", "copying", "copying_score", "copying_scores", "detect"]
 __all__ += ["duplicate_token", "each", "effect_on_vocabulary", "full_circuit", "induction", "match"]
 __all__ += ["neuron_patterns", "of", "pattern_lengths", "previous_token", "split", "top_tokens"]

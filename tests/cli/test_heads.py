@@ -1,0 +1,83 @@
+"""``gnn-attention heads``: sentences about heads in a table, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnn_attention.__main__ import main
+
+RECORD = Path(__file__).parents[1] / "records" / "2026-11-24-heads.json"
+CODE = "".join(
+    f"def read_{name}(self, {name}):\n    return self.{name} if {name} else None\n"
+    for name in ["key", "name", "path"] * 8
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("heads") / "text.py"
+    file.write_text(CODE, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def reported(text: Path) -> Any:
+    place = text.with_suffix(".json")
+    sizes = ["--passages", "24", "--length", "16"]
+    assert main(["heads", "1.0", "0.2", "1.3", "--text", str(text), *sizes, "--json", str(place)]) == 0
+    return json.loads(place.read_text(encoding="utf-8"))
+
+
+def test_rows_of_chosen_heads(reported):
+    rows = reported["rows"]
+    assert [(row["model"], row["layer"], row["head"]) for row in rows] == [
+        ("trained", layer, head) for layer, head in ((0, 2), (1, 0), (1, 3))
+    ]
+    assert [row["job"] for row in rows] == ["previous token", "induction", "self"]
+    for row in rows:
+        p = [row[claim]["p_holm"] for claim in ("looks", "said")]
+        assert row["holds"] == (max(p) <= 0.05)
+        assert all(row[claim]["p"] <= row[claim]["p_holm"] for claim in ("looks", "said", "loss"))
+
+
+def test_a_head_by_itself_has_the_same_effects(reported, text, capsys):
+    """Of one head fewer p-values are corrected, and nothing else changes."""
+    options = ["--passages", "24", "--length", "16", "--json"]
+    assert main(["heads", "1.0", "--text", str(text), *options]) == 0
+    [alone] = json.loads(capsys.readouterr().out)["rows"]
+    among = reported["rows"][1]
+    for claim in ("looks", "said"):
+        assert alone[claim]["p"] == among[claim]["p"]
+        assert alone[claim]["claimed"] == pytest.approx(among[claim]["claimed"], rel=1e-6)
+        # two claims of one head against six of three
+        assert alone[claim]["p_holm"] <= among[claim]["p_holm"]
+
+
+def test_the_table(text, capsys):
+    assert main(["heads", "0", "--text", str(text), "--passages", "12", "--length", "16"]) == 0
+    title, _, *lines = capsys.readouterr().out.splitlines()
+    assert title.startswith("trained: 4 heads (")
+    assert lines[::2][2].startswith("layer 0, head 2, previous token: looks for the token just before, says ")
+    assert all(line.endswith(": holds") or ": WRONG or not shown (" in line for line in lines[::2])
+
+
+@pytest.mark.parametrize("only", ["2", "0.4", "x", "-", "1.", "0.1.1"])
+def test_a_head_that_there_is_not(only, text, capsys):
+    assert main(["heads", "--text", str(text), "--", only]) == 2
+    assert (
+        f"HEAD must be a layer below 2, or with a head below 4 such as 1.3, got {only!r}"
+        in capsys.readouterr().err
+    )
+
+
+def test_text_that_is_none(tmp_path, capsys):
+    (tmp_path / "no.txt").write_bytes(b"\xff\xfe\xff")
+    assert main(["heads", "--text", str(tmp_path / "no.txt")]) == 2
+    assert "no text in UTF-8" in capsys.readouterr().err
+    (tmp_path / "short.txt").write_text("def", encoding="utf-8")
+    assert main(["heads", "--text", str(tmp_path / "short.txt")]) == 2
+    assert "at least 192 tokens" in capsys.readouterr().err
