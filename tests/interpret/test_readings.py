@@ -17,7 +17,7 @@ from gnn_attention import model as lm
 from gnn_attention import patterns
 from gnn_attention.convert import from_mask
 from gnn_attention.interpret import circuits, trace
-from gnn_attention.interpret.circuits import jobs, reading, signs, stack
+from gnn_attention.interpret.circuits import cuts, jobs, reading, signs, stack
 
 KINDS, LENGTH, PASSAGES = 16, 24, 32
 SIZES = {"width": 3 * KINDS, "num_heads": 3, "head_dim": KINDS, "mlp_width": 4, "reach": 4}
@@ -194,7 +194,7 @@ class TestNull:
         p = []
         with torch.no_grad():
             for seed in range(40):
-                run = reading._Run(stack.of(model), texts(10, seed))
+                run = stack.Forward(stack.of(model), texts(10, seed))
                 sentence = sentence or reading._read(run, 0, 0)
                 claimed, control = reading._tested(run, 0, 0, sentence, generator)[:, 0]
                 p.append(signs.flip_test(claimed - control))
@@ -212,7 +212,7 @@ class TestCuts:
     def test_matched_edges(self):
         """As many random edges of each receiver, none of the first token; neither where there are too few."""
         claimed = jobs.claimed_edges("local window", self.tokens)
-        kept, drawn = reading.matched(claimed, False, torch.Generator().manual_seed(0))
+        kept, drawn = cuts.matched(claimed, False, torch.Generator().manual_seed(0))
         assert torch.equal(kept.sum(-1), drawn.sum(-1))
         assert not (kept & drawn).any()
         assert not (drawn & (claimed | ~patterns.causal(LENGTH).mask())).any()
@@ -241,12 +241,11 @@ class TestCuts:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = lm.LanguageModel(lm.Config(vocabulary_size=KINDS, num_layers=3, **SIZES)).double()
-        run = reading._Run(stack.of(model), self.tokens)
+        run = stack.Forward(stack.of(model), self.tokens)
         claimed = jobs.claimed_edges("previous token", self.tokens)
         words = self.tokens.unsqueeze(-1)
         with torch.no_grad():
-            call = run.layer(1)[0].of(2)
-            measured = reading._measured(run, 1, 2, call, claimed, words)
+            measured = cuts.measured(run, 1, 2, claimed, words)
             whole = model(self.tokens)
             with trace.operate(model, trace.cut(from_mask(claimed[0]), layers=1, heads=2)):
                 cut = model(self.tokens)
@@ -276,7 +275,7 @@ class TestCuts:
             for parameter in model.parameters():
                 # logits of freshly drawn weights hardly depend on attention
                 parameter.mul_(4.0 if parameter.dim() == 2 else 1.0)
-            run = reading._Run(stack.of(model), self.tokens)
+            run = stack.Forward(stack.of(model), self.tokens)
             before = patterns.window(LENGTH, 2) - patterns.window(LENGTH, 1)
             rest = patterns.causal(LENGTH) - before
             with ga.use_graph(model, lambda layer, head, length: rest if (layer, head) == (1, 3) else None):

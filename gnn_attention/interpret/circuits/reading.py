@@ -12,20 +12,18 @@ rest. p is that of a sign-flip test over passages, Holm's over all rows and both
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
-from gnn_attention import convert, patterns
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.interpret.circuits import jobs, signs
+from gnn_attention.interpret.circuits import cuts, jobs, signs
 from gnn_attention.interpret.circuits import stack as stacks
 from gnn_attention.interpret.circuits.head import Circuit
-from gnn_attention.interpret.circuits.stack import Call, Stack, States
+from gnn_attention.interpret.circuits.stack import Forward, Stack, States
 from gnn_attention.interpret.circuits.vocabulary import top_tokens
 
 DISTANCES = (1, 2, 4, 8, 16, 32)
@@ -151,7 +149,7 @@ def readings(
     _check(tokens)
     stack, progress = stacks.of(model), progress or Progress("heads", shown=False)
     chosen = _chosen(stack, heads)
-    read, tested = (_Run(stack, tokens[first::2]) for first in (0, 1))
+    read, tested = (Forward(stack, tokens[first::2]) for first in (0, 1))
     progress.expect(len(chosen))
     tests: list[tuple[_Sentence, Tensor]] = []
     for layer, head in chosen:
@@ -164,36 +162,7 @@ def readings(
     return _rows(chosen, tests, word)
 
 
-class _Run:
-    """A stack's states on some passages, and its predictions on them."""
-
-    def __init__(self, stack: Stack, tokens: Tensor) -> None:
-        self.stack, self.tokens = stack, tokens.to(stack.unembedding.device)
-        self.before, self.middle = stack.middles(self.tokens)
-        self.last = stack.resumed(len(stack.layers) - 1, self.middle[-1])
-        self._layer: tuple[int, Call, Tensor, list[Circuit]] | None = None
-
-    @cached_property
-    def predicted(self) -> Float[Tensor, "samples tokens vocabulary"]:
-        """The probabilities of the token that follows."""
-        logits = self.last @ self.stack.unembedding.mT
-        return logits.softmax(-1)
-
-    def layer(self, number: int) -> tuple[Call, Tensor, list[Circuit]]:
-        """The call of a layer, its weights and circuits: of the last that was asked for, from memory."""
-        if self._layer is None or self._layer[0] != number:
-            call = self.stack.call(number, self.before[number])
-            weights = call.attended(patterns.causal(self.tokens.shape[1]))[1].weight_matrix()
-            self._layer = (number, call, weights, self.stack.circuits(number))
-        return self._layer[1:]
-
-    def messages(self, layer: int, head: int) -> Float[Tensor, "samples tokens width"]:
-        call, _, circuits = self.layer(layer)
-        values = call.of(head).v.squeeze(1)
-        return values @ circuits[head].message.right
-
-
-def _read(run: _Run, layer: int, head: int) -> _Sentence:
+def _read(run: Forward, layer: int, head: int) -> _Sentence:
     _, weights, circuits = run.layer(layer)
     mine, tokens = weights[:, head], run.tokens
     kinds, receivers, distance = _looked_for(run, layer, circuits[head])
@@ -210,7 +179,7 @@ def _claimed(job: str, kinds: Tensor, tokens: Tensor) -> Bool[Tensor, "samples d
     return jobs.claimed_edges(job, tokens) if job in jobs.JOBS else jobs.edges_to(kinds, tokens)
 
 
-def _looked_for(run: _Run, layer: int, circuit: Circuit) -> tuple[Tensor, Tensor, int]:
+def _looked_for(run: Forward, layer: int, circuit: Circuit) -> tuple[Tensor, Tensor, int]:
     """Senders that patterns give most beyond their number, receivers of the first, and the distance."""
     kinds, counts, states = _mean_states(run.tokens, run.before[layer])
     near = [distance for distance in DISTANCES if distance < run.tokens.shape[1]]
@@ -223,7 +192,7 @@ def _looked_for(run: _Run, layer: int, circuit: Circuit) -> tuple[Tensor, Tensor
     return kinds[senders], kinds[receivers], _distance(run, layer, circuit, states.mean(0))
 
 
-def _distance(run: _Run, layer: int, circuit: Circuit, state: Tensor) -> int:
+def _distance(run: Forward, layer: int, circuit: Circuit, state: Tensor) -> int:
     """dst - src at which a mean token's logit for a mean token is largest."""
     mod = run.layer(layer)[0].of(circuit.head).score_mod
     zero, logits = torch.tensor(0), []
@@ -245,7 +214,7 @@ def _mean_states(tokens: Tensor, before: States) -> tuple[Tensor, Tensor, Float[
 
 
 def _said(
-    run: _Run, messages: States, weights: Tensor, claimed: Bool[Tensor, "samples dst src"]
+    run: Forward, messages: States, weights: Tensor, claimed: Bool[Tensor, "samples dst src"]
 ) -> tuple[str, Int[Tensor, " words"]]:
     """Whether messages raise or lower their own token, and the words that the mean one raises.
 
@@ -270,73 +239,24 @@ def _raise_of(stack: Stack, messages: States, tokens: Tensor) -> Float[Tensor, "
 
 
 def _tested(
-    run: _Run, layer: int, head: int, sentence: _Sentence, generator: torch.Generator
+    run: Forward, layer: int, head: int, sentence: _Sentence, generator: torch.Generator
 ) -> Float[Tensor, "cuts measures samples"]:
     """KL, fall of the logits said and rise of the loss of each passage, for claimed and random edges.
 
     NaN where a passage has no edges to cut.
     """
     claimed = _claimed(sentence.job, sentence.kinds, run.tokens)
-    cuts = matched(claimed, sentence.job == "sink", generator)
-    call, weights, _ = run.layer(layer)
-    strongest = (weights[:, head] * cuts[0]).argmax(-1)
+    pair = cuts.matched(claimed, sentence.job == "sink", generator)
+    weights = run.layer(layer)[1]
+    strongest = (weights[:, head] * pair[0]).argmax(-1)
     senders = run.tokens.gather(1, strongest).unsqueeze(-1)
     words = sentence.words.expand(*run.tokens.shape, -1) if sentence.said == "words" else senders
-    measured = torch.stack([_measured(run, layer, head, call.of(head), cut, words) for cut in cuts])
+    measured = torch.stack([cuts.measured(run, layer, head, cut, words) for cut in pair])
     if sentence.job == "sink":
-        measured[:, 1] = -_lengths(run.messages(layer, head), cuts)
+        measured[:, 1] = -cuts.lengths(run.messages(layer, head), pair)
     elif sentence.said == "against":
         measured[:, 1] = -measured[:, 1]
-    return measured.masked_fill(~cuts[0].any((1, 2)), torch.nan)
-
-
-def matched(
-    claimed: Bool[Tensor, "samples dst src"], sinks: bool, generator: torch.Generator
-) -> tuple[Bool[Tensor, "samples dst src"], Bool[Tensor, "samples dst src"]]:
-    """The claimed edges and as many random other ones of each receiver; neither where there are too few.
-
-    Random edges are never those of the first token, unless ``sinks``: those of a sink are claimed.
-    """
-    others = torch.ones_like(claimed).tril() & ~claimed
-    if not sinks:
-        others[..., 0] = False
-    count = claimed.sum(-1, keepdim=True)
-    able = others.sum(-1, keepdim=True) >= count
-    drawn = torch.rand(claimed.shape, generator=generator).to(claimed.device).masked_fill(~others, 2.0)
-    return claimed & able, (drawn.argsort(-1).argsort(-1) < count) & able
-
-
-def _measured(
-    run: _Run, layer: int, head: int, call: Call, cut: Bool[Tensor, "samples dst src"], words: Tensor
-) -> Float[Tensor, "measures samples"]:
-    causal = patterns.causal(run.tokens.shape[1])
-    whole = call.attended(causal)[0]
-    left = causal - convert.from_mask(cut.unsqueeze(1))
-    change = (call.attended(left)[0] - whole).squeeze(1) @ run.layer(layer)[2][head].message.right
-    last = run.stack.resumed(layer, run.middle[layer] + change)
-    falls = zip(run.tokens, run.predicted, run.last - last, words, cut.any(-1), strict=True)
-    return torch.stack([_of_passage(run.stack, *passage) for passage in falls], dim=1)
-
-
-def _of_passage(
-    stack: Stack, tokens: Tensor, predicted: Tensor, lost: Tensor, words: Tensor, receives: Tensor
-) -> Float[Tensor, " measures"]:
-    """KL divergence, fall of the words' logits (their mean over the vocabulary 0), rise of the loss.
-
-    From the predictions p and the fall z of each logit alone, without differences of large numbers:
-    ``log E_p exp(-z)`` is what the normaliser loses, and ``KL = E_p z + log E_p exp(-z)``.
-    """
-    fall = lost @ stack.unembedding.mT
-    normaliser = (predicted * (-fall).expm1()).sum(-1).log1p()
-    moved = ((predicted * fall).sum(-1) + normaliser).mean()
-    loss = (fall[:-1].gather(1, tokens[1:].unsqueeze(1)).squeeze(1) + normaliser[:-1]).mean()
-    of_words = fall.gather(1, words).mean(-1) - fall.mean(-1)
-    return torch.stack([moved, of_words[receives].mean(), loss])
-
-
-def _lengths(messages: States, cuts: Sequence[Tensor]) -> Float[Tensor, "cuts samples"]:
-    lengths = messages.norm(dim=-1).unsqueeze(1)
-    return torch.stack([(lengths * cut).sum((1, 2)) / cut.sum((1, 2)).clamp(min=1) for cut in cuts])
+    return measured.masked_fill(~pair[0].any((1, 2)), torch.nan)
 
 
 def _rows(

@@ -112,6 +112,35 @@ class Stack:
         return self.readout.mT @ self.readout / len(self.readout)
 
 
+class Forward:
+    """A stack's states on some passages, and its predictions on them."""
+
+    def __init__(self, stack: Stack, tokens: Tensor) -> None:
+        self.stack, self.tokens = stack, tokens.to(stack.unembedding.device)
+        self.before, self.middle = stack.middles(self.tokens)
+        self.last = stack.resumed(len(stack.layers) - 1, self.middle[-1])
+        self._layer: tuple[int, Call, Tensor, list[Circuit]] | None = None
+
+    @cached_property
+    def predicted(self) -> Float[Tensor, "samples tokens vocabulary"]:
+        """The probabilities of the token that follows."""
+        logits = self.last @ self.stack.unembedding.mT
+        return logits.softmax(-1)
+
+    def layer(self, number: int) -> tuple[Call, Tensor, list[Circuit]]:
+        """The call of a layer, its weights and circuits: of the last that was asked for, from memory."""
+        if self._layer is None or self._layer[0] != number:
+            call = self.stack.call(number, self.before[number])
+            weights = call.attended(patterns.causal(self.tokens.shape[1]))[1].weight_matrix()
+            self._layer = (number, call, weights, self.stack.circuits(number))
+        return self._layer[1:]
+
+    def messages(self, layer: int, head: int) -> Float[Tensor, "samples tokens width"]:
+        call, _, circuits = self.layer(layer)
+        values = call.of(head).v.squeeze(1)
+        return values @ circuits[head].message.right
+
+
 @torch.no_grad()
 def of(model: Any) -> Stack:
     """The stack of a ``LanguageModel``, or of a causal model of transformers with the parts of Llama.
