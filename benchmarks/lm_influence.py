@@ -86,11 +86,19 @@ def _energies(layer: Any, call: Any, inverse: Any, edges: Any) -> tuple[Any, Any
         said = (apart @ W_O[:, h].T).square().sum(-1)
         by_key = said * q[h][dst].square().sum(-1) * norm(W_K[g]) ** 2 / dim / dim
         energy[h] = (w[h] * inverse[src]) ** 2 * (norm(W_O[:, h] @ W_V[g]) ** 2 + by_key) / width
-        spread = torch.zeros(T, dim, dim, dtype=torch.float64)
-        spread.index_add_(0, dst, (w[h][:, None] * apart)[:, :, None] * k[g][src][:, None])
-        own += (W_O[:, h] @ spread).square().sum((1, 2)) * norm(W_Q[h]) ** 2 / dim / dim / width * inverse**2
+        spread = _by_receiver(edges, w[h][:, None] * apart).mT @ _by_receiver(edges, k[g][src])
+        squares = (W_O[:, h].T @ W_O[:, h] @ spread * spread).sum((1, 2))  # |W_O spread|^2
+        own += squares * norm(W_Q[h]) ** 2 / dim / dim / width * inverse**2
     sums = torch.zeros(WINDOW, dtype=torch.float64).index_add(0, dst - src, energy.sum(0))
     return sums / torch.bincount(dst - src), own[WINDOW:].mean()
+
+
+def _by_receiver(edges: Any, rows: Any) -> Any:
+    """Rows of edges as ``[T, WINDOW, dim]``, 0 where a receiver has fewer in-edges."""
+    src, dst = edges
+    table = torch.zeros(T, WINDOW, rows.shape[1], dtype=rows.dtype)
+    table[dst, dst - src] = rows
+    return table
 
 
 def predicted(energy: Any, own: Any, receivers: list[int]) -> Any:
