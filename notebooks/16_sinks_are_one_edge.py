@@ -111,4 +111,58 @@ for word in ("The", "\n", " llama", " 7"):
 # A softmax cannot give nothing: its weights sum to 1. A head with nothing to say at a token puts its weight on a sender whose
 # message is short. Without that edge the weight goes to tokens that do say something, and all say it at once.
 #
+# ## 4. Exercises
+#
+# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+#
+# **1. Who has lost it?** Along `window(128)`, how many of the 768 receivers no longer attend to the first token?
+
+# %%
+answer = None  # your turn: a number
+
+# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+solution = n - 128
+answer = solution if answer is None else answer
+
+lost = int((~GRAPHS["window(128)"].mask()[:, 0]).sum())
+assert answer == lost, "receiver 127 is the last one whose window reaches token 0"
+print("right:", answer)
+
+# %% [markdown]
+# **2. Where does the weight go?** The first token has 80 % of a receiver's attention. Its edge is cut. By what factor do the weights
+# of all other in-edges grow?
+
+# %%
+answer = None  # your turn: a number
+
+# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+solution = 5.0
+answer = solution if answer is None else answer
+
+logits = torch.tensor([0.8, 0.15, 0.05]).log()
+without = logits[1:].softmax(0)
+assert torch.allclose(without / logits[1:].exp(), torch.tensor(float(answer))), (
+    "the rest had 20 %, and has all of it now"
+)
+print("right:", answer)
+
+# %% [markdown]
+# **3. A sink for each document.** Two documents of 100 and 50 tokens lie in one row. Write the graph along which each token attends to
+# itself, to the 7 tokens before it and to the first token of its document, and to nothing of the other document.
+
+# %%
+answer = None  # your turn: a graph of 150 tokens
+
+# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+solution = patterns.documents([100, 50]) & (patterns.window(150, 8) | patterns.global_tokens(150, [0, 100]))
+answer = solution if answer is None else answer
+
+found = answer.mask()
+for receiver in range(150):
+    first = 0 if receiver < 100 else 100
+    senders = {first, *range(max(first, receiver - 7), receiver + 1)}
+    assert set(found[receiver].nonzero().flatten().tolist()) == senders, f"look at receiver {receiver}"
+print(f"right: {answer.num_edges} edges")
+
+# %% [markdown]
 # Source: G. Xiao et al., [Efficient Streaming Language Models with Attention Sinks](https://arxiv.org/abs/2309.17453), 2023.
