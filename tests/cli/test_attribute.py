@@ -4,10 +4,15 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from support.extras import needs
 
-from gnn_attention import lm
 from gnn_attention.__main__ import main
+
+needs("transformers")
+
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+from gnn_attention import lm  # noqa: E402
 
 
 class Letters:

@@ -4,12 +4,17 @@ import itertools
 
 import pytest
 import torch
+from support.extras import needs
 from torch.nn import functional
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import gnn_attention as ga
-import gnn_attention.huggingface
 from gnn_attention import convert, patterns, trace
+
+needs("transformers")
+
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+import gnn_attention.huggingface  # noqa: E402
 
 TOKENS, LAYERS, HEADS = 6, 2, 4
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])

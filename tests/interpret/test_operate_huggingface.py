@@ -10,9 +10,9 @@ from support.extras import needs
 import gnn_attention as ga
 from gnn_attention.backends import BACKENDS, Backend
 
+transformers = needs("transformers")
 hf_models = needs("support.hf_models")
 huggingface = needs("gnn_attention.huggingface")
-transformers = needs("transformers")
 
 trace = ga.trace
 PAIRS = [(0, 3), (1, 3), (2, 3), (2, 4), (1, 1)]

@@ -9,6 +9,7 @@ from support.extras import needs
 
 import gnn_attention as ga
 
+needs("transformers")
 hf_models = needs("support.hf_models")
 needs("gnn_attention.huggingface")
 
