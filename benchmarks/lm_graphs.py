@@ -92,8 +92,8 @@ class Study:
         missing = self.missing(choice, SHARES)
         effects = found() if missing else None
         for share in missing:
-            kept = effects.keep(share, per=per, without=without)  # type: ignore[union-attr]
-            self.measure(choice, share, kept.share, kept)
+            pruned = effects.keep(share, per=per, without=without)  # type: ignore[union-attr]
+            self.measure(choice, share, pruned.share, pruned)
 
 
 def weights(study: Study) -> Attribution:
@@ -135,13 +135,13 @@ def windows(study: Study) -> None:
 
 
 def refined(study: Study, without: str) -> None:
-    """Effects are computed again on the graph that is left, edges may come back, and fewer are kept."""
+    """Effects are computed again on the graph that is left, edges may come back, and fewer are left each time."""
     choice = f"attribution again at each step ({without})"
     if not study.missing(choice, STEPS):
         return
-    kept: Any = study.causal
+    pruned: Any = study.causal
     for number, share in enumerate(STEPS):
-        with use_graph(study.model, kept):
+        with use_graph(study.model, pruned):
             found = attribute(
                 study.model,
                 study.ids,
@@ -150,8 +150,8 @@ def refined(study: Study, without: str) -> None:
                 projections=PROJECTIONS,
                 seed=number,
             )
-        kept = found.keep(share, without=without)
-        study.measure(choice, share, kept.share, kept)
+        pruned = found.keep(share, without=without)
+        study.measure(choice, share, pruned.share, pruned)
 
 
 def main() -> None:
@@ -197,7 +197,7 @@ def draw(record: dict[str, Any], file: Path) -> None:
         axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=choice)
     axes.axhline(causal, color="black", linewidth=0.8, label="causal")
     axes.axhline(1.01 * causal, color="black", linewidth=0.8, linestyle=":", label="1 % above")
-    axes.set(xscale="log", ylim=(causal - 0.1, causal + 1.6), xlabel="% of head x edge pairs kept")
+    axes.set(xscale="log", ylim=(causal - 0.1, causal + 1.6), xlabel="% of head x edge pairs left")
     axes.set(
         ylabel=f"loss after position {FIRST}", title="SmolLM2, 1,024 tokens: the edges that a text needs"
     )

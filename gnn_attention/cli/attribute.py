@@ -54,15 +54,16 @@ def attributed(
         return float(losses(model(ids, use_cache=False).logits).mean())
 
     progress.begin("all edges")
-    effects = attribute(model, ids, losses)
+    effects = attribute(model, ids, losses, projections=3)
     pairs = sum(effects.scores(layer).numel() for layer in effects.layers)
     top = [{**effect._asdict(), "text": _text(effect, words)} for effect in effects.top(edges)]
-    kept = prune(model, ids, losses, share, watch=lambda next_: progress.begin(f"{100 * next_:g} % of pairs"))
+    watch = lambda part: progress.begin(f"{100 * part:g} % of pairs")  # noqa: E731
+    pruned = prune(model, ids, losses, share, first=effects, watch=watch)
     whole = loss()
-    with use_graph(model, kept):
+    with use_graph(model, pruned):
         along = loss()
-    about = {"tokens": ids.shape[1], "pairs": pairs, "metric": metric, "edges": top, "kept": kept.count}
-    return about | {"share": kept.share, "loss": whole, "loss_on_kept": along}
+    about = {"tokens": ids.shape[1], "metric": metric, "edges": top, "pairs": pairs, "loss": whole}
+    return about | {"pairs_left": pruned.count, "share": pruned.share, "loss_of_these": along}
 
 
 def _text(effect: Effect, words: Sequence[str]) -> str:
@@ -104,8 +105,7 @@ def _attribute(args: argparse.Namespace) -> int:
     if args.json != "-":
         print("layer.head: receiver <- sender, effect of the cut on the loss")
         print("\n".join(edge["text"] for edge in found["edges"]))
-        summary = (
-            "loss {loss:.4f} along all {pairs:,} pairs of head and edge, {loss_on_kept:.4f} along {kept:,}"
-        )
-        print(summary.format_map(found) + f" ({100 * found['share']:.3g} %)")
+        whole = "loss {loss:.4f} along all {pairs:,} pairs of head and edge, "
+        part = "{loss_of_these:.4f} along {pairs_left:,} ({share:.3%})"
+        print((whole + part).format_map(found))
     return 0

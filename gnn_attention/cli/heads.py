@@ -103,8 +103,8 @@ def _table(name: str, readings: Sequence[Reading]) -> str:
     """Two lines a head; what is not shown by cutting is marked."""
     jobs = Counter(reading.job for reading in readings)
     counts = ", ".join(f"{count} {job}" for job, count in jobs.most_common())
-    held = sum(reading.holds for reading in readings)
-    title = f"{name}: {len(readings)} heads ({counts}); {held} sentences hold, the others are marked WRONG"
+    right = sum(reading.holds for reading in readings)
+    title = f"{name}: {len(readings)} heads ({counts}); {right} sentences hold, the others are marked WRONG"
     legend = (
         "moved: KL of the predictions (nats a token); fall: of the logits said; each against random edges"
     )

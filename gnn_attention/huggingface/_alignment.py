@@ -27,7 +27,7 @@ from gnn_attention.graph.regions import counting
 from gnn_attention.graph.rules import Rule
 
 Origin = tuple[int, int]  # the first dst and src
-CACHED = 128  # graphs of forward passes: each layer may have its own
+CACHED = 64  # graphs of forward passes: each layer may have its own
 WITHIN = "within the model's mask"
 TRUSTED = ("transformers", "gnn_attention")  # packages whose rules depend on their arguments alone
 

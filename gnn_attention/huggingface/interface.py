@@ -142,11 +142,17 @@ def attention(
 
     wanted, sinks = bool(others.get("output_attentions")), s_aux if sinks is None else sinks
     by_head = sinks is None or sinks.numel() == query.shape[1]
+    backend = _backend_of(module)
+    if not by_head and isinstance(backend, Backend):
+        what = "passes a sink for each receiver, which is added after the backend and unseen by it"
+        raise NotImplementedError(
+            f"{named(module)} {what}: unsupported with a backend of your own or a record"
+        )
     out = attend(
         *(query, key, value, graph, scaling, score_mod),
         sink_logits=sinks.reshape(-1) if by_head and sinks is not None else None,
         dropout=float(dropout or 0.0) if module.training else 0.0,
-        backend=muting(uses, module, place, query.shape[1], _backend_of(module)),
+        backend=muting(uses, module, place, query.shape[1], backend),
         return_info=wanted or not by_head,
     )
     if not wanted and by_head:
@@ -158,6 +164,7 @@ def attention(
 
 
 def backend_now() -> str | Backend | BackendFunction:
+    """What :func:`attending` set in this context."""
     return _backend.get()
 
 

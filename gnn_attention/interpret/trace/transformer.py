@@ -83,7 +83,7 @@ def recording(model: nn.Module) -> Iterator[list[LayerTrace]]:
     numbers: dict[int, int] = {}
     with ExitStack() as stack:
         stack.enter_context(package.attending(partial(_recorder, names, numbers, seen, outer)))
-        for part in filter(_is_plain, model.modules()):
+        for part in _plain_maps(model):
             stack.enter_context(part.register_forward_hook(partial(_match, seen)))
         yield traces
     traces.extend(one.trace() for one in seen)
@@ -121,8 +121,11 @@ def _check_fit(surgery: Any, place: Any, heads: int) -> None:
     surgery.check_listed(own, slots[:, inside.all(0)], heads)
 
 
-def _is_plain(part: nn.Module) -> bool:
-    return type(part).forward is nn.Linear.forward or type(part).__name__ == "Conv1D"
+def _plain_maps(model: nn.Module) -> list[nn.Module]:
+    """Linear maps whose result is the projection's: not those to which an adapter adds something."""
+    adapted = {id(getattr(part, "base_layer", None)) for part in model.modules()}
+    plain = [part for part in model.modules() if id(part) not in adapted]
+    return [x for x in plain if type(x).forward is nn.Linear.forward or type(x).__name__ == "Conv1D"]
 
 
 def _recorder(

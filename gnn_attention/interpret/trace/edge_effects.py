@@ -29,8 +29,8 @@ class Effect(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class KeptGraphs:
-    """The graph of each layer, one for each of its heads: what ``use_graph(model, kept)`` takes.
+class PrunedGraphs:
+    """The graph of each layer, one for each of its heads: what ``use_graph(model, pruned)`` takes.
 
     ``share`` is that of pairs of head and edge which are left.
     """
@@ -77,7 +77,7 @@ class Attribution:
 
     def keep(
         self, amount: float, at_least: int = 1, sinks: int = 1, per: str = "model", without: str = "slope"
-    ) -> KeptGraphs:
+    ) -> PrunedGraphs:
         """The graphs of the edges whose effects are largest in size, for ``use_graph``.
 
         Args:
@@ -91,8 +91,8 @@ class Attribution:
 
         >>> from gnn_attention import patterns
         >>> a = Attribution({0: patterns.causal(3)}, {"slope": {0: torch.tensor([[0, 1, 9, 1, 5, -2.0]])}})
-        >>> kept = a.keep(4, at_least=0)
-        >>> kept(0, 0, 3).mask().int().tolist()
+        >>> pruned = a.keep(4, at_least=0)
+        >>> pruned(0, 0, 3).mask().int().tolist()
         [[1, 0, 0], [1, 1, 0], [1, 0, 0]]
         """
         pairs = sum(self.scores(layer, without).numel() for layer in self.layers)
@@ -106,7 +106,7 @@ class Attribution:
                 rank.copy_(rank >= least)
         graphs = {n: self._graph(n, rank.bool()) for n, rank in ranks.items()}
         count = sum(int(rank.count_nonzero()) for rank in ranks.values())
-        return KeptGraphs(graphs, count, count / pairs)
+        return PrunedGraphs(graphs, count, count / pairs)
 
     def _ranks(self, layer: int, at_least: int, sinks: int, without: str) -> Int[Tensor, "heads edges"]:
         """The bits of the sizes of effects, which order as the sizes do; largest where an edge must stay."""
