@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -29,6 +29,9 @@ from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.rules import Rule
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Origin, Place, framed
+
+# receivers of a mask at once
+ROWS = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +87,14 @@ class LazyMask:
     def size(self, axis: int | None = None) -> Any:
         return self.shape if axis is None else self.shape[axis]
 
-    def __getitem__(self, index: Any) -> Tensor:
+    def __getitem__(self, index: Any) -> Any:
+        # what indexers ask for
+        if (
+            isinstance(index, tuple)
+            and index[1:2] == (0,)
+            and all(i == slice(None) for i in (index[0], *index[2:]))
+        ):
+            return OneHead(self)
         return self.dense()[index]
 
     def __getattr__(self, name: str) -> Any:
@@ -96,6 +106,62 @@ class LazyMask:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map_only(LazyMask, LazyMask.dense, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class OneHead:
+    """A :class:`LazyMask` without its axis of heads, ``[B, dst, src]``, or the pairs that are no edges.
+
+    ``scores.masked_fill(~mask, value)`` reads it a few receivers at a time; any other operation makes it a
+    tensor.
+    """
+
+    of: LazyMask
+    inverted: bool = False
+
+    dtype = torch.bool
+    ndim = 3
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.of.batch, self.of.num_dst, self.of.num_src))
+
+    def dense(self) -> Tensor:
+        mask = self.of.dense()[:, 0]
+        return ~mask if self.inverted else mask
+
+    def rows(self, start: int, stop: int, device: torch.device) -> Tensor:
+        """Of some receivers, ``[B or 1, stop - start, src]``."""
+        own = self.of.place.own
+        edges = own.rows(start, stop).mask(device)
+        edges = edges[:, 0] if own.batch is not None else edges[None]
+        return ~edges if self.inverted else edges
+
+    def __invert__(self) -> OneHead:
+        return replace(self, inverted=not self.inverted)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dense(), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.masked_fill and not kwargs and isinstance(args[1], cls):
+            scores, mask, value = args
+            if isinstance(scores, Tensor) and scores.shape == mask.shape:
+                return _filled(scores, mask, value)
+        args, kwargs = tree_map_only(OneHead, OneHead.dense, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+@not_compiled
+def _filled(scores: Tensor, mask: OneHead, value: Any) -> Tensor:
+    parts = []
+    for start in range(0, scores.shape[1], ROWS):
+        part = scores[:, start : start + ROWS]
+        parts.append(part.masked_fill(mask.rows(start, start + part.shape[1], scores.device), value))
+    return torch.cat(parts, dim=1) if parts else scores.clone()
 
 
 class DenseMask(torch.Tensor):

@@ -10,7 +10,8 @@ or ``model.set_attn_implementation("gnn_attention")`` computes the same as befor
 model's own graph, and ``with ga.use_graph(model, graph):`` changes that graph, in ``generate()`` too.
 
 Supported: grouped heads, a scale, softcap, sinks, a bias for pairs, dropout, values of another width,
-cross-attention, masks of the model's own, any cache of transformers. What is unsupported raises by name.
+cross-attention, masks of the model's own, senders or blocks of them that the model chose, any cache of
+transformers. What is unsupported raises by name.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from gnn_attention.huggingface import _overrides
 from gnn_attention.huggingface._alignment import Origin, Place
 from gnn_attention.huggingface._masks import LazyMask, of_tensor, unmasked
 from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, named
+from gnn_attention.huggingface._selections import narrowed
 from gnn_attention.huggingface.surgery import muting
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
@@ -51,8 +53,6 @@ _backend: ContextVar[str | Backend | BackendFunction] = ContextVar(
 )
 
 UNSUPPORTED = {
-    "indices": "senders chosen by the model's own indexer",
-    "block_indices": "blocks of senders chosen by the model's own indexer",
     "cache": "a paged cache (continuous batching)",
 }
 
@@ -132,6 +132,7 @@ def attention(
             raise NotImplementedError(f"{named(module)} passes {name}, {what}: unsupported, use 'eager'")
     query, key, value = _in_one_dtype(query, key, value)
     place, uses, numbers = _placed(module, query, key, attention_mask, is_causal, others)
+    place = narrowed(module, place, query.shape[1], others)
     graph = place.own
     if isinstance(attention_mask, LazyMask) and not attention_mask.checked:
         attention_mask.checked.append(True)

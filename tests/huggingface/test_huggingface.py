@@ -333,12 +333,12 @@ def test_without_a_mask_the_module_decides():
     assert_exact(attention(nn.Module(), q[:, :, :1], k, v, None)[0], oracle(q[:, :, :1], k, v, full[:1]))
 
 
-CUMULATED, INDICES = {"cu_seq_lens_q": torch.tensor([0, 2, 5])}, {"indices": torch.zeros(1)}
+CUMULATED = {"cu_seq_lens_q": torch.tensor([0, 2, 5])}
 UNKNOWN = [
     (nn.Module(), 5, None, {}, ValueError, "does not say whether it is causal"),
     (YES, 3, None, {}, ValueError, "came with no mask, but has 3 receivers and 5 senders"),
     (YES, 5, None, CUMULATED, NotImplementedError, "passes packed sequences by cu_seq_lens_q"),
-    (YES, 5, lazily(), INDICES, NotImplementedError, "passes indices, senders chosen by"),
+    (YES, 5, lazily(), {"cache": object()}, NotImplementedError, "passes cache, a paged cache"),
     (YES, 5, lazily(src=4), {}, ValueError, "5 receivers and 5 senders, but its mask has 5 and 4"),
 ]
 

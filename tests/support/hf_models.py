@@ -52,6 +52,21 @@ GEMMA4 |= {"global_head_dim": 16, "num_kv_shared_layers": 0}
 DEEPSEEK = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16}
 DEEPSEEK |= {"qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2}
 DEEPSEEK |= {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+# DeepSeek's sparse attention: each token attends to 4 that an indexer chose
+SPARSE = {**SMALL, **DEEPSEEK, "head_dim": 8, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}
+SHARED = {**SPARSE, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]}
+DOTS3 = {**SPARSE, "moe_intermediate_size": 16, "shared_experts_intermediate_size": 16, "sliding_window": 5}
+DOTS3 |= {"layer_types": ["indexed_attention", "sliding_attention"], "head_dim": 24}
+DOTS3 |= {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 16}
+DOTS3 |= {"swa_kv_lora_rank": 16, "swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 12}
+GLM5 = {**SPARSE, "num_hidden_layers": 4, "qk_rope_head_dim": 0, "head_dim": 0, "index_kpool": 2}
+GLM5 |= {"linear_head_dim": 8, "linear_num_heads": 2, "linear_conv_kernel_dim": 2, "hc_mult": 2}
+GLM5 |= {"layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"]}
+GLM5 |= {"indexer_types": ["full", "full", "shared", "full"]}
+MINIMAX3 = {**GROUPED, **EXPERTS, "dense_intermediate_size": 48, "shared_intermediate_size": 48}
+MINIMAX3 |= {"rotary_dim": 4, "index_n_heads": 2, "index_head_dim": 8, "index_block_size": 3}
+MINIMAX3 |= {"index_topk_blocks": 2, "layer_types": ["full_attention", "minimax_m3_sparse"]}
+MINIMAX3 |= {"mlp_layer_types": ["dense", "sparse"]}
 LLAMA4 = {"num_experts_per_tok": 1, "intermediate_size_mlp": 48, "attention_chunk_size": 5}
 LLAMA4 |= {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]}
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
@@ -127,6 +142,19 @@ FAMILIES = {
     "whisper": pairs("Whisper", {**SEQ2SEQ, **WHISPER}, inputs="sound", padded=False),
 }
 
+# whose layers choose the senders of each token themselves
+CHOOSING = {
+    "deepseek_v32": causal("DeepseekV32", SPARSE, default=True),
+    "axk2": causal("AXK2", SPARSE),
+    "glm_moe_dsa": causal("GlmMoeDsa", SHARED),
+    "hy_v4": causal("HYV4", SHARED),
+    "dots3_note": causal("Dots3Note", DOTS3, "Dots3NoteTextConfig"),
+    "mistral_large4": Family("MistralLarge4TextConfig", "MistralLarge4TextModel", SHARED),
+    "glm5_next": Family("Glm5NextTextConfig", "Glm5NextTextModel", GLM5),
+    "minimax_m3_vl": causal("MiniMaxM3VL", MINIMAX3, "MiniMaxM3VLTextConfig", default=True),
+}
+EVERY = FAMILIES | CHOOSING
+
 
 DRAWN_LARGER = (
     r"\.(q|k|query|key|[qk]_(proj|lin|b_proj)|kv_b_proj|c_attn|qkv_proj|query_key_value|Wqkv)\.weight$"
@@ -137,7 +165,7 @@ DRAWN = r"(sinks|relative_attention_bias\.weight|relative_position_bias_table)$"
 
 def build(name: str, seed: int = 0, **changes: Any) -> Any:
     """A model of the family, in eval mode, with sharpened attention; ``changes`` go to the config."""
-    family = FAMILIES[name]
+    family = EVERY[name]
     torch.manual_seed(seed)
     config = getattr(transformers, family.config)(**{**family.sizes, **changes})
     config._attn_implementation = "eager"
@@ -238,7 +266,7 @@ def sharpened(model: Any) -> Any:
 
 def inputs(name: str, pad: str | None = None, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     """Inputs of a family, in rows of 12, 8 and 5 tokens if they are padded ("left" or "right")."""
-    family, draw = FAMILIES[name], torch.Generator().manual_seed(1)
+    family, draw = EVERY[name], torch.Generator().manual_seed(1)
     text = torch.randint(3, VOCABULARY - 1, (BATCH, TOKENS), generator=draw)
     mask = torch.ones_like(text)
     if pad is not None:
@@ -264,7 +292,7 @@ def result(name: str, model: Any, given: dict[str, Any], **more: Any) -> torch.T
     out = model(**given, **more)
     found = (out.get(word) for word in ("logits", "last_hidden_state", "logits_per_image"))
     values = next(value for value in found if value is not None)
-    if FAMILIES[name].inputs == "text" and "attention_mask" in given and given["attention_mask"].dim() == 2:
+    if EVERY[name].inputs == "text" and "attention_mask" in given and given["attention_mask"].dim() == 2:
         return values[given["attention_mask"].bool()]
     return values.flatten(0, -2)
 

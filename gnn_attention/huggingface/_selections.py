@@ -1,0 +1,99 @@
+"""The graph of the senders that a Hugging Face model chose itself, within its mask.
+
+DeepSeek's sparse attention and its kin pass ``indices [batch, dst, K]`` to their attention function, MiniMax
+M3 ``block_indices [batch, key/value heads, dst, K]``, -1 = none. Numbers alone are compared: nothing here is
+as large as receivers x senders, unless that many were chosen.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from gnn_attention._support.dynamo import not_compiled
+from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.graph import TokenGraph
+from gnn_attention.huggingface._alignment import Place
+from gnn_attention.huggingface._overrides import named
+
+CHOICES = ("indices", "block_indices")
+# selection -> its version, the graph that it was made within, and what came of it: layers may share one
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def narrowed(module: nn.Module, place: Place, heads: int, others: dict[str, Any]) -> Place:
+    """The place with the edges that were chosen alone; as it is where nothing was.
+
+    NotImplementedError for a selection that is not of one of the two forms.
+    """
+    given = [name for name in CHOICES if others.get(name) is not None]
+    if not given:
+        return place
+    _check(module, place, heads, given, others)
+    if given[0] == CHOICES[1] and place.left is not None:
+        what = "its indexer counts blocks and scores from the padding on the left on, with any attention"
+        advice = "pad on the right, or give it one sample at a time"
+        warnings.warn(f"{named(module)}: {what}, so results depend on the padding: {advice}", stacklevel=3)
+    selection = others[given[0]]
+    version = None if selection.is_inference() else selection._version
+    known = _known.get(selection)  # type: ignore[no-untyped-call]
+    if known is None or version is None or known[:2] != (version, id(place.own)):
+        found = _within(place.own, selection, _block_size(module) if given[0] == CHOICES[1] else None, heads)
+        _known[selection] = known = (version, id(place.own), place.own, found)
+    return replace(place, own=known[3], cached=False, _made={})
+
+
+def _check(module: nn.Module, place: Place, heads: int, given: list[str], others: dict[str, Any]) -> None:
+    selection = others[given[0]]
+    what = f"{named(module)} passes {' and '.join(given)}"
+    advice = "unsupported, use 'eager'"
+    axes = 3 if given[0] == CHOICES[0] else 4
+    if (
+        not isinstance(selection, Tensor)
+        or selection.dim() != axes
+        or selection.shape[-2] != place.own.num_dst
+    ):
+        form = "[batch, dst, K]" if axes == 3 else "[batch, key/value heads, dst, K]"
+        got = list(selection.shape) if isinstance(selection, Tensor) else type(selection).__name__
+        raise NotImplementedError(f"{what} of {got}, expected {form} integers: {advice}")
+    if len(given) > 1 or (axes == 4 and heads % selection.shape[1]):
+        raise NotImplementedError(f"{what}, expected one selection for each group of {heads} heads: {advice}")
+    if axes == 4 and not isinstance(_block_size(module), int):
+        raise NotImplementedError(
+            f"{what}, but has no indexer.block_size that says how large they are: {advice}"
+        )
+
+
+def _block_size(module: nn.Module) -> Any:
+    return getattr(getattr(module, "indexer", None), "block_size", None)
+
+
+@not_compiled
+def _within(own: TokenGraph, selection: Tensor, block_size: int | None, heads: int) -> TokenGraph:
+    if block_size is None and selection.shape[-1] >= own.num_src and int(selection.min()) >= 0:
+        # top-k of all senders or fewer, which are distinct
+        return own
+    index = selection.detach()[:, None] if block_size is None else _tokens(selection.detach(), block_size)
+    if (groups := own.heads or index.shape[1]) > 1:
+        index = index.repeat_interleave((heads if groups > 1 else 1) // index.shape[1], dim=1)
+    graph = TokenGraph.from_indices(_edges_of(own, index), own.num_src, coalesce=True, name="chosen")
+    return replace(graph, dst_offset=own.dst_offset, src_offset=own.src_offset)
+
+
+def _tokens(blocks: Int[Tensor, "batch heads dst most"], size: int) -> Int[Tensor, "batch heads dst tokens"]:
+    """The tokens of blocks, negative for those of none."""
+    return (blocks.unsqueeze(-1) * size + torch.arange(size, device=blocks.device)).flatten(-2)
+
+
+def _edges_of(own: TokenGraph, index: Tensor) -> Int[Tensor, "batch heads dst most"]:
+    """The index without what is no edge of the model's own graph, or beyond its senders."""
+    axes = (torch.arange(size, device=index.device) for size in index.shape[:3])
+    b, h, dst = (axis.view([-1 if at == i else 1 for i in range(4)]) for at, axis in enumerate(axes))
+    src = index.clamp(0, own.num_src - 1).long()
+    edge = own.rule(b, h, dst, src) & (index == src)
+    return src.masked_fill(~edge, -1)
