@@ -256,7 +256,7 @@ def shown(source: str) -> Iterator[str]:
         for name, path in tests()
         if name.startswith(f"test_{source.replace('.', '_')}_")
     )
-    for path in sorted((ROOT / "notebooks").glob("*.py")):
+    for path in sorted((ROOT / "notebooks").glob("[0-9]*.py")):
         if source in cited(path):
             yield link(path.with_suffix(".ipynb"), f"notebook {path.name[:2]}")
     for path in sorted((ROOT / "gnn_attention").rglob("*.py")):

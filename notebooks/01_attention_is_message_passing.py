@@ -765,18 +765,17 @@ assert gain(runs["causal"]) > 1 > gain(runs["window(64, 8)"])
 #
 # ## 10. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it. It also holds a solution; without an answer of
-# yours it checks that one.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/01_attention_is_message_passing.py).
 #
 # **1. The other direction.** Build the graph in which each of the five tokens hears itself and all tokens *after* it, from
 # `ga.patterns.causal(5)`, with two characters.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = ga.patterns.causal(5).T
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert all(src >= dst for src, dst in answer.edge_index.T.tolist()), "some token hears one before it"
 assert answer.num_dst == 5, "five tokens"
@@ -787,12 +786,11 @@ print("right:\n", answer, sep="")
 # **2. One edge.** Over the causal graph *output* learns that it is denied. Which one edge `(src, dst)` must be cut so that the
 # layer, both heads together, adds no denial to *output*?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a pair such as (LLAMAS, OUTPUT)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = (NOT, OUTPUT)
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 less = g - ga.convert.from_edge_index(torch.tensor([answer]).T, 5)
 assert layer(x, g)[OUTPUT, DENIAL] > 0.5
@@ -804,13 +802,12 @@ print(f"right: without the edge {WORDS[answer[0]]} -> {WORDS[answer[1]]} nothing
 # the update to the state. Whose *first* states can have influenced the final state of *words*? Give a set of positions.
 # (Hint: print `ga.patterns.window(5, 2) ** 2`.)
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a set such as {LAST}
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 near = ga.patterns.window(5, 2)
-solution = set(torch.nonzero((near**2).mask()[LAST])[:, 0].tolist())
-answer = solution if answer is None else answer
 
 
 def two_rounds(state):
@@ -832,12 +829,11 @@ print("right:", ", ".join(WORDS[token] for token in sorted(influence)))
 # $1/\sqrt 2$. Give two scales: one with which *output* listens to its four senders exactly equally in head 0, and one with
 # which it gives more than 99.9 % to *not*.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: two numbers (even, sharp)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = (0.0, 10.0)
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 src, dst = g.edge_index
 found = []
@@ -855,13 +851,11 @@ assert found[1][NOT] > 0.999, "the second is not sharp enough"
 # `src` is true (`b` and `h` are sample and head, not needed here). Graphs are joined by `|`. Fewer edges need not be worse:
 # fewer senders compete for a listener.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph of 64 tokens
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-back = ga.TokenGraph.from_rule(lambda b, h, dst, src: dst - src == length - 1, 2 * length, name="back")
-solution = window | back
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 runs["your graph"] = surprise(answer)
 for name, graph in (("causal", causal), ("window(64, 8)", window), ("your graph", answer)):

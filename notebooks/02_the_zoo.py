@@ -302,48 +302,50 @@ print("equal:", torch.allclose(out, dense, atol=1e-6))
 # %% [markdown]
 # ## 6. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/02_the_zoo.py).
 #
 # **1. A triangle with a gap.** Build the graph over 12 tokens in which a token hears its past, itself included, *except* its
 # direct predecessor.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = patterns.causal(12) - (patterns.window(12, 2) - patterns.self_loops(12))
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert answer.num_edges == 12 * 13 // 2 - 11, "not the right number of edges"
 assert not any(dst - src == 1 for src, dst in answer.edge_index.T.tolist()), (
     "somebody hears its direct predecessor"
 )
-assert answer == solution, "somebody hears what is still to come"
+assert all(src <= dst for src, dst in answer.edge_index.T.tolist()), "somebody hears what is still to come"
 print("right:\n", answer, sep="")
 
 # %% [markdown]
 # **2. A chat.** Three turns of 4, 3 and 5 tokens. The first is the instructions, which everyone hears. A token of turn 2 or 3
 # hears its own turn up to itself, and the instructions, but not the other turn. Which builder is it?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph of 12 tokens
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = patterns.shared_prefix(4, [3, 5])
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
-assert answer == patterns.documents([4, 3, 5]) | (patterns.sinks(12, 4) & patterns.causal(12))
+turn = [1] * 4 + [2] * 3 + [3] * 5
+for dst in range(12):
+    wanted = [src for src in range(dst + 1) if turn[src] in (1, turn[dst])]
+    assert answer.mask()[dst].nonzero().flatten().tolist() == wanted, f"token {dst} should hear {wanted}"
 draw.mask(answer)
 
 # %% [markdown]
 # **3. A tenth of the price.** What is the widest `window(4096, w)` that has at most a tenth of the edges of `causal(4096)`?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: w
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 budget = patterns.causal(4096).num_edges / 10
-answer = max(w for w in range(1, 4096) if 4096 * w - w * (w - 1) // 2 <= budget) if answer is None else answer
 
 assert patterns.window(4096, answer).num_edges <= budget, "that costs more"
 assert patterns.window(4096, answer + 1).num_edges > budget, "it can be wider"

@@ -238,17 +238,17 @@ draw.layers(leak, len(way) - 1, token=10)
 # %% [markdown]
 # ## 6. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/03_how_many_layers.py).
 #
 # **1. A long text.** A model has 24 layers, all with the same window: a token hears the last 129 tokens, itself included. How
 # long may a text be, at most, so that the last token has heard of the first?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number of tokens
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = 24 * 128 + 1
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert analyse.layers_between(patterns.window(answer, 129), 0, answer - 1) == 24, (
     "not within 24 layers, or in less"
@@ -260,12 +260,11 @@ print("right:", answer, "tokens")
 # **2. The sink that talks.** In section 3 the sink did not help because it hears nobody else. Build a graph over 64 tokens, not
 # necessarily causal, in which nobody but token 0 hears more than 10 tokens, and everyone has heard of everyone after two layers.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph of 64 tokens
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = patterns.global_tokens(64, [0], causal=False)
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert answer.num_dst == 64, "64 tokens"
 assert answer.in_degree()[1:].max() <= 10, "somebody hears too many"
@@ -277,12 +276,12 @@ print("right:", answer.num_edges, "edges")
 # **3. A way through powers of two.** Over `log_sparse(64)` a token hears itself and the tokens 1, 2, 4, 8, ... before it. Give a
 # shortest way from token 0 to token 63: the list of tokens that it goes through, both ends included.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a list of tokens
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 powers = patterns.log_sparse(64)
-answer = analyse.witness(powers, 0, 63) if answer is None else answer
 
 assert (answer[0], answer[-1]) == (0, 63), "it must lead from 0 to 63"
 assert all(powers.mask()[dst, src] for src, dst in pairwise(answer)), "one of these steps is no edge"

@@ -160,17 +160,18 @@ for graph in (ga.patterns.causal(64), ga.patterns.window(64, 6)):
 # %% [markdown]
 # ## 5. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/04_change_the_graph.py).
 #
 # **1. One token more.** Over `window(4)` the model is no longer sure. Let everyone hear one more token, whatever the distance:
 # `ga.patterns.window(n, 4) | ga.patterns.global_tokens(n, [position])`. Which position brings the answer back,
 # with a probability of more than one half?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a position
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = src if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 widened = ga.patterns.window(n, 4) | ga.patterns.global_tokens(n, [answer])
 (word, chance), *_ = answers(widened)
@@ -183,11 +184,11 @@ print(f"right: token {answer}, {pieces[answer]!r}:", answers(widened))
 # **2. A whole head.** Cut *all* edges of the head that you found, `ga.trace.cut(None, layers=1, heads=head)`, or mute all of
 # them. Which hurts more, `"cut"`, `"mute"`, or `"neither"`?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a word
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = "neither" if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 with torch.no_grad():
     ways = {
@@ -195,20 +196,21 @@ with torch.no_grad():
         for way in (ga.trace.cut, ga.trace.mute)
     }
 both = [logits[0, -1].softmax(-1)[wanted].item() for logits in ways.values()]
-assert (answer == "neither") == torch.allclose(*ways.values(), atol=1e-5), f"the probabilities are {both}"
-print(
-    f"right: {both[0]:.3f} both times. Where nothing is left to share the weight, a cut head is as silent as a muted one"
+same = torch.allclose(*ways.values(), atol=1e-5)
+assert answer == ("neither" if same else "cut" if both[0] < both[1] else "mute"), (
+    f"the probabilities are {both}"
 )
+print(f"right: {both[0]:.3f} and {both[1]:.3f}")
 
 # %% [markdown]
 # **3. A bargain.** Find a graph with at most $4 n$ edges, fewer than half of the causal graph's, over which the model gives
 # the same answer with a probability of more than one half.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = ga.patterns.window(n, 3) | ga.patterns.global_tokens(n, [src]) if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert answer.num_edges <= 4 * n, f"{answer.num_edges} edges are too many"
 (word, chance), *_ = answers(answer)

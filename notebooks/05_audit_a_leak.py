@@ -126,47 +126,47 @@ print(ga.audit(model, ga.patterns.causal(16), (16,)))
 # %% [markdown]
 # ## 6. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/05_audit_a_leak.py).
 #
 # **1. A norm over everything.** Put `nn.LayerNorm((T, WIDTH))` between the two layers of section 1: it takes its mean and its
 # spread over all tokens. How many pairs leak?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = T * (T - 1) // 2 if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 normed = nn.Sequential(Layer(causal), nn.LayerNorm((T, WIDTH)), Layer(causal))
 verdict = ga.audit(normed, causal, (T, WIDTH))
 assert answer == len(verdict.leaks), "not that many"
-print(f"right: {answer}, every pair of a token and one after it")
+print("right:", answer)
 
 # %% [markdown]
 # **2. The wrong way round.** A layer is built with `ga.patterns.window(T, 3).T` and audited against `window(T, 3)`: somebody
 # mistook rows for columns. Give the graph of the pairs that leak.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = ga.patterns.window(T, 3).T - ga.patterns.self_loops(T) if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 verdict = ga.audit(Layer(ga.patterns.window(T, 3).T), ga.patterns.window(T, 3), (T, WIDTH))
 leaks = {(leak.src, leak.dst) for leak in verdict.leaks}
 assert leaks == set(map(tuple, answer.edge_index.T.tolist())), "other pairs leak"
-print(f"right: {answer.num_edges} pairs, the turned window without the self loops, which both windows have")
+print("right:", answer.num_edges, "pairs")
 
 # %% [markdown]
 # **3. Two rounds in one.** The two narrow layers of section 4 are exact against `window(T, 3)`, used twice. Against which window
 # are they exact when it may be used only *once* (`layers=1`)?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: the w of window(T, w)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = 5 if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert ga.audit(narrow, ga.patterns.window(T, answer), (T, WIDTH), layers=1).exact, "not exact"
-assert ga.patterns.window(T, 3) ** 2 == ga.patterns.window(T, answer)
-print(f"right: window(T, {answer}), since two hops of window(T, 3) reach as far")
+print(f"right: window(T, {answer})")

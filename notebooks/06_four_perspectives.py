@@ -473,17 +473,18 @@ assert call["query"].data_ptr() == call["receiving channel"].data_ptr() == call[
 #
 # ## 8. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/06_four_perspectives.py).
 #
 # **1. The longest update.** Which of the four phases adds the longest update to the last token? Give the layer and the name of
 # the phase, such as `(0, "computation")`.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: (layer, name)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 longest = max(run.phases, key=lambda phase: phase.update[0, -1].norm())
-answer = (longest.layer, longest.name) if answer is None else answer
 
 for phase in run.phases:
     print(f"layer {phase.layer}, {phase.name:>13}: {phase.update[0, -1].norm():5.2f} long")
@@ -493,11 +494,11 @@ print("right:", answer)
 # %% [markdown]
 # **2. Translate.** A paper on routing speaks of the *information routed*. What is it in the words of the message exchange?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a string
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = "mixed incoming message" if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert answer in steps, f"a message exchange has no such word; it has {', '.join(steps)}"
 assert steps[answer].data_ptr() == call.terms("routing")["information routed"].data_ptr(), (
@@ -509,13 +510,12 @@ print("right:", answer)
 # **3. If it could hear the future.** Take layer 1 and the head from above. Which pair `(src, dst)` that is *no* edge has the
 # largest channel overlap? (`call.overlap()[0, head]` is the table `[dst, src]`.)
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a pair (src, dst)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 absent = call.overlap()[0, head].masked_fill(call.graph.mask(), -math.inf)
-dst, src = divmod(int(absent.argmax()), n)
-answer = (src, dst) if answer is None else answer
 
 assert not call.graph.mask()[answer[1], answer[0]], "that is an edge"
 assert absent[answer[1], answer[0]] == absent.max(), "another pair has a larger overlap"

@@ -570,18 +570,19 @@ print(f"{values.shape[1]} sets of values, {W_M.shape[0]} message matrices")
 # %% [markdown]
 # ## 11. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/07_three_forms.py).
 #
 # **1. The factors are not unique.** Multiply $W_Q$ by any invertible matrix $R$, `d` by `d`, from the right. By which matrix
 # must $W_K$ be multiplied from the right so that no logit changes? (So nobody can say what a single channel of a query means,
 # while $W_P$ has a meaning.)
 
-# %%
+# %% tags=["exercise"]
 R = torch.randn(d, d, generator=torch.Generator().manual_seed(1))
 answer = None  # your turn: a matrix made from R
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = torch.linalg.inv(R).T if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 changed = ga.StandardHeads.from_arrays(heads.W_Q @ R, heads.W_K @ answer, heads.W_V, heads.W_O)
 assert torch.allclose(changed.pattern_matrix().full(), heads.pattern_matrix().full(), atol=1e-8), (
@@ -593,27 +594,26 @@ print("right: other queries, other keys, the same patterns")
 # **2. When would merging be free?** At a width of 4,096, for which head size does the message cost as many multiplications
 # through the two thin matrices as through the merged one?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = 2048 if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert 2 * 4096 * answer == 4096 * 4096, (
     f"two thin matrices would cost {2 * 4096 * answer:,}, the square one {4096 * 4096:,}"
 )
-print("right: a head of", answer, "numbers, half of the width")
+print("right: a head of", answer, "numbers")
 
 # %% [markdown]
 # **3. Say nothing, hear everything.** Change one of the four matrices of `heads` such that every weight stays as it is and head
 # 2 tells nothing to anybody. Give the four matrices.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: (W_Q, W_K, W_V, W_O)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-loud = torch.tensor([1.0, 1.0, 0.0, 1.0])[:, None, None]
-answer = (heads.W_Q, heads.W_K, heads.W_V, heads.W_O * loud) if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 quiet = ga.StandardHeads.from_arrays(*answer)
 run = ga.trace.record(ga.MessagePassingAttention(quiet), x, graph).layers[0]

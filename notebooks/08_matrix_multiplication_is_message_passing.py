@@ -406,50 +406,51 @@ print("the same updates; a loader must be told the layout, because a square matr
 # %% [markdown]
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/08_matrix_multiplication_is_message_passing.py).
 #
 # **1. Count the ways.** If $A$ holds only ones and zeros, $(A A)_{ij}$ counts the ways of two edges from $j$ to $i$. In the
 # causal graph of 5 tokens (self loops included), how many ways of *three* edges lead from token 0 to token 4?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = 15 if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 ones = ga.patterns.causal(5).mask().double()
 assert answer == (ones @ ones @ ones)[4, 0], "another number of ways; print the product of three masks"
-print("right:", answer, "ways, the choices of two stops with repetition among five")
+print("right:", answer, "ways")
 
 # %% [markdown]
 # **2. Do nothing.** Over which graph of 6 tokens is attention's mixed message $A V$ exactly $V$, whatever the queries and keys?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = ga.patterns.self_loops(6) if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 for seed in range(3):
     q, k, v = torch.randn(3, 1, 1, 6, 8, generator=torch.Generator().manual_seed(seed)).unbind(0)
     assert torch.allclose(ga.attend(q, k, v, answer), v), "somebody hears somebody else"
-print("right:", answer.name, "- the identity matrix, as a graph")
+print("right:", answer.name)
 
 # %% [markdown]
 # **3. Load a foreign layer.** A colleague stores `C_Q`, `C_K`, `C_V` for columns, $q = C_Q x$. With which `W_Q` does `x @ W_Q`
 # give his queries, for states in rows? Give all three.
 
-# %%
+# %% tags=["exercise"]
 C_Q, C_K, C_V = torch.randn(3, 4, 16).unbind(0)
 answer = None  # your turn: (W_Q, W_K, W_V)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = (C_Q.T, C_K.T, C_V.T) if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 for ours, theirs in zip(answer, (C_Q, C_K, C_V), strict=True):
     assert ours.shape == (16, 4), "it has another shape"
     assert torch.allclose(states @ ours, torch.stack([theirs @ x for x in states])), "another query"
-print("right: the transposes")
+print("right")
 
 # %% [markdown]
 # ## Sources

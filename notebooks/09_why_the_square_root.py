@@ -343,16 +343,17 @@ assert max(deviations) > 2 * min(deviations)
 #
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/09_why_the_square_root.py).
 #
 # **1. Louder channels.** The numbers of $q$ and $k$ now have variance 4 each, and $d = 64$. By which scale must $q \cdot k$ be
 # multiplied to have variance 1?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = 1 / 32 if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 loud = 2 * torch.randn(2, 200_000, 64, generator=torch.Generator().manual_seed(0))
 variance = (answer * loud.prod(0).sum(-1)).var().item()
@@ -363,11 +364,11 @@ print(f"right: variance {variance:.3f}")
 # **2. Set the temperature.** A receiver's overlaps with its three senders are 2, 1 and 0. With which $\beta$ does the best of
 # them get 90 % of the weight, give or take half a percent?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = 2.29 if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 found = (answer * torch.tensor([2.0, 1.0, 0.0])).softmax(0)
 assert abs(found[0] - 0.9) < 0.005, f"then it gets {found[0]:.3f}"
@@ -376,17 +377,17 @@ print("right:", ", ".join(f"{weight:.3f}" for weight in found.tolist()))
 # %% [markdown]
 # **3. Out of its reach.** Build a graph of 6 tokens with at least 6 edges over which the scale makes no difference at all.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph of 6 tokens
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-answer = ga.patterns.self_loops(6) if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert answer.num_edges >= 6, "too few edges"
 assert torch.allclose(ga.attend(q, k, v, answer, scale=0.0), ga.attend(q, k, v, answer, scale=50.0)), (
     "it does"
 )
-print("right: whoever hears only one sender gives it everything, at any temperature")
+print("right: the same at any temperature")
 
 # %% [markdown]
 # ## Sources

@@ -635,31 +635,31 @@ assert max(median[name, 64][1] for name in ("thin factors", "merged squares")) <
 #
 # ## 8. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/10_low_rank_and_subspaces.py).
 #
 # **1. Two heads.** Into how many dimensions can heads 0 and 1 of layer 0 write *together*? (Two subspaces can be added:
 # `circuits.of(...).writes + ...`.)
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-both = lower[0].writes + lower[1].writes
-answer = both.dim if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert answer == torch.linalg.matrix_rank(model.layers[0].heads.W_O[:2].flatten(0, 1)), "not that many"
-print("right:", answer, "- the sum of both, since they share no direction exactly")
+print("right:", answer)
 
 # %% [markdown]
 # **2. A neutral word.** In the cloud of section 1, move the word that was edited there, `cloud[word]`, so that its sentiment is
 # 0 and nothing else about it changes. Give the three numbers, without `edit`.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a tensor of three numbers
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = cloud[word] - (cloud[word] @ line) * line
-answer = solution if answer is None else torch.as_tensor(answer, dtype=torch.float64)
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+answer = torch.as_tensor(answer, dtype=torch.float64)
 
 assert abs(answer @ line) < 1e-3, f"its sentiment is {answer @ line:.2f}"
 assert torch.allclose(answer, sentiment.reject(cloud[word]), atol=1e-3), "something else about it has changed"
@@ -669,15 +669,12 @@ print("right:", [round(number, 3) for number in answer.tolist()])
 # **3. How thin could this head be?** What is the smallest rank with which one can write the pattern matrix of the strongest
 # previous-token head of layer 0 so that what is lost is less than 10 % of its size (its Frobenius norm)?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-values = lower[int(previous.argmax())].pattern.singular_values()
-lost = [
-    values[rank:].norm() / values.norm() for rank in range(33)
-]  # the best that any matrix of that rank can do
-answer = next(rank for rank in range(33) if lost[rank] < 0.1) if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+lost = [values[rank:].norm() / values.norm() for rank in range(33)]
 
 assert lost[answer] < 0.1, f"with rank {answer} at least {lost[answer]:.0%} is lost"
 assert lost[answer - 1] >= 0.1, "it can be thinner"

@@ -429,16 +429,16 @@ print(
 # %% [markdown]
 # ## 5. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/11_communication_and_computation.py).
 #
 # **1. Fewer edges.** With 20 edges among 10 nodes instead of 40, how many nodes hear nobody, on average?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = 10 * 0.9**20
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 draws = torch.randint(10, (20000, 20), generator=generator)
 deaf_on_average = 10 - torch.zeros(20000, 10).scatter(1, draws, 1.0).sum(1).mean().item()
@@ -453,12 +453,11 @@ print(f"right: {answer:.2f}; in 20,000 draws {deaf_on_average:.2f}")
 # `window(6, 2)`, where a node hears itself and the one before it: whose first states can influence whose state after **one**
 # such round? Give the graph.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph over 6 nodes
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = patterns.causal(6)
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 
 def one_after_the_other(states):
@@ -473,24 +472,21 @@ derivative = jacobian(one_after_the_other, states[:6]).norm(dim=(1, 3))
 assert torch.equal(derivative > 0, answer.mask()), (
     f"not quite: {int((derivative > 0).sum())} pairs depend on each other"
 )
-print("right: what one round does in place takes five rounds at once")
+print("right")
 
 # %% [markdown]
 # **3. Encoder and decoder.** Karpathy describes the first transformer as a graph: the four tokens of the encoder all hear each
 # other; each of the three tokens of the decoder, which come after them, hears all of the encoder, and of the decoder itself and
 # those before it. Build it from `patterns.full`, `patterns.causal`, `ga.algebra.tokens.extend` or a rule, or find the builder.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph over 7 tokens
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = ga.TokenGraph.from_rule(
-    lambda b, h, dst, src: (src < 4) | (src <= dst), 7, name="encoder and decoder"
-)
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert answer.in_degree().tolist() == [4, 4, 4, 4, 5, 6, 7], "somebody hears too many or too few"
-assert answer == patterns.encoder_decoder(4, 3)
+assert not answer.mask()[:4, 4:].any(), "a token of the first text hears the second"
 draw.side_by_side(answer, labels=["e0", "e1", "e2", "e3", "d0", "d1", "d2"])
 
 # %% [markdown]

@@ -351,17 +351,17 @@ assert max(without[0], without[3], *only) < 0.1 * intact
 # %% [markdown]
 # ## 5. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/12_induction_heads.py).
 #
 # **1. Write a template.** For the text `7 2 7 7 5` give the edges of the *duplicate token* template: every token hears all
 # earlier tokens that are the same as it is.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a list of (src, dst)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = [(0, 2), (0, 3), (2, 3)]
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 given = ga.convert.from_edge_index(torch.tensor(answer).T, 5)
 assert given == circuits.TEMPLATES["duplicate_token"](torch.tensor([7, 2, 7, 7, 5])), "not these"
@@ -371,12 +371,11 @@ print("right:", answer)
 # **2. The other layer.** Cut the previous-token edges in layer 1 instead of layer 0. Does the model lose `"more"` or `"less"`
 # of the second copy than it did when they were cut in layer 0? Answer before you try it.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: "more" or "less"
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = "less"
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 elsewhere = second_copy(predictions(trace.cut(line, layers=1)))[1]
 there = found["previous-token edges, layer 0"][0, 1]
@@ -390,14 +389,11 @@ print(f"right: {elsewhere:.1%} are still right, and {there:.1%} without the edge
 # of the two to the induction edges of layer 1, in all heads. How large is the surprise in the second copy? Give both numbers to
 # two digits after the point.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: two numbers (cut, mute)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = tuple(
-    second_copy(predictions(operation(job, layers=1)))[0] for operation in (trace.cut, trace.mute)
-)
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 wanted = [second_copy(predictions(operation(job, layers=1)))[0] for operation in (trace.cut, trace.mute)]
 assert all(abs(a - b) < 0.01 for a, b in zip(answer, wanted, strict=True)), (

@@ -395,17 +395,17 @@ assert rank == 48
 #
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/13_relay_through_a_middle_token.py).
 #
 # **1. Keep a secret.** Two layers over `causal(5)`. Which edges must be cut, the same in both layers and as few as possible, so
 # that *words* cannot know of *do*?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a list of (src, dst)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = [(DO, LAST), (DO, NOT), (OUTPUT, LAST)]
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 left = patterns.causal(5) - ga.convert.from_edge_index(torch.tensor(answer).T, 5)
 assert DO not in analyse.receptive_field(left, LAST, 2), f"it is told along {analyse.witness(left, DO, LAST)}"
@@ -416,12 +416,11 @@ print("right: one edge of each of the three ways", answer)
 # **2. In the head.** A chain of four tokens, three rounds, and in every round a token hears only the one before it. What are
 # rollout and flow from the first token to the last?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: two numbers (rollout, flow)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = (1 / 8, 1 / 2)
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 chain = patterns.window(4, 2) - patterns.self_loops(4)
 with torch.no_grad():
@@ -435,12 +434,11 @@ print("right:", answer)
 # **3. Enough relays.** Seven senders, seven receivers, states of 12 numbers, as in section 6. How many relays are needed so
 # that at least half of the 84 numbers can pass?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number of relays
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = 4
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert numbers_that_pass(answer, group=7)[0] >= 42, "too few pass"
 assert numbers_that_pass(answer - 1, group=7)[0] < 42, "one relay less would do"

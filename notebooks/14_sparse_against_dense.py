@@ -272,17 +272,17 @@ for text in reaching:
 #
 # ## 6. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/14_sparse_against_dense.py).
 #
 # **1. Before training.** A model of four layers over `window(64, 8)`: how often can the last token be right at best, if the
 # needle stands anywhere in the row?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number between 0 and 1
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = 29 / 64 + 35 / 64 / 4
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 share = len(analyse.receptive_field(patterns.window(N, 8), N - 1, 4)) / N
 assert abs(answer - (share + (1 - share) / SYMBOLS)) < 0.005, (
@@ -295,12 +295,11 @@ print(f"right: {answer:.1%}")
 # any more). Write an expression of builders over 64 tokens with which every token has heard of every other after two layers,
 # with fewer than 15 edges per token. `catalogue` or notebook 02 has the builders.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a text such as "window(64, 8) | ..."
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = "window(64, 8) | global_tokens(64, [0, 1], causal=False)"
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 graph = parse(answer)
 assert graph.num_dst == N, "64 tokens"
@@ -313,12 +312,11 @@ print(f"right: {graph.num_edges / N:.1f} edges per token")
 # **3. Try it.** Find a causal graph with at most 9 edges per token with which the model of this notebook, one seed, is right in
 # more than 90 % of the rows. (Think of two kinds of tokens: neighbours, and some that are farther apart.)
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a TokenGraph over 64 tokens
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = patterns.window(N, 4) | patterns.dilated(N, 4, 4) | patterns.dilated(N, 4, 16)
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert answer.num_edges / N <= 9, f"{answer.num_edges / N:.1f} edges per token are too many"
 assert bool((answer.edge_index[0] <= answer.edge_index[1]).all()), "somebody hears what comes later"

@@ -411,17 +411,17 @@ print(f"to token {i} each head is an MLP with {i + 1} hidden neurons, one for ev
 # %% [markdown]
 # ## 7. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/15_one_limiting_case.py).
 #
 # **1. The plain mean.** For which `W_Q` is attention, whatever the other matrices, the plain mean of the messages that arrive?
 # Give a tensor of shape `[1, 12, 4]`.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a tensor [1, 12, 4]
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = torch.zeros(1, 12, 4)
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 W_K, W_V, W_O = torch.randn(1, 12, 4), torch.randn(1, 12, 4), torch.randn(1, 4, 12)
 layer = ga.MessagePassingAttention(ga.StandardHeads.from_arrays(answer, W_K, W_V, W_O))
@@ -430,18 +430,17 @@ wanted = graph.mask().float() @ (states @ W_V[0] @ W_O[0]) / graph.in_degree()[:
 assert torch.allclose(layer(states, graph), wanted, atol=1e-4), (
     "some token still hears one sender more than another"
 )
-print("right: a token that looks for nothing hears everyone alike")
+print("right")
 
 # %% [markdown]
 # **2. A message of both ends.** Write the message with which the sum over in-edges is $\sum_{j \to i} (x_j - x_i)$: how a token
 # differs from those it hears. (On a road map this is how heat flows.)
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a function of x_dst and x_src
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = lambda x_dst, x_src: x_src - x_dst  # noqa: E731
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 mask = graph.mask().float()
 wanted = mask @ states - mask.sum(1, keepdim=True) * states
@@ -454,16 +453,15 @@ print("right: a message of attention has no place for it, since it would depend 
 # **3. Static nodes by hand.** Two static nodes under ReLU that compute $|x|$ for a state of one number: give their patterns and
 # messages, each a tensor of shape `[2, 1]`.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: (patterns, messages)
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = (torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0], [1.0]]))
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 numbers = torch.linspace(-3, 3, 13)[:, None]
 nodes = pairwise.StaticNodes(*answer, normaliser="relu")
-assert torch.allclose(nodes(numbers), numbers.abs()), "one node for what is above zero, one for what is below"
+assert torch.allclose(nodes(numbers), numbers.abs()), "not |x|"
 print("right: |x| =", nodes(numbers).flatten().tolist()[::3], "...")
 
 # %% [markdown]

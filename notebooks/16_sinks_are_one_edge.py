@@ -113,16 +113,16 @@ for word in ("The", "\n", " llama", " 7"):
 #
 # ## 4. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/16_sinks_are_one_edge.py).
 #
 # **1. Who has lost it?** Along `window(128)`, how many of the 768 receivers no longer attend to the first token?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = n - 128
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 lost = int((~GRAPHS["window(128)"].mask()[:, 0]).sum())
 assert answer == lost, "receiver 127 is the last one whose window reaches token 0"
@@ -132,12 +132,11 @@ print("right:", answer)
 # **2. Where does the weight go?** The first token has 80 % of a receiver's attention. Its edge is cut. By what factor do the weights
 # of all other in-edges grow?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = 5.0
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 logits = torch.tensor([0.8, 0.15, 0.05]).log()
 without = logits[1:].softmax(0)
@@ -150,12 +149,11 @@ print("right:", answer)
 # **3. A sink for each document.** Two documents of 100 and 50 tokens lie in one row. Write the graph along which each token attends to
 # itself, to the 7 tokens before it and to the first token of its document, and to nothing of the other document.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a graph of 150 tokens
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = patterns.documents([100, 50]) & (patterns.window(150, 8) | patterns.global_tokens(150, [0, 100]))
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 found = answer.mask()
 for receiver in range(150):

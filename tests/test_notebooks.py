@@ -4,7 +4,7 @@ A notebook is written as ``notebooks/NAME.py`` (jupytext's percent format). ``no
 from it, run, and committed with its outputs. After a change of a source, of the trained weights, or of code
 that a notebook prints:
 
-    python tests/test_notebooks.py
+    python tests/test_notebooks.py [NAME, or how it begins]
 
 ``jupytext --to ipynb --execute notebooks/NAME.py`` does the same where nbconvert is installed, but writes the
 time of every cell and new random cell ids into the file.
@@ -12,11 +12,13 @@ time of every cell and new random cell ids into the file.
 
 from __future__ import annotations
 
+import ast
 import base64
 import importlib
 import io
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,8 +35,11 @@ import nbformat  # noqa: E402
 from jupyter_client.manager import KernelManager  # noqa: E402
 from PIL import Image  # noqa: E402
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-SOURCES = sorted(NOTEBOOKS.glob("*.py"))
+sys.path.append(str(Path(__file__).parents[1]))  # for a run as a script
+from notebooks import grade  # noqa: E402
+
+NOTEBOOKS = grade.NOTEBOOKS
+SOURCES = grade.sources()
 RENEW = "run: python tests/test_notebooks.py"
 ABSOLUTE = re.compile(r"(?<![\w.~/-])/(home|root|tmp|usr|opt|var|work|mnt|private|Users|Volumes)/|\b[A-Z]:\\")
 TRAINED = ("10_low_rank_and_subspaces", "14_sparse_against_dense", "15_one_limiting_case")
@@ -68,17 +73,52 @@ def kernel() -> Iterator[KernelManager]:
 
 
 def run(source: Path, manager: KernelManager, changed: tuple[str, str] = ("", ""), timeout: int = 120) -> Any:
-    """The notebook of a source, of which one text may be changed, with the outputs of a run."""
+    """The notebook of a source, of which one text may be changed, with the outputs of a run.
+
+    Each check runs twice: without an answer, when it must fail, and after the solution, when it must pass.
+    Neither stays in the notebook: its exercises and checks have not run.
+    """
     notebook = jupytext.reads(source.read_text(encoding="utf-8").replace(*changed), fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"  # not random: the same source gives the same file
-    execute(notebook, manager, timeout)
+    execute_with_solutions(notebook, grade.solutions(source), manager, timeout)
     for data in (
         output["data"] for cell in code_cells(notebook) for output in cell.outputs if "data" in output
     ):
         if "image/png" in data:
             data["image/png"] = small(data["image/png"])
     return notebook
+
+
+def execute_with_solutions(notebook: Any, answers: list[str], manager: KernelManager, timeout: int) -> None:
+    cells, checks = list(notebook.cells), grade.tagged(notebook, "check")
+    written, tries = [(cell, cell.source) for cell in cells], []
+    for check, answer in zip(checks, answers, strict=True):
+        tries.append(nbformat.v4.new_code_cell(check.source, metadata={"tags": ["raises-exception"]}))
+        solution = nbformat.v4.new_code_cell(answer)
+        at = next(place for place, cell in enumerate(notebook.cells) if cell is check)
+        notebook.cells[at:at] = [tries[-1], solution]
+        check.metadata["tags"] = ["check"]  # an error stops the run
+    execute(notebook, manager, timeout)
+    assert [tried.outputs[0].ename for tried in tries] == ["AssertionError"] * len(checks)
+    assert all(output.output_type != "error" for check in checks for output in check.outputs)
+    notebook.cells = cells
+    for check in checks:
+        check.metadata["tags"] = ["check", "raises-exception"]
+    for number, cell in enumerate(executed(notebook), 1):
+        cell.execution_count = number
+        for output in cell.outputs:
+            if "execution_count" in output:
+                output["execution_count"] = number
+    for cell in checks + grade.tagged(notebook, "exercise"):
+        cell.outputs, cell.execution_count = [], None
+    assert all(cell.source == source for cell, source in written)
+
+
+def executed(notebook: Any) -> list[Any]:
+    """The code cells that are committed with their outputs: all but exercises and checks."""
+    apart = grade.tagged(notebook, "exercise") + grade.tagged(notebook, "check")
+    return [cell for cell in code_cells(notebook) if not any(cell is other for other in apart)]
 
 
 def execute(notebook: Any, manager: KernelManager, timeout: int = 120) -> None:
@@ -135,7 +175,7 @@ def test_cells_are_those_of_the_source(source: Path) -> None:
 def test_committed_outputs_come_from_one_clean_run(source: Path) -> None:
     notebook = committed(source)
     nbformat.validate(notebook)
-    cells = code_cells(notebook)
+    cells = executed(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), RENEW
     assert any(cell.outputs for cell in cells), RENEW
     for kind, name, *_ in (kind for cell in cells for kind in kinds(cell)):
@@ -144,6 +184,53 @@ def test_committed_outputs_come_from_one_clean_run(source: Path) -> None:
     assert not any("execution" in cell.metadata for cell in cells), (
         "the times of a run are in the file; " + RENEW
     )
+
+
+@each_notebook
+def test_exercises_are_red_until_they_are_solved(source: Path) -> None:
+    """No answer is committed: an exercise sets None, and the first line of its check fails for it."""
+    notebook = committed(source)
+    exercises, checks = (grade.tagged(notebook, tag) for tag in ("exercise", "check"))
+    assert len(exercises) == len(checks) == len(grade.solutions(source)) >= 3
+    for exercise, check in zip(exercises, checks, strict=True):
+        assert exercise.source.splitlines()[-1].startswith("answer = None  # your turn: ")
+        first = ast.parse(check.source).body[0]
+        assert isinstance(first, ast.Assert), "the first line of a check must be an assert"
+        with pytest.raises(AssertionError, match="no answer yet"):
+            exec(compile(ast.Module([first], []), "check", "exec"), {"answer": None})
+        assert not check.outputs
+        assert not exercise.outputs
+        assert "raises-exception" in check.metadata.tags  # "run all" goes on
+
+
+@each_notebook
+def test_answers_are_in_no_notebook(source: Path) -> None:
+    """Solutions stand in a folder of their own."""
+    assert not grade.tagged(committed(source), "solution")
+    notebook = "\n".join(ast.unparse(ast.parse(cell.source)) for cell in code_cells(committed(source)))
+    for answer in grade.solutions(source):
+        last = ast.unparse(ast.parse(answer).body[-1])
+        assert last.startswith("answer = ")
+        assert last not in notebook
+
+
+@pytest.mark.slow
+def test_a_copy_is_graded(tmp_path: Path) -> None:
+    """One exercise solved, one wrong (which does not keep the answer before), one as it was."""
+    source = NOTEBOOKS / "05_audit_a_leak.py"
+    notebook = committed(source)
+    first, second, _ = grade.tagged(notebook, "exercise")
+    first.source, second.source = grade.solutions(source)[0], "answer = ga.patterns.causal(T)"
+    for check in grade.tagged(notebook, "check"):
+        check.source = "print('right')"  # a check that was tampered with is not the one that counts
+    copy = tmp_path / "05_audit_a_leak-Ada.ipynb"
+    nbformat.write(notebook, copy)
+    assert grade.main([str(copy)]) == 1
+    assert grade.grade(copy) == [
+        "",
+        "AssertionError: other pairs leak",
+        "AssertionError: no answer yet: replace None in the cell above",
+    ]
 
 
 @each_notebook
@@ -206,7 +293,7 @@ def test_runs_in_a_kernel_of_its_own(source: Path) -> None:
 
 
 if __name__ == "__main__":
-    for path in SOURCES:
+    for path in [source for source in SOURCES if source.stem.startswith(tuple(sys.argv[1:]) or "")]:
         with kernel() as own:
             nbformat.write(run(path, own), path.with_suffix(".ipynb"))
         print(path.with_suffix(".ipynb").name)

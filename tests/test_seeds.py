@@ -89,10 +89,10 @@ def test_S0_11_applications_illustrations_experiments():
     files = sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
     texts = [file.read_text(encoding="utf-8") for file in files]
     assert sum("image/png" in text for text in texts) >= 14  # an audit is in words
-    for cells in [json.loads(text)["cells"] for text in texts[5:]]:
-        solved = [cell for cell in cells if "solution" in cell["metadata"].get("tags", ())]
-        assert len(solved) == 3
-        assert all("assert" in "".join(cell["source"]) for cell in solved)
+    for cells in [json.loads(text)["cells"] for text in texts]:
+        checks = [cell for cell in cells if "check" in cell["metadata"].get("tags", ())]
+        assert len(checks) >= 3
+        assert all("assert" in "".join(cell["source"]) for cell in checks)
 
 
 def test_S1_2_heads_are_separable(way):
@@ -178,7 +178,7 @@ def test_S1_11_a_pattern_is_a_template():
 def test_S1_13_the_example_text():
     """The example text "Llamas do not output words": nodes in the notebooks, and what the explorer shows."""
     sentence = "Llamas do not output words"
-    texts = {file.stem[:2]: file.read_text(encoding="utf-8") for file in NOTEBOOKS.glob("*.py")}
+    texts = {file.stem[:2]: file.read_text(encoding="utf-8") for file in NOTEBOOKS.glob("[0-9]*.py")}
     words = "WORDS = " + str(sentence.split()).replace("'", '"')
     assert {number for number, text in texts.items() if words in text} >= {"01", "13"}
     assert {number for number, text in texts.items() if sentence in text} >= {"06", "11", "13", "15"}

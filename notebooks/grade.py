@@ -1,0 +1,102 @@
+"""Grade filled-in copies of the notebooks.
+
+    python notebooks/grade.py 05_audit_a_leak-Ada.ipynb 02_the_zoo-Ada.ipynb
+
+A copy may be called as you like if its name begins with the notebook's. Only the cells tagged "exercise" are
+taken from it; everything else, the checks too, comes from the notebook in this folder, and runs in a kernel of
+its own. The exit code is 0 if every exercise is right. It needs the extra ``notebooks``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbclient
+
+NOTEBOOKS = Path(__file__).resolve().parent
+NOT_SOLVED = "answer = None"
+
+
+def sources() -> list[Path]:
+    """The sources of the notebooks, in the order of their numbers."""
+    return sorted(NOTEBOOKS.glob("[0-9]*.py"))
+
+
+def tagged(notebook: Any, tag: str) -> list[Any]:
+    """The cells that carry a tag, in their order."""
+    return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", ())]
+
+
+def original(copy: Path) -> Path:
+    """The source of the notebook that a file is a copy of; ValueError if its name does not say."""
+    fitting = [source for source in sources() if copy.stem.startswith(source.stem)]
+    if not fitting:
+        names = ", ".join(source.stem for source in sources())
+        raise ValueError(f"{copy.name} is a copy of no notebook: its name must begin with one of {names}")
+    return fitting[-1]
+
+
+def solutions(source: Path) -> list[str]:
+    """The solutions of a notebook's exercises, from the folder beside it."""
+    notebook = jupytext.read(source.parent / "solutions" / source.name, fmt="py:percent")
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def fill(notebook: Any, answers: list[str]) -> None:
+    """Put answers into the exercises. An answer that fails leaves none, not the one before."""
+    exercises = tagged(notebook, "exercise")
+    if len(answers) != len(exercises):
+        raise ValueError(f"expected {len(exercises)} cells tagged 'exercise', got {len(answers)}")
+    for cell, answer in zip(exercises, answers, strict=True):
+        # what an exercise gives beside the answer stays given
+        cell.source = f"{cell.source}\n{NOT_SOLVED}\n{answer}"
+
+
+def verdicts(notebook: Any) -> list[str]:
+    """Of each check of a notebook that has run: "" if it passed, else what it said."""
+    found = []
+    for cell in tagged(notebook, "check"):
+        errors = [output for output in cell.outputs if output.output_type == "error"]
+        passed = cell.execution_count is not None and not errors
+        found.append("" if passed else f"{errors[0].ename}: {errors[0].evalue}" if errors else "did not run")
+    return found
+
+
+def grade(copy: Path, timeout: int = 600) -> list[str]:
+    """The verdicts on a filled-in copy, one for each exercise; "" is right."""
+    source = original(copy)
+    notebook, filled = jupytext.read(source), jupytext.read(copy)
+    fill(notebook, [cell.source for cell in tagged(filled, "exercise")])
+    nbclient.NotebookClient(notebook, timeout=timeout, allow_errors=True, resources=_here()).execute()
+    return verdicts(notebook)
+
+
+def _here() -> dict[str, dict[str, str]]:
+    return {"metadata": {"path": str(NOTEBOOKS)}}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the verdicts on each copy."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("copies", nargs="+", type=Path, metavar="COPY", help="a filled-in notebook")
+    wrong = 0
+    for copy in parser.parse_args(arguments).copies:
+        try:
+            found = grade(copy)
+        except (OSError, ValueError) as error:
+            print(f"{copy}: {error}", file=sys.stderr)
+            wrong += 1
+            continue
+        wrong += sum(map(bool, found))
+        print(f"{copy.name}: {found.count('')} of {len(found)} right")
+        for number, verdict in enumerate(found, 1):
+            print(f"  {number} {'red: ' + verdict if verdict else 'green'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
