@@ -103,12 +103,12 @@ for view in ga.trace.VIEWS:
 # %%
 for term in ga.trace.GLOSSARY:
     words = {view: getattr(term, view.replace(" ", "_")) for view in ga.trace.VIEWS}
-    places = {call.terms(view)[word].data_ptr() for view, word in words.items() if word}
-    assert len(places) == 1
-    print(
-        f"{len([word for word in words.values() if word])} names, {len(places)} tensor:",
-        ", ".join(filter(None, words.values())),
-    )
+    parts = [call.terms(view)[word] for view, word in words.items() if word]
+    # a product of two matrices is kept as its factors
+    places = {getattr(part, "left", part).data_ptr() for part in parts}
+    if parts:
+        assert len(places) == 1
+        print(f"{len(parts)} names, 1 tensor:", ", ".join(filter(None, words.values())))
 
 # %% [markdown]
 # Now the stories, one after the other. To have something to point at we fix one receiver, *out*, and one head: the head of this
@@ -130,20 +130,32 @@ assert heard_most == "␣not"
 # it has to offer. Query times key is a **relevance score**. The best match could win alone: a *ranking* with a single winner.
 # But a winner changes by a jump when the scores change a little, and nothing can be learned from a jump. So the ranking is made
 # **soft**: every token gets a share. And what the receiver may not see is taken out: **masked**.
+#
+# Does the last step matter? Only for a receiver that would rather have looked at the future. So we look for the one that would have
+# looked there most. (A relevance score is the bare product $k_j \cdot q_i$. What the softmax is given is that, scaled, plus this
+# model's number for the distance: the *logit*.)
 
-# %%
-relevance = call.overlap()[0, head, receiver]  # of every token, seen or not
-seen = call.graph.mask()[receiver]
+# %% tags=["S4.8"]
+every = call.pair_logits()[0]  # [head, dst, src], seen or not
+ahead = every.softmax(-1).masked_fill(call.graph.mask(), 0.0).sum(-1)
+searching, searcher = divmod(int(ahead.argmax()), n)  # a head, a receiver
+relevance, logits = call.overlap()[0, searching, searcher], every[searching, searcher]
+seen = call.graph.mask()[searcher]
 
 hard = torch.zeros(n, dtype=torch.float64)
-hard[relevance.argmax()] = 1.0
-soft = relevance.softmax(0)
-masked = relevance.masked_fill(~seen, -math.inf).softmax(0)
+hard[logits.argmax()] = 1.0
+soft = logits.softmax(0)
+masked = logits.masked_fill(~seen, -math.inf).softmax(0)
 
 for stage in (hard, soft, masked):
     assert math.isclose(stage.sum(), 1.0)
 assert not masked[~seen].any()
-assert torch.allclose(masked, shares[head, receiver])  # this is what the model used
+assert torch.allclose(masked, shares[searching, searcher])  # this is what the model used
+winners = [pieces[int(stage.argmax())] for stage in (soft, masked)]
+assert winners[0] != winners[1]
+changed = (every.argmax(-1) != every.masked_fill(~call.graph.mask(), -math.inf).argmax(-1)).sum()
+print(f"head {searching}, {pieces[searcher]!r}: the mask makes {winners[1]!r} the winner, not {winners[0]!r}")
+print(f"so it does for {changed} of {n * len(every)} receivers in this layer")
 
 figure, axes = plt.subplots(1, 4, figsize=(13, 2.9))
 stages = {
@@ -157,7 +169,7 @@ for ax, (title, numbers) in zip(axes, stages.items(), strict=True):
     ax.set_xticks(range(n), pieces, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     ax.set_title(title)
 figure.suptitle(
-    f"{pieces[receiver]!r} searches (blue: the tokens it may see, grey: those after it)", fontsize=11
+    f"{pieces[searcher]!r} searches (blue: the tokens it may see, grey: those after it)", fontsize=11
 )
 plt.show()
 
@@ -167,8 +179,8 @@ plt.show()
 
 # %%
 told = call.terms("search")
-mixture = sum(share * value for share, value in zip(masked, told["value"][0, head], strict=True))
-assert torch.allclose(mixture, told["mixture result"][0, head, receiver])
+mixture = sum(share * value for share, value in zip(masked, told["value"][0, searching], strict=True))
+assert torch.allclose(mixture, told["mixture result"][0, searching, searcher])
 print("a value is", len(mixture), "numbers wide, a state", run.states[0].shape[-1])
 
 # %% [markdown]
@@ -274,6 +286,38 @@ for number, state in enumerate(run.states):
     )
 
 # %% [markdown]
+# What does a state *hold*? One can ask for something in particular, and train a **probe**: a linear map that is to read it off the
+# states. Here: which token came before? (On random tokens, so that it cannot be guessed; one half of the texts teaches the probe,
+# the other half is the exam.)
+
+# %% tags=["S4.12"]
+random_tokens = torch.randint(len(vocabulary), (48, 96), generator=torch.Generator().manual_seed(1))
+before = model.embedding(random_tokens)[:, :-1].flatten(0, 1)
+
+
+def explained(state):
+    """The share of the variance of the token before that a linear probe reads off a state."""
+    x, y = (part - part.mean(0) for part in (state[:, 1:].flatten(0, 1), before))
+    half = len(x) // 2
+    probe = torch.linalg.lstsq(x[:half], y[:half]).solution
+    return 1 - ((x[half:] @ probe - y[half:]).square().sum() / y[half:].square().sum()).item()
+
+
+found = [explained(state) for state in model.states(random_tokens)]
+names = ["embedding", *(f"after {phase.name} {phase.layer}" for phase in run.phases)]
+figure, ax = plt.subplots(figsize=(7.5, 2.2))
+ax.barh(range(len(found)), found, color=BLUE)
+ax.set_yticks(range(len(found)), names)
+ax.invert_yaxis()
+ax.axvline(0, color="black", linewidth=0.8)
+ax.set(title="how much of the token before a probe finds in a state")
+plt.show()
+assert found[0] < 0.02 < 0.05 < found[1]  # an embedding knows nothing of its neighbour
+
+# %% [markdown]
+# In its embedding a token knows nothing of its neighbour (a probe that has learned by heart does worse than none); after the first
+# round of communication it does.
+#
 # ## 4. Two coupled transforms
 #
 # The third story is for mathematicians. Write the layer down once with all its matrices, receivers in rows:
@@ -303,7 +347,10 @@ U = x @ W_M
 sigma = A.masked_fill(~call.graph.mask(), -math.inf).softmax(-1)
 Y = (sigma @ U).sum(0)
 
-assert torch.allclose(A, call.overlap()[0])
+assert torch.allclose(A, call.pair_logits()[0])
+assert torch.allclose(call["attention transform"].full(), W_P)
+assert torch.allclose(call["information transform"].full(), W_M)
+assert torch.allclose(call["update matrix"][0], U)
 assert torch.allclose(sigma, shares)
 assert torch.allclose(Y, call.terms("transforms")["mixture of updates"][0])
 
@@ -359,15 +406,16 @@ assert list(steps) == [
 # %%
 edges = [(src, dst) for src, dst in call.edge_index.T.tolist() if dst == receiver]
 channel, sending = steps["receiving channel"][0, head, receiver], steps["sending channel"][0, head]
-overlap = call.logits(edges, heads=head)[0, :, 0]
+overlap = call.overlap(edges)[0, :, head]
+logit = call.logits(edges, heads=head)[0, :, 0]
 listening = call.weights(edges, heads=head)[0, :, 0]
 outgoing = steps["outgoing message"][0, head]
 
-for (src, _), fit, share in zip(edges, overlap.tolist(), listening.tolist(), strict=True):
-    assert math.isclose(
-        fit, channel @ sending[src] * heads.scale + position[head, receiver, src], abs_tol=1e-9
-    )
-    print(f"{pieces[src]!r:>8}: overlap {fit:6.2f}, share {share:.2f}")
+for (src, _), fit, number, share in zip(edges, overlap, logit, listening, strict=True):
+    near = position[head, receiver, src]
+    assert math.isclose(fit, channel @ sending[src], abs_tol=1e-9)  # step 3, as in notebook 01
+    assert math.isclose(number, fit * heads.scale + near, abs_tol=1e-9)  # what step 4 is given
+    print(f"{pieces[src]!r:>8}: overlap {fit:6.2f}, distance {near:+5.2f}, share {share:.2f}")
 incoming = sum(share * outgoing[src] for (src, _), share in zip(edges, listening, strict=True))
 assert math.isclose(listening.sum(), 1.0)
 assert torch.allclose(incoming, steps["mixed incoming message"][0, head, receiver])
@@ -376,8 +424,8 @@ assert torch.allclose(update, steps["state update"][0, receiver])
 
 # %% [markdown]
 # The **channel overlap** of step 3 is defined for any two nodes, edge or not; only the listening distribution of step 4 looks
-# at the edges. (The overlap that a run keeps is the logit, with the scale and the number for the distance in it.) Of this
-# sentence's pairs just over half are edges.
+# at the edges, and it is given more: the overlap is scaled, and the model adds its number for the distance. (A sender may be heard for
+# being near although it does not fit at all.) Of this sentence's pairs just over half are edges.
 #
 # Sending and receiving are the two ends of one edge, so the same weights can be read from either end: *whom does this node
 # hear?* (its in-edges, whose shares add up to 1) and *who hears this node?* (its out-edges, which need not add up to anything).
@@ -400,7 +448,7 @@ draw.arcs(
     pieces,
     call.weights()[0, :, head],
     lit=lit,
-    title=f"red: whom {pieces[receiver]!r} hears",
+    title=f"orange: whom {pieces[receiver]!r} hears",
 )
 lit = [(int(s), int(d)) for s, d in zip(src, dst, strict=True) if s == sender]
 draw.arcs(
@@ -409,7 +457,7 @@ draw.arcs(
     pieces,
     call.weights()[0, :, head],
     lit=lit,
-    title=f"red: who hears {pieces[sender]!r}",
+    title=f"orange: who hears {pieces[sender]!r}",
 )
 plt.show()
 
@@ -435,6 +483,42 @@ assert [phase.name for phase in run.phases] == ["communication", "computation"] 
 # | transforms | outside of the computation | which function is it? | rank, eigenvalues, what two heads do in a row |
 # | message exchange | at any node, sender or receiver | who talks to whom? | masks, sparsity, leaks, cost, other graphs |
 #
+# The stories differ in who *drives*. In a search the receiver does: it seeks. In routing the mechanism itself coordinates what moves
+# between streams. In a message exchange the units send as much as they listen. And each story can say that there is a limit to it:
+# a token puts up **one** key for all queries (search), the **same** information is read from a stream whoever it is for (routing), all
+# that leaves a sender through a head points in **one** direction (messages; [notebook 15](15_one_limiting_case.ipynb) counts). Only the
+# transforms leave the units out, which is right for *what* is computed and wrong for *how it is learned*: a product of two thin
+# matrices learns differently from one square matrix, though it is the same function
+# ([notebook 10](10_low_rank_and_subspaces.ipynb), section 7).
+#
+# **Are there others?** "Dear reader, do you know of any?", the text ends. Here is one. Hold the weights fixed, and what is left is
+# *diffusion on a graph*: a linear map of the states, which a sparse product computes, and which mixes but never creates. Everything that is
+# not linear in attention is in the choice of the weights.
+
+# %% tags=["S4.28", "S4.24"]
+src, dst = call.edge_index
+spread = torch.zeros(
+    n, n * heads.num_heads, dtype=torch.float64
+)  # a row for each receiver, its senders by head
+for h in range(heads.num_heads):
+    spread[dst, h * n + src] = call.weights()[0, :, h]
+told_by_all = U.flatten(0, 1)  # what each sender tells through each head
+assert torch.allclose(torch.sparse.mm(spread.to_sparse(), told_by_all), call.update[0])
+
+other = torch.randn(n, heads.width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def diffused(states):
+    """The update with the weights held fixed."""
+    return spread @ (states @ W_M).flatten(0, 1)
+
+
+assert torch.allclose(diffused(2 * x - 3 * other), 2 * diffused(x) - 3 * diffused(other))
+print(
+    f"{spread.count_nonzero()} numbers of {spread.numel()} are not zero: {len(src)} edges, {heads.num_heads} heads"
+)
+
+# %% [markdown]
 # ## 7. The glossary
 #
 # Here is the whole dictionary. The first column is what this library calls a part, the second what TransformerLens calls it, a
@@ -443,7 +527,7 @@ assert [phase.name for phase in run.phases] == ["communication", "computation"] 
 # %% tags=["S0.10"]
 head_line = ["here", "TransformerLens", *ga.trace.VIEWS]
 rows = [
-    [term.name, term.hook, *(getattr(term, view.replace(" ", "_")) or "-" for view in ga.trace.VIEWS)]
+    [term.name, term.hook or "-", *(getattr(term, view.replace(" ", "_")) or "-" for view in ga.trace.VIEWS)]
     for term in ga.trace.GLOSSARY
 ]
 widths = [max(len(row[column]) for row in [head_line, *rows]) for column in range(len(head_line))]
@@ -468,8 +552,32 @@ assert call["query"].data_ptr() == call["receiving channel"].data_ptr() == call[
 # | message $x W_M$ | **message** $M$ | | | update $u_i$ (its *message* is our value) |
 #
 # Beware of two of them. A **score** is what goes into the softmax in one text and what comes out of it in another: this library
-# says *logits* and *weights*. And a **pattern** is, in much of the literature (`hook_pattern` above), the table of weights
+# says *logits* and *weights*. (An overlap is the product alone; scaled, it is a logit.) And a **pattern** is, in much of the literature (`hook_pattern` above), the table of weights
 # after the softmax. Here it is always the vector $x W_P$, which describes what a receiver looks for.
+#
+# A third has three meanings, and notebook 01 alone needs all of them. A **message** is, of one edge $j \to i$:
+
+# %% tags=["S1.27"]
+edge = [(pieces.index("␣not"), receiver)]
+share = call.weights(edge, heads=head)[0, 0, 0]
+three = {
+    "v_j = x_j W_V, a value: the outgoing message of the seven steps (other authors' word)": outgoing[
+        edge[0][0]
+    ],
+    "x_j W_M, the re-projected value: Patterns and Messages, and this library's prose": U[head, edge[0][0]],
+    "w_ij x_j W_M, what the edge carries (PyG's message(), which weighs): `carried`": call.carried(
+        edge, head
+    )[0, 0, 0],
+}
+for meaning, vector in three.items():
+    print(f"{len(vector):4} numbers, {vector.norm():5.2f} long: {meaning}")
+value, message, carried = three.values()
+assert torch.allclose(message, value @ heads.W_O[head])
+assert torch.allclose(carried, share * message)
+
+# %% [markdown]
+# The first two differ by a matrix, the last two by a number. Patterns and Messages takes the word from graph networks, where it was
+# already used for values, and extends it to the *re-projected* ones on purpose: only those live where the states live.
 #
 # ## 8. Exercises
 #

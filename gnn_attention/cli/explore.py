@@ -36,7 +36,8 @@ def add_explore(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _explore(args: argparse.Namespace) -> int:
     out = Path(args.out)
     _check_out(out, args.force)
-    text = _text(args.text, args.file)
+    if not (text := _text(args.text, args.file)):
+        raise ValueError("the text is empty: give some, such as 'Llamas do not output words'")
     with Progress("explore") as progress:
         progress.advance(0, "the model reads the text")
         options = {"room": args.room, "title": args.title, "layers": args.layers}

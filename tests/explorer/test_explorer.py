@@ -85,7 +85,7 @@ class TestData:
         no_gelu[0].blocks[0].mlp[1] = torch.nn.ReLU()
         bias[0].unembedding = torch.nn.Linear(12, 256)
         for options, error, match in (
-            ({tokens: ""}, ValueError, "text_or_tokens must hold at least one token, got none"),
+            ({tokens: ""}, ValueError, "the text is empty: give some, such as"),
             ({tokens: "a " * 600}, ValueError, r"has \d+ tokens, and a page shows at most 512: shorten it"),
             ({tokens: "a" * 2**18}, ValueError, "has 262144 characters: shorten it"),
             ({tokens: [5000]}, IndexError, r"ids\[0\] is 5000: expected a token from 0 to 1023"),
@@ -256,7 +256,7 @@ class TestCommand:
             (["a", "--file", "b"], "give either a text"),
             (["--file", "no_such_file"], "no_such_file"),
             (["--file", "latin.txt"], "latin.txt is no text in UTF-8: invalid start byte at byte 2"),
-            ([""], "text_or_tokens must hold at least one token, got none"),
+            ([""], "the text is empty: give some, such as"),
             (["a", "-o", "no/such/page.html"], "-o no/such/page.html: expected a folder that exists"),
             (["a", "-o", "."], "-o . is a folder"),
             (["a", "--graph", "windw(n, 4)"], "there is no builder 'windw'; did you mean 'window'?"),

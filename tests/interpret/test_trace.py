@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import gnn_attention as ga
 from gnn_attention import MessagePassingAttention, StandardHeads, patterns, score_mods
+from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.interpret import trace
 from gnn_attention.verify.measure import EXACT
@@ -59,8 +60,10 @@ def test_everything_equals_the_dense_formula(backend: Any, name: str, kind: str 
     assert torch.equal(call.dense(call.logits(), -math.inf) == -math.inf, wanted.logits == -math.inf)
     # the matrix before masking, defined for pairs that are no edges (seed S4.17)
     full = dense(made, x, patterns.full(7)).logits
-    assert_exact(call.overlap(), full)
-    assert_exact(call.overlap([(1, 0), (2, 2)]), at(full, torch.tensor([[1, 2], [0, 2]])))
+    assert_exact(call.pair_logits(), full)
+    assert_exact(call.pair_logits([(1, 0), (2, 2)]), at(full, torch.tensor([[1, 2], [0, 2]])))
+    assert_exact(call.overlap() * made.scale, full)
+    assert_exact(call.overlap([(1, 0), (2, 2)]) * made.scale, at(full, torch.tensor([[1, 2], [0, 2]])))
     both = (call.update, call.carried(pairs)), (wanted.update, carried)
     losses = ((y * drawn(*y.shape, seed=9)).sum() + vectors.square().sum() for y, vectors in both)
     inputs = [x, *made.parameters()]
@@ -198,14 +201,20 @@ def test_hook_names_and_words_are_the_same_tensors() -> None:
         for term in trace.GLOSSARY:
             words = [term.hook, term.search, term.routing, term.transforms, term.message_exchange]
             for word in filter(None, words):
-                assert call[word].data_ptr() == call[term.name].data_ptr(), word
-                assert run[f"blocks.{number}.{word}"].data_ptr() == call[term.name].data_ptr(), word
+                same, other = call[word], run[f"blocks.{number}.{word}"]
+                if isinstance(same, FactoredMatrix):
+                    same, other = same.left, other.left
+                    assert same.data_ptr() == call[term.name].left.data_ptr() == other.data_ptr(), word
+                else:
+                    assert same.data_ptr() == call[term.name].data_ptr() == other.data_ptr(), word
         for place, hook in enumerate(("hook_resid_pre", "hook_resid_mid", "hook_resid_post")):
             assert run[f"blocks.{number}.{hook}"] is run.states[2 * number + place]
         assert run[f"blocks.{number}.hook_mlp_out"] is run.phases[2 * number + 1].update
         assert run[f"blocks.{number}.hook_attn_out"] is run.phases[2 * number].update
     assert run["hook_embed"] is run.states[0]
-    assert list(call.terms("message exchange")) == [term.message_exchange for term in trace.GLOSSARY]
+    steps = [term.message_exchange for term in trace.GLOSSARY if term.message_exchange]
+    assert list(call.terms("message exchange")) == steps
+    assert len(steps) == 7
     run = trace.record(MessagePassingAttention(heads()), drawn(2, 7, 12), LISTED)
     shapes = {"q": (2, 7, 4, 6), "k": (2, 7, 2, 6), "v": (2, 7, 2, 5), "z": (2, 7, 4, 5)}
     shapes |= {"pattern": (2, 4, 9), "attn_scores": (2, 4, 9), "result": (2, 7, 4, 12)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,7 @@ from gnn_attention.attend import AttentionInfo
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph, edge_list
 from gnn_attention.heads import StandardHeads
+from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.interpret.trace import pairs as trace_pairs
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
 
@@ -74,7 +76,7 @@ class LayerTrace:
         """Every edge, in the order of ``graph.edge_index``; the union over heads and samples."""
         return trace_pairs.union(self.graph, self.q.device)
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Any:
         """By name, hook (``"attn.hook_q"``) or term of a view (``"listening distribution"``), else KeyError.
 
         Hooks have TransformerLens' axes, ``[B, tokens, heads, dim]`` and ``[B, heads, edges]``.
@@ -86,18 +88,50 @@ class LayerTrace:
         term, part = TERMS[name], self._part(TERMS[name].name)
         return _with_hook_axes(term.name, part) if name == term.hook else part
 
-    def terms(self, view: str) -> dict[str, Tensor]:
-        """The same tensors by the terms of one of :data:`VIEWS` (seeds S4.1, S4.17); else ValueError."""
-        word = checks.choice("view", view, VIEWS).replace(" ", "_")
-        return {getattr(term, word): self._part(term.name) for term in GLOSSARY if getattr(term, word)}
+    def terms(self, view: str) -> dict[str, Any]:
+        """The same tensors by the terms of one of :data:`VIEWS` (seeds S4.1, S4.17); else ValueError.
 
-    def _part(self, name: str) -> Tensor:
+        Transforms are :class:`FactoredMatrix`; what these heads do not have is left out.
+        """
+        word, found = checks.choice("view", view, VIEWS).replace(" ", "_"), dict[str, Any]()
+        for term in GLOSSARY:
+            # without W_O no message, with rotary or qk_norm no W_A
+            with suppress(ValueError):
+                found |= {name: self._part(term.name)} if (name := getattr(term, word)) else {}
+        return found
+
+    def _part(self, name: str) -> Any:
         part = getattr(self, name)
-        result: Tensor = part() if callable(part) and not isinstance(part, Tensor) else part
-        return result
+        return part() if callable(part) and not isinstance(part, Tensor) else part
+
+    @cached_property
+    def W_A(self) -> FactoredMatrix:
+        """``W_Q W_K^T`` of each head (seed S4.13)."""
+        return self._standard().pattern_matrix()
+
+    @cached_property
+    def W_I(self) -> FactoredMatrix:
+        """``W_V W_O`` of each head (seed S4.14)."""
+        return self._standard().message_matrix()
+
+    def _standard(self) -> StandardHeads:
+        if not isinstance(self.heads, StandardHeads):
+            raise ValueError(f"only StandardHeads have both transforms, got {type(self.heads).__name__}")
+        return self.heads
+
+    @cached_property
+    def u(self) -> Float[Tensor, "batch heads src width"]:
+        """``u_j = x_j W_V W_O``: the message of every sender (seed S4.14)."""
+        heads = self._chosen(None)
+        return torch.stack([_product(self._values()[:, head], self._matrix(head)) for head in heads], dim=1)
+
+    @cached_property
+    def overlaps(self) -> Numbers:
+        """``q . k`` of every edge, without scale (seed S4.17)."""
+        return self.overlap(self.edge_index)
 
     def logits(self, edges: Any = None, heads: Heads = None) -> Numbers:
-        """``score_mod(scale q . k) + bias`` (seed S2.3): the overlap of the two channels."""
+        """``score_mod(scale q . k) + bias`` (seed S2.3)."""
         return self._of_heads(self._logits(self._pairs(edges)), heads).mT
 
     def weights(self, edges: Any = None, heads: Heads = None) -> Numbers:
@@ -125,16 +159,23 @@ class LayerTrace:
         return self._carried_measure(projection, edges, heads)
 
     def overlap(self, pairs: Any = None) -> Float[Tensor, "..."]:
-        """``score_mod(scale q . k)`` of any pairs, edges or not, ``[B, K, heads]`` (seed S4.17).
+        """``q . k`` of any pairs, edges or not, ``[B, K, heads]``, without scale (seed S4.17).
 
         Without ``pairs`` the whole matrix ``[B, heads, dst, src]``, of size tokens x tokens.
         """
+        return self._of_any(replace(self._call, scale=1.0, score_mod=None), pairs)
+
+    def pair_logits(self, pairs: Any = None) -> Float[Tensor, "..."]:
+        """``score_mod(scale q . k)`` of any pairs, as :meth:`overlap`: what an edge there would have."""
+        return self._of_any(self._call, pairs)
+
+    def _of_any(self, call: AttentionCall, pairs: Any) -> Tensor:
         num_dst, num_src = self.graph.num_dst, self.graph.num_src
         if pairs is not None:
             chosen = edge_list.checked(trace_pairs.as_pairs(pairs), num_dst, num_src)
-            return trace_pairs.overlaps(self._call, chosen.to(self.q.device)).mT
+            return trace_pairs.overlaps(call, chosen.to(self.q.device)).mT
         grid = torch.cartesian_prod(torch.arange(num_dst), torch.arange(num_src)).mT.flip(0)
-        numbers = trace_pairs.overlaps(self._call, grid.to(self.q.device))
+        numbers = trace_pairs.overlaps(call, grid.to(self.q.device))
         return numbers.view(*numbers.shape[:2], num_dst, num_src)
 
     def dense(self, numbers: Numbers, fill: float = 0.0) -> Float[Tensor, "batch heads dst src"]:

@@ -62,7 +62,7 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({len(self.layers)} calls of attention layers, {len(self.states)} states)"
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Any:
         """``"blocks.<call>.<name>"``, the name one of :class:`LayerTrace` or a residual hook."""
         if name == "hook_embed" and self.phases:
             return self.phases[0].before
@@ -74,8 +74,7 @@ class Run:
         if part not in RESIDUAL_HOOKS or 2 * int(number) >= len(self.phases):
             return self.layers[int(number)][part]
         which, attribute = RESIDUAL_HOOKS[part]
-        result: Tensor = getattr(self.phases[2 * int(number) + which], attribute)
-        return result
+        return getattr(self.phases[2 * int(number) + which], attribute)
 
 
 def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery] = (), **options: Any) -> Run:

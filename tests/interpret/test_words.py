@@ -1,0 +1,84 @@
+"""Every word of the four views against its formula in the source text: columns, one head, plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from support.traces import LISTED, drawn, recorded
+from torch import Tensor
+
+from gnn_attention import MergedHeads, StandardHeads, rotary, score_mods
+from gnn_attention.heads.factored_matrix import FactoredMatrix
+from gnn_attention.interpret import trace
+
+W_Q, W_K, W_V, W_O = (drawn(rows, 12, seed=seed) for seed, rows in enumerate((3, 3, 5, 5)))
+X = drawn(12, 7, seed=4)
+DISTANCE = score_mods.alibi((0.25,))
+beta = 3**-0.5
+
+
+def formulas() -> dict[str, Tensor]:
+    """What S4 writes for each word; matrices ``[sender, receiver]`` and vectors as columns."""
+    Q, K, V = W_Q @ X, W_K @ X, W_V @ X
+    A, M = K.T @ Q, LISTED.mask().T.double()
+    away = torch.arange(7)[:, None] - torch.arange(7)
+    mass = M * torch.exp(beta * A - 0.25 * away.abs())
+    listening = (mass / mass.sum(0)).nan_to_num()  # two receivers have no in-edges
+    U, Y = W_O.T @ W_V @ X, W_O.T @ V @ listening
+    return {
+        "query": Q, "receiving channel": Q, "key": K, "sending channel": K,
+        "relevance score": A, "score matrix": A, "channel overlap": A,
+        "soft result ranking": listening, "attention matrix": listening,
+        "column-probability matrix": listening, "listening distribution": listening,
+        "value": V, "information read": V, "outgoing message": V,
+        "mixture result": V @ listening, "information routed": V @ listening,
+        "mixed incoming message": V @ listening,
+        "interpretation": Y, "information written": Y, "mixture of updates": U @ listening, "state update": Y,
+        "attention transform": W_K.T @ W_Q, "information transform": W_O.T @ W_V, "update matrix": U,
+    }  # fmt: skip
+
+
+def call() -> trace.LayerTrace:
+    """One head over a listed graph, with a number for each distance."""
+    heads = StandardHeads.from_arrays(W_Q, W_K, W_V, W_O.T, layout="column", num_heads=1)
+    return recorded(heads, X.T[None], LISTED, DISTANCE)
+
+
+def test_S4_1_every_word_opens_what_the_text_means_by_it() -> None:
+    """21 words of one tensor each before, 24 now: transforms and updates too (seeds S4.1, S4.13, S4.14)."""
+    made, wanted = call(), formulas()
+    assert {word for view in trace.VIEWS for word in made.terms(view)} == set(wanted)
+    src, dst = made.edge_index
+    for word, columns in wanted.items():
+        found = made[word]
+        if isinstance(found, FactoredMatrix):
+            assert_exact(found.T.full()[0], columns)
+        elif found.dim() == 3 and found.shape[1] == len(src):
+            assert_exact(found[0, :, 0], columns[src, dst])
+        else:
+            assert_exact(found.reshape(7, -1).T, columns)
+
+
+def test_S4_17_an_overlap_is_no_logit() -> None:
+    """a_ji = k_j . q_i; scale and the number for the distance come with the softmax (step 4)."""
+    made = call()
+    assert not torch.allclose(made["channel overlap"], made["logits"], atol=0.1)
+    assert_exact(
+        made["channel overlap"][0, :, 0],
+        (made.q[0, 0, made.edge_index[1]] * made.k[0, 0, made.edge_index[0]]).sum(1),
+    )
+    assert_exact(made.overlap()[0, 0].T, X.T @ W_K.T @ W_Q @ X)
+
+
+def test_words_that_these_heads_do_not_have() -> None:
+    """Rotary heads have no attention transform, merged ones no factors; asked for by word, they say why."""
+    turned = recorded(StandardHeads(12, 2, rotary=rotary.Rotary()).double(), X.T[None], LISTED)
+    assert "attention transform" not in turned.terms("transforms")
+    assert {"information transform", "update matrix"} < set(turned.terms("transforms"))
+    with pytest.raises(ValueError, match="a pattern matrix for each distance"):
+        turned["attention transform"]
+    merged = recorded(MergedHeads(12, 2, head_dim=3).double(), X.T[None], LISTED)
+    assert "information transform" not in merged.terms("transforms")
+    with pytest.raises(ValueError, match="only StandardHeads have both transforms, got MergedHeads"):
+        merged["information transform"]
