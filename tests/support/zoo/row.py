@@ -28,6 +28,7 @@ class Row:
         words = dict(clause.split("=", 1) for clause in clauses.strip().split("; "))
         if unknown := words.keys() - {*FORMULAS, *CONSTANTS}:
             raise ValueError(f"{self.name}: {unknown}")
+        self.words = {"edge": edge, **words}
 
         def formula(word: str, default: str | None = None) -> Callable | None:
             found = words.get(word, default)

@@ -1,0 +1,95 @@
+"""Build the site: landing page, book, zoo, guide, API, reference. It needs no network, and neither does who reads it.
+
+    python docs/build.py                    # build/site/index.html, in a minute or two
+    python docs/build.py --execute          # the notebooks run again, instead of being shown as they were committed
+    python docs/build.py --out FOLDER
+
+Needs: pip install -e ".[docs]". A warning of Sphinx, or a link or an anchor that leads nowhere, ends it with exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import api
+import gallery
+import links
+from tree import Tree, each, toctree
+
+from gnn_attention import explorer
+
+ROOT = Path(__file__).resolve().parent.parent
+SENTENCE = "Llamas do not output words"
+REFERENCE = ("glossary", "semantics", "backends", "guarantees", "benchmarks", "limits", "rosetta", "sources")
+PROJECT = ("architecture", "contributing", "changelog")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the pages, let Sphinx make HTML of them, and follow every link."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="where the site goes")
+    parser.add_argument("--execute", action="store_true", help="run the notebooks (minutes)")
+    args = parser.parse_args(arguments)
+    began = time.time()
+    folder = args.out.resolve().parent / f"{args.out.name}-pages"
+    write(folder)
+    if code := sphinx(folder, args.out, args.execute):
+        return code
+    add_files(args.out)
+    found = links.check(args.out)
+    print(f"{args.out}/index.html: {found.pages} pages, {found.links} links and {len(found.broken)} broken, ", end="")
+    print(f"{found.megabytes:.0f} MB, {time.time() - began:.0f} s")
+    print("\n".join(found.broken))
+    return 1 if found.broken else 0
+
+
+def write(folder: Path) -> None:
+    """The pages as Sphinx reads them."""
+    tree = Tree(folder)
+    for name, text in (*gallery.files(), *api.files()):
+        tree.write(name, text)
+    pages = [*each("docs/*.md"), *each("docs/guide/*.md"), *(ROOT / f"{one.upper()}.md" for one in PROJECT)]
+    for path in pages:
+        if path.name != "index.md":
+            tree.markdown(path)
+    notebooks = list(each("notebooks/*.ipynb"))
+    for path in notebooks:
+        tree.notebook(path)
+    tree.write("book.md", "# Book\n" + toctree("", [f"book/{path.stem}" for path in notebooks]).replace(":hidden:\n:caption: \n", ""))
+    tree.markdown(ROOT / "docs" / "index.md", contents(tree))
+    tree.finish()
+
+
+def contents(tree: Tree) -> str:
+    """The side bar: what is there, in the order of reading."""
+    there = [name for name in REFERENCE if (tree.folder / f"{name}.md").exists()]
+    return (
+        toctree("Learn", ["book"], depth=2)
+        + toctree("Use", ["guide", "zoo/index"])
+        + toctree("Look up", ["api/index", *there])
+        + toctree("Project", list(PROJECT))
+    )
+
+
+def sphinx(folder: Path, out: Path, execute: bool) -> int:
+    """Sphinx, in a process of its own; every warning is an error."""
+    cache = folder.parent / f"{out.name}-doctrees"
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", str(cache)]
+    environment = {**os.environ, "GNN_ATTENTION_DOCS_EXECUTE": "force" if execute else "off"}
+    return subprocess.run([*command, "-c", str(ROOT / "docs"), str(folder), str(out)], env=environment).returncode
+
+
+def add_files(out: Path) -> None:
+    """The page on which a sentence is explored, and the pictures of the zoo."""
+    explorer.page(SENTENCE).save(out / "explore.html")
+    for name, text in gallery.pictures():
+        (out / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

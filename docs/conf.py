@@ -1,0 +1,56 @@
+"""Settings of Sphinx for the site that ``docs/build.py`` builds; nothing in it asks a network."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+# before the package: annotations then name the axes of each tensor
+import jaxtyping  # noqa: F401
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+import gnn_attention  # noqa: E402
+
+project = "gnn_attention"
+author = "The gnn_attention authors"
+copyright = author
+release = version = gnn_attention.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "site_math"]
+exclude_patterns = ["**/*.py"]
+suppress_warnings = ["mystnb.unknown_mime_type"]
+
+myst_enable_extensions = ["dollarmath", "attrs_block", "attrs_inline", "deflist"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+nb_execution_mode = os.environ.get("GNN_ATTENTION_DOCS_EXECUTE", "off")
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 90
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+
+html_math_renderer = "mathml"
+html_theme = "furo"
+html_title = "gnn_attention"
+html_static_path = [str(ROOT / "docs" / "site")]
+html_css_files = ["site.css"]
+html_favicon = str(ROOT / "docs" / "site" / "favicon.svg")
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+copybutton_prompt_text = ">>> |\\.\\.\\. |\\$ "
+copybutton_prompt_is_regexp = True
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#1d4ed8", "color-brand-content": "#1d4ed8"},
+    "dark_css_variables": {"color-brand-primary": "#93b4ff", "color-brand-content": "#93b4ff"},
+}
