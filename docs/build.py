@@ -31,7 +31,9 @@ PROJECT = ("architecture", "contributing", "changelog")
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the pages, let Sphinx make HTML of them, and follow every link."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="where the site goes")
     parser.add_argument("--execute", action="store_true", help="run the notebooks (minutes)")
     args = parser.parse_args(arguments)
@@ -42,7 +44,10 @@ def main(arguments: list[str] | None = None) -> int:
         return code
     add_files(args.out)
     found = links.check(args.out)
-    print(f"{args.out}/index.html: {found.pages} pages, {found.links} links and {len(found.broken)} broken, ", end="")
+    print(
+        f"{args.out}/index.html: {found.pages} pages, {found.links} links and {len(found.broken)} broken, ",
+        end="",
+    )
     print(f"{found.megabytes:.0f} MB, {time.time() - began:.0f} s")
     print("\n".join(found.broken))
     return 1 if found.broken else 0
@@ -55,12 +60,16 @@ def write(folder: Path) -> None:
         tree.write(name, text)
     pages = [*each("docs/*.md"), *each("docs/guide/*.md"), *(ROOT / f"{one.upper()}.md" for one in PROJECT)]
     for path in pages:
-        if path.name != "index.md":
+        if path.name not in ("index.md", "zoo.md"):
             tree.markdown(path)
     notebooks = list(each("notebooks/*.ipynb"))
     for path in notebooks:
         tree.notebook(path)
-    tree.write("book.md", "# Book\n" + toctree("", [f"book/{path.stem}" for path in notebooks]).replace(":hidden:\n:caption: \n", ""))
+    tree.write(
+        "book.md",
+        "# Book\n"
+        + toctree("", [f"book/{path.stem}" for path in notebooks]).replace(":hidden:\n:caption: \n", ""),
+    )
     tree.markdown(ROOT / "docs" / "index.md", contents(tree))
     tree.finish()
 
@@ -81,7 +90,9 @@ def sphinx(folder: Path, out: Path, execute: bool) -> int:
     cache = folder.parent / f"{out.name}-doctrees"
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", str(cache)]
     environment = {**os.environ, "GNN_ATTENTION_DOCS_EXECUTE": "force" if execute else "off"}
-    return subprocess.run([*command, "-c", str(ROOT / "docs"), str(folder), str(out)], env=environment).returncode
+    return subprocess.run(
+        [*command, "-c", str(ROOT / "docs"), str(folder), str(out)], env=environment
+    ).returncode
 
 
 def add_files(out: Path) -> None:

@@ -49,7 +49,9 @@ def picture(graph: TokenGraph, most_heads: int = 4) -> str:
 
 def _cells(mask: torch.Tensor, left: int) -> str:
     rows, columns = mask.shape
-    path = "".join(f"M{left + start} {row}h{end - start}v1h-{end - start}z" for row, start, end in _runs(mask))
+    path = "".join(
+        f"M{left + start} {row}h{end - start}v1h-{end - start}z" for row, start, end in _runs(mask)
+    )
     frame = f'<rect x="{left}" width="{columns}" height="{rows}" fill="{INK}" fill-opacity=".12"/>'
     return f'{frame}<path d="{path}" fill="{INK}"/>'
 
@@ -118,7 +120,14 @@ def paper_links(ids: Iterable[str]) -> str:
 
 def page(entry: Entry) -> str:
     """The page of a builder."""
-    parts = [f"# {entry.name}", _figure(entry), _facts(entry), _signature(entry), _same(entry), _theorem(entry)]
+    parts = [
+        f"# {entry.name}",
+        _figure(entry),
+        _facts(entry),
+        _signature(entry),
+        _same(entry),
+        _theorem(entry),
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -132,13 +141,15 @@ def _figure(entry: Entry) -> str:
 def _facts(entry: Entry) -> str:
     rate = entry.edges_per_token
     counted = "a value for each edge, no graph" if rate is None else f"{rate:.3g} senders for each receiver"
-    drawn = "" if rate is None else f"; draw it: `gnn-attention draw \"{entry.example}\"`"
+    drawn = "" if rate is None else f'; draw it: `gnn-attention draw "{entry.example}"`'
     found = papers(entry.name)
     lines = [
         f"Family [{entry.family}](index.md#{entry.family}). The picture: `{entry.example}`, {counted}{drawn}."
         if rate is not None
         else f"Family [{entry.family}](index.md#{entry.family}). Example: `{entry.example}`, {counted}.",
-        f"**{'Papers with this graph' if len(found) > 1 else 'Paper'}:** {paper_links(found)}." if found else "",
+        f"**{'Papers with this graph' if len(found) > 1 else 'Paper'}:** {paper_links(found)}."
+        if found
+        else "",
     ]
     return "\n\n".join(line for line in lines if line)
 
@@ -153,10 +164,14 @@ def _same(entry: Entry) -> str:
         return ""
     known = set(patterns.__all__)
     lines = [
-        f"- `{call}` is `{other}`" + (f": [{builder(other)}]({builder(other)}.md)" if builder(other) in known else "")
+        f"- `{call}` is `{other}`"
+        + (f": [{builder(other)}]({builder(other)}.md)" if builder(other) in known else "")
         for call, other in pairs
     ]
-    return f"## The same graph\n\nEdge by edge, for n = {SIZE} (or the size of its row below):\n\n" + "\n".join(lines)
+    return (
+        f"## The same graph\n\nEdge by edge, for n = {SIZE} (or the size of its row below):\n\n"
+        + "\n".join(lines)
+    )
 
 
 def _theorem(entry: Entry) -> str:
@@ -203,7 +218,9 @@ def index(entries: Sequence[Entry]) -> str:
 
 
 def _card(entry: Entry) -> str:
-    shown = f'<img src="{entry.name}.svg" alt="" loading="lazy" width="120">' if entry.edges is not None else ""
+    shown = (
+        f'<img src="{entry.name}.svg" alt="" loading="lazy" width="120">' if entry.edges is not None else ""
+    )
     return f'<a class="card" href="{entry.name}.html">{shown}<span>{entry.name}</span></a>'
 
 

@@ -1,6 +1,6 @@
 """Follow every link of a built site inside it: each file must be there, and each anchor in it. No network is asked.
 
-    python docs/links.py build/site
+python docs/links.py build/site
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def check(site: Path) -> Found:
     site = site.resolve()
     pages = sorted(site.rglob("*.html"))
     links = [(page, link) for page in pages for link in read(page).links]
-    broken = dict.fromkeys(f"{page.relative_to(site)}: {why}" for page, link in links if (why := problem(site, page, link)))
+    broken = dict.fromkeys(
+        f"{page.relative_to(site)}: {why}" for page, link in links if (why := problem(site, page, link))
+    )
     size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
     return Found(len(pages), len(links), tuple(broken), size / 1e6)
 

@@ -3,9 +3,9 @@
     python docs/make.py          # write them
     python docs/make.py --check  # exit code 1 if one of them is not what would be written
 
-``backends.md`` comes from ``list_backends()``, ``guarantees.md`` and ``benchmarks.md`` from the newest
-records in ``tests/records``. In ``sources.md`` the claims are written by hand, and the last column, where
-each is shown, is made here.
+``backends.md`` comes from ``list_backends()``, ``zoo.md`` from ``patterns``, ``guarantees.md`` and
+``benchmarks.md`` from the newest records in ``tests/records``. In ``glossary.md`` the table of views is made;
+in ``sources.md`` the claims are written by hand, and the last column, where each is shown, is made here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gnn_attention import list_backends
+from gnn_attention import list_backends, patterns
+from gnn_attention.layer import glossary
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -281,6 +282,46 @@ def cited(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+# ---- zoo and glossary
+
+
+def zoo() -> str:
+    """Every builder, by family."""
+    families: dict[str, list[str]] = {}
+    for name in patterns.__all__:
+        families.setdefault(getattr(patterns, name).__module__.rpartition(".")[2], []).append(f"`{name}`")
+    folder = ROOT / "gnn_attention" / "patterns"
+    return page(
+        "Zoo",
+        f"{len(patterns.__all__)} builders of graphs. `gnn-attention graphs` lists them, `gnn-attention graphs window` shows "
+        'one, `gnn-attention draw "window(64, 8) | sinks(64, 2)" -o out.svg` draws one. In the site (`python '
+        "docs/build.py`) each has a page: picture, exact edges, papers, the theorem that tests check, and which other "
+        f"builders give the same graph. Theorems are rows of {link(ROOT / 'tests' / 'support' / 'zoo')}.",
+        table(
+            ["family", "builders"],
+            ([link(folder / f"{family}.py", family), ", ".join(names)] for family, names in families.items()),
+        ),
+    )
+
+
+VIEWED = re.compile(r"(?<=<!-- views -->\n\n).*?(?=\nA word that)", re.DOTALL)
+
+
+def words() -> str:
+    """The glossary as it is, its table of views written anew."""
+    head = ("here", "TransformerLens", *glossary.VIEWS)
+    rows = [
+        [
+            term.name,
+            f"`{term.hook}`",
+            *(getattr(term, view.replace(" ", "_")) or "" for view in glossary.VIEWS),
+        ]
+        for term in glossary.GLOSSARY
+    ]
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    return VIEWED.sub(lambda _: table(head, rows) + "\n", text)
+
+
 # ---- writing
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -288,6 +329,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "guarantees.md": guarantees,
     "benchmarks.md": benchmarks,
     "sources.md": sources,
+    "glossary.md": words,
+    "zoo.md": zoo,
 }
 
 

@@ -94,6 +94,8 @@ def place(path: Path) -> str:
     name = path.relative_to(ROOT)
     if str(name) in ("README.md", "docs"):
         return "index.md"
+    if str(name) == "docs/zoo.md":
+        return "zoo/index.md"
     if len(name.parts) == 1 and name.stem in AT_THE_ROOT:
         return f"{name.stem.lower()}.md"
     if name.suffix in (".ipynb", *PICTURES) and name.parts[0] == "notebooks":
@@ -140,5 +142,3 @@ def toctree(caption: str, pages: list[str], depth: int = 1) -> str:
 def each(pattern: str) -> Iterator[Path]:
     """The files of the repository that fit, in order."""
     return iter(sorted(ROOT.glob(pattern)))
-
-

@@ -66,7 +66,7 @@ def softmax(
 
     A receiver without in-edges, or whose logits are all -inf, has weights 0 and lse -inf. ``sink_logits``
     (broadcastable to the leading axes) is one more logit in every sum, without a weight of its own; a
-    receiver without in-edges has none either (docs/guide.md, semantics 2).
+    receiver without in-edges has none either (docs/semantics.md, 2).
 
     >>> weights, lse = softmax(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 0, 2]), num_dst=3)
     >>> weights.tolist(), [round(v, 4) for v in lse.tolist()]
@@ -182,7 +182,7 @@ def add_sinks(
     """A result with one more logit for each head, without a value: ``lse' = log(e^lse + e^sink)``.
 
     The output shrinks by ``e^(lse - lse')``. A receiver without in-edges (``has_in_edges`` broadcasts to lse)
-    stays at 0 and -inf (docs/guide.md, semantics 2).
+    stays at 0 and -inf (docs/semantics.md, 2).
 
     >>> has_in_edges, lse = torch.tensor([True, False]), torch.tensor([[[0.0, -torch.inf]]])
     >>> out, lse = add_sinks(torch.ones(1, 1, 2, 1), lse, torch.zeros(1), has_in_edges)

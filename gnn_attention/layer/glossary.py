@@ -12,7 +12,9 @@ class Term:
     Attention is a soft ``search``, the ``routing`` of information between residual streams, two coupled
     ``transforms``, or a ``message exchange``. An overlap is ``q . k``; scale, score_mod and bias make it a
     logit, for which the views have no word. Tokens are rows here, so ``W_A`` is ``W_Q W_K^T``, ``W_I`` is
-    ``W_V W_O``, each the transpose of the text's. Sources: TransformerLens; seeds S4.1 and S4.17.
+    ``W_V W_O``, each the transpose of the text's.
+
+    Sources: docs/semantics.md; TransformerLens, ``HookedTransformer``; seeds S4.1 and S4.17 for the views.
 
     >>> [term.message_exchange for term in GLOSSARY][:3]
     ['receiving channel', 'sending channel', 'channel overlap']

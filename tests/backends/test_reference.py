@@ -76,7 +76,7 @@ def test_the_limit(monkeypatch):
 
 @pytest.mark.slow
 def test_reference_stays_below_two_gigabytes_at_causal_2048():
-    """Semantics 9 in docs/guide.md: forward and backward, 8 heads of 64, as the peak of a fresh process."""
+    """docs/semantics.md, 9: forward and backward, 8 heads of 64, as the peak of a fresh process."""
     program = """
 import resource, torch, gnn_attention as ga
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -170,7 +170,7 @@ EVERY = covering.pairwise(
 
 @pytest.mark.parametrize(("backend", "form", "graph"), EVERY)
 def test_our_layer_is_exact_on_every_backend(backend, form, graph):
-    """A non-edge carries nothing, not even a NaN: docs/guide.md, semantics 3, from outside."""
+    """A non-edge carries nothing, not even a NaN: docs/semantics.md, 3, from outside."""
     layer = MessagePassingAttention(form(StandardHeads(WIDTH, 2, bias=True)), backend=backend)
     verdict = audit(layer, graph, SHAPE)
     assert verdict.exact, verdict
