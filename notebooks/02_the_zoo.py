@@ -13,10 +13,12 @@
 # %% [markdown]
 # # The zoo: attention masks as graphs
 #
-# A paper that makes attention cheaper, or gives it structure, usually does one thing: it says **who may hear whom**. That is
-# a graph, and this library builds it: tokens are nodes, and an edge `src -> dst` lets the receiver `dst` hear the sender
-# `src`. This notebook walks through the families of graphs, counts what they cost, combines them, and takes them to other
-# libraries.
+# How many different ideas are there in hundreds of papers on "efficient attention"? A paper that makes attention cheaper, or gives it
+# structure, usually does one thing: it says **who may hear whom**. That is a graph, and two graphs can be *compared*. So the question
+# has an answer: put the masks of the papers side by side and ask which are equal. Some are, though their papers do not say so.
+#
+# To get there we need the graphs: tokens are nodes, and an edge `src -> dst` lets the receiver `dst` hear the sender `src`. On the way
+# this notebook shows the families, counts what they cost, combines them, and takes them to other libraries.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb), or its one sentence: a mask is a graph, and `mask[dst, src]` is
 # its table. (The builders live in `ga.patterns`, since the literature calls such graphs attention patterns. In this library's
@@ -25,6 +27,7 @@
 # %%
 import inspect
 import textwrap
+from itertools import combinations
 
 import matplotlib.pyplot as plt
 import networkx as nx
@@ -79,10 +82,10 @@ for family, names in families.items():
 assert set(patterns.__all__) == {entry.name for entry in entries}
 
 # %%
-print(inspect.getdoc(patterns.natten))
+print(inspect.getdoc(patterns.natten).partition("\n\n")[0])
 
 # %% [markdown]
-# Sixteen of them at 64 tokens, as masks. Dark cells are edges.
+# Sixteen expressions at 64 tokens, as masks. Dark cells are edges. Are they sixteen graphs? Look closely before you go on.
 
 
 # %%
@@ -118,6 +121,27 @@ PACKED = [
 gallery(LINE + STRIDED + HUBS + PACKED)
 
 # %% [markdown]
+# Equality of graphs is equality of their sets of edges, whatever the rule that made them:
+
+# %% tags=["B4"]
+named = {expression: parse(expression) for expression in LINE + STRIDED + HUBS + PACKED}
+same = [(one, other) for one, other in combinations(named, 2) if named[one] == named[other]]
+for one, other in same:
+    print(f"{one} == {other}")
+different = len(named) - len(same)
+print(f"{different} graphs in {len(named)} pictures")
+assert same == [
+    ("log_sparse(64)", "power_attention(64)"),
+    ("sink_window(64, 8)", "memory_tokens(window(60, 8), 4)"),
+]
+assert different == 14
+
+# %% [markdown]
+# Fourteen. The LogSparse Transformer (2019, for time series) and Power Attention (2025, for language models) draw the same edges: the
+# tokens 1, 2, 4, 8, ... before. And four memory tokens in front of a window are the four sinks of StreamingLLM. Papers differ in what
+# they train, in kernels and in reasons; here two pairs agree in *who hears whom*. That is what one gains from writing masks as graphs:
+# the question can be asked at all.
+#
 # From the top: graphs **on a line**; **strided** ones, which reach far with few edges; those with **hubs**, tokens that
 # everyone hears; and those of **packed** rows, where one row of tokens holds several texts.
 #

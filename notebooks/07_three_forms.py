@@ -297,8 +297,9 @@ print(f"states from {y.norm(dim=-1).min():.1f} to {y.norm(dim=-1).max():.1f} lon
 
 # %% [markdown]
 # The states have been normalised before they come here, so they are all about equally long. The patterns are not. What does the
-# length do? It multiplies *all* logits of its receiver alike. So it does not change who fits best, but **how decided** the
-# receiver is: a long pattern makes the softmax sharp, a pattern near 0 makes it even. It acts as an *inverse temperature*, a
+# length do? That depends on *whose* pattern it is. These are the receivers', and the length of a receiver's pattern multiplies *all*
+# its logits alike. So it does not change who fits best, but **how sharply** the receiver listens: a long
+# pattern makes the softmax sharp, a pattern near 0 makes it even. It acts as an *inverse temperature*, a
 # factor in front of all logits ([notebook 09](09_why_the_square_root.ipynb), section 4), and one of the receiver's own.
 #
 # To see it we count the senders that a receiver effectively hears, $e^{\text{entropy}}$, as a share of those it may hear: 1 if
@@ -325,12 +326,12 @@ left.set_xticks(
     rotation_mode="anchor",
     fontsize=7,
 )
-left.set(ylabel="length of the pattern", title="who listens decidedly, in which head", ylim=(0, None))
+left.set(ylabel="length of the pattern", title="who listens sharply, in which head", ylim=(0, None))
 left.legend(frameon=False, ncols=4, fontsize=8)
 right.set(
     xlabel="length of the pattern",
     ylabel="share effectively heard",
-    title="a long pattern is a decided listener",
+    title="a long pattern listens sharply",
 )
 plt.show()
 
@@ -349,7 +350,7 @@ for h in (0, 1):
     assert lengths[h, signs].mean() > 1.5 * lengths[h, ~signs].mean()
 
 # %% [markdown]
-# In heads 0 and 1 the decided listeners are signs, such as brackets, commas and the ends of lines; pieces of words hear almost
+# In heads 0 and 1 the sharp listeners are signs, such as brackets, commas and the ends of lines; pieces of words hear almost
 # everyone evenly. Tripling the pattern is the same as tripling the inverse temperature, exactly:
 
 # %%
@@ -361,7 +362,67 @@ assert torch.allclose(tripled, (angles * 3 * lengths[0, :, None] / math.sqrt(d))
 assert torch.equal(
     angles.argmax(-1), (P_code[0] @ y.T).argmax(-1)
 )  # whom it fits best does not depend on its length
-print("a length changes how sharply a receiver listens, not whom it prefers")
+print("the length of a receiver's pattern changes how sharply it listens, not whom it prefers")
+
+# %% [markdown]
+# And the patterns that are *cached*? Those are the ones the text speaks of, and they are the **senders'**. Is the lesson the same? The
+# length of a sender's pattern stands in one logit of each receiver: its own. A sender with a long pattern is heard more by everybody, so
+# here the length decides *who wins*. Bring all of them to one length, and ask every receiver for its favourite again:
+
+
+# %% tags=["S1.16"]
+def favourites_lost(patterns_of_receivers, patterns_of_senders, states):
+    """The share of receivers whose favourite changes when all patterns get one length: theirs, the senders'."""
+    past, unit = line.mask(), functional.normalize
+    true = (patterns_of_receivers @ states.T).masked_fill(~past, -math.inf).argmax(-1)
+    receivers_alike = unit(patterns_of_receivers, dim=-1) @ states.T
+    senders_alike = states @ unit(patterns_of_senders, dim=-1).mT
+    return [
+        (fits.masked_fill(~past, -math.inf).argmax(-1) != true).double().mean(-1)
+        for fits in (receivers_alike, senders_alike)
+    ]
+
+
+P_cached = senders.patterns(y[None])[0]  # [head, token, width], as a cache would hold them
+of_receivers, of_senders = favourites_lost(P_code, P_cached, y)
+for h in range(heads.num_heads):
+    print(
+        f"head {h}: cached patterns from {P_cached[h].norm(dim=-1).min():4.1f} to {P_cached[h].norm(dim=-1).max():4.1f} long; "
+        f"at one length {of_senders[h]:.0%} of the receivers have another favourite"
+    )
+assert (of_receivers == 0).all()
+assert (of_senders > 0.5).all()
+
+# %% [markdown]
+# So both halves are true, and they are opposites: the length of what a receiver looks for is its **temperature**, the length of what a
+# sender answers to is its **loudness**. "Inspecting the magnitude of pattern vectors" was a good idea.
+#
+# **What does a pattern look for?** It is as wide as a state, and so is every embedding. So it can be read: which words of the
+# vocabulary fit it best? And a message, dotted with the *unembedding*, says which words it makes likelier. (`circuits.top_tokens` takes
+# the best by dot product. Nothing is run here: two products with matrices of the model.)
+
+# %% tags=["S0.7", "S1.11"]
+words = vocabulary.pieces(range(len(vocabulary)))
+unembedding = model.unembedding.weight * model.norm.weight
+for number, head in ((0, 0), (0, 3), (1, 0), (1, 2)):
+    every_word = model.blocks[number].attention_norm(model.embedding.weight)
+    form = ga.FactoredHeads.of(model.layers[number].heads)
+    for token in (" do", " if", " return"):
+        one = every_word[vocabulary.encode(token)][None]
+        looks = circuits.top_tokens(form.patterns(one)[0, head, 0], every_word, 4).tokens
+        says = circuits.top_tokens(form.messages(one)[0, head, 0], unembedding, 4).tokens
+        looks, says = ([words[i] for i in found.tolist()] for found in (looks, says))
+        print(f"{number}.{head} {token!r:>9} looks for {looks!s:42} says {says}")
+        if (number, head, token) == (0, 0, " do"):
+            assert looks == [" elif", " if", " If", " while"]
+        if (number, head, token) == (1, 0, " do"):
+            assert says[:2] == ["do", " do"]
+
+# %% [markdown]
+# In head 0 of layer 0 ` do` looks for the words that open a block. In head 2 of layer 1 ` return` looks for what opens a bracket or a
+# text. And in head 0 of layer 1, an induction head, ` do` *says* `do`, ` do`: it copies. Much else cannot be read, and it would be
+# dishonest to leave it out: a pattern is compared with states, and an embedding is only what a state begins as. Still, this is what "everything
+# stays in the space of the model" buys.
 
 # %% [markdown]
 # ## 7. What the softmax is for
@@ -389,19 +450,19 @@ print(
 # %%
 generator = torch.Generator().manual_seed(0)
 counts = [1, 4, 16, 64, 256, 1024]
-even, decided, longest = [], [], []
+even, sharp, longest = [], [], []
 for count in counts:
     told = torch.randn(64, count, 64, generator=generator)
     fits = torch.randn(64, count, generator=generator)
     even.append(told.mean(1).norm(dim=-1).mean())
-    decided.append(torch.einsum("bs,bsw->bw", (10 * fits).softmax(-1), told).norm(dim=-1).mean())
+    sharp.append(torch.einsum("bs,bsw->bw", (10 * fits).softmax(-1), told).norm(dim=-1).mean())
     longest.append(told.norm(dim=-1).max())
     assert even[-1] <= longest[-1]
-    assert decided[-1] <= longest[-1]
+    assert sharp[-1] <= longest[-1]
 
 figure, ax = plt.subplots(figsize=(7, 3.6))
 ax.loglog(counts, longest, ":", color=GREY, label="the longest message (bound)", base=2)
-ax.loglog(counts, decided, "s-", color=ORANGE, label="sharp listening", base=2)
+ax.loglog(counts, sharp, "s-", color=ORANGE, label="sharp listening", base=2)
 ax.loglog(counts, even, "o-", color=BLUE, label="even listening", base=2)
 ax.set(
     xlabel="tokens heard",
@@ -471,7 +532,7 @@ assert kept[1]["pattern, message"] == 128 * kept[0]["key, value"]
 # ## 9. A cache of patterns and messages, step by step
 #
 # Yet one can, and the steps of the source text become three lines. **Step 1**: the new token is projected to its pattern and
-# its message, which are added to the cache. **Step 2**: its state is multiplied with all cached patterns; a softmax makes
+# its message, which are added to the cache *first*, so that the token will hear itself: every node has a self loop. **Step 2**: its state is multiplied with all cached patterns; a softmax makes
 # weights. **Step 3**: the cached messages are summed with these weights.
 
 # %%

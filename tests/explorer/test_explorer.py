@@ -85,7 +85,7 @@ class TestData:
         no_gelu[0].blocks[0].mlp[1] = torch.nn.ReLU()
         bias[0].unembedding = torch.nn.Linear(12, 256)
         for options, error, match in (
-            ({tokens: ""}, ValueError, "the text is empty: give some, such as"),
+            ({tokens: ""}, ValueError, "text_or_tokens must hold at least one token, got none"),
             ({tokens: "a " * 600}, ValueError, r"has \d+ tokens, and a page shows at most 512: shorten it"),
             ({tokens: "a" * 2**18}, ValueError, "has 262144 characters: shorten it"),
             ({tokens: [5000]}, IndexError, r"ids\[0\] is 5000: expected a token from 0 to 1023"),
