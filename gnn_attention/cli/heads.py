@@ -40,7 +40,7 @@ def add_heads(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _heads(args: argparse.Namespace) -> int:
     atomic_files.check_place("--json", args.json)
-    text = inspect.getsource(inspect.getmodule(OrderedDict)) if args.text is None else _read(args.text)  # type: ignore[arg-type]
+    text = text_of(args.text)
     models = list(dict.fromkeys(args.model or [TRAINED]))
     with Progress("heads", unit="heads") as progress:
         found = {name: _readings(name, text, args, progress) for name in models}
@@ -121,7 +121,10 @@ def _line(reading: Reading) -> str:
     return f"{reading}\n    {moved}; {fall}; {loss}"
 
 
-def _read(file: str) -> str:
+def text_of(file: str | None) -> str:
+    """The text of a file; of Python's collections.py without one."""
+    if file is None:
+        return inspect.getsource(inspect.getmodule(OrderedDict))  # type: ignore[arg-type]
     try:
         return Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from gnn_attention import __version__, training
 from gnn_attention._support import output
-from gnn_attention.cli import attribute, audit, bench, cost, explore, generate, graphs, heads, verify
-from gnn_attention.training import compare, tasks
+from gnn_attention.cli import attribute, audit, bench, compare, cost, explore, generate, graphs, heads, verify
+from gnn_attention.training import tasks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
