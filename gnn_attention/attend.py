@@ -122,7 +122,7 @@ def _run(chosen: Backend, call: AttentionCall) -> tuple[Tensor, Any]:
 class AttentionInfo:
     """What a call of :func:`attend` gives besides its output: lse, weights and logits."""
 
-    _call: AttentionCall
+    call: AttentionCall
     _lse: Tensor | None
 
     @property
@@ -141,7 +141,7 @@ class AttentionInfo:
         a pair that is no edge; IndexError for a position that is none.
         """
         chosen = self._positions(edges)
-        dst = self._call.graph.edges_on(chosen.device)[1, chosen]
+        dst = self.call.graph.edges_on(chosen.device)[1, chosen]
         return arithmetic.weights_from_lse(self.logits(chosen), dst, self.lse)
 
     def logits(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
@@ -150,34 +150,54 @@ class AttentionInfo:
         # for gradients the gathered ends are recomputed, not saved
         return torch.cat([recomputed(self._logits, part) for part in parts], dim=-1)
 
+    def samples(self) -> list[AttentionInfo]:
+        """One for each sample, on its own graph, where the graph differs by sample; else this one alone."""
+        if self.call.graph.batch is None:
+            return [self]
+        lse = [None] * self.call.graph.batch if self._lse is None else torch.split(self._lse, 1)
+        return [AttentionInfo(self.call.part(b, None), part) for b, part in enumerate(lse)]
+
     def weight_matrix(
-        self, lse: Float[Tensor, "batch heads dst"] | None = None
+        self, lse: Float[Tensor, "batch heads dst"] | None = None, rows: tuple[int, int] | None = None
     ) -> Float[Tensor, "batch heads dst src"]:
         """All weights before dropout, 0 at non-edges, also of a graph that differs by head or sample.
 
-        Memory is tokens x tokens for each head. ``lse``: another normaliser than that of the call.
+        Memory is tokens x tokens for each head, or that of the receivers ``start .. stop - 1`` given as
+        ``rows``. ``lse``: another normaliser than that of the call.
         """
-        call, lse = self._call, self.lse if lse is None else lse
+        lse = (self.lse if lse is None else lse)[:, :, slice(*rows or (None,))]
         lse = lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)
-        dst, src = (torch.arange(size, device=call.q.device) for size in call.graph.shape4[2:])
-        k = arithmetic.per_query_head(call.k, call.q.shape[1]).to(lse.dtype)
-        score = call.modified(call.q.to(lse.dtype) @ k.mT * call.scale, dst.unsqueeze(-1), src)
-        score = score if call.bias is None else score + dense.spread(call.bias.to(lse.dtype), call.graph)
+        return (self.logit_matrix(rows, lse.dtype) - lse).exp()
+
+    def logit_matrix(
+        self, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "batch heads dst src"]:
+        """:meth:`logits` of all pairs, -inf at non-edges; ``rows`` as in :meth:`weight_matrix`."""
+        call, graph = self.call, self.call.graph if rows is None else self.call.graph.rows(*rows)
+        start, stop = rows or (0, graph.num_dst)
+        wide = dtype or arithmetic.accumulation_dtype(call.q.dtype)
+        dst, src = (torch.arange(*span, device=call.q.device) for span in ((start, stop), (graph.num_src,)))
+        k = arithmetic.per_query_head(call.k, call.q.shape[1]).to(wide)
+        score = call.q[:, :, start:stop].to(wide) @ k.mT * call.scale
+        score = call.modified(score, dst.unsqueeze(-1), src)
+        if call.bias is not None:
+            here = self.call.graph.edges_on(call.q.device)[1]
+            bias = call.bias if rows is None else call.bias[..., (here >= start) & (here < stop)]
+            score = score + dense.spread(bias.to(wide), graph)
         # exp of the score of a non-edge may be inf, and its gradient NaN
-        logits = score.masked_fill(~call.graph.mask(score.device), -torch.inf)
-        return (logits - lse).exp()
+        return score.masked_fill(~graph.mask(score.device), -torch.inf)
 
     def _positions(self, edges: Tensor | None) -> Tensor:
-        device = self._call.q.device
-        graph_edges = self._call.graph.edges_on(device)
+        device = self.call.q.device
+        graph_edges = self.call.graph.edges_on(device)
         if edges is None:
             return torch.arange(graph_edges.shape[1], device=device)
         if isinstance(edges, Tensor) and edges.dim() == 1:
             return _checked_positions(edges, graph_edges.shape[1]).to(device)
-        return self._call.graph.positions_of(edges).to(device)
+        return self.call.graph.positions_of(edges).to(device)
 
     def _logits(self, positions: Tensor) -> Tensor:
-        call, wide = self._call, arithmetic.accumulation_dtype(self._call.q.dtype)
+        call, wide = self.call, arithmetic.accumulation_dtype(self.call.q.dtype)
         src, dst = call.graph.edges_on(call.q.device)[:, positions]
         k = arithmetic.per_query_head(call.k.to(wide), call.q.shape[1])
         # gradients of index_select are summed in one order

@@ -1,0 +1,182 @@
+"""A language model whose layers choose their graphs, from nothing: ``python -m benchmarks.indexer_training --out RECORD``.
+
+Two layers with an ``Indexer`` each, the sources of the standard library, 2,048 tokens a step. First dense
+attention, from which the indexers learn by the KL divergence over all causal pairs; then two continuations on
+the same data from the same weights: dense attention (the control), and attention along the 128 senders that
+the indexers choose, from which they learn on. Losses are of held-out text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import gnn_attention as ga
+from gnn_attention import StandardHeads, patterns
+from gnn_attention._support import atomic_files
+from gnn_attention.model import load_trained
+from gnn_attention.rotary import Rotary
+from gnn_attention.selectors import Indexer, recall
+from gnn_attention.training.text_corpus import corpus
+from gnn_attention.verify.circumstances import environment
+
+TOKENS, SENDERS, WIDTH, LAYERS, RATE = 2048, 128, 128, 2, 3e-3
+DENSE, CONTINUED, ROWS, HELD_OUT = 480, 160, 512, 12  # steps, steps, receivers of a KL step, texts
+CHARACTERS = 6 * TOKENS * (DENSE + CONTINUED)
+CAUSAL = patterns.causal(TOKENS)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
+        self.heads = StandardHeads(WIDTH, 4, rotary=Rotary())
+        self.indexer = Indexer(WIDTH, SENDERS, num_heads=4, head_dim=32)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, state: torch.Tensor, graph: Any) -> tuple[torch.Tensor, Any]:
+        """The next state, and what the indexer learns from. ``graph`` "chosen": the indexer's."""
+        x = self.norms[0](state)
+        graph = self.indexer.select(x, x) if graph == "chosen" else graph
+        out, info = ga.attend(self.heads.receive(x), *self.heads.send(x), graph, return_info=True)
+        state = state + self.heads.collect(out)
+        return state + self.mlp(self.norms[1](state)), (x, info)
+
+
+class Model(nn.Module):
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.unembedding = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, vocabulary, bias=False)
+        nn.init.normal_(self.embedding.weight, std=0.5)
+        nn.init.normal_(self.unembedding.weight, std=0.5 * WIDTH**-0.5)
+
+    @property
+    def indexers(self) -> list[Any]:
+        return [block.indexer for block in self.blocks]
+
+    def forward(self, ids: torch.Tensor, graph: Any) -> tuple[torch.Tensor, list[Any]]:
+        """The loss, and for each layer what its indexer learns from."""
+        state, found = self.embedding(ids[None, :-1]), []
+        for block in self.blocks:
+            state, one = block(state, graph)
+            found.append(one)
+        return functional.cross_entropy(self.unembedding(self.norm(state))[0], ids[1:]), found
+
+
+def step(model: Model, optimizer: Any, ids: torch.Tensor, graph: Any, number: int) -> tuple[float, float]:
+    loss, found = model(ids, graph)
+    # of all pairs, some receivers at each step
+    rows = None if graph == "chosen" else (start := ROWS * (number % (TOKENS // ROWS)), start + ROWS)
+    pairs = zip(model.indexers, found, strict=True)
+    kl = torch.stack([indexer.loss(x, x, info, rows=rows) for indexer, (x, info) in pairs]).sum()
+    optimizer.zero_grad()
+    (loss + kl).backward()
+    optimizer.step()
+    return loss.item(), kl.item() / LAYERS
+
+
+@torch.no_grad()
+def held_out_loss(model: Model, texts: torch.Tensor, graph: Any) -> float:
+    return round(sum(float(model(ids, graph)[0]) for ids in texts) / len(texts), 4)
+
+
+@torch.no_grad()
+def recalls(model: Model, texts: torch.Tensor) -> list[float]:
+    """For each layer the share of the weights over all pairs that lies on chosen edges."""
+    found = []
+    for ids in texts[:2]:
+        layers = zip(model.indexers, model(ids, CAUSAL)[1], strict=True)
+        found.append([recall(info, indexer.select(x, x)).mean() for indexer, (x, info) in layers])
+    return [round(float(sum(one)) / len(one), 4) for one in zip(*found, strict=True)]
+
+
+def train(
+    model: Model, optimizer: Any, schedule: Any, texts: torch.Tensor, graph: Any, first: int
+) -> list[Any]:
+    """The curve: for every 20 steps the mean loss and divergence."""
+    curve: list[Any] = []
+    part: list[tuple[float, float]] = []
+    for number, ids in enumerate(texts, first):
+        part.append(step(model, optimizer, ids, graph, number))
+        schedule.step()
+        if len(part) == 20:
+            curve.append([number + 1, *(round(sum(x) / 20, 4) for x in zip(*part, strict=True))])
+            print(time.strftime("%H:%M:%S"), round(time.process_time()), graph, curve[-1], flush=True)
+            part = []
+    return curve
+
+
+def split(text: str, vocabulary: Any, count: int) -> torch.Tensor:
+    ids = torch.tensor(vocabulary.encode(text))
+    size = TOKENS + 1
+    return ids[: len(ids) // size * size].view(-1, size)[:count]
+
+
+def optimizer_of(model: Model) -> tuple[Any, Any]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.05)
+    steps = DENSE + CONTINUED
+    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, steps, pct_start=0.1)
+
+
+def continued(model: Model, optimizer: Any, schedule: Any) -> tuple[Model, Any, Any]:
+    """Copies that go on from here."""
+    twin = copy.deepcopy(model)
+    again, scheduled = optimizer_of(twin)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    scheduled.load_state_dict(schedule.state_dict())
+    return twin, again, scheduled
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    vocabulary, parts = load_trained()[1], corpus()
+    texts = split("".join(parts.training.values())[:CHARACTERS], vocabulary, DENSE + CONTINUED)
+    held_out = split("".join(parts.held_out.values())[: 8 * TOKENS * HELD_OUT], vocabulary, HELD_OUT)
+    texts = texts[torch.randperm(len(texts))]
+    model = Model(len(vocabulary))
+    optimizer, schedule = optimizer_of(model)
+    result: dict[str, Any] = {"bench": "indexer-training", "command": "python -m benchmarks.indexer_training"}
+    result |= {
+        "tokens": TOKENS,
+        "senders": SENDERS,
+        "steps": [DENSE, len(texts) - DENSE],
+        "texts held out": HELD_OUT,
+    }
+    result |= {
+        "curve": "step, loss, KL of the indexers (mean of 20 steps)",
+        "environment": environment("cpu"),
+    }
+    result["dense"] = train(model, optimizer, schedule, texts[:DENSE], CAUSAL, 0)
+    result["recall after the warm-up"] = recalls(model, held_out)
+    twins = {
+        "control": (CAUSAL, model, optimizer, schedule),
+        "chosen": ("chosen", *continued(model, optimizer, schedule)),
+    }
+    for name, (graph, twin, its_optimizer, its_schedule) in twins.items():
+        result[name] = train(twin, its_optimizer, its_schedule, texts[DENSE:], graph, DENSE)
+        result[f"loss of {name}"] = held_out_loss(twin, held_out, graph)
+    window = patterns.window(TOKENS, SENDERS - 4) | patterns.sinks(TOKENS, 4)
+    result["loss of control along its indexers' choice"] = held_out_loss(model, held_out, "chosen")
+    result[f"loss of control along window({SENDERS - 4}) | sinks(4)"] = held_out_loss(model, held_out, window)
+    result["recall"] = recalls(twins["chosen"][1], held_out)
+    result["cpu minutes"] = round(time.process_time() / 60, 1)
+    atomic_files.write(args.out, json.dumps(result, indent=1) + "\n")
+    print({name: value for name, value in result.items() if "loss" in name or "recall" in name}, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The largest scores of each receiver, some receivers at a time, as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from gnn_attention import patterns
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Bool, Float, Int, Tensor
+from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.regions.enumerate_pairs import evaluate
+
+# 64 MB of float32
+SCORES_AT_ONCE = 2**24
+
+
+def checked(graph: TokenGraph | None, num_dst: int, num_src: int) -> TokenGraph:
+    """The graph to choose from, by default causal; ValueError for one of other tokens."""
+    if graph is None:
+        if num_dst != num_src:
+            advice = "give graph, for a decoding step causal(n).rows(start, stop)"
+            raise ValueError(
+                f"q has {num_dst} tokens and k {num_src}, which are not aligned by guess: {advice}"
+            )
+        return patterns.causal(num_dst)
+    if (graph.num_dst, graph.num_src) != (num_dst, num_src):
+        raise ValueError(f"{graph!r} does not fit q with {num_dst} receivers and k with {num_src} senders")
+    return checks.instance("graph", graph, TokenGraph)
+
+
+def row_blocks(num_dst: int, numbers_of_one: int) -> Iterator[tuple[int, int]]:
+    """``(start, stop)`` of successive receivers, each of which takes so many numbers."""
+    step = max(1, SCORES_AT_ONCE // max(1, numbers_of_one))
+    yield from ((start, min(start + step, num_dst)) for start in range(0, num_dst, step))
+
+
+def edges_among(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..."]:
+    """Whether pairs are edges, ``[batch, heads, rows, pairs]`` for what ``dst`` and ``src`` broadcast to."""
+    b, h = (torch.arange(n or 1, device=dst.device) for n in (graph.batch, graph.heads))
+    ends = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), dst, src
+    shape = torch.broadcast_tensors(*ends)[0].shape  # type: ignore[no-untyped-call]
+    return evaluate(graph.rule, repr(graph), *ends).expand(shape)
+
+
+def allowed(
+    graph: TokenGraph, rows: tuple[int, int], device: torch.device
+) -> Bool[Tensor, "batch heads rows src"]:
+    """The rows of the mask of ``graph``."""
+    dst = torch.arange(*rows, device=device).unsqueeze(-1)
+    return edges_among(graph, dst, torch.arange(graph.num_src, device=device))
+
+
+def largest(scores: Float[Tensor, "... pairs"], count: int) -> Int[Tensor, "... most"]:
+    """The places of the ``count`` largest scores of each row, the largest first; -1 for one that is -inf."""
+    found = scores.topk(min(count, scores.shape[-1]), dim=-1)
+    return torch.where(found.values > -torch.inf, found.indices, -1).int()
+
+
+def top_rows(
+    scores_of: Callable[[tuple[int, int]], Tensor], graph: TokenGraph, width: int, count: int
+) -> Int[Tensor, "batch heads dst most"]:
+    """The ``count`` largest of ``scores_of(rows) [batch, heads, rows, pairs]``.
+
+    ``width`` is how many numbers those of one receiver take.
+    """
+    return torch.cat([largest(scores_of(rows), count) for rows in row_blocks(graph.num_dst, width)], dim=2)
+
+
+def own_axes(index: Int[Tensor, "batch heads dst most"]) -> Int[Tensor, "..."]:
+    """The index without the leading axes that do not vary."""
+    return index if len(index) > 1 else index[0, 0] if index.shape[1] == 1 else index[0]
+
+
+def subgraph(index: Int[Tensor, "batch heads dst most"], of: TokenGraph, name: str) -> TokenGraph:
+    """The graph of the chosen senders, at the positions of the graph that they were chosen from."""
+    chosen = TokenGraph.from_indices(own_axes(index), of.num_src, name=name)
+    return replace(chosen, dst_offset=of.dst_offset, src_offset=of.src_offset)
+
+
+def tokens_of(
+    blocks: Int[Tensor, "batch heads dst most"], size: int, of: TokenGraph
+) -> Int[Tensor, "batch heads dst tokens"]:
+    """The tokens of the chosen blocks that are edges of the graph ``of``, -1 in the place of others."""
+    inside = torch.arange(size, device=blocks.device, dtype=blocks.dtype)
+    src = (blocks.unsqueeze(-1) * size + inside).flatten(-2)
+    there = (blocks >= 0).repeat_interleave(size, -1) & (src < of.num_src)
+    dst = torch.arange(of.num_dst, device=blocks.device).unsqueeze(-1)
+    safe = src.long().masked_fill(~there, 0)
+    return src.masked_fill(~(there & edges_among(of, dst, safe)), -1)

@@ -1,0 +1,198 @@
+"""The lightning indexer of DeepSeek sparse attention: few small heads learn what attention will look at."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from gnn_attention import edges as arithmetic
+from gnn_attention._support import checks
+from gnn_attention._support.autograd import recomputed
+from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention.attend import AttentionInfo
+from gnn_attention.graph import TokenGraph
+from gnn_attention.rotary import Rotary
+from gnn_attention.selectors import _choice
+
+EDGES_AT_ONCE = 2**16
+FEW = 1 / 16  # share of the pairs up to which a graph is walked edge by edge
+Received = tuple[Float[Tensor, "batch heads dst dim"], Float[Tensor, "batch heads dst"]]
+
+
+class Indexer(nn.Module):
+    """Chooses each receiver's ``k`` senders of largest ``I = sum_h w_h(dst) relu(q_h(dst) . key(src))``.
+
+    One graph for all heads of a layer, from the states of its tokens; ``key`` is shared by the indexer's
+    heads and normed, queries and keys are turned by a ``rotary`` of their own (None: none), and ``w`` is
+    learned too, over ``sqrt(heads head_dim)``. ``dtype`` (``torch.bfloat16``) is that of the products when
+    choosing. It learns by :meth:`loss` alone, or through :meth:`edge_scores` as a bias of attention.
+
+    Source: DeepSeek-AI 2025, DeepSeek-V3.2 (arXiv 2512.02556), section 2.1.
+
+    >>> x = torch.randn(2, 10, 8)
+    >>> Indexer(width=8, k=3).select(x, x).in_degree()[0, 0].tolist()
+    [1, 2, 3, 3, 3, 3, 3, 3, 3, 3]
+    """
+
+    def __init__(
+        self,
+        width: int,
+        k: int,
+        num_heads: int = 4,
+        head_dim: int = 32,
+        source_width: int | None = None,
+        rotary: Rotary | None = Rotary(),  # noqa: B008 (frozen)
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """``source_width`` is that of the senders' states where it differs."""
+        super().__init__()
+        self.k, self.num_heads = checks.size("k", k), checks.size("num_heads", num_heads, 1)
+        self.rotary, self.dtype, self.scale = rotary, dtype, (num_heads * head_dim) ** -0.5
+        self.queries = nn.Linear(width, num_heads * checks.size("head_dim", head_dim, 1), bias=False)
+        self.keys = nn.Linear(width if source_width is None else source_width, head_dim, bias=False)
+        self.key_norm = nn.LayerNorm(head_dim)
+        self.weights = nn.Linear(width, num_heads, bias=False)
+
+    def receive(self, x: Float[Tensor, "batch dst width"], positions: Int[Tensor, " dst"]) -> Received:
+        """Queries and weights of the receivers with states ``x``."""
+        queries = self.queries(x).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+        return self._turned(queries, positions), self.weights(x).mT * self.scale
+
+    def send(
+        self, x: Float[Tensor, "batch src width"], positions: Int[Tensor, " src"]
+    ) -> Float[Tensor, "batch src dim"]:
+        """Keys of the senders with states ``x``: what a decoding step caches of its past."""
+        return self._turned(self.key_norm(self.keys(x)), positions)
+
+    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x if self.rotary is None else self.rotary.turn(x, positions)
+
+    @torch.no_grad()
+    def select(
+        self,
+        q: Float[Tensor, "batch dst width"],
+        k: Float[Tensor, "batch src source_width"],
+        graph: TokenGraph | None = None,
+    ) -> TokenGraph:
+        """The chosen edges of ``graph`` (None: causal) for states ``q`` of receivers and ``k`` of senders."""
+        received, keys, graph = self._ends(q, k, graph)
+        return self.choose(received, keys, graph)
+
+    @torch.no_grad()
+    def choose(
+        self, received: Received, keys: Float[Tensor, "batch src dim"], graph: TokenGraph
+    ) -> TokenGraph:
+        """:meth:`select` from what :meth:`receive` and :meth:`send` returned."""
+        dtype = self.dtype or keys.dtype
+        queries, weights, keys = received[0].to(dtype), received[1].to(dtype), keys.to(dtype)
+
+        def scores(rows: tuple[int, int]) -> Tensor:
+            found = _scores(queries, weights, keys, rows).unsqueeze(1)
+            return found.masked_fill(~_choice.allowed(graph, rows, keys.device), -torch.inf)
+
+        width = queries.shape[0] * self.num_heads * graph.num_src
+        return _choice.subgraph(_choice.top_rows(scores, graph, width, self.k), graph, f"indexed {self.k}")
+
+    def edge_scores(
+        self,
+        q: Float[Tensor, "batch dst width"],
+        k: Float[Tensor, "batch src source_width"],
+        graph: TokenGraph,
+    ) -> Float[Tensor, "batch one edges"]:
+        """``I`` of every edge, in the order of ``graph.edge_index``, with gradients.
+
+        As ``bias`` of ``attend`` it lets the loss of the model reach the indexer: ``I - I.detach()`` changes
+        nothing but the gradient (straight through), ``logsigmoid(I)`` is a gate.
+        """
+        received, keys, graph = self._ends(q, k, graph)
+        return _of_edges(*received, keys, graph.edges_on(keys.device)).unsqueeze(1)
+
+    def loss(
+        self,
+        q: Float[Tensor, "batch dst width"],
+        k: Float[Tensor, "batch src source_width"],
+        info: AttentionInfo,
+        rows: tuple[int, int] | None = None,
+    ) -> Float[Tensor, ""]:
+        """``KL(p || softmax of I)`` over the in-edges of a receiver, mean over receivers that have any.
+
+        ``p`` is the sum over heads of the attention's weights, normalised; ``info`` is what
+        ``attend(..., return_info=True)`` returned: along a causal graph in the dense warm-up, along the
+        chosen graph in the sparse stage. States and attention are taken as constants, so that the gradient
+        reaches the indexer alone. Weights come from lse in chunks, and are made again in the backward pass.
+        ``rows``: only the receivers ``start .. stop - 1``. ValueError for a graph that differs by head.
+
+        Source: arXiv 2512.02556, equations 3 and 4.
+        """
+        graph = info.call.graph
+        if graph.heads is not None:
+            raise ValueError(f"an indexer has one graph for all heads, but info is of {graph!r}")
+        received, keys, _ = self._ends(q.detach(), k.detach(), graph)
+        total, count = keys.new_zeros(()), (graph.in_degree() > 0)[..., slice(*rows or (None,))].sum()
+        pairs = graph.num_dst * graph.num_src * (graph.batch or 1)
+        if rows is None and graph.num_edges <= FEW * pairs:
+            for sample, part in enumerate(info.samples()):
+                own = slice(None) if graph.batch is None else slice(sample, sample + 1)
+                total = total + _along_edges(part, *(x[own] for x in (*received, keys)))
+        else:
+            start, stop = rows or (0, graph.num_dst)
+            for first, last in _choice.row_blocks(
+                stop - start, info.call.q[:, :, 0, 0].numel() * graph.num_src
+            ):
+                chunk = partial(_in_rows, info, (start + first, start + last))
+                total = total + recomputed(chunk, *received, keys)
+        return total / max(1, int(count) * (1 if graph.batch else len(keys)))
+
+    def _ends(self, q: Tensor, k: Tensor, graph: TokenGraph | None) -> tuple[Received, Tensor, TokenGraph]:
+        for name, x, width in (("q", q, self.queries.in_features), ("k", k, self.keys.in_features)):
+            if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != width:
+                raise ValueError(f"{name} must be states [batch, tokens, {width}], got {checks.quoted(x)}")
+        graph = _choice.checked(graph, q.shape[1], k.shape[1])
+        received = self.receive(q, graph.positions("dst", graph.num_dst, q.device))
+        return received, self.send(k, graph.positions("src", graph.num_src, k.device)), graph
+
+
+def _scores(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int, int]) -> Tensor:
+    """``I [batch, rows, src]``."""
+    here = slice(*rows)
+    products = (queries[:, :, here] @ keys.mT.unsqueeze(1)).relu()
+    return torch.einsum("bhts,bht->bts", products, weights[:, :, here])
+
+
+def _of_edges(queries: Tensor, weights: Tensor, keys: Tensor, edges: Tensor) -> Float[Tensor, "batch edges"]:
+    def some(part: Tensor) -> Tensor:
+        src, dst = part
+        products = (queries.index_select(2, dst) * keys.index_select(1, src).unsqueeze(1)).sum(-1).relu()
+        return (products * weights.index_select(2, dst)).sum(1)
+
+    return torch.cat([recomputed(some, part) for part in torch.split(edges, EDGES_AT_ONCE, 1)], -1)
+
+
+def _in_rows(
+    info: AttentionInfo, rows: tuple[int, int], queries: Tensor, weights: Tensor, keys: Tensor
+) -> Float[Tensor, ""]:
+    """The sum of the divergences of some receivers."""
+    with torch.no_grad():
+        p = info.weight_matrix(rows=rows).sum(1)
+        p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
+        edge = _choice.allowed(info.call.graph, rows, p.device).flatten(0, 1)
+    scores = _scores(queries, weights, keys, rows).to(p.dtype).masked_fill(~edge, -torch.inf)
+    isolated = ~edge.any(-1, keepdim=True)
+    likely = scores.masked_fill(isolated, 0.0).log_softmax(-1).masked_fill(~edge, 0.0)
+    return (torch.xlogy(p, p) - p * likely).sum()
+
+
+def _along_edges(info: AttentionInfo, queries: Tensor, weights: Tensor, keys: Tensor) -> Float[Tensor, ""]:
+    """The sum of the divergences of all receivers of a plain graph."""
+    edges, num_dst = info.call.graph.edges_on(keys.device), info.call.graph.num_dst
+    dst = edges[1]
+    with torch.no_grad():
+        parts = torch.split(torch.arange(len(dst), device=dst.device), EDGES_AT_ONCE)
+        p = torch.cat([info.weights(part).sum(1) for part in parts], -1)
+        total = p.new_zeros(len(p), num_dst).index_add_(1, dst, p)
+        p = p / total.clamp(min=torch.finfo(p.dtype).tiny)[:, dst]
+    scores = _of_edges(queries, weights, keys, edges).to(p.dtype)
+    lse = arithmetic.softmax(scores, dst, num_dst)[1]
+    return (torch.xlogy(p, p) - p * (scores - lse.masked_fill(lse == -torch.inf, 0.0)[:, dst])).sum()

@@ -1,0 +1,45 @@
+"""How much of the attention a selection holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.attend import AttentionInfo, attended
+from gnn_attention.backends import Backend
+from gnn_attention.graph import TokenGraph
+
+ROUNDING = 1e-3
+
+
+@torch.no_grad()
+def recall(
+    info: AttentionInfo, chosen: TokenGraph, backend: str | Backend = "auto"
+) -> Float[Tensor, "batch heads dst"]:
+    """The share of each receiver's weights that lies on the edges of ``chosen``, a part of the call's graph.
+
+    ``exp(lse over chosen - lse)``, so on any backend and without a weight stored; NaN for a receiver without
+    in-edges. ``info`` is what ``attend(..., return_info=True)`` returned. ValueError for a graph of other
+    tokens, or with edges that the call's graph lacks (where they show in the sum).
+
+    >>> import gnn_attention as ga
+    >>> x = torch.zeros(1, 1, 4, 2)
+    >>> _, info = ga.attend(x, x, x, ga.patterns.causal(4), return_info=True)
+    >>> [round(share, 4) for share in recall(info, ga.patterns.window(4, 2)).flatten().tolist()]
+    [1.0, 1.0, 0.6667, 0.5]
+    """
+    if chosen.frame[:2] != info.call.graph.frame[:2]:
+        raise ValueError(f"chosen must have the tokens of {info.call.graph!r}, got {chosen!r}")
+    call = replace(info.call, graph=chosen, bias=None, with_lse=True, dropout=0.0, v=info.call.v[..., :1])
+    if info.call.bias is not None or call.sink_logits is not None:
+        raise NotImplementedError("recall of a call with a bias or sinks: leave them out of the call")
+    lse = attended(call, backend)[1]
+    share = (lse - info.lse).exp()
+    if bool((share > 1 + ROUNDING).any()):
+        raise ValueError(
+            f"chosen must be a part of {info.call.graph!r}, but {chosen!r} has edges that it lacks"
+        )
+    found: Tensor = share.masked_fill(info.lse == -torch.inf, torch.nan)
+    return found

@@ -1,0 +1,61 @@
+"""The senders of the largest logits: the oracle that cheaper selections are measured by."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.attend import AttentionInfo
+from gnn_attention.backends import AttentionCall
+from gnn_attention.graph import TokenGraph
+from gnn_attention.score_mods import ScoreMod
+from gnn_attention.selectors import _choice
+
+SHARING = ("head", "group", "all")
+
+
+class TopK(nn.Module):
+    """Each receiver's ``k`` senders of largest logits ``score_mod(scale * q . k)``, computed exactly.
+
+    ``per="head"`` chooses for each head; ``"group"`` and ``"all"`` choose once for the heads that share a key
+    head, or for all, by the sum of their weights: no selection of so many senders holds more of them.
+    Among equal numbers any may be chosen.
+
+    >>> x = torch.tensor([[1.0], [0.0], [2.0], [3.0]]).view(1, 1, 4, 1)
+    >>> TopK(2).select(x, x).mask().int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1]]
+    """
+
+    def __init__(
+        self, k: int, per: str = "head", scale: float | None = None, score_mod: ScoreMod | None = None
+    ) -> None:
+        super().__init__()
+        self.k, self.per = checks.size("k", k), checks.choice("per", per, SHARING)
+        self.scale, self.score_mod = scale, score_mod
+
+    @torch.no_grad()
+    def select(
+        self,
+        q: Float[Tensor, "batch heads dst dim"],
+        k: Float[Tensor, "batch kv_heads src dim"],
+        graph: TokenGraph | None = None,
+    ) -> TokenGraph:
+        """The chosen edges of ``graph`` (None: causal). Raises as ``attend`` does for q and k."""
+        graph = _choice.checked(graph, q.shape[2], k.shape[2])
+        info = AttentionInfo(AttentionCall.checked(q, k, k, graph, self.scale, self.score_mod), None)
+        groups = {"head": q.shape[1], "group": k.shape[1], "all": 1}[self.per]
+
+        def scores(rows: tuple[int, int]) -> Tensor:
+            logits = info.logit_matrix(rows)
+            if groups == q.shape[1]:
+                return logits
+            apart = logits.view(len(q), groups, -1, *logits.shape[2:])
+            reached = (apart > -torch.inf).any(2)
+            return apart.softmax(-1).sum(2).masked_fill(~reached, -torch.inf)
+
+        width = q.shape[0] * q.shape[1] * graph.num_src
+        index = _choice.top_rows(scores, graph, width, self.k)
+        index = index if groups == 1 else index.repeat_interleave(q.shape[1] // groups, 1)
+        return _choice.subgraph(index, graph, f"top {self.k}")

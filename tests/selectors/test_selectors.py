@@ -1,0 +1,269 @@
+"""Selections against scores written out densely in float64: what is chosen, losses, gradients, memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gnn_attention as ga
+from gnn_attention import patterns
+from gnn_attention.rotary import Rotary
+from gnn_attention.selectors import Indexer, PooledBlocks, SharedSelection, TopK, _choice, indexer, recall
+from tests.support.bounds import assert_exact
+
+T, WIDTH = 40, 12
+GRAPHS = {
+    "causal": patterns.causal(T),
+    "documents": patterns.documents([15, 25]),
+    # receiver 0 has no in-edges
+    "strict": patterns.strict_causal(T),
+    "full": patterns.full(T),
+}
+
+
+def drawn(*shape, seed=0, grad=False):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
+
+
+def qkv(heads=4, kv_heads=2, grad=False):
+    return [drawn(2, h, T, 8, seed=seed, grad=grad) for seed, h in enumerate((heads, kv_heads, kv_heads))]
+
+
+def dense_logits(q, k, mask):
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    mask = mask.unsqueeze(1) if mask.dim() == 3 else mask
+    return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
+
+
+def best(scores, count):
+    """The mask of the largest finite scores, by sorting."""
+    order = scores.argsort(-1, descending=True)[..., :count]
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, True) & (scores > -torch.inf)
+
+
+@pytest.fixture(params=[2**24, 500], ids=["one chunk", "chunks"])
+def _chunks(request, monkeypatch):
+    monkeypatch.setattr(_choice, "SCORES_AT_ONCE", request.param)
+
+
+@pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("per", ["head", "group", "all"])
+def test_top_k_takes_the_largest(name, per):
+    q, k, _ = qkv()
+    logits = dense_logits(q, k, GRAPHS[name].mask())
+    weights = logits.softmax(-1).nan_to_num(0.0)
+    shared = {
+        "group": weights.view(2, 2, 2, T, T).sum(2).repeat_interleave(2, 1),
+        "all": weights.sum(1, True),
+    }
+    scores = logits if per == "head" else shared[per].masked_fill(~GRAPHS[name].mask(), -torch.inf)
+    assert torch.equal(TopK(5, per).select(q, k, GRAPHS[name]).mask(), best(scores, 5))
+
+
+def test_a_score_mod_is_part_of_the_logit():
+    q, k, _ = qkv()
+    alibi = ga.score_mods.alibi(ga.score_mods.alibi_slopes(4))
+    dst = torch.arange(T).view(-1, 1)
+    logits = dense_logits(q, k, GRAPHS["causal"].mask())
+    h = torch.arange(4).view(1, 4, 1, 1)
+    due = best(alibi(logits, torch.zeros(2, 1, 1, 1).long(), h, dst, dst.T), 5)
+    assert torch.equal(TopK(5, score_mod=alibi).select(q, k).mask(), due)
+
+
+SELECTORS = {
+    "top k": TopK(6),
+    "means": PooledBlocks(block=6, top=2),
+    "extremes": PooledBlocks(block=6, top=2, pool="extremes"),
+    "indexer": Indexer(WIDTH, 6).double(),
+}
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_a_decoding_step_chooses_what_the_whole_pass_chose(name):
+    q, k, _ = qkv() if name != "indexer" else (drawn(2, T, WIDTH),) * 3
+    whole = SELECTORS[name].select(q, k)
+    step = SELECTORS[name].select(q[..., 30:33, :], k, patterns.causal(T).rows(30, 33))
+    assert step == whole.rows(30, 33)
+    with pytest.raises(ValueError, match="q has 3 tokens and k 40, which are not aligned by guess"):
+        SELECTORS[name].select(q[..., 30:33, :], k)
+
+
+@pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize("pool", ["mean", "extremes"])
+def test_pooled_blocks_are_chosen_by_their_formula(pool):
+    q, k, _ = qkv()
+    keys = k.repeat_interleave(2, 1)
+    scores = torch.empty(2, 4, T, 7, dtype=torch.float64)
+    for block, part in enumerate(keys.split(6, 2)):
+        ends = torch.stack([q * part.amax(2, True), q * part.amin(2, True)])
+        bound = ends.amax(0).sum(-1)
+        scores[..., block] = (q @ part.mT).mean(-1) if pool == "mean" else bound
+    own, block = torch.arange(T).view(-1, 1) // 6, torch.arange(7)
+    scores = scores.masked_fill(block == own, torch.inf).masked_fill(block > own, -torch.inf)
+    due = best(scores, 3).repeat_interleave(6, -1)[..., :T] & GRAPHS["causal"].mask()
+    found = PooledBlocks(6, 3, pool).select(q, k)
+    assert torch.equal(found.mask(), due)
+    if pool == "mean":
+        assert torch.equal(found.mask(), patterns.moba(q, keys, 6, 3).mask())
+
+
+def test_blocks_of_queries_share_their_blocks_of_keys():
+    q, k, _ = qkv()
+    pooled = [torch.stack([part.mean(2) for part in x.split(6, 2)], 2) for x in (q, k)]
+    scores = pooled[0] @ pooled[1].repeat_interleave(2, 1).mT
+    tiles = torch.arange(7)
+    scores = scores.masked_fill(torch.eye(7).bool(), torch.inf).masked_fill(
+        tiles > tiles.view(-1, 1), -torch.inf
+    )
+    due = best(scores, 3).repeat_interleave(6, -1).repeat_interleave(6, -2)[..., :T, :T]
+    select = PooledBlocks(6, 3, per="block").select
+    assert torch.equal(select(q, k).mask(), due & GRAPHS["causal"].mask())
+    with pytest.raises(ValueError, match="per='block' chooses from a causal graph or all pairs"):
+        select(q, k, GRAPHS["documents"])
+
+
+def made(k=6, rotary=Rotary()):  # noqa: B008
+    torch.manual_seed(3)
+    return Indexer(WIDTH, k, num_heads=3, head_dim=4, rotary=rotary).double()
+
+
+def written_out(module, x, mask):
+    """``I`` by loops over heads, ``[batch, dst, src]``; -inf at non-edges."""
+    keys = torch.nn.functional.layer_norm(x @ module.keys.weight.T, (4,), eps=1e-5)
+    keys = keys * module.key_norm.weight + module.key_norm.bias
+    queries, total = (x @ module.queries.weight.T).unflatten(-1, (3, 4)), 0.0
+    for head in range(3):
+        turned = [Rotary().turn(part, torch.arange(T)) for part in (queries[:, :, head], keys)]
+        weight = (x @ module.weights.weight[head] / 12**0.5).unsqueeze(-1)
+        total = total + weight * (turned[0] @ turned[1].mT).clamp(min=0)
+    return total.masked_fill(~mask, -torch.inf)
+
+
+@pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_indexer_chooses_by_its_formula(name):
+    module, x, mask = made(), drawn(2, T, WIDTH), GRAPHS[name].mask()
+    scores = written_out(module, x, mask)
+    found = module.select(x, x, GRAPHS[name])
+    # where several are 0 exactly any of them may be chosen
+    smallest = scores.masked_fill(~found.mask()[:, 0], torch.inf).amin(-1)
+    left = scores.masked_fill(found.mask()[:, 0], -torch.inf).amax(-1)
+    assert bool((smallest >= left - 1e-12).all())
+    assert torch.equal(found.in_degree()[:, 0], mask.sum(-1).clamp(max=6).expand(2, -1))
+    assert Indexer(WIDTH, 6, dtype=torch.bfloat16).select(x.float(), x.float()).max_in_degree == 6
+
+
+def written_out_loss(module, x, q, k, mask):
+    weights = dense_logits(q, k, mask).softmax(-1).nan_to_num(0.0)
+    p = weights.mean(1)
+    likely = written_out(module, x, mask).log_softmax(-1)
+    rows = torch.where(p > 0, p * (p.clamp(min=1e-300).log() - likely), 0.0).sum(-1)
+    return rows.sum() / mask.any(-1).expand(len(x), -1).sum()
+
+
+def chosen_graph(x):
+    """A graph for each sample, of few edges; receiver 5 has none."""
+    index = made(k=2).select(x, x).mask()[:, 0].float().topk(2).indices
+    index[:, 5] = -1
+    index[:, 0, 1] = index[:, 1, 1] = -1
+    return ga.TokenGraph.from_indices(index.unsqueeze(1), T)
+
+
+@pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize("name", [*GRAPHS, "listed", "by sample"])
+def test_the_loss_is_the_divergence_written_out(name):
+    module, x, (q, k, v) = made(), drawn(2, T, WIDTH, grad=True), qkv(grad=True)
+    graph = chosen_graph(x) if name == "by sample" else GRAPHS.get(name) or patterns.window(T, 2)
+    _, info = ga.attend(q, k, v, graph, return_info=True)
+    loss = module.loss(x, x, info)
+    found = torch.autograd.grad(loss, [*module.parameters(), x, q, k], allow_unused=True)
+    mask = graph.mask() if name != "by sample" else graph.mask()[:, 0]
+    due = written_out_loss(module, x.detach(), q.detach(), k.detach(), mask)
+    assert_exact(loss, due)
+    assert_exact(found[:-3], torch.autograd.grad(due, list(module.parameters())))
+    assert found[-3:] == (None, None, None)
+    if name == "causal":
+        halves = [module.loss(x, x, info, rows=rows) for rows in ((0, T // 2), (T // 2, T))]
+        assert_exact(sum(halves) / 2, due)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_nothing_of_tokens_times_tokens_is_saved(monkeypatch, sparse):
+    monkeypatch.setattr(_choice, "SCORES_AT_ONCE", T * 8)
+    monkeypatch.setattr(indexer, "EDGES_AT_ONCE", 16)
+    saved = []
+    module, x, (q, k, v) = made(), drawn(2, T, WIDTH), qkv()
+    graph = patterns.window(T, 2) if sparse else GRAPHS["causal"]
+    _, info = ga.attend(q, k, v, graph, return_info=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+        module.loss(x, x, info).backward()
+    # queries of all heads are the largest, 2 * 3 * T * 4, where a row of products of a head has T
+    assert 2 * T <= max(saved) <= 24 * T < T * T
+
+
+def test_the_indexer_learns_what_attention_looks_at():
+    """From the loss alone: more of the weights lie on what it chooses."""
+    module, x = made(), drawn(2, T, WIDTH)
+    heads = ga.StandardHeads(WIDTH, 2).double()
+    q, (k, v) = 3 * heads.receive(x), heads.send(x)
+    _, info = ga.attend(q.detach(), k.detach(), v.detach(), GRAPHS["causal"], return_info=True)
+    optimizer, shares, losses = torch.optim.Adam(module.parameters(), lr=0.06), [], []
+    for _ in range(24):
+        shares.append(recall(info, module.select(x, x)).mean().item())
+        losses.append(loss := module.loss(x, x, info))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    most = recall(info, TopK(6, "all").select(q, k)).mean().item()
+    assert losses[-1] < 0.75 * losses[0]
+    assert shares[0] < shares[-1] <= most
+    assert shares[-1] - shares[0] > (most - shares[0]) / 3
+
+
+def test_straight_through_changes_the_gradient_alone():
+    module, x, (q, k, v) = made(), drawn(1, T, WIDTH), (y[:1] for y in qkv())
+    graph = module.select(x, x)
+    score = module.edge_scores(x, x, graph)
+    src, dst = graph.edge_index
+    assert_exact(score[0, 0], written_out(module, x, GRAPHS["causal"].mask())[0, dst, src])
+    out = ga.attend(q, k, v, graph, bias=score - score.detach())
+    assert_exact(out, ga.attend(q, k, v, graph))
+    assert float(torch.autograd.grad(out.square().sum(), module.queries.weight)[0].abs().max()) > 0
+
+
+def test_recall_is_the_share_of_the_weights():
+    q, k, v = qkv()
+    _, info = ga.attend(q, k, v, GRAPHS["strict"], return_info=True)
+    chosen = TopK(4).select(q, k, GRAPHS["strict"])
+    weights = dense_logits(q, k, GRAPHS["strict"].mask()).softmax(-1)
+    found = recall(info, chosen)
+    assert_exact(found[:, :, 1:], (weights * chosen.mask()).sum(-1)[:, :, 1:])
+    assert bool(found[:, :, 0].isnan().all())
+    with pytest.raises(ValueError, match=r"chosen must be a part of .* has edges that it lacks"):
+        recall(info, GRAPHS["full"])
+
+
+def test_layers_share_a_selection():
+    shared, x = SharedSelection([TopK(3), TopK(4)], every=2), drawn(1, 2, T, 8)
+    chosen = {}
+    graphs = [shared.select(layer, x, x, chosen) for layer in range(4)]
+    assert graphs[0] is graphs[1]
+    assert graphs[2] is graphs[3]
+    assert [graph.max_in_degree for graph in graphs] == [3, 3, 4, 4]
+    with pytest.raises(IndexError, match=r"layer must be in 0 .. 3, 2 for each selector, got 4"):
+        shared.select(4, x, x, chosen)
+
+
+def test_what_does_not_fit_is_named():
+    module, x, (q, k, v) = made(), drawn(2, T, WIDTH), qkv()
+    _, info = ga.attend(q, k, v, TopK(3).select(q, k), return_info=True)
+    with pytest.raises(ValueError, match="an indexer has one graph for all heads"):
+        module.loss(x, x, info)
+    with pytest.raises(ValueError, match=r"q must be states \[batch, tokens, 12\], got a Tensor of"):
+        module.select(q, x)
+    with pytest.raises(ValueError, match="does not fit q with 40 receivers and k with 40 senders"):
+        TopK(3).select(q, k, patterns.causal(5))
+    with pytest.raises(ValueError, match="per must be one of 'head', 'group', 'all', got 'heads'"):
+        TopK(3, per="heads")
