@@ -116,7 +116,11 @@ def arcs(found: Numbers) -> Iterator[str]:
     """An arc for each edge, as strong as its weight; the one that is cut in its own colour, on top."""
     for src, dst, weight in sorted(found.weights, key=lambda edge: edge[:2] == EDGE):
         cut = (src, dst) == EDGE
-        look = 'class="arc cut" stroke-width="3.5"' if cut else f'class="arc" stroke-width="{1 + 2 * weight:.1f}"'
+        look = (
+            'class="arc cut" stroke-width="3.5"'
+            if cut
+            else f'class="arc" stroke-width="{1 + 2 * weight:.1f}"'
+        )
         strength = f' style="--w:{min(1.0, 0.08 + weight):.2f}"'
         yield f'<path {look}{strength} d="{arc(src, dst)}"/>'
     src, dst = EDGE

@@ -192,9 +192,9 @@ def conversions(kind):
 
 
 PROPERTIES = {
-    "attend is the formula": (8, lambda kind: calls(kind, usual())),
-    "layers are the formula": (5, lambda kind: layers(kind, [*usual(), None])),
-    "forms are one formula": (4, conversions),
+    "attend is the formula": (6, lambda kind: calls(kind, usual())),
+    "layers are the formula": (4, lambda kind: layers(kind, [*usual(), None])),
+    "forms are one formula": (3, conversions),
 }
 each = pytest.mark.parametrize(("count", "examined"), PROPERTIES.values(), ids=PROPERTIES)
 
@@ -209,7 +209,7 @@ def test_equality(kind, count, examined):
 @pytest.mark.parametrize("kind", KINDS)
 @each
 def test_more_examples(kind, count, examined):
-    few(4 * count)(examined(kind))()
+    few(5 * count)(examined(kind))()
 
 
 @pytest.mark.nightly

@@ -145,6 +145,7 @@ class TestStacks:
         assert ~union(*graphs) == intersection(*(~graph for graph in graphs))
         assert union(*(graph.T for graph in graphs)) == union(*graphs).T
 
+    @pytest.mark.slow
     def test_a_union_of_thousands_is_flat(self):
         """Operators one by one would nest a rule in a rule in a rule."""
         graphs = [patterns.window(4, 1 + k % 3) for k in range(3000)]

@@ -208,6 +208,7 @@ class TestLarge:
             rows, senders = (eval(part, NAMES | names) for part in line.split(" -> "))
             assert rows.edge_index[0].tolist() == list(senders), line
 
+    @pytest.mark.slow
     def test_counts_in_closed_form(self):
         n, names = 5000, {"n": 5000, "triangle": 5000 * 5001 // 2, "band": 3 * 5000 - 3}
         names |= {"window": patterns.window(n, 3), "causal": patterns.causal(n), "patterns": patterns}

@@ -291,6 +291,7 @@ class TestYun:
         assert (found.self_loops, found.no_self_loop, found.hold) == (False, (2, 2), False)
         assert "in layer 2 token 2 does not attend to itself" in str(found)
 
+    @pytest.mark.slow
     @settings(max_examples=80, deadline=None)
     @given(graphs(most=6))
     def test_against_all_orders(self, graph):

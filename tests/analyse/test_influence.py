@@ -89,6 +89,7 @@ def test_measured_influence_is_that_of_torch_geometric():
     assert abs(float(found.range.mean()) - breadth) <= 50 * 2**-24 * 4
 
 
+@pytest.mark.slow
 def test_projections_estimate_the_frobenius_norm():
     """The mean of 4000 squares of a sum of 6 squares: relative error 1 / sqrt(2000), five of them allowed."""
     matrix = torch.randn(3, 3, dtype=torch.float64)

@@ -264,6 +264,7 @@ def test_on_a_verified_gpu_our_kernels_count_as_what_they_are(name, h200, monkey
     assert "counted 1.25 times as long" in (found.trust if found.choice == "triton" else found.reason)
 
 
+@pytest.mark.slow
 def test_sinks_beside_a_window_are_a_part_where_varlen_is_faster_than_flex():
     """By the constants of an A100."""
     found = ga.explain(patterns.window(2**15, 2**13) | patterns.sinks(2**15, 4), 8, 64, "A100")

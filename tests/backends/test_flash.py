@@ -159,6 +159,7 @@ def test_a_nan_in_a_full_sequence_is_told_by_lse():
 
 
 # torch 2.15 on its own copies
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_the_operators_are_told_to_torch_as_they_are():
     """Schema, shapes, autograd and dispatch, in torch's own words."""

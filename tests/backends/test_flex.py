@@ -170,6 +170,7 @@ def test_features(feature, name, monkeypatch):
     check(case.graph, case.mask, modify=modify, **options)
 
 
+@pytest.mark.slow
 def test_a_chain_a_module_and_a_score_mod_that_ignores_the_score(kernel):
     """Modules without gradients, closures over tensors, a scale, and a result of fewer axes."""
     graph = patterns.window(97, 16)

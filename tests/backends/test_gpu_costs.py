@@ -147,6 +147,7 @@ def test_nothing_gets_cheaper_by_more_work(name):
     assert all(single[way].seconds >= found[way].seconds for way in single)
 
 
+@pytest.mark.slow
 def test_documents_alone_are_for_varlen_and_strays_make_a_split():
     assert "varlen" in estimates(GRAPHS["documents"](), SIZES, H200)
     assert "varlen" not in estimates(GRAPHS["random"](), SIZES, H200)

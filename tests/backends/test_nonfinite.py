@@ -116,6 +116,7 @@ def passes(graph, given):
     return {word: count for word in words if (count := sum(word in name for name in found))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_program_for_a_gpu_has_no_pass_but_attention(dtype, monkeypatch):
     """One for a CPU contains the repair, and one whose caller promised finite numbers does not."""

@@ -186,6 +186,7 @@ def test_documents_are_chosen_where_they_are_cheaper(lengths):
     assert WORK["tiles"](graph) == (by_length if cheaper else by_tiles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["strict_causal", "prefix"])
 @pytest.mark.parametrize("kind", ["tiles", "mixed"])
 def test_masks_of_a_nearly_causal_graph_grow_with_its_length(kind, name):
@@ -202,6 +203,7 @@ def test_masks_of_a_nearly_causal_graph_grow_with_its_length(kind, name):
 sizes, shares = st.integers(1, 150), st.floats(0.0, 1.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(sizes, sizes, shares, st.integers(0, 99))
 def test_random_graphs(num_dst, num_src, density, seed):

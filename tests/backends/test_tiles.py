@@ -126,6 +126,7 @@ def test_graphs_by_head_and_sample(name, graph):
     assert torch.equal(info.lse == -torch.inf, ~mask.any(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiles", "mixed"])
 def test_float16_is_rounded_once(name):
     """On a CPU: the output, and the gradient of v, are those of float32 on the same numbers, rounded."""

@@ -300,6 +300,7 @@ class TestPeers:
 
 
 class TestRecord:
+    @pytest.mark.slow
     def test_one_that_is_not_complete_says_so_and_does_not_stand(self, tmp_path):
         run, place = Run(tmp_path, "cuda", False, 1, 0.0), {"date": "2026-11-22T00:00:00+00:00"}
         place |= {"device": "A GPU", "cuda": "13.0", "torch": "2.11", "triton": "3.6", "interpreted": False}

@@ -124,6 +124,7 @@ def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
     assert_exact(tiny.proceed(tokens[None], cache), tiny(tokens[None]))
 
 
+@pytest.mark.slow
 def test_the_command_of_the_readme(shipped: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Its tokens, its options, and what it says on stderr."""
     model, vocabulary = shipped

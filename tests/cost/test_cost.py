@@ -169,6 +169,7 @@ graphs = st.builds(patterns.window, st.integers(1, 40), st.integers(1, 40))
 class TestOrder:
     """S1.22: standard < factored < merged, for heads that are thin together."""
 
+    @pytest.mark.slow
     @settings(max_examples=100, deadline=None)
     @given(sizes=sizes_of_heads, graph=graphs)
     def test_for_thin_heads(self, sizes, graph):
@@ -182,6 +183,7 @@ class TestOrder:
         assert costs[0].cache["key, value"] < messages[0] == messages[1]
         assert costs[0].parameters <= costs[1].parameters < costs[2].parameters
 
+    @pytest.mark.slow
     @settings(max_examples=100, deadline=None)
     @given(sizes=sizes_of_heads, graph=graphs)
     def test_the_differences(self, sizes, graph):

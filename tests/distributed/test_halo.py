@@ -77,6 +77,7 @@ def test_the_whole_zoo(name):
         check(graph, make(graph, world))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(*(st.integers(*ends) for ends in ((1, 40), (1, 12), (0, 5), (1, 20), (0, 9))), st.booleans())
 def test_random_mixtures(n, w, sinks, world, seed, transposed):

@@ -103,6 +103,7 @@ class TestChoice:
         assert (2 * received["halo"] <= received["ring"]) == (exchange == "halo")
         assert "% of the others' keys and values" in found.reason
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("graph", "world", "names"),
         [

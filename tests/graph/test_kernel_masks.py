@@ -66,6 +66,7 @@ class TestBlockMask:
             ]
             assert listed(*lists[0]) == listed(*lists[1]), kind
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "graph",
         [patterns.strict_causal(21), patterns.cross(13, 21), TokenGraph.from_rule(by_both, 21, 19, 2, 3)],

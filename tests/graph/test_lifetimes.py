@@ -34,6 +34,7 @@ def test_last_receivers_and_senders(name: str) -> None:
     assert last_senders(graph).tolist() == expected(mask.mT)
 
 
+@pytest.mark.slow
 def test_a_million_tokens_without_their_pairs() -> None:
     n, w, s = 1_000_000, 4096, 4
     last = last_receivers(patterns.window(n, w) | patterns.sinks(n, s))

@@ -176,6 +176,7 @@ class TestNull:
         assert signs.flip_test(-torch.ones(20)) == 1.0
         assert signs.flip_test(torch.tensor([1.0, torch.nan])) == 0.5
 
+    @pytest.mark.slow
     def test_random_edges_against_random_edges(self, monkeypatch):
         """Where the claimed edges are random, p is uniform (Kolmogorov: within 0.26 but once in 100)."""
         with torch.random.fork_rng(devices=[]):

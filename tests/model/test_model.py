@@ -110,6 +110,7 @@ def test_generate_continues_and_comes_back(tiny: lm.LanguageModel) -> None:
     assert int(likeliest[-1]) == int(tiny(tokens[None])[0, -1].argmax())
 
 
+@pytest.mark.slow
 def test_the_shipped_file_is_small_and_says_how_it_was_made(shipped: Any, exact: Any, scores: Any) -> None:
     model, vocabulary, metadata = shipped
     assert lm.TRAINED.stat().st_size <= 2_000_000

