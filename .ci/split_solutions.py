@@ -82,8 +82,9 @@ def follow(path: Path) -> None:
     new = jupytext.read(path)
     for number, cell in enumerate(new.cells):
         cell["id"] = f"cell-{number}"
-    for cell, before in zip(new.cells, old.cells, strict=True):
-        if cell.cell_type == "code" and not {"exercise", "check"} & set(cell.metadata.get("tags", ())):
+    pairs = ([cell for cell in notebook.cells if cell.cell_type == "code"] for notebook in (new, old))
+    for cell, before in zip(*pairs, strict=True):
+        if not {"exercise", "check"} & set(cell.metadata.get("tags", ())):
             cell.outputs, cell.execution_count = before.outputs, before.execution_count
     new.metadata = old.metadata
     count = 0

@@ -23,6 +23,10 @@
 # way by running it: if a cell with an `assert` runs through, its claim holds.
 #
 # You need some Python and a rough idea of what a matrix product is. You need to know neither graphs nor transformers.
+#
+# **Afterwards you can** compute attention for one receiver by hand, and say why it is message passing.
+#
+# [the book](README.md) | next: [Four perspectives on one run](06_four_perspectives.ipynb)
 
 # %%
 import inspect
@@ -112,7 +116,7 @@ print(len(edges), "edges")
 # $$\text{mask}[\mathit{dst}, \mathit{src}] = \text{True} \iff \text{there is an edge } \mathit{src} \to \mathit{dst}$$
 #
 # Put the receivers in rows and the senders in columns, and fill a cell for each edge. That table is what the transformer
-# literature calls an **attention mask**. The picture shows one edge twice, in red: *Llamas* is heard by *output*.
+# literature calls an **attention mask**. The picture shows one edge twice, in orange: *Llamas* is heard by *output*.
 
 # %%
 mask = torch.zeros(5, 5, dtype=torch.bool)
@@ -666,7 +670,7 @@ assert layer_number > 0  # it needs a round before its own
 
 # %% [markdown]
 # Here it is on our sentence, said twice. For each token of the second copy we draw the strongest of its in-edges in that
-# head: in red if it comes from the piece *after* the same piece in the first copy, in grey if not.
+# head: in orange if it comes from the piece *after* the same piece in the first copy, in grey if not.
 
 # %%
 n = len(pieces)
@@ -875,3 +879,7 @@ assert gain(runs["your graph"]) > 1, "the second copy is still a surprise"
 #   $W_O$, patterns, messages, and the sentence about llamas.
 # * *Attention: All you need to know*, far.in.net, 2025 (S4), perspective 4, after A. Karpathy: the seven steps (S4.17).
 # * C. Olsson et al., [In-context Learning and Induction Heads](https://arxiv.org/abs/2209.11895), 2022.
+
+# %% [markdown]
+# ---
+# [the book](README.md) | next: [Four perspectives on one run](06_four_perspectives.ipynb)

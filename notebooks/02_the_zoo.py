@@ -23,6 +23,10 @@
 # You need [notebook 01](01_attention_is_message_passing.ipynb), or its one sentence: a mask is a graph, and `mask[dst, src]` is
 # its table. (The builders live in `ga.patterns`, since the literature calls such graphs attention patterns. In this library's
 # prose a *pattern* is something else: what a receiver looks for.)
+#
+# **Afterwards you can** build a mask from a paper's sentence, and test whether two papers draw one graph.
+#
+# before: [Low rank, and subspaces](10_low_rank_and_subspaces.ipynb) | [the book](README.md) | next: [How many layers until the last token hears the first?](03_how_many_layers.ipynb)
 
 # %%
 import inspect
@@ -386,3 +390,7 @@ print(
 # ([1907.00235](https://arxiv.org/abs/1907.00235)), Xiao et al. 2024 ([2309.17453](https://arxiv.org/abs/2309.17453)), Hassani et
 # al. 2022 ([2204.07143](https://arxiv.org/abs/2204.07143)), Liu et al. 2021 ([2103.14030](https://arxiv.org/abs/2103.14030)),
 # Shirzad et al. 2023 ([2303.06147](https://arxiv.org/abs/2303.06147)).
+
+# %% [markdown]
+# ---
+# before: [Low rank, and subspaces](10_low_rank_and_subspaces.ipynb) | [the book](README.md) | next: [How many layers until the last token hears the first?](03_how_many_layers.ipynb)

@@ -19,6 +19,10 @@
 # *from where is this node reached in $L$ steps?*
 #
 # You need the first two sections of [notebook 01](01_attention_is_message_passing.ipynb).
+#
+# **Afterwards you can** compute the reach of a mask before training anything.
+#
+# before: [The zoo: attention masks as graphs](02_the_zoo.ipynb) | [the book](README.md) | next: [Sparse against dense, trained](14_sparse_against_dense.ipynb)
 
 # %%
 import math
@@ -296,3 +300,7 @@ print("right:", " -> ".join(map(str, answer)))
 #   Forecasting](https://arxiv.org/abs/1907.00235), 2019: powers of two.
 # * C. Yun et al., [O(n) Connections are Expressive Enough](https://arxiv.org/abs/2006.04862), 2020: which sparse graphs lose
 #   nothing. `analyse.yun_conditions` checks their conditions.
+
+# %% [markdown]
+# ---
+# before: [The zoo: attention masks as graphs](02_the_zoo.ipynb) | [the book](README.md) | next: [Sparse against dense, trained](14_sparse_against_dense.ipynb)

@@ -18,6 +18,10 @@
 # edges an answer hangs on. This is the nearest thing to surgery that a language model offers.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb); the model is the one that ships with the package.
+#
+# **Afterwards you can** find the edge on which an answer hangs.
+#
+# before: [Relaying through a middle token](13_relay_through_a_middle_token.ipynb) | [the book](README.md) | next: [Audit a model that leaks](05_audit_a_leak.ipynb)
 
 # %%
 import warnings
@@ -247,3 +251,7 @@ assert answer.num_edges <= 4 * n, f"{answer.num_edges} edges are too many"
 (word, chance), *_ = answers(answer)
 assert (word, chance > 0.5) == (" name", True), f"it says {word!r} with probability {chance}"
 print(f"right: {answer.num_edges} edges in place of {graphs['causal'].num_edges}:", answers(answer))
+
+# %% [markdown]
+# ---
+# before: [Relaying through a middle token](13_relay_through_a_middle_token.ipynb) | [the book](README.md) | next: [Audit a model that leaks](05_audit_a_leak.ipynb)

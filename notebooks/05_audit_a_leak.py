@@ -20,6 +20,10 @@
 # How can that be exact? The derivative of receiver `dst`'s output with respect to sender `src`'s input is a block of the
 # Jacobian. Where no information flows it is zero, not small: exactly zero, in float64. The audit groups receivers so that few
 # backward passes suffice, and calls two further witnesses: it changes a sender, and it poisons one with NaN.
+#
+# **Afterwards you can** prove that a model is causal, or name its leaks.
+#
+# before: [Change the graph of a trained model](04_change_the_graph.ipynb) | [the book](README.md) | next: [Sinks are one edge](16_sinks_are_one_edge.ipynb)
 
 # %%
 import warnings
@@ -170,3 +174,7 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert ga.audit(narrow, ga.patterns.window(T, answer), (T, WIDTH), layers=1).exact, "not exact"
 print(f"right: window(T, {answer})")
+
+# %% [markdown]
+# ---
+# before: [Change the graph of a trained model](04_change_the_graph.ipynb) | [the book](README.md) | next: [Sinks are one edge](16_sinks_are_one_edge.ipynb)

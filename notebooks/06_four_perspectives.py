@@ -21,6 +21,10 @@
 # was computed, and reads it four times. Nothing is computed twice, as we shall check: the words change, the tensors stay.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb).
+#
+# **Afterwards you can** translate between search, routing, transforms and message exchange.
+#
+# before: [Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [Patterns and messages, in three forms](07_three_forms.ipynb)
 
 # %%
 import math
@@ -495,7 +499,7 @@ assert [phase.name for phase in run.phases] == ["communication", "computation"] 
 # *diffusion on a graph*: a linear map of the states, which a sparse product computes, and which mixes but never creates. Everything that is
 # not linear in attention is in the choice of the weights.
 
-# %% tags=["S4.28", "S4.24"]
+# %% tags=["S4.24"]
 src, dst = call.edge_index
 spread = torch.zeros(
     n, n * heads.num_heads, dtype=torch.float64
@@ -643,3 +647,7 @@ print(
 # * A. Karpathy, Stanford CS25 lecture, 2023: the message exchange, communication and computation.
 # * C. McCormick, *Patterns and Messages*, parts 1 and 2, 2025.
 # * nostalgebraist, *interpreting GPT: the logit lens*, 2020.
+
+# %% [markdown]
+# ---
+# before: [Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [Patterns and messages, in three forms](07_three_forms.ipynb)

@@ -23,6 +23,10 @@
 #
 # The names and the forms are those of Chris McCormick's two articles *Patterns and Messages* ("the source text" below). You
 # need [notebook 01](01_attention_is_message_passing.ipynb), at least its sections 3 to 7.
+#
+# **Afterwards you can** read a head as what it looks for and what it says, and tell what each form costs.
+#
+# before: [Four perspectives on one run](06_four_perspectives.ipynb) | [the book](README.md) | next: [Matrix multiplication is message passing](08_matrix_multiplication_is_message_passing.ipynb)
 
 # %%
 import math
@@ -132,7 +136,7 @@ print(
 # %% [markdown]
 # ## 2. Merging two projections into one
 #
-# $W_V^h$ makes a state thin, $W_O^h$ makes it wide again. Multiplied out they are one square matrix, the **message projection**
+# $W_V^h$ squeezes a state into a few numbers, $W_O^h$ makes it wide again. Multiplied out they are one square matrix, the **message projection**
 # $W_M$. $W_Q^h$ and $W_K^h$ are merged in the same way into the **pattern projection** $W_P$. Here they are, drawn to scale. On
 # the left, what is stored and trained; on the right, what it amounts to.
 
@@ -693,3 +697,7 @@ print("right: who is listened to, and what is said, are two independent processe
 # * J. Su et al., [RoFormer](https://arxiv.org/abs/2104.09864), 2021: rotations. J. Ainslie et al.,
 #   [GQA](https://arxiv.org/abs/2305.13245), 2023: grouped heads.
 # * Llama Team, [The Llama 3 Herd of Models](https://arxiv.org/abs/2407.21783), 2024: the sizes.
+
+# %% [markdown]
+# ---
+# before: [Four perspectives on one run](06_four_perspectives.ipynb) | [the book](README.md) | next: [Matrix multiplication is message passing](08_matrix_multiplication_is_message_passing.ipynb)

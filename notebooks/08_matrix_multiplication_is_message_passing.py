@@ -22,6 +22,10 @@
 #
 # It follows the note *Multi-headed attention as matrix multiplication* ("the text" below). You need to know what a matrix
 # product is. [Notebook 01](01_attention_is_message_passing.ipynb) helps.
+#
+# **Afterwards you can** read any matrix as a weighted graph, and convert rows to columns.
+#
+# before: [Patterns and messages, in three forms](07_three_forms.ipynb) | [the book](README.md) | next: [Why the square root?](09_why_the_square_root.ipynb)
 
 # %%
 import math
@@ -53,7 +57,7 @@ plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use"
 
 
 def draw_table(ax, table, title, rows=None, columns=None, limit=1.0, digits=1, lit=None):
-    """A table of numbers: blue above zero, orange below, grey where it holds nan; the rows or cells of ``lit`` framed in red."""
+    """A table of numbers: blue above zero, orange below, grey where it holds nan; the rows or cells of ``lit`` framed in orange."""
     ax.imshow(table, cmap=COLOURS, vmin=-limit, vmax=limit)
     ax.set_xticks(range(table.shape[1]), columns or range(table.shape[1]), fontsize=8)
     ax.set_yticks(range(table.shape[0]), rows or range(table.shape[0]), fontsize=8)
@@ -141,7 +145,7 @@ for src, dst in graph.edge_index.T.tolist():
 assert torch.equal(heard, A @ B)  # update: what it heard
 
 figure, axes = plt.subplots(1, 3, figsize=(12, 2.9), width_ratios=[4, 3, 3])
-draw_table(axes[0], A.masked_fill(A == 0, math.nan), "A: who hears whom (row 2 in red)", lit=(2, 0, 1, 4))
+draw_table(axes[0], A.masked_fill(A == 0, math.nan), "A: who hears whom (row 2 framed)", lit=(2, 0, 1, 4))
 draw_table(axes[1], B, "B: the states")
 draw_table(axes[2], heard, "A @ B: what each has heard", lit=(2, 0, 1, 3))
 plt.show()
@@ -197,7 +201,7 @@ print("edge by edge = by matrices")
 # ## 4. Loop or matrix?
 #
 # The same numbers can be computed in many ways. Here are four, for causal attention. The first visits every **edge**, the
-# second every **query**. The third has no loop: it computes the full table and removes what is no edge. The fourth gathers and
+# second every **query**. The third has no loop: it computes the full table and removes the pairs without an edge. The fourth gathers and
 # scatters along the list of edges, as graph libraries do.
 
 
@@ -404,6 +408,54 @@ assert torch.equal(ga.MessagePassingAttention(mirrored)(states, tree), rows)
 print("the same updates; a loader must be told the layout, because a square matrix does not show it")
 
 # %% [markdown]
+# Four small things that texts leave open or get wrong, and that a graph settles at once:
+#
+# * The widths of queries and keys, and of values, need not be the same.
+# * Heads may stand side by side, without an output matrix: that is a layer too.
+# * Each head has an output matrix of its own. Has it an output bias of its own? One may cut $b_O$ into any parts that add up to it:
+#   the sum over heads cannot tell, so no part means anything.
+# * One text writes the sum in the softmax up to $i$ where it means $T$. For a causal mask that is the same, for others it is not.
+
+# %% tags=["S2.7", "S3.8", "S4.5", "S4.9"]
+wide_values = torch.randn(2, width, 7)  # queries and keys of 3 numbers, values of 7
+W = [torch.randn(2, width, 3), torch.randn(2, width, 3), wide_values]
+side_by_side = ga.MessagePassingAttention(ga.StandardHeads.from_arrays(*W))(states, tree)
+assert side_by_side.shape == (n, 2 * 7)
+
+W_O, whole = torch.randn(2, 7, width), torch.randn(width)
+for split in (whole, torch.stack([whole, 0 * whole]), torch.stack([5 * whole, -4 * whole])):
+    biased = ga.MessagePassingAttention(ga.StandardHeads.from_arrays(*W, W_O, b_O=split))(states, tree)
+    by_blocks = side_by_side[:, :7] @ W_O[0] + side_by_side[:, 7:] @ W_O[1] + whole
+    assert torch.allclose(biased, by_blocks)
+
+for name, graph in {
+    "causal": ga.patterns.causal(n),
+    "window, both sides": ga.patterns.window(n, 2, causal=False),
+}.items():
+    mass = S.exp() * graph.mask()  # [i, j]
+    up_to_i = mass / mass.tril().sum(1, keepdim=True)
+    over_all = mass / mass.sum(1, keepdim=True)
+    print(
+        f"{name}: up to i, the weights of a receiver sum to {up_to_i.sum(1).min():.2f} .. {up_to_i.sum(1).max():.2f}"
+    )
+    assert torch.allclose(up_to_i, over_all) == (name == "causal")
+
+# %% [markdown]
+# And one that no text mentions, because it is about what is *not* there. We have left positions out all along. So what tells the first
+# token from the last? Shuffle the tokens, and shuffle the graph with them: the updates come out shuffled, and nothing else
+# changes. A layer of attention has no order in it. **The graph is what breaks the symmetry**, unless it is the full one, over which not
+# even the graph knows where anybody stands.
+
+# %% tags=["S4.25"]
+attention, order = ga.MessagePassingAttention(heads), torch.randperm(n)
+for graph in (tree, ga.patterns.causal(n), ga.patterns.full(n)):
+    shuffled = ga.convert.from_mask(graph.mask()[order][:, order])
+    assert torch.allclose(attention(states[order], shuffled), attention(states, graph)[order])
+    same = shuffled == graph
+    print(f"{graph.name}: {'the same graph' if same else 'another graph'} when its tokens are shuffled")
+    assert same == (graph.name == f"full({n})")
+
+# %% [markdown]
 # ## 7. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
@@ -461,3 +513,7 @@ print("right")
 # * D. Bahdanau et al., [Neural Machine Translation by Jointly Learning to Align and
 #   Translate](https://arxiv.org/abs/1409.0473), 2014: alignments.
 # * J. Kepner and J. Gilbert (eds.), *Graph Algorithms in the Language of Linear Algebra*, SIAM, 2011: graphs as matrices.
+
+# %% [markdown]
+# ---
+# before: [Patterns and messages, in three forms](07_three_forms.ipynb) | [the book](README.md) | next: [Why the square root?](09_why_the_square_root.ipynb)

@@ -20,6 +20,10 @@
 # with the result, and what is left to learn from?
 #
 # You need the first four sections of [notebook 01](01_attention_is_message_passing.ipynb).
+#
+# **Afterwards you can** explain the scale by variances, and use it as a temperature.
+#
+# before: [Matrix multiplication is message passing](08_matrix_multiplication_is_message_passing.ipynb) | [the book](README.md) | next: [Low rank, and subspaces](10_low_rank_and_subspaces.ipynb)
 
 # %%
 import math
@@ -313,7 +317,7 @@ assert merged.scale == heads.scale == 64**-0.5
 # ## 6. After training
 #
 # All of this is about the *first* step of training, when queries and keys are random. From then on the matrices may grow, and
-# with them the logits: a head is free to become as decided as it likes. Here are the heads of the trained model that ships with
+# with them the logits: a head is free to become as sharp as it likes. Here are the heads of the trained model that ships with
 # the package: how far its logits stray, for a receiver's senders, and the largest weight of a typical receiver with 32 or more
 # senders.
 
@@ -396,3 +400,7 @@ print("right: the same at any temperature")
 # * The note on query, key and value projections, whose footnote section 1 measures.
 # * *Attention: All you need to know*, far.in.net, 2025: the inverse temperature.
 # * G. Yang et al., [Tensor Programs V](https://arxiv.org/abs/2203.03466), 2022: dividing by $d$.
+
+# %% [markdown]
+# ---
+# before: [Matrix multiplication is message passing](08_matrix_multiplication_is_message_passing.ipynb) | [the book](README.md) | next: [Low rank, and subspaces](10_low_rank_and_subspaces.ipynb)

@@ -23,6 +23,10 @@
 #
 # The cloud, the line and the question at the end come from part 2 of Chris McCormick's *Patterns and Messages* ("the text"
 # below). You need [notebook 07](07_three_forms.ipynb), at least its sections 1 and 2.
+#
+# **Afterwards you can** find where a head reads and writes, and edit a state there.
+#
+# before: [Why the square root?](09_why_the_square_root.ipynb) | [the book](README.md) | next: [The zoo: attention masks as graphs](02_the_zoo.ipynb)
 
 # %%
 import copy
@@ -692,3 +696,7 @@ print(f"right: rank {answer} of 32 loses {lost[answer]:.1%}")
 #   [GQA](https://arxiv.org/abs/2305.13245), 2023, who take the mean of a group and then train on; DeepSeek-AI,
 #   [DeepSeek-V2](https://arxiv.org/abs/2405.04434), 2024 (MLA).
 # * *Attention: All you need to know*, far.in.net, 2025: why learn the factors?
+
+# %% [markdown]
+# ---
+# before: [Why the square root?](09_why_the_square_root.ipynb) | [the book](README.md) | next: [The zoo: attention masks as graphs](02_the_zoo.ipynb)

@@ -22,6 +22,10 @@
 # small mistake in the published version from which much can be learned.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb).
+#
+# **Afterwards you can** show with a Jacobian that attention alone moves information.
+#
+# before: [Sparse against dense, trained](14_sparse_against_dense.ipynb) | [the book](README.md) | next: [Attention, one case of message passing; an MLP, another](15_one_limiting_case.ipynb)
 
 # %%
 import math
@@ -497,3 +501,7 @@ draw.side_by_side(answer, labels=["e0", "e1", "e2", "e3", "d0", "d1", "d2"])
 # * *Attention: All you need to know*, far.in.net, 2025 (S4 in the docstrings of this library): attention is the only step that
 #   moves information between positions (S4.3), the alternation of phases (S4.19).
 # * J. Gilmer et al., [Neural Message Passing for Quantum Chemistry](https://arxiv.org/abs/1704.01212), 2017.
+
+# %% [markdown]
+# ---
+# before: [Sparse against dense, trained](14_sparse_against_dense.ipynb) | [the book](README.md) | next: [Attention, one case of message passing; an MLP, another](15_one_limiting_case.ipynb)

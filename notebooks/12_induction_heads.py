@@ -19,6 +19,10 @@
 # take exactly these edges away and see what the model has lost.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb).
+#
+# **Afterwards you can** write a head's job as a graph, find the heads that do it, and break them.
+#
+# before: [Attention, one case of message passing; an MLP, another](15_one_limiting_case.ipynb) | [the book](README.md) | next: [Relaying through a middle token](13_relay_through_a_middle_token.ipynb)
 
 # %%
 import warnings
@@ -408,3 +412,7 @@ print(f"right: cut {wanted[0]:.2f}, muted {wanted[1]:.2f}")
 #   composition.
 # * C. Olsson et al., [In-context Learning and Induction Heads](https://arxiv.org/abs/2209.11895), 2022: repeated random tokens.
 # * TransformerLens, head detector: heads found by the table of weights they should have.
+
+# %% [markdown]
+# ---
+# before: [Attention, one case of message passing; an MLP, another](15_one_limiting_case.ipynb) | [the book](README.md) | next: [Relaying through a middle token](13_relay_through_a_middle_token.ipynb)

@@ -21,6 +21,10 @@
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb); [notebook 03](03_how_many_layers.ipynb) asks how far relays
 # reach.
+#
+# **Afterwards you can** follow one contribution through two layers, and cut it.
+#
+# before: [Induction heads](12_induction_heads.ipynb) | [the book](README.md) | next: [Change the graph of a trained model](04_change_the_graph.ipynb)
 
 # %%
 import math
@@ -292,7 +296,7 @@ assert means[4] > 0.9 * means[0]
 # Two summaries of a run follow what came from where through all layers at once, relays included. Both give a token, in each
 # layer, half of what it was and half of what it hears. **Rollout** multiplies the shares along every way and adds up the ways.
 # **Flow** asks how much could pass at most, as through pipes. On the network of section 2, with one way of two edges, both can
-# be done in the head: $\frac12 \cdot \frac12$, and the narrowest pipe, $\frac12$.
+# be done without a computer: $\frac12 \cdot \frac12$, and the narrowest pipe, $\frac12$.
 
 
 # %%
@@ -413,7 +417,7 @@ assert len(answer) == 3, "fewer will do"
 print("right: one edge of each of the three ways", answer)
 
 # %% [markdown]
-# **2. In the head.** A chain of four tokens, three rounds, and in every round a token hears only the one before it. What are
+# **2. Without a computer.** A chain of four tokens, three rounds, and in every round a token hears only the one before it. What are
 # rollout and flow from the first token to the last?
 
 # %% tags=["exercise"]
@@ -454,3 +458,7 @@ print(f"right: {answer} relays let {numbers_that_pass(answer, group=7)[0]} numbe
 # * S. Abnar and W. Zuidema, [Quantifying Attention Flow in Transformers](https://arxiv.org/abs/2005.00928), 2020: rollout and
 #   flow.
 # * U. Alon and E. Yahav, [On the Bottleneck of Graph Neural Networks](https://arxiv.org/abs/2006.05205), 2021: over-squashing.
+
+# %% [markdown]
+# ---
+# before: [Induction heads](12_induction_heads.ipynb) | [the book](README.md) | next: [Change the graph of a trained model](04_change_the_graph.ipynb)

@@ -22,6 +22,10 @@
 # graph lets it know. (`gnn-attention compare` does this with the shipped model's architecture on real text.)
 #
 # You need [notebook 03](03_how_many_layers.ipynb).
+#
+# **Afterwards you can** tell what a graph forbids from what training did not find.
+#
+# before: [How many layers until the last token hears the first?](03_how_many_layers.ipynb) | [the book](README.md) | next: [Communication and computation](11_communication_and_computation.ipynb)
 
 # %%
 import warnings
@@ -46,7 +50,7 @@ BLUE, PURPLE, RED, GREEN, GREY = "#0072B2", "#CC79A7", "#D55E00", "#009E73", "#9
 #
 # Every token of a row holds one of four symbols. One of them, the needle, also has a mark. Every token that comes after the
 # needle is asked which symbol the needle holds. The needle may stand anywhere, so the last token of 64 must hear of it over a
-# distance of anything from 0 to 63. Who knows nothing is right in one of four cases.
+# distance of anything from 0 to 63. A model that knows nothing is right once in four times.
 
 # %%
 N, SYMBOLS, LAYERS = 64, 4, 3
@@ -334,3 +338,7 @@ assert found > 0.9, "not often enough"
 # * R. Child et al., [Generating Long Sequences with Sparse Transformers](https://arxiv.org/abs/1904.10509), 2019: strides. S.
 #   Li et al., [Enhancing the Locality of Transformer](https://arxiv.org/abs/1907.00235), 2019: powers of two. G. Xiao et al.,
 #   [Efficient Streaming Language Models with Attention Sinks](https://arxiv.org/abs/2309.17453), 2024.
+
+# %% [markdown]
+# ---
+# before: [How many layers until the last token hears the first?](03_how_many_layers.ipynb) | [the book](README.md) | next: [Communication and computation](11_communication_and_computation.ipynb)

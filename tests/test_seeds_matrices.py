@@ -346,3 +346,30 @@ def test_S4_23_keys_times_queries(way):
     assert_exact(alignment, (source @ target.T / 12**0.5).softmax(0))
     assert torch.equal(alignment.argmax(0), order)
     assert_exact(update.T, source.T @ alignment)
+
+
+def test_S4_24_with_weights_held_fixed_it_is_diffusion(way):
+    """Other perspectives? With its weights held fixed attention is a linear map: a sparse product."""
+    heads, x, y = heads_with(), drawn(5, 12), drawn(5, 12, seed=2)
+    A, (q, k) = weights_of(heads, x, LISTED.mask()), (x @ heads.W_Q, x @ heads.W_K)
+
+    def diffused(states: Tensor) -> Tensor:
+        values = (states @ heads.W_V)[None]
+        z = ga.attend(q[None], k[None], values, LISTED, backend=way or "auto")
+        return heads.collect(z)[0]
+
+    assert_exact(diffused(2 * x - 3 * y), 2 * diffused(x) - 3 * diffused(y))
+    spread = torch.cat(list(A), dim=1).to_sparse()
+    assert spread._nnz() == 3 * LISTED.num_edges
+    assert_exact(diffused(x), torch.sparse.mm(spread, (x @ heads.W_V @ heads.W_O).flatten(0, 1)))
+    assert differ(run(heads, 2 * x, LISTED, way), 2 * run(heads, x, LISTED, way))  # the weights are not fixed
+
+
+def test_S4_25_the_graph_breaks_the_symmetry(way):
+    """Positional encodings are left out: permuted tokens over a permuted graph give permuted updates."""
+    heads, x, order = heads_with(), drawn(5, 12), torch.tensor([3, 0, 4, 1, 2])
+    for graph in (LISTED, patterns.causal(5), patterns.full(5)):
+        permuted = ga.convert.from_mask(graph.mask()[order][:, order])
+        assert_exact(run(heads, x[order], permuted, way), run(heads, x, graph, way)[order])
+        over_the_old = run(heads, x[order], graph, way)
+        assert differ(over_the_old, run(heads, x, graph, way)[order]) == (graph != patterns.full(5))

@@ -109,7 +109,7 @@ def arcs(
     """Tokens on a line: edges to the right (``src < dst``) are arcs above it, those to the left below it.
 
     ``weights``: a number for each edge in ``graph.edge_index`` order, drawn as width, 1 = 4 points. ``lit``:
-    edges ``(src, dst)`` to stand out in red, the others grey. ValueError above 1024 tokens, and unless the
+    edges ``(src, dst)`` to stand out in orange, the others grey. ValueError above 1024 tokens, and unless the
     graph is square.
     """
     _check("arcs", graph, LARGEST_LINES, square=True)

@@ -8,7 +8,7 @@
 answer = [(DO, LAST), (DO, NOT), (OUTPUT, LAST)]
 
 # %% [markdown]
-# **2. In the head.**
+# **2. Without a computer.**
 
 # %%
 answer = (1 / 8, 1 / 2)
