@@ -17,7 +17,6 @@ from torch_geometric.nn import EdgeConv
 import gnn_attention as ga
 from gnn_attention import (
     FactoredHeads,
-    MergedHeads,
     MessagePassingAttention,
     StandardHeads,
     edges,
@@ -258,24 +257,6 @@ def test_S4_14_the_information_transform(way):
     sigma = weights_of(heads, X.T, graph.mask())[0].T
     for form in (heads, *forms(heads)):
         assert_exact(run(form, X.T, graph, way).T, U @ sigma)
-
-
-def test_S4_15_factors_or_products():
-    """Why learn the factors, not the products? 41.9 M parameters, not 1.07 G (a layer of Llama 3 8B)."""
-    with torch.device("meta"):
-        llama = (StandardHeads(4096, 32, num_kv_heads=8), MergedHeads(4096, 32, head_dim=128))
-    assert [sum(p.numel() for p in heads.parameters()) for heads in llama] == [41_943_040, 1_073_741_824]
-    factors, x, goal = heads_with(num_heads=2, head_dim=2), drawn(8, 12), drawn(8, 12, seed=9)
-    products, before, after = MergedHeads.of(factors), [], []
-    for heads in (factors.requires_grad_(), products):
-        before.append(run(heads, x, patterns.causal(8)))
-        functional.mse_loss(before[-1], goal).backward()
-        torch.optim.SGD(heads.parameters(), lr=0.05).step()
-        after.append(run(heads, x, patterns.causal(8)))
-    assert_exact(*before)  # one function and one step on the same data
-    assert differ(*after)
-    ranks = [torch.linalg.matrix_rank(W_P).tolist() for W_P in (factors.W_Q @ factors.W_K.mT, products.W_P)]
-    assert max(ranks[0]) == 2 < 4 < min(ranks[1])  # what is learned in factors stays of low rank
 
 
 def test_S4_18_limited_bandwidth():
