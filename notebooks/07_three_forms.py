@@ -200,6 +200,38 @@ print("ranks of the four message matrices:", torch.linalg.matrix_rank(W_M).tolis
 # before it widens. In the other two forms patterns and messages exist. All three run through the same layer, over any graph,
 # with any change of the logits (here the model's own: a learned number for each distance).
 
+
+# %% tags=["S1.3", "S1.21"]
+def draw_flow(ax, title, looks, tells):
+    """Two columns that meet only at the top: what decides who is heard, and what decides what is said; bold: P and M."""
+    for column, boxes, colour in ((0, looks, BLUE), (1.4, tells, ORANGE)):
+        for row, text in enumerate(boxes):
+            bold = "bold" if text in ("P", "M") else "normal"
+            box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "alpha": 0.35, "edgecolor": "black"}
+            ax.text(column, row, text, ha="center", va="center", fontsize=10, fontweight=bold, bbox=box)
+            if row:
+                ax.annotate("", (column, row - 0.28), (column, row - 0.72), arrowprops={"arrowstyle": "->"})
+    top = max(len(looks), len(tells)) - 0.1
+    ax.text(0.7, top, "weights times what is told = o", ha="center", va="center", fontsize=10)
+    for column, boxes in ((0, looks), (1.4, tells)):
+        ax.annotate("", (0.7, top - 0.25), (column, len(boxes) - 0.65), arrowprops={"arrowstyle": "->"})
+    ax.set(xlim=(-0.8, 2.2), ylim=(-0.6, 5.4), title=title)
+    ax.set_axis_off()
+
+
+figure, axes = plt.subplots(1, 3, figsize=(12, 4.6))
+soft = r"softmax / $\sqrt{d}$"
+draw_flow(axes[0], "standard", ["x, X", "$W_Q$, $W_K$", "q . k", soft], ["X", "$W_V$", "mix, then $W_O$"])
+draw_flow(
+    axes[1], "factored", ["x", "$W_Q$, then $W_K^T$", "P", "P . x", soft], ["X", "$W_V$, then $W_O$", "M"]
+)
+draw_flow(axes[2], "merged", ["x", "$W_P$", "P", "P . x", soft], ["X", "$W_M$", "M"])
+plt.show()
+
+# %% [markdown]
+# In all three the blue column and the orange column are two processes that never touch until the end: change a matrix on the left, and no
+# message changes; change one on the right, and no weight does (exercise 3).
+
 # %%
 forms = {"standard": heads, "factored": ga.FactoredHeads.of(heads), "merged": ga.MergedHeads.of(heads)}
 expected = ga.MessagePassingAttention(heads, position)(x, graph)
@@ -538,6 +570,31 @@ assert kept[1]["pattern, message"] == 128 * kept[0]["key, value"]
 # Yet one can, and the steps of the source text become three lines. **Step 1**: the new token is projected to its pattern and
 # its message, which are added to the cache *first*, so that the token will hear itself: every node has a self loop. **Step 2**: its state is multiplied with all cached patterns; a softmax makes
 # weights. **Step 3**: the cached messages are summed with these weights.
+
+# %% tags=["S1.14", "S1.18"]
+x_q = ("$x_q$", 1, width, GREY)
+figure, axes = plt.subplots(2, 2, figsize=(13, 5.4))
+draw_product(
+    axes[0, 0],
+    [x_q, (r"$W_P^\top$", width, width, BLUE), "=", ("p, appended", 1, width, BLUE)],
+    "step 1: the new token's pattern ...",
+)
+draw_product(
+    axes[0, 1],
+    [x_q, (r"$W_M$", width, width, ORANGE), "=", ("m, appended", 1, width, ORANGE)],
+    "... and its message",
+)
+draw_product(
+    axes[1, 0],
+    [x_q, (r"cached $P^\top$", width, n, BLUE), "=", (r"$\alpha$", 1, n, GREEN)],
+    "step 2: compared with all cached patterns",
+)
+draw_product(
+    axes[1, 1],
+    [(r"$\alpha$", 1, n, GREEN), ("cached M", n, width, ORANGE), "=", ("o", 1, width, ORANGE)],
+    "step 3: the cached messages, weighed and summed",
+)
+plt.show()
 
 # %%
 cache = ga.cache.PatternMessageCache(senders, graph)
