@@ -313,7 +313,7 @@ def words() -> str:
     rows = [
         [
             term.name,
-            f"`{term.hook}`",
+            f"`{term.hook}`" if term.hook else "",
             *(getattr(term, view.replace(" ", "_")) or "" for view in glossary.VIEWS),
         ]
         for term in glossary.GLOSSARY

@@ -102,7 +102,7 @@ ax.plot(
     range(1, n + 1), relayed, marker="s", color="#E69F00", label="layer 0 window(n, w), layer 1 window(n, 4)"
 )
 ax.axvline(one_hop, color="#999999", linestyle="--")
-ax.text(one_hop + 0.15, 0.02, "the word is heard in one hop", fontsize=9, color="#555555")
+ax.text(one_hop - 0.15, 0.02, "the word is heard in one hop", fontsize=9, color="#555555", ha="right")
 ax.axvline(two_hops, color="#999999", linestyle=":")
 ax.text(two_hops - 0.15, 0.55, "in two hops", fontsize=9, color="#555555", ha="right")
 ax.set(xlabel="w", ylabel=f"probability of {vocabulary.decode([int(wanted)])!r}", ylim=(0, None))
