@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from tree import Tree, each, toctree
 from gnn_attention import explorer
 
 ROOT = Path(__file__).resolve().parent.parent
-SENTENCE = "Llamas do not output words"
+SENTENCE = "for name in names:\n    print(name)\nfor name in"
 REFERENCE = ("glossary", "semantics", "backends", "guarantees", "benchmarks", "limits", "rosetta", "sources")
 PROJECT = ("architecture", "contributing", "changelog")
 
@@ -61,7 +62,7 @@ def write(folder: Path) -> None:
     pages = [*each("docs/*.md"), *each("docs/guide/*.md"), *(ROOT / f"{one.upper()}.md" for one in PROJECT)]
     for path in pages:
         if path.name not in ("index.md", "zoo.md"):
-            tree.markdown(path)
+            tree.markdown(path, guide(path) if path.name == "guide.md" else "")
     notebooks = list(each("notebooks/*.ipynb"))
     for path in notebooks:
         tree.notebook(path)
@@ -74,12 +75,18 @@ def write(folder: Path) -> None:
     tree.finish()
 
 
+def guide(path: Path) -> str:
+    """The pages of the guide, in the order of its table."""
+    names = re.findall(r"\]\((guide/\w+)\.md\)", path.read_text(encoding="utf-8"))
+    return "\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
+
+
 def contents(tree: Tree) -> str:
     """The side bar: what is there, in the order of reading."""
     there = [name for name in REFERENCE if (tree.folder / f"{name}.md").exists()]
     return (
         toctree("Learn", ["book"], depth=2)
-        + toctree("Use", ["guide", "zoo/index"])
+        + toctree("Use", ["guide", "zoo/index"], depth=2)
         + toctree("Look up", ["api/index", *there])
         + toctree("Project", list(PROJECT))
     )

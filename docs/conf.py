@@ -19,7 +19,14 @@ author = "The gnn_attention authors"
 copyright = author
 release = version = gnn_attention.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "site_math"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "site_math",
+    "site_seeds",
+]
 exclude_patterns = ["**/*.py"]
 suppress_warnings = ["mystnb.unknown_mime_type"]
 

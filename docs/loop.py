@@ -21,7 +21,7 @@ EDGE, LAYER = (3, 15), 1  # " name" after the first "in" -> the last token
 CELL, LEFT, TOP = 11, 22, 72  # the mask
 START, STEP, LINE = 258, 38.5, 268  # the tokens
 STYLE = """
-svg{font-family:ui-monospace,SFMono-Regular,Menlo,monospace;font-size:12px}
+svg{font-family:ui-monospace,SFMono-Regular,Menlo,monospace;font-size:13px}
 .paper{fill:#fff;stroke:#d4d4d8}.ink{fill:#18181b}.soft{fill:#52525b}.big{font-size:17px;font-family:system-ui,sans-serif}
 .cell{fill:#2563eb;animation:fly 8s infinite ease-in-out}.arc{fill:none;stroke:#2563eb;animation:arc 8s infinite}
 .cut{stroke:#d97706;animation:cut 8s infinite}.x{stroke:#dc2626;stroke-width:3;animation:x 8s infinite}

