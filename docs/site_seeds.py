@@ -40,12 +40,20 @@ def resolve(app: Any, tree: nodes.document, name: str) -> None:
     target = app.builder.get_relative_uri(name, SOURCES)
     for node in list(tree.findall(lambda one: isinstance(one, nodes.Text | nodes.literal_block))):
         new = [one for one in ids(node.astext()) if one not in seen]
-        # a block of code is no place for links, but can be an anchor
-        if isinstance(node, nodes.literal_block):
-            node["ids"] += new
+        if not MENTION.search(node.astext()):
+            continue
+        if isinstance(node, nodes.literal_block) or _inside(node, NO_PLACE):
+            _mark(node, new)
             seen.update(new)
-        elif MENTION.search(node.astext()) and not _inside(node, NO_PLACE):
+        else:
             node.parent.replace(node, list(_linked(node.astext(), target, seen)))
+
+
+def _mark(node: nodes.Node, new: list[str]) -> None:
+    """Anchors where no link may stand, as in code or in a heading: the block is the anchor, of a heading its section."""
+    while not isinstance(node, nodes.literal_block | nodes.paragraph | nodes.section | nodes.document):
+        node = node.parent
+    node["ids"] += new
 
 
 def _linked(text: str, target: str, seen: set[str]) -> Iterator[nodes.Node]:

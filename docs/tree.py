@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(!?)(?<!`)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)[ \t]*$)", re.DOTALL | re.MULTILINE)
+SEED = re.compile(r"\bS\d\.\d+\b")
 AT_THE_ROOT = ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING")
 EXPLORER = ROOT / "gnn_attention" / "explorer" / "page.html"  # the site has it with a sentence in it
 PICTURES = (".png", ".gif", ".svg")
@@ -50,9 +51,18 @@ class Tree:
     def notebook(self, path: Path) -> None:
         """A notebook with its outputs."""
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        said = set(SEED.findall("".join("".join(cell["source"]) for cell in found["cells"])))
+        cells = []
         for cell in found["cells"]:
             if cell["cell_type"] == "markdown":
                 cell["source"] = self.linked("".join(cell["source"]), path)
+            # an id that stands in the tags of a cell only
+            tags = [
+                tag for tag in cell["metadata"].get("tags", ()) if SEED.fullmatch(tag) and tag not in said
+            ]
+            said.update(tags)
+            cells += [anchors(tags), cell] if tags else [cell]
+        found["cells"] = cells
         self.write(place(path), json.dumps(found))
 
     def linked(self, text: str, path: Path) -> str:
@@ -107,6 +117,17 @@ def place(path: Path) -> str:
     if name.parts[0] == "docs" and name.suffix in (".md", *PICTURES):
         return "/".join(name.parts[1:])
     return f"source/{name.as_posix()}.md"
+
+
+def anchors(names: list[str]) -> dict[str, Any]:
+    """A cell that is seen by links alone."""
+    text = "".join(f'<a id="{name}"></a>' for name in names)
+    return {
+        "cell_type": "markdown",
+        "id": f"anchor-{names[0]}".replace(".", "-"),
+        "metadata": {},
+        "source": text,
+    }
 
 
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".json": "json"}
