@@ -19,29 +19,41 @@ from support.extras import needs
 
 ROOT = Path(__file__).parents[2]
 OLD = os.environ.get("GNN_ATTENTION_OLD_TRITON")
-# the kernels that read rows of tokens
-PASSES = ["forward", "backward_dst", "backward_src", "receivers", "receivers_backward", "senders_backward"]
-SIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+# the kernels that read rows of tokens, and those that add what chunks of hubs leave
+PASSES = {
+    "rows": ["forward", "backward_dst", "backward_src"],
+    "blocks": ["receivers", "receivers_backward", "senders_backward"],
+}
+CHUNKS = ["merge", "add_up"]
+SIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4, "float64": 8}
+# tensor cores that take operands from registers, 99 KiB of shared memory: users' own GPUs
+CONSUMER = ("sm_86", "sm_89", "sm_120")
 CASES = {
     "form": ["rows", *(f"windows of {size}" for size in (16, 32, 64)), "tiles of 64", "tiles of 128"],
     "dtype": list(SIZES),
     "dim": [64, 80, 256, 512, 128, 16, 32],
     "options": ["plain", "everything"],
-    "gpu": ["sm_90", "sm_80", "sm_100"],
+    "gpu": ["sm_90", "sm_80", "sm_100", *CONSUMER],
 }
 
 
 def allowed(form, dtype, dim, options, gpu):
-    """Every configuration plain for sm_90, the usual width with every option and for other GPUs, too."""
+    """Every configuration plain for sm_90, the usual width with every option and for other GPUs, too.
+
+    Users' own GPUs have less shared memory: there wide rows of blocks as well, but for float64, which
+    spills with 128 channels where no tensor core multiplies it.
+    """
     from support.gate_cases import configurations
 
     small = form in ("windows of 16", "windows of 32")
     pinned = (SIZES[dtype], dim) in configurations(form) and not (small and dim != 64)
     wanted = (pinned and (dtype != "float16" or dim == 64)) or (dtype == "float16" and dim == 80)
-    usual = dim == 64 or (options == "plain" and gpu == "sm_90")
+    own = gpu in CONSUMER and form != "rows" and dtype == "bfloat16" and dim >= 128
+    usual = dim == 64 or (options == "plain" and (gpu == "sm_90" or own))
     newest = gpu != "sm_100" or dtype == "bfloat16"
-    halves = SIZES[dtype] == 2 or form != "tiles of 128"
-    return wanted and usual and newest and halves and (options == "plain" or gpu == "sm_90")
+    # the products of rows are sums
+    able = (SIZES[dtype] == 2 or form != "tiles of 128") and (dtype != "tf32" or form != "rows")
+    return wanted and usual and newest and able and (options == "plain" or gpu == "sm_90")
 
 
 def every():
@@ -69,9 +81,10 @@ def compiled(cases, triton=None):
 
 def faults(case, kernels):
     """What is wrong with the kernels of a case."""
-    found = [] if len(kernels) >= 3 else [f"{case}: only {len(kernels)} kernels were launched"]
+    passes, names = PASSES["rows" if case[0] == "rows" else "blocks"], {each["kernel"] for each in kernels}
+    found = [f"{case}: {name} was not launched" for name in [*passes, *CHUNKS] if name not in names]
     for kernel in kernels:
-        absent = missing(*case, kernel["counts"]) if kernel["kernel"] in PASSES else []
+        absent = missing(*case, kernel["counts"]) if kernel["kernel"] in passes else []
         wrong = [*kernel["faults"], *(f"has no {wanted}" for wanted in absent)]
         found += [f"{case}, {kernel['kernel']} {fault}" for fault in wrong]
     return found
@@ -82,11 +95,11 @@ def missing(form, dtype, dim, options, gpu, counts):
     # a warp has less than 16 bytes of narrower rows for each of its threads
     if dim >= 64 and not counts["wide loads"]:
         yield "load of 16 bytes"
-    if form != "rows" and SIZES[dtype] == 2:
+    if form != "rows" and (SIZES[dtype] == 2 or dtype == "tf32"):
         # fewer than 64 tokens at a time
         narrow = form in ("windows of 16", "windows of 32") or options == "everything" or dim > 128
-        hopper = ["HGMMA", "HMMA"] if narrow else ["HGMMA"]
-        wanted = {"sm_80": ["HMMA"], "sm_90": hopper, "sm_100": ["tcgen05", "HMMA"]}[gpu]
+        hopper = ["HGMMA", "HMMA"] if narrow or dtype == "tf32" else ["HGMMA"]
+        wanted = {"sm_90": hopper, "sm_100": ["tcgen05", "HMMA"]}.get(gpu, ["HMMA"])
         if not any(counts[name] for name in wanted):
             yield " or ".join(wanted)
 
@@ -103,6 +116,30 @@ def quiet(monkeypatch):
     """Triton 3.9 warns unless somebody decides about fused multiply-adds."""
     needs("triton")
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+FITTING = {
+    # float64 without tensor cores: rows of both operands spread over eight warps
+    "float64 with": ("tiles of 64", "float64", 64, "receivers", "sm_80", (16, 16, 4, 1)),
+    "float64 without": ("tiles of 64", "float64", 64, "receivers", "sm_120", (16, 16, 8, 1)),
+    # a second stage would spill
+    "float32": ("tiles of 64", "float32", 64, "senders", "sm_90", (32, 32, 8, 2)),
+    "tf32": ("tiles of 64", "tf32", 64, "senders", "sm_90", (32, 16, 8, 1)),
+    "tf32 of few": ("tiles of 64", "tf32", 64, "senders", "sm_86", (32, 16, 8, 1)),
+    # half as many warps with rows as long
+    "wide": ("tiles of 128", "bfloat16", 128, "forward", "sm_90", (128, 64, 8, 3)),
+    "wide of 64": ("tiles of 64", "bfloat16", 128, "forward", "sm_90", (64, 32, 4, 3)),
+    "wide of few": ("tiles of 128", "bfloat16", 128, "forward", "sm_89", (64, 32, 4, 3)),
+}
+
+
+@pytest.mark.parametrize(("form", "dtype", "dim", "step", "gpu", "wanted"), FITTING.values(), ids=FITTING)
+def test_configurations_fit_the_gpu(form, dtype, dim, step, gpu, wanted):
+    """As compiled without spills; the tests below compile all of them."""
+    from support import compile_gate, gate_cases
+
+    with compile_gate.without_gpu(gpu):
+        assert gate_cases.configuration(form, dtype, dim, step) == wanted
 
 
 @pytest.mark.slow

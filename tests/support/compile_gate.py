@@ -25,7 +25,8 @@ from triton.runtime.driver import driver
 READER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 Each = Callable[[Any], None]
 SPARE = 16  # bytes of stack that are no spill: some number saved from before a loop until after it
-SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
+# KiB for a program: CUDA C++ programming guide, technical specifications per compute capability
+SHARED_LIMIT = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
 INSTRUCTIONS = {
     "wide loads": r"\b(?:LDG|LDGSTS)\.E\.[\w.]*128|\bUTMALDG",
     "HGMMA": r"\bHGMMA",
@@ -63,8 +64,8 @@ class Built:
             found.append(f"{self.counts['atomics']} atomics")
         if self.registers * self.warps * 32 > 65536:
             found.append(f"{self.registers} registers in {self.warps} warps are more than 65536")
-        if self.shared > SHARED_LIMIT[self.gpu]:
-            found.append(f"{self.shared} bytes of shared memory, there are {SHARED_LIMIT[self.gpu]}")
+        if self.shared > (most := SHARED_LIMIT[self.gpu] * 1024):
+            found.append(f"{self.shared} bytes of shared memory, there are {most}")
         return found
 
 

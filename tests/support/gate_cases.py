@@ -6,6 +6,7 @@ cases with the Triton that it finds, and prints for each a line of JSON: what ca
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -16,15 +17,16 @@ from support.compile_gate import compiled_for
 from gnn_attention import patterns
 from gnn_attention.backends.gpu import csr, row_windows, tiles
 from gnn_attention.backends.gpu.formats import Problem
-from gnn_attention.backends.gpu.kernels import blocks, rows
+from gnn_attention.backends.gpu.kernels import _common, blocks, rows
 from gnn_attention.edges import accumulation_dtype
 
 CPU = torch.device("cpu")
-TOKENS, HEADS, KV_HEADS = 2304, 4, 2
+# more than a chunk of a long block (backends/gpu/chunks.py)
+TOKENS, HEADS, KV_HEADS = 4608, 4, 2
 
 
 def graph():
-    """A window, and hubs whose rows are done in chunks."""
+    """A window, and hubs whose rows and blocks are done in chunks."""
     hubs = patterns.sinks(TOKENS, 1) | patterns.global_tokens(TOKENS, [TOKENS - 2])
     return patterns.window(TOKENS, 16) | hubs
 
@@ -49,9 +51,29 @@ def launch(form, dtype, dim, options):
     """A forward and a backward pass on CPU tensors, whose numbers mean nothing: nothing is computed."""
     wanted, full = graph(), options == "everything"
     sides, kernels = lowered(form, wanted, full), rows if form == "rows" else blocks
-    problem = a_problem(wanted.num_edges, getattr(torch, dtype), dim, full)
-    out, lse = kernels.forward(problem, sides)
-    kernels.backward(problem, sides, torch.zeros_like(out), torch.zeros_like(lse), lse)
+    with products_of(dtype) as number:
+        problem = a_problem(wanted.num_edges, number, dim, full)
+        out, lse = kernels.forward(problem, sides)
+        kernels.backward(problem, sides, torch.zeros_like(out), torch.zeros_like(lse), lse)
+
+
+@contextlib.contextmanager
+def products_of(dtype):
+    """The dtype of numbers, while products of float32 are as a user asks for them by "tf32" or "float32"."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32" if dtype == "tf32" else "ieee"
+    try:
+        yield torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+    finally:
+        matmul.fp32_precision = before
+
+
+def configuration(form, dtype, dim, step):
+    """What blocks of a plain call are launched with, on the GPU that is pretended."""
+    side = lowered(form, patterns.window(128, 4), False)[0]
+    with products_of(dtype) as number:
+        problem = a_problem(0, number, dim, False)
+        return tuple(blocks._config(problem, step, side, _common.constants(problem)))
 
 
 def a_problem(edges, dtype, dim, full):

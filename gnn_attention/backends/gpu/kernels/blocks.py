@@ -62,7 +62,7 @@ WINDOWS: Table = {key: Configs(*(Config(*numbers) for numbers in row)) for key, 
 }.items()}  # fmt: skip
 TILES: Table = {key: Configs(*(Config(*numbers) for numbers in row)) for key, row in {
     (2, 64): [(128, 64, 8, 2), (128, 64, 8, 3), (64, 32, 8, 2), (64, 32, 8, 2), (64, 16, 8, 2)],
-    (2, 128): [(128, 32, 8, 2), (128, 32, 8, 2), (64, 32, 8, 2), (64, 16, 8, 1), (32, 32, 8, 1)],
+    (2, 128): [(128, 64, 8, 3), (128, 64, 8, 3), (64, 32, 8, 2), (64, 16, 8, 1), (32, 32, 8, 1)],
     (2, 256): [*[(64, 32, 8, 2)] * 2, *[(32, 16, 8, 1)] * 3],
     (4, 64): [*[(32, 32, 8, 2)] * 3, *[(32, 16, 8, 1)] * 2],
     (4, 128): [*[(32, 32, 8, 2)] * 2, *[(32, 16, 8, 2)] * 3],
@@ -192,11 +192,18 @@ def _words(blocks: Blocks, dtype: torch.dtype) -> Tensor:
 def _config(problem: Problem, step: str, blocks: Blocks, constants: dict[str, Any]) -> Config:
     table = WINDOWS if blocks.across == 1 else TILES
     plain = not any(value for name, value in constants.items() if name.startswith("HAS_"))
-    config = table[problem.q.dtype.itemsize, max(64, constants["DP"], constants["DVP"])].of(step, plain)
-    if not _has_few_registers():
-        return config.fitted(blocks.size, most=SIDE)
-    row = max(constants["DP"], constants["DVP"]) * problem.q.dtype.itemsize
-    return _of_few_registers(config, blocks.size, row, step, plain)
+    size, dim = problem.q.dtype.itemsize, max(64, constants["DP"], constants["DVP"])
+    config, capability = table[size, dim].of(step, plain), _capability()
+    if step == "senders" and config.own == 32 and _precision(problem.q.dtype) == "tf32":
+        config = Config(32, 16, 8, 1)
+    if 90 <= capability < 120:
+        # a smaller block has fewer warps for as many channels
+        most = 32 if blocks.size < config.own and size * dim >= 256 else SIDE
+        return config.fitted(blocks.size, most)
+    if size == 8 and capability > 80:
+        # threads hold whole rows of both operands: as many as there are
+        return config._replace(warps=8)
+    return _of_few_registers(config, blocks.size, size * dim, step, plain)
 
 
 def _of_few_registers(config: Config, size: int, row: int, step: str, plain: bool) -> Config:
@@ -207,13 +214,17 @@ def _of_few_registers(config: Config, size: int, row: int, step: str, plain: boo
     return config.fitted(min(size, 128 if row < 256 else 64), most)
 
 
-def _has_few_registers() -> bool:
-    """GPUs whose products take operands from registers: all but NVIDIA's Hopper and data center Blackwell."""
+def _capability() -> int:
+    """Of NVIDIA's GPU, such as 90; 0 for another; 90 where there is none: the interpreter.
+
+    From 90 until before 120, Hopper and data center Blackwell, products take operands from shared memory;
+    elsewhere, on consumer Blackwell too, from registers, and after 80 without tensor cores for float64.
+    """
     try:
         target = triton.runtime.driver.active.get_current_target()
-    except RuntimeError:  # there is no GPU: the interpreter
-        return False
-    return not (target.backend == "cuda" and 90 <= target.arch < 120)
+    except RuntimeError:
+        return 90
+    return int(target.arch) if target.backend == "cuda" else 0
 
 
 def _precision(dtype: torch.dtype) -> str:
