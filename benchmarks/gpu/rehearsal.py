@@ -1,8 +1,9 @@
 """The GPU run rehearsed on a CPU: ``python -m benchmarks.gpu.rehearsal --out FOLDER``.
 
-``whole``: in three calls, each with the archive of the last. ``killed``: every process of it ended ten times, and
-carried on each time, to the same verdicts. ``wrong``: with a fault in the kernels of a copy, which it must name.
-``cache``: with archives of kernels that are missing or damaged. Needs TRITON_INTERPRET=1, and takes minutes.
+``whole``: in three calls, each with the archive of the last. ``killed``: every process of it ended at ten
+random points of the work, and carried on each time, to the same verdicts. ``wrong``: with a fault in the kernels
+of a copy, which it must name. ``cache``: with archives of kernels that are missing or damaged. Needs
+TRITON_INTERPRET=1, and takes minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.guarantees.gpu_core import FORMS
 __all__ = ["main", "ripe", "verdicts"]
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLS, KILLS, LONGEST = 3, 10, 90.0
+CALLS, KILLS, LATER = 3, 10, 5.0
 TIME_UP = 1800.0
 # the sign of the gradient of q, in tiles and windows
 FAULT = ("gnn_attention/backends/gpu/kernels/_tiled_backward.py", "tl.dot(ds, k, acc", "tl.dot(-ds, k, acc")
@@ -126,13 +127,11 @@ def _incomplete(summary: str) -> str | None:
 
 
 def killed(stage: Stage, expected: Path) -> str | None:
-    """Ten deaths of all processes, then a call to the end; how its verdicts differ from those expected."""
+    """Ten deaths of all processes, each at another point, then a call to the end; verdicts that differ."""
     rng, earlier = random.Random(0), None
-    for number in range(1, KILLS + 1):
+    for number, goal in enumerate(sorted(rng.sample(range(len(verdicts(expected))), KILLS)), 1):
         process = stage.call(number, *(["--earlier", str(earlier)] if earlier else []), seconds=TIME_UP)
-        until = time.time() + rng.uniform(1, LONGEST)
-        while process.poll() is None and (time.time() < until or not ripe(stage.out(number))):
-            time.sleep(0.1)
+        _wait_for(process, stage.out(number), goal, rng.uniform(0, LATER))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         # a death before anything was carried leaves the folder before it
@@ -144,6 +143,15 @@ def killed(stage: Stage, expected: Path) -> str | None:
     differing = {name: (there.get(name), here.get(name)) for name in here.keys() | there.keys()}
     differing = {name: pair for name, pair in differing.items() if pair[0] != pair[1]}
     return f"ended with {code}, differs in {differing}" if code or differing else None
+
+
+def _wait_for(process: subprocess.Popen[bytes], out: Path, goal: int, later: float) -> None:
+    """Until a call has so many results, on slow machines too, and some seconds more; or it has ended."""
+    while process.poll() is None and len(verdicts(out)) < goal:
+        time.sleep(0.2)
+    moment = time.time() + later
+    while process.poll() is None and (time.time() < moment or not ripe(out)):
+        time.sleep(0.1)
 
 
 def wrong(stage: Stage) -> str | None:
