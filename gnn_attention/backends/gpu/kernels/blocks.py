@@ -194,9 +194,10 @@ def _config(problem: Problem, step: str, blocks: Blocks, constants: dict[str, An
     plain = not any(value for name, value in constants.items() if name.startswith("HAS_"))
     size, dim = problem.q.dtype.itemsize, max(64, constants["DP"], constants["DVP"])
     config, capability = table[size, dim].of(step, plain), _capability()
-    if step == "senders" and config.own == 32 and _precision(problem.q.dtype) == "tf32":
-        config = Config(32, 16, 8, 1)
-    if 90 <= capability < 120:
+    few = not 90 <= capability < 120
+    if step == "senders" and size == 4 and (few or _precision(problem.q.dtype) == "tf32"):
+        config = config._replace(others=16, stages=1)
+    if not few:
         # a smaller block has fewer warps for as many channels
         most = 32 if blocks.size < config.own and size * dim >= 256 else SIDE
         return config.fitted(blocks.size, most)
