@@ -126,6 +126,7 @@ FITTING = {
     "float32": ("tiles of 64", "float32", 64, "senders", "sm_90", (32, 32, 8, 2)),
     "tf32": ("tiles of 64", "tf32", 64, "senders", "sm_90", (32, 16, 8, 1)),
     "float32 of few": ("windows of 16", "float32", 64, "senders", "sm_120", (16, 16, 8, 1)),
+    "tf32 of windows": ("windows of 64", "tf32", 64, "senders", "sm_90", (32, 16, 8, 1)),
     "tf32 of few": ("tiles of 64", "tf32", 64, "senders", "sm_86", (32, 16, 8, 1)),
     # half as many warps with rows as long
     "wide": ("tiles of 128", "bfloat16", 128, "forward", "sm_90", (128, 64, 8, 3)),

@@ -195,7 +195,9 @@ def _config(problem: Problem, step: str, blocks: Blocks, constants: dict[str, An
     size, dim = problem.q.dtype.itemsize, max(64, constants["DP"], constants["DVP"])
     config, capability = table[size, dim].of(step, plain), _capability()
     few = not 90 <= capability < 120
-    if step == "senders" and size == 4 and (few or _precision(problem.q.dtype) == "tf32"):
+    if step == "senders" and _precision(problem.q.dtype) == "tf32":
+        config = Config(32, 16, 8, 1)
+    elif step == "senders" and size == 4 and few:
         config = config._replace(others=16, stages=1)
     if not few:
         # a smaller block has fewer warps for as many channels
