@@ -1,0 +1,85 @@
+"""Native sparse attention against its formula, written out densely in float64."""
+
+from __future__ import annotations
+
+import torch
+
+from gnn_attention.rotary import Rotary
+from gnn_attention.selectors import NativeSparseAttention
+from tests.selectors.test_selectors import best, drawn
+from tests.support.bounds import assert_exact
+
+N, WIDTH, DIM = 50, 12, 4
+
+
+def made(kv_heads=2):
+    torch.manual_seed(0)
+    sizes = {"block": 8, "stride": 4, "selected": 6, "top": 4, "initial": 1, "local": 2, "window": 9}
+    layer = NativeSparseAttention(WIDTH, 4, kv_heads, DIM, **sizes).double()
+    torch.nn.init.normal_(layer.places)
+    return layer
+
+
+def softmax(q, k, mask):
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return (q @ k.mT * DIM**-0.5).masked_fill(~mask, -torch.inf).softmax(-1).nan_to_num(0.0)
+
+
+def written_out(layer, x):
+    heads, groups = layer.heads, layer.heads.num_kv_heads
+    wide = lambda v: v.repeat_interleave(4 // groups, 1)  # noqa: E731
+    q, k, v = (torch.einsum("btw,hwd->bhtd", x, W) for W in (heads.W_Q, heads.W_K, heads.W_V))
+    own = [[torch.einsum("btw,hwd->bhtd", x, W) for W in pair] for pair in layer.senders]
+    starts = range(0, N - 8 + 1, 4)
+    pooled = [
+        torch.stack([net((y[:, :, s : s + 8] + place).flatten(2)) for s in starts], 2)
+        for net, y, place in zip(layer.pools, own[0], layer.places, strict=True)
+    ]
+    dst, src = torch.arange(N).view(-1, 1), torch.arange(N)
+    seen = torch.tensor([[s + 7 <= t for s in starts] for t in range(N)])
+    weights = softmax(q, pooled[0], seen)
+    # how often a token of a block to select lies in a pooled block, a stride counts once
+    shares = torch.tensor(
+        [[len({*range(s, s + 8)} & {*range(b, b + 6)}) / 4 for b in range(0, N, 6)] for s in starts]
+    )
+    importance = weights.view(2, groups, -1, *weights.shape[2:]).sum(2) @ shares.double()
+    block = torch.arange(9)
+    always = (block < 1) | (block > dst // 6 - 2)
+    chosen = best(importance.masked_fill(always, torch.inf).masked_fill(block > dst // 6, -torch.inf), 4)
+    chosen = chosen.repeat_interleave(6, -1)[..., :N].repeat_interleave(4 // groups, 1) & (src <= dst)
+    turn = lambda y: Rotary().turn(y, src)  # noqa: E731
+    window = (src <= dst) & (dst - src < 9)
+    branches = [
+        weights @ wide(pooled[1]),
+        softmax(turn(q), turn(own[1][0]), chosen) @ wide(own[1][1]),
+        softmax(turn(q), turn(k), window) @ wide(v),
+    ]
+    gates = layer.gates(x).sigmoid().view(2, N, 3, 4)
+    z = sum(gates[:, :, c].mT.unsqueeze(-1) * out for c, out in enumerate(branches))
+    return torch.einsum("bhtd,hdw->btw", z, heads.W_O)
+
+
+def check(layer):
+    x = drawn(2, N, WIDTH, seed=4, grad=True)
+    found, due = layer(x), written_out(layer, x)
+    assert_exact(found, due)
+    leaves = [x, *layer.parameters()]
+    gradients = [torch.autograd.grad(out.square().sum(), leaves) for out in (found, due)]
+    assert_exact(*gradients)
+    assert all(bool(gradient.any()) for gradient in gradients[0])
+
+
+def test_the_three_branches_and_their_gates():
+    """Outputs, and gradients of the input and of every parameter; a group of heads chooses together."""
+    check(made())
+
+
+def test_one_group_has_one_graph():
+    check(made(kv_heads=1))
+
+
+def test_few_tokens_have_no_pooled_block():
+    layer, x = made(), drawn(1, 5, WIDTH)
+    whole = layer(drawn(1, N, WIDTH))
+    assert_exact(layer(x), layer(torch.cat([x, x], 1))[:, :5])
+    assert whole.shape == (1, N, WIDTH)
