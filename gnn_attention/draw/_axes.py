@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gnn_attention._support.shapes import Bool, Float, Tensor
+from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention._support.text import printable
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, distinct for colour-blind eyes too, and greys
 BLUE, ORANGE, RED = "#0072B2", "#E69F00", "#D55E00"
 BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
+
+# no edge, edge as before, given up, new
+CHANGES = [LIGHT, BLUE, GREY, ORANGE]
 
 Numbers = Sequence[float]
 Points = Float[Tensor, "points 2"]
@@ -114,6 +117,16 @@ def mask_height(rows: int, columns: int) -> float:
 
 def cells(ax: Axes, mask: Bool[Tensor, "dst src"]) -> None:
     """A dark cell for each True; thin gaps between the cells where there are few."""
+    coloured(ax, mask.int(), [LIGHT, BLUE])
+
+
+def changes(ax: Axes, mask: Bool[Tensor, "dst src"], before: Bool[Tensor, "dst src"]) -> None:
+    """A cell for each edge, in another colour if it was none before, and for those that are none any more."""
+    coloured(ax, mask.int() + 2 * (mask ^ before).int(), CHANGES)
+
+
+def coloured(ax: Axes, mask: Int[Tensor, "dst src"], colours: list[str]) -> None:
+    """A cell in the colour of each number; thin gaps between the cells where there are few."""
     from matplotlib.colors import ListedColormap
 
     if mask.numel() == 0:
@@ -121,7 +134,7 @@ def cells(ax: Axes, mask: Bool[Tensor, "dst src"]) -> None:
     small = max(mask.shape) <= 256
     look: dict[str, Any] = {"interpolation": "nearest"} if small else {"interpolation_stage": "rgba"}
     look["aspect"] = "equal" if max(mask.shape) <= LONGEST_SIDE * min(mask.shape) else "auto"
-    ax.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT, BLUE]), vmin=0, vmax=1, **look)
+    ax.imshow(mask.numpy(), cmap=ListedColormap(colours), vmin=0, vmax=len(colours) - 1, **look)
     ax.spines[:].set_visible(False)  # they would hide a sink, a column of one token, at the border
     if max(mask.shape) <= FEW:
         for axis, count in ((ax.xaxis, mask.shape[1]), (ax.yaxis, mask.shape[0])):
@@ -206,7 +219,14 @@ def tapered(ax: Axes, curves: Curves, widths: Numbers, colours: Sequence[str], a
 
 
 def cell_handles() -> list[Any]:
-    cells = ((BLUE, "edge: dst attends to src"), (LIGHT, "no edge"))
+    return _squares((BLUE, "edge: dst attends to src"), (LIGHT, "no edge"))
+
+
+def change_handles() -> list[Any]:
+    return _squares((BLUE, "edge, as before"), (ORANGE, "new"), (GREY, "given up"))
+
+
+def _squares(*cells: tuple[str, str]) -> list[Any]:
     return [handle("s", text, color=c, markersize=9, markeredgecolor=GREY) for c, text in cells]
 
 

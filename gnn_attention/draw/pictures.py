@@ -156,6 +156,35 @@ def layers(
     return _axes.finish(made, ax, _node_layouts.layer_handles(carried))
 
 
+def over_time(
+    graphs: Sequence[TokenGraph], titles: Sequence[str] | None = None, title: Text = None
+) -> Figure:
+    """A selection over time: a mask for each step, or layer, with what is new and what was given up.
+
+    Each is compared with the one before; the share in its title is Jaccard's index of the two
+    (``analyse.overlap``). ``graphs``: 1 to 16 plain graphs of the same tokens; ValueError for others.
+    """
+    for each in graphs:
+        _check("over_time", each, LARGEST_MASK)
+    count = len(graphs)
+    if not 1 <= count <= MOST_HEADS or len(titles or graphs) != count:
+        raise ValueError(f"over_time() draws 1 to {MOST_HEADS} graphs, a title for each, got {count}")
+    alike, columns, rows = analyse.overlap(graphs), min(count, 4), -(-count // 4)
+    made, grid = _axes.figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
+    before = graphs[0].mask()
+    for step, (axes, each) in enumerate(zip(grid.flat, graphs, strict=False)):
+        _axes.changes(axes, each.mask(), before)
+        named = f"step {step}" if titles is None else titles[step]
+        _axes.title(axes, named + (f": {alike[step - 1, step]:.2f}" if step else ""))
+        axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
+        axes.label_outer()
+        before = each.mask()
+    for axes in grid.flat[count:]:
+        axes.set_axis_off()
+    _axes.headline(made, _axes.shared([each.name for each in graphs]) if title is None else title)
+    return _axes.finish(made, None, _axes.change_handles())
+
+
 def degrees(graph: TokenGraph, title: Text = None) -> Figure:
     """The in-degree of each receiver, over the out-degree of each sender."""
     _check("degrees", graph, LARGEST_MASK)

@@ -402,3 +402,18 @@ def test_pictures_of_chosen_senders():
     for picture in (draw.arcs, draw.graph, draw.degrees):
         with pytest.raises(ValueError, match=r"select\(batch, head\)"):
             picture(graph)
+
+
+def test_a_selection_over_time_shows_what_changed():
+    """0 no edge, 1 as before, 3 new, 2 given up; the title has Jaccard's index."""
+    steps = [patterns.window(3, 1), patterns.window(3, 2), patterns.sinks(3, 1)]
+    figure = draw.over_time(steps, titles=["a", "b", "c"])
+    images = [axes.images[0].get_array().tolist() for axes in figure.axes if axes.images]
+    assert images[0] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert images[1] == [[1, 0, 0], [3, 1, 0], [0, 3, 1]]
+    assert images[2] == [[1, 0, 0], [1, 2, 0], [3, 2, 2]]
+    assert [axes.get_title(loc="left").strip() for axes in figure.axes[:3]] == ["a", "b: 0.60", "c: 0.33"]
+    with pytest.raises(ValueError, match=r"over_time\(\) draws 1 to 16 graphs"):
+        draw.over_time([])
+    with pytest.raises(ValueError, match="the same tokens, heads and samples"):
+        draw.over_time([patterns.causal(3), patterns.causal(4)])
