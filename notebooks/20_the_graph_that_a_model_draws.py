@@ -20,13 +20,15 @@
 # %%
 import inspect
 import textwrap
+import warnings
 
 import matplotlib.pyplot as plt
 import torch
 
-import gnn_attention as ga
-from gnn_attention import analyse, draw, patterns
-from gnn_attention.selectors import Indexer, TopK, recall
+warnings.filterwarnings("ignore", message="IProgress not found")
+import gnn_attention as ga  # noqa: E402
+from gnn_attention import analyse, draw, patterns  # noqa: E402
+from gnn_attention.selectors import Indexer, TopK, recall  # noqa: E402
 
 torch.manual_seed(0)
 model, vocabulary = ga.model.load_trained()
@@ -35,6 +37,7 @@ n, k = 192, 16
 causal = patterns.causal(n)
 
 
+# %%
 def states(text):
     """What the second attention layer sees of the first n tokens of a text."""
     tokens = torch.tensor(vocabulary.encode(text)[:n])[None]
