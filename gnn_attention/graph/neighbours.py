@@ -41,6 +41,12 @@ class Neighbours:
     src: Int[Tensor, " edges"]
     shape: Shape
 
+    @classmethod
+    def of_edges(cls, row: Int[Tensor, " edges"], src: Int[Tensor, " edges"], shape: Shape) -> Neighbours:
+        """Those of edges in order, without duplicates; ``row`` is r."""
+        ends = torch.bincount(row, minlength=math.prod(shape[:3])).cumsum(0)
+        return cls(torch.cat([ends.new_zeros(1), ends]), src.to(torch.int32), shape)
+
     @property
     def slices(self) -> int:
         """Samples times heads."""
@@ -49,8 +55,7 @@ class Neighbours:
     @cached_property
     def keys(self) -> Int[Tensor, " edges_and_one"]:
         """``r * num_src + src`` of every edge, ascending, and the largest int64."""
-        count = self.ptr.diff()
-        row = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+        row = torch.repeat_interleave(self.ptr.diff())
         # so that every search ends inside the table
         last = row.new_tensor([torch.iinfo(torch.int64).max])
         return torch.cat([row.mul_(self.shape[3]).add_(self.src), last])

@@ -23,6 +23,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph import rules as graph_rules
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.intervals.values import Interval
+from gnn_attention.graph.neighbours import Neighbours, fields_of, neighbours_of
 from gnn_attention.graph.regions import counting
 from gnn_attention.graph.rules import Rule
 
@@ -126,6 +127,9 @@ def _cached_join(own: Known, known: Known, instead: bool) -> TokenGraph:
 @not_compiled
 def _join(place: Place, graph: TokenGraph, instead: bool) -> TokenGraph:
     own, left = place.own, place.left
+    chosen = None if instead or left is not None else _chosen_within(own, graph)
+    if chosen is not None:
+        return chosen
     name = f"{graph.name}, {'without padding' if instead else WITHIN}"
     if graph._listed is not None and left is None and not instead:
         return replace(own & _placed_list(place, graph), name=name)
@@ -135,6 +139,21 @@ def _join(place: Place, graph: TokenGraph, instead: bool) -> TokenGraph:
     samples = graph.batch or (None if instead else own.batch) or (place.batch if by_sample else None)
     heads = graph.heads or (None if instead else own.heads)
     return framed(partial(all_of, tuple(rules)), *_frame(own), name, heads=heads, batch=samples)
+
+
+def _chosen_within(own: TokenGraph, graph: TokenGraph) -> TokenGraph | None:
+    """The senders that a graph chose among the own ones, still as rows; None for another graph, or slots."""
+    of = neighbours_of(graph.rule)
+    if of is None or own.varying_axes or _frame(own) != _frame(graph):
+        return None
+    row, src = torch.repeat_interleave(of.ptr.diff()), of.src.long()
+    nothing = torch.zeros_like(row)
+    inside = own.rule(nothing, nothing, row % own.num_dst, src).expand_as(row)
+    if bool(inside.all()):
+        return graph
+    rows = Neighbours.of_edges(row[inside], src[inside], of.shape)
+    fields = fields_of(rows, graph.batch, graph.heads)
+    return replace(graph, **fields, name=f"{graph.name}, {WITHIN}", _listed=None)
 
 
 def _frame(graph: TokenGraph) -> tuple[int, int, Origin]:

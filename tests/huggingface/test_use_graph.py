@@ -2,6 +2,7 @@
 
 # ruff: noqa: E402
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from support.hf_models import TOKENS, built, generated, gradients, inputs, logit
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.huggingface import use_graph
+from gnn_attention.backends import BACKENDS
+from gnn_attention.graph.neighbours import neighbours_of
+from gnn_attention.huggingface import attending, use_graph
 
 pytestmark = pytest.mark.usefixtures("wide")
 SEEN = 1e-3  # of the largest number: what a mistake changes at least
@@ -28,6 +31,29 @@ def checkpointed(model, reentrant):
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": reentrant})
     model.train()
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_chosen_graph_stays_one_within_the_mask(llama, later):
+    """Senders after their receivers leave the rows; the logits are those of the mask."""
+    heads, past = llama.config.num_attention_heads, torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    scores = torch.rand(heads, TOKENS, TOKENS, generator=torch.Generator().manual_seed(1))
+    scores = scores if later else scores.masked_fill(~past, -1.0)
+    best = scores.topk(4)
+    graph = ga.TokenGraph.from_indices(best.indices.masked_fill(best.values < 0, -1), TOKENS)
+    tokens, seen = inputs("llama")["input_ids"], []
+
+    def run(call):
+        seen.append(call.graph)
+        return BACKENDS["rows"].run(call)
+
+    expected = hf_models.of_sdpa(llama, tokens, (graph.mask() & past)[None])
+    with use_graph(llama, graph), attending(replace(BACKENDS["rows"], run=run)):
+        assert_exact(logits_of(llama, input_ids=tokens), expected)
+    due = int((graph.mask() & past).sum())
+    assert [(one.num_edges, neighbours_of(one.rule) is None) for one in seen] == [(due, False)] * len(seen)
+    assert seen
+    assert (due < graph.num_edges) == later
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from gnn_attention import convert
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.neighbours import Neighbours, fields_of
 
 WAYS = ("cut", "mute", "slope")
 BUDGETS = ("model", "layer", "head")
@@ -93,7 +93,7 @@ class Attribution:
         >>> a = Attribution({0: patterns.causal(3)}, {"slope": {0: torch.tensor([[0, 1, 9, 1, 5, -2.0]])}})
         >>> pruned = a.keep(4, at_least=0)
         >>> pruned(0, 0, 3).mask().int().tolist()
-        [[1, 0, 0], [1, 1, 0], [1, 0, 0]]
+        [[[1, 0, 0], [1, 1, 0], [1, 0, 0]]]
         """
         pairs = sum(self.scores(layer, without).numel() for layer in self.layers)
         share = _share(amount, pairs)
@@ -124,11 +124,12 @@ class Attribution:
 
     def _graph(self, layer: int, chosen: Bool[Tensor, "heads edges"]) -> TokenGraph:
         graph = self.graphs[layer]
-        src, dst = graph.edge_index
-        table = torch.zeros(len(chosen), graph.num_dst, graph.num_src, dtype=torch.bool)
-        table[:, dst, src] = chosen
-        found: TokenGraph = convert.from_mask(table)
-        return found
+        (src, dst), (head, edge) = graph.edge_index, chosen.nonzero().unbind(1)
+        # rows of senders, which no backend has to look for in a table
+        row, shape = head * graph.num_dst + dst[edge], (1, len(chosen), graph.num_dst, graph.num_src)
+        return TokenGraph(
+            **fields_of(Neighbours.of_edges(row, src[edge], shape), None, len(chosen)), name="pruned"
+        )
 
     def _known(self, layer: int) -> int:
         if layer not in self.graphs:
