@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gnn_attention.backends import dense, flex, mixed, reference, rows, split, tiles, triton, varlen
+from gnn_attention.backends import traced_indices as traced_indices
 from gnn_attention.backends.backend import Backend, RefusalError
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import OPTIONS, Capabilities

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,14 +28,11 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import derived, edge_list, neighbours, operators, rules, text
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
-from gnn_attention.score_mods import ScoreMod
 
 # nodes up to which str(graph) draws
 LARGEST_PICTURE = 32
 # characters of a name that repr(graph), and so every message, shows
 LONGEST_NAME = 120
-# a graph, and what weighs its edges by their multiplicity
-Counted: TypeAlias = "tuple[TokenGraph, ScoreMod]"
 
 
 @dataclass(eq=False, repr=False)
@@ -56,6 +53,9 @@ class TokenGraph(Frozen):
     1 ■ ■ ·   1 <- 0 1
     2 ■ ■ ■   2 <- 0 1 2
     """
+
+    # from_indices in a traced program, by gnn_attention.backends
+    while_traced: ClassVar[Callable[..., TokenGraph]]
 
     rule: Rule
     num_dst: int
@@ -141,33 +141,7 @@ class TokenGraph(Frozen):
         rule = partial(rules.is_listed, torch.cat([keys, last]), num_src)
         return cls(rule, num_dst, num_src, name=name, _listed=edges)
 
-    @overload
     @classmethod
-    def from_indices(
-        cls,
-        index: Tensor,
-        num_src: int,
-        count: Tensor | None = None,
-        *,
-        coalesce: Literal["count"],
-        causal: bool = False,
-        name: str = "indices",
-    ) -> Counted: ...
-
-    @overload
-    @classmethod
-    def from_indices(
-        cls,
-        index: Tensor,
-        num_src: int,
-        count: Tensor | None = None,
-        coalesce: bool = False,
-        causal: bool = False,
-        name: str = "indices",
-    ) -> TokenGraph: ...
-
-    @classmethod
-    @not_compiled
     def from_indices(
         cls,
         index: Tensor,
@@ -176,7 +150,7 @@ class TokenGraph(Frozen):
         coalesce: bool | str = False,
         causal: bool = False,
         name: str = "indices",
-    ) -> TokenGraph | Counted:
+    ) -> Any:
         """The graph of the senders that each receiver chose: ``src -> dst`` for ``src in index[..., dst]``.
 
         ``index`` int ``[dst, K]``, ``[heads, dst, K]`` or ``[batch, heads or 1, dst, K]``, -1 = none; or the
@@ -184,14 +158,20 @@ class TokenGraph(Frozen):
         a receiver once; ``coalesce="count"`` returns ``(graph, score_mod)``, and ``attend(q, k, v, graph,
         score_mod=score_mod)`` weighs each sender by how often it stands, ``score + log m`` (not on flex).
         ``causal=True`` checks ``src <= dst``. O(E log K) time, O(E) memory for E = heads dst K: nothing of
-        dst x src. :attr:`edge_index` is by receiver, then as in the index. Raises TypeError (no integers),
-        ValueError (shape, duplicates, not causal, another ``coalesce``), IndexError (out of range).
+        dst x src. :attr:`edge_index` is by receiver, then as in the index. In a program of ``torch.compile``
+        or ``torch.export`` the index may be another one at every call, or be computed there. Raises TypeError
+        (no integers), ValueError (shape, duplicates, not causal, another ``coalesce``), IndexError (range).
 
         >>> TokenGraph.from_indices(torch.tensor([[0, -1], [1, 0], [0, 2]]), 3).edge_index.tolist()
         [[0, 1, 0, 0, 2], [0, 1, 1, 2, 2]]
         """
-        fields, score_mod = neighbours.of_tokens(index, num_src, count, coalesce, causal)
-        graph = cls(**fields, name=name)
+        make = cls.while_traced if torch.compiler.is_compiling() else cls._of_numbers
+        return make(index, num_src, count, coalesce, causal, name)
+
+    @classmethod
+    def _of_numbers(cls, *arguments: Any) -> Any:
+        fields, score_mod = neighbours.of_tokens(*arguments[:-1])
+        graph = cls(**fields, name=arguments[-1])
         return graph if score_mod is None else (graph, score_mod)
 
     @classmethod

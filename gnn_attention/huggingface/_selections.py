@@ -81,7 +81,9 @@ def _within(own: TokenGraph, selection: Tensor, block_size: int | None, heads: i
     index = selection.detach()[:, None] if block_size is None else _tokens(selection.detach(), block_size)
     if (groups := own.heads or index.shape[1]) > 1:
         index = index.repeat_interleave((heads if groups > 1 else 1) // index.shape[1], dim=1)
-    graph = TokenGraph.from_indices(_edges_of(own, index), own.num_src, coalesce=True, name="chosen")
+    graph: TokenGraph = TokenGraph.from_indices(
+        _edges_of(own, index), own.num_src, coalesce=True, name="chosen"
+    )
     return replace(graph, dst_offset=own.dst_offset, src_offset=own.src_offset)
 
 

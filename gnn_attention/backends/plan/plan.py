@@ -188,7 +188,8 @@ class Plan:
         return min(piece.src.size for piece in self.rectangles)
 
 
-STRIDED, GATHERED, EDGES = 0, 1, 2
+# padded edges: their lists are longer than ptr says
+STRIDED, GATHERED, EDGES, PADDED = 0, 1, 2, 3
 Packed = tuple[list[Tensor], list[int]]
 
 
@@ -206,12 +207,19 @@ def unpacked(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
     complete = bool(next(words))
     pieces: list[Piece] = []
     for kind in words:
-        if kind == EDGES:
+        if kind in (EDGES, PADDED):
             fresh, *slices = islice(words, 3)
-            pieces.append(Edges(*islice(parts, 6), fresh=bool(fresh), slices=(slices[0], slices[1])))
+            lists = list(islice(parts, 6))
+            lists = _without_padding(*lists) if kind == PADDED else lists
+            pieces.append(Edges(*lists, fresh=bool(fresh), slices=(slices[0], slices[1])))
         else:
             pieces.append(_unpack_rectangles(kind, parts, words))
     return Plan(tuple(pieces), complete)
+
+
+def _without_padding(ptr: Tensor, src: Tensor, dst: Tensor, out_ptr: Tensor, *out: Tensor) -> list[Tensor]:
+    count = int(ptr[-1])
+    return [ptr, src[:count], dst[:count], out_ptr, *(x[:count] for x in out)]
 
 
 def _pack_piece(piece: Piece, tensors: list[Tensor], numbers: list[int]) -> None:

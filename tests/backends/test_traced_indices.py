@@ -1,0 +1,138 @@
+"""``from_indices`` in compiled and exported programs: another index at every call, or one computed there."""
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from support.refusals import assert_refusals
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+import gnn_attention as ga
+
+BATCH, HEADS, DST, SRC, MOST = 2, 4, 9, 11, 5
+SHAPES = [(DST, MOST), (HEADS, DST, MOST), (BATCH, 1, DST, MOST), (BATCH, HEADS, DST, MOST)]
+
+
+def qkv():
+    draw = torch.Generator().manual_seed(0)
+    shapes = (HEADS, DST, 8), (2, SRC, 8), (2, SRC, 5)
+    tensors = (torch.randn(BATCH, *shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    return [x.requires_grad_() for x in tensors]
+
+
+def drawn(shape, seed):
+    """Empty rows, duplicates, -1 anywhere, and one sender that all receivers of a row choose."""
+    index = torch.randint(-1, SRC, shape, generator=torch.Generator().manual_seed(seed))
+    index[..., 3, :] = -1
+    index[..., 5:, 1] = 2
+    return index
+
+
+def attended(q, k, v, index, count=None, **options):
+    graph = ga.TokenGraph.from_indices(index, k.shape[2], count, coalesce=True)
+    return ga.attend(q, k, v, graph, **options)
+
+
+def with_gradients(function, *inputs):
+    out = function(*inputs)
+    return [out, *torch.autograd.grad(out.square().sum(), inputs[:3])]
+
+
+def dense(q, k, v, index):
+    """A mask of the index, in float64."""
+    mask = torch.zeros(*index.shape[:-1], SRC + 1, dtype=torch.bool)
+    mask = mask.scatter_(-1, index.masked_fill(index < 0, SRC), True)[..., :SRC]
+    mask = mask[(None,) * (4 - mask.dim())]
+    k, v = (x.repeat_interleave(HEADS // 2, 1) for x in (k, v))
+    logits = (q @ k.mT * 8**-0.5).masked_fill(~mask, -torch.inf)
+    return torch.where(mask.any(-1, keepdim=True), logits, 0.0).softmax(-1).where(mask, 0.0) @ v
+
+
+@pytest.mark.parametrize(
+    "shape", [SHAPES[-1], *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES[:-1])]
+)
+def test_other_numbers_run_the_same_program(shape):
+    """Compiled once and whole, for as many edges as there are each time, with the gradients of the mask."""
+    torch._dynamo.reset()
+    counter, inputs = CompileCounter(), qkv()
+    compiled = torch.compile(attended, fullgraph=True, backend=counter)
+    for seed in range(3):
+        index = drawn(shape, seed)
+        assert_exact(with_gradients(compiled, *inputs, index), with_gradients(dense, *inputs, index))
+    assert counter.frame_count == 1
+
+
+def nearest(q, k, v):
+    """Each receiver attends to the senders of its three largest logits."""
+    scores = q.detach() @ k.detach().repeat_interleave(HEADS // 2, 1).mT
+    return attended(q, k, v, scores.topk(3, -1).indices)
+
+
+class Chosen(nn.Module):
+    def forward(self, q, k, v, index=None):
+        return nearest(q, k, v) if index is None else attended(q, k, v, index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_takes_another_index_or_computes_it(strict):
+    q, k, v = (x.detach() for x in qkv())
+    program = torch.export.export(Chosen(), (q, k, v, drawn(SHAPES[3], 0)), strict=strict).module()
+    assert_exact(program(q, k, v, drawn(SHAPES[3], 1)), dense(q, k, v, drawn(SHAPES[3], 1)))
+    program = torch.export.export(Chosen(), (q, k, v), strict=strict).module()
+    assert_exact(program(2 * q, k.flip(2), v), nearest(2 * q, k.flip(2), v))
+
+
+@pytest.mark.slow
+def test_an_index_that_is_computed_inside_is_compiled_by_inductor():
+    inputs = qkv()
+    found = with_gradients(torch.compile(nearest, fullgraph=True), *inputs)
+    assert_exact(found, with_gradients(nearest, *inputs))
+
+
+@pytest.mark.slow
+def test_counts_and_sinks_in_a_program():
+    torch._dynamo.reset()
+    inputs, index, sinks = qkv(), drawn(SHAPES[3], 0), torch.arange(HEADS).double()
+    compiled = torch.compile(attended, fullgraph=True, backend="eager")
+    for seed in range(2):
+        count = torch.randint(0, MOST + 1, SHAPES[3][:-1], generator=torch.Generator().manual_seed(seed))
+        found = compiled(*inputs, index, count, sink_logits=sinks)
+        assert_exact(found, attended(*inputs, index, count, sink_logits=sinks))
+
+
+@pytest.mark.slow
+def test_a_program_raises_what_the_eager_call_does():
+    """Of the numbers when it runs; of options that it cannot take when it is traced."""
+    torch._dynamo.reset()
+    inputs, index = qkv(), drawn(SHAPES[3], 0)
+    compiled = torch.compile(attended, fullgraph=True, backend="eager")
+    compiled(*inputs, index)
+
+    def counted(q, k, v, index):
+        return ga.TokenGraph.from_indices(index, SRC, coalesce="count")
+
+    def once(q, k, v, index):
+        return ga.attend(q, k, v, ga.TokenGraph.from_indices(index, SRC))
+
+    whole = lambda function: torch.compile(function, fullgraph=True, backend="eager")  # noqa: E731
+    far, twice = index.clone(), index.clone()
+    far[1, 2, 3, 4], twice[1, 2, 3, :2] = SRC, 4
+    later = Exception
+    assert_refusals(
+        [
+            (lambda: compiled(*inputs, far), IndexError, "holds 11 for receiver 3 of sample 1 of head 2"),
+            (lambda: whole(once)(*inputs, index), ValueError, "more than once for receiver"),
+            (lambda: whole(counted)(*inputs, index), later, "takes no coalesce='count'"),
+            (
+                lambda: whole(attended)(*inputs, index, backend="tiles"),
+                later,
+                "does not run with backend='tiles'",
+            ),
+            (
+                lambda: whole(attended)(*inputs, index, dropout=0.5),
+                later,
+                "does not run with a score_mod, bias",
+            ),
+        ]
+    )
