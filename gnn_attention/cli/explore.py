@@ -18,7 +18,7 @@ def add_explore(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command = commands.add_parser("explore", help=about)
     command.set_defaults(run=_explore)
     add = command.add_argument
-    add("text", nargs="?", help="what the model reads, such as 'Llamas do not output words'")
+    add("text", nargs="?", help="what the model reads (default: lines of Python, with a tour)")
     add("--file", metavar="FILE", help="read the text from a file (- for stdin)")
     add("-o", "--out", default="explorer.html", metavar="FILE", help="page to write (default %(default)s)")
     model = "a file of 'gnn-attention train', or name or folder of a Hugging Face model"
@@ -49,9 +49,9 @@ def _explore(args: argparse.Namespace) -> int:
 
 
 def _text(text: str | None, file: str | None) -> str:
-    if text is not None and file is None:
-        return text
-    if text is not None or file is None:
+    if file is None:
+        return explorer.FIRST if text is None else text
+    if text is not None:
         raise ValueError("give either a text, such as 'Llamas do not output words', or --file FILE")
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")

@@ -30,15 +30,15 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS
 from gnn_attention.model.tokenizer import BytePair
 
-__all__ = ["Page", "page"]
+__all__ = ["FIRST", "Page", "page"]
 
+FIRST = "for name in names:\n    print(name)\nfor name in"
 LONGEST_TITLE = 80
-# 256 characters for each token that a page shows
-LONGEST_TEXT = 2**17
+LONGEST_TEXT = 256 * LONGEST
 
 
 def page(
-    text_or_tokens: str | Sequence[int] | Tensor,
+    text_or_tokens: str | Sequence[int] | Tensor = FIRST,
     model: Any = None,
     graph: Any = None,
     masks: Iterable[Any] | None = None,
@@ -49,7 +49,7 @@ def page(
     """The page of a text: ``page(...).save("page.html")``, or the value of a notebook's cell.
 
     Args:
-        text_or_tokens: what is read, or the ids of its tokens: 1 to 512 of them.
+        text_or_tokens: what is read, or the ids of its 1 to 512 tokens; of ``FIRST`` there is a tour.
         model: the model that ships, unless given: a file of ``gnn_attention.model.save``, ``(LanguageModel,
             BytePair)``, a Hugging Face model ``(model, tokenizer)`` (without the tokenizer for ids alone), or
             the name or folder of one.

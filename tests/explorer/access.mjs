@@ -2,7 +2,7 @@
 
 import { writeFileSync } from "node:fs";
 
-import { AXE, choose, open, openTable, ready, select } from "./browser.mjs";
+import { AXE, choose, cut, open, openTable, ready, select } from "./browser.mjs";
 
 async function violations(page) {
   await page.evaluate(AXE);
@@ -43,8 +43,7 @@ async function show(page, view) {
   if (!view.startsWith("step ")) return choose(page, "View", view);
   if ((await page.locator("details.table[open]").count()) === 0) {
     await openTable(page);
-    await page.getByRole("button", { name: "Cut this edge" }).click();
-    await ready(page);
+    await cut(page);
   }
   await choose(page, "Steps", view.slice(5));
 }
@@ -95,6 +94,7 @@ export async function framed(browser, job) {
   const frame = page.frames()[1];
   await frame.waitForFunction(() => window.explorer?.scene && window.explorer.scene.state === window.explorer.state);
   await frame.locator('.port-button[data-src="0"]').click();
+  await frame.locator(".dock .cut").click();
   await frame.locator(".reset").waitFor();
   const edits = await frame.evaluate(() => window.explorer.state.work.edits.length);
   return { edits, seen };

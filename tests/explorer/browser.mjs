@@ -1,6 +1,6 @@
-// Debian's Chromium by playwright-core, and what all scenarios do with a page of the explorer.
+// Debian's Chromium and Firefox by playwright-core, and what all scenarios do with a page of the explorer.
 
-import { createRequire } from "node:module";
+import Module, { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
@@ -16,9 +16,18 @@ const FLAGS = [
   "--disable-sync",
 ];
 
-export async function launch(executablePath) {
-  const { chromium } = require("playwright-core");
-  return chromium.launch({ executablePath, args: FLAGS });
+// Firefox is driven as Debian builds it, by WebDriver BiDi. It lacks one command that playwright-core sends with every new page,
+// to choose light or dark: a question for its status goes in the place of it.
+const usual = Module._extensions[".js"];
+Module._extensions[".js"] = (module, file) => {
+  if (!file.endsWith("coreBundle.js")) return usual(module, file);
+  module._compile(readFileSync(file, "utf8").replaceAll("emulation.setMediaFeaturesOverride", "session.status"), file);
+};
+
+export async function launch({ chromium, firefox }) {
+  const playwright = require("playwright-core");
+  if (firefox) return playwright.firefox.launch({ executablePath: firefox, channel: "moz-firefox", timeout: 90_000 });
+  return playwright.chromium.launch({ executablePath: chromium, args: FLAGS });
 }
 
 /** A page of its own: what it requested, complained of and threw is in `seen`. */
@@ -72,9 +81,15 @@ export async function receive(page, token) {
   await ready(page);
 }
 
-/** Presses the port of a sender: cuts or adds its edge into the receiver. */
+/** Presses the port of a sender: selects its edge into the receiver, if there is one or not. */
 export async function port(page, src) {
   await page.locator(`.port-button[data-src="${src}"]`).click();
+  await ready(page);
+}
+
+/** Presses the button that cuts or adds the selected edge. */
+export async function cut(page) {
+  await page.locator(".dock .cut").click();
   await ready(page);
 }
 

@@ -1,6 +1,6 @@
 // Every control driven once, by mouse and by keys, as somebody who tries the page would.
 
-import { choose, open, port, press, radio, ready, receive, select } from "./browser.mjs";
+import { choose, cut, numbers, open, port, press, radio, ready, receive, select } from "./browser.mjs";
 
 const state = (page) => page.evaluate(() => JSON.parse(JSON.stringify(window.explorer.state)));
 const isEdge = (page, src) =>
@@ -69,7 +69,7 @@ export async function readings(browser, job) {
   return shown;
 }
 
-/** A click on an arc cuts it; undo, redo, the list of edits and the address bring it back and forth. */
+/** A click on an arc selects it, the button cuts it; undo, redo, the list of edits and the address bring it back and forth. */
 export async function arc(browser, job) {
   const { page, seen } = await open(browser, job.file);
   await choose(page, "Head", "0");
@@ -85,6 +85,10 @@ export async function arc(browser, job) {
   const readout = await page.locator(".readout").textContent();
   await page.mouse.click(place.x, place.y);
   await ready(page);
+  const { sender, token, head, work } = await state(page);
+  const selected = { sender, token, head, edits: work.edits, numbers: await numbers(page, ".dock-numbers") };
+  const promised = await page.locator(".dock .cut").textContent();
+  await cut(page);
   const steps = [(await state(page)).work.edits];
   await page.getByRole("button", { name: "Undo", exact: true }).click();
   await ready(page);
@@ -98,7 +102,7 @@ export async function arc(browser, job) {
   await page.getByRole("button", { name: /^take back/ }).click();
   await ready(page);
   steps.push((await state(page)).work.edits);
-  return { readout, steps, hash, restored, seen };
+  return { readout, selected, promised, steps, hash, restored, seen };
 }
 
 /** The whole of a visit without a mouse. */
@@ -130,12 +134,14 @@ export async function keys(browser, job) {
   await page.locator('.port-button[tabindex="0"]').focus();
   await page.keyboard.press("Home");
   const label = await page.evaluate(() => document.activeElement.getAttribute("aria-label"));
-  await page.keyboard.press("Enter");
-  await ready(page);
-  const pressed = await page.evaluate(() => [
-    document.activeElement.getAttribute("aria-pressed"),
-    document.activeElement.getAttribute("aria-label"),
-  ]);
+  const pressed = [];
+  for (const key of ["Enter", "x"]) {
+    await page.keyboard.press(key);
+    await ready(page);
+    pressed.push(
+      await page.evaluate(() => ["aria-pressed", "aria-label"].map((name) => document.activeElement.getAttribute(name))),
+    );
+  }
   await page.waitForTimeout(450);
   const said = await page.locator('main > [role="status"]').textContent();
   return { shown, label, pressed, said, seen };
@@ -211,6 +217,7 @@ export async function noted(browser, job) {
   await select(page, "Graph", "0");
   await receive(page, 1);
   await port(page, 5);
+  await cut(page);
   const added = await page.locator(".note").allTextContents();
   return { ahead, isolated, edges, added, seen };
 }
@@ -235,9 +242,9 @@ export async function buttons(browser, job) {
   steps.push((await state(page)).step);
   await press(page, "Step back");
   steps.push((await state(page)).step);
-  await press(page, "Cut this edge");
-  const cut = (await state(page)).work.edits;
-  await press(page, "Add this edge");
+  await cut(page);
+  const gone = (await state(page)).work.edits;
+  await cut(page);
   const mended = (await state(page)).work.edits;
   await page.locator("details.table > summary").click();
   await page.locator("details.table tbody button").first().click();
@@ -250,7 +257,7 @@ export async function buttons(browser, job) {
   await ready(page);
   return {
     steps,
-    cut,
+    cut: gone,
     mended,
     fromTable,
     help,
@@ -265,8 +272,9 @@ export async function record(browser, job) {
   const { page, seen } = await open(browser, job.file);
   const note = await page.locator(".note").allTextContents();
   const modes = await page.locator(".mode .segment").allTextContents();
-  const predictions = await page.locator(".predictions").isVisible();
+  const predictions = await page.locator(".dock .predictions").isVisible();
   await port(page, 0);
+  await cut(page);
   const rows = await page.evaluate(() => {
     const { state, scene } = window.explorer;
     const at = (state.head * scene.layer.tokens + state.token) * scene.layer.tokens;
@@ -275,7 +283,7 @@ export async function record(browser, job) {
   return { note, modes, predictions, rows, seen };
 }
 
-/** A finger on a phone: taps a token, then the port of a sender. */
+/** A finger on a phone: taps a token, the port of a sender, whose numbers are then shown, and the button. */
 export async function touch(browser, job) {
   const { page, seen } = await open(browser, job.file, { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true });
   await page.locator('[data-token="6"]').tap();
@@ -283,5 +291,8 @@ export async function touch(browser, job) {
   const receiver = (await state(page)).token;
   await page.locator('.port-button[data-src="2"]').tap();
   await ready(page);
-  return { receiver, edits: (await state(page)).work.edits, seen };
+  const selected = [(await state(page)).sender, (await state(page)).work.edits, await numbers(page, ".dock-numbers")];
+  await page.locator(".dock .cut").tap();
+  await ready(page);
+  return { receiver, selected, edits: (await state(page)).work.edits, seen };
 }

@@ -1,6 +1,6 @@
 // What the page shows after a cut, an added edge, another graph and a step of decoding: Python computes the same.
 
-import { choose, numbers, open, port, press, ready, receive, select, shown } from "./browser.mjs";
+import { choose, cut, numbers, open, port, press, ready, receive, select, shown } from "./browser.mjs";
 
 async function begin(browser, { file, layer, head, token, scope }) {
   const opened = await open(browser, file);
@@ -16,13 +16,14 @@ export async function untouched(browser, job) {
   return shown(page);
 }
 
-/** Cuts or adds the edge of a port, and asks for the numbers then, and after reset if wanted. */
+/** Selects the edge of a port and cuts or adds it, and asks for the numbers then, and after reset if wanted. */
 export async function toggled(browser, job) {
   const { page } = await begin(browser, job);
   await port(page, job.src);
+  await cut(page);
   const after = await shown(page);
   if (!job.reset) return after;
-  await press(page, "Reset to the model’s own graph");
+  await press(page, "Reset");
   return { ...after, reset: await shown(page) };
 }
 

@@ -1,4 +1,4 @@
-// Runs scenarios in one browser: { chromium, jobs: [{ scenario, ... }] } comes in on stdin, a list of results goes out.
+// Runs scenarios in one browser: { chromium or firefox, jobs: [{ scenario, ... }] } comes in on stdin, a list of results goes out.
 
 import { readFileSync } from "node:fs";
 
@@ -7,10 +7,11 @@ import { launch } from "./browser.mjs";
 import * as controls from "./controls.mjs";
 import * as numbers from "./numbers.mjs";
 import * as speed from "./speed.mjs";
+import * as viewport from "./viewport.mjs";
 
-const scenarios = { ...access, ...controls, ...numbers, ...speed };
-const { chromium, jobs } = JSON.parse(readFileSync(0, "utf8"));
-const browser = await launch(chromium);
+const scenarios = { ...access, ...controls, ...numbers, ...speed, ...viewport };
+const { jobs, ...which } = JSON.parse(readFileSync(0, "utf8"));
+const browser = await launch(which);
 const results = [];
 for (const job of jobs) {
   const start = Date.now();

@@ -235,7 +235,8 @@ class TestCommand:
         out, text, pipe = (tmp_path / name for name in ("page.html", "text.txt", "pipe"))
         text.write_text("def read(", encoding="utf-8")
         assert main(["explore", "--file", str(text), "-o", str(out)]) == 0
-        assert main(["explore", "again", "-o", str(out)]) == 0
+        assert main(["explore", "-o", str(out)]) == 0
+        assert "".join(token["text"] for token in data_of(out)["tokens"]) == explorer.FIRST
         out.write_text("my notes")
         os.mkfifo(pipe)
         for place in (out, Path(os.devnull), pipe):
@@ -252,7 +253,6 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ([], "give either a text, such as 'Llamas do not output words', or --file FILE"),
             (["a", "--file", "b"], "give either a text"),
             (["--file", "no_such_file"], "no_such_file"),
             (["--file", "latin.txt"], "latin.txt is no text in UTF-8: invalid start byte at byte 2"),

@@ -1,4 +1,4 @@
-"""The explorer's page in Chromium: its numbers are Python's, every control does what it says.
+"""The explorer's page in Chromium and Firefox: its numbers are Python's, every control does what it says.
 
 ``explorer/*.mjs`` drive the page by playwright-core; each scenario returns what it saw, and is judged here.
 """
@@ -29,24 +29,28 @@ pytestmark = pytest.mark.slow  # a browser is started
 HERE = Path(__file__).parent
 Files, Driven = Callable[[str], str], dict[str, Any]
 LAYER, HEAD = 1, 2
+SIZES = {"a desk": {"width": 1280, "height": 800}, "a phone": {"width": 390, "height": 844}}
 QUICK = {"light": ["listen", "step 2", "reach", "write"], "dark": ["step 2"], "phone": ["listen"]}
 VIEWS = ["listen", "step 0", "step 1", "step 2", "step 3", "step 4", "step 5", "reach", "write"]
 HARMLESS = [f"harmless words {number:02d}" for number in range(len(HOSTILE))]
 
 
-def results(jobs: list[dict[str, Any]], seconds: int = 120) -> list[Any]:
+BROWSERS = {"chromium": ("chromium", "chromium-browser"), "firefox": ("firefox-esr", "firefox")}
+
+
+def results(jobs: list[dict[str, Any]], seconds: int = 240, browser: str = "chromium") -> list[Any]:
     """What scenarios that all ended well saw, in one browser."""
-    node, names = needs_node(), ("chromium", "chromium-browser")
+    node, names = needs_node(), BROWSERS[browser]
     path = next((path for name in names if (path := shutil.which(name))), None)
-    chromium = tool("Chromium", path, "apt-get install chromium")
+    found = tool(browser, path, f"apt-get install {names[0]}")
     tool("playwright-core", WEB / "node_modules" / "playwright-core", f"npm ci in {WEB}")
-    text, script = json.dumps({"chromium": chromium, "jobs": jobs}), str(HERE / "run.mjs")
+    text, script = json.dumps({browser: found, "jobs": jobs}), str(HERE / "run.mjs")
     options: dict[str, Any] = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": seconds}
     done = subprocess.run([node, script], input=text, **options)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [one.get("error") for one in found] == [None] * len(jobs)
-    return [one["result"] for one in found]
+    ended = json.loads(done.stdout)
+    assert [one.get("error") for one in ended] == [None] * len(jobs)
+    return [one["result"] for one in ended]
 
 
 def with_texts(texts: list[str], title: str) -> explorer.Page:
@@ -127,6 +131,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Files:
     many = (oracle.ids * 60)[:512]
     makers: dict[str, Callable[[], explorer.Page]] = {
         "demo": lambda: explorer.page(TEXT),
+        "first": lambda: explorer.page(),
         "one": lambda: explorer.page([oracle.ids[0]], room=1),
         "64": lambda: explorer.page(many[:64], room=8),
         "512": lambda: explorer.page(many, room=4),
@@ -212,10 +217,21 @@ def test_readings_change_words_and_no_numbers(driven: Driven) -> None:
     assert (shown[3]["steps"][2], shown[0]["steps"][0]) == ("3 listening distribution", "1 query")
 
 
-def test_a_click_on_an_arc_cuts_it_and_everything_leads_back(driven: Driven) -> None:
+def test_a_click_on_an_arc_selects_it_a_button_cuts_it_and_everything_leads_back(
+    driven: Driven, oracle: Oracle
+) -> None:
     shown = driven["arc"]
+    selected = shown["selected"]
+    assert selected["edits"] == []
+    layer, pair = oracle.run().layers[LAYER], [(selected["sender"], selected["token"])]
+    numbers = dict(selected["numbers"])
+    assert_exact(numbers["weight"], layer.weights(pair)[0, 0, selected["head"]].item())
+    assert_exact(numbers["logit"], layer.logits(pair)[0, 0, selected["head"]].item())
+    assert_exact(numbers["message"], layer.messages(pair, heads=selected["head"])[0, 0, 0].norm().item())
+    # said before it happens
+    assert shown["promised"] == f"Cut {selected['sender']} → {selected['token']} in layer {LAYER}, all heads"
     (cut,) = shown["steps"][0]
-    assert (cut["present"], cut["layer"], cut["head"]) == (False, "all", "all")
+    assert cut == edit(*pair[0], layer=LAYER)
     assert shown["steps"][1:] == [[], [cut], []]  # undo, redo, taken back from the list
     assert shown["restored"] == [cut]
     assert re.match(rf"{cut['src']} .*weight", shown["readout"], re.DOTALL)
@@ -229,7 +245,9 @@ def test_a_visit_without_a_mouse(driven: Driven) -> None:
     assert seen[4:] == [(3, 0, 0), (3, 0, 1), (3, 1, 1), (3, 1, 2), (3, 1, 1), (3, 1, 0), (10, None, 0)]
     assert [one["focus"] for one in shown["shown"] if one["key"].startswith("Arrow")] == ["1", "2", "3"]
     assert shown["label"].startswith("edge from 0 ")
-    assert (shown["pressed"][0], shown["pressed"][1][:15]) == ("false", "no edge from 0 ")
+    selected, cut = shown["pressed"]
+    assert (selected[0], selected[1][:12]) == ("true", "edge from 0 ")
+    assert (cut[0], cut[1][:15]) == ("true", "no edge from 0 ")
     assert "listens most to" in shown["said"]
     assert "It now expects" in shown["said"]
     quiet(shown["seen"])
@@ -282,9 +300,11 @@ def test_every_control_does_what_it_says(files: Files, masks: dict[str, int]) ->
     assert [len(buttons[name]) for name in ("cut", "mended", "fromTable")] == [1, 0, 1]
     assert buttons["help"]
     assert buttons["checked"]
-    assert (touch["receiver"], touch["edits"]) == (6, [edit(2, 6)])
-    # a window of 5 reaches 4 more with every layer: none, one, and after a step back one, two, three layers
-    assert reach["counts"] == [1, 5, 5, 9, 13]
+    assert (touch["receiver"], touch["edits"]) == (6, [edit(2, 6, layer=LAYER)])
+    assert touch["selected"][:2] == [2, []]
+    assert [name for name, _ in touch["selected"][2]] == ["weight", "logit", "message", "carried"]
+    # a window of 5 reaches 4 more of 11 with each layer: none, one, and after a step back one, two, three
+    assert reach["counts"] == [1, 5, 5, 9, 11]
     assert reach["playing"] >= 1
     # down to the model's two layers; where layers differ, none of twelve is known to be the last
     assert (reach["other"], reach["atOnce"], reach["rows"]) == (4, 4, [3, 13])
@@ -366,3 +386,54 @@ def test_a_recorded_model_says_what_it_cannot(tmp_path: Path) -> None:
     assert shown["rows"][0] == 0
     assert_exact(sum(shown["rows"]), 1.0)
     quiet(shown["seen"])
+
+
+# what each click of the tour shows: a cut (src, dst, layer) or a graph, and the edge whose weight is told
+TOUR: list[dict[str, Any]] = [
+    {"weight": (3, 15, 1, 3)},
+    {"cut": (3, 15, 1)},
+    {"cut": (1, 15, 1)},
+    {"weight": (2, 3, 0, 2)},
+    {"cut": (2, 3, 0), "weight": (3, 15, 1, 3)},
+    {"graph": "window(16, 6)"},
+    {},
+]
+
+
+@pytest.mark.parametrize("browser", ["chromium", "firefox"])
+def test_every_number_that_a_click_changes_is_on_the_screen(
+    browser: str, files: Files, oracle: Oracle
+) -> None:
+    """After each click of the tour and each edit, on a desk and a phone; the tour's numbers are Python's."""
+    jobs = [{"scenario": "viewport", "file": files("first"), "viewport": size} for size in SIZES.values()]
+    for shown in results(jobs, browser=browser):
+        assert shown["seen"]["errors"] == []
+        assert [one["name"] for one in shown["found"] if not one["changed"]] == []
+        assert {one["name"]: one["hidden"] for one in shown["found"] if one["hidden"]} == {}
+        for stop, one in zip(TOUR, shown["found"], strict=False):
+            values = {name: float(number["value"]) for name, number in one["values"].items()}
+            check_stop(oracle, stop, values)
+
+
+def check_stop(oracle: Oracle, stop: dict[str, Any], values: dict[str, float]) -> None:
+    ids = oracle.vocabulary.encode(explorer.FIRST)
+    graph = expressions.parse(stop["graph"]) if "graph" in stop else None
+    src, dst, layer = stop.get("cut", (0, 0, None))
+    surgery = () if layer is None else trace.cut([(src, dst)], layers=layer)
+    run = oracle.run(graph, surgery, ids)
+    (name,) = oracle.vocabulary.encode(" name")
+    told = {"tour-weight"} if "weight" in stop else set()
+    told |= {"tour-chance"} if "cut" in stop or not told else set()
+    assert {one for one in values if one.startswith("tour")} == told
+    if "tour-chance" in told:
+        assert_exact(values["tour-chance"], oracle.chances(run, len(ids) - 1)[name].item())
+    if "weight" in stop:
+        src, dst, layer, head = stop["weight"]
+        assert_exact(values["tour-weight"], run.layers[layer].weights([(src, dst)])[0, 0, head].item())
+
+
+def test_a_number_below_the_screen_is_found(files: Files) -> None:
+    """The check above can fail: with a dock that does not stay, numbers are hidden."""
+    job = {"scenario": "viewport", "file": files("first"), "viewport": SIZES["a phone"]}
+    (shown,) = results([job | {"style": {"position": "static"}}])
+    assert [one["name"] for one in shown["found"] if one["hidden"]] != []

@@ -88,8 +88,8 @@ export function arcsInto(scene: Scene, layout: Layout, looked: number | null): A
     const lane = laneOf(head, heads);
     row.edges.forEach((edge, src) => {
       const edit = lastOf(edits, (found) => found.src === src);
-      if (!edge && !edit && src !== looked) return;
-      if (many && edge && !edit && src !== looked && row.weights[src] < UNSEEN) return;
+      if (!edge && !edit && src !== looked && src !== scene.sender) return;
+      if (many && edge && !edit && src !== looked && src !== scene.sender && row.weights[src] < UNSEEN) return;
       if (!edge && head !== scene.state.head && !isSingle(heads)) return;
       const kind: ArcKind = edge ? (edit?.present ? "added" : "edge") : edit ? "cut" : "candidate";
       const weight = row.weights[src];

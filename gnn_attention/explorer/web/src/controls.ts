@@ -3,8 +3,8 @@
 import { button, h, radios, select, set, write, type Choice, type Chooser } from "./dom";
 import { headColour } from "./paint";
 import { layerNumber, type Scene } from "./scene";
-import type { Action, Mode, Scope } from "./state";
-import { clipped, viewName, visible } from "./words";
+import type { Action, Mode } from "./state";
+import { clipped, counted, visible } from "./words";
 
 const RADIOS_UP_TO = 8;
 
@@ -17,8 +17,6 @@ export class Controls {
   private meaning = h("p", { class: "meaning" });
   private layer: Chooser;
   private head: Chooser;
-  private view = select("In the words of", (value) => this.look({ view: value }));
-  private scope = select("An edit holds", (value) => this.look({ scope: value as Scope }));
 
   constructor(
     sizes: { layers: number; heads: number },
@@ -27,15 +25,9 @@ export class Controls {
     const chooser = (count: number) => (count <= RADIOS_UP_TO ? radios : select);
     this.layer = chooser(sizes.layers)("Layer", (value) => this.look({ layer: Number(value) }));
     this.head = chooser(sizes.heads)("Head", (value) => this.chooseHead(value));
-    const first = h("div", { class: "fields" }, this.graph.element, this.layer.element, this.head.element);
-    const second = h("div", { class: "fields" }, this.view.element, this.scope.element);
-    this.element = h(
-      "div",
-      { class: "controls" },
-      h("div", { class: "fields apart" }, this.mode.element, second),
-      first,
-      this.meaning,
-    );
+    const where = h("div", { class: "fields where" }, this.layer.element, this.head.element);
+    const fields = h("div", { class: "fields" }, this.mode.element, where, this.graph.element);
+    this.element = h("div", { class: "controls" }, fields, this.meaning);
   }
 
   update(scene: Scene): void {
@@ -50,7 +42,7 @@ export class Controls {
       data.masks.map((mask, index) => ({ value: String(index), label: clipped(visible(mask.name).replaceAll("␣", " "), 60) })),
       String(state.work.mask),
     );
-    write(this.meaning, visible(data.masks[state.work.mask].meaning).replaceAll("␣", " "));
+    write(this.meaning, this.meant(scene));
     this.layer.update(
       numbers(limits.layers).map((choice) => ({ ...choice, label: String(layerNumber(data, Number(choice.value))) })),
       String(state.layer),
@@ -59,14 +51,17 @@ export class Controls {
       [{ value: "all", label: "all" }, ...numbers(limits.heads, headColour)],
       state.allHeads ? "all" : String(state.head),
     );
-    this.view.update(
-      data.views.map((value) => ({ value, label: viewName(value) })),
-      state.view,
-    );
-    this.scope.update(scopes(layerNumber(data, state.layer)), state.scope);
     set(this.undo, "disabled", state.past.length === 0);
     set(this.redo, "disabled", state.future.length === 0);
-    for (const field of [this.layer, this.head, this.view, this.scope]) set(field.element, "hidden", state.mode === "reach");
+    for (const field of [this.layer, this.head]) set(field.element, "hidden", state.mode === "reach");
+  }
+
+  /** What the graph is, and what n stands for in its name. */
+  private meant({ data, state, engine, tokens }: Scene): string {
+    const mask = data.masks[state.work.mask];
+    const room = engine.size - tokens.length;
+    const size = room ? ` (n = ${engine.size}: ${counted(tokens.length, "token")} and room for ${room} more)` : "";
+    return `${visible(mask.meaning).replaceAll("␣", " ").replace(/\.$/, "")}${size}.`;
   }
 
   private look(change: Extract<Action, { type: "look" }>["change"]): void {
@@ -84,12 +79,4 @@ function numbers(count: number, colour?: (index: number) => string): Choice[] {
     label: String(index),
     ...(colour ? { colour: colour(index) } : {}),
   }));
-}
-
-function scopes(layer: number): Choice[] {
-  return [
-    { value: "everywhere", label: "everywhere" },
-    { value: "layer", label: `in layer ${layer}, all heads` },
-    { value: "head", label: `in layer ${layer}, one head` },
-  ];
 }

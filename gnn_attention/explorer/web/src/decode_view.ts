@@ -15,6 +15,7 @@ const SHOWN = 8;
 
 export class Writer {
   readonly element: HTMLElement;
+  readonly player: HTMLElement;
   private play = button("Play", () => this.toggle(), { class: "primary" });
   private back = button("Back", () => this.host.unwrite());
   private on = button("Step", () => this.next());
@@ -29,13 +30,12 @@ export class Writer {
   constructor(private host: WriteHost) {
     const intro =
       "A new token is a new node. It hears whom the graph lets it hear; nobody before it hears anything new. That is why keys and values can be kept.";
-    const player = h("div", { class: "player" }, this.back, this.play, this.on, this.how.element);
+    this.player = h("div", { class: "player writing" }, this.back, this.play, this.on, this.how.element);
     this.element = h(
       "section",
       { class: "write card", "aria-labelledby": "write-title" },
       h("h2", { id: "write-title" }, "Write on, token by token"),
       h("p", { class: "aside" }, intro),
-      player,
       this.written,
       this.told,
       this.list,

@@ -2,6 +2,7 @@
 
 import { Controls } from "./controls";
 import { Writer } from "./decode_view";
+import { Dock } from "./dock";
 import { button, fill, h, set, write } from "./dom";
 import { makeEngine } from "./engine";
 import { undoKeys } from "./keys";
@@ -14,6 +15,7 @@ import { fromHash, reduce, toHash, type Action, type Limits, type State } from "
 import { notes, summary } from "./summary";
 import { EdgeTable } from "./table";
 import { Themes } from "./theme";
+import { Tour } from "./tour";
 import type { PageData } from "./types";
 import { visible } from "./words";
 
@@ -36,6 +38,8 @@ class Page {
   private stage: Stage;
   private panel: Panel;
   private predict: Predict;
+  private dock: Dock;
+  private tour: Tour;
   private table = new EdgeTable((src, dst, head) => this.toggle(src, dst, head));
   private reach = new Reach({ reach: (change) => this.dispatch({ type: "look", change }) });
   private writer = new Writer({
@@ -60,10 +64,9 @@ class Page {
     const host = this.host();
     this.stage = new Stage(host);
     this.panel = new Panel(host);
-    this.predict = new Predict({
-      drop: (index) => this.dispatch({ type: "drop", index }),
-      reset: () => this.dispatch({ type: "reset" }),
-    });
+    this.predict = new Predict({ drop: (index) => this.dispatch({ type: "drop", index }) });
+    this.tour = new Tour(data, { show: (work, change) => this.dispatch({ type: "show", work, change }) });
+    this.dock = new Dock(host, this.tour.element, this.writer.player);
     fill(root, this.header(), this.main(), footer(data));
     undoKeys((type) => this.dispatch({ type }));
     this.watch();
@@ -99,6 +102,7 @@ class Page {
     this.fillNotes(scene);
     if (this.state.mode !== "reach") this.stage.update(scene, false);
     if (this.state.mode === "listen") for (const view of [this.panel, this.predict, this.table]) view.update(scene);
+    if (this.state.mode !== "reach") for (const view of [this.tour, this.dock]) view.update(scene);
     if (this.state.mode === "reach") this.reach.update(scene);
     if (this.state.mode === "write") this.writer.update(scene);
     this.say(scene);
@@ -139,7 +143,12 @@ class Page {
       receive: (token: number, dragging: boolean) => this.dispatch({ type: "receiver", token }, dragging),
       study: (token: number | null) => this.dispatch({ type: "sender", token }),
       toggle: (src: number, dst: number, head: number) => this.toggle(src, dst, head),
+      select: (src: number, dst: number, head: number) => this.dispatch({ type: "select", src, dst, head }),
       head: (head: number) => this.dispatch({ type: "look", change: { head } }),
+      words: (view: string) => this.dispatch({ type: "look", change: { view } }),
+      scope: (scope: State["scope"]) => this.dispatch({ type: "look", change: { scope } }),
+      reset: () => this.dispatch({ type: "reset" }),
+      steps: () => this.panel.element.scrollIntoView(),
       form: (form: State["form"]) => this.dispatch({ type: "look", change: { form } }),
       step: (step: number) => this.dispatch({ type: "step", step }),
       released: () => this.release(),
@@ -165,7 +174,7 @@ class Page {
   private header(): HTMLElement {
     const tools = h("div", { class: "tools" }, this.controls.undo, this.controls.redo, this.themes.element);
     const title = h("h1", {}, visible(this.data.title).replaceAll("␣", " "));
-    const lead = "Tokens are nodes, and an edge lets one listen to another. Attention is one round of messages along the edges.";
+    const lead = "Tokens are nodes; an edge lets one listen to another. Select an edge, cut it, and see what the model says next.";
     return h("header", { class: "top" }, h("div", {}, title, h("p", { class: "lead" }, lead)), tools);
   }
 
@@ -183,6 +192,7 @@ class Page {
       this.controls.element,
       this.notes,
       this.stage.element,
+      this.dock.element,
       listen,
       this.reach.element,
       this.writer.element,
@@ -247,7 +257,7 @@ function footer(data: PageData): HTMLElement {
     ["← →", "another receiver"],
     ["Shift + ← →", "another sender"],
     ["x", "cut or add the edge between them"],
-    ["Tab, then ← → and Enter", "along the ports: cut or add"],
+    ["Tab, then ← →", "along the ports: select a sender; x cuts or adds its edge"],
     ["Ctrl + Z, Ctrl + Shift + Z", "undo, redo"],
   ];
   const list = h("dl", { class: "keys" }, ...keys.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)]));

@@ -12,6 +12,8 @@ export interface Picture {
   ports: { weight: number; edge: boolean }[];
   receiver: number;
   looked: { src: number; head: number | null } | null;
+  selected: Arc | null;
+  sender: number; // of the selected edge
   colourOf: (head: number) => string;
 }
 
@@ -21,6 +23,7 @@ export interface Painter {
 }
 
 const NAMED = 8;
+const HALO = 7; // pixels around the selected arc
 
 /** A head's colour as a CSS value, in either theme. */
 export function headColour(head: number): string {
@@ -45,10 +48,11 @@ export class SvgPainter implements Painter {
   readonly element = svg("svg", { class: "layer arcs", "aria-hidden": "true" });
   private edges = svg("g", { class: "edges" });
   private ports = svg("g", { class: "ports" });
+  private halo = svg("path", { class: "halo" });
   private arrow = svg("path", { class: "arrow" });
 
   constructor() {
-    this.element.append(this.edges, this.arrow, this.ports);
+    this.element.append(this.halo, this.edges, this.arrow, this.ports);
   }
 
   paint(picture: Picture): void {
@@ -59,6 +63,8 @@ export class SvgPainter implements Painter {
     while (this.ports.childElementCount < picture.ports.length) this.ports.append(svg("circle"));
     if (this.ports.childElementCount > picture.ports.length) fill(this.ports, ...picture.ports.map(() => svg("circle")));
     picture.ports.forEach((port, src) => this.port(this.ports.children[src], port, src, picture));
+    this.halo.setAttribute("d", picture.selected ? pathOf(picture.selected.curve, base) : "");
+    this.halo.style.strokeWidth = `${((picture.selected?.width ?? 0) + HALO).toFixed(1)}px`;
     this.arrow.setAttribute("d", picture.ports.length ? arrowPath(layout, picture.receiver, base) : "");
   }
 
@@ -76,7 +82,7 @@ export class SvgPainter implements Painter {
     circle.setAttribute("cx", picture.layout.x[src].toFixed(1));
     circle.setAttribute("cy", String(picture.base));
     circle.setAttribute("r", portRadius(picture.layout, port.weight, port.edge).toFixed(2));
-    circle.setAttribute("class", `${port.edge ? "port" : "port open"}${picture.looked?.src === src ? " looked" : ""}`);
+    circle.setAttribute("class", `${port.edge ? "port" : "port open"}${picture.looked?.src === src || picture.sender === src ? " looked" : ""}`);
   }
 }
 
@@ -112,6 +118,7 @@ export class CanvasPainter implements Painter {
   paint(picture: Picture): void {
     const pen = this.begin(picture.layout, picture.base);
     if (!pen) return;
+    if (picture.selected) this.halo(pen, picture.selected, picture.base);
     for (const arc of picture.arcs) this.arc(pen, arc, picture.base, this.opacity(arc, picture), picture);
     pen.globalAlpha = 1;
     pen.fillStyle = this.colour("var(--ink)");
@@ -150,15 +157,17 @@ export class CanvasPainter implements Painter {
   }
 
   private arc(pen: CanvasRenderingContext2D, arc: Arc, base: number, opacity: number, picture: Picture): void {
-    const { x1, x2, c1, c2, top } = arc.curve;
     pen.globalAlpha = opacity;
     pen.setLineDash(arc.kind === "edge" || arc.kind === "added" ? [] : [4, 4]);
     pen.strokeStyle = this.colour(arc.kind === "cut" || arc.kind === "candidate" ? "var(--muted)" : picture.colourOf(arc.head));
-    pen.lineWidth = arc.width;
-    pen.beginPath();
-    pen.moveTo(x1, base);
-    pen.bezierCurveTo(c1, base - top, c2, base - top, x2, base);
-    pen.stroke();
+    stroke(pen, arc, base, arc.width);
+  }
+
+  private halo(pen: CanvasRenderingContext2D, arc: Arc, base: number): void {
+    pen.globalAlpha = 0.35;
+    pen.setLineDash([]);
+    pen.strokeStyle = this.colour("var(--accent)");
+    stroke(pen, arc, base, arc.width + HALO);
   }
 
   private colour(value: string): string {
@@ -170,4 +179,13 @@ export class CanvasPainter implements Painter {
     }
     return known;
   }
+}
+
+function stroke(pen: CanvasRenderingContext2D, arc: Arc, base: number, width: number): void {
+  const { x1, x2, c1, c2, top } = arc.curve;
+  pen.lineWidth = width;
+  pen.beginPath();
+  pen.moveTo(x1, base);
+  pen.bezierCurveTo(c1, base - top, c2, base - top, x2, base);
+  pen.stroke();
 }

@@ -4,7 +4,7 @@ import { button, fill, h, radios, select, set, write, type Choice } from "./dom"
 import type { Scene } from "./scene";
 import { STEPS, type Form } from "./state";
 import { pairOf, stepNames, stepParts } from "./steps";
-import { clipped, visible } from "./words";
+import { clipped, viewName, visible } from "./words";
 
 export interface PanelHost {
   receive(token: number, dragging: boolean): void;
@@ -12,7 +12,7 @@ export interface PanelHost {
   head(head: number): void;
   form(form: Form): void;
   step(step: number): void;
-  toggle(src: number, dst: number, head: number): void;
+  words(view: string): void;
 }
 
 export class Panel {
@@ -20,7 +20,7 @@ export class Panel {
   private from = select("from", (value) => this.host.study(Number(value)), "inline");
   private to = select("to", (value) => this.host.receive(Number(value), false), "inline");
   private head = select("in head", (value) => this.host.head(Number(value)), "inline");
-  private cut = button("Cut this edge", () => this.toggle(), { class: "primary" });
+  private view = select("In the words of", (value) => this.host.words(value), "inline");
   private form = radios("Form", (value) => this.host.form(value as Form));
   private steps = radios("Steps", (value) => this.host.step(Number(value)), "steps");
   private back = button("‹", () => this.move(-1), { class: "icon", "aria-label": "Step back" });
@@ -31,7 +31,7 @@ export class Panel {
   private choices: { of: Scene["tokens"]; list: Choice[] } = { of: [], list: [] };
 
   constructor(private host: PanelHost) {
-    const edge = h("div", { class: "edge-line" }, this.from.element, this.to.element, this.head.element, this.cut);
+    const edge = h("div", { class: "edge-line" }, this.from.element, this.to.element, this.head.element, this.view.element);
     const bar = h("div", { class: "step-bar" }, this.back, this.steps.element, this.on);
     const heading = h("h2", { id: "panel-title" }, "One edge, step by step");
     this.element = h(
@@ -61,7 +61,10 @@ export class Panel {
       Array.from({ length: layer.heads }, (_, head) => ({ value: String(head), label: String(head) })),
       String(state.head),
     );
-    write(this.cut, pair.edge ? "Cut this edge" : "Add this edge");
+    this.view.update(
+      scene.data.views.map((value) => ({ value, label: viewName(value) })),
+      state.view,
+    );
     set(this.form.element, "hidden", pair.forms === null);
     this.form.update(
       ["standard", "factored", "merged"].map((value) => ({ value, label: value })),
@@ -85,10 +88,6 @@ export class Panel {
     const at = buttons().indexOf(document.activeElement as HTMLElement);
     build();
     if (at >= 0) buttons()[at]?.focus({ preventScroll: true });
-  }
-
-  private toggle(): void {
-    if (this.scene) this.host.toggle(this.scene.sender, this.scene.state.token, this.scene.state.head);
   }
 
   private move(by: number): void {

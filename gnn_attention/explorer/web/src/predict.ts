@@ -3,12 +3,12 @@
 import { shares, type Share } from "./bars";
 import { bdi, button, fill, h, set } from "./dom";
 import { layerNumber, type Scene } from "./scene";
+import type { Scope } from "./state";
 import type { Edit, PageData } from "./types";
 import { clipped, percent, visible } from "./words";
 
 export interface PredictHost {
   drop(index: number): void;
-  reset(): void;
 }
 
 const SHOWN = 7;
@@ -62,12 +62,18 @@ export class Predict {
     const list = items.length
       ? [h("h3", {}, "Edits"), h("ul", { class: "edits", tabindex: items.length > 6 ? 0 : null }, ...items)]
       : [];
-    return [...graph, ...list, button("Reset to the model’s own graph", () => this.host.reset(), { class: "primary reset" })];
+    return [...graph, ...list];
   }
 
   private remover(what: string, index: number): HTMLElement {
     return button("×", () => this.host.drop(index), { class: "icon small", "aria-label": `take back: ${what}` });
   }
+}
+
+/** Where an edit of this scope holds, in words. */
+export function placeOf(scope: Scope, layer: number, head: number): string {
+  if (scope === "everywhere") return "everywhere";
+  return scope === "layer" ? `in layer ${layer}, all heads` : `in layer ${layer}, head ${head}`;
 }
 
 /** An edit in words. */
@@ -77,13 +83,14 @@ export function describe(edit: Edit, data: PageData): string {
   return `${edit.present ? "added" : "cut"} ${edit.src} → ${edit.dst}, ${where}`;
 }
 
-function nextLines(scene: Scene): Share[] {
+/** The likeliest next tokens of the receiver, with what was the likeliest before any edit. */
+export function nextLines(scene: Scene, most = SHOWN): Share[] {
   const { engine, run, base, state } = scene;
   const all = scene.limits.vocabulary;
   const before = new Map(engine.next(base, state.token, scene.edited ? all : 1).map((guess) => [guess.id, guess.chance]));
   const [likeliest] = before.keys();
-  const now = engine.next(run, state.token, scene.edited ? all : SHOWN);
-  const shown = now.slice(0, SHOWN);
+  const now = engine.next(run, state.token, scene.edited ? all : most);
+  const shown = now.slice(0, most);
   if (!shown.some((guess) => guess.id === likeliest)) shown.push(...now.filter((guess) => guess.id === likeliest)); // what it expected before
   return shown.map((guess) => {
     const was = before.get(guess.id) ?? 0;

@@ -44,10 +44,9 @@ export class Reach {
       "section",
       { class: "reach card", "aria-labelledby": "reach-title" },
       h("h2", { id: "reach-title" }, "Reach over layers"),
-      h("p", { class: "aside" }, intro),
-      controls,
+      h("div", { class: "reach-head" }, controls, this.told),
       this.picture,
-      this.told,
+      h("p", { class: "aside" }, intro),
     );
     this.slider.addEventListener("input", () => this.host.reach({ reachToken: Number(this.slider.value) }));
     this.picture.addEventListener("pointerdown", (event) => this.pick(event));
@@ -70,9 +69,8 @@ export class Reach {
     const reached = count(this.rows[layers]);
     fill(
       this.told,
-      `After ${counted(layers, "layer")} ${this.name(state.reachToken)} has heard of `,
       number(reached, "reached", String(reached)),
-      ` of ${counted(size, "token")}`,
+      ` of ${counted(size, "token")} heard of after ${counted(layers, "layer")} by ${this.name(state.reachToken)}`,
       this.ending(layers, reached, size),
     );
     set(this.picture, "aria-label", this.told.textContent ?? "");

@@ -11,15 +11,15 @@ import { clipped, named, rounded, visible } from "./words";
 export interface StageHost {
   receive(token: number, dragging: boolean): void;
   study(src: number | null): void;
+  select(src: number, dst: number, head: number): void;
   toggle(src: number, dst: number, head: number): void;
-  head(head: number): void;
   released(): void;
 }
 
 const LINE = 14; // from the line of the tokens to the end of the picture
 const LONGEST = 18;
-const IDLE = "Click an edge to cut it, a hollow port to add one. Drag along the tokens to listen as each of them.";
-const IDLE_TICKS = "Click an edge to cut it. Drag along the line, or choose a token, to listen as each of them.";
+const IDLE = "Click an edge to select it, or a port to select its sender. Drag along the tokens to listen as each of them.";
+const IDLE_TICKS = "Click an edge to select it. Drag along the line, or choose a token, to listen as each of them.";
 
 export class Stage {
   readonly element: HTMLElement;
@@ -27,7 +27,7 @@ export class Stage {
   private portRow = h("div", {
     class: "port-row",
     role: "toolbar",
-    "aria-label": "Edges into the chosen token: press one to cut or add it",
+    "aria-label": "Edges into the chosen token: press one to select it, x to cut or add it",
   });
   private tokenRow = h("div", { class: "token-row", role: "radiogroup", "aria-label": "Receiver: the token that listens" });
   private ruler = h("div", { class: "ruler" });
@@ -50,7 +50,7 @@ export class Stage {
     this.front = { svg: new SvgPainter(), canvas: new CanvasPainter(probe, "front") };
     this.picture.append(this.behind.element, this.front.svg.element, this.front.canvas.element, this.portRow, probe);
     const body = h("div", { class: "stage-body" }, this.picture, this.ruler, this.tokenRow, this.streams.element);
-    this.element = h("figure", { class: "stage", "aria-label": "Who hears whom" }, body, this.readout);
+    this.element = h("figure", { class: "stage", "aria-label": "Who hears whom" }, this.readout, body);
     this.listen();
   }
 
@@ -181,7 +181,7 @@ export class Stage {
     const src = Number((button as HTMLElement).dataset["src"]);
     const edge = row.edges[src] === 1;
     const pair = `${named(src, scene.tokens[src].text)} to ${named(scene.state.token, scene.tokens[scene.state.token].text)}`;
-    set(button, "aria-pressed", edge ? "true" : "false");
+    set(button, "aria-pressed", src === scene.sender ? "true" : "false");
     set(button, "aria-label", edge ? `edge from ${pair}, weight ${rounded(row.weights[src])}` : `no edge from ${pair}`);
   }
 
@@ -215,7 +215,9 @@ export class Stage {
 
   private pictureOf(scene: Scene, arcs: Arc[], ports: Picture["ports"]): Picture {
     const looked = this.hovered;
-    return { layout: this.layout, base: this.base, arcs, ports, receiver: scene.state.token, looked, colourOf: headColour };
+    const selected = arcs.find((arc) => arc.src === scene.sender && arc.head === scene.state.head && arc.dst === scene.state.token);
+    const common = { layout: this.layout, base: this.base, receiver: scene.state.token, colourOf: headColour };
+    return { ...common, arcs, ports, looked, selected: ports.length ? (selected ?? null) : null, sender: scene.sender };
   }
 
   private hover(next: { src: number; head: number | null } | null): void {
@@ -237,7 +239,7 @@ export class Stage {
     const row = rowOf(scene.layer, head, dst);
     const pair = `${named(src, scene.tokens[src].text)} → ${named(dst, scene.tokens[dst].text)}, head ${head}: `;
     const logit = `logit ${rounded(row.logits[src])}`;
-    if (!row.edges[src]) return write(this.readout, `${pair}no edge, nothing comes along (its ${logit}); press to add it`);
+    if (!row.edges[src]) return write(this.readout, `${pair}no edge, nothing comes along (its ${logit})`);
     const length = messageLength(scene, scene.run, head, src);
     const weight = row.weights[src];
     write(
@@ -311,12 +313,12 @@ export class Stage {
     const scene = this.scene;
     const found = sourceOf(event.target) ?? this.arcUnder(event);
     if (!scene || !found) return;
-    if (found.head !== null && found.head !== scene.state.head) this.host.head(found.head);
-    this.host.toggle(found.src, scene.state.token, found.head ?? scene.state.head);
+    this.host.select(found.src, scene.state.token, found.head ?? scene.state.head);
   }
 
   private walkPorts(event: KeyboardEvent): void {
     const at = Array.from(this.portRow.children).indexOf(document.activeElement as Element);
+    if (isCut(event) && this.scene && at >= 0) return this.host.toggle(at, this.scene.state.token, this.scene.state.head);
     const next = step(event, at, this.portRow.childElementCount);
     if (next === null || at < 0) return;
     event.preventDefault();

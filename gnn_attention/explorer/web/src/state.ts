@@ -53,9 +53,11 @@ export type Action =
     }
   | { type: "receiver"; token: number }
   | { type: "sender"; token: number | null }
+  | { type: "select"; src: number; dst: number; head: number }
   | { type: "step"; step: number }
   | { type: "mask"; mask: number }
   | { type: "edge"; src: number; dst: number; head: number; present: boolean; given: boolean }
+  | { type: "show"; work: Work; change: Partial<State> }
   | { type: "drop"; index: number }
   | { type: "write"; token: number }
   | { type: "unwrite" }
@@ -80,8 +82,8 @@ export function initial(limits: Limits): State {
     step: 0,
     view: limits.views.includes("message exchange") ? "message exchange" : (limits.views[0] ?? ""),
     form: "standard",
-    scope: "everywhere",
-    reachToken: Math.max(0, limits.tokens + limits.room - 1),
+    scope: "layer",
+    reachToken: Math.max(0, limits.tokens - 1),
     reachLayers: 1,
   };
 }
@@ -95,6 +97,8 @@ export function reduce(state: State, action: Action, limits: Limits): State {
       return action.token === state.token ? state : within({ ...state, token: action.token, sender: null }, limits);
     case "sender":
       return within({ ...state, sender: action.token }, limits);
+    case "select":
+      return within({ ...state, token: action.dst, sender: action.src, head: action.head }, limits);
     case "step":
       return within({ ...state, step: action.step }, limits);
     case "undo":
@@ -114,6 +118,8 @@ function worked(state: State, action: Action): Partial<State> & { work: Work } {
       return { work: { ...work, mask: action.mask } };
     case "edge":
       return { work: { ...work, edits: edited(work.edits, action, scoped(state, action.head)) }, sender: action.src };
+    case "show":
+      return { ...action.change, work: action.work };
     case "drop":
       return { work: { ...work, edits: work.edits.filter((_, index) => index !== action.index) } };
     case "write":

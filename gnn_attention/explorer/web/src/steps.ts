@@ -22,6 +22,7 @@ export interface Pair {
 }
 
 const MOST_LINES = 12;
+const X = "x̂"; // the normed state
 
 export function pairOf(scene: Scene, study: (src: number) => void): Pair {
   const { layer, head, token } = scene.state;
@@ -54,18 +55,29 @@ export function stepParts(pair: Pair): Parts {
 function pattern(pair: Pair): Parts {
   const { scene, head, dst } = pair;
   const q = vectorOf(scene.layer.q, scene.layer, head, dst);
-  const told = text("From its state x, ", token(pair, dst), ` makes its ${word(scene, "q")}: what it listens for.`);
-  const x = scene.layer.heard.length ? [vector("x", stateOf(scene.layer.heard, scene.layer, dst))] : [];
-  if (formOf(pair) === "standard") return [told, formula("q = x W", sub("Q")), ...x, vector("q", q)];
+  const name = formOf(pair) === "standard" ? word(scene, "q") : "pattern";
+  const told = text("From its state, ", token(pair, dst), ` makes its ${name}: what it listens for.`);
+  const x = normed(pair);
+  if (formOf(pair) === "standard") return [told, ...x.told, formula(`q = ${X} W`, sub("Q")), ...x.picture, vector("q", q)];
   const { pattern: p } = formed(pair);
   const merged = formOf(pair) === "merged";
   const how = merged
-    ? formula("p = x W", sub("P"), ",  W", sub("P"), " = W", sub("Q"), " W", sub("K"), sup("⊤"), " formed once")
-    : formula("p = (x W", sub("Q"), ") W", sub("K"), sup("⊤"));
+    ? formula(`p = ${X} W`, sub("P"), ",  W", sub("P"), " = W", sub("Q"), " W", sub("K"), sup("⊤"), " formed once")
+    : formula(`p = (${X} W`, sub("Q"), ") W", sub("K"), sup("⊤"));
   const why = merged
     ? "One matrix for each head: the same pattern, with more numbers to keep and to multiply."
     : "The receiver’s side is carried over to the space of the states; the matrix in between is never formed.";
-  return [told, how, ...x, vector("p", p), aside(why)];
+  return [told, ...x.told, how, ...x.picture, vector("p", p), aside(why)];
+}
+
+/** What the heads read is not the state x itself but x̂, its norm: both are told with their lengths. */
+function normed({ scene, dst }: Pair): { told: Parts; picture: Parts } {
+  const { heard, before } = scene.layer;
+  if (!heard.length) return { told: [], picture: [] };
+  const [x, read] = [stateOf(before, scene.layer, dst), stateOf(heard, scene.layer, dst)];
+  const lengths = [number(norm(x), "state", rounded(norm(x))), ", |x̂| ", number(norm(read), "normed", rounded(norm(read)))];
+  const told = aside("Heads read x̂, the state x after its norm: |x| ", ...lengths, ".");
+  return { told: [told], picture: [vector(X, read)] };
 }
 
 function logit(pair: Pair): Parts {
@@ -84,7 +96,7 @@ function logit(pair: Pair): Parts {
           ),
         ]
       : inStates(pair);
-  const left = formOf(pair) === "standard" ? "q · k" : "p · x";
+  const left = formOf(pair) === "standard" ? "q · k" : `p · ${X}`;
   const product =
     formOf(pair) === "standard" || !scene.layer.heard.length
       ? dot(q, k)
@@ -103,8 +115,10 @@ function logit(pair: Pair): Parts {
     " = ",
     strong(number(row.logits[src], "logit", rounded(row.logits[src]))),
   );
+  const mostly = Math.abs(rest) > Math.abs(product * scale) && scene.engine.whole;
+  const why = mostly ? [aside("Most of this is the bias of their distance, which knows nothing of the two tokens.")] : [];
   const missing = pair.edge ? [] : [aside("There is no edge between them: they would fit this well, but nothing comes along.")];
-  return [told, filled, ...missing, ...pictures, heading(`All that could be heard: ${word(scene, "logits")}`), logitLines(pair)];
+  return [told, filled, ...why, ...missing, ...pictures, heading(`All that could be heard: ${word(scene, "logits")}`), logitLines(pair)];
 }
 
 function softmax(pair: Pair): Parts {
@@ -139,11 +153,11 @@ function message(pair: Pair): Parts {
   const { scene, src, head, row } = pair;
   const v = vectorOf(scene.layer.v, scene.layer, head, src);
   const m = formOf(pair) === "standard" ? scene.engine.message(scene.run, scene.state.layer, head, src) : formed(pair).message;
-  const told = text("What ", token(pair, src), ` says to everybody who listens in this head: its ${word(scene, "v")}.`);
+  const told = text("What ", token(pair, src), ` says to everybody who listens in this head: its ${formOf(pair) === "standard" ? word(scene, "v") : "message"}.`);
   const how = {
-    standard: formula("v = x W", sub("V"), ",  m = v W", sub("O")),
-    factored: formula("m = (x W", sub("V"), ") W", sub("O")),
-    merged: formula("m = x W", sub("M"), ",  W", sub("M"), " = W", sub("V"), " W", sub("O"), " formed once"),
+    standard: formula(`v = ${X} W`, sub("V"), ",  m = v W", sub("O")),
+    factored: formula(`m = (${X} W`, sub("V"), ") W", sub("O")),
+    merged: formula(`m = ${X} W`, sub("M"), ",  W", sub("M"), " = W", sub("V"), " W", sub("O"), " formed once"),
   }[formOf(pair)];
   const length = norm(m);
   const carried = row.weights[src] * length;
@@ -236,7 +250,7 @@ function thinking(pair: Pair, heard: Float64Array): Parts {
 function inStates(pair: Pair): Node[] {
   const { layer } = pair.scene;
   const p = vector("p", formed(pair).pattern);
-  return layer.heard.length ? [p, vector("x of the sender", stateOf(layer.heard, layer, pair.src))] : [p];
+  return layer.heard.length ? [p, vector(`${X} of the sender`, stateOf(layer.heard, layer, pair.src))] : [p];
 }
 
 function effect(pair: Pair): Parts {

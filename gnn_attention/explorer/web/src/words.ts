@@ -36,11 +36,11 @@ export function named(index: number, text: string): string {
 }
 
 const PLAIN: Record<string, string> = {
-  q: "pattern, receiver’s side (q)",
-  k: "sender’s side (k)",
+  q: "query (q)",
+  k: "key (k)",
   logits: "logits",
   weights: "weights",
-  v: "message (v)",
+  v: "value (v)",
   z: "weighted sum (z)",
   update: "update",
 };

@@ -1,0 +1,99 @@
+// What stays on the screen: the selected edge with its numbers, the button that cuts it and says where, and what is expected next.
+
+import { bdi, button, fill, h, number, select, set, write } from "./dom";
+import { shares } from "./bars";
+import { headColour } from "./paint";
+import { nextLines, placeOf } from "./predict";
+import { isEdge, layerNumber, messageLength, rowOf, type Scene } from "./scene";
+import type { Scope } from "./state";
+import { clipped, percent, rounded, visible } from "./words";
+
+export interface DockHost {
+  toggle(src: number, dst: number, head: number): void;
+  scope(scope: Scope): void;
+  reset(): void;
+  steps(): void;
+}
+
+const SHOWN = 3;
+const SCOPES: Scope[] = ["layer", "head", "everywhere"];
+
+export class Dock {
+  readonly element: HTMLElement;
+  private pair = h("p", { class: "dock-pair" });
+  private numbers = h("p", { class: "dock-numbers" });
+  private cut = button("", () => this.toggle(), { class: "primary cut" });
+  private scope = select("An edit holds", (value) => this.host.scope(value as Scope));
+  private reset = button("Reset", () => this.host.reset(), { class: "reset", title: "Reset to the model’s own graph" });
+  private title = h("h2", { id: "next-title" });
+  private lines = h("div", { class: "predictions" });
+  private next = h("div", { class: "dock-next" }, this.title, this.lines);
+  private scene: Scene | null = null;
+
+  constructor(
+    private host: DockHost,
+    tour: HTMLElement,
+    player: HTMLElement,
+  ) {
+    const steps = button("Its steps ↓", () => this.host.steps(), { class: "to-steps" });
+    const act = h("div", { class: "dock-act" }, this.cut, this.scope.element, this.reset, steps);
+    const edge = h("div", { class: "dock-edge" }, this.pair, this.numbers, act);
+    const label = "The selected edge, and what is expected next";
+    this.element = h("section", { class: "dock", "aria-label": label }, tour, h("div", { class: "dock-body" }, edge, player, this.next));
+  }
+
+  update(scene: Scene): void {
+    this.scene = scene;
+    const { state } = scene;
+    const layer = layerNumber(scene.data, state.layer);
+    const edge = isEdge(scene.layer, state.head, scene.sender, state.token);
+    this.told(scene, layer);
+    const what = `${scene.sender} → ${state.token}`;
+    write(this.cut, `${edge ? "Cut" : "Add"} ${what} ${placeOf(state.scope, layer, state.head)}`);
+    this.scope.update(
+      SCOPES.map((value) => ({ value, label: placeOf(value, layer, state.head) })),
+      state.scope,
+    );
+    set(this.reset, "hidden", !scene.edited);
+    set(this.next, "hidden", !scene.engine.whole);
+    if (scene.engine.whole) this.expects(scene);
+  }
+
+  private told(scene: Scene, layer: number): void {
+    const { state, tokens, sender } = scene;
+    const swatch = h("span", { class: "swatch", "aria-hidden": "true" });
+    swatch.style.background = headColour(state.head);
+    const where = h("span", { class: "where" }, swatch, `layer ${layer}, head ${state.head}`);
+    fill(this.pair, ...mention(sender, tokens[sender].text), " → ", ...mention(state.token, tokens[state.token].text), where);
+    const row = rowOf(scene.layer, state.head, state.token);
+    const [weight, logit] = [row.weights[sender], row.logits[sender]];
+    const was = rowOf(scene.was, state.head, state.token).weights[sender];
+    const length = messageLength(scene, scene.run, state.head, sender);
+    const gets = row.edges[sender] ? ` ${percent(weight)} of what it hears` : " no edge: nothing comes along";
+    fill(
+      this.numbers,
+      h("strong", {}, "weight ", number(weight, "weight", rounded(weight))),
+      scene.edited ? h("span", {}, " (was ", number(was, "weight-was", rounded(was)), ")") : "",
+      `,${gets} · logit `,
+      number(logit, "logit", rounded(logit)),
+      " · message ",
+      number(length, "message", rounded(length)),
+      " long, carries ",
+      number(weight * length, "carried", rounded(weight * length)),
+    );
+  }
+
+  private expects(scene: Scene): void {
+    const { text } = scene.tokens[scene.state.token];
+    fill(this.title, "After ", bdi(`‘${clipped(visible(text), 16)}’`), " it expects");
+    fill(this.lines, shares("what it expects next", nextLines(scene, SHOWN)));
+  }
+
+  private toggle(): void {
+    if (this.scene) this.host.toggle(this.scene.sender, this.scene.state.token, this.scene.state.head);
+  }
+}
+
+function mention(index: number, text: string): (Node | string)[] {
+  return [h("span", { class: "index" }, `${index} `), bdi(clipped(visible(text), 18))];
+}

@@ -1,0 +1,161 @@
+// The tour of the first page: seven clicks, each of which changes one number that is then told.
+
+import { bdi, button, fill, h, number, set, write } from "./dom";
+import { rowOf, type Scene } from "./scene";
+import type { State, Work } from "./state";
+import type { Edit, PageData } from "./types";
+import { percent, rounded, visible } from "./words";
+
+export interface TourHost {
+  show(work: Work, change: Partial<State>): void;
+}
+
+// The text that the tour is about: one edge decides how it goes on.
+const TEXT = "for name in names:\n    print(name)\nfor name in";
+const LAST = 15; // the second ␣in
+const NAME = 3; // ␣name, which followed the first ␣in, token 2
+
+type Parts = (Node | string)[];
+
+interface Stop {
+  edits?: Edit[];
+  graph?: string; // the beginning of a graph's name: of the model's own unless given
+  look: Partial<State>;
+  told: (scene: Scene) => Parts;
+}
+
+const copying = { token: LAST, sender: NAME, layer: 1, head: 3, allHeads: false };
+const noticing = { token: NAME, sender: NAME - 1, layer: 0, head: 2, allHeads: false };
+const answer = { ...copying, allHeads: true };
+
+const STOPS: Stop[] = [
+  {
+    look: answer,
+    told: (scene) => ["The model has read this text. It expects ", name(scene), " next, with ", chance(scene), ". Who told it?"],
+  },
+  {
+    look: copying,
+    told: (scene) => [
+      "This edge. Head 3 of layer 1 has found what followed ‘␣in’ before, and gives it the weight ",
+      weight(scene),
+      ". But a weight is no proof: cut it.",
+    ],
+  },
+  {
+    edits: [gone(NAME, LAST, 1)],
+    look: answer,
+    told: (scene) => ["Cut, in layer 1 alone: ", name(scene), " falls from ", before(scene), " to ", chance(scene), ". The edge told it."],
+  },
+  {
+    edits: [gone(1, LAST, 1)],
+    look: { ...answer, sender: 1 },
+    told: (scene) => ["Is any edge as good? Here another ‘␣name’ is cut instead: ", chance(scene), ", almost as before."],
+  },
+  {
+    look: noticing,
+    told: (scene) => [
+      "How could it be found? One layer earlier that ‘␣name’ looks at the token before it, with weight ",
+      weight(scene),
+      ": it notes that it follows ‘␣in’.",
+    ],
+  },
+  {
+    edits: [gone(NAME - 1, NAME, 0)],
+    look: { ...noticing, token: LAST, sender: NAME, layer: 1, head: 3 },
+    told: (scene) => [
+      "Cut that note, in layer 0 alone, and the search of layer 1 finds less: weight ",
+      weight(scene),
+      ", and ",
+      name(scene),
+      " has ",
+      chance(scene),
+      ".",
+    ],
+  },
+  {
+    graph: "window(",
+    look: answer,
+    told: (scene) => ["Or choose a graph: where each hears only the last few, the edge is not there, and ", name(scene), " has ", chance(scene), "."],
+  },
+  {
+    look: answer,
+    told: (scene) => ["All is back: ", chance(scene), ". Your turn: select an edge and cut it, or write on."],
+  },
+];
+
+export class Tour {
+  readonly element = h("div", { class: "tour" });
+  private told = h("p", { role: "status" });
+  private count = h("span", { class: "tour-count" });
+  private next = button("Start the tour", () => this.go(this.at + 1), { class: "primary" });
+  private end = button("×", () => this.close(), { class: "icon small", "aria-label": "Close the tour" });
+  private at = 0;
+  private fresh = true;
+
+  constructor(
+    private data: PageData,
+    private host: TourHost,
+  ) {
+    const [first] = STOPS;
+    set(this.element, "hidden", !fits(data) || !first);
+    this.element.append(this.told, this.count, this.next, this.end);
+  }
+
+  /** Tells of the scene that a click of the tour led to; what is done besides leaves the words as they are. */
+  update(scene: Scene): void {
+    if (this.element.hidden || !this.fresh) return;
+    this.fresh = false;
+    fill(this.told, ...STOPS[this.at].told(scene));
+    const last = this.at === STOPS.length - 1;
+    write(this.count, this.at ? `${this.at} of ${STOPS.length - 1}` : "");
+    write(this.next, this.at === 0 ? "Start the tour" : last ? "Done" : "Next");
+  }
+
+  private go(to: number): void {
+    const stop = STOPS[to];
+    if (!stop) return this.close();
+    this.at = to;
+    this.fresh = true;
+    const mask = stop.graph ? this.data.masks.findIndex((one) => one.name.startsWith(stop.graph as string)) : 0;
+    this.host.show({ mask: Math.max(0, mask), edits: stop.edits ?? [], written: [] }, { mode: "listen", ...stop.look });
+  }
+
+  private close(): void {
+    set(this.element, "hidden", true);
+  }
+}
+
+function fits(data: PageData): boolean {
+  return data.model.kind === "model" && data.tokens.map((token) => token.text).join("") === TEXT && data.tokens.length === LAST + 1;
+}
+
+function gone(src: number, dst: number, layer: number): Edit {
+  return { layer, head: "all", src, dst, present: false };
+}
+
+// -- what is told: of the likeliest next token of the text as it is ------------------------------------------------------
+
+function likeliest(scene: Scene) {
+  return scene.engine.next(scene.base, LAST, 1)[0];
+}
+
+function name(scene: Scene): Node {
+  return bdi(`‘${visible(likeliest(scene).text)}’`);
+}
+
+function before(scene: Scene): string {
+  return percent(likeliest(scene).chance);
+}
+
+function chance(scene: Scene): Node {
+  const { id } = likeliest(scene);
+  const all = scene.engine.next(scene.run, LAST, scene.limits.vocabulary);
+  const now = all.find((guess) => guess.id === id)?.chance ?? 0;
+  return h("strong", {}, number(now, "tour-chance", percent(now)));
+}
+
+function weight(scene: Scene): Node {
+  const { head, token } = scene.state;
+  const value = rowOf(scene.layer, head, token).weights[scene.sender];
+  return h("strong", {}, number(value, "tour-weight", rounded(value)));
+}
