@@ -21,7 +21,7 @@
 #
 # **Afterwards you can** say what breaks when a window loses the first token, and mend it.
 #
-# before: [Audit a model that leaks](05_audit_a_leak.ipynb) | [the book](README.md)
+# before: [Audit a model that leaks](05_audit_a_leak.ipynb) | [the book](README.md) | next: [The graph a model needs](17_the_graph_a_model_needs.ipynb)
 
 # %%
 import warnings
@@ -171,4 +171,4 @@ print(f"right: {answer.num_edges} edges")
 
 # %% [markdown]
 # ---
-# before: [Audit a model that leaks](05_audit_a_leak.ipynb) | [the book](README.md)
+# before: [Audit a model that leaks](05_audit_a_leak.ipynb) | [the book](README.md) | next: [The graph a model needs](17_the_graph_a_model_needs.ipynb)

