@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -91,6 +91,25 @@ def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
         return runner(call)
     with torch.autocast(device, enabled=False):  # inside, products have the dtype of their factors
         return runner(call)
+
+
+def attended_in_parts(
+    call: AttentionCall, parts: Sequence[AttentionCall], backend: str | Backend
+) -> tuple[Tensor, Tensor]:
+    """``(out, lse)`` of a call whose edges are those of disjoint parts, each with values of its own.
+
+    One softmax over all: each part counts with its share ``e^(lse_part - lse)``, so nothing is subtracted.
+    """
+    found: tuple[Tensor, Tensor] | None = None
+    for part in parts:
+        bare = replace(part, sink_logits=None, with_lse=True)
+        out, lse = attended(bare, backend)
+        lse = AttentionInfo(bare, lse).lse
+        result = out.to(lse.dtype), lse
+        found = result if found is None else arithmetic.merge(*found, *result)
+    assert found is not None
+    out, lse = call.with_sinks(*found)
+    return out.to(call.q.dtype), lse
 
 
 def _runner(backend: str | Backend, call: AttentionCall) -> Callable[[AttentionCall], tuple[Tensor, Any]]:

@@ -38,7 +38,7 @@ from gnn_attention.huggingface._alignment import Origin, Place
 from gnn_attention.huggingface._masks import LazyMask, of_tensor, unmasked
 from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, named
 from gnn_attention.huggingface._selections import narrowed
-from gnn_attention.huggingface.surgery import muting
+from gnn_attention.huggingface.surgery import changing
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
 try:
@@ -153,7 +153,7 @@ def attention(
         *(query, key, value, graph, scaling, score_mod),
         sink_logits=sinks.reshape(-1) if by_head and sinks is not None else None,
         dropout=float(dropout or 0.0) if module.training else 0.0,
-        backend=muting(uses, module, place, query.shape[1], backend),
+        backend=changing(uses, module, place, query.shape[1], backend),
         return_info=wanted or not by_head,
     )
     if not wanted and by_head:

@@ -1,4 +1,4 @@
-"""Edges taken away from Hugging Face models, or only their messages: ``trace.operate`` on such a model."""
+"""Edges of Hugging Face models taken away, or their messages changed: ``trace.operate`` on such a model."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
-from gnn_attention import edges
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.attend import AttentionInfo, attended
+from gnn_attention.attend import attended_in_parts
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
 from gnn_attention.huggingface import _overrides
 from gnn_attention.huggingface._alignment import Place
+
+# of values v whose first slot has this position in its sample: change(first, v)
+Change = Callable[[Any, Tensor], Tensor]
+# edges, and the values that they carry instead of v
+Part = tuple[TokenGraph, Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,18 +37,20 @@ class Edit(_overrides.Use):
         if not self._holds_in(module):
             return place
         self.check_fit(place, heads)
-        parts = None if self.surgery.kind == "mute" else self._parts(module, place, heads)
-        return place if parts is None else parts[1]
+        return place if self.surgery.change else self._parts(module, heads, place)[1]
 
-    def divide(self, module: nn.Module, place: Place, heads: int) -> tuple[Place, Place] | None:
-        """The place with the muted edges alone, and with the others; None where nothing is muted."""
-        mutes = self.surgery.kind == "mute" and self._holds_in(module)
-        return self._parts(module, place, heads) if mutes else None
+    def divided(self, module: nn.Module, parts: list[Any], heads: int) -> list[Any]:
+        """Parts ``(place, changes of its values)`` with the edges apart whose messages this one changes."""
+        if self.surgery.change is None or not self._holds_in(module):
+            return parts
+        change = partial(self.surgery.change, self._layer(module))
+        found: list[Any] = self.surgery.divided(parts, partial(self._parts, module, heads), change)
+        return found
 
     def _holds_in(self, module: nn.Module) -> bool:
         return self.surgery.layers is None or self._layer(module) in self.surgery.layers
 
-    def _parts(self, module: nn.Module, place: Place, heads: int) -> tuple[Place, Place]:
+    def _parts(self, module: nn.Module, heads: int, place: Place) -> tuple[Place, Place]:
         selection = self.surgery.over(place.length, heads)
         # the same objects while sequences grow, so that their plans are found
         graphs = self._chosen.setdefault((selection.num_dst, heads), (selection, ~selection))
@@ -55,14 +60,19 @@ class Edit(_overrides.Use):
 
 @dataclass(frozen=True)
 class Watching(Backend):
-    """A backend that watches calls, ``watch(inner, muted, call)``; edges are muted in ``inner``."""
+    """A backend that watches calls, ``watch(inner, changed, left, call)``; ``inner`` changes messages.
+
+    ``changed``: graphs of edges with the function of their values; ``left``: slots of padding on the left.
+    """
 
     inner: str | Backend = "auto"
     watch: Callable[..., tuple[Tensor, Tensor | None]] | None = None
 
     @classmethod
-    def over(cls, watch: Any, inner: str | Backend, muted: tuple[TokenGraph, ...] = ()) -> Watching:
-        return cls("watching", partial(watch, inner, muted), inner=inner, watch=watch)
+    def over(
+        cls, watch: Any, inner: str | Backend, changed: Sequence[Part] = (), left: Any = None
+    ) -> Watching:
+        return cls("watching", partial(watch, inner, changed, left), inner=inner, watch=watch)
 
 
 def edited(
@@ -83,36 +93,30 @@ def _own_graph(layer: int, head: int, length: int) -> None:
     return None
 
 
-def muting(
+def changing(
     uses: Sequence[_overrides.Use], module: nn.Module, place: Place, heads: int, backend: str | Backend
 ) -> str | Backend:
-    """The backend with the edges muted that the uses mute in a module."""
-    muted: list[TokenGraph] = []
+    """The backend with the messages changed that the uses change in a module."""
+    parts: list[tuple[Place, tuple[Change, ...]]] = [(place, ())]
     for use in uses:
-        parts = use.divide(module, place, heads) if isinstance(use, Edit) else None
-        if parts is not None:
-            muted, place = [*muted, parts[0].own], parts[1]
-    if not muted:
-        return backend
+        parts = use.divided(module, parts, heads) if isinstance(use, Edit) else parts
+    # of each sample
+    first = place.own.src_offset - (0 if place.left is None else place.left)
+    found = [(part.own, partial(_values, changes, first)) for part, changes in parts]
     inner = backend.inner if isinstance(backend, Watching) else backend
-    found = Backend("muted edges", partial(_run_muted, tuple(muted), place.own, inner))
-    return Watching.over(backend.watch, found, tuple(muted)) if isinstance(backend, Watching) else found
+    if len(found) > 1:
+        inner = Backend("changed messages", partial(_run_changed, found, inner))
+    if isinstance(backend, Watching):
+        return Watching.over(backend.watch, inner, found[1:], place.left)
+    return inner
 
 
-def _run_muted(
-    muted: tuple[TokenGraph, ...], others: TokenGraph, inner: str | Backend, call: AttentionCall
-) -> tuple[Tensor, Tensor]:
-    """The sum over the other in-edges, with the weights and the lse of all."""
-    bare = replace(call, sink_logits=None, with_lse=True)
-    out, lse = _result(replace(bare, graph=others), inner)
-    for part in muted:
-        # what is not sent is not read
-        silent = replace(bare, graph=part, v=torch.zeros_like(call.v), dropout=0.0)
-        out, lse = edges.merge(out, lse, torch.zeros_like(out), _result(silent, inner)[1])
-    out, lse = call.with_sinks(out, lse)
-    return out.to(call.q.dtype), lse
+def _values(changes: tuple[Change, ...], first: Any, v: Tensor) -> Tensor:
+    for change in changes:
+        v = change(first, v)
+    return v
 
 
-def _result(call: AttentionCall, inner: str | Backend) -> tuple[Tensor, Tensor]:
-    out, lse = attended(call, inner)
-    return out, AttentionInfo(call, lse).lse
+def _run_changed(parts: Sequence[Part], inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    divided = [replace(call, graph=graph, v=values(call.v)) for graph, values in parts]
+    return attended_in_parts(call, divided, inner)

@@ -1,4 +1,4 @@
-"""Cut and muted edges of Hugging Face models: against the dense formula, in generate() and in gradients."""
+"""Interventions on edges of Hugging Face models: against the dense formula, in generate(), in gradients."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ huggingface = needs("gnn_attention.huggingface")
 
 trace = ga.trace
 PAIRS = [(0, 3), (1, 3), (2, 3), (2, 4), (1, 1)]
+FACTOR = -2.5
 # token 0 has no in-edge but its own
 ALONE = [(0, 0), (1, 4)]
 SURGERIES = {
@@ -28,14 +29,31 @@ SURGERIES = {
         trace.mute(ga.patterns.window(64, 3), heads=1),
         trace.cut(ga.patterns.dilated(64, 2, 2), heads=0),
     ],
+    "scale": [trace.scale(FACTOR, PAIRS, layers=1, heads=[0, 2])],
+    "scale again": [trace.scale(FACTOR, PAIRS, heads=[0, 1]), trace.scale(FACTOR), trace.mute((0, 2))],
+}
+# of a run: each is given it
+PATCHES = {
+    "patch": lambda run: [trace.patch(run, PAIRS, layers=1, heads=[1, 2])],
+    "patch all": lambda run: [trace.patch(run)],
+    "patch several": lambda run: [
+        trace.scale(FACTOR, heads=1),
+        trace.patch(run, ga.patterns.window(64, 3), heads=[0, 1]),
+        trace.scale(FACTOR, (2, 4)),
+        trace.cut((1, 3)),
+    ],
 }
 
 
 class Formula:
-    """Dense attention with surgeries, as an attention function of transformers; keeps its weights."""
+    """Dense attention with surgeries, as an attention function of transformers; with weights and values.
 
-    def __init__(self, surgeries, mask=None):
-        self.surgeries, self.weights, self.left = surgeries, [], 0
+    ``source``: the formula of another run, whose values are patched in.
+    """
+
+    def __init__(self, surgeries, mask=None, source=None):
+        self.surgeries, self.weights, self.values, self.left = surgeries, [], [], 0
+        self.source = source
         if mask is not None:
             self.left = mask.int().argmax(1).view(-1, 1, 1, 1)
 
@@ -45,12 +63,17 @@ class Formula:
         dst = torch.arange(k.shape[2] - q.shape[2], k.shape[2]).view(1, 1, -1, 1) - self.left
         src = torch.arange(k.shape[2]).view(1, 1, 1, -1) - self.left
         allowed = (src <= dst) if mask is None else mask[..., : k.shape[2]] == 0
-        allowed, muted = allowed.expand(logits.shape), torch.zeros(logits.shape, dtype=torch.bool)
+        allowed = allowed.expand(logits.shape)
+        self.values.append(v)
+        # of each edge, [B, H, dst, src, dim]
+        values = v.unsqueeze(2)
         for surgery in self.surgeries:
             chosen = self.chosen(surgery, module.layer_idx, q.shape[1], dst, src)
-            allowed, muted = (
-                (allowed & ~chosen, muted) if surgery.kind == "cut" else (allowed, muted | chosen)
-            )
+            if surgery.kind == "cut":
+                allowed = allowed & ~chosen
+            else:
+                other = self.other(surgery.kind, module.layer_idx, values, src)
+                values = torch.where(chosen.unsqueeze(-1), other, values)
         logits = logits.masked_fill(~allowed, -torch.inf)
         if (sinks := others.get("s_aux")) is not None:
             logits = torch.cat([logits, sinks.view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1)
@@ -58,7 +81,24 @@ class Formula:
         weights = (logits - top).exp()
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
         self.weights.append(weights[..., : k.shape[2]])
-        return ((self.weights[-1] * ~muted) @ v).transpose(1, 2), None
+        return (self.weights[-1].unsqueeze(-1) * values).sum(3).transpose(1, 2), None
+
+    def other(self, kind, layer, values, src):
+        """What the edges of an intervention carry, ``values`` without it."""
+        if kind != "patch":
+            return values * {"mute": 0.0, "scale": FACTOR}[kind]
+        given, other = (
+            self.source.values[layer],
+            values.expand(max(map(len, (values, src))), -1, -1, -1, -1).clone(),
+        )
+        left = torch.as_tensor(self.source.left).flatten().tolist()
+        for sample, row in enumerate(src.expand(len(other), -1, -1, -1).flatten(1).tolist()):
+            which = sample % len(given)
+            for slot, position in enumerate(row):
+                theirs = position + left[which % len(left)]
+                if position >= 0 and theirs < given.shape[2]:
+                    other[sample, :, :, slot] = given[which, :, theirs].unsqueeze(1)
+        return other
 
     @staticmethod
     def chosen(surgery, layer, heads, dst, src):
@@ -81,8 +121,8 @@ def use_formula():
     masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
     transformers.AttentionMaskInterface.register("formula", masks["eager"])
 
-    def use(model, surgeries, mask=None):
-        formula = Formula(surgeries, mask)
+    def use(model, surgeries, mask=None, source=None):
+        formula = Formula(surgeries, mask, source)
         transformers.AttentionInterface.register("formula", formula)
         model.set_attn_implementation("formula")
         return formula
@@ -93,15 +133,37 @@ def use_formula():
 CASES = [("llama", "left", key) for key in SURGERIES]
 CASES += [("gpt2", None, "mute"), ("gpt2", "left", "several"), ("gpt_oss", "left", "several")]
 CASES += [("gpt_oss", None, "mute all heads"), ("llama", None, "graph"), ("llama", "right", "mute")]
+CASES += [("gpt2", None, "scale again"), ("gpt_oss", "left", "scale"), ("gpt_oss", "left", "patch several")]
+CASES += [("llama", "left", key) for key in PATCHES] + [
+    ("gpt2", None, "patch all"),
+    ("llama", None, "patch"),
+]
+
+
+def other_run(name, model, samples, use_formula):
+    """A run of other tokens, shorter: of one sample, or of as many, padded in other places; its formula."""
+    given = {key: value[:samples, :8] for key, value in hf_models.inputs(name, "left").items()}
+    given["input_ids"] = (given["input_ids"] + 7) % hf_models.VOCABULARY
+    if samples == 1:
+        given.pop("attention_mask", None)
+    model.set_attn_implementation("gnn_attention")
+    with torch.no_grad():
+        run = trace.record(model, **given)
+        formula = use_formula(model, (), given.get("attention_mask"))
+        model(**given)
+    return run, formula
 
 
 @pytest.mark.parametrize(("name", "pad", "key"), CASES)
 def test_formula(name, pad, key, use_formula, monkeypatch):
-    """Outputs, gradients of all parameters, and the recorded weights, which a muted edge keeps."""
+    """Outputs, gradients of all parameters, and the recorded weights, which a changed message leaves."""
     hf_models.keep_float64(monkeypatch)
     model, given = hf_models.built(name), hf_models.inputs(name, pad)
-    mask, surgeries = given.get("attention_mask"), SURGERIES[key]
-    formula = use_formula(model, surgeries, mask)
+    mask, surgeries, source = given.get("attention_mask"), SURGERIES.get(key), None
+    if surgeries is None:
+        run, source = other_run(name, model, 1 if key == "patch" else hf_models.BATCH, use_formula)
+        surgeries = PATCHES[key](run)
+    formula = use_formula(model, surgeries, mask, source)
     wanted = hf_models.result(name, model, given).detach()
     weights = [x.detach() for x in formula.weights]
     wanted_gradients = hf_models.gradients(name, model, given)
@@ -123,17 +185,22 @@ def test_formula(name, pad, key, use_formula, monkeypatch):
         assert_exact((received + bias)[real], layer.update[real])
 
 
-@pytest.mark.parametrize("cache", ["own", "static", "none"])
-@pytest.mark.parametrize("key", ["cut", "several"])
+STEPS = [(key, cache) for key in ("cut", "several") for cache in hf_models.CACHES]
+STEPS += [("scale again", "own"), ("patch several", "static")]
+
+
+@pytest.mark.parametrize(("key", "cache"), STEPS)
 def test_generate(key, cache, use_formula, monkeypatch):
     """Tokens and scores of each step, with padding: pairs of prompt and new tokens."""
     hf_models.keep_float64(monkeypatch)
     model, given = hf_models.built("llama"), hf_models.inputs("llama", "left")
-    surgeries = [
-        *SURGERIES[key],
-        getattr(trace, key if key == "cut" else "mute")([(2, 14), (13, 14)], heads=1),
-    ]
-    use_formula(model, surgeries, given["attention_mask"])
+    surgeries, source = SURGERIES.get(key), None
+    if surgeries is None:
+        run, source = other_run("llama", model, hf_models.BATCH, use_formula)
+        surgeries = [*PATCHES[key](run), trace.patch(run, [(1, 14), (2, 13)])]
+    late = getattr(trace, key if key == "cut" else "mute")([(2, 14), (13, 14)], heads=1)
+    surgeries = [*surgeries, late]
+    use_formula(model, surgeries, given["attention_mask"], source)
     tokens, scores = hf_models.generated(model, given, "formula")
     model.set_attn_implementation("gnn_attention")
     with trace.operate(model, *surgeries):

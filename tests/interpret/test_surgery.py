@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -123,13 +124,55 @@ def test_muting_the_loudest_edge_loses_no_digits(backend: str, dtype: torch.dtyp
     v[:, :, 0] *= 1000
     q, k, v = (x.to(dtype) for x in (q, k, v))
     graph, scale = patterns.causal(n), width**-0.5
-    muted = interventions.LastSplit(trace.mute([(0, dst) for dst in range(n)]))
-    found = ga.attend(q, k, v, graph, scale=scale, backend=interventions.Muting.over(backend, muted))
+    mute = trace.mute([(0, dst) for dst in range(n)])
+    step = interventions.LastSplit(mute), partial(mute.change, 0)
+    found = ga.attend(q, k, v, graph, scale=scale, backend=interventions.Changing.over(backend, step))
     weights = (q.double() @ k.double().mT * scale).masked_fill(~graph.mask(), -math.inf).softmax(-1)
     assert weights[0, :, 20, 0].min() > 0.9
     quiet = v.clone()
     quiet[:, :, 0] = 0.0  # the same sum by SDPA, in the same dtype
     assert_rule(found, {}, attention_truth(q, k, quiet, graph))
+
+
+@pytest.mark.parametrize("graph", traces.GRAPHS)
+@pytest.mark.parametrize("backend", ["auto", "dense", "tiles"])
+def test_scaled_and_patched_messages(graph: str, backend: str) -> None:
+    """In their order where an edge has both, against the formula: the update, and what is recorded."""
+    made, x, other, listed = heads(), drawn(2, 7, 12), drawn(1, 5, 12, seed=1), traces.PAIRS[graph]
+    g, layer = traces.GRAPHS[graph], MessagePassingAttention(heads(), backend=backend)
+    source = trace.record(MessagePassingAttention(made), other, patterns.causal(5))
+    early = [pair for pair in listed if pair[0] < 5]
+    surgery = [trace.scale(-3.0, listed[:2], heads=2), trace.patch(source, early, heads=[1, 2])]
+    surgery.append(trace.scale(0.5, listed[:1], heads=2))
+    plain, given = dense(made, x, g), dense(made, other, patterns.causal(5)).messages
+    sent = plain.messages.unsqueeze(2).expand(2, 4, 7, 7, 12).clone()
+    for src, dst in listed[:2]:
+        sent[:, 2, dst, src] *= -3.0
+    for src, dst in early:
+        sent[:, 1:3, dst, src] = given[0, 1:3, src]
+    sent[:, 2, listed[0][1], listed[0][0]] *= 0.5
+    carried = plain.weights.unsqueeze(-1) * sent
+    call = trace.record(layer, x, g, surgery=surgery).layers[0]
+    assert_exact(call.update, carried.sum((1, 3)) + made.b_O)
+    pairs, direction = call.edge_index, drawn(12, seed=2)
+    assert_exact(call.weights(), at(plain.weights, pairs))
+    assert_exact(call.carried(pairs), at(carried, pairs))
+    assert_exact(call.norms(), at(carried.norm(dim=-1), pairs))
+    assert_exact(
+        call.along(direction, listed, heads=2), at(carried @ direction, torch.tensor(listed).mT)[..., 2:3]
+    )
+    assert_exact(call.messages(pairs), plain.messages[:, :, pairs[0]].transpose(1, 2))
+
+
+def test_a_sink_counts_for_a_receiver_whose_messages_are_all_changed() -> None:
+    """It has in-edges still."""
+    q, k, v, sinks = drawn(1, 2, 3, 4), drawn(1, 2, 3, 4, seed=1), drawn(1, 2, 3, 4, seed=2), drawn(2, seed=3)
+    mute = trace.mute([(0, 0), (0, 1), (1, 1)])
+    step = interventions.LastSplit(mute), partial(mute.change, 0)
+    changing = interventions.Changing.over("auto", step)
+    info = ga.attend(q, k, v, patterns.causal(3), sink_logits=sinks, backend=changing, return_info=True)[1]
+    logits = (q @ k.mT / 2).masked_fill(~patterns.causal(3).mask(), -math.inf)
+    assert_exact(info.lse, torch.cat([logits, sinks.view(1, 2, 1, 1).expand(1, 2, 3, 1)], -1).logsumexp(-1))
 
 
 class Sizes(TorchDispatchMode):
@@ -165,6 +208,11 @@ def test_nothing_is_made_of_tokens_by_tokens() -> None:
 NO_EDGE = r"-> {} is no edge of TokenGraph\(causal\(7\).*: there is nothing to {}"
 
 
+def patched(count: int, *edges: Any, copies: int = 1, **where: Any) -> trace.Surgery:
+    """A patch from a run of this many tokens."""
+    return trace.patch(trace.record(new_model(), TOKENS[:1, :count].expand(copies, -1)), *edges, **where)
+
+
 WRONG_OPERATIONS = [
     (lambda: trace.cut(3), TypeError, r"edges must be a tensor \[2, K\] or a list of \(src, dst\), got 3"),
     (lambda: trace.cut((0, 1), layers=-1), ValueError, "layers must be at least 0, got -1"),
@@ -175,7 +223,22 @@ WRONG_OPERATIONS = [
     (lambda: trace.mute([(0, 1), (5, 2)]), ValueError, NO_EDGE.format(2, "mute")),
     (lambda: trace.mute((0, 7)), IndexError, r"edge_index\[1, 0\] = 7 is no receiver: expected 0 .. 6"),
     (lambda: trace.cut(patterns.causal(8)), ValueError, "graphs joined by & must have the same nodes"),
-    (lambda: "cut", TypeError, r"surgeries must be made by cut\(...\) or mute\(...\), got str"),
+    (lambda: trace.scale(math.inf, (0, 1)), ValueError, "factor must be finite, got inf"),
+    (lambda: trace.scale("2", (0, 1)), TypeError, "factor must be a number, got"),
+    (lambda: trace.patch(new_model(), (0, 1)), TypeError, "run must be a result of trace.record, got"),
+    (lambda: patched(5, (5, 6)), IndexError, "sender 5 is not in the run, whose layer 0 has 5 tokens"),
+    (
+        lambda: patched(7, (0, 1), layers=3),
+        IndexError,
+        r"layers must be among \[0, 1, 2\], which the run has",
+    ),
+    (lambda: patched(7, (3, 1)), ValueError, NO_EDGE.format(1, "patch")),
+    (
+        lambda: patched(7, copies=3),
+        ValueError,
+        r"layer 0 are \[3, 3, 7, 4\] in the run and \[2, 3, 7, 4\] here",
+    ),
+    (lambda: "cut", TypeError, r"surgeries must be made by cut.*or patch\(...\), got str"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""What each edge carried in a run, and runs in which edges are cut or muted.
+"""What each edge carried in a run, and runs in which edges are cut, muted, scaled or patched.
 
 >>> import torch
 >>> from gnn_attention import model as lm
@@ -14,9 +14,10 @@ Tensors of size tokens x tokens or edges x heads x width are made on request onl
 from gnn_attention.interpret.trace.attribution import flow, rollout
 from gnn_attention.interpret.trace.edge_attribution import attribute, prune
 from gnn_attention.interpret.trace.edge_effects import Attribution, Effect, PrunedGraphs
-from gnn_attention.interpret.trace.interventions import Surgery, cut, mute, operate
+from gnn_attention.interpret.trace.interventions import operate
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.interpret.trace.run import Phase, Run, record
+from gnn_attention.interpret.trace.surgeries import Surgery, cut, mute, patch, scale
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
 
 __all__ = [
@@ -35,4 +36,4 @@ __all__ = [
     "flow",
     "mute",
 ]
-__all__ += ["operate", "prune", "record", "rollout"]
+__all__ += ["operate", "patch", "prune", "record", "rollout", "scale"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from gnn_attention import edges
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
-from gnn_attention._support.shapes import Bool, Float, Int, Tensor
+from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph, edge_list
@@ -36,8 +36,9 @@ class LayerTrace:
     of ``(src, dst)``, one such pair), or None for all; ``heads`` a number, numbers, or None for all. Numbers
     of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
 
-    Weights are those before dropout. A muted edge has its weight and carried 0; for a graph that differs by
-    head or sample the edge list is the union, with weight 0 where a pair is no edge.
+    Weights are those before dropout. An edge whose message was changed has its weight, and carried what came
+    along it: 0 if it was muted. For a graph that differs by head or sample the edge list is the union, with
+    weight 0 where a pair is no edge.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
     >>> layer = MessagePassingAttention(StandardHeads(8, 2))
@@ -60,7 +61,10 @@ class LayerTrace:
     update: Float[Tensor, "batch dst width"]
     _call: AttentionCall
     _info: AttentionInfo
-    _muted: tuple[TokenGraph, ...] = ()
+    # disjoint edges with the values that came along them instead of v
+    _changed: Sequence[tuple[TokenGraph, Tensor]] = ()
+    # slots of padding before a sample's first token
+    _left: Tensor | None = None
 
     def __repr__(self) -> str:
         sizes = f"{self.graph.name}: {self.graph.num_src} src -> {self.graph.num_dst} dst"
@@ -70,6 +74,11 @@ class LayerTrace:
     def lse(self) -> Float[Tensor, "batch heads dst"]:
         """``log sum e^logit`` of each receiver. NotImplementedError for a backend without (flex on a CPU)."""
         return self._info.lse
+
+    @property
+    def first(self) -> int | Int[Tensor, " batch"]:
+        """The position of the first sender in its sample, padding on the left not counted: below 0 there."""
+        return self.graph.src_offset - (0 if self._left is None else self._left)
 
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
@@ -123,7 +132,9 @@ class LayerTrace:
     def u(self) -> Float[Tensor, "batch heads src width"]:
         """``u_j = x_j W_V W_O``: the message of every sender (seed S4.14)."""
         heads = self._chosen(None)
-        return torch.stack([_product(self._values()[:, head], self._matrix(head)) for head in heads], dim=1)
+        return torch.stack(
+            [_product(self._values(self.v)[:, head], self._matrix(head)) for head in heads], dim=1
+        )
 
     @cached_property
     def overlaps(self) -> Numbers:
@@ -192,20 +203,18 @@ class LayerTrace:
 
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """The message ``v W_O`` of each edge's sender (seed S0.5). ValueError without ``W_O``."""
-        values = self._values()[:, :, self._pairs(edges)[0]]
-        found = [_product(values[:, head], self._matrix(head)) for head in self._chosen(heads)]
-        return torch.stack(found, dim=2)
+        return self._messages(self._pairs(edges)[0], self._chosen(heads), self._values(self.v)).transpose(
+            1, 2
+        )
 
     def carried(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
-        """What came along each edge: the weight times the message, 0 if it was muted.
+        """What came along each edge: the weight times the message that it had.
 
         Over all in-edges and heads this sums to the receiver's update, less ``b_O``. ``edges`` must be given,
         as this makes edges x heads x width; for many edges take :meth:`each_carried`.
         """
         pairs, numbers = self._pairs(edges), self._chosen(heads)
-        vectors = self.messages(pairs, numbers) * self._weights(pairs)[:, numbers].mT.unsqueeze(-1)
-        nothing = self._nothing_carried(pairs)
-        return vectors if nothing is None else vectors.masked_fill(nothing[:, numbers].mT.unsqueeze(-1), 0.0)
+        return self._carried(partial(self._messages, pairs[0], numbers), pairs, numbers)
 
     def each_carried(
         self, edges: Any = None, heads: Heads = None, at_once: int = 4096
@@ -221,8 +230,10 @@ class LayerTrace:
 
     def delivered(self) -> Float[Tensor, "batch heads edges"]:
         """The weights of all edges, 0 where nothing came along."""
-        nothing = self._nothing_carried(self.edge_index)
-        return self._all_weights if nothing is None else self._all_weights.masked_fill(nothing, 0.0)
+        pairs, numbers = self.edge_index, list(range(self.q.shape[1]))
+        if not self._changed:
+            return self._all_weights
+        return self._carried(lambda v: (v != 0).any(-1)[:, :, pairs[0]].to(v), pairs, numbers).mT
 
     @cached_property
     def _all_logits(self) -> Tensor:
@@ -242,21 +253,35 @@ class LayerTrace:
 
     def _carried_measure(self, measure: Callable[..., Tensor], edges: Any, heads: Heads) -> Tensor:
         # weight * measure(message): a measure of each sender and head, not of each edge
-        pairs, numbers, values = self._pairs(edges), self._chosen(heads), self._values()
-        measures = torch.stack([measure(values[:, head], self._matrix(head)) for head in numbers], dim=1)
-        carried = measures[:, :, pairs[0]] * self._weights(pairs)[:, numbers]
-        nothing = self._nothing_carried(pairs)
-        return (carried if nothing is None else carried.masked_fill(nothing[:, numbers], 0.0)).mT
+        pairs, numbers = self._pairs(edges), self._chosen(heads)
 
-    def _nothing_carried(self, pairs: Tensor) -> Bool[Tensor, "batch heads edges"] | None:
-        # muted, or no edge for that sample and head
-        sizes = self.q.shape[:2]
-        masks = [trace_pairs.is_edge(graph, pairs, *sizes) for graph in self._muted]
-        masks += [~trace_pairs.is_edge(self.graph, pairs, *sizes)] if self.graph.varying_axes else []
-        return torch.stack(masks).any(0) if masks else None
+        def measures(values: Tensor) -> Tensor:
+            each = [measure(values[:, head], self._matrix(head)) for head in numbers]
+            return torch.stack(each, dim=1)[:, :, pairs[0]]
 
-    def _values(self) -> Float[Tensor, "batch heads src value_dim"]:
-        return edges.per_query_head(self.v.to(edges.accumulation_dtype(self.v.dtype)), self.q.shape[1])
+        return self._carried(measures, pairs, numbers)
+
+    def _carried(self, of_values: Callable[[Tensor], Tensor], pairs: Tensor, numbers: list[int]) -> Tensor:
+        """``weight * of_values``, ``[B, edges, heads, ...]``: of the values that came along each edge."""
+        found = of_values(self._values(self.v))
+        sizes, more = self.q.shape[:2], (...,) + (None,) * (found.dim() - 3)
+        for graph, values in self._changed:
+            there = trace_pairs.is_edge(graph, pairs, *sizes)[:, numbers][more]
+            found = torch.where(there, of_values(self._values(values)), found)
+        carried = found * self._weights(pairs)[:, numbers][more]
+        if self.graph.varying_axes:
+            nowhere = ~trace_pairs.is_edge(self.graph, pairs, *sizes)[:, numbers][more]
+            carried = carried.masked_fill(nowhere, 0.0)
+        return carried.transpose(1, 2)
+
+    def _messages(
+        self, src: Tensor, numbers: list[int], values: Tensor
+    ) -> Float[Tensor, "batch heads edges width"]:
+        found = [_product(values[:, head, src], self._matrix(head)) for head in numbers]
+        return torch.stack(found, dim=1)
+
+    def _values(self, v: Tensor) -> Float[Tensor, "batch heads src value_dim"]:
+        return edges.per_query_head(v.to(edges.accumulation_dtype(v.dtype)), self.q.shape[1])
 
     def _matrix(self, head: int) -> Tensor | None:
         # from a value of a head to its message; None if values are messages already

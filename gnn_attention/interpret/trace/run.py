@@ -18,8 +18,9 @@ from gnn_attention.attend import AttentionInfo, attend, attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.interpret.trace import interventions, transformer
-from gnn_attention.interpret.trace.interventions import Surgery, attention_layers, operate
+from gnn_attention.interpret.trace.interventions import attention_layers, operate
 from gnn_attention.interpret.trace.layer import LayerTrace
+from gnn_attention.interpret.trace.surgeries import Surgery
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
 
@@ -82,10 +83,11 @@ def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery]
 
     ``module`` is any module with a ``MessagePassingAttention`` in it, or a Hugging Face model whose attention
     is ``"gnn_attention"`` (tokens of the record are the slots of the call, with those of a cache); it is
-    unchanged afterwards. ``surgery`` is one or several results of :func:`cut` and :func:`mute`. Phases and
-    states are those of the blocks of ``gnn_attention.model``. A layer on the message-passing path
-    (``backend=None``) runs through "auto". Only calls of this thread are recorded; threads that record one
-    module take turns. The record is differentiable; run under ``torch.no_grad()`` to save memory.
+    unchanged afterwards. ``surgery`` is one or several results of :func:`cut`, :func:`mute`, :func:`scale`
+    and :func:`patch`. Phases and states are those of the blocks of ``gnn_attention.model``. A layer on the
+    message-passing path (``backend=None``) runs through "auto". Only calls of this thread are recorded;
+    threads that record one module take turns. The record is differentiable; run under ``torch.no_grad()`` to
+    save memory.
 
     Raises ValueError for a module without such a layer, else as :func:`operate` does.
 
@@ -122,10 +124,10 @@ def _recorded_layer(number: int, layer: MessagePassingAttention, traces: list[La
 
     def append_trace(module: MessagePassingAttention, inputs: Any, output: Any) -> None:
         (call, z, info), update = calls.pop(), output[0] if isinstance(output, tuple) else output
-        muted = tuple(interventions.muted_graphs(inner, call.graph, call.q.shape[1]))
+        changed = interventions.changed_values(inner, call.graph, call.v, call.q.shape[1])
         update = update if update.dim() == 3 else update.unsqueeze(0)
         tensors = (call.q, call.k, call.v, z, update)
-        traces.append(LayerTrace(number, module.heads, call.graph, *tensors, call, info, muted))
+        traces.append(LayerTrace(number, module.heads, call.graph, *tensors, call, info, changed))
 
     recorder = Backend("recorder", partial(_run_and_append, threading.get_ident(), inner, calls))
     before = layer.register_forward_pre_hook(lambda x, _: interventions.check_no_hooks(x, "record it"))

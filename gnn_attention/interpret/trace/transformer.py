@@ -52,7 +52,8 @@ class _Seen:
     call: AttentionCall
     z: Tensor
     info: AttentionInfo
-    muted: tuple[TokenGraph, ...] = ()
+    changed: Sequence[tuple[TokenGraph, Tensor]]
+    left: Tensor | None
     update: Tensor | None = None
 
     def trace(self) -> LayerTrace:
@@ -60,7 +61,9 @@ class _Seen:
         update = z.transpose(1, 2).flatten(2) if self.update is None else self.update
         update = update.reshape(*z.shape[:1], z.shape[2], -1)
         tensors = (call.q, call.k, call.v, z, update)
-        return LayerTrace(self.number, self.heads, call.graph, *tensors, call, self.info, self.muted)
+        return LayerTrace(
+            self.number, self.heads, call.graph, *tensors, call, self.info, self.changed, self.left
+        )
 
 
 def is_transformer(module: Any) -> bool:
@@ -91,7 +94,7 @@ def recording(model: nn.Module) -> Iterator[list[LayerTrace]]:
 
 @contextmanager
 def operating(model: nn.Module, surgeries: Sequence[Any]) -> Iterator[None]:
-    """A block in which edges are cut or muted; ValueError where the attention is another."""
+    """A block in which edges are cut or changed; ValueError where the attention is another."""
     _package(model)
     surgery = sys.modules[f"{PACKAGE}.surgery"]
     with ExitStack() as stack:
@@ -146,14 +149,16 @@ def _run(
     number: int,
     name: str,
     inner: str | Backend,
-    muted: tuple[TokenGraph, ...],
+    changed: Sequence[Any],
+    left: Tensor | None,
     call: AttentionCall,
 ) -> tuple[Tensor, Tensor | None]:
     options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
     out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
     # in the layout that the model reads, so that its projection is known by the memory of its input
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
-    seen.append(_Seen(number, Projection(name, out.shape[1]), call, out, info, muted))
+    values = [(graph, change(call.v)) for graph, change in changed]
+    seen.append(_Seen(number, Projection(name, out.shape[1]), call, out, info, values, left))
     return out, info._lse
 
 
