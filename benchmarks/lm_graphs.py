@@ -32,8 +32,6 @@ from gnn_attention.verify.circumstances import environment
 TOKENS, FIRST, PROJECTIONS = 1024, 256, 3
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
 STEPS = (0.2, 0.12, 0.08, 0.065, 0.055, 0.05)  # shares of the refinement
-EXCHANGED = 0.04  # of the pairs that are left
-SWAPPED = "the last step, edges exchanged by KL to causal"
 REFINED = "attribution, again at each step"
 REFERENCE = {"text": "GPL-3 of Debian's base-files", "file": "/usr/share/common-licenses/GPL-3"}
 
@@ -143,7 +141,7 @@ def refined(study: Study) -> None:
 
     Squares are means of the steps so far, the last with weight 1/2, so that random signs matter less.
     """
-    if not study.missing(REFINED, range(len(STEPS))) and study.has(SWAPPED, STEPS[-1]):
+    if not study.missing(REFINED, range(len(STEPS))):
         return
     pruned: Any = study.causal
     squares: dict[int, torch.Tensor] = {}
@@ -157,43 +155,6 @@ def refined(study: Study) -> None:
             squares[layer] = (squares[layer] + new) / 2 if layer in squares else new
         pruned = Attribution(found.graphs, {"slope": squares}).keep(share)
         study.measure(REFINED, step, pruned.share, pruned)
-    exchanged(study, pruned, squares)
-
-
-def exchanged(study: Study, pruned: PrunedGraphs, squares: dict[int, torch.Tensor]) -> None:
-    """Edges that cost least for as many that gain most: to second order, in KL to the causal predictions.
-
-    No label is read here. ``squares`` are those of the losses, half of which stand for the curvature. The
-    first token stays a sink.
-    """
-    src, dst = study.causal.edge_index
-    with torch.no_grad():
-        full = study.model(study.ids, use_cache=False).logits[0, FIRST:-1].log_softmax(-1)
-
-    def divergence(logits: torch.Tensor) -> torch.Tensor:
-        return functional.kl_div(logits[0, FIRST:-1].log_softmax(-1), full, reduction="sum", log_target=True)
-
-    with use_graph(study.model, pruned):
-        found = attribute(study.model, study.ids, divergence, study.causal)
-    count, chosen, gains, costs = round(EXCHANGED * pruned.count), {}, {}, {}
-    for layer in found.layers:
-        cut, half = found.scores(layer, "cut"), squares[layer] / 2
-        chosen[layer] = pruned.graphs[layer].mask()[:, dst, src]
-        gains[layer] = (cut - half).masked_fill(chosen[layer], -torch.inf)
-        costs[layer] = (cut + half).masked_fill(~chosen[layer] | (src < 1), torch.inf)
-    least, most = _best(gains, count), -_best({layer: -cost for layer, cost in costs.items()}, count)
-    for layer, edges in chosen.items():
-        edges.logical_or_(gains[layer] >= least).logical_and_(costs[layer] > most)
-    numbers = {layer: edges.float() for layer, edges in chosen.items()}
-    total = sum(int(edges.sum()) for edges in chosen.values())
-    new = Attribution(found.graphs, {"slope": numbers}).keep(total, at_least=0, sinks=0)
-    study.measure(SWAPPED, STEPS[-1], new.share, new)
-
-
-def _best(numbers: dict[int, torch.Tensor], count: int) -> float:
-    """The least of the ``count`` largest."""
-    largest = [table.flatten().topk(min(count, table.numel())).values for table in numbers.values()]
-    return float(torch.cat(largest).topk(count).values[-1])
 
 
 def main() -> None:
