@@ -12,6 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,8 +21,18 @@ import torch
 from gnn_attention import patterns
 from gnn_attention._support import atomic_files, checks, json_option
 from gnn_attention._support.progress import Progress
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.cli import calibrate
-from gnn_attention.cli.bench_methods import DIM, HEADS, METHODS, OURS, PASSES, Comparison, largest_errors
+from gnn_attention.cli.bench_methods import (
+    DIM,
+    HEADS,
+    METHODS,
+    OURS,
+    PASSES,
+    Anew,
+    Comparison,
+    largest_errors,
+)
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.circumstances import environment
 
@@ -47,12 +58,34 @@ def _window(tokens: int) -> TokenGraph:
     return patterns.window(tokens, min(128, tokens))
 
 
+@lru_cache(maxsize=4)
+def _largest(heads: int, tokens: int, count: int) -> Tensor:
+    """For each head and token ``count`` random ones of those not after it, -1 where there are fewer."""
+    scores = torch.rand(heads, tokens, tokens, generator=torch.Generator().manual_seed(0))
+    found = scores.masked_fill_(torch.ones(tokens, tokens).triu(1).bool(), -1.0).topk(min(count, tokens))
+    return found.indices.masked_fill(found.values < 0, -1)
+
+
+def _top(heads: int, tokens: int) -> TokenGraph:
+    index = _largest(heads, tokens, 64)
+    graph: TokenGraph = TokenGraph.from_indices(index if heads > 1 else index[0], tokens, causal=True)
+    return graph
+
+
+def _blocks(tokens: int) -> TokenGraph:
+    index = _largest(HEADS, -(-tokens // 128), 4)
+    return TokenGraph.from_block_indices(index, 128, tokens, tokens, causal=True)
+
+
 GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
     "causal": patterns.causal,
     "window 128": _window,
     "window 128, 4 sinks": lambda tokens: _window(tokens) | patterns.sinks(tokens, min(4, tokens)),
     "8 documents": _documents,
     "random edges, 32 each": _edge_list,
+    "top 64 a head, chosen anew": Anew(partial(_top, HEADS)),
+    "top 64 of all heads, chosen anew": Anew(partial(_top, 1)),
+    "4 blocks of 128 a head, chosen anew": Anew(_blocks),
 }
 
 

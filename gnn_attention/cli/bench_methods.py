@@ -28,6 +28,7 @@ from gnn_attention.attend import attend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.neighbours import neighbours_of
 from gnn_attention.verify.measure import Truth, gradients_of, judge, worst_errors
 
 OURS = "attend"
@@ -40,6 +41,16 @@ QUIET = "KINETO_LOG_LEVEL"  # torch's profiler writes to stderr unless this is s
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+@dataclass(frozen=True)
+class Anew:
+    """A graph of ``make(tokens)`` that is made again for every call of ``attend``, as one chosen by data."""
+
+    make: Callable[[int], TokenGraph]
+
+    def __call__(self, tokens: int) -> TokenGraph:
+        return self.make(tokens)
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Normal inputs ``[1, H, T, D]`` of a graph, laid out as projections leave them."""
@@ -49,17 +60,21 @@ class Problem:
     k: Tensor
     v: Tensor
     grad_out: Tensor
+    build: Callable[[int], TokenGraph]
 
     @classmethod
-    def draw(cls, graph: TokenGraph, device: torch.device, dtype: torch.dtype) -> Problem:
+    def draw(
+        cls, build: Callable[[int], TokenGraph], tokens: int, device: torch.device, dtype: torch.dtype
+    ) -> Problem:
         """The same numbers in every run."""
+        graph = build(tokens)
         rng = torch.Generator(device).manual_seed(0)
         sizes = (graph.num_dst, graph.num_src, graph.num_src, graph.num_dst)
-        drawn = (
+        q, k, v, grad_out = (
             torch.randn(1, n, HEADS, DIM, generator=rng, device=device, dtype=dtype).transpose(1, 2)
             for n in sizes
         )
-        return cls(graph, *drawn)
+        return cls(graph, q, k, v, grad_out, build)
 
     def call(self, function: Function, backward: bool) -> Callable[[], object]:
         """A call without gradients, or one with the gradients of q, k and v."""
@@ -83,6 +98,8 @@ class Method:
 
 
 def _attend(problem: Problem) -> Function:
+    if isinstance(problem.build, Anew):
+        return lambda q, k, v: attend(q, k, v, problem.build(q.shape[2]))
     return partial(attend, graph=problem.graph)
 
 
@@ -102,7 +119,12 @@ def _flex(problem: Problem) -> Function:
 def _flex_unsupported(problem: Problem, backward: bool) -> str | None:
     if backward and problem.q.device.type == "cpu":
         return "FlexAttention has no backward pass on a CPU"
-    return "FlexAttention takes a rule, not an edge list" if problem.graph._listed is not None else None
+    listed = problem.graph._listed is not None or neighbours_of(problem.graph.rule) is not None
+    return "FlexAttention takes a rule, not an edge list" if listed else None
+
+
+def _transformer_conv_unsupported(problem: Problem, backward: bool) -> str | None:
+    return "TransformerConv has one edge list for all heads" if problem.graph.heads else None
 
 
 def _transformer_conv(problem: Problem) -> Function:
@@ -124,7 +146,9 @@ METHODS = {
     OURS: Method(_attend),
     "SDPA": Method(_sdpa, lambda graph: graph.num_dst * graph.num_src),
     "FlexAttention": Method(_flex, None, _flex_unsupported, compiles=True),
-    "PyG TransformerConv": Method(_transformer_conv, lambda graph: graph.num_edges),
+    "PyG TransformerConv": Method(
+        _transformer_conv, lambda graph: graph.num_edges, _transformer_conv_unsupported
+    ),
 }
 
 
@@ -178,12 +202,12 @@ class Comparison:
         seconds: float,
     ) -> None:
         self.graph, self.device, self.dtype, self.seconds = build(tokens), device, dtype, seconds
-        self.small = Problem.draw(build(min(tokens, SMALL)), device, dtype)
+        self.build, self.small = build, Problem.draw(build, min(tokens, SMALL), device, dtype)
 
     @cached_property
     def large(self) -> Problem:
         """The graph with its inputs."""
-        return Problem.draw(self.graph, self.device, self.dtype)
+        return Problem.draw(self.build, self.graph.num_dst, self.device, self.dtype)
 
     def cases(self, names: Sequence[str], title: str, shown: Progress) -> list[dict[str, Any]]:
         """Both passes of every method."""
