@@ -113,7 +113,7 @@ def _table(name: str, readings: Sequence[Reading]) -> str:
 
 def _line(reading: Reading) -> str:
     looks, said = reading.looks, reading.said
-    moved = f"moved {looks.claimed:.4f} against {looks.control:.4f} (p {looks.p_holm:.2g})"
+    moved = f"moved {looks.claimed:.2g} against {looks.control:.2g} (p {looks.p_holm:.2g})"
     # a sink says nothing: there it is the length of its messages
     what, sign = ("length", -1) if reading.job == "sink" else ("fall", 1)
     fall = f"{what} {sign * said.claimed:.3f} against {sign * said.control:.3f} (p {said.p_holm:.2g})"
