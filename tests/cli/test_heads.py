@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gnn_attention.__main__ import main
+from gnn_attention.interpret import circuits
 
 RECORD = Path(__file__).parents[1] / "records" / "2026-11-24-heads.json"
 CODE = "".join(
     f"def read_{name}(self, {name}):\n    return self.{name} if {name} else None\n"
     for name in ["key", "name", "path"] * 8
 )
+
+
+@pytest.fixture(scope="module")
+def record() -> Any:
+    return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +90,25 @@ def test_text_that_is_none(tmp_path, capsys):
     (tmp_path / "short.txt").write_text("def", encoding="utf-8")
     assert main(["heads", "--text", str(tmp_path / "short.txt")]) == 2
     assert "at least 192 tokens" in capsys.readouterr().err
+
+
+def test_the_record_has_a_row_for_every_head(record):
+    places = [(row["model"], row["layer"], row["head"]) for row in record["rows"]]
+    smollm2 = [("smollm2", layer, head) for layer in range(30) for head in range(9)]
+    assert places == smollm2 + [("trained", layer, head) for layer in range(2) for head in range(4)]
+    for row in record["rows"]:
+        assert row["job"] in {*circuits.JOBS, "certain tokens", "none of these"}
+        assert row["holds"] == (max(row["looks"]["p_holm"], row["said"]["p_holm"]) <= 0.05)
+
+
+@pytest.mark.slow
+def test_the_record_is_what_the_command_gives(record, capsys):
+    source = inspect.getsource(inspect.getmodule(OrderedDict))
+    if hashlib.sha256(source.encode()).hexdigest() != record["sha256"]:
+        pytest.skip("the record read collections.py of another Python")
+    assert main(["heads", "--json"]) == 0
+    recorded = [row for row in record["rows"] if row["model"] == "trained"]
+    for new, old in zip(json.loads(capsys.readouterr().out)["rows"], recorded, strict=True):
+        assert (new["job"], new["says"], new["holds"]) == (old["job"], old["says"], old["holds"])
+        # sums of some thousand float32 numbers, of which the smallest effects are a thousandth
+        assert new["looks"]["claimed"] == pytest.approx(old["looks"]["claimed"], rel=1e-3)
