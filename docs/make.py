@@ -160,7 +160,7 @@ def pruned(path: Path) -> Iterator[str]:
         "head and edge, run by `use_graph` without training. Attribution and weights are those of this same "
         f"text. The fewest measured pairs within 1 % of causal ({1.01 * causal:.3f}) are {near['share']:.1%}, "
         f"by {near['choice']}; at 5 % within 1 % was the goal, which is not reached ({link(path)}, "
-        f"`{record['command']}`)."
+        f"`{record['command']}`). {record.get('note', '')}".rstrip()
     )
     yield "![Loss against the share of the pairs of head and edge that are left](lm_graphs.png)"
     rows = (

@@ -21,7 +21,7 @@
 #
 # **Afterwards you can** find which edges a language model needs for a text, and what the others cost.
 #
-# before: [Sinks are one edge](16_sinks_are_one_edge.ipynb) | [the book](README.md) | next: [The graph that a model draws for itself](20_the_graph_that_a_model_draws.ipynb)
+# before: [Sinks are one edge](16_sinks_are_one_edge.ipynb) | [the book](README.md) | next: [Reading 278 heads](19_reading_278_heads.ipynb)
 
 # %%
 import json
@@ -179,4 +179,4 @@ print("right:", answer)
 
 # %% [markdown]
 # ---
-# before: [Sinks are one edge](16_sinks_are_one_edge.ipynb) | [the book](README.md) | next: [The graph that a model draws for itself](20_the_graph_that_a_model_draws.ipynb)
+# before: [Sinks are one edge](16_sinks_are_one_edge.ipynb) | [the book](README.md) | next: [Reading 278 heads](19_reading_278_heads.ipynb)

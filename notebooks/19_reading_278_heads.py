@@ -23,6 +23,10 @@
 # the softmax renormalises; as a control, as many random other edges of the same receivers. p is that of a sign-flip test over 16
 # passages, corrected by Holm over all claims. A sentence *holds* if the predictions move more than under the control and the
 # logits of the words said fall more, both at 5 %.
+#
+# **Afterwards you can** read what a head looks for and says, and test the sentence by cutting its edges.
+#
+# before: [The graph a model needs](17_the_graph_a_model_needs.ipynb) | [the book](README.md) | next: [The graph that a model draws for itself](20_the_graph_that_a_model_draws.ipynb)
 
 # %%
 import json
@@ -113,3 +117,56 @@ for reading in circuits.readings(model, passages, lambda token: vocabulary.decod
     print(
         f"{reading.layer}.{reading.head} {reading.job}: {looks}, {'holds' if reading.holds else 'not shown'}"
     )
+
+# %% [markdown]
+# ## 5. Exercises
+#
+# Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
+# `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/19_reading_278_heads.py).
+#
+# **1. What is left without sinks?** A sink's sentence is the easiest to show. Of the heads of SmolLM2 that are no sinks, what share
+# of the sentences holds?
+
+# %% tags=["exercise"]
+answer = None  # your turn: a number between 0 and 1
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+others = [row["holds"] for row in smollm2 if row["job"] != "sink"]
+assert abs(answer - sum(others) / len(others)) < 1e-9, "count rows whose job is not 'sink'"
+print(f"right: {answer:.1%}")
+
+# %% [markdown]
+# **2. Why correct?** Suppose that no sentence about any of the 278 heads were true. How many of the tests of their edges would be
+# expected to come out below 5 %, if p were not corrected?
+
+# %% tags=["exercise"]
+answer = None  # your turn: a number
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+assert abs(answer - 0.05 * len(rows)) < 1e-9, "each test has a chance of 5 % of its own"
+print("right:", answer)
+
+# %% [markdown]
+# **3. Which head copies?** In the small model one head's job is induction, and its sentence holds. Which one?
+
+# %% tags=["exercise"]
+answer = None  # your turn: (layer, head)
+
+# %% tags=["check", "raises-exception"]
+assert answer is not None, "no answer yet: replace None in the cell above"
+
+induction = [
+    (row["layer"], row["head"])
+    for row in rows
+    if row["model"] == "trained" and row["job"] == "induction" and row["holds"]
+]
+assert tuple(answer) in induction, "look at the rows of the model 'trained'"
+print("right:", answer)
+
+# %% [markdown]
+# ---
+# before: [The graph a model needs](17_the_graph_a_model_needs.ipynb) | [the book](README.md) | next: [The graph that a model draws for itself](20_the_graph_that_a_model_draws.ipynb)

@@ -19,7 +19,7 @@
 #
 # **Afterwards you can** let a model choose its own graph, train the chooser, and measure what it misses.
 #
-# before: [The graph a model needs](17_the_graph_a_model_needs.ipynb) | [the book](README.md)
+# before: [Reading 278 heads](19_reading_278_heads.ipynb) | [the book](README.md)
 
 # %%
 import inspect
@@ -187,4 +187,4 @@ print("right:", answer)
 
 # %% [markdown]
 # ---
-# before: [The graph a model needs](17_the_graph_a_model_needs.ipynb) | [the book](README.md)
+# before: [Reading 278 heads](19_reading_278_heads.ipynb) | [the book](README.md)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import json
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +96,3 @@ def test_the_record_has_a_row_for_every_head(record):
     for row in record["rows"]:
         assert row["job"] in {*circuits.JOBS, "certain tokens", "none of these"}
         assert row["holds"] == (max(row["looks"]["p_holm"], row["said"]["p_holm"]) <= 0.05)
-
-
-@pytest.mark.slow
-def test_the_record_is_what_the_command_gives(record, capsys):
-    source = inspect.getsource(inspect.getmodule(OrderedDict))
-    if hashlib.sha256(source.encode()).hexdigest() != record["sha256"]:
-        pytest.skip("the record read collections.py of another Python")
-    assert main(["heads", "--json"]) == 0
-    recorded = [row for row in record["rows"] if row["model"] == "trained"]
-    for new, old in zip(json.loads(capsys.readouterr().out)["rows"], recorded, strict=True):
-        assert (new["job"], new["says"], new["holds"]) == (old["job"], old["says"], old["holds"])
-        # sums of some thousand float32 numbers, of which the smallest effects are a thousandth
-        assert new["looks"]["claimed"] == pytest.approx(old["looks"]["claimed"], rel=1e-3)
