@@ -87,6 +87,8 @@ def _calls() -> Iterator[Callable[[], Any]]:
     )
     yield _walk_over_listed_edges
     yield partial(torch.ops.gnn_attention.apart, _numbers(3, 4).mT)
+    for index in (torch.tensor([[0, -1], [1, 0]]), torch.tensor([[[[1, 1, 0]], [[-1, 0, 0]]]])):
+        yield partial(torch.ops.gnn_attention.chosen_edges, index, 2, True, False)
 
 
 def _numbers(*shape: int) -> Tensor:
