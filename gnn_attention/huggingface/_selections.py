@@ -75,9 +75,6 @@ def _block_size(module: nn.Module) -> Any:
 
 @not_compiled
 def _within(own: TokenGraph, selection: Tensor, block_size: int | None, heads: int) -> TokenGraph:
-    if block_size is None and selection.shape[-1] >= own.num_src and int(selection.min()) >= 0:
-        # top-k of all senders or fewer, which are distinct
-        return own
     index = selection.detach()[:, None] if block_size is None else _tokens(selection.detach(), block_size)
     if (groups := own.heads or index.shape[1]) > 1:
         index = index.repeat_interleave((heads if groups > 1 else 1) // index.shape[1], dim=1)

@@ -35,7 +35,7 @@ def recall(
     call = replace(info.call, graph=chosen, bias=None, with_lse=True, dropout=0.0, v=info.call.v[..., :1])
     if info.call.bias is not None or call.sink_logits is not None:
         raise NotImplementedError("recall of a call with a bias or sinks: leave them out of the call")
-    lse = attended(call, backend)[1]
+    lse = AttentionInfo(call, attended(call, backend)[1]).lse
     share = (lse - info.lse).exp()
     if bool((share > 1 + ROUNDING).any()):
         raise ValueError(
