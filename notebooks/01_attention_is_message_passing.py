@@ -26,7 +26,7 @@
 #
 # **Afterwards you can** compute attention for one receiver by hand, and say why it is message passing.
 #
-# [the book](README.md) | next: [Four perspectives on one run](06_four_perspectives.ipynb)
+# [the book](README.md) | next: [Four perspectives on one run](03_four_perspectives.ipynb)
 
 # %%
 import inspect
@@ -882,4 +882,4 @@ assert gain(runs["your graph"]) > 1, "the second copy is still a surprise"
 
 # %% [markdown]
 # ---
-# [the book](README.md) | next: [Four perspectives on one run](06_four_perspectives.ipynb)
+# [the book](README.md) | next: [Four perspectives on one run](03_four_perspectives.ipynb)

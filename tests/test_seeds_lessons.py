@@ -36,7 +36,7 @@ def test_S1_7_the_picture_of_the_merge_is_true():
     plt = SimpleNamespace(subplots=lambda *a, **o: (None, torch.zeros(2, 2)), show=lambda: None)
     names = {"n": 11, "width": 12, "d": 4, "plt": plt, "GREY": "", "ORANGE": "", "BLUE": ""}
     names["draw_product"] = lambda ax, factors, title: drawn_products.append(factors)
-    exec(cell_of("07_three_forms", "S1.7"), names)
+    exec(cell_of("04_three_forms", "S1.7"), names)
     true = {"X": x, "$W_V$": heads.W_V[0], "$W_O$": heads.W_O[0], "$W_Q$": heads.W_Q[0]}
     true |= {r"$W_K^\top$": heads.W_K[0].T, "$W_M$": heads.message_matrix().full()[0]}
     true |= {"$W_P$": heads.pattern_matrix().full()[0]}

@@ -1,0 +1,22 @@
+# %% [markdown]
+# # Solutions of [notebook 04](../04_three_forms.ipynb)
+
+# %% [markdown]
+# **1. The factors are not unique.**
+
+# %%
+answer = torch.linalg.inv(R).T
+
+# %% [markdown]
+# **2. When would merging be free?**
+
+# %%
+# half of the width
+answer = 2048
+
+# %% [markdown]
+# **3. Say nothing, hear everything.**
+
+# %%
+loud = torch.tensor([1.0, 1.0, 0.0, 1.0])[:, None, None]
+answer = (heads.W_Q, heads.W_K, heads.W_V, heads.W_O * loud)
