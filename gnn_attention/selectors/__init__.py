@@ -10,7 +10,6 @@ from gnn_attention.selectors.indexer import Indexer
 from gnn_attention.selectors.native_sparse import NativeSparseAttention
 from gnn_attention.selectors.pooled_blocks import PooledBlocks
 from gnn_attention.selectors.recall import recall
-from gnn_attention.selectors.shared import SharedSelection
 from gnn_attention.selectors.top_k import TopK
 
-__all__ = ["Indexer", "NativeSparseAttention", "PooledBlocks", "SharedSelection", "TopK", "recall"]
+__all__ = ["Indexer", "NativeSparseAttention", "PooledBlocks", "TopK", "recall"]

@@ -69,14 +69,10 @@ def top_rows(
     return torch.cat([largest(scores_of(rows), count) for rows in row_blocks(graph.num_dst, width)], dim=2)
 
 
-def own_axes(index: Int[Tensor, "batch heads dst most"]) -> Int[Tensor, "..."]:
-    """The index without the leading axes that do not vary."""
-    return index if len(index) > 1 else index[0, 0] if index.shape[1] == 1 else index[0]
-
-
 def subgraph(index: Int[Tensor, "batch heads dst most"], of: TokenGraph, name: str) -> TokenGraph:
     """The graph of the chosen senders, at the positions of the graph that they were chosen from."""
-    chosen: TokenGraph = TokenGraph.from_indices(own_axes(index), of.num_src, name=name)
+    varying = index if len(index) > 1 else index[0, 0] if index.shape[1] == 1 else index[0]
+    chosen: TokenGraph = TokenGraph.from_indices(varying, of.num_src, name=name)
     return replace(chosen, dst_offset=of.dst_offset, src_offset=of.src_offset)
 
 

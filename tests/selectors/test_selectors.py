@@ -8,7 +8,7 @@ import torch
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.rotary import Rotary
-from gnn_attention.selectors import Indexer, PooledBlocks, SharedSelection, TopK, _choice, indexer, recall
+from gnn_attention.selectors import Indexer, PooledBlocks, TopK, _choice, indexer, recall
 from tests.support.bounds import assert_exact
 
 T, WIDTH = 40, 12
@@ -107,21 +107,6 @@ def test_pooled_blocks_are_chosen_by_their_formula(pool):
     assert torch.equal(found.mask(), due)
     if pool == "mean":
         assert torch.equal(found.mask(), patterns.moba(q, keys, 6, 3).mask())
-
-
-def test_blocks_of_queries_share_their_blocks_of_keys():
-    q, k, _ = qkv()
-    pooled = [torch.stack([part.mean(2) for part in x.split(6, 2)], 2) for x in (q, k)]
-    scores = pooled[0] @ pooled[1].repeat_interleave(2, 1).mT
-    tiles = torch.arange(7)
-    scores = scores.masked_fill(torch.eye(7).bool(), torch.inf).masked_fill(
-        tiles > tiles.view(-1, 1), -torch.inf
-    )
-    due = best(scores, 3).repeat_interleave(6, -1).repeat_interleave(6, -2)[..., :T, :T]
-    select = PooledBlocks(6, 3, per="block").select
-    assert torch.equal(select(q, k).mask(), due & GRAPHS["causal"].mask())
-    with pytest.raises(ValueError, match="per='block' chooses from a causal graph or all pairs"):
-        select(q, k, GRAPHS["documents"])
 
 
 def made(k=6, rotary=Rotary()):  # noqa: B008
@@ -250,17 +235,6 @@ def test_recall_is_the_share_of_the_weights():
     assert bool(found[:, :, 0].isnan().all())
     with pytest.raises(ValueError, match=r"chosen must be a part of .* has edges that it lacks"):
         recall(info, GRAPHS["full"])
-
-
-def test_layers_share_a_selection():
-    shared, x = SharedSelection([TopK(3), TopK(4)], every=2), drawn(1, 2, T, 8)
-    chosen = {}
-    graphs = [shared.select(layer, x, x, chosen) for layer in range(4)]
-    assert graphs[0] is graphs[1]
-    assert graphs[2] is graphs[3]
-    assert [graph.max_in_degree for graph in graphs] == [3, 3, 4, 4]
-    with pytest.raises(IndexError, match=r"layer must be in 0 .. 3, 2 for each selector, got 4"):
-        shared.select(4, x, x, chosen)
 
 
 def test_what_does_not_fit_is_named():
