@@ -24,7 +24,7 @@ from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.explorer._data import whole
 from gnn_attention.explorer._html import Page, assembled
-from gnn_attention.explorer._masks import Choice, own, users, zoo
+from gnn_attention.explorer._masks import Choice, distinct, own, typed, users, zoo
 from gnn_attention.explorer._pack import LONGEST, Source, check_length
 from gnn_attention.graph import TokenGraph
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS
@@ -78,7 +78,10 @@ def page(
     wanted = users(first, count, room)
     others = zoo(count, room) if offered is None else users(offered, count, room)
     title = _title(source, words) if title is None else title
-    return Page(assembled(title, _data(source, title, wanted, others)), title, count)
+    data = _data(source, title, wanted, others)
+    if source.model["kind"] == "model":
+        data["typed"] = typed(first)
+    return Page(assembled(title, data), title, count)
 
 
 def _words(text_or_tokens: Any) -> str | Sequence[int]:
@@ -144,10 +147,7 @@ def _title(source: Source, words: Any) -> str:
 
 def _data(source: Source, title: str, wanted: list[Choice], others: list[Choice]) -> dict[str, Any]:
     # in the form of web/src/types.ts
-    shown = [own(source.own), *wanted]
-    for choice in others:
-        if all(not choice.mask.equal(other.mask) for other in shown):
-            shown.append(choice)
+    shown = distinct([own(source.own), *wanted], others)
     data = {
         "version": 1,
         "title": title,

@@ -31,7 +31,9 @@ def whole(words: Words, model: LanguageModel, vocabulary: BytePair, name: str, r
     if len(ids) + room > LONGEST + 64:
         raise ValueError(f"room must leave at most {LONGEST + 64} tokens in all, got {len(ids)} and {room}")
     texts = [piece.decode("utf-8", errors="backslashreplace") for piece in vocabulary.vocabulary]
-    packed = _model(model, name) | {"vocabulary": texts}
+    token_of = {piece: token for token, piece in enumerate(vocabulary.vocabulary)}
+    merges = [token_of[part] for pair in vocabulary.merges for part in pair]
+    packed = _model(model, name) | {"vocabulary": texts, "merges": merges}
     check_weight(packed, "take a smaller model")
     tokens = [(token, texts[token]) for token in ids]
     return Source(tokens, packed, patterns.causal(len(ids) + room), room, _expected(model, ids))

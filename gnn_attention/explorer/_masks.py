@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable
@@ -15,6 +16,9 @@ from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.convert import catalogue, expressions
 from gnn_attention.explorer._pack import EACH_ITS_OWN, bits
 from gnn_attention.graph import TokenGraph
+
+# tokens of a typed text and those written after it
+TYPED, ROOM = 96, 72
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,24 @@ def zoo(tokens: int, room: int) -> list[Choice]:
         (patterns.full(n), f"{every}every token, the future too: an encoder's graph."),
     ]
     return [Choice(graph.name, meaning, graph.mask(), n) for graph, meaning in found]
+
+
+def distinct(shown: list[Choice], others: Iterable[Choice]) -> list[Choice]:
+    """Those shown, and of the others each whose mask is not there yet."""
+    for choice in others:
+        if all(not choice.mask.equal(other.mask) for other in shown):
+            shown = [*shown, choice]
+    return shown
+
+
+def typed(graphs: Iterable[Any]) -> dict[str, Any]:
+    """The graphs of a text that is typed on the page: of those given, expressions that fit any length."""
+    sizes, general = (TYPED - ROOM, ROOM), []
+    for expression in (graph for graph in graphs if isinstance(graph, str)):
+        with contextlib.suppress(ValueError):
+            general += users([expression], *sizes)
+    choices = distinct([own(patterns.causal(TYPED)), *general], zoo(*sizes))
+    return {"size": TYPED, "start": min(1, len(general)), "masks": [choice.packed() for choice in choices]}
 
 
 def users(graphs: Iterable[Any], tokens: int, room: int) -> list[Choice]:

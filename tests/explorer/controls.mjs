@@ -296,3 +296,38 @@ export async function touch(browser, job) {
   await ready(page);
   return { receiver, selected, edits: (await state(page)).work.edits, seen };
 }
+
+/** A text of one's own, by keys alone: read, kept in the address, another one too long, and back to the first. */
+export async function typed(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  const ids = () => page.evaluate(() => window.explorer.scene.tokens.map((token) => token.id));
+  const told = () => page.locator(".typing-told").textContent();
+  await page.getByRole("button", { name: "Type your own text" }).focus();
+  await page.keyboard.press("Enter");
+  const offered = await page.getByRole("textbox").inputValue();
+  await page.keyboard.insertText(job.text);
+  const [counted, pieces] = [await told(), await page.locator(".typing-pieces bdi").allTextContents()];
+  await page.keyboard.press("Control+Enter");
+  await ready(page);
+  const read = {
+    ids: await ids(),
+    title: await page.locator("h1").textContent(),
+    focus: await page.evaluate(() => document.activeElement.dataset.token),
+    chances: await numbers(page, ".predict .predictions"),
+  };
+  await page.keyboard.press("Shift+Home");
+  await page.keyboard.press("x");
+  await ready(page);
+  const cutting = { edits: (await state(page)).work.edits, chances: await numbers(page, ".predict .predictions") };
+  await page.keyboard.press("Control+z");
+  await ready(page);
+  const hash = await page.evaluate(() => location.hash);
+  const again = await open(browser, job.file, { hash });
+  const restored = await again.page.evaluate(() => window.explorer.scene.tokens.map((token) => token.id));
+  await page.getByRole("button", { name: "Type your own text" }).click();
+  await page.getByRole("textbox").fill("name ".repeat(90));
+  const long = [await told(), await page.getByRole("button", { name: "Read it" }).isDisabled()];
+  await page.getByRole("button", { name: "Back to the first text" }).click();
+  await ready(page);
+  return { offered, counted, pieces, read, cutting, restored, long, back: await ids(), seen };
+}

@@ -5,7 +5,7 @@ import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
 const [engineFile, dataFile, questionsFile] = process.argv.slice(2);
-const { makeEngine, erf, half } = await import(pathToFileURL(engineFile));
+const { makeEngine, characterClasses, erf, half } = await import(pathToFileURL(engineFile));
 const read = (file) => JSON.parse(readFileSync(file, "utf8"));
 
 const packed = (_, value) =>
@@ -23,6 +23,9 @@ function answer({ ask, ...rest }) {
   if (ask === "again") return { layers: runs[rest.number].layers, logits: runs[rest.number].logits };
   if (ask === "erf") return Float64Array.from(rest.numbers, erf);
   if (ask === "halves") return Float64Array.from({ length: 65536 }, (_, bits) => half(bits));
+  if (ask === "encode") return rest.texts.map((text) => engine.encode(text));
+  if (ask === "decode") return rest.lists.map((tokens) => engine.decode(tokens));
+  if (ask === "classes") return characterClasses();
   if (ask === "sizes") return { size: engine.size, whole: engine.whole, texts: rest.ids.map((id) => engine.text(id)) };
   if (ask === "has") return rest.pairs.map(([mask, src, dst, layer]) => engine.has(mask, src, dst, layer ?? 0));
   if (ask === "varies") return rest.masks.map((mask) => engine.varies(mask));

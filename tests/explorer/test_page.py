@@ -32,6 +32,7 @@ LAYER, HEAD = 1, 2
 SIZES = {"a desk": {"width": 1280, "height": 800}, "a phone": {"width": 390, "height": 844}}
 QUICK = {"light": ["listen", "step 2", "reach", "write"], "dark": ["step 2"], "phone": ["listen"]}
 VIEWS = ["listen", "step 0", "step 1", "step 2", "step 3", "step 4", "step 5", "reach", "write"]
+TYPED = "class Größe:\n    def size(self):\n        return self.size"
 HARMLESS = [f"harmless words {number:02d}" for number in range(len(HOSTILE))]
 
 
@@ -169,6 +170,7 @@ def driven(files: Files, masks: dict[str, int]) -> Driven:
         "written": {"scenario": "written", "file": demo},
         "readings": {"scenario": "readings", "file": demo},
         "arc": {"scenario": "arc", "file": demo},
+        "typed": {"scenario": "typed", "file": demo, "text": TYPED},
         "keys": {"scenario": "keys", "file": demo},
         "noted": {"scenario": "noted", "file": demo, "ahead": ahead, "strict": masks["strict_causal"]},
         "hostile": {"scenario": "hostile", "hostile": files("hostile"), "harmless": files("harmless")},
@@ -235,6 +237,23 @@ def test_a_click_on_an_arc_selects_it_a_button_cuts_it_and_everything_leads_back
     assert shown["steps"][1:] == [[], [cut], []]  # undo, redo, taken back from the list
     assert shown["restored"] == [cut]
     assert re.match(rf"{cut['src']} .*weight", shown["readout"], re.DOTALL)
+    quiet(shown["seen"])
+
+
+def test_a_typed_text_is_read_in_the_page(driven: Driven, oracle: Oracle) -> None:
+    shown, ids = driven["typed"], oracle.vocabulary.encode(TYPED)
+    (pieces, read, cut), last = (shown[name] for name in ("pieces", "read", "cutting")), len(ids) - 1
+    assert (shown["offered"], shown["counted"]) == (TEXT, f"{len(ids)} tokens of at most 80")
+    assert len(pieces) == len(read["ids"])
+    assert (read["ids"], shown["restored"], shown["back"]) == (ids, ids, oracle.ids)
+    assert (read["title"], read["focus"]) == (" ".join(TYPED.split()), str(last))
+    before = oracle.run(ids=ids)
+    oracle.check_chances(read["chances"], before, last, likeliest := int(before.output[0, last].argmax()))
+    assert cut["edits"] == [edit(0, last, layer=LAYER)]
+    without = oracle.run(surgery=trace.cut([(0, last)], layers=LAYER), ids=ids)
+    oracle.check_chances(cut["chances"], without, last, likeliest)
+    too_many = len(oracle.vocabulary.encode("name " * 90))
+    assert shown["long"] == [f"{too_many} tokens, {too_many - 80} too many", True]
     quiet(shown["seen"])
 
 

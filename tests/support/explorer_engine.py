@@ -66,7 +66,7 @@ def ask(page: explorer.Page, questions: list[dict[str, Any]]) -> list[Any]:
         paths[0].write_text(text_of_data(page))
         paths[1].write_text(json.dumps(questions))
         done = subprocess.run([node, SCRIPT, bundled, *paths], capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.split("\n")[:-1]]
 
 
 def text_of_data(page: explorer.Page) -> str:

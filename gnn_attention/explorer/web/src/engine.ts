@@ -6,11 +6,14 @@ import { addProduct, dot, softmax } from "./engine/linear";
 import type { Listener } from "./engine/listen";
 import { Model, type ModelRun } from "./engine/model";
 import { Recording } from "./engine/record";
+import { Tokenizer } from "./engine/tokenizer";
 import type { Edit, Engine, Forms, PageData, Run } from "./types";
 
-/** The engine of a page. */
-export function makeEngine(data: PageData): Engine {
-  return data.model.kind === "model" ? new WholeEngine(data, new Model(data.model)) : new RecordEngine(data);
+/** The engine of a page; `like` is one of the same model, whose weights are taken over. */
+export function makeEngine(data: PageData, like?: Engine): Engine {
+  if (like instanceof WholeEngine) return new WholeEngine(data, like.model, like.tokenizer);
+  if (data.model.kind === "record") return new RecordEngine(data);
+  return new WholeEngine(data, new Model(data.model), new Tokenizer(data.model.merges));
 }
 
 type EdgesOf = (layer: number) => Uint8Array;
@@ -35,6 +38,8 @@ abstract class AnyEngine implements Engine {
   abstract pick(run: Run, token: number, temperature: number, random: number): number;
   abstract contribution(run: Run, layer: number, head: number, src: number, dst: number, tokenId: number): number;
   abstract text(id: number): string;
+  abstract encode(text: string): number[];
+  abstract decode(tokens: number[]): string;
 
   run({ mask, edits, tokenIds }: { mask: number; edits: Edit[]; tokenIds?: number[] }): Run {
     const start = performance.now();
@@ -100,7 +105,8 @@ class WholeEngine extends AnyEngine {
 
   constructor(
     data: PageData,
-    private readonly model: Model,
+    readonly model: Model,
+    readonly tokenizer: Tokenizer,
   ) {
     super(data);
     this.formsOf = new FormsOf(model);
@@ -145,6 +151,14 @@ class WholeEngine extends AnyEngine {
 
   text(id: number): string {
     return this.model.sizes.vocabulary[id] ?? "";
+  }
+
+  encode(text: string): number[] {
+    return this.tokenizer.encode(text);
+  }
+
+  decode(tokens: number[]): string {
+    return this.tokenizer.decode(tokens);
   }
 }
 
@@ -211,7 +225,16 @@ class RecordEngine extends AnyEngine {
   text(): string {
     return "";
   }
+
+  encode(): never {
+    throw new TypeError("a record has no tokenizer");
+  }
+
+  decode(): string {
+    return "";
+  }
 }
 
 export { half } from "./engine/decode";
 export { erf } from "./engine/erf";
+export { characterClasses } from "./engine/tokenizer";

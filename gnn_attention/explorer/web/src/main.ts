@@ -16,7 +16,8 @@ import { notes, summary } from "./summary";
 import { EdgeTable } from "./table";
 import { Themes } from "./theme";
 import { Tour } from "./tour";
-import type { PageData } from "./types";
+import type { Engine, PageData } from "./types";
+import { fromAddress, typed, Typing } from "./typing";
 import { visible } from "./words";
 
 const SETTLE = 90; // milliseconds after the last move of a drag until the rest of the page follows
@@ -25,6 +26,8 @@ const SAY = 350;
 
 class Page {
   state: State;
+  readonly data: PageData;
+  private engine: Engine;
   scene: Scene | null = null;
   private limits: Limits;
   private scenes: Scenes;
@@ -49,17 +52,27 @@ class Page {
   private notes = h("div", { class: "notes" });
   private summary = h("p", { class: "summary main-summary" });
   private live = h("p", { class: "sr-only", role: "status", "aria-live": "polite" });
-  private themes = new Themes(() => this.stage.redraw());
+  private life = new AbortController();
+  private themes = new Themes(() => this.stage.redraw(), this.life.signal);
+  private typing: Typing;
+  private width = new ResizeObserver(() => this.resized());
+  private widthNow = 0;
 
+  /** The page of its own text (`first`), or of tokens that were typed; `like` is the engine of the page before it. */
   constructor(
-    private data: PageData,
-    root: HTMLElement,
+    private first: PageData,
+    private root: HTMLElement,
+    private text: number[] | null,
+    hash: string,
+    like?: Engine,
   ) {
-    const engine = makeEngine(data);
+    const known = like ?? makeEngine(first);
+    const data = (this.data = text ? typed(first, known, text) : first);
+    const engine = (this.engine = data === known.data ? known : makeEngine(data, known));
     this.limits = limitsOf(data);
     this.scenes = new Scenes(data, engine, this.limits);
-    this.state = fromHash(readHash(), this.limits);
-    this.ownHash = toHash(this.state);
+    this.state = fromHash(hash, this.limits);
+    this.ownHash = hash && this.hash();
     this.controls = new Controls(this.limits, (action) => this.dispatch(action));
     const host = this.host();
     this.stage = new Stage(host);
@@ -67,9 +80,23 @@ class Page {
     this.predict = new Predict({ drop: (index) => this.dispatch({ type: "drop", index }) });
     this.tour = new Tour(data, { show: (work, change) => this.dispatch({ type: "show", work, change }) });
     this.dock = new Dock(host, this.tour.element, this.writer.player);
+    this.typing = new Typing(data, engine, { read: (tokens) => this.read(tokens) }, text === null);
     fill(root, this.header(), this.main(), footer(data));
-    undoKeys((type) => this.dispatch({ type }));
+    undoKeys((type) => this.dispatch({ type }), this.life.signal);
     this.watch();
+  }
+
+  /** Another text in the place of this one: a page of its own, of the same model. */
+  private read(text: number[] | null, hash = ""): void {
+    this.life.abort();
+    this.width.disconnect();
+    cancelAnimationFrame(this.asked);
+    for (const timer of [this.later, this.saying]) window.clearTimeout(timer);
+    this.reach.stop();
+    this.writer.stop();
+    const page = opened(this.first, this.root, text, hash, this.engine);
+    page.stage.focusToken();
+    window.scrollTo(0, 0);
   }
 
   dispatch(action: Action, dragging = false): void {
@@ -172,7 +199,7 @@ class Page {
   // -- around ------------------------------------------------------------------------------------------------------------
 
   private header(): HTMLElement {
-    const tools = h("div", { class: "tools" }, this.controls.undo, this.controls.redo, this.themes.element);
+    const tools = h("div", { class: "tools" }, this.typing.opener, this.controls.undo, this.controls.redo, this.themes.element);
     const title = h("h1", {}, visible(this.data.title).replaceAll("␣", " "));
     const lead = "Tokens are nodes; an edge lets one listen to another. Select an edge, cut it, and see what the model says next.";
     return h("header", { class: "top" }, h("div", {}, title, h("p", { class: "lead" }, lead)), tools);
@@ -189,6 +216,7 @@ class Page {
     return h(
       "main",
       {},
+      this.typing.element,
       this.controls.element,
       this.notes,
       this.stage.element,
@@ -201,24 +229,35 @@ class Page {
   }
 
   private watch(): void {
-    let width = 0;
-    new ResizeObserver(() => {
-      const now = this.stage.element.clientWidth || this.reach.element.clientWidth;
-      if (now === width || !this.scene) return;
-      width = now;
-      if (this.state.mode === "reach") this.reach.update(this.scene);
-      else this.stage.update(this.scene, false);
-    }).observe(document.body);
-    window.addEventListener("hashchange", () => {
-      if (readHash().slice(1) === this.ownHash) return;
-      this.state = fromHash(readHash(), this.limits);
-      this.render();
-    });
+    this.width.observe(document.body);
+    const { signal } = this.life;
+    window.addEventListener("hashchange", () => this.goTo(readHash()), { signal });
+  }
+
+  private resized(): void {
+    const now = this.stage.element.clientWidth || this.reach.element.clientWidth;
+    if (now === this.widthNow || !this.scene) return;
+    this.widthNow = now;
+    if (this.state.mode === "reach") this.reach.update(this.scene);
+    else this.stage.update(this.scene, false);
+  }
+
+  private goTo(hash: string): void {
+    if (hash.slice(1) === this.ownHash) return;
+    const text = fromAddress(hash, this.first);
+    if (text?.join() !== this.text?.join()) return this.read(text, hash);
+    this.state = fromHash(hash, this.limits);
+    this.render();
+  }
+
+  /** The state and the typed text, as an address tells of them. */
+  private hash(): string {
+    return toHash(this.state) + (this.text ? `&text=${this.text.join(".")}` : "");
   }
 
   /** The state goes into the address, where the page is allowed to: not in every frame of a notebook. */
   private remember(): void {
-    const hash = toHash(this.state);
+    const hash = this.hash();
     if (hash === this.ownHash) return;
     this.ownHash = hash;
     try {
@@ -266,16 +305,21 @@ function footer(data: PageData): HTMLElement {
   return h("footer", {}, help, h("p", { class: "aside" }, about));
 }
 
+function opened(first: PageData, root: HTMLElement, text: number[] | null, hash: string, like?: Engine): Page {
+  const page = new Page(first, root, text, hash, like);
+  set(document.documentElement, "data-mode", page.state.mode);
+  Object.assign(window, { explorer: page });
+  // One picture of the page first: a long text takes a moment to compute.
+  if (!text && first.tokens.length > LONG) requestAnimationFrame(() => setTimeout(() => page.render()));
+  else page.render();
+  return page;
+}
+
 function start(): void {
   const root = document.getElementById("root") as HTMLElement;
   try {
     const data = JSON.parse(document.getElementById("data")?.textContent ?? "") as PageData;
-    const page = new Page(data, root);
-    set(document.documentElement, "data-mode", page.state.mode);
-    Object.assign(window, { explorer: page });
-    // One picture of the page first: a long text takes a moment to compute.
-    if (data.tokens.length > LONG) requestAnimationFrame(() => setTimeout(() => page.render()));
-    else page.render();
+    opened(data, root, fromAddress(readHash(), data), readHash());
   } catch (error) {
     fill(
       root,

@@ -10,9 +10,12 @@ export class Themes {
   private system = window.matchMedia("(prefers-color-scheme: dark)");
   private chosen: Theme | null = remembered();
 
-  constructor(private changed: () => void) {
+  constructor(
+    private changed: () => void,
+    signal: AbortSignal,
+  ) {
     this.apply();
-    this.system.addEventListener("change", () => this.follow());
+    this.system.addEventListener("change", () => this.follow(), { signal });
   }
 
   private get now(): Theme {

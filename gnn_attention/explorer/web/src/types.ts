@@ -28,6 +28,7 @@ export interface WholeModel {
   epsilon: number; // of the norms
   tensors: Record<string, Stored>; // by their names in LanguageModel.state_dict()
   vocabulary: string[]; // the text of each token, any characters
+  merges: number[]; // the two tokens that each token from 256 on joins, in the order of learning
 }
 
 /** One run of a model that is too large or too foreign to carry: q, k, v of each layer as they were (kind "record").
@@ -62,6 +63,7 @@ export interface PageData {
   model: WholeModel | Recorded;
   words: Term[]; // the glossary: one row for each part of attention
   views: string[]; // ["search", "routing", "transforms", "message exchange"]
+  typed?: { size: number; start: number; masks: Mask[] }; // the graphs of texts that are typed on the page, of at most `size` tokens
   expected?: { logits: number[]; note: string }; // the last token's logits by Python, for the page's own check
 }
 export interface Term {
@@ -135,5 +137,9 @@ export interface Engine {
   varies(mask: number): boolean;
   /** The text of a token of the vocabulary ("" for a record). */
   text(id: number): string;
+  /** The tokens of a text, as Python's tokenizer cuts it. Throws for a lone surrogate, and for a record. */
+  encode(text: string): number[];
+  /** The text of tokens ("" for a record). */
+  decode(tokens: number[]): string;
 }
 // engine.ts exports: function makeEngine(data: PageData): Engine

@@ -1,0 +1,113 @@
+// A text of one's own: cut into tokens while it is typed, then read by the model in place of the page's.
+
+import { bdi, button, fill, freshId, h, set, write } from "./dom";
+import type { Engine, PageData } from "./types";
+import { clipped, counted, visible } from "./words";
+
+export interface TypingHost {
+  /** Reads these tokens; null is the page's own text. */
+  read(tokens: number[] | null): void;
+}
+
+const ROOM = 16; // tokens that may be written after the longest text
+const TITLE = 80;
+
+/** The most tokens that a typed text may have; 0 where nothing can be typed. */
+export function longest(data: PageData): number {
+  return data.typed ? data.typed.size - ROOM : 0;
+}
+
+/** The page of other tokens, over the graphs that fit them. */
+export function typed(data: PageData, engine: Engine, tokens: number[]): PageData {
+  const { size, start, masks } = data.typed as NonNullable<PageData["typed"]>;
+  const line = engine.decode(tokens).split(/\s+/).filter(Boolean).join(" ");
+  return {
+    ...data,
+    title: line ? clipped(line, TITLE) : data.model.name,
+    tokens: tokens.map((id) => ({ id, text: engine.text(id) })),
+    ...{ room: size - tokens.length, masks, start },
+  };
+}
+
+/** The typed tokens that an address tells of. */
+export function fromAddress(hash: string, data: PageData): number[] | null {
+  const text = new URLSearchParams(hash.replace(/^#/, "")).get("text");
+  if (!text || data.model.kind !== "model" || !/^\d{1,6}(\.\d{1,6})*$/.test(text)) return null;
+  const [tokens, known] = [text.split(".").map(Number), data.model.vocabulary.length];
+  return tokens.length <= longest(data) && tokens.every((token) => token < known) ? tokens : null;
+}
+
+export class Typing {
+  readonly opener = button("", () => this.turn(), { class: "type-opener", "aria-label": "Type your own text" });
+  readonly element = h("section", { class: "typing", "aria-label": "Your own text", hidden: true });
+  private text: HTMLTextAreaElement;
+  private told = h("p", { class: "typing-told", role: "status" });
+  private pieces = h("p", { class: "typing-pieces", "aria-hidden": "true" });
+  private go = button("Read it", () => this.read(), { class: "primary" });
+  private tokens: number[] = [];
+
+  constructor(
+    private data: PageData,
+    private engine: Engine,
+    private host: TypingHost,
+    own: boolean,
+  ) {
+    const id = freshId("typing");
+    this.text = h("textarea", { id, rows: 3, spellcheck: "false", autocapitalize: "off", maxlength: 4000 });
+    const label = h("label", { for: id }, "Your own text, for example lines of Python");
+    const back = button("Back to the first text", () => this.host.read(null));
+    set(back, "hidden", own);
+    const limits =
+      `The model has learned Python code and knows ${this.known()} pieces. No character is unknown: what has no piece is read byte by ` +
+      `byte, as many tokens as it has bytes. At most ${counted(longest(data), "token")}. Nothing leaves this page.`;
+    const row = h("div", { class: "typing-row" }, this.go, back, button("Cancel", () => this.turn()), this.told);
+    this.element.append(label, this.text, this.pieces, row, h("p", { class: "aside" }, limits));
+    const sign = h("span", { class: "narrow", "aria-hidden": "true" }, "✎");
+    fill(this.opener, sign, h("span", { class: "wide" }, "Type your own text"));
+    set(this.opener, "hidden", longest(data) === 0);
+    set(this.opener, "aria-expanded", "false");
+    this.text.addEventListener("input", () => this.cut());
+    this.text.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  private known(): string {
+    return this.data.model.kind === "model" ? this.data.model.vocabulary.length.toLocaleString("en") : "0";
+  }
+
+  private turn(): void {
+    const open = this.element.hidden;
+    set(this.element, "hidden", !open);
+    set(this.opener, "aria-expanded", String(open));
+    if (!open) return this.opener.focus();
+    if (!this.text.value) this.text.value = this.engine.decode(this.data.tokens.map((token) => token.id));
+    this.cut();
+    this.text.focus();
+    this.text.select();
+  }
+
+  private key(event: KeyboardEvent): void {
+    if (event.key === "Escape") this.turn();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.read();
+  }
+
+  /** Shows the pieces of what is typed so far, or why it cannot be read. */
+  private cut(): void {
+    const most = longest(this.data);
+    let wrong = "";
+    try {
+      this.tokens = this.engine.encode(this.text.value);
+    } catch (error) {
+      [this.tokens, wrong] = [[], (error as Error).message];
+    }
+    const count = this.tokens.length;
+    if (count > most) wrong = `${count} tokens, ${count - most} too many`;
+    set(this.go, "disabled", count === 0 || wrong !== "");
+    write(this.told, wrong || `${counted(count, "token")} of at most ${most}`);
+    this.told.classList.toggle("wrong", wrong !== "");
+    fill(this.pieces, ...this.tokens.slice(0, most).map((token) => bdi(clipped(visible(this.engine.text(token)), 18))));
+  }
+
+  private read(): void {
+    if (!this.go.disabled) this.host.read(this.tokens);
+  }
+}

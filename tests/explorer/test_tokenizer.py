@@ -1,0 +1,83 @@
+"""The tokenizer of the explorer's page is Python's: for 10,000 random texts, and letter by letter."""
+
+from __future__ import annotations
+
+import base64
+import random
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.explorer_engine import ask
+from support.extras import needs
+
+from gnn_attention import explorer
+from gnn_attention import model as lm
+
+pytestmark = pytest.mark.slow  # node is started
+
+VOCABULARY = lm.load_trained()[1]
+# those that this Python knows: a newer Unicode may make letters of the others
+ASSIGNED = [
+    chr(code) for code in range(sys.maxunicode) if unicodedata.category(chr(code)) not in ("Cn", "Cs")
+]
+SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000"
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    """Any characters, those that decide where a word ends, long runs, pieces of the vocabulary, code."""
+    draw = random.Random(seed)
+    pieces = [piece.decode("utf-8", errors="ignore") for piece in VOCABULARY.vocabulary]
+    code = Path(lm.__file__).with_name("tokenizer.py").read_text(encoding="utf-8")
+
+    def run() -> str:
+        return draw.choice([*" \n\t0a!٣é", *SPACES]) * draw.randrange(1, 70)
+
+    def passage() -> str:
+        start = draw.randrange(len(code) - 200)
+        return code[start : start + draw.randrange(200)]
+
+    kinds: list[Callable[[], str]] = [
+        lambda: "".join(draw.choices(ASSIGNED, k=draw.randrange(30))),
+        lambda: "".join(draw.choices(SPACES + "    ab1٣½Ⅷ.(_\u0301é中😀\u200d", k=draw.randrange(60))),
+        lambda: "".join(map(chr, draw.choices(range(128), k=draw.randrange(80)))),
+        lambda: "".join(draw.choices(pieces, k=draw.randrange(40))),
+        lambda: "".join(run() + draw.choice(pieces) for _ in range(draw.randrange(6))),
+        passage,
+    ]
+    return [draw.choice(kinds)() for _ in range(count)]
+
+
+def test_the_tokens_of_10_000_random_texts() -> None:
+    needs("tokenizers")
+    random_texts = ["", *texts(10_000)]
+    wanted = [VOCABULARY.encode(text) for text in random_texts]
+    questions = [{"ask": "encode", "texts": random_texts}, {"ask": "decode", "lists": wanted}]
+    encoded, decoded, lone, cut = ask(
+        explorer.page("a"),
+        [*questions, {"ask": "encode", "texts": ["a\ud83d"]}, {"ask": "decode", "lists": [[0xE4]]}],
+    )
+    different = [
+        text for text, *both in zip(random_texts, encoded["said"], wanted, strict=True) if both[0] != both[1]
+    ]
+    assert different == []
+    assert decoded["said"] == random_texts
+    assert lone["error"] == "RangeError: character 1 is half a character (a lone surrogate)"
+    assert cut["said"] == [VOCABULARY.decode([0xE4])]
+
+
+def test_every_letter_digit_and_space_is_one_to_both() -> None:
+    """A letter is one word with the "a" before it, a digit one number with the "1", a space with the tab."""
+    needs("tokenizers")
+    split = VOCABULARY._tokenizer.pre_tokenizer.pre_tokenize_str
+    (answer,) = ask(explorer.page("a"), [{"ask": "classes"}])
+    classes = base64.b64decode(answer["said"])
+    for kind, first in enumerate("a1\t", start=1):
+        joined = set()
+        for start in range(0, len(ASSIGNED), 20_000):
+            some = ASSIGNED[start : start + 20_000]
+            ends = {end for _, (_, end) in split("".join(f"{first}{char}\n" for char in some))}
+            joined |= {char for place, char in enumerate(some) if 3 * place + 1 not in ends}
+        assert joined == {char for char in ASSIGNED if classes[ord(char)] == kind} - {"\n"}
