@@ -11,7 +11,7 @@ from torch import nn
 from gnn_attention import patterns
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.explorer._pack import LONGEST, Source, Words, check_length, check_weight, stored
-from gnn_attention.model import Block, LanguageModel
+from gnn_attention.model import Block, LanguageModel, load_trained
 from gnn_attention.model.tokenizer import BytePair
 
 
@@ -52,6 +52,7 @@ def _model(model: LanguageModel, name: str) -> dict[str, Any]:
     return {
         "kind": "model",
         "name": name,
+        "trained": _ships(state),
         "width": config.width,
         "layers": config.num_layers,
         "heads": config.num_heads,
@@ -61,6 +62,14 @@ def _model(model: LanguageModel, name: str) -> dict[str, Any]:
         "epsilon": model.norm.eps or torch.finfo(torch.float64).eps,
         "tensors": {key: stored(tensor) for key, tensor in state.items()},
     }
+
+
+def _ships(state: dict[str, Tensor]) -> bool:
+    # what is recorded of the heads is of these weights and no others
+    trained = load_trained()[0].state_dict()
+    if [tensor.shape for tensor in trained.values()] != [state[key].shape for key in trained if key in state]:
+        return False
+    return all(torch.equal(tensor, state[key].to(tensor)) for key, tensor in trained.items())
 
 
 @torch.no_grad()

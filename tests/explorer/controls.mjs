@@ -331,3 +331,32 @@ export async function typed(browser, job) {
   await ready(page);
   return { offered, counted, pieces, read, cutting, restored, long, back: await ids(), seen };
 }
+
+/** Every head chosen from the small pictures: its picture, what is said of it, and who attends to the sender and the receiver. */
+export async function glance(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  const heads = [];
+  for (const map of await page.locator(".glance-map").all()) {
+    await map.click();
+    await ready(page);
+    const picture = await map.locator("canvas").evaluate((canvas) => {
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      return Array.from(data).filter((_, index) => index % 4 === 3);
+    });
+    const halves = await page.locator(".reading .half").evaluateAll((all) =>
+      all.map((one) => [one.querySelector("p").textContent, one.dataset.holds === "true"]),
+    );
+    const { layer, head, allHeads } = await state(page);
+    const found = { layer, head, allHeads, picture, halves, values: await numbers(page, ".reading") };
+    heads.push({ ...found, label: await map.getAttribute("aria-label"), chosen: await page.locator('.glance-map[aria-pressed="true"]').count() });
+  }
+  await receive(page, 4);
+  await port(page, 1);
+  const receivers = [await numbers(page, ".hearers ul")];
+  await choose(page, "Who attends to", "receiver");
+  receivers.push(await numbers(page, ".hearers ul"));
+  await page.locator(".hearers button.share").nth(1).click();
+  await ready(page);
+  const { sender, token, head, layer } = await state(page);
+  return { heads, receivers, selected: { sender, token, head, layer, first: receivers[1][1][0] }, seen };
+}

@@ -27,6 +27,7 @@ from gnn_attention.interpret import trace
 pytestmark = pytest.mark.slow  # a browser is started
 
 HERE = Path(__file__).parent
+HEADS = max((HERE.parent / "records").glob("*-heads.json"))
 Files, Driven = Callable[[str], str], dict[str, Any]
 LAYER, HEAD = 1, 2
 SIZES = {"a desk": {"width": 1280, "height": 800}, "a phone": {"width": 390, "height": 844}}
@@ -170,6 +171,7 @@ def driven(files: Files, masks: dict[str, int]) -> Driven:
         "written": {"scenario": "written", "file": demo},
         "readings": {"scenario": "readings", "file": demo},
         "arc": {"scenario": "arc", "file": demo},
+        "glance": {"scenario": "glance", "file": demo},
         "typed": {"scenario": "typed", "file": demo, "text": TYPED},
         "keys": {"scenario": "keys", "file": demo},
         "noted": {"scenario": "noted", "file": demo, "ahead": ahead, "strict": masks["strict_causal"]},
@@ -254,6 +256,47 @@ def test_a_typed_text_is_read_in_the_page(driven: Driven, oracle: Oracle) -> Non
     oracle.check_chances(cut["chances"], without, last, likeliest)
     too_many = len(oracle.vocabulary.encode("name " * 90))
     assert shown["long"] == [f"{too_many} tokens, {too_many - 80} too many", True]
+    quiet(shown["seen"])
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"\w+", re.sub(r"\\n|×\d+", "", text))
+
+
+def check_head(shown: dict[str, Any], row: dict[str, Any], weights: torch.Tensor) -> None:
+    """Its weights as opacities, which are whole numbers; its sentence as recorded, wrong halves marked."""
+    where = f"layer {row['layer']}, head {row['head']}"
+    named = where if row["job"] == "none of these" else f"{where}: {row['job']}"
+    assert (shown["layer"], shown["head"], shown["label"]) == (row["layer"], row["head"], named)
+    assert (shown["allHeads"], shown["chosen"]) == (False, 1)
+    opacities = torch.tensor(shown["picture"]).view_as(weights)
+    assert (opacities - 255 * weights.sqrt()).abs().max() <= 0.5 + 1e-6
+    sentence = [f"This head looks for {row['looks_for']}", f"This head says {row['says']}"]
+    effects = [row["looks"], row["said"]]
+    for (text, holds), words, effect in zip(shown["halves"], sentence, effects, strict=True):
+        right = effect["p_holm"] <= 0.05
+        assert (holds, "wrong" in text) == (right, not right)
+        assert words_of(text) == words_of(words + (" shown" if right else " wrong, or not shown"))
+    recorded = [effect[name] for effect in effects for name in ("claimed", "control")]
+    assert [value for _, value in shown["values"]] == recorded
+
+
+def test_every_head_at_a_glance_and_who_attends_to_a_token(driven: Driven, oracle: Oracle) -> None:
+    shown, layers = driven["glance"], oracle.run().layers
+    rows = [row for row in json.loads(HEADS.read_text("utf-8"))["rows"] if row["model"] == "trained"]
+    dense = torch.zeros(2, 4, len(oracle.ids), len(oracle.ids), dtype=torch.float64)
+    for layer, call in enumerate(layers):
+        src, dst = call.edge_index
+        dense[layer, :, dst, src] = call.weights()[0].mT
+    for one, row in zip(shown["heads"], rows, strict=True):
+        check_head(one, row, dense[row["layer"], row["head"]])
+    chosen = shown["selected"]
+    weights = dense[chosen["layer"], chosen["head"]]
+    for sender, found in zip((1, 4), shown["receivers"], strict=True):
+        most = weights[sender:, sender].sort(descending=True)
+        assert [name for name, _ in found] == [f"heard-by-{sender + place}" for place in most.indices[:10]]
+        assert_exact([value for _, value in found], most.values[:10])
+    assert (chosen["sender"], f"heard-by-{chosen['token']}") == (4, chosen["first"])
     quiet(shown["seen"])
 
 

@@ -60,6 +60,8 @@ const EDITS = [
   ["a line of a step", line],
   ["cut in the table", fromTable],
   ["take back", (page) => page.getByRole("button", { name: /^take back/ }).click()],
+  ["a head at a glance", (page) => page.locator(".glance-map").nth(2).click()],
+  ["who attends to it", (page) => page.locator(".hearers button.share").nth(1).click()],
   ["write", mode("write"), true],
   ["a token more", named("Step")],
   ["a token less", named("Back")],

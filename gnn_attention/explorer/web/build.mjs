@@ -5,7 +5,7 @@
 //   node build.mjs --engine FILE    the engine alone, as a module for Node
 
 import { createHash } from "node:crypto";
-import { readFileSync, writeFileSync } from "node:fs";
+import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
 import { build } from "esbuild";
@@ -13,6 +13,8 @@ import { build } from "esbuild";
 const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const PAGE = here("../page.html");
 const LARGEST = 200_000; // bytes of the page without data
+const RECORDS = here("../../../tests/records/");
+const LEVEL = 0.05; // of p, by Holm's correction over all heads
 
 /** The text of a bundle. */
 async function bundled(entry, options) {
@@ -50,8 +52,22 @@ function policy(script, style) {
   return `<meta http-equiv="Content-Security-Policy" content="${rules.join("; ")}">`;
 }
 
+/** What is recorded of each head of the model that ships, in the form of src/readings.ts. */
+function readings() {
+  const newest = readdirSync(RECORDS).filter((name) => name.endsWith("-heads.json")).sort().at(-1);
+  const { rows } = JSON.parse(readFileSync(RECORDS + newest, "utf8"));
+  const claim = ({ claimed, control, p_holm }) => ({ claimed, control, holds: p_holm <= LEVEL });
+  return rows
+    .filter((row) => row.model === "trained")
+    .map(({ layer, head, job, looks_for, says, looks, said }) => ({
+      ...{ layer, head, job, looksFor: looks_for, says },
+      ...{ looks: claim(looks), said: claim(said) },
+    }));
+}
+
 async function page() {
-  const script = await bundled("src/main.ts", { format: "iife", minify: true });
+  const define = { READINGS: JSON.stringify(readings()) };
+  const script = await bundled("src/main.ts", { format: "iife", minify: true, define });
   const style = await bundled("src/style.css", { minify: true });
   for (const [name, text, ends] of [
     ["script", script, /<\/script|<!--|__TITLE__|__DATA__/i],

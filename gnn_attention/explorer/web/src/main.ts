@@ -5,6 +5,8 @@ import { Writer } from "./decode_view";
 import { Dock } from "./dock";
 import { button, fill, h, set, write } from "./dom";
 import { makeEngine } from "./engine";
+import { Glance } from "./glance";
+import { Hearers } from "./hearers";
 import { undoKeys } from "./keys";
 import { Panel } from "./panel";
 import { Predict } from "./predict";
@@ -42,6 +44,8 @@ class Page {
   private panel: Panel;
   private predict: Predict;
   private dock: Dock;
+  private glance: Glance;
+  private hearers: Hearers;
   private tour: Tour;
   private table = new EdgeTable((src, dst, head) => this.toggle(src, dst, head));
   private reach = new Reach({ reach: (change) => this.dispatch({ type: "look", change }) });
@@ -53,7 +57,7 @@ class Page {
   private summary = h("p", { class: "summary main-summary" });
   private live = h("p", { class: "sr-only", role: "status", "aria-live": "polite" });
   private life = new AbortController();
-  private themes = new Themes(() => this.stage.redraw(), this.life.signal);
+  private themes = new Themes(() => this.redraw(), this.life.signal);
   private typing: Typing;
   private width = new ResizeObserver(() => this.resized());
   private widthNow = 0;
@@ -77,6 +81,8 @@ class Page {
     const host = this.host();
     this.stage = new Stage(host);
     this.panel = new Panel(host);
+    this.glance = new Glance(data, this.limits, { look: (layer, head) => this.dispatch({ type: "look", change: { layer, head, allHeads: false } }) });
+    this.hearers = new Hearers(host);
     this.predict = new Predict({ drop: (index) => this.dispatch({ type: "drop", index }) });
     this.tour = new Tour(data, { show: (work, change) => this.dispatch({ type: "show", work, change }) });
     this.dock = new Dock(host, this.tour.element, this.writer.player);
@@ -119,6 +125,11 @@ class Page {
     this.later = window.setTimeout(() => this.settle(), this.scene.tokens.length > LONG ? 4 * SETTLE : SETTLE);
   }
 
+  private redraw(): void {
+    this.stage.redraw();
+    this.glance.redraw();
+  }
+
   /** Everything that may wait until the pointer rests. */
   private settle(): void {
     const { scene } = this;
@@ -128,12 +139,16 @@ class Page {
     this.controls.update(scene);
     this.fillNotes(scene);
     if (this.state.mode !== "reach") this.stage.update(scene, false);
-    if (this.state.mode === "listen") for (const view of [this.panel, this.predict, this.table]) view.update(scene);
+    if (this.state.mode === "listen") for (const view of this.listening) view.update(scene);
     if (this.state.mode !== "reach") for (const view of [this.tour, this.dock]) view.update(scene);
     if (this.state.mode === "reach") this.reach.update(scene);
     if (this.state.mode === "write") this.writer.update(scene);
     this.say(scene);
     this.remember();
+  }
+
+  private get listening() {
+    return [this.glance, this.hearers, this.panel, this.predict, this.table];
   }
 
   private scenesReady(): boolean {
@@ -201,7 +216,7 @@ class Page {
   private header(): HTMLElement {
     const tools = h("div", { class: "tools" }, this.typing.opener, this.controls.undo, this.controls.redo, this.themes.element);
     const title = h("h1", {}, visible(this.data.title).replaceAll("␣", " "));
-    const lead = "Tokens are nodes; an edge lets one listen to another. Select an edge, cut it, and see what the model says next.";
+    const lead = "Tokens are nodes; an edge lets one listen to another. Cut one, and see what the model says next.";
     return h("header", { class: "top" }, h("div", {}, title, h("p", { class: "lead" }, lead)), tools);
   }
 
@@ -210,6 +225,7 @@ class Page {
       "div",
       { class: "listen-only" },
       this.summary,
+      h("div", { class: "columns" }, this.glance.element, this.hearers.element),
       h("div", { class: "columns" }, this.panel.element, this.predict.element),
       this.table.element,
     );

@@ -20,6 +20,7 @@ export interface Stored {
 export interface WholeModel {
   kind: "model";
   name: string;
+  trained: boolean; // it is the model that ships
   width: number;
   layers: number;
   heads: number;
