@@ -1,93 +1,192 @@
-"""First-order effects of edges against true cuts of one edge: ``python -m benchmarks.edge_cuts [RECORD]``.
+"""First-order effects of edges against true cuts and mutes: ``python -m benchmarks.edge_cuts [RECORD]``.
 
-The shipped model, some tokens of its own text; 2,000 random edges and the 2,000 of the largest effects; each
-is cut alone, many as the samples of one batch. The record holds Spearman's rank correlations.
+Some tokens of Python; of all layers, heads and edges 2,000 at random and the 2,000 of the largest effects.
+Each is cut, then muted, alone: many as the samples of one batch, which begins at the layer of the cut and the
+first receiver that it can change. The record holds Spearman's rank correlations with the true changes of the
+mean loss, for the shipped model and, with ``--model smollm2``, for SmolLM2 (some 10 CPU minutes).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from gnn_attention import model as lm
+from gnn_attention import huggingface, lm
+from gnn_attention import model as language_models
 from gnn_attention._support import atomic_files
+from gnn_attention._support.progress import Progress
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
+from gnn_attention.edges import per_query_head
 from gnn_attention.interpret.trace import attribute
 
-TOKENS, EDGES, BATCH = 48, 2000, 50
+TOKENS = {"trained": 48, "smollm2": 32}
+EDGES, WAYS = 2000, ("cut", "mute")
+# samples and rows of a batch
+AT_ONCE, ROWS = 50, 1024
 TEXT = (
     "def read(self, size=-1):\n    data = self.file.read(size)\n    if not data:\n        raise EOFError\n"
     * 4
 )
 
 
-def cutting(cuts: torch.Tensor) -> Backend:
-    """Sample i lacks the edge ``cuts[i]`` (layer, head, src, dst); layers count by their calls."""
+def changing(edges: torch.Tensor, way: str, layer: int) -> Backend:
+    """In call number ``layer`` sample i has its edge ``edges[i]`` (head, src, dst) cut or muted."""
     calls: list[int] = []
 
     def run(call: AttentionCall) -> tuple[torch.Tensor, None]:
-        here = (cuts[:, 0] == len(calls)).nonzero().flatten()
+        here, first = len(calls) == layer, call.graph.dst_offset
         calls.append(1)
-        tokens = torch.arange(call.q.shape[2])
-        logits = call.modified(call.q @ call.k.mT * call.scale, tokens[:, None], tokens)
+        k, v = (per_query_head(x, call.q.shape[1]) for x in (call.k, call.v))
+        dst, src = torch.arange(call.q.shape[2])[:, None], torch.arange(k.shape[2])
+        logits = call.modified(call.q @ k.mT * call.scale, dst, src)
         logits = logits.masked_fill(~call.graph.mask(), -torch.inf)
-        _, head, src, dst = cuts[here].T
-        logits[here, head, dst, src] = -torch.inf
-        return logits.softmax(-1).nan_to_num(0.0) @ call.v, None
+        head, sender, receiver = edges.T
+        # the first sample lacks nothing
+        at = torch.arange(1, len(edges) + 1), head, receiver - first, sender
+        if here and way == "cut":
+            logits[at] = -torch.inf
+        weights = logits.softmax(-1).nan_to_num(0.0)
+        if here and way == "mute":
+            weights[at] = 0.0
+        return weights @ v, None
 
-    return Backend("cutting", run)
+    return Backend("changing", run)
+
+
+def losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """What the mean loss changes by in each sample after the first; ``logits`` of the last tokens."""
+    words = targets[:, -logits.shape[1] :].expand(len(logits), -1)
+    each = functional.cross_entropy(logits.flatten(0, 1), words.flatten(), reduction="none").view_as(words)
+    return (each[1:] - each[0]).sum(1) / targets.shape[1]
+
+
+class Trained:
+    """The shipped model, in float64."""
+
+    def __init__(self) -> None:
+        self.model, vocabulary = language_models.load_trained()
+        self.model.double()
+        self.ids = torch.tensor([vocabulary.encode(TEXT)[: TOKENS["trained"] + 1]])
+
+    def logits(self, edges: torch.Tensor, way: str, layer: int) -> torch.Tensor:
+        """Of all tokens, for the model as it is and each of its changes."""
+        self.model.backend = changing(edges, way, layer)
+        found: torch.Tensor = self.model(self.ids[:, :-1].expand(len(edges) + 1, -1))
+        self.model.backend = "auto"
+        return found
+
+
+class SmolLM2:
+    """SmolLM2 from the changed layer and receiver on: what comes before is that of one run."""
+
+    def __init__(self) -> None:
+        self.model, tokenizer = lm.load("smollm2")
+        self.model.requires_grad_(False)
+        self.ids = tokenizer(TEXT, return_tensors="pt").input_ids[:, : TOKENS["smollm2"] + 1]
+        self.layers = self.model.model.layers
+        with torch.no_grad():
+            out = self.model(self.ids[:, :-1], use_cache=True, output_hidden_states=True)
+        self.states, self.cache = out.hidden_states, out.past_key_values
+
+    def logits(self, edges: torch.Tensor, way: str, layer: int) -> torch.Tensor:
+        """Of the tokens from the first receiver on."""
+        # optional
+        from transformers import DynamicCache
+
+        first, samples = int(edges[:, 2].min()), len(edges) + 1
+        pairs = ((x.keys[:, :, :first], x.values[:, :, :first]) for x in self.cache.layers)
+        before = [tuple(part.expand(samples, -1, -1, -1) for part in pair) for pair in pairs]
+        self.model.model.layers = self.layers[layer:]
+        try:
+            with huggingface.attending(changing(edges, way, 0)):
+                found: torch.Tensor = self.model(
+                    inputs_embeds=self.states[layer][:, first:].expand(samples, -1, -1),
+                    past_key_values=DynamicCache(before) if first else None,
+                    use_cache=bool(first),
+                ).logits
+        finally:
+            self.model.model.layers = self.layers
+        return found
+
+
+MODELS: dict[str, Callable[[], Any]] = {"trained": Trained, "smollm2": SmolLM2}
+
+
+def batches(edges: torch.Tensor, tokens: int) -> Iterator[torch.Tensor]:
+    """Positions of edges (layer, head, src, dst) of one layer, receivers in order."""
+    for layer in sorted(set(edges[:, 0].tolist())):
+        here = (edges[:, 0] == layer).nonzero().flatten()
+        here = here[edges[here, 3].argsort()]
+        while len(here):
+            count = min(AT_ONCE, max(1, ROWS // (tokens - int(edges[here[0], 3]))))
+            yield here[:count]
+            here = here[count:]
+
+
+@torch.no_grad()
+def measured(model: Any, edges: torch.Tensor, way: str, progress: Progress) -> torch.Tensor:
+    """The change of the mean loss by each edge (layer, head, src, dst)."""
+    targets = model.ids[:, 1:]
+    found = torch.zeros(len(edges), dtype=torch.float64)
+    for part in batches(edges, targets.shape[1]):
+        logits = model.logits(edges[part, 1:], way, int(edges[part[0], 0]))
+        found[part] = losses(logits, targets).double()
+        progress.advance(len(part), f"edges {way}")
+    return found
 
 
 def rank_correlation(x: torch.Tensor, y: torch.Tensor) -> float:
+    """Spearman's."""
     ranks = torch.stack([x.argsort().argsort(), y.argsort().argsort()]).double()
-    return float(torch.corrcoef(ranks)[0, 1])
+    return round(float(torch.corrcoef(ranks)[0, 1]), 4)
 
 
-def measured(model: Any, ids: torch.Tensor, cuts: torch.Tensor) -> torch.Tensor:
-    """The change of the mean loss by each cut."""
-    found = []
-    with torch.no_grad():
-        for part in torch.split(cuts, BATCH):
-            # the first sample lacks nothing
-            part = torch.cat([part.new_tensor([[-1, 0, 0, 0]]), part])
-            model.backend = cutting(part)
-            logits = model(ids.expand(len(part), -1))
-            losses = functional.cross_entropy(
-                logits[:, :-1].mT, ids[:, 1:].expand(len(part), -1), reduction="none"
-            )
-            found.append((losses.mean(1) - losses[0].mean())[1:])
-    model.backend = "auto"
-    return torch.cat(found)
+def correlations(name: str, count: int, progress: Progress) -> dict[str, Any]:
+    """Of one model, by way and choice."""
+    progress.begin(f"loading {name}")
+    model = MODELS[name]()
+    ids, targets = model.ids[:, :-1], model.ids[0, 1:]
+    effects = attribute(model.model, ids, lambda logits: functional.cross_entropy(logits[0], targets))
+    found: dict[str, Any] = {"tokens": ids.shape[1], "layers": len(effects.layers), "correlations": {}}
+    src, dst = effects.edge_index(0)
+    for way in WAYS:
+        scores = torch.stack([effects.scores(layer, way) for layer in effects.layers])
+        found["heads"], found["edges"] = scores.shape[1:]
+        drawn = torch.randperm(scores.numel(), generator=torch.Generator().manual_seed(0))[:count]
+        for choice, chosen in (("random", drawn), ("top", scores.abs().flatten().topk(count).indices)):
+            layer, head, edge = torch.unravel_index(chosen, scores.shape)
+            true = measured(model, torch.stack([layer, head, src[edge], dst[edge]], 1), way, progress)
+            key = f"{way}, {choice}"
+            found["correlations"][key] = rank_correlation(scores.flatten()[chosen], true)
+    return found
 
 
 def main() -> None:
-    model, vocabulary = lm.load_trained()
-    model = model.double()
-    ids = torch.tensor([vocabulary.encode(TEXT)[:TOKENS]])
-    a = attribute(model, ids, lambda logits: functional.cross_entropy(logits[0, :-1], ids[0, 1:]))
-    record: dict[str, Any] = {
+    """Of the models asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("record", nargs="?", help="file to write")
+    parser.add_argument("--model", action="append", choices=list(MODELS), help="default: trained")
+    parser.add_argument("--edges", type=int, default=EDGES, help="of each choice (default %(default)s)")
+    args = parser.parse_args()
+    names = args.model or ["trained"]
+    with Progress("edge-cuts", unit="edges") as progress:
+        progress.expect(len(names) * 4 * args.edges)
+        models = {name: correlations(name, args.edges, progress) for name in names}
+    record = {
         "bench": "edge-cuts",
-        "tokens": ids.shape[1],
-        "edges": EDGES,
-        "correlations": {},
+        "command": "python -m benchmarks.edge_cuts --model trained --model smollm2",
     }
-    scores = torch.stack([a.scores(layer) for layer in a.layers])
-    top = scores.abs().flatten().topk(EDGES).indices
-    drawn = torch.randperm(scores.numel(), generator=torch.Generator().manual_seed(0))[:EDGES]
-    for name, chosen in (("random", drawn), ("top", top)):
-        layer, head, edge = torch.unravel_index(chosen, scores.shape)
-        src, dst = a.edge_index(0)[:, edge]
-        true = measured(model, ids, torch.stack([layer, head, src, dst], 1))
-        record["correlations"][f"cut, {name}"] = round(rank_correlation(scores.flatten()[chosen], true), 4)
-    print(json.dumps(record, indent=1))
-    if len(sys.argv) > 1:
-        atomic_files.write(Path(sys.argv[1]), json.dumps(record, indent=1) + "\n")
+    text = json.dumps(record | {"edges": args.edges, "models": models}, indent=1)
+    print(text)
+    if args.record:
+        atomic_files.write(Path(args.record), text + "\n")
 
 
 if __name__ == "__main__":
