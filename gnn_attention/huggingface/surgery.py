@@ -75,15 +75,20 @@ class Watching(Backend):
         return cls("watching", partial(watch, inner, changed, left), inner=inner, watch=watch)
 
 
+def check_layers(model: nn.Module, layers: Sequence[int] | None) -> None:
+    """IndexError for a layer that the model lacks."""
+    numbers = (getattr(part, "layer_idx", None) for part in model.modules())
+    known = {number for number in numbers if isinstance(number, int)}
+    if known and not known.issuperset(layers or ()):
+        raise IndexError(f"layers must be among {sorted(known)}, the attention layers, got {layers}")
+
+
 def edited(
     model: nn.Module, surgery: Any, check_fit: Callable[[Place, int], None]
 ) -> AbstractContextManager[None]:
     """A block with one :class:`Edit`; IndexError for a layer that the model lacks."""
     _overrides.check_routed(model)
-    numbers = (getattr(part, "layer_idx", None) for part in model.modules())
-    known = {number for number in numbers if isinstance(number, int)}
-    if known and not known.issuperset(surgery.layers or ()):
-        raise IndexError(f"layers must be among {sorted(known)}, the attention layers, got {surgery.layers}")
+    check_layers(model, surgery.layers)
     names = {id(module): name for name, module in model.named_modules()}
     edit = Edit(model, _own_graph, False, names, surgery=surgery, check_fit=check_fit)
     return _overrides.in_force(edit)

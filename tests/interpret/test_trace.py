@@ -259,7 +259,7 @@ WRONG_QUESTIONS = [
     (
         lambda run: run["blocks.1.attn.hook_q"],
         KeyError,
-        "this run is called .*: expected blocks.0",
+        r"this run is called .*: expected a block of \[0\], as in 'blocks.0.attn.hook_q'",
     ),
     (lambda run: run["hook_embed"], KeyError, "no part of this run is called 'hook_embed'"),
 ]

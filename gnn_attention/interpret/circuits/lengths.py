@@ -126,6 +126,7 @@ def _lengths_in(call: LayerTrace) -> PatternLengths:
     if not isinstance(call.heads, StandardHeads):
         got = type(call.heads).__name__
         raise TypeError(f"source must be a run of StandardHeads, got {got}: give its heads and their states")
+    call.check_whole("lengths of patterns")
     keys, matrices = per_query_head(call.k, call.q.shape[1]), [one.pattern for one in each(call.heads)]
     receiver = [(call.q[:, h].to(W.right) @ W.right).norm(dim=-1) for h, W in enumerate(matrices)]
     sender = [(keys[:, h].to(W.left) @ W.left.mT).norm(dim=-1) for h, W in enumerate(matrices)]

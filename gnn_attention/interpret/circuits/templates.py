@@ -142,6 +142,7 @@ def _score(layer: LayerTrace, template: TokenGraph, measure: str) -> Float[Tenso
 
 
 def _check_fits(template: TokenGraph, layer: LayerTrace, batch: int, heads: int) -> None:
+    layer.check_whole("a template")
     tokens = template.shape4[2:] == layer.graph.shape4[2:]
     if not tokens or template.batch not in (None, batch) or template.heads not in (None, heads):
         raise ValueError(f"template must fit tokens, samples and heads of {layer!r}, got {template!r}")

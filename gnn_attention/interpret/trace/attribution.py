@@ -90,6 +90,8 @@ def _mixings(layers: Sequence[LayerTrace]) -> list[Mixing]:
     sizes = {(layer.graph.num_dst, layer.graph.num_src, len(layer.q)) for layer in layers}
     if len(sizes) != 1 or any(num_dst != num_src for num_dst, num_src, _ in sizes):
         raise ValueError(f"layers must be over the same tokens, got (dst, src, batch) {sorted(sizes)}")
+    for layer in layers:
+        layer.check_whole("a share of all that a token receives")
     return [_mixing(layer) for layer in layers]
 
 

@@ -71,7 +71,7 @@ def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
             yield module
         return
     layers = attention_layers(module)
-    chosen = [(LastSplit(surgery), _checked_layers(surgery, layers)) for surgery in surgeries]
+    chosen = [(LastSplit(surgery), checked_layers(surgery, layers)) for surgery in surgeries]
     with ExitStack() as stack:
         stack.enter_context(turn(layers, brief=False))
         for split, numbers in chosen:
@@ -86,7 +86,7 @@ def _check_kind(surgery: Any) -> None:
         raise TypeError(f"surgeries must be made by {expected}, got {type(surgery).__name__}")
 
 
-def _checked_layers(surgery: Surgery, layers: list[MessagePassingAttention]) -> list[int]:
+def checked_layers(surgery: Surgery, layers: list[MessagePassingAttention]) -> list[int]:
     _check_kind(surgery)
     numbers = list(range(len(layers)) if surgery.layers is None else surgery.layers)
     for number in numbers:

@@ -65,6 +65,9 @@ class LayerTrace:
     _changed: Sequence[tuple[TokenGraph, Tensor]] = ()
     # slots of padding before a sample's first token
     _left: Tensor | None = None
+    # the heads, and the senders and receivers, whose rows the tensors have; None: all
+    _numbers: tuple[int, ...] | None = None
+    _rows: tuple[Int[Tensor, " senders"], Int[Tensor, " receivers"]] | None = None
 
     def __repr__(self) -> str:
         sizes = f"{self.graph.name}: {self.graph.num_src} src -> {self.graph.num_dst} dst"
@@ -83,7 +86,43 @@ class LayerTrace:
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
         """Every edge, in the order of ``graph.edge_index``; the union over heads and samples."""
-        return trace_pairs.union(self.graph, self.q.device)
+        return trace_pairs.union(self.graph, self.q.device, self._numbers)
+
+    def only(self, edges: Any = None, heads: Heads = None) -> LayerTrace:
+        """The same of chosen edges and heads: its tensors have their heads, senders and receivers alone.
+
+        ``edges``: pairs, or a :class:`TokenGraph` over the same tokens (its edges, as far as they are there).
+        ValueError for a pair that is no edge of these heads.
+        """
+        if edges is None and heads is None:
+            return self
+        numbers, count = None if heads is None else tuple(self._chosen(heads)), self.q.shape[1]
+        graph = self.graph if edges is None else self._part_of_graph(edges, numbers)
+        pairs = None if edges is None else trace_pairs.union(graph, self.q.device, numbers)
+        rows = None if pairs is None else (torch.unique(pairs[0]), torch.unique(pairs[1]))
+        senders, receivers = rows or (None, None)
+        call = trace_pairs.part_of(self._call, graph, numbers, rows)
+        z, lse = (trace_pairs.chosen_rows(x, count, numbers, receivers) for x in (self.z, self.lse))
+        update = self.update if receivers is None else self.update.index_select(1, receivers)
+        changed = [(g, trace_pairs.chosen_rows(v, count, numbers, senders)) for g, v in self._changed]
+        tensors: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v, "z": z, "update": update}
+        tensors |= {"_changed": changed, "_numbers": numbers, "_rows": rows}
+        return replace(self, graph=graph, _call=call, _info=AttentionInfo(call, lse), **tensors)
+
+    def _part_of_graph(self, edges: Any, numbers: tuple[int, ...] | None) -> TokenGraph:
+        if isinstance(edges, TokenGraph):
+            return edges & self.graph
+        pairs, (num_dst, num_src) = trace_pairs.as_pairs(edges), (self.graph.num_dst, self.graph.num_src)
+        part = TokenGraph.from_edges(pairs, num_dst, num_src, name="chosen edges")
+        advice = "there is nothing to record"
+        trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], numbers, advice)
+        part = replace(part, dst_offset=self.graph.dst_offset, src_offset=self.graph.src_offset)
+        return part & self.graph if self.graph.varying_axes else part
+
+    def check_whole(self, what: str) -> None:
+        """ValueError for a record of chosen heads or edges."""
+        if self._numbers is not None or self._rows is not None:
+            raise ValueError(f"{what} needs all edges and heads: record without edges= and heads=")
 
     def __getitem__(self, name: str) -> Any:
         """By name, hook (``"attn.hook_q"``) or term of a view (``"listening distribution"``), else KeyError.
@@ -184,9 +223,11 @@ class LayerTrace:
         num_dst, num_src = self.graph.num_dst, self.graph.num_src
         if pairs is not None:
             chosen = edge_list.checked(trace_pairs.as_pairs(pairs), num_dst, num_src)
-            return trace_pairs.overlaps(call, chosen.to(self.q.device)).mT
+            chosen = chosen.to(self.q.device)
+            return trace_pairs.overlaps(call, chosen, self._rows_of(chosen)).mT
         grid = torch.cartesian_prod(torch.arange(num_dst), torch.arange(num_src)).mT.flip(0)
-        numbers = trace_pairs.overlaps(call, grid.to(self.q.device))
+        grid = grid.to(self.q.device)
+        numbers = trace_pairs.overlaps(call, grid, self._rows_of(grid))
         return numbers.view(*numbers.shape[:2], num_dst, num_src)
 
     def dense(self, numbers: Numbers, fill: float = 0.0) -> Float[Tensor, "batch heads dst src"]:
@@ -203,9 +244,8 @@ class LayerTrace:
 
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """The message ``v W_O`` of each edge's sender (seed S0.5). ValueError without ``W_O``."""
-        return self._messages(self._pairs(edges)[0], self._chosen(heads), self._values(self.v)).transpose(
-            1, 2
-        )
+        src, numbers = self._at(self._pairs(edges))[0], self._chosen(heads)
+        return self._messages(src, numbers, self._values(self.v)).transpose(1, 2)
 
     def carried(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """What came along each edge: the weight times the message that it had.
@@ -214,7 +254,7 @@ class LayerTrace:
         as this makes edges x heads x width; for many edges take :meth:`each_carried`.
         """
         pairs, numbers = self._pairs(edges), self._chosen(heads)
-        return self._carried(partial(self._messages, pairs[0], numbers), pairs, numbers)
+        return self._carried(partial(self._messages, self._at(pairs)[0], numbers), pairs, numbers)
 
     def each_carried(
         self, edges: Any = None, heads: Heads = None, at_once: int = 4096
@@ -233,44 +273,50 @@ class LayerTrace:
         pairs, numbers = self.edge_index, list(range(self.q.shape[1]))
         if not self._changed:
             return self._all_weights
-        return self._carried(lambda v: (v != 0).any(-1)[:, :, pairs[0]].to(v), pairs, numbers).mT
+        src = self._at(pairs)[0]
+        return self._carried(lambda v: (v != 0).any(-1)[:, :, src].to(v), pairs, numbers).mT
 
     @cached_property
     def _all_logits(self) -> Tensor:
-        return trace_pairs.logits(self._call, self.edge_index)
+        return self._computed_logits(self.edge_index)
 
     @cached_property
     def _all_weights(self) -> Tensor:
-        return edges.weights_from_lse(self._all_logits, self.edge_index[1], self.lse)
+        return edges.weights_from_lse(self._all_logits, self._at(self.edge_index)[1], self.lse)
 
     def _logits(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
-        return self._all_logits if pairs is self.edge_index else trace_pairs.logits(self._call, pairs)
+        return self._all_logits if pairs is self.edge_index else self._computed_logits(pairs)
+
+    def _computed_logits(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
+        return trace_pairs.logits(self._call, pairs, self._rows_of(pairs), self._numbers)
 
     def _weights(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
         if pairs is self.edge_index:
             return self._all_weights
-        return edges.weights_from_lse(self._logits(pairs), pairs[1], self.lse)
+        return edges.weights_from_lse(self._logits(pairs), self._at(pairs)[1], self.lse)
 
     def _carried_measure(self, measure: Callable[..., Tensor], edges: Any, heads: Heads) -> Tensor:
         # weight * measure(message): a measure of each sender and head, not of each edge
         pairs, numbers = self._pairs(edges), self._chosen(heads)
+        src = self._at(pairs)[0]
 
         def measures(values: Tensor) -> Tensor:
             each = [measure(values[:, head], self._matrix(head)) for head in numbers]
-            return torch.stack(each, dim=1)[:, :, pairs[0]]
+            return torch.stack(each, dim=1)[:, :, src]
 
         return self._carried(measures, pairs, numbers)
 
     def _carried(self, of_values: Callable[[Tensor], Tensor], pairs: Tensor, numbers: list[int]) -> Tensor:
         """``weight * of_values``, ``[B, edges, heads, ...]``: of the values that came along each edge."""
         found = of_values(self._values(self.v))
-        sizes, more = self.q.shape[:2], (...,) + (None,) * (found.dim() - 3)
+        more, batch = (...,) + (None,) * (found.dim() - 3), len(self.q)
+        named = numbers if self._numbers is None else [self._numbers[head] for head in numbers]
         for graph, values in self._changed:
-            there = trace_pairs.is_edge(graph, pairs, *sizes)[:, numbers][more]
+            there = trace_pairs.is_edge(graph, pairs, batch, named)[more]
             found = torch.where(there, of_values(self._values(values)), found)
         carried = found * self._weights(pairs)[:, numbers][more]
         if self.graph.varying_axes:
-            nowhere = ~trace_pairs.is_edge(self.graph, pairs, *sizes)[:, numbers][more]
+            nowhere = ~trace_pairs.is_edge(self.graph, pairs, batch, named)[more]
             carried = carried.masked_fill(nowhere, 0.0)
         return carried.transpose(1, 2)
 
@@ -290,7 +336,9 @@ class LayerTrace:
         matrix: Tensor | None = None
         for name in ("W_UV", "W_O"):
             if hasattr(self.heads, name):
-                factor: Tensor = getattr(self.heads, name)[head]
+                factor: Tensor = getattr(self.heads, name)[
+                    head if self._numbers is None else self._numbers[head]
+                ]
                 factor = factor.to(edges.accumulation_dtype(factor.dtype))
                 matrix = factor if matrix is None else matrix @ factor
         return matrix
@@ -300,9 +348,29 @@ class LayerTrace:
         if heads is None:
             return list(range(count))
         numbers = checks.sizes("heads", heads if isinstance(heads, Iterable) else [heads])
-        if numbers and max(numbers) >= count:
-            raise IndexError(f"heads must be in 0 .. {count - 1}, got {max(numbers)}")
-        return numbers
+        if self._numbers is None:
+            if numbers and max(numbers) >= count:
+                raise IndexError(f"heads must be in 0 .. {count - 1}, got {max(numbers)}")
+            return numbers
+        if not set(numbers) <= set(self._numbers):
+            raise IndexError(f"heads must be among {list(self._numbers)}, which were recorded, got {numbers}")
+        return [self._numbers.index(number) for number in numbers]
+
+    def _rows_of(self, pairs: Int[Tensor, "2 edges"]) -> Int[Tensor, "2 edges"] | None:
+        """Where q and lse have the receivers, and k and v the senders; None: at their own numbers."""
+        if self._rows is None:
+            return None
+        places = []
+        for tokens, wanted in zip(self._rows, pairs, strict=True):
+            place = torch.searchsorted(tokens, wanted.contiguous()).clamp(max=max(len(tokens) - 1, 0))
+            if wanted.numel() and (not len(tokens) or (tokens[place] != wanted).any()):
+                raise IndexError(f"only tokens {quoted(tokens.tolist())} were recorded at that end of edges")
+            places.append(place)
+        return torch.stack(places)
+
+    def _at(self, pairs: Int[Tensor, "2 edges"]) -> Int[Tensor, "2 edges"]:
+        rows = self._rows_of(pairs)
+        return pairs if rows is None else rows
 
     def _of_heads(self, numbers: Tensor, heads: Heads) -> Tensor:
         return numbers if heads is None else numbers[:, self._chosen(heads)]
@@ -314,7 +382,7 @@ class LayerTrace:
             places = trace_pairs.positions(chosen, self.edge_index.shape[1])
             return self.edge_index[:, places.to(self.q.device)]
         pairs, advice = trace_pairs.as_pairs(chosen), "nothing came along; overlap(pairs) takes any pair"
-        trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], None, advice)
+        trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], self._numbers, advice)
         return pairs.to(self.q.device)
 
 

@@ -6,6 +6,8 @@ A pair is a column ``(src, dst)`` of an int64 ``[2, K]``; numbers of pairs are `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from gnn_attention.graph.regions import enumerate_pairs
 
 # pairs whose ends are gathered together
 AT_ONCE = 2**16
+# numbers of chosen heads; None: all
+Heads = tuple[int, ...] | None
 
 
 def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
@@ -43,16 +47,17 @@ def positions(chosen: Tensor, count: int) -> Int[Tensor, " edges"]:
     return chosen.long()
 
 
-def union(graph: TokenGraph, device: torch.device) -> Int[Tensor, "2 pairs"]:
-    """All pairs that are an edge for some sample and head; by receiver where the graph varies."""
+def union(graph: TokenGraph, device: torch.device, heads: Heads = None) -> Int[Tensor, "2 pairs"]:
+    """All pairs that are an edge for some sample and chosen head; by receiver where the graph varies."""
     if not graph.varying_axes:
         return graph.edges_on(device)
-    pairs: Tensor = memoized(_union, graph)
+    pairs: Tensor = memoized(_union, graph, heads if graph.heads else None)
     return pairs.to(device)
 
 
-def _union(graph: TokenGraph) -> Tensor:
-    parts = [one_of(graph, b, h).edge_index for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
+def _union(graph: TokenGraph, heads: Heads) -> Tensor:
+    numbers = range(graph.heads or 1) if heads is None else heads
+    parts = [one_of(graph, b, h).edge_index for b in range(graph.batch or 1) for h in numbers]
     src, dst = torch.cat(parts, dim=1)
     width = max(graph.num_src, 1)
     keys: Tensor = torch.unique(dst * width + src)
@@ -60,42 +65,81 @@ def _union(graph: TokenGraph) -> Tensor:
 
 
 def is_edge(
-    graph: TokenGraph, pairs: Int[Tensor, "2 pairs"], batch: int, heads: int
+    graph: TokenGraph, pairs: Int[Tensor, "2 pairs"], batch: int, heads: int | Sequence[int]
 ) -> Bool[Tensor, "batch heads pairs"]:
+    """For so many heads, or those of these numbers."""
     src, dst = pairs
     b = torch.arange(batch, device=pairs.device).view(-1, 1, 1)
-    h = torch.arange(heads, device=pairs.device).view(1, -1, 1)
-    return enumerate_pairs.evaluate(graph.rule, repr(graph), b, h, dst, src).expand(batch, heads, len(src))
+    numbers = list(range(heads) if isinstance(heads, int) else heads)
+    h = torch.tensor(numbers, dtype=torch.int64, device=pairs.device).view(1, -1, 1)
+    found = enumerate_pairs.evaluate(graph.rule, repr(graph), b, h, dst, src)
+    return found.expand(batch, len(numbers), len(src))
 
 
 def check_edges(graph: TokenGraph, pairs: Tensor, heads: int, chosen: Sequence[int] | None, why: str) -> None:
     """ValueError or IndexError for a pair that is no edge for any sample and any of the ``chosen`` heads."""
     edge_list.checked(pairs, graph.num_dst, graph.num_src)
-    there = is_edge(graph, pairs, graph.batch or 1, heads)
-    missing = ~(there if chosen is None else there[:, list(chosen)]).any(0).any(0)
+    missing = ~is_edge(graph, pairs, graph.batch or 1, heads if chosen is None else chosen).any(0).any(0)
     if missing.any():
         src, dst = pairs[:, missing][:, 0].tolist()
         raise ValueError(f"{src} -> {dst} is no edge of {graph!r}: {why}")
 
 
-def overlaps(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
-    """``score_mod(scale * q_dst . k_src)`` of any pairs, edges or not; in float32 or better."""
-    if _is_edge_index(pairs, call.graph):
+def part_of(call: AttentionCall, graph: TokenGraph, heads: Heads, rows: Any) -> AttentionCall:
+    """The chosen heads along a part of the graph, with the ``rows`` (senders, receivers) that are needed."""
+    count, (senders, receivers) = call.q.shape[1], rows or (None, None)
+    bias, score_mod = call.bias, call.score_mod
+    if bias is not None:
+        bias = bias.expand(-1, count, -1)[:, list(range(count) if heads is None else heads)]
+        bias = bias[..., call.graph.positions_of(graph.edge_index).to(bias.device)]
+    if score_mod is not None and heads is not None:
+        score_mod = partial(_of_heads, score_mod, heads)
+    q, k, v = chosen_rows(call.q, count, heads, receivers), call.k, call.v
+    k, v = (chosen_rows(x, count, heads, senders) for x in (k, v))
+    return replace(call, q=q, k=k, v=v, graph=graph, score_mod=score_mod, bias=bias, sink_logits=None)
+
+
+def chosen_rows(x: Tensor, count: int, heads: Heads, rows: Tensor | None) -> Tensor:
+    """Of ``x [B, heads or key/value heads, tokens, ...]``, those of query heads and tokens."""
+    x = x if heads is None else edges.per_query_head(x, count)[:, list(heads)]
+    return x if rows is None else x.index_select(2, rows)
+
+
+def _of_heads(
+    inner: Any, heads: tuple[int, ...], score: Tensor, b: Any, h: Tensor, dst: Any, src: Any
+) -> Any:
+    return inner(score, b, torch.tensor(heads, device=h.device)[h], dst, src)
+
+
+def overlaps(
+    call: AttentionCall, pairs: Int[Tensor, "2 pairs"], rows: Int[Tensor, "2 pairs"] | None = None
+) -> Float[Tensor, "batch heads pairs"]:
+    """``score_mod(scale * q_dst . k_src)`` of any pairs, edges or not; in float32 or better.
+
+    ``rows``: where q and k have the ends of the pairs, if not at their own numbers.
+    """
+    if rows is None and _is_edge_index(pairs, call.graph):
         return _overlaps_of_edges(call)
-    parts = torch.split(pairs, AT_ONCE, dim=1)
-    return torch.cat([recomputed(_overlaps, call, part) for part in parts], dim=-1)
+    parts = zip(
+        *(torch.split(x, AT_ONCE, dim=1) for x in (pairs, pairs if rows is None else rows)), strict=True
+    )
+    return torch.cat([recomputed(_overlaps, call, *part) for part in parts], dim=-1)
 
 
-def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
+def logits(
+    call: AttentionCall, pairs: Int[Tensor, "2 pairs"], rows: Tensor | None = None, heads: Heads = None
+) -> Float[Tensor, "batch heads pairs"]:
     """The logit of edges, bias included; -inf for the samples and heads in which a pair is no edge."""
-    numbers, bias = overlaps(call, pairs), call.bias
+    numbers, bias = overlaps(call, pairs, rows), call.bias
     if bias is not None:
         all_edges = _is_edge_index(pairs, call.graph)
         bias = bias if all_edges else bias[..., call.graph.positions_of(pairs).to(pairs.device)]
         numbers = numbers + bias.to(numbers.dtype)
     if not call.graph.varying_axes:
         return numbers
-    return numbers.masked_fill(~is_edge(call.graph, pairs, *numbers.shape[:2]), -torch.inf)
+    batch, count = numbers.shape[:2]
+    there = is_edge(call.graph, pairs, batch, count if heads is None else heads)
+    return numbers.masked_fill(~there, -torch.inf)
 
 
 def _is_edge_index(pairs: Tensor, graph: TokenGraph) -> bool:
@@ -111,9 +155,9 @@ def _overlaps_of_edges(call: AttentionCall) -> Tensor:
     return torch.empty_like(score).index_copy(2, order_of(call.graph, device), score)
 
 
-def _overlaps(call: AttentionCall, pairs: Tensor) -> Tensor:
+def _overlaps(call: AttentionCall, pairs: Tensor, rows: Tensor) -> Tensor:
     # widened before the gather, so that gradients are summed in the wide dtype too
-    wide, (src, dst) = edges.accumulation_dtype(call.q.dtype), pairs
+    wide, (src, dst) = edges.accumulation_dtype(call.q.dtype), rows
     q_dst, k_src = call.q.to(wide).index_select(2, dst), call.k.to(wide).index_select(2, src)
     score = edges.logit(q_dst, edges.per_query_head(k_src, call.q.shape[1]), call.scale)
-    return call.modified(score, dst, src)
+    return call.modified(score, pairs[1], pairs[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +18,9 @@ from gnn_attention.attend import AttentionInfo, attend, attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.interpret.trace import interventions, transformer
-from gnn_attention.interpret.trace.interventions import attention_layers, operate
+from gnn_attention.interpret.trace.interventions import attention_layers, checked_layers, operate
 from gnn_attention.interpret.trace.layer import LayerTrace
-from gnn_attention.interpret.trace.surgeries import Surgery
+from gnn_attention.interpret.trace.surgeries import Numbers, Surgery, cut
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
 
@@ -64,32 +64,48 @@ class Run:
         return f"Run({len(self.layers)} calls of attention layers, {len(self.states)} states)"
 
     def __getitem__(self, name: str) -> Any:
-        """``"blocks.<call>.<name>"``, the name one of :class:`LayerTrace` or a residual hook."""
+        """``"blocks.<layer>.<name>"``, the name one of :class:`LayerTrace` or a residual hook.
+
+        Calls are counted instead where a layer was called more than once.
+        """
         if name == "hook_embed" and self.phases:
             return self.phases[0].before
         word, _, rest = name.partition(".")
         number, _, part = rest.partition(".")
-        if word != "blocks" or not number.isdecimal() or int(number) >= len(self.layers):
-            expected = f"expected blocks.0 .. blocks.{len(self.layers) - 1}, as in 'blocks.0.attn.hook_q'"
+        numbers = [call.number for call in self.layers]
+        numbers = numbers if len(set(numbers)) == len(numbers) else list(range(len(numbers)))
+        if word != "blocks" or not number.isdecimal() or int(number) not in numbers:
+            expected = f"expected a block of {numbers}, as in 'blocks.{numbers[0]}.attn.hook_q'"
             raise KeyError(f"no part of this run is called {quoted(name)}: {expected}")
-        if part not in RESIDUAL_HOOKS or 2 * int(number) >= len(self.phases):
-            return self.layers[int(number)][part]
+        place = numbers.index(int(number))
+        if part not in RESIDUAL_HOOKS or 2 * place >= len(self.phases):
+            return self.layers[place][part]
         which, attribute = RESIDUAL_HOOKS[part]
-        return getattr(self.phases[2 * int(number) + which], attribute)
+        return getattr(self.phases[2 * place + which], attribute)
 
 
-def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery] = (), **options: Any) -> Run:
+def record(
+    module: nn.Module,
+    *inputs: Any,
+    surgery: Surgery | Iterable[Surgery] = (),
+    edges: Any = None,
+    layers: Numbers = None,
+    heads: Numbers = None,
+    **options: Any,
+) -> Run:
     """``module(*inputs, **options)``, and what every edge of its attention layers carried.
 
     ``module`` is any module with a ``MessagePassingAttention`` in it, or a Hugging Face model whose attention
     is ``"gnn_attention"`` (tokens of the record are the slots of the call, with those of a cache); it is
     unchanged afterwards. ``surgery`` is one or several results of :func:`cut`, :func:`mute`, :func:`scale`
-    and :func:`patch`. Phases and states are those of the blocks of ``gnn_attention.model``. A layer on the
+    and :func:`patch`. ``layers``, ``heads`` and ``edges`` choose, as in :func:`cut`, what is recorded;
+    nothing else is kept, of other tokens neither (pairs are of tokens of the call). Phases and states are
+    those of the blocks of ``gnn_attention.model``, where no edges or heads were chosen. A layer on the
     message-passing path (``backend=None``) runs through "auto". Only calls of this thread are recorded;
     threads that record one module take turns. The record is differentiable; run under ``torch.no_grad()`` to
     save memory.
 
-    Raises ValueError for a module without such a layer, else as :func:`operate` does.
+    Raises ValueError for a module without such a layer, else as :func:`cut` and :func:`operate` do.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns
@@ -101,24 +117,31 @@ def record(module: nn.Module, *inputs: Any, surgery: Surgery | Iterable[Surgery]
     True
     """
     surgeries = (surgery,) if isinstance(surgery, Surgery) else tuple(surgery)
+    chosen = cut(edges, layers, heads)
+    part = partial(LayerTrace.only, edges=chosen.edges, heads=chosen.heads)
     if transformer.is_transformer(module):
-        with operate(module, *surgeries), transformer.recording(module) as found:
+        with operate(module, *surgeries), transformer.recording(module, chosen.layers, part) as found:
             output = module(*inputs, **options)
         return Run(output, tuple(found), ())
     traces: list[LayerTrace] = []
     phases: list[Phase] = []
-    layers = attention_layers(module)
-    with turn(layers, brief=True), operate(module, *surgeries), ExitStack() as stack:
-        for number, layer in enumerate(layers):
-            stack.enter_context(_recorded_layer(number, layer, traces))
-        for number, block in enumerate(part for part in module.modules() if isinstance(part, Block)):
-            stack.enter_context(_recorded_block(number, block, phases))
+    modules = attention_layers(module)
+    numbers = checked_layers(chosen, modules)
+    blocks = [block for block in module.modules() if isinstance(block, Block)]
+    with turn(modules, brief=True), operate(module, *surgeries), ExitStack() as stack:
+        for number in numbers:
+            stack.enter_context(_recorded_layer(number, modules[number], traces, part))
+        for number, block in enumerate(blocks if edges is heads is None else ()):
+            if number in numbers:
+                stack.enter_context(_recorded_block(number, block, phases))
         output = module(*inputs, **options)
     return Run(output, tuple(traces), tuple(phases))
 
 
 @contextmanager
-def _recorded_layer(number: int, layer: MessagePassingAttention, traces: list[LayerTrace]) -> Iterator[None]:
+def _recorded_layer(
+    number: int, layer: MessagePassingAttention, traces: list[LayerTrace], part: Callable[..., LayerTrace]
+) -> Iterator[None]:
     inner = layer.backend
     calls: list[tuple[AttentionCall, Tensor, AttentionInfo]] = []
 
@@ -127,7 +150,7 @@ def _recorded_layer(number: int, layer: MessagePassingAttention, traces: list[La
         changed = interventions.changed_values(inner, call.graph, call.v, call.q.shape[1])
         update = update if update.dim() == 3 else update.unsqueeze(0)
         tensors = (call.q, call.k, call.v, z, update)
-        traces.append(LayerTrace(number, module.heads, call.graph, *tensors, call, info, changed))
+        traces.append(part(LayerTrace(number, module.heads, call.graph, *tensors, call, info, changed)))
 
     recorder = Backend("recorder", partial(_run_and_append, threading.get_ident(), inner, calls))
     before = layer.register_forward_pre_hook(lambda x, _: interventions.check_no_hooks(x, "record it"))

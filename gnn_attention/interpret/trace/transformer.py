@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -73,23 +73,33 @@ def is_transformer(module: Any) -> bool:
 
 
 @contextmanager
-def recording(model: nn.Module) -> Iterator[list[LayerTrace]]:
-    """A block whose attention calls are traced, in the list when it is left.
+def recording(
+    model: nn.Module, layers: Sequence[int] | None, part: Callable[[LayerTrace], LayerTrace]
+) -> Iterator[list[LayerTrace]]:
+    """A block in which a ``part`` of the attention calls of some layers is traced: in the list at its end.
 
     ValueError where the attention is another: ``model.set_attn_implementation("gnn_attention")``.
     """
     package = _package(model)
+    sys.modules[f"{PACKAGE}.surgery"].check_layers(model, layers)
     outer = sys.modules[f"{PACKAGE}.interface"].backend_now()
     seen: list[_Seen] = []
     traces: list[LayerTrace] = []
     names = {id(part): name for name, part in model.named_modules()}
     numbers: dict[int, int] = {}
     with ExitStack() as stack:
-        stack.enter_context(package.attending(partial(_recorder, names, numbers, seen, outer)))
-        for part in _plain_maps(model):
-            stack.enter_context(part.register_forward_hook(partial(_match, seen)))
+        finish = partial(_finish, seen, traces, part)
+        watch = partial(_recorder, names, numbers, layers, partial(_run, seen, finish), outer)
+        stack.enter_context(package.attending(watch))
+        for linear in _plain_maps(model):
+            stack.enter_context(linear.register_forward_hook(partial(_match, seen)))
         yield traces
-    traces.extend(one.trace() for one in seen)
+    finish()
+
+
+def _finish(seen: list[_Seen], traces: list[LayerTrace], part: Callable[[LayerTrace], LayerTrace]) -> None:
+    # the call before, whose projection is known by now: what was not chosen of it is let go
+    traces.extend(part(seen.pop().trace()) for _ in range(len(seen)))
 
 
 @contextmanager
@@ -132,20 +142,28 @@ def _plain_maps(model: nn.Module) -> list[nn.Module]:
 
 
 def _recorder(
-    names: dict[int, str], numbers: dict[int, int], seen: list[_Seen], outer: Any, module: nn.Module
+    names: dict[int, str],
+    numbers: dict[int, int],
+    layers: Sequence[int] | None,
+    run: Callable[..., tuple[Tensor, Tensor | None]],
+    outer: Any,
+    module: nn.Module,
 ) -> str | Backend:
     inner = outer if isinstance(outer, (str, Backend)) else outer(module)
     if id(module) not in names:
         return inner
     layer = getattr(module, "layer_idx", None)
     number = numbers.setdefault(id(module), len(numbers)) if layer is None else int(layer)
-    watch = partial(_run, seen, number, names[id(module)])
+    if layers is not None and number not in layers:
+        return inner
+    watch = partial(run, number, names[id(module)])
     watching: Backend = sys.modules[f"{PACKAGE}.surgery"].Watching.over(watch, inner)
     return watching
 
 
 def _run(
     seen: list[_Seen],
+    finish: Callable[[], None],
     number: int,
     name: str,
     inner: str | Backend,
@@ -153,6 +171,7 @@ def _run(
     left: Tensor | None,
     call: AttentionCall,
 ) -> tuple[Tensor, Tensor | None]:
+    finish()
     options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
     out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
     # in the layout that the model reads, so that its projection is known by the memory of its input

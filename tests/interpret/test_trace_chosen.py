@@ -1,0 +1,136 @@
+"""Records of chosen layers, heads and edges: the numbers of the whole record, and nothing else kept."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from support import traces
+from support.bounds import assert_exact
+from support.extras import needs
+from support.refusals import assert_refusals
+from support.traces import CAUSAL, LISTED, TOKENS, drawn, heads, new_model
+
+import gnn_attention as ga
+from gnn_attention import MessagePassingAttention, patterns
+from gnn_attention.interpret import trace
+from gnn_attention.interpret.trace import pairs as trace_pairs
+
+
+def assert_same(part, whole, pairs, chosen=None):
+    """Of these edges and heads, by every method."""
+    pairs = trace_pairs.as_pairs(pairs) if isinstance(pairs, list) else pairs
+    assert sorted(part.edge_index.mT.tolist()) == sorted(pairs.mT.tolist())
+    pairs, direction = part.edge_index, drawn(part.update.shape[-1], seed=5).to(part.update)
+    for name in ("logits", "weights", "norms", "carried", "messages"):
+        found = getattr(part, name)(pairs).nan_to_num(neginf=-9.0)
+        assert_exact(found, getattr(whole, name)(pairs, chosen).nan_to_num(neginf=-9.0))
+    assert_exact(part.along(direction), whole.along(direction, pairs, chosen))
+    picked = slice(None) if chosen is None else chosen
+    assert_exact(part.pair_logits(pairs), whole.pair_logits(pairs)[..., picked])
+    assert torch.equal(torch.cat([some for some, _ in part.each_carried(at_once=2)], 1), pairs)
+
+
+@pytest.mark.parametrize("kind", [None, *traces.KINDS])
+@pytest.mark.parametrize("chosen", [None, [2, 0]])
+@pytest.mark.parametrize("name", traces.GRAPHS)
+def test_chosen_edges_are_those_of_the_whole_record(name, chosen, kind):
+    """Graphs that differ by head or sample, edges cut and muted; as pairs and as a graph."""
+    layer, x, graph = MessagePassingAttention(heads(), backend="auto"), drawn(2, 7, 12), traces.GRAPHS[name]
+    surgery = traces.KINDS[kind](traces.PAIRS[name][:1], heads=2) if kind else ()
+    whole = trace.record(layer, x, graph, surgery=surgery).layers[0]
+    there = trace_pairs.union(whole.graph, torch.device("cpu"), None if chosen is None else tuple(chosen))
+    for asked in (there[:, ::3], there[:, -1:]):
+        for edges in (asked, ga.convert.from_edge_index(asked, 7)):
+            part = trace.record(layer, x, graph, surgery=surgery, edges=edges, heads=chosen).layers[0]
+            assert_same(part, whole, asked, chosen)
+    part = trace.record(layer, x, graph, surgery=surgery, heads=chosen).layers[0]
+    assert_same(part, whole, there, chosen)
+    assert_exact(part.results(), whole.results(chosen))
+
+
+def test_biases_score_mods_and_gradients():
+    """A bias stays with its edge, a score_mod knows heads and tokens."""
+
+    def by_place(score, b, h, dst, src):
+        return score * (1 + h) + (2 * dst - src) / 8
+
+    made, x = heads(), drawn(2, 7, 12).requires_grad_()
+    layer = MessagePassingAttention(made, by_place)
+    whole = trace.record(layer, x, LISTED, bias=drawn(4, 9)).layers[0]
+    part = trace.record(layer, x, LISTED, bias=drawn(4, 9), edges=[(6, 2), (4, 1)], heads=[3, 1]).layers[0]
+    assert part.edge_index.tolist() == [[6, 4], [2, 1]]
+    assert_same(part, whole, [(6, 2), (4, 1)], [3, 1])
+    assert_exact(part.weights((4, 1), heads=1), whole.weights((4, 1), heads=1))
+    losses = (part.carried(part.edge_index), whole.carried(part.edge_index, [3, 1]))
+    inputs = [x, made.W_Q, made.W_K, made.W_V, made.W_O]
+    assert_exact(*(torch.autograd.grad(y.square().sum(), inputs) for y in losses))
+
+
+def test_nothing_else_is_kept():
+    """Tensors have the senders, receivers and heads of what was asked; of other layers there is nothing."""
+    model = new_model()
+    whole = trace.record(model, TOKENS)
+    run = trace.record(model, TOKENS, edges=[(0, 5), (2, 5), (2, 6)], layers=[2, 0], heads=1)
+    assert [call.number for call in run.layers] == [0, 2]
+    assert run.phases == ()
+    for call in run.layers:
+        tensors = (call.q, call.k, call.v, call.z, call.update, call.lse)
+        sizes = [tuple(x.shape) for x in tensors]
+        assert sizes == [(2, 1, 2, 4), (2, 1, 2, 4), (2, 1, 2, 4), (2, 1, 2, 4), (2, 2, 12), (2, 1, 2)]
+        # no view of what is larger
+        assert all(x.untyped_storage().nbytes() == x.numel() * x.element_size() for x in tensors)
+        assert_same(call, whole.layers[call.number], [(0, 5), (2, 5), (2, 6)], [1])
+    assert run["blocks.2.attn.hook_q"].shape == (2, 2, 1, 4)
+    layers = trace.record(model, TOKENS, layers=2)
+    assert_exact(layers["blocks.2.hook_resid_mid"], whole["blocks.2.hook_resid_mid"])
+    assert len(layers.states) == 3
+
+
+def test_wrong_choices_are_refused():
+    layer, x = MessagePassingAttention(heads()), drawn(7, 12)
+    part = trace.record(layer, x, LISTED, edges=[(6, 2)], heads=[1])
+    call, refused = part.layers[0], partial(trace.record, layer, x, LISTED)
+    whole = "record without edges= and heads="
+    assert_refusals(
+        [
+            (partial(refused, edges=[(0, 1)]), ValueError, "0 -> 1 is no edge .* nothing to record"),
+            (partial(refused, edges=patterns.causal(6)), ValueError, "7"),
+            (partial(refused, layers=1), IndexError, "layers must be in 0 .. 0, the attention layers, got 1"),
+            (partial(refused, heads=4), IndexError, "heads must be in 0 .. 3, got 4"),
+            (partial(call.weights, heads=0), IndexError, r"among \[1\], which were recorded, got \[0\]"),
+            (partial(call.weights, (0, 2)), ValueError, "0 -> 2 is no edge"),
+            (partial(call.pair_logits, (0, 2)), IndexError, r"only tokens \[6\] were recorded"),
+            (partial(trace.patch, part), ValueError, whole),
+            (partial(trace.rollout, part.layers), ValueError, whole),
+            (partial(ga.circuits.match, part, CAUSAL), ValueError, whole),
+            (partial(ga.circuits.pattern_lengths, call), ValueError, whole),
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss", "gemma2"])
+def test_hugging_face_models(name, monkeypatch):
+    """Grouped heads, rotary positions, sinks, softcaps and padding; layers by number."""
+    needs("transformers")
+    needs("gnn_attention.huggingface")
+    hf_models = needs("support.hf_models")
+    hf_models.keep_float64(monkeypatch)
+    given = hf_models.inputs(name, "left")
+    model = hf_models.built(name, "gnn_attention")
+    last = given["input_ids"].shape[1] - 1
+    pairs = [(last - 1, last), (last, last)]
+    with torch.no_grad():
+        whole = trace.record(model, **given)
+        run = trace.record(model, **given, edges=pairs, layers=1, heads=[1, 0])
+        (only,) = run.layers
+        assert only.number == 1
+        assert_same(only, whole.layers[1], pairs, [1, 0])
+        assert_exact(run.output[0], whole.output[0])
+        assert only.k.shape[1:3] == (2, 2)
+        surgery = trace.mute([(last - 1, last)], layers=1, heads=0)
+        muted = trace.record(model, **given, surgery=surgery, edges=pairs, layers=1).layers[0]
+        assert_same(muted, trace.record(model, **given, surgery=surgery).layers[1], pairs)
+        with pytest.raises(IndexError, match=r"layers must be among \[0, 1\]"):
+            trace.record(model, **given, layers=2)
