@@ -1,0 +1,79 @@
+"""``influence_bound`` against the Jacobians of the model that ships, over 20 graphs: never below one of them.
+
+    python -m benchmarks.influence_bound --out tests/records/DATE-influence-bound.json
+
+A pair of tokens that a walk joins is *violated* if the exact spectral norm of its block is above the bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnn_attention import TokenGraph, model, patterns
+from gnn_attention.interpret.bounds import influence_bound
+from gnn_attention.verify.circumstances import environment
+
+T = 40
+TEXT = Path("/usr/share/common-licenses/GPL-3")
+
+
+def graphs() -> list[TokenGraph]:
+    return [
+        patterns.causal(T), patterns.strict_causal(T), patterns.full(T), patterns.no_self(T),
+        patterns.prefix(T, 12), patterns.documents([10, 14, 16]), patterns.documents([20, 20], causal=False),
+        patterns.tree([-1, *(token // 2 for token in range(T - 1))]), patterns.window(T, 3),
+        patterns.window(T, 8), patterns.window(T, 16), patterns.window(T, 5, causal=False),
+        patterns.dilated(T, 6, 3), patterns.window(T, 4) | patterns.sinks(T, 1),
+        patterns.window(T, 8) | patterns.sinks(T, 4), patterns.log_sparse(T), patterns.random_senders(T, 6),
+        patterns.erdos_renyi(T, 0.1), patterns.window(T, 2), patterns.watts_strogatz(T, 4, 0.2),
+    ]  # fmt: skip
+
+
+def exact(lm: Any, tokens: Any, graph: TokenGraph) -> Any:
+    """The spectral norm of each block of the Jacobian: a copy of the sequence for each channel of a result."""
+    width = lm.config.width
+    x = lm.embedding(tokens).detach().repeat(width, 1, 1).requires_grad_()
+    state = x
+    for block in lm.blocks:
+        state = block(state, graph)
+    rows = [torch.autograd.grad(row.diagonal().sum(), x, retain_graph=True)[0] for row in state.unbind(1)]
+    return torch.stack([torch.linalg.matrix_norm(row.transpose(0, 1), 2) for row in rows])
+
+
+def measured(lm: Any, tokens: Any, graph: TokenGraph) -> dict[str, Any]:
+    bound, norms = influence_bound(lm, tokens, graph), exact(lm, tokens, graph)
+    joined = bound > 0
+    slack = bound[joined] / norms[joined]
+    return {
+        "graph": graph.name, "pairs": int(joined.sum()), "violations": int((norms > bound).sum()),
+        "least_slack": float(slack.min()), "median_slack": float(slack.median()),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--text", type=Path, default=TEXT)
+    options = parser.parse_args()
+    lm, vocabulary = model.load_trained()
+    tokens = torch.tensor([vocabulary.encode(options.text.read_text(encoding="utf-8"))[:T]])
+    record: dict[str, Any] = {
+        "bench": "influence-bound", "command": "python -m benchmarks.influence_bound", "model": "trained",
+        "tokens": T, "text": options.text.name, "graphs": [], "environment": environment("cpu"),
+    }  # fmt: skip
+    lm = lm.double().requires_grad_(False)
+    for graph in graphs():
+        record["graphs"].append(measured(lm, tokens, graph))
+        print(*record["graphs"][-1].values(), flush=True)
+    for name in ("pairs", "violations"):
+        record[name] = sum(one[name] for one in record["graphs"])
+    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
