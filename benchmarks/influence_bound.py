@@ -3,6 +3,7 @@
     python -m benchmarks.influence_bound --out tests/records/DATE-influence-bound.json
 
 A pair of tokens that a walk joins is *violated* if the exact spectral norm of its block is above the bound.
+The record is written after each graph; graphs that it holds are not measured again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from gnn_attention import TokenGraph, model, patterns
+from gnn_attention._support import atomic_files
 from gnn_attention.interpret.bounds import influence_bound
 from gnn_attention.verify.circumstances import environment
 
@@ -66,13 +68,15 @@ def main() -> None:
         "bench": "influence-bound", "command": "python -m benchmarks.influence_bound", "model": "trained",
         "tokens": T, "text": options.text.name, "graphs": [], "environment": environment("cpu"),
     }  # fmt: skip
+    if options.out.exists():
+        record = json.loads(options.out.read_text(encoding="utf-8"))
     lm = lm.double().requires_grad_(False)
-    for graph in graphs():
+    for graph in graphs()[len(record["graphs"]) :]:
         record["graphs"].append(measured(lm, tokens, graph))
         print(*record["graphs"][-1].values(), flush=True)
-    for name in ("pairs", "violations"):
-        record[name] = sum(one[name] for one in record["graphs"])
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        for name in ("pairs", "violations"):
+            record[name] = sum(one[name] for one in record["graphs"])
+        atomic_files.write(options.out, json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Influence in SmolLM2 over window(32): the Jacobian measured, and predicted from graph and head statistics.
+"""Influence in SmolLM2 over a graph: the Jacobian measured, and predicted from graph and head statistics.
 
     python -m benchmarks.lm_influence --out tests/records/DATE-influence.json
+    python -m benchmarks.lm_influence --graph sinks --out tests/records/DATE-influence-sinks.json
 
 Measured in float64 on one text: ``|d last state[dst] / d embedding[src]|`` by random vector-Jacobian products.
-Predicted from another text: per layer and distance the mean energy that an edge passes on, by its weight (value
-path, ``(w / rms)^2 |W_O W_V|^2``), by its key and, to the token itself, by its query; walks of these sums.
+Predicted from another text: per layer and kind of edge the mean energy that it passes on, by its weight (value
+path, ``(w / rms)^2 |W_O W_V|^2``), by its key and, to the token itself, by its query; walks of these sums. A kind
+is a distance or, of the first four tokens, the sender (between two of them, the pair).
 """
 
 from __future__ import annotations
@@ -23,22 +25,39 @@ from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import Backend
 from gnn_attention.huggingface import attending
 
-T, WINDOW = 512, 32
+T, WINDOW, SINKS = 512, 32, 4
+KINDS = T + SINKS + SINKS**2
+GRAPHS = {
+    "window": patterns.window(T, WINDOW),
+    "sinks": patterns.window(T, WINDOW) | patterns.sinks(T, SINKS),
+    "strided": patterns.sparse_strided(T, WINDOW),
+}
 MEASURED, STATISTICS = (Path("/usr/share/common-licenses") / name for name in ("GPL-3", "Artistic"))
 norm = torch.linalg.matrix_norm
 
 
-def measured(model: Any, ids: Any, receivers: list[int], projections: int) -> Any:
+def kinds(graph: ga.TokenGraph) -> Any:
+    src, dst = graph.edge_index
+    far = torch.where(src < SINKS, T + src, dst - src)
+    # a window alone has no sinks
+    return (
+        far.where((dst >= SINKS) | (src >= SINKS), T + SINKS + SINKS * src + dst)
+        if graph is GRAPHS["sinks"]
+        else dst - src
+    )
+
+
+def measured(model: Any, graph: ga.TokenGraph, ids: Any, receivers: list[int], projections: int) -> Any:
     model = model.double().requires_grad_(False)
     x = model.get_input_embeddings()(ids)[0]
-    with ga.use_graph(model, patterns.window(T, WINDOW)):
+    with ga.use_graph(model, graph):
         run = lambda rows: model.model(inputs_embeds=rows[None], use_cache=False).last_hidden_state[0]  # noqa: E731
         return analyse.jacobian_norms(run, x, receivers, projections)
 
 
 @torch.no_grad()
-def statistics(model: Any, ids: Any) -> tuple[Any, Any]:
-    """Energies by distance ``[layers, WINDOW]`` and of the token's own query ``[layers]``, over the residual's 1."""
+def statistics(model: Any, graph: ga.TokenGraph, ids: Any) -> tuple[Any, Any]:
+    """Energies by kind ``[layers, KINDS]`` and of the token's own query ``[layers]``, over the residual's 1."""
     calls: dict[int, Any] = {}
     inverse: dict[int, Any] = {}
     hooks = []
@@ -58,19 +77,16 @@ def statistics(model: Any, ids: Any) -> tuple[Any, Any]:
 
         return Backend("recording", run)
 
-    graph = patterns.window(T, WINDOW)
     with ga.use_graph(model, graph), attending(recording):
         model.model(ids)
     for hook in hooks:
         hook.remove()
-    found = [
-        _energies(layer, calls[i], inverse[i], graph.edge_index) for i, layer in enumerate(model.model.layers)
-    ]
+    found = [_energies(layer, calls[i], inverse[i], graph) for i, layer in enumerate(model.model.layers)]
     return torch.stack([edge for edge, _ in found]), torch.stack([own for _, own in found])
 
 
-def _energies(layer: Any, call: Any, inverse: Any, edges: Any) -> tuple[Any, Any]:
-    (src, dst), module = edges, layer.self_attn
+def _energies(layer: Any, call: Any, inverse: Any, graph: ga.TokenGraph) -> tuple[Any, Any]:
+    (src, dst), module, kind = graph.edge_index, layer.self_attn, kinds(graph)
     w, q, k, v, out = (x[0].double() for x in call)
     heads, groups, dim, width = len(q), len(k), q.shape[-1], module.o_proj.weight.shape[0]
     gamma = layer.input_layernorm.weight.double()
@@ -86,27 +102,26 @@ def _energies(layer: Any, call: Any, inverse: Any, edges: Any) -> tuple[Any, Any
         said = (apart @ W_O[:, h].T).square().sum(-1)
         by_key = said * q[h][dst].square().sum(-1) * norm(W_K[g]) ** 2 / dim / dim
         energy[h] = (w[h] * inverse[src]) ** 2 * (norm(W_O[:, h] @ W_V[g]) ** 2 + by_key) / width
-        spread = _by_receiver(edges, w[h][:, None] * apart).mT @ _by_receiver(edges, k[g][src])
+        spread = _by_receiver(dst, w[h][:, None] * apart).mT @ _by_receiver(dst, k[g][src])
         squares = (W_O[:, h].T @ W_O[:, h] @ spread * spread).sum((1, 2))  # |W_O spread|^2
         own += squares * norm(W_Q[h]) ** 2 / dim / dim / width * inverse**2
-    sums = torch.zeros(WINDOW, dtype=torch.float64).index_add(0, dst - src, energy.sum(0))
-    return sums / torch.bincount(dst - src), own[WINDOW:].mean()
+    sums = torch.zeros(KINDS, dtype=torch.float64).index_add(0, kind, energy.sum(0))
+    return sums / torch.bincount(kind, minlength=KINDS).clamp(min=1), own[WINDOW:].mean()
 
 
-def _by_receiver(edges: Any, rows: Any) -> Any:
-    """Rows of edges as ``[T, WINDOW, dim]``, 0 where a receiver has fewer in-edges."""
-    src, dst = edges
-    table = torch.zeros(T, WINDOW, rows.shape[1], dtype=rows.dtype)
-    table[dst, dst - src] = rows
+def _by_receiver(dst: Any, rows: Any) -> Any:
+    """Rows of edges, sorted by receiver, as ``[T, most in-edges, dim]``, 0 where a receiver has fewer."""
+    degree = torch.bincount(dst, minlength=T)
+    table = torch.zeros(T, int(degree.max()), rows.shape[1], dtype=rows.dtype)
+    table[dst, torch.arange(len(dst)) - (degree.cumsum(0) - degree)[dst]] = rows
     return table
 
 
-def predicted(energy: Any, own: Any, receivers: list[int]) -> Any:
-    graph = patterns.window(T, WINDOW)
-    distance = graph.edge_index[1] - graph.edge_index[0]
-    share = energy / (1 + own)[:, None]
-    residual = 1 / (1 + share.sum(1))
-    weights = [row[distance] * r / (1 - r) for row, r in zip(share, residual, strict=True)]
+def predicted(graph: ga.TokenGraph, energy: Any, own: Any, receivers: list[int]) -> Any:
+    share = (energy / (1 + own)[:, None])[:, kinds(graph)]
+    # of the last token, which hears the most
+    residual = 1 / (1 + share[:, graph.edge_index[1] == T - 1].sum(1))
+    weights = [row * r / (1 - r) for row, r in zip(share, residual, strict=True)]
     return analyse.influence(graph, len(share), residual.tolist(), weights, receivers).sqrt()
 
 
@@ -126,14 +141,16 @@ def spearman(a: Any, b: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--graph", choices=GRAPHS, default="window")
     parser.add_argument("--step", type=int, default=33, help="between receivers")
     parser.add_argument("--projections", type=int, default=2)
     options = parser.parse_args()
     model, tokenizer = ga.lm.load("smollm2")
     texts = [torch.tensor([tokenizer.encode(path.read_text())[:T]]) for path in (STATISTICS, MEASURED)]
     receivers = list(range(T - 1, WINDOW, -options.step))
-    guess = predicted(*statistics(model, texts[0]), receivers)
-    found = measured(model, texts[1], receivers, options.projections)
+    graph = GRAPHS[options.graph]
+    guess = predicted(graph, *statistics(model, graph, texts[0]), receivers)
+    found = measured(model, graph, texts[1], receivers, options.projections)
     pairs = [
         torch.cat([row[: r + 1] for row, r in zip(rows, receivers, strict=True)]) for rows in (found, guess)
     ]
@@ -141,7 +158,8 @@ def main() -> None:
     folded = [by_distance(rows, receivers) for rows in (found, guess)]
     scaled = (folded[1] / folded[0]).log10()
     record = {
-        "bench": "influence", "model": "smollm2", "graph": f"window({T}, {WINDOW})", "receivers": receivers,
+        "bench": "influence", "model": "smollm2", "graph": graph.name, "receivers": receivers,
+        "command": f"python -m benchmarks.lm_influence --graph {options.graph}",
         "projections": options.projections, "texts": [MEASURED.name, STATISTICS.name],
         "orders": float((folded[0].max() / folded[0].min()).log10()),
         "spearman_by_distance": spearman(*folded), "spearman_by_pair": spearman(*pairs),
