@@ -265,13 +265,26 @@ def rounded(value: float) -> str:
 # ---- sources
 
 ROW = re.compile(r"^\| (S\d\.\d+) \| (.*?) \| .*\|$", re.MULTILINE)
+PAPER = re.compile(r"^\| (\d{4}\.\d{5}|Xiao 2025) \| (.*?) \| .*\|$", re.MULTILINE)
 CITED = re.compile(r"\bS(\d)\.(\d+)(?: to S(\d)\.(\d+))?")
 
 
 def sources() -> str:
     """The page as it is, the last column of its tables written anew."""
     text = (DOCS / "sources.md").read_text(encoding="utf-8")
-    return ROW.sub(lambda row: f"| {row[1]} | {row[2]} | {', '.join(shown(row[1]))} |", text)
+    text = ROW.sub(lambda row: f"| {row[1]} | {row[2]} | {', '.join(shown(row[1]))} |", text)
+    return PAPER.sub(lambda row: f"| {row[1]} | {row[2]} | {', '.join(named(row[1]))} |", text)
+
+
+def named(paper: str) -> Iterator[str]:
+    """Where a paper is named: notebooks, then modules and tests."""
+    for path in sorted((ROOT / "notebooks").glob("[0-9]*.py")):
+        if paper in path.read_text(encoding="utf-8"):
+            yield link(path.with_suffix(".ipynb"), f"notebook {path.name[:2]}")
+    for folder, start in (("gnn_attention", ROOT / "gnn_attention"), ("tests", ROOT)):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if paper in path.read_text(encoding="utf-8"):
+                yield link(path, f"`{path.relative_to(start).as_posix()}`")
 
 
 def shown(source: str) -> Iterator[str]:

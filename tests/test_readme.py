@@ -146,6 +146,9 @@ def test_sources_name_every_claim_that_is_cited(make):
     cited = set().union(*(make.cited(path) for path in PACKAGE.rglob("*.py")))
     assert {source for source, _ in rows} >= cited
     assert [source for source, _ in rows if not any(make.shown(source))] == []
+    papers = make.PAPER.findall(text_of(ROOT / "docs" / "sources.md"))
+    assert papers
+    assert [paper for paper, _ in papers if not any(make.named(paper))] == []
 
 
 # ---- the map

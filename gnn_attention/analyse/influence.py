@@ -81,7 +81,7 @@ def horizon(
 
     0 where not even the receiver's own is. ``receiver`` is the last token by default. With ``residual=0`` and
     a window of w it grows as ``w * sqrt(layers)`` about the middle ``layers * (w - 1) / 2``, not as the reach
-    ``layers * (w - 1)``. Raises as :func:`influence` does, ValueError for an eps that is not positive.
+    ``layers * (w - 1)`` (Xiao 2025). Raises as :func:`influence`, ValueError for an eps that is not positive.
 
     >>> from gnn_attention import patterns
     >>> [horizon(patterns.window(9, 2), 2, eps) for eps in (0.07, 0.06)]  # shares 9/16, 6/16, 1/16
