@@ -47,6 +47,8 @@ class Study:
         self.causal = patterns.causal(TOKENS)
         self.pairs = self.causal.num_edges
         self.record = json.loads(record.read_text()) if record.exists() else self._empty(text)
+        if record.exists():
+            self.record["continued"] = environment("cpu")
 
     def _empty(self, text: Path) -> dict[str, Any]:
         about = {"tokens": TOKENS, "loss_after": FIRST, "model": "smollm2", "text": str(text)}

@@ -99,11 +99,12 @@ def _energies(layer: Any, call: Any, inverse: Any, graph: ga.TokenGraph) -> tupl
     for h in range(heads):
         g = h * groups // heads
         apart = v[g][src] - out[h][dst]
-        said = (apart @ W_O[:, h].T).square().sum(-1)
+        square = W_O[:, h].T @ W_O[:, h]
+        said = (apart @ square * apart).sum(-1)  # |W_O apart|^2
         by_key = said * q[h][dst].square().sum(-1) * norm(W_K[g]) ** 2 / dim / dim
         energy[h] = (w[h] * inverse[src]) ** 2 * (norm(W_O[:, h] @ W_V[g]) ** 2 + by_key) / width
         spread = _by_receiver(dst, w[h][:, None] * apart).mT @ _by_receiver(dst, k[g][src])
-        squares = (W_O[:, h].T @ W_O[:, h] @ spread * spread).sum((1, 2))  # |W_O spread|^2
+        squares = (square @ spread * spread).sum((1, 2))  # |W_O spread|^2
         own += squares * norm(W_Q[h]) ** 2 / dim / dim / width * inverse**2
     sums = torch.zeros(KINDS, dtype=torch.float64).index_add(0, kind, energy.sum(0))
     return sums / torch.bincount(kind, minlength=KINDS).clamp(min=1), own[WINDOW:].mean()
