@@ -12,6 +12,8 @@ from gnn_attention._support import checks
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo
+from gnn_attention.backends.cpu import csr_ops
+from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.graph import TokenGraph
 from gnn_attention.rotary import Rotary
 from gnn_attention.selectors import _choice
@@ -107,7 +109,8 @@ class Indexer(nn.Module):
         nothing but the gradient (straight through), ``logsigmoid(I)`` is a gate.
         """
         received, keys, graph = self._ends(q, k, graph)
-        return _of_edges(*received, keys, graph.edges_on(keys.device)).unsqueeze(1)
+        order = order_of(graph, keys.device)
+        return _of_edges(*received, keys, graph)[:, order.argsort()].unsqueeze(1)
 
     def loss(
         self,
@@ -161,13 +164,13 @@ def _scores(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int, int
     return torch.einsum("bhts,bht->bts", products, weights[:, :, here])
 
 
-def _of_edges(queries: Tensor, weights: Tensor, keys: Tensor, edges: Tensor) -> Float[Tensor, "batch edges"]:
-    def some(part: Tensor) -> Tensor:
-        src, dst = part
-        products = (queries.index_select(2, dst) * keys.index_select(1, src).unsqueeze(1)).sum(-1).relu()
-        return (products * weights.index_select(2, dst)).sum(1)
-
-    return torch.cat([recomputed(some, part) for part in torch.split(edges, EDGES_AT_ONCE, 1)], -1)
+def _of_edges(
+    queries: Tensor, weights: Tensor, keys: Tensor, graph: TokenGraph
+) -> Float[Tensor, "batch edges"]:
+    """``I`` by receiver, then sender."""
+    wide, listed = arithmetic.accumulation_dtype(keys.dtype), edges_of(graph, keys.device)
+    products = csr_ops.products(queries.to(wide), keys.unsqueeze(1).to(wide), listed.tensors).relu()
+    return (products * weights.to(wide).index_select(2, listed.dst)).sum(1)
 
 
 def _in_rows(
@@ -186,13 +189,13 @@ def _in_rows(
 
 def _along_edges(info: AttentionInfo, queries: Tensor, weights: Tensor, keys: Tensor) -> Float[Tensor, ""]:
     """The sum of the divergences of all receivers of a plain graph."""
-    edges, num_dst = info.call.graph.edges_on(keys.device), info.call.graph.num_dst
-    dst = edges[1]
+    graph, device = info.call.graph, keys.device
+    dst = edges_of(graph, device).dst.long()
     with torch.no_grad():
-        parts = torch.split(torch.arange(len(dst), device=dst.device), EDGES_AT_ONCE)
+        parts = torch.split(order_of(graph, device), EDGES_AT_ONCE)
         p = torch.cat([info.weights(part).sum(1) for part in parts], -1)
-        total = p.new_zeros(len(p), num_dst).index_add_(1, dst, p)
+        total = p.new_zeros(len(p), graph.num_dst).index_add_(1, dst, p)
         p = p / total.clamp(min=torch.finfo(p.dtype).tiny)[:, dst]
-    scores = _of_edges(queries, weights, keys, edges).to(p.dtype)
-    lse = arithmetic.softmax(scores, dst, num_dst)[1]
+    scores = _of_edges(queries, weights, keys, graph).to(p.dtype)
+    lse = arithmetic.softmax(scores, dst, graph.num_dst)[1]
     return (torch.xlogy(p, p) - p * (scores - lse.masked_fill(lse == -torch.inf, 0.0)[:, dst])).sum()
