@@ -145,6 +145,15 @@ def test_configurations_fit_the_gpu(form, dtype, dim, step, gpu, wanted):
 
 
 @pytest.mark.slow
+def test_steps_of_tiles_neither_wait_for_words_nor_scale_powers():
+    """Which pairs are edges is fetched a step ahead; ``ex2`` flushes what no weight can be."""
+    for kernel in compiled([("tiles of 128", "bfloat16", 64, "plain", "sm_90")], OLD)[0][1]:
+        if kernel["kernel"] in ("receivers", "receivers_backward"):
+            assert kernel["counts"]["words ahead"]
+            assert not kernel["counts"]["powers of small numbers"]
+
+
+@pytest.mark.slow
 def test_pairs_of_forms_dtypes_widths_options_and_gpus():
     """A covering choice of what :func:`test_every_pinned_configuration` compiles."""
     assert swept(pairwise(allowed, **CASES | {"dim": CASES["dim"][:4]})) == []

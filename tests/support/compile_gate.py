@@ -34,6 +34,8 @@ INSTRUCTIONS = {
     "tcgen05": r"\bUTC\w*MMA",
     "local loads": r"\bLDL\b",
     "local stores": r"\bSTL\b",
+    "words ahead": r"\bLDGSTS\.E\.64",
+    "powers of small numbers": r"@!?P\d FMUL R\d+, R\d+, 0\.5\b",
     "atomics": r"\b(?:ATOMG|ATOM|RED)\.",
 }
 

@@ -6,6 +6,7 @@ those of a tile (visited in ``PARTS`` steps, 0 for windows) are consecutive. Whi
 in bits: in windows for each other token, in tiles for each own token.
 
 Logits are in units: ``weight = exp(unit * logit - ...)``, where ``unit`` is the scale of a plain call.
+Kernels take powers of 2, for which GPUs have an instruction: exponents are :data:`BINARY` times as large.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import triton
 import triton.language as tl
 
 from gnn_attention.backends.gpu.kernels import _common
+
+BINARY = tl.constexpr(1.4426950408889634)  # log2(e)
 
 
 @triton.jit
@@ -74,13 +77,33 @@ def others_at(OTHER, at, stop, lane, num_other, PARTS: tl.constexpr, BN: tl.cons
 
 
 @triton.jit
-def edges_at(WORDS, SLOTS, at, stop, row, lane, PARTS: tl.constexpr, SIZE: tl.constexpr, BN: tl.constexpr):
-    """Bool ``[BM, BN]``: which pairs of an own token (rows) and a visited one (lanes) are edges."""
+def words_at(WORDS, SLOTS, at, stop, row, lane, PARTS: tl.constexpr, SIZE: tl.constexpr, BN: tl.constexpr):
+    """(slot, word): in bits, which pairs of a step are edges (:func:`edges_in`); in slot 0 of tiles, all.
+
+    To be read in every step, before its products: then Triton fetches them a step ahead.
+    """
     if PARTS:
-        word = tl.load(WORDS + tl.load(SLOTS + at // PARTS).to(tl.int64) * SIZE + row) >> (at % PARTS * BN)
-        return ((word[:, None] >> lane[None, :].to(word.dtype)) & 1) != 0
+        slot = tl.load(SLOTS + at // PARTS)
+        word = tl.load(WORDS + slot.to(tl.int64) * SIZE + row)
+        if BN <= 32:
+            word = (word >> (at % PARTS * BN)).to(tl.int32)
+        return slot, word
+    else:  # noqa: RET505 - both ends of a branch that is taken while compiling
+        return 1, tl.load(WORDS + at + lane, mask=at + lane < stop, other=0)
+
+
+@triton.jit
+def edges_in(word, row, lane, PARTS: tl.constexpr, BN: tl.constexpr):
+    """Bool ``[BM, BN]``: which pairs of an own token (rows) and a visited one (lanes) are edges.
+
+    For numbers of 64 bits, a GPU takes two instructions and registers.
+    """
+    if PARTS:
+        half = word.to(tl.int32)[:, None]
+        if BN > 32:
+            half = tl.where((lane < 32)[None, :], half, (word >> 32).to(tl.int32)[:, None])
+        return ((half >> (lane % 32)[None, :]) & 1) != 0
     else:  # noqa: RET505
-        word = tl.load(WORDS + at + lane, mask=at + lane < stop, other=0)
         return ((word[None, :] >> row[:, None].to(word.dtype)) & 1) != 0
 
 
@@ -102,12 +125,12 @@ def unit_of(scale, PLAIN: tl.constexpr):
 
 @triton.jit
 def logits_of(
-    raw, own, other, number, on, scale, cap, slope, BEFORE, x_t, BIAS, y_t, WORDS, SLOTS, at, stop, row, lane,
+    raw, own, other, number, on, scale, cap, slope, BEFORE, x_t, BIAS, y_t, slot, word, row, lane,
     KNOWN: tl.constexpr, PARTS: tl.constexpr, PLAIN: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, SIZE: tl.constexpr,
-    BN: tl.constexpr, ACC: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, BN: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
-    """(logits from products, -inf where there is no edge, and what tanh gave); a full tile reads no bits."""
+    """(logits from products, -inf where there is no edge, and what tanh gave); a full tile tests no bits."""
     s = raw
     if not PLAIN:
         s = raw * scale
@@ -124,17 +147,17 @@ def logits_of(
     if KNOWN:
         s = tl.where(on, s, float("-inf"))
     elif PARTS:
-        if tl.load(SLOTS + at // PARTS) > 0:
-            s = tl.where(edges_at(WORDS, SLOTS, at, stop, row, lane, PARTS, SIZE, BN), s, float("-inf"))
+        if slot > 0:
+            s = tl.where(edges_in(word, row, lane, PARTS, BN), s, float("-inf"))
     else:
-        s = tl.where(edges_at(WORDS, SLOTS, at, stop, row, lane, PARTS, SIZE, BN), s, float("-inf"))
+        s = tl.where(edges_in(word, row, lane, PARTS, BN), s, float("-inf"))
     return s, bent
 
 
 @triton.jit
 def weights_of(s, unit, base):
-    """``exp(unit s - base)`` computed again; 0 where that is NaN: no in-edges, or a NaN among them."""
-    p = tl.exp(s * unit - base)
+    """``2 ** (unit s - base)`` computed again; 0 where that is NaN: no in-edges, or a NaN among them."""
+    p = tl.exp2(s * unit - base)
     return tl.where(p > 0.0, p, 0.0)
 
 

@@ -29,16 +29,17 @@ def _pull(
     acc = tl.zeros([BM, DP], ACC)
     for at in range(lo, hi, STEP):
         other, there = _tiled.others_at(OTHER, at, hi, lane, num_other, PARTS, BN)
+        slot, word = _tiled.words_at(WORDS, SLOTS, at, hi, row, lane, PARTS, SIZE, BN)
         k = _common.load_rows(K, other, k_t, there, D, DP, ALIGN)
         raw = tl.dot(q, tl.trans(k), input_precision=PRECISION, out_dtype=ACC)
         on, number = there[None, :], begin[:, None]
         if KNOWN:
-            on = _tiled.edges_at(WORDS, SLOTS, at, hi, row, lane, PARTS, SIZE, BN)
+            on = _tiled.edges_in(word, row, lane, PARTS, BN)
             number, begin = _tiled.numbers_at(on, begin)
         s, bent = _tiled.logits_of(
             raw, own + dst_offset, other + src_offset, number, on, scale, cap, slope, BEFORE, x_t, BIAS, y_t,
-            WORDS, SLOTS, at, hi, row, lane, KNOWN, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS,
-            SIZE, BN, ACC,
+            slot, word, row, lane, KNOWN, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS,
+            BN, ACC,
         )  # fmt: skip
         p = _tiled.weights_of(s, unit, base[:, None])
         v = _common.load_rows(V, other, v_t, there, DV, DVP, ALIGN)
@@ -80,7 +81,7 @@ def receivers_backward(
     item, row, own, live, lo, hi = _tiled.own_tokens(ITEMS, num_own, PARTS, SIZE, BM)
     lane = tl.arange(0, BN)
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
-    unit = _tiled.unit_of(scale, PLAIN)
+    unit = _tiled.unit_of(scale, PLAIN) * _tiled.BINARY
     slope = tl.load(SLOPES + head).to(ACC) if HAS_SLOPES else scale
     stream = _common.stream_of(SEED, sample + first_sample, head + first_head) if HAS_DROPOUT else slice_
     begin = own
@@ -95,7 +96,7 @@ def receivers_backward(
     q = _common.load_rows(_common.head_at(Q, sample, head, q_b, q_h, ALIGN), own, q_t, live, D, DP, ALIGN)
     grads = _common.head_at(GRAD, sample, head, g_b, g_h, ALIGN)
     grad = _common.load_rows(grads, own, g_t, live, DV, DVP, ALIGN)
-    base = tl.load(LSE + slice_ * num_own + own, mask=live, other=float("inf"))
+    base = tl.load(LSE + slice_ * num_own + own, mask=live, other=float("inf")) * _tiled.BINARY
     delta = tl.load(DELTA + slice_ * num_own + own, mask=live, other=0.0)
     acc = _pull(
         q, grad, base, delta, row, own, lane, begin, lo, hi, K, V, k_t, v_t, OTHER, WORDS, SLOTS, BEFORE, x_t,
@@ -133,7 +134,7 @@ def senders_backward(
     item, row, own, live, lo, hi = _tiled.own_tokens(ITEMS, num_own, PARTS, SIZE, BM)
     lane = tl.arange(0, BN)
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
-    unit = _tiled.unit_of(scale, PLAIN)
+    unit = _tiled.unit_of(scale, PLAIN) * _tiled.BINARY
     k = _common.load_rows(_common.head_at(K, sample, kv_head, k_b, k_h, ALIGN), own, k_t, live, D, DP, ALIGN)
     values = _common.head_at(V, sample, kv_head, v_b, v_h, ALIGN)
     v = _common.load_rows(values, own, v_t, live, DV, DVP, ALIGN)
@@ -149,6 +150,7 @@ def senders_backward(
             begin = tl.load(FIRST + item * SIZE + row).to(tl.int64)
         for at in range(lo, hi, STEP):
             other, there = _tiled.others_at(OTHER, at, hi, lane, num_other, PARTS, BN)
+            slot, word = _tiled.words_at(WORDS, SLOTS, at, hi, row, lane, PARTS, SIZE, BN)
             base = tl.load(LSE + first + other, mask=there, other=float("inf"))
             delta = tl.load(DELTA + first + other, mask=there, other=0.0)
             sound = there & _common.is_finite(base) & _common.is_finite(delta)
@@ -157,16 +159,15 @@ def senders_backward(
             raw = tl.dot(k, tl.trans(q), input_precision=PRECISION, out_dtype=ACC)
             on, number = there[None, :], begin[:, None]
             if KNOWN:
-                on = _tiled.edges_at(WORDS, SLOTS, at, hi, row, lane, PARTS, SIZE, BN)
+                on = _tiled.edges_in(word, row, lane, PARTS, BN)
                 number, begin = _tiled.numbers_at(on, begin)
                 number = tl.load(POSITION + number, mask=on, other=0).to(tl.int64)
             s, bent = _tiled.logits_of(
                 raw, own + src_offset, other + dst_offset, number, on, scale, cap, slope,
-                BEFORE + sample * x_b + head * x_h, x_t, BIAS + sample * y_b + head * y_h, y_t, WORDS, SLOTS,
-                at, hi, row, lane, KNOWN, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, SIZE, BN,
-                ACC,
+                BEFORE + sample * x_b + head * x_h, x_t, BIAS + sample * y_b + head * y_h, y_t, slot, word,
+                row, lane, KNOWN, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, BN, ACC,
             )  # fmt: skip
-            p = _tiled.weights_of(s, unit, base[None, :])
+            p = _tiled.weights_of(s, unit, base[None, :] * _tiled.BINARY)
             grads = _common.head_at(GRAD, sample, head, g_b, g_h, ALIGN)
             grad = _common.load_rows(grads, other, g_t, sound, DV, DVP, ALIGN)
             pulled = tl.dot(v, tl.trans(grad), input_precision=PRECISION, out_dtype=ACC)

@@ -29,21 +29,22 @@ def _sums(
     acc = tl.zeros([BM, DVP], ACC)
     for at in range(lo, hi, STEP):
         other, there = _tiled.others_at(OTHER, at, hi, lane, num_other, PARTS, BN)
+        slot, word = _tiled.words_at(WORDS, SLOTS, at, hi, row, lane, PARTS, SIZE, BN)
         k = _common.load_rows(K, other, k_t, there, D, DP, ALIGN)
         raw = tl.dot(q, tl.trans(k), input_precision=PRECISION, out_dtype=ACC)
         on, number = there[None, :], begin[:, None]
         if KNOWN:
-            on = _tiled.edges_at(WORDS, SLOTS, at, hi, row, lane, PARTS, SIZE, BN)
+            on = _tiled.edges_in(word, row, lane, PARTS, BN)
             number, begin = _tiled.numbers_at(on, begin)
         s, _ = _tiled.logits_of(
             raw, own + dst_offset, other + src_offset, number, on, scale, cap, slope, BEFORE, x_t, BIAS, y_t,
-            WORDS, SLOTS, at, hi, row, lane, KNOWN, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS,
-            SIZE, BN, ACC,
+            slot, word, row, lane, KNOWN, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS,
+            BN, ACC,
         )  # fmt: skip
         higher = tl.maximum(top, tl.max(s, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher) * unit
-        p = tl.exp(s * unit - base[:, None])
-        shrunk = tl.exp(top * unit - base)
+        p = tl.exp2(s * unit - base[:, None])
+        shrunk = tl.exp2(top * unit - base)
         total = total * shrunk + tl.sum(p, 1)
         if HAS_DROPOUT:
             stay = _common.stays(stream, own[:, None] + dst_offset, other[None, :] + src_offset, threshold)
@@ -92,9 +93,9 @@ def receivers(
     q = _common.load_rows(_common.head_at(Q, sample, head, q_b, q_h, ALIGN), own, q_t, live, D, DP, ALIGN)
     top, total, acc = _sums(
         q, row, own, lane, begin, lo, hi, K, V, k_t, v_t, OTHER, WORDS, SLOTS, BEFORE, x_t, BIAS, y_t, scale,
-        unit, cap, slope, stream, threshold, factor, dst_offset, src_offset, num_other, CAREFUL, PARTS, PLAIN,
-        HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, D, DP, DV, DVP, ALIGN, SIZE, BM, BN, ACC,
-        PRECISION,
+        unit * _tiled.BINARY, cap, slope, stream, threshold, factor, dst_offset, src_offset, num_other,
+        CAREFUL, PARTS, PLAIN, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, HAS_DROPOUT, D, DP, DV, DVP, ALIGN,
+        SIZE, BM, BN, ACC, PRECISION,
     )  # fmt: skip
     if not CAREFUL:
         tl.store(_tiled.flag_at(FLAGS), _tiled.is_spoiled(acc).to(tl.int8))
