@@ -24,7 +24,7 @@
 #
 # **Afterwards you can** translate between search, routing, transforms and message exchange.
 #
-# before: [Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [Patterns and messages, in three forms](04_three_forms.ipynb)
+# before: [Many heads, many graphs](02_many_heads_many_graphs.ipynb) | [the book](README.md) | next: [Patterns and messages, in three forms](04_three_forms.ipynb)
 
 # %%
 import math
@@ -33,8 +33,7 @@ import warnings
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
+from pictures import draw_streams
 
 import gnn_attention as ga
 from gnn_attention import draw
@@ -67,14 +66,6 @@ def draw_table(ax, table, names, title, limit):
     ax.set_yticks(range(len(names)), names, fontsize=8)
     ax.tick_params(length=0)
     ax.set(title=title, xlabel="src (sender)", ylabel="dst (receiver)")
-
-
-def draw_curve(ax, points, width, colour):
-    """A smooth line through a start, two handles and an end."""
-    codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
-    ax.add_patch(
-        PathPatch(Path(points, codes), fill=False, linewidth=width, edgecolor=colour, capstyle="round")
-    )
 
 
 # %% [markdown]
@@ -161,6 +152,7 @@ changed = (every.argmax(-1) != every.masked_fill(~call.graph.mask(), -math.inf).
 print(f"head {searching}, {pieces[searcher]!r}: the mask makes {winners[1]!r} the winner, not {winners[0]!r}")
 print(f"so it does for {changed} of {n * len(every)} receivers in this layer")
 
+# %% tags=["S4.8"]
 figure, axes = plt.subplots(1, 4, figsize=(13, 2.9))
 stages = {
     "relevance scores": relevance,
@@ -214,47 +206,6 @@ print(
 
 
 # %% tags=["S4.11"]
-def draw_streams(ax, run, below, above):
-    """Streams upwards; what each block writes is a line from where it was read. Widths: the length of what was written."""
-    levels, last = len(run.phases), len(below) - 1
-    ax.vlines(range(last + 1), -0.1, levels + 0.1, color="#CCCCCC", linewidth=3, zorder=0)
-    for level, phase in enumerate(run.phases):
-        if phase.name == "communication":
-            call = run.layers[phase.layer]
-            written = call.carried(call.edge_index)[0].sum(1).norm(dim=-1)  # over all heads
-            for (src, dst), size in zip(call.edge_index.T.tolist(), written.tolist(), strict=True):
-                side = 0.3 if src == dst else 0.0
-                points = [
-                    (src, level),
-                    (src - side, level + 0.5),
-                    (dst - side, level + 0.5),
-                    (dst, level + 1),
-                ]
-                draw_curve(ax, points, 0.6 * size, BLUE)
-        else:
-            for token, size in enumerate(phase.update[0].norm(dim=-1).tolist()):
-                points = [
-                    (token, level),
-                    (token + 0.45, level + 0.3),
-                    (token + 0.45, level + 0.7),
-                    (token, level + 1),
-                ]
-                draw_curve(ax, points, 0.6 * size, ORANGE)
-        ax.text(last + 0.7, level + 0.5, f"layer {phase.layer}\n{phase.name}", va="center", fontsize=9)
-    ax.plot(
-        [x for x in range(last + 1) for _ in run.states],
-        list(range(levels + 1)) * (last + 1),
-        "o",
-        color="black",
-        markersize=3,
-    )
-    for token, (start, end) in enumerate(zip(below, above, strict=True)):
-        ax.text(token, -0.25, start, ha="center", va="top")
-        ax.text(token, levels + 0.25, end, ha="center", va="bottom")
-    ax.set(xlim=(-0.8, last + 2.4), ylim=(-0.7, levels + 0.7))
-    ax.set_axis_off()
-
-
 def said(state):
     """The token that the model would predict if this state were the last."""
     return [
@@ -351,6 +302,7 @@ U = x @ W_M
 sigma = A.masked_fill(~call.graph.mask(), -math.inf).softmax(-1)
 Y = (sigma @ U).sum(0)
 
+# %%
 assert torch.allclose(A, call.pair_logits()[0])
 assert torch.allclose(call["attention transform"].full(), W_P)
 assert torch.allclose(call["information transform"].full(), W_M)
@@ -493,7 +445,7 @@ assert [phase.name for phase in run.phases] == ["communication", "computation"] 
 # that leaves a sender through a head points in **one** direction (messages; [notebook 13](13_one_limiting_case.ipynb) counts). Only the
 # transforms leave the units out, which is right for *what* is computed and wrong for *how it is learned*: a product of two thin
 # matrices learns differently from one square matrix, though it is the same function
-# ([notebook 07](07_low_rank_and_subspaces.ipynb), section 7).
+# ([notebook 08](08_why_thin_factors.ipynb), section 4).
 #
 # **Are there others?** "Dear reader, do you know of any?", the text ends. Here is one. Hold the weights fixed, and what is left is
 # *diffusion on a graph*: a linear map of the states, which a sparse product computes, and which mixes but never creates. Everything that is
@@ -559,7 +511,7 @@ assert call["query"].data_ptr() == call["receiving channel"].data_ptr() == call[
 # says *logits* and *weights*. (An overlap is the product alone; scaled, it is a logit.) And a **pattern** is, in much of the literature (`hook_pattern` above), the table of weights
 # after the softmax. Here it is always the vector $x W_P$, which describes what a receiver looks for.
 #
-# A third has three meanings, and notebook 01 alone needs all of them. A **message** is, of one edge $j \to i$:
+# A third has three meanings, and notebooks 01 and 02 need all of them. A **message** is, of one edge $j \to i$:
 
 # %% tags=["S1.27"]
 edge = [(pieces.index("␣not"), receiver)]
@@ -650,4 +602,4 @@ print(
 
 # %% [markdown]
 # ---
-# before: [Attention is message passing](01_attention_is_message_passing.ipynb) | [the book](README.md) | next: [Patterns and messages, in three forms](04_three_forms.ipynb)
+# before: [Many heads, many graphs](02_many_heads_many_graphs.ipynb) | [the book](README.md) | next: [Patterns and messages, in three forms](04_three_forms.ipynb)

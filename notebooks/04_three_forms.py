@@ -17,14 +17,15 @@
 # each pair out, and two things are left for each token: a **pattern**, which says whom it listens to, and a **message**, which
 # says what it tells. That is the shorter description, and the same function.
 #
-# Whether one also *computes* it that way is a question of cost. This notebook shows three forms of one head that give the same
-# numbers, where patterns and messages arise in each, what each costs, what can be cached, and where the story ends: rotated
-# queries and keys.
+# Whether one also *computes* it that way is a question of cost, which [notebook 08](08_why_thin_factors.ipynb) answers. This one
+# shows three forms of one head that give the same numbers, where patterns and messages arise in each, what can be read from
+# them, and where the story ends: rotated queries and keys.
 #
 # The names and the forms are those of Chris McCormick's two articles *Patterns and Messages* ("the source text" below). You
-# need [notebook 01](01_attention_is_message_passing.ipynb), at least its sections 3 to 7.
+# need [notebook 01](01_attention_is_message_passing.ipynb) and the first two sections of
+# [notebook 02](02_many_heads_many_graphs.ipynb).
 #
-# **Afterwards you can** read a head as what it looks for and what it says, and tell what each form costs.
+# **Afterwards you can** read a head as what it looks for and what it says.
 #
 # before: [Four perspectives on one run](03_four_perspectives.ipynb) | [the book](README.md) | next: [Matrix multiplication is message passing](05_matrix_multiplication_is_message_passing.ipynb)
 
@@ -34,6 +35,7 @@ import warnings
 
 import matplotlib.pyplot as plt
 import torch
+from pictures import draw_product
 from torch.nn import functional
 
 import gnn_attention as ga
@@ -41,42 +43,14 @@ import gnn_attention as ga
 warnings.filterwarnings(
     "ignore", message="IProgress not found"
 )  # tqdm, on import, about progress bars nobody asked for
-from gnn_attention import cost  # noqa: E402
 from gnn_attention.interpret import circuits  # noqa: E402
 
 torch.set_grad_enabled(False)  # nothing is trained here
 torch.set_default_dtype(torch.float64)  # so that "equal" can mean equal to twelve digits
 
-# %% tags=["hide-input"] jupyter={"source_hidden": true}
 BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#999999"
 plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.titlesize": 11, "axes.spines.top": False})
 plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
-
-
-def draw_product(ax, factors, title):
-    """Matrices of a product beside each other, drawn to scale: (label, rows, columns, colour), or a sign such as "="."""
-    left = 0
-    for factor in factors:
-        if isinstance(factor, str):
-            ax.text(left + 8, 0, factor, ha="center", va="center", fontsize=13)
-            left += 24
-            continue
-        label, rows, columns, colour = factor
-        ax.add_patch(
-            plt.Rectangle((left, -rows / 2), columns, rows, facecolor=colour, edgecolor="black", alpha=0.75)
-        )
-        ax.text(
-            left + columns / 2,
-            -rows / 2 - 5,
-            f"{label}\n{rows} x {columns}",
-            ha="center",
-            va="top",
-            fontsize=9,
-        )
-        left += columns + 10
-    ax.set(xlim=(-10, 560), ylim=(-115, 75), aspect="equal")
-    ax.set_title(title, loc="left")
-    ax.set_axis_off()
 
 
 # %% [markdown]
@@ -371,6 +345,7 @@ right.set(
 )
 plt.show()
 
+# %% tags=["S1.16"]
 ranks = [numbers[:, late].flatten().argsort().argsort().double() for numbers in (lengths, effective)]
 correlation = torch.corrcoef(torch.stack(ranks))[0, 1]
 assert correlation < -0.6
@@ -513,130 +488,7 @@ assert math.isclose(
 )  # a random vector of width 64 is 7.97 long, a mean of 1024 a 32nd of that
 
 # %% [markdown]
-# ## 8. What each form costs
-#
-# Take the sizes of Llama 3 8B, as the text does: states of 4,096 numbers and heads of 128. To make **one message** takes
-# $4096 \cdot 128 + 128 \cdot 4096$ multiplications through the two thin matrices, and $4096 \cdot 4096$ through the merged one.
-# `gnn_attention.cost` counts without running anything.
-
-# %%
-thin, square = (
-    cost.of_form(form, 4096, num_heads=1, head_dim=128).macs.send for form in ("factored", "merged")
-)
-print(f"two thin matrices: {thin:,}   one square matrix: {square:,}   ratio: {square // thin}")
-assert (thin, square) == (1_048_576, 16_777_216) == (2 * 4096 * 128, 4096 * 4096)
-
-# %% [markdown]
-# A whole layer with 32 heads, which share 8 sets of keys and values, for texts of different lengths. The forms differ twice:
-# merged projections are wider, and in the space of the states a comparison takes 4,096 multiplications instead of 128, on every
-# edge.
-
-# %%
-LENGTHS = [2**exponent for exponent in range(0, 17, 2)]
-figure, ax = plt.subplots(figsize=(7.5, 4))
-costs = {
-    form: [cost.of_form(form, 4096, 32, head_dim=128, num_kv_heads=8, tokens=count) for count in LENGTHS]
-    for form in forms
-}
-for (form, found), (colour, style) in zip(
-    costs.items(), ((BLUE, "o-"), (ORANGE, "s-"), (RED, "^-")), strict=True
-):
-    ax.loglog(LENGTHS, [each.macs.total for each in found], style, color=colour, label=form, base=2)
-ax.set_yscale("log", base=10)
-ax.set(xlabel="tokens", ylabel="multiplications", title="one layer of the size of Llama 3 8B, causal")
-ax.legend(frameon=False)
-plt.show()
-for standard, factored, merged in zip(*costs.values(), strict=True):
-    assert standard.macs.total < factored.macs.total < merged.macs.total
-
-# %% [markdown]
-# Always standard < factored < merged. And the memory, for writing token by token? The standard form keeps a key and a value of
-# 128 numbers for each of the 8 shared sets; a pattern and a message are 4,096 numbers each, for every one of the 32 heads.
-# Their sets cannot be shared: each head has its own $W_Q$ and $W_O$ in them. (Section 9 comes to the ways that keep the state
-# instead; the 1 beside it is for biases.)
-
-# %%
-for form, found in costs.items():
-    numbers = {what: size // found[0].itemsize for what, size in found[0].cache_per_token.items()}
-    print(f"{form:>8}:", ", ".join(f"{count:,} numbers as {what}" for what, count in numbers.items()))
-kept = [found[0].cache_per_token for found in costs.values()]
-assert kept[1]["pattern, message"] == 128 * kept[0]["key, value"]
-
-# %% [markdown]
-# So nobody runs a large model on patterns and messages. They are for thinking.
-#
-# ## 9. A cache of patterns and messages, step by step
-#
-# Yet one can, and the steps of the source text become three lines. **Step 1**: the new token is projected to its pattern and
-# its message, which are added to the cache *first*, so that the token will hear itself: every node has a self loop. **Step 2**: its state is multiplied with all cached patterns; a softmax makes
-# weights. **Step 3**: the cached messages are summed with these weights.
-
-# %% tags=["S1.14", "S1.18"]
-x_q = ("$x_q$", 1, width, GREY)
-figure, axes = plt.subplots(2, 2, figsize=(13, 5.4))
-draw_product(
-    axes[0, 0],
-    [x_q, (r"$W_P^\top$", width, width, BLUE), "=", ("p, appended", 1, width, BLUE)],
-    "step 1: the new token's pattern ...",
-)
-draw_product(
-    axes[0, 1],
-    [x_q, (r"$W_M$", width, width, ORANGE), "=", ("m, appended", 1, width, ORANGE)],
-    "... and its message",
-)
-draw_product(
-    axes[1, 0],
-    [x_q, (r"cached $P^\top$", width, n, BLUE), "=", (r"$\alpha$", 1, n, GREEN)],
-    "step 2: compared with all cached patterns",
-)
-draw_product(
-    axes[1, 1],
-    [(r"$\alpha$", 1, n, GREEN), ("cached M", n, width, ORANGE), "=", ("o", 1, width, ORANGE)],
-    "step 3: the cached messages, weighed and summed",
-)
-plt.show()
-
-# %%
-cache = ga.cache.PatternMessageCache(senders, graph)
-rows = []
-for t, piece in enumerate(pieces):
-    new = x[None, t : t + 1]
-    cache.append(new)  # step 1
-    kept_patterns, kept_messages = cache.senders()
-    rows.append(cache.attend(new, score_mod=position)[0])  # steps 2 and 3
-    alpha = (
-        kept_patterns[0] @ x[t] * heads.scale
-        + position.table[:, position.table.shape[1] // 2 + t - torch.arange(t + 1)]
-    )
-    by_hand = (alpha.softmax(-1).unsqueeze(1) @ kept_messages[0]).sum(0)
-    assert torch.allclose(rows[-1], by_hand, rtol=0, atol=1e-12)
-    print(f"{piece!r:>8}: patterns {list(kept_patterns[0].shape)}, messages {list(kept_messages[0].shape)}")
-
-assert torch.allclose(torch.cat(rows), expected, rtol=0, atol=1e-12)  # the full pass, at every position
-print("every row equals that of the full pass")
-
-# %% [markdown]
-# The graph says what must be kept. Over a window a sender is forgotten when its last listener has heard it, however long the
-# text. And since all messages of a token are made from its state, one may keep the state alone and make the message *after*
-# mixing: $\sum_j w_j (x_j W_M) = (\sum_j w_j x_j) W_M$.
-
-# %%
-near = ga.patterns.window(n, 4) | ga.patterns.sinks(n, 1)
-short = ga.cache.PatternMessageCache(senders, near)
-lean = ga.cache.PatternMessageCache(receivers, near, keep="states")
-wanted = ga.MessagePassingAttention(heads, position)(x, near)
-for t in range(n):
-    for each in (short, lean):
-        assert torch.allclose(
-            each.update(x[None, t : t + 1], score_mod=position)[0, 0], wanted[t], rtol=0, atol=1e-12
-        )
-print("kept at the end:", [pieces[p] for p in short.positions.tolist()])
-print(
-    f"patterns and messages {list(short.senders()[0][0].shape)} twice, or states {list(lean.senders()[0][0].shape)}"
-)
-
-# %% [markdown]
-# ## 10. Where patterns end: rotations
+# ## 8. Where patterns end: rotations
 #
 # The text takes its sizes from Llama 3. But Llama rotates queries and keys by angles that grow with the position (RoPE), so
 # that a logit depends on the **distance** of the two tokens. The rotation stands *between* $W_Q$ and $W_K^\top$:
@@ -690,7 +542,7 @@ assert not torch.allclose(W_M[0], W_M[1], atol=1e-2)
 print(f"{values.shape[1]} sets of values, {W_M.shape[0]} message matrices")
 
 # %% [markdown]
-# ## 11. Exercises
+# ## 9. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/04_three_forms.py).
@@ -713,19 +565,19 @@ assert torch.allclose(changed.pattern_matrix().full(), heads.pattern_matrix().fu
 print("right: other queries, other keys, the same patterns")
 
 # %% [markdown]
-# **2. When would merging be free?** At a width of 4,096, for which head size does the message cost as many multiplications
-# through the two thin matrices as through the merged one?
+# **2. A message, heard alone.** If token 6 heard token 3 and nobody else, through head 0 alone, what would its state gain? Give
+# the 128 numbers from `x` and the matrices of `heads`. No weight is needed: why?
 
 # %% tags=["exercise"]
-answer = None  # your turn: a number
+answer = None  # your turn: a tensor of 128 numbers
 
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
 
-assert 2 * 4096 * answer == 4096 * 4096, (
-    f"two thin matrices would cost {2 * 4096 * answer:,}, the square one {4096 * 4096:,}"
-)
-print("right: a head of", answer, "numbers")
+alone = ga.StandardHeads.from_arrays(*(W[:1] for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O)))
+one_edge = ga.convert.from_edge_index(torch.tensor([[3], [6]]), n)
+assert torch.allclose(answer, ga.MessagePassingAttention(alone)(x, one_edge)[6]), "it gains something else"
+print("right: a share of 1, whatever the logit; so it is the message of the sender")
 
 # %% [markdown]
 # **3. Say nothing, hear everything.** Change one of the four matrices of `heads` such that every weight stays as it is and head
@@ -753,7 +605,6 @@ print("right: who is listened to, and what is said, are two independent processe
 #   Circuits](https://transformer-circuits.pub/2021/framework/index.html), 2021: QK and OV circuits.
 # * J. Su et al., [RoFormer](https://arxiv.org/abs/2104.09864), 2021: rotations. J. Ainslie et al.,
 #   [GQA](https://arxiv.org/abs/2305.13245), 2023: grouped heads.
-# * Llama Team, [The Llama 3 Herd of Models](https://arxiv.org/abs/2407.21783), 2024: the sizes.
 
 # %% [markdown]
 # ---

@@ -56,6 +56,7 @@ plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.titlesize": 11, "
 plt.rcParams.update({"axes.spines.right": False, "figure.constrained_layout.use": True})
 
 
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
 def draw_table(ax, table, title, rows=None, columns=None, limit=1.0, digits=1, lit=None):
     """A table of numbers: blue above zero, orange below, grey where it holds nan; the rows or cells of ``lit`` framed in orange."""
     ax.imshow(table, cmap=COLOURS, vmin=-limit, vmax=limit)
@@ -232,6 +233,7 @@ def by_matrices(q, k, v, graph):
     return logits.masked_fill(~graph.mask(), -math.inf).softmax(-1) @ v
 
 
+# %%
 def by_gather_and_scatter(q, k, v, graph):
     """All edges at once."""
     src, dst = graph.edge_index

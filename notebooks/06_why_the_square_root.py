@@ -77,6 +77,7 @@ for d, numbers in products.items():
     assert math.isclose(numbers.var(), d, rel_tol=0.02)
     assert math.isclose((numbers / math.sqrt(d)).var(), 1.0, rel_tol=0.02)
 
+# %%
 figure, axes = plt.subplots(1, 2, figsize=(11, 3), sharey=False)
 for d, numbers in products.items():
     axes[0].hist(
@@ -129,6 +130,7 @@ WIDTHS = [4, 16, 64, 256, 1024]
 without = [listening(d, 1.0) for d in WIDTHS]
 with_root = [listening(d, d**-0.5) for d in WIDTHS]
 
+# %%
 figure, axes = plt.subplots(1, 2, figsize=(11, 3.2))
 for weights, colour, look, name in (
     (without, RED, "s-", "no scale"),
@@ -188,6 +190,7 @@ at_logits = {
 UNITS = [2.0**exponent for exponent in range(-6, 7)]
 hills = {d: [gradients(d, unit * d**-0.5)[1] for unit in UNITS] for d in (*LOOKS, 1024)}
 
+# %%
 figure, axes = plt.subplots(1, 2, figsize=(12, 3.6), width_ratios=[1, 1.3])
 for (name, curve), (colour, look) in zip(at_logits.items(), ((RED, "s-"), (BLUE, "o-")), strict=True):
     axes[0].loglog(WIDTHS, curve, look, color=colour, label=name, base=2)
@@ -263,6 +266,7 @@ assert torch.allclose(shares(1000.0, causal, 4), one_hot)
 window = ga.patterns.window(6, 3)
 assert torch.allclose(shares(0.0, window, 4), torch.full((3,), 1 / 3, dtype=torch.float64))
 
+# %%
 betas = torch.logspace(-2.5, 1.0, 60, dtype=torch.float64)
 figure, axes = plt.subplots(1, 2, figsize=(11, 3.2), sharey=True)
 for ax, graph_there in zip(axes, (causal, window), strict=True):

@@ -18,23 +18,22 @@
 # to a subspace", says the literature, and then: "if you can wrap your head around it".
 #
 # This notebook makes subspaces something to look at, in three dimensions first. Then it finds them in a trained model, edits a
-# state inside one and watches the model change its mind. At the end it asks what else one could have done with as many
-# parameters.
+# state inside one and watches the model change its mind.
 #
-# The cloud, the line and the question at the end come from part 2 of Chris McCormick's *Patterns and Messages* ("the text"
+# The cloud and the line come from part 2 of Chris McCormick's *Patterns and Messages* ("the text"
 # below). You need [notebook 04](04_three_forms.ipynb), at least its sections 1 and 2.
 #
 # **Afterwards you can** find where a head reads and writes, and edit a state there.
 #
-# before: [Why the square root?](06_why_the_square_root.ipynb) | [the book](README.md) | next: [The zoo: attention masks as graphs](09_the_zoo.ipynb)
+# before: [Why the square root?](06_why_the_square_root.ipynb) | [the book](README.md) | next: [Why thin factors?](08_why_thin_factors.ipynb)
 
 # %%
-import copy
 import math
 import warnings
 
 import matplotlib.pyplot as plt
 import torch
+from pictures import draw_cloud
 from torch.nn import functional
 
 import gnn_attention as ga
@@ -119,6 +118,7 @@ assert torch.allclose(plane.projector() @ plane.projector(), plane.projector())
 assert torch.linalg.matrix_rank(plane.projector()) == plane.dim == 2
 assert torch.allclose(plane.project(shadow), shadow)  # to project twice changes nothing more
 
+# %%
 figure = plt.figure(figsize=(13, 4.9))
 titles = (
     "the cloud, its sentiment line, and one edit",
@@ -127,18 +127,7 @@ titles = (
 )
 for number, title in enumerate(titles, 1):
     ax = figure.add_subplot(1, 3, number, projection="3d")
-    ax.scatter(
-        *cloud.T,
-        c=judgement,
-        cmap=plt.get_cmap("coolwarm_r", 5),
-        s=22,
-        depthshade=False,
-        edgecolor="black",
-        linewidth=0.3,
-    )
-    ax.set(xticklabels=[], yticklabels=[], zticklabels=[], xlim=(-2, 2), ylim=(-2, 2), zlim=(-1.8, 1.8))
-    ax.set_title(title, y=0.98)
-    ax.view_init(24, -72)
+    draw_cloud(ax, cloud, judgement, title)
     if number < 3:
         ax.plot(*(line[:, None] * torch.tensor([-2.6, 2.6])), color="black", linewidth=1.5)
     if number == 1:
@@ -237,6 +226,7 @@ print(
     ]
 )
 
+# %%
 own = model.layers[layer].heads
 alone = ga.StandardHeads.from_arrays(*(W[head : head + 1] for W in (own.W_Q, own.W_K, own.W_V, own.W_O)))
 layer_alone = ga.MessagePassingAttention(alone).requires_grad_(False)
@@ -365,6 +355,7 @@ def edited_chances(number, along=None):
     return found
 
 
+# %%
 generator = torch.Generator().manual_seed(2)
 by_chance = functional.normalize(torch.randn(width, generator=generator, dtype=torch.float64), dim=0)
 late, random, early = edited_chances(3), edited_chances(3, by_chance), edited_chances(2)
@@ -414,230 +405,7 @@ assert max(alone) < 0.1 < 0.5 < min(early["for"])
 # messages one state need not be the only place where something is known, and what can be *read* from a state need not be *used*
 # there.
 #
-# ## 6. Other decompositions, as many parameters
-#
-# The two thin factors are a choice: "the decomposition is merely a design choice, which we could choose to approach
-# differently". Some others are in wide use. In **grouped** heads several heads share one $W_K$ and one $W_V$ (GQA; with one
-# pair for all heads it is MQA). With a **latent**, the keys and values of all heads are made from one short vector (the idea of
-# MLA). Or one could keep all heads separate and make each **thinner**.
-#
-# We cut our trained model down in these three ways, to the *same number of parameters*, without training it again, and measure
-# its surprise on a text: minus the logarithm of the probability of each token, on average. Thinner heads keep the largest
-# singular values of each pattern and message matrix, the latent those of all keys and values side by side, grouped heads the
-# mean of their group.
-
-# %% tags=["S1.26"]
-PYTHON = '''
-class Stack:
-    """A last in, first out list of items."""
-
-    def __init__(self, items=()):
-        self.items = list(items)
-
-    def push(self, item):
-        self.items.append(item)
-
-    def pop(self):
-        if not self.items:
-            raise IndexError("pop from an empty stack")
-        return self.items.pop()
-
-    def __len__(self):
-        return len(self.items)
-
-    def __iter__(self):
-        for item in reversed(self.items):
-            yield item
-'''
-text = torch.tensor([vocabulary.encode(PYTHON)])
-
-
-def surprise(changed):
-    """The mean surprise of a model at the tokens of the text."""
-    chances = changed(text)[0, :-1].log_softmax(-1)
-    return -chances.gather(-1, text[0, 1:, None]).mean().item()
-
-
-def cut_down(change):
-    """The model with other heads in every layer."""
-    changed = copy.deepcopy(model)
-    for attention in changed.layers:
-        attention.heads = change(attention.heads).requires_grad_(False)
-    return changed
-
-
-def thinner(heads, rank):
-    """The best pattern and message matrices of a smaller rank; the scale is 1 / sqrt(rank) now, which is undone."""
-    (u, s, vh), (a, t, bh) = heads.pattern_matrix().svd(), heads.message_matrix().svd()
-    root, size = s[:, None, :rank].sqrt() * (rank / heads.head_dim) ** 0.25, t[:, None, :rank].sqrt()
-    W_Q, W_K = u[..., :rank] * root, vh.mT[..., :rank] * root
-    return ga.StandardHeads.from_arrays(W_Q, W_K, a[..., :rank] * size, (bh.mT[..., :rank] * size).mT)
-
-
-def grouped(heads, groups):
-    """Neighbouring heads share the mean of their keys and of their values."""
-    W_K, W_V = (W.unflatten(0, (groups, -1)).mean(1) for W in (heads.W_K, heads.W_V))
-    return ga.StandardHeads.from_arrays(heads.W_Q, W_K, W_V, heads.W_O)
-
-
-def through_a_latent(heads, numbers):
-    """Keys and values of all heads from one short vector for each token."""
-    together = torch.cat([*heads.W_K, *heads.W_V], dim=1)
-    down = torch.linalg.svd(together).U[:, :numbers]
-    W_K, W_V = (down @ (down.T @ W) for W in (heads.W_K, heads.W_V))
-    return ga.StandardHeads.from_arrays(heads.W_Q, W_K, W_V, heads.W_O)
-
-
-def parameters(design, size):
-    """How many numbers a layer has."""
-    each = width * head_dim
-    if design is thinner:
-        return 4 * num_heads * width * size
-    if design is grouped:
-        return 2 * num_heads * each + 2 * size * each
-    return 2 * num_heads * each + size * (width + 2 * num_heads * head_dim)
-
-
-full = surprise(model)
-unused = surprise(
-    cut_down(lambda heads: ga.StandardHeads.from_arrays(heads.W_Q, heads.W_K, heads.W_V, 0 * heads.W_O))
-)
-assert math.isclose(
-    surprise(cut_down(lambda heads: thinner(heads, 32))), full
-)  # nothing is cut: nothing changes
-assert math.isclose(surprise(cut_down(lambda heads: through_a_latent(heads, 128))), full)
-
-BUDGETS = {
-    "three quarters": {thinner: 24, grouped: 2, through_a_latent: 42},
-    "five eighths": {thinner: 20, grouped: 1, through_a_latent: 21},
-}
-results = {}
-print(f"all 65,536 parameters of a layer: surprise {full:.2f}; no attention at all: {unused:.2f}")
-for budget, designs in BUDGETS.items():
-    for design, size in designs.items():
-        results[budget, design] = surprise(
-            cut_down(lambda heads, design=design, size=size: design(heads, size))
-        )
-        name = design.__name__.replace("_", " ")
-        print(
-            f"{budget}: {name} ({size}), {parameters(design, size):,} parameters: surprise {results[budget, design]:.2f}"
-        )
-    counts = [parameters(design, size) for design, size in designs.items()]
-    assert max(counts) < 1.01 * min(counts)
-
-assert all(
-    results[budget, thinner] < min(results[budget, grouped], results[budget, through_a_latent])
-    for budget in BUDGETS
-)
-assert results["five eighths", thinner] < full + 0.2
-
-# %% [markdown]
-# For a model that was trained with all its heads apart, thinner heads are the best bargain by far: a quarter of the parameters
-# can go almost unnoticed, since the last singular values were small. Sharing hurts, because these four heads look for different
-# things. That is no verdict on grouped heads or latents. Models that use them are *trained* with them, and what they save is
-# something else: the cache. For a text being written, thinner heads keep $2 \cdot 4 \cdot 24$ numbers for each token, two
-# groups keep $2 \cdot 2 \cdot 32$, the latent 42.
-#
-# ## 7. Why learn the factors?
-#
-# If only the products matter, why not learn $W_P$ and $W_M$ themselves? A layer of Llama 3 8B would have 1.07 billion numbers
-# in place of 42 million. But is it only the size? Let two students learn from the same teacher, a random layer with narrow
-# channels. One learns the thin factors, the other the merged squares. They **start from the same function** and see the same
-# examples; then both are tested on new ones. We do this with 16, 32 and 64 examples, with three different teachers each.
-
-# %%
-with torch.device("meta"):
-    llama = (ga.StandardHeads(4096, 32, num_kv_heads=8), ga.MergedHeads(4096, 32, head_dim=128))
-sizes = [sum(parameter.numel() for parameter in heads.parameters()) for heads in llama]
-print("a layer of Llama 3 8B:", " in thin factors, ".join(f"{size:,}" for size in sizes), "merged")
-assert sizes == [41_943_040, 1_073_741_824]
-
-# %% tags=["S4.15"]
-mask = ga.patterns.causal(12).mask()
-
-
-def answer_of(heads, states):
-    """The updates by these heads, in the two lines of patterns and messages."""
-    if isinstance(heads, ga.StandardHeads):
-        W_P, W_M = heads.W_Q @ heads.W_K.mT, heads.W_V @ heads.W_O
-    else:
-        W_P, W_M = heads.W_P, heads.W_M
-    x = states[:, None]  # [examples, head, token, width]
-    weights = (x @ W_P @ x.mT * heads.scale).masked_fill(~mask, -math.inf).softmax(-1)
-    return (weights @ (x @ W_M)).sum(1)
-
-
-def learn_from(teacher, student, seen, unseen, steps=400):
-    """The errors on what was seen and on new examples after learning; 1: as bad as saying nothing."""
-    goals = [answer_of(teacher, states) for states in (seen, unseen)]
-    optimizer = torch.optim.Adam(student.parameters(), lr=2e-2)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        functional.mse_loss(answer_of(student, seen), goals[0]).backward()
-        optimizer.step()
-    with torch.no_grad():
-        answers = [answer_of(student, states) for states in (seen, unseen)]
-    return [
-        ((answer - goal).square().mean() / goal.square().mean()).item()
-        for answer, goal in zip(answers, goals, strict=True)
-    ]
-
-
-EXAMPLES, errors = (16, 32, 64), {}
-for seed in range(3):
-    torch.manual_seed(seed)
-    teacher = ga.StandardHeads(16, 2, head_dim=2).double().requires_grad_(False)
-    teacher.W_Q *= 4  # it listens decidedly
-    drawn, unseen = torch.randn(64, 12, 16).double(), torch.randn(256, 12, 16).double()
-    start = ga.StandardHeads(16, 2, head_dim=2).double()
-    assert torch.allclose(
-        answer_of(start, unseen), answer_of(ga.MergedHeads.of(start), unseen)
-    )  # one function, written in two ways
-    for count in EXAMPLES:
-        for name, student in (
-            ("thin factors", copy.deepcopy(start)),
-            ("merged squares", ga.MergedHeads.of(start)),
-        ):
-            errors.setdefault((name, count), []).append(learn_from(teacher, student, drawn[:count], unseen))
-
-figure, axes = plt.subplots(1, 2, figsize=(11, 3.4), sharey=True)
-for ax, which, title in ((axes[0], 0, "examples that were seen"), (axes[1], 1, "new examples")):
-    for name, colour, look, shift in (("thin factors", BLUE, "o", 0.96), ("merged squares", RED, "s", 1.04)):
-        found = torch.tensor([errors[name, count] for count in EXAMPLES])[:, :, which].clamp(min=1e-5)
-        ax.loglog(EXAMPLES, found.median(1).values, color=colour, linewidth=1, base=2)
-        for column in range(3):
-            label = name if column == 0 else None
-            ax.loglog(
-                [count * shift for count in EXAMPLES],
-                found[:, column],
-                look,
-                color=colour,
-                label=label,
-                base=2,
-            )
-    ax.set_yscale("log", base=10)
-    ax.axhline(1.0, color=GREY, linestyle=":")
-    ax.set(xlabel="number of examples", title=f"error on {title}", xticks=EXAMPLES, ylim=(6e-6, 5))
-axes[0].legend(frameon=False, loc="lower left")
-axes[0].text(16, 1.2, "as bad as saying nothing", color="#555555", fontsize=8)
-plt.show()
-
-median = {key: torch.tensor(found).median(0).values.tolist() for key, found in errors.items()}
-for (name, count), (seen, new) in median.items():
-    print(f"{count} examples, {name:>14}: middle error {seen:.2f} on what was seen, {new:.2f} on new ones")
-
-assert median["thin factors", 32][1] < 0.05 < 0.5 < median["merged squares", 32][1]
-assert sum(new > 1 for _, new in errors["merged squares", 32]) == 2
-assert max(median["merged squares", count][0] for count in EXAMPLES) < 0.1
-assert max(median[name, 64][1] for name in ("thin factors", "merged squares")) < 0.05
-
-# %% [markdown]
-# With 16 examples, and with 32 in two cases of three, the square student fits what it has seen, and on new examples it is worse
-# than one that says nothing: it has learned by heart. It can express so many functions that 32 examples do not tell them apart.
-# The thin student can express few, and with 32 examples it has found the right one. With 64 both get there. So the bottleneck
-# is not only cheap. It is a good guess about what is worth learning, wherever the truth is of low rank too, as this teacher is.
-#
-# ## 8. Exercises
+# ## 6. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/07_low_rank_and_subspaces.py).
@@ -678,6 +446,7 @@ answer = None  # your turn: a number
 
 # %% tags=["check", "raises-exception"]
 assert answer is not None, "no answer yet: replace None in the cell above"
+values = lower[int(previous.argmax())].pattern.singular_values()
 lost = [values[rank:].norm() / values.norm() for rank in range(33)]
 
 assert lost[answer] < 0.1, f"with rank {answer} at least {lost[answer]:.0%} is lost"
@@ -687,16 +456,12 @@ print(f"right: rank {answer} of 32 loses {lost[answer]:.1%}")
 # %% [markdown]
 # ## Sources
 #
-# * C. McCormick, *Patterns and Messages*, part 2, 2025: the cloud, the hyperlines, the question of decompositions.
+# * C. McCormick, *Patterns and Messages*, part 2, 2025: the cloud, the hyperlines.
 # * N. Elhage et al., [A Mathematical Framework for Transformer
 #   Circuits](https://transformer-circuits.pub/2021/framework/index.html), 2021: what heads read and write, and composition.
 # * C. Eckart and G. Young, *The approximation of one matrix by another of lower rank*, 1936: the largest singular values are
 #   the best.
-# * N. Shazeer, [One Write-Head is All You Need](https://arxiv.org/abs/1911.02150), 2019 (MQA); J. Ainslie et al.,
-#   [GQA](https://arxiv.org/abs/2305.13245), 2023, who take the mean of a group and then train on; DeepSeek-AI,
-#   [DeepSeek-V2](https://arxiv.org/abs/2405.04434), 2024 (MLA).
-# * *Attention: All you need to know*, far.in.net, 2025: why learn the factors?
 
 # %% [markdown]
 # ---
-# before: [Why the square root?](06_why_the_square_root.ipynb) | [the book](README.md) | next: [The zoo: attention masks as graphs](09_the_zoo.ipynb)
+# before: [Why the square root?](06_why_the_square_root.ipynb) | [the book](README.md) | next: [Why thin factors?](08_why_thin_factors.ipynb)

@@ -26,7 +26,7 @@
 #
 # **Afterwards you can** build a mask from a paper's sentence, and test whether two papers draw one graph.
 #
-# before: [Low rank, and subspaces](07_low_rank_and_subspaces.ipynb) | [the book](README.md) | next: [How many layers until the last token hears the first?](10_how_many_layers.ipynb)
+# before: [Why thin factors?](08_why_thin_factors.ipynb) | [the book](README.md) | next: [How many layers until the last token hears the first?](10_how_many_layers.ipynb)
 
 # %%
 import inspect
@@ -393,4 +393,4 @@ print(
 
 # %% [markdown]
 # ---
-# before: [Low rank, and subspaces](07_low_rank_and_subspaces.ipynb) | [the book](README.md) | next: [How many layers until the last token hears the first?](10_how_many_layers.ipynb)
+# before: [Why thin factors?](08_why_thin_factors.ipynb) | [the book](README.md) | next: [How many layers until the last token hears the first?](10_how_many_layers.ipynb)

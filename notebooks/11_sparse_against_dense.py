@@ -143,6 +143,7 @@ def trained(graph, seed):
     return model, losses
 
 
+# %%
 @torch.no_grad()
 def right_by_distance(model, graph):
     """How often the last token is right, for each distance from the needle."""

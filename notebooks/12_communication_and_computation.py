@@ -72,6 +72,7 @@ def who_depends_on_whom(step):
     return jacobian(step, x)[0, :, :, 0].norm(dim=(1, 3))
 
 
+# %%
 STEPS = {
     "norm": block.attention_norm,
     "communication": lambda x: block.communicate(x, graph),
@@ -161,6 +162,7 @@ def surprise(graph, thinking=True):
     return -chances.gather(-1, tokens[0, 1:, None]).mean().item()
 
 
+# %%
 result = {
     "both": surprise(patterns.causal(length)),
     "only computation": surprise(silence),
@@ -241,6 +243,7 @@ class Node:
         return self.state @ self.W_V
 
 
+# %%
 def hear(node, senders):
     """What a node takes over from those it hears."""
     fit = torch.stack([node.looks_for() @ sender.offers() for sender in senders])

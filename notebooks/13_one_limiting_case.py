@@ -32,6 +32,7 @@ import warnings
 
 import matplotlib.pyplot as plt
 import torch
+from pictures import write_numbers
 from torch import nn
 from torch.nn import functional
 
@@ -214,6 +215,7 @@ errors = {number: [error_after_training(number, seed) for seed in range(2)] for 
 energy = torch.linalg.svdvals(answers).pow(2)  # [sample, singular value], largest first
 least = {number: (energy[:, number + 1 :].sum() / energy.sum()).item() for number in COUNTS}
 
+# %%
 figure, ax = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
 ax.plot(
     COUNTS, [1 - h / 8 for h in COUNTS], "--", color=GREY, label="1 - H / 8: a head for each of H listeners"
@@ -295,19 +297,7 @@ left.set_yticks(range(len(pieces)), pieces)
 left.set_xticks(range(14), strongest.tolist(), rotation=60, fontsize=9)
 left.set(xlabel="static node", title="weights of the edges from node to token")
 left.tick_params(length=0)
-for (row, column), value in [
-    ((r, c), weights[r, strongest[c]].item()) for r in range(len(pieces)) for c in range(14)
-]:
-    if abs(value) >= 0.3:
-        left.text(
-            column,
-            row,
-            f"{value:.1f}",
-            ha="center",
-            va="center",
-            color="white" if value > 0.7 * top else "black",
-            fontsize=9,
-        )
+write_numbers(left, weights[:, strongest], least=0.3, dark=0.7 * top)
 for row in weights:
     right.plot(row.sort(descending=True).values, color=BLUE, alpha=0.4)
 right.axhline(0, color=GREY, linewidth=1)

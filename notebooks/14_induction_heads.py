@@ -78,6 +78,7 @@ heard, (_, weights) = ga.MessagePassingAttention(match)(
     state, patterns.strict_causal(n), return_attention_weights=True
 )
 
+# %% tags=["S4.20"]
 src, dst = patterns.strict_causal(n).edge_index
 strong = [(int(s), int(d)) for s, d, w in zip(src, dst, weights[:, 0], strict=True) if d >= 5 and w > 0.5]
 figure, axes = plt.subplots(2, 1, figsize=(9, 4.6), layout="constrained")
@@ -160,6 +161,7 @@ axes[0].set_ylabel("layer")
 plt.show()
 
 
+# %%
 def strongest(score):
     layer, head = divmod(int(score.argmax()), score.shape[1])
     return layer, head
@@ -254,6 +256,7 @@ def others(edges, seed):
     return ga.convert.from_edge_index(torch.tensor(drawn).T, edges.num_dst, coalesce=True)
 
 
+# %%
 total = 2 * length
 job, line = (circuits.TEMPLATES[name](tokens[0]) for name in ("induction", "previous_token"))
 assert job == circuits.TEMPLATES["induction"](

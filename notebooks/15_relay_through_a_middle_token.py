@@ -50,6 +50,7 @@ WORDS = ["Llamas", "do", "not", "output", "words"]
 LLAMAS, DO, NOT, OUTPUT, LAST = range(5)
 
 
+# %%
 def draw_table(ax, table, rows, columns, title="", digits=2):
     """A table of sizes: darker is larger, grey is exactly zero."""
     top = float(table.max())
@@ -194,6 +195,7 @@ with torch.no_grad():
     round_2 = torch.einsum("hj,jd,hde->je", w2[:, t], x, M2)
     relayed = torch.einsum("gq,hqj,jd,hde,gef->qjf", w2[:, t], w1, x, M1, M2)  # [through q, from j, width]
 
+# %%
 assert torch.allclose(
     x[t] + round_1.sum(0) + round_2.sum(0) + relayed.sum((0, 1)), run.output[t], rtol=0, atol=1e-10
 )
@@ -269,6 +271,7 @@ def listened(q, muted=None):
     return run.layers[1].weights([(q, t)], heads=head).mean().item()
 
 
+# %%
 found = {"nothing": [listened(q) for q in chosen]}
 for back in (1, 2, 3, 4):
     found[f"{back} back"] = [listened(q, q - back) for q in chosen]

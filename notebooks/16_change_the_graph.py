@@ -88,6 +88,7 @@ def chance_of(word, *graphs):
         return model.unembedding(model.norm(state))[0, -1].softmax(-1)[word].item()
 
 
+# %%
 with torch.no_grad():
     wanted = model(tokens, graphs["causal"])[0, -1].argmax()
 windows = [ga.patterns.window(n, w) for w in range(1, n + 1)]

@@ -71,7 +71,7 @@ assert losses["window(127) | sinks(1)"] < losses["window(128)"]
 
 # %% [markdown]
 # One edge from the first token brings most of the loss back. The last two rows are the model's own graph less a few hundred edges.
-# Take the first token from the 640 receivers that are 128 tokens away or more, and the loss rises nearly as far as with the window,
+# Take the first token from the 640 receivers that are 128 tokens away or more, and the loss rises most of the way to that of the window,
 # though every other edge is there. Take it from *all* receivers, and nothing is lost: the second token, which then attends to itself
 # alone, is the first one now. What breaks a model is not that a sink is missing, but that the one it made is out of reach.
 #

@@ -88,6 +88,7 @@ ax.legend(frameon=False, fontsize=8)
 plt.show()
 above = sum(row["looks"]["claimed"] > row["looks"]["control"] for row in smollm2)
 print(f"{above} of {len(smollm2)} are above the line")
+assert above > len(smollm2) / 2
 
 # %% [markdown]
 # ## 3. Sentences that hold, and sentences that do not

@@ -8,27 +8,15 @@
 answer = ga.patterns.causal(5).T
 
 # %% [markdown]
-# **2. One edge.**
-
-# %%
-answer = (NOT, OUTPUT)
-
-# %% [markdown]
-# **3. Hearsay.**
-
-# %%
-near = ga.patterns.window(5, 2)
-answer = set(torch.nonzero((near**2).mask()[LAST])[:, 0].tolist())
-
-# %% [markdown]
-# **4. Loud and quiet.**
+# **2. Loud and quiet.**
 
 # %%
 answer = (0.0, 10.0)
 
 # %% [markdown]
-# **5. Give the induction head its edges back.**
+# **3. By hand.**
 
 # %%
-back = ga.TokenGraph.from_rule(lambda b, h, dst, src: dst - src == length - 1, 2 * length, name="back")
-answer = window | back
+# its receiving channel is (1, 1.5), the sending channel of Llamas (1, 0), its own (0, 0)
+masses = math.exp(1 / math.sqrt(2)), math.exp(0)
+answer = tuple(mass / sum(masses) for mass in masses)

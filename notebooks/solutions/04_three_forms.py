@@ -8,11 +8,10 @@
 answer = torch.linalg.inv(R).T
 
 # %% [markdown]
-# **2. When would merging be free?**
+# **2. A message, heard alone.**
 
 # %%
-# half of the width
-answer = 2048
+answer = x[3] @ heads.W_V[0] @ heads.W_O[0]
 
 # %% [markdown]
 # **3. Say nothing, hear everything.**

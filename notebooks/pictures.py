@@ -1,0 +1,131 @@
+"""What the notebooks draw with, where it is longer than a cell should be."""
+
+import math
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+
+BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"  # told apart by colour-blind eyes too
+COLOURS = LinearSegmentedColormap.from_list("orange-white-blue", [ORANGE, "white", BLUE])
+COLOURS.set_bad("#E4E4E4")  # where there is no edge
+
+
+def draw_table(ax, table, rows, columns, title="", limit=1.0, digits=2, mask=None, aspect="equal"):
+    """A table of numbers: blue above zero, orange below, grey where ``mask`` has no edge. ``digits=None`` writes no numbers."""
+    table = torch.as_tensor(table).double()
+    ax.imshow(
+        table if mask is None else table.masked_fill(~mask, math.nan),
+        cmap=COLOURS,
+        vmin=-limit,
+        vmax=limit,
+        aspect=aspect,
+    )
+    ax.set_xticks(range(len(columns)), columns, rotation=40, ha="right", rotation_mode="anchor")
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set_xticks([c + 0.5 for c in range(len(columns) - 1)], minor=True)
+    ax.set_yticks([r + 0.5 for r in range(len(rows) - 1)], minor=True)
+    ax.grid(which="minor", color="white" if mask is not None else "#DDDDDD")
+    ax.tick_params(which="both", length=0)
+    ax.set_title(title)
+    for r, row in enumerate(table.tolist() if digits is not None else []):
+        for c, value in enumerate(row):
+            if mask is None or mask[r, c]:
+                colour = "white" if value > 0.6 * limit else "black"
+                ax.text(
+                    c, r, f"{value + 0.0:.{digits}f}", ha="center", va="center", color=colour, fontsize=10
+                )
+
+
+def draw_product(ax, factors, title):
+    """Matrices of a product beside each other, drawn to scale: (label, rows, columns, colour), or a sign such as "="."""
+    left = 0
+    for factor in factors:
+        if isinstance(factor, str):
+            ax.text(left + 8, 0, factor, ha="center", va="center", fontsize=13)
+            left += 24
+            continue
+        label, rows, columns, colour = factor
+        ax.add_patch(
+            plt.Rectangle((left, -rows / 2), columns, rows, facecolor=colour, edgecolor="black", alpha=0.75)
+        )
+        ax.text(
+            left + columns / 2,
+            -rows / 2 - 5,
+            f"{label}\n{rows} x {columns}",
+            ha="center",
+            va="top",
+            fontsize=9,
+        )
+        left += columns + 10
+    ax.set(xlim=(-10, 560), ylim=(-115, 75), aspect="equal")
+    ax.set_title(title, loc="left")
+    ax.set_axis_off()
+
+
+def draw_curve(ax, points, width, colour):
+    """A smooth line through a start, two handles and an end."""
+    codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
+    ax.add_patch(
+        PathPatch(Path(points, codes), fill=False, linewidth=width, edgecolor=colour, capstyle="round")
+    )
+
+
+def draw_streams(ax, run, below, above):
+    """Streams upwards; what each block writes is a line from where it was read. Widths: the length of what was written."""
+    levels, last = len(run.phases), len(below) - 1
+    ax.vlines(range(last + 1), -0.1, levels + 0.1, color="#CCCCCC", linewidth=3, zorder=0)
+    for level, phase in enumerate(run.phases):
+        if phase.name == "communication":
+            call = run.layers[phase.layer]
+            written = call.carried(call.edge_index)[0].sum(1).norm(dim=-1)  # over all heads
+            for (src, dst), size in zip(call.edge_index.T.tolist(), written.tolist(), strict=True):
+                side = 0.3 if src == dst else 0.0
+                points = [
+                    (src, level),
+                    (src - side, level + 0.5),
+                    (dst - side, level + 0.5),
+                    (dst, level + 1),
+                ]
+                draw_curve(ax, points, 0.6 * size, BLUE)
+        else:
+            for token, size in enumerate(phase.update[0].norm(dim=-1).tolist()):
+                points = [
+                    (token, level),
+                    (token + 0.45, level + 0.3),
+                    (token + 0.45, level + 0.7),
+                    (token, level + 1),
+                ]
+                draw_curve(ax, points, 0.6 * size, ORANGE)
+        ax.text(last + 0.7, level + 0.5, f"layer {phase.layer}\n{phase.name}", va="center", fontsize=9)
+    ax.plot(
+        [x for x in range(last + 1) for _ in run.states],
+        list(range(levels + 1)) * (last + 1),
+        "o",
+        color="black",
+        markersize=3,
+    )
+    for token, (start, end) in enumerate(zip(below, above, strict=True)):
+        ax.text(token, -0.25, start, ha="center", va="top")
+        ax.text(token, levels + 0.25, end, ha="center", va="bottom")
+    ax.set(xlim=(-0.8, last + 2.4), ylim=(-0.7, levels + 0.7))
+    ax.set_axis_off()
+
+
+def draw_cloud(ax, points, judgement, title):
+    """Points of space as dots, from red (bad) to blue (good)."""
+    colours, edge = plt.get_cmap("coolwarm_r", 5), {"edgecolor": "black", "linewidth": 0.3}
+    ax.scatter(*points.T, c=judgement, cmap=colours, s=22, depthshade=False, **edge)
+    ax.set(xticklabels=[], yticklabels=[], zticklabels=[], xlim=(-2, 2), ylim=(-2, 2), zlim=(-1.8, 1.8))
+    ax.set_title(title, y=0.98)
+    ax.view_init(24, -72)
+
+
+def write_numbers(ax, table, least, dark):
+    """The numbers of a table of at least that size, in its cells; white above ``dark``."""
+    for row, column in (table.abs() >= least).nonzero().tolist():
+        value = float(table[row, column])
+        colour = "white" if value > dark else "black"
+        ax.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=9)
