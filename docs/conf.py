@@ -51,6 +51,7 @@ html_theme = "furo"
 html_title = "gnn_attention"
 html_static_path = [str(ROOT / "docs" / "site")]
 html_css_files = ["site.css"]
+html_js_files = [("live.js", {"defer": "defer"})]
 html_favicon = str(ROOT / "docs" / "site" / "favicon.svg")
 html_copy_source = False
 html_show_sourcelink = False

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import live
+
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(!?)(?<!`)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)[ \t]*$)", re.DOTALL | re.MULTILINE)
@@ -62,7 +64,7 @@ class Tree:
             ]
             said.update(tags)
             cells += [anchors(tags), cell] if tags else [cell]
-        found["cells"] = cells
+        found["cells"] = live.placed(path.stem, cells)
         self.write(place(path), json.dumps(found))
 
     def linked(self, text: str, path: Path) -> str:

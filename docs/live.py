@@ -1,0 +1,443 @@
+"""Live figures: one for each chapter of the book, in which a reader changes the graph and sees numbers of the text change.
+
+A figure is data for ``docs/site/live.js``, computed from the package; ``said`` has numbers of its first state as the chapter prints them.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gnn_attention as ga
+from gnn_attention import patterns
+
+ROOT = Path(__file__).resolve().parent.parent
+Figure = dict[str, Any]
+
+
+def figures() -> dict[str, Figure]:
+    """The figure of each chapter, by the chapter's name without its number."""
+    return {name: build() for name, (build, _) in FIGURES.items()}
+
+
+def placed(chapter: str, cells: list[Figure]) -> list[Figure]:
+    """The cells of a chapter's notebook, with its figure at the end of the section that it belongs to."""
+    build, section = FIGURES[chapter.partition("_")[2]]
+    cells, inside = list(cells), False
+    for at, cell in enumerate(cells):
+        if cell["cell_type"] != "markdown":
+            continue
+        text = "".join(cell["source"])
+        if not inside:
+            found = re.search(rf"^## (?:\d+\. )?{re.escape(section)}$", text, re.MULTILINE)
+            inside, start = found is not None, found.end() if found else 0
+        else:
+            start = 0
+        end = re.compile("^## ", re.MULTILINE).search(text, start) if inside else None
+        if end:
+            parts = [_cell(chapter, "before", text[: end.start()]), _cell(chapter, "live", markup(build()))]
+            return [*cells[:at], *parts, {**cell, "source": text[end.start() :]}, *cells[at + 1 :]]
+    raise ValueError(f"{chapter} has no section {section!r} with another one after it")
+
+
+def _cell(chapter: str, name: str, text: str) -> Figure:
+    return {"cell_type": "markdown", "id": f"{name}-{chapter[:2]}", "metadata": {}, "source": text}
+
+
+def markup(figure: Figure) -> str:
+    """The figure as a page holds it."""
+    data = {name: value for name, value in figure.items() if name != "said"}
+    return f'<figure class="live" data-figure="{html.escape(json.dumps(data), quote=True)}"></figure>'
+
+
+def slider(name: str, label: str, least: int, value: int, most: int, **more: Any) -> Figure:
+    """A whole number that the reader chooses; ``graph=True``: the mask is drawn anew."""
+    return {"name": name, "label": label, "least": least, "value": value, "most": most, **more}
+
+
+LAYERS = {"name": "layers", "label": "layers", "least": 1, "most": 8}
+
+
+# ---- attention
+
+
+def by_hand() -> Figure:
+    words = ["Llamas", "do", "not", "output", "words"]
+    keys = torch.tensor([[1, 0], [0, 0], [0, 1], [0, 0], [0.8, 0]], dtype=torch.float64)
+    queries = torch.tensor([[0, 0], [1, 1.5], [0, 0], [2, 3], [0, 0]], dtype=torch.float64)
+    return {
+        "kind": "attention",
+        "say": "The head of this chapter. Click a cell to cut an edge or to add one; its receiver is then the one whose numbers stand here.",
+        "size": 5,
+        "row": 3,
+        "tokens": words,
+        "cells": patterns.causal(5).mask().int().tolist(),
+        "logits": (queries @ keys.T / 2**0.5).tolist(),
+        "values": [[1, 0], [0, 0], [0, 1], [0, 0], [1, 0]],
+        "shows": [
+            *((f"w{src}", f"weight of {word}", "%") for src, word in enumerate(words)),
+            ("z0", "many", 2),
+            ("z1", "denial", 2),
+        ],
+        "said": {"w0": "28.5%", "w1": "6.9%", "w2": "57.7%", "z0": "0.28", "z1": "0.58"},
+    }
+
+
+@cache
+def trained_call(text: str, layer: int) -> tuple[list[str], Any]:
+    """Names of tokens, and what a layer of the shipped model did with them."""
+    model, vocabulary = ga.model.load_trained()
+    ids = vocabulary.encode(text)
+    with torch.no_grad():
+        run = ga.trace.record(model.double(), torch.tensor([ids]))
+    return [vocabulary.decode([token]) for token in ids], run.layers[layer]
+
+
+def head_of(text: str, layer: int, head: int) -> Figure:
+    """A head of the shipped model on a text."""
+    tokens, call = trained_call(text, layer)
+    size = len(tokens)
+    logits = torch.zeros(size, size, dtype=torch.float64)
+    src, dst = call.edge_index
+    logits[dst, src] = call.logits()[0, :, head]
+    return {
+        "kind": "attention",
+        "size": size,
+        "tokens": tokens,
+        "cells": patterns.causal(size).mask().int().tolist(),
+        "logits": logits.tolist(),
+    }
+
+
+def four_words() -> Figure:
+    return head_of("Llamas do not output words", 1, 1) | {
+        "say": "Layer 1, head 1. Cut an edge: the shares of its receiver are shared out anew, and nobody else changes.",
+        "row": 6,
+        "sender": 5,
+        "shows": [
+            ("w5", "share of ' not' in what the receiver attends to", "%"),
+            ("column", "all that ' not' gets, from every receiver", 2),
+        ],
+        "said": {"w5": "0.81", "column": "2.76"},
+    }
+
+
+def one_edge() -> Figure:
+    return head_of("for name in names:\n    print(name)\nfor name in", 1, 3) | {
+        "say": "Layer 1, head 3, on which the answer hangs. Cut the edge from the second token ' name' to the last one.",
+        "row": 15,
+        "shows": [
+            ("w3", "weight of token 3, ' name'", "%"),
+            ("largest", "the largest weight of this receiver", "%"),
+            ("edges", "edges of this head", 0),
+        ],
+        "said": {"w3": "0.59", "edges": "136 edges"},
+    }
+
+
+def temperature() -> Figure:
+    quantiles = torch.special.ndtri((torch.arange(16, dtype=torch.float64) + 0.5) / 16)
+    logits = (quantiles / quantiles.std(correction=0)).tolist()
+    return {
+        "kind": "formula",
+        "say": "Logits are as wide as the root of d. Divided by it they stay where a softmax can learn, whatever the width of a head.",
+        "sliders": [slider("d", "d, the width of a head", 1, 64, 1024)],
+        "formulas": {
+            "variance": "d",
+            "scale": "1 / Math.sqrt(d)",
+            "largest": f"1 / {logits}.reduce((sum, x) => sum + Math.exp((x - {max(logits)}) * Math.sqrt(d)), 0)",
+            "scaled": f"1 / {logits}.reduce((sum, x) => sum + Math.exp(x - {max(logits)}), 0)",
+        },
+        "shows": [
+            ("variance", "variance of q . k", 0),
+            ("scale", "scale, one over the root of d", 4),
+            ("largest", "largest weight of 16 without a scale", 3),
+            ("scaled", "largest weight with it", 3),
+        ],
+        "said": {"scale": "0.1250"},
+    }
+
+
+# ---- graphs
+
+
+def graph(say: str, size: int, shows: list[tuple[str, str, int | str]], said: Figure, **more: Any) -> Figure:
+    """A figure of a graph with its counts."""
+    return {"kind": "graph", "say": say, "size": size, "shows": shows, "said": said, **more}
+
+
+EDGES = ("edges", "edges", 0)
+EACH = ("each", "senders each", 1)
+
+
+def hops() -> Figure:
+    cells = torch.zeros(4, 4, dtype=torch.int64)
+    for src, dst in ((0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (0, 3), (2, 3)):
+        cells[dst, src] = 1
+    return graph(
+        "The graph of the matrix A. The product A A has an edge for each way of two hops: click, and count.",
+        4,
+        [("edges", "edges of A: one hop", 0), ("hops", "edges of its power: that many hops", 0)],
+        {},
+        cells=cells.tolist(),
+        sliders=[slider("layers", "hops", 1, 2, 4)],
+    )
+
+
+def zoo() -> Figure:
+    return graph(
+        "A window and sinks among 4,096 tokens.",
+        4096,
+        [EDGES, EACH, ("share", "of the pairs of a causal graph", "%")],
+        {"each": "67.4"},
+        sliders=[
+            slider("window", "window", 1, 64, 4096, graph=True),
+            slider("sinks", "sinks", 0, 4, 64, graph=True),
+        ],
+    )
+
+
+def hearsay() -> Figure:
+    return graph(
+        "A window of 12 tokens. More layers reach further back; one edge more may save some.",
+        12,
+        [
+            ("reach", "tokens that this receiver knows of", 0),
+            ("first", "layers until the last token knows of the first", 0),
+            EDGES,
+        ],
+        {"reach": "7 tokens", "first": "6 layers"},
+        sliders=[slider(**LAYERS, value=3), slider("window", "window", 1, 3, 12, graph=True)],
+    )
+
+
+def needle() -> Figure:
+    return graph(
+        "How often can the last of 64 tokens find its needle at best, if it guesses one of four symbols where it cannot know?",
+        64,
+        [EACH, ("reach", "of 64 in reach", 0), ("best", "at best right", "%")],
+        {"each": "7.6", "reach": "22 of 64", "best": "51%"},
+        classes=4,
+        sliders=[
+            slider("window", "window", 1, 8, 64, graph=True),
+            slider("sinks", "sinks", 0, 0, 8, graph=True),
+            slider(**LAYERS, value=3),
+        ],
+    )
+
+
+def talk() -> Figure:
+    return graph(
+        "Blocks of the derivative that are not zero: one for each edge. Nothing but attention has one off the diagonal.",
+        8,
+        [("edges", "of 64 blocks are not zero", 0), ("share", "of the causal ones", "%")],
+        {"edges": "26 of 64 blocks"},
+        sliders=[
+            slider("window", "window", 1, 3, 8, graph=True),
+            slider("sinks", "sinks", 0, 1, 8, graph=True),
+        ],
+    )
+
+
+def messages() -> Figure:
+    return graph(
+        "A message of both ends is made once for each edge; attention makes one for each of the 64 senders and weighs it.",
+        64,
+        [("edges", "messages are made", 0), ("each", "times as many as attention makes", 1)],
+        {"edges": "484 messages"},
+        sliders=[slider("window", "window", 1, 8, 64, graph=True)],
+    )
+
+
+def templates() -> Figure:
+    words = ["Llamas", "do", "not", "speak", ".", "Llamas", "do"]
+    cells = [
+        [int(dst > src > 0 and words[src - 1] == words[dst]) for src in range(len(words))]
+        for dst in range(len(words))
+    ]
+    return graph(
+        "The template of induction: from the token after the one that is like mine. Click what else a head might attend to.",
+        7,
+        [("edges", "edges of the template", 0), ("reach", "tokens that this receiver knows of", 0)],
+        {},
+        cells=cells,
+        tokens=words,
+        sliders=[slider(**LAYERS, value=1)],
+    )
+
+
+def relay() -> Figure:
+    return {
+        "kind": "formula",
+        "say": "Four senders of 12 numbers each tell four receivers, through relays of 12 numbers.",
+        "sliders": [slider("relays", "relays", 1, 1, 6)],
+        "formulas": {"edges": "8 * relays", "passes": "Math.min(12 * relays, 48)"},
+        "shows": [("edges", "edges", 0), ("passes", "of 48 numbers pass", 0)],
+        "said": {"edges": "8 edges", "passes": "12 of 48"},
+    }
+
+
+def leaks() -> Figure:
+    return graph(
+        "Two layers over window(12, 3). Let one token attend to a later one, and count the leaks through both layers.",
+        12,
+        [("pairs", "pairs along which information flows", 0), ("leaks", "of them leaks", 0)],
+        {"pairs": "all 38 allowed pairs", "leaks": "0 leaks"},
+        sliders=[slider(**LAYERS, value=2), slider("window", "window", 1, 3, 12, graph=True)],
+    )
+
+
+def sink() -> Figure:
+    return graph(
+        "A window of 127 and the first token have as many edges as a window of 128, and another loss.",
+        768,
+        [EDGES, ("share", "of the causal ones", "%")],
+        {"edges": "90,176 edges"},
+        sliders=[
+            slider("window", "window", 1, 127, 768, graph=True),
+            slider("sinks", "sinks", 0, 1, 16, graph=True),
+        ],
+    )
+
+
+def drawn() -> Figure:
+    return graph(
+        "A choice of k senders for each of 192 tokens has as many edges as a window of k, wherever they are.",
+        192,
+        [EDGES, ("share", "of the causal ones", "%")],
+        {"edges": "2952 of 18528 edges", "share": "0.159"},
+        sliders=[slider("window", "k", 1, 16, 192, graph=True)],
+    )
+
+
+# ---- formulas, records, matrices
+
+
+def forms() -> Figure:
+    return {
+        "kind": "formula",
+        "say": "Multiplications for one message, through two thin matrices and through a square one.",
+        "sliders": [
+            slider("width", "width of a state", 64, 4096, 8192, step=64),
+            slider("d", "width of a head", 1, 128, 512),
+        ],
+        "formulas": {"thin": "2 * width * d", "square": "width * width", "ratio": "width / (2 * d)"},
+        "shows": [
+            ("thin", "two thin matrices", 0),
+            ("square", "one square matrix", 0),
+            ("ratio", "ratio", 1),
+        ],
+        "said": {"thin": "1,048,576", "square": "16,777,216", "ratio": "ratio: 16"},
+    }
+
+
+def ranks() -> Figure:
+    model, _ = ga.model.load_trained()
+    names, spectra = [], []
+    for number, layer in enumerate(model.layers):
+        for which in ("pattern", "message"):
+            matrices = getattr(layer.heads, f"{which}_matrix")()
+            for head, values in enumerate(matrices.singular_values().double().tolist()):
+                names.append(f"layer {number}, {which} matrix of head {head}")
+                spectra.append(values)
+    return {
+        "kind": "spectrum",
+        "say": "How much of a head's matrix is left when only its largest singular values are?",
+        "spectra": spectra,
+        "sliders": [
+            slider("matrix", "matrix", 0, 0, len(names) - 1, names=names),
+            slider("rank", "singular values", 0, 4, 32),
+        ],
+        "shows": [
+            ("effective", "effective rank", 1),
+            ("error", "lost, relative to the size of the matrix", "%"),
+        ],
+        "said": {"effective": "layer 0, pattern: 3.4"},
+    }
+
+
+def record(name: str) -> Figure:
+    """The newest record of a benchmark."""
+    found: Figure = json.loads(
+        max((ROOT / "tests" / "records").glob(f"*-{name}.json")).read_text(encoding="utf-8")
+    )
+    return found
+
+
+def needed() -> Figure:
+    points = sorted(record("lm-graphs")["points"], key=lambda point: (point["choice"], point["share"]))
+    causal = next(point["loss"] for point in points if point["choice"] == "causal")
+    rows = [
+        {"share": one["share"], "loss": one["loss"], "above": one["loss"] / causal - 1} for one in points
+    ]
+    first = next(at for at, one in enumerate(points) if one["choice"] == "causal")
+    names = [f"{one['choice']}, {one['share']:.1%} of the pairs" for one in points]
+    return {
+        "kind": "points",
+        "say": "SmolLM2 on 1,024 tokens: each point of the curve.",
+        "points": rows,
+        "sliders": [slider("point", "graph", 0, first, len(rows) - 1, names=names)],
+        "shows": [("share", "of the pairs", "%"), ("loss", "loss", 3), ("above", "above causal", "%")],
+        "said": {},
+    }
+
+
+def jobs() -> Figure:
+    rows = [row for row in record("heads")["rows"] if row["model"] == "smollm2"]
+    names = sorted({row["job"] for row in rows}, key=lambda job: -sum(row["job"] == job for row in rows))
+    points = []
+    for job in names:
+        mine = [row for row in rows if row["job"] == job]
+        shown = [sum(row[claim]["p_holm"] <= 0.05 for row in mine) for claim in ("looks", "said")]
+        points.append(
+            {
+                "heads": len(mine),
+                "matter": shown[0],
+                "fall": shown[1],
+                "hold": sum(row["holds"] for row in mine),
+            }
+        )
+    return {
+        "kind": "points",
+        "say": "How many sentences about heads of SmolLM2 hold, job by job.",
+        "points": points,
+        "sliders": [slider("point", "job", 0, names.index("sink"), len(names) - 1, names=names)],
+        "shows": [
+            ("heads", "heads", 0),
+            ("matter", "whose edges matter", 0),
+            ("fall", "whose words fall", 0),
+            ("hold", "whose sentence holds", 0),
+        ],
+        "said": {"heads": "81", "matter": "80", "hold": "80"},
+    }
+
+
+# each figure, and the section of the chapter that it closes
+FIGURES: dict[str, tuple[Callable[[], Figure], str]] = {
+    "attention_is_message_passing": (by_hand, "One receiver, by hand"),
+    "four_perspectives": (four_words, "A message exchange"),
+    "three_forms": (forms, "What each form costs"),
+    "matrix_multiplication_is_message_passing": (hops, "Second reading: what everybody is told"),
+    "why_the_square_root": (temperature, "Large numbers make the softmax choose one"),
+    "low_rank_and_subspaces": (ranks, "A head's matrices are nearly all zero, seen from the right angle"),
+    "the_zoo": (zoo, "What it costs"),
+    "how_many_layers": (hearsay, "Hearsay"),
+    "sparse_against_dense": (needle, "What the graphs permit"),
+    "communication_and_computation": (talk, "Who depends on whom, step by step"),
+    "one_limiting_case": (messages, "What attention saves"),
+    "induction_heads": (templates, "A job is a graph"),
+    "relay_through_a_middle_token": (relay, "A relay is narrow"),
+    "change_the_graph": (one_edge, "One edge"),
+    "audit_a_leak": (leaks, "The other direction: edges that nobody uses"),
+    "sinks_are_one_edge": (sink, "The loss along five graphs"),
+    "the_graph_a_model_needs": (needed, "A curve that was measured before"),
+    "reading_278_heads": (jobs, "Do the edges matter?"),
+    "the_graph_that_a_model_draws": (drawn, "The choice over time"),
+}
