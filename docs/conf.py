@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 # before the package: annotations then name the axes of each tensor
 import jaxtyping  # noqa: F401
+from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
@@ -62,3 +66,18 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#1d4ed8", "color-brand-content": "#1d4ed8"},
     "dark_css_variables": {"color-brand-primary": "#93b4ff", "color-brand-content": "#93b4ff"},
 }
+
+DESCRIPTION = "An attention mask is a graph: attention as torch_geometric message passing, verified equal to dense attention"
+
+
+def head(app: Sphinx, name: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """What a search engine shows of a page; the level of the side bar's headings, which Sphinx leaves out."""
+    text = html.escape(f"{re.sub('<.*?>', '', context['title'])}. {DESCRIPTION}", quote=True)
+    context["metatags"] += f'<meta name="description" content="{text}" />'
+    side_bar = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = side_bar.replace('role="heading"', 'role="heading" aria-level="2"')
+
+
+def setup(app: Sphinx) -> None:
+    # after furo has written the side bar
+    app.connect("html-page-context", head, priority=900)

@@ -57,8 +57,8 @@ def markup(figure: Figure) -> str:
     return f'<figure class="live" data-figure="{html.escape(json.dumps(data), quote=True)}"></figure>'
 
 
-def slider(name: str, label: str, least: int, value: int, most: int, **more: Any) -> Figure:
-    """A whole number that the reader chooses; ``graph=True``: the mask is drawn anew."""
+def slider(name: str, label: str, least: int, value: float, most: int, **more: Any) -> Figure:
+    """A number that the reader chooses; ``graph=True``: the mask is drawn anew."""
     return {"name": name, "label": label, "least": least, "value": value, "most": most, **more}
 
 
@@ -139,6 +139,29 @@ def one_edge() -> Figure:
             ("edges", "edges of this head", 0),
         ],
         "said": {"w3": "0.59", "edges": "136 edges"},
+    }
+
+
+def two_hops() -> Figure:
+    return graph(
+        "A text of 32 tokens, said twice, over a window: how far back does the last token know anything?",
+        64,
+        [EDGES, ("back", "tokens back", 0), ("first", "layers until the last token knows of the first", 0)],
+        {"back": "2 hops reach 14 tokens back"},
+        sliders=[slider(**LAYERS, value=2), slider("window", "window", 1, 8, 64, graph=True)],
+    )
+
+
+def competition() -> Figure:
+    logits = ("0.5", "0", "1", "fit")
+    total = " + ".join(f"Math.exp({logit})" for logit in logits)
+    return {
+        "kind": "formula",
+        "say": "Four senders. Let the last one fit better or worse: nothing about the others changes, but their shares.",
+        "sliders": [slider("fit", "logit of the last", -3, 0.2, 5, step=0.1)],
+        "formulas": {f"w{at}": f"Math.exp({logit}) / ({total})" for at, logit in enumerate(logits)},
+        "shows": [(f"w{at}", f"share of sender {at}", 2) for at in range(4)],
+        "said": {f"w{at}": "shares before: [0.25, 0.15, 0.41, 0.19]" for at in range(4)},
     }
 
 
@@ -374,9 +397,7 @@ def record(name: str) -> Figure:
 def needed() -> Figure:
     points = sorted(record("lm-graphs")["points"], key=lambda point: (point["choice"], point["share"]))
     causal = next(point["loss"] for point in points if point["choice"] == "causal")
-    rows = [
-        {"share": one["share"], "loss": one["loss"], "above": one["loss"] / causal - 1} for one in points
-    ]
+    rows = [{"share": one["share"], "loss": one["loss"], "above": one["loss"] / causal - 1} for one in points]
     first = next(at for at, one in enumerate(points) if one["choice"] == "causal")
     names = [f"{one['choice']}, {one['share']:.1%} of the pairs" for one in points]
     return {
@@ -422,11 +443,13 @@ def jobs() -> Figure:
 # each figure, and the section of the chapter that it closes
 FIGURES: dict[str, tuple[Callable[[], Figure], str]] = {
     "attention_is_message_passing": (by_hand, "One receiver, by hand"),
+    "many_heads_many_graphs": (two_hops, "A trained model"),
     "four_perspectives": (four_words, "A message exchange"),
-    "three_forms": (forms, "What each form costs"),
+    "three_forms": (competition, "What the softmax is for"),
     "matrix_multiplication_is_message_passing": (hops, "Second reading: what everybody is told"),
     "why_the_square_root": (temperature, "Large numbers make the softmax choose one"),
     "low_rank_and_subspaces": (ranks, "A head's matrices are nearly all zero, seen from the right angle"),
+    "why_thin_factors": (forms, "What each form costs"),
     "the_zoo": (zoo, "What it costs"),
     "how_many_layers": (hearsay, "Hearsay"),
     "sparse_against_dense": (needle, "What the graphs permit"),

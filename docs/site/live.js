@@ -10,11 +10,8 @@ function ruled(figure, state, dst, src) {
 
 /** The mask of a figure with its sliders where they are, before any click: receivers in rows. */
 function mask(figure, state) {
-  const cells = figure.cells;
-  if (cells) return cells.map((row) => row.slice());
-  return Array.from({ length: figure.size }, (_, dst) =>
-    Array.from({ length: figure.size }, (_, src) => Number(ruled(figure, state, dst, src))),
-  );
+  if (figure.cells) return figure.cells.map((row) => row.slice());
+  return Array.from({ length: figure.size }, (_, dst) => Uint8Array.from({ length: figure.size }, (_, src) => Number(ruled(figure, state, dst, src))));
 }
 
 /** Where a figure starts. */
@@ -37,7 +34,7 @@ function weights(figure, state, dst) {
 
 /** Senders of a row of the mask. */
 function senders(row) {
-  return row.flatMap((edge, src) => (edge ? [src] : []));
+  return Array.from(row.keys()).filter((src) => row[src]);
 }
 
 /** Senders that reach dst along at most so many edges in a row, dst itself among them. */
@@ -74,6 +71,7 @@ const KINDS = {
     if (state.layers === undefined) return numbers;
     const sets = state.mask.map((_, dst) => (size <= 64 || dst === state.row ? reached(state.mask, dst, state.layers) : new Set()));
     numbers.reach = sets[state.row].size;
+    numbers.back = state.row - Math.min(...sets[state.row]);
     if (size <= 64) {
       // pairs with a way of exactly so many edges
       let ways = state.mask.map((_, dst) => new Set([dst]));
@@ -191,7 +189,7 @@ function draw(figure, state, picture, render) {
   picture.style.gridTemplateColumns = `auto repeat(${figure.size}, 1.6rem)`;
   const rows = state.mask.flatMap((cells, dst) => [
     element("span", dst === state.row ? { class: "live-chosen" } : {}, figure.tokens?.[dst] ?? String(dst)),
-    ...cells.map((edge, src) => cell(figure, state, dst, src, edge, render)),
+    ...Array.from(cells, (edge, src) => cell(figure, state, dst, src, edge, render)),
   ]);
   picture.replaceChildren(...rows);
   if (focused >= 0) picture.querySelectorAll("button")[focused].focus();

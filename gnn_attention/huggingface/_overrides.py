@@ -138,17 +138,17 @@ def check_routed(model: nn.Module) -> None:
     parts = [(name, x) for name, x in modules if hasattr(getattr(x, "config", None), "_attn_implementation")]
     if not parts:
         reason = "has no part with a Hugging Face config: give a transformers model"
-        raise ValueError(f"use_graph: {type(model).__name__} {reason}")
+        raise ValueError(f"model: {type(model).__name__} {reason}")
     for name, part in parts:
         if part.config._attn_implementation == NAME:
             continue
         where = f"{type(part).__name__}{f' ({name})' if name else ''}"
         if not getattr(type(part), "_can_set_attn_implementation", lambda: True)():
             reason = "has attention of its own that does not go through transformers' AttentionInterface"
-            advice = "give use_graph a part of the model without it, if there is one"
-            raise NotImplementedError(f"use_graph: {where} {reason}, so no graph can reach it; {advice}")
+            advice = "give a part of the model without it, if there is one"
+            raise NotImplementedError(f"model: {where} {reason}, so no graph can reach it; {advice}")
         got = f"{part.config._attn_implementation!r}: call model.set_attn_implementation({NAME!r})"
-        raise ValueError(f"use_graph: the attention of {where} is {got}, with this module imported")
+        raise ValueError(f"model: the attention of {where} is {got}, with this module imported")
 
 
 def named(module: nn.Module) -> str:

@@ -39,6 +39,10 @@ class PrunedGraphs:
     count: int
     share: float
 
+    def __repr__(self) -> str:
+        counts = f"layers: {len(self.graphs)}, pairs of head and edge: {self.count:,}"
+        return f"PrunedGraphs({counts}, {self.share:.1%})"
+
     def __call__(self, layer: int, head: int, length: int) -> TokenGraph | None:
         """The graph of all heads of a layer, the same for each ``head``; None: the model's own."""
         return self.graphs.get(layer)
@@ -50,6 +54,11 @@ class Attribution:
 
     graphs: Mapping[int, TokenGraph]
     effects: Mapping[str, Mapping[int, Float[Tensor, "heads edges"]]]
+
+    def __repr__(self) -> str:
+        pairs = sum(scores.numel() for scores in next(iter(self.effects.values())).values())
+        counts = f"layers: {len(self.graphs)}, pairs of head and edge: {pairs:,}"
+        return f"Attribution({counts}, effects: {', '.join(self.effects)})"
 
     @property
     def layers(self) -> list[int]:
@@ -92,6 +101,10 @@ class Attribution:
         >>> from gnn_attention import patterns
         >>> a = Attribution({0: patterns.causal(3)}, {"slope": {0: torch.tensor([[0, 1, 9, 1, 5, -2.0]])}})
         >>> pruned = a.keep(4, at_least=0)
+        >>> a
+        Attribution(layers: 1, pairs of head and edge: 6, effects: slope)
+        >>> pruned
+        PrunedGraphs(layers: 1, pairs of head and edge: 4, 66.7%)
         >>> pruned(0, 0, 3).mask().int().tolist()
         [[[1, 0, 0], [1, 1, 0], [1, 0, 0]]]
         """
