@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 
 __all__ = ["Rotary"]
@@ -80,5 +79,5 @@ def _numbers(frequencies: Any) -> tuple[float, ...]:
     try:
         return tuple(float(frequency) for frequency in frequencies)
     except (TypeError, ValueError):
-        got = quoted(frequencies)
+        got = checks.quoted(frequencies)
         raise TypeError(f"frequencies must be numbers, one for each pair of channels, got {got}") from None

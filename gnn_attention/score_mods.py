@@ -21,7 +21,6 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.deterministic_index import entries
 from gnn_attention._support.shapes import Float, Tensor
 
@@ -109,7 +108,7 @@ class alibi:  # noqa: N801 (a value used like the function it stands for)
 
     def __post_init__(self) -> None:
         if not isinstance(self.slopes, (tuple, list)):
-            got = f"{quoted(self.slopes)}; see alibi_slopes(num_heads)"
+            got = f"{checks.quoted(self.slopes)}; see alibi_slopes(num_heads)"
             raise TypeError(f"slopes must be a number for each head, got {got}")
         slopes = tuple(checks.number("each of slopes", slope) for slope in self.slopes)
         object.__setattr__(self, "slopes", slopes)

@@ -65,6 +65,14 @@ def head_sizes(
     return width, num_heads, head_dim, value_dim, num_kv_heads
 
 
+def index(name: str, value: object, count: int) -> int:
+    """``value`` as an int in ``0 .. count - 1``; TypeError or ValueError as :func:`size`, else IndexError."""
+    number = size(name, value)
+    if number >= count:
+        raise IndexError(f"{name} must be in 0 .. {count - 1}, got {number}")
+    return number
+
+
 def position(name: str, value: object) -> int:
     return size(name, value, -(2**63))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from gnn_attention._support import atomic_files
 
@@ -13,12 +14,9 @@ def add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", nargs="?", const="-", metavar="FILE", help=text)
 
 
-def write_json(place: str | None, text: str, report: object = None) -> None:
-    """To the file of ``--json``, or for "-" to stdout, in place of the report."""
-    if place == "-":
-        print(text)
-        return
-    if place is not None:
+def write_json(place: str | None, found: object, report: object) -> None:
+    """The report to stdout, and what was found to the file of ``--json``, or for "-" to stdout instead."""
+    text = found if isinstance(found, str) else json.dumps(found, indent=2)
+    if place not in (None, "-"):
         atomic_files.write(place, text + "\n")
-    if report is not None:
-        print(report)
+    print(text if place == "-" else report)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, text
 
@@ -63,7 +62,7 @@ def integers(name: str, values: object, wanted: str) -> list[int]:
     """Integers as a list; TypeError says of what the argument ``name`` must be a list."""
     values = values.tolist() if isinstance(values, Tensor) else values
     if isinstance(values, str) or not isinstance(values, Iterable):
-        got = quoted(values)
+        got = checks.quoted(values)
         raise TypeError(f"{name} must be a list of {wanted}, got {got}; for a single one give [{got}]")
     return [checks.position(f"each of {name}", value) for value in values]
 

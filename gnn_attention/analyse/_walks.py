@@ -10,7 +10,6 @@ from itertools import cycle
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.rules import Rule
@@ -56,7 +55,7 @@ def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
     """The layers' graphs as a list; TypeError or ValueError unless plain, square and of the same tokens."""
     wanted = "graphs must be a TokenGraph or a list of them, layer 1 first"
     if not isinstance(graphs, (TokenGraph, Iterable)):
-        raise TypeError(f"{wanted}; got {quoted(graphs)}")
+        raise TypeError(f"{wanted}; got {checks.quoted(graphs)}")
     layers = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for number, graph in enumerate(layers):
         if not isinstance(graph, TokenGraph):

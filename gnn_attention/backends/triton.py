@@ -51,10 +51,7 @@ def run(call: AttentionCall, form: str | None = None) -> tuple[Tensor, Tensor]:
     )
     numbered = before is not None or bias is not None or _hands_over(call, form)
     plan: Packed = memoized(_plan, call.graph, form, numbered, *_head(call))
-    out, lse = ops.attention(problem, plan)
-    if call.sink_logits is None:
-        return out, lse
-    return edges.add_sinks(out, lse, call.sink_logits, memoized(_has_in_edges, call.graph, call.q.device)[0])
+    return call.with_sinks(*ops.attention(problem, plan))
 
 
 def unsupported_reason(call: AttentionCall, form: str | None = None) -> str | None:
@@ -87,11 +84,6 @@ def form_name(call: AttentionCall) -> str:
     """The form of least estimated time; where graphs differ by head or sample, that of the first."""
     name, _ = memoized(_best_form, one_of(call.graph, 0, 0), *_head(call))
     return str(name)
-
-
-def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
-    """Put on the device once: a copy in every call would wait for it."""
-    return ((graph.in_degree() > 0).to(device),)
 
 
 def _rows(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:

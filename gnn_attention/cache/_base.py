@@ -181,13 +181,6 @@ def check_rows(name: str, x: object) -> None:
         raise ValueError(f"{name} must be [B, Hkv, T, D], got shape {list(x.shape)}")
 
 
-def checked_layer(layer: int, layers: int) -> int:
-    layer = checks.size("layer", layer)
-    if layer >= layers:
-        raise IndexError(f"layer must be in 0 .. {layers - 1}, got {layer}")
-    return layer
-
-
 def check_same_graph(own: TokenGraph, graph: TokenGraph) -> None:
     if graph is not own and graph != own:
         raise ValueError(f"this is a cache of {own!r}, got {graph!r}; make a new one for another graph")

@@ -26,7 +26,7 @@ from torch.nn import functional
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import Backend
-from gnn_attention.cache._base import TokenCache, at_heads, check_rows, checked_layer
+from gnn_attention.cache._base import TokenCache, at_heads, check_rows
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, arrays
 from gnn_attention.score_mods import ScoreMod
@@ -75,7 +75,7 @@ class KeyValueCache(TokenCache):
             check_rows(name, x)
         if k.shape[:3] != v.shape[:3]:
             raise ValueError(f"k and v must agree in [B, Hkv, T], got {list(k.shape)} and {list(v.shape)}")
-        self._append(self._stored(k, v), checked_layer(layer, self.layers))
+        self._append(self._stored(k, v), checks.index("layer", layer, self.layers))
 
     def attend(
         self,
@@ -91,7 +91,7 @@ class KeyValueCache(TokenCache):
         ``score_mod`` is called at absolute positions; arguments and errors otherwise as of
         :func:`gnn_attention.attend`. ValueError before anything was appended. Nothing changes.
         """
-        layer = checked_layer(layer, self.layers)
+        layer = checks.index("layer", layer, self.layers)
         return self._attend(q, layer, scale, score_mod, sink_logits=sink_logits, backend=backend)
 
     def update(
@@ -108,7 +108,7 @@ class KeyValueCache(TokenCache):
         :meth:`append` and :meth:`attend` in one, with the rotations of absolute positions; an error leaves
         the cache as it was. Of sharded heads ``score_mod`` gets the numbers that they have in their layer.
         """
-        layer = checked_layer(layer, self.layers)
+        layer = checks.index("layer", layer, self.layers)
         arrays.check_heads(heads)
         positions = self._positions_of(x, layer)
         q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
@@ -120,7 +120,7 @@ class KeyValueCache(TokenCache):
 
     def senders(self, layer: int = 0) -> tuple[Rows, Rows]:
         """Copies of the keys and values at :attr:`positions`; ValueError before the first chunk."""
-        rows = self._sender_rows(checked_layer(layer, self.layers))
+        rows = self._sender_rows(checks.index("layer", layer, self.layers))
         return rows[0], rows[-1][..., : self.latent]
 
     def _stored(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:

@@ -6,7 +6,6 @@ Effects are those on the losses of all tokens (:func:`gnn_attention.interpret.tr
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gnn_attention._support import atomic_files, checks, json_option
+from gnn_attention._support import checks, json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.interpret.trace import Effect, attribute, prune
@@ -90,7 +89,6 @@ def _attribute(args: argparse.Namespace) -> int:
     # optional: it needs transformers
     from gnn_attention import lm
 
-    atomic_files.check_place("--json", args.json)
     text = Path(args.text[1:]).read_text(encoding="utf-8") if args.text.startswith("@") else args.text
     with Progress("attribute", unit="passes") as progress:
         progress.begin(f"loading {args.model}")
@@ -101,11 +99,9 @@ def _attribute(args: argparse.Namespace) -> int:
         ids = tokenizer(text, return_tensors="pt").input_ids[:, : args.tokens]
         words = [tokenizer.decode([token]) for token in ids[0].tolist()]
         found = attributed(model, ids, words, args.keep, args.edges, args.metric, progress)
-    json_option.write_json(args.json, json.dumps(found, indent=2))
-    if args.json != "-":
-        print("layer.head: receiver <- sender, effect of the cut on the loss")
-        print("\n".join(edge["text"] for edge in found["edges"]))
-        whole = "loss {loss:.4f} along all {pairs:,} pairs of head and edge, "
-        part = "{loss_of_these:.4f} along {pairs_left:,} ({share:.3%})"
-        print((whole + part).format_map(found))
+    lines = ["layer.head: receiver <- sender, effect of the cut on the loss"]
+    lines += [edge["text"] for edge in found["edges"]]
+    whole = "loss {loss:.4f} along all {pairs:,} pairs of head and edge, "
+    part = "{loss_of_these:.4f} along {pairs_left:,} ({share:.3%})"
+    json_option.write_json(args.json, found, "\n".join([*lines, (whole + part).format_map(found)]))
     return 0

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from gnn_attention import model
-from gnn_attention._support import atomic_files, json_option
+from gnn_attention._support import json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention.convert import expressions
 from gnn_attention.interpret import audit as auditor
@@ -31,7 +31,6 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _audit(args: argparse.Namespace) -> int:
-    atomic_files.check_place("--json", args.json)
     graph = expressions.parse(args.expression)
     if graph.num_dst > LONGEST:
         advice = f"take at most {LONGEST} tokens, the rule is the same"
@@ -41,6 +40,7 @@ def _audit(args: argparse.Namespace) -> int:
     with Progress("audit", unit="passes") as progress:
         options = {"call": lambda module, ids: module(ids, used), "seed": args.seed, "watch": progress.reach}
         verdict = auditor.audit(language_model, graph, (graph.num_src,), args.layers, **options)
-    json_option.write_json(args.json, verdict.to_json())
-    print(verdict, file=sys.stderr if args.json == "-" else sys.stdout)
+    if args.json == "-":
+        print(verdict, file=sys.stderr)
+    json_option.write_json(args.json, verdict.to_json(), verdict)
     return 0 if verdict.ok else 1

@@ -8,7 +8,6 @@ is ``python -m benchmarks`` in the repository. ``gnn-attention bench calibrate``
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from gnn_attention import patterns
-from gnn_attention._support import atomic_files, checks, json_option
+from gnn_attention._support import checks, json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.cli import calibrate
@@ -104,7 +103,6 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _bench(args: argparse.Namespace) -> int:
-    atomic_files.check_place("--json", args.json)
     if args.what == "calibrate":
         record, text = _calibrated(args), calibrate.text
     else:
@@ -112,7 +110,7 @@ def _bench(args: argparse.Namespace) -> int:
         dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
         with Progress("bench", unit="cases") as shown:
             record, text = measure(tokens, device, dtype, not args.no_peers, SECONDS, shown), table
-    json_option.write_json(args.json, json.dumps(record, indent=1), text(record))
+    json_option.write_json(args.json, record, text(record))
     return 0 if all(row["passed"] for row in record.get("checks", ())) else 1
 
 

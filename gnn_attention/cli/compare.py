@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gnn_attention._support import atomic_files, json_option
+from gnn_attention._support import json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.cli.heads import text_of
@@ -60,7 +59,6 @@ def _compare(args: argparse.Namespace) -> int:
     # optional: it needs transformers
     from gnn_attention import lm
 
-    atomic_files.check_place("--json", args.json)
     with Progress("compare", unit="graphs") as progress:
         progress.begin(f"loading {args.model}")
         model, tokenizer = lm.load(args.model)
@@ -78,5 +76,5 @@ def _compare(args: argparse.Namespace) -> int:
     about = {"model": args.model, "text": args.text or "collections.py", "tokens": tokens, "rows": found}
     lines = [f"{row['loss']:8.4f} {row['share']:8.2%} {row['speed']:10.1f}  {row['graph']}" for row in found]
     title = f"{args.model}, {tokens} tokens, untrained\n    loss    edges   tokens/s  graph"
-    json_option.write_json(args.json, json.dumps(about, indent=1), "\n".join([title, *lines]))
+    json_option.write_json(args.json, about, "\n".join([title, *lines]))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from gnn_attention import cost
-from gnn_attention._support import atomic_files, json_option
+from gnn_attention._support import json_option
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.progress import Progress
 from gnn_attention.convert import expressions
@@ -53,7 +52,6 @@ def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _cost(args: argparse.Namespace) -> int:
-    atomic_files.check_place("--json", args.json)
     if args.partition is not None and args.ranks is None:
         raise ValueError(f"--partition {args.partition} needs --ranks, the number of ranks")
     with Progress("cost"):
@@ -61,8 +59,7 @@ def _cost(args: argparse.Namespace) -> int:
         tokens = (TOKENS if args.tokens is None else args.tokens) if graph is None else graph.num_dst
         of = _of_forms if args.ranks is None else _of_ranks
         values, report = of(args, model, graph, tokens)
-    text = json.dumps(values | {"tokens": tokens, "dtype": args.dtype}, indent=2)
-    json_option.write_json(args.json, text, report)
+    json_option.write_json(args.json, values | {"tokens": tokens, "dtype": args.dtype}, report)
     return 0
 
 

@@ -7,7 +7,6 @@ it.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from gnn_attention import model, patterns
-from gnn_attention._support import atomic_files, checks, json_option
+from gnn_attention._support import checks, json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention.backends import BACKENDS
 from gnn_attention.cache import KeyValueCache
@@ -77,13 +76,11 @@ def add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _generate(args: argparse.Namespace) -> int:
-    atomic_files.check_place("--json", args.json)
     options = (args.graph, args.temperature, args.seed, args.model, args.backend)
     with Progress("generate", unit="tokens") as progress:
         result = continued(args.prompt, args.tokens, *options, progress)
-    json_option.write_json(args.json, json.dumps(result, indent=2))
+    json_option.write_json(args.json, result, result["text"])
     if args.json != "-":
-        print(result["text"])
         summary = "{computed} tokens along {graph}: {cached} senders cached, {bytes:,} bytes"
         print(summary.format_map(result), file=sys.stderr)
     return 0

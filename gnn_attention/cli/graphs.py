@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -50,12 +49,9 @@ def add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _graphs(args: argparse.Namespace) -> int:
     found = catalogue.entries(args.name or None)
-    atomic_files.check_place("--json", args.json)
-    if args.json is None:
-        print(catalogue.listing(found, min(shutil.get_terminal_size((100, 0)).columns, 120)))
-        return 0
     listed = [asdict(entry) | {"edges_per_token": entry.edges_per_token} for entry in found]
-    json_option.write_json(args.json, json.dumps(listed, indent=2))
+    width = min(shutil.get_terminal_size((100, 0)).columns, 120)
+    json_option.write_json(args.json, listed, catalogue.listing(found, width))
     return 0
 
 

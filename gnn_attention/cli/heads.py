@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import inspect
-import json
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 import gnn_attention
 from gnn_attention import model
-from gnn_attention._support import atomic_files, json_option
+from gnn_attention._support import json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention.interpret import circuits
 from gnn_attention.interpret.circuits import Reading
@@ -39,7 +38,6 @@ def add_heads(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _heads(args: argparse.Namespace) -> int:
-    atomic_files.check_place("--json", args.json)
     text = text_of(args.text)
     models = list(dict.fromkeys(args.model or [TRAINED]))
     with Progress("heads", unit="heads") as progress:
@@ -47,9 +45,8 @@ def _heads(args: argparse.Namespace) -> int:
     rows = [{"model": name} | _row(reading) for name, rows in found.items() for reading in rows]
     about = {"text": args.text or "collections.py", "sha256": hashlib.sha256(text.encode()).hexdigest()}
     about |= {"passages": args.passages, "length": args.length, "seed": args.seed, "rows": rows}
-    json_option.write_json(args.json, json.dumps(about, indent=1))
-    if args.json != "-":
-        print("\n\n".join(_table(name, readings) for name, readings in found.items()))
+    tables = (_table(name, readings) for name, readings in found.items())
+    json_option.write_json(args.json, about, "\n\n".join(tables))
     return 0
 
 

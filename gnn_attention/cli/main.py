@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gnn_attention import __version__, training
-from gnn_attention._support import output
+from gnn_attention._support import atomic_files, output
 from gnn_attention.cli import attribute, audit, bench, compare, cost, explore, generate, graphs, heads, verify
 from gnn_attention.training import tasks
 
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     try:
+        atomic_files.check_place("--json", getattr(args, "json", None))
         code: int = args.run(args)
     except BrokenPipeError:  # the reader, a pager for example, has closed the pipe
         output.finish()

@@ -29,7 +29,6 @@ import torch
 
 from gnn_attention import algebra, patterns
 from gnn_attention._support import checks
-from gnn_attention._support.checks import described
 from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
@@ -281,7 +280,7 @@ class _Reader:
 
 def _one_line(text: object) -> str:
     if not isinstance(text, str):
-        raise TypeError(f"an expression is a string such as 'window(64, 8)', got {described(text)}")
+        raise TypeError(f"an expression is a string such as 'window(64, 8)', got {checks.described(text)}")
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
     return re.sub(r"\s", " ", text).strip()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention.cost.rate_table import LatentSizes, Sizes
 
 
@@ -48,7 +47,7 @@ def config(name: str) -> ModelSizes:
         return CONFIGS[wanted]
     near = difflib.get_close_matches(wanted, CONFIGS, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CONFIGS)}"
-    raise ValueError(f"there is no configuration {quoted(name)}; {hint}")
+    raise ValueError(f"there is no configuration {checks.quoted(name)}; {hint}")
 
 
 def custom(layers: int, heads: Sizes) -> ModelSizes:

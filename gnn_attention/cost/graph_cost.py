@@ -58,12 +58,14 @@ def of_graph(graph: TokenGraph, block: int = 128) -> GraphCost:
     """
     checks.instance("graph", graph, TokenGraph)
     block, copies = checks.size("block", block, 1), (graph.batch or 1) * (graph.heads or 1)
+    first = graph.dst_offset - graph.src_offset + 1  # how many senders the first receiver attends to
+    counts = torch.arange(first, first + graph.num_dst, device="cpu")
     return GraphCost(
         name=graph.name,
         num_dst=graph.num_dst,
         num_src=graph.num_src,
         edges=graph.num_edges,
-        causal=copies * _causal_pairs(graph),
+        causal=copies * int(counts.clamp(0, graph.num_src).sum()),
         full=copies * graph.num_dst * graph.num_src,
         cached=most_cached(graph),
         block=block,
@@ -86,12 +88,6 @@ def most_cached(graph: TokenGraph) -> int:
     change = torch.zeros(graph.num_src + 1, dtype=torch.int64, device="cpu")
     change.index_add_(0, comes, torch.ones_like(comes)).index_add_(0, leaves, -torch.ones_like(leaves))
     return int(change.cumsum(0).max())
-
-
-def _causal_pairs(graph: TokenGraph) -> int:
-    first = graph.dst_offset - graph.src_offset + 1  # how many senders the first receiver attends to
-    counts = torch.arange(first, first + graph.num_dst, device="cpu")
-    return int(counts.clamp(0, graph.num_src).sum())
 
 
 def _cells(graph: TokenGraph, block: int) -> int:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Sizes:
         """
         sizes = checks.head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
         if not set(bias) <= set("QKVO") or len(set(bias)) < len(bias):
-            raise ValueError(f"bias must be some of the letters QKVO, got {quoted(bias)}")
+            raise ValueError(f"bias must be some of the letters QKVO, got {checks.quoted(bias)}")
         return cls(*sizes, bias, qk_norm)
 
 

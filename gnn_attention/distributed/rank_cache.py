@@ -22,7 +22,7 @@ from gnn_attention.attend import attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.merge_lse import in_merge_dtype, merged
-from gnn_attention.cache._base import at_heads, check_rows, check_same_graph, checked_graph, checked_layer
+from gnn_attention.cache._base import at_heads, check_rows, check_same_graph, checked_graph
 from gnn_attention.distributed import attention, subgraphs
 from gnn_attention.distributed.attention import Result
 from gnn_attention.distributed.collectives import all_gather
@@ -92,7 +92,7 @@ class RankCache:
         ValueError for more tokens than the graph has, a receiver that attends to a token which has not come,
         or rows that do not fit those before; IndexError for a layer out of range. Nothing has changed then.
         """
-        layer = checked_layer(layer, self.layers)
+        layer = checks.index("layer", layer, self.layers)
         check_rows("k", k)
         start, stop = self._chunks[layer][1], self._chunks[layer][1] + k.shape[2]
         self._check(k, v, layer, k.shape[2])
@@ -116,7 +116,7 @@ class RankCache:
 
         ValueError for other queries than those of the last chunk.
         """
-        start, stop = self._chunks[checked_layer(layer, self.layers)]
+        start, stop = self._chunks[checks.index("layer", layer, self.layers)]
         rows = self._rows[layer]
         if rows is None or start == stop:
             raise ValueError(f"layer {layer} has no new tokens to attend with: append them first")
@@ -146,7 +146,7 @@ class RankCache:
 
         So ``model.proceed`` and ``generate`` run with this cache in the place of a :class:`KeyValueCache`.
         """
-        start = self.graph.dst_offset + self._chunks[checked_layer(layer, self.layers)][1]
+        start = self.graph.dst_offset + self._chunks[checks.index("layer", layer, self.layers)][1]
         positions = torch.arange(start, start + x.shape[1], device=x.device)
         q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
         with self.all_or_nothing():
@@ -191,7 +191,7 @@ class RankCache:
         self._rows[layer], self._tokens[layer] = (k, v), torch.cat([self._tokens[layer][stay], new])
 
     def _check(self, k: Tensor, v: Tensor, layer: int, count: int) -> None:
-        old = self._rows[checked_layer(layer, self.layers)] or (None, None)
+        old = self._rows[checks.index("layer", layer, self.layers)] or (None, None)
         for name, x, before in zip("kv", (k, v), old, strict=True):
             check_rows(name, x)
             if torch.is_grad_enabled() and x.requires_grad:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.distributed.halo_sets import edges_between, halo_sizes
 from gnn_attention.distributed.partition import Partition, check_partition, contiguous, zigzag
@@ -256,7 +255,7 @@ def _check_setting(setting: Setting, graph: TokenGraph) -> None:
         if own not in (None, size):
             raise ValueError(f"{word}={size}, but {graph!r} differs by them and has {own}")
     if not isinstance(setting.dtype, torch.dtype) or not setting.dtype.is_floating_point:
-        raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(setting.dtype)}")
+        raise TypeError(f"dtype must be a floating point dtype of torch, got {checks.quoted(setting.dtype)}")
 
 
 def _balance(loads: Sequence[int]) -> float:

@@ -53,6 +53,15 @@ def figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
     return made, made.subplots(**layout)
 
 
+def grid(count: int) -> tuple[Figure, list[Axes]]:
+    """Axes for so many masks, four in a row."""
+    columns, rows = min(count, 4), -(-count // 4)
+    made, axes = figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
+    for unused in axes.flat[count:]:
+        unused.set_axis_off()
+    return made, list(axes.flat[:count])
+
+
 def of(ax: Axes | None, width: float, height: float) -> tuple[Figure, Axes]:
     made: Any = None if ax is None else ax.figure.figure
     return figure(width, height) if ax is None else (made, ax)

@@ -169,18 +169,14 @@ def over_time(
     count = len(graphs)
     if not 1 <= count <= MOST_HEADS or len(titles or graphs) != count:
         raise ValueError(f"over_time() draws 1 to {MOST_HEADS} graphs, a title for each, got {count}")
-    alike, columns, rows = analyse.overlap(graphs), min(count, 4), -(-count // 4)
-    made, grid = _axes.figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
-    before = graphs[0].mask()
-    for step, (axes, each) in enumerate(zip(grid.flat, graphs, strict=False)):
+    alike, (made, grid), before = analyse.overlap(graphs), _axes.grid(count), graphs[0].mask()
+    for step, (axes, each) in enumerate(zip(grid, graphs, strict=True)):
         _axes.changes(axes, each.mask(), before)
         named = f"step {step}" if titles is None else titles[step]
         _axes.title(axes, named + (f": {alike[step - 1, step]:.2f}" if step else ""))
         axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
         axes.label_outer()
         before = each.mask()
-    for axes in grid.flat[count:]:
-        axes.set_axis_off()
     _axes.headline(made, _axes.shared([each.name for each in graphs]) if title is None else title)
     return _axes.finish(made, None, _axes.change_handles())
 
@@ -230,13 +226,10 @@ def hops(
 def _each_head(graph: TokenGraph, title: Text) -> Figure:
     if (count := graph.heads or 0) > MOST_HEADS:
         raise ValueError(f"mask() draws at most {MOST_HEADS} heads, got {count}; take select(0, head)")
-    columns, rows = min(count, 4), -(-count // 4)
-    made, grid = _axes.figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
-    for head, axes in enumerate(grid.flat[:count]):
+    made, grid = _axes.grid(count)
+    for head, axes in enumerate(grid):
         mask(graph.select(0, head), axes, title=f"head {head}")
         axes.label_outer()
-    for axes in grid.flat[count:]:
-        axes.set_axis_off()
     _axes.headline(made, graph.name if title is None else title)
     return _axes.finish(made, None, _axes.cell_handles())
 

@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.memo import Frozen, memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
@@ -226,7 +225,7 @@ class TokenGraph(Frozen):
         Cached: do not write into it. Raises ValueError for more pairs than there are bytes of memory left.
         """
         if not isinstance(device, (str, torch.device, type(None))):
-            raise TypeError(f"device must be a torch.device or the name of one, got {quoted(device)}")
+            raise TypeError(f"device must be a torch.device or the name of one, got {checks.quoted(device)}")
         return memoized(derived.mask, self, torch.device(device or "cpu"))
 
     @property

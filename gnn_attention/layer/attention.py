@@ -195,7 +195,10 @@ class MessagePassingAttention(MessagePassing):
         assert isinstance(call, AttentionCall)
         logits = (q_i * k_j).sum(-1) * call.scale
         if call.score_mod is not None or call.bias is not None:
-            logits = _modified(logits, index, edge_index_j, call)
+            # ``[..., E, H]`` logits after score_mod and bias, whose axes are ``[B, H, E]``.
+            score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(index)), index, edge_index_j)
+            score = score if call.bias is None else score + call.bias.to(score.dtype)
+            logits = score.mT.reshape(logits.shape)
         return edges.weights_of(logits.mT, index, size_i).mT
 
     def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
@@ -275,13 +278,6 @@ def _nodes(call: AttentionCall, batched: bool) -> list[Tensor]:
         x = (x if x.dtype == wide else x.to(wide)).transpose(1, 2)
         nodes.append(x if batched else x.squeeze(0))
     return nodes
-
-
-def _modified(logits: Tensor, dst: Tensor, src: Tensor, call: AttentionCall) -> Tensor:
-    """``[..., E, H]`` logits after score_mod and bias, whose axes are ``[B, H, E]``."""
-    score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(dst)), dst, src)
-    score = score if call.bias is None else score + call.bias.to(score.dtype)
-    return score.mT.reshape(logits.shape)
 
 
 def _dropped(alpha: Tensor, edge_index: Tensor, call: AttentionCall) -> Tensor:

@@ -243,8 +243,7 @@ class StaticNodes(MessagePassing):
         ValueError for rotary or normed ones and states that do not fit, IndexError for a head out of range.
         """
         checks.instance("heads", heads, StandardHeads)
-        if checks.size("head", head) >= heads.num_heads:
-            raise IndexError(f"head must be in 0 .. {heads.num_heads - 1}, got {head}")
+        checks.index("head", head, heads.num_heads)
         sent = FactoredHeads.of(heads, side="sender").send(x.unsqueeze(0))
         pattern, message = (part[0, head] for part in sent)
         pattern, bias = pattern[:, : heads.width] * heads.scale, pattern[:, heads.width :] * heads.scale

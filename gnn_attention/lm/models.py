@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 
 try:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
@@ -57,7 +56,7 @@ def load(name: str = "smollm2", dtype: torch.dtype = torch.float32, cache_dir: A
     """
     model = MODELS[checks.choice("name", name, MODELS)]
     if dtype not in DTYPES:
-        raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {quoted(dtype)}")
+        raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {checks.quoted(dtype)}")
     folder = converted(name, model, cache_dir)
     with without_bars():
         loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, **LOCAL)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph, text
 
@@ -45,7 +44,7 @@ def whole_numbers(name: str, data: Any, axes: str) -> tuple[Tensor, Sizes]:
         table = data if isinstance(data, Tensor) else torch.as_tensor(data, device="cpu")
     except (RuntimeError, TypeError, ValueError):
         wanted = "a tensor or lists of integers of one length"
-        raise TypeError(f"{name} must be {wanted}, got {quoted(data)}") from None
+        raise TypeError(f"{name} must be {wanted}, got {checks.quoted(data)}") from None
     if table.numel() == 0:
         table = table.to(torch.int64)
     if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 
 Value = TypeVar("Value")
@@ -43,7 +42,7 @@ def places(sizes: Sequence[int]) -> list[int]:
 def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
     """The checked sizes of a grid: one axis at least, one token at least along each."""
     if not isinstance(shape, Iterable):
-        got = quoted(shape)
+        got = checks.quoted(shape)
         raise TypeError(f"shape must be a sequence of sizes, got {got}; a line of tokens is ({got},)")
     sizes = tuple(checks.size("each of shape", size, 1) for size in shape)
     if not sizes:

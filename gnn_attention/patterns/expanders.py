@@ -10,7 +10,6 @@ from math import prod, sqrt
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, text
 from gnn_attention.patterns._grid_rules import places
@@ -237,5 +236,5 @@ def _coalesce(edges: Int[Tensor, "2 edges"], n: int, name: str) -> TokenGraph:
 
 def _chance(p: float) -> float:
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
-        raise ValueError(f"p must be a probability in [0, 1], got {quoted(p)}")
+        raise ValueError(f"p must be a probability in [0, 1], got {checks.quoted(p)}")
     return float(p)

@@ -200,7 +200,6 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _run(args: argparse.Namespace) -> int:
     recipe = Recipe(**{name: getattr(args, name) for name in _shared(RECIPE)})
-    atomic_files.check_place("--json", args.json)
     atomic_files.check_place("--plot", args.plot)
     if args.plot is not None:
         check_plot(args.plot)
@@ -220,7 +219,7 @@ def _run(args: argparse.Namespace) -> int:
             made.savefig(file, format=Path(args.plot).suffix[1:].lower())
     record = {"recipe": _shared(recipe), "rows": [*map(asdict, found)], "outcomes": [*map(asdict, outcomes)]}
     report = f"{_facts(recipe, args.seeds)}\n{table(found)}"
-    json_option.write_json(args.json, json.dumps(record, indent=1), report)
+    json_option.write_json(args.json, record, report)
     return 0
 
 

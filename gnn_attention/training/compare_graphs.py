@@ -55,7 +55,10 @@ def _contender(item: str | TokenGraph, length: int, heads: int) -> Contender:
         except ValueError as error:
             raise ValueError(f"graphs: {quoted(item)}: {error}") from error
     _check_graph(name, graph, length, heads)
-    return Contender(name, graph, _key(graph))
+    digest = hashlib.sha256(f"{graph.num_dst} tokens, {graph.heads or 1} heads".encode())
+    for start in range(0, graph.num_dst, 256):
+        digest.update(graph.rows(start, min(start + 256, graph.num_dst)).mask().numpy().tobytes())
+    return Contender(name, graph, digest.hexdigest()[:16])
 
 
 def _from_file(path: str, length: int) -> TokenGraph:
@@ -76,10 +79,3 @@ def _check_graph(name: str, graph: TokenGraph, length: int, heads: int) -> None:
     if later := (graph - patterns.causal(length)).num_edges:
         advice = "write '(...) & causal' for an expression, take lines with src > dst out of a file"
         raise ValueError(f"{name} has {later:,} edges from a later token (src > dst), the target: {advice}")
-
-
-def _key(graph: TokenGraph) -> str:
-    digest = hashlib.sha256(f"{graph.num_dst} tokens, {graph.heads or 1} heads".encode())
-    for start in range(0, graph.num_dst, 256):
-        digest.update(graph.rows(start, min(start + 256, graph.num_dst)).mask().numpy().tobytes())
-    return digest.hexdigest()[:16]

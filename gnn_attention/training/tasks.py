@@ -9,7 +9,6 @@ nodes; over a virtual node question and answer pass through one state: both take
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -18,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from gnn_attention import algebra, analyse
-from gnn_attention._support import atomic_files, checks, json_option
+from gnn_attention._support import checks, json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
@@ -235,9 +234,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """``gnn-attention reach``: train, print the table; 0 when it is done."""
-    atomic_files.check_place("--json", args.json)
     with Progress("reach", unit="models") as shown:
         shown.expect(args.seeds * len(_plans(_tree(checks.size("depth", args.depth, 1)), args.depth)))
         outcomes = compare(args.depth, args.seeds, args.steps, log=lambda line: shown.advance(1, line))
-    json_option.write_json(args.json, json.dumps([*map(asdict, outcomes)], indent=2), table(outcomes))
+    json_option.write_json(args.json, [*map(asdict, outcomes)], table(outcomes))
     return 0

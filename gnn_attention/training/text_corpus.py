@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.model.tokenizer import BytePair
 
@@ -65,7 +64,7 @@ def check_corpus(text: Corpus) -> None:
     checks.instance("text", text, Corpus)
     for name, part in zip(Corpus._fields, text, strict=True):
         if not isinstance(part, Mapping) or not all(isinstance(content, str) for content in part.values()):
-            got = f"a mapping from file names to contents, got {quoted(part)}"
+            got = f"a mapping from file names to contents, got {checks.quoted(part)}"
             raise TypeError(f"{name} of text must be {got}")
 
 

@@ -10,6 +10,7 @@ from support.refusals import assert_refusals
 
 import gnn_attention as ga
 from gnn_attention import algebra
+from gnn_attention.cli.main import main
 from gnn_attention.training import tasks
 
 
@@ -111,8 +112,8 @@ def test_the_command(tmp_path, capsys, judged_briefly):
     file = tmp_path / "reach.json"
     assert tasks.run(parser.parse_args([*words, "--json", str(file)])) == 0
     assert json.loads(file.read_text())[0]["graph"] == "the tree"
-    with pytest.raises(ValueError, match="expected a folder that exists"):
-        tasks.run(parser.parse_args(["--json", str(tmp_path / "none" / "reach.json")]))
+    assert main(["reach", "--json", str(tmp_path / "none" / "reach.json")]) == 2
+    assert "expected a folder that exists" in capsys.readouterr().err
 
 
 def test_wrong_numbers_are_named():

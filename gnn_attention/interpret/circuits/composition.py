@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.interpret.circuits.head import Circuit, each
@@ -33,7 +32,7 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
     kind = checks.choice("kind", kind, KINDS)
     for name, circuit in (("earlier", earlier), ("later", later)):
         if not isinstance(circuit, Circuit):
-            raise TypeError(f"{name} must be a Circuit, as circuits.of makes, got {quoted(circuit)}")
+            raise TypeError(f"{name} must be a Circuit, as circuits.of makes, got {checks.quoted(circuit)}")
     return float(_product_norm(_unit_rows(earlier.message), _unit_rows(_reader(later, kind, distance).T)))
 
 

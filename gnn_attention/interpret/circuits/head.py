@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import grouped
@@ -210,9 +209,7 @@ def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> C
     Raises TypeError for another source, IndexError for an unknown head, ValueError for another gain.
     """
     circuits = each(source, gain)
-    if checks.size("head", head) >= len(circuits):
-        raise IndexError(f"head must be in 0 .. {len(circuits) - 1}, got {head}")
-    return circuits[head]
+    return circuits[checks.index("head", head, len(circuits))]
 
 
 def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circuit]:
@@ -235,7 +232,7 @@ def _checked_gain(heads: Heads, gain: Any) -> Tensor:
     if isinstance(heads, LatentHeads) or heads.source_width != heads.width:
         raise ValueError(f"gain cannot be folded into {heads!r}: both sides must read states of one norm")
     if not isinstance(gain, Tensor) or tuple(gain.shape) != (heads.width,) or not gain.is_floating_point():
-        raise ValueError(f"gain must be a float tensor [{heads.width}], got {quoted(gain)}")
+        raise ValueError(f"gain must be a float tensor [{heads.width}], got {checks.quoted(gain)}")
     return _read(gain)
 
 
@@ -266,6 +263,6 @@ def _thin(matrix: Tensor) -> FactoredMatrix:
 
 def _applied(x: Tensor, matrix: FactoredMatrix, bias: Tensor | None) -> Tensor:
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape[-1:] != matrix.shape[:1]:
-        raise ValueError(f"x must be states [*, {matrix.shape[0]}] of floats, got {quoted(x)}")
+        raise ValueError(f"x must be states [*, {matrix.shape[0]}] of floats, got {checks.quoted(x)}")
     result = x.to(matrix.left) @ matrix.left @ matrix.right
     return result if bias is None else result + bias

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.interpret.circuits import cuts, jobs, signs
@@ -282,30 +281,16 @@ def _rows(
 def _worded(
     place: tuple[int, int], sentence: _Sentence, effects: list[Effect], count: int, word: Callable[[int], str]
 ) -> Reading:
-    senders, receivers, raised = (
-        tuple(word(int(token)) for token in tokens)
-        for tokens in (sentence.kinds, sentence.receivers, sentence.words)
-    )
+    tokens = sentence.kinds, sentence.receivers, sentence.words
+    senders, receivers, raised = (tuple(word(int(token)) for token in some) for some in tokens)
     known = jobs.JOBS.get(sentence.job)
     by_tokens = f"tokens such as {_listed(senders)} (most when at {_listed(receivers)})"
     says = {"copy": "that token itself", "against": "anything but that token", "words": _listed(raised)}
-    looks, said, loss = effects
+    looks_for = by_tokens if known is None else known.looks_for
+    text = sentence.job, looks_for, "next to nothing" if sentence.job == "sink" else says[sentence.said]
+    (looks, said, loss), words = effects, (senders, receivers, raised)
     return Reading(
-        layer=place[0],
-        head=place[1],
-        job=sentence.job,
-        looks_for=by_tokens if known is None else known.looks_for,
-        says="next to nothing" if sentence.job == "sink" else says[sentence.said],
-        looks=looks,
-        said=said,
-        loss=loss,
-        passages=count,
-        rests=sentence.rests,
-        share=sentence.share,
-        distance=sentence.distance,
-        senders=senders,
-        receivers=receivers,
-        raised=raised,
+        *place, *text, looks, said, loss, count, sentence.rests, sentence.share, sentence.distance, *words
     )
 
 
@@ -329,6 +314,6 @@ def _chosen(stack: Stack, heads: Iterable[tuple[int, int]] | None) -> list[tuple
 
 def _check(tokens: object) -> None:
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64 or tokens.dim() != 2:
-        raise TypeError(f"tokens must be passages [samples, T] of int64, got {quoted(tokens)}")
+        raise TypeError(f"tokens must be passages [samples, T] of int64, got {checks.quoted(tokens)}")
     if len(tokens) < 2 or tokens.shape[1] < 3:
         raise ValueError(f"tokens must be 2 passages of 3 tokens at least, got {list(tokens.shape)}")

@@ -10,7 +10,6 @@ from torch import nn
 
 from gnn_attention import patterns
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.trace import Run, pairs, record
@@ -150,7 +149,7 @@ def _check_fits(template: TokenGraph, layer: LayerTrace, batch: int, heads: int)
 
 def _as_rows(tokens: Any) -> Int[Tensor, "batch tokens"]:
     if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise TypeError(f"tokens must be an integer tensor [T] or [B, T], got {quoted(tokens)}")
+        raise TypeError(f"tokens must be an integer tensor [T] or [B, T], got {checks.quoted(tokens)}")
     if tokens.dim() not in (1, 2) or not tokens.numel():
         raise ValueError(f"tokens must be [T] or [B, T] and not empty, got {list(tokens.shape)}")
     # small integers wrap round below their least

@@ -129,9 +129,7 @@ def _blocks(model: Any) -> list[Block]:
 
 def _block(model: Any, layer: int) -> Block:
     blocks = _blocks(model)
-    if checks.size("layer", layer) >= len(blocks):
-        raise IndexError(f"layer must be in 0 .. {len(blocks) - 1}, got {layer}")
-    return blocks[layer]
+    return blocks[checks.index("layer", layer, len(blocks))]
 
 
 def _vocabularies(model: LanguageModel) -> tuple[Tensor, Tensor]:

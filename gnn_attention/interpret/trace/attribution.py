@@ -46,7 +46,9 @@ def rollout(
     """
     mixings = _mixings(layers)
     batch, tokens = mixings[0].own.shape
-    chosen = [_token("receivers", r, tokens) for r in (range(tokens) if receivers is None else receivers)]
+    chosen = [
+        checks.index("receivers", r, tokens) for r in (range(tokens) if receivers is None else receivers)
+    ]
     last = functional.one_hot(torch.tensor(chosen, dtype=torch.int64), tokens).mT
     # share[b, 0, i, r]: how much of receiver r is token i, before the layer that is next
     share = last.to(mixings[0].own).repeat(batch, 1, 1, 1)
@@ -68,7 +70,8 @@ def flow(layers: Sequence[LayerTrace], src: int, dst: int, sample: int = 0) -> f
 
     mixings = _mixings(layers)
     batch, count = mixings[0].own.shape
-    src, dst, sample = _token("src", src, count), _token("dst", dst, count), _token("sample", sample, batch)
+    src, dst = checks.index("src", src, count), checks.index("dst", dst, count)
+    sample = checks.index("sample", sample, batch)
     network = networkx.DiGraph()
     network.add_nodes_from([(0, src), (len(mixings), dst)])
     for level, layer in enumerate(mixings):
@@ -109,9 +112,3 @@ def _capacities(layer: Mixing, sample: int) -> Counter[tuple[int, int]]:
     for sender, receiver, share in zip(*layer.pairs.tolist(), layer.brought[sample].tolist(), strict=True):
         shares[sender, receiver] += round(share * UNIT)
     return shares
-
-
-def _token(name: str, value: int, count: int) -> int:
-    if checks.size(name, value) >= count:
-        raise IndexError(f"{name} must be in 0 .. {count - 1}, got {value}")
-    return value

@@ -14,7 +14,7 @@ al. 2024 (arXiv 2403.17806, along a way).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from gnn_attention.model import LanguageModel
 
 Metric = Callable[[Tensor], Tensor]
 GraphFunction = Callable[[int, int, int], TokenGraph | None]
+KINDS = ("cut", "mute", "slope")
 ROWS, CELLS = 256, 2**22  # receivers, and pairs at most, whose logits and effects are there at once
 
 
@@ -170,9 +171,7 @@ class _Layer:
     asked: Bool[Tensor, "dst src"]
     has: Bool[Tensor, "samples heads dst src"]
     ends: Bool[Tensor, "heads dst src"] | None
-    cuts: Float[Tensor, "heads edges"]
-    mutes: Float[Tensor, "heads edges"]
-    slopes: Float[Tensor, "heads edges"]
+    effects: Float[Tensor, "kinds heads edges"]
 
 
 @dataclass(eq=False)
@@ -214,8 +213,8 @@ class _Recording:
         graph = _listed(asked) if graph is None else graph
         dtype = torch.promote_types(call.q.dtype, torch.float32)
         memory.check("attribute", 3 * dtype.itemsize * heads * graph.num_edges, "ask for fewer edges")
-        effects = torch.zeros(3, heads, graph.num_edges, dtype=dtype)
-        return _Layer(graph, asked, has, self._ends(number, heads, asked), *effects)
+        effects = torch.zeros(len(KINDS), heads, graph.num_edges, dtype=dtype)
+        return _Layer(graph, asked, has, self._ends(number, heads, asked), effects)
 
     def _ends(self, number: int, heads: int, asked: Tensor) -> Tensor | None:
         if self.cut is None:
@@ -239,23 +238,18 @@ class _Recording:
         if layer.ends is not None:
             cuts = torch.where(at.of(layer.ends.unsqueeze(0)), cuts, gap)
         mutes = torch.where(has, -message, -message / (1 + ratio))
-        for effects, found in ((layer.cuts, cuts), (layer.mutes, mutes), (layer.slopes, gap)):
+        for effects, found in zip(layer.effects, (cuts, mutes, gap), strict=True):
             mine = (ratio * found).sum(0).flatten()[at.places]
             effects[at.head, at.edges] += mine.square() if self.squared else mine
 
     def attribution(self, count: int) -> Attribution:
         """Means over ``count`` backward passes."""
-        for layer in self.layers.values():
-            for effects in (layer.cuts, layer.mutes, layer.slopes):
-                effects.div_(count)
-                if self.squared:
-                    effects.sqrt_()
         layers = dict(sorted(self.layers.items()))
-        found: dict[str, Mapping[int, Tensor]] = {
-            "cut": {n: x.cuts for n, x in layers.items()},
-            "mute": {n: x.mutes for n, x in layers.items()},
-            "slope": {n: x.slopes for n, x in layers.items()},
-        }
+        for layer in layers.values():
+            layer.effects.div_(count)
+            if self.squared:
+                layer.effects.sqrt_()
+        found = {kind: {n: x.effects[at] for n, x in layers.items()} for at, kind in enumerate(KINDS)}
         return Attribution({n: x.graph for n, x in layers.items()}, found)
 
 
@@ -336,8 +330,8 @@ def _through_score_mod(call: AttentionCall, at: _Piece, raw: Tensor, slope: Tens
 def _gate(layer: _Layer, at: _Piece, point: float) -> Tensor:
     """The factor of each weight before the softmax: 1 - point where the way cuts."""
     if layer.ends is None:
-        return layer.cuts.new_ones(1, 1, 1)
-    return torch.where(at.of(layer.ends.unsqueeze(0)), 1.0, 1.0 - point).to(layer.cuts.dtype)
+        return layer.effects.new_ones(1, 1, 1)
+    return torch.where(at.of(layer.ends.unsqueeze(0)), 1.0, 1.0 - point).to(layer.effects.dtype)
 
 
 def _wide(x: Tensor) -> Tensor:
