@@ -7,9 +7,9 @@ layers after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +20,10 @@ from gnn_attention import edges as arithmetic
 from gnn_attention import huggingface
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Float, Tensor
-from gnn_attention.attend import attend
-from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.explorer._pack import EACH_ITS_OWN, Source, Words, bits, check_length, check_weight, stored
 from gnn_attention.graph import TokenGraph
-from gnn_attention.model import foreign
+from gnn_attention.interpret.trace import LayerTrace, record
 
 Layers = int | Iterable[int] | None
 
@@ -42,13 +40,13 @@ def recorded(
     """What the attention of a text model did in one run over the text; the model is left as it was."""
     tokens = _tokens(words, tokenizer)
     check_length(tokens)
-    calls = _calls(model, torch.tensor([[token for token, _ in tokens]]))
-    chosen = _chosen(layers, len(calls))
-    shown = [_layer(model, number, calls[number]) for number in chosen]
+    traces = _traces(model, torch.tensor([[token for token, _ in tokens]]), layers)
+    shown = [_layer(trace) for trace in traces]
     width = (shown[0]["output"] or shown[0]["messages"])["shape"][-1]
-    packed = {"kind": "record", "name": name or type(model).__name__, "width": width, "layers": shown}
+    name = name or Path(getattr(model, "name_or_path", "")).name or type(model).__name__
+    packed = {"kind": "record", "name": name, "width": width, "layers": shown}
     check_weight(packed, "take fewer layers (layers=[0, 1], --layers 0 1) or a shorter text")
-    return Source(tokens, packed, _own([calls[number] for number in chosen]))
+    return Source(tokens, packed, _own([trace.call for trace in traces]))
 
 
 def _tokens(words: Words, tokenizer: Any) -> list[tuple[int, str]]:
@@ -66,7 +64,7 @@ def _tokens(words: Words, tokenizer: Any) -> list[tuple[int, str]]:
 
 
 @torch.no_grad()
-def _calls(model: nn.Module, ids: Tensor) -> list[AttentionCall]:
+def _traces(model: nn.Module, ids: Tensor, layers: Layers) -> Sequence[LayerTrace]:
     config: Any = getattr(model, "config", None)
     kind = type(model).__name__
     if not hasattr(config, "_attn_implementation"):
@@ -74,14 +72,18 @@ def _calls(model: nn.Module, ids: Tensor) -> list[AttentionCall]:
         raise TypeError(f"model must be {expected}, got {kind}")
     if config.is_encoder_decoder:
         raise NotImplementedError(f"{kind} has an encoder and a decoder: give one, model.get_encoder()")
-    calls: list[AttentionCall] = []
+    if layers is not None:
+        layers = checks.sizes("layers", layers if isinstance(layers, Iterable) else [layers])
+    if layers is not None and (not layers or max(layers) >= config.num_hidden_layers):
+        most = config.num_hidden_layers - 1
+        raise IndexError(f"layers must be some of 0 .. {most}, the model's, got {layers}")
     ids = ids.to(next(model.parameters()).device)
-    with _routed(model), huggingface.attending(Backend("recorder", partial(_record, calls))):
-        model(input_ids=ids, use_cache=False)
-    if len(calls) != config.num_hidden_layers:
-        got = f"makes {len(calls)} calls of transformers' attention in {config.num_hidden_layers} layers"
+    with _routed(model):
+        found = record(model, input_ids=ids, use_cache=False, layers=layers).layers
+    if len(found) != len(range(config.num_hidden_layers) if layers is None else set(layers)):
+        got = f"makes {len(found)} calls of transformers' attention in {config.num_hidden_layers} layers"
         raise NotImplementedError(f"{kind} {got}: the page shows one for each layer")
-    return calls
+    return sorted(found, key=lambda trace: trace.number)
 
 
 @contextmanager
@@ -98,32 +100,13 @@ def _routed(model: Any) -> Iterator[None]:
             part.training = mode
 
 
-def _record(calls: list[AttentionCall], call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    calls.append(call)
-    rest = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout)
-    out, info = attend(call.q, call.k, call.v, call.graph, *rest, return_info=True)
-    return out, info.lse
-
-
-def _chosen(layers: Layers, count: int) -> list[int]:
-    if layers is None:
-        return list(range(count))
-    numbers = checks.sizes("layers", layers if isinstance(layers, Iterable) else [layers])
-    if not numbers or max(numbers) >= count:
-        raise IndexError(f"layers must be some of 0 .. {count - 1}, the model's, got {numbers}")
-    return sorted(set(numbers))
-
-
-def _layer(model: nn.Module, number: int, call: AttentionCall) -> dict[str, Any]:
+def _layer(trace: LayerTrace) -> dict[str, Any]:
     # of W_O and the messages, the smaller
+    call, number = trace.call, trace.number
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v)):
         if not tensor.isfinite().all():
             raise ValueError(f"{name} of layer {number} has non-finite numbers: there is nothing to show")
-    heads = foreign.heads_of(model, layer=number)
-    W_O: Tensor | None = heads.W_O
-    if W_O is None or tuple(W_O.shape[:2]) != (call.q.shape[1], call.v.shape[3]):
-        got = f"layer {number} of {type(model).__name__}"
-        raise NotImplementedError(f"{got} has other heads than its attention was called with")
+    W_O, b_O = trace.heads.W_O.detach(), trace.heads.b_O
     values = arithmetic.per_query_head(call.v.double(), len(W_O))[0]
     as_messages = call.v.shape[2] < call.v.shape[3]
     return {
@@ -132,8 +115,8 @@ def _layer(model: nn.Module, number: int, call: AttentionCall) -> dict[str, Any]
         "k": stored(call.k[0]),
         "v": stored(call.v[0]),
         "output": None if as_messages else stored(W_O),
-        "messages": stored(values @ W_O.detach().to(values)) if as_messages else None,
-        "outputBias": None if heads.b_O is None else stored(heads.b_O),
+        "messages": stored(values @ W_O.to(values)) if as_messages else None,
+        "outputBias": None if b_O is None else stored(b_O),
         "bias": None if call.score_mod is None else stored(_bias(call)),
         "sinks": None if call.sink_logits is None else stored(call.sink_logits),
         "scale": call.scale,

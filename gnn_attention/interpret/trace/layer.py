@@ -59,7 +59,7 @@ class LayerTrace:
     v: Float[Tensor, "batch kv_heads src value_dim"]
     z: Float[Tensor, "batch heads dst value_dim"]
     update: Float[Tensor, "batch dst width"]
-    _call: AttentionCall
+    call: AttentionCall
     _info: AttentionInfo
     # disjoint edges with the values that came along them instead of v
     _changed: Sequence[tuple[TokenGraph, Tensor]] = ()
@@ -101,13 +101,13 @@ class LayerTrace:
         pairs = None if edges is None else trace_pairs.union(graph, self.q.device, numbers)
         rows = None if pairs is None else (torch.unique(pairs[0]), torch.unique(pairs[1]))
         senders, receivers = rows or (None, None)
-        call = trace_pairs.part_of(self._call, graph, numbers, rows)
+        call = trace_pairs.part_of(self.call, graph, numbers, rows)
         z, lse = (trace_pairs.chosen_rows(x, count, numbers, receivers) for x in (self.z, self.lse))
         update = self.update if receivers is None else self.update.index_select(1, receivers)
         changed = [(g, trace_pairs.chosen_rows(v, count, numbers, senders)) for g, v in self._changed]
         tensors: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v, "z": z, "update": update}
         tensors |= {"_changed": changed, "_numbers": numbers, "_rows": rows}
-        return replace(self, graph=graph, _call=call, _info=AttentionInfo(call, lse), **tensors)
+        return replace(self, graph=graph, call=call, _info=AttentionInfo(call, lse), **tensors)
 
     def _part_of_graph(self, edges: Any, numbers: tuple[int, ...] | None) -> TokenGraph:
         if isinstance(edges, TokenGraph):
@@ -213,11 +213,11 @@ class LayerTrace:
 
         Without ``pairs`` the whole matrix ``[B, heads, dst, src]``, of size tokens x tokens.
         """
-        return self._of_any(replace(self._call, scale=1.0, score_mod=None), pairs)
+        return self._of_any(replace(self.call, scale=1.0, score_mod=None), pairs)
 
     def pair_logits(self, pairs: Any = None) -> Float[Tensor, "..."]:
         """``score_mod(scale q . k)`` of any pairs, as :meth:`overlap`: what an edge there would have."""
-        return self._of_any(self._call, pairs)
+        return self._of_any(self.call, pairs)
 
     def _of_any(self, call: AttentionCall, pairs: Any) -> Tensor:
         num_dst, num_src = self.graph.num_dst, self.graph.num_src
@@ -288,7 +288,7 @@ class LayerTrace:
         return self._all_logits if pairs is self.edge_index else self._computed_logits(pairs)
 
     def _computed_logits(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
-        return trace_pairs.logits(self._call, pairs, self._rows_of(pairs), self._numbers)
+        return trace_pairs.logits(self.call, pairs, self._rows_of(pairs), self._numbers)
 
     def _weights(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
         if pairs is self.edge_index:
