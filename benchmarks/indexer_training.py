@@ -1,10 +1,10 @@
-"""A language model whose layers choose their graphs, from nothing: ``python -m benchmarks.indexer_training --out RECORD``.
+"""A language model whose layers choose their graphs, from nothing: ``python -m benchmarks.indexer_training --out RECORD --folder CACHE``.
 
 Two layers with an ``Indexer`` each, the sources of the standard library. First short texts and dense attention
 alone; then 2,048 tokens and dense attention, from which the indexers learn by the KL divergence over all causal
 pairs; then two continuations on the same data from the same weights: dense attention (the control), and
 attention along the 128 senders that the indexers choose, from which they learn on. Losses are of held-out text,
-also of the second half of each text alone, and along a window of as many senders: what reading far is worth.
+also of the second half of each text alone, and along a window of as many senders: what reading far is worth. Resumable by phase.
 
 A key is of its token's state mixed with the one before, by a gate for each channel (the "smeared key" of Olsson
 et al. 2022, arXiv 2209.11895): so that a layer can look for what followed the same token earlier, which a
@@ -14,7 +14,6 @@ model of two layers learns too late for a benchmark of minutes otherwise.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import time
 from pathlib import Path
@@ -33,9 +32,9 @@ from gnn_attention.selectors import Indexer, recall
 from gnn_attention.training.text_corpus import corpus
 from gnn_attention.verify.circumstances import environment
 
-TOKENS, SENDERS, WIDTH, LAYERS, RATE = 2048, 128, 128, 2, 4e-3
-SHORT, BRIEF = 1240, 512  # steps on texts of so many tokens, four at a time
-DENSE, CONTINUED, ROWS, HELD_OUT = 200, 120, 512, 16  # steps, steps, receivers of a KL step, texts
+TOKENS, SENDERS, WIDTH, LAYERS, RATE, VOCABULARY = 2048, 128, 128, 2, 4e-3, 1024
+SHORT, BRIEF = 480, 512  # steps on texts of so many tokens, four at a time
+DENSE, CONTINUED, ROWS, HELD_OUT = 100, 60, 512, 12  # steps, steps, receivers of a KL step, texts
 STEPS = SHORT + DENSE + CONTINUED
 CAUSAL = patterns.causal(TOKENS)
 
@@ -132,7 +131,7 @@ def train(
     return curve
 
 
-def split(text: str, vocabulary: Any, count: int) -> torch.Tensor:
+def split(text: str, vocabulary: Any, count: int | None) -> torch.Tensor:
     ids = torch.tensor(vocabulary.encode(text))
     size = TOKENS + 1
     return ids[: len(ids) // size * size].view(-1, size)[:count]
@@ -143,57 +142,80 @@ def optimizer_of(model: Model) -> tuple[Any, Any]:
     return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, STEPS, pct_start=0.1)
 
 
-def continued(model: Model, optimizer: Any, schedule: Any) -> tuple[Model, Any, Any]:
-    """Copies that go on from here."""
-    twin = copy.deepcopy(model)
-    again, scheduled = optimizer_of(twin)
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    scheduled.load_state_dict(schedule.state_dict())
-    return twin, again, scheduled
+def phase(name: str, after: str | None, folder: Path, texts: torch.Tensor, first: int, graph: Any) -> Any:
+    """The model and the curve of a phase that begins where another ended; made once for the folder."""
+    torch.manual_seed(0)
+    model, file = Model(VOCABULARY), folder / f"{name}.pt"
+    optimizer, schedule = optimizer_of(model)
+    if not file.exists():
+        for what, state in zip((model, optimizer, schedule), _saved(folder, after)[0], strict=False):
+            what.load_state_dict(state)
+        began = time.process_time()
+        curve = train(model, optimizer, schedule, texts, graph, first)
+        states = [what.state_dict() for what in (model, optimizer, schedule)]
+        torch.save((states, curve, time.process_time() - began), file)
+    (state, *_), curve, seconds = _saved(folder, name)
+    model.load_state_dict(state)
+    return model, curve, seconds
+
+
+def _saved(folder: Path, name: str | None) -> Any:
+    return ((), [], 0.0) if name is None else torch.load(folder / f"{name}.pt")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="of what each phase made, to go on from")
+    parser.add_argument("--last", help="the phase to end with")
     args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     vocabulary, parts = load_trained()[1], corpus()
-    texts = split("".join(parts.training.values()), vocabulary, STEPS)
     held_out = split("".join(parts.held_out.values())[: 8 * TOKENS * HELD_OUT], vocabulary, HELD_OUT)
-    texts = texts[torch.randperm(len(texts))]
-    brief = texts[:SHORT].unfold(1, BRIEF + 1, BRIEF)
-    texts = texts[SHORT:].unsqueeze(1)
-    model = Model(len(vocabulary))
-    optimizer, schedule = optimizer_of(model)
+    texts = split("".join(parts.training.values()), vocabulary, None)
+    texts = texts[torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))][:STEPS]
+    long, last = texts[SHORT:].unsqueeze(1), SHORT + DENSE
+    phases = {
+        "short": (None, texts[:SHORT].unfold(1, BRIEF + 1, BRIEF), 0, patterns.causal(BRIEF)),
+        "dense": ("short", long[:DENSE], SHORT, CAUSAL),
+        "control": ("dense", long[DENSE:], last, CAUSAL),
+        "chosen": ("dense", long[DENSE:], last, "chosen"),
+    }
     result: dict[str, Any] = {
         "bench": "indexer-training",
         "command": "python -m benchmarks.indexer_training",
         "tokens": TOKENS,
         "senders": SENDERS,
-        "steps": {f"{BRIEF} tokens": len(brief), "dense": DENSE, "continued": len(texts) - DENSE},
+        "steps": {f"{BRIEF} tokens": SHORT, "dense": DENSE, "continued": CONTINUED},
         "texts held out": HELD_OUT,
         "losses": "of all held-out tokens, of those of the second halves",
         "curve": "step, loss, KL of the indexers (mean of 20 steps)",
         "environment": environment("cpu"),
     }
-    result["short"] = train(model, optimizer, schedule, brief, patterns.causal(BRIEF), 0)
-    result["dense"] = train(model, optimizer, schedule, texts[:DENSE], CAUSAL, SHORT)
-    result["recall after the warm-up"] = recalls(model, held_out)
-    twins = {
-        "control": (CAUSAL, model, optimizer, schedule),
-        "chosen": ("chosen", *continued(model, optimizer, schedule)),
-    }
-    for name, (graph, twin, its_optimizer, its_schedule) in twins.items():
-        result[name] = train(twin, its_optimizer, its_schedule, texts[DENSE:], graph, SHORT + DENSE)
-        result[f"loss of {name}"] = held_out_loss(twin, held_out, graph)
-    window = patterns.window(TOKENS, SENDERS - 4) | patterns.sinks(TOKENS, 4)
-    result["loss of control along its indexers' choice"] = held_out_loss(model, held_out, "chosen")
-    result[f"loss of control along window({SENDERS - 4}) | sinks(4)"] = held_out_loss(model, held_out, window)
-    result["recall"] = recalls(twins["chosen"][1], held_out)
-    result["cpu minutes"] = round(time.process_time() / 60, 1)
+    models, seconds = {}, 0.0
+    for name, (after, *of_phase) in phases.items():
+        models[name], result[name], taken = phase(name, after, args.folder, *of_phase)
+        seconds += taken
+        if name == args.last:
+            return
+    result |= measured(models["control"], models["chosen"], held_out)
+    result["recall after the warm-up"] = recalls(models["dense"], held_out)
+    result["cpu minutes of training"] = round(seconds / 60, 1)
     atomic_files.write(args.out, json.dumps(result, indent=1) + "\n")
     print({name: value for name, value in result.items() if "loss" in name or "recall" in name}, flush=True)
+
+
+def measured(control: Model, chosen: Model, held_out: torch.Tensor) -> dict[str, Any]:
+    """What each of the two loses on held-out text, and the control along other graphs too."""
+    window = patterns.window(TOKENS, SENDERS - 4) | patterns.sinks(TOKENS, 4)
+    return {
+        "loss of control": held_out_loss(control, held_out, CAUSAL),
+        "loss of chosen": held_out_loss(chosen, held_out, "chosen"),
+        "loss of control along its indexers' choice": held_out_loss(control, held_out, "chosen"),
+        f"loss of control along window({SENDERS - 4}) | sinks(4)": held_out_loss(control, held_out, window),
+        "recall": recalls(chosen, held_out),
+    }
 
 
 if __name__ == "__main__":

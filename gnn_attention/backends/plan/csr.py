@@ -80,4 +80,4 @@ def _of_chosen(of: Neighbours, device: torch.device) -> tuple[Tensor, ...]:
 def _transposed(src: Tensor, dst: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
     """How many out-edges each sender has; their receivers, and where each stands, sender by sender."""
     order = src.sort(stable=True).indices.int()
-    return torch.bincount(src, minlength=num_src), dst[order], order
+    return torch.bincount(src, minlength=num_src), dst.index_select(0, order), order
