@@ -6,8 +6,6 @@ torch_geometric, is loaded on first use. ``__all__`` holds the names to begin wi
 as ``gnn_attention.graph.tiling``.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Files written whole or not at all: first next to their place, then moved there."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

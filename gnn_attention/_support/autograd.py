@@ -1,7 +1,5 @@
 """Recomputation instead of saved intermediates, and a second derivative for kernels that have none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks of arguments: an error is one sentence with the argument, what came and what is expected."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import operator

@@ -1,7 +1,5 @@
 """Registers an operator for autograd, compilers, ``torch.export``, ``torch.vmap`` and ``torch.func``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

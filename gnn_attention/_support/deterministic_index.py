@@ -1,7 +1,5 @@
 """Table look-ups whose gradient is the same for any number of threads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

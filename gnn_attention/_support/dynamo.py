@@ -1,7 +1,5 @@
 """Marks for torch.compile, without loading the compiler (which would double the time of an import)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar

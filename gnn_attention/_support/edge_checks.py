@@ -3,8 +3,6 @@
 They read types and shapes alone, which a compiler knows too, and the values of receivers on a CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """JSON files that this package wrote: a file that holds something else is one short ValueError."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping

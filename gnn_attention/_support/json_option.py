@@ -1,7 +1,5 @@
 """The option ``--json`` of the commands."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

@@ -1,7 +1,5 @@
 """Process-wide state changed by one thread at a time: hooks and backends of a module, warning filters."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import warnings

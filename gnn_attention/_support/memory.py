@@ -4,8 +4,6 @@ Each ancestor of a group may set a limit, and the least of them counts. Callers 
 a request that cannot be met is one sentence and not the end of the process.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from itertools import product

@@ -3,8 +3,6 @@
 Where a stream takes ASCII alone (``LANG=C``), masks are drawn in ``#`` and ``.``; other letters are a ``?``.
 """
 
-from __future__ import annotations
-
 import codecs
 import os
 import sys

@@ -4,8 +4,6 @@ The words are fixed: batch heads dst src edges tokens dim width. They cost nothi
 jaxtyping's hook (``pytest --jaxtyping-packages=gnn_attention,beartype.beartype``) check every one.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import TYPE_CHECKING
 

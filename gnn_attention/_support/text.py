@@ -1,7 +1,5 @@
 """Foreign texts for pages and pictures."""
 
-from __future__ import annotations
-
 import re
 
 _JOINERS = {"\u200c", "\u200d"}

@@ -1,7 +1,5 @@
 """Checks of the operands of the algebra: which graphs fit together, their lists, the name of the result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from gnn_attention._support import checks

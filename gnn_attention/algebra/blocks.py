@@ -1,7 +1,5 @@
 """Between tokens and groups of tokens: every token becomes a block, or every group becomes a token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 

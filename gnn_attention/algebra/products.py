@@ -4,8 +4,6 @@ In a product the pair (i, j) is token ``i * n2 + j``: j runs fastest, as in a pi
 product of a graph of the rows and a graph of the columns is a graph on the grid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

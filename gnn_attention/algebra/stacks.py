@@ -1,7 +1,5 @@
 """Many graphs of the same nodes as one: union, intersection, one for each head, one for each sample."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ A sequence says what the tokens of the result are: ``restrict(g, [5, 2])`` has t
 2 at position 1.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial

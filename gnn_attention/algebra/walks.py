@@ -1,7 +1,5 @@
 """Several hops: which tokens reach which in the end, and through which edges a token is reached at all."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

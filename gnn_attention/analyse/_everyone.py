@@ -1,7 +1,5 @@
 """Which tokens every token has received from, all at once: a row of bits for each receiver."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 

@@ -1,7 +1,5 @@
 """A path through all tokens, each visited once: quick answers first, then a search within a budget."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

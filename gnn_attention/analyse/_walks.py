@@ -1,7 +1,5 @@
 """Walks along edges, many tokens at once: compressed neighbour lists, and what spreads along them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

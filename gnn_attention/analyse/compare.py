@@ -1,7 +1,5 @@
 """How two graphs differ, in numbers and in words."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Sparse graphs without loss of expressive power: the conditions of Yun et al. 2020."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce

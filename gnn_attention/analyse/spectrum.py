@@ -1,7 +1,5 @@
 """How fast information mixes: the spectral gap of a random walk along the edges."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The table of backends: name -> how to run it and what it supports. None falls back to another."""
 
-from __future__ import annotations
-
 from gnn_attention.backends import dense, flex, mixed, reference, rows, split, tiles, triton, varlen
 from gnn_attention.backends import traced_indices as traced_indices
 from gnn_attention.backends.backend import Backend, RefusalError

@@ -5,8 +5,6 @@ in turn: five numbers (:data:`HEADER`), for every tile where its words begin, an
 pair of a tile. All empty tiles share one tile of zeros and all full ones one tile of ones.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

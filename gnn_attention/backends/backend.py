@@ -1,7 +1,5 @@
 """A backend as a value: how to run a call, and which calls it supports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

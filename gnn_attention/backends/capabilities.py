@@ -1,7 +1,5 @@
 """What each backend supports, as data, from which come the reason of a refusal and the support matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ in-edges gets exactly 0 (its mask row is opened and its result replaced), and a 
 those that attend to it (``nonfinite``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -7,8 +7,6 @@ where kernels of our own count as longer as long as no record verified them on t
 which compiles before it runs, is taken only by name.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -11,8 +11,6 @@ of the pair:
 Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators", section 4.
 """
 
-from __future__ import annotations
-
 import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor

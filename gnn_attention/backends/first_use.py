@@ -6,8 +6,6 @@ compared once with the formula in float64, at a few receivers. A backend that wa
 taken as it is, and programs are compiled with what was found before.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace

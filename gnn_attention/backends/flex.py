@@ -14,8 +14,6 @@ Untested on a GPU: the lists of tiles for CUDA, which are no wider than their lo
 lengths that are symbols, for which the kernel checks its border even if tiles divide them.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager

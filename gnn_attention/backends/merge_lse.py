@@ -5,8 +5,6 @@ and ``out = sum_p s_p out_p``. The gradient is written out, so that nothing is s
 ``d_out_p = s_p g`` and ``d_lse_p = s_p (g . out_p - g . out + g_lse)``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention over well filled tiles and a list of all other edges: pieces of one plan, in one operator."""
 
-from __future__ import annotations
-
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall, one_of

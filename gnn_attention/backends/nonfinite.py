@@ -8,8 +8,6 @@ repaired, by marks that stay on the device, and a compiled program or CUDA graph
 caller promised finite numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

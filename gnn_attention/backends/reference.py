@@ -5,8 +5,6 @@ taken receiver by receiver in chunks, and each chunk is recomputed for its gradi
 2048 tokens with 8 heads of 64 stays within 2 GB; what cannot is refused with the estimate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

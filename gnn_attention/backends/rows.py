@@ -5,8 +5,6 @@ bias or dropout is written out on the logits of the edges, all heads of a small 
 head, each recomputed for its gradient. Only edges are ever read, so that a non-edge carries nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from gnn_attention import edges

@@ -5,8 +5,6 @@ that score_mods and dropout see the same edges; sinks are added once, after the 
 the one with the least estimated time.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -4,8 +4,6 @@ The plan is computed once for each graph (``plan.planner``). A plain call runs i
 of the tokens; one with a score_mod, a bias or dropout is written out, a few rectangles at a time.
 """
 
-from __future__ import annotations
-
 import torch
 
 from gnn_attention._support import memory

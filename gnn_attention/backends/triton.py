@@ -5,8 +5,6 @@ in the kernels, with one operator for a call. Where Python was started with ``TR
 tensors are taken too, slowly: for a trial.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os

@@ -4,8 +4,6 @@ The kernel visits nothing outside of a document or window, saves nothing of the 
 lse, which has a gradient (``gpu/flash_varlen``). On a CPU ``tiles`` does the same work.
 """
 
-from __future__ import annotations
-
 import torch
 
 from gnn_attention._support.shapes import Tensor

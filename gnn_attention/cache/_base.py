@@ -1,7 +1,5 @@
 """What every cache shares: chunks of new tokens, resident senders, reordering and rewinding."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ differs; the constants of :mod:`gnn_attention.backends.cost_model` are those tha
 times, each relative to itself, in half a minute.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace

@@ -3,8 +3,6 @@
 Exit code 0 if all checks passed, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

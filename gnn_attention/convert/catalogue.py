@@ -3,8 +3,6 @@
 ``gnn-attention graphs`` prints it. A new builder needs one new example in ``EXAMPLES``.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import inspect

@@ -14,8 +14,6 @@ The length of the text, its depth, its numbers, the tokens of its graphs and the
 limited. With an argument ``n`` the name ``n`` means it, and it may be left out: ``causal | window(8)``.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import inspect

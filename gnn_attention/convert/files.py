@@ -11,8 +11,6 @@ those of networkx, always directed. Files of unknown origin are read within limi
 with one is a ValueError.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """The sizes of published models' attention, each with its source."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass

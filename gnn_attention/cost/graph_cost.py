@@ -1,7 +1,5 @@
 """Exact counts of a graph: its edges, the senders that decoding caches, the tiles that a kernel visits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

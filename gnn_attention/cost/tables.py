@@ -1,7 +1,5 @@
 """The tables of ``gnn-attention cost``, of at most 100 columns, and what they mean in two sentences."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

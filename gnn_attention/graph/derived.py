@@ -3,8 +3,6 @@
 Functions of a module, not methods: ``memo.memoized`` finds them by name, in compiled programs too.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, cast
 

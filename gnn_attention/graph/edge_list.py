@@ -1,7 +1,5 @@
 """Lists of edges as int64 ``[2, E]`` tensors: checks, duplicates, products."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

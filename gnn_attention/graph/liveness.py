@@ -4,8 +4,6 @@ In decoding the first says when a sender may be evicted, the second how many tok
 read off the boxes of ``regions.quadtree``: no pairs of a structured graph are visited.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

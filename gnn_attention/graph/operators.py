@@ -1,7 +1,5 @@
 """Graphs made of graphs: rows, one head, the set operators, two hops and powers of :class:`TokenGraph`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

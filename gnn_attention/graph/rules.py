@@ -5,8 +5,6 @@ pickled; the four named positional parameters that FlexAttention and Hugging Fac
 binding.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import partial

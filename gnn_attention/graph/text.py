@@ -1,7 +1,5 @@
 """Graphs in text: the name of an expression, and the small picture of a mask with its in-edges."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

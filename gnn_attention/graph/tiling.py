@@ -4,8 +4,6 @@ Structured graphs are tiled by boxes (``regions.quadtree``), without visiting th
 their edges. Nothing of size tokens x tokens is made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 

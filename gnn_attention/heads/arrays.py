@@ -1,7 +1,5 @@
 """Weight matrices from arrays, as ``[heads, in, out]``, and the products they take part in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Heads that take their widths from the first states, as PyG's layers do with ``-1``."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any, NoReturn
 

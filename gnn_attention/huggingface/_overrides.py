@@ -1,7 +1,5 @@
 """The ``use_graph`` blocks in force, and what they give each module of their model."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ M3 ``block_indices [batch, key/value heads, dst, K]``, -1 = none. Numbers alone 
 as large as receivers x senders, unless that many were chosen.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from typing import Any

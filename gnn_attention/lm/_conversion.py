@@ -1,7 +1,5 @@
 """Weights of an installed package, converted once into a folder that transformers reads quickly."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import tempfile

@@ -12,8 +12,6 @@ mgm        a GPT-2 of 8 layers and 8 heads over the      microformer-mgm 0.5.8 (
 No code of these packages is run: their files are checked by sha256 and converted once.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

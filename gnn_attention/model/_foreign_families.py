@@ -5,8 +5,6 @@ scale other than ``1 / sqrt(head_dim)`` (T5 has none, Gemma 2 its own) goes into
 the norm.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

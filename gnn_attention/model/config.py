@@ -1,7 +1,5 @@
 """The sizes of a language model, and checks of vocabularies and files against them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 

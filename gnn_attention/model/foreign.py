@@ -5,8 +5,6 @@ scale (T5's relative position bias, Gemma 2's softcap); :func:`layer_of` is both
 mask it equals the model's own attention, output projection included. Nothing here imports transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 

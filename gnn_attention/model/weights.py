@@ -3,8 +3,6 @@
 Source: https://huggingface.co/docs/safetensors.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ Its axes, its largest entries, and tables by sample and head that a rule looks u
 ``[batch, heads, ...]``; ``sizes`` is what ``TokenGraph.from_rule`` takes for the axes that were there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

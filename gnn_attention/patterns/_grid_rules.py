@@ -1,7 +1,5 @@
 """Tokens on a grid, in row-major order: boxes of coordinates as a rule, and arguments for each axis."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar

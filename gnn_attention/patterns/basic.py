@@ -1,7 +1,5 @@
 """The simplest graphs: all tokens, the token itself, the past, the future, all others, another sequence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -9,8 +9,6 @@ adds: ``compressed_blocks(n, 32, 16)``, ``block_top_k(importance, 64, 16, initia
 compressed branch's attention summed over the heads of a group as importance, and ``window(n, 512)``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

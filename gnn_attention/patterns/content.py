@@ -7,8 +7,6 @@ goes in as its numbers. Among equal numbers the earlier position wins; what is -
 ``blocks`` selects whole blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Training and decoding layouts: block diffusion, draft heads, text that attends to interleaved media."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -5,8 +5,6 @@ A grid has any number of axes; its tokens stand in row-major order: the last axi
 interval of coordinates, which a small table holds, and an edge needs all the axes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Extra nodes that are no tokens: memory, side nodes for blocks, a relay, inducing points, latents."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from gnn_attention._support import checks

@@ -1,7 +1,5 @@
 """Local attention on a line of tokens: windows, chunks, segments with a memory, sinks and a window."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Sequences in one row of tokens: prefixes, packing, bidirectional blocks, orders of generation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

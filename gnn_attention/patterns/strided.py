@@ -1,7 +1,5 @@
 """Strided and fixed patterns: the factorised sets of the Sparse Transformer, apart and united."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from gnn_attention._support import checks

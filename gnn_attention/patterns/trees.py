@@ -1,7 +1,5 @@
 """Trees over tokens: speculative decoding, prompts that share prefixes, documents in sections."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial

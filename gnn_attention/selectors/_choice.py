@@ -1,7 +1,5 @@
 """The largest scores of each receiver, some receivers at a time, as a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ gets its own when all ranks have written. An interrupt, a kill or a full disk le
 torch stores what is where as a pickle, which can run code: go on only from checkpoints of your own.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

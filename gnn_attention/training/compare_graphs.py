@@ -1,7 +1,5 @@
 """The graphs of a comparison: from expressions without a size, from files, or as they are."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

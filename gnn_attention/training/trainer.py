@@ -5,8 +5,6 @@ The corpus is the source of the standard library, of which some files are held o
 ship, except that their vocabulary was learned before ``tokenizers`` was used: the pieces in another order.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

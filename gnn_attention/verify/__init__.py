@@ -8,8 +8,6 @@ for pytest: ``@pytest.mark.parametrize("check", verify.checks(backends=[mine]), 
 The rule by which all are judged stands in :mod:`gnn_attention.verify.measure`.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import time

@@ -1,7 +1,5 @@
 """``attend`` against the float64 formula, forward and every gradient: with options, and with dropout."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

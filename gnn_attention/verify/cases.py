@@ -1,7 +1,5 @@
 """What is checked: graphs with a definition in plain Python, and what can be added to their edges."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Where something was run: what a record must say so that it can be run there again."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import importlib

@@ -3,8 +3,6 @@
 Random weights make flat attention; a trained head is peaked, and its rounding errors are those of real use.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ the layer is ``sum_h A_h (x W_V_h) W_O_h + b_O`` (S0.1 to S0.4), or ``sum_h A_h 
 ``l = x W_P x^T / sqrt(d_k)`` (S0.6, S0.9).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -4,8 +4,6 @@ A check that ends its process, or loses its GPU (after an illegal access every c
 other: what was not finished then runs check by check in one process, which is made anew where it dies.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

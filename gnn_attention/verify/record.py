@@ -3,8 +3,6 @@
 Records lie in ``tests/records/<date>-<device>.json``; the newest of a GPU counts.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Rules that no error bound can express: isolated rows are exactly 0, a NaN stays in its rows, and more."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Which checks a run takes: few that cover every pair of values, or all of them."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections import defaultdict

@@ -6,8 +6,6 @@ edges is saved. Gradients of lse are served, and so are sinks: the output is rou
 derivatives are refused by name.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

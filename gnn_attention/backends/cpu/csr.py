@@ -6,8 +6,6 @@ one head: two numbers for each edge and a few rows for each token. So the softma
 normalised edge by edge, unlike that of ``edges.py``: what belongs to a receiver is applied to its row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -13,8 +13,6 @@ derivatives are each other:
 softmax between them is that of ``edges.py``. They compute in the dtype that comes in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) of any strides with contigu
 in memory.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 

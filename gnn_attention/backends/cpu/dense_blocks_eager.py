@@ -4,8 +4,6 @@ Some rectangles of all samples and heads are taken at a time, and are recomputed
 no more than a small part of the logits is ever in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

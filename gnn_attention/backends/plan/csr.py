@@ -1,7 +1,5 @@
 """A graph as a list of edges receiver by receiver, with its transpose, in int32 (for fewer than 2^31)."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -6,8 +6,6 @@ that have edges, and is often a plain window, causal or packed again. A union ``
 each without the edges of those before it. A list of edges is divided into well filled tiles and the others.
 """
 
-from __future__ import annotations
-
 import operator
 from dataclasses import replace
 from functools import partial, reduce

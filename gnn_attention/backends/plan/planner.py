@@ -5,8 +5,6 @@ one length together; any other graph is cut along its tiles, as high as is cheap
 and the edges of all others.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ sender or their difference alone, the rule is evaluated on one row or diagonal p
 compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

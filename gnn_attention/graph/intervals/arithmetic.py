@@ -6,8 +6,6 @@ torch's operators do to numbers, the functions here do to ranges, on the safe si
 never denied. A rule with an operator that has no counterpart here gives :func:`unknown`.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from functools import partial, partialmethod

@@ -1,7 +1,5 @@
 """Tables over whole ranges: their lowest and highest entries, and which boxes hold a pair of an edge list."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, MutableMapping
 
 import torch

@@ -3,8 +3,6 @@
 A rule made with lists of edges is counted without them and corrected at their pairs (``split_edge_lists``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import partial

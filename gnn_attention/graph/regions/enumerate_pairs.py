@@ -3,8 +3,6 @@
 ``shape`` is ``(batch, heads, num_dst, num_src)`` throughout, with 1 where the graph does not vary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -26,8 +26,6 @@ pictures and sound       ``input_shape=(patches, channels)``, a ``call`` that ma
 =======================  =========================================================================
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@
         audited(MyModel(), patterns.window(32, 8), (32, 16), layers=2)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

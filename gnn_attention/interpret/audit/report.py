@@ -1,7 +1,5 @@
 """The result of an audit: the verdict, in words, as graphs and as JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass
