@@ -5,7 +5,7 @@ import torch
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.backends import BACKENDS, Backend, support_matrix
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
 
 OUT, LSE = (2, 4, 9, 6), (2, 4, 9)
@@ -62,17 +62,11 @@ def test_a_backend_of_your_own_that_returns_something_else(result, error, messag
         ga.attend(*QKV, patterns.causal(9), backend=Backend(name, lambda call: result))
 
 
-def test_the_support_matrix():
-    """A row for each backend, a column for each option, from the same declarations as the refusals."""
-    head, line, *rows = (row.strip("| ").split(" | ") for row in support_matrix().splitlines())
-    assert set(line) == {"---"}
-    assert [row[0] for row in rows] == [f"`{name}`" for name in BACKENDS]
-    found = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
-    assert found["`varlen`"]["devices"] == "cuda"
-    assert found["`varlen`"]["dtypes"] == "float16, bfloat16"
-    assert (found["`flex`"]["lse"], found["`flex`"]["bias"]) == ("cuda only", "no")
-    assert found["`rows`"]["bias"] == "yes"
+def test_reasons_follow_the_declarations():
     call = AttentionCall.checked(*QKV, patterns.causal(9), score_mod=score_mods.softcap(1.0))
-    reasons = {f"`{name}`": backend.unsupported_reason(call) or "" for name, backend in BACKENDS.items()}
-    without = {name for name, row in found.items() if (row["score_mod"], row["devices"]) == ("no", "all")}
+    reasons = {name: backend.unsupported_reason(call) or "" for name, backend in BACKENDS.items()}
+    declared = {name: backend.capabilities for name, backend in BACKENDS.items()}
+    anywhere = {name for name, found in declared.items() if not set(found.devices) - {"meta"}}
+    without = {name for name in anywhere if declared[name].score_mod is False}
+    assert without
     assert {name for name, reason in reasons.items() if "no score_mod" in reason} == without

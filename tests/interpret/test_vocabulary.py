@@ -73,7 +73,6 @@ class TestCopying:
         assert scores.shape == (2, 3)
         for layer, head in scores.new_ones(2, 3).nonzero().tolist():
             expected = float(published_copying(dense_circuit(model, layer, head)))
-            assert_exact(circuits.copying_score(model, layer, head), expected, largest=1.0)
             assert_exact(float(scores[layer, head]), expected, largest=1.0)
 
 
@@ -120,7 +119,7 @@ WRONG = [
     (full_circuit, (HEAD, ONES(20, 7), nn.Linear(12, 20)), ValueError, "unembedding must be .* got Linear"),
     (full_circuit, (LATENT, ONES(20, 12), ONES(20, 12)), ValueError, r"must be a tensor \[vocabulary, 5\]"),
     (circuits.copying, (FactoredMatrix(drawn(3, 2), drawn(2, 4)),), ValueError, "square"),
-    (circuits.copying_score, (nn.Linear(3, 3), 0, 0), TypeError, "LanguageModel, got Linear.*heads_of"),
+    (circuits.copying_scores, (nn.Linear(3, 3),), TypeError, "LanguageModel, got Linear.*heads_of"),
     (circuits.neuron_patterns, (nn.Linear(3, 3), 0), TypeError, "model must be a"),
     (circuits.top_tokens, (ONES(4), ONES(9, 3)), ValueError, r"vectors \[\*, width\] .* of one width"),
     (circuits.top_tokens, ([1.0], ONES(9, 1)), ValueError, "of one width"),

@@ -25,7 +25,6 @@ from gnn_attention.interpret.circuits.vocabulary import (
     TopTokens,
     VocabularyEffect,
     copying,
-    copying_score,
     copying_scores,
     effect_on_vocabulary,
     full_circuit,
@@ -35,6 +34,6 @@ from gnn_attention.interpret.circuits.vocabulary import (
 
 __all__ = ["JOBS", "TEMPLATES", "Circuit", "Effect", "PatternLengths", "Reading", "Split", "Subspace"]
 __all__ += ["TopTokens", "VocabularyEffect", "passages", "readings"]
-__all__ += ["composition", "compositions", "copying", "copying_score", "copying_scores", "detect"]
+__all__ += ["composition", "compositions", "copying", "copying_scores", "detect"]
 __all__ += ["duplicate_token", "each", "effect_on_vocabulary", "full_circuit", "induction", "match"]
 __all__ += ["neuron_patterns", "of", "pattern_lengths", "previous_token", "split", "top_tokens"]

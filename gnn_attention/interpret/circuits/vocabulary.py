@@ -61,16 +61,11 @@ def copying(matrix: FactoredMatrix) -> Float[Tensor, "*heads"]:
     return torch.where(bound > 0, eigenvalues.real.sum(-1) / bound, 0.0)
 
 
-def copying_score(model: LanguageModel, layer: int, head: int) -> float:
-    """:func:`copying` of the :func:`full_circuit` of one head, the gains of both norms folded in.
-
-    TypeError for another kind of model (take :func:`full_circuit`), IndexError for an unknown head or layer.
-    """
-    return float(copying(_full_circuit_of(model, layer, head)))
-
-
 def copying_scores(model: LanguageModel) -> Float[Tensor, "layers heads"]:
-    """:func:`copying_score` of every head, ``[layers, heads]``."""
+    """:func:`copying` of the :func:`full_circuit` of every head, the gains of both norms folded in.
+
+    TypeError for another kind of model (take :func:`full_circuit`).
+    """
     blocks, ends = _blocks(model), _vocabularies(model)
     scores = [copying(full_circuit(circuit, *ends)) for block in blocks for circuit in each(block)]
     return torch.stack(scores).view(len(blocks), -1)
@@ -82,7 +77,8 @@ def effect_on_vocabulary(
     """The logits that each token moves most through one head alone, ``[*, k]``: rows of the full circuit.
 
     Values are in the units of the :func:`full_circuit`: they compare tokens, as norms leave them to a factor.
-    Raises as :func:`copying_score` does, IndexError for unknown tokens, ValueError for a k too large.
+    Raises as :func:`copying_scores` does, IndexError for an unknown head, layer or token, ValueError for a
+    k too large.
     """
     matrix = _full_circuit_of(model, layer, head)
     logits = matrix.left[_known(tokens, matrix.shape[0])] @ matrix.right
