@@ -115,12 +115,12 @@ def _of_tokens(function: Callable[[Tensor], Tensor], states: Float[Tensor, "toke
 def _of_attention(attention: Any, states: Float[Tensor, "batch tokens width"], call: LayerTrace) -> Sizes:
     """Of the update by the normed states."""
     heads: Any = attention.heads if hasattr(attention, "heads") else heads_of(attention)
-    mod, plain = call._call.score_mod, isinstance(heads, StandardHeads) and heads.q_norm is None
+    mod, plain = call.call.score_mod, isinstance(heads, StandardHeads) and heads.q_norm is None
     if not plain or not (mod is None or isinstance(mod, RelativeBias)):
         raise NotImplementedError(f"influence_bound knows no gain of {heads} with score_mod {mod}")
     q, (k, v) = heads.receive(states)[0] * heads.scale, heads.send(states)
     k, v = (per_query_head(x, heads.num_heads)[0] for x in (k, v))
-    _check(attention, call.overlap()[0] * call._call.scale, q @ k.mT)
+    _check(attention, call.overlap()[0] * call.call.scale, q @ k.mT)
     W_K, W_V = (grouped(matrix, heads.num_heads) for matrix in (heads.W_K, heads.W_V))
     weights = call.dense(call.weights())[0]
     gains = map(_of_head, weights, q, k, v, heads.W_Q * heads.scale, W_K, W_V, heads.W_O)
