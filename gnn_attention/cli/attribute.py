@@ -55,7 +55,7 @@ def attributed(
     progress.begin("all edges")
     effects = attribute(model, ids, losses, projections=3)
     pairs = sum(effects.scores(layer).numel() for layer in effects.layers)
-    top = [{**effect._asdict(), "text": _text(effect, words)} for effect in effects.top(edges)]
+    top = [{**effect._asdict(), "text": in_words(effect, words)} for effect in effects.top(edges)]
     watch = lambda part: progress.begin(f"{100 * part:g} % of pairs")  # noqa: E731
     pruned = prune(model, ids, losses, share, first=effects, watch=watch)
     whole = loss()
@@ -65,7 +65,8 @@ def attributed(
     return about | {"pairs_left": pruned.count, "share": pruned.share, "loss_of_these": along}
 
 
-def _text(effect: Effect, words: Sequence[str]) -> str:
+def in_words(effect: Effect, words: Sequence[str]) -> str:
+    """``layer.head: receiver (place) <- sender (place), change``."""
     layer, head, src, dst, change = effect
     return f"{layer}.{head}: {words[dst]!r} ({dst}) <- {words[src]!r} ({src}), {change:+.4g}"
 

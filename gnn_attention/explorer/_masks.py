@@ -99,12 +99,12 @@ def typed(graphs: Iterable[Any]) -> dict[str, Any]:
 
 
 def users(graphs: Iterable[Any], tokens: int, room: int) -> list[Choice]:
-    """The user's graphs: :class:`TokenGraph` or expressions, in which ``n`` is the number of tokens and room.
+    """The user's graphs: choices, :class:`TokenGraph` or expressions, in which ``n`` is tokens and room.
 
     >>> users(["window(n, 2) - causal(n).T"], 6, 2)[0].mask.sum().item()
     7
     """
-    return [_user(graph, tokens, tokens + room) for graph in graphs]
+    return [g if isinstance(g, Choice) else _user(g, tokens, tokens + room) for g in graphs]
 
 
 def _user(value: Any, tokens: int, size: int) -> Choice:
