@@ -104,8 +104,9 @@ def _effects(model: nn.Module, ids: Tensor) -> tuple[Attribution, float, int]:
     found: list[Tensor] = []
 
     def log_p(logits: Tensor) -> Tensor:
-        found[:] = logits[0, -1].float().log_softmax(-1).max(0)
-        return found[0]
+        best, token = logits[0, -1].float().log_softmax(-1).max(0)
+        found[:] = best.detach(), token
+        return best
 
     model.requires_grad_(False)
     effects = attribute(model, ids, log_p)

@@ -4,27 +4,29 @@ import json
 
 import pytest
 import torch
+from support.explorer_engine import data_of, mask_of
 from support.extras import needs
 
 from gnn_attention.__main__ import main
 
 needs("transformers")
 
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-from gnn_attention import lm  # noqa: E402
+from gnn_attention import lm, trace  # noqa: E402
 
 
 class Letters:
     """A tokenizer with a token for each letter."""
 
-    def __call__(self, text, return_tensors):
+    def __call__(self, text, return_tensors=None, **options):
         """As transformers' do."""
-        return type("Encoded", (), {"input_ids": torch.tensor([[ord(letter) - 96 for letter in text]])})
+        ids = [ord(letter) - 96 for letter in text]
+        return BatchEncoding({"input_ids": torch.tensor([ids]) if return_tensors else ids})
 
     def decode(self, tokens):
         """The letters."""
-        return "".join(chr(token + 96) for token in tokens)
+        return "".join(chr(int(token) + 96) for token in tokens)
 
 
 @pytest.fixture
@@ -65,3 +67,29 @@ def test_a_text_that_is_too_short_is_named(small, capsys):
     """Exit code 2."""
     assert main(["attribute", "a"]) == 2
     assert "text must have at least two tokens, got 1" in capsys.readouterr().err
+
+
+def test_a_page_of_the_strongest_layers_and_edges(small, tmp_path, capsys):
+    """Weighed by what a cut does to the next token; lines name edges, and where the page shows them."""
+    text, out = "abcab", tmp_path / "page.html"
+    ids = Letters()(text, "pt").input_ids
+    with torch.no_grad():
+        best, token = small(ids).logits[0, -1].softmax(-1).max(0)
+    effects = trace.attribute(small, ids, lambda logits: logits[0, -1].log_softmax(-1)[token])
+    for layers, options in (([0, 1], []), ([1], ["--layers", "1"])):
+        assert main(["explore", text, "--model", "smollm2", "-o", str(out), *options]) == 0
+        _, said, *lines = capsys.readouterr().out.splitlines()
+        assert said.startswith(f"next: {Letters().decode([token])!r}, p = {float(best):.3g}; ")
+        data = data_of(out)
+        assert [layer["number"] for layer in data["model"]["layers"]] == layers
+        top = [effect for effect in effects.top(60) if effect.layer in layers][:10]
+        for line, (layer, head, src, dst, _) in zip(lines, top, strict=True):
+            assert line.startswith(f"{layer}.{head}: {text[dst]!r} ({dst}) <- {text[src]!r} ({src}), ")
+            assert line.endswith(f"; {out}#at=listen.{layers.index(layer)}.{head}.{dst}.{src}.0")
+        squares = sum(effects.scores(layer).square().sum(0) for layer in layers)
+        strongest = effects.edge_index(0)[:, squares.topk(round(0.1 * 15)).indices]
+        assert mask_of(data, 2).nonzero().flip(1).tolist() == sorted(
+            strongest.T.tolist(), key=lambda e: e[::-1]
+        )
+    assert main(["explore", text, "--model", "smollm2", "-o", str(out), "--layers", "2"]) == 2
+    assert "--layers must be some of 0 .. 1, got [2]" in capsys.readouterr().err
