@@ -24,6 +24,7 @@ from gnn_attention import analyse, patterns
 from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import Backend
 from gnn_attention.huggingface import attending
+from gnn_attention.verify.circumstances import environment
 
 T, WINDOW, SINKS = 512, 32, 4
 KINDS = T + SINKS + SINKS**2
@@ -156,11 +157,12 @@ def main() -> None:
         torch.cat([row[: r + 1] for row, r in zip(rows, receivers, strict=True)]) for rows in (found, guess)
     ]
     distances = torch.cat([r - torch.arange(r + 1) for r in receivers])
+    command = f"python -m benchmarks.lm_influence --graph {options.graph} --step {options.step}"
     folded = [by_distance(rows, receivers) for rows in (found, guess)]
     scaled = (folded[1] / folded[0]).log10()
     record = {
         "bench": "influence", "model": "smollm2", "graph": graph.name, "receivers": receivers,
-        "command": f"python -m benchmarks.lm_influence --graph {options.graph}",
+        "command": f"{command} --projections {options.projections}", "environment": environment("cpu"),
         "projections": options.projections, "texts": [MEASURED.name, STATISTICS.name],
         "orders": float((folded[0].max() / folded[0].min()).log10()),
         "spearman_by_distance": spearman(*folded), "spearman_by_pair": spearman(*pairs),

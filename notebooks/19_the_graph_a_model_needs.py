@@ -21,7 +21,7 @@
 #
 # **Afterwards you can** find which edges a language model needs for a text, and what the others cost.
 #
-# before: [Sinks are one edge](18_sinks_are_one_edge.ipynb) | [the book](README.md) | next: [Reading 278 heads](21_reading_278_heads.ipynb)
+# before: [Sinks are one edge](18_sinks_are_one_edge.ipynb) | [the book](README.md) | next: [Reach is not influence](20_reach_is_not_influence.ipynb)
 
 # %%
 import json
@@ -179,4 +179,4 @@ print("right:", answer)
 
 # %% [markdown]
 # ---
-# before: [Sinks are one edge](18_sinks_are_one_edge.ipynb) | [the book](README.md) | next: [Reading 278 heads](21_reading_278_heads.ipynb)
+# before: [Sinks are one edge](18_sinks_are_one_edge.ipynb) | [the book](README.md) | next: [Reach is not influence](20_reach_is_not_influence.ipynb)

@@ -26,7 +26,7 @@
 #
 # **Afterwards you can** read what a head looks for and says, and test the sentence by cutting its edges.
 #
-# before: [The graph a model needs](19_the_graph_a_model_needs.ipynb) | [the book](README.md) | next: [The graph that a model draws for itself](22_the_graph_that_a_model_draws.ipynb)
+# before: [Reach is not influence](20_reach_is_not_influence.ipynb) | [the book](README.md) | next: [The graph that a model draws for itself](22_the_graph_that_a_model_draws.ipynb)
 
 # %%
 import json
@@ -171,4 +171,4 @@ print("right:", answer)
 
 # %% [markdown]
 # ---
-# before: [The graph a model needs](19_the_graph_a_model_needs.ipynb) | [the book](README.md) | next: [The graph that a model draws for itself](22_the_graph_that_a_model_draws.ipynb)
+# before: [Reach is not influence](20_reach_is_not_influence.ipynb) | [the book](README.md) | next: [The graph that a model draws for itself](22_the_graph_that_a_model_draws.ipynb)

@@ -48,10 +48,9 @@ def influence_bound(model: nn.Module, *inputs: Any, **options: Any) -> Sizes:
     MLP's Jacobian for each token and layer.
 
     ``model`` is one of ``gnn_attention.model``, or a Hugging Face model with blocks of Llama or GPT-2 whose
-    attention is ``"gnn_attention"``, in eval mode; graphs of ``use_graph`` count.
-
-    NotImplementedError for other blocks, heads with qk_norm, and a score_mod that is no added bias;
-    ValueError for several sequences. Sources: the chain rule; arXiv 2406.04267 (walks), 2006.04710.
+    attention is ``"gnn_attention"``, in eval mode; graphs of ``use_graph`` count. NotImplementedError for
+    other blocks, heads with qk_norm, and a score_mod that is no added bias; ValueError for several sequences.
+    Sources: the chain rule; arXiv 2406.04267 (walks), 2006.04710.
 
     >>> from gnn_attention import model as lm, patterns
     >>> model, vocabulary = lm.load_trained()
@@ -60,7 +59,9 @@ def influence_bound(model: nn.Module, *inputs: Any, **options: Any) -> Sizes:
     >>> bool(bound[4, 2] > 0), bound[4, 1].item()  # two layers of a window of two reach two tokens back
     (True, 0.0)
     """
-    blocks = [(part, names) for part in model.modules() for names in PARTS if _has(part, names)]
+    blocks = [
+        (block, x) for block in model.modules() for x in PARTS if all(hasattr(block, name) for name in x)
+    ]
     states: list[dict[str, Tensor]] = [{} for _ in blocks]
     with ExitStack() as stack:
         for (block, names), state in zip(blocks, states, strict=True):
@@ -75,10 +76,6 @@ def influence_bound(model: nn.Module, *inputs: Any, **options: Any) -> Sizes:
     return reduce(lambda walks, layer: layer @ walks, gains)
 
 
-def _has(block: nn.Module, names: tuple[str, ...]) -> bool:
-    return all(isinstance(getattr(block, name, None), nn.Module) for name in names)
-
-
 def _save(state: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, *output: Any) -> None:
     found = (output or inputs)[0]
     state[name] = found[0] if isinstance(found, tuple) else found
@@ -89,12 +86,8 @@ def _gains(block: nn.Module, names: tuple[str, ...], state: dict[str, Tensor], c
     x, y = state[names[0]], state[names[2]]
     if len(x) != 1:
         raise ValueError(f"influence_bound takes one sequence, got {len(x)}")
-
-    def compute(y: Tensor) -> Tensor:
-        return y + mlp(mlp_norm(y))  # type: ignore[no-any-return]
-
-    _check(block, y, x + call.update)
-    _check(block, state["after"], compute(y))
+    compute: Callable[[Tensor], Tensor] = lambda y: y + mlp(mlp_norm(y))  # noqa: E731
+    _check(block, torch.stack([y, state["after"]]), torch.stack([x + call.update, compute(y)]))
     update = _of_attention(attention, norm(x), call) * _of_tokens(norm, x[0])
     return _of_tokens(compute, y[0]).unsqueeze(1) * (update + torch.eye(len(update)).to(update))
 
@@ -123,16 +116,15 @@ def _of_attention(attention: Any, states: Float[Tensor, "batch tokens width"], c
     _check(attention, call.overlap()[0] * call.call.scale, q @ k.mT)
     W_K, W_V = (grouped(matrix, heads.num_heads) for matrix in (heads.W_K, heads.W_V))
     weights = call.dense(call.weights())[0]
-    gains = map(_of_head, weights, q, k, v, heads.W_Q * heads.scale, W_K, W_V, heads.W_O)
-    return torch.stack(list(gains)).sum(0)
+    return sum(map(_of_head, weights, q, k, v, heads.W_Q * heads.scale, W_K, W_V, heads.W_O))  # type: ignore[return-value]
 
 
 def _of_head(w: Sizes, q: Tensor, k: Tensor, v: Tensor, *matrices: Tensor) -> Sizes:
     (W_Q, W_K, W_V, W_O), norm = matrices, partial(torch.linalg.matrix_norm, ord=2)
     z: Tensor = w @ v
     apart = torch.cdist(z @ W_O, v @ W_O, compute_mode="donot_use_mm_for_euclid_dist")
-    along = w * (norm(W_V @ W_O) + q.norm(dim=-1, keepdim=True) * norm(W_K) * apart)
+    along: Tensor = w * (norm(W_V @ W_O) + q.norm(dim=-1, keepdim=True) * norm(W_K) * apart)
     spread = (w.unsqueeze(1) * k.mT) @ v - (w @ k).unsqueeze(2) * z.unsqueeze(1)
     own = (spread @ (W_O @ W_O.mT) * spread).sum((1, 2)).clamp(min=0.0).sqrt()
-    gains: Tensor = along + (norm(W_Q) * own).diag()
-    return gains
+    along += (norm(W_Q) * own).diag()
+    return along
