@@ -1,5 +1,7 @@
 """The bound on influence: equal to derivatives where nothing is lost, and never below one."""
 
+from functools import partial
+
 import pytest
 import torch
 from support.bounds import assert_exact
@@ -104,17 +106,44 @@ def llama(kind="Llama", **sizes):
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval().double().requires_grad_(False)
 
 
-def test_bound_of_a_llama_over_a_graph():
-    """Grouped heads and rotary positions; the derivatives of the last block's result."""
-    model, ids = llama(initializer_range=0.3), torch.arange(9).view(1, 9)
-    kept = []
+def gpt2():
+    needs("transformers")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {
+        "n_embd": 16,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_inner": 24,
+        "vocab_size": 30,
+        "initializer_range": 0.3,
+    }
+    config = GPT2Config(**sizes, attn_implementation="gnn_attention", bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config).eval().double().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("make", "stack"),
+    [(partial(llama, initializer_range=0.3), "model.layers"), (gpt2, "transformer.h")],
+    ids=["llama", "gpt2"],
+)
+def test_bound_of_transformers_over_a_graph(make, stack):
+    """Grouped heads and rotary positions; LayerNorm and biases. Derivatives of the last block's result."""
+    model, ids = make(), torch.arange(9).view(1, 9)
+    first, last = model.get_submodule(stack)[0], model.get_submodule(stack)[-1]
+    states = []
     with use_graph(model, patterns.window(9, 3)):
         bound = influence_bound(model, ids)
-        x = model.model.embed_tokens(ids).repeat(16, 1, 1).requires_grad_()
-        with model.model.layers[-1].register_forward_hook(lambda *args: kept.append(args[2])):
-            model(inputs_embeds=x, use_cache=False)
-    last = kept[0] if isinstance(kept[0], torch.Tensor) else kept[0][0]
-    rows = [torch.autograd.grad(row.diagonal().sum(), x, retain_graph=True)[0] for row in last.unbind(1)]
+        with first.register_forward_pre_hook(lambda *args: states.append(args[1][0])):
+            model(ids, use_cache=False)
+        x = states[0].repeat(16, 1, 1).requires_grad_()
+        replaced = first.register_forward_pre_hook(lambda module, args: (x, *args[1:]))
+        kept = last.register_forward_hook(lambda *args: states.append(args[2]))
+        with replaced, kept:
+            model(ids.expand(16, 9), use_cache=False)
+    out = states[1] if isinstance(states[1], torch.Tensor) else states[1][0]
+    rows = [torch.autograd.grad(row.diagonal().sum(), x, retain_graph=True)[0] for row in out.unbind(1)]
     norms = torch.stack([torch.linalg.matrix_norm(row.transpose(0, 1), 2) for row in rows])
     assert bool((norms <= bound).all())
     assert torch.equal(bound > 0, norms > 0)
