@@ -87,6 +87,39 @@ class _NoDriver:
         return 0
 
 
+class _IdleDriver(_NoDriver):
+    """Stands where the driver of a GPU would, takes machine code, and tells ``each`` what it is to launch."""
+
+    def __init__(self, capability: int, each: Callable[..., None]) -> None:
+        super().__init__(capability)
+        self.utils, self._each = self, each
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        return lambda *given: self._each(*given)
+
+    def get_device_properties(self, device: object) -> dict[str, int]:
+        return {"max_shared_mem": 227 * 1024}
+
+    def load_binary(self, name: str, code: bytes, *given: object) -> tuple[object, str, int, int, int]:
+        return object(), name, 0, 0, 1024  # module, function, registers, spills, most threads
+
+
+@contextlib.contextmanager
+def launched_for(gpu: str, each: Callable[..., None] = lambda *given: None) -> Iterator[None]:
+    """Launches go all the way to the driver, which starts none; there ``each`` gets what it would start."""
+    from gnn_attention.backends.gpu.kernels import _common
+
+    active, before = driver._active, dict(_common._COMPILED)
+    driver.set_active(_IdleDriver(int(gpu.removeprefix("sm_")), each))
+    _common._COMPILED.clear()
+    try:
+        yield
+    finally:
+        driver._active = active
+        _common._COMPILED.clear()
+        _common._COMPILED.update(before)
+
+
 @contextlib.contextmanager
 def compiled_for(gpu: str) -> Iterator[list[Built]]:
     """Compile the launches inside for a GPU such as "sm_90", and list what came of each that differs."""

@@ -2,7 +2,7 @@
 
 ``PYTHONPATH=.:tests python tests/support/host_time.py [--profile]`` prints the microseconds of CPU of one
 ``attend`` by form, each the quietest of many batches: forward, with backward, the forward pass by the custom
-operator and by the functions that it runs, and forward with what Triton itself does before it launches.
+operator and by the functions that it runs, and forward with all that is done before the driver is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from support.compile_gate import _NoDriver, without_gpu
+from support.compile_gate import _NoDriver, launched_for
 from triton.runtime import JITFunction
 from triton.runtime.driver import driver
 
@@ -77,7 +77,8 @@ def main() -> None:
     take_cpu_tensors()
     for form in FORMS:
         forward, both = calls(form)
-        with without_gpu("sm_90"):
+        with launched_for("sm_90"):
+            forward()
             triton_too = least(forward)
         launch, JITFunction.run = JITFunction.run, lambda self, *args, **options: None
         driver.set_active(_NoDriver(90))

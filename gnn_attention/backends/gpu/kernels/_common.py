@@ -34,9 +34,36 @@ def launch(
     kernel: Any, grid: Given, arguments: Given, constants: Mapping[str, Any], warps: int, stages: int
 ) -> None:
     """Run ``kernel`` on every program of the grid, which may be empty: the only place that starts one."""
-    if 0 not in grid:
-        with _on_device_of(arguments[0]):
-            kernel[grid](*arguments, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=True)
+    if 0 in grid:
+        return
+    with _on_device_of(arguments[0]):
+        key = kernel, arguments[0].device, warps, stages, *constants.values(), *_kinds(arguments)
+        compiled = _COMPILED.get(key)
+        if compiled is None:
+            options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+            compiled = kernel[grid](*arguments, **constants, **options)
+            # None where it is interpreted, and no module where it is not run
+            if getattr(compiled, "module", None) is not None:
+                _COMPILED[key] = compiled
+            return
+        rest = [constants[name] for name in kernel.arg_names[len(arguments) :]]
+        compiled[*grid, 1](*arguments, *rest)
+
+
+# Triton's own look at 70 arguments takes as much host time as the rest of a call
+_COMPILED: dict[Given, Any] = {}
+
+
+def _kinds(arguments: Given) -> list[Any]:
+    """What a kernel is compiled for: dtype and alignment of tensors, whether integers have 32 bits."""
+    return [
+        -(2**31) <= x < 2**31
+        if x.__class__ is int
+        else None
+        if x is None or x.__class__ is float
+        else (x.dtype, x.data_ptr() % 16)
+        for x in arguments
+    ]
 
 
 def _on_device_of(x: Tensor) -> AbstractContextManager[Any]:
