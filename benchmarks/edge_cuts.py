@@ -154,11 +154,11 @@ def correlations(name: str, count: int, progress: Progress) -> dict[str, Any]:
     model = MODELS[name]()
     ids, targets = model.ids[:, :-1], model.ids[0, 1:]
     effects = attribute(model.model, ids, lambda logits: functional.cross_entropy(logits[0], targets))
-    found: dict[str, Any] = {"tokens": ids.shape[1], "layers": len(effects.layers), "correlations": {}}
+    found: dict[str, Any] = {"tokens": ids.shape[1], "edges": count, "correlations": {}}
     src, dst = effects.edge_index(0)
     for way in WAYS:
         scores = torch.stack([effects.scores(layer, way) for layer in effects.layers])
-        found["heads"], found["edges"] = scores.shape[1:]
+        found["of"] = scores.numel()
         drawn = torch.randperm(scores.numel(), generator=torch.Generator().manual_seed(0))[:count]
         for choice, chosen in (("random", drawn), ("top", scores.abs().flatten().topk(count).indices)):
             layer, head, edge = torch.unravel_index(chosen, scores.shape)
@@ -171,7 +171,7 @@ def correlations(name: str, count: int, progress: Progress) -> dict[str, Any]:
 def main() -> None:
     """Of the models asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("record", nargs="?", help="file to write")
+    parser.add_argument("record", nargs="?", help="file to write; other models in it stay")
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: trained")
     parser.add_argument("--edges", type=int, default=EDGES, help="of each choice (default %(default)s)")
     args = parser.parse_args()
@@ -179,11 +179,9 @@ def main() -> None:
     with Progress("edge-cuts", unit="edges") as progress:
         progress.expect(len(names) * 4 * args.edges)
         models = {name: correlations(name, args.edges, progress) for name in names}
-    record = {
-        "bench": "edge-cuts",
-        "command": "python -m benchmarks.edge_cuts --model trained --model smollm2",
-    }
-    text = json.dumps(record | {"edges": args.edges, "models": models}, indent=1)
+    if args.record and Path(args.record).exists():
+        models = json.loads(Path(args.record).read_text(encoding="utf-8"))["models"] | models
+    text = json.dumps({"bench": "edge-cuts", "models": models}, indent=1)
     print(text)
     if args.record:
         atomic_files.write(Path(args.record), text + "\n")
