@@ -9,6 +9,7 @@ mean loss, for the shipped model and, with ``--model smollm2``, for SmolLM2 (som
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,6 +92,9 @@ class SmolLM2:
         self.model.requires_grad_(False)
         self.ids = tokenizer(TEXT, return_tensors="pt").input_ids[:, : TOKENS["smollm2"] + 1]
         self.layers = self.model.model.layers
+        # its name in transformers before 5.24, and after
+        names = inspect.signature(self.model.forward).parameters
+        self.cache_name = "cache" if "cache" in names else "past_key_values"
         with torch.no_grad():
             out = self.model(self.ids[:, :-1], use_cache=True, output_hidden_states=True)
         self.states, self.cache = out.hidden_states, out.past_key_values
@@ -108,7 +112,7 @@ class SmolLM2:
             with huggingface.attending(changing(edges, way, 0)):
                 found: torch.Tensor = self.model(
                     inputs_embeds=self.states[layer][:, first:].expand(samples, -1, -1),
-                    past_key_values=DynamicCache(before) if first else None,
+                    **({self.cache_name: DynamicCache(before)} if first else {}),
                     use_cache=bool(first),
                 ).logits
         finally:
