@@ -30,9 +30,10 @@ from gnn_attention.selectors import Indexer, TopK, recall
 from gnn_attention.training.text_corpus import corpus
 from gnn_attention.verify.circumstances import environment
 
-TOKENS, ROWS, STEPS, RATE = 1024, 256, 280, 6e-3
+TOKENS, ROWS, STEPS, RATE = 1024, 256, 200, 6e-3
 TRAINING, HELD_OUT = 12, 2  # texts
 SENDERS = (16, 32, 64, 128, 256)
+WINDOW = "window(60) | sinks(4)"
 SIZES: dict[str, Any] = {"num_heads": 8, "head_dim": 32}
 
 Recorded = dict[int, dict[str, torch.Tensor]]
@@ -142,13 +143,13 @@ def held(p: torch.Tensor, by: torch.Tensor) -> list[float]:
 def measured(indexer: Indexer, layer: int, held_out: list[Recorded]) -> dict[str, Any]:
     """Mean recall over receivers, heads and texts: what ``selectors.recall`` says, of all k at once."""
     window = patterns.window(TOKENS, 60) | patterns.sinks(TOKENS, 4)
-    found: dict[str, list[Any]] = {"indexer": [], "best": [], "window(60) | sinks(4)": []}
+    found: dict[str, list[Any]] = {"indexer": [], "best": [], WINDOW: []}
     for number, one in enumerate(held_out):
         x, info = info_of(one[layer])
         p = shares(info)
         found["indexer"].append(held(p, scores(indexer, x, 0, TOKENS)))
         found["best"].append(held(p, p.float()))
-        found["window(60) | sinks(4)"].append([recall(info, window).mean().item()])
+        found[WINDOW].append([recall(info, window).mean().item()])
         for name, graph in (("indexer", indexer.select(x, x)), ("best", TopK(64, "all").select(*ends(info)))):
             if number == 0:
                 expected = recall(info, graph).mean().item()
@@ -173,13 +174,28 @@ def along(model: Any, ids: torch.Tensor, indexers: list[Indexer], k: int, dense:
     return running(model, ids, run)
 
 
+def one_layer(layer: int, folder: Path, training: list[Any], held_out: list[Any]) -> dict[str, Any]:
+    """What was measured of a layer, made once for the folder."""
+    file = folder / f"{layer}.json"
+    if not file.exists():
+        began = time.process_time()
+        indexer, curve = trained(layer, [one for one, _ in training])
+        torch.save(indexer.state_dict(), folder / f"{layer}.pt")
+        found = measured(indexer, layer, [one for one, _ in held_out])
+        found["kl"] = [round(sum(curve[i : i + 40]) / 40, 4) for i in range(0, STEPS, 40)]
+        found["cpu seconds"] = round(time.process_time() - began, 1)
+        atomic_files.write(file, json.dumps(found))
+        print(layer, found, flush=True)
+    result: dict[str, Any] = json.loads(file.read_text())
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--layers", type=int, default=30, help="the first so many")
+    parser.add_argument("--layers", type=int, nargs=2, help="FIRST STOP: train these alone, without a record")
     args = parser.parse_args()
-    began = time.process_time()
     model, tokenizer = lm.load("smollm2")
     model.requires_grad_(False)
     parts = corpus()
@@ -188,7 +204,7 @@ def main() -> None:
     file = args.folder / "recorded.pt"
     if not file.exists():
         torch.save([[record(model, one) for one in part] for part in ids], file)
-    training, held_out = torch.load(file, weights_only=True)
+    training, held_out = torch.load(file, weights_only=True, mmap=True)
     result = {
         "bench": "indexer-smollm2",
         "command": "python -m benchmarks.indexer_smollm2",
@@ -197,24 +213,19 @@ def main() -> None:
         "texts": {"training": TRAINING, "held out": HELD_OUT, "of": "the standard library's sources"},
         "indexer": {**SIZES, "steps": STEPS, "receivers a step": ROWS, "rate": RATE},
         "loss causal": [round(loss, 4) for _, loss in held_out],
-        "layers": json.loads(args.out.read_text())["layers"] if args.out.exists() else [],
         "environment": environment("cpu"),
     }
-    for layer in range(len(result["layers"]), args.layers):
-        indexer, curve = trained(layer, [one for one, _ in training])
-        torch.save(indexer.state_dict(), args.folder / f"{layer}.pt")
-        found = measured(indexer, layer, [one for one, _ in held_out])
-        result["layers"].append(
-            {**found, "kl": [round(sum(curve[i : i + 40]) / 40, 4) for i in range(0, STEPS, 40)]}
-        )
-        atomic_files.write(args.out, json.dumps(result, indent=1) + "\n")
-        print(layer, round(time.process_time() - began), result["layers"][-1], flush=True)
+    layers = range(*args.layers) if args.layers else range(model.config.num_hidden_layers)
+    kept = [one_layer(layer, args.folder, training, held_out) for layer in layers]
+    if args.layers:
+        return
+    result["layers"] = kept
+    result["window(60) | sinks(4), mean over layers"] = round(sum(one[WINDOW] for one in kept) / len(kept), 4)
     result["mean over layers"] = {
         name: {k: round(sum(one[name][str(k)] for one in kept) / len(kept), 4) for k in SENDERS}
-        for kept in [json.loads(json.dumps(result["layers"]))]
         for name in ("indexer", "best")
     }
-    indexers = [Indexer(model.config.hidden_size, k=64, **SIZES) for _ in result["layers"]]
+    indexers = [Indexer(model.config.hidden_size, k=64, **SIZES) for _ in kept]
     for layer, indexer in enumerate(indexers):
         indexer.load_state_dict(torch.load(args.folder / f"{layer}.pt", weights_only=True))
     result["loss"] = {
@@ -223,7 +234,6 @@ def main() -> None:
         ]
         for k, dense in ((64, 0), (64, 1), (128, 0))
     }
-    result["cpu minutes"] = round((time.process_time() - began) / 60, 1)
     atomic_files.write(args.out, json.dumps(result, indent=1) + "\n")
     print(result["loss"], flush=True)
 

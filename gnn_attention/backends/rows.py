@@ -12,7 +12,7 @@ from gnn_attention._support import memory
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import AttentionCall, joined
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients, joined
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op, csr_ops
 from gnn_attention.backends.plan.csr import edges_of, order_of
@@ -28,6 +28,9 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     varies = graph.batch is not None or graph.heads is not None
     if varies and (neighbours_of(graph.rule) is None or not call.is_plain):
         return joined([[run(part) for part in row] for row in call.parts()])
+    ends = call.q, call.k, call.v, call.sink_logits
+    if graph.num_dst == 1 and not varies and call.is_plain and not any_needs_gradients(ends):
+        return _of_one_receiver(call)
     return attention_op.along_plan(call, "rows") if call.is_plain else _run_written_out(call)
 
 
@@ -48,6 +51,16 @@ def bytes_needed(call: AttentionCall) -> int:
     at_once = min(heads, 2 + AT_ONCE // max(count, 1))
     rows = (call.graph.num_dst + call.graph.num_src) * (call.q.shape[3] + call.v.shape[3]) * wide
     return count * (40 + 2 * wide * at_once) + 2 * rows
+
+
+def _of_one_receiver(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """A step of decoding, which takes less than lists for it would."""
+    src, dst = call.graph.edges_on(call.q.device)
+    wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
+    k, v = (edges.per_query_head(x.index_select(2, src).to(wide), heads) for x in (call.k, call.v))
+    sinks = None if call.sink_logits is None else call.sink_logits.to(wide)
+    weights, lse = edges.softmax(edges.logit(call.q.to(wide), k, call.scale), dst, 1, sinks)
+    return (weights.unsqueeze(2) @ v).to(call.q.dtype), lse
 
 
 def _run_written_out(call: AttentionCall) -> tuple[Tensor, Tensor | None]:

@@ -159,9 +159,10 @@ class Indexer(nn.Module):
 
 def _scores(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int, int]) -> Tensor:
     """``I [batch, rows, src]``."""
-    here = slice(*rows)
-    products = (queries[:, :, here] @ keys.mT.unsqueeze(1)).relu()
-    return torch.einsum("bhts,bht->bts", products, weights[:, :, here])
+    queries, weights = queries[:, :, slice(*rows)], weights[:, :, slice(*rows)]
+    # one product for all heads, which reads the keys once
+    products = (queries.flatten(1, 2) @ keys.mT).view(*queries.shape[:3], -1).relu()
+    return torch.einsum("bhts,bht->bts", products, weights)
 
 
 def _of_edges(

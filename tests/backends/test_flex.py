@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 
 from gnn_attention import attend, patterns, score_mods
 from gnn_attention.backends import BACKENDS, flex
+from gnn_attention.graph import TokenGraph
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
 
@@ -90,6 +91,24 @@ def truth_of(q, k, v, mask, scale=DIM**-0.5, modify=None):
     added = None if modify is None else modify(products).detach() - products
     with torch.no_grad():
         return attention_truth(q, k, v, mask, scale=scale, added=added)
+
+
+@pytest.mark.parametrize("axes", [(), (HEADS,), (BATCH, 1), (BATCH, HEADS)], ids=str)
+@torch.no_grad()
+def test_chosen_graphs(axes, monkeypatch):
+    """Against the mask of the index: empty rows, -1 anywhere, senders that stand twice; and whole blocks."""
+    run_uncompiled(monkeypatch)
+    index = torch.randint(-1, 11, (*axes, 9, 5), generator=torch.Generator().manual_seed(0))
+    index[..., 3, :] = -1
+    mask = torch.zeros(*index.shape[:-1], 12, dtype=torch.bool)
+    mask = mask.scatter_(-1, index.masked_fill(index < 0, 11), True)[..., :11]
+    wide = mask[(None,) * (4 - mask.dim())].expand(BATCH, -1, -1, -1)
+    check(TokenGraph.from_indices(index, 11, coalesce=True), wide)
+    blocks = torch.arange(11).view(1, -1) // 3
+    table = wide[..., :3, :4]
+    chosen = torch.where(table, torch.arange(4), -1)[(0,) * (2 - len(axes))]
+    whole = table[..., torch.arange(9) // 3, :][..., blocks[0]]
+    check(TokenGraph.from_block_indices(chosen, 3, 9, 11), whole)
 
 
 @pytest.mark.parametrize("name", thinned(["window, 97 tokens", "listed", "by head", "by sample", "no edges"]))

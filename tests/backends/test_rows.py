@@ -45,6 +45,23 @@ def test_every_graph_and_feature_of_verify(graph, at_once, monkeypatch):
     check_graph((ROWS,), graph, every=3, dtypes=("bfloat16", "float16", "float32"))
 
 
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("senders", [(), (3,), (8, 2, 5)], ids=str)
+@torch.no_grad()
+def test_one_receiver_has_the_numbers_of_the_formula(senders, with_sinks):
+    """A step of decoding, which makes no lists; without in-edges too."""
+    graph = ga.TokenGraph.from_indices(torch.tensor([[*senders, -1]]), 15)
+    inputs, sinks = [x.detach() for x in qkv(1, 15)], drawn(4).detach() if with_sinks else None
+    out, info = ga.attend(*inputs, graph, sink_logits=sinks, backend=ROWS, return_info=True)
+    mask = torch.zeros(1, 15, dtype=torch.bool).index_fill(1, torch.tensor(senders, dtype=torch.int64), True)
+    q, k = inputs[0], inputs[1].repeat_interleave(2, 1)
+    lse = (q @ k.mT * 8**-0.5).masked_fill(~mask, -torch.inf).logsumexp(-1)
+    if with_sinks and senders:
+        lse = torch.logaddexp(lse, sinks.view(1, 4, 1))
+    assert_exact(out, attention_truth(*inputs, mask, sink_logits=sinks).out)
+    assert_exact(info.lse.exp(), lse.exp())
+
+
 def drawn(*shape):
     return torch.randn(*shape, dtype=torch.float64).requires_grad_()
 
