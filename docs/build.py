@@ -88,7 +88,7 @@ def contents(tree: Tree) -> str:
         toctree("Learn", ["book"], depth=2)
         + toctree("Use", ["guide", "zoo/index"], depth=2)
         + toctree("Look up", ["api/index", *there])
-        + toctree("Project", list(PROJECT))
+        + toctree("Project", [*PROJECT, "walks"])
     )
 
 

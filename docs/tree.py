@@ -112,6 +112,8 @@ def place(path: Path) -> str:
         return "index.md"
     if str(name) == "docs/zoo.md":
         return "zoo/index.md"
+    if str(name) == "notebooks/README.md":
+        return "book.md"
     if len(name.parts) == 1 and name.stem in AT_THE_ROOT:
         return f"{name.stem.lower()}.md"
     if name.suffix in (".ipynb", *PICTURES) and name.parts[0] == "notebooks":

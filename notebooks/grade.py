@@ -2,7 +2,7 @@
 
     python notebooks/grade.py 17_audit_a_leak-Ada.ipynb 09_the_zoo-Ada.ipynb
 
-A copy may be called as you like if its name begins with the notebook's. Only the cells tagged "exercise" are
+A copy is known by its title, or by a name that begins with the notebook's. Only the cells tagged "exercise" are
 taken from it; everything else, the checks too, comes from the notebook in this folder, and runs in a kernel of
 its own. The exit code is 0 if every exercise is right. It needs the extra ``notebooks``.
 """
@@ -31,13 +31,23 @@ def tagged(notebook: Any, tag: str) -> list[Any]:
     return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", ())]
 
 
+def title(notebook: Any) -> str:
+    """The first line of a notebook's text."""
+    return next(
+        (cell.source.partition("\n")[0] for cell in notebook.cells if cell.cell_type == "markdown"), ""
+    )
+
+
 def original(copy: Path) -> Path:
-    """The source of the notebook that a file is a copy of; ValueError if its name does not say."""
-    fitting = [source for source in sources() if copy.stem.startswith(source.stem)]
-    if not fitting:
-        names = ", ".join(source.stem for source in sources())
-        raise ValueError(f"{copy.name} is a copy of no notebook: its name must begin with one of {names}")
-    return fitting[-1]
+    """The source of the notebook that a file is a copy of, by its name or its title; ValueError if neither says."""
+    if fitting := [source for source in sources() if copy.stem.startswith(source.stem)]:
+        return fitting[-1]
+    titles = {title(jupytext.read(source)): source for source in sources()}
+    if (found := title(jupytext.read(copy))) not in titles:
+        raise ValueError(
+            f"a copy of no notebook: its title is {found!r}, and its name begins with none of theirs"
+        )
+    return titles[found]
 
 
 def solutions(source: Path) -> list[str]:
@@ -57,13 +67,17 @@ def fill(notebook: Any, answers: list[str]) -> None:
 
 
 def verdicts(notebook: Any) -> list[str]:
-    """Of each check of a notebook that has run: "" if it passed, else what it said."""
+    """Of each check of a notebook that has run: "" if it passed, else what it, or the answer above it, said."""
     found = []
-    for cell in tagged(notebook, "check"):
-        errors = [output for output in cell.outputs if output.output_type == "error"]
-        passed = cell.execution_count is not None and not errors
-        found.append("" if passed else f"{errors[0].ename}: {errors[0].evalue}" if errors else "did not run")
+    for answer, check in zip(tagged(notebook, "exercise"), tagged(notebook, "check"), strict=True):
+        said = [*_errors(answer), *_errors(check)]
+        found.append(said[0] if said else "" if check.execution_count is not None else "did not run")
     return found
+
+
+def _errors(cell: Any) -> list[str]:
+    errors = [output for output in cell.outputs if output.output_type == "error"]
+    return [f"{error.ename}: {error.evalue}" for error in errors]
 
 
 def grade(copy: Path, timeout: int = 600) -> list[str]:

@@ -248,20 +248,21 @@ def test_the_book_is_in_order() -> None:
 
 @pytest.mark.slow
 def test_a_copy_is_graded(tmp_path: Path) -> None:
-    """One exercise solved, one wrong (which does not keep the answer before), one as it was."""
+    """One exercise solved, one wrong (which does not keep the answer before), one that does not run."""
     source = NOTEBOOKS / "17_audit_a_leak.py"
     notebook = committed(source)
-    first, second, _ = grade.tagged(notebook, "exercise")
+    first, second, third = grade.tagged(notebook, "exercise")
     first.source, second.source = grade.solutions(source)[0], "answer = ga.patterns.causal(T)"
+    third.source = "answer = windw(T, 5)"
     for check in grade.tagged(notebook, "check"):
         check.source = "print('right')"  # a check that was tampered with is not the one that counts
-    copy = tmp_path / "17_audit_a_leak-Ada.ipynb"
+    copy = tmp_path / "Ada.ipynb"  # known by its title
     nbformat.write(notebook, copy)
     assert grade.main([str(copy)]) == 1
     assert grade.grade(copy) == [
         "",
         "AssertionError: other pairs leak",
-        "AssertionError: no answer yet: replace None in the cell above",
+        "NameError: name 'windw' is not defined",
     ]
 
 

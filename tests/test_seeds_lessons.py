@@ -14,10 +14,8 @@ from support.bounds import assert_exact
 from support.seeds import *  # noqa: F403
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
-import gnn_attention as ga
-from gnn_attention import MergedHeads, StandardHeads, patterns
+from gnn_attention import MergedHeads, StandardHeads
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -73,40 +71,6 @@ def test_S1_26_decompositions_at_equal_parameters():
     assert abs(lost[1] - 0.5**0.5) < 0.1
     best = (S[:, rank:].square().sum() / S.square().sum()).sqrt()
     assert_exact(lost[0], best)  # Eckart and Young
-
-
-class Counted(TorchDispatchMode):
-    """Counts the operators that reach torch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
-def test_S3_4_a_loop_over_queries_or_one_product():
-    """Iterating over queries is n small products, one by one; the matrix product gives all at once."""
-
-    def looped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.stack([(k @ q_i / 4**0.5).softmax(0) @ v for q_i in q])
-
-    def at_once(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q @ k.T / 4**0.5).softmax(1) @ v
-
-    counts = {}
-    for n in (8, 64):
-        q, k, v = (drawn(n, 4, seed=s) for s in range(3))
-        library = ga.attend(*(x[None, None] for x in (q, k, v)), patterns.full(n), backend="dense")[0, 0]
-        for way in (looped, at_once):
-            with Counted() as mode:
-                out = way(q, k, v)
-            counts[way, n] = mode.count
-            assert_exact(out, library)
-    assert counts[at_once, 8] == counts[at_once, 64] < 10  # each of them over all pairs: threads share it
-    assert counts[looped, 64] > 7 * counts[looped, 8] > 8 * counts[at_once, 8]
 
 
 def test_S4_15_factors_or_products():

@@ -219,8 +219,8 @@ class Counted(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_the_four_ways_are_what_they_are_called() -> None:
-    """S3.4: the notebook's own functions, counted: what grows with edges, with queries, or not at all."""
+def test_S3_4_a_loop_over_queries_or_one_product() -> None:
+    """The notebook's own functions, counted: what grows with edges, with queries, or not at all."""
     notebook = "05_matrix_multiplication_is_message_passing"
     names: dict[str, Any] = {"torch": torch, "math": math, "ga": ga}
     for cell in cells_of(notebook):
@@ -338,8 +338,8 @@ def test_every_word_of_the_glossary_stands_in_its_row() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("[0-9]*.ipynb")), ids=lambda path: path.stem[:2])
-def test_every_chapter_has_a_picture_an_experiment_and_exercises(path: Path) -> None:
-    """S0.11: a picture that it drew, numbers that it printed and asserted, three exercises with solutions."""
+def test_S0_11_applications_illustrations_experiments(path: Path) -> None:
+    """In every chapter a picture that it drew, numbers that it printed, an assert, three exercises."""
     apart = {"exercise", "check"}
     code = [cell for cell in cells_of(path.stem) if cell["cell_type"] == "code"]
     shown = [cell for cell in code if not apart & set(cell["metadata"].get("tags", ()))]
