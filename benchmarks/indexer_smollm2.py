@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from examples.training.text_corpus import corpus
 from gnn_attention import lm, patterns
 from gnn_attention._support import atomic_files
 from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import AttentionCall, Backend
 from gnn_attention.huggingface.interface import attending
 from gnn_attention.selectors import Indexer, TopK, recall
-from gnn_attention.training.text_corpus import corpus
 from gnn_attention.verify.circumstances import environment
 
 TOKENS, ROWS, STEPS, RATE = 1024, 256, 200, 6e-3

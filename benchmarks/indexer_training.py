@@ -24,12 +24,12 @@ from torch import nn
 from torch.nn import functional
 
 import gnn_attention as ga
+from examples.training.text_corpus import corpus
 from gnn_attention import StandardHeads, patterns
 from gnn_attention._support import atomic_files
 from gnn_attention.model import load_trained
 from gnn_attention.rotary import Rotary
 from gnn_attention.selectors import Indexer, recall
-from gnn_attention.training.text_corpus import corpus
 from gnn_attention.verify.circumstances import environment
 
 TOKENS, SENDERS, WIDTH, LAYERS, RATE, VOCABULARY = 2048, 128, 128, 2, 4e-3, 1024

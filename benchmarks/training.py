@@ -7,7 +7,7 @@ process of its own: with ``backend="auto"``, and with what one writes without a 
 record, as ``--json`` writes it:
 
 - ``bench``: "training"; ``schema`` 1; date, commit, processor, threads, versions, ...
-- ``recipe``: what decides the result, see :class:`gnn_attention.training.Recipe`
+- ``recipe``: what decides the result, see :class:`examples.training.Recipe`
 - ``runs``: one for each method: ``method``, ``seconds`` of all steps, ``peak_memory_mb`` of the whole
   process, the ``losses`` of the steps and ``held_out_loss`` afterwards
 - ``faster``: the seconds of SDPA over ours; ``smaller`` the same of the peak memory
@@ -25,10 +25,10 @@ from torch.nn import functional
 
 from benchmarks import process
 from benchmarks.records import circumstances
+from examples.training import Recipe, train
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.training import Recipe, train
 
 __all__ = ["LENGTH", "METHODS", "STEPS", "measure", "run_training", "text"]
 

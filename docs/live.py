@@ -62,7 +62,7 @@ def slider(name: str, label: str, least: int, value: float, most: int, **more: A
     return {"name": name, "label": label, "least": least, "value": value, "most": most, **more}
 
 
-LAYERS = {"name": "layers", "label": "layers", "least": 1, "most": 8}
+LAYERS: Figure = {"name": "layers", "label": "layers", "least": 1, "most": 8}
 
 
 # ---- attention

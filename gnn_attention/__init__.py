@@ -63,7 +63,6 @@ _ON_DEMAND = {
     "catalogue": "convert.catalogue",
     "circuits": "interpret.circuits",
     "cost_model": "backends.cost_model",
-    "experiment": "training.compare",
     "expressions": "convert.expressions",
     "foreign": "model.foreign",
     "general": "layer.pairwise",

@@ -19,7 +19,7 @@
 # run to run.
 #
 # Here we train the same small model over seven graphs on a task that needs long reach, and compare what it knows with what its
-# graph lets it know. (`gnn-attention compare` does this with the shipped model's architecture on real text.)
+# graph lets it know. (`python -m examples.training compare` does this with the shipped model's architecture on real text.)
 #
 # You need [notebook 10](10_how_many_layers.ipynb).
 #

@@ -14,8 +14,8 @@ PUBLIC = """
 algebra analyse backends backends.cost_model cache convert convert.catalogue convert.expressions convert.files
 cost distributed draw edges explorer graph graph.tiling heads heads.factored_matrix heads.latent heads.lazy
 huggingface interpret.audit interpret.bounds interpret.circuits interpret.sinks interpret.trace
-layer layer.pairwise lm model model.foreign model.minilm patterns rotary score_mods selectors training
-training.compare training.tasks verify
+layer layer.pairwise lm model model.foreign model.minilm patterns rotary score_mods selectors training.tasks
+verify
 """.split()  # noqa: SIM905
 # what needs transformers
 OF_TRANSFORMERS = {"lm", "minilm", "model.minilm", "huggingface", "use_graph", "interpret.sinks"}

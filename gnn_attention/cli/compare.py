@@ -1,4 +1,4 @@
-"""``gnn-attention compare``; with ``--model``, loss and speed of a pretrained model along graphs."""
+"""``gnn-attention compare``: loss and speed of a pretrained model along graphs, without training."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch.nn import functional
 from gnn_attention._support import json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.cli.compare_graphs import Contender, contenders
 from gnn_attention.cli.heads import text_of
-from gnn_attention.training import compare
-from gnn_attention.training.compare_graphs import Contender, contenders
+
+GRAPHS = "causal; window(256); window(252) | sinks(4); window(64); window(60) | sinks(4)"
 
 
 def along(
@@ -46,13 +47,16 @@ def _timed(model: nn.Module, ids: Tensor) -> tuple[Tensor, float]:
 
 def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """``gnn-attention compare``."""
-    compare.add_compare(commands)
-    command = commands.choices["compare"]
-    add, train = command.add_argument, command.get_default("run")
-    add("--model", metavar="NAME", help="of gnn_attention.lm (smollm2): its loss along each graph, untrained")
-    add("--text", metavar="FILE", help="what --model reads (default: Python's collections.py)")
-    add("--tokens", type=int, default=1024, help="of the text, at most (default %(default)s)")
-    command.set_defaults(run=lambda args: train(args) if args.model is None else _compare(args))
+    described = "loss and speed of a pretrained model along graphs, without training"
+    command = commands.add_parser("compare", help=described)
+    add, shown = command.add_argument, "(default: %(default)s)"
+    listed = "expressions without the number of tokens, or file:NAME (.edges, .adjlist, .graphml), split by ;"
+    add("--graphs", default=GRAPHS, metavar="LIST", help=f"{listed} {shown}")
+    add("--model", default="smollm2", metavar="NAME", help=f"of gnn_attention.lm {shown}")
+    add("--text", metavar="FILE", help="what the model reads (default: Python's collections.py)")
+    add("--tokens", type=int, default=1024, help=f"of the text, at most {shown}")
+    json_option.add_json(command)
+    command.set_defaults(run=_compare)
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ def add_explore(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("text", nargs="?", help="what the model reads (default: some lines, with a tour)")
     add("--file", metavar="FILE", help="read the text from a file (- for stdin)")
     add("-o", "--out", default="explorer.html", metavar="FILE", help="page to write (default %(default)s)")
-    model = f"{', '.join(SHOWN)} (of gnn_attention.lm), a file of 'gnn-attention train', or name or folder "
+    model = f"{', '.join(SHOWN)} (of gnn_attention.lm), a file of weights, or name or folder "
     model += "of a Hugging Face model"
     add("--model", metavar="NAME", help=model)
     graph = "a first graph, e.g. 'window(n, 4) | sinks(n, 1)', n being tokens and room; may be repeated"

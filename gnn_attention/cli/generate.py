@@ -63,7 +63,7 @@ def add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """``gnn-attention generate``."""
     about = "let the trained model continue a text, along the edges of a graph"
     command = commands.add_parser("generate", help=about)
-    add, default, file = command.add_argument, "(default %(default)s)", "weights of 'gnn-attention train'"
+    add, default, file = command.add_argument, "(default %(default)s)", "weights that model.save wrote"
     add("prompt", help="the text to continue, such as 'def read('")
     add("--tokens", type=int, default=80, metavar="N", help=f"how many more {default}")
     add("--graph", metavar="EXPR", help="e.g. 'window(512, 64) | sinks(512, 4)' (default: causal)")

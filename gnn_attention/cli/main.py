@@ -1,4 +1,4 @@
-"""``gnn-attention verify | audit | bench | explore | graphs | draw | cost | generate | train | ...``.
+"""``gnn-attention verify | audit | bench | explore | graphs | draw | cost | generate | ...``.
 
 Exit code 0 if all checks passed, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
 """
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gnn_attention import __version__, training
+from gnn_attention import __version__
 from gnn_attention._support import atomic_files, output
 from gnn_attention.cli import attribute, audit, bench, compare, cost, explore, generate, graphs, heads, verify
 from gnn_attention.training import tasks
@@ -51,10 +51,6 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_generate(commands)
     explore.add_explore(commands)
     heads.add_heads(commands)
-    about = "train the small language model on the standard library's sources"
-    train = commands.add_parser("train", help=about)
-    training.add_arguments(train)
-    train.set_defaults(run=training.run)
     reach = commands.add_parser("reach", help="a task that only reach can answer, learnt over several graphs")
     tasks.add_arguments(reach)
     reach.set_defaults(run=tasks.run)

@@ -9,7 +9,7 @@ from support.bounds import assert_exact
 
 import gnn_attention as ga
 from benchmarks import training
-from gnn_attention.training import Corpus, train
+from examples.training import Corpus, train
 
 pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
 

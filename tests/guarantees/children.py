@@ -23,9 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PROGRAM = (
-    "from gnn_attention.__main__ import main; from tests.guarantees import children; children.serve(main)"
-)
+PROGRAM = "from tests.guarantees import children; children.serve(children.command)"
 PATIENCE = 60.0  # seconds that a command may take, also to end after the interrupt
 GRACE = 5.0  # seconds that its children may live longer
 WRITES = {
@@ -33,12 +31,20 @@ WRITES = {
 }  # of Python's audit events
 
 
+def command(arguments: list[str]) -> int:
+    """The exit code of ``gnn-attention``, or of the trainings in ``examples``."""
+    of_training = arguments[:1] in (["train"], ["compare"])
+    name = "examples.training.__main__" if of_training else "gnn_attention.__main__"
+    code: int = importlib.import_module(name).main(arguments)
+    return code
+
+
 def serve(main: Callable[[list[str]], int]) -> None:
     """Answer each line ``{"arguments", "folder", "seconds" | "event"}`` with ``{"code", "left", ...}``."""
     small = (
         Path(sysconfig.get_path("stdlib")) / "email"
     )  # text to learn from: all of the library takes seconds to read
-    for name in ("gnn_attention.training", "gnn_attention.training.compare"):
+    for name in ("examples.training", "examples.training.compare"):
         module: Any = importlib.import_module(name)
         module.corpus = functools.partial(module.corpus, small)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

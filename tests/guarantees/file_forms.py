@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from examples.training.checkpoints import RECORD, Checkpoints
+from examples.training.compare_results import Outcome
+from examples.training.compare_store import PLAN, Store
 from gnn_attention import model as language_model
 from gnn_attention import patterns
 from gnn_attention.backends import cost_model
@@ -20,9 +23,6 @@ from gnn_attention.backends.gpu import devices
 from gnn_attention.convert import expressions, files
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model.tokenizer import BytePair
-from gnn_attention.training.checkpoints import RECORD, Checkpoints
-from gnn_attention.training.compare_results import Outcome
-from gnn_attention.training.compare_store import PLAN, Store
 from gnn_attention.verify.report import Report, Result
 from tests.guarantees import mutations
 from tests.guarantees.mutations import Mutation

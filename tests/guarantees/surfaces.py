@@ -15,11 +15,11 @@ import torch
 
 from benchmarks import plots
 from benchmarks.gpu import plots as gpu_plots
+from examples.training.compare_results import Mean, Row, plot
 from gnn_attention import draw, explorer
 from gnn_attention import model as language_model
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model.tokenizer import BytePair
-from gnn_attention.training.compare_results import Mean, Row, plot
 from tests.guarantees.llama import llama
 
 

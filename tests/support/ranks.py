@@ -33,7 +33,7 @@ __all__ = ["RanksError", "alone", "run", "share"]
 
 # what the server loads once: the package, and what test modules import
 PRELOADED = ["torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict"]
-PRELOADED += ["torch.distributed.fsdp", "gnn_attention.model", "gnn_attention.training", "pytest"]
+PRELOADED += ["torch.distributed.fsdp", "gnn_attention.model", "examples.training", "pytest"]
 PRELOADED += ["gnn_attention.distributed", "gnn_attention.convert.catalogue", "gnn_attention.verify.oracle"]
 Tensors = Sequence[torch.Tensor]
 # seconds that the others have to fail too, once one of them did

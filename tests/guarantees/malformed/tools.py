@@ -3,7 +3,6 @@
 # mypy: disable-error-code="arg-type, dict-item"
 from __future__ import annotations
 
-import importlib
 import io
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
@@ -13,7 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention import cost, distributed, draw, explorer, training
+from examples import training
+from examples.training import compare
+from examples.training.text_corpus import Corpus
+from gnn_attention import cost, distributed, draw, explorer
 from gnn_attention.cli import generate
 from gnn_attention.interpret import circuits
 from gnn_attention.interpret import trace as tracing
@@ -22,8 +24,8 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model.foreign import heads_of
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.patterns import causal, cross, window
-from gnn_attention.training import compare, tasks
-from gnn_attention.training.text_corpus import Corpus
+from gnn_attention.training import tasks
+from tests.guarantees.children import command
 from tests.guarantees.malformed.case import Case, CommandRefusedError, Of, Subject
 from tests.guarantees.malformed.layers import heads_of_two, numbers
 
@@ -258,10 +260,9 @@ def _of_others() -> list[Case]:
 def _command(*words: str) -> int:
     """Its exit code; an error with what it said where it refused its arguments."""
     said, out = io.StringIO(), io.StringIO()
-    main = importlib.import_module("gnn_attention.__main__").main
     with redirect_stderr(said), redirect_stdout(out):
         try:
-            code: int = main(list(words))
+            code = command(list(words))
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 1
     if code == 2:

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from examples.training.recipe import Recipe
+from examples.training.text_corpus import Corpus
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import LanguageModel, induction_scores, previous_token_scores
-from gnn_attention.training.recipe import Recipe
-from gnn_attention.training.text_corpus import Corpus
 
 _WINDOWS_JUDGED = 512
 _WINDOWS_LOOKED_AT = 64
@@ -61,7 +61,7 @@ def description(recipe: Recipe, text: Corpus, minutes: float | None) -> dict[str
     return {
         "recipe": asdict(recipe),
         "seed": recipe.seed,
-        "command": " ".join(["gnn-attention train", *words]),
+        "command": " ".join(["python -m examples.training train", *words]),
         "corpus_files": len(text.training) + len(text.held_out),
         "corpus_held_out_files": len(text.held_out),
         "corpus_bytes": len(content),

@@ -22,11 +22,11 @@ from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from examples.training import Checkpoints
+from examples.training import trainer as training
+from examples.training.parallel import Layout, Ranks, clip, lost, started
 from gnn_attention import model as lm
 from gnn_attention._support import atomic_files
-from gnn_attention.training import Checkpoints
-from gnn_attention.training import trainer as training
-from gnn_attention.training.parallel import Layout, Ranks, clip, lost, started
 from gnn_attention.verify.measure import EXACT, summation_bound
 
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=4, head_dim=4, mlp_width=32, reach=4)
@@ -279,7 +279,7 @@ def test_errors_of_a_lost_rank():
 
 PROGRAM = """
 import argparse, os, signal, sys
-from gnn_attention.training import trainer as training
+from examples.training import trainer as training
 texts = "def one(x):\\n    return x + 1\\n" * 40, "def two(x):\\n    return x + 2\\n" * 10
 corpus = training.Corpus({"a.py": texts[0]}, {"b.py": texts[1]})
 training.corpus = lambda: corpus

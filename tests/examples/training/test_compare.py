@@ -15,17 +15,17 @@ from support.refusals import assert_refusals
 from torch.nn import functional
 
 import gnn_attention as ga
+from examples.training import Corpus, Recipe, metrics
+from examples.training import compare as ex
+from examples.training import trainer as training
+from examples.training.__main__ import main
+from examples.training.compare_results import Outcome, rows
 from gnn_attention import patterns
-from gnn_attention.__main__ import main
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.convert import expressions
 from gnn_attention.convert import files as convert_files
 from gnn_attention.cost.graph_cost import most_cached
 from gnn_attention.model import Config, induction_scores
-from gnn_attention.training import Corpus, Recipe, metrics
-from gnn_attention.training import compare as ex
-from gnn_attention.training import trainer as training
-from gnn_attention.training.compare_results import Outcome, rows
 
 SIZES = Config(1, width=16, num_layers=1, num_heads=2, head_dim=8, mlp_width=32, reach=4)
 SHORT = Recipe(steps=3, batch=2, length=16, pieces=262, warmup=1, precision="float32")
@@ -123,7 +123,7 @@ class TestEquality:
         assert not torch.equal(runs[0][2][1][0], runs[1][2][1][0])
 
     def test_a_training_is_that_of_the_recipe_with_the_graph(self):
-        """As ``gnn-attention train --graph`` does it; losses and scores are its report's and its model's."""
+        """As ``train --graph`` does it; losses and scores are its report's and its model's."""
         for one in compared("window(4); window(3) | sinks(2)", seeds=2)[1:3]:
             graph = expressions.parse(one.graph, n=16).name
             model, _, report = training.train(replace(SHORT, graph=graph, seed=one.seed), TEXT, SIZES)
@@ -321,7 +321,7 @@ class TestFolder:
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
-    """``gnn-attention compare`` on a little text, with a small model."""
+    """``python -m examples.training compare`` on a little text, with a small model."""
     monkeypatch.setattr(ex, "corpus", lambda: TEXT)
     monkeypatch.setattr(ex, "Config", lambda _: SIZES)
     names = ("steps", "batch", "length", "pieces", "warmup", "precision")
@@ -392,7 +392,7 @@ class TestCommand:
             needs("matplotlib")
         assert command(*(word.format(tmp_path) for word in words)) == 2
         said = capsys.readouterr()
-        assert said.err.startswith("gnn-attention compare: ")
+        assert said.err.startswith("python -m examples.training compare: ")
         assert match in said.err
         assert said.err.count("\n") == 1
         assert said.out == ""

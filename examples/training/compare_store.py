@@ -12,9 +12,9 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from examples.training.compare_results import Outcome
 from gnn_attention._support import atomic_files, json_files
 from gnn_attention._support.text import one_line
-from gnn_attention.training.compare_results import Outcome
 
 PLAN = "plan.json"
 _KINDS = {"float": (int, float), "int": (int,), "str": (str,), "float | None": (int, float, type(None))}

@@ -1,4 +1,4 @@
-"""The training itself (``gnn-attention train``): steps, checkpoints, the report and the command.
+"""The training itself: steps, checkpoints, the report and the command.
 
 The corpus is the source of the standard library, of which some files are held out. The settings are a
 :class:`Recipe`: same recipe, same corpus, same machine, same weights. Its defaults made the weights that
@@ -17,6 +17,11 @@ from typing import Any
 
 import torch
 
+from examples.training.checkpoints import Checkpoints
+from examples.training.metrics import description, look, measured, peak_memory, rounded
+from examples.training.parallel import Alone, Layout, Ranks, clip, lost, started
+from examples.training.recipe import Recipe, add_recipe, check_long_enough, fitting, rate, windows
+from examples.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
 from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.progress import Progress, on_terminal
 from gnn_attention._support.shapes import Tensor
@@ -26,11 +31,6 @@ from gnn_attention.distributed.attention import EXCHANGES
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, save
 from gnn_attention.model.tokenizer import BytePair
-from gnn_attention.training.checkpoints import Checkpoints
-from gnn_attention.training.metrics import description, look, measured, peak_memory, rounded
-from gnn_attention.training.parallel import Alone, Layout, Ranks, clip, lost, started
-from gnn_attention.training.recipe import Recipe, add_recipe, check_long_enough, fitting, rate, windows
-from gnn_attention.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
 
 _PROMPT = "def read(self, size=-1):\n"
 _REPEATS_FALL = 0.8  # of the share of repeating windows, from the first step to the last
@@ -203,7 +203,7 @@ class _Fit:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``gnn-attention train``, one for each field of :class:`Recipe` among them."""
+    """Options of the command, one for each field of :class:`Recipe` among them."""
     add, shown = parser.add_argument, "(default: %(default)s)"
     out = Path("trained.safetensors")
     add("--out", type=Path, default=out, metavar="FILE", help=f"where to write the weights {shown}")
@@ -214,7 +214,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoints", type=Path, metavar="DIR", help="for checkpoints; it goes on from the last one")
     add("--every", type=int, default=100, help=f"steps between checkpoints {shown}")
     add("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
-    launch = "torchrun --nproc-per-node 2 -m gnn_attention train ..."
+    launch = "torchrun --nproc-per-node 2 -m examples.training train ..."
     add = parser.add_argument_group("on several ranks", launch).add_argument
     add("--data", choices=["ddp", "fsdp"], help="weights whole, or a part (default: ddp, with --heads fsdp)")
     add("--tokens", type=int, default=1, help=f"ranks that share the tokens of a window {shown}")
@@ -225,7 +225,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """``gnn-attention train``: train, write the file, print the report; 130 if interrupted.
+    """Train, write the file, print the report; 130 if interrupted.
 
     Where a rank was lost the process ends with 1: at once if it died, after ``--timeout`` if it hangs.
     """
@@ -235,13 +235,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"interrupted: {_left(args)}", file=sys.stderr)
         return 130
     except (OSError, ValueError) as error:
-        print(f"gnn-attention train: {error}", file=sys.stderr)
+        print(f"train: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if not (torch.distributed.is_initialized() and lost(error)):
             raise
         rank, reason = torch.distributed.get_rank(), str(error).strip().splitlines()[0]
-        said = f"gnn-attention train: rank {rank} lost another: {reason}\n{_left(args)}"
+        said = f"train: rank {rank} lost another: {reason}\n{_left(args)}"
         print(said, file=sys.stderr, flush=True)
         # an ordinary exit destroys threads that wait for the lost rank: now and then it aborts (SIGABRT)
         os._exit(1)

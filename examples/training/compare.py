@@ -1,4 +1,4 @@
-"""``gnn-attention compare``: one model trained over several graphs, all else equal: loss against edges.
+"""One model trained over several graphs, all else equal: loss against edges.
 
 The architecture is the shipped model's. For one seed every graph begins with the same weights and learns from
 the same windows in the same order, so differences between graphs are taken seed by seed. Losses are those
@@ -21,20 +21,20 @@ from typing import Any
 
 import torch
 
+from examples.training.compare_results import Outcome, check_plot, plot, rows, table
+from examples.training.compare_store import Store
+from examples.training.recipe import Recipe, add_recipe
+from examples.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
+from examples.training.trainer import train
 from gnn_attention import algebra
 from gnn_attention._support import atomic_files, checks, json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.cache import KeyValueCache
+from gnn_attention.cli.compare_graphs import Contender, Graphs, contenders
 from gnn_attention.cost.graph_cost import most_cached
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, induction_scores
-from gnn_attention.training.compare_graphs import Contender, Graphs, contenders
-from gnn_attention.training.compare_results import Outcome, check_plot, plot, rows, table
-from gnn_attention.training.compare_store import Store
-from gnn_attention.training.recipe import Recipe, add_recipe
-from gnn_attention.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
-from gnn_attention.training.trainer import train
 
 __all__ = ["GRAPHS", "RECIPE", "add_compare", "compare"]
 
@@ -65,7 +65,7 @@ def compare(
         recipe: the settings, ``RECIPE`` unless given; its ``seed`` and ``graph`` are replaced.
         seeds: how many trainings for each graph, from seeds 0, 1, ...
         out: a folder for what is finished; what is there already is not trained again.
-        text: what to learn from, :func:`gnn_attention.training.corpus` unless given.
+        text: what to learn from, :func:`examples.training.corpus` unless given.
         config: sizes of the model; its ``vocabulary_size`` is replaced.
         log: called with a line of progress, about twice a second.
 
@@ -183,7 +183,7 @@ class _LineProgress(Progress):
 
 
 def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """``gnn-attention compare``."""
+    """Its options."""
     described = "train one model over several graphs, all else equal: loss against edges"
     command = commands.add_parser("compare", help=described)
     add, shown = command.add_argument, "(default: %(default)s)"

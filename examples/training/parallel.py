@@ -25,13 +25,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from examples.training.metrics import nats, predicted
+from examples.training.recipe import Recipe
 from gnn_attention import distributed
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import LanguageModel
-from gnn_attention.training.metrics import nats, predicted
-from gnn_attention.training.recipe import Recipe
 
 COPIES = ("ddp", "fsdp")
 Tokens = Int[Tensor, "batch tokens"]

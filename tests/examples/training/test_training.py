@@ -16,10 +16,10 @@ import torch
 from support.bounds import assert_exact
 from support.refusals import assert_refusals
 
+from examples.training import metrics
+from examples.training import trainer as training
 from gnn_attention._support import progress
 from gnn_attention.model import language_model as lm
-from gnn_attention.training import metrics
-from gnn_attention.training import trainer as training
 
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
 SHORT = training.Recipe(steps=20, batch=4, length=16, pieces=280, warmup=2, precision="float32")
@@ -155,7 +155,7 @@ def test_the_command_writes_a_file_and_reports(tmp_path: Path, monkeypatch: Any,
         assert part in said
     model, vocabulary, metadata = lm.load(out)
     assert model.config.vocabulary_size == len(vocabulary) == 270
-    assert metadata["command"] == "gnn-attention train --steps 3 --length 16 --pieces 270"
+    assert metadata["command"] == "python -m examples.training train --steps 3 --length 16 --pieces 270"
     assert [path.name for path in tmp_path.iterdir()] == ["new.safetensors"]
     for words, reason in (
         (["--out", str(tmp_path / "missing" / "new.safetensors")], "expected a folder that exists"),

@@ -9,8 +9,8 @@ import pytest
 from support.bounds import assert_exact
 from support.extras import needs
 
-from gnn_attention.training import compare_results, compare_store
-from gnn_attention.training.compare_results import Mean, Outcome, rows, table
+from examples.training import compare_results, compare_store
+from examples.training.compare_results import Mean, Outcome, rows, table
 
 
 def made(graph, losses, edges=4.0, induction=0.5):

@@ -15,7 +15,7 @@ import torch
 from support import ranks
 from torch import nn
 
-from gnn_attention.training import Checkpoints
+from examples.training import Checkpoints
 
 RECORD = {"losses": [1.5], "history": [{"step": 1}], "seconds": 2.0, "recipe": "a"}
 
