@@ -5,8 +5,6 @@ the same windows in the same order, so differences between graphs are taken seed
 along the graph itself; the speed of generation through a cache and its size are measured too.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -182,7 +180,7 @@ class _LineProgress(Progress):
             self.log(str(self))
 
 
-def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_compare(commands: json_option.Commands) -> None:
     """Its options."""
     described = "train one model over several graphs, all else equal: loss against edges"
     command = commands.add_parser("compare", help=described)

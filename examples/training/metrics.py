@@ -1,7 +1,5 @@
 """The report of a training: how the model was made, its losses and the scores of its heads."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import math

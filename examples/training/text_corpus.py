@@ -1,7 +1,5 @@
 """The text that every Python installation has, split into a part to learn from and a part to be judged by."""
 
-from __future__ import annotations
-
 import hashlib
 import sysconfig
 from collections.abc import Mapping

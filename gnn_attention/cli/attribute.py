@@ -3,8 +3,6 @@
 Effects are those on the losses of all tokens (:func:`gnn_attention.interpret.trace.attribute`).
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,7 +69,7 @@ def in_words(effect: Effect, words: Sequence[str]) -> str:
     return f"{layer}.{head}: {words[dst]!r} ({dst}) <- {words[src]!r} ({src}), {change:+.4g}"
 
 
-def add_attribute(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_attribute(commands: json_option.Commands) -> None:
     """``gnn-attention attribute``."""
     about = "which edges of which heads a language model needs for a text, and its loss on them alone"
     command = commands.add_parser("attribute", help=about)

@@ -1,7 +1,5 @@
 """The command ``gnn-attention audit``: whether information flows exactly along a graph."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 
@@ -14,7 +12,7 @@ from gnn_attention.interpret import audit as auditor
 LONGEST = 512  # tokens: every pair is looked at, in a model of any size
 
 
-def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_audit(commands: json_option.Commands) -> None:
     """``gnn-attention audit``: exit code 1 if information leaks."""
     about = "does information in a language model flow exactly along a graph?"
     command = commands.add_parser("audit", help=about)

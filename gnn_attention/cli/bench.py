@@ -5,8 +5,6 @@ is ``python -m benchmarks`` in the repository. ``gnn-attention bench calibrate``
 ``backend="auto"`` to this machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import time
@@ -88,7 +86,7 @@ GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
 }
 
 
-def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_bench(commands: json_option.Commands) -> None:
     """``gnn-attention bench``."""
     about = "time and memory of attention along graphs, next to what is installed"
     command = commands.add_parser("bench", help=about)

@@ -1,7 +1,5 @@
 """``gnn-attention compare``: loss and speed of a pretrained model along graphs, without training."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Iterator, Sequence
@@ -45,7 +43,7 @@ def _timed(model: nn.Module, ids: Tensor) -> tuple[Tensor, float]:
     return model(ids, use_cache=False).logits, time.perf_counter() - began
 
 
-def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_compare(commands: json_option.Commands) -> None:
     """``gnn-attention compare``."""
     described = "loss and speed of a pretrained model along graphs, without training"
     command = commands.add_parser("compare", help=described)

@@ -1,7 +1,5 @@
 """The command ``gnn-attention cost``: what the forms of attention and a graph cost, as tables or as JSON."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,7 +35,7 @@ OPTIONS: list[tuple[str, Callable[[str], Any], str]] = [
 ]
 
 
-def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_cost(commands: json_option.Commands) -> None:
     """``gnn-attention cost``."""
     about = "multiply-accumulates, bytes and cache of the forms of attention and of a graph"
     command = commands.add_parser("cost", help=about)

@@ -4,8 +4,6 @@ Every token is computed once (``cache``): the cache holds a sender for as long a
 it.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -59,7 +57,7 @@ def continued(
     return about | {"cached": len(cache.positions), "bytes": cache.nbytes}
 
 
-def add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_generate(commands: json_option.Commands) -> None:
     """``gnn-attention generate``."""
     about = "let the trained model continue a text, along the edges of a graph"
     command = commands.add_parser("generate", help=about)

@@ -1,7 +1,5 @@
 """The commands ``gnn-attention graphs`` (the zoo) and ``gnn-attention draw`` (an expression)."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from collections.abc import Callable, Mapping
@@ -27,7 +25,7 @@ KINDS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def add_graphs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_graphs(commands: json_option.Commands) -> None:
     """``gnn-attention graphs``."""
     command = commands.add_parser("graphs", help="list the zoo: every builder, its definition, an example")
     command.add_argument("name", nargs="*", help="only these builders")
@@ -35,7 +33,7 @@ def add_graphs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.set_defaults(run=_graphs)
 
 
-def add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_draw(commands: json_option.Commands) -> None:
     """``gnn-attention draw``."""
     command = commands.add_parser("draw", help="draw a graph, e.g. 'window(64, 8) | sinks(64, 2)'")
     add = command.add_argument

@@ -1,7 +1,5 @@
 """The command ``gnn-attention heads``: what each head looks for and says, and whether cutting shows it."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import inspect
@@ -22,7 +20,7 @@ PAIR = re.compile(r"(\d+)(?:\.(\d+))?")
 SMOLLM2, TRAINED = "smollm2", "trained"
 
 
-def add_heads(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_heads(commands: json_option.Commands) -> None:
     """``gnn-attention heads``."""
     about = "what each head looks for and says, in words, tested by cutting those edges"
     command = commands.add_parser("heads", help=about)

@@ -5,8 +5,6 @@ It attends to its own senders while others travel; results over disjoint in-edge
 "ring": the senders of each rank go from rank to rank, each block in use while the next one comes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from dataclasses import dataclass, fields, replace

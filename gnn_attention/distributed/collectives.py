@@ -5,8 +5,6 @@ communication. In the backward pass ``finish`` sends the gradients back and ``st
 ranks call every collective, even without rows; :func:`keep_in_graph` makes autograd reach it on each of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ graph that differs by head or sample a sender counts if any head of any sample a
 a token travel together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The first two count the edges of each receiver and list none. The last two read 
 graph without self loops, whose nodes are the tokens, or the receivers and then the senders.
 """
 
-from __future__ import annotations
-
 import heapq
 import importlib
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """One rank's part of a graph whose tokens are spread over several: its own receivers and its own senders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

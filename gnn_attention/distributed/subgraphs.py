@@ -5,8 +5,6 @@ are its own or arrived. A range of tokens keeps the structure of the rule (its f
 other tokens are looked up in a table. The subgraph of an edge list is an edge list.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

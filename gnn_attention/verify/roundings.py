@@ -16,8 +16,6 @@ Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weig
 stored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """One part of a model, audited in its place: a layer against its own graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

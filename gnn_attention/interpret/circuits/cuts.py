@@ -1,7 +1,5 @@
 """Edges of one head cut, as many random ones as a control, and what the model's predictions lose."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Jobs of heads, as edges that a head with that job would use, and which job a head's weights look like."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

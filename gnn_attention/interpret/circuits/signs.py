@@ -1,7 +1,5 @@
 """A sign-flip test of paired differences, and Holm's correction for many."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 
