@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.backends.gpu.csr import edge_numbers
+from gnn_attention.backends.gpu.csr import ceil_div, edge_numbers
 from gnn_attention.backends.gpu.formats import SIDE, Blocks
 from gnn_attention.graph import TokenGraph, memoized
 
@@ -35,7 +35,7 @@ def blocks(
     """The form whose block b visits the entries ``ptr[b] .. ptr[b + 1] - 1``, long blocks in chunks."""
     work = ptr.diff().long()
     each = _chunk(work, size, across)
-    counts = _ceil_div(work, each).clamp(min=1)
+    counts = ceil_div(work, each).clamp(min=1)
     block = torch.arange(len(work), device=ptr.device).repeat_interleave(counts)
     within = torch.arange(len(block), device=ptr.device) - (counts.cumsum(0) - counts)[block]
     low = within * each[block]
@@ -85,11 +85,11 @@ def _first(form: Blocks, ptr: Tensor, own: Tensor, other: Tensor) -> Int[Tensor,
 def _chunk(work: Int[Tensor, " blocks"], size: int, across: int) -> Int[Tensor, " blocks"]:
     """How many entries each chunk of a block has: all unless it is long; there are few chunks in all."""
     limit = max(CHUNK // across, UNLIKE * int(work.sum()) // max(len(work), BLOCKS))
-    while int(_ceil_div(work[work > limit], limit).sum()) * size > MOST_ROWS:
+    while int(ceil_div(work[work > limit], limit).sum()) * size > MOST_ROWS:
         limit *= 2
-    counts, step = _ceil_div(work, limit).clamp(min=1), max(1, SIDE // across)
+    counts, step = ceil_div(work, limit).clamp(min=1), max(1, SIDE // across)
     # as many in each, in whole steps of a kernel
-    return _ceil_div(_ceil_div(work, counts), step).clamp(min=1) * step
+    return ceil_div(ceil_div(work, counts), step).clamp(min=1) * step
 
 
 def _long(parts: Int[Tensor, " blocks"], num_own: int, size: int) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,3 @@ def _heaviest_first(work: Int[Tensor, " items"]) -> Int[Tensor, " items"]:
     """
     octave = (work + 1).double().log2().floor()
     return octave.argsort(descending=True, stable=True)
-
-
-def _ceil_div(x: Tensor, by: int | Tensor) -> Tensor:
-    return (x + by - 1).div(by, rounding_mode="floor")

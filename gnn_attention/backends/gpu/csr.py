@@ -136,7 +136,7 @@ def _chunks(ptr: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``long``, ``first``, ``chunk_row`` and ``chunk_start`` of a :class:`Side`."""
     degree = ptr.diff().long()
     long = (degree > limit).nonzero().squeeze(1)
-    counts = _ceil_div(degree[long], limit)
+    counts = ceil_div(degree[long], limit)
     first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     row = long.repeat_interleave(counts)
     within = torch.arange(len(row), device=ptr.device) - first[:-1].repeat_interleave(counts)
@@ -147,10 +147,10 @@ def _chunks(ptr: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _limit(ptr: Tensor) -> int:
     """The least power of two, from :data:`CHUNK` on, with which the chunks of all longer rows are few."""
     degree, limit = ptr.diff().long(), CHUNK
-    while int(_ceil_div(degree[degree > limit], limit).sum()) > MOST_CHUNKS:
+    while int(ceil_div(degree[degree > limit], limit).sum()) > MOST_CHUNKS:
         limit *= 2
     return limit
 
 
-def _ceil_div(x: Tensor, by: int) -> Tensor:
+def ceil_div(x: Tensor, by: int | Tensor) -> Tensor:
     return (x + by - 1).div(by, rounding_mode="floor")
