@@ -70,7 +70,6 @@ _ON_DEMAND = {
     "heads_of": "model.foreign:heads_of",
     "minilm": "model.minilm",
     "rotary": "rotary",
-    "tasks": "training.tasks",
     "tiling": "graph.tiling",
 }
 

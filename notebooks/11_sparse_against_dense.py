@@ -28,6 +28,7 @@
 # before: [How many layers until the last token hears the first?](10_how_many_layers.ipynb) | [the book](README.md) | next: [Communication and computation](12_communication_and_computation.ipynb)
 
 # %%
+import sys
 import warnings
 
 import matplotlib.pyplot as plt
@@ -40,7 +41,8 @@ from gnn_attention.convert.expressions import parse
 warnings.filterwarnings(
     "ignore", message="IProgress not found"
 )  # tqdm, on import, about progress bars nobody asked for
-from gnn_attention.training.tasks import Reader  # noqa: E402
+sys.path.append("..")  # the examples are beside the notebooks, no part of the package
+from examples.training.tasks import Reader  # noqa: E402
 
 torch.set_num_threads(1)  # with more, sums are made in another order, and the numbers below differ a little
 BLUE, PURPLE, RED, GREEN, GREY = "#0072B2", "#CC79A7", "#D55E00", "#009E73", "#999999"
@@ -273,7 +275,7 @@ for text in reaching:
 
 # %% [markdown]
 # Not so here: the seeds differ from one another more than the graphs do. (All three graphs begin with the same parameters for
-# the same seed, and see the same rows.) On harder tasks relays do take longer to learn; `gnn-attention reach` trains on one.
+# the same seed, and see the same rows.) On harder tasks relays do take longer to learn; `python -m examples.training reach` trains on one.
 #
 # ## 6. Exercises
 #
@@ -335,7 +337,7 @@ assert found > 0.9, "not often enough"
 # ## Sources
 #
 # * U. Alon and E. Yahav, [On the Bottleneck of Graph Neural Networks](https://arxiv.org/abs/2006.05205), 2021: tasks that only
-#   reach can answer; `gnn-attention reach` trains on theirs.
+#   reach can answer; `python -m examples.training reach` trains on theirs.
 # * R. Child et al., [Generating Long Sequences with Sparse Transformers](https://arxiv.org/abs/1904.10509), 2019: strides. S.
 #   Li et al., [Enhancing the Locality of Transformer](https://arxiv.org/abs/1907.00235), 2019: powers of two. G. Xiao et al.,
 #   [Efficient Streaming Language Models with Attention Sinks](https://arxiv.org/abs/2309.17453), 2024.

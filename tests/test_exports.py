@@ -14,8 +14,7 @@ PUBLIC = """
 algebra analyse backends backends.cost_model cache convert convert.catalogue convert.expressions convert.files
 cost distributed draw edges explorer graph graph.tiling heads heads.factored_matrix heads.latent heads.lazy
 huggingface interpret.audit interpret.bounds interpret.circuits interpret.sinks interpret.trace
-layer layer.pairwise lm model model.foreign model.minilm patterns rotary score_mods selectors training.tasks
-verify
+layer layer.pairwise lm model model.foreign model.minilm patterns rotary score_mods selectors verify
 """.split()  # noqa: SIM905
 # what needs transformers
 OF_TRANSFORMERS = {"lm", "minilm", "model.minilm", "huggingface", "use_graph", "interpret.sinks"}
@@ -26,7 +25,7 @@ convert.to_sdpa_mask convert.to_pyg convert.to_varlen convert.to_window tiling.t
 analyse.diff draw.mask expressions.parse attend explain list_backends StandardHeads.from_mha
 StandardHeads.from_arrays FactoredHeads.of MergedHeads.of MessagePassingAttention verify.run
 TokenGraph.from_rule RefusalError cost_model.Costs audit heads_of foreign.score_mod_of foreign.layer_of
-LatentHeads LazyHeads trace.cut trace.mute tasks.neighbours_match cache.KeyValueCache
+LatentHeads LazyHeads trace.cut trace.mute cache.KeyValueCache
 cache.PatternMessageCache
 """.split()  # noqa: SIM905
 SIGNATURES = {

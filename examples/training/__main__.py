@@ -1,6 +1,6 @@
-"""Train the small language model, or one over each of several graphs.
+"""Train the small language model, one over each of several graphs, or readers of a tree.
 
-``python -m examples.training [train | compare]``
+``python -m examples.training [train | compare | reach]``
 
 Exit code 0, 2 for wrong arguments, 130 after Ctrl-C.
 """
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from examples import training
-from examples.training import compare
+from examples.training import compare, tasks
 from gnn_attention._support import atomic_files
 
 
@@ -22,6 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     training.add_arguments(train)
     train.set_defaults(run=training.run)
     compare.add_compare(commands)
+    reach = commands.add_parser("reach", help="a task that only reach can answer, over several graphs")
+    tasks.add_arguments(reach)
+    reach.set_defaults(run=tasks.run)
     args = parser.parse_args(arguments)
     try:
         atomic_files.check_place("--json", getattr(args, "json", None))

@@ -11,7 +11,6 @@ from contextlib import suppress
 from gnn_attention import __version__
 from gnn_attention._support import atomic_files, output
 from gnn_attention.cli import attribute, audit, bench, compare, cost, explore, generate, graphs, heads, verify
-from gnn_attention.training import tasks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,9 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_generate(commands)
     explore.add_explore(commands)
     heads.add_heads(commands)
-    reach = commands.add_parser("reach", help="a task that only reach can answer, learnt over several graphs")
-    tasks.add_arguments(reach)
-    reach.set_defaults(run=tasks.run)
     compare.add_compare(commands)
     cost.add_cost(commands)
     return parser

@@ -153,7 +153,7 @@ def test_wrong_arguments(line, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-COMMANDS = "verify audit bench explore graphs draw cost generate compare reach"
+COMMANDS = "verify audit bench explore graphs draw cost generate compare"
 
 
 class TestMain:

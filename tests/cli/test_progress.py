@@ -227,7 +227,7 @@ def small(monkeypatch):
 def test_every_long_command_is_followed_in_a_pipe(name, small, fast, capsys, tmp_path):
     if name == "draw":
         pytest.importorskip("matplotlib")
-    run = training_main if name in ("train", "compare") else main
+    run = training_main if name in ("train", "compare", "reach") else main
     assert run([word.format(tmp_path) for word in LONG[name]]) in (0, 1)
     shown = capsys.readouterr()
     lines = [line for line in shown.err.splitlines() if " elapsed" in line]

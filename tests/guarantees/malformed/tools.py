@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from examples import training
-from examples.training import compare
+from examples.training import compare, tasks
 from examples.training.text_corpus import Corpus
 from gnn_attention import cost, distributed, draw, explorer
 from gnn_attention.cli import generate
@@ -24,7 +24,6 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model.foreign import heads_of
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.patterns import causal, cross, window
-from gnn_attention.training import tasks
 from tests.guarantees.children import command
 from tests.guarantees.malformed.case import Case, CommandRefusedError, Of, Subject
 from tests.guarantees.malformed.layers import heads_of_two, numbers

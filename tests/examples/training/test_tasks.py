@@ -9,9 +9,9 @@ import torch
 from support.refusals import assert_refusals
 
 import gnn_attention as ga
+from examples.training import tasks
+from examples.training.__main__ import main
 from gnn_attention import algebra
-from gnn_attention.cli.main import main
-from gnn_attention.training import tasks
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""``gnn-attention reach``: a question that only reach can answer, over several graphs.
+"""A question that only reach can answer, over several graphs.
 
 In the task NeighborsMatch the answer is ``depth`` hops away in a binary tree. Over the tree with fewer layers
 no training does better than chance. With ``depth`` layers all leaves must pass through the states of two
@@ -224,7 +224,7 @@ def _trained(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``gnn-attention reach``."""
+    """Options of the command."""
     add, shown = parser.add_argument, "(default: %(default)s)"
     add("--depth", type=int, default=3, help=f"hops from the root to the leaves {shown}")
     add("--seeds", type=int, default=3, help=f"models to train for each graph {shown}")
@@ -233,7 +233,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """``gnn-attention reach``: train, print the table; 0 when it is done."""
+    """Train, print the table; 0 when it is done."""
     with Progress("reach", unit="models") as shown:
         shown.expect(args.seeds * len(_plans(_tree(checks.size("depth", args.depth, 1)), args.depth)))
         outcomes = compare(args.depth, args.seeds, args.steps, log=lambda line: shown.advance(1, line))

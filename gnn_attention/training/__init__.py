@@ -1,1 +1,0 @@
-"""What is trained here: a task that only reach can answer."""
