@@ -79,9 +79,8 @@ def page(
     others = zoo(count, room) if offered is None else users(offered, count, room)
     title = _title(source, words) if title is None else title
     data = _data(source, title, wanted, others)
-    if source.model["kind"] == "model":
-        data["typed"] = typed(first)
-    return Page(assembled(title, data), title, count)
+    more = {"typed": typed(first)} if source.model["kind"] == "model" else {}
+    return Page(assembled(title, data | more), title, count)
 
 
 def _words(text_or_tokens: Any) -> str | Sequence[int]:
@@ -148,7 +147,7 @@ def _title(source: Source, words: Any) -> str:
 def _data(source: Source, title: str, wanted: list[Choice], others: list[Choice]) -> dict[str, Any]:
     # in the form of web/src/types.ts
     shown = distinct([own(source.own), *wanted], others)
-    data = {
+    return {
         "version": 1,
         "title": title,
         "tokens": [{"id": token, "text": text} for token, text in source.tokens],
@@ -162,4 +161,3 @@ def _data(source: Source, title: str, wanted: list[Choice], others: list[Choice]
         ],
         "views": list(VIEWS),
     }
-    return data if source.expected is None else data | {"expected": source.expected}

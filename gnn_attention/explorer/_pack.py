@@ -27,14 +27,13 @@ LARGEST = 64 * 2**20
 class Source:
     """What a page is made of: tokens as ``(id, text)``, the model as the page reads it, its own graph.
 
-    ``room`` is how many more tokens may be written, ``expected`` what Python computes of the last token.
+    ``room`` is how many more tokens may be written.
     """
 
     tokens: list[tuple[int, str]]
     model: dict[str, Any]
     own: TokenGraph
     room: int = 0
-    expected: dict[str, Any] | None = None
 
 
 def stored(tensor: Tensor) -> dict[str, Any]:

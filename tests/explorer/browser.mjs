@@ -106,11 +106,11 @@ export async function shown(page) {
     all.map((row) => [Number(row.dataset.src), ...Array.from(row.querySelectorAll("data"), (one) => Number(one.value))]),
   );
   const steps = {};
-  for (const step of [5, 2]) {
+  for (const step of [6, 3]) {
     await choose(page, "Steps", String(step));
     steps[step] = Object.fromEntries(await numbers(page, ".step-body"));
   }
-  const lines = await page.$$eval('.step-body[data-step="2"] li', (all) =>
+  const lines = await page.$$eval('.step-body[data-step="3"] li', (all) =>
     all.map((one) => [Number(one.dataset.index), Number(one.querySelector("data").value)]),
   );
   const chances = await numbers(page, ".predict .predictions");

@@ -60,7 +60,7 @@ export async function readings(browser, job) {
     await select(page, "In the words of", view);
     const steps = await page.locator(".steps .segment").allTextContents();
     const numbers = [];
-    for (const step of [1, 2, 4]) {
+    for (const step of [2, 3, 5]) {
       await choose(page, "Steps", String(step));
       numbers.push(await page.$$eval(".step-body data", (all) => all.map((one) => one.value)));
     }
@@ -211,7 +211,7 @@ export async function noted(browser, job) {
   const ahead = await page.locator(".note").allTextContents();
   await select(page, "Graph", String(job.strict));
   await receive(page, 0);
-  await choose(page, "Steps", "2");
+  await choose(page, "Steps", "3");
   const isolated = await page.locator(".step-body").textContent();
   const edges = await isEdge(page, 0);
   await select(page, "Graph", "0");
@@ -238,7 +238,7 @@ export async function themes(browser, job) {
 export async function buttons(browser, job) {
   const { page, seen } = await open(browser, job.file);
   const steps = [];
-  for (let step = 0; step < 5; step++) await press(page, "Next step");
+  for (let step = 0; step < 6; step++) await press(page, "Next step");
   steps.push((await state(page)).step);
   await press(page, "Step back");
   steps.push((await state(page)).step);
@@ -252,7 +252,7 @@ export async function buttons(browser, job) {
   const fromTable = (await state(page)).work.edits;
   await page.getByText("Keys, when a token has the focus").click();
   const help = await page.locator(".keys").isVisible();
-  await choose(page, "Steps", "2");
+  await choose(page, "Steps", "3");
   await page.locator(".step-body button.share").nth(1).click();
   await ready(page);
   return {
@@ -262,7 +262,7 @@ export async function buttons(browser, job) {
     fromTable,
     help,
     studied: (await state(page)).sender,
-    checked: await radio(page, "Steps", "2").isChecked(),
+    checked: await radio(page, "Steps", "3").isChecked(),
     seen,
   };
 }
@@ -359,4 +359,20 @@ export async function glance(browser, job) {
   await ready(page);
   const { sender, token, head, layer } = await state(page);
   return { heads, receivers, selected: { sender, token, head, layer, first: receivers[1][1][0] }, seen };
+}
+
+/** Words for nodes: what each of them hears in one head, chosen by its button. */
+export async function words(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  await choose(page, "Layer", String(job.layer));
+  await choose(page, "Head", String(job.head));
+  const nodes = page.locator(".word-row button");
+  const heard = [];
+  for (const node of await nodes.all()) {
+    await node.click();
+    await ready(page);
+    heard.push([(await state(page)).token, await numbers(page, ".word-list")]);
+  }
+  const arcs = await page.locator(".word-arcs path:not(.faint)").count();
+  return { words: await nodes.allTextContents(), heard, arcs, seen };
 }

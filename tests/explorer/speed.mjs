@@ -38,6 +38,49 @@ function noteFrames() {
   requestAnimationFrame(note);
 }
 
+/** How soon the page is there and how long an edit takes, in milliseconds: by the clock, and of the page's thread, which does not count
+ *  what a busy machine does besides. Sorted, of several visits.
+ *
+ *  node tests/explorer/run.mjs <<< '{"chromium": "/usr/bin/chromium", "jobs": [{"scenario": "soon", "file": "/tmp/page.html"}]}' */
+export async function soon(browser, job) {
+  const times = { paint: [], thread: [], edit: [], editThread: [] };
+  for (let visit = 0; visit < (job.visits ?? 5); visit++) {
+    const { page, context } = await open(browser, job.file, { viewport: { width: 1280, height: 800 } });
+    const ticks = await threadOf(context, page);
+    times.paint.push(await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0].startTime));
+    const start = await ticks();
+    await page.reload();
+    await ready(page);
+    times.thread.push((await ticks()) - start);
+    for (let src = 0; src < 8; src++) {
+      const before = await ticks();
+      times.edit.push(await page.evaluate(edited, src));
+      times.editThread.push((await ticks()) - before);
+    }
+    await context.close();
+  }
+  for (const name of Object.keys(times)) times[name] = times[name].map(Math.round).sort((one, other) => one - other);
+  return times;
+}
+
+/** In the page: cuts an edge, and waits until what follows is drawn. */
+async function edited(src) {
+  const start = performance.now();
+  window.explorer.dispatch({ type: "edge", src, dst: 9, head: 0, present: false, given: true });
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  return performance.now() - start;
+}
+
+/** What the page's main thread has worked so far. */
+async function threadOf(context, page) {
+  const client = await context.newCDPSession(page);
+  await client.send("Performance.enable", { timeDomain: "threadTicks" });
+  return async () => {
+    const { metrics } = await client.send("Performance.getMetrics");
+    return 1000 * metrics.find((one) => one.name === "TaskDuration").value;
+  };
+}
+
 /** A long text: the time to the first picture and to a computed one, and of one selection. */
 export async function long(browser, job) {
   const { page, seen } = await open(browser, job.file);

@@ -39,7 +39,7 @@ async function fromTable(page) {
 }
 
 async function line(page) {
-  await page.locator('.steps input[value="2"]').check({ force: true });
+  await page.locator('.steps input[value="3"]').check({ force: true });
   await ready(page);
   await page.locator(".step-body button.share").nth(1).click();
 }

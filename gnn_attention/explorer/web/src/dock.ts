@@ -4,7 +4,7 @@ import { bdi, button, fill, h, number, select, set, write } from "./dom";
 import { shares } from "./bars";
 import { headColour } from "./paint";
 import { nextLines, placeOf } from "./predict";
-import { isEdge, layerNumber, messageLength, rowOf, type Scene } from "./scene";
+import { given, isEdge, layerNumber, messageLength, rowOf, type Scene } from "./scene";
 import type { Scope } from "./state";
 import { clipped, percent, rounded, visible } from "./words";
 
@@ -49,7 +49,8 @@ export class Dock {
     const edge = isEdge(scene.layer, state.head, scene.sender, state.token);
     this.told(scene, layer);
     const what = `${scene.sender} → ${state.token}`;
-    write(this.cut, `${edge ? "Cut" : "Add"} ${what} ${placeOf(state.scope, layer, state.head)}`);
+    const verb = edge ? "Cut" : given(scene, scene.sender, state.token) ? "Put back" : "Add";
+    write(this.cut, `${verb} ${what} ${placeOf(state.scope, layer, state.head)}`);
     this.scope.update(
       SCOPES.map((value) => ({ value, label: placeOf(value, layer, state.head) })),
       state.scope,

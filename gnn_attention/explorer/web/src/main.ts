@@ -20,6 +20,7 @@ import { Themes } from "./theme";
 import { Tour } from "./tour";
 import type { Engine, PageData } from "./types";
 import { fromAddress, typed, Typing } from "./typing";
+import { WordGraph } from "./word_graph";
 import { visible } from "./words";
 
 const SETTLE = 90; // milliseconds after the last move of a drag until the rest of the page follows
@@ -46,6 +47,7 @@ class Page {
   private dock: Dock;
   private glance: Glance;
   private hearers: Hearers;
+  private words: WordGraph;
   private tour: Tour;
   private table = new EdgeTable((src, dst, head) => this.toggle(src, dst, head));
   private reach = new Reach({ reach: (change) => this.dispatch({ type: "look", change }) });
@@ -83,6 +85,7 @@ class Page {
     this.panel = new Panel(host);
     this.glance = new Glance(data, this.limits, { look: (layer, head) => this.dispatch({ type: "look", change: { layer, head, allHeads: false } }) });
     this.hearers = new Hearers(host);
+    this.words = new WordGraph(host);
     this.predict = new Predict({ drop: (index) => this.dispatch({ type: "drop", index }) });
     this.tour = new Tour(data, { show: (work, change) => this.dispatch({ type: "show", work, change }) });
     this.dock = new Dock(host, this.tour.element, this.writer.player);
@@ -148,7 +151,7 @@ class Page {
   }
 
   private get listening() {
-    return [this.glance, this.hearers, this.panel, this.predict, this.table];
+    return [this.glance, this.hearers, this.words, this.panel, this.predict, this.table];
   }
 
   private scenesReady(): boolean {
@@ -226,6 +229,7 @@ class Page {
       { class: "listen-only" },
       this.summary,
       h("div", { class: "columns" }, this.glance.element, this.hearers.element),
+      this.words.element,
       h("div", { class: "columns" }, this.panel.element, this.predict.element),
       this.table.element,
     );

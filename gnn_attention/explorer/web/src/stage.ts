@@ -18,8 +18,8 @@ export interface StageHost {
 
 const LINE = 14; // from the line of the tokens to the end of the picture
 const LONGEST = 18;
-const IDLE = "Click an edge to select it, or a port to select its sender. Drag along the tokens to listen as each of them.";
-const IDLE_TICKS = "Click an edge to select it. Drag along the line, or choose a token, to listen as each of them.";
+const IDLE = "An arc is an edge: its colour is the head, its width the weight. Click one to select it; drag along the tokens to listen as each of them.";
+const IDLE_TICKS = "An arc is an edge: its colour is the head, its width the weight. Click one to select it; drag along the line to listen as each token.";
 
 export class Stage {
   readonly element: HTMLElement;

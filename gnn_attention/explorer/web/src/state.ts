@@ -5,7 +5,7 @@ import type { Edit } from "./types";
 export type Mode = "listen" | "reach" | "write";
 export type Form = "standard" | "factored" | "merged";
 export type Scope = "head" | "layer" | "everywhere";
-export const STEPS = 6;
+export const STEPS = 7;
 
 /** What undo takes back: the graph, its edits, the tokens that were written. */
 export interface Work {

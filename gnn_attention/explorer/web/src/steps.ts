@@ -1,4 +1,4 @@
-// The six steps of one receiver's listening, each with the numbers of the edge under study filled into its formula.
+// The seven steps of one receiver's listening, each with the numbers of the edge under study filled into its formula.
 
 import { largest, shares, vector, type Share } from "./bars";
 import { bdi, h, number } from "./dom";
@@ -43,11 +43,11 @@ export function pairOf(scene: Scene, study: (src: number) => void): Pair {
 
 /** The words of the steps in the chosen reading. */
 export function stepNames(scene: Scene): string[] {
-  return ["q", "logits", "weights", "v", "z", "update"].map((name) => word(scene, name));
+  return ["q", "k", "overlaps", "weights", "v", "z", "update"].map((name) => word(scene, name));
 }
 
 export function stepParts(pair: Pair): Parts {
-  return [pattern, logit, softmax, message, sum, update][pair.scene.state.step](pair);
+  return [pattern, key, logit, softmax, message, sum, update][pair.scene.state.step](pair);
 }
 
 // -- the steps ---------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ function pattern(pair: Pair): Parts {
   const q = vectorOf(scene.layer.q, scene.layer, head, dst);
   const name = formOf(pair) === "standard" ? word(scene, "q") : "pattern";
   const told = text("From its state, ", token(pair, dst), ` makes its ${name}: what it listens for.`);
-  const x = normed(pair);
+  const x = normed(pair, dst);
   if (formOf(pair) === "standard") return [told, ...x.told, formula(`q = ${X} W`, sub("Q")), ...x.picture, vector("q", q)];
   const { pattern: p } = formed(pair);
   const merged = formOf(pair) === "merged";
@@ -70,11 +70,22 @@ function pattern(pair: Pair): Parts {
   return [told, ...x.told, how, ...x.picture, vector("p", p), aside(why)];
 }
 
+function key(pair: Pair): Parts {
+  const { scene, head, src } = pair;
+  const x = normed(pair, src);
+  if (formOf(pair) !== "standard") {
+    const how = aside("In this form the sender’s side is its state as it is: W", sub("K"), " is part of the receiver’s pattern.");
+    return [text("What ", token(pair, src), " can be found by is its own state."), ...x.told, ...x.picture, how];
+  }
+  const told = text("From its state, ", token(pair, src), ` makes its ${word(scene, "k")}: what it can be found by, whoever listens.`);
+  return [told, ...x.told, formula(`k = ${X} W`, sub("K")), ...x.picture, vector("k", vectorOf(scene.layer.k, scene.layer, head, src))];
+}
+
 /** What the heads read is not the state x itself but x̂, its norm: both are told with their lengths. */
-function normed({ scene, dst }: Pair): { told: Parts; picture: Parts } {
+function normed({ scene }: Pair, who: number): { told: Parts; picture: Parts } {
   const { heard, before } = scene.layer;
   if (!heard.length) return { told: [], picture: [] };
-  const [x, read] = [stateOf(before, scene.layer, dst), stateOf(heard, scene.layer, dst)];
+  const [x, read] = [stateOf(before, scene.layer, who), stateOf(heard, scene.layer, who)];
   const lengths = [number(norm(x), "state", rounded(norm(x))), ", |x̂| ", number(norm(read), "normed", rounded(norm(read)))];
   const told = aside("Heads read x̂, the state x after its norm: |x| ", ...lengths, ".");
   return { told: [told], picture: [vector(X, read)] };
@@ -84,7 +95,7 @@ function logit(pair: Pair): Parts {
   const { scene, head, src, dst, row } = pair;
   const [q, k] = [vectorOf(scene.layer.q, scene.layer, head, dst), vectorOf(scene.layer.k, scene.layer, head, src)];
   const scale = scaleOf(scene);
-  const told = text("How well it fits what ", token(pair, src), ` sends: their ${word(scene, "logits")}.`);
+  const told = text("How well it fits what ", token(pair, src), ` sends: their ${word(scene, "overlaps")}. Scaled, and with what else is added, it is the logit.`);
   const pictures =
     formOf(pair) === "standard"
       ? [
@@ -118,7 +129,7 @@ function logit(pair: Pair): Parts {
   const mostly = Math.abs(rest) > Math.abs(product * scale) && scene.engine.whole;
   const why = mostly ? [aside("Most of this is the bias of their distance, which knows nothing of the two tokens.")] : [];
   const missing = pair.edge ? [] : [aside("There is no edge between them: they would fit this well, but nothing comes along.")];
-  return [told, filled, ...why, ...missing, ...pictures, heading(`All that could be heard: ${word(scene, "logits")}`), logitLines(pair)];
+  return [told, filled, ...why, ...missing, ...pictures, heading("All that could be heard: logits"), logitLines(pair)];
 }
 
 function softmax(pair: Pair): Parts {

@@ -79,7 +79,7 @@ const STOPS: Stop[] = [
   },
   {
     look: answer,
-    told: (scene) => ["All is back: ", chance(scene), ". Your turn: select an edge and cut it, or write on."],
+    told: (scene) => ["All is back: ", chance(scene), ". Your turn: cut another edge, choose one of the heads below, or type your own text."],
   },
 ];
 

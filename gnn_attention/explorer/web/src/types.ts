@@ -65,7 +65,6 @@ export interface PageData {
   words: Term[]; // the glossary: one row for each part of attention
   views: string[]; // ["search", "routing", "transforms", "message exchange"]
   typed?: { size: number; start: number; masks: Mask[] }; // the graphs of texts that are typed on the page, of at most `size` tokens
-  expected?: { logits: number[]; note: string }; // the last token's logits by Python, for the page's own check
 }
 export interface Term {
   name: string; // q, k, logits, weights, v, z, update

@@ -11,6 +11,11 @@ export interface TypingHost {
 
 const ROOM = 16; // tokens that may be written after the longest text
 const TITLE = 80;
+const EXAMPLES = [
+  "Llamas do not output words",
+  "def add(a, b):\n    return a +",
+  "class Stack:\n    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):\n        return self.",
+];
 
 /** The most tokens that a typed text may have; 0 where nothing can be typed. */
 export function longest(data: PageData): number {
@@ -60,8 +65,10 @@ export class Typing {
     const limits =
       `The model has learned Python code and knows ${this.known()} pieces. No character is unknown: what has no piece is read byte by ` +
       `byte, as many tokens as it has bytes. At most ${counted(longest(data), "token")}. Nothing leaves this page.`;
+    const examples = EXAMPLES.map((text) => button(text.split("\n")[0], () => this.take(text), { class: "small" }));
+    const others = h("div", { class: "typing-row" }, h("span", { class: "aside" }, "or one of these:"), ...examples);
     const row = h("div", { class: "typing-row" }, this.go, back, button("Cancel", () => this.turn()), this.told);
-    this.element.append(label, this.text, this.pieces, row, h("p", { class: "aside" }, limits));
+    this.element.append(label, this.text, others, this.pieces, row, h("p", { class: "aside" }, limits));
     const sign = h("span", { class: "narrow", "aria-hidden": "true" }, "✎");
     fill(this.opener, sign, h("span", { class: "wide" }, "Type your own text"));
     set(this.opener, "hidden", longest(data) === 0);
@@ -83,6 +90,11 @@ export class Typing {
     this.cut();
     this.text.focus();
     this.text.select();
+  }
+
+  private take(text: string): void {
+    this.text.value = text;
+    this.cut();
   }
 
   private key(event: KeyboardEvent): void {

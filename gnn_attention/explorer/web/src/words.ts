@@ -38,6 +38,7 @@ export function named(index: number, text: string): string {
 const PLAIN: Record<string, string> = {
   q: "query (q)",
   k: "key (k)",
+  overlaps: "dot product (q · k)",
   logits: "logits",
   weights: "weights",
   v: "value (v)",
