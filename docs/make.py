@@ -143,6 +143,8 @@ def benchmarks() -> str:
         trained(read(training), training),
         "## The edges that a language model needs",
         *pruned(newest("*-lm-graphs.json")),
+        "## Reach, influence, bound",
+        *reached(newest("*-influence-bound.json")),
         "## On a GPU",
         "Not measured yet.",
     )
@@ -168,6 +170,36 @@ def pruned(path: Path) -> Iterator[str]:
         for p in points
     )
     yield table(["choice", "pairs left", "loss", "against causal"], list(rows))
+
+
+def reached(bound: Path) -> Iterator[str]:
+    """The Jacobian of SmolLM2 over graphs with its prediction, and the bound on that of the model that ships."""
+    yield (
+        "SmolLM2's `|d last state[dst] / d embedding[src]|` over 512 tokens, measured on one text in float64, and "
+        "predicted from the graph and means over kinds of edges on another text (`analyse.influence`): rank "
+        "correlations, and how many powers of ten the means by distance span (`python -m benchmarks.lm_influence "
+        "--graph window`, `sinks` or `strided`). Over the strided graph two hops reach everything: what counts there "
+        "is the text, and these means know little of it."
+    )
+    paths = [newest(f"*-influence{name}.json") for name in ("", "-sinks", "-strided")]
+    head = ["graph", "powers of ten", "pairs", "by pair, of distance alone", "by distance"]
+    names = ("spearman_by_pair", "spearman_by_pair_of_distance_alone", "spearman_by_distance")
+    rows = []
+    for path in paths:
+        one = read(path)
+        rows.append(
+            [link(path, f"`{one['graph']}`"), f"{one['orders']:.1f}", *(f"{one[x]:.3f}" for x in names)]
+        )
+    yield table(head, rows)
+    record = read(bound)
+    slack = sorted(one["median_slack"] for one in record["graphs"])
+    least = min(one["least_slack"] for one in record["graphs"])
+    yield (
+        f"`interpret.bounds.influence_bound` against the exact norms of the model that ships, {record['tokens']} "
+        f"tokens in float64: {record['violations']} of {record['pairs']:,} pairs over {len(record['graphs'])} graphs "
+        f"are above it. It is {least:.1f} times the norm at least, {slack[0]:.0f} to {slack[-1]:.0f} times in the "
+        f"median of a graph ({link(bound)}, `{record['command']}`)."
+    )
 
 
 def against_peers(record: Record) -> str:
