@@ -190,6 +190,17 @@ def one_layer(layer: int, folder: Path, training: list[Any], held_out: list[Any]
     return result
 
 
+def loss_along(folder: Path, model: Any, ids: torch.Tensor, number: int, k: int, dense: int) -> float:
+    """The loss of a held-out text along what its indexers choose, made once for the folder."""
+    file = folder / f"loss-{k}-{dense}-{number}.json"
+    if not file.exists():
+        indexers = [Indexer(model.config.hidden_size, k, **SIZES) for _ in model.model.layers]
+        for layer, indexer in enumerate(indexers):
+            indexer.load_state_dict(torch.load(folder / f"{layer}.pt", weights_only=True))
+        atomic_files.write(file, json.dumps(round(along(model, ids, indexers, k, dense), 4)))
+    return float(file.read_text())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -225,12 +236,9 @@ def main() -> None:
         name: {k: round(sum(one[name][str(k)] for one in kept) / len(kept), 4) for k in SENDERS}
         for name in ("indexer", "best")
     }
-    indexers = [Indexer(model.config.hidden_size, k=64, **SIZES) for _ in kept]
-    for layer, indexer in enumerate(indexers):
-        indexer.load_state_dict(torch.load(args.folder / f"{layer}.pt", weights_only=True))
     result["loss"] = {
         f"k = {k}, the first {dense} layers dense": [
-            round(along(model, one, indexers, k, dense), 4) for one in ids[1]
+            loss_along(args.folder, model, part, number, k, dense) for number, part in enumerate(ids[1])
         ]
         for k, dense in ((64, 0), (64, 1), (128, 0))
     }

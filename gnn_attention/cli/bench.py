@@ -31,6 +31,7 @@ from gnn_attention.cli.bench_methods import (
     largest_errors,
 )
 from gnn_attention.graph import TokenGraph
+from gnn_attention.selectors import Indexer
 from gnn_attention.verify.circumstances import environment
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -69,6 +70,20 @@ def _top(heads: int, tokens: int) -> TokenGraph:
     return graph
 
 
+@lru_cache(maxsize=4)
+def _indexed(tokens: int) -> tuple[Indexer, Any, Tensor]:
+    """An indexer, what it needs of the last token, and the keys that it has cached of all."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        indexer, states, places = Indexer(64, 512), torch.randn(1, tokens, 64), torch.arange(tokens)
+        return indexer, indexer.receive(states[:, -1:], places[-1:]), indexer.send(states, places)
+
+
+def _decoding(tokens: int) -> TokenGraph:
+    indexer, *states = _indexed(tokens)
+    return indexer.choose(*states, patterns.causal(tokens).rows(tokens - 1, tokens))
+
+
 def _blocks(tokens: int) -> TokenGraph:
     index = _largest(HEADS, -(-tokens // 128), 4)
     return TokenGraph.from_block_indices(index, 128, tokens, tokens, causal=True)
@@ -83,6 +98,7 @@ GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
     "top 64 a head, chosen anew": Anew(partial(_top, HEADS)),
     "top 64 of all heads, chosen anew": Anew(partial(_top, 1)),
     "4 blocks of 128 a head, chosen anew": Anew(_blocks),
+    "one token to 512 by an indexer": Anew(_decoding),
 }
 
 

@@ -99,7 +99,7 @@ class Method:
 
 def _attend(problem: Problem) -> Function:
     if isinstance(problem.build, Anew):
-        return lambda q, k, v: attend(q, k, v, problem.build(q.shape[2]))
+        return lambda q, k, v: attend(q, k, v, problem.build(k.shape[2]))
     return partial(attend, graph=problem.graph)
 
 
