@@ -13,6 +13,7 @@ import math
 import re
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -285,6 +286,49 @@ def test_the_students_learned_what_it_says() -> None:
         "The thin student can express few, and with 32 examples it has found the right one. With 64 "
         "both get there.",
     )
+
+
+def test_the_pictures_of_the_cache_have_true_shapes() -> None:
+    """Illustrations 4 and 5: what is projected and appended, compared, and summed, each of its true shape."""
+    n, d, drawn_products = 11, 12, []
+    heads, x = StandardHeads(d, 1, 4).double(), drawn(n, d)
+    merged = MergedHeads.of(heads, side="sender")
+    P, M, new = merged.patterns(x[None])[0, 0], merged.messages(x[None])[0, 0], x[-1:]
+    plt = SimpleNamespace(subplots=lambda *sizes, **options: (None, torch.zeros(2, 2)), show=lambda: None)
+    names = {"n": n, "width": d, "plt": plt, "GREY": "", "BLUE": "", "ORANGE": "", "GREEN": ""}
+    names["draw_product"] = lambda ax, factors, title: drawn_products.append(factors)
+    exec("".join(tagged("08_why_thin_factors", "S1.14")[0]["source"]), names)
+    alpha = (new @ P.T * heads.scale).softmax(-1)
+    true = {"$x_q$": new, r"$W_P^\top$": heads.pattern_matrix().full()[0].T, r"cached $P^\top$": P.T}
+    true |= {r"$W_M$": heads.message_matrix().full()[0], r"$\alpha$": alpha, "cached M": M}
+    results = {"p, appended": P[-1:], "m, appended": M[-1:], r"$\alpha$": new @ P.T, "o": alpha @ M}
+    assert [factors[-1][0] for factors in drawn_products] == list(results)
+    for (left, right, sign, result), product in zip(drawn_products, results.values(), strict=True):
+        assert sign == "="
+        for label, rows, columns, _ in (left, right):
+            assert true[label].shape == (rows, columns)
+        assert torch.allclose(true[left[0]] @ true[right[0]], product)
+        assert product.shape == result[1:3]
+
+
+def test_the_flow_of_each_form_keeps_two_columns_apart() -> None:
+    """Illustrations 1 and 6: which matrices stand in the column of weights, and which in that of messages."""
+    source = ast.parse("".join(tagged("04_three_forms", "S1.3")[0]["source"]))
+    flows = {}
+    for node in ast.walk(source):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "draw_flow":
+            _, title, *columns = node.args
+            boxes = [
+                [box.value for box in column.elts if isinstance(box, ast.Constant)] for column in columns
+            ]
+            flows[title.value] = [
+                (re.findall(r"W_(\w)", " ".join(column)), {"P", "M"} & set(column)) for column in boxes
+            ]
+    assert flows == {
+        "standard": [(["Q", "K"], set()), (["V", "O"], set())],
+        "factored": [(["Q", "K"], {"P"}), (["V", "O"], {"M"})],
+        "merged": [(["P"], {"P"}), (["M"], {"M"})],
+    }
 
 
 def test_diffusion_has_as_many_numbers_as_it_says() -> None:
