@@ -241,6 +241,24 @@ def hearsay() -> Figure:
     )
 
 
+def within_reach() -> Figure:
+    return graph(
+        "A window among 256 tokens: in how many layers is the first within reach of the last? The chapter asks what arrives.",
+        256,
+        [
+            ("first", "layers until the last token knows of the first", 0),
+            ("reach", "tokens within reach of this receiver", 0),
+            EDGES,
+        ],
+        {"first": "layers until everybody is reached: 17"},
+        sliders=[
+            slider("layers", "layers", 1, 30, 30),
+            slider("window", "window", 1, 16, 256, graph=True),
+            slider("sinks", "sinks", 0, 0, 16, graph=True),
+        ],
+    )
+
+
 def needle() -> Figure:
     return graph(
         "How often can the last of 64 tokens find its needle at best, if it guesses one of four symbols where it cannot know?",
@@ -461,6 +479,7 @@ FIGURES: dict[str, tuple[Callable[[], Figure], str]] = {
     "audit_a_leak": (leaks, "The other direction: edges that nobody uses"),
     "sinks_are_one_edge": (sink, "The loss along five graphs"),
     "the_graph_a_model_needs": (needed, "A curve that was measured before"),
+    "reach_is_not_influence": (within_reach, "On paper: shares along walks"),
     "reading_278_heads": (jobs, "Do the edges matter?"),
     "the_graph_that_a_model_draws": (drawn, "The choice over time"),
 }
