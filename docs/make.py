@@ -143,6 +143,7 @@ def benchmarks() -> str:
         trained(read(training), training),
         "## The edges that a language model needs",
         *pruned(newest("*-lm-graphs.json")),
+        *cut_alone(newest("*-edge-cuts.json")),
         "## Reach, influence, bound",
         *reached(newest("*-influence-bound.json")),
         "## On a GPU",
@@ -170,6 +171,27 @@ def pruned(path: Path) -> Iterator[str]:
         for p in points
     )
     yield table(["choice", "pairs left", "loss", "against causal"], list(rows))
+
+
+def cut_alone(path: Path) -> Iterator[str]:
+    """How first-order effects of edges rank beside true ones."""
+    models: Record = read(path)["models"]
+    yield (
+        "First-order effects of edges (`ga.trace.attribute`) against true ones, where each edge of one head is cut or "
+        "muted alone: Spearman's rank correlation over edges at random, and over those of the largest effects "
+        f"({link(path)}, `python -m benchmarks.edge_cuts RECORD --model MODEL --edges EDGES`)."
+    )
+    ways = list(dict.fromkeys(way for model in models.values() for way in model["correlations"]))
+    rows = (
+        [
+            name,
+            f"{one['tokens']}",
+            f"{one['edges']:,} of {one['of']:,}",
+            *(f"{one['correlations'][w]:.3f}" for w in ways),
+        ]
+        for name, one in models.items()
+    )
+    yield table(["model", "tokens", "edges", *ways], rows)
 
 
 def reached(bound: Path) -> Iterator[str]:
