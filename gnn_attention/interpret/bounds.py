@@ -44,8 +44,8 @@ def influence_bound(model: nn.Module, *inputs: Any, **options: Any) -> Sizes:
         ``scale |W_Q| |sum over src of w k_src (v_src - z) W_O|``      from a receiver to itself ``)``
 
     with spectral norms (of the last sum Frobenius) and both derivatives exact at their token. The product of
-    the blocks' matrices sums the products of gains over all walks: 0 where none leads. Time is that of an
-    MLP's Jacobian for each token and layer.
+    the blocks' matrices, in float64, sums the products of gains over all walks: 0 where none leads. Time is
+    that of an MLP's Jacobian for each token and layer.
 
     ``model`` is one of ``gnn_attention.model``, or a Hugging Face model with blocks of Llama or GPT-2 whose
     attention is ``"gnn_attention"``, in eval mode; graphs of ``use_graph`` count. NotImplementedError for
@@ -89,7 +89,8 @@ def _gains(block: nn.Module, names: tuple[str, ...], state: dict[str, Tensor], c
     compute: Callable[[Tensor], Tensor] = lambda y: y + mlp(mlp_norm(y))  # noqa: E731
     _check(block, torch.stack([y, state["after"]]), torch.stack([x + call.update, compute(y)]))
     update = _of_attention(attention, norm(x), call) * _of_tokens(norm, x[0])
-    return _of_tokens(compute, y[0]).unsqueeze(1) * (update + torch.eye(len(update)).to(update))
+    gains = _of_tokens(compute, y[0]).unsqueeze(1) * (update + torch.eye(len(update)).to(update))
+    return gains.cpu().double()  # products over 30 layers are beyond float32
 
 
 def _check(part: nn.Module, found: Tensor, wanted: Tensor) -> None:

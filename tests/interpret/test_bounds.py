@@ -15,16 +15,16 @@ from gnn_attention.interpret.bounds import influence_bound
 TOKENS = torch.tensor([[0, 1]])
 
 
-def scalar_model(**weights):
-    """One block of width 1 without norms and MLP: every derivative is one number."""
-    made = lm.LanguageModel(lm.Config(2, 1, 1, 1, 1, 1)).double().requires_grad_(False)
-    block = made.blocks[0]
-    block.attention_norm, block.mlp_norm = torch.nn.Identity(), torch.nn.Identity()
-    for parameter in block.mlp.parameters():
-        parameter.zero_()
+def scalar_model(layers=1, **weights):
+    """Blocks of width 1 without norms and MLP: every derivative is one number."""
+    made = lm.LanguageModel(lm.Config(2, 1, layers, 1, 1, 1)).double().requires_grad_(False)
+    for block in made.blocks:
+        block.attention_norm, block.mlp_norm = torch.nn.Identity(), torch.nn.Identity()
+        for parameter in block.mlp.parameters():
+            parameter.zero_()
+        for name, weight in weights.items():
+            getattr(block.attention.heads, name).fill_(weight)
     made.embedding.weight.copy_(torch.tensor([[1.5], [0.5]]))
-    for name, weight in weights.items():
-        getattr(block.attention.heads, name).fill_(weight)
     return made
 
 
@@ -57,6 +57,16 @@ def trained():
     tokens = torch.tensor([vocabulary.encode(text)[: bench.T]])
     assert tokens.shape[1] == bench.T
     return model.double().requires_grad_(False), tokens
+
+
+def test_bound_beyond_float32_is_a_number():
+    """States are zero, so each layer multiplies by 1 + 1e16, and by half of 1e16 along the edge."""
+    made = scalar_model(layers=3, W_V=1e8, W_O=1e8).float()
+    made.embedding.weight.zero_()
+    bound = influence_bound(made, TOKENS)
+    # six roundings of float32 in each of three layers
+    assert abs(float(bound[0, 0]) / 1e48 - 1) <= 18 * 2**-24
+    assert float(bound[0, 1]) == 0.0
 
 
 def random_model():
