@@ -33,8 +33,8 @@ from gnn_attention.selectors import Indexer, recall
 from gnn_attention.verify.circumstances import environment
 
 TOKENS, SENDERS, WIDTH, LAYERS, RATE, VOCABULARY = 2048, 128, 128, 2, 4e-3, 1024
-SHORT, BRIEF = 480, 512  # steps on texts of so many tokens, four at a time
-DENSE, CONTINUED, ROWS, HELD_OUT = 100, 60, 512, 12  # steps, steps, receivers of a KL step, texts
+SHORT, BRIEF = 1240, 512  # steps on texts of so many tokens, four at a time
+DENSE, CONTINUED, ROWS, HELD_OUT = 200, 120, 512, 12  # steps, steps, receivers of a KL step, texts
 STEPS = SHORT + DENSE + CONTINUED
 CAUSAL = patterns.causal(TOKENS)
 
@@ -176,7 +176,7 @@ def main() -> None:
     texts = split("".join(parts.training.values()), vocabulary, None)
     texts = texts[torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))][:STEPS]
     long, last = texts[SHORT:].unsqueeze(1), SHORT + DENSE
-    phases = {
+    phases: dict[str, tuple[Any, ...]] = {
         "short": (None, texts[:SHORT].unfold(1, BRIEF + 1, BRIEF), 0, patterns.causal(BRIEF)),
         "dense": ("short", long[:DENSE], SHORT, CAUSAL),
         "control": ("dense", long[DENSE:], last, CAUSAL),

@@ -80,8 +80,8 @@ def _indexed(tokens: int) -> tuple[Indexer, Any, Tensor]:
 
 
 def _decoding(tokens: int) -> TokenGraph:
-    indexer, *states = _indexed(tokens)
-    return indexer.choose(*states, patterns.causal(tokens).rows(tokens - 1, tokens))
+    indexer, received, keys = _indexed(tokens)
+    return indexer.choose(received, keys, patterns.causal(tokens).rows(tokens - 1, tokens))
 
 
 def _blocks(tokens: int) -> TokenGraph:
