@@ -15,12 +15,14 @@ from __future__ import annotations
 import ast
 import base64
 import importlib
+import inspect
 import io
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -244,6 +246,19 @@ def test_the_book_is_in_order() -> None:
         assert "**Afterwards you can** " in cells[0]
         for name in re.findall(r"\]\((\d\d_\w+\.ipynb)\)", cells[-1]):
             assert (NOTEBOOKS / name).is_file()
+
+
+def test_printed_methods_are_those_of_the_library() -> None:
+    """What two chapters print of the layer is the layer, without a run."""
+    layer, general = (
+        importlib.import_module(f"gnn_attention.layer.{name}") for name in ("attention", "pairwise")
+    )
+    own = layer.MessagePassingAttention
+    printed = {"01": (own.edge_update, own.message, own.update), "13": (general.PairwiseMessages.message,)}
+    for number, methods in printed.items():
+        source = next(source for source in SOURCES if source.stem.startswith(number))
+        for method in methods:
+            assert textwrap.dedent(inspect.getsource(method)) in "".join(texts(committed(source))), RENEW
 
 
 @pytest.mark.slow
