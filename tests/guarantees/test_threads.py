@@ -6,14 +6,18 @@ import warnings
 
 import pytest
 import torch
+from support.extras import needs
 
 from gnn_attention import LazyHeads, MessagePassingAttention, StandardHeads, patterns
 from gnn_attention._support import locks
-from gnn_attention.huggingface import _overrides
 from gnn_attention.interpret import trace
 from gnn_attention.model import Config, LanguageModel
 from tests.guarantees import threads
 from tests.guarantees.together import Shared
+
+needs("transformers")
+
+from gnn_attention.huggingface import _overrides  # noqa: E402
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
 
