@@ -72,8 +72,9 @@ DESCRIPTION = "An attention mask is a graph: attention as torch_geometric messag
 
 def head(app: Sphinx, name: str, template: str, context: dict[str, Any], tree: object) -> None:
     """What a search engine shows of a page; the level of the side bar's headings, which Sphinx leaves out."""
-    text = html.escape(f"{re.sub('<.*?>', '', context['title'])}. {DESCRIPTION}", quote=True)
-    context["metatags"] += f'<meta name="description" content="{text}" />'
+    title = re.sub("<.*?>", "", context.get("title", name))  # the index and the search have none
+    text = html.escape(f"{title}. {DESCRIPTION}", quote=True)
+    context["metatags"] = context.get("metatags", "") + f'<meta name="description" content="{text}" />'
     side_bar = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = side_bar.replace('role="heading"', 'role="heading" aria-level="2"')
 
