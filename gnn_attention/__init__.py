@@ -68,7 +68,6 @@ _ON_DEMAND = {
     "general": "layer.pairwise",
     "graph_files": "convert.files",
     "heads_of": "model.foreign:heads_of",
-    "minilm": "model.minilm",
     "rotary": "rotary",
     "tiling": "graph.tiling",
 }

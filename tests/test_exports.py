@@ -14,10 +14,10 @@ PUBLIC = """
 algebra analyse backends backends.cost_model cache convert convert.catalogue convert.expressions convert.files
 cost distributed draw edges explorer graph graph.tiling heads heads.factored_matrix heads.latent heads.lazy
 huggingface interpret.audit interpret.bounds interpret.circuits interpret.sinks interpret.trace
-layer layer.pairwise lm model model.foreign model.minilm patterns rotary score_mods selectors verify
+layer layer.pairwise lm model model.foreign patterns rotary score_mods selectors verify
 """.split()  # noqa: SIM905
 # what needs transformers
-OF_TRANSFORMERS = {"lm", "minilm", "model.minilm", "huggingface", "use_graph", "interpret.sinks"}
+OF_TRANSFORMERS = {"lm", "huggingface", "use_graph", "interpret.sinks"}
 PROMISED = """
 patterns.causal patterns.window patterns.prefix patterns.documents patterns.sinks patterns.tree patterns.full
 convert.from_mask convert.from_edge_index convert.from_networkx convert.to_networkx convert.to_block_mask
@@ -87,7 +87,7 @@ class Without(MetaPathFinder):
 sys.meta_path[:] = map(Without, sys.meta_path)
 import gnn_attention as ga
 import gnn_attention.__main__
-loaded = [getattr(ga, name) for name in {*ga.__all__, *ga._ON_DEMAND} - {"lm", "minilm", "use_graph"}]
+loaded = [getattr(ga, name) for name in {*ga.__all__, *ga._ON_DEMAND} - {"lm", "use_graph"}]
 print(len(loaded))
 """
 
@@ -95,7 +95,7 @@ print(len(loaded))
 @pytest.mark.slow
 def test_all_but_transformers_own_loads_without_any_extra():
     """The README's first command installs none."""
-    assert int(run(WITHOUT_EXTRAS)) == len({*ga.__all__, *ga._ON_DEMAND}) - 3
+    assert int(run(WITHOUT_EXTRAS)) == len({*ga.__all__, *ga._ON_DEMAND}) - 2
 
 
 @pytest.mark.slow

