@@ -198,7 +198,7 @@ def _config(problem: Problem, step: str, blocks: Blocks, constants: dict[str, An
     if step == "senders" and _precision(problem.q.dtype) == "tf32":
         config = Config(32, 16, 8, 1)
     elif step == "senders" and size == 4 and few:
-        config = config._replace(others=16, stages=1)
+        config = config._replace(own=16, others=16, stages=1)
     if not few:
         # a smaller block has fewer warps for as many channels
         most = 32 if blocks.size < config.own and size * dim >= 256 else SIDE
