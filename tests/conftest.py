@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import atexit
 import gc
 import importlib.util
 import os
@@ -60,6 +61,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """What was collected lives to the end: no search for garbage ever looks at it."""
+    """What was collected lives to the end: no search for garbage looks at it before."""
     gc.freeze()
     gc.enable()
+    atexit.register(gc.unfreeze)  # extension modules report what Python has not cleared away
