@@ -219,7 +219,8 @@ class Page {
   private header(): HTMLElement {
     const tools = h("div", { class: "tools" }, this.typing.opener, this.controls.undo, this.controls.redo, this.themes.element);
     const title = h("h1", {}, visible(this.data.title).replaceAll("␣", " "));
-    const lead = "Tokens are nodes; an edge lets one listen to another. Cut one, and see what the model says next.";
+    const seen = this.engine.whole ? "what the model says next" : "what its receiver is told instead";
+    const lead = `Tokens are nodes; an edge lets one listen to another. Cut one, and see ${seen}.`;
     return h("header", { class: "top" }, h("div", {}, title, h("p", { class: "lead" }, lead)), tools);
   }
 
