@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gnn_attention.interpret.audit import audit
     from gnn_attention.layer import MessagePassingAttention
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # graphs; attention along them; layers and weights; models and what one does with them
 __all__ = ["TokenGraph", "algebra", "analyse", "convert", "draw", "patterns"]
