@@ -15,6 +15,7 @@ from support.extras import needs
 import gnn_attention as ga
 from gnn_attention import convert, patterns
 from gnn_attention.backends import BACKENDS, triton
+from gnn_attention.backends import call as calls
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import csr, score_terms
 from gnn_attention.backends.gpu.csr import rows_of
@@ -321,7 +322,7 @@ def test_what_is_planned_on_one_stream_is_there_for_every_other(form, given):
     triton.run(call(graph, **more), form)
     made = [key for key, value in graph._memo.data.items() if has_tensors(value)]
     named = {key[0] for key in made if CPU in key}
-    assert {triton._plan, triton._has_in_edges, score_terms._on_device, score_terms._in_edges} <= named
+    assert {triton._plan, calls._has_in_edges, score_terms._on_device, score_terms._in_edges} <= named
     assert {(key[0].__module__, key[0].__name__) for key in made if CPU not in key} <= ON_THE_HOST
 
 
