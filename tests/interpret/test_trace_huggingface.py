@@ -14,21 +14,40 @@ hf_models = needs("support.hf_models")
 needs("gnn_attention.huggingface")
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "gpt_oss", "gemma2"])
+DEFAULT = ("llama", "gpt2", "bert", "gpt_oss", "gemma2")
+# two attentions a layer, windows of an image, two models in one: what they return is by layer, window, model
+OTHERWISE = {"diffllama", "swin", "clip"}
+FAMILIES = [
+    pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow)
+    for name in hf_models.FAMILIES
+    if name not in OTHERWISE
+]
+
+
+def in_order(outputs):
+    """Eager's weights, in the order in which the layers are called."""
+    if getattr(outputs, "decoder_attentions", None) is None:
+        return list(outputs.attentions)
+    decoder = zip(outputs.decoder_attentions, outputs.cross_attentions, strict=True)
+    return [*outputs.encoder_attentions, *(weights for both in decoder for weights in both)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("pad", [None, "left"])
 def test_weights_and_messages(name, pad, monkeypatch):
     """Padded rows too."""
+    pad = pad if hf_models.FAMILIES[name].inputs == "text" else None
     hf_models.keep_float64(monkeypatch)
     given = hf_models.inputs(name, pad)
     model = hf_models.built(name, "eager")
     with torch.no_grad():
-        wanted = model(**given, output_attentions=True).attentions
+        wanted = in_order(model(**given, output_attentions=True))
         model.set_attn_implementation("gnn_attention")
         run = ga.trace.record(model, **given)
-    assert len(run.layers) == len(wanted) == 2
-    real = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
+    assert len(run.layers) == len(wanted) >= 2
     for layer, weights in zip(run.layers, wanted, strict=True):
         found = layer.dense(layer.weights()).transpose(1, 2)
+        real = (given["attention_mask"] if pad else torch.ones(found.shape[:2])).bool()
         assert_exact(found[real], weights.transpose(1, 2)[real])
         received = torch.zeros_like(layer.update)
         for pairs, carried in layer.each_carried(at_once=7):
