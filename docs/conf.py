@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 import re
 import sys
 from pathlib import Path
@@ -37,9 +36,7 @@ suppress_warnings = ["mystnb.unknown_mime_type"]
 myst_enable_extensions = ["dollarmath", "attrs_block", "attrs_inline", "deflist"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
-nb_execution_mode = os.environ.get("GNN_ATTENTION_DOCS_EXECUTE", "off")
-nb_execution_timeout = 600
-nb_execution_raise_on_error = True
+nb_execution_mode = "off"
 nb_merge_streams = True
 
 autodoc_typehints_format = "short"

@@ -50,9 +50,8 @@ class Tree:
         """A page of the repository, with more below it."""
         self.write(place(path), self.linked(path.read_text(encoding="utf-8"), path) + more)
 
-    def notebook(self, path: Path) -> None:
-        """A notebook with its outputs."""
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    def notebook(self, path: Path, found: dict[str, Any]) -> None:
+        """A notebook with its outputs, as ``found``."""
         said = set(SEED.findall("".join("".join(cell["source"]) for cell in found["cells"])))
         cells = []
         for cell in found["cells"]:
