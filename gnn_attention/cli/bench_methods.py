@@ -30,12 +30,14 @@ from gnn_attention.backends.dispatch import choose
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.neighbours import neighbours_of
 from gnn_attention.verify.measure import Truth, gradients_of, judge, worst_errors
+from gnn_attention.verify.oracle import reordered
 
 OURS = "attend"
 PASSES = ("forward", "with backward")
 HEADS, DIM, SMALL = 8, 64, 512
 LONGEST = 3.0  # seconds that a call of a peer may take
 ROUNDS = 15  # of samples, at most
+ORDERS = 8  # of channels, by which SDPA rounds otherwise
 COMPILING = 6.0  # seconds that must be left to begin a compilation
 QUIET = "KINETO_LOG_LEVEL"  # torch's profiler writes to stderr unless this is set before its first use
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -155,14 +157,20 @@ METHODS = {
 def largest_errors(problem: Problem) -> dict[str, Any]:
     """Whether ``attend`` is right by the rule of verify: errors next to those of SDPA, from SDPA in float64.
 
+    SDPA's are the worst of some orders of the channels, which are other roundings of the same problem.
     ``passed``, and of the ``worst`` number of output and gradients what was expected and what came.
     """
     masked = partial(functional.scaled_dot_product_attention, attn_mask=problem.graph.mask(problem.q.device))
     out, gradients = _results(problem, masked, torch.float64)
-    yardstick = worst_errors([_results(problem, masked, problem.q.dtype)], out, gradients)
+    attempts = (_results(problem, _sdpa_of_order(masked, n), problem.q.dtype) for n in range(ORDERS))
+    yardstick = worst_errors(attempts, out, gradients)
     ours = _results(problem, _attend(problem), problem.q.dtype)
     found = judge(*ours, Truth(out, gradients, yardstick))
     return {"passed": found.passed, "worst": found.where}
+
+
+def _sdpa_of_order(masked: Function, number: int) -> Function:
+    return lambda q, k, v: masked(*reordered(number, q, k), v)
 
 
 def _results(problem: Problem, function: Function, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
@@ -207,7 +215,7 @@ class Comparison:
     @cached_property
     def large(self) -> Problem:
         """The graph with its inputs."""
-        return Problem.draw(self.build, self.graph.num_dst, self.device, self.dtype)
+        return Problem.draw(self.build, self.graph.num_src, self.device, self.dtype)
 
     def cases(self, names: Sequence[str], title: str, shown: Progress) -> list[dict[str, Any]]:
         """Both passes of every method."""
@@ -247,7 +255,7 @@ class Comparison:
             raise SkippedError(reason)
         if method.compiles and self.seconds < COMPILING:
             raise SkippedError(f"{name} is compiled for each graph, and the minute is over")
-        if method.grows is None or self.small.graph.num_dst == self.graph.num_dst:
+        if method.grows is None or self.small.graph.num_src == self.graph.num_src:
             return
         call = self.small.call(method.prepare(self.small), backward)
         call()

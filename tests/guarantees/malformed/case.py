@@ -40,6 +40,7 @@ RAW = re.compile(
     r"|object (has no|is not)|unsupported operand|unexpected keyword|positional argument"
 )
 PACKAGE = Path(gnn_attention.__file__).resolve().parent
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 class CommandRefusedError(Exception):
@@ -169,7 +170,7 @@ def _of_error(case: Case, error: BaseException) -> Iterator[str]:
 def _is_ours(error: BaseException) -> bool:
     """True if the library's own code raised it."""
     last = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return isinstance(error, CommandRefusedError) or last.is_relative_to(PACKAGE)
+    return isinstance(error, CommandRefusedError) or any(map(last.is_relative_to, (PACKAGE, EXAMPLES)))
 
 
 def _of_next(case: Case, good: Call, one: Any) -> Iterator[str]:
