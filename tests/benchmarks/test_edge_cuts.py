@@ -6,7 +6,6 @@ from support.bounds import assert_exact
 from support.extras import needs
 from torch.nn import functional
 
-from benchmarks import edge_cuts
 from gnn_attention import trace
 from gnn_attention._support.progress import Progress
 
@@ -14,6 +13,8 @@ needs("transformers")
 hf_models = needs("support.hf_models")
 
 from transformers import BatchEncoding  # noqa: E402
+
+from benchmarks import edge_cuts  # noqa: E402
 
 
 def letters(text, return_tensors):

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from support.extras import needs
 
-from benchmarks import lm_influence as bench
+needs("transformers")
+
+from benchmarks import lm_influence as bench  # noqa: E402
 
 
 @pytest.mark.parametrize("name", bench.GRAPHS)

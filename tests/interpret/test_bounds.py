@@ -7,9 +7,10 @@ import torch
 from support.bounds import assert_exact
 from support.extras import needs
 
+import gnn_attention as ga
 from benchmarks import influence_bound as bench
 from gnn_attention import model as lm
-from gnn_attention import patterns, use_graph
+from gnn_attention import patterns
 from gnn_attention.interpret.bounds import influence_bound
 
 TOKENS = torch.tensor([[0, 1]])
@@ -143,7 +144,7 @@ def test_bound_of_transformers_over_a_graph(make, stack):
     model, ids = make(), torch.arange(9).view(1, 9)
     first, last = model.get_submodule(stack)[0], model.get_submodule(stack)[-1]
     states = []
-    with use_graph(model, patterns.window(9, 3)):
+    with ga.use_graph(model, patterns.window(9, 3)):
         bound = influence_bound(model, ids)
         with first.register_forward_pre_hook(lambda *args: states.append(args[1][0])):
             model(ids, use_cache=False)
