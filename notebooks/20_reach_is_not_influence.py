@@ -171,7 +171,9 @@ ax.set(xlabel="measured", ylabel="bound")
 ax.legend(frameon=False)
 plt.show()
 slack = float((bound / found)[joined].median())
-print(f"{int(joined.sum())} pairs with a walk, none above its bound, which is some {round(slack, -3):,.0f} times as large")
+print(
+    f"{int(joined.sum())} pairs with a walk, none above its bound, which is some {round(slack, -3):,.0f} times as large"
+)
 print("no walk, no influence:", float(found[~joined].max()), "in", int((~joined).sum()), "pairs")
 
 # %% [markdown]
