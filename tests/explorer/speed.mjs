@@ -47,6 +47,7 @@ export async function soon(browser, job) {
   for (let visit = 0; visit < (job.visits ?? 5); visit++) {
     const { page, context } = await open(browser, job.file, { viewport: { width: 1280, height: 800 } });
     const ticks = await threadOf(context, page);
+    await page.waitForFunction(() => performance.getEntriesByName("first-contentful-paint").length);
     times.paint.push(await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0].startTime));
     const start = await ticks();
     await page.reload();
