@@ -343,6 +343,8 @@ for layer, trained in enumerate(model.layers):
 # The fourth story is the one this library is built on. There is a **network**: one node for each token, and an edge $j \to i$
 # wherever the mask lets $i$ hear $j$. A node's state is its residual stream. Attention is the **protocol** by which the nodes
 # talk, in seven steps:
+#
+# All seven steps of any edge, drawn and with their numbers: [the page](../gnn_attention/explorer/page.html) that `gnn-attention explore "Llamas do not output words"` writes.
 
 # %%
 steps = call.terms("message exchange")

@@ -40,6 +40,8 @@ from gnn_attention.convert.expressions import parse
 # Over `window(12, 3)` a token hears itself and the two before it. Unrolled, every layer is a row of the same tokens, and the
 # edges run from one row to the next. Lit is everything that can have had an influence on the last token at the top: its
 # **receptive field**, which grows downwards.
+#
+# On [the page](../gnn_attention/explorer/page.html) that `gnn-attention explore` writes, *Reach* shows the same for any graph and token, layer by layer.
 
 # %%
 window = patterns.window(12, 3)

@@ -130,6 +130,9 @@ assert relayed[n - 1] > 1.5 * relayed[3]
 #
 # Which edges carry the answer? `ga.trace.record` notes what every edge of every layer and head carried. We look at the last
 # token in the second layer: whom does each head listen to?
+#
+# To cut it with a click: [the page](../gnn_attention/explorer/page.html) that `gnn-attention explore` writes begins with this sentence,
+# and its tour ends here.
 
 # %%
 with torch.no_grad():
