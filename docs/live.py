@@ -62,6 +62,16 @@ def slider(name: str, label: str, least: int, value: float, most: int, **more: A
     return {"name": name, "label": label, "least": least, "value": value, "most": most, **more}
 
 
+def window(value: int, most: int, label: str = "window") -> Figure:
+    """Tokens that a receiver attends to, itself among them."""
+    return slider("window", label, 1, value, most, graph=True)
+
+
+def sinks(value: int, most: int) -> Figure:
+    """First tokens that all receivers attend to."""
+    return slider("sinks", "sinks", 0, value, most, graph=True)
+
+
 LAYERS: Figure = {"name": "layers", "label": "layers", "least": 1, "most": 8}
 
 
@@ -148,7 +158,7 @@ def two_hops() -> Figure:
         64,
         [EDGES, ("back", "tokens back", 0), ("first", "layers until the last token knows of the first", 0)],
         {"back": "2 hops reach 14 tokens back"},
-        sliders=[slider(**LAYERS, value=2), slider("window", "window", 1, 8, 64, graph=True)],
+        sliders=[slider(**LAYERS, value=2), window(8, 64)],
     )
 
 
@@ -221,8 +231,8 @@ def zoo() -> Figure:
         [EDGES, EACH, ("share", "of the pairs of a causal graph", "%")],
         {"each": "67.4"},
         sliders=[
-            slider("window", "window", 1, 64, 4096, graph=True),
-            slider("sinks", "sinks", 0, 4, 64, graph=True),
+            window(64, 4096),
+            sinks(4, 64),
         ],
     )
 
@@ -237,7 +247,7 @@ def hearsay() -> Figure:
             EDGES,
         ],
         {"reach": "7 tokens", "first": "6 layers"},
-        sliders=[slider(**LAYERS, value=3), slider("window", "window", 1, 3, 12, graph=True)],
+        sliders=[slider(**LAYERS, value=3), window(3, 12)],
     )
 
 
@@ -253,8 +263,8 @@ def within_reach() -> Figure:
         {"first": "layers until everybody is reached: 17"},
         sliders=[
             slider("layers", "layers", 1, 30, 30),
-            slider("window", "window", 1, 16, 256, graph=True),
-            slider("sinks", "sinks", 0, 0, 16, graph=True),
+            window(16, 256),
+            sinks(0, 16),
         ],
     )
 
@@ -267,8 +277,8 @@ def needle() -> Figure:
         {"each": "7.6", "reach": "22 of 64", "best": "51%"},
         classes=4,
         sliders=[
-            slider("window", "window", 1, 8, 64, graph=True),
-            slider("sinks", "sinks", 0, 0, 8, graph=True),
+            window(8, 64),
+            sinks(0, 8),
             slider(**LAYERS, value=3),
         ],
     )
@@ -281,8 +291,8 @@ def talk() -> Figure:
         [("edges", "of 64 blocks are not zero", 0), ("share", "of the causal ones", "%")],
         {"edges": "26 of 64 blocks"},
         sliders=[
-            slider("window", "window", 1, 3, 8, graph=True),
-            slider("sinks", "sinks", 0, 1, 8, graph=True),
+            window(3, 8),
+            sinks(1, 8),
         ],
     )
 
@@ -293,7 +303,7 @@ def messages() -> Figure:
         64,
         [("edges", "messages are made", 0), ("each", "times as many as attention makes", 1)],
         {"edges": "484 messages"},
-        sliders=[slider("window", "window", 1, 8, 64, graph=True)],
+        sliders=[window(8, 64)],
     )
 
 
@@ -331,7 +341,7 @@ def leaks() -> Figure:
         12,
         [("pairs", "pairs along which information flows", 0), ("leaks", "of them leaks", 0)],
         {"pairs": "all 38 allowed pairs", "leaks": "0 leaks"},
-        sliders=[slider(**LAYERS, value=2), slider("window", "window", 1, 3, 12, graph=True)],
+        sliders=[slider(**LAYERS, value=2), window(3, 12)],
     )
 
 
@@ -342,8 +352,8 @@ def sink() -> Figure:
         [EDGES, ("share", "of the causal ones", "%")],
         {"edges": "90,176 edges"},
         sliders=[
-            slider("window", "window", 1, 127, 768, graph=True),
-            slider("sinks", "sinks", 0, 1, 16, graph=True),
+            window(127, 768),
+            sinks(1, 16),
         ],
     )
 
@@ -354,7 +364,7 @@ def drawn() -> Figure:
         192,
         [EDGES, ("share", "of the causal ones", "%")],
         {"edges": "2952 of 18528 edges", "share": "0.159"},
-        sliders=[slider("window", "k", 1, 16, 192, graph=True)],
+        sliders=[window(16, 192, "k")],
     )
 
 

@@ -29,7 +29,7 @@ from gnn_attention._support import atomic_files, checks, json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.cache import KeyValueCache
-from gnn_attention.cli.compare_graphs import Contender, Graphs, contenders
+from gnn_attention.cli.compare_graphs import LISTED, Contender, Graphs, contenders
 from gnn_attention.cost.graph_cost import most_cached
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, induction_scores
@@ -185,8 +185,7 @@ def add_compare(commands: json_option.Commands) -> None:
     described = "train one model over several graphs, all else equal: loss against edges"
     command = commands.add_parser("compare", help=described)
     add, shown = command.add_argument, "(default: %(default)s)"
-    listed = "expressions without the number of tokens, or file:NAME (.edges, .adjlist, .graphml), split by ;"
-    add("--graphs", default=GRAPHS, metavar="LIST", help=f"{listed} {shown}")
+    add("--graphs", default=GRAPHS, metavar="LIST", help=f"{LISTED} {shown}")
     add("--seeds", type=int, default=SEEDS, help=f"trainings for each graph {shown}")
     folder = f"folder for finished trainings, which a further call does not repeat {shown}"
     add("--out", type=Path, default=Path("comparison"), metavar="DIR", help=folder)

@@ -31,13 +31,13 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.neighbours import neighbours_of
 from gnn_attention.verify.measure import Truth, gradients_of, judge, worst_errors
 from gnn_attention.verify.oracle import reordered
+from gnn_attention.verify.truth import ORDERS
 
 OURS = "attend"
 PASSES = ("forward", "with backward")
 HEADS, DIM, SMALL = 8, 64, 512
 LONGEST = 3.0  # seconds that a call of a peer may take
 ROUNDS = 15  # of samples, at most
-ORDERS = 8  # of channels, by which SDPA rounds otherwise
 COMPILING = 6.0  # seconds that must be left to begin a compilation
 QUIET = "KINETO_LOG_LEVEL"  # torch's profiler writes to stderr unless this is set before its first use
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -12,7 +12,7 @@ from torch.nn import functional
 from gnn_attention._support import json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.cli.compare_graphs import Contender, contenders
+from gnn_attention.cli.compare_graphs import LISTED, Contender, contenders
 from gnn_attention.cli.heads import text_of
 
 GRAPHS = "causal; window(256); window(252) | sinks(4); window(64); window(60) | sinks(4)"
@@ -48,8 +48,7 @@ def add_compare(commands: json_option.Commands) -> None:
     described = "loss and speed of a pretrained model along graphs, without training"
     command = commands.add_parser("compare", help=described)
     add, shown = command.add_argument, "(default: %(default)s)"
-    listed = "expressions without the number of tokens, or file:NAME (.edges, .adjlist, .graphml), split by ;"
-    add("--graphs", default=GRAPHS, metavar="LIST", help=f"{listed} {shown}")
+    add("--graphs", default=GRAPHS, metavar="LIST", help=f"{LISTED} {shown}")
     add("--model", default="smollm2", metavar="NAME", help=f"of gnn_attention.lm {shown}")
     add("--text", metavar="FILE", help="what the model reads (default: Python's collections.py)")
     add("--tokens", type=int, default=1024, help=f"of the text, at most {shown}")

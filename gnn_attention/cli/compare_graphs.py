@@ -11,6 +11,8 @@ from gnn_attention.graph import TokenGraph
 
 FILE = "file:"  # before the name of a file in the place of an expression
 
+LISTED = "expressions without the number of tokens, or file:NAME (.edges, .adjlist, .graphml), split by ;"
+
 Graphs = str | Sequence[str | TokenGraph]
 
 

@@ -80,7 +80,7 @@ def _traces(model: nn.Module, ids: Tensor, layers: Layers) -> Sequence[LayerTrac
     ids = ids.to(next(model.parameters()).device)
     with _routed(model):
         found = record(model, input_ids=ids, use_cache=False, layers=layers).layers
-    if len(found) != len(range(config.num_hidden_layers) if layers is None else set(layers)):
+    if len(found) != (config.num_hidden_layers if layers is None else len(set(layers))):
         got = f"makes {len(found)} calls of transformers' attention in {config.num_hidden_layers} layers"
         raise NotImplementedError(f"{kind} {got}: the page shows one for each layer")
     return sorted(found, key=lambda trace: trace.number)

@@ -41,7 +41,7 @@ function noteFrames() {
 /** How soon the page is there and how long an edit takes, in milliseconds: by the clock, and of the page's thread, which does not count
  *  what a busy machine does besides. Sorted, of several visits.
  *
- *  node tests/explorer/run.mjs <<< '{"chromium": "/usr/bin/chromium", "jobs": [{"scenario": "soon", "file": "/tmp/page.html"}]}' */
+ *  node tests/explorer/run.mjs <<< '{"chromium": "/usr/bin/chromium", "jobs": [{"scenario": "soon", "file": "PAGE.html"}]}' */
 export async function soon(browser, job) {
   const times = { paint: [], thread: [], edit: [], editThread: [] };
   for (let visit = 0; visit < (job.visits ?? 5); visit++) {

@@ -286,11 +286,23 @@ def _worded(
     known = jobs.JOBS.get(sentence.job)
     by_tokens = f"tokens such as {_listed(senders)} (most when at {_listed(receivers)})"
     says = {"copy": "that token itself", "against": "anything but that token", "words": _listed(raised)}
-    looks_for = by_tokens if known is None else known.looks_for
-    text = sentence.job, looks_for, "next to nothing" if sentence.job == "sink" else says[sentence.said]
-    (looks, said, loss), words = effects, (senders, receivers, raised)
+    looks, said, loss = effects
     return Reading(
-        *place, *text, looks, said, loss, count, sentence.rests, sentence.share, sentence.distance, *words
+        layer=place[0],
+        head=place[1],
+        job=sentence.job,
+        looks_for=by_tokens if known is None else known.looks_for,
+        says="next to nothing" if sentence.job == "sink" else says[sentence.said],
+        looks=looks,
+        said=said,
+        loss=loss,
+        passages=count,
+        rests=sentence.rests,
+        share=sentence.share,
+        distance=sentence.distance,
+        senders=senders,
+        receivers=receivers,
+        raised=raised,
     )
 
 

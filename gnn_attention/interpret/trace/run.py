@@ -99,7 +99,7 @@ def record(
     is ``"gnn_attention"`` (tokens of the record are the slots of the call, with those of a cache); it is
     unchanged afterwards. ``surgery`` is one or several results of :func:`cut`, :func:`mute`, :func:`scale`
     and :func:`patch`. ``layers``, ``heads`` and ``edges`` choose, as in :func:`cut`, what is recorded;
-    nothing else is kept, of other tokens neither (pairs are of tokens of the call). Phases and states are
+    nothing else is stored, of other tokens neither (pairs are of tokens of the call). Phases and states are
     those of the blocks of ``gnn_attention.model``, where no edges or heads were chosen. A layer on the
     message-passing path (``backend=None``) runs through "auto". Only calls of this thread are recorded;
     threads that record one module take turns. The record is differentiable; run under ``torch.no_grad()`` to
@@ -131,7 +131,7 @@ def record(
     with turn(modules, brief=True), operate(module, *surgeries), ExitStack() as stack:
         for number in numbers:
             stack.enter_context(_recorded_layer(number, modules[number], traces, part))
-        for number, block in enumerate(blocks if edges is heads is None else ()):
+        for number, block in enumerate(blocks if edges is None and heads is None else ()):
             if number in numbers:
                 stack.enter_context(_recorded_block(number, block, phases))
         output = module(*inputs, **options)
