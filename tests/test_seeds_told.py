@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.bounds import assert_exact
 from support.seeds import drawn
 from torch import Tensor
 from torch.nn import functional
@@ -220,6 +222,15 @@ class Counted(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    """What a notebook makes without saying of which dtype."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("in_float64")
 def test_S3_4_a_loop_over_queries_or_one_product() -> None:
     """The notebook's own functions, counted: what grows with edges, with queries, or not at all."""
     notebook = "05_matrix_multiplication_is_message_passing"
@@ -231,13 +242,13 @@ def test_S3_4_a_loop_over_queries_or_one_product() -> None:
     counts: dict[str, list[int]] = {}
     for n in (8, 16, 32):
         graph = patterns.causal(n)
-        q, k, v = (drawn(n, 4, seed=seed).float() for seed in range(3))
+        q, k, v = (drawn(n, 4, seed=seed).double() for seed in range(3))
         expected = ga.attend(*(part[None, None] for part in (q, k, v)), graph, backend="dense")[0, 0]
         for way in ("by_edges_in_python", "by_queries", "by_matrices", "by_gather_and_scatter"):
             _ = graph.mask(), graph.edge_index
             with Counted() as mode:
                 found = names[way](q, k, v, graph)
-            assert torch.allclose(found, expected, atol=1e-5), way
+            assert_exact(found, expected)
             counts.setdefault(way, []).append(mode.count)
     growth = {way: (seen[2] - seen[1]) / max(seen[1] - seen[0], 1) for way, seen in counts.items()}
     assert counts["by_matrices"][0] == counts["by_matrices"][2] < 15
@@ -307,7 +318,7 @@ def test_the_pictures_of_the_cache_have_true_shapes() -> None:
         assert sign == "="
         for label, rows, columns, _ in (left, right):
             assert true[label].shape == (rows, columns)
-        assert torch.allclose(true[left[0]] @ true[right[0]], product)
+        assert_exact(true[left[0]] @ true[right[0]], product)
         assert product.shape == result[1:3]
 
 
