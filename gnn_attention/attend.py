@@ -117,14 +117,10 @@ def _runner(backend: str | Backend, call: AttentionCall) -> Callable[[AttentionC
     if own is not None:
         return own
     chosen = _chosen(backend, call)
-    watched = _is_watched(backend, chosen, call)
-    return partial(first_use.run, _run, choose, chosen) if watched else partial(_run, chosen)
-
-
-def _is_watched(backend: str | Backend, chosen: Backend, call: AttentionCall) -> bool:
-    """Whether a kernel that fails is replaced: one that "auto" took, on a GPU."""
-    gpu = call.q.device.type in nonfinite.ASYNCHRONOUS
-    return gpu and backend == "auto" and chosen.name in first_use.TRIED
+    # on a GPU a kernel that "auto" took is replaced if it fails
+    watched = call.q.device.type in nonfinite.ASYNCHRONOUS and chosen.name in first_use.TRIED
+    run = partial(first_use.run, _run, choose) if watched and backend == "auto" else _run
+    return partial(run, chosen)
 
 
 def _run(chosen: Backend, call: AttentionCall) -> tuple[Tensor, Any]:

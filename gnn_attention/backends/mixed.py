@@ -11,7 +11,7 @@ from gnn_attention.graph import memoized
 MOST_EDGES = 2**28  # whose list takes some GiB
 
 
-def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
+def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     return attention_op.along_plan(call, "mixed")
 
 

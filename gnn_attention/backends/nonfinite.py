@@ -33,8 +33,7 @@ def surely_finite(*tensors: Tensor) -> bool:
         return False
     try:
         for x in tensors:
-            total = _sum(x) if x.requires_grad or x.dtype in HALF else x.sum()
-            if not math.isfinite(total.item()):
+            if not math.isfinite(_sum(x).item()):
                 return False
     except RuntimeError:  # torch.vmap's "data-dependent control flow"
         return False
@@ -48,9 +47,7 @@ def may_ask(x: Tensor) -> bool:
 
 def is_checked(call: AttentionCall) -> bool:
     """False where no token is looked at: by the caller's promise, and in a program for a GPU."""
-    if call.finite or call.q.device.type not in ASYNCHRONOUS:
-        return not call.finite
-    return not is_program(call.q)
+    return not call.finite and (call.q.device.type not in ASYNCHRONOUS or not is_program(call.q))
 
 
 def is_program(x: Tensor) -> bool:
@@ -92,10 +89,10 @@ def marked_keys(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def on_cleaned(call: AttentionCall, run: Run, reached: Reached) -> tuple[Tensor, Tensor | None]:
     given = call.q, call.k, call.v
-    marks = [~_are_finite(x) for x in given]
+    marks = marked(*given)
     q, k, v = (x.masked_fill(bad.unsqueeze(-1), 0.0) for x, bad in zip(given, marks, strict=True))
     out, lse = run(replace(call, q=q, k=k, v=v))
-    bad = _receivers(marks, partial(reached, call), call.has_in_edges)
+    bad = poisoned(marks, partial(reached, call), call.has_in_edges)
     lse = None if lse is None else lse.masked_fill(bad, torch.nan)
     return out.masked_fill(bad.unsqueeze(-1), torch.nan), lse
 
@@ -104,17 +101,18 @@ def cleaned(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in tensors)
 
 
+def marked(*tensors: Tensor) -> list[Bool[Tensor, "batch heads tokens"]]:
+    """Which tokens are not finite."""
+    return [~_are_finite(x) for x in tensors]
+
+
 def poisoned(
-    q: Tensor, k: Tensor, v: Tensor, reached: Callable[[Tensor], Tensor], has_in_edges: Tensor
+    marks: Sequence[Tensor], reached: Callable[[Tensor], Tensor], has_in_edges: Tensor
 ) -> Bool[Tensor, "batch heads dst"]:
-    """The receivers that attend to a token which is not finite, or are one and have in-edges.
+    """The receivers that attend to a marked token of q, k or v, or are one and have in-edges.
 
     ``reached(marked)``: which receivers ``[B, Hq, dst]`` have an edge from a marked sender ``[B, Hkv, src]``.
     """
-    return _receivers([~_are_finite(x) for x in (q, k, v)], reached, has_in_edges)
-
-
-def _receivers(marks: Sequence[Tensor], reached: Callable[[Tensor], Tensor], has_in_edges: Tensor) -> Tensor:
     of_q, of_k, of_v = marks
     return reached(of_k | of_v) | (of_q & has_in_edges)
 

@@ -4,7 +4,7 @@ The plan is computed once for each graph (``plan.planner``). A plain call runs i
 of the tokens; one with a score_mod, a bias or dropout is written out, a few rectangles at a time.
 """
 
-import torch
+from functools import partial
 
 from gnn_attention._support import memory
 from gnn_attention._support.shapes import Tensor
@@ -14,7 +14,7 @@ from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
-from gnn_attention.backends.plan.planner import mask_bytes, packed_plan, plan_on
+from gnn_attention.backends.plan.planner import mask_bytes, plan_on
 from gnn_attention.graph import memoized
 
 MASK_LIMIT = 2**32  # bytes
@@ -23,7 +23,7 @@ MASK_LIMIT = 2**32  # bytes
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if call.is_plain:
         return attention_op.along_plan(call, "tiles")
-    return nonfinite.contained(call, _formula, _reached)
+    return nonfinite.contained(call, _formula, partial(attention_op.reached, "whole rows"))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -41,13 +41,6 @@ def bytes_needed(call: AttentionCall) -> int:
 
 def _formula(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return formula(call, plan_on(call.graph, "whole rows", call.q.device))
-
-
-def _reached(call: AttentionCall, marked: Tensor) -> Tensor:
-    """Which receivers attend to a marked sender: attention with equal weights to the marks."""
-    marks = marked.to(torch.float32).unsqueeze(-1)
-    q, plan = marks.new_zeros(*call.q.shape[:3], 1), packed_plan("whole rows", call.graph, call.q.device)
-    return attention_op.attention(q, torch.zeros_like(marks), marks, plan, 1.0)[0].squeeze(-1) > 0
 
 
 BACKEND = Backend(

@@ -8,6 +8,7 @@ tensors are taken too, slowly: for a trial.
 import importlib.util
 import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -84,19 +85,12 @@ def form_name(call: AttentionCall) -> str:
     return str(name)
 
 
-def _rows(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:
-    return pack(ROWS, rows_of(graph, device, for_edges))
-
-
-def _windows(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:
-    return pack(BLOCKS, windows_of(graph, device, height or 64, for_edges))
-
-
-def _tiles(graph: TokenGraph, device: torch.device, height: int | None, for_edges: bool) -> Packed:
-    return pack(BLOCKS, tiles_of(graph, device, None, for_edges))
-
-
-FORMS = {"rows": _rows, "windows": _windows, "tiles": _tiles}
+# (graph, device, receivers of a block or None, whether edges are numbered) -> the graph in a form
+FORMS: dict[str, Callable[[TokenGraph, torch.device, int | None, bool], Packed]] = {
+    "rows": lambda graph, on, size, numbered: pack(ROWS, rows_of(graph, on, numbered)),
+    "windows": lambda graph, on, size, numbered: pack(BLOCKS, windows_of(graph, on, size or 64, numbered)),
+    "tiles": lambda graph, on, size, numbered: pack(BLOCKS, tiles_of(graph, on, None, numbered)),
+}
 
 
 def _plan(graph: TokenGraph, form: str | None, for_edges: bool, *head: Any) -> Packed:

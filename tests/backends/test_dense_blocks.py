@@ -82,8 +82,9 @@ def run(pieces, q, k, v, grad):
     final = out.to(q.dtype)
     grads = [torch.zeros(x.shape, dtype=wide) for x in (q, k, v)]
     lse_or_inf = lse.masked_fill(lse == -torch.inf, torch.inf)
+    product = final if kernels.is_flash(q) else (grad.to(wide) * final).sum(-1, keepdim=True)
     for piece in pieces:
-        kernels.backward((grad, q, k, v, final), lse_or_inf, piece, SCALE, grads)
+        kernels.backward((grad, q, k, v, product), lse_or_inf, piece, SCALE, grads)
     return final, lse, *grads
 
 

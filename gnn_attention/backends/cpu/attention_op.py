@@ -6,6 +6,7 @@ edges is saved. Gradients of lse are served, and so are sinks: the output is rou
 derivatives are refused by name.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain
 from gnn_attention.backends.cpu import csr, dense_blocks
-from gnn_attention.backends.plan.plan import Edges, Packed, Plan, unpacked
+from gnn_attention.backends.plan.plan import Edges, Packed, Plan, packed, unpacked
 from gnn_attention.backends.plan.planner import packed_plan, plan_on
 from gnn_attention.graph import memoized
 
@@ -27,8 +28,17 @@ Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
-def along_plan(call: AttentionCall, kind: str) -> Pair:
+def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
     """A plain call on a plain graph, along the plan of this kind: ``out`` in the dtype of q, and ``lse``."""
+    run, device = partial(_along_plan, kind), call.q.device
+    # on a CPU the operator looks, afterwards
+    looks = device.type not in nonfinite.ASYNCHRONOUS or not nonfinite.is_checked(call)
+    if looks or not memoized(plan_on, call.graph, kind, device).visits_non_edges:
+        return run(call)
+    return nonfinite.contained(call, run, partial(reached, kind), hides_logits=True)
+
+
+def _along_plan(kind: str, call: AttentionCall) -> Pair:
     q, k, v, sinks = call.q, call.k, call.v, call.sink_logits
     if are_plain((q, k, v)) and not any_needs_gradients((q, k, v, sinks)):
         # the operator would have nothing to add
@@ -37,6 +47,10 @@ def along_plan(call: AttentionCall, kind: str) -> Pair:
     else:
         out, lse = attention(q, k, v, packed_plan(kind, call.graph, q.device), call.scale, sinks)
     return (out, lse) if sinks is None else (out, edges.sinks_alone(lse, sinks, call.has_in_edges))
+
+
+def reached(kind: str, call: AttentionCall, marked: Tensor) -> Tensor:
+    return _reached(marked, call.q, packed_plan(kind, call.graph, call.q.device))
 
 
 def attention(
@@ -67,23 +81,24 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: f
         return out, lse
     clean = nonfinite.cleaned(q, k, v)
     out, lse = _forward(clean[0], clean[1], clean[2], plan, scale, sinks)
-    bad = nonfinite.poisoned(q, k, v, lambda marked: _reached(marked, q, plan), lse > -torch.inf)
+    reach = partial(_reached, q=q, plan=packed(plan))
+    bad = nonfinite.poisoned(nonfinite.marked(q, k, v), reach, lse > -torch.inf)
     return out.masked_fill_(bad.unsqueeze(-1), torch.nan), lse.masked_fill_(bad, torch.nan)
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, token-major in memory, and of the sinks."""
     q, k, v, sinks, out, lse, tensors, numbers, scale = saved
-    plan = unpacked(tensors, numbers)
-    if plan.visits_non_edges and not nonfinite.surely_finite(q, k, v):
-        q, k, v = nonfinite.cleaned(q, k, v)
-        spoiled = nonfinite.spoiled(lse)
-        out = out.masked_fill(spoiled.unsqueeze(-1), 0.0)
-        grad_out, grad_lse, lse = _excluded(spoiled, grad_out, grad_lse, lse)
+    plan, asks = unpacked(tensors, numbers), nonfinite.may_ask(q)
     # without in-edges exp(logit - lse) = 0, and 0 times a NaN of an unused gradient must not be
-    isolated = lse == -torch.inf
-    if bool(isolated.any()):
-        grad_out, grad_lse, lse = _excluded(isolated, grad_out, grad_lse, lse)
+    excluded = lse == -torch.inf
+    if plan.visits_non_edges and not (asks and nonfinite.surely_finite(q, k, v)):
+        if asks:
+            q, k, v = nonfinite.cleaned(q, k, v)
+        excluded |= nonfinite.spoiled(lse)
+        out = out.masked_fill(excluded.unsqueeze(-1), 0.0)
+    if not asks or bool(excluded.any()):
+        grad_out, grad_lse, lse = _excluded(excluded, grad_out, grad_lse, lse)
     grad_sinks = torch.empty_like(sinks)
     if sinks.shape[1]:
         grad_sinks = _sinks_backward(grad_out, grad_lse, out, lse, sinks)
@@ -139,10 +154,11 @@ def _backward(
     grads = [_token_major(x, x.shape[3], wide) for x in ends]
     for total in grads if plan.rectangles or not plan.pieces else ():
         total.zero_()
-    if any(isinstance(piece, Edges) for piece in plan.pieces):
+    if not dense_blocks.is_flash(q) or any(isinstance(piece, Edges) for piece in plan.pieces):
         delta = (grad_out.to(wide) * out).sum(-1) - grad_lse
-    tensors = map(_supported, (grad_out, q, k, v, out))
-    padded = _for_dense_backward(grad_lse, *tensors) if plan.rectangles else []
+    padded = [grad_out, q, k, v, delta.unsqueeze(-1)]
+    if plan.rectangles and dense_blocks.is_flash(q):
+        padded = _for_flash_backward(grad_lse, grad_out, q, k, v, out)
     for piece in plan.pieces:
         if isinstance(piece, Edges):
             csr.backward(grad_out, delta, ends, lse, piece, scale, grads, add=bool(plan.rectangles))
@@ -166,15 +182,10 @@ def _same_width(width: int, *tensors: Tensor) -> list[Tensor]:
     return ends
 
 
-def _supported(x: Tensor) -> Tensor:
-    # a CPU has no arithmetic for float16, whose kernel rounds more and takes some times longer
-    return x.float() if x.dtype == torch.float16 and x.device.type == "cpu" else x
-
-
-def _for_dense_backward(
-    grad_lse: Tensor, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor
-) -> list[Tensor]:
-    """What the dense kernel takes, which computes ``delta = sum(out * grad_out)`` itself."""
+def _for_flash_backward(grad_lse: Tensor, *tensors: Tensor) -> list[Tensor]:
+    """What the kernel for CPUs takes, which computes ``delta = sum(out * grad_out)`` itself."""
+    # there is no arithmetic for float16, whose kernel rounds more and takes some times longer
+    grad_out, q, k, v, out = (x.float() if x.dtype == torch.float16 else x for x in tensors)
     # ``- grad_lse`` belongs there too: one more channel, in which out is -grad_lse, grad_out 1 and v 0
     if not bool(grad_lse.any()):
         return _same_width(max(q.shape[3], v.shape[3]), grad_out, q, k, v, out)
@@ -188,9 +199,9 @@ def _shows_all(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, plan: Plan) -> bool
 
     The kernel for CPUs takes few logits that are all NaN for hidden; elsewhere a q or k that is not finite
     shows in lse. For a logit of +inf it gives lse +inf, and in halves an output that is finite, where all
-    weights are NaN.
+    weights are NaN. A GPU is not asked: :func:`along_plan` gives it what is finite.
     """
-    if not plan.rectangles:
+    if not plan.rectangles or not nonfinite.may_ask(q):
         return True
     if plan.narrowest < NARROW:
         return nonfinite.surely_finite(q, k, v)
@@ -199,10 +210,10 @@ def _shows_all(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, plan: Plan) -> bool
     return not bool(nonfinite.spoiled(lse).any()) and nonfinite.surely_finite(v)
 
 
-def _reached(marked: Tensor, q: Tensor, plan: Plan) -> Tensor:
+def _reached(marked: Tensor, q: Tensor, plan: Packed) -> Tensor:
     """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal weights."""
     marks = marked.to(torch.float32).unsqueeze(-1)
-    mean, _ = _forward(marks.new_zeros(*q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0)
+    mean, _ = attention(marks.new_zeros(*q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0)
     return mean.squeeze(-1) > 0
 
 

@@ -12,6 +12,7 @@ import torch
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.cpu.csr_primitives import Head, batches, row_maxima, row_sums, sampled_products
+from gnn_attention.backends.nonfinite import may_ask
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.edges import REACH, accumulation_dtype, shares, within_reach
 
@@ -96,7 +97,7 @@ def _forward_head(
 def _shift(work: Head, logits: Tensor) -> Tensor | float:
     """Subtract what exp cannot reach, and return it: each receiver's largest logit, unless that is small."""
     # a receiver's result must not depend, not even by a rounding, on others: so 0 for all if all are small
-    if within_reach(logits):
+    if may_ask(logits) and within_reach(logits):
         return 0.0
     top = row_maxima(work.edges.ptr, logits)
     top.masked_fill_((top.abs() <= REACH) | (top == -torch.inf), 0.0)
@@ -123,20 +124,20 @@ def _backward_head(
     gradient = torch.mul(grad, factor.view(grad.shape[:-1]).unsqueeze(-1), out=work.buffer("g", grad))
     gradient = _without(excluded, gradient.flatten(0, -2))
     if excluded is not None:
-        mass.masked_fill_(excluded[work.edges.dst], 0.0)
+        mass.masked_fill_(excluded.index_select(0, work.edges.dst), 0.0)
     d_value = work.outgoing(mass, gradient, slopes)
     work.by_edge(_without(excluded, delta.reshape(-1) * factor), slopes)
     sampled_products(work.second, gradient, value, beta=-1.0)
     slopes.mul_(mass)
     if excluded is not None:
-        slopes.masked_fill_(excluded[work.edges.dst], 0.0)
+        slopes.masked_fill_(excluded.index_select(0, work.edges.dst), 0.0)
     d_query = _without(excluded, work.incoming(slopes, key))
     return d_query, work.outgoing(slopes, query, mass), d_value
 
 
 def _mass(work: Head, logits: Tensor, lse: Tensor) -> Tensor:
     """Turn logits into ``mass`` and return a factor for each receiver: its weights are ``mass * factor``."""
-    if within_reach(logits):
+    if may_ask(logits) and within_reach(logits):
         logits.exp_()
         return (-lse).exp_()
     # as in _shift a receiver's own numbers decide: small logits have an lse of at most REACH + log(in-degree)
@@ -147,9 +148,9 @@ def _mass(work: Head, logits: Tensor, lse: Tensor) -> Tensor:
 
 
 def _excluded(work: Head, lse: Tensor) -> Tensor | None:
-    """Receivers with in-edges that must contribute nothing; None if there are none, as usual."""
+    """Receivers with in-edges that must contribute nothing; None if there surely are none, as usual."""
     excluded = lse.isinf() & work.has_in_edges
-    return excluded if excluded.any() else None
+    return excluded if not may_ask(lse) or excluded.any() else None
 
 
 def _without(excluded: Tensor | None, x: Tensor) -> Tensor:

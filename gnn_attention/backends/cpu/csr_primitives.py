@@ -11,9 +11,10 @@ diagonal, where the query heads of a group attend to the same senders.
 from __future__ import annotations
 
 import functools
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
 from types import EllipsisType
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import functional
@@ -26,8 +27,9 @@ from gnn_attention.backends.plan.plan import Edges
 
 LONGEST = 64  # rows that are added one after the other
 MOST_EDGES = 10**5  # of all heads taken together; above, one head at a time is as fast and takes less memory
-MOST_CACHED = 4  # folded lists for each list of edges
+MOST_CACHED = 4  # folded lists, or what else is made of each list of edges
 
+T = TypeVar("T")
 Rows = Float[Tensor, "*heads tokens dim"]
 Index = tuple[int, int] | EllipsisType
 Pieces = tuple[Int[Tensor, " pieces_and_one"], Int[Tensor, " rows_and_one"]]
@@ -101,7 +103,20 @@ def row_maxima(ptr: Int[Tensor, " rows_and_one"], values: Float[Tensor, " edges"
 
 
 # by the list's own tensor
-_cache: MutableMapping[Tensor, dict[tuple[int, int], Edges]] = WeakIdKeyDictionary()
+_cache: MutableMapping[Tensor, dict[Any, Any]] = WeakIdKeyDictionary()
+
+
+def _once(name: Any, of: Tensor, make: Callable[[Tensor], T]) -> T:
+    """``make(of)``, which the host would wait for on a GPU."""
+    known = _cache.setdefault(of, {})
+    found: T = known.get(name, known)
+    if found is known:
+        found = make(of)
+        # other threads may come and go meanwhile
+        if len(known) >= MOST_CACHED:
+            known.pop(next(iter(list(known)), None), None)
+        known[name] = found
+    return found
 
 
 class Head:
@@ -142,11 +157,11 @@ class Head:
 
     @functools.cached_property
     def in_pieces(self) -> Pieces | None:
-        return pieces_of(self.edges.ptr)
+        return _once("pieces", self.edges.ptr, pieces_of)
 
     @functools.cached_property
     def _out_pieces(self) -> Pieces | None:
-        return pieces_of(self.edges.out_ptr)
+        return _once("pieces", self.edges.out_ptr, pieces_of)
 
     def buffer(self, name: str, like: Rows) -> Rows:
         if name not in self._rows:
@@ -192,7 +207,7 @@ def batches(edges: Edges, shape: Sequence[int], kv_heads: int, dtype: torch.dtyp
         return [(..., [(Head(folded(edges, samples * heads, samples * kv_heads), dtype), ...)])]
     works = [work]
     if sliced:
-        lists = edges.of_each()
+        lists = _once("slices", edges.ptr, lambda _: edges.of_each())
         work = Head(lists[0], dtype, max(part.src.numel() for part in lists))
         works = [work.over(part) for part in lists]
     group = heads // kv_heads
@@ -209,14 +224,7 @@ def batches(edges: Edges, shape: Sequence[int], kv_heads: int, dtype: torch.dtyp
 
 def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:
     """The edges repeated for ``slices`` sets of receivers over ``kv_slices`` sets of senders; cached."""
-    known = _cache.setdefault(edges.ptr, {})
-    found = known.get((slices, kv_slices))
-    if found is None:
-        found = _fold(edges, slices, kv_slices)
-        # other threads may come and go meanwhile
-        if len(known) >= MOST_CACHED:
-            known.pop(next(iter(list(known)), (0, 0)), None)
-        known[slices, kv_slices] = found
+    found = _once((slices, kv_slices), edges.ptr, lambda _: _fold(edges, slices, kv_slices))
     return replace(found, fresh=edges.fresh)
 
 

@@ -10,6 +10,7 @@ in memory.
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -20,8 +21,8 @@ from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles
 # bytes of queries, keys and values in one call of the kernel: as much as caches hold, and bounded memory
 BYTES_AT_ONCE = 2**25
 LARGEST_TABLE = 2**26  # bytes of masks that are made additive once for all calls
-FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-FLASH_BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+FLASH_BACKWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
 InGroups = Float[Tensor, "groups _ _ _"]
 
@@ -49,8 +50,8 @@ def backward(
 ) -> None:
     """Add the gradients of q, k and v that pass through the rectangles to ``grads``.
 
-    ``tensors`` are grad_out, q, k, v and out; out and lse are those of all pieces. A receiver whose lse is
-    +inf takes no part.
+    ``tensors`` are grad_out, q, k, v and out, in whose place the formula takes ``sum(grad_out * out) -
+    grad_lse``, one channel; out and lse are those of all pieces. A receiver whose lse is +inf takes no part.
     """
     lse = lse.unsqueeze(-1)
     mask = _Additive(piece.masks, tensors[1].dtype)
@@ -97,7 +98,7 @@ def _lse_of_empty_rows(
         empty = ~part.masks.table.any(-1).index_select(0, part.masks.which).unsqueeze(1)
         # a NaN stays, as it does in out
         lse = lse.masked_fill(empty & ~lse.isnan(), -torch.inf)
-    if lse.device.type != "cpu" or not bool((lse == 0).any()) or not _may_overflow(q, k, scale):
+    if not is_flash(q) or not bool((lse == 0).any()) or not _may_overflow(q, k, scale):
         return lse
     sums, _ = _attention(q, k, torch.ones_like(k), mask, part.causal, scale)  # of the weights
     return lse.masked_fill(sums[..., 0] == 0, -torch.inf)
@@ -121,10 +122,15 @@ def _parts(piece: Rectangles, q: Tensor, k: Tensor) -> Iterator[tuple[int | None
     return itertools.product(samples, (piece,) if piece.dst.count <= most else tuple(piece.parts(most)))
 
 
+def is_flash(x: Tensor) -> bool:
+    """Whether tokens go to ATen's kernel, and not to the formula."""
+    return FLASH is not None and FLASH_BACKWARD is not None and x.device.type == "cpu"
+
+
 def _attention(
     q: InGroups, k: InGroups, v: InGroups, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[InGroups, Float[Tensor, "groups heads size"]]:
-    if FLASH is not None and q.device.type == "cpu":
+    if is_flash(q):
         out, lse = FLASH(q, k, v, is_causal=causal, attn_mask=mask, scale=scale)
         return out, lse
     weights, lse = edges.row_softmax(_logits(q, k, mask, causal, scale))
@@ -134,15 +140,15 @@ def _attention(
 def _attention_backward(
     tensors: Sequence[InGroups], lse: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v from grad_out, q, k, v and out."""
-    grad, q, k, v, out = tensors
-    if FLASH_BACKWARD is not None and q.device.type == "cpu":
+    """The gradients of q, k and v from grad_out, q, k, v and out, or delta."""
+    grad, q, k, v, delta = tensors
+    if is_flash(q):
         found = FLASH_BACKWARD(*tensors, lse, 0.0, causal, attn_mask=mask, scale=scale)
         return found[0], found[1], found[2]
     wide, heads = edges.accumulation_dtype(q.dtype), k.shape[1]
     weights = (_logits(q, k, mask, causal, scale) - lse.unsqueeze(-1)).exp()
-    grad, out = grad.to(wide), out.to(wide)
-    slope = grad @ edges.per_query_head(v, q.shape[1]).to(wide).mT - (grad * out).sum(-1, keepdim=True)
+    grad = grad.to(wide)
+    slope = grad @ edges.per_query_head(v, q.shape[1]).to(wide).mT - delta
     slope = weights * slope * scale
     dq = slope @ edges.per_query_head(k, q.shape[1]).to(wide)
     products = slope.mT @ q.to(wide), weights.mT @ grad
@@ -156,7 +162,8 @@ def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: floa
     if causal:
         below = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
         logits = logits.masked_fill(~below, -torch.inf)
-    return logits if mask is None else logits + mask.to(wide)
+    # a NaN of a pair that is no edge goes
+    return logits if mask is None else logits.masked_fill(mask == -torch.inf, -torch.inf)
 
 
 def take(x: Tensor, sample: int | None, groups: Groups) -> InGroups:
@@ -180,7 +187,9 @@ def put(x: Tensor, sample: int | None, groups: Groups, value: InGroups) -> None:
     elif sample is None:
         x.index_copy_(2, groups.index[0], value.to(x.dtype))
     else:
-        x[sample].transpose(0, 1).index_copy_(0, groups.index.flatten(), _as_rows(value).to(x.dtype))
+        x[sample].transpose(0, 1).index_copy_(
+            0, groups.index.flatten(), value.transpose(1, 2).flatten(0, 1).to(x.dtype)
+        )
 
 
 def add(x: Tensor, sample: int | None, groups: Groups, value: InGroups) -> None:
@@ -190,17 +199,13 @@ def add(x: Tensor, sample: int | None, groups: Groups, value: InGroups) -> None:
         if sample is None:
             x.index_add_(2, index, rows)
         else:
-            x[sample].transpose(0, 1).index_add_(0, index, _as_rows(rows))
+            x[sample].transpose(0, 1).index_add_(0, index, rows.transpose(1, 2).flatten(0, 1))
     elif groups.count == 1 or groups.stride >= groups.size:
         take(x, sample, groups).add_(value)
     elif groups.stride == 0:
         take(x, sample, groups.part(0, 1)).add_(value.sum(0, keepdim=True))
     else:
         _add_in_strips(x, sample, groups, value)
-
-
-def _as_rows(value: InGroups) -> Float[Tensor, "tokens heads dim"]:
-    return value.transpose(1, 2).flatten(0, 1)
 
 
 def _add_in_strips(x: Tensor, sample: int | None, groups: Strided, value: Tensor) -> None:

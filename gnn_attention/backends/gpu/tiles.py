@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.gpu import chunks
 from gnn_attention.backends.gpu.formats import SIDE, Blocks
 from gnn_attention.backends.plan.csr import pointers
@@ -94,12 +94,10 @@ def _lowered(graph: TokenGraph, device: torch.device, size: int | None) -> tuple
         (found.row, found.column, found.kind, found.words, graph.num_dst),
         (found.column, found.row, found.kind, found.out_words, graph.num_src),
     )
-    receivers, senders = (_side(*side, size or _size(*side[:2])) for side in sides)
-    return _moved(receivers, device), _moved(senders, device)
-
-
-def _moved(blocks: Blocks, device: torch.device) -> Blocks:
-    return Blocks._make(x.to(device) if isinstance(x, Tensor) else x for x in blocks)
+    made = (_side(*side, size or _size(*side[:2])) for side in sides)
+    moved = ([x.to(device) if isinstance(x, Tensor) else x for x in side] for side in made)
+    receivers, senders = map(Blocks._make, moved)
+    return receivers, senders
 
 
 def _found(graph: TokenGraph) -> _Found:
@@ -118,7 +116,8 @@ def _masks(graph: TokenGraph, row: Tensor, column: Tensor) -> tuple[Tensor, Tens
     """The mask of each tile, and the words of all masks, by row and by column."""
     if graph._listed is None:
         which, table = masks_of_tiles(graph, SIDE, row, column)
-        return which, _words(table), _words(table.transpose(1, 2))
+        words = [packed_bits(x.reshape(-1, SIDE)).view(-1, SIDE) for x in (table, table.transpose(1, 2))]
+        return which, words[0], words[1]
     tile, (src, dst) = edges_in_tiles(graph, SIDE, row, column)
     words = [
         torch.zeros(len(row) * SIDE, dtype=torch.int64, device="cpu").index_add_(
@@ -127,10 +126,6 @@ def _masks(graph: TokenGraph, row: Tensor, column: Tensor) -> tuple[Tensor, Tens
         for own, other in ((dst, src), (src, dst))
     ]
     return torch.arange(len(row), device="cpu"), words[0].view(-1, SIDE), words[1].view(-1, SIDE)
-
-
-def _words(masks: Bool[Tensor, "masks own other"]) -> Int[Tensor, "masks own"]:
-    return packed_bits(masks.reshape(-1, SIDE)).view(-1, SIDE)
 
 
 def _size(own: Tensor, other: Tensor) -> int:
