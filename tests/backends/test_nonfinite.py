@@ -102,9 +102,9 @@ def test_on_a_gpu_it_reaches_the_receivers_of_its_edges_alone(backend, name, wit
 
 
 @pytest.mark.usefixtures("asynchronous")
-@pytest.mark.parametrize("with_lse", [False, True])
+@pytest.mark.parametrize("with_more", [False, True])
 @pytest.mark.parametrize(("backend", "name"), CASES)
-def test_nothing_waits_for_the_device(backend, name, with_lse, monkeypatch):
+def test_nothing_waits_for_the_device(backend, name, with_more, monkeypatch):
     """No number is asked for, forward or backward, once the graph was seen."""
     for attempt in range(2):
         given = drawn(tokens=GRAPHS[name].num_dst)
@@ -112,8 +112,9 @@ def test_nothing_waits_for_the_device(backend, name, with_lse, monkeypatch):
         for way in ("tolist", "cpu", "numpy") if attempt and backend in OF_PLANS else ():
             monkeypatch.setattr(torch.Tensor, way, None)
         with torch.profiler.profile() as watched:
-            out = ga.attend(*given, GRAPHS[name], backend=backend, return_info=with_lse)
-            out = out[0] + out[1].lse.unsqueeze(-1) if with_lse else out
+            more = {"sink_logits": given[0][0, :, 0, 0], "return_info": True} if with_more else {}
+            out = ga.attend(*given, GRAPHS[name], backend=backend, **more)
+            out = out[0] + out[1].lse.unsqueeze(-1) if with_more else out
             torch.autograd.grad(out.sum(), given)
     assert WAITS & {event.key for event in watched.key_averages()} == set()
 
