@@ -1,5 +1,6 @@
 """The suite ``gpu`` on a CPU: every method right or refused, wrong ones caught, a record is carried on."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -347,6 +348,31 @@ class TestCommand:
         for name in _methods("bigbird131k")[:-1]:
             assert f"\n| {name} " in shown.out
         assert {path.name for path in tmp_path.glob("*.svg")} == {"gpu-times.svg", "gpu-shares.svg"}
+
+
+def test_marks_and_gathers_are_those_of_the_device_that_was_asked_for(monkeypatch):
+    """Not of the current one, on which CUDA's events and Triton's launches are unless told otherwise."""
+    needs("triton")
+    from benchmarks.gpu import gather_kernel
+
+    seen, second = [], torch.device("cuda:1")
+
+    @contextlib.contextmanager
+    def device_of(x):
+        seen.append("enter")
+        yield
+        seen.append("leave")
+
+    launches = type(
+        "Launches", (), {"__getitem__": lambda self, grid: lambda *given, **more: seen.append(grid)}
+    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: SimpleNamespace(record=seen.append))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("its stream", device))
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(gather_kernel, "_sums", launches())
+    Watch(second).mark()
+    gather_kernel.sums(torch.zeros(64, 16), torch.arange(64))
+    assert seen == [("its stream", second), "enter", (1,), "leave"]
 
 
 @pytest.mark.parametrize(("seconds", "calls", "samples"), [(3.0, 5, 2), (7.0, 2, 1), (70.0, 1, 0)])
