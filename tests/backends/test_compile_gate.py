@@ -19,15 +19,10 @@ from support.extras import needs
 
 ROOT = Path(__file__).parents[2]
 OLD = os.environ.get("GNN_ATTENTION_OLD_TRITON")
-# the kernels that read rows of tokens, and those that add what chunks of hubs leave
-PASSES = {
-    "rows": ["forward", "backward_dst", "backward_src"],
-    "blocks": ["receivers", "receivers_backward", "senders_backward"],
-}
-CHUNKS = ["merge", "add_up"]
 SIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4, "float64": 8}
 # tensor cores that take operands from registers, 99 KiB of shared memory: users' own GPUs
 CONSUMER = ("sm_86", "sm_89", "sm_120")
+PADDED = ("rows", "windows of 64", "tiles of 64")  # forms whose channels are padded to a power of two
 CASES = {
     "form": ["rows", *(f"windows of {size}" for size in (16, 32, 64)), "tiles of 64", "tiles of 128"],
     "dtype": list(SIZES),
@@ -60,9 +55,27 @@ def every():
     return [case for case in itertools.product(*CASES.values()) if allowed(*case)]
 
 
+def in_turn(cases):
+    """Of each case one of the three passes over edges; of some what adds chunks."""
+    return [*((*case, n % 3) for n, case in enumerate(cases)), *((*case, 3) for case in cases[::6])]
+
+
+def chosen():
+    """Pairs of arguments: of widths of no power of two some, small windows of 16 or 32 in turn."""
+    few = {"form": [form for form in CASES["form"] if form != "windows of 32"], "dim": [64, 256, 512]}
+    cases = [*pairwise(allowed, **CASES | few), *((form, "float16", 80, "plain", "sm_90") for form in PADDED)]
+    sizes = itertools.cycle(["windows of 16", "windows of 32"])
+    return [(next(sizes), *case[1:]) if case[0] == "windows of 16" else case for case in cases]
+
+
 def usual():
     """Every form at the usual width."""
     return [case for case in every() if case[2] == 64 and case[4] == "sm_90" and case[1] != "float16"]
+
+
+def steps_of_tiles():
+    """Receivers whose steps fetch ahead which pairs are edges, and by ``ex2`` flush what is no weight."""
+    return [("tiles of 128", "bfloat16", 64, "plain", "sm_90", number) for number in (0, 1)]
 
 
 def compiled(cases, triton=None):
@@ -81,17 +94,25 @@ def compiled(cases, triton=None):
 
 def faults(case, kernels):
     """What is wrong with the kernels of a case."""
-    passes, names = PASSES["rows" if case[0] == "rows" else "blocks"], {each["kernel"] for each in kernels}
-    found = [f"{case}: {name} was not launched" for name in [*passes, *CHUNKS] if name not in names]
+    from support.gate_cases import CHUNKS, kernels_of
+
+    wanted, names = kernels_of(case[0], *case[5:]), {each["kernel"] for each in kernels}
+    found = [f"{case}: {name} was not launched" for name in sorted(wanted - names)]
     for kernel in kernels:
-        absent = missing(*case, kernel["counts"]) if kernel["kernel"] in passes else []
+        of_edges = kernel["kernel"] not in CHUNKS
+        absent = missing(*case[:5], kernel["kernel"], kernel["counts"]) if of_edges else []
         wrong = [*kernel["faults"], *(f"has no {wanted}" for wanted in absent)]
         found += [f"{case}, {kernel['kernel']} {fault}" for fault in wrong]
     return found
 
 
-def missing(form, dtype, dim, options, gpu, counts):
+def missing(form, dtype, dim, options, gpu, name, counts):
     """Instructions that a pass over edges should have and has not."""
+    tiles = (form, dtype, dim, options, gpu) == steps_of_tiles()[0][:5] and name.startswith("receivers")
+    if tiles and not counts["words ahead"]:
+        yield "load of words a step ahead"
+    if tiles and counts["powers of small numbers"]:
+        yield "power without scaling"
     # a warp has less than 16 bytes of narrower rows for each of its threads
     if dim >= 64 and not counts["wide loads"]:
         yield "load of 16 bytes"
@@ -104,11 +125,11 @@ def missing(form, dtype, dim, options, gpu, counts):
             yield " or ".join(wanted)
 
 
-def swept(cases, triton=None):
-    """The faults of cases, compiled by two processes."""
-    with ThreadPoolExecutor(2) as pool:
-        halves = pool.map(lambda part: compiled(part, triton), [cases[::2], cases[1::2]])
-    return [fault for half in halves for case in half for fault in faults(*case)]
+def swept(cases, triton=None, processes=1):
+    """The faults of cases."""
+    with ThreadPoolExecutor(processes) as pool:
+        parts = pool.map(lambda n: compiled(cases[n::processes], triton), range(processes))
+    return [fault for part in parts for case in part for fault in faults(*case)]
 
 
 @pytest.fixture(autouse=True)
@@ -145,24 +166,15 @@ def test_configurations_fit_the_gpu(form, dtype, dim, step, gpu, wanted):
 
 
 @pytest.mark.slow
-def test_steps_of_tiles_neither_wait_for_words_nor_scale_powers():
-    """Which pairs are edges is fetched a step ahead; ``ex2`` flushes what no weight can be."""
-    for kernel in compiled([("tiles of 128", "bfloat16", 64, "plain", "sm_90")], OLD)[0][1]:
-        if kernel["kernel"] in ("receivers", "receivers_backward"):
-            assert kernel["counts"]["words ahead"]
-            assert not kernel["counts"]["powers of small numbers"]
-
-
-@pytest.mark.slow
-def test_pairs_of_forms_dtypes_widths_options_and_gpus():
-    """A covering choice of what :func:`test_every_pinned_configuration` compiles."""
-    assert swept(pairwise(allowed, **CASES | {"dim": CASES["dim"][:4]})) == []
+def test_pairs_of_forms_dtypes_widths_options_gpus_and_passes():
+    """A covering choice of what :func:`test_every_pinned_configuration` compiles, of each case one pass."""
+    assert swept([*in_turn(chosen()), *steps_of_tiles()]) == []
 
 
 @pytest.mark.nightly
 def test_every_pinned_configuration():
-    """All forms, dtypes and widths."""
-    assert swept(every()) == []
+    """All forms, dtypes and widths, all passes."""
+    assert swept(every(), processes=2) == []
 
 
 # where CI runs, the oldest Triton must be there
@@ -174,17 +186,14 @@ needs_the_oldest = pytest.mark.skipif(
 
 @needs_the_oldest
 @pytest.mark.parametrize(
-    "part",
-    [
-        pytest.param(slice(None, None, 5), marks=pytest.mark.slow),
-        pytest.param(slice(None), marks=pytest.mark.nightly),
-    ],
+    "whole", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.nightly)]
 )
-def test_the_usual_width_with_the_oldest_triton(part):
+def test_the_usual_width_with_the_oldest_triton(whole):
     """Its code differs: what fits into registers with the one need not with the other."""
     assert OLD is not None
     assert (Path(OLD) / "triton").is_dir()
-    assert swept(usual()[part], OLD) == []
+    cases = usual() if whole else [*in_turn(usual()[::2]), *steps_of_tiles()]
+    assert swept(cases, OLD, 2 if whole else 1) == []
 
 
 @pytest.mark.slow

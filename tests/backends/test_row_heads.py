@@ -20,29 +20,32 @@ TAKEN = [
 ]
 
 
+BACKWARD = {"backward_dst", "backward_src"}
+# the kernels of a part, and the bytes of p and ds that may be handed over: else they are computed again
+PARTS = {"forward": ({"forward"}, 0), "backward": (BACKWARD, 0), "handed over": (BACKWARD, 2**28)}
 SOME = [
-    pytest.param(*case, marks=pytest.mark.nightly if n % 3 else pytest.mark.slow)
+    pytest.param(*case, part, marks=pytest.mark.nightly if (n + m) % 4 else pytest.mark.slow)
     for n, case in enumerate(TAKEN)
+    for m, part in enumerate(PARTS)
 ]
 
 
-@pytest.mark.parametrize("most", [0, 2**28])
-@pytest.mark.parametrize(("dtype", "dim", "heads", "taken"), SOME, ids=str)
-def test_several_heads_compile_without_spills(dtype, dim, heads, taken, most, monkeypatch):
-    """With every option, for sm_90, both passes, with p and ds computed again and handed over."""
+@pytest.mark.parametrize(("dtype", "dim", "heads", "taken", "part"), SOME, ids=str)
+def test_several_heads_compile_without_spills(dtype, dim, heads, taken, part, monkeypatch):
+    """With every option, for sm_90."""
     needs("triton")
     from support import compile_gate, gate_cases
 
     from gnn_attention.backends.gpu import csr
     from gnn_attention.backends.gpu.kernels import rows
 
+    names, most = PARTS[part]
     monkeypatch.setattr(csr, "MOST_HANDED", most)
     monkeypatch.setattr(rows, "together", lambda *sizes: rows.Together(*taken))
     monkeypatch.setattr(gate_cases, "HEADS", heads[0])
     monkeypatch.setattr(gate_cases, "KV_HEADS", heads[1])
-    with compile_gate.compiled_for("sm_90") as built:
+    with compile_gate.compiled_for("sm_90", names) as built:
         gate_cases.launch("rows", dtype, dim, "everything")
-    passes = [kernel for kernel in built if kernel.kernel in ("forward", "backward_dst", "backward_src")]
-    assert {kernel.kernel for kernel in passes} == {"forward", "backward_dst", "backward_src"}
-    assert [kernel for kernel in passes if kernel.faults()] == []
-    assert all(kernel.counts["wide loads"] for kernel in passes if dim >= 64)
+    assert {kernel.kernel for kernel in built} == names
+    assert [kernel for kernel in built if kernel.faults()] == []
+    assert all(kernel.counts["wide loads"] for kernel in built if dim >= 64)

@@ -12,7 +12,7 @@ import contextlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,8 +121,11 @@ def launched_for(gpu: str, each: Callable[..., None] = lambda *given: None) -> I
 
 
 @contextlib.contextmanager
-def compiled_for(gpu: str) -> Iterator[list[Built]]:
-    """Compile the launches inside for a GPU such as "sm_90", and list what came of each that differs."""
+def compiled_for(gpu: str, only: Container[str] | None = None) -> Iterator[list[Built]]:
+    """Compile the launches inside for a GPU such as "sm_90", and list what came of each that differs.
+
+    ``only``: the names of the kernels that are compiled.
+    """
     built: dict[str, Built] = {}
     found: list[Built] = []
 
@@ -131,18 +134,22 @@ def compiled_for(gpu: str) -> Iterator[list[Built]]:
             built[kernel.hash] = _read(kernel, gpu)
 
     try:
-        with without_gpu(gpu, add):
+        with without_gpu(gpu, add, only):
             yield found
     finally:
         found.extend(built.values())
 
 
 @contextlib.contextmanager
-def without_gpu(gpu: str, each: Each = lambda kernel: None) -> Iterator[None]:
-    """Launches compile their kernels for that GPU and start none; then ``each(kernel)``."""
+def without_gpu(
+    gpu: str, each: Each = lambda kernel: None, only: Container[str] | None = None
+) -> Iterator[None]:
+    """Launches compile their kernels, or ``only`` some, for that GPU; none starts. Then ``each(kernel)``."""
     launch, active = JITFunction.run, driver._active
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        if only is not None and self.__name__ not in only:
+            return None
         kernel = launch(self, *args, grid=grid, warmup=True, **options)
         each(kernel)
         return kernel

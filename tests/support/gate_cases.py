@@ -1,7 +1,8 @@
 """The launches that the compile gate compiles: a form, dtype, width and set of options, forward and backward.
 
-``python tests/support/gate_cases.py '[["rows", "bfloat16", 64, "plain", "sm_90"], ...]'`` compiles these
-cases with the Triton that it finds, and prints for each a line of JSON: what came of its kernels.
+``python tests/support/gate_cases.py '[["rows", "bfloat16", 64, "plain", "sm_90", 0], ...]'`` compiles these
+cases, of each one of ``PASSES`` or all, with the Triton that it finds, and prints for each a line of JSON:
+what came of its kernels.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ from gnn_attention.backends.gpu.kernels import _common, blocks, rows
 from gnn_attention.edges import accumulation_dtype
 
 CPU = torch.device("cpu")
+# the kernels of the three passes over edges, and those that add what chunks of hubs leave
+CHUNKS = ("merge", "add_up")
+PASSES = {
+    "rows": [("forward",), ("backward_dst",), ("backward_src",), CHUNKS],
+    "blocks": [("receivers",), ("receivers_backward",), ("senders_backward",), CHUNKS],
+}
 # more than a chunk of a long block (backends/gpu/chunks.py)
 TOKENS, HEADS, KV_HEADS = 4608, 4, 2
 
@@ -88,9 +95,15 @@ def a_problem(edges, dtype, dim, full):
     return Problem(q, k, v, dim**-0.5, 3.0, slopes, before, bias, 0.25, seed)
 
 
-def compiled(form, dtype, dim, options, gpu):
+def kernels_of(form, number=None):
+    """The names of the kernels of a pass, or of all."""
+    passes = PASSES["rows" if form == "rows" else "blocks"]
+    return {name for names in (passes if number is None else passes[number : number + 1]) for name in names}
+
+
+def compiled(form, dtype, dim, options, gpu, number=None):
     """The kernels of one case."""
-    with compiled_for(gpu) as built:
+    with compiled_for(gpu, kernels_of(form, number)) as built:
         launch(form, dtype, dim, options)
     return [{**dataclasses.asdict(kernel), "faults": kernel.faults()} for kernel in built]
 
