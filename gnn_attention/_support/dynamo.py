@@ -1,10 +1,11 @@
 """Marks for torch.compile, without loading the compiler (which would double the time of an import)."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,21 +27,19 @@ def not_compiled(function: F) -> F:
 
 
 @contextmanager
-def _no_function_modes() -> Iterator[None]:
-    modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
-    try:
+def _unseen() -> Iterator[None]:
+    functions, numbers = torch._C.DisableTorchFunction(), torch.inference_mode(False)
+    with functions, torch._C._DisableFuncTorch(), _disable_current_modes(), numbers:
         yield
-    finally:
-        for mode in reversed(modes):
-            torch._C._push_on_torch_function_stack(mode)
 
 
-@contextmanager
-def eagerly() -> Iterator[None]:
+def eagerly() -> AbstractContextManager[None]:
     """Inside, torch computes with numbers, unseen by what traces or transforms a program.
 
     What is computed about a graph is no part of a program that uses it, and must serve training too.
     """
-    numbers = torch.inference_mode(False)
-    with _no_function_modes(), torch._C._DisableFuncTorch(), _disable_current_modes(), numbers:
-        yield
+    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+    modes += _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+    seen = modes or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
+    # to leave what is not there takes ten times as long as to ask
+    return _unseen() if seen else nullcontext()

@@ -168,10 +168,9 @@ def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, .
     # the fastest first, by estimate; of equals the simpler one
     if neighbours_of(graph.rule) is not None:
         # what is chosen anew in every step is not counted tile by tile
-        dense = _seconds(graph, "dense", heads, dim) or 0.0
-        first = (
-            ("dense", "rows") if dense < (_seconds(graph, "rows", heads, dim) or 0.0) else ("rows", "dense")
-        )
+        works = Work(masked_pairs=graph.num_dst * graph.num_src), planner.rows_work(graph)
+        dense, rows = (costs().seconds(work, heads, dim) for work in works)
+        first = ("dense", "rows") if dense < rows else ("rows", "dense")
         return (*first, "tiles", "reference")
     names = ("dense", "tiles", "rows") if kind == WRITTEN_OUT else ("dense", "tiles", "rows", "mixed")
     factors = {name: SLOWER.get(name, {}).get(kind, 1.0) for name in names}
@@ -274,8 +273,6 @@ def _reason_on(choice: str, small: bool, graph: TokenGraph, sizes: Sizes, device
 def _work(graph: TokenGraph, name: str) -> Work | None:
     if name == "dense":
         return planner.dense_work(graph)
-    if name == "rows" and neighbours_of(graph.rule) is not None:
-        return planner.rows_work(graph)
     # of a graph that differs by head or sample, its first stands for all
     return memoized(planner.WORK[name], one_of(graph, 0, 0)) if name in planner.WORK else None
 

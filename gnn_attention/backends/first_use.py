@@ -53,7 +53,8 @@ def run(
     call: AttentionCall,
 ) -> Result:
     """``attempt(chosen, call)``, or what ``choose`` takes instead if that fails; with a warning by name."""
-    if chosen.name not in TRIED or nonfinite.is_program(call.q) or _transformed():
+    transformed = torch._C._are_functorch_transforms_active()
+    if chosen.name not in TRIED or nonfinite.is_program(call.q) or transformed:
         return attempt(chosen, call)
     key = configuration(chosen.name, call)
     try:
@@ -72,10 +73,6 @@ def run(
     what = f"the kernel {kernel!r} failed on {_named(call.q.device)} in {call.q.dtype} ({wrong})"
     warnings.warn(f"{what}; backend='auto' takes {instead.name!r} from now on", RuntimeWarning, stacklevel=4)
     return run(attempt, choose, instead, call)
-
-
-def _transformed() -> bool:
-    return bool(torch._C._are_functorch_transforms_active())
 
 
 def _named(device: torch.device) -> str:

@@ -147,12 +147,7 @@ def _device(name: str) -> torch.device:
 
 
 def measure(
-    tokens: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    with_peers: bool,
-    seconds: float,
-    shown: Progress,
+    tokens: int, device: torch.device, dtype: torch.dtype, with_peers: bool, seconds: float, shown: Progress
 ) -> Record:
     """Every graph with every method, forward and forward with backward: the record that ``--json`` writes.
 

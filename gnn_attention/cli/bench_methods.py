@@ -125,10 +125,6 @@ def _flex_unsupported(problem: Problem, backward: bool) -> str | None:
     return "FlexAttention takes a rule, not an edge list" if listed else None
 
 
-def _transformer_conv_unsupported(problem: Problem, backward: bool) -> str | None:
-    return "TransformerConv has one edge list for all heads" if problem.graph.heads else None
-
-
 def _transformer_conv(problem: Problem) -> Function:
     """``propagate`` of PyG's TransformerConv on q, k and v alone, without its projections."""
     edges = problem.graph.edges_on(problem.q.device)
@@ -149,7 +145,9 @@ METHODS = {
     "SDPA": Method(_sdpa, lambda graph: graph.num_dst * graph.num_src),
     "FlexAttention": Method(_flex, None, _flex_unsupported, compiles=True),
     "PyG TransformerConv": Method(
-        _transformer_conv, lambda graph: graph.num_edges, _transformer_conv_unsupported
+        _transformer_conv,
+        lambda graph: graph.num_edges,
+        lambda problem, _: "TransformerConv has one edge list for all heads" if problem.graph.heads else None,
     ),
 }
 

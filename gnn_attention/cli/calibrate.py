@@ -18,7 +18,7 @@ from gnn_attention import patterns
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends.cost_model import Costs, Work, path_of_costs, save
-from gnn_attention.backends.plan.planner import WORK
+from gnn_attention.backends.plan.planner import WORK, dense_work
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.circumstances import environment
 
@@ -26,8 +26,8 @@ HEADS, DIM = 8, 64  # the model counts nanoseconds for a head of 64 channels
 CASES: dict[str, tuple[str, Callable[[], TokenGraph]]] = {
     "few pairs": ("dense", lambda: patterns.window(256, 32)),
     "many pairs": ("dense", lambda: patterns.window(2048, 32)),
-    "few causal pairs": ("causal", lambda: patterns.causal(512)),
-    "many causal pairs": ("causal", lambda: patterns.causal(4096)),
+    "few causal pairs": ("dense", lambda: patterns.causal(512)),
+    "many causal pairs": ("dense", lambda: patterns.causal(4096)),
     "few low tiles": ("tiles", lambda: patterns.window(512, 64)),
     "many low tiles": ("tiles", lambda: patterns.window(8192, 64)),
     "wide tiles": ("tiles", lambda: patterns.window(4096, 512)),
@@ -58,8 +58,8 @@ def run_calibration(progress: Callable[[str], None]) -> dict[str, Any]:
     for name, (backend, make) in CASES.items():
         progress(name)
         graph = make()
-        works[name] = _work(backend, graph)
-        seconds[name] = _measured(graph, "dense" if backend == "causal" else backend)
+        works[name] = WORK[backend](graph) if backend in WORK else Work(calls=1) + dense_work(graph)
+        seconds[name] = _measured(graph, backend)
     found = fit(list(works.values()), list(seconds.values()))
     predicted = {name: found.seconds(work, HEADS) for name, work in works.items()}
     cases = [{"case": name, "seconds": seconds[name], "predicted": predicted[name]} for name in CASES]
@@ -99,13 +99,6 @@ def _least_squares(shares: Tensor, default: Tensor) -> Tensor:
         constants[absurd] = default[absurd]
         free &= ~absurd
     return constants
-
-
-def _work(backend: str, graph: TokenGraph) -> Work:
-    pairs = graph.num_dst * graph.num_src
-    if backend == "causal":
-        return Work(calls=1, plain_pairs=pairs // 2)
-    return Work(calls=1, masked_pairs=pairs) if backend == "dense" else WORK[backend](graph)
 
 
 def _measured(graph: TokenGraph, backend: str) -> float:

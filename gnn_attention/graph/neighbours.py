@@ -214,11 +214,13 @@ def _slice_named(table: Tensor, place: list[int]) -> str:
 
 
 class Rows:
-    """Sorted rows of an index, what is an edge in them, and how often."""
+    """Sorted rows of an index, what is an edge in them, and how often: ``once`` if that is known."""
 
-    def __init__(self, table: Int[Tensor, "batch heads dst most"], num_src: int) -> None:
+    def __init__(self, table: Int[Tensor, "batch heads dst most"], num_src: int, once: bool = False) -> None:
         self.num_src, self.given, self.sorted = num_src, table, _ascending(table)
-        self.valid = self.sorted < num_src
+        self.valid, self.repeats = self.sorted < num_src, None
+        if once:
+            return
         repeats = (self.sorted[..., 1:] == self.sorted[..., :-1]) & self.valid[..., 1:]
         self.repeats = torch.nn.functional.pad(repeats, (1, 0)) if bool(repeats.any()) else None
 

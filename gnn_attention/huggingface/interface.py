@@ -52,9 +52,7 @@ _backend: ContextVar[str | Backend | BackendFunction] = ContextVar(
     "gnn_attention.huggingface.backend", default="auto"
 )
 
-UNSUPPORTED = {
-    "cache": "a paged cache (continuous batching)",
-}
+UNSUPPORTED = {"cache": "a paged cache (continuous batching)"}
 
 
 @not_compiled

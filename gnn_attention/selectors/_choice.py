@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -9,6 +10,7 @@ from gnn_attention import patterns
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.neighbours import Rows, fields_of
 from gnn_attention.graph.regions.enumerate_pairs import evaluate
 
 # 64 MB of float32
@@ -68,10 +70,16 @@ def top_rows(
 
 
 def subgraph(index: Int[Tensor, "batch heads dst most"], of: TokenGraph, name: str) -> TokenGraph:
-    """The graph of the chosen senders, at the positions of the graph that they were chosen from."""
-    varying = index if len(index) > 1 else index[0, 0] if index.shape[1] == 1 else index[0]
-    chosen: TokenGraph = TokenGraph.from_indices(varying, of.num_src, name=name)
-    return replace(chosen, dst_offset=of.dst_offset, src_offset=of.src_offset)
+    """The graph of the senders that were chosen from another, each once, at the positions of that."""
+    at: dict[str, Any] = {"name": name, "dst_offset": of.dst_offset, "src_offset": of.src_offset}
+    if torch.compiler.is_compiling():
+        varying = index if len(index) > 1 else index[0, 0] if index.shape[1] == 1 else index[0]
+        chosen: TokenGraph = TokenGraph.from_indices(varying, of.num_src)
+        return replace(chosen, **at)
+    found = Rows(index.masked_fill(index < 0, of.num_src), of.num_src, once=True).neighbours()
+    batch, heads = (size if size > 1 else None for size in index.shape[:2])
+    listed = found.edges() if found.slices == 1 else None
+    return TokenGraph(**fields_of(found, batch, heads), **at, _listed=listed)
 
 
 def tokens_of(

@@ -87,12 +87,11 @@ class Indexer(nn.Module):
         self, received: Received, keys: Float[Tensor, "batch src dim"], graph: TokenGraph
     ) -> TokenGraph:
         """:meth:`select` from what :meth:`receive` and :meth:`send` returned."""
-        dtype = self.dtype or keys.dtype
-        queries, weights, keys = received[0].to(dtype), received[1].to(dtype), keys.to(dtype)
+        queries, keys = (x.to(self.dtype or keys.dtype) for x in (received[0], keys))
 
         def scores(rows: tuple[int, int]) -> Tensor:
-            found = _scores(queries, weights, keys, rows).unsqueeze(1)
-            return found.masked_fill(~_choice.allowed(graph, rows, keys.device), -torch.inf)
+            found = _scores(queries, received[1], keys, rows).unsqueeze(1)
+            return found.masked_fill_(~_choice.allowed(graph, rows, keys.device), -torch.inf)
 
         width = queries.shape[0] * self.num_heads * graph.num_src
         return _choice.subgraph(_choice.top_rows(scores, graph, width, self.k), graph, f"indexed {self.k}")
@@ -160,9 +159,11 @@ class Indexer(nn.Module):
 def _scores(queries: Tensor, weights: Tensor, keys: Tensor, rows: tuple[int, int]) -> Tensor:
     """``I [batch, rows, src]``."""
     queries, weights = queries[:, :, slice(*rows)], weights[:, :, slice(*rows)]
-    # one product for all heads, which reads the keys once
-    products = (queries.flatten(1, 2) @ keys.mT).view(*queries.shape[:3], -1).relu()
-    return torch.einsum("bhts,bht->bts", products, weights)
+    # one product for all heads, which reads the keys once; of halves torch multiplies batches slowly
+    left = queries.flatten(1, 2)
+    products = left @ keys.mT if len(left) > 1 else (left[0] @ keys[0].t()).unsqueeze(0)
+    products = products.to(weights.dtype).relu_().view(*queries.shape[:3], -1)
+    return (weights.mT.unsqueeze(2) @ products.transpose(1, 2)).squeeze(2)
 
 
 def _of_edges(

@@ -58,8 +58,16 @@ def test_one_receiver_has_the_numbers_of_the_formula(senders, with_sinks):
     lse = (q @ k.mT * 8**-0.5).masked_fill(~mask, -torch.inf).logsumexp(-1)
     if with_sinks and senders:
         lse = torch.logaddexp(lse, sinks.view(1, 4, 1))
-    assert_exact(out, attention_truth(*inputs, mask, sink_logits=sinks).out)
+    truth = attention_truth(*inputs, mask, sink_logits=sinks).out
+    assert_exact(out, truth)
     assert_exact(info.lse.exp(), lse.exp())
+    by_head, by_token = (x.contiguous() for x in inputs), (x.mT.contiguous().mT for x in inputs)
+    for laid_out in (by_head, by_token):
+        assert_exact(ga.attend(*laid_out, graph, sink_logits=sinks, backend=ROWS), truth)
+    far = ga.attend(
+        torch.ones_like(q), torch.full_like(inputs[1], -torch.inf), inputs[2], graph, backend=ROWS
+    )
+    assert not far.any()
 
 
 def drawn(*shape):

@@ -137,7 +137,19 @@ def test_the_indexer_chooses_by_its_formula(name):
     left = scores.masked_fill(found.mask()[:, 0], -torch.inf).amax(-1)
     assert bool((smallest >= left - 1e-12).all())
     assert torch.equal(found.in_degree()[:, 0], mask.sum(-1).clamp(max=6).expand(2, -1))
-    assert Indexer(WIDTH, 6, dtype=torch.bfloat16).select(x.float(), x.float()).max_in_degree == 6
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_an_indexer_chooses_in_halves_what_it_chooses_in_doubles(samples):
+    """Of small integers, whose products are exact in bfloat16."""
+    rng, mask = torch.Generator().manual_seed(0), GRAPHS["causal"].mask()
+    shapes = (samples, 3, T, 4), (samples, 3, T), (samples, T, 4)
+    queries, weights, keys = (torch.randint(-3, 4, shape, generator=rng).float() for shape in shapes)
+    module = Indexer(WIDTH, 6, num_heads=3, head_dim=4, dtype=torch.bfloat16)
+    found = module.choose((queries, weights), keys, GRAPHS["causal"]).mask().view(samples, T, T)
+    scores = (weights.unsqueeze(-1) * (queries @ keys.unsqueeze(1).mT).clamp(min=0)).sum(1)
+    best = scores.masked_fill(~mask, -torch.inf).topk(6).values
+    assert torch.equal(scores.masked_fill(~found, -torch.inf).topk(6).values, best)
 
 
 def written_out_loss(module, x, q, k, mask):

@@ -63,16 +63,13 @@ class PartOf(nn.Module):
 
     def _with(self, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        place = next((place for place, value in values.items() if _are_states(value)), None)
+        tensors = ((place, x) for place, x in values.items() if isinstance(x, Tensor))
+        place = next((place for place, x in tensors if x.dim() > 2 and x.is_floating_point()), None)
         shape = None if place is None else list(values[place].shape)
         if place is None or shape != list(states.shape):
             raise ValueError(f"states must be {shape}, as {self.part!r} is given, got {list(states.shape)}")
         values[place] = states
         return tuple(values[number] for number in range(len(args))), {name: values[name] for name in kwargs}
-
-
-def _are_states(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 2 and value.is_floating_point()
 
 
 def _repeated(value: Any, states: Tensor) -> Any:

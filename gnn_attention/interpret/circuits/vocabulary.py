@@ -80,7 +80,7 @@ def effect_on_vocabulary(
     Raises as :func:`copying_scores` does, IndexError for an unknown head, layer or token, ValueError for a
     k too large.
     """
-    matrix = _full_circuit_of(model, layer, head)
+    matrix = full_circuit(of(_block(model, layer), head), *_vocabularies(model))
     logits = matrix.left[_known(tokens, matrix.shape[0])] @ matrix.right
     low = _largest(-logits, k)
     return VocabularyEffect(_largest(logits, k), TopTokens(low.tokens, -low.values))
@@ -130,10 +130,6 @@ def _block(model: Any, layer: int) -> Block:
 
 def _vocabularies(model: LanguageModel) -> tuple[Tensor, Tensor]:
     return model.embedding.weight, model.unembedding.weight * model.norm.weight
-
-
-def _full_circuit_of(model: LanguageModel, layer: int, head: int) -> FactoredMatrix:
-    return full_circuit(of(_block(model, layer), head), *_vocabularies(model))
 
 
 def _known(tokens: Any, count: int) -> Tensor:
