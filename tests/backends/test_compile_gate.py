@@ -22,7 +22,11 @@ OLD = os.environ.get("GNN_ATTENTION_OLD_TRITON")
 SIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4, "float64": 8}
 # tensor cores that take operands from registers, 99 KiB of shared memory: users' own GPUs
 CONSUMER = ("sm_86", "sm_89", "sm_120")
-PADDED = ("rows", "windows of 64", "tiles of 64")  # forms whose channels are padded to a power of two
+PADDED = ("rows", "tiles of 64")  # forms whose channels are padded to a power of two
+# receivers whose steps fetch ahead which pairs are edges, and by ``ex2`` flush what is no weight
+STEP = ("tiles of 128", "bfloat16", 64, "plain", "sm_90")
+# both passes of that, and the one that needs most of the little memory that programs of users' GPUs share
+ALWAYS = [(*STEP, 0), (*STEP, 1), ("tiles of 128", "bfloat16", 128, "plain", "sm_120", 1)]
 CASES = {
     "form": ["rows", *(f"windows of {size}" for size in (16, 32, 64)), "tiles of 64", "tiles of 128"],
     "dtype": list(SIZES),
@@ -57,7 +61,7 @@ def every():
 
 def in_turn(cases):
     """Of each case one of the three passes over edges; of some what adds chunks."""
-    return [*((*case, n % 3) for n, case in enumerate(cases)), *((*case, 3) for case in cases[::6])]
+    return [*((*case, n % 3) for n, case in enumerate(cases)), *((*case, 3) for case in cases[::8])]
 
 
 def chosen():
@@ -71,11 +75,6 @@ def chosen():
 def usual():
     """Every form at the usual width."""
     return [case for case in every() if case[2] == 64 and case[4] == "sm_90" and case[1] != "float16"]
-
-
-def steps_of_tiles():
-    """Receivers whose steps fetch ahead which pairs are edges, and by ``ex2`` flush what is no weight."""
-    return [("tiles of 128", "bfloat16", 64, "plain", "sm_90", number) for number in (0, 1)]
 
 
 def compiled(cases, triton=None):
@@ -108,7 +107,7 @@ def faults(case, kernels):
 
 def missing(form, dtype, dim, options, gpu, name, counts):
     """Instructions that a pass over edges should have and has not."""
-    tiles = (form, dtype, dim, options, gpu) == steps_of_tiles()[0][:5] and name.startswith("receivers")
+    tiles = (form, dtype, dim, options, gpu) == STEP and name.startswith("receivers")
     if tiles and not counts["words ahead"]:
         yield "load of words a step ahead"
     if tiles and counts["powers of small numbers"]:
@@ -168,7 +167,7 @@ def test_configurations_fit_the_gpu(form, dtype, dim, step, gpu, wanted):
 @pytest.mark.slow
 def test_pairs_of_forms_dtypes_widths_options_gpus_and_passes():
     """A covering choice of what :func:`test_every_pinned_configuration` compiles, of each case one pass."""
-    assert swept([*in_turn(chosen()), *steps_of_tiles()]) == []
+    assert swept([*in_turn(chosen()), *ALWAYS]) == []
 
 
 @pytest.mark.nightly
@@ -192,7 +191,7 @@ def test_the_usual_width_with_the_oldest_triton(whole):
     """Its code differs: what fits into registers with the one need not with the other."""
     assert OLD is not None
     assert (Path(OLD) / "triton").is_dir()
-    cases = usual() if whole else [*in_turn(usual()[::2]), *steps_of_tiles()]
+    cases = usual() if whole else [*in_turn(usual()[::2]), *ALWAYS[:2]]
     assert swept(cases, OLD, 2 if whole else 1) == []
 
 
