@@ -25,13 +25,12 @@ from benchmarks.gpu import plots as gpu_plots
 from benchmarks.gpu import running
 from benchmarks.gpu import table as gpu_table
 from benchmarks.gpu import workloads as gpu_workloads
-from benchmarks.gpu.calibrate import calibrated
+from benchmarks.gpu.calibrate import calibrated, save_device
 from benchmarks.graphs import run_graphs
 from benchmarks.measure import Settings
 from benchmarks.training import run_training
 from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
-from gnn_attention.backends.gpu import devices
 
 __all__ = ["SUITES", "Suite", "main"]
 
@@ -98,7 +97,7 @@ def _gpu(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
         _names(args), device, args.quick, args.budget, not args.no_peers, resume, keep, shown
     )
     if args.calibrate:
-        shown.write(f"the constants are in {devices.save_device(calibrated(record))}")
+        shown.write(f"the constants are in {save_device(calibrated(record))}")
     return record
 
 

@@ -61,8 +61,7 @@ def attend(
             one. Programs compiled for a GPU, and CUDA graphs, take it for granted.
 
     Returns:
-        ``out [B, Hq, dst, Dv]`` in the dtype of q, or ``(out, info)``. A receiver without in-edges gets
-        exactly 0.
+        ``out [B, Hq, dst, Dv]`` in the dtype of q, or ``(out, info)``. Without in-edges it is exactly 0.
 
     Raises:
         ValueError, TypeError: arguments that do not fit together, or an unknown backend; NotImplementedError:
@@ -148,8 +147,7 @@ class AttentionInfo:
         return self._lse
 
     def weights(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
-        """``exp(logit - lse)`` for every edge in ``graph.edge_index`` order, or for the chosen ``edges``,
-        before dropout.
+        """``exp(logit - lse)`` of every edge in ``graph.edge_index`` order, or of ``edges``, before dropout.
 
         ``edges``: positions ``[K]`` in ``graph.edge_index``, or ``[2, K]`` senders and receivers. Computed
         from q, k and lse, whatever the backend. ValueError for a graph that differs by head or sample, or for

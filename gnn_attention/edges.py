@@ -241,8 +241,7 @@ def shares(
     Shares are 0 and the logarithm -inf where there is ``nothing`` (by default: where every lse is -inf). They
     sum to 1 but for a rounding; ``e^(lse - total)`` would have the rounding of a large total, and a receiver
     with all its weight on one part would get a difference as large as that in its gradient, which is 0 in
-    truth. They are a softmax, whose derivative knows all shares: in that of a sigmoid a share near 1 hides
-    the other.
+    truth. They are a softmax, whose derivative knows all shares: a sigmoid's share near 1 hides the other.
     """
     if nothing is None:
         nothing = reduce(torch.logical_and, [lse == -torch.inf for lse in lses])

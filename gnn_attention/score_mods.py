@@ -144,8 +144,7 @@ class log_multiplicity:  # noqa: N801
     """A sender (or an edge) that counts m times: ``score + log m``.
 
     ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair. A graph
-    is a set; this makes it a multigraph, since a softmax over m equal edges is that over one with log m
-    added.
+    is a set; this makes it a multigraph: a softmax over m equal edges is that over one with log m.
 
     >>> zero, twice = torch.tensor(0), log_multiplicity(torch.tensor([2.0]))
     >>> twice(torch.tensor(0.0), zero, zero, zero, zero)

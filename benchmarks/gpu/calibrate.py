@@ -6,11 +6,15 @@ without a case stays as it was.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+from gnn_attention._support import atomic_files
+from gnn_attention.backends.gpu import devices
 from gnn_attention.backends.gpu.devices import Device
 
 # rates of a device, by the ceiling that measures them
@@ -42,6 +46,17 @@ def calibrated(record: dict[str, Any]) -> Device:
     for name, shares in _reached(record, fresh).items():
         fresh = replace(fresh, **{name: min(1.0, statistics.median(shares))})  # type: ignore[arg-type]
     return fresh
+
+
+def save_device(device: Device) -> Path:
+    """Write measured constants for the next processes into the file, whole or not at all."""
+    path, known = devices.path_of_devices(), devices._measured() | {device.name: device}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    every = {name: asdict(constants) for name, constants in known.items()}
+    atomic_files.write(path, json.dumps({"devices": every}, indent=1) + "\n")
+    devices._measured.cache_clear()
+    devices._device_number.cache_clear()
+    return path
 
 
 def _reached(record: dict[str, Any], device: Device) -> dict[str, list[float]]:

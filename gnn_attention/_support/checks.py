@@ -85,9 +85,12 @@ def number(name: str, value: object, positive: bool = False) -> float:
     return float(value)
 
 
-def probability(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
-        raise ValueError(f"{name} must be a probability in [0, 1), got {quoted(value)}")
+def probability(name: str, value: float, certain: bool = False) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (0.0 <= value < 1.0 or (certain and value == 1.0)):
+        raise ValueError(
+            f"{name} must be a probability in [0, 1{']' if certain else ')'}, got {quoted(value)}"
+        )
     return float(value)
 
 

@@ -8,6 +8,15 @@ import torch
 from gnn_attention._support.shapes import Tensor
 
 
+def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> str:
+    """Make an operator without a derivative, and return its full name."""
+    full = f"gnn_attention::{name}"
+    torch.library.define(full, schema)
+    torch.library.impl(full, "default", run)  # custom_op would import dynamo in every process
+    torch.library.register_fake(full, fake)
+    return full
+
+
 def operator(
     name: str,
     schema: str,
@@ -22,10 +31,7 @@ def operator(
     output)`` and ``backward(ctx, *grads)`` are those of ``torch.autograd.Function``. The single tensors of
     the schema come first and begin with a sample axis, which an axis mapped by ``torch.vmap`` joins.
     """
-    full = f"gnn_attention::{name}"
-    torch.library.define(full, schema)
-    torch.library.impl(full, "default", run)  # custom_op would import dynamo in every process
-    torch.library.register_fake(full, fake)
+    full = define(name, schema, run, fake)
     torch.library.register_autograd(full, backward, setup_context=keep)
     registered = getattr(torch.ops.gnn_attention, name)
 

@@ -22,7 +22,7 @@ def groups(x: Tensor, num_heads: int) -> None:
 
 def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
     for name, x in (("q_dst", q_dst), ("k_src", k_src)):
-        _floats(name, x, "[..., dim]")
+        floats(name, x, "[..., dim]")
         if x.dim() == 0:
             raise ValueError(f"{name} must be [..., dim], got a single number; take {name}[None]")
     q, k = list(q_dst.shape), list(k_src.shape)
@@ -36,7 +36,7 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
 
 def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
     """Numbers ``[..., E]`` and their receivers ``dst [E]``, which are below ``num_dst``."""
-    _floats(name, x, "[..., E], a number for each edge")
+    floats(name, x, "[..., E], a number for each edge")
     _tensor("dst", dst, "[E] of int64")
     if dst.dtype != torch.int64:
         raise TypeError(f"dst must be int64, got {dst.dtype}; use dst.long()")
@@ -53,7 +53,7 @@ def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
 
 
 def sinks(sink_logits: Tensor, logits: Tensor) -> None:
-    _floats("sink_logits", sink_logits, "broadcastable to the axes of logits before the last")
+    floats("sink_logits", sink_logits, "broadcastable to the axes of logits before the last")
     lead, got = list(logits.shape[:-1]), list(sink_logits.shape)
     if not _broadcast(got, lead, onto=True):
         axes = "the axes of logits but its last"
@@ -61,8 +61,8 @@ def sinks(sink_logits: Tensor, logits: Tensor) -> None:
 
 
 def head_sinks(sink_logits: Tensor, lse: Tensor) -> None:
-    _floats("lse", lse, "[batch, heads, dst]")
-    _floats("sink_logits", sink_logits, "[heads]")
+    floats("lse", lse, "[batch, heads, dst]")
+    floats("sink_logits", sink_logits, "[heads]")
     if lse.dim() != 3:
         raise ValueError(f"lse must be [batch, heads, dst], got shape {list(lse.shape)}")
     if sink_logits.dim() != 1 or sink_logits.shape[0] != lse.shape[1]:
@@ -81,16 +81,16 @@ def receivers(who: Tensor, lse: Tensor) -> None:
 
 
 def normalisers(lse: Tensor, logits: Tensor) -> None:
-    _floats("logits", logits, "[..., E]")
-    _floats("lse", lse, "[..., dst]")
+    floats("logits", logits, "[..., E]")
+    floats("lse", lse, "[..., dst]")
     if lse.dim() == 0 or lse.shape[:-1] != logits.shape[:-1]:
         axes = f"the axes of logits before its last, {list(logits.shape[:-1])}"
         raise ValueError(f"lse must be [..., dst] with {axes}, got {list(lse.shape)}")
 
 
 def result(name: str, out: Tensor, lse_name: str, lse: Tensor) -> None:
-    _floats(name, out, "[..., dst, dim]")
-    _floats(lse_name, lse, "[..., dst]")
+    floats(name, out, "[..., dst, dim]")
+    floats(lse_name, lse, "[..., dst]")
     if out.dim() == 0 or out.shape[:-1] != lse.shape:
         expected, got = f"{name} [..., dst, dim] but for dim", f"{list(lse.shape)}, {list(out.shape)}"
         raise ValueError(f"{lse_name} must be [..., dst], {expected}, got {got}")
@@ -108,7 +108,7 @@ def _broadcast(shape: Sequence[int], other: Sequence[int], onto: bool = False) -
     return fits and (not onto or len(shape) <= len(other))
 
 
-def _floats(name: str, x: object, form: str) -> None:
+def floats(name: str, x: object, form: str) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name} must be a float tensor {form}, got {got}")

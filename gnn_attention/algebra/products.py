@@ -50,8 +50,7 @@ def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
 
     ``i = k and l -> j in g2, or j = l and k -> i in g1``, for receiver (i, j) and sender (k, l).
     ``n2 * E1 + n1 * E2`` edges where at most one of the two has self loops. The product of two paths is the
-    grid of the rook's single steps. networkx's ``cartesian_product``. Lists: the edges along g1, then those
-    along g2.
+    grid of the rook's single steps. networkx's ``cartesian_product``. Lists: edges along g1, then along g2.
 
     >>> from gnn_attention import patterns
     >>> cartesian_product(patterns.strict_causal(2), patterns.full(2)).in_degree().tolist()

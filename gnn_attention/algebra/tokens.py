@@ -80,8 +80,7 @@ def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "cau
     "causal" (``src <= dst``), "full", "self" (a self loop each), "none". The default continues a text:
     ``extend(causal(n), c) == causal(n + c)``. ``extend(g, m, "both", "full")`` adds m virtual nodes. A longer
     member of a family is its builder's business: a longer window is ``window(n + c, w)``. Positions stay.
-    Lists: g's, then the new senders to the old receivers, the old senders to the new, and the new ones among
-    themselves.
+    Lists: g's, then new senders to old receivers, old senders to new, and the new ones.
 
     >>> from gnn_attention import patterns
     >>> extend(patterns.window(3, 1), 2, "senders", "self").in_degree().tolist()

@@ -11,6 +11,7 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.derived import slices
 
 EXAMPLES = 5  # tokens that a sentence names
 
@@ -67,9 +68,9 @@ def choice(graph: TokenGraph, among: TokenGraph) -> Choice:
         checks.instance(name, one, TokenGraph)
     if graph.frame[:2] != among.frame[:2] or not graph.num_edges:
         raise ValueError(f"graph must have edges, and the tokens of {among!r}, got {graph!r}")
-    src, dst = torch.cat([part.edge_index for part in _slices(graph)], 1)
+    src, dst = torch.cat(lists := _lists(graph), 1)
     distance = (dst + graph.dst_offset - src - graph.src_offset).abs()
-    number = len(_slices(graph))
+    number = len(lists)
     of_all = among.T.in_degree().view(-1, among.num_src)
     possible = of_all.sum(0) * (number // len(of_all)) if len(of_all) < number else of_all.sum(0)
     return Choice(graph.name, src.bincount(minlength=graph.num_src), possible, distance.bincount())
@@ -92,7 +93,7 @@ def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs 
         checks.instance("each of graphs", graph, TokenGraph)
     if not listed or len({graph.frame for graph in listed}) > 1:
         raise ValueError(f"graphs must have the same tokens, heads and samples, got {listed}")
-    keys = [[e[1] * g.num_src + e[0] for e in (part.edge_index for part in _slices(g))] for g in listed]
+    keys = [[e[1] * g.num_src + e[0] for e in _lists(g)] for g in listed]
     if single:
         heads = listed[0].heads or 1
         keys = [keys[0][head::heads] for head in range(heads)]
@@ -103,9 +104,8 @@ def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs 
     return table
 
 
-def _slices(graph: TokenGraph) -> list[TokenGraph]:
-    """By sample, then head."""
-    return [graph.select(b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
+def _lists(graph: TokenGraph) -> list[Tensor]:
+    return [graph.select(*at).edge_index for at in slices(graph)]
 
 
 def _jaccard(first: Tensor, second: Tensor) -> float:

@@ -26,8 +26,7 @@ class YunConditions:
     without. ``hamiltonian_path``: there is a path through all tokens along edges of any layer, ``path`` is
     one; None if none was found within the budget, and ``obstacle`` says why there is none or what was tried.
     ``full_reach``: after some number of layers every token has received from every other, else
-    ``missing_pair`` is a (src, dst) that never happens; ``layers`` is the least number, None above 8192
-    tokens.
+    ``missing_pair`` is a (src, dst) that never happens; ``layers``: the least number, None above 8192.
     """
 
     self_loops: bool
@@ -84,8 +83,7 @@ def yun_conditions(graphs: TokenGraph | Sequence[TokenGraph], budget: int = 1_00
 
     (1) and (3) are decided. (2) is NP-hard in general: the order of the positions and its reverse are tried,
     then what forbids a path (separate components, two tokens that attend to no other token, ...), then a
-    search that looks at no more than about ``budget`` edges and is exact if it ends. TypeError or ValueError
-    for wrong layers.
+    search of at most about ``budget`` edges, exact if it ends. TypeError or ValueError for wrong layers.
 
     >>> from gnn_attention import patterns
     >>> print(yun_conditions(patterns.window(6, 2, causal=False)))

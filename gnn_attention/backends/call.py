@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gnn_attention import edges, score_mods
-from gnn_attention._support import checks
+from gnn_attention._support import checks, edge_checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.graph import TokenGraph, memoized
@@ -215,7 +215,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     axes_of = {"q": "[B, Hq, dst, D]", "k": "[B, Hkv, src, D]", "v": "[B, Hkv, src, Dv]"}
     for (name, axes), x in zip(axes_of.items(), (q, k, v), strict=True):
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            _check_float(name, x, axes)
+            edge_checks.floats(name, x, axes)
         if x.dim() != 4:
             raise ValueError(f"{name} must be {axes}, got shape {list(x.shape)}")
         if x.dtype != q.dtype or x.device != q.device:
@@ -270,7 +270,7 @@ def _checked_scores(changed: object, score: Tensor) -> Tensor:
 
 
 def _checked_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
-    _check_float("bias", bias, "broadcastable to [B, Hq, E]")
+    edge_checks.floats("bias", bias, "broadcastable to [B, Hq, E]")
     _check_device("bias", bias, q)
     # refused by name where there is no single list of edges
     graph.edges_on(torch.device("cpu"))
@@ -283,17 +283,11 @@ def _checked_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
 
 
 def _checked_sinks(sink_logits: Tensor, q: Tensor) -> Tensor:
-    _check_float("sink_logits", sink_logits, "[Hq]")
+    edge_checks.floats("sink_logits", sink_logits, "[Hq]")
     _check_device("sink_logits", sink_logits, q)
     if tuple(sink_logits.shape) != (q.shape[1],):
         raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
     return sink_logits
-
-
-def _check_float(name: str, x: object, form: str) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{name} must be a float tensor {form}, got {got}")
 
 
 def _check_device(name: str, x: Tensor, q: Tensor) -> None:

@@ -1,8 +1,7 @@
 """Dropout keyed by the edge: seed, sample, head, receiver and sender alone decide what is dropped.
 
 So the same edges are dropped by every backend, in the transposed pass, and on whichever rank has the
-receiver. The numbers are those of SplitMix64, one generator for each sample and head, entered at the number
-of the pair:
+receiver. The numbers are those of SplitMix64, one generator a sample and head, entered at the pair's number:
 
     ``stream = mix(seed + G * (2^32 sample + head + 1))``,  ``bits = mix(stream + G * (2^32 dst + src + 1))``
 

@@ -1,9 +1,9 @@
 """Chosen senders inside a traced program: the numbers of an index become edges each time that it runs.
 
-Under ``torch.compile`` and ``torch.export`` ``TokenGraph.from_indices`` makes a :class:`TracedIndices`, whose
-index is an input of the program or computed in it. One operator sorts it into rows and their transpose, of
-the size of the index whatever its numbers are, so that no other numbers compile anew. On a GPU the host waits
-for it, as for ``rows`` in general.
+Under ``torch.compile`` and ``torch.export`` ``TokenGraph.from_indices`` and ``from_block_indices`` make a
+:class:`TracedIndices`, whose index is an input of the program or computed in it. One operator checks it and
+sorts it into rows and their transpose, or into rows of blocks, of the size of the index whatever its numbers
+are, so that no other numbers compile anew. On a GPU the host waits for it, as for ``rows`` in general.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from gnn_attention import edges
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention._support.custom_op import define
+from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.plan.csr import edges_of
-from gnn_attention.backends.plan.plan import PADDED
-from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.backends.plan.plan import PADDED, Gathered, Masks, Packed, Plan, Rectangles, packed
+from gnn_attention.graph import TokenGraph, neighbours, rules
+from gnn_attention.graph.traced import Traced
 
 Lists = tuple[Tensor, ...]
 
 
 @dataclass(eq=False, repr=False)
-class TracedIndices(TokenGraph):
-    """The graph of an index whose numbers are not known yet; it ends with the trace."""
+class TracedIndices(Traced):
+    """What stands in for ``TokenGraph.from_indices`` and ``from_block_indices``, with the same errors."""
 
-    # those of plan.Edges
+    # those of plan.Edges; of blocks the sorted index
     lists: Lists = ()
-
-    def __post_init__(self) -> None:
-        """Nothing that a compiler would have to trace."""
-
-    __setattr__ = object.__setattr__  # type: ignore[assignment]
+    block_size: int = 0
+    past: bool = False
 
     @classmethod
     def of(
@@ -47,24 +47,22 @@ class TracedIndices(TokenGraph):
         if not isinstance(coalesce, bool):
             got = f"coalesce={coalesce!r}, which makes a score_mod of numbers that are not known yet"
             raise NotImplementedError(f"from_indices in a traced program takes no {got}: use True or False")
-        if not isinstance(index, Tensor) or not 2 <= index.dim() <= 4:
-            raise ValueError(
-                f"index must be a tensor [..., dst, K] of 2 to 4 axes, got {checks.quoted(index)}"
-            )
+        batch, heads = _axes(index)
         if count is not None:
             place = torch.arange(index.shape[-1], device=index.device)
             index = index.masked_fill(place >= count.unsqueeze(-1), -1)
-        lists = torch.ops.gnn_attention.chosen_edges(index, num_src, coalesce, causal)
-        heads = index.shape[-3] if index.dim() > 2 else 1
-        return cls(
-            rules.everyone,
-            index.shape[-2],
-            num_src,
-            heads=heads if index.dim() == 3 or heads > 1 else None,
-            batch=index.shape[0] if index.dim() == 4 else None,
-            name=name,
-            lists=tuple(lists),
-        )
+        lists = tuple(torch.ops.gnn_attention.chosen_edges(index, num_src, coalesce, causal))
+        return cls(rules.everyone, index.shape[-2], num_src, heads, batch, name, lists=lists)
+
+    @classmethod
+    def of_blocks(
+        cls, index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool, name: str
+    ) -> TracedIndices:
+        batch, heads = _axes(index)
+        neighbours.check_blocks(index, block_size, num_dst)
+        table = torch.ops.gnn_attention.chosen_blocks(index, block_size, num_dst, num_src)
+        more: Any = {"lists": (table,), "block_size": block_size, "past": causal}
+        return cls(rules.everyone, num_dst, num_src, heads, batch, name, **more)
 
     def runner(self, backend: Any) -> Callable[[Any], Any]:
         return partial(_run, backend)
@@ -74,12 +72,21 @@ class TracedIndices(TokenGraph):
         raise NotImplementedError("the edges of an index in a traced program are not known: make it outside")
 
 
+def _axes(index: Tensor) -> tuple[int | None, int | None]:
+    if not isinstance(index, Tensor) or not 2 <= index.dim() <= 4:
+        raise ValueError(f"index must be a tensor [..., dst, K] of 2 to 4 axes, got {checks.quoted(index)}")
+    return neighbours.varying_sizes(index)
+
+
 def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    if backend not in ("auto", "rows") or not call.is_plain:
-        got = f"backend={backend!r}" if call.is_plain else "a score_mod, bias or dropout"
-        reason = f"from_indices in a traced program does not run with {got}"
-        raise NotImplementedError(f"{reason}: use 'auto' or 'rows' without them, or make the graph outside")
     graph: Any = call.graph
+    maker, own = ("from_block_indices", "tiles") if graph.block_size else ("from_indices", "rows")
+    if backend not in ("auto", own) or not call.is_plain:
+        got = f"backend={backend!r}" if call.is_plain else "a score_mod, bias or dropout"
+        reason = f"{maker} in a traced program does not run with {got}"
+        raise NotImplementedError(f"{reason}: use 'auto' or {own!r} without them, or make the graph outside")
+    if graph.block_size:
+        return _along_blocks(call, graph)
     numbers = [1, PADDED, 1, graph.batch or 1, graph.heads or 1]
     plan = list(graph.lists), numbers
     out, lse = attention_op.attention(call.q, call.k, call.v, plan, call.scale, call.sink_logits)
@@ -89,9 +96,41 @@ def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
     return out, edges.sinks_alone(lse, call.sink_logits, has_in_edges)
 
 
+def _along_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
+    """One rectangle for each block of receivers; samples and heads follow each other as tokens of one."""
+    batch, heads, num_dst, _ = call.q.shape
+    edge, plan = _rectangles(graph, batch, heads, call.k.shape[1])
+    q = functional.pad(call.q, (0, 0, 0, edge.shape[2] * edge.shape[3] - num_dst))
+    q, k, v = (x.reshape(1, 1, -1, x.shape[3]) for x in (q, call.k, call.v))
+    found = attention_op.attention(q, k, v, plan, call.scale)
+    out, lse = (x.reshape(batch, heads, -1, *x.shape[3:])[:, :, :num_dst] for x in found)
+    if call.sink_logits is None:
+        return out, lse
+    return edges.add_sinks(out, lse, call.sink_logits, edge.any(-1).flatten(2)[..., :num_dst])
+
+
+def _rectangles(
+    graph: Any, batch: int, heads: int, kv_heads: int
+) -> tuple[Bool[Tensor, "batch heads blocks receivers senders"], Packed]:
+    table, size, num_src = graph.lists[0], graph.block_size, graph.num_src
+    blocks, device = table.shape[2], table.device
+    src = (table.long().unsqueeze(-1) * size + torch.arange(size, device=device)).flatten(-2)
+    dst = torch.arange(blocks * size, device=device).view(blocks, size, 1)
+    edge = (src.unsqueeze(-2) < num_src) & (dst < graph.num_dst)
+    edge = edge & (src.unsqueeze(-2) <= dst) if graph.past else edge
+    first = torch.arange(batch * heads, device=device) * kv_heads // heads * num_src
+    senders = src.clamp(max=num_src - 1) + first.view(batch, heads, 1, 1)
+    receivers = torch.arange(batch * heads * blocks * size, device=device).view(-1, size)
+    which = torch.arange(edge.shape[:3].numel(), device=device).view(edge.shape[:3])
+    masks = Masks(edge.flatten(0, 2), which.expand(batch, heads, -1).flatten())
+    every = Rectangles(Gathered(receivers), Gathered(senders.flatten(0, 2)), masks, has_empty_rows=True)
+    # the kernel takes no rectangle of nothing
+    plan = Plan((every,), True) if num_src and edge.numel() else Plan((), False)
+    return edge, packed(plan)
+
+
 def _chosen_edges(index: Tensor, num_src: int, coalesce: bool, causal: bool) -> Lists:
     graph = TokenGraph.from_indices(index, num_src, coalesce=coalesce, causal=causal)
-    assert isinstance(graph, TokenGraph)
     found = edges_of(graph, index.device).tensors
     sizes = [x.shape[0] for x in _like_chosen_edges(index, num_src, coalesce, causal)]
     return tuple(torch.cat([x, x.new_zeros(size - len(x))]) for x, size in zip(found, sizes, strict=True))
@@ -103,9 +142,17 @@ def _like_chosen_edges(index: Tensor, num_src: int, coalesce: bool, causal: bool
     return tuple(index.new_empty(size, dtype=torch.int32) for size in sizes)
 
 
-NAME = "gnn_attention::chosen_edges"
+def _chosen_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int) -> Tensor:
+    return neighbours.rows_of_blocks(index, block_size, num_dst, num_src).sorted
+
+
+def _like_chosen_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int) -> Tensor:
+    return torch.empty_like(index[(None,) * (4 - index.dim())], dtype=torch.int32)
+
+
 SIX = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-torch.library.define(NAME, f"(Tensor index, SymInt num_src, bool coalesce, bool causal) -> {SIX}")
-torch.library.impl(NAME, "default", _chosen_edges)
-torch.library.register_fake(NAME, _like_chosen_edges)
-TokenGraph.while_traced = TracedIndices.of
+OF_TOKENS = f"(Tensor index, SymInt num_src, bool coalesce, bool causal) -> {SIX}"
+OF_BLOCKS = "(Tensor index, SymInt block_size, SymInt num_dst, SymInt num_src) -> Tensor"
+define("chosen_edges", OF_TOKENS, _chosen_edges, _like_chosen_edges)
+define("chosen_blocks", OF_BLOCKS, _chosen_blocks, _like_chosen_blocks)
+TokenGraph.while_traced = TracedIndices

@@ -48,8 +48,7 @@ class KeyValueCache(TokenCache):
         graph: its receivers and senders are the same tokens, in the order in which they come; ValueError
             otherwise, TypeError for no graph.
         layers: how many attention layers share the graph.
-        latent: in latent attention (LatentHeads) a value is the first ``latent`` channels of its key, stored
-            once.
+        latent: in latent attention (LatentHeads) a value is the first ``latent`` channels of its key.
 
     >>> from gnn_attention import StandardHeads, patterns
     >>> graph, heads = patterns.window(100, 3) | patterns.sinks(100, 1), StandardHeads(width=8, num_heads=2)

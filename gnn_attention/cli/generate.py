@@ -1,7 +1,6 @@
 """The command ``gnn-attention generate``: the trained model continues a text, along the edges of any graph.
 
-Every token is computed once (``cache``): the cache holds a sender for as long as the graph has receivers for
-it.
+Every token is computed once (``cache``): the cache holds a sender while the graph has receivers for it.
 """
 
 import argparse

@@ -135,8 +135,7 @@ def of_sizes(
 ) -> FormCost:
     """The cost of a layer of heads of these sizes over a graph; raises as :func:`of_form`.
 
-    The forms of :class:`LatentSizes` are "expanded" (a key and a value for each head) and "latent" (as
-    LatentHeads has it).
+    The forms of :class:`LatentSizes` are "expanded" (a key and a value for each head) and "latent".
 
     >>> of_sizes("latent", config("deepseek-v3").heads, patterns.causal(10)).cache_per_token
     {'latent, rotated key': 2304}

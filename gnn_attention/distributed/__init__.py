@@ -2,8 +2,7 @@
 
 **Tokens on ranks.** Every rank owns some receivers and some senders (a :class:`Partition`) and stores their
 rows alone. ``attend`` fetches just the senders that a rank's receivers attend to, forward and backward, and
-is otherwise ``gnn_attention.attend``. Two lines put a model on ranks, in a program that ``torchrun`` starts
-on each:
+is otherwise ``gnn_attention.attend``. Two lines put a model on ranks that ``torchrun`` starts:
 
     mine = distributed.local(graph)  # this rank's part of the graph
     logits = model(distributed.scatter(tokens, mine.partition, axis=-1), mine)  # of its own tokens

@@ -165,8 +165,7 @@ def _sum_of_gradients(returned: Tensor, transfer: RowTransfer, shape: Any, dtype
 def check_agreement(values: Mapping[str, object], failure: str, group: Any, device: torch.device) -> None:
     """One ValueError, the same on every rank, unless ``values`` are equal on all and none has a ``failure``.
 
-    A rank with a failure needs no values. One small all-gather of a hash; texts travel only where something
-    is wrong.
+    A rank with a failure needs no values. One small all-gather of a hash; texts travel only after an error.
     """
     texts = {word: str(value) for word, value in values.items()}
     number = int.from_bytes(hashlib.sha256(repr((failure, texts)).encode()).digest()[:7], "big")

@@ -74,8 +74,7 @@ def heads_plan(model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
     """The plan for ``parallelize_module``: every attention layer by heads, every MLP by hidden channels.
 
     An MLP is a ``Sequential`` called ``mlp`` of a linear layer, an activation and a linear layer, as in
-    ``model.Block``; other MLPs stay whole on every rank. Raises ValueError where heads or groups do not go
-    into ``ranks`` parts.
+    ``model.Block``; other MLPs stay whole on every rank. ValueError where heads or groups do not divide.
 
     >>> from gnn_attention.model import Config, LanguageModel
     >>> for name, style in heads_plan(LanguageModel(Config(300, num_layers=1)), ranks=2).items():

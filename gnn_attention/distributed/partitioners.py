@@ -47,8 +47,7 @@ def documents(graph: TokenGraph, world_size: int) -> Partition:
 
     A document is a run of tokens that no edge crosses (:func:`closed_runs`). Documents stay in order if that
     balances as well as dealing them out, the largest first, each to the rank with the least. No rank has more
-    than twice its share of edges and tokens together, and the edges of one receiver. ValueError unless the
-    graph is square.
+    than twice its share of edges and tokens together, and one receiver's edges. ValueError unless square.
 
     >>> from gnn_attention import patterns
     >>> documents(patterns.documents([3, 3, 2, 4]), 2)

@@ -84,8 +84,7 @@ class Varlen(NamedTuple):
     """Packed documents as variable-length kernels take them (``torch.nn.attention.varlen``, flash-attention).
 
     Document i holds the tokens ``cu_seqlens[i] .. cu_seqlens[i + 1] - 1``. Inside it each token attends to
-    itself, ``window[0]`` tokens before it and ``window[1]`` after it; -1 = all of them. Causal is ``(-1,
-    0)``.
+    itself, ``window[0]`` tokens before it and ``window[1]`` after it; -1 = all. Causal is ``(-1, 0)``.
     """
 
     cu_seqlens: Int[Tensor, " documents_and_one"]

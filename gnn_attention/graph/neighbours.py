@@ -18,13 +18,13 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import rules
 from gnn_attention.graph.edge_list import SIGNED
-from gnn_attention.graph.intervals.table_bounds import in_boxes
-from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.regions.enumerate_pairs import Shape
 from gnn_attention.graph.rules import Rule
 
 # the word for coalesce
 COUNT = "count"
+# of tokens, of blocks: what a row of an index is
+RECEIVERS = "receiver", "block of receivers"
 # a pinned rule has one sample and head already
 MADE_OF_RULES = (rules.or_, rules.and_, rules.minus, rules.xor, rules.not_, rules.transposed, rules.shifted)
 
@@ -101,12 +101,7 @@ class Neighbours:
 
 def is_neighbour(of: Neighbours, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """The rule of a chosen graph."""
-    row, num_src = _row(of.shape, b, h, dst), of.shape[3]
-    if isinstance(row, Interval):
-        return in_boxes(of.keys.cpu(), num_src, row, src)
-    key = row * num_src + src
-    table = of.keys.to(key.device)
-    return table[torch.searchsorted(table, key)] == key
+    return rules.is_listed(of.keys, of.shape[3], b, h, _row(of.shape, b, h, dst), src)
 
 
 def _row(shape: Shape, b: Tensor, h: Tensor, dst: Tensor) -> Tensor:
@@ -131,14 +126,6 @@ class log_count:  # noqa: N801 (a score_mod, named as those of score_mods)
         key = _row(self.shape, b, h, dst).to(torch.int64) * self.shape[3] + src
         place = torch.searchsorted(keys, key)
         return score + torch.where(keys[place] == key, logs[place], 0.0)
-
-
-def in_blocks(table: Tensor, size: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """The rule of chosen blocks: ``table [batch, heads, dst blocks, src blocks]``, an axis of 1 for all."""
-    here, (batch, heads) = table.to(dst.device), table.shape[:2]
-    if batch > 1:
-        return here[b, h if heads > 1 else h % 1, dst // size, src // size]
-    return here[0][h, dst // size, src // size] if heads > 1 else here[0, 0][dst // size, src // size]
 
 
 def neighbours_of(rule: Rule) -> Neighbours | None:
@@ -172,19 +159,25 @@ def has_neighbours(rule: Rule) -> bool:
     return any(has_neighbours(part) for part in rule.args if callable(part))
 
 
-def listed(index: Tensor, num_src: int, count: Tensor | None) -> Int[Tensor, "batch heads dst most"]:
+def listed(
+    index: Tensor, num_src: int, count: Tensor | None, blocks: bool = False
+) -> Int[Tensor, "batch heads dst most"]:
     """The checked index with four axes, int32 if it can be; entries that are none are ``num_src``."""
     if not isinstance(index, Tensor) or index.dtype not in SIGNED:
-        raise TypeError(f"index must be a tensor of signed integers [..., dst, K], got {quoted(index)}")
+        advice = "torch.as_tensor(index).long() makes one of other integers, convert.from_mask takes a mask"
+        wanted = "a tensor of signed integers [..., dst, K]"
+        raise TypeError(f"index must be {wanted}, got {quoted(index)}; {advice}")
     if not 2 <= index.dim() <= 4 or 0 in index.shape[:-2]:
         forms = "[dst, K], [heads, dst, K] or [batch, heads or 1, dst, K]"
         raise ValueError(f"index must be {forms}, got shape {list(index.shape)}")
+    if index.is_meta:
+        raise ValueError("index must hold values, got a tensor on the meta device, which has none")
     table = index.detach()[(None,) * (4 - index.dim())]
     if count is not None:
         table = table.masked_fill(~_counted(index, count).view(table.shape), -1)
     lowest, highest = (int(x) for x in table.aminmax()) if table.numel() else (0, -1)
     if lowest < -1 or highest >= num_src:
-        raise IndexError(_outside(table, num_src))
+        raise IndexError(_outside(table, num_src, blocks))
     table = table.to(torch.int32 if num_src < 2**31 else torch.int64)
     return table.masked_fill(table < 0, num_src) if lowest < 0 else table
 
@@ -202,10 +195,11 @@ def _counted(index: Tensor, count: Tensor) -> Bool[Tensor, "..."]:
     return torch.arange(most, device=index.device) < count.unsqueeze(-1)
 
 
-def _outside(table: Tensor, num_src: int) -> str:
+def _outside(table: Tensor, num_src: int, blocks: bool) -> str:
     place = ((table < -1) | (table >= num_src)).nonzero()[0].tolist()
-    what = f"{int(table[tuple(place)])} for receiver {place[2]}{_slice_named(table, place)}"
-    return f"index holds {what}: expected 0 .. {num_src - 1} (num_src={num_src}), or -1 for none"
+    what = f"{int(table[tuple(place)])} for {RECEIVERS[blocks]} {place[2]}{_slice_named(table, place)}"
+    senders = f"{num_src} blocks of senders" if blocks else f"num_src={num_src}"
+    return f"index holds {what}: expected 0 .. {num_src - 1} ({senders}), or -1 for none"
 
 
 def _slice_named(table: Tensor, place: list[int]) -> str:
@@ -215,6 +209,8 @@ def _slice_named(table: Tensor, place: list[int]) -> str:
 
 class Rows:
     """Sorted rows of an index, what is an edge in them, and how often: ``once`` if that is known."""
+
+    blocks = False
 
     def __init__(self, table: Int[Tensor, "batch heads dst most"], num_src: int, once: bool = False) -> None:
         self.num_src, self.given, self.sorted = num_src, table, _ascending(table)
@@ -230,10 +226,11 @@ class Rows:
             return
         place = self.repeats.nonzero()[0].tolist()
         src = int(self.sorted[tuple(place)])
-        what = f"sender {src} more than once for receiver {place[2]}{_slice_named(self.sorted, place)}"
-        advice = "coalesce=True to take it once, or coalesce='count' to weigh it by its multiplicity"
-        number = int(self.repeats.sum())
-        raise ValueError(f"index holds {what} ({number} such entries), but a graph is a set: pass {advice}")
+        what = f"{'block' if self.blocks else 'sender'} {src} more than once for {RECEIVERS[self.blocks]}"
+        what += f" {place[2]}{_slice_named(self.sorted, place)} ({int(self.repeats.sum())} such entries)"
+        advice = "pass coalesce=True to take it once, or coalesce='count' to weigh it by its multiplicity"
+        advice = "put -1 in the place of all but one" if self.blocks else advice
+        raise ValueError(f"index holds {what}, but a graph is a set: {advice}")
 
     def check_causal(self) -> None:
         """ValueError that names an edge from a later token."""
@@ -242,7 +239,8 @@ class Rows:
         if bool(late.any()):
             place = late.nonzero()[0].tolist()
             edge = f"{int(self.sorted[tuple(place)])} -> {place[2]}{_slice_named(self.sorted, place)}"
-            raise ValueError(f"index holds the edge {edge}, which is not causal: expected src <= dst")
+            advice = "put -1 in its place, or leave causal out"
+            raise ValueError(f"index holds the edge {edge}, which is not causal (src <= dst): {advice}")
 
     @cached_property
     def edge(self) -> Bool[Tensor, "batch heads dst most"]:
@@ -302,7 +300,7 @@ def of_tokens(
         rows.check_distinct()
     if causal:
         rows.check_causal()
-    fields = fields_of(rows.neighbours(), *_sizes(index))
+    fields = fields_of(rows.neighbours(), *varying_sizes(index))
     if index.dim() == 2:
         fields["_listed"] = rows.edges()
     return fields, rows.multiplicity() if coalesce == COUNT else None
@@ -310,17 +308,29 @@ def of_tokens(
 
 def of_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool) -> dict[str, Any]:
     """The fields of ``TokenGraph.from_block_indices``."""
-    num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
-    block_size = checks.size("block_size", block_size, 1)
-    columns = -(-num_src // block_size)
-    rows = Rows(listed(index, columns, None), columns)
-    if rows.sorted.shape[2] != (due := -(-num_dst // block_size)):
-        got = f"{rows.sorted.shape[2]} for {num_dst} receivers in blocks of {block_size}"
-        raise ValueError(f"index must have a row for each of the {due} blocks of receivers, got {got}")
-    rows.check_distinct()
-    batch, heads = _sizes(index)
-    rule = rules.past(partial(in_blocks, rows.table().cpu(), block_size), causal)
+    rows = rows_of_blocks(index, block_size, num_dst, num_src)
+    batch, heads = varying_sizes(index)
+    table = rows.table()[(0,) * (4 - index.dim())].cpu()
+    rule = rules.past(partial(rules.chosen, table, block_size, block_size), causal)
     return {"rule": rule, "num_dst": num_dst, "num_src": num_src, "heads": heads, "batch": batch}
+
+
+def rows_of_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int) -> Rows:
+    """The checked rows of chosen blocks, of which none stands twice."""
+    num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
+    columns = -(-num_src // checks.size("block_size", block_size, 1))
+    rows = Rows(listed(index, columns, None, blocks=True), columns)
+    rows.blocks = True
+    check_blocks(index, block_size, num_dst)
+    rows.check_distinct()
+    return rows
+
+
+def check_blocks(index: Tensor, block_size: int, num_dst: int) -> None:
+    """ValueError unless there is a row for each block of receivers."""
+    if index.shape[-2] != (due := -(-num_dst // block_size)):
+        got = f"{index.shape[-2]} for {num_dst} receivers in blocks of {block_size}"
+        raise ValueError(f"index must have a row for each of the {due} blocks of receivers, got {got}")
 
 
 def fields_of(of: Neighbours, batch: int | None, heads: int | None) -> dict[str, Any]:
@@ -329,7 +339,7 @@ def fields_of(of: Neighbours, batch: int | None, heads: int | None) -> dict[str,
     return {"rule": partial(is_neighbour, of), **sizes}
 
 
-def _sizes(index: Tensor) -> tuple[int | None, int | None]:
+def varying_sizes(index: Tensor) -> tuple[int | None, int | None]:
     """``(batch, heads)`` by which the graph of an index differs."""
     heads = index.shape[-3] if index.dim() > 2 else 1
     return index.shape[0] if index.dim() == 4 else None, heads if index.dim() == 3 or heads > 1 else None

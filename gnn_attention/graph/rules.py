@@ -1,8 +1,7 @@
 """Rules made from rules: what the operators of a graph do to ``rule(b, h, dst, src)``.
 
 They are functions of this module bound by ``functools.partial``, not closures, so that a graph can be
-pickled; the four named positional parameters that FlexAttention and Hugging Face expect remain after the
-binding.
+pickled; the four named parameters that FlexAttention and Hugging Face expect remain.
 """
 
 import inspect
@@ -66,10 +65,23 @@ def pinned(inner: Rule, batch: int, head: int, b: Tensor, h: Tensor, dst: Tensor
 
 def is_listed(keys: Tensor, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     if isinstance(dst, Interval):
-        return in_boxes(keys, num_src, dst, src)
+        return in_boxes(keys.cpu(), num_src, dst, src)
     key = dst * num_src + src
     table = keys.to(key.device)
     return table[torch.searchsorted(table, key)] == key
+
+
+def look_up(table: Tensor, b: Tensor, h: Tensor, *index: Tensor) -> Tensor:
+    """``table[b, h, *index]``, where it has such axes (heads 1 = the same for all), at the tokens' device."""
+    here, extra = table.to(index[0].device), table.dim() - len(index)
+    if extra == 2:
+        return here[(b, h % table.shape[1], *index)]
+    return here[(h, *index)] if extra else here[index]
+
+
+def chosen(table: Tensor, height: int, width: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """The rule of a table with a row for ``height`` receivers each, and a column for ``width`` senders."""
+    return look_up(table, b, h, dst // height, src // width)
 
 
 def past(rule: Rule, only: bool = True) -> Rule:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 
@@ -25,6 +25,7 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.memo import Frozen, memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import derived, edge_list, neighbours, operators, rules, text
+from gnn_attention.graph.neighbours import log_count
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
@@ -53,8 +54,8 @@ class TokenGraph(Frozen):
     2 ■ ■ ■   2 <- 0 1 2
     """
 
-    # from_indices in a traced program, by gnn_attention.backends
-    while_traced: ClassVar[Callable[..., TokenGraph]]
+    # what from_indices and from_block_indices make in a traced program, by gnn_attention.backends
+    while_traced: ClassVar[Any]
 
     rule: Rule
     num_dst: int
@@ -114,8 +115,7 @@ class TokenGraph(Frozen):
         """The graph of ``edge_index [2, E]``, row 0 senders, row 1 receivers, in that order.
 
         Sizes come from the caller, never from the largest index. ``coalesce=True`` drops all but the first of
-        duplicate edges. Raises TypeError (not an integer tensor), ValueError (shape, duplicates), IndexError
-        (index out of range).
+        duplicate edges. TypeError (no integer tensor), ValueError (shape, duplicates), IndexError (range).
 
         >>> TokenGraph.from_edges(torch.tensor([[0, 2, 1], [1, 1, 2]]), 3).in_degree().tolist()
         [0, 2, 1]
@@ -140,16 +140,41 @@ class TokenGraph(Frozen):
         rule = partial(rules.is_listed, torch.cat([keys, last]), num_src)
         return cls(rule, num_dst, num_src, name=name, _listed=edges)
 
+    @overload
+    @classmethod
+    def from_indices(
+        cls,
+        index: Tensor,
+        num_src: int,
+        count: Tensor | None = ...,
+        coalesce: bool = ...,
+        causal: bool = ...,
+        name: str = ...,
+    ) -> TokenGraph: ...
+
+    @overload
+    @classmethod
+    def from_indices(
+        cls,
+        index: Tensor,
+        num_src: int,
+        count: Tensor | None = ...,
+        *,
+        coalesce: Literal["count"],
+        causal: bool = ...,
+        name: str = ...,
+    ) -> tuple[TokenGraph, log_count]: ...
+
     @classmethod
     def from_indices(
         cls,
         index: Tensor,
         num_src: int,
         count: Tensor | None = None,
-        coalesce: bool | str = False,
+        coalesce: bool | Literal["count"] = False,
         causal: bool = False,
         name: str = "indices",
-    ) -> Any:
+    ) -> TokenGraph | tuple[TokenGraph, log_count]:
         """The graph of the senders that each receiver chose: ``src -> dst`` for ``src in index[..., dst]``.
 
         ``index`` int ``[dst, K]``, ``[heads, dst, K]`` or ``[batch, heads or 1, dst, K]``, -1 = none; or the
@@ -164,17 +189,15 @@ class TokenGraph(Frozen):
         >>> TokenGraph.from_indices(torch.tensor([[0, -1], [1, 0], [0, 2]]), 3).edge_index.tolist()
         [[0, 1, 0, 0, 2], [0, 1, 1, 2, 2]]
         """
-        make = cls.while_traced if torch.compiler.is_compiling() else cls._of_numbers
-        return make(index, num_src, count, coalesce, causal, name)
-
-    @classmethod
-    def _of_numbers(cls, *arguments: Any) -> Any:
-        fields, score_mod = neighbours.of_tokens(*arguments[:-1])
-        graph = cls(**fields, name=arguments[-1])
+        given = index, num_src, count, coalesce, causal
+        if torch.compiler.is_compiling():
+            traced: TokenGraph = cls.while_traced.of(*given, name)
+            return traced
+        fields, score_mod = neighbours.of_tokens(*given)
+        graph = cls(**fields, name=name)
         return graph if score_mod is None else (graph, score_mod)
 
     @classmethod
-    @not_compiled
     def from_block_indices(
         cls,
         index: Tensor,
@@ -188,13 +211,18 @@ class TokenGraph(Frozen):
 
         ``src // block_size in index[..., dst // block_size]``, and ``src <= dst`` if ``causal``; ``index``
         as in :meth:`from_indices`, of blocks of receivers and senders, -1 = none. The graph is a table of
-        blocks, not a list of edges. Raises as :meth:`from_indices` does, of blocks.
+        blocks, not a list of edges, and as :meth:`from_indices` takes other numbers in a compiled program.
+        Raises as :meth:`from_indices` does, of blocks.
 
         >>> blocks = torch.tensor([[0, -1], [0, 1]])
         >>> TokenGraph.from_block_indices(blocks, 2, 4, 4, causal=True).in_degree().tolist()
         [1, 2, 3, 4]
         """
-        return cls(**neighbours.of_blocks(index, block_size, num_dst, num_src, causal), name=name)
+        given = index, block_size, num_dst, num_src, causal
+        if torch.compiler.is_compiling():
+            traced: TokenGraph = cls.while_traced.of_blocks(*given, name)
+            return traced
+        return cls(**neighbours.of_blocks(*given), name=name)
 
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:

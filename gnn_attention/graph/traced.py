@@ -7,24 +7,28 @@ from typing import Any
 
 import torch
 
+from gnn_attention._support.custom_op import define
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import rules
 from gnn_attention.graph.token_graph import TokenGraph
 
 
 @dataclass(eq=False, repr=False)
-class TracedEdges(TokenGraph):
-    """The graph of an edge list whose numbers are not known yet, under ``torch.compile`` and
-    ``torch.export``.
+class Traced(TokenGraph):
+    """A graph whose numbers are not known yet, under ``torch.compile`` and ``torch.export``.
 
-    It stands in for ``TokenGraph.from_edges``, with the same errors. It ends with the trace: nothing is
-    cached.
+    It ends with the trace: nothing is cached.
     """
 
     def __post_init__(self) -> None:
         """Nothing that a compiler would have to trace."""
 
     __setattr__ = object.__setattr__  # type: ignore[assignment]
+
+
+@dataclass(eq=False, repr=False)
+class TracedEdges(Traced):
+    """What stands in for ``TokenGraph.from_edges``, with the same errors."""
 
     @classmethod
     def of(cls, edge_index: Any, num_dst: int, num_src: int) -> TracedEdges:
@@ -61,7 +65,4 @@ def _like_checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
     return edge_index.new_empty((2, edge_index.shape[-1]), dtype=torch.int64)
 
 
-NAME = "gnn_attention::edge_list"
-torch.library.define(NAME, "(Tensor edge_index, SymInt num_dst, SymInt num_src) -> Tensor")
-torch.library.impl(NAME, "default", _checked)
-torch.library.register_fake(NAME, _like_checked)
+define("edge_list", "(Tensor edge_index, SymInt num_dst, SymInt num_src) -> Tensor", _checked, _like_checked)

@@ -34,9 +34,23 @@ from gnn_attention.huggingface._alignment import CACHED, Known, Origin, Place, f
 ROWS = 256
 
 
+class OnDemand:
+    """What any tensor operation makes a tensor."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dense(), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(OnDemand, lambda x: x.dense(), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
 @dataclass(frozen=True, eq=False)
-class LazyMask:
-    """A mask ``[B, 1, dst, src]`` that is a tensor only on demand: any tensor operation makes it one.
+class LazyMask(OnDemand):
+    """A mask ``[B, 1, dst, src]`` that is a tensor only on demand.
 
     ``function`` is the predicate on absolute positions, ``tokens`` the 2-D mask of padding over all slots;
     ``scalars``: the predicate takes single numbers (torch.vmap). ``uses``: the graphs in force when it was
@@ -97,23 +111,12 @@ class LazyMask:
             return OneHead(self)
         return self.dense()[index]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dense(), name)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map_only(LazyMask, LazyMask.dense, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
 
 @dataclass(frozen=True, eq=False)
-class OneHead:
+class OneHead(OnDemand):
     """A :class:`LazyMask` without its axis of heads, ``[B, dst, src]``, or the pairs that are no edges.
 
-    ``scores.masked_fill(~mask, value)`` reads it a few receivers at a time; any other operation makes it a
-    tensor.
+    ``scores.masked_fill(~mask, value)`` reads it by some receivers; other operations make it a tensor.
     """
 
     of: LazyMask
@@ -140,19 +143,13 @@ class OneHead:
     def __invert__(self) -> OneHead:
         return replace(self, inverted=not self.inverted)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dense(), name)
-
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.masked_fill and not kwargs and isinstance(args[1], cls):
             scores, mask, value = args
             if isinstance(scores, Tensor) and scores.shape == mask.shape:
                 return _filled(scores, mask, value)
-        args, kwargs = tree_map_only(OneHead, OneHead.dense, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 @not_compiled

@@ -9,15 +9,15 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gnn_attention._support.dynamo import not_compiled
-from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.huggingface._alignment import Place
 from gnn_attention.huggingface._overrides import named
+from gnn_attention.selectors._choice import tokens_of, within
 
 CHOICES = ("indices", "block_indices")
 # selection -> its version, the graph that it was made within, and what came of it: layers may share one
@@ -73,24 +73,9 @@ def _block_size(module: nn.Module) -> Any:
 
 @not_compiled
 def _within(own: TokenGraph, selection: Tensor, block_size: int | None, heads: int) -> TokenGraph:
-    index = selection.detach()[:, None] if block_size is None else _tokens(selection.detach(), block_size)
+    index = selection.detach()[:, None] if block_size is None else selection.detach()
     if (groups := own.heads or index.shape[1]) > 1:
         index = index.repeat_interleave((heads if groups > 1 else 1) // index.shape[1], dim=1)
-    graph: TokenGraph = TokenGraph.from_indices(
-        _edges_of(own, index), own.num_src, coalesce=True, name="chosen"
-    )
+    index = within(own, index) if block_size is None else tokens_of(index, block_size, own)
+    graph = TokenGraph.from_indices(index, own.num_src, coalesce=True, name="chosen")
     return replace(graph, dst_offset=own.dst_offset, src_offset=own.src_offset)
-
-
-def _tokens(blocks: Int[Tensor, "batch heads dst most"], size: int) -> Int[Tensor, "batch heads dst tokens"]:
-    """The tokens of blocks, negative for those of none."""
-    return (blocks.unsqueeze(-1) * size + torch.arange(size, device=blocks.device)).flatten(-2)
-
-
-def _edges_of(own: TokenGraph, index: Tensor) -> Int[Tensor, "batch heads dst most"]:
-    """The index without what is no edge of the model's own graph, or beyond its senders."""
-    axes = (torch.arange(size, device=index.device) for size in index.shape[:3])
-    b, h, dst = (axis.view([-1 if at == i else 1 for i in range(4)]) for at, axis in enumerate(axes))
-    src = index.clamp(0, own.num_src - 1).long()
-    edge = own.rule(b, h, dst, src) & (index == src)
-    return src.masked_fill(~edge, -1)

@@ -52,8 +52,6 @@ _backend: ContextVar[str | Backend | BackendFunction] = ContextVar(
     "gnn_attention.huggingface.backend", default="auto"
 )
 
-UNSUPPORTED = {"cache": "a paged cache (continuous batching)"}
-
 
 @not_compiled
 def mask(
@@ -125,9 +123,9 @@ def attention(
     Raises NotImplementedError (an unsupported argument), ValueError (no mask, and the module does not say
     whether it is causal), RuntimeError (the mask function is not registered under this name).
     """
-    for name, what in UNSUPPORTED.items():
-        if others.get(name) is not None:
-            raise NotImplementedError(f"{named(module)} passes {name}, {what}: unsupported, use 'eager'")
+    if others.get("cache") is not None:
+        what = "passes cache, a paged cache (continuous batching)"
+        raise NotImplementedError(f"{named(module)} {what}: unsupported, use 'eager'")
     query, key, value = _in_one_dtype(query, key, value)
     place, uses, numbers = _placed(module, query, key, attention_mask, is_causal, others)
     place = narrowed(module, place, query.shape[1], others)

@@ -1,8 +1,7 @@
 """Where other models store their attention weights: one row for each class of attention module.
 
 A row says how heads are made of a module's attributes, and what acts on a logit between scale and softmax. A
-scale other than ``1 / sqrt(head_dim)`` (T5 has none, Gemma 2 its own) goes into ``W_Q`` and ``b_Q`` or into
-the norm.
+scale other than ``1 / sqrt(head_dim)`` (T5 has none, Gemma 2 its own) goes into ``W_Q``, ``b_Q`` or the norm.
 """
 
 import math

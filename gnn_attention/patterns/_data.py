@@ -12,7 +12,7 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph import TokenGraph, text
+from gnn_attention.graph import TokenGraph, rules, text
 
 Sizes = Mapping[str, int]
 Tables = tuple[Tensor, ...]
@@ -90,25 +90,12 @@ def largest(values: Tensor, k: int) -> Tensor:
 
 
 def own_axes(table: Tensor, sizes: Sizes) -> Tensor:
-    """``[batch, heads, ...]`` without the leading axes that do not vary, as :func:`look_up` expects them."""
+    """``[batch, heads, ...]`` without the leading axes that do not vary, as ``rules.look_up`` expects."""
     return (table if "batch" in sizes else table[0] if "heads" in sizes else table[0, 0]).contiguous()
 
 
-def look_up(table: Tensor, b: Tensor, h: Tensor, *index: Tensor) -> Tensor:
-    """``table[b, h, *index]`` of a table from :func:`own_axes`, on the device of the tokens."""
-    here, extra = table.to(index[0].device), table.dim() - len(index)
-    if extra == 2:
-        return here[(b, h % table.shape[1], *index)]
-    return here[(h, *index)] if extra else here[index]
-
-
 def same(ours: Tensor, theirs: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return look_up(ours, b, h, dst) == look_up(theirs, b, h, src)
-
-
-def chosen(table: Tensor, height: int, width: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """The rule of a table with a row for ``height`` receivers each, and a column for ``width`` senders."""
-    return look_up(table, b, h, dst // height, src // width)
+    return rules.look_up(ours, b, h, dst) == rules.look_up(theirs, b, h, src)
 
 
 def labels(table: Tensor, sizes: Sizes, word: str) -> str:

@@ -33,8 +33,7 @@ def self_loops(n: int) -> TokenGraph:
 def cross(num_dst: int, num_src: int) -> TokenGraph:
     """Every receiver attends to every sender of another sequence.
 
-    All ``num_dst * num_src`` pairs, a bipartite graph. Cross-attention (Vaswani et al. 2017, arXiv
-    1706.03762).
+    All ``num_dst * num_src`` pairs, a bipartite graph. Vaswani et al. 2017 (arXiv 1706.03762).
 
     >>> cross(2, 3).in_degree().tolist()
     [3, 3]

@@ -1,8 +1,7 @@
 """Whole blocks of senders: selected by the data, sorted, permuted, compressed, tiled.
 
 A block is ``block`` tokens in a row, ``blk(i) = i // block``; the last one may be short. Data come as in
-``content``: ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; among equal numbers the earlier
-block wins.
+``content``: ``[n, ...]``, ``[heads, n, ...]`` or ``[batch, heads, n, ...]``; of equal numbers the first wins.
 
 Native sparse attention (Yuan et al. 2025, arXiv 2502.11089) is three of these graphs, whose results a gate
 adds: ``compressed_blocks(n, 32, 16)``, ``block_top_k(importance, 64, 16, initial=1, local=2)`` with the
@@ -53,7 +52,7 @@ def block_top_k(logits: Tensor, block: int, k: int, initial: int = 0, local: int
     forced = values.to(torch.promote_types(values.dtype, torch.float32)).masked_fill(always, torch.inf)
     chosen = _data.largest(forced.masked_fill(column > own, -torch.inf), k)
     name = f"block_top_k({_data.shown(logits, 'logits')}, {block}, {k}, initial={initial}, local={local})"
-    rule = rules.past(partial(_data.chosen, _data.own_axes(chosen, sizes), 1, block))
+    rule = rules.past(partial(rules.chosen, _data.own_axes(chosen, sizes), 1, block))
     return TokenGraph.from_rule(rule, n, name=name, **sizes)
 
 
@@ -61,8 +60,7 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     """Each token attends to its own block and ``top - 1`` earlier ones with largest ``q . mean(k)``.
 
     ``q, k [..., n, dim]``: :func:`block_top_k` of the dot products with the mean key of each block. Mixture
-    of block attention (Lu et al. 2025, arXiv 2502.13189), which counts the own block among its top blocks
-    too.
+    of block attention (Lu et al. 2025, arXiv 2502.13189), which counts the own block among the top ones.
 
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     >>> moba(x, x, 2, 2).in_degree().tolist()
@@ -128,7 +126,7 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
     products = _block_means(queries, tile) @ _block_means(keys, tile).mT
     chosen = _data.own_axes(_data.largest(products, top), sizes)
     name = f"tile_top_k({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {tile}, {top})"
-    rule = partial(_data.chosen, chosen, tile, tile)
+    rule = partial(rules.chosen, chosen, tile, tile)
     return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], name=name, **sizes)
 
 
@@ -154,8 +152,7 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
 
     ``blk(src) = permutation[blk(dst)]``, ``block`` senders for each token; never causal.
     ``permutation [blocks]``, or ``[heads, blocks]`` with one for each head: the block masks of BlockBERT (Qiu
-    et al. 2019, arXiv 1911.02972). The last block may be short. Raises ValueError for what is no permutation
-    of the blocks.
+    et al. 2019, arXiv 1911.02972). The last block may be short. ValueError for what is no permutation.
 
     >>> permuted_blocks(4, [1, 0], 2).edge_index.tolist()
     [[2, 3, 2, 3, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2, 3, 3]]
@@ -174,11 +171,11 @@ def _complete(block: int, stride: int, b: Tensor, h: Tensor, dst: Tensor, src: T
 
 def _own_or_sorted(order: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     own, theirs = dst // block, src // block
-    return (own == theirs) | (_data.look_up(order, b, h, own) == theirs)
+    return (own == theirs) | (rules.look_up(order, b, h, own) == theirs)
 
 
 def _permuted(permutation: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _data.look_up(permutation, b, h, dst // block) == src // block
+    return rules.look_up(permutation, b, h, dst // block) == src // block
 
 
 def _in_blocks(x: Tensor, block: int, filler: float) -> Tensor:

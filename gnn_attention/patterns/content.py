@@ -43,7 +43,7 @@ def top_k(logits: Tensor, k: int, causal: bool = True) -> TokenGraph:
     name = text.call("top_k", causal, _data.shown(logits, "logits"), k)
     if not sizes:
         return TokenGraph.from_edges(chosen.nonzero().t().flip(0), num_dst, num_src, name=name)
-    return TokenGraph.from_rule(partial(_data.chosen, chosen, 1, 1), num_dst, num_src, name=name, **sizes)
+    return TokenGraph.from_rule(partial(rules.chosen, chosen, 1, 1), num_dst, num_src, name=name, **sizes)
 
 
 def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> TokenGraph:
@@ -60,13 +60,8 @@ def nearest(points: Tensor, k: int, causal: bool = True, loops: bool = True) -> 
     values, sizes = _data.all_axes("points", points, "n dim")
     n = values.shape[-2]
     found = _neighbours(values.double(), min(checks.size("k", k), n), causal, loops)
-    neighbours = _data.own_axes(found, sizes)
     name = text.call("nearest", causal, _data.shown(points, "points"), k, loops=(loops, True))
-    if not sizes:
-        dst, place = (neighbours >= 0).nonzero(as_tuple=True)
-        return TokenGraph.from_edges(torch.stack([neighbours[dst, place], dst]), n, name=name)
-    columns = tuple(column.contiguous() for column in neighbours.unbind(-1))
-    return TokenGraph.from_rule(partial(_is_neighbour, columns), n, name=name, **sizes)
+    return TokenGraph.from_indices(_data.own_axes(found, sizes), n, name=name)
 
 
 def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> TokenGraph:
@@ -123,8 +118,7 @@ def clusters(
 
     ``label(src) = label(dst)``, and ``src <= dst`` unless ``causal=False``. Labels ``[..., n]``;
     ``src_labels`` where senders are clustered on their own (queries and keys), else the same. Each token in
-    exactly one cluster, whatever its size: the nearest centroid of k-means. :func:`routing` is the balanced
-    form.
+    exactly one cluster, of any size: the nearest centroid of k-means. :func:`routing` is the balanced form.
 
     >>> clusters(torch.tensor([3, 8, 3, 8])).edge_index.tolist()
     [[0, 1, 0, 2, 1, 3], [0, 1, 2, 2, 3, 3]]
@@ -188,30 +182,23 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
     return TokenGraph.from_rule(rule, n, heads=max(heads, default=None), name=name)
 
 
-def _is_neighbour(columns: Tables, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    found = (dst < 0) & (src < 0)
-    for column in columns:
-        found = found | (_data.look_up(column, b, h, dst) == src)
-    return found
-
-
 def _shares(rounds: Tables, alone: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     shared = (dst < 0) & (src < 0)
     for labels in rounds:
-        shared = shared | (_data.look_up(labels, b, h, dst) == _data.look_up(labels, b, h, src))
-    return (shared & (dst != src)) | (_data.look_up(alone, b, h, dst) & (dst == src))
+        shared = shared | (rules.look_up(labels, b, h, dst) == rules.look_up(labels, b, h, src))
+    return (shared & (dst != src)) | (rules.look_up(alone, b, h, dst) & (dst == src))
 
 
 def _routed(pairs: tuple[Tables, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     together = (dst < 0) & (src < 0)
     for queries, keys in pairs:
-        together = together | (_data.look_up(queries, b, h, dst) & _data.look_up(keys, b, h, src))
+        together = together | (rules.look_up(queries, b, h, dst) & rules.look_up(keys, b, h, src))
     return together
 
 
 def _on_lines(columns: Tensor, slashes: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     distance = (dst - src).clamp(min=0)
-    return (src <= dst) & (_data.look_up(columns, b, h, src) | _data.look_up(slashes, b, h, distance))
+    return (src <= dst) & (rules.look_up(columns, b, h, src) | rules.look_up(slashes, b, h, distance))
 
 
 DISTANCES_AT_ONCE = 2**20  # 8 MB

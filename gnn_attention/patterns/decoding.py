@@ -60,8 +60,7 @@ def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) ->
     position at which image (or video) k stands, in increasing order; its ``tokens`` visual tokens are the
     senders ``k * tokens .. (k + 1) * tokens - 1``. Text token dst attends to image k if
     ``media[k] <= dst < media[k + 1]``; before the first image to none. ``last=False``: all images so far,
-    ``media[k] <= dst``. Flamingo (Alayrac et al. 2022, arXiv 2204.14198). IndexError for a position outside
-    ``0 .. n - 1``.
+    ``media[k] <= dst``. Flamingo (Alayrac et al. 2022, arXiv 2204.14198). IndexError for a position outside.
 
     >>> media_cross(4, [1, 3], 2).edge_index.tolist()
     [[0, 1, 0, 1, 2, 3], [1, 1, 2, 2, 3, 3]]

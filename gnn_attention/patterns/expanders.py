@@ -130,7 +130,7 @@ def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
         raise ValueError(f"k must be at most n = {n}, the number of tokens, got {k}")
     import networkx
 
-    p = _chance(p)
+    p = checks.probability("p", p, certain=True)
     name = text.call("watts_strogatz", True, n, k, p, seed=(seed, 0))
     return _both_directions(networkx.watts_strogatz_graph(n, k, p, seed=seed).edges, n, name)
 
@@ -145,7 +145,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
     >>> erdos_renyi(5, 1.0).num_edges
     20
     """
-    n, p, seed = checks.size("n", n), _chance(p), checks.size("seed", seed)
+    n, p, seed = checks.size("n", n), checks.probability("p", p, certain=True), checks.size("seed", seed)
     import networkx
 
     name = text.call("erdos_renyi", True, n, p, seed=(seed, 0))
@@ -232,9 +232,3 @@ def _both_directions(edges: Iterable[tuple[int, int]], n: int, name: str) -> Tok
 def _coalesce(edges: Int[Tensor, "2 edges"], n: int, name: str) -> TokenGraph:
     keys = torch.unique(edges[1] * n + edges[0])
     return TokenGraph.from_edges(torch.stack([keys % max(n, 1), keys // max(n, 1)]), n, name=name)
-
-
-def _chance(p: float) -> float:
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
-        raise ValueError(f"p must be a probability in [0, 1], got {checks.quoted(p)}")
-    return float(p)

@@ -157,8 +157,7 @@ def sliding_tile(
     attend to all and are attended to by all. ``tiled=True``: the tokens stand tile by tile, as the kernels
     want them, so that every block of the mask is empty or full. ``window`` counts tiles, as in FastVideo;
     attention-gym's ``kernel_hw`` counts tokens. Zhang et al. 2025, Fast Video Generation with Sliding Tile
-    Attention (arXiv 2502.04507). Raises ValueError where a tile does not divide the grid, or the window
-    exceeds it.
+    Attention (arXiv 2502.04507). ValueError where a tile does not divide the grid, or for a large window.
 
     >>> sliding_tile((6,), 2, 2, text=1).in_degree().tolist()
     [5, 5, 5, 5, 5, 5, 7]

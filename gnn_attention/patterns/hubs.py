@@ -125,8 +125,7 @@ def bigbird_etc(
     The n attend to three blocks and random ones. Nodes ``0 .. g - 1`` are global (g = num_global). With
     ``i = (dst - g) // block`` and ``j = (src - g) // block``:
     ``dst < g or src < g or |i - j| <= 1 or j in R(i)``, R(i) as in :func:`bigbird`, drawn from the blocks
-    outside the window. Never causal. Zaheer et al. 2020, Big Bird (arXiv 2007.14062): the extended
-    construction, ETC.
+    outside the window. Never causal. Zaheer et al. 2020, Big Bird (arXiv 2007.14062), extended: ETC.
 
     >>> bigbird_etc(8, 2, num_global=1, num_random=0).in_degree().tolist()
     [9, 5, 5, 7, 7, 7, 7, 5, 5]
@@ -144,7 +143,7 @@ def _sinks(s: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
 
 
 def _global(is_global: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _data.look_up(is_global, b, h, dst) | _data.look_up(is_global, b, h, src)
+    return rules.look_up(is_global, b, h, dst) | rules.look_up(is_global, b, h, src)
 
 
 def _longformer(w: int, is_global: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -176,7 +175,7 @@ def _bigbird_etc(
 
 def _or_random(edge: Tensor, drawn: Tables, b: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
     for table in drawn:
-        edge = edge | (_data.look_up(table, b, h, row) == column)
+        edge = edge | (rules.look_up(table, b, h, row) == column)
     return edge
 
 

@@ -55,8 +55,7 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
     """A window by distance: ``-right <= dst - src <= left``.
 
     With a ``dilation``, those whose distance is a multiple of it: ``(dst - src) % dilation = 0``. In-degree
-    without it: ``min(dst, left) + 1 + min(n - 1 - dst, right)``. The windows of others, w as each of them
-    counts it:
+    without it: ``min(dst, left) + 1 + min(n - 1 - dst, right)``. Others' windows, w as they count it:
 
     =================================================  ==========================================
     flash-attention ``window_size=(left, right)``      ``band(n, left, right)``

@@ -22,7 +22,7 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.algebra.stacks import at_positions_of
 from gnn_attention.algebra.tokens import extend
 from gnn_attention.algebra.walks import closure
-from gnn_attention.graph import TokenGraph, text
+from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
 
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
@@ -155,7 +155,7 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
 
 
 def _in_time(ranks: Tensor, later: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _data.look_up(ranks, b, h, src) + later <= _data.look_up(ranks, b, h, dst)
+    return rules.look_up(ranks, b, h, src) + later <= rules.look_up(ranks, b, h, dst)
 
 
 NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB

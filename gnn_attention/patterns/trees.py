@@ -90,8 +90,7 @@ def family(parents: Sequence[int]) -> TokenGraph:
     Symmetric; the roots of a forest count as siblings. ``parent(src) = parent(dst)`` or ``src = parent(dst)``
     or ``dst = parent(src)``: in-degree = children + siblings with itself + 1 for a parent. Information
     crosses one tree of depth D >= 1 in at most 2 D - 1 layers: up to the children of the common ancestor,
-    across, down (2 D + 1 from tree to tree). The relation of ``hierarchical_document``. Errors as in
-    ``tree``.
+    across, down (2 D + 1 from tree to tree). The relation of ``hierarchical_document``. Errors of ``tree``.
 
     >>> family([-1, 0, 0, 1]).in_degree().tolist()
     [3, 4, 3, 2]

@@ -87,8 +87,11 @@ def tokens_of(
 ) -> Int[Tensor, "batch heads dst tokens"]:
     """The tokens of the chosen blocks that are edges of the graph ``of``, -1 in the place of others."""
     inside = torch.arange(size, device=blocks.device, dtype=blocks.dtype)
-    src = (blocks.unsqueeze(-1) * size + inside).flatten(-2)
-    there = (blocks >= 0).repeat_interleave(size, -1) & (src < of.num_src)
-    dst = torch.arange(of.num_dst, device=blocks.device).unsqueeze(-1)
-    safe = src.long().masked_fill(~there, 0)
-    return src.masked_fill(~(there & edges_among(of, dst, safe)), -1)
+    return within(of, (blocks.unsqueeze(-1) * size + inside).flatten(-2))
+
+
+def within(of: TokenGraph, index: Int[Tensor, "batch heads dst most"]) -> Int[Tensor, "..."]:
+    """The index without what is no edge of ``of``, and without what is no sender."""
+    dst = torch.arange(of.num_dst, device=index.device).unsqueeze(-1)
+    safe = index.clamp(0, of.num_src - 1).long()
+    return index.masked_fill(~(edges_among(of, dst, safe) & (index == safe)), -1)

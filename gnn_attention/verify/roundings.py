@@ -12,8 +12,7 @@ one order. So its errors count at least as much as what happens to the truth, in
 * and to the gradients of a layer, when those of its queries, keys and values are rounded to the dtype, in
   which they are stored: the gradient of b_K is their sum, 0 in theory.
 
-Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weights from the lse that was
-stored.
+Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weights from the stored lse.
 """
 
 from collections.abc import Callable, Mapping

@@ -61,8 +61,7 @@ class Formula:
         """Output and gradients in float64 on rounded inputs, and SDPA's errors in the dtype of the inputs.
 
         SDPA's largest error on one problem of few numbers is luck (a half to twice what it mostly is). So it
-        is taken over 16 problems: this one, and 15 :func:`nearby`, each in another order and with a truth of
-        its own.
+        is taken over 16 problems: this one, and 15 :func:`nearby`, each in another order with its own truth.
         """
         out, gradients = self._solve(inputs)
         if self.direction.dtype == torch.float64:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.plans import edges_of_tiles
 
+from benchmarks.gpu.calibrate import save_device
 from gnn_attention import patterns
 from gnn_attention.backends import cost_model
 from gnn_attention.backends.gpu import devices, workload
@@ -199,7 +200,7 @@ def test_a_verified_class_is_found_by_its_word(monkeypatch):
 def test_measured_constants_are_kept_for_each_device():
     own = [Device(name, *range(1, 7), measured="2026-12-01") for name in ("NVIDIA H200", "NVIDIA B300")]
     for device in own:
-        assert devices.save_device(device) == devices.path_of_devices()
+        assert save_device(device) == devices.path_of_devices()
     devices._measured.cache_clear()  # as a new process has it
     assert [named(device.name) for device in own] == own
     assert named("H200") == own[0]
@@ -209,7 +210,7 @@ def test_measured_constants_are_kept_for_each_device():
 @pytest.mark.parametrize("damage", ["", "[]", '{"devices": {"X": {}}}', "zero"])
 def test_a_damaged_file_is_named(damage):
     """Also one with a constant that is no positive number."""
-    path = devices.save_device(replace(H200, measured="today"))
+    path = save_device(replace(H200, measured="today"))
     if damage == "zero":
         damage = re.sub('"copy": [0-9.e+]*', '"copy": 0.0', path.read_text())
     path.write_text(damage)

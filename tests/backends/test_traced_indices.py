@@ -1,4 +1,6 @@
-"""``from_indices`` in compiled and exported programs: another index at every call, or one computed there."""
+"""Chosen graphs in compiled and exported programs: another index at every call, or one computed there."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -38,11 +40,18 @@ def with_gradients(function, *inputs):
     return [out, *torch.autograd.grad(out.square().sum(), inputs[:3])]
 
 
+def mask_of(index, num_src=SRC):
+    mask = torch.zeros(*index.shape[:-1], num_src + 1, dtype=torch.bool)
+    mask = mask.scatter_(-1, index.masked_fill(index < 0, num_src), True)[..., :num_src]
+    return mask[(None,) * (4 - mask.dim())]
+
+
 def dense(q, k, v, index):
-    """A mask of the index, in float64."""
-    mask = torch.zeros(*index.shape[:-1], SRC + 1, dtype=torch.bool)
-    mask = mask.scatter_(-1, index.masked_fill(index < 0, SRC), True)[..., :SRC]
-    mask = mask[(None,) * (4 - mask.dim())]
+    return along_mask(q, k, v, mask_of(index))
+
+
+def along_mask(q, k, v, mask):
+    """The formula, in float64."""
     k, v = (x.repeat_interleave(HEADS // 2, 1) for x in (k, v))
     logits = (q @ k.mT * 8**-0.5).masked_fill(~mask, -torch.inf)
     return torch.where(mask.any(-1, keepdim=True), logits, 0.0).softmax(-1).where(mask, 0.0) @ v
@@ -88,6 +97,115 @@ def test_an_index_that_is_computed_inside_is_compiled_by_inductor():
     inputs = qkv()
     found = with_gradients(torch.compile(nearest, fullgraph=True), *inputs)
     assert_exact(found, with_gradients(nearest, *inputs))
+
+
+# the last block of receivers and of senders is short
+SIZE, BLOCKS, COLUMNS = 2, 5, 6
+LEADS = [(), (HEADS,), (BATCH, 1), (BATCH, HEADS)]
+
+
+def drawn_blocks(lead, seed):
+    """Distinct blocks, -1 anywhere, a block of receivers without any."""
+    draw = torch.Generator().manual_seed(seed)
+    index = torch.rand(*lead, BLOCKS, COLUMNS, generator=draw).argsort(-1)[..., :3]
+    index = index.masked_fill(torch.rand(index.shape, generator=draw) < 0.3, -1)
+    index[..., 1, :] = -1
+    return index
+
+
+def along_blocks(q, k, v, index, causal=False, **options):
+    graph = ga.TokenGraph.from_block_indices(index, SIZE, q.shape[2], k.shape[2], causal)
+    return ga.attend(q, k, v, graph, **options)
+
+
+def dense_blocks(q, k, v, index, causal=False):
+    mask = mask_of(index, COLUMNS).repeat_interleave(SIZE, -2).repeat_interleave(SIZE, -1)[..., :DST, :SRC]
+    return along_mask(q, k, v, mask.tril() if causal else mask)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lead", LEADS)
+def test_other_blocks_run_the_same_program(lead, causal):
+    """Compiled once and whole; the gradients are those of the mask, and all is that of the eager call."""
+    torch._dynamo.reset()
+    counter, inputs = CompileCounter(), qkv()
+    compiled = torch.compile(along_blocks, fullgraph=True, backend=counter)
+    for seed in range(3):
+        index = drawn_blocks(lead, seed)
+        found = with_gradients(lambda *given, index=index: compiled(*given, index, causal), *inputs)
+        for function in (dense_blocks, along_blocks):
+            assert_exact(found, with_gradients(partial(function, index=index, causal=causal), *inputs))
+    assert counter.frame_count == 1
+
+
+def test_a_program_of_blocks_keeps_the_rules():
+    """Sinks, lse, a NaN that only those who hear it have; and sizes of nothing."""
+    torch._dynamo.reset()
+    (q, k, v), index = (x.detach() for x in qkv()), drawn_blocks((BATCH, HEADS), 0)
+    k[0, 1, 3], v[1, 0, 4] = torch.nan, torch.inf
+    compiled = torch.compile(along_blocks, fullgraph=True, backend="eager")
+    options = {"sink_logits": torch.arange(HEADS).double(), "return_info": True}
+    (out, info), (due, due_info) = (run(q, k, v, index, **options) for run in (compiled, along_blocks))
+    assert torch.equal(out.isnan(), due.isnan())
+    assert 0 < int(out.isnan().sum()) < out.numel()
+    assert_exact([x.nan_to_num() for x in (out, info.lse)], [x.nan_to_num() for x in (due, due_info.lse)])
+    lses = (run(q, k, v, index, return_info=True)[1].lse for run in (compiled, along_blocks))
+    assert_exact(*(x.nan_to_num() for x in lses))
+    for rows, most, num_src in ((BLOCKS, 0, SRC), (0, 3, SRC), (BLOCKS, 2, 0)):
+        ends = q[:, :, : DST * bool(rows)], k[:, :, :num_src], v[:, :, :num_src]
+        empty = compiled(*ends, torch.full((rows, most), -1))
+        assert empty.shape[2] == ends[0].shape[2]
+        assert not empty.any()
+
+
+def best_blocks(q, k, v):
+    """Each block of receivers attends to the two blocks of senders whose first keys it likes most."""
+    scores = q.detach()[:, :, ::SIZE] @ k.detach()[:, :, ::SIZE].repeat_interleave(HEADS // 2, 1).mT
+    return along_blocks(q, k, v, scores.topk(2, -1).indices)
+
+
+class ChosenBlocks(nn.Module):
+    def forward(self, q, k, v, index=None):
+        return best_blocks(q, k, v) if index is None else along_blocks(q, k, v, index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [False, True])
+def test_blocks_in_an_exported_program(strict):
+    q, k, v = (x.detach() for x in qkv())
+    first, other = (drawn_blocks((BATCH, HEADS), seed) for seed in range(2))
+    program = torch.export.export(ChosenBlocks(), (q, k, v, first), strict=strict).module()
+    assert_exact(program(q, k, v, other), dense_blocks(q, k, v, other))
+    program = torch.export.export(ChosenBlocks(), (q, k, v), strict=strict).module()
+    assert_exact(program(2 * q, k.flip(2), v), best_blocks(2 * q, k.flip(2), v))
+
+
+@pytest.mark.slow
+def test_blocks_that_are_computed_inside_are_compiled_by_inductor():
+    inputs = qkv()
+    found = with_gradients(torch.compile(best_blocks, fullgraph=True), *inputs)
+    assert_exact(found, with_gradients(best_blocks, *inputs))
+
+
+@pytest.mark.slow
+def test_a_program_of_blocks_raises_what_the_eager_call_does():
+    torch._dynamo.reset()
+    inputs, index = qkv(), drawn_blocks((BATCH, HEADS), 0)
+    compiled = torch.compile(along_blocks, fullgraph=True, backend="eager")
+    compiled(*inputs, index)
+    far, twice = index.clone(), index.clone()
+    far[1, 2, 3, 0], twice[1, 2, 3, :2] = COLUMNS, 4
+    cases = [
+        (
+            lambda: compiled(*inputs, far),
+            IndexError,
+            "holds 6 for block of receivers 3 of sample 1 of head 2",
+        ),
+        (lambda: compiled(*inputs, twice), ValueError, "block 4 more than once for block of receivers 3"),
+        (lambda: compiled(*inputs, index[..., 1:, :]), Exception, "a row for each of the 5 blocks"),
+        (lambda: compiled(*inputs, index, backend="rows"), Exception, "does not run with backend='rows'"),
+    ]
+    assert_refusals(cases)
 
 
 @pytest.mark.slow

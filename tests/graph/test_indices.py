@@ -97,9 +97,22 @@ def test_count_and_coalesce():
         ),
         (torch.tensor([[0, 3]]), {}, IndexError, r"holds 3 for receiver 0: expected 0 .. 2 \(num_src=3\)"),
         (torch.tensor([[0, -2]]), {}, IndexError, "holds -2 for receiver 0"),
-        (torch.tensor([[0], [2]]), {"causal": True}, ValueError, "the edge 2 -> 1, which is not causal"),
+        (
+            torch.tensor([[0], [2]]),
+            {"causal": True},
+            ValueError,
+            "the edge 2 -> 1, which is not causal .*: put -1",
+        ),
         (torch.tensor([[0.0]]), {}, TypeError, "index must be a tensor of signed integers"),
+        (torch.tensor([[True]]), {}, TypeError, "bool and shape .* convert.from_mask takes a mask"),
+        (
+            torch.tensor([[0]], dtype=torch.uint8),
+            {},
+            TypeError,
+            r"uint8 .* torch.as_tensor\(index\).long\(\)",
+        ),
         ([[0]], {}, TypeError, "index must be a tensor of signed integers"),
+        (torch.zeros(1, 1, dtype=torch.int64, device="meta"), {}, ValueError, "index must hold values"),
         (torch.tensor([0]), {}, ValueError, r"index must be \[dst, K\]"),
         (torch.tensor([[0, 1]]), {"count": torch.tensor([3])}, IndexError, "count must be in 0 .. 2"),
         (torch.tensor([[0, 1]]), {"count": torch.tensor([[1]])}, ValueError, r"count must be \[1\]"),
@@ -167,8 +180,13 @@ def test_blocks_are_the_mask_of_their_tokens(lead, causal):
 def test_block_indices_of_other_sizes_are_refused():
     with pytest.raises(ValueError, match="a row for each of the 6 blocks of receivers, got 5 for 45"):
         TokenGraph.from_block_indices(torch.zeros(5, 1, dtype=torch.int64), 8, 45, 37)
-    with pytest.raises(IndexError, match="holds 5 for receiver 0"):
+    with pytest.raises(IndexError, match=r"holds 5 for block of receivers 0: expected 0 .. 4 \(5 blocks of"):
         TokenGraph.from_block_indices(torch.full((6, 1), 5), 8, 45, 37)
+    # there is no coalesce to advise
+    with pytest.raises(
+        ValueError, match=r"holds block 4 more than once .*: put -1 in the place of all but one"
+    ):
+        TokenGraph.from_block_indices(torch.full((6, 2), 4), 8, 45, 37)
 
 
 def repeated(form, seed=0):

@@ -7,16 +7,15 @@ of other devices by their data sheets, and shares of them that kernels of each k
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gnn_attention._support import atomic_files, json_files
+from gnn_attention._support import json_files
 from gnn_attention.backends.cost_model import is_positive, path_of_costs
 
 # classes of devices, by the words of PRESETS, and the record that stands for each
@@ -142,14 +141,3 @@ def _device(name: str, found: Any) -> Device:
     json_files.check_fields(found, kinds, f"the device {name[:60]!r}")
     rates = {constant: float(found[constant]) for constant in CONSTANTS}
     return Device(name=name, measured=found["measured"], **rates)
-
-
-def save_device(device: Device) -> Path:
-    """Write measured constants for the next processes into the file, whole or not at all."""
-    path = path_of_devices()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    every = {name: asdict(constants) for name, constants in (_measured() | {device.name: device}).items()}
-    atomic_files.write(path, json.dumps({"devices": every}, indent=1) + "\n")
-    _measured.cache_clear()
-    _device_number.cache_clear()
-    return path

@@ -3,8 +3,7 @@
 They are registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take them as they are;
 an eager call of plain tensors takes the same functions without the operator, whose dispatch is as much host
 time as all the rest. The backward pass computes the weights again from lse: nothing of the size of the edges
-is saved. lse has a gradient, too; second derivatives are unsupported. Triton itself is loaded by the first
-call.
+is saved. lse has a gradient, too; second derivatives are unsupported. The first call loads Triton.
 """
 
 from __future__ import annotations

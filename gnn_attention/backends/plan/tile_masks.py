@@ -1,8 +1,7 @@
 """What is inside the partial tiles of a graph: a table of distinct masks, and which of them each tile has.
 
 A structured graph repeats a few masks over thousands of tiles. Where a tile depends on the receiver, the
-sender or their difference alone, the rule is evaluated on one row or diagonal profile, by which tiles are
-compared.
+sender or their difference alone, tiles are compared by the rule on one row or diagonal profile.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
-"""Values that stand for many at once: :class:`Interval` for ``dst`` and ``src``, :class:`TriState` the
-answer.
+"""Values that stand for many: :class:`Interval` for ``dst`` and ``src``, :class:`TriState` the answer.
 
 What torch's operators do to them is in ``intervals.arithmetic``, which fills :data:`OPERATORS`. All bounds
 are int64 tensors ``[K]``, one entry for each of K boxes; they include both ends.

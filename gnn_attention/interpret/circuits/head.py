@@ -58,8 +58,7 @@ class Circuit:
         """``W_P = W_Q W_K^T [width, source_width]``, of rank at most ``head_dim``.
 
         Of merged heads, which have no factors, those of the singular value decomposition. ValueError for
-        rotary and latent heads (see :meth:`pattern_at`) and for ``qk_norm``, under which there is no such
-        matrix.
+        rotary and latent heads (see :meth:`pattern_at`) and for ``qk_norm``, which has no such matrix.
         """
         if self._is_rotary:
             raise ValueError(f"{self!r} is rotary, its pattern varies: take pattern_at(dst - src)")
@@ -203,8 +202,7 @@ def of(source: Any, head: int, gain: Float[Tensor, " width"] | None = None) -> C
 
     ``source`` is heads of any form, an attention layer of them, or a ``gnn_attention.model.Block``, whose
     norm's gain is then folded in. ``gain [width]`` is the weight of the norm before a layer of another model:
-    see :class:`Circuit`. (A LayerNorm also centres: it reads nothing along the channels' mean, which no gain
-    expresses.)
+    see :class:`Circuit`. (A LayerNorm also centres: it reads nothing along the channels' mean.)
 
     Raises TypeError for another source, IndexError for an unknown head, ValueError for another gain.
     """

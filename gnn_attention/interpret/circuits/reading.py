@@ -100,8 +100,7 @@ class _Sentence(NamedTuple):
 def passages(ids: Sequence[int], samples: int = 32, length: int = 48) -> Int[Tensor, "samples tokens"]:
     """Passages of a text's tokens, spread evenly over it, half to read and half to test.
 
-    A text too short for that gives fewer, and not below 12 shorter ones. ValueError for fewer than 192
-    tokens.
+    A text too short for that gives fewer, and not below 12 shorter ones. ValueError below 192 tokens.
     """
     samples, length = checks.size("samples", samples, 12), checks.size("length", length, 16)
     if len(ids) < 12 * 16:

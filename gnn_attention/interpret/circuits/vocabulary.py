@@ -109,8 +109,7 @@ def neuron_patterns(model: LanguageModel, layer: int) -> Float[Tensor, "neurons 
     """The input weights of a layer's MLP neurons times the gain of the norm before, ``[neurons, width]``.
 
     A neuron is a pattern that does not depend on the token, where a head makes a new one for each (seed
-    S1.11). Bias and activation are left out. TypeError for another kind of model, IndexError for an unknown
-    layer.
+    S1.11). Bias and activation are left out. TypeError for another model, IndexError for an unknown layer.
     """
     block = _block(model, layer)
     return block.mlp[0].get_parameter("weight").detach() * block.mlp_norm.weight.detach()

@@ -102,8 +102,7 @@ def record(
     nothing else is stored, of other tokens neither (pairs are of tokens of the call). Phases and states are
     those of the blocks of ``gnn_attention.model``, where no edges or heads were chosen. A layer on the
     message-passing path (``backend=None``) runs through "auto". Only calls of this thread are recorded;
-    threads that record one module take turns. The record is differentiable; run under ``torch.no_grad()`` to
-    save memory.
+    threads that record one module take turns. It is differentiable; ``torch.no_grad()`` saves memory.
 
     Raises ValueError for a module without such a layer, else as :func:`cut` and :func:`operate` do.
 
