@@ -1,11 +1,13 @@
 """Indexers that learn what SmolLM2 looks at: ``python -m benchmarks.indexer_smollm2 --out RECORD --folder CACHE``.
 
-The model is never changed. Its states, queries and keys of some texts are recorded once; then for each layer
-an ``Indexer`` learns by the KL divergence alone, over all causal pairs, 256 receivers a step, from weights that
-are made once for all steps (equal to ``Indexer.loss``, which is checked for each layer). Reported on
-texts that it has not seen: the share of attention on the chosen edges (``selectors.recall``) by layer and k,
-of the indexer, of the best graph of as many senders for all heads (``TopK(per="all")``), and of a window with
-four sinks; and the loss of the model along the chosen graphs. Resumable by layer.
+The model is never changed. Its states, queries and keys of some texts are recorded once; then for each key head
+of each layer an ``Indexer`` learns by the KL divergence alone from the three heads that share its keys: one
+selection for each group of heads, as in NSA (arXiv 2502.11089); ``--groups 1`` is one for all heads of a layer.
+Over all causal pairs, 256 receivers a step, from weights that are made once for all steps (equal to
+``Indexer.loss``, which is checked for each indexer). Reported on texts that it has not seen: the share of
+attention on the chosen edges (``selectors.recall``) by layer and k, of the indexers, of the best graphs of as
+many senders for each group (``TopK(per="group")``) and for all heads, and of a window with four sinks; and the
+loss of the model along the chosen graphs. Resumable by layer.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,11 @@ from gnn_attention.huggingface.interface import attending
 from gnn_attention.selectors import Indexer, TopK, recall
 from gnn_attention.verify.circumstances import environment
 
-TOKENS, ROWS, STEPS, RATE = 1024, 256, 200, 6e-3
-TRAINING, HELD_OUT = 12, 2  # texts
+TOKENS, ROWS, STEPS, RATE = 1024, 256, 500, 1e-2
+TRAINING, HELD_OUT = 40, 4  # texts
 SENDERS = (16, 32, 64, 128, 256)
 WINDOW = "window(60) | sinks(4)"
-SIZES: dict[str, Any] = {"num_heads": 8, "head_dim": 32}
+HEADS, HEAD_DIM = 12, 32  # of the indexers of a layer together
 
 Recorded = dict[int, dict[str, torch.Tensor]]
 CAUSAL = patterns.causal(TOKENS)
@@ -79,8 +81,11 @@ def record(model: Any, ids: torch.Tensor) -> tuple[Recorded, float]:
     return found, loss
 
 
-def info_of(one: dict[str, torch.Tensor]) -> tuple[torch.Tensor, AttentionInfo]:
-    q, k = one["q"].float(), one["k"].float()
+def info_of(
+    one: dict[str, torch.Tensor], group: int = 0, groups: int = 1
+) -> tuple[torch.Tensor, AttentionInfo]:
+    """The states of a layer, and the attention of the heads of a group."""
+    q, k = (one[name].float().chunk(groups, 1)[group] for name in "qk")
     call = AttentionCall.checked(q, k, k, CAUSAL, with_lse=True)
     # of the rounded queries and keys, as all that is compared with it
     return one["x"].float(), AttentionInfo(call, attended(call, "auto")[1])
@@ -110,10 +115,14 @@ def divergence(indexer: Indexer, x: torch.Tensor, p: torch.Tensor, start: int) -
     return (torch.xlogy(p, p) - p * likely).sum() / ROWS
 
 
-def trained(layer: int, training: list[Recorded]) -> tuple[Indexer, list[float]]:
+def indexer_of(width: int, groups: int, k: int = 64) -> Indexer:
+    return Indexer(width, k, num_heads=HEADS // groups, head_dim=HEAD_DIM)
+
+
+def trained(layer: int, group: int, groups: int, training: list[Recorded]) -> tuple[Indexer, list[float]]:
     torch.manual_seed(layer)
-    indexer = Indexer(training[0][layer]["x"].shape[-1], k=64, **SIZES)
-    data = [info_of(one[layer]) for one in training]
+    indexer = indexer_of(training[0][layer]["x"].shape[-1], groups)
+    data = [info_of(one[layer], group, groups) for one in training]
     made = [(x, shares(info)) for x, info in data]
     x, info = data[0]
     expected = indexer.loss(x, x, info, rows=(ROWS, 2 * ROWS))
@@ -140,64 +149,75 @@ def held(p: torch.Tensor, by: torch.Tensor) -> list[float]:
     return [mass[k - 1].item() for k in SENDERS]
 
 
-def measured(indexer: Indexer, layer: int, held_out: list[Recorded]) -> dict[str, Any]:
+def measured(indexer: Indexer, of: list[tuple[torch.Tensor, AttentionInfo]]) -> dict[str, list[float]]:
     """Mean recall over receivers, heads and texts: what ``selectors.recall`` says, of all k at once."""
     window = patterns.window(TOKENS, 60) | patterns.sinks(TOKENS, 4)
     found: dict[str, list[Any]] = {"indexer": [], "best": [], WINDOW: []}
-    for number, one in enumerate(held_out):
-        x, info = info_of(one[layer])
+    for number, (x, info) in enumerate(of):
         p = shares(info)
         found["indexer"].append(held(p, scores(indexer, x, 0, TOKENS)))
         found["best"].append(held(p, p.float()))
         found[WINDOW].append([recall(info, window).mean().item()])
-        for name, graph in (("indexer", indexer.select(x, x)), ("best", TopK(64, "all").select(*ends(info)))):
-            if number == 0:
-                expected = recall(info, graph).mean().item()
-                assert abs(found[name][0][SENDERS.index(64)] - expected) < 2e-3, (name, expected, found)
-    means = {name: [round(sum(x) / len(x), 4) for x in zip(*of, strict=True)] for name, of in found.items()}
-    return {name: dict(zip(SENDERS, of, strict=True)) if len(of) > 1 else of[0] for name, of in means.items()}
+        best = TopK(64, "all").select(info.call.q, info.call.k)
+        for name, graph in (("indexer", indexer.select(x, x)), ("best", best)) if number == 0 else ():
+            expected = recall(info, graph).mean().item()
+            assert abs(found[name][0][SENDERS.index(64)] - expected) < 2e-3, (name, expected, found)
+    return {name: means(of) for name, of in found.items()}
 
 
-def ends(info: AttentionInfo) -> tuple[torch.Tensor, torch.Tensor]:
-    return info.call.q, info.call.k
+def means(of: Iterable[Sequence[float]]) -> list[float]:
+    """Of lists of numbers the mean list."""
+    return [round(sum(x) / len(x), 4) for x in zip(*of, strict=True)]
 
 
-def along(model: Any, ids: torch.Tensor, indexers: list[Indexer], k: int, dense: int) -> float:
-    """The loss where each layer with an indexer, but the first ``dense``, attends to what it chooses."""
+def along(model: Any, ids: torch.Tensor, indexers: list[list[Indexer]], k: int) -> float:
+    """The loss where each group of heads attends to its choice."""
 
     def run(layer: int, states: torch.Tensor, call: AttentionCall) -> Any:
-        if layer < dense or layer >= len(indexers):
-            return attended(call, "auto")
-        indexers[layer].k = k
-        return attended(replace(call, graph=indexers[layer].select(states, states)), "auto")
+        own, found = indexers[layer], []
+        for indexer, *qkv in zip(own, *(x.chunk(len(own), 1) for x in (call.q, call.k, call.v)), strict=True):
+            indexer.k = k
+            part = replace(call, **dict(zip("qkv", qkv, strict=True)), graph=indexer.select(states, states))
+            found.append(attended(part, "auto")[0])
+        return torch.cat(found, 1), None
 
     return running(model, ids, run)
 
 
-def one_layer(layer: int, folder: Path, training: list[Any], held_out: list[Any]) -> dict[str, Any]:
-    """What was measured of a layer, made once for the folder."""
-    file = folder / f"{layer}.json"
+def one_layer(
+    layer: int, groups: int, folder: Path, training: list[Any], held_out: list[Any]
+) -> dict[str, Any]:
+    """What was measured of a layer, mean over its groups of heads; made once for the folder."""
+    file = folder / f"{groups}-{layer}.json"
     if not file.exists():
-        began = time.process_time()
-        indexer, curve = trained(layer, [one for one, _ in training])
-        torch.save(indexer.state_dict(), folder / f"{layer}.pt")
-        found = measured(indexer, layer, [one for one, _ in held_out])
-        found["kl"] = [round(sum(curve[i : i + 40]) / 40, 4) for i in range(0, STEPS, 40)]
-        found["cpu seconds"] = round(time.process_time() - began, 1)
+        began, parts, curves, states = time.process_time(), [], [], []
+        for group in range(groups):
+            indexer, curve = trained(layer, group, groups, [one for one, _ in training])
+            parts.append(measured(indexer, [info_of(one[layer], group, groups) for one, _ in held_out]))
+            curves.append([sum(curve[i : i + 50]) / 50 for i in range(0, STEPS, 50)])
+            states.append(indexer.state_dict())
+        torch.save(states, folder / f"{groups}-{layer}.pt")
+        found: dict[str, Any] = {name: means(part[name] for part in parts) for name in parts[0]}
+        wholes = [shares(info_of(one[layer])[1]) for one, _ in held_out]
+        found["best for all heads"] = means(held(p, p.float()) for p in wholes)
+        found |= {"kl": means(curves), "cpu seconds": round(time.process_time() - began, 1)}
         atomic_files.write(file, json.dumps(found))
         print(layer, found, flush=True)
     result: dict[str, Any] = json.loads(file.read_text())
     return result
 
 
-def loss_along(folder: Path, model: Any, ids: torch.Tensor, number: int, k: int, dense: int) -> float:
+def loss_along(folder: Path, model: Any, ids: torch.Tensor, number: int, groups: int, k: int) -> float:
     """The loss of a held-out text along what its indexers choose, made once for the folder."""
-    file = folder / f"loss-{k}-{dense}-{number}.json"
+    file = folder / f"loss-{groups}-{k}-{number}.json"
     if not file.exists():
-        indexers = [Indexer(model.config.hidden_size, k, **SIZES) for _ in model.model.layers]
-        for layer, indexer in enumerate(indexers):
-            indexer.load_state_dict(torch.load(folder / f"{layer}.pt", weights_only=True))
-        atomic_files.write(file, json.dumps(round(along(model, ids, indexers, k, dense), 4)))
+        indexers = []
+        for layer in range(model.config.num_hidden_layers):
+            states = torch.load(folder / f"{groups}-{layer}.pt", weights_only=True)
+            indexers.append([indexer_of(model.config.hidden_size, groups) for _ in states])
+            for indexer, state in zip(indexers[-1], states, strict=True):
+                indexer.load_state_dict(state)
+        atomic_files.write(file, json.dumps(round(along(model, ids, indexers, k), 4)))
     return float(file.read_text())
 
 
@@ -205,6 +225,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument(
+        "--groups", type=int, default=3, help="selections of a layer; SmolLM2 has 3 key heads"
+    )
     parser.add_argument("--layers", type=int, nargs=2, help="FIRST STOP: train these alone, without a record")
     args = parser.parse_args()
     model, tokenizer = lm.load("smollm2")
@@ -222,25 +245,25 @@ def main() -> None:
         "tokens": TOKENS,
         "recall": "mean over receivers, heads and texts of the share of the weights on the k chosen senders",
         "texts": {"training": TRAINING, "held out": HELD_OUT, "of": "the standard library's sources"},
-        "indexer": {**SIZES, "steps": STEPS, "receivers a step": ROWS, "rate": RATE},
+        "selections of a layer": args.groups,
+        "indexer": {"num_heads": HEADS // args.groups, "head_dim": HEAD_DIM},
+        "training": {"steps": STEPS, "receivers a step": ROWS, "rate": RATE},
         "loss causal": [round(loss, 4) for _, loss in held_out],
         "environment": environment("cpu"),
     }
     layers = range(*args.layers) if args.layers else range(model.config.num_hidden_layers)
-    kept = [one_layer(layer, args.folder, training, held_out) for layer in layers]
+    kept = [one_layer(layer, args.groups, args.folder, training, held_out) for layer in layers]
     if args.layers:
         return
+    result["recall for k of"] = SENDERS
     result["layers"] = kept
-    result["window(60) | sinks(4), mean over layers"] = round(sum(one[WINDOW] for one in kept) / len(kept), 4)
-    result["mean over layers"] = {
-        name: {k: round(sum(one[name][str(k)] for one in kept) / len(kept), 4) for k in SENDERS}
-        for name in ("indexer", "best")
-    }
+    names = ("indexer", "best", "best for all heads", WINDOW)
+    result["mean over layers"] = {name: means(one[name] for one in kept) for name in names}
     result["loss"] = {
-        f"k = {k}, the first {dense} layers dense": [
-            loss_along(args.folder, model, part, number, k, dense) for number, part in enumerate(ids[1])
+        f"k = {k}": [
+            loss_along(args.folder, model, part, number, args.groups, k) for number, part in enumerate(ids[1])
         ]
-        for k, dense in ((64, 0), (64, 1), (128, 0))
+        for k in (64, 128)
     }
     atomic_files.write(args.out, json.dumps(result, indent=1) + "\n")
     print(result["loss"], flush=True)

@@ -2,9 +2,13 @@
 
 Two layers with an ``Indexer`` each, the sources of the standard library. First short texts and dense attention
 alone; then 2,048 tokens and dense attention, from which the indexers learn by the KL divergence over all causal
-pairs; then two continuations on the same data from the same weights: dense attention (the control), and
-attention along the 128 senders that the indexers choose, from which they learn on. Losses are of held-out text,
-also of the second half of each text alone, and along a window of as many senders: what reading far is worth. Resumable by phase.
+pairs; then three continuations on the same data from the same weights: dense attention (the control), attention
+along the 128 senders that the indexers choose, from which they learn on, and along a window of as many senders:
+what reading far is worth. Losses are of held-out text, also of the second half of each text alone. Resumable by phase.
+
+For the long texts the base of the rotary embedding is raised (Xiong et al. 2023, arXiv 2309.16039), and logits
+grow with the logarithm of the number of tokens (Chiang and Cholak 2022, arXiv 2202.12172): else attention that
+learned from 512 tokens is spread over 2,048, and a window is better than all that it leaves out.
 
 A key is of its token's state mixed with the one before, by a gate for each channel (the "smeared key" of Olsson
 et al. 2022, arXiv 2209.11895): so that a layer can look for what followed the same token earlier, which a
@@ -15,7 +19,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +38,23 @@ from gnn_attention.rotary import Rotary
 from gnn_attention.selectors import Indexer, recall
 from gnn_attention.verify.circumstances import environment
 
-TOKENS, SENDERS, WIDTH, LAYERS, RATE, VOCABULARY = 2048, 128, 128, 2, 4e-3, 1024
+TOKENS, SENDERS, WIDTH, LAYERS, VOCABULARY = 2048, 128, 128, 2, 1024
 SHORT, BRIEF = 1240, 512  # steps on texts of so many tokens, four at a time
-DENSE, CONTINUED, ROWS, HELD_OUT = 200, 120, 512, 12  # steps, steps, receivers of a KL step, texts
-STEPS = SHORT + DENSE + CONTINUED
+DENSE, CONTINUED, ROWS, HELD_OUT = 240, 120, 512, 12  # steps, steps, receivers of a KL step, texts
+# rates, with the steps that each is planned for: the first ends early, at an eighth
+RATES = {"short": (4e-3, 1560), "long": (1.5e-3, DENSE + CONTINUED), "indexers": (6e-3, DENSE + CONTINUED)}
+BASES = {"short": 10_000.0, "long": 44_000.0}
 CAUSAL = patterns.causal(TOKENS)
+WINDOW = patterns.window(TOKENS, SENDERS - 4) | patterns.sinks(TOKENS, 4)
+# 1 for as many tokens as the short texts have
+GROWTH = (torch.arange(1, TOKENS + 1.0) / BRIEF).clamp(min=1).log() / math.log(BRIEF) + 1
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, base: float) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
-        self.heads = StandardHeads(WIDTH, 4, rotary=Rotary())
+        self.heads = StandardHeads(WIDTH, 4, rotary=Rotary(base))
         self.gate = nn.Parameter(torch.zeros(WIDTH))
         self.indexer = Indexer(WIDTH, SENDERS, num_heads=4, head_dim=32)
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
@@ -55,16 +66,17 @@ class Block(nn.Module):
         senders = x + self.gate.sigmoid() * (before - x)
         graph = self.indexer.select(x, senders) if graph == "chosen" else graph
         key, value = self.heads.send(senders)[0], self.heads.send(x)[1]
-        out, info = ga.attend(self.heads.receive(x), key, value, graph, return_info=True)
+        query = self.heads.receive(x) * GROWTH[: x.shape[1], None]
+        out, info = ga.attend(query, key, value, graph, return_info=True)
         state = state + self.heads.collect(out)
         return state + self.mlp(self.norms[1](state)), (x, senders, info)
 
 
 class Model(nn.Module):
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, length: str = "long") -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block(BASES[length]) for _ in range(LAYERS))
         self.norm, self.unembedding = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, vocabulary, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.5)
         nn.init.normal_(self.unembedding.weight, std=0.5 * WIDTH**-0.5)
@@ -83,18 +95,48 @@ class Model(nn.Module):
         return functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none"), found
 
 
-def step(model: Model, optimizer: Any, ids: torch.Tensor, graph: Any, number: int) -> tuple[float, float]:
+class Learning:
+    """An optimizer and a schedule of the model, and of the indexers: how these learn changes nothing of how
+    the model does, not through the norm of the gradient either.
+    """
+
+    def __init__(self, model: Model, length: str) -> None:
+        chosen = list(nn.ModuleList(model.indexers).parameters())
+        own = {id(one) for one in chosen}
+        rest = [one for one in model.parameters() if id(one) not in own]
+        self.parts: list[tuple[list[nn.Parameter], Any, Any]] = []
+        for parameters, (rate, steps) in ((rest, RATES[length]), (chosen, RATES["indexers"])):
+            optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1)
+            self.parts.append((parameters, optimizer, schedule))
+
+    def step(self, loss: torch.Tensor) -> None:
+        for _, optimizer, _ in self.parts:
+            optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for parameters, optimizer, schedule in self.parts:
+            if parameters[0].grad is not None:
+                nn.utils.clip_grad_norm_(parameters, 1.0)
+                optimizer.step()
+                schedule.step()
+
+    def states(self) -> list[Any]:
+        return [one.state_dict() for _, *both in self.parts for one in both]
+
+    def load(self, states: Sequence[Any]) -> None:
+        for one, state in zip([one for _, *both in self.parts for one in both], states, strict=True):
+            one.load_state_dict(state)
+
+
+def step(model: Model, learning: Learning, ids: torch.Tensor, graph: Any, number: int) -> tuple[float, float]:
     losses, found = model(ids, graph)
     loss, kl = losses.mean(), torch.zeros(())
-    if ids.shape[1] > TOKENS:
+    if graph is CAUSAL or graph == "chosen":
         # of all pairs, some receivers at each step
         rows = None if graph == "chosen" else (start := ROWS * (number % (TOKENS // ROWS)), start + ROWS)
         pairs = zip(model.indexers, found, strict=True)
         kl = torch.stack([indexer.loss(*states, info, rows=rows) for indexer, (*states, info) in pairs]).sum()
-    optimizer.zero_grad()
-    (loss + kl).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    learning.step(loss + kl)
     return loss.item(), kl.item() / LAYERS
 
 
@@ -115,15 +157,12 @@ def recalls(model: Model, texts: torch.Tensor) -> list[float]:
     return [round(float(sum(one)) / len(one), 4) for one in zip(*found, strict=True)]
 
 
-def train(
-    model: Model, optimizer: Any, schedule: Any, texts: torch.Tensor, graph: Any, first: int
-) -> list[Any]:
+def train(model: Model, learning: Learning, texts: torch.Tensor, graph: Any, first: int) -> list[Any]:
     """The curve: for every 20 steps the mean loss and divergence."""
     curve: list[Any] = []
     part: list[tuple[float, float]] = []
     for number, ids in enumerate(texts, first):
-        part.append(step(model, optimizer, ids, graph, number))
-        schedule.step()
+        part.append(step(model, learning, ids, graph, number))
         if len(part) == 20:
             curve.append([number + 1, *(round(sum(x) / 20, 4) for x in zip(*part, strict=True))])
             print(time.strftime("%H:%M:%S"), round(time.process_time()), graph, curve[-1], flush=True)
@@ -137,30 +176,24 @@ def split(text: str, vocabulary: Any, count: int | None) -> torch.Tensor:
     return ids[: len(ids) // size * size].view(-1, size)[:count]
 
 
-def optimizer_of(model: Model) -> tuple[Any, Any]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.05)
-    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, STEPS, pct_start=0.1)
-
-
 def phase(name: str, after: str | None, folder: Path, texts: torch.Tensor, first: int, graph: Any) -> Any:
     """The model and the curve of a phase that begins where another ended; made once for the folder."""
     torch.manual_seed(0)
-    model, file = Model(VOCABULARY), folder / f"{name}.pt"
-    optimizer, schedule = optimizer_of(model)
+    length, file = "short" if after is None else "long", folder / f"{name}.pt"
+    model = Model(VOCABULARY, length)
+    learning = Learning(model, length)
     if not file.exists():
-        for what, state in zip((model, optimizer, schedule), _saved(folder, after)[0], strict=False):
-            what.load_state_dict(state)
+        if after is not None:
+            (state, *states), *_ = torch.load(folder / f"{after}.pt")
+            model.load_state_dict(state)
+        if after == "dense":
+            learning.load(states)
         began = time.process_time()
-        curve = train(model, optimizer, schedule, texts, graph, first)
-        states = [what.state_dict() for what in (model, optimizer, schedule)]
-        torch.save((states, curve, time.process_time() - began), file)
-    (state, *_), curve, seconds = _saved(folder, name)
+        curve = train(model, learning, texts, graph, first)
+        torch.save(([model.state_dict(), *learning.states()], curve, time.process_time() - began), file)
+    (state, *_), curve, seconds = torch.load(file)
     model.load_state_dict(state)
     return model, curve, seconds
-
-
-def _saved(folder: Path, name: str | None) -> Any:
-    return ((), [], 0.0) if name is None else torch.load(folder / f"{name}.pt")
 
 
 def main() -> None:
@@ -174,13 +207,15 @@ def main() -> None:
     vocabulary, parts = load_trained()[1], corpus()
     held_out = split("".join(parts.held_out.values())[: 8 * TOKENS * HELD_OUT], vocabulary, HELD_OUT)
     texts = split("".join(parts.training.values()), vocabulary, None)
-    texts = texts[torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))][:STEPS]
-    long, last = texts[SHORT:].unsqueeze(1), SHORT + DENSE
+    texts = texts[torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))]
+    last = SHORT + DENSE
+    long, rest = texts[SHORT:last].unsqueeze(1), texts[last : last + CONTINUED].unsqueeze(1)
     phases: dict[str, tuple[Any, ...]] = {
         "short": (None, texts[:SHORT].unfold(1, BRIEF + 1, BRIEF), 0, patterns.causal(BRIEF)),
-        "dense": ("short", long[:DENSE], SHORT, CAUSAL),
-        "control": ("dense", long[DENSE:], last, CAUSAL),
-        "chosen": ("dense", long[DENSE:], last, "chosen"),
+        "dense": ("short", long, SHORT, CAUSAL),
+        "control": ("dense", rest, last, CAUSAL),
+        "chosen": ("dense", rest, last, "chosen"),
+        "window": ("dense", rest, last, WINDOW),
     }
     result: dict[str, Any] = {
         "bench": "indexer-training",
@@ -199,22 +234,23 @@ def main() -> None:
         seconds += taken
         if name == args.last:
             return
-    result |= measured(models["control"], models["chosen"], held_out)
+    result |= measured(models, held_out)
     result["recall after the warm-up"] = recalls(models["dense"], held_out)
     result["cpu minutes of training"] = round(seconds / 60, 1)
     atomic_files.write(args.out, json.dumps(result, indent=1) + "\n")
     print({name: value for name, value in result.items() if "loss" in name or "recall" in name}, flush=True)
 
 
-def measured(control: Model, chosen: Model, held_out: torch.Tensor) -> dict[str, Any]:
-    """What each of the two loses on held-out text, and the control along other graphs too."""
-    window = patterns.window(TOKENS, SENDERS - 4) | patterns.sinks(TOKENS, 4)
+def measured(models: dict[str, Model], held_out: torch.Tensor) -> dict[str, Any]:
+    """What each loses on held-out text along its own graph, and the control along the others."""
+    control = models["control"]
     return {
         "loss of control": held_out_loss(control, held_out, CAUSAL),
-        "loss of chosen": held_out_loss(chosen, held_out, "chosen"),
+        "loss of chosen": held_out_loss(models["chosen"], held_out, "chosen"),
+        f"loss of {WINDOW.name}": held_out_loss(models["window"], held_out, WINDOW),
         "loss of control along its indexers' choice": held_out_loss(control, held_out, "chosen"),
-        f"loss of control along window({SENDERS - 4}) | sinks(4)": held_out_loss(control, held_out, window),
-        "recall": recalls(chosen, held_out),
+        f"loss of control along {WINDOW.name}": held_out_loss(control, held_out, WINDOW),
+        "recall": recalls(models["chosen"], held_out),
     }
 
 
