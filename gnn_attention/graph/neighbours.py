@@ -162,7 +162,7 @@ def has_neighbours(rule: Rule) -> bool:
 def listed(
     index: Tensor, num_src: int, count: Tensor | None, blocks: bool = False
 ) -> Int[Tensor, "batch heads dst most"]:
-    """The checked index with four axes, int32 if it can be; entries that are none are ``num_src``."""
+    """A copy of the checked index with four axes, int32 if it can be; ``num_src`` for what is none."""
     if not isinstance(index, Tensor) or index.dtype not in SIGNED:
         advice = "torch.as_tensor(index).long() makes one of other integers, convert.from_mask takes a mask"
         wanted = "a tensor of signed integers [..., dst, K]"
@@ -178,8 +178,9 @@ def listed(
     lowest, highest = (int(x) for x in table.aminmax()) if table.numel() else (0, -1)
     if lowest < -1 or highest >= num_src:
         raise IndexError(_outside(table, num_src, blocks))
-    table = table.to(torch.int32 if num_src < 2**31 else torch.int64)
-    return table.masked_fill(table < 0, num_src) if lowest < 0 else table
+    dtype = torch.int32 if num_src < 2**31 else torch.int64
+    table = table.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    return table.masked_fill_(table < 0, num_src) if lowest < 0 else table
 
 
 def _counted(index: Tensor, count: Tensor) -> Bool[Tensor, "..."]:
@@ -213,11 +214,13 @@ class Rows:
     blocks = False
 
     def __init__(self, table: Int[Tensor, "batch heads dst most"], num_src: int, once: bool = False) -> None:
-        self.num_src, self.given, self.sorted = num_src, table, _ascending(table)
+        # what is as large as the index is written once: of fresh memory pages cost more than the work
+        self.num_src, self.given = num_src, table.clone() if table.shape[:2] == (1, 1) else table
+        self.sorted = _sorted(table)
         self.valid, self.repeats = self.sorted < num_src, None
         if once:
             return
-        repeats = (self.sorted[..., 1:] == self.sorted[..., :-1]) & self.valid[..., 1:]
+        repeats = (self.sorted[..., 1:] == self.sorted[..., :-1]).logical_and_(self.valid[..., 1:])
         self.repeats = torch.nn.functional.pad(repeats, (1, 0)) if bool(repeats.any()) else None
 
     def check_distinct(self) -> None:
@@ -234,8 +237,9 @@ class Rows:
 
     def check_causal(self) -> None:
         """ValueError that names an edge from a later token."""
-        dst = torch.arange(self.sorted.shape[2], device=self.sorted.device).unsqueeze(-1)
-        late = (self.sorted > dst) & self.valid
+        table = self.sorted
+        dst = torch.arange(table.shape[2], device=table.device, dtype=table.dtype).unsqueeze(-1)
+        late = (self.sorted > dst).logical_and_(self.valid)
         if bool(late.any()):
             place = late.nonzero()[0].tolist()
             edge = f"{int(self.sorted[tuple(place)])} -> {place[2]}{_slice_named(self.sorted, place)}"
@@ -258,10 +262,11 @@ class Rows:
         return log_count(torch.cat([once[often], last]), logs, (*self.sorted.shape[:3], self.num_src))
 
     def neighbours(self) -> Neighbours:
-        ends = self.edge.sum(-1).flatten().cumsum(0)
+        # slice by slice, for torch widens what it adds up
+        ends = torch.cat([edge.sum(-1) for edge in self.edge.flatten(0, 1)]).cumsum(0)
         ptr = torch.cat([ends.new_zeros(1), ends])
         whole = int(ptr[-1]) == self.edge.numel()
-        src = self.sorted.flatten() if whole else torch.masked_select(self.sorted, self.edge)
+        src = self.sorted.flatten() if whole else _where(self.sorted, self.edge)
         return Neighbours(ptr, src, (*self.sorted.shape[:3], self.num_src))
 
     def table(self) -> Bool[Tensor, "batch heads dst src"]:
@@ -279,13 +284,19 @@ class Rows:
         return torch.stack([table[edge].long(), dst[edge]]).cpu()
 
 
-def _ascending(table: Int[Tensor, "... most"]) -> Int[Tensor, "... most"]:
+def _where(x: Tensor, chosen: Bool[Tensor, "..."]) -> Int[Tensor, " chosen"]:
+    # torch numbers all entries in int64 first
+    on_cpu = x.device.type == "cpu"
+    return torch.from_numpy(x.numpy()[chosen.numpy()]) if on_cpu else torch.masked_select(x, chosen)
+
+
+def _sorted(table: Int[Tensor, "... most"]) -> Int[Tensor, "... most"]:
+    """Each row ascending: the table itself on a CPU."""
     # torch takes twenty times as long for many short rows on a CPU
     if table.device.type != "cpu":
         return table.sort(dim=-1).values
-    rows = table.clone(memory_format=torch.contiguous_format)
-    rows.numpy().sort(axis=-1)
-    return rows
+    table.numpy().sort(axis=-1)
+    return table
 
 
 def of_tokens(

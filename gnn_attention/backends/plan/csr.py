@@ -67,15 +67,11 @@ def _of_chosen(of: Neighbours, device: torch.device) -> tuple[Tensor, ...]:
     ptr, src = of.ptr.to(device), of.src.to(device, torch.int32)
     dst = torch.arange(num_dst, dtype=torch.int32, device=device).repeat(of.slices)
     dst = torch.repeat_interleave(dst, ptr.diff(), output_size=len(src))
-    bounds = of.bounds
+    out_dst, out_position, count = torch.empty_like(src), torch.empty_like(src), []
     # each slice for itself: its numbers are few, which makes sorting quick, and lie close together
-    parts = [_transposed(src[i:j], dst[i:j], num_src) for i, j in pairwise(bounds)]
-    count, out_dst, out_position = (torch.cat(part) for part in zip(*parts, strict=True))
-    out_ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    for i, j in pairwise(of.bounds):
+        out_position[i:j] = src[i:j].sort(stable=True).indices
+        torch.index_select(dst[i:j], 0, out_position[i:j], out=out_dst[i:j])
+        count.append(torch.bincount(src[i:j], minlength=num_src))
+    out_ptr = torch.cat([ptr.new_zeros(1), torch.cat(count).cumsum(0)])
     return ptr.int(), src, dst, out_ptr.int(), out_dst, out_position
-
-
-def _transposed(src: Tensor, dst: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
-    """How many out-edges each sender has; their receivers, and where each stands, sender by sender."""
-    order = src.sort(stable=True).indices.int()
-    return torch.bincount(src, minlength=num_src), dst.index_select(0, order), order
