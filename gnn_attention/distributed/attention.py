@@ -17,7 +17,7 @@ from torch import distributed, nn
 from gnn_attention import edges
 from gnn_attention._support.checks import described
 from gnn_attention._support.dynamo import not_compiled
-from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attended
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
@@ -101,7 +101,9 @@ def _exchanged(
 ) -> Result:
     """Own senders first; the next ones, if any, travel in ``dtype`` while these are in use."""
     parts = subgraphs.rank_subgraphs(*graph.share, exchange)
-    k, v, rows, total = call.k, call.v, _rows(call.k, call.v), no_result(call)
+    k, v, total = call.k, call.v, no_result(call)
+    # one for each sender, with keys and values of all samples and heads
+    rows = torch.cat([x.permute(2, 0, 1, 3).flatten(1) for x in (k, v)], dim=1)
     for step, part in enumerate(parts):
         others_come = step < len(parts) - 1
         if others_come:
@@ -130,11 +132,6 @@ def _with_collectives(total: Result, call: AttentionCall, arrived: Tensor) -> Re
     learned += [] if call.bias is None else [call.bias]
     out, lse = (collectives.keep_in_graph(x, call.q, arrived, *learned) for x in total)
     return out, lse
-
-
-def _rows(k: Tensor, v: Tensor) -> Float[Tensor, "own channels"]:
-    """A row for each sender: its keys and values of all samples and heads."""
-    return torch.cat([k.permute(2, 0, 1, 3).flatten(1), v.permute(2, 0, 1, 3).flatten(1)], dim=1)
 
 
 def _keys_and_values(rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

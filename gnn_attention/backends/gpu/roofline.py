@@ -81,12 +81,9 @@ def form_of(graph: TokenGraph, sizes: Sizes, device: Device) -> Form:
 def _form_of(graph: TokenGraph, sizes: Sizes, device: Device) -> Form:
     found = estimate_forms(counted(graph), sizes, device)
     best = min(found, key=lambda form: found[form].seconds)
-    times = ", ".join(f"{_label(form)} {estimate.seconds * 1e3:.3g} ms" for form, estimate in found.items())
+    labels = {form: f"windows of {form[1]}" if form[0] == "windows" else form[0] for form in found}
+    times = ", ".join(f"{labels[form]} {one.seconds * 1e3:.3g} ms" for form, one in found.items())
     return Form(*best, f"{_why(best, counted(graph))}; {_predicted(device)}: {times}")
-
-
-def _label(form: tuple[str, int]) -> str:
-    return f"windows of {form[1]}" if form[0] == "windows" else form[0]
 
 
 def _why(best: tuple[str, int], counts: Counts) -> str:
