@@ -62,8 +62,7 @@ def intersection(*graphs: TokenGraph) -> TokenGraph:
 def per_head(*graphs: TokenGraph) -> TokenGraph:
     """Graph k for head k: one graph that differs by head, ``heads = len(graphs)``.
 
-    ``select(head=k)`` gives graph k back. The graphs may differ by sample, not by head. Every pair evaluates
-    all of the rules.
+    ``select(head=k)`` gives graph k back. They may differ by sample, not by head; pairs evaluate all rules.
 
     >>> from gnn_attention import patterns
     >>> per_head(patterns.window(4, 2), patterns.causal(4)).in_degree().tolist()

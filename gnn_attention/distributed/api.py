@@ -93,8 +93,7 @@ def attend(
         ValueError: on every rank, if arguments do not fit on any of them, or if ranks have different graphs,
             partitions, sizes or options. Nothing has travelled then, and the next call runs.
 
-    In training "ring" and "gather" keep the keys and values of all ranks for the backward pass, "halo" those
-    of the halo.
+    In training "ring" and "gather" keep all ranks' keys and values for the backward pass, "halo" the halo's.
     """
     ranks = _group(group)
     with collectives.raised_on_all_ranks(ranks, q):

@@ -1,7 +1,6 @@
 """What every picture is made of: figures, colours, axes, lines with a direction.
 
-Figures are made without pyplot: nothing is shown, no global setting is changed, and a figure without
-references is freed.
+Figures are made without pyplot: nothing is shown or set globally, and a figure without references is freed.
 """
 
 from __future__ import annotations

@@ -164,6 +164,7 @@ def over_time(
     Each is compared with the one before; the share in its title is Jaccard's index of the two
     (``analyse.overlap``). ``graphs``: 1 to 16 plain graphs of the same tokens; ValueError for others.
     """
+    graphs = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for each in graphs:
         _check("over_time", each, LARGEST_MASK)
     count = len(graphs)

@@ -21,8 +21,7 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
 
     For ``to_hetero`` and wherever each kind of node has its own width. The layer's first call makes the
     parameters, in the dtype and on the device that the module was moved to. As with all lazy modules of
-    torch, call the layer once before an optimizer, a compiler or an export uses it; loading a state fixes the
-    widths too.
+    torch, call the layer once before an optimizer, a compiler or an export uses it; a state fixes widths too.
 
     Sources: torch.nn.LazyLinear; torch_geometric.nn.Linear with ``in_channels=-1``.
 

@@ -230,8 +230,7 @@ def _of_head(of_head: Tensor, rules: Sequence[Rule], b: Tensor, h: Tensor, dst: 
 def recipe(value: object) -> Hashable | None:
     """A key that is equal for equal rules: their code and the constants bound to it; None where unknown.
 
-    Only code of this library and of transformers is trusted to read nothing else. A rule with a tensor has
-    no recipe.
+    Only code of this library and transformers is trusted to read nothing else; rules with tensors have none.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return (type(value), value)

@@ -256,8 +256,7 @@ def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Flo
     """The graph of a mask ``[B or 1, heads or 1, dst or 1, src]``, and the numbers that it adds to logits.
 
     Bool: True is an edge, as for SDPA. Float: -inf and the lowest number of its dtype are non-edges. Read
-    once for all layers. TypeError for other dtypes, ValueError for other axes, NaN, +inf, or a float mask of
-    zeros and ones.
+    once. TypeError for other dtypes, ValueError for other axes, NaN, +inf, a float mask of 0 and 1.
     """
     version = None if mask.is_inference() else (mask._version, num_dst, num_src)
     known = _tables.get(mask)  # type: ignore[no-untyped-call]

@@ -47,24 +47,17 @@ def narrowed(module: nn.Module, place: Place, heads: int, others: dict[str, Any]
 
 
 def _check(module: nn.Module, place: Place, heads: int, given: list[str], others: dict[str, Any]) -> None:
-    selection = others[given[0]]
-    what = f"{named(module)} passes {' and '.join(given)}"
-    advice = "unsupported, use 'eager'"
-    axes = 3 if given[0] == CHOICES[0] else 4
-    if (
-        not isinstance(selection, Tensor)
-        or selection.dim() != axes
-        or selection.shape[-2] != place.own.num_dst
-    ):
-        form = "[batch, dst, K]" if axes == 3 else "[batch, key/value heads, dst, K]"
-        got = list(selection.shape) if isinstance(selection, Tensor) else type(selection).__name__
+    selection, blocks = others[given[0]], given[0] == CHOICES[1]
+    what, advice = f"{named(module)} passes {' and '.join(given)}", "unsupported, use 'eager'"
+    axes, form = (4, "[batch, key/value heads, dst, K]") if blocks else (3, "[batch, dst, K]")
+    got = list(selection.shape) if isinstance(selection, Tensor) else [type(selection).__name__]
+    if len(got) != axes or got[-2] != place.own.num_dst:
         raise NotImplementedError(f"{what} of {got}, expected {form} integers: {advice}")
-    if len(given) > 1 or (axes == 4 and heads % selection.shape[1]):
+    if len(given) > 1 or (blocks and heads % got[1]):
         raise NotImplementedError(f"{what}, expected one selection for each group of {heads} heads: {advice}")
-    if axes == 4 and not isinstance(_block_size(module), int):
-        raise NotImplementedError(
-            f"{what}, but has no indexer.block_size that says how large they are: {advice}"
-        )
+    if blocks and not isinstance(_block_size(module), int):
+        size = "no indexer.block_size that says how large they are"
+        raise NotImplementedError(f"{what}, but has {size}: {advice}")
 
 
 def _block_size(module: nn.Module) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gnn_attention import patterns
-from gnn_attention._support import checks
+from gnn_attention._support import checks, edge_checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.neighbours import Rows, fields_of
@@ -17,8 +17,11 @@ from gnn_attention.graph.regions.enumerate_pairs import evaluate
 SCORES_AT_ONCE = 2**24
 
 
-def checked(graph: TokenGraph | None, num_dst: int, num_src: int) -> TokenGraph:
-    """The graph to choose from, by default causal; ValueError for one of other tokens."""
+def checked(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGraph:
+    """The graph to choose from, by default causal; TypeError or ValueError for one of other tokens."""
+    for name, x in (("q", q), ("k", k)):
+        edge_checks.floats(name, x, "[batch, ..., tokens, dim]")
+    num_dst, num_src = q.shape[-2], k.shape[-2]
     if graph is None:
         if num_dst != num_src:
             advice = "give graph, for a decoding step causal(n).rows(start, stop)"
@@ -26,9 +29,9 @@ def checked(graph: TokenGraph | None, num_dst: int, num_src: int) -> TokenGraph:
                 f"q has {num_dst} tokens and k {num_src}, which are not aligned by guess: {advice}"
             )
         return patterns.causal(num_dst)
-    if (graph.num_dst, graph.num_src) != (num_dst, num_src):
+    if checks.instance("graph", graph, TokenGraph).frame[:2] != (num_dst, num_src):
         raise ValueError(f"{graph!r} does not fit q with {num_dst} receivers and k with {num_src} senders")
-    return checks.instance("graph", graph, TokenGraph)
+    return graph
 
 
 def row_blocks(num_dst: int, numbers_of_one: int) -> Iterator[tuple[int, int]]:

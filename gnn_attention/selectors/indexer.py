@@ -51,6 +51,8 @@ class Indexer(nn.Module):
         """``source_width`` is that of the senders' states where it differs."""
         super().__init__()
         self.k, self.num_heads = checks.size("k", k), checks.size("num_heads", num_heads, 1)
+        checks.instance("rotary", Rotary() if rotary is None else rotary, Rotary)
+        checks.instance("dtype", torch.float32 if dtype is None else dtype, torch.dtype)
         self.rotary, self.dtype, self.scale = rotary, dtype, (num_heads * head_dim) ** -0.5
         self.queries = nn.Linear(width, num_heads * checks.size("head_dim", head_dim, 1), bias=False)
         self.keys = nn.Linear(width if source_width is None else source_width, head_dim, bias=False)
@@ -128,10 +130,10 @@ class Indexer(nn.Module):
 
         Source: arXiv 2512.02556, equations 3 and 4.
         """
-        graph = info.call.graph
+        graph = checks.instance("info", info, AttentionInfo).call.graph
         if graph.heads is not None:
             raise ValueError(f"an indexer has one graph for all heads, but info is of {graph!r}")
-        received, keys, _ = self._ends(q.detach(), k.detach(), graph)
+        received, keys, _ = self._ends(q.detach(), k.detach(), graph, len(info.call.q))
         total, count = keys.new_zeros(()), (graph.in_degree() > 0)[..., slice(*rows or (None,))].sum()
         pairs = graph.num_dst * graph.num_src * (graph.batch or 1)
         if rows is None and graph.num_edges <= FEW * pairs:
@@ -147,11 +149,17 @@ class Indexer(nn.Module):
                 total = total + recomputed(chunk, *received, keys)
         return total / max(1, int(count) * (1 if graph.batch else len(keys)))
 
-    def _ends(self, q: Tensor, k: Tensor, graph: TokenGraph | None) -> tuple[Received, Tensor, TokenGraph]:
+    def _ends(
+        self, q: Tensor, k: Tensor, graph: TokenGraph | None, batch: int | None = None
+    ) -> tuple[Received, Tensor, TokenGraph]:
+        dtype = self.queries.weight.dtype
         for name, x, width in (("q", q, self.queries.in_features), ("k", k, self.keys.in_features)):
-            if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != width:
-                raise ValueError(f"{name} must be states [batch, tokens, {width}], got {checks.quoted(x)}")
-        graph = _choice.checked(graph, q.shape[1], k.shape[1])
+            fits = isinstance(x, Tensor) and x.dim() == 3 and x.shape[-1] == width
+            fits = fits and len(x) == (batch or len(q))
+            if not fits or (x.dtype != dtype and not torch.is_autocast_enabled(x.device.type)):
+                form = f"states [batch, tokens, {width}] in {dtype}, of the same samples"
+                raise ValueError(f"{name} must be {form}, got {checks.quoted(x)}")
+        graph = _choice.checked(graph, q, k)
         received = self.receive(q, graph.positions("dst", graph.num_dst, q.device))
         return received, self.send(k, graph.positions("src", graph.num_src, k.device)), graph
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 from gnn_attention import edges
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.backends import AttentionCall
 from gnn_attention.graph import TokenGraph
 from gnn_attention.selectors import _choice
 
@@ -39,8 +40,12 @@ class PooledBlocks(nn.Module):
         k: Float[Tensor, "batch kv_heads src dim"],
         graph: TokenGraph | None = None,
     ) -> TokenGraph:
-        """The edges of ``graph`` (None: causal) in the chosen blocks: one without any does not compete."""
-        graph = _choice.checked(graph, q.shape[2], k.shape[2])
+        """The edges of ``graph`` (None: causal) in the chosen blocks: one without any does not compete.
+
+        Raises as ``attend`` does for q and k.
+        """
+        graph = _choice.checked(graph, q, k)
+        AttentionCall.checked(q, k, k, graph)
         queries, keys = self._query_features(q), edges.per_query_head(self._key_features(k), q.shape[1])
 
         def scores(rows: tuple[int, int]) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import Backend
@@ -30,9 +31,10 @@ def recall(
     >>> [round(share, 4) for share in recall(info, ga.patterns.window(4, 2)).flatten().tolist()]
     [1.0, 1.0, 0.6667, 0.5]
     """
-    if chosen.frame[:2] != info.call.graph.frame[:2]:
+    call = checks.instance("info", info, AttentionInfo).call
+    if checks.instance("chosen", chosen, TokenGraph).frame[:2] != call.graph.frame[:2]:
         raise ValueError(f"chosen must have the tokens of {info.call.graph!r}, got {chosen!r}")
-    call = replace(info.call, graph=chosen, bias=None, with_lse=True, dropout=0.0, v=info.call.v[..., :1])
+    call = replace(call, graph=chosen, bias=None, with_lse=True, dropout=0.0, v=info.call.v[..., :1])
     if info.call.bias is not None or call.sink_logits is not None:
         raise NotImplementedError("recall of a call with a bias or sinks: leave them out of the call")
     lse = AttentionInfo(call, attended(call, backend)[1]).lse

@@ -43,7 +43,7 @@ class TopK(nn.Module):
         graph: TokenGraph | None = None,
     ) -> TokenGraph:
         """The chosen edges of ``graph`` (None: causal). Raises as ``attend`` does for q and k."""
-        graph = _choice.checked(graph, q.shape[2], k.shape[2])
+        graph = _choice.checked(graph, q, k)
         info = AttentionInfo(AttentionCall.checked(q, k, k, graph, self.scale, self.score_mod), None)
         groups = {"head": q.shape[1], "group": k.shape[1], "all": 1}[self.per]
 

@@ -67,8 +67,7 @@ def run(
     ``OMP_NUM_THREADS`` is set. ``budget`` seconds later no more are begun; ``resumed`` is the report of an
     earlier run, whose results stay and are not run again, whatever they were.
 
-    ValueError for an unknown name, a device that is not there, an earlier report from elsewhere, a text that
-    no label has.
+    ValueError for an unknown name, an absent device, a report from elsewhere, a text that no label has.
     """
     jobs = size("jobs", jobs, 1)
     if not budget > 0:

@@ -32,8 +32,7 @@ class Truth:
     """The float64 output and gradients, and how far SDPA in the dtype under test is from its own truth.
 
     ``yardstick`` holds those errors for "out" and every gradient; empty for float64. ``fused`` holds those of
-    its fused kernel: the gradients of a backend that, like it, computes the weights again are judged by the
-    larger of the two.
+    its fused kernel: gradients of a backend that makes weights anew, too, are judged by the larger.
     """
 
     out: Tensor

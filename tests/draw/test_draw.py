@@ -413,6 +413,7 @@ def test_a_selection_over_time_shows_what_changed():
     assert images[1] == [[1, 0, 0], [3, 1, 0], [0, 3, 1]]
     assert images[2] == [[1, 0, 0], [1, 2, 0], [3, 2, 2]]
     assert [axes.get_title(loc="left").strip() for axes in figure.axes[:3]] == ["a", "b: 0.60", "c: 0.33"]
+    assert len(draw.over_time(patterns.window(6, 3)).axes) == 1
     with pytest.raises(ValueError, match=r"over_time\(\) draws 1 to 16 graphs"):
         draw.over_time([])
     with pytest.raises(ValueError, match="the same tokens, heads and samples"):

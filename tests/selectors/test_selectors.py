@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.refusals import assert_refusals
+from torch._dynamo.testing import CompileCounter
 
 import gnn_attention as ga
 from gnn_attention import patterns
@@ -251,12 +253,67 @@ def test_recall_is_the_share_of_the_weights():
 
 def test_what_does_not_fit_is_named():
     module, x, (q, k, v) = made(), drawn(2, T, WIDTH), qkv()
-    _, info = ga.attend(q, k, v, TopK(3).select(q, k), return_info=True)
-    with pytest.raises(ValueError, match="an indexer has one graph for all heads"):
-        module.loss(x, x, info)
-    with pytest.raises(ValueError, match=r"q must be states \[batch, tokens, 12\], got a Tensor of"):
-        module.select(q, x)
-    with pytest.raises(ValueError, match="does not fit q with 40 receivers and k with 40 senders"):
-        TopK(3).select(q, k, patterns.causal(5))
-    with pytest.raises(ValueError, match="per must be one of 'head', 'group', 'all', got 'heads'"):
-        TopK(3, per="heads")
+    chosen = TopK(3).select(q, k)
+    _, info = ga.attend(q, k, v, chosen, return_info=True)
+    _, dense = ga.attend(q, k, v, patterns.causal(T), return_info=True)
+    states, blocks, edges = (
+        r"q must be states \[batch, tokens, 12\] in torch.float64",
+        PooledBlocks(8, 2),
+        x.int(),
+    )
+    assert_refusals(
+        [
+            (lambda: module.loss(x, x, info), ValueError, "an indexer has one graph for all heads"),
+            (
+                lambda: module.loss(x, x, dense.lse),
+                TypeError,
+                "info must be a AttentionInfo, got a Tensor of",
+            ),
+            (lambda: module.loss(x[:1], x[:1], dense), ValueError, f"{states}, of the same samples, got a"),
+            (lambda: module.select(q, x), ValueError, f"{states}, .* got a Tensor of"),
+            (lambda: module.select(x.float(), x), ValueError, f"{states}, .* got a Tensor of torch.float32"),
+            (
+                lambda: module.select(x, x[:1]),
+                ValueError,
+                "k must be .* of the same samples, got a Tensor of",
+            ),
+            (lambda: Indexer(8, 2, rotary="yes"), TypeError, "rotary must be a Rotary, got 'yes'"),
+            (lambda: Indexer(8, 2, dtype="bfloat16"), TypeError, "dtype must be a dtype, got 'bfloat16'"),
+            (
+                lambda: TopK(3).select(q, k, patterns.causal(5)),
+                ValueError,
+                "q with 40 receivers and k with 40",
+            ),
+            (lambda: TopK(3).select(q, k, edges), TypeError, "graph must be a TokenGraph, got a Tensor of"),
+            (lambda: TopK(3).select(q.tolist(), k), TypeError, "q must be a float tensor .* got list"),
+            (
+                lambda: TopK(3, per="heads"),
+                ValueError,
+                "per must be one of 'head', 'group', 'all', got 'heads'",
+            ),
+            (lambda: blocks.select(q[:1], k), ValueError, "q and k must agree in B and D"),
+            (lambda: blocks.select(q[..., 1:], k), ValueError, "q and k must agree in B and D"),
+            (lambda: blocks.select(q[0], k[0]), ValueError, r"q must be \[B, Hq, dst, D\], got shape"),
+            (lambda: blocks.select(q.int(), k), TypeError, "q must be a float tensor .* got torch.int32"),
+            (lambda: recall(dense.lse, chosen), TypeError, "info must be a AttentionInfo"),
+            (lambda: recall(dense, edges), TypeError, "chosen must be a TokenGraph"),
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", ["indexer", "blocks"])
+def test_a_program_chooses_in_each_call_without_compiling_anew(name):
+    """Whole, where the graph to choose from comes from outside."""
+    torch._dynamo.reset()
+    counter, causal = CompileCounter(), patterns.causal(T)
+    module = made() if name == "indexer" else PooledBlocks(8, 2)
+
+    def attended(q, k, v, x):
+        chosen = module.select(*(x, x) if name == "indexer" else (q, k), causal)
+        return ga.attend(q, k, v, chosen)
+
+    program = torch.compile(attended, fullgraph=True, backend=counter)
+    for seed in range(2):
+        given = *(x.flip(2) if seed else x for x in qkv()), drawn(2, T, WIDTH, seed=seed)
+        assert_exact(program(*given), attended(*given))
+    assert counter.frame_count == 1
