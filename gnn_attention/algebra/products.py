@@ -64,8 +64,7 @@ def strong_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
     """One step along one axis or along both at once: the edges of the Cartesian and of the tensor product.
 
     ``n2 * E1 + n1 * E2 + E1 * E2`` edges of graphs without self loops. The product of two paths is the king's
-    graph. networkx's ``strong_product``. Lists: those of :func:`cartesian_product`, then those of
-    :func:`tensor_product`.
+    graph. networkx's ``strong_product``. Lists: :func:`cartesian_product`'s, then :func:`tensor_product`'s.
 
     >>> from gnn_attention import patterns
     >>> step = patterns.window(3, 2) - patterns.window(3, 1)

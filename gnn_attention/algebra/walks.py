@@ -24,8 +24,7 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
     A walk of 1 to ``hops`` hops; None = of any length. ``g | g ** 2 | ... | g ** hops``.
     ``reflexive=True`` is the reflexive-transitive closure, ``g ** 0`` as well: every token attends to itself,
     as a state that is carried along does; it is what a stack of ``hops`` layers over g lets through.
-    networkx's ``transitive_closure``. It looks at the edges and carries its own, by receiver, then sender;
-    about log2(hops) products ``@``.
+    networkx's ``transitive_closure``. Its list is by receiver, then sender; about log2(hops) products.
 
     >>> from gnn_attention import patterns
     >>> step = patterns.window(4, 2) - patterns.window(4, 1)

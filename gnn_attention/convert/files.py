@@ -7,8 +7,7 @@
 =========================  ==================================================================================
 
 Nodes are labelled 0 .. n-1, the positions of the tokens; what follows a ``#`` is a comment. The lists are
-those of networkx, always directed. Files of unknown origin are read within limits of size; whatever is wrong
-with one is a ValueError.
+those of networkx, always directed. Files are read within limits of size; what is wrong is a ValueError.
 """
 
 import io

@@ -1,8 +1,7 @@
 """Pictures of graphs. Each function returns a matplotlib ``Figure``, which a notebook shows.
 
 In every picture ``src`` is the sender and ``dst`` the receiver; masks have receivers in rows and senders in
-columns. With ``ax=`` a picture is drawn into axes of your own, without a legend. Needs matplotlib, which is
-imported when something is drawn.
+columns. With ``ax=`` a picture is drawn into axes of your own, without a legend. Needs matplotlib.
 
 >>> from gnn_attention import patterns
 >>> axes = mask(patterns.window(8, 3)).axes[0]
@@ -109,8 +108,7 @@ def arcs(
     """Tokens on a line: edges to the right (``src < dst``) are arcs above it, those to the left below it.
 
     ``weights``: a number for each edge in ``graph.edge_index`` order, drawn as width, 1 = 4 points. ``lit``:
-    edges ``(src, dst)`` to stand out in orange, the others grey. ValueError above 1024 tokens, and unless the
-    graph is square.
+    edges ``(src, dst)`` to stand out in orange, the others grey. ValueError above 1024 tokens, unless square.
     """
     _check("arcs", graph, LARGEST_LINES, square=True)
     names, _ = _names(graph, labels, None)

@@ -40,8 +40,7 @@ class TokenGraph(Frozen):
     """A set of edges ``src -> dst`` from ``num_src`` senders to ``num_dst`` receivers.
 
     Made by :meth:`from_rule`, :meth:`from_edges`, the builders of ``gnn_attention.patterns`` or
-    ``gnn_attention.convert``; combined by ``| & - ^ ~`` (set algebra), ``.T`` (reversed edges), ``@`` (two
-    hops) and ``** k`` (k hops).
+    ``gnn_attention.convert``; combined by ``| & - ^ ~``, ``.T`` (reversed edges), ``@`` (two hops), ``** k``.
 
     ``heads`` / ``batch`` are sizes where the graph differs by head / by sample, else None: the same for all.
     ``dst_offset`` / ``src_offset`` are the absolute positions of the first receiver and the first sender (not
@@ -85,8 +84,7 @@ class TokenGraph(Frozen):
 
         ``rule`` is evaluated on broadcastable int64 tensors and returns a bool tensor; FlexAttention's
         ``mask_mod`` functions are rules. ``num_src=None`` means ``num_dst``. ``heads`` / ``batch`` must be
-        given if the rule uses ``h`` / ``b``. Raises TypeError for a rule of another signature or result,
-        ValueError for negative sizes.
+        given if the rule uses ``h`` / ``b``. TypeError for another signature or result, ValueError for sizes.
 
         >>> TokenGraph.from_rule(lambda b, h, dst, src: dst != src, 4, name="no_self").num_edges
         12

@@ -26,6 +26,7 @@ from gnn_attention.convert.formats import additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.intervals.values import Interval
+from gnn_attention.graph.neighbours import Neighbours, fields_of
 from gnn_attention.graph.rules import Rule
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Origin, Place, framed
@@ -271,6 +272,18 @@ def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Flo
         return graph, None
     table = _checked(mask, num_dst, num_src)
     return graph, table.masked_fill(~additive_edges(table.detach()), 0.0)
+
+
+def of_choice(mask: Float[Tensor, "batch one dst src"]) -> TokenGraph:
+    """The graph of the senders that a model chose and made an additive mask of; read some rows at a time."""
+    batch, _, num_dst, num_src = mask.shape
+    rows, found = mask.detach().flatten(0, 2), [torch.zeros(2, 0, dtype=torch.int64, device=mask.device)]
+    for first in range(0, len(rows), ROWS):
+        row, src = additive_edges(rows[first : first + ROWS]).nonzero(as_tuple=True)
+        found.append(torch.stack([row + first, src]))
+    row, src = torch.cat(found, 1)
+    chosen = Neighbours.of_edges(row, src, (batch, 1, num_dst, num_src))
+    return TokenGraph(**fields_of(chosen, batch, None), name="chosen")
 
 
 def _checked(mask: Tensor, num_dst: int, num_src: int) -> Tensor:

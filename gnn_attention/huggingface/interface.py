@@ -1,8 +1,7 @@
 """Hugging Face models on token graphs: ``attn_implementation="gnn_attention"``, and :func:`use_graph`.
 
 Importing this module registers the attention function and the mask function under the name
-``"gnn_attention"``. (With the attention function alone transformers would pass no mask: padding and windows
-would be lost silently.) Then
+``"gnn_attention"``. (Without the latter no mask would come: padding and windows would be lost.) Then
 
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="gnn_attention")
 
@@ -35,7 +34,7 @@ from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.huggingface import _overrides
 from gnn_attention.huggingface._alignment import Origin, Place
-from gnn_attention.huggingface._masks import LazyMask, of_tensor, unmasked
+from gnn_attention.huggingface._masks import LazyMask, of_choice, of_tensor, unmasked
 from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, named
 from gnn_attention.huggingface._selections import narrowed
 from gnn_attention.huggingface.surgery import changing
@@ -214,6 +213,8 @@ def _placed(
         if given is None:
             is_packed = others.get("cu_seq_lens_q") is not None
             own = _without_mask(module, *sizes, is_causal, is_packed)
+        elif hasattr(module, "build_attention_mask_from_topk"):
+            own = of_choice(given)
         else:
             own, numbers = of_tensor(given, *sizes)
         place, uses = Place(own, query.shape[0], cached=True), _overrides.uses_for(module)

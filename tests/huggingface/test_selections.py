@@ -19,7 +19,7 @@ from transformers.masking_utils import causal_mask_function
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.huggingface import _masks, attention, mask
+from gnn_attention.huggingface import _masks, attending, attention, interface, mask
 from gnn_attention.verify.measure import EXACT
 
 pytestmark = pytest.mark.usefixtures("wide")
@@ -198,6 +198,27 @@ def test_nothing_as_large_as_tokens_by_tokens_is_made(monkeypatch):
         model(input_ids=ids, attention_mask=(torch.arange(200) > torch.tensor([[-1], [9]])).long())
     # the chunks of 32 rows were seen
     assert 2 * 32 * 200 <= max(math.prod(shape) for shape in shapes.seen) < 200 * 200
+
+
+def test_a_mask_of_choices_is_read_some_rows_at_a_time(monkeypatch):
+    """glm5_next makes its mask of tokens x tokens itself: ours are rows of it, and the edges."""
+    monkeypatch.setattr(_masks, "ROWS", 4)
+    module, (q, k, v), chosen = choosing(), qkv(), cells_of(drawn((BATCH, DST, MOST), SRC))[:, None]
+    module.build_attention_mask_from_topk = None
+    table = torch.zeros(chosen.shape, dtype=q.dtype).masked_fill_(~chosen, torch.finfo(q.dtype).min)
+    with Shapes() as shapes, attending("rows"):
+        found = attention(module, q, k, v, table)[0].transpose(1, 2)
+    assert_exact(found, truth(q, k, v, chosen))
+    assert (4, SRC) in shapes.seen
+    assert not any(shape[-1:] == (SRC,) and math.prod(shape) > 4 * SRC for shape in shapes.seen)
+
+
+def test_every_layer_of_glm5_next_is_read_so(monkeypatch):
+    needs("transformers.models.glm5_next")
+    read, plain = [], _masks.of_choice
+    monkeypatch.setattr(interface, "of_choice", lambda mask: read.append(mask.shape) or plain(mask))
+    built("glm5_next", "gnn_attention")(**inputs("glm5_next"))
+    assert read == [(hf_models.BATCH, 1, hf_models.TOKENS, hf_models.TOKENS)] * 2
 
 
 def test_layers_that_share_a_selection_share_its_graph(monkeypatch):

@@ -216,8 +216,7 @@ def _said(
 ) -> tuple[str, Int[Tensor, " words"]]:
     """Whether messages raise or lower their own token, and the words that the mean one raises.
 
-    A message counts with the attention that the claimed edges give it, less the mean message: what cutting
-    the edge would take away.
+    A message counts with the attention that the claimed edges give it, less the mean: what a cut takes away.
     """
     stack, given = run.stack, (weights * claimed).sum(1)
     centred = messages - messages[:, 1:].mean((0, 1))
