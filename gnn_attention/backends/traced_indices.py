@@ -48,10 +48,7 @@ class TracedIndices(Traced):
             got = f"coalesce={coalesce!r}, which makes a score_mod of numbers that are not known yet"
             raise NotImplementedError(f"from_indices in a traced program takes no {got}: use True or False")
         batch, heads = _axes(index)
-        if count is not None:
-            place = torch.arange(index.shape[-1], device=index.device)
-            index = index.masked_fill(place >= count.unsqueeze(-1), -1)
-        lists = tuple(torch.ops.gnn_attention.chosen_edges(index, num_src, coalesce, causal))
+        lists = tuple(torch.ops.gnn_attention.chosen_edges(index, count, num_src, coalesce, causal))
         return cls(rules.everyone, index.shape[-2], num_src, heads, batch, name, lists=lists)
 
     @classmethod
@@ -129,14 +126,14 @@ def _rectangles(
     return edge, packed(plan)
 
 
-def _chosen_edges(index: Tensor, num_src: int, coalesce: bool, causal: bool) -> Lists:
-    graph = TokenGraph.from_indices(index, num_src, coalesce=coalesce, causal=causal)
+def _chosen_edges(index: Tensor, count: Tensor | None, num_src: int, coalesce: bool, causal: bool) -> Lists:
+    graph = TokenGraph.from_indices(index, num_src, count, coalesce, causal)
     found = edges_of(graph, index.device).tensors
-    sizes = [x.shape[0] for x in _like_chosen_edges(index, num_src, coalesce, causal)]
+    sizes = [x.shape[0] for x in _like_chosen_edges(index, count, num_src)]
     return tuple(torch.cat([x, x.new_zeros(size - len(x))]) for x, size in zip(found, sizes, strict=True))
 
 
-def _like_chosen_edges(index: Tensor, num_src: int, coalesce: bool, causal: bool) -> Lists:
+def _like_chosen_edges(index: Tensor, count: Tensor | None, num_src: int, *options: bool) -> Lists:
     most, rows = index.numel(), math.prod(index.shape[:-1])
     sizes = rows + 1, most, most, math.prod(index.shape[:-2]) * num_src + 1, most, most
     return tuple(index.new_empty(size, dtype=torch.int32) for size in sizes)
@@ -151,7 +148,7 @@ def _like_chosen_blocks(index: Tensor, block_size: int, num_dst: int, num_src: i
 
 
 SIX = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-OF_TOKENS = f"(Tensor index, SymInt num_src, bool coalesce, bool causal) -> {SIX}"
+OF_TOKENS = f"(Tensor index, Tensor? count, SymInt num_src, bool coalesce, bool causal) -> {SIX}"
 OF_BLOCKS = "(Tensor index, SymInt block_size, SymInt num_dst, SymInt num_src) -> Tensor"
 define("chosen_edges", OF_TOKENS, _chosen_edges, _like_chosen_edges)
 define("chosen_blocks", OF_BLOCKS, _chosen_blocks, _like_chosen_blocks)

@@ -240,6 +240,12 @@ def test_a_program_raises_what_the_eager_call_does():
     assert_refusals(
         [
             (lambda: compiled(*inputs, far), IndexError, "holds 11 for receiver 3 of sample 1 of head 2"),
+            (lambda: compiled(*inputs, index, index[..., 0] * 0 + 6), IndexError, r"count must be in 0 .. 5"),
+            (
+                lambda: compiled(*inputs, index, index[..., 0].double()),
+                TypeError,
+                "count must be a tensor of",
+            ),
             (lambda: whole(once)(*inputs, index), ValueError, "more than once for receiver"),
             (lambda: whole(counted)(*inputs, index), later, "takes no coalesce='count'"),
             (
