@@ -296,6 +296,45 @@ def test_equal_to_gather_attention_of_attention_gym(window):
     )
 
 
+@pytest.mark.parametrize("window", [0, 5])
+def test_equal_to_gather_attention_of_attention_gym_with_sinks_and_documents(window):
+    """Documents of 15 and 25 tokens that choose from pools of 10 and 20, counted from the start of each."""
+    gather = needs("attn_gym.sparse.gather_attn")
+    draw = torch.Generator().manual_seed(2)
+    own = torch.cat(
+        [torch.randint(-1, size, (1, n, 30), generator=draw) for n, size in ((15, 10), (25, 20))], 1
+    )
+    own[:, ::7, 1:] = 0
+    own[:, 3] = -1
+    documents = (torch.arange(40) >= 15).long()
+    index = own + torch.where(own < 0, 0, 10 * documents[:, None])
+    graph, score_mod = TokenGraph.from_indices(index[:, None], 70, coalesce="count")
+    near = TokenGraph.from_rule(
+        lambda b, h, dst, src: (
+            (src >= 30)
+            & (src - 30 <= dst)
+            & (dst - src + 30 < window)
+            & (documents[(src - 30).clamp(min=0)] == documents[dst])
+        ),
+        40,
+        70,
+    )
+    torch.manual_seed(3)
+    q, local, pool = (torch.randn(1, h, n, 8, dtype=torch.float64) for h, n in ((2, 40), (1, 40), (1, 30)))
+    sinks = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    given = [x.requires_grad_() for x in (q, local, pool, sinks)]
+    starts = {"cu_seqlens": [0, 15, 40], "cu_seqlens_k": [0, 10, 30]}
+    packed = {name: torch.tensor(places, dtype=torch.int32) for name, places in starts.items()}
+    options = {"sliding_window_size": window, "attention_sink": sinks, "impl": "reference"}
+    due = gather.gather_attn(q, local, pool, own, **options, **packed)
+    kv = torch.cat([pool, local], 2).expand(1, 2, 70, 8)
+    out = ga.attend(q, kv, kv, graph | near, score_mod=score_mod, sink_logits=sinks)
+    assert_exact(
+        [out, *torch.autograd.grad(out.square().sum(), given)],
+        [due, *torch.autograd.grad(due.square().sum(), given)],
+    )
+
+
 ANALYSES = {
     "summary": (),
     "components": (),
