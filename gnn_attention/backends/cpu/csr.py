@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.backends import nonfinite
 from gnn_attention.backends.cpu.csr_primitives import Head, batches, row_maxima, row_sums, sampled_products
-from gnn_attention.backends.nonfinite import may_ask
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.edges import REACH, accumulation_dtype, shares, within_reach
 
@@ -97,7 +97,7 @@ def _forward_head(
 def _shift(work: Head, logits: Tensor) -> Tensor | float:
     """Subtract what exp cannot reach, and return it: each receiver's largest logit, unless that is small."""
     # a receiver's result must not depend, not even by a rounding, on others: so 0 for all if all are small
-    if may_ask(logits) and within_reach(logits):
+    if logits.device.type not in nonfinite.ASYNCHRONOUS and within_reach(logits):
         return 0.0
     top = row_maxima(work.edges.ptr, logits)
     top.masked_fill_((top.abs() <= REACH) | (top == -torch.inf), 0.0)
@@ -137,7 +137,7 @@ def _backward_head(
 
 def _mass(work: Head, logits: Tensor, lse: Tensor) -> Tensor:
     """Turn logits into ``mass`` and return a factor for each receiver: its weights are ``mass * factor``."""
-    if may_ask(logits) and within_reach(logits):
+    if logits.device.type not in nonfinite.ASYNCHRONOUS and within_reach(logits):
         logits.exp_()
         return (-lse).exp_()
     # as in _shift a receiver's own numbers decide: small logits have an lse of at most REACH + log(in-degree)
@@ -150,7 +150,7 @@ def _mass(work: Head, logits: Tensor, lse: Tensor) -> Tensor:
 def _excluded(work: Head, lse: Tensor) -> Tensor | None:
     """Receivers with in-edges that must contribute nothing; None if there surely are none, as usual."""
     excluded = lse.isinf() & work.has_in_edges
-    return excluded if not may_ask(lse) or excluded.any() else None
+    return excluded if lse.device.type in nonfinite.ASYNCHRONOUS or excluded.any() else None
 
 
 def _without(excluded: Tensor | None, x: Tensor) -> Tensor:
