@@ -148,6 +148,9 @@ FITTING = {
     "float32 of few": ("windows of 16", "float32", 64, "senders", "sm_120", (16, 16, 8, 1)),
     "tf32 of windows": ("windows of 64", "tf32", 64, "senders", "sm_90", (32, 16, 8, 1)),
     "tf32 of few": ("tiles of 64", "tf32", 64, "senders", "sm_86", (32, 16, 8, 1)),
+    # more would spill in the careful launch by Triton 3.9
+    "float32, long rows": ("tiles of 64", "float32", 128, "forward", "sm_90", (32, 16, 8, 2)),
+    "float64, long rows": ("windows of 64", "float64", 128, "forward", "sm_90", (16, 16, 4, 1)),
     # half as many warps with rows as long
     "wide": ("tiles of 128", "bfloat16", 128, "forward", "sm_90", (128, 64, 8, 3)),
     "wide of 64": ("tiles of 64", "bfloat16", 128, "forward", "sm_90", (64, 32, 4, 3)),
