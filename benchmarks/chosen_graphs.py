@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -68,8 +69,8 @@ def least(calls: Mapping[str, Call], rounds: int, clock: Callable[[], float] = t
 
 def chosen(heads: int, tokens: int) -> torch.Tensor:
     """``[heads, tokens, K]``: distinct random senders of each receiver, none after it, in no order."""
-    after = torch.arange(1, tokens + 1).view(1, -1, 1) / K
-    place = ((torch.rand(heads, tokens, K) + torch.arange(K)) * after).long()
+    dst = torch.arange(tokens).view(1, -1, 1)
+    place = ((torch.rand(heads, tokens, K) + torch.arange(K)) * ((dst + 1) / K)).long().clamp(max=dst)
     place[..., 1:].masked_fill_(place[..., 1:] == place[..., :-1], -1)
     return place.gather(2, torch.rand(heads, tokens, K).argsort(-1))
 
@@ -207,18 +208,26 @@ def decoding() -> Row:
 def _decoded(dtype: torch.dtype, clock: Callable[[], float]) -> Row:
     places = torch.arange(CACHE)
     layers = [_layer(dtype, places) for _ in range(LAYERS)]
+    now: list[ga.TokenGraph] = []
 
-    def chosen(indexer: Indexer, keys: Any, x: Any, q: Any, k: Any, v: Any) -> None:
-        graph = ga.patterns.causal(CACHE).rows(CACHE - 1, CACHE)
-        ga.attend(q, k, v, indexer.choose(indexer.receive(x, places[-1:]), keys, graph))
+    def step_of(number: int) -> ga.TokenGraph:
+        """Of all tokens so far, made by the first layer for all."""
+        if number == 0:
+            now[:] = [ga.patterns.causal(CACHE).rows(CACHE - 1, CACHE)]
+        return now[0]
 
-    graph = ga.patterns.causal(CACHE).rows(CACHE - 1, CACHE)
+    def chosen(n: int, indexer: Indexer, keys: Any, x: Any, q: Any, k: Any, v: Any) -> None:
+        found = indexer.choose(indexer.receive(x, places[-1:]), keys, step_of(n))
+        ga.attend(q, k, v, found)
+
     ways: dict[str, Callable[..., object]] = {
-        "dense, SDPA": lambda indexer, keys, x, q, k, v: sdpa(q, k, v),
-        "dense, ours": lambda indexer, keys, x, q, k, v: ga.attend(q, k, v, graph),
+        "dense, SDPA": lambda n, indexer, keys, x, q, k, v: sdpa(q, k, v),
+        "dense, ours": lambda n, indexer, keys, x, q, k, v: ga.attend(q, k, v, step_of(n)),
         "chosen": chosen,
     }
-    calls = {(name, n): partial(way, *layer) for name, way in ways.items() for n, layer in enumerate(layers)}
+    calls = {
+        (name, n): partial(way, n, *layer) for name, way in ways.items() for n, layer in enumerate(layers)
+    }
     found = least(calls, 60, clock)  # type: ignore[arg-type]
     return {name: sum(found[name, n] for n in range(LAYERS)) / LAYERS for name in ways}  # type: ignore[index]
 
@@ -258,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.rows:
         torch.manual_seed(0)
         torch.set_num_threads(1)
-        known[name] = MEASURES[name]()
+        known[name] = {**MEASURES[name](), "load": os.getloadavg()[0]}
         record = {
             "bench": "chosen graphs", "command": "python -m benchmarks.chosen_graphs RECORD",
             "environment": environment("cpu"), "rows": {row: known[row] for row in MEASURES if row in known},

@@ -11,7 +11,7 @@ from gnn_attention._support import checks, edge_checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.neighbours import Rows, fields_of
-from gnn_attention.graph.regions.enumerate_pairs import evaluate
+from gnn_attention.graph.regions.enumerate_pairs import evaluate, few
 
 # 64 MB of float32
 SCORES_AT_ONCE = 2**24
@@ -51,7 +51,9 @@ def edges_among(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..
 def allowed(
     graph: TokenGraph, rows: tuple[int, int], device: torch.device
 ) -> Bool[Tensor, "batch heads rows src"]:
-    """The rows of the mask of ``graph``."""
+    """The rows of the mask of ``graph``; a small one is kept, for all layers have the graph of a token."""
+    if rows == (0, graph.num_dst) and few(graph.shape4):
+        return graph.mask(device).view(graph.shape4)
     dst = torch.arange(*rows, device=device).unsqueeze(-1)
     return edges_among(graph, dst, torch.arange(graph.num_src, device=device))
 
@@ -69,7 +71,8 @@ def top_rows(
 
     ``width`` is how many numbers those of one receiver take.
     """
-    return torch.cat([largest(scores_of(rows), count) for rows in row_blocks(graph.num_dst, width)], dim=2)
+    found = [largest(scores_of(rows), count) for rows in row_blocks(graph.num_dst, width)]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=2)
 
 
 def subgraph(index: Int[Tensor, "batch heads dst most"], of: TokenGraph, name: str) -> TokenGraph:
