@@ -50,7 +50,6 @@ TARGETS: dict[str, dict[str, tuple[str, str, float]]] = {
     "one token to 512 of 32768": {
         "bfloat16": ("times faster than dense decoding, an indexer in bfloat16", "at least", 4.0),
         "float32": ("times faster, in float32", "at least", 4.0),
-        "bfloat16, 2 threads": ("times faster with two threads, in bfloat16", "at least", 4.0),
     },
 }
 

@@ -57,15 +57,16 @@ def _window(tokens: int) -> TokenGraph:
 
 
 @lru_cache(maxsize=4)
-def _largest(heads: int, tokens: int, count: int) -> Tensor:
-    """For each head and token ``count`` random ones of those not after it, -1 where there are fewer."""
-    scores = torch.rand(heads, tokens, tokens, generator=torch.Generator().manual_seed(0))
-    found = scores.masked_fill_(torch.ones(tokens, tokens).triu(1).bool(), -1.0).topk(min(count, tokens))
-    return found.indices.masked_fill(found.values < 0, -1)
+def _spread(heads: int, tokens: int, count: int) -> Tensor:
+    """For each head and token one of each of ``count`` equal parts of those not after it, once."""
+    dst, rng = torch.arange(tokens).unsqueeze(1), torch.Generator().manual_seed(0)
+    place = torch.rand(heads, tokens, count, generator=rng) + torch.arange(count)
+    found = (place * ((dst + 1) / count)).long().clamp(max=dst)
+    return torch.where(found.diff(dim=-1, prepend=torch.full_like(found[..., :1], -1)) > 0, found, -1)
 
 
 def _top(heads: int, tokens: int) -> TokenGraph:
-    index = _largest(heads, tokens, 64)
+    index = _spread(heads, tokens, 64)
     graph: TokenGraph = TokenGraph.from_indices(index if heads > 1 else index[0], tokens, causal=True)
     return graph
 
@@ -85,7 +86,7 @@ def _decoding(tokens: int) -> TokenGraph:
 
 
 def _blocks(tokens: int) -> TokenGraph:
-    index = _largest(HEADS, -(-tokens // 128), 4)
+    index = _spread(HEADS, -(-tokens // 128), 4)
     return TokenGraph.from_block_indices(index, 128, tokens, tokens, causal=True)
 
 

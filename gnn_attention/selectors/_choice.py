@@ -71,8 +71,7 @@ def top_rows(
 
     ``width`` is how many numbers those of one receiver take.
     """
-    found = [largest(scores_of(rows), count) for rows in row_blocks(graph.num_dst, width)]
-    return found[0] if len(found) == 1 else torch.cat(found, dim=2)
+    return torch.cat([largest(scores_of(rows), count) for rows in row_blocks(graph.num_dst, width)], dim=2)
 
 
 def subgraph(index: Int[Tensor, "batch heads dst most"], of: TokenGraph, name: str) -> TokenGraph:
