@@ -67,8 +67,7 @@ def _spread(heads: int, tokens: int, count: int) -> Tensor:
 
 def _top(heads: int, tokens: int) -> TokenGraph:
     index = _spread(heads, tokens, 64)
-    graph: TokenGraph = TokenGraph.from_indices(index if heads > 1 else index[0], tokens, causal=True)
-    return graph
+    return TokenGraph.from_indices(index if heads > 1 else index[0], tokens, causal=True)
 
 
 @lru_cache(maxsize=4)
@@ -86,8 +85,7 @@ def _decoding(tokens: int) -> TokenGraph:
 
 
 def _blocks(tokens: int) -> TokenGraph:
-    index = _spread(HEADS, -(-tokens // 128), 4)
-    return TokenGraph.from_block_indices(index, 128, tokens, tokens, causal=True)
+    return TokenGraph.from_block_indices(_spread(HEADS, -(-tokens // 128), 4), 128, tokens, tokens, True)
 
 
 GRAPHS: dict[str, Callable[[int], TokenGraph]] = {

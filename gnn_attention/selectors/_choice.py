@@ -79,8 +79,7 @@ def subgraph(index: Int[Tensor, "batch heads dst most"], of: TokenGraph, name: s
     at: dict[str, Any] = {"name": name, "dst_offset": of.dst_offset, "src_offset": of.src_offset}
     if torch.compiler.is_compiling():
         varying = index if len(index) > 1 else index[0, 0] if index.shape[1] == 1 else index[0]
-        chosen: TokenGraph = TokenGraph.from_indices(varying, of.num_src)
-        return replace(chosen, **at)
+        return replace(TokenGraph.from_indices(varying, of.num_src), **at)
     found = Rows(index.masked_fill(index < 0, of.num_src), of.num_src, once=True).neighbours()
     batch, heads = (size if size > 1 else None for size in index.shape[:2])
     listed = found.edges() if found.slices == 1 else None
