@@ -51,8 +51,7 @@ def ancestry(g: TokenGraph, token: int, hops: int | None = None) -> TokenGraph:
     Its line of descent in a tree, its receptive field in ``hops`` layers. The edges of g whose receiver is
     ``token`` or one of its ancestors at most ``hops - 1`` hops away; None = however far. All else about the
     graph stays: ``attend`` gives ``token`` the same in both after ``hops`` layers. It looks at the edges; the
-    result is g's rule where g is a rule, and lists keep their order. What a token reaches:
-    ``ancestry(g.T, token).T``.
+    result is g's rule where g is a rule, and lists keep their order. Forward: ``ancestry(g.T, token).T``.
 
     >>> from gnn_attention import patterns
     >>> ancestry(patterns.tree([-1, 0, 0, 1]), 3).edge_index.tolist()

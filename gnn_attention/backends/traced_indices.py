@@ -25,7 +25,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.plan.csr import edges_of
 from gnn_attention.backends.plan.plan import PADDED, Gathered, Masks, Packed, Plan, Rectangles, packed
-from gnn_attention.graph import TokenGraph, neighbours, rules
+from gnn_attention.graph import TokenGraph, neighbours
 from gnn_attention.graph.traced import Traced
 
 Lists = tuple[Tensor, ...]
@@ -37,7 +37,7 @@ class TracedIndices(Traced):
 
     # those of plan.Edges; of blocks the sorted index
     lists: Lists = ()
-    block_size: int = 0
+    size: int = 0
     past: bool = False
 
     @classmethod
@@ -47,42 +47,51 @@ class TracedIndices(Traced):
         if not isinstance(coalesce, bool):
             got = f"coalesce={coalesce!r}, which makes a score_mod of numbers that are not known yet"
             raise NotImplementedError(f"from_indices in a traced program takes no {got}: use True or False")
-        batch, heads = _axes(index)
+        axes = _axes(index)
         lists = tuple(torch.ops.gnn_attention.chosen_edges(index, count, num_src, coalesce, causal))
-        return cls(rules.everyone, index.shape[-2], num_src, heads, batch, name, lists=lists)
+        return cls(_unknown, index.shape[-2], num_src, *axes, name, lists=lists)
 
     @classmethod
     def of_blocks(
         cls, index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool, name: str
     ) -> TracedIndices:
-        batch, heads = _axes(index)
+        axes = _axes(index)
         neighbours.check_blocks(index, block_size, num_dst)
         table = torch.ops.gnn_attention.chosen_blocks(index, block_size, num_dst, num_src)
-        more: Any = {"lists": (table,), "block_size": block_size, "past": causal}
-        return cls(rules.everyone, num_dst, num_src, heads, batch, name, **more)
+        return cls(_unknown, num_dst, num_src, *axes, name, lists=(table,), size=block_size, past=causal)
+
+    def __post_init__(self) -> None:
+        """NotImplementedError for what an operator makes of it: its edges would not be those of the lists."""
+        if self.rule is not _unknown:
+            _unknown()
 
     def runner(self, backend: Any) -> Callable[[Any], Any]:
         return partial(_run, backend)
 
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
-        """NotImplementedError: how many there are is not known yet."""
-        raise NotImplementedError("the edges of an index in a traced program are not known: make it outside")
+        return _unknown(device)
+
+
+def _unknown(*ends: Any) -> Tensor:
+    what = "the edges of an index in a traced program are not known"
+    raise NotImplementedError(f"{what}: combine its graph, or look at it, outside of the program")
 
 
 def _axes(index: Tensor) -> tuple[int | None, int | None]:
+    """``heads, batch`` of the graph."""
     if not isinstance(index, Tensor) or not 2 <= index.dim() <= 4:
         raise ValueError(f"index must be a tensor [..., dst, K] of 2 to 4 axes, got {checks.quoted(index)}")
-    return neighbours.varying_sizes(index)
+    return neighbours.varying_sizes(index)[::-1]
 
 
 def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
     graph: Any = call.graph
-    maker, own = ("from_block_indices", "tiles") if graph.block_size else ("from_indices", "rows")
+    maker, own = ("from_block_indices", "tiles") if graph.size else ("from_indices", "rows")
     if backend not in ("auto", own) or not call.is_plain:
         got = f"backend={backend!r}" if call.is_plain else "a score_mod, bias or dropout"
         reason = f"{maker} in a traced program does not run with {got}"
         raise NotImplementedError(f"{reason}: use 'auto' or {own!r} without them, or make the graph outside")
-    if graph.block_size:
+    if graph.size:
         return _along_blocks(call, graph)
     numbers = [1, PADDED, 1, graph.batch or 1, graph.heads or 1]
     plan = list(graph.lists), numbers
@@ -109,7 +118,7 @@ def _along_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
 def _rectangles(
     graph: Any, batch: int, heads: int, kv_heads: int
 ) -> tuple[Bool[Tensor, "batch heads blocks receivers senders"], Packed]:
-    table, size, num_src = graph.lists[0], graph.block_size, graph.num_src
+    table, size, num_src = graph.lists[0], graph.size, graph.num_src
     blocks, device = table.shape[2], table.device
     src = (table.long().unsqueeze(-1) * size + torch.arange(size, device=device)).flatten(-2)
     dst = torch.arange(blocks * size, device=device).view(blocks, size, 1)

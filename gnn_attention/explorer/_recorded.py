@@ -1,8 +1,7 @@
 """One run of a Hugging Face model as a page shows it: q, k, v and the output matrix of every layer.
 
 The model computes as it does, with ``attn_implementation="gnn_attention"``: what its attention is given there
-is recorded. Its other parts stay behind, so that the page shows what a cut changes in a layer, but not in the
-layers after it.
+is recorded. Its other parts stay behind, so the page shows what a cut changes in a layer, not in later ones.
 """
 
 from __future__ import annotations

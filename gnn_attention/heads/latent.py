@@ -26,8 +26,7 @@ class LatentHeads(HeadsBase):
         ``update = sum_h (sum of weighted c)_h W_UV_h W_O_h + b_O``,
 
     with ``u = norm(x W_DQ)``, or ``u = x`` without ``query_dim``. A cache stores only ``[c, r]`` of a token:
-    one key for all heads (MQA), ``latent_dim + rotary_dim`` wide, whose first ``latent_dim`` channels are the
-    value.
+    one key for all heads (MQA), ``latent_dim + rotary_dim`` wide, its first ``latent_dim`` the value.
 
     Parameters: ``W_DQ [width, query_dim]``, ``W_UQ [heads, query_dim, content_dim]``, ``W_QR [heads,
     query_dim, rotary_dim]``, ``W_DKV [width, latent_dim]``, ``W_KR [width, rotary_dim]``, ``W_UK [heads,

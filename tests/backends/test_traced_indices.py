@@ -158,6 +158,24 @@ def test_a_program_of_blocks_keeps_the_rules():
         assert not empty.any()
 
 
+def joined(q, k, v, index, blocks=False, last=False):
+    of_blocks = partial(ga.TokenGraph.from_block_indices, block_size=SIZE, num_dst=DST)
+    chosen = (of_blocks if blocks else ga.TokenGraph.from_indices)(index, num_src=SRC)
+    always = ga.TokenGraph.from_rule(lambda b, h, dst, src: src == dst, DST, SRC)
+    return ga.attend(q, k, v, always | chosen if last else chosen | always)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_what_is_joined_in_a_program_is_refused(blocks, last):
+    """Not whole, it would run where an operator breaks it, along the index alone or along everything."""
+    torch._dynamo.reset()
+    index = drawn_blocks((), 0) if blocks else torch.zeros(DST, 1, dtype=torch.int64)
+    compiled = torch.compile(joined, backend="eager")
+    with pytest.raises(Exception, match="edges of an index in a traced program are not known"):
+        compiled(*qkv(), index, blocks, last)
+
+
 def best_blocks(q, k, v):
     """Each block of receivers attends to the two blocks of senders whose first keys it likes most."""
     scores = q.detach()[:, :, ::SIZE] @ k.detach()[:, :, ::SIZE].repeat_interleave(HEADS // 2, 1).mT

@@ -21,8 +21,7 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
     ``A = W_M`` of the earlier head; ``B`` is the later head's ``W_P`` for ``kind="q"`` (read by its
     receiver), ``W_P^T`` for ``"k"`` (by its sender: what an induction head needs of a previous-token head),
     ``W_M`` for ``"v"`` (passed on). A rotary later head needs a ``distance`` for q and k. If the space
-    between is rotated at random, the root of the mean square is exactly ``width ** -0.5``, whatever the
-    heads: compare with that.
+    between is rotated at random, the root of the mean square is exactly ``width ** -0.5``: compare with that.
 
     Raises ValueError for another kind or heads that read no states of that width, TypeError for no circuits.
 

@@ -65,8 +65,7 @@ def attribute(
         projections: backward passes for a vector.
         seed: of the signs.
 
-    Raises TypeError or ValueError for another model or metric, dropout in training mode, and more edges than
-    there is memory for.
+    TypeError or ValueError for another model or metric, dropout in training mode, and too many edges.
 
     >>> from gnn_attention import model as lm
     >>> model, vocabulary = lm.load_trained()
