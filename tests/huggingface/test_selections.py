@@ -193,11 +193,13 @@ def test_nothing_as_large_as_tokens_by_tokens_is_made(monkeypatch):
     """No mask; the floats of tokens x tokens are scores of transformers' own indexer."""
     monkeypatch.setattr(_masks, "ROWS", 32)
     model = built("deepseek_v32", "gnn_attention", max_position_embeddings=1024)
-    ids = torch.randint(3, 60, (2, 200), generator=torch.Generator().manual_seed(0))
+    # so many that "auto" does not take one dense call, with its mask
+    tokens = 400
+    ids = torch.randint(3, 60, (2, tokens), generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), Shapes() as shapes:
-        model(input_ids=ids, attention_mask=(torch.arange(200) > torch.tensor([[-1], [9]])).long())
+        model(input_ids=ids, attention_mask=(torch.arange(tokens) > torch.tensor([[-1], [9]])).long())
     # the chunks of 32 rows were seen
-    assert 2 * 32 * 200 <= max(math.prod(shape) for shape in shapes.seen) < 200 * 200
+    assert 2 * 32 * tokens <= max(math.prod(shape) for shape in shapes.seen) < tokens * tokens
 
 
 def test_a_mask_of_choices_is_read_some_rows_at_a_time(monkeypatch):
