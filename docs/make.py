@@ -165,7 +165,7 @@ def chosen_anew(path: Path) -> Iterator[str]:
     )
     rows = (
         [
-            *(one["row"], f"{rounded(one['value'])} {one['words']}", f"{one['sense']} {one['bound']:g}"),
+            *(one["row"], f"{one['value']:.3g} {one['words']}", f"{one['sense']} {one['bound']:g}"),
             "yes" if one["met"] else "no",
         ]
         for one in judged(record)
