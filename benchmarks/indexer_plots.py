@@ -21,9 +21,9 @@ COLOURS = {"short": "#999999", "dense": "black", "control": "black", "chosen": "
 
 
 def losses(axes: Axes, record: dict[str, Any]) -> None:
-    """The curve of each phase, from where the model is past its first words."""
+    """The curve of each phase, from where differences can be seen."""
     for phase, label in PHASES.items():
-        points = [(step, loss) for step, loss, _ in record[phase] if step > 200]
+        points = [(step, loss) for step, loss, _ in record[phase] if step > 1000]
         style = ":" if phase == "control" else "-"
         axes.plot(*zip(*points, strict=True), style, color=COLOURS[phase], label=label, linewidth=1.3)
     axes.set(xlabel="step", ylabel="loss in training, mean of 20 steps")

@@ -146,6 +146,9 @@ def benchmarks() -> str:
         "## The edges that a language model needs",
         *pruned(newest("*-lm-graphs.json")),
         *cut_alone(newest("*-edge-cuts.json")),
+        "## Graphs that a model chooses",
+        *choosing(newest("*-indexer-training.json")),
+        *watching(newest("*-indexer-smollm2.json")),
         "## Reach, influence, bound",
         *reached(newest("*-influence-bound.json")),
         "## On a GPU",
@@ -228,6 +231,55 @@ def cut_alone(path: Path) -> Iterator[str]:
         for name, one in models.items()
     )
     yield table(["model", "tokens", "edges", *ways], rows)
+
+
+def choosing(path: Path) -> Iterator[str]:
+    """The losses of a small model whose layers choose their graphs, by the graph of its last steps."""
+    record = read(path)
+    causal = record["loss of control"]
+    steps = record["steps"]
+    yield (
+        f"A model of two layers from nothing, {sum(steps.values()):,} steps on the sources of the standard library, "
+        f"{record['cpu minutes of training']:.0f} CPU minutes with all continuations: 512 tokens at first, then "
+        f"{steps['dense']} steps of {record['tokens']:,} tokens along all causal pairs, from which its indexers learn, "
+        f"then {steps['continued']} steps along {record['senders']} senders that they choose. Losses of "
+        f"{record['texts held out']} held-out texts ({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
+    )
+    yield "![Left: the losses in training. Right: recall of indexers for SmolLM2 over k](indexers.png)"
+    rows = (
+        [
+            name.removeprefix("loss of "),
+            *(f"{loss:.3f} ({loss / by - 1:+.1%})" for loss, by in zip(found, causal, strict=True)),
+        ]
+        for name, found in record.items()
+        if name.startswith("loss of ")
+    )
+    yield table(["last steps along", "loss", "of the second half of each text"], list(rows))
+
+
+def watching(path: Path) -> Iterator[str]:
+    """What indexers that learned from SmolLM2's attention hold of it, by layer and number of senders."""
+    record = read(path)
+    texts, means = record["texts"], record["mean over layers"]
+    yield (
+        f"Indexers for SmolLM2, one for each key head, learned by the divergence alone from {texts['training']} texts "
+        f"of {record['tokens']:,} tokens ({record['training']['steps']} steps): the share of the attention on k senders, in "
+        f"{texts['held out']} held-out texts. The best choice for each key head, and the best that all heads share, "
+        f"stand beside it ({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
+    )
+    senders = record["recall for k of"]
+    head = ["", *(f"k = {k}" for k in senders), "best of 64 by key head", "best of 64 for all"]
+    at = senders.index(64)
+    layers = [(f"layer {number}", one) for number, one in enumerate(record["layers"])]
+    rows = [
+        [name, *(f"{x:.3f}" for x in (*one["indexer"], one["best"][at], one["best for all heads"][at]))]
+        for name, one in (("mean over layers", means), *layers)
+    ]
+    yield table(head, rows)
+    losses = {"all causal pairs": record["loss causal"], **record["loss"]}
+    rows = [[name, *(f"{x:.3f}" for x in found)] for name, found in losses.items()]
+    yield "The loss of each held-out text when the model, whose weights know nothing of them, runs along these graphs:"
+    yield table(["", *(f"text {n + 1}" for n in range(texts["held out"]))], rows)
 
 
 def reached(bound: Path) -> Iterator[str]:
