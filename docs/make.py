@@ -248,7 +248,10 @@ def choosing(path: Path) -> Iterator[str]:
     yield "![Left: the losses in training. Right: recall of indexers for SmolLM2 over k](indexers.png)"
     rows = (
         [
-            name.removeprefix("loss of "),
+            name.removeprefix("loss of ")
+            .replace("control along", "all causal pairs, run along")
+            .replace("control", "all causal pairs")
+            .replace("chosen", "what indexers choose"),
             *(f"{loss:.3f} ({loss / by - 1:+.1%})" for loss, by in zip(found, causal, strict=True)),
         ]
         for name, found in record.items()
