@@ -41,8 +41,8 @@ BACKEND = (
 TESTS = {
     "edges": ("test_edges", "test_merge_lse", "test_layer", "test_equality"),
     "graph/token_graph": ("test_graph", "test_counting", "test_algebra", "test_convert"),
-    "heads/model_space": ("test_heads", "test_lazy_heads", "test_layer"),
-    "heads/standard": ("test_heads", "test_lazy_heads", "test_layer"),
+    "heads/model_space": ("heads/test_heads", "test_lazy_heads", "test_layer"),
+    "heads/standard": ("heads/test_heads", "test_lazy_heads", "test_layer"),
     "attend": ("test_attend", "test_equality", "test_halo", "test_dispatch"),
     "backends/__init__": ("test_attend", "test_dispatch", "test_exports"),
     "backends/reference": ("test_reference", *BACKEND),
