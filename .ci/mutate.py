@@ -113,8 +113,8 @@ def main() -> int:
 
 
 def copy_to(folder: Path) -> Path:
-    """What tests need, apart from what is being worked on."""
-    for name in ("gnn_attention", "tests"):
+    """What tests read, apart from what is being worked on."""
+    for name in ("benchmarks", "docs", "examples", "gnn_attention", "notebooks", "tests"):
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("node_modules", "__pycache__")
         )
