@@ -74,6 +74,8 @@ def test_the_limit(monkeypatch):
     assert reference.unsupported_reason(call) == f"the reference would need about {gib}, its limit is 2 GiB"
 
 
+# one and a half minutes, much of it of the system's pages
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_reference_stays_below_two_gigabytes_at_causal_2048():
     """docs/semantics.md, 9: forward and backward, 8 heads of 64, as the peak of a fresh process."""

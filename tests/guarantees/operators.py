@@ -88,7 +88,10 @@ def _calls() -> Iterator[Callable[[], Any]]:
     yield _walk_over_listed_edges
     yield partial(torch.ops.gnn_attention.apart, _numbers(3, 4).mT)
     for index in (torch.tensor([[0, -1], [1, 0]]), torch.tensor([[[[1, 1, 0]], [[-1, 0, 0]]]])):
-        yield partial(torch.ops.gnn_attention.chosen_edges, index, 2, True, False)
+        for count in (None, torch.ones(index.shape[:-1], dtype=torch.int64)):
+            yield partial(torch.ops.gnn_attention.chosen_edges, index, count, 2, True, False)
+    blocks = torch.tensor([[0, -1], [1, 0]])
+    yield partial(torch.ops.gnn_attention.chosen_blocks, blocks, 2, 4, 4)
 
 
 def _numbers(*shape: int) -> Tensor:
