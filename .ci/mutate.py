@@ -43,7 +43,7 @@ TESTS = {
     "graph/token_graph": ("test_graph", "test_counting", "test_algebra", "test_convert"),
     "heads/model_space": ("heads/test_heads", "test_lazy_heads", "test_layer"),
     "heads/standard": ("heads/test_heads", "test_lazy_heads", "test_layer"),
-    "attend": ("test_attend", "test_equality", "test_halo", "test_dispatch"),
+    "attend": ("test_attend", "test_equality", "test_backend", "test_halo", "test_dispatch", "test_trace"),
     "backends/__init__": ("test_attend", "test_dispatch", "test_exports"),
     "backends/reference": ("test_reference", *BACKEND),
     "backends/dense": ("test_dense", "test_attend", "test_varlen", *BACKEND),

@@ -232,6 +232,16 @@ def test_weights_as_a_matrix():
     assert not info.weight_matrix()[:, :, 0].any()
 
 
+def test_a_matrix_of_halves_has_the_digits_of_float32():
+    """Products of two halves are exact there; each sum of 8 rounds 8 times at most."""
+    q, k, v = (x.bfloat16() for x in qkv(heads=2, kv_heads=2))
+    _, info = ga.attend(q, k, v, patterns.full(9), return_info=True)
+    found, products = info.logit_matrix(), q.double().unsqueeze(-2) * k.double().unsqueeze(-3) * 8**-0.5
+    assert found.dtype == info.weight_matrix().dtype == info.weights().dtype == torch.float32
+    bound = 10 * torch.finfo(torch.float32).eps * products.abs().sum(-1)
+    assert (found - products.sum(-1)).abs().le(bound).all()
+
+
 def test_weights_as_a_matrix_of_a_graph_that_differs_by_head():
     q, k, v = qkv()
     graph = ga.algebra.per_head(*(patterns.window(9, size) for size in (1, 2, 3, 9)))
