@@ -138,7 +138,7 @@ def survey(module: str, count: int, seed: int, copies: Queue[Copy], jobs: int) -
 
 def steps(module: str) -> list[tuple[str, ...]]:
     """Commands, the quickest first: doctests of the module, its tests, random draws."""
-    pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+    pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin")
     files = [found(name) for name in dict.fromkeys(TESTS[module])]
     return [(*pytest, f"gnn_attention/{module}.py"), *((*pytest, file) for file in files), ("-c", DRAWS)]
 
