@@ -144,7 +144,7 @@ class log_multiplicity:  # noqa: N801
     """A sender (or an edge) that counts m times: ``score + log m``.
 
     ``multiplicity`` is ``[src]``, one number for each sender, or ``[dst, src]``, one for each pair. A graph
-    is a set; this makes it a multigraph: a softmax over m equal edges is that over one with log m.
+    is a set; this makes it a multigraph: a softmax over m equal edges is that over one plus log m.
 
     >>> zero, twice = torch.tensor(0), log_multiplicity(torch.tensor([2.0]))
     >>> twice(torch.tensor(0.0), zero, zero, zero, zero)
@@ -169,7 +169,7 @@ class log_multiplicity:  # noqa: N801
 class relative_bias:  # noqa: N801
     """A number for each head and distance: ``score + table[h, clamp(dst - src, -reach, reach) + reach]``.
 
-    ``table`` is ``[heads, 2 * reach + 1]``; its middle column is distance 0. Beyond reach: the last column.
+    ``table`` is ``[heads, 2 * reach + 1]``; its middle column is distance 0. Larger ones share the last.
 
     Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2 (clipping), with a scalar for each head as in T5
         (arXiv 1910.10683).

@@ -60,7 +60,8 @@ def curvature(graph: TokenGraph, pairs: Int[Tensor, "2 edges"] | None = None) ->
     1, and for a self loop. Negative where the edge is a bottleneck (-> -2 in trees), positive in dense
     parts. Time is edges x tokens^2.
 
-    Takes, returns and raises what :func:`effective_resistance` does; ValueError also without an edge.
+    Takes, returns and raises what :func:`effective_resistance` does; ValueError also for a pair that is no
+    edge in either direction.
 
     >>> from gnn_attention import patterns
     >>> curvature(patterns.no_self(5)).unique().tolist()  # n / (n - 1)

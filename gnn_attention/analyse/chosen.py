@@ -80,7 +80,8 @@ def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs 
     """Jaccard's index ``|A & B| / |A | B|`` of the edges of any two graphs; 1 for two without edges.
 
     ``graphs``: those of layers or steps, means over heads and samples where they differ by them; or one
-    graph, whose heads are compared. :func:`diff` says what differs. ValueError for other tokens or axes.
+    graph, whose heads are compared. :func:`diff` says of two what differs. ValueError for other tokens,
+    heads or samples.
 
     >>> from gnn_attention import patterns
     >>> overlap([patterns.window(4, 1), patterns.window(4, 2)])[0, 1].item()  # 4 of 7

@@ -26,7 +26,8 @@ class YunConditions:
     without. ``hamiltonian_path``: there is a path through all tokens along edges of any layer, ``path`` is
     one; None if none was found within the budget, and ``obstacle`` says why there is none or what was tried.
     ``full_reach``: after some number of layers every token has received from every other, else
-    ``missing_pair`` is a (src, dst) that never happens; ``layers``: the least number, None above 8192.
+    ``missing_pair`` is a (src, dst) that never happens; ``layers``: the least number, None above 8192
+    tokens.
     """
 
     self_loops: bool

@@ -34,7 +34,8 @@ def influence(
 
     ``A_L ... A_2 A_1`` with ``A = residual * 1 + (1 - residual) * W``: in each layer a token keeps the share
     ``residual`` (its residual stream) and takes the rest along its in-edges by their weights. Rows sum to 1
-    where those of W do; an isolated receiver only keeps. A linear model has these derivatives.
+    where those of W do; an isolated receiver only keeps. A linear model of these layers has
+    exactly these derivatives.
 
     Args:
         graphs: one graph, or one for each layer, as all functions of ``analyse`` take them.

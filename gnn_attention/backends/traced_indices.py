@@ -161,4 +161,4 @@ OF_TOKENS = f"(Tensor index, Tensor? count, SymInt num_src, bool coalesce, bool 
 OF_BLOCKS = "(Tensor index, SymInt block_size, SymInt num_dst, SymInt num_src) -> Tensor"
 define("chosen_edges", OF_TOKENS, _chosen_edges, _like_chosen_edges)
 define("chosen_blocks", OF_BLOCKS, _chosen_blocks, _like_chosen_blocks)
-TokenGraph.while_traced = TracedIndices
+TokenGraph.traced_indices, TokenGraph.traced_blocks = TracedIndices.of, TracedIndices.of_blocks

@@ -57,7 +57,7 @@ def _window(tokens: int) -> TokenGraph:
 
 
 @lru_cache(maxsize=4)
-def _spread(heads: int, tokens: int, count: int) -> Tensor:
+def spread(heads: int, tokens: int, count: int) -> Tensor:
     """For each head and token one of each of ``count`` equal parts of those not after it, once."""
     dst, rng = torch.arange(tokens).unsqueeze(1), torch.Generator().manual_seed(0)
     place = torch.rand(heads, tokens, count, generator=rng) + torch.arange(count)
@@ -66,7 +66,7 @@ def _spread(heads: int, tokens: int, count: int) -> Tensor:
 
 
 def _top(heads: int, tokens: int) -> TokenGraph:
-    index = _spread(heads, tokens, 64)
+    index = spread(heads, tokens, 64)
     return TokenGraph.from_indices(index if heads > 1 else index[0], tokens, causal=True)
 
 
@@ -85,7 +85,7 @@ def _decoding(tokens: int) -> TokenGraph:
 
 
 def _blocks(tokens: int) -> TokenGraph:
-    return TokenGraph.from_block_indices(_spread(HEADS, -(-tokens // 128), 4), 128, tokens, tokens, True)
+    return TokenGraph.from_block_indices(spread(HEADS, -(-tokens // 128), 4), 128, tokens, tokens, True)
 
 
 GRAPHS: dict[str, Callable[[int], TokenGraph]] = {

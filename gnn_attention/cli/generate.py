@@ -28,7 +28,7 @@ def continued(
     backend: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """A prompt continued by ``tokens`` tokens, a dict: ``text``, ``tokens``, ``cached``, ``bytes``, ...
+    """A prompt continued by ``tokens`` tokens, as a dict: ``text``, ``cached`` senders, ``bytes``, ...
 
     ``graph`` is an expression (:func:`gnn_attention.convert.expressions.parse`), causal unless given;
     ``file`` holds another model than the one that ships with the package; ``progress`` shows how far it is.

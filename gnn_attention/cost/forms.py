@@ -115,7 +115,8 @@ def of_form(
     """The cost of a layer of "standard", "factored" or "merged" heads, over ``graph`` or ``causal(tokens)``.
 
     Sizes are those of :class:`gnn_attention.StandardHeads`, without biases. With neither tokens nor graph:
-    one token with a self loop. ValueError for an unknown form, tokens and graph at once, other heads.
+    one token with a self loop. ValueError for an unknown form, for tokens and graph at once, for a graph of
+    another number of heads.
 
     >>> step = {form: of_form(form, 4096, 1, head_dim=128, tokens=8192).step.total for form in FORMS}
     >>> {form: round(macs / step["standard"], 1) for form, macs in step.items()}
@@ -170,7 +171,8 @@ def of_config(
     """What all attention layers of a model cost together, for each of its forms.
 
     ``model`` is a name of :data:`CONFIGS` or sizes; its layers attend as :func:`graphs_of` says, or all of
-    them along ``graph``. Rotations and norms are left out. ValueError names the nearest.
+    them along ``graph``. Rotations and norms between ``W_Q`` and ``W_K`` are left out. ValueError for an
+    unknown name, with the nearest.
 
     >>> of_config("llama-3-8b")["standard"].cache_per_token
     {'key, value': 131072}

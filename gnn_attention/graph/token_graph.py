@@ -25,7 +25,6 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.memo import Frozen, memoized
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import derived, edge_list, neighbours, operators, rules, text
-from gnn_attention.graph.neighbours import log_count
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
@@ -53,8 +52,9 @@ class TokenGraph(Frozen):
     2 ■ ■ ■   2 <- 0 1 2
     """
 
-    # what from_indices and from_block_indices make in a traced program, by gnn_attention.backends
-    while_traced: ClassVar[Any]
+    # from_indices and from_block_indices in a traced program, by gnn_attention.backends
+    traced_indices: ClassVar[Callable[..., TokenGraph]]
+    traced_blocks: ClassVar[Callable[..., TokenGraph]]
 
     rule: Rule
     num_dst: int
@@ -84,7 +84,7 @@ class TokenGraph(Frozen):
 
         ``rule`` is evaluated on broadcastable int64 tensors and returns a bool tensor; FlexAttention's
         ``mask_mod`` functions are rules. ``num_src=None`` means ``num_dst``. ``heads`` / ``batch`` must be
-        given if the rule uses ``h`` / ``b``. TypeError for another signature or result, ValueError for sizes.
+        given if they are used. TypeError for another signature or result, ValueError for negative sizes.
 
         >>> TokenGraph.from_rule(lambda b, h, dst, src: dst != src, 4, name="no_self").num_edges
         12
@@ -161,7 +161,7 @@ class TokenGraph(Frozen):
         coalesce: Literal["count"],
         causal: bool = ...,
         name: str = ...,
-    ) -> tuple[TokenGraph, log_count]: ...
+    ) -> tuple[TokenGraph, neighbours.log_count]: ...
 
     @classmethod
     def from_indices(
@@ -172,7 +172,7 @@ class TokenGraph(Frozen):
         coalesce: bool | Literal["count"] = False,
         causal: bool = False,
         name: str = "indices",
-    ) -> TokenGraph | tuple[TokenGraph, log_count]:
+    ) -> TokenGraph | tuple[TokenGraph, neighbours.log_count]:
         """The graph of the senders that each receiver chose: ``src -> dst`` for ``src in index[..., dst]``.
 
         ``index`` int ``[dst, K]``, ``[heads, dst, K]`` or ``[batch, heads or 1, dst, K]``, -1 = none; or the
@@ -189,8 +189,7 @@ class TokenGraph(Frozen):
         """
         given = index, num_src, count, coalesce, causal
         if torch.compiler.is_compiling():
-            traced: TokenGraph = cls.while_traced.of(*given, name)
-            return traced
+            return cls.traced_indices(*given, name)
         fields, score_mod = neighbours.of_tokens(*given)
         graph = cls(**fields, name=name)
         return graph if score_mod is None else (graph, score_mod)
@@ -209,8 +208,7 @@ class TokenGraph(Frozen):
 
         ``src // block_size in index[..., dst // block_size]``, and ``src <= dst`` if ``causal``; ``index``
         as in :meth:`from_indices`, of blocks of receivers and senders, -1 = none. The graph is a table of
-        blocks, not a list of edges, and as :meth:`from_indices` takes other numbers in a compiled program.
-        Raises as :meth:`from_indices` does, of blocks.
+        blocks, not a list of edges. Compiled programs and errors are as for :meth:`from_indices`.
 
         >>> blocks = torch.tensor([[0, -1], [0, 1]])
         >>> TokenGraph.from_block_indices(blocks, 2, 4, 4, causal=True).in_degree().tolist()
@@ -218,8 +216,7 @@ class TokenGraph(Frozen):
         """
         given = index, block_size, num_dst, num_src, causal
         if torch.compiler.is_compiling():
-            traced: TokenGraph = cls.while_traced.of_blocks(*given, name)
-            return traced
+            return cls.traced_blocks(*given, name)
         return cls(**neighbours.of_blocks(*given), name=name)
 
     @property

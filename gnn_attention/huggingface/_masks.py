@@ -117,7 +117,7 @@ class LazyMask(OnDemand):
 class OneHead(OnDemand):
     """A :class:`LazyMask` without its axis of heads, ``[B, dst, src]``, or the pairs that are no edges.
 
-    ``scores.masked_fill(~mask, value)`` reads it by some receivers; other operations make it a tensor.
+    ``scores.masked_fill(~mask, value)`` reads it a few receivers at a time; others make it a tensor.
     """
 
     of: LazyMask
@@ -257,7 +257,7 @@ def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Flo
     """The graph of a mask ``[B or 1, heads or 1, dst or 1, src]``, and the numbers that it adds to logits.
 
     Bool: True is an edge, as for SDPA. Float: -inf and the lowest number of its dtype are non-edges. Read
-    once. TypeError for other dtypes, ValueError for other axes, NaN, +inf, a float mask of 0 and 1.
+    once. TypeError for other dtypes, ValueError for other axes, NaN, +inf, a float mask of 0s and 1s.
     """
     version = None if mask.is_inference() else (mask._version, num_dst, num_src)
     known = _tables.get(mask)  # type: ignore[no-untyped-call]

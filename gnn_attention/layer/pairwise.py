@@ -109,7 +109,8 @@ class PairwiseMessages(MessagePassing):
         normaliser: from logits to weights, see :func:`weigh`.
         update: applied to the sum of a receiver's messages; the identity unless given.
 
-    Modules are trained with the layer. TypeError for no function, ValueError for an unknown normaliser.
+    Modules are trained with the layer. TypeError for a part that cannot be called, ValueError for an unknown
+    normaliser.
 
     Sources: Gilmer et al. 2017 (arXiv 1704.01212), 2; Battaglia et al. 2018 (arXiv 1806.01261); seed S4.18.
 

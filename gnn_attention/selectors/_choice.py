@@ -51,7 +51,7 @@ def edges_among(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..
 def allowed(
     graph: TokenGraph, rows: tuple[int, int], device: torch.device
 ) -> Bool[Tensor, "batch heads rows src"]:
-    """The rows of the mask of ``graph``; a small one is kept, for all layers have the graph of a token."""
+    """The rows of the mask of ``graph``; a small one is cached, for all layers have the graph of a token."""
     if rows == (0, graph.num_dst) and few(graph.shape4):
         return graph.mask(device).view(graph.shape4)
     dst = torch.arange(*rows, device=device).unsqueeze(-1)

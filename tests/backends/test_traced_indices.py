@@ -78,18 +78,29 @@ def nearest(q, k, v):
 
 
 class Chosen(nn.Module):
+    """Attention along an index, or without one along what is ``made`` of q and k."""
+
+    def __init__(self, along, made):
+        super().__init__()
+        self.along, self.made = along, made
+
     def forward(self, q, k, v, index=None):
-        return nearest(q, k, v) if index is None else attended(q, k, v, index)
+        return self.made(q, k, v) if index is None else self.along(q, k, v, index)
+
+
+def assert_exported(along, made, truth, index, other, strict):
+    q, k, v = (x.detach() for x in qkv())
+    program = torch.export.export(Chosen(along, made), (q, k, v, index), strict=strict).module()
+    assert_exact(program(q, k, v, other), truth(q, k, v, other))
+    program = torch.export.export(Chosen(along, made), (q, k, v), strict=strict).module()
+    assert_exact(program(2 * q, k.flip(2), v), made(2 * q, k.flip(2), v))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_takes_another_index_or_computes_it(strict):
-    q, k, v = (x.detach() for x in qkv())
-    program = torch.export.export(Chosen(), (q, k, v, drawn(SHAPES[3], 0)), strict=strict).module()
-    assert_exact(program(q, k, v, drawn(SHAPES[3], 1)), dense(q, k, v, drawn(SHAPES[3], 1)))
-    program = torch.export.export(Chosen(), (q, k, v), strict=strict).module()
-    assert_exact(program(2 * q, k.flip(2), v), nearest(2 * q, k.flip(2), v))
+    index, other = (drawn(SHAPES[3], seed) for seed in range(2))
+    assert_exported(attended, nearest, dense, index, other, strict)
 
 
 @pytest.mark.slow
@@ -182,20 +193,11 @@ def best_blocks(q, k, v):
     return along_blocks(q, k, v, scores.topk(2, -1).indices)
 
 
-class ChosenBlocks(nn.Module):
-    def forward(self, q, k, v, index=None):
-        return best_blocks(q, k, v) if index is None else along_blocks(q, k, v, index)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_blocks_in_an_exported_program(strict):
-    q, k, v = (x.detach() for x in qkv())
-    first, other = (drawn_blocks((BATCH, HEADS), seed) for seed in range(2))
-    program = torch.export.export(ChosenBlocks(), (q, k, v, first), strict=strict).module()
-    assert_exact(program(q, k, v, other), dense_blocks(q, k, v, other))
-    program = torch.export.export(ChosenBlocks(), (q, k, v), strict=strict).module()
-    assert_exact(program(2 * q, k.flip(2), v), best_blocks(2 * q, k.flip(2), v))
+    index, other = (drawn_blocks((BATCH, HEADS), seed) for seed in range(2))
+    assert_exported(along_blocks, best_blocks, dense_blocks, index, other, strict)
 
 
 @pytest.mark.slow

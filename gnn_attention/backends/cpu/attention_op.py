@@ -151,15 +151,16 @@ def _backward(
     grad_out: Tensor, grad_lse: Tensor, ends: Triple, out: Tensor, lse: Tensor, plan: Plan, scale: float
 ) -> Triple:
     q, k, v = ends
-    wide, delta = edges.accumulation_dtype(q.dtype), grad_lse
+    wide, flash = edges.accumulation_dtype(q.dtype), bool(plan.rectangles) and dense_blocks.is_flash(q)
     grads = [_token_major(x, x.shape[3], wide) for x in ends]
     for total in grads if plan.rectangles or not plan.pieces else ():
         total.zero_()
-    if not dense_blocks.is_flash(q) or any(isinstance(piece, Edges) for piece in plan.pieces):
+    delta = grad_lse
+    # the kernel for CPUs computes it itself
+    if not flash or any(isinstance(piece, Edges) for piece in plan.pieces):
         delta = (grad_out.to(wide) * out).sum(-1) - grad_lse
-    padded = [grad_out, q, k, v, delta.unsqueeze(-1)]
-    if plan.rectangles and dense_blocks.is_flash(q):
-        padded = _for_flash_backward(grad_lse, grad_out, q, k, v, out)
+    by_formula = [grad_out, q, k, v, delta.unsqueeze(-1)]
+    padded = _for_flash_backward(grad_lse, grad_out, q, k, v, out) if flash else by_formula
     for piece in plan.pieces:
         if isinstance(piece, Edges):
             csr.backward(grad_out, delta, ends, lse, piece, scale, grads, add=bool(plan.rectangles))

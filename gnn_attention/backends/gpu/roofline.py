@@ -240,7 +240,9 @@ class _Pass(NamedTuple):
         return self._replace(counts=self.counts._replace(**counts))
 
     def tiled(self, share: str, modified: bool = False) -> Estimate:
-        """Other libraries on tiles of 128; FlexAttention masks cut ones, score_mods all."""
+        """Other libraries on tiles of 128; FlexAttention evaluates its mask on those that are cut, and a
+        score_mod on all.
+        """
         counts, row = self.counts, self.sizes.row
         evaluated = counts.large_tiles * modified + (counts.cut_tiles if share == "flex" else 0.0)
         tiles = counts.large_tiles + 0.5 * evaluated

@@ -77,7 +77,8 @@ def effect_on_vocabulary(
     """The logits that each token moves most through one head alone, ``[*, k]``: rows of the full circuit.
 
     Values are in the units of the :func:`full_circuit`: they compare tokens, as norms leave them to a factor.
-    Raises as :func:`copying_scores` does, IndexError for an unknown head, layer or token, ValueError for k.
+    Raises as :func:`copying_scores` does, IndexError for an unknown head, layer or token, ValueError for a
+    k too large.
     """
     matrix = full_circuit(of(_block(model, layer), head), *_vocabularies(model))
     logits = matrix.left[_known(tokens, matrix.shape[0])] @ matrix.right

@@ -37,7 +37,8 @@ class LayerTrace:
     of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
 
     Weights are those before dropout. An edge whose message was changed has its weight, and carried what came
-    along it: 0 if it was muted. Where graphs differ the list is the union, with weight 0 for no edge.
+    along it: 0 if it was muted. For a graph that differs by head or sample the edge list is the union, with
+    weight 0 where a pair is no edge.
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
     >>> layer = MessagePassingAttention(StandardHeads(8, 2))

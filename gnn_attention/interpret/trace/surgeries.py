@@ -155,7 +155,8 @@ def mute(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Su
 def scale(factor: float, edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Surgery:
     """Multiply the messages of edges by a factor: ``w_e (factor v_src)`` in place of ``w_e v_src``.
 
-    Edges, layers, heads and errors are those of :func:`cut`; TypeError or ValueError unless factor is finite.
+    Edges, layers, heads and errors are those of :func:`cut`; TypeError or ValueError for a factor that is no
+    finite number.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
