@@ -230,7 +230,7 @@ class Rows:
         place = self.repeats.nonzero()[0].tolist()
         src = int(self.sorted[tuple(place)])
         what = f"{'block' if self.blocks else 'sender'} {src} more than once for {RECEIVERS[self.blocks]}"
-        what += f" {place[2]}{_slice_named(self.sorted, place)} ({int(self.repeats.sum())} such entries)"
+        what += f" {place[2]}{_slice_named(self.sorted, place)} (entries that repeat: {self.repeats.sum()})"
         advice = "pass coalesce=True to take it once, or coalesce='count' to weigh it by its multiplicity"
         advice = "put -1 in the place of all but one" if self.blocks else advice
         raise ValueError(f"index holds {what}, but a graph is a set: {advice}")

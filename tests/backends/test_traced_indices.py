@@ -150,7 +150,7 @@ def test_other_blocks_run_the_same_program(lead, causal):
 
 
 def test_a_program_of_blocks_keeps_the_rules():
-    """Sinks, lse, a NaN that only those who hear it have; and sizes of nothing."""
+    """Sinks, lse, a NaN that only its receivers have; and sizes of nothing."""
     torch._dynamo.reset()
     (q, k, v), index = (x.detach() for x in qkv()), drawn_blocks((BATCH, HEADS), 0)
     k[0, 1, 3], v[1, 0, 4] = torch.nan, torch.inf
