@@ -169,7 +169,7 @@ class log_multiplicity:  # noqa: N801
 class relative_bias:  # noqa: N801
     """A number for each head and distance: ``score + table[h, clamp(dst - src, -reach, reach) + reach]``.
 
-    ``table`` is ``[heads, 2 * reach + 1]``; its middle column is distance 0. Larger ones share the last.
+    ``table`` is ``[heads, 2 * reach + 1]``; its middle column is distance 0, the ends all beyond.
 
     Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2 (clipping), with a scalar for each head as in T5
         (arXiv 1910.10683).
