@@ -33,14 +33,16 @@ export async function launch({ chromium, firefox }) {
 /** A page of its own: what it requested, complained of and threw is in `seen`. */
 export async function open(browser, file, { hash = "", ...options } = {}) {
   const context = await browser.newContext({ viewport: { width: 1200, height: 900 }, ...options });
-  context.setDefaultTimeout(8000);
+  // against a page that hangs: a busy machine may take several seconds for what takes one
+  context.setDefaultTimeout(60_000);
   const page = await context.newPage();
   const seen = { requests: [], errors: [] };
   context.on("request", (request) => seen.requests.push(request.url()));
   page.on("console", (message) => ["error", "warning"].includes(message.type()) && seen.errors.push(message.text()));
   page.on("pageerror", (error) => seen.errors.push(String(error)));
   page.on("dialog", (dialog) => (seen.errors.push(`dialog ${dialog.message()}`), dialog.dismiss()));
-  await page.goto(pathToFileURL(file).href + hash);
+  // the scene is waited for, whether the browser reports the load or not
+  await page.goto(pathToFileURL(file).href + hash, { waitUntil: "commit" });
   await ready(page);
   return { page, seen, context };
 }

@@ -316,13 +316,8 @@ def torchrun(folder, hit, *options):
             process.kill()
 
 
-@pytest.mark.parametrize(
-    ("hit", "said"),
-    [
-        pytest.param("SIGKILL", "rank 0 lost another: ", marks=pytest.mark.slow),
-        pytest.param("SIGINT", "interrupted: ", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("hit", "said"), [("SIGKILL", "rank 0 lost another: "), ("SIGINT", "interrupted: ")])
 def test_torchrun_goes_on_after_a_rank_was_killed_or_interrupted(tmp_path, hit, said):
     _, err, code = torchrun(tmp_path, {"HIT": hit}, "--data", "fsdp")
     assert code == 1, err
