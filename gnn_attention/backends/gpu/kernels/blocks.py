@@ -55,7 +55,7 @@ WINDOWS: Table = {key: Configs(*(Config(*numbers) for numbers in row)) for key, 
     (2, 64): [(64, 64, 4, 3), (64, 64, 4, 3), (64, 32, 8, 2), *[(64, 16, 8, 2)] * 2],
     (2, 128): [(64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 16, 8, 1), (32, 32, 8, 1)],
     (2, 256): [(64, 32, 8, 2), (64, 16, 8, 2), *[(32, 16, 8, 1)] * 3],
-    (4, 64): [(32, 32, 8, 2), (32, 32, 8, 2), (16, 16, 8, 2), (32, 16, 8, 1), (16, 16, 8, 1)],
+    (4, 64): [(32, 32, 8, 2), (32, 32, 8, 2), (16, 16, 8, 3), (32, 16, 8, 1), (16, 16, 8, 1)],
     (4, 128): [(32, 16, 8, 2), (32, 32, 8, 2), *[(32, 16, 8, 2)] * 3],
     (8, 64): [*[(16, 16, 4, 1)] * 2, (16, 16, 8, 1), *[(16, 16, 4, 1)] * 2],
     (8, 128): [(16, 16, 4, 1), *[(16, 16, 8, 1)] * 4],
@@ -199,6 +199,8 @@ def _config(problem: Problem, step: str, blocks: Blocks, constants: dict[str, An
         config = Config(32, 16, 8, 1)
     elif step == "senders" and size == 4 and few:
         config = config._replace(own=16, others=16, stages=1)
+    elif step == "senders" and (size, dim) == (2, 256) and few and plain:
+        config = config._replace(stages=2)
     if not few:
         # a smaller block has fewer warps for as many channels
         most = 32 if blocks.size < config.own and size * dim >= 256 else SIDE
