@@ -246,11 +246,10 @@ WAYS = {by_edges_in_python: "o-", by_queries: "s-", by_gather_and_scatter: "^-",
 
 
 def seconds(way, n, graph):
-    """The best of three runs (of one, if it is long), on heads of 64; the graph's table and list are made before."""
+    """The best of three runs, on heads of 64; what is made once for a graph is made before, or in the first of them."""
     q, k, v = torch.randn(3, n, 64).unbind(0)
     _ = graph.mask(), graph.edge_index
-    once = timeit.timeit(lambda: way(q, k, v, graph), number=1)
-    return once if once > 0.3 else min(timeit.repeat(lambda: way(q, k, v, graph), number=1, repeat=3))
+    return min(timeit.repeat(lambda: way(q, k, v, graph), number=1, repeat=3))
 
 
 q, k, v = torch.randn(3, 40, 64).unbind(0)

@@ -45,7 +45,7 @@ def edges_among(graph: TokenGraph, dst: Tensor, src: Tensor) -> Bool[Tensor, "..
     b, h = (torch.arange(n or 1, device=dst.device) for n in (graph.batch, graph.heads))
     ends = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), dst, src
     shape = torch.broadcast_tensors(*ends)[0].shape  # type: ignore[no-untyped-call]
-    return evaluate(graph.rule, repr(graph), *ends).expand(shape)
+    return evaluate(graph.rule, graph.name, *ends).expand(shape)
 
 
 def allowed(

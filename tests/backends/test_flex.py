@@ -9,6 +9,7 @@ from support.bounds import assert_rule, attention_truth, error, formula
 from support.covering import thinned
 from support.kernel_cases import lse_bound
 from torch._dynamo.utils import counters
+from torch.nn.attention import flex_attention
 
 from gnn_attention import attend, patterns, score_mods
 from gnn_attention.backends import BACKENDS, flex
@@ -387,6 +388,8 @@ def test_cuda_needs_triton(installed, monkeypatch):
 @pytest.mark.parametrize("installed", [True, False])
 def test_the_flash_kernel_is_asked_for_where_it_is_installed(major, dtype, installed, monkeypatch):
     """For halves, on devices that it runs on; after it failed no more."""
+    # torch 2.9 has no choice of kernels
+    monkeypatch.setitem(flex_attention.FlexKernelOptions.__annotations__, "BACKEND", str)
     monkeypatch.setattr(flex.flash_varlen, "is_installed", lambda module: installed)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
     monkeypatch.setattr(flex, "_REFUSED", set())
@@ -417,8 +420,6 @@ def test_where_the_flash_kernel_fails_the_usual_one_is_taken(fails, monkeypatch)
 
 
 def test_the_kernel_that_is_asked_for_reaches_flex_attention(monkeypatch):
-    from torch.nn.attention import flex_attention
-
     asked = []
     monkeypatch.setattr(
         flex_attention, "flex_attention", lambda q, *rest, **options: asked.append(options) or q

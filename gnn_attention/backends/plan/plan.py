@@ -234,7 +234,7 @@ def _pack_piece(piece: Piece, tensors: list[Tensor], numbers: list[int]) -> None
             numbers.append(GATHERED)
             tensors.append(groups.index)
     flags = piece.causal, piece.fresh, piece.has_empty_rows, piece.masks is not None
-    numbers += map(int, flags)
+    numbers += [int(flag) for flag in flags]
     if piece.masks is not None:
         tensors += [piece.masks.table, piece.masks.which]
 
