@@ -145,6 +145,9 @@ FITTING = {
     # a second stage would spill
     "float32": ("tiles of 64", "float32", 64, "senders", "sm_90", (32, 32, 8, 2)),
     "tf32": ("tiles of 64", "tf32", 64, "senders", "sm_90", (32, 16, 8, 1)),
+    # one stage less would spill by Triton 3.9
+    "float32 of windows": ("windows of 64", "float32", 64, "senders", "sm_90", (16, 16, 8, 3)),
+    "wide of windows": ("windows of 64", "bfloat16", 256, "senders", "sm_120", (32, 16, 8, 2)),
     "float32 of few": ("windows of 16", "float32", 64, "senders", "sm_120", (16, 16, 8, 1)),
     "tf32 of windows": ("windows of 64", "tf32", 64, "senders", "sm_90", (32, 16, 8, 1)),
     "tf32 of few": ("tiles of 64", "tf32", 64, "senders", "sm_86", (32, 16, 8, 1)),

@@ -234,6 +234,7 @@ def _pack_piece(piece: Piece, tensors: list[Tensor], numbers: list[int]) -> None
             numbers.append(GATHERED)
             tensors.append(groups.index)
     flags = piece.causal, piece.fresh, piece.has_empty_rows, piece.masks is not None
+    # the compiler of torch 2.9 cannot add a map to a list
     numbers += [int(flag) for flag in flags]
     if piece.masks is not None:
         tensors += [piece.masks.table, piece.masks.which]
