@@ -47,7 +47,7 @@ QUICK = (
     "ATEN_CPU_CAPABILITY=default",
     "ATEN_CPU_CAPABILITY=avx2",
     "MKL_CBWR=COMPATIBLE",
-    "OMP_NUM_THREADS=3",
+    "OMP_NUM_THREADS=2",
 )
 
 

@@ -34,9 +34,12 @@ def test_cases_cover_the_commands_and_the_moments():
     assert {case.name for case in cases[:5]} > {"train", "generate", "verify", "compare"}
 
 
-def test_the_first_cases_hold():
-    measured = interrupts.measure(3, lambda text: None)
-    assert not measured.failures, measured
+def test_two_quick_commands_hold():
+    """Of the first cases those that do not train a model."""
+    cases = [Case.drawn(number) for number in (1, 2)]
+    assert [case.name for case in cases] == ["generate", "verify"]
+    with Forks() as forks:
+        assert [(str(case), line) for case in cases for line in forks.run(case)[1]] == []
 
 
 @pytest.mark.nightly
