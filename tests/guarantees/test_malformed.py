@@ -13,7 +13,7 @@ from gnn_attention.graph import edge_list
 from gnn_attention.interpret.audit.detectors import groups_of
 from tests.guarantees import malformed
 from tests.guarantees.guarantee import no_progress
-from tests.guarantees.malformed.case import COMPILED, Case, Subject, faults
+from tests.guarantees.malformed.case import COMPILED, EAGER, Case, Subject, faults
 
 pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
 
@@ -32,6 +32,12 @@ def test_cases_hold_compiled(step):
     compiled = [case for case in malformed.cases() if COMPILED in case.ways]
     assert len(compiled) > 60
     assert [(str(case), fault) for case in compiled[::step] for fault in faults(case, COMPILED)] == []
+
+
+def test_cases_hold_eager():
+    """All of them: a sentence that is written anew must still say what its case asks for."""
+    found = [(str(case), fault) for case in malformed.cases() for fault in faults(case, EAGER)]
+    assert found == []
 
 
 def test_the_cases_are_many_and_their_names_their_own():
