@@ -230,6 +230,8 @@ def test_weights_as_a_matrix():
     wanted[:, :, dst, src] = info.weights()
     assert_exact(info.weight_matrix(), wanted)
     assert not info.weight_matrix()[:, :, 0].any()
+    for start, stop in ((0, 4), (3, 7), (5, 9)):
+        assert_exact(info.weight_matrix(rows=(start, stop)), wanted[:, :, start:stop])
 
 
 def test_a_matrix_of_halves_has_the_digits_of_float32():

@@ -52,6 +52,20 @@ def test_chunks_are_runs_of_rows_that_fit(monkeypatch, graph, room):
     assert (len(seen) == 1) == (room >= graph.num_edges)
 
 
+def test_the_backward_pass_of_chunks_gathers_them_again(monkeypatch):
+    """Autograd holds less than one gathered tensor of all edges; a pass over them at once holds several."""
+    monkeypatch.setattr(reference, "CHUNK_BYTES", 2**16)
+    given, graph, numbers = qkv(64), patterns.causal(64), []
+
+    def pack(x):
+        numbers.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        ga.attend(*given, graph, backend="reference")
+    assert sum(numbers) < given[0].shape[1] * graph.num_edges * 8
+
+
 def test_the_limit(monkeypatch):
     """A call of just the limit is supported; beyond it the estimate is named: a receiver of 2^24 senders."""
     call = AttentionCall(*GIVEN, CAUSAL, 1.0)
