@@ -91,30 +91,60 @@ def by_head(b, h, dst, src):
 
 
 @pytest.mark.parametrize("graph", [patterns.causal(40), ga.TokenGraph.from_rule(by_head, 40, heads=2)])
-def test_the_fused_kernel_runs(graph):
+@pytest.mark.parametrize("strided", ["q", "k", "v", "qkv", ""])
+def test_the_fused_kernel_runs(graph, strided):
     """For strided channels and a mask of three axes, too, for which SDPA itself makes all weights."""
-    q = torch.randn(1, 2, 40, 16, dtype=torch.float64)[..., ::2].requires_grad_()
+    given = [
+        torch.randn(1, 2, 40, 16, dtype=torch.float64)[..., ::2].requires_grad_()
+        if name in strided
+        else torch.randn(1, 40, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
+        for name in "qkv"
+    ]
     with torch.profiler.profile() as watched:
-        out = ga.attend(q, q, q, graph, backend="dense")
+        out = ga.attend(*given, graph, backend="dense")
     events = {event.key for event in watched.key_averages()}
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in events
-    assert_exact(out, ga.attend(q, q, q, graph, backend="reference"))
+    # views of which each token's channels lie together are taken as they are
+    assert strided or "aten::contiguous" not in events
+    assert_exact(out, ga.attend(*given, graph, backend="reference"))
+
+
+@pytest.mark.parametrize(("small", "dtype"), [(49, torch.float64), (48, torch.bool)])
+@pytest.mark.parametrize("name", ["window", "listed"])
+def test_the_mask_of_many_pairs_has_a_byte_for_each(name, small, dtype, monkeypatch):
+    masks, sdpa = [], torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*args, **kwargs):
+        masks.append(kwargs["attn_mask"])
+        return sdpa(*args, **kwargs)
+
+    monkeypatch.setattr(dense, "SMALL_MASK", small)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    given, graph = qkv(), GRAPHS[name]
+    found = ga.attend(*given, graph, backend="dense")
+    assert [mask.dtype for mask in masks] == [dtype]
+    assert_exact(found, ga.attend(*given, graph, backend="reference"))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value_dim", "available", "taken"),
+    ("name", "dtype", "value_dim", "available", "taken"),
     [
-        (torch.bfloat16, 4, True, True),
-        (torch.float32, 4, True, False),
-        (torch.bfloat16, 4, False, False),
-        (torch.bfloat16, flash_varlen.WIDEST - 1, True, True),
-        (torch.bfloat16, flash_varlen.WIDEST, True, False),
+        ("causal", torch.bfloat16, 4, True, True),
+        ("full", torch.bfloat16, 4, True, True),
+        ("window", torch.bfloat16, 4, True, False),
+        ("causal", torch.float32, 4, True, False),
+        ("causal", torch.bfloat16, 4, False, False),
+        ("causal", torch.bfloat16, flash_varlen.WIDEST - 1, True, True),
+        ("causal", torch.bfloat16, flash_varlen.WIDEST, True, False),
     ],
 )
-def test_when_lse_comes_from_the_kernel_of_cuda(dtype, value_dim, available, taken, monkeypatch):
-    """Halves, where torch has the kernel, and a channel is left for the gradient of lse."""
+@pytest.mark.parametrize("with_lse", [True, False])
+def test_when_lse_comes_from_the_kernel_of_cuda(
+    name, dtype, value_dim, available, taken, with_lse, monkeypatch
+):
+    """Halves, where torch has the kernel, a channel is left for the gradient of lse, and lse is asked for."""
     monkeypatch.setattr(dense, "DEVICES_OF_FLASH", {"cpu"})
     monkeypatch.setattr(flash_varlen, "available", lambda: available)
     q, v = torch.zeros(1, 2, 7, 8, dtype=dtype), torch.zeros(1, 2, 7, value_dim, dtype=dtype)
-    call = AttentionCall.checked(q, q, v, patterns.causal(7), with_lse=True)
-    assert dense._has_flash_lse(call) == taken
+    call = AttentionCall.checked(q, q, v, GRAPHS[name], with_lse=with_lse)
+    assert dense._has_flash_lse(call) == (taken and with_lse)
