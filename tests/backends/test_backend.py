@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.inputs import qkv
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
@@ -70,3 +71,16 @@ def test_reasons_follow_the_declarations():
     without = {name for name in anywhere if declared[name].score_mod is False}
     assert without
     assert {name for name, reason in reasons.items() if "no score_mod" in reason} == without
+
+
+@pytest.mark.parametrize("name", ["dense", "mixed", "reference", "rows", "tiles"])
+def test_a_second_derivative_passes_where_it_is_declared(name):
+    """Of split that depends on the kernels of its parts."""
+    q, k, v = qkv()
+    out = ga.attend(q, k, v, patterns.window(9, 3), backend=name)
+    (first,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
+    if BACKENDS[name].capabilities.double_backward:
+        assert torch.autograd.grad(first.sum(), q)[0].any()
+    else:
+        with pytest.raises(NotImplementedError, match="second derivatives do not pass"):
+            torch.autograd.grad(first.sum(), q)

@@ -118,8 +118,28 @@ def test_sizes_types_and_versions(monkeypatch):
         ga.attend(*wide, graph, backend="varlen", return_info=True)
     with torch.no_grad():
         ga.attend(*wide, graph, backend="varlen", return_info=True)
+    with pytest.raises(RefusalError, match="256 channels, one for the gradient of lse, and needs 257"):
+        ga.attend(*qkv(14, dim=257), graph, backend="varlen")
+    ga.attend(*qkv(257), patterns.causal(257), backend="varlen")
     with pytest.raises(RefusalError, match="needs samples, heads, tokens and channels"):
         ga.attend(*(x[:0] for x in drawn()), graph, backend="varlen")
     monkeypatch.setattr(flash_varlen, "FLASH", None)
     with pytest.raises(RefusalError, match=r"torch .* has no variable-length flash attention; use"):
         ga.attend(*drawn(), graph, backend="varlen")
+
+
+@pytest.mark.parametrize(("dim", "value_dim"), [(12, 10), (10, 12)])
+def test_its_memory_is_four_packed_tensors(dim, value_dim):
+    given = (x.detach().half() for x in qkv(14, heads=4, dim=dim, value_dim=value_dim, batch=2))
+    call = ga.backends.AttentionCall.checked(*given, GRAPHS["documents"])
+    assert varlen.bytes_needed(call) == 4 * (2 * 4 * 14 * 12) * 2
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_a_second_derivative_is_refused_as_declared():
+    given = drawn()
+    out = ga.attend(*given, GRAPHS["documents"], backend="varlen")
+    (first,) = torch.autograd.grad(out.sin().sum(), given[:1], create_graph=True)
+    assert not BACKENDS["varlen"].capabilities.double_backward
+    with pytest.raises(NotImplementedError, match="second derivatives do not pass"):
+        torch.autograd.grad(first.sum(), given[:1])
