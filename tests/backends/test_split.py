@@ -246,6 +246,10 @@ def test_on_cuda_no_part_writes_out_too_many_logits():
     assert "dense" not in split._order_on_cuda(call)
 
 
+def test_all_pairs_of_a_long_window_are_the_last_resort():
+    assert split._by_time(patterns.window(4096, 8))[-1] == "dense"
+
+
 @pytest.mark.parametrize(("with_lse", "first"), [(False, "dense"), (True, "flex")])
 def test_estimates_on_cuda_are_those_of_the_sizes_of_the_call(with_lse, first, monkeypatch):
     """Heads of all samples; where logits are written out, dense takes as long as that does."""

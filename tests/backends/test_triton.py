@@ -91,6 +91,9 @@ def test_widths_of_blocks(dtype, widest, interpreted):
             assert (BACKENDS[f"triton-{form}"].unsupported_reason(given) is None) is (width == widest)
         assert BACKENDS["triton"].unsupported_reason(given) is None
     assert triton.form_name(given) == "rows"
+    dense = partial(call, patterns.causal(512), dtype=dtype)
+    assert triton.form_name(dense(width=widest)) != "rows"
+    assert triton.form_name(dense(width=widest + 1)) == "rows"
 
 
 TABLE = relative_bias(torch.zeros(4, 3))
