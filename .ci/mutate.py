@@ -61,14 +61,25 @@ EQUIVALENT = {
     "attend": ('device >= "meta" or',),
     # graphs that differ by head are refused before
     "backends/mixed": ("one_of(call.graph, 0, -1)",),
+    # all of one device; an older torch; what the kernels of the slow tests alone need
+    "backends/flex": (
+        "tokens[ 1].device",
+        "except CosmicRayTestingException:  # older",
+        "\n\n\ndef _numbers(",
+    ),
     # a graph that is its own part is the only part
     "backends/split": ("len(found) >= 1 and found[0][0].graph is",),
     # shows where gradients of a GPU are judged
     "backends/triton": ("recomputes=False",),
     # of any column the shape and dtype alone
-    "heads/model_space": ("zeros_like(matrix[:, -1])",),
+    "heads/model_space": ("zeros_like(matrix[:, -1])", "zeros_like(matrix[:, 1])"),
     # widths of tensors on meta, which are replaced
-    "heads/standard": ("q.shape[ 2], q.shape[0], q.shape[2]", "False, k.shape[ 2]"),
+    "heads/standard": (
+        "sizes = q.shape[ 0]",
+        "sizes = q.shape[ 2]",
+        "False, k.shape[ 0]",
+        "False, k.shape[ 2]",
+    ),
 }
 DRAWS = "from tests.guarantees import GUARANTEES; import sys; sys.exit(not GUARANTEES['F1'].measure(150, str).holds)"
 

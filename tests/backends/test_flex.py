@@ -94,6 +94,21 @@ def truth_of(q, k, v, mask, scale=DIM**-0.5, modify=None):
         return attention_truth(q, k, v, mask, scale=scale, added=added)
 
 
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_token_alone_is_given_with_another_and_nothing_else_is_added(tokens, monkeypatch):
+    """A kernel for one token would be compiled for it alone."""
+    run_uncompiled(monkeypatch)
+    attention, given = flex._attention, []
+
+    def watched(*args):
+        given.append([x.shape[2:] for x in args[:3]])
+        return attention(*args)
+
+    monkeypatch.setattr(flex, "_compiled", lambda threads: watched)
+    check(patterns.full(tokens), torch.ones(1, 1, tokens, tokens).bool().expand(BATCH, -1, -1, -1))
+    assert given == [[(2, DIM), (2, DIM), (2, VALUE_DIM)]]
+
+
 @pytest.mark.parametrize("axes", [(), (HEADS,), (BATCH, 1), (BATCH, HEADS)], ids=str)
 @torch.no_grad()
 def test_chosen_graphs(axes, monkeypatch):
