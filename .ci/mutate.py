@@ -73,10 +73,11 @@ EQUIVALENT = {
     "backends/triton": ("recomputes=False",),
     # of any column the shape and dtype alone
     "heads/model_space": ("zeros_like(matrix[:, -1])", "zeros_like(matrix[:, 1])"),
-    # widths of tensors on meta, which are replaced
+    # widths and biases of tensors on meta, which are replaced
     "heads/standard": (
         "sizes = q.shape[ 0]",
         "sizes = q.shape[ 2]",
+        "cls(*sizes, True",
         "False, k.shape[ 0]",
         "False, k.shape[ 2]",
     ),
