@@ -47,7 +47,7 @@ TESTS = {
     "backends/__init__": ("test_attend", "test_dispatch", "test_exports"),
     "backends/reference": ("test_reference", *BACKEND),
     "backends/dense": ("test_dense", "test_attend", "test_varlen", *BACKEND),
-    "backends/flex": ("test_flex", *BACKEND),
+    "backends/flex": ("test_flex", *BACKEND, "slow test_flex"),
     "backends/mixed": ("test_split", "test_decompose", "test_tile_density", *BACKEND),
     "backends/rows": ("test_rows", "test_csr", "test_csr_ops", *BACKEND),
     "backends/split": ("test_split", "test_decompose", *BACKEND),
@@ -61,11 +61,11 @@ EQUIVALENT = {
     "attend": ('device >= "meta" or',),
     # graphs that differ by head are refused before
     "backends/mixed": ("one_of(call.graph, 0, -1)",),
-    # all of one device; an older torch; what the kernels of the slow tests alone need
+    # all of one device; an older torch
     "backends/flex": (
         "tokens[ 1].device",
+        "tokens[ -1].device",
         "except CosmicRayTestingException:  # older",
-        "\n\n\ndef _numbers(",
     ),
     # a graph that is its own part is the only part
     "backends/split": ("len(found) >= 1 and found[0][0].graph is",),
@@ -166,8 +166,14 @@ def survey(module: str, count: int, seed: int, copies: Queue[Copy], jobs: int) -
 def steps(module: str) -> list[tuple[str, ...]]:
     """Commands, the quickest first: doctests of the module, its tests, random draws."""
     pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin")
-    files = [found(name) for name in dict.fromkeys(TESTS[module])]
-    return [(*pytest, f"gnn_attention/{module}.py"), *((*pytest, file) for file in files), ("-c", DRAWS)]
+    tests = [(*pytest, *arguments(name)) for name in dict.fromkeys(TESTS[module])]
+    return [(*pytest, f"gnn_attention/{module}.py"), *tests, ("-c", DRAWS)]
+
+
+def arguments(name: str) -> tuple[str, ...]:
+    """Of pytest, for a test file; for "slow NAME" those of its tests that the default run leaves out."""
+    *slow, name = name.split()
+    return ("-m", "slow", found(name)) if slow else (found(name),)
 
 
 def found(name: str) -> str:
