@@ -54,7 +54,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def clocks() -> str | None:
-    """Clocks, the limit of power and uncorrected errors of memory, as the driver tells them now."""
+    """Clocks, the limit of power and uncorrected errors of memory, as the driver gives them now."""
     return _of_driver("clocks.sm,clocks.max.sm,clocks.mem,power.limit,ecc.errors.uncorrected.volatile.total")
 
 

@@ -121,7 +121,7 @@ def interrupted_at_random(folder, count):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.nightly)])
 def test_interrupted_anywhere(tmp_path, count):
-    # a save and its checks take 20 to 35 ms where nothing else runs, some times as much where much does
+    # a save and its checks take 20 to 35 ms where nothing else runs, several times that beside other work
     arguments = str(tmp_path / "saved"), count
     assert ranks.alone(interrupted_at_random, *arguments, deadline=60 + count / 5) > count / 10
 
