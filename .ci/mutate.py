@@ -48,12 +48,11 @@ TESTS = {
     "backends/reference": ("test_reference", *BACKEND),
     "backends/dense": ("test_dense", "test_attend", "test_varlen", *BACKEND),
     "backends/flex": ("test_flex", *BACKEND, "slow test_flex"),
-    "backends/mixed": ("test_split", "test_decompose", "test_tile_density", *BACKEND),
+    "backends/mixed": ("test_tile_density", *BACKEND),
     "backends/rows": ("test_rows", "test_csr", "test_csr_ops", *BACKEND),
-    "backends/split": ("test_split", "test_decompose", *BACKEND),
     "backends/tiles": ("test_tiles", "test_attention_op", "test_planner", *BACKEND),
-    "backends/triton": ("test_triton", "test_estimates", "test_dispatch", "test_kernels", "test_gpu_forms"),
-    "backends/varlen": ("test_varlen", "test_split"),
+    "backends/gpu/row_attention": ("test_row_attention", "test_gpu_csr", "test_interpreted"),
+    "backends/varlen": ("test_varlen",),
 }
 # What a change makes of a line, where no test can tell: none of them is drawn.
 EQUIVALENT = {
@@ -68,10 +67,6 @@ EQUIVALENT = {
         'tokens[0].device.type >= "cpu"',
         "except CosmicRayTestingException:  # older",
     ),
-    # a graph that is its own part is the only part
-    "backends/split": ("len(found) >= 1 and found[0][0].graph is",),
-    # shows where gradients of a GPU are judged
-    "backends/triton": ("recomputes=False",),
     # of any column the shape and dtype alone
     "heads/model_space": ("zeros_like(matrix[:, -1])", "zeros_like(matrix[:, 1])"),
     # widths and biases of tensors on meta, which are replaced

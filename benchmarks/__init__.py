@@ -1,3 +1,3 @@
-"""The benchmark suite of the repository: ``python -m benchmarks``, ``python -m benchmarks.gpu``; it is not in
+"""The benchmark suite of the repository: ``python -m benchmarks``, ``python3 -m benchmarks.gpu_run``; it is not in
 the wheel.
 """

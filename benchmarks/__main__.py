@@ -1,11 +1,11 @@
 """Time and memory, measured here and now:
-``python -m benchmarks [attention | training | graphs | gpu | table]``.
+``python -m benchmarks [attention | training | graphs | table]``.
 
 ``attention`` (what runs without a name) times every backend and every peer that is installed; ``training``
 trains the shipped model on long windows, with ``attend`` and with SDPA; ``graphs`` builds, counts and tiles
-graphs of a million tokens; ``gpu`` (also ``python -m benchmarks.gpu``) is ``attention`` for a GPU; ``table``
-shows a record that one of them wrote. Times are those of this machine; ratios travel better. A further suite
-is a module that measures and writes text, and one row of ``SUITES``.
+graphs of a million tokens; ``table`` shows a record that one of them wrote, or ``python -m benchmarks.gpu_run``
+on a GPU. Times are those of this machine; ratios travel better. A further suite is a module that measures and
+writes text, and one row of ``SUITES``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from typing import Any
 
 from benchmarks import attention, graphs, plots, records, table, training, workloads
 from benchmarks.attention import run_attention
-from benchmarks.gpu import plots as gpu_plots
-from benchmarks.gpu import running
 from benchmarks.gpu import table as gpu_table
-from benchmarks.gpu import workloads as gpu_workloads
-from benchmarks.gpu.calibrate import calibrated, save_device
 from benchmarks.graphs import run_graphs
 from benchmarks.measure import Settings
 from benchmarks.training import run_training
@@ -85,26 +81,19 @@ def _training(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     return run_training(tokens, steps, not args.no_peers, shown.begin)
 
 
-def _gpu(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
-    if args.budget is not None and not args.budget > 0:
-        raise ValueError(f"--budget must be above 0 seconds, got {args.budget}")
-    resume, device = None if args.resume is None else Path(args.resume), args.device or "cuda"
-    if args.calibrate and (args.quick or device.startswith("cpu")):
-        advice = "leave out --quick and --device cpu"
-        raise ValueError(f"--calibrate needs measurements on a GPU, not a trial of the benchmark: {advice}")
-    keep = running.keeper(args.json or args.resume)
-    record = running.run_gpu(
-        _names(args), device, args.quick, args.budget, not args.no_peers, resume, keep, shown
-    )
-    if args.calibrate:
-        shown.write(f"the constants are in {save_device(calibrated(record))}")
-    return record
-
-
 def _show(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     if args.record is None:
         raise ValueError("table needs the file of a record: python -m benchmarks table FILE")
     return records.read(Path(args.record))
+
+
+def _report(record: dict[str, Any]) -> str:
+    return gpu_table.report(record) if record["bench"] == "gpu" else SUITES[record["bench"]].text(record)
+
+
+def _pictures(record: dict[str, Any], folder: Path) -> list[Path]:
+    suite = SUITES.get(record["bench"])
+    return [] if suite is None else suite.pictures(record, folder)
 
 
 SUITES = {
@@ -127,20 +116,13 @@ SUITES = {
         _graphs,
         graphs.text,
     ),
-    "gpu": Suite(
-        "attention workloads on a GPU, every backend and every peer, and the ceilings of the device",
-        frozenset({"workloads", "quick", "plots", "budget", "no_peers", "device", "resume", "calibrate"}),
-        _gpu,
-        gpu_table.report,
-        gpu_plots.save,
-    ),
 }
 SUITES["table"] = Suite(
     "a record as text, and with --plots as pictures",
     frozenset({"record", "plots", "markdown"}),
     _show,
-    lambda record: SUITES[record["bench"]].text(record),
-    lambda record, folder: SUITES[record["bench"]].pictures(record, folder),
+    _report,
+    _pictures,
 )
 COMMON = frozenset({"what", "json"})
 
@@ -156,18 +138,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--markdown", action="store_true", help="table: the short table of the README, and the targets"
     )
-    parser.add_argument(
-        "--calibrate", action="store_true", help="gpu: save the constants that backend='auto' chooses by"
-    )
-    names = f"letters ({_letters()}) or names such as b8192; gpu: {', '.join(gpu_workloads.WORKLOADS)}"
+    names = f"letters ({_letters()}) or names such as b8192"
     parser.add_argument("--workloads", metavar="A,B,...", help=f"attention: {names}")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="attention: the small workloads, few samples (about 3 minutes); gpu: a trial of tiny ones",
+        help="attention: the small workloads, few samples (about 3 minutes)",
     )
     parser.add_argument(
-        "--plots", metavar="DIR", help="attention, gpu: write pictures into this folder (needs matplotlib)"
+        "--plots", metavar="DIR", help="attention: write pictures into this folder (needs matplotlib)"
     )
     parser.add_argument(
         "--allocator",
@@ -182,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         "--budget",
         type=float,
         metavar="SECONDS",
-        help="attention: for each method and pass (default 3); gpu: begin nothing after that",
+        help="attention: for each method and pass (default 3)",
     )
     parser.add_argument(
         "--slowest", type=float, metavar="SECONDS", help="attention: leave out what takes longer (default 20)"
@@ -192,12 +171,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tokens", type=int, help=sizes)
     parser.add_argument("--steps", type=int, help=f"training: of each method (default {training.STEPS})")
-    parser.add_argument(
-        "--device", help="gpu: cuda (default), cuda:1, ...; cpu with --quick is a trial of the benchmark"
-    )
-    parser.add_argument(
-        "--resume", metavar="FILE", help="gpu: carry on the record in FILE: what it holds is not run again"
-    )
     parser.add_argument("--no-peers", action="store_true", help="ours alone")
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="write the record (without FILE: to stdout)"
@@ -210,7 +183,7 @@ def _letters() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a suite: 0 if it is done, 1 if a device was lost, 2 for wrong arguments, 130 after Ctrl-C."""
+    """Run a suite: 0 if it is done, 2 for wrong arguments, 130 after Ctrl-C."""
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
@@ -237,7 +210,7 @@ def _run(args: argparse.Namespace) -> int:
     if record.get("interrupted"):
         print("interrupted: the record holds the workloads that were measured", file=sys.stderr)
         return 130
-    return 1 if record.get("stopped") else 0
+    return 0
 
 
 def _markdown(record: dict[str, Any]) -> str:

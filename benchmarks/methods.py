@@ -50,8 +50,7 @@ class Prepared:
 class Method:
     """A way to compute attention over a problem's graph.
 
-    ``estimate`` names its prediction for a GPU; ``same`` is False for a yardstick that computes another
-    graph.
+    ``same`` is False for a yardstick that computes another graph.
     """
 
     name: str
@@ -63,7 +62,6 @@ class Method:
     seconds_needed: Callable[[Problem, bool], float] | None = None
     unsupported_reason: Callable[[Problem], str | None] | None = None
     keeps: bool = False  # something of the first call at full size: a plan, a compiled kernel
-    estimate: str = ""
     same: bool = True
 
     def missing(self) -> str | None:
@@ -87,9 +85,7 @@ def _explicit(backend: Backend) -> Method:
     return of_backend(backend, partial(_refusal, backend))
 
 
-def of_backend(
-    backend: Backend, unsupported_reason: Callable[[Problem], str | None], estimate: str = ""
-) -> Method:
+def of_backend(backend: Backend, unsupported_reason: Callable[[Problem], str | None]) -> Method:
     """``attend`` on one backend."""
     return Method(
         backend.name,
@@ -98,7 +94,6 @@ def of_backend(
         bytes_needed=partial(_backend_bytes, backend),
         unsupported_reason=unsupported_reason,
         keeps=True,
-        estimate=estimate,
     )
 
 

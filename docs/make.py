@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +152,21 @@ def benchmarks() -> str:
         "## Reach, influence, bound",
         *reached(newest("*-influence-bound.json")),
         "## On a GPU",
-        "Not measured yet.",
+        *on_a_gpu(),
     )
+
+
+def on_a_gpu() -> Iterator[str]:
+    """The newest record of the workloads on a GPU: auto, and how each peer compares with it."""
+    from benchmarks.gpu import table as gpu_table
+
+    records = sorted(RECORDS.glob("*-bench-gpu.json"))
+    if not records:
+        yield "Nothing has been measured on a GPU yet."
+        return
+    record = read(records[-1])
+    yield f"{record['device']}, torch {record['torch']}, triton {record['triton']} ({link(records[-1])})."
+    yield gpu_table.table(record)
 
 
 def chosen_anew(path: Path) -> Iterator[str]:
@@ -504,6 +517,19 @@ def words() -> str:
     return VIEWED.sub(lambda _: table(head, rows) + "\n", text)
 
 
+# ---- the line of the GPU
+
+GPU_LINE = re.compile(r"(?<=<!-- gpu -->\n).*?(?=<!-- /gpu -->)", re.DOTALL)
+
+
+def with_gpu_line(name: str) -> str:
+    """A page written by hand whose line between two marks says what the record of a GPU says."""
+    # not of the package: found once the checkout is on the path
+    from tests.guarantees import gpu_record
+
+    return GPU_LINE.sub(lambda _: f"{gpu_record.status()}\n", (DOCS / name).read_text(encoding="utf-8"))
+
+
 # ---- writing
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -513,15 +539,16 @@ PAGES: dict[str, Callable[[], str]] = {
     "sources.md": sources,
     "glossary.md": words,
     "zoo.md": zoo,
+    **{name: partial(with_gpu_line, name) for name in ("limits.md", "../README.md", "../CONTRIBUTING.md")},
 }
 
 
 def _gpus() -> str:
     """What is verified on GPUs."""
     # not of the package: found once the checkout is on the path
-    from tests.guarantees import gpu
+    from tests.guarantees import gpu_record
 
-    return gpu.markdown()
+    return gpu_record.markdown()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,9 +14,9 @@ from gnn_attention._support import checks, memory
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, first_use, nonfinite
+from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, nonfinite
 from gnn_attention.backends.call import AttentionCall, joined
-from gnn_attention.backends.dispatch import Explanation, choose, explain
+from gnn_attention.backends.dispatch import Explanation, choose, explain, run_or_replace
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
 
@@ -83,7 +83,9 @@ def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
     """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
     cached, device = call.chosen, call.q.device.type
     if cached is not None and isinstance(backend, str) and backend in cached:
-        runner = BACKENDS[cached[backend]].run
+        chosen = BACKENDS[cached[backend]]
+        replaceable = backend == "auto" and device in nonfinite.ASYNCHRONOUS
+        runner = partial(run_or_replace, _run, chosen) if replaceable else chosen.run
     else:
         runner = _runner(backend, call)
     if device == "meta" or not torch.is_autocast_enabled(device):
@@ -116,9 +118,9 @@ def _runner(backend: str | Backend, call: AttentionCall) -> Callable[[AttentionC
     if own is not None:
         return own
     chosen = _chosen(backend, call)
-    # on a GPU a kernel that "auto" took is replaced if it fails
-    watched = call.q.device.type in nonfinite.ASYNCHRONOUS and chosen.name in first_use.TRIED
-    run = partial(first_use.run, _run, choose) if watched and backend == "auto" else _run
+    # a kernel that cannot be compiled or launched is replaced where "auto" took it
+    replaceable = backend == "auto" and call.q.device.type in nonfinite.ASYNCHRONOUS
+    run = partial(run_or_replace, _run) if replaceable else _run
     return partial(run, chosen)
 
 
@@ -222,8 +224,8 @@ class AttentionInfo:
 def list_backends() -> dict[str, str]:
     """The names of the backends on this machine, with what each supports.
 
-    >>> [name for name in sorted(list_backends()) if "-" not in name]
-    ['dense', 'flex', 'mixed', 'reference', 'rows', 'split', 'tiles', 'triton', 'varlen']
+    >>> sorted(list_backends())
+    ['dense', 'flex', 'mixed', 'reference', 'rows', 'tiles', 'varlen']
     """
     return {
         name: f"{backend.supports}; {backend.capabilities.limits()}" for name, backend in BACKENDS.items()

@@ -18,7 +18,7 @@ from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, flex
 from gnn_attention.verify.cases import graph_cases
 
-NAMES = ["dense", "mixed", "reference", "rows", "split", "tiles"]
+NAMES = ["dense", "mixed", "reference", "rows", "tiles"]
 FULL = [name for name in NAMES if name != "mixed"]  # those that hold every option
 
 # torch's own compiler instantiates autograd.Function, which torch itself calls deprecated

@@ -1,9 +1,8 @@
-"""How a workload of a GPU can be run: ours on every backend and in every form, and the peers that are
-installed.
+"""How a workload of a GPU can be run: by the backends of this library, and by the peers that are there.
 
 A peer is given the problem as it likes it best: the kernel by name, its own mask, edges sorted by receiver,
-compiled where it compiles. What it cannot hold, or would need more memory for than there is, is refused with
-the reason.
+compiled where it compiles. A problem that it does not support, or that needs more memory than is free, is
+refused with the reason; a peer that is missing is a row that says so.
 """
 
 from __future__ import annotations
@@ -20,90 +19,68 @@ from torch.nn import functional
 
 from benchmarks import gpu_peers, methods
 from benchmarks.gpu.workloads import (
-    ALL_PAIRS,
     ANEMOI,
     CUDNN,
     EFFICIENT,
     FLASH,
-    FLASH_ATTN,
     PYG_COMPILED,
     VARLEN,
+    new_selection,
 )
 from benchmarks.methods import AUTO, Method, Prepared, attended, call_of, of_backend
-from benchmarks.workloads import FLEX, MASKED, PYG, SPARSE, Problem
-from gnn_attention import convert
+from benchmarks.workloads import FLEX, PYG, SPARSE, Problem
+from gnn_attention import attend, convert
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.backends.gpu.devices import Device
-from gnn_attention.backends.gpu.roofline import FORMS, Estimate, Sizes, estimates
-from gnn_attention.backends.gpu.workload import counted, packing
+from gnn_attention.backends.plan.packing import packing
 
-__all__ = ["AGAIN", "AUTO", "OURS", "PEERS", "Method", "call_of", "methods_of", "predicted"]
+__all__ = ["AGAIN", "AUTO", "NEW_GRAPH", "OURS", "PEERS", "call_of", "methods_of"]
 
 AGAIN = "auto again"  # the same twice: how far apart two measurements of one thing are
-FAR, LONG = 12.0, 0.05  # times the prediction of auto, and seconds, beyond which one of ours is not timed
+NEW_GRAPH = "auto, a new graph each time"
 ANEMOI_MODULE = "anemoi.models.triton.gt"
+MOST_EDGES = 2**24  # of a workload on which the backends other than auto and rows are timed
 HALF = (torch.float16, torch.bfloat16)
 
 
-def methods_of(names: Sequence[str], with_peers: bool) -> list[Method]:
-    """All of ours and the peers of these names; the second measurement of auto comes last."""
-    again = Method(AGAIN, OURS[AUTO].prepare, ours=True, keeps=True)
-    return [*OURS.values(), *(PEERS[name] for name in (names if with_peers else ())), again]
+def methods_of(workload: str, peers: Sequence[str]) -> list[Method]:
+    """Auto, the peers of these names, our other backends, and auto again, in this order."""
+    new_graph = (
+        [Method(NEW_GRAPH, _new_graph, ours=True, same=False)] if workload.startswith("chosen") else []
+    )
+    again = replace(OURS[AUTO], name=AGAIN)
+    return [OURS[AUTO], *new_graph, *(PEERS[name] for name in peers), *list(OURS.values())[1:], again]
 
 
-def predicted(problem: Problem, device: Device) -> dict[str, dict[str, Estimate]]:
-    """For each pass the estimates of :func:`gnn_attention.backends.gpu.roofline.estimates`, for the problem's
-    sizes.
-    """
-    return {
-        which: estimates(problem.graph, sizes_of(problem), device, which == "backward")
-        for which in ("forward", "backward")
-    }
+def _new_graph(problem: Problem) -> Prepared:
+    """The whole step: the index is drawn, becomes a graph on the device, and attention runs along it."""
+    n, device = problem.graph.num_dst, problem.device
+    seeds = iter(range(1, 2**31))
+    return Prepared(lambda q, k, v: attend(q, k, v, new_selection(n, next(seeds), device)))
 
 
-def sizes_of(problem: Problem) -> Sizes:
-    """The sizes that an estimate is made for."""
-    q, _, v = problem.inputs
-    return Sizes(q.shape[0] * q.shape[1], q.shape[3], v.shape[3], q.dtype)
+def _refusal(backend: Backend, problem: Problem) -> str | None:
+    call = call_of(problem)
+    if backend.name == "flex" and (reason := _not_compiled(problem)):
+        return reason
+    if backend.name == "dense" and backend.bytes_needed is not None and backend.bytes_needed(call) > 0:
+        return "it would write a table of all pairs"
+    listed = problem.graph.listed_edges
+    if backend.name != "rows" and listed is not None and listed.shape[1] > MOST_EDGES:
+        return f"its plan of more than {MOST_EDGES} edges is not timed"
+    return backend.unsupported_reason(call)
 
 
-def _refused(backend: Backend, problem: Problem) -> str | None:
-    return backend.unsupported_reason(call_of(problem))
+def _not_compiled(problem: Problem) -> str | None:
+    return None if problem.device.type == "cuda" else "it is compiled for a GPU here"
 
 
-def _own_flex_refusal(problem: Problem) -> str | None:
-    return _not_compiled_here(problem) or _refused(BACKENDS["flex"], problem)
+def _of_backend(name: str) -> Method:
+    return of_backend(BACKENDS[name], partial(_refusal, BACKENDS[name]))
 
 
-def _not_compiled_here(problem: Problem) -> str | None:
-    return None if problem.inputs[0].device.type == "cuda" else "it is compiled for a GPU here"
-
-
-def _split_refusal(problem: Problem) -> str | None:
-    """Where its parts are not worth being worked out."""
-    counts = counted(problem.graph)
-    if not counts.filled_tiles or not counts.strays:
-        return "all of its edges suit the same kernel"
-    return _refused(BACKENDS["split"], problem)
-
-
-def _ours() -> Iterator[Method]:
-    yield Method(AUTO, partial(attended, AUTO), ours=True, keeps=True)
-    for name in ("dense", "varlen"):
-        yield _of_backend(BACKENDS[name], name)
-    yield replace(_of_backend(BACKENDS["flex"], "flex"), unsupported_reason=_own_flex_refusal)
-    yield replace(_of_backend(BACKENDS["split"], "split"), unsupported_reason=_split_refusal)
-    yield _of_backend(BACKENDS["triton"], "")
-    for form in FORMS:
-        yield _of_backend(replace(BACKENDS[f"triton-{form}"], name=f"triton {form}"), form)
-
-
-def _of_backend(backend: Backend, estimate: str) -> Method:
-    return of_backend(backend, partial(_refused, backend), estimate)
-
-
-OURS = {method.name: method for method in _ours()}
+OURS = {AUTO: Method(AUTO, partial(attended, AUTO), ours=True)}
+OURS |= {name: _of_backend(name) for name in ("rows", "flex", "varlen", "dense")}
 
 
 def _kernel_of(name: str) -> contextlib.AbstractContextManager[Any]:
@@ -133,11 +110,6 @@ def _needs_whole(problem: Problem) -> str | None:
     )
 
 
-def _all_pairs(problem: Problem) -> Prepared:
-    """Dense attention among all: what one would pay without a graph."""
-    return Prepared(functional.scaled_dot_product_attention)
-
-
 def _varlen(problem: Problem) -> Prepared:
     """``torch.nn.attention.varlen.varlen_attn`` on tokens ``[T, H, D]``, as it wants them."""
     varlen = importlib.import_module("torch.nn.attention.varlen").varlen_attn
@@ -156,36 +128,15 @@ def _varlen_refusal(problem: Problem) -> str | None:
     if problem.inputs[0].dtype not in HALF or problem.inputs[0].device.type != "cuda":
         got = f"{problem.inputs[0].dtype} on {problem.inputs[0].device}"
         return f"it computes in float16 and bfloat16 on CUDA, got {got}"
-    return (
-        None
-        if packing(problem.graph)
-        else "the graph is no packing of documents with one window for all of them"
-    )
+    if packing(problem.graph) is None:
+        return "the graph is no packing of documents with one window for all of them"
+    return None
 
 
 def _flex_refusal(problem: Problem) -> str | None:
-    listed = (
-        None
-        if problem.graph._listed is None
-        else "a list of edges is no mask_mod; ours, 'flex', looks bits up instead"
-    )
-    return _not_compiled_here(problem) or listed
-
-
-def _flash_attn(problem: Problem) -> Prepared:
-    """The package of that name, the newest that is there, on ``[B, T, H, D]``."""
-    run = importlib.import_module("flash_attn").flash_attn_func
-    window = convert.to_window(problem.graph)
-    options = {"causal": True} if problem.graph.is_causal() else {"window_size": window}
-    return Prepared(lambda q, k, v: run(*(x.transpose(1, 2) for x in (q, k, v)), **options).transpose(1, 2))
-
-
-def _flash_attn_refusal(problem: Problem) -> str | None:
-    try:
-        convert.to_window(problem.graph)
-    except ValueError as error:
-        return str(error)
-    return None
+    if problem.graph.listed_edges is not None:
+        return "a list of edges is no mask_mod; our backend flex looks bits up instead"
+    return _not_compiled(problem)
 
 
 def _pyg_compiled(problem: Problem) -> Prepared:
@@ -250,27 +201,15 @@ def _anemoi_bytes(problem: Problem, both: bool) -> float:
 
 
 def _peers() -> Iterator[Method]:
-    for name, kernel in (
-        (FLASH, "FLASH_ATTENTION"),
-        (CUDNN, "CUDNN_ATTENTION"),
-        (EFFICIENT, "EFFICIENT_ATTENTION"),
-    ):
-        yield Method(name, partial(_sdpa, kernel), unsupported_reason=_needs_whole, estimate="dense")
-    yield replace(methods.PEERS[MASKED], estimate="dense")
-    yield Method(ALL_PAIRS, _all_pairs, same=False)
-    yield Method(
-        VARLEN,
-        _varlen,
-        modules=("torch.nn.attention.varlen",),
-        unsupported_reason=_varlen_refusal,
-        estimate="varlen",
-    )
-    yield replace(methods.PEERS[FLEX], unsupported_reason=_flex_refusal, backward=None, estimate="flex")
-    yield Method(FLASH_ATTN, _flash_attn, modules=("flash_attn",), unsupported_reason=_flash_attn_refusal)
-    yield methods.PEERS[PYG]
-    yield replace(
-        methods.PEERS[PYG], name=PYG_COMPILED, prepare=_pyg_compiled, unsupported_reason=_not_compiled_here
-    )
+    kernels = {FLASH: "FLASH_ATTENTION", CUDNN: "CUDNN_ATTENTION", EFFICIENT: "EFFICIENT_ATTENTION"}
+    for name, kernel in kernels.items():
+        yield Method(name, partial(_sdpa, kernel), unsupported_reason=_needs_whole)
+    varlen = ("torch.nn.attention.varlen",)
+    yield Method(VARLEN, _varlen, modules=varlen, unsupported_reason=_varlen_refusal)
+    yield replace(methods.PEERS[FLEX], unsupported_reason=_flex_refusal, backward=None)
+    pyg = methods.PEERS[PYG]
+    yield pyg
+    yield replace(pyg, name=PYG_COMPILED, prepare=_pyg_compiled, unsupported_reason=_not_compiled)
     yield Method(
         ANEMOI,
         _anemoi,
@@ -282,4 +221,4 @@ def _peers() -> Iterator[Method]:
 
 
 gpu_peers.carried()
-PEERS: dict[str, Method] = {method.name: method for method in _peers()}
+PEERS = {method.name: method for method in _peers()}

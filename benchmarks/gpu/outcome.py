@@ -1,136 +1,101 @@
-"""What a GPU run leaves: its record, a page that sums it up, and one file that holds everything."""
+"""What a GPU run leaves: a page that sums it up, the record of the core, and one file that holds everything."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
-from collections.abc import Iterator
+import tarfile
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.gpu import archives, groups
-from benchmarks.gpu.phases import CHECKED, Run, phase_checks
+from benchmarks.gpu import processes, table
+from benchmarks.gpu.running import read_bench
 from gnn_attention._support import atomic_files
-from gnn_attention.verify import Report, Result
+from gnn_attention.verify import Check, Result
 from gnn_attention.verify.report import label
+from tests.guarantees import gpu_record
 
-__all__ = ["BENCHES", "PLACE", "carry", "failures", "pack", "read_benchmark", "write_record", "write_summary"]
+__all__ = ["BENCH", "PLACE", "failures", "pack", "results", "summary", "unpack", "write_record"]
 
-PLACE = "place.json"
-BENCHES = ("bench", "peers")
-
-
-def results(run: Run, *phases: str) -> Iterator[Result]:
-    """Of these phases, as their files have them."""
-    for phase in phases:
-        yield from groups.results(sorted(run.out.glob(f"{phase}.*.jsonl")))
+PLACE, BENCH, SUMMARY = "place.json", "bench.json", "summary.txt"
+DAMAGES = (OSError, EOFError, zlib.error, tarfile.TarError)
+SHOWN = 40  # failures in full
 
 
-def failures(run: Run) -> list[Result]:
-    """Of all checks that were run."""
-    return Report(tuple(results(run, *CHECKED))).failures
+def results(out: Path) -> list[Result]:
+    """The results of all checks of a run."""
+    return list(processes.results(sorted(out.glob("core.*.jsonl"))))
 
 
-def write_record(run: Run) -> Path | None:
-    """The record of the core, as ``gnn-attention verify --status`` reads it; None if nothing was checked.
+def failures(out: Path) -> list[Result]:
+    """The checks that were run and did not pass."""
+    return [result for result in results(out) if not result.passed and result.skipped is None]
 
-    An incomplete one says how many checks are missing, and does not stand.
-    """
-    place = json.loads((run.out / PLACE).read_text())
-    found = {label(result): result for result in results(run, "core")}
-    due = [check.label for check in phase_checks(run, "core")]
-    if not found:
+
+def write_record(out: Path, trial: bool) -> Path | None:
+    """The record of the core, as tests/records holds it; None if nothing was checked or it is a rehearsal."""
+    place = json.loads((out / PLACE).read_text(encoding="utf-8"))
+    done = results(out)
+    if trial or not done:
         return None
-    mine = tuple(found[name] for name in due if name in found)
-    report = Report(mine, place, len(due) - len(mine))
-    # two of a day have two names: 2026-11-23T0914
-    when = place["date"][:16].replace(":", "")
-    file = run.out / f"{when}-{place['device'].replace(' ', '-')}.json"
-    atomic_files.write(str(file), report.to_json() + "\n")
-    return file
+    return gpu_record.write_record(done, place, out)
 
 
-def write_summary(run: Run) -> str:
-    """Into ``summary.txt``."""
-    text = _summary(run)
-    atomic_files.write(str(run.out / "summary.txt"), text)
+def summary(out: Path, core: Sequence[Check]) -> str:
+    """One page: what passed in each cell, what failed, and the table of workloads; also in ``summary.txt``."""
+    place = json.loads((out / PLACE).read_text(encoding="utf-8"))
+    versions = f"torch {place['torch']}, triton {place['triton']}, ptxas {place['ptxas']}"
+    lines = [f"{place['device']}, {versions}, commit {place['commit']}, {place['date']}", ""]
+    record = read_bench(out / BENCH)
+    bench = "no workload was measured" if record is None else table.report(record)
+    lines += [*_cells(results(out), core), "", bench]
+    text = "\n".join(lines) + "\n"
+    atomic_files.write(str(out / SUMMARY), text)
     return text
 
 
-def _summary(run: Run) -> str:
-    """One page: what was run in each phase, what failed, where."""
-    place = json.loads((run.out / PLACE).read_text())
-    versions = f"torch {place['torch']}, triton {place['triton']}, core {place['core'][:12]}"
-    lines = [f"{place['device']}, {versions}, {len(place['calls'])} calls", *_kernels(place)]
-    for phase in CHECKED:
-        lines += _phase(run, phase)
-    for name in BENCHES:
-        lines += _benchmark(run, name)
-    return "\n".join(lines) + "\n"
+def _cells(done: Sequence[Result], core: Sequence[Check]) -> Iterator[str]:
+    due = defaultdict[tuple[str, str], list[str]](list)
+    for check in core:
+        due[check.backend, check.dtype].append(check.label)
+    answers = {label(result): result for result in done}
+    for (backend, dtype), names in due.items():
+        mine = [answers[name] for name in names if name in answers]
+        failed = [result for result in mine if not result.passed and result.skipped is None]
+        skipped = sum(result.skipped is not None for result in mine)
+        counts = f"{len(failed)} FAILED, {skipped} skipped" if failed or skipped else "all passed"
+        shares = [result.share for result in mine if result.share is not None]
+        worst = f", worst {max(shares):.2f} of what is allowed" if shares else ""
+        yield f"{backend} {dtype}: {len(mine)} of {len(names)} checks, {counts if mine else 'not run'}{worst}"
+        for result in failed[:SHOWN]:
+            yield f"  FAILED {label(result)}\n    {result.message[:300]}"
+    yield f"{len(done)} of {len(core)} checks have a result"
 
 
-def _kernels(place: dict[str, Any]) -> Iterator[str]:
-    for number, call in enumerate(place["calls"], 1):
-        if "compiled" in call:
-            yield f"call {number}: {call['ready']} kernels were compiled before, {call['compiled']} in it"
+def pack(out: Path, archive: Path) -> None:
+    """Write everything that is in a folder by now into one file, whole or not at all."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        for file in sorted(out.iterdir()):
+            if file.is_file() and not file.name.startswith("."):
+                tar.add(file, file.name)
+    atomic_files.write(str(archive), data.getvalue())
 
 
-def _phase(run: Run, phase: str) -> Iterator[str]:
-    due, report = len(phase_checks(run, phase)), Report(tuple(results(run, phase)))
-    shares = [result.share for result in report.results if result.share is not None]
-    worst = f", worst {max(shares):.2f} of what is allowed" if shares else ""
-    counts = f"{len(report.failures)} FAILED, {len(report.skipped)} skipped"
-    yield f"{phase}: {len(report.results)} of {due} checks, {counts}{worst}"
-    for result in report.failures:
-        yield f"  FAILED {label(result)}\n    {result.message[:300]}"
-    reasons = dict.fromkeys(result.skipped for result in report.skipped)
-    for reason in reasons:
-        names = [label(result) for result in report.skipped if result.skipped == reason]
-        more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-        yield f"  skipped: {reason}: {'; '.join(names[:6])}{more}"
-
-
-def read_benchmark(run: Run, name: str) -> dict[str, Any]:
-    """The record of a benchmark; one without cases if there is none yet."""
-    file = run.out / f"{name}.json"
-    empty: dict[str, Any] = {"cases": [], "waiting": None, "targets": []}
-    return json.loads(file.read_text()) if file.exists() else empty
-
-
-def _benchmark(run: Run, name: str) -> Iterator[str]:
-    record = read_benchmark(run, name)
-    waiting = "all" if record["waiting"] is None else record["waiting"]
-    yield f"{name}: {len(record['cases'])} cases, {waiting} methods waiting"
-    for case in record["cases"]:
-        if case["status"] in ("failed", "wrong"):
-            place = f"{case['workload']}, {case['method']}, {case['pass']}"
-            yield f"  {case['status'].upper()} {place}\n    {case['reason'][:300]}"
-    judged = [row for row in record["targets"] if row["met"] is not None]
-    if judged:
-        yield f"  {sum(row['met'] for row in judged)} of {len(judged)} judged targets met"
-
-
-def pack(run: Run, archive: Path) -> None:
-    """Everything that is there by now, as one file."""
-    archives.pack(run.out, [file for file in sorted(run.out.iterdir()) if _is_result(file)], archive)
-
-
-def carry(earlier: Path, out: Path) -> None:
-    """Put what an earlier call left, its folder or its archive, into a folder where that is not there yet.
-
-    ValueError for one that is damaged, or begun and not more.
-    """
-    if earlier.is_dir():
-        found = {file.name: file.read_bytes() for file in earlier.iterdir() if _is_result(file)}
-    else:
-        found = archives.members(earlier)
-    if PLACE not in found:
-        raise ValueError(f"{earlier} holds nothing of an earlier call")
+def unpack(archive: Path, out: Path) -> None:
+    """Put what an earlier call left into a folder. ValueError if the archive is damaged or holds no run."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(gzip.decompress(archive.read_bytes()))) as tar:
+            members = [member for member in tar.getmembers() if member.isfile()]
+            files = {Path(member.name).name: tar.extractfile(member) for member in members}
+            texts = {name: file.read() for name, file in files.items() if file is not None}
+    except DAMAGES as error:
+        raise ValueError(f"--earlier: {archive} cannot be read ({type(error).__name__}: {error})") from error
+    if PLACE not in texts:
+        raise ValueError(f"--earlier: {archive} holds nothing of an earlier call; leave it out")
     # the place comes last: a folder that has it has everything
-    for name, data in sorted(found.items(), key=lambda item: item[0] == PLACE):
-        if not (out / Path(name).name).exists():
-            atomic_files.write(out / Path(name).name, data)
-
-
-def _is_result(file: Path) -> bool:
-    """A file that was written to its end."""
-    return file.is_file() and not file.name.startswith(".")
+    for name in sorted(texts, key=lambda name: name == PLACE):
+        atomic_files.write(str(out / name), texts[name])

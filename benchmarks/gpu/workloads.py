@@ -1,102 +1,130 @@
-"""What is measured on a GPU: dense, structured and irregular graphs of the sizes that one needs a GPU for.
+"""What is measured on a GPU, irregular graphs first: for them the library has a kernel of its own.
 
-Each has the peers that could run it. What the kernel that is best in theory would need follows from the rates
-of the device that were measured (:meth:`benchmarks.gpu.measuring.Bench.floor`).
+Each workload has the peers that could run it. What the best kernel would need follows from rates of the device
+that are measured in the same run: of products, or of gathers along the graph (:func:`bytes_of`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from benchmarks.workloads import FLEX, MASKED, PYG, SPARSE, Problem, Workload
-from gnn_attention import patterns
+from benchmarks.workloads import FLEX, PYG, SPARSE, Problem, Workload
+from gnn_attention import convert, patterns
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["PASSES", "WORKLOADS", "barabasi_albert", "bytes_of", "scattered"]
+__all__ = ["PASSES", "WORKLOADS", "bytes_of", "new_selection"]
 
 PASSES = ("forward", "backward")
 FLASH, CUDNN, EFFICIENT = "SDPA flash", "SDPA cuDNN", "SDPA efficient"
-ALL_PAIRS, VARLEN, FLASH_ATTN = "SDPA all pairs", "torch varlen", "flash_attn"
-PYG_COMPILED, ANEMOI = "PyG compiled", "anemoi graph transformer"
+VARLEN, PYG_COMPILED, ANEMOI = "torch varlen", "PyG compiled", "anemoi graph transformer"
+IRREGULAR = (ANEMOI, PYG_COMPILED, PYG, SPARSE)
+CHOSEN, TILE = 64, 128  # senders of a receiver in a new selection; tokens on the side of a tile
+FILLS = (4, 8, 16, 32)  # one in so many pairs of a tile is an edge
 
 
-def bytes_of(problem: Problem, which: str, kind: str) -> float:
-    """What must be read and written at least: inputs and results; for "gathers" a key and a value for each
-    edge, and its index.
+def bytes_of(problem: Problem, which: str) -> float:
+    """What must be read and written: inputs, results, and the keys, values and index of each edge.
 
     A backward pass gathers keys and values for each receiver, then queries and gradients for each sender.
     """
-    tensors = [*problem.inputs, problem.inputs[0]]  # and the output
-    streams = float(sum(x.numel() * x.element_size() for x in tensors)) * (1.0 if which == "forward" else 2.0)
-    if kind != "gathers":
-        return streams
-    row = 2 * problem.dim * problem.inputs[0].element_size()
-    gathered = problem.inputs[0].shape[0] * problem.heads * problem.graph.num_edges * (row + 4.0)
-    return streams + gathered * (1.0 if which == "forward" else 2.0)
+    tensors = [*problem.inputs, problem.grad_out]
+    streams = float(sum(x.numel() * x.element_size() for x in tensors))
+    row = 2 * problem.heads * problem.dim * problem.grad_out.element_size() + 4.0
+    gathered = len(problem.grad_out) * problem.graph.num_edges * row
+    return (streams + gathered) * (1.0 if which == "forward" else 2.0)
 
 
-def scattered(n: int, degree: float, seed: int = 0) -> TokenGraph:
-    """Every token attends to ``degree`` different random ones (a fraction: some to one more), listed by
-    receiver, then sender.
+def random_senders(n: int, degree: int, num_src: int | None = None) -> TokenGraph:
+    """Every receiver has ``degree`` different random senders, listed by receiver, then sender.
 
-    Sorted numbers drawn from ``0 .. n - degree`` plus ``0, 1, 2, ...`` are all different: nothing is drawn
-    twice.
+    Sorted numbers drawn from ``0 .. num_src - degree`` plus ``0, 1, 2, ...`` are all different.
     """
-    most = min(n, -int(-degree // 1))
-    rng = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(0, n - most + 1, (n, most), generator=rng, device="cpu").sort(1).values
-    src = drawn + torch.arange(most, device="cpu")
-    drawn_too = torch.ones(n, most, dtype=torch.bool, device="cpu")
-    drawn_too[torch.rand(n, generator=rng, device="cpu") >= degree - (most - 1), -1] = False
-    dst = torch.arange(n, device="cpu").unsqueeze(1).expand(n, most)
-    return TokenGraph.from_distinct_edges(
-        torch.stack([src[drawn_too], dst[drawn_too]]), n, n, f"{degree:g} of {n} senders"
-    )
+    num_src = n if num_src is None else num_src
+    degree = min(degree, num_src)
+    rng = torch.Generator().manual_seed(0)
+    drawn = torch.randint(0, num_src - degree + 1, (n, degree), generator=rng).sort(1).values
+    src = drawn + torch.arange(degree)
+    dst = torch.arange(n).repeat_interleave(degree)
+    name = f"{degree} of {num_src} senders"
+    return TokenGraph.from_distinct_edges(torch.stack([src.flatten(), dst]), n, num_src, name)
 
 
-def barabasi_albert(n: int, m: int, seed: int = 0) -> TokenGraph:
-    """Preferential attachment: each new token is joined, both ways, to m that are drawn in proportion to
-    their degree.
+def clusters(n: int, degree: int = 492, size: int = 2048) -> TokenGraph:
+    """Communities of ``size`` tokens in the shape of the Reddit graph: 233 k nodes, 115 M edges.
 
-    A draw among the ends of earlier edges is an end of an edge that was itself drawn, and so on: all draws
-    are followed to their origin at once (Batagelj and Brandes 2005, Efficient generation of large random
-    networks).
+    Nine tenths of the senders of a receiver lie in its own community, the others anywhere else. One is drawn
+    from each of as many ranges of equal length, so that they differ and come sorted.
     """
-    edges = n * m
-    rng = torch.Generator().manual_seed(seed)
-    place = (
-        torch.rand(edges, generator=rng, device="cpu", dtype=torch.float64)
-        * (2 * torch.arange(edges, device="cpu") + 1)
-    ).long()
-    while bool(
-        (place % 2 == 1).any()
-    ):  # an odd place holds what was drawn for its edge, an even one the token that drew
-        place = torch.where(place % 2 == 1, place[place // 2], place)
-    new, old = torch.arange(edges, device="cpu") // m, place // 2 // m
-    ends = torch.cat([torch.stack([new, old]), torch.stack([old, new])], 1)
-    keys = torch.unique(ends[1] * n + ends[0])
-    keys = keys[keys // n != keys % n]
-    return TokenGraph.from_distinct_edges(
-        torch.stack([keys % n, keys // n]), n, n, f"barabasi_albert({n}, {m})"
-    )
+    size, degree = min(size, n // 2), min(degree, n // 4)
+    near = 9 * degree // 10
+    far = degree - near
+    rng = torch.Generator().manual_seed(0)
+    first = (torch.arange(n) // size * size).clamp(max=n - size).int().unsqueeze(1)
+    inside = _one_of_each_range(n, near, size, rng)
+    outside = _one_of_each_range(n, far, n - size, rng)
+    outside += torch.where(outside >= first, size, 0).int()
+    # sorted row by row, so that the list need not be sorted as a whole
+    src = torch.cat([inside + first, outside], 1).sort(1).values.flatten().long()
+    edges = torch.stack([src, torch.arange(n).repeat_interleave(degree)])
+    return TokenGraph.from_distinct_edges(edges, n, n, f"communities of {size}")
+
+
+def _one_of_each_range(rows: int, count: int, total: int, rng: torch.Generator) -> Int[Tensor, "rows count"]:
+    """In each row one number of each of ``count`` ranges of equal length below ``total``."""
+    ends = torch.arange(count + 1) * total // count
+    width = ends.diff().int()
+    within = (torch.rand(rows, count, generator=rng) * width).int()
+    return torch.minimum(within, width - 1) + ends[:-1].int()
+
+
+def mesh(n: int) -> TokenGraph:
+    """A bipartite mesh of the era-to-h kind of weather models: each hidden node hears the grid around it.
+
+    At 40,320 receivers (the points of an O96 grid, laid out as 192 x 210) the senders are 640 x 847, the 542,080
+    points of an N320 grid. Each receiver hears the 5 x 5 senders around it, so that neighbours share senders.
+    """
+    rows = max(1, round((n * 192 / 210) ** 0.5))
+    columns = n // rows
+    wide, high = max(5, columns * 847 // 210), max(5, rows * 640 // 192)
+    around = torch.arange(-2, 3)
+    y = (torch.arange(rows) * high // rows).clamp(2, high - 3).unsqueeze(1) + around
+    x = (torch.arange(columns) * wide // columns).clamp(2, wide - 3).unsqueeze(1) + around
+    src = (y.view(rows, 1, 5, 1) * wide + x.view(1, columns, 1, 5)).flatten()
+    dst = torch.arange(rows * columns).repeat_interleave(25)
+    return TokenGraph.from_distinct_edges(torch.stack([src, dst]), rows * columns, wide * high, "mesh")
+
+
+def filled_tiles(n: int, one_in: int) -> TokenGraph:
+    """Four random tiles of 128 in each row of tiles, in which one in so many pairs is an edge."""
+    rng = torch.Generator().manual_seed(0)
+    side = min(TILE, n // 2)
+    blocks = n // side
+    tiles = torch.rand(blocks, blocks, generator=rng).topk(min(4, blocks)).indices
+    dst = torch.arange(blocks * side).view(blocks, 1, side, 1)
+    src = (tiles.unsqueeze(-1) * side + torch.arange(side)).unsqueeze(2)
+    dst, src = torch.broadcast_tensors(dst, src)  # type: ignore[no-untyped-call]
+    chosen = torch.rand(dst.shape, generator=rng) * one_in < 1
+    edges = torch.stack([src[chosen], dst[chosen]])
+    return convert.from_edge_index(edges, n, n)
 
 
 def documents(total: int, number: int = 67) -> TokenGraph:
     """Packed documents, causal inside, of log-normal lengths that add up to ``total``."""
-    return patterns.documents(_lengths(total, min(number, total // 8)).tolist())
+    return patterns.documents(_lengths(total, max(1, min(number, total // 8))).tolist())
 
 
 def _lengths(total: int, number: int) -> Int[Tensor, " documents"]:
-    drawn = torch.randn(number, generator=torch.Generator().manual_seed(0), device="cpu").exp()
+    drawn = torch.randn(number, generator=torch.Generator().manual_seed(0)).exp()
     ends = (drawn.cumsum(0) / drawn.sum() * total).round().long()
     return ends.diff(prepend=ends.new_zeros(1)).clamp(min=0)
 
 
 def _window(n: int) -> TokenGraph:
-    return patterns.window(n, min(1024, n // 4))
+    return patterns.window(n, min(256, n // 4))
 
 
 def _bigbird(n: int) -> TokenGraph:
@@ -105,84 +133,62 @@ def _bigbird(n: int) -> TokenGraph:
     return patterns.bigbird_etc(n - 2 * block, block, 2 * block, num_random=3)
 
 
-def _token_bigbird(n: int) -> TokenGraph:
-    """193 neighbours and 96 random tokens, as one list."""
-    near = patterns.window(n, min(97, n // 8), causal=False).edge_index
-    return TokenGraph.from_distinct_edges(near, n, n, f"window({n})") | scattered(n, min(96, n // 16))
+def new_selection(n: int, seed: int, device: torch.device) -> TokenGraph:
+    """A graph as a model chooses one in a step: ``CHOSEN`` random senders of each receiver, on the device."""
+    rng = torch.Generator(device).manual_seed(seed)
+    count = min(CHOSEN, n // 2)
+    step = torch.randint(1, n // count + 1, (n, count), generator=rng, device=device)
+    return TokenGraph.from_indices(step.cumsum(1) - 1, n)
 
 
-SDPA = (FLASH, CUDNN, EFFICIENT, FLASH_ATTN)
-GRAPH = (PYG, PYG_COMPILED, ANEMOI, SPARSE)
-_wide = partial(Workload, heads=16, dim=128, dtype=torch.bfloat16)
-_gathers = partial(Workload, kind="gathers", dtype=torch.bfloat16)
+def _chosen(n: int) -> TokenGraph:
+    return new_selection(n, 0, torch.device("cpu"))
 
 
-def _table() -> list[Workload]:
-    degree32, m16, uniform = (
-        partial(scattered, degree=32),
-        partial(barabasi_albert, m=16),
-        partial(scattered, degree=50.5),
-    )
+def _row(
+    name: str,
+    title: str,
+    tokens: int,
+    build: Callable[[int], TokenGraph],
+    *peers: str,
+    heads: int = 8,
+    dim: int = 64,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Workload:
+    kind = "products" if set(peers) & {FLEX, FLASH, VARLEN} else "gathers"
+    return Workload(name, title, tokens, build, peers, kind=kind, heads=heads, dim=dim, dtype=dtype)
+
+
+def _rows() -> list[Workload]:
+    degree32, degree8 = (partial(random_senders, degree=degree) for degree in (32, 8))
+    fills = [
+        _row(f"fill{one_in}", f"tiles filled to 1/{one_in}, 32k", 32768, partial(filled_tiles, one_in=one_in))
+        for one_in in FILLS
+    ]
     return [
-        _wide("causal8k", "causal, 8k", 8192, patterns.causal, (*SDPA, FLEX), batch=4),
-        _wide(
-            "causal32k",
-            "causal, 32k",
-            32768,
-            patterns.causal,
-            (*SDPA, FLEX),
-        ),
-        _wide(
-            "window131k",
-            "window 1024, 131k",
-            131072,
-            _window,
-            (VARLEN, FLASH_ATTN, FLEX),
-        ),
-        _wide(
-            "documents131k",
-            "67 packed documents, 131k",
-            131072,
-            documents,
-            (VARLEN, FLEX),
-        ),
-        _wide("bigbird131k", "BigBird of blocks, 131k", 131072, _bigbird, (FLEX,), dim=64),
-        _gathers(
-            "bigbird65k",
-            "BigBird of tokens, 65k",
-            65536,
-            _token_bigbird,
-            (MASKED, ALL_PAIRS),
-        ),
-        _gathers(
-            "random131k",
-            "in-degree 32, 131k",
-            131072,
-            degree32,
-            (ALL_PAIRS, PYG, PYG_COMPILED, ANEMOI),
-        ),
-        _gathers("random100k", "in-degree 32, 100k", 100_000, degree32, GRAPH),
-        _gathers(
-            "random1m",
-            "in-degree 32, 1M",
-            1_000_000,
-            degree32,
-            GRAPH,
-        ),
-        _gathers(
-            "barabasi1m",
-            "Barabasi-Albert 1M, m=16",
-            1_000_000,
-            m16,
-            GRAPH,
-        ),
-        _gathers(
-            *("uniform2m", "in-degree 50.5, 2.45M", 2_449_029, uniform, GRAPH),
+        _row("random1m", "in-degree 32, 1M", 1_000_000, degree32, *IRREGULAR),
+        _row("narrow1m", "in-degree 8, heads of 16, 1M", 1_000_000, degree8, *IRREGULAR, dim=16),
+        _row("clusters", "communities, in-degree 492, 233k", 232_965, clusters, *IRREGULAR),
+        _row("mesh", "bipartite mesh, 542k to 40k", 40_320, mesh, *IRREGULAR),
+        _row("bigbird131k", "BigBird of blocks, 131k", 131_072, _bigbird, FLEX),
+        *fills[1:3],
+        _row("chosen32k", "a new top-64 graph in every step, 32k", 32_768, _chosen),
+        _row("window131k", "window of 256, 131k", 131_072, _window, VARLEN, FLEX),
+        _row("documents131k", "67 packed documents, 131k", 131_072, documents, VARLEN, FLEX),
+        _row("causal8k", "causal, 8k", 8192, patterns.causal, FLASH, CUDNN, EFFICIENT, FLEX),
+        _row(
+            "clusters1",
+            "the same, one head of 128 in float16",
+            232_965,
+            clusters,
+            *IRREGULAR,
             heads=1,
             dim=128,
             dtype=torch.float16,
         ),
+        fills[0],
+        fills[3],
     ]
 
 
-WORKLOADS = {workload.name: workload for workload in _table()}
+WORKLOADS = {workload.name: workload for workload in _rows()}

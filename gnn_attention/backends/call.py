@@ -14,6 +14,7 @@ from gnn_attention._support import checks, edge_checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
 from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph.neighbours import neighbours_of
 from gnn_attention.score_mods import ScoreMod
 
 
@@ -152,7 +153,13 @@ class AttentionCall:
 
 def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
     """Put on the device once: a copy in every call would wait for it."""
-    return ((graph.in_degree() > 0).to(device),)
+    chosen = neighbours_of(graph.rule)
+    if chosen is None:
+        return ((graph.in_degree() > 0).to(device),)
+    has_in_edges = (chosen.ptr.to(device).diff() > 0).view(chosen.shape[:3])
+    if graph.batch is None:
+        has_in_edges = has_in_edges[0] if graph.heads is not None else has_in_edges[0, 0]
+    return (has_in_edges,)
 
 
 def are_plain(tensors: Iterable[Tensor | None]) -> bool:

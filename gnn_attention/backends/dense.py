@@ -68,11 +68,26 @@ def bytes_needed(call: AttentionCall) -> int:
     """The extra memory, estimated: none for SDPA without a mask, else the mask, or the formula's logits."""
     cells = call.graph.num_dst * call.graph.num_src
     masks = cells * (call.graph.batch or 1) * (call.graph.heads or 1)
-    if _plain(call) or _has_flash_lse(call):
+    if (_plain(call) and _has_fused_kernel(call)) or _has_flash_lse(call):
         return 0 if _needs_no_mask(call.graph) else 5 * masks
     number = edges.accumulation_dtype(call.q.dtype).itemsize
     logits = 5 * call.q.shape[0] * call.q.shape[1] * cells * number
     return logits + (0 if call.score_mod is None else 34 * masks)
+
+
+def _has_fused_kernel(call: AttentionCall) -> bool:
+    """Whether SDPA writes no logits: always on a CPU, on CUDA by the rules of its kernels.
+
+    Its flash kernel takes halves of one width up to 256; its memory-efficient one takes float32 too, but no
+    grouped heads. Both want rows of a multiple of 16 bytes, to which SDPA pads halves.
+    """
+    q, k, v = call.q, call.k, call.v
+    if q.device.type != "cuda":
+        return True
+    if q.dtype in flash_varlen.DTYPES and q.shape[3] == v.shape[3] <= flash_varlen.WIDEST:
+        return True
+    aligned = q.shape[3] * q.dtype.itemsize % 16 == 0 == v.shape[3] * v.dtype.itemsize % 16
+    return q.dtype != torch.float64 and q.shape[1] == k.shape[1] and aligned
 
 
 def _plain(call: AttentionCall) -> bool:

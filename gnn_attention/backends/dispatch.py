@@ -1,33 +1,35 @@
-"""Which backend ``backend="auto"`` takes, and why: the least estimated time of those that support the call.
+"""Which backend ``backend="auto"`` takes, and why.
 
-A small graph goes to one dense call at once. For others what each backend would visit (pairs, cells of tiles,
-edges, nodes) is counted once, without building anything, and weighed with the constants of
-:mod:`gnn_attention.backends.cost_model`; on CUDA with those of ``gpu.roofline``, by bytes and products,
-where kernels of our own count as longer as long as no record verified them on the device. On a CPU ``flex``,
-which compiles before it runs, is taken only by name.
+A small graph goes to one dense call at once. On a CPU what each backend would visit (pairs, cells of tiles,
+edges, nodes) is counted once for other graphs, without building anything, and weighed with the constants of
+:mod:`gnn_attention.backends.cost_model`: the least estimated time of those that support the call. ``flex``,
+which compiles before it runs, is taken there only by name.
+
+On CUDA the backends stand in one list, and the first that supports the call is taken (:data:`ON_CUDA`).
 """
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
-from gnn_attention.backends import BACKENDS, Backend, dense, first_use, nonfinite
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends import BACKENDS, Backend, dense, failures, nonfinite, rows
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cost_model import Work, costs
-from gnn_attention.backends.gpu import devices
-from gnn_attention.backends.gpu.devices import Device
-from gnn_attention.backends.gpu.roofline import FORMS, HALF, Sizes, assigned, estimates, form_of, weighed
-from gnn_attention.backends.gpu.workload import counted
+from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan import planner
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import neighbours_of
+from gnn_attention.graph.tiling import tiles
 
 SMALL = 128 * 128  # pairs up to which one dense call is fastest
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
-# share of the time of the next best below which a split, whose parts take time to find, pays
-WORTH_A_SPLIT = 0.9
 SLOWER = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
     "tiles": {WRITTEN_OUT: 2.5},
@@ -42,11 +44,14 @@ VISITED = {
     "mixed": "some of its tiles are well filled, the other edges are few",
 }
 
-ON_DEVICE = {
-    "dense": "one SDPA call",
-    "varlen": "packed documents, or one window",
-    "flex": "FlexAttention on its tiles of 128",
-}
+TILE = 128  # tokens on the side of a tile of FlexAttention's kernels for CUDA
+# The share of the pairs of its tiles that must be edges for FlexAttention to take less time than rows.
+# `python -m benchmarks.gpu_run` measures it (workloads "fill").
+FILLED = 1 / 8
+SAMPLE = 32  # rows of tiles in which the edges of a list are counted
+# of the call or of memory: they say nothing about a kernel
+ERRORS_OF_CALL = (ValueError, TypeError, IndexError, NotImplementedError, torch.OutOfMemoryError)
+Result = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -54,51 +59,25 @@ class Explanation:
     """Which backend "auto" takes for a graph, and what each would cost in the forward pass; print it.
 
     ``rows``: for each backend its name, floating point operations, extra bytes, estimated seconds or None.
+    ``rules``: for CUDA the backends in their order, each with why it is taken or passed over.
     """
 
     graph: str
     choice: str
     reason: str
-    rows: tuple[tuple[str, int, int, float | None], ...]
+    rows: tuple[tuple[str, int, int, float | None], ...] = ()
+    rules: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
+        if self.rules:
+            order = [f"{name:<12}{reason}" for name, reason in self.rules]
+            return "\n".join([self.graph, f"auto takes {self.choice}: {self.reason}", *order])
         wide = max(12, *(len(name) + 2 for name, *_ in self.rows))
         head = f"{'backend':<{wide}}{'GFLOP':>12}{'extra MB':>12}{'estimated ms':>16}"
         lines = [f"{self.graph}", f"auto takes {self.choice}: {self.reason}", head]
         for name, flops, extra, seconds in self.rows:
             time = "-" if seconds is None else f"{seconds * 1e3:.3f}"
             lines.append(f"{name:<{wide}}{flops / 1e9:>12.3f}{extra / 2**20:>12.1f}{time:>16}")
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class DeviceExplanation(Explanation):
-    """The same for a GPU, at hand or not, with a row for each form of "triton" and the bytes that move.
-
-    ``shares``: for each row the expected share of the device's own bound for this work, and what limits it.
-    Everything is predicted; ``measured`` is when the constants were measured on the device ("": not yet),
-    ``trust`` what verified our kernels there, and what "auto" does until something did.
-    """
-
-    device: str = ""
-    measured: str = ""
-    shares: tuple[tuple[float, str], ...] = ()
-    trust: str = ""
-
-    def __str__(self) -> str:
-        trust = "not measured: `python -m benchmarks.gpu --calibrate` does"
-        trust = f"constants measured {self.measured}" if self.measured else trust
-        titles = f"{'GFLOP':>12}{'moved MB':>12}{'predicted ms':>14}{'of the bound':>14}"
-        lines = [
-            f"{self.graph}",
-            f"auto takes {self.choice}: {self.reason}",
-            f"predicted for {self.device} ({trust})",
-            f"kernels of our own: {self.trust}",
-            f"{'backend':<16}{titles}  limited by",
-        ]
-        for (name, flops, moved, seconds), (share, limit) in zip(self.rows, self.shares, strict=True):
-            time = f"{(seconds or 0.0) * 1e3:>14.3f}{100 * share:>12.0f} %"
-            lines.append(f"{name:<16}{flops / 1e9:>12.3f}{moved / 2**20:>12.1f}{time}  {limit}")
         return "\n".join(lines)
 
 
@@ -111,57 +90,196 @@ def explain(
 ) -> Explanation:
     """Which backend ``backend="auto"`` takes for ``heads`` heads of width ``dim``, and why.
 
-    ``device``: None or "cpu" for this machine's CPU (``dtype`` float32 unless given); "cuda" for its GPU, or
-    the name of one ("H200", "H100", "A100"), which need not be there: the table is a prediction (``dtype``
-    bfloat16 unless given). The costs are those of one sample, of ``graph.batch`` samples for a graph that
-    differs by them. ValueError for an unknown device, TypeError for no graph or dtype.
+    ``device``: None or "cpu" for this machine's CPU (``dtype`` float32 unless given); "cuda" for a GPU, which
+    need not be at hand (``dtype`` bfloat16 unless given): the answer lists the backends in the order in which
+    they are asked. The costs are those of one sample, of ``graph.batch`` samples for a graph that differs by
+    them. ValueError for another device, TypeError for no graph or dtype.
 
     >>> from gnn_attention import patterns
     >>> [explain(patterns.window(n, 64), heads=8, dim=64).choice for n in (128, 512)]
     ['dense', 'tiles']
-    >>> explain(patterns.causal(4096), heads=8, dim=64, device="H200").choice
+    >>> explain(patterns.causal(4096), heads=8, dim=64, device="cuda").choice
     'dense'
     """
     heads, dim = checks.size("heads", heads, 1), checks.size("dim", dim, 1)
     checks.instance("graph", graph, TokenGraph)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating point dtype of torch, got {quoted(dtype)}")
-    found = _device(device)
-    if found is not None:
-        return _explain_on(found, graph, heads, dim, dtype or torch.bfloat16)
-    q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device="meta", dtype=dtype)
-    k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device="meta", dtype=dtype)
-    call = AttentionCall.checked(q, k, k, graph)
+    kind = str(device or "cpu").partition(":")[0]
+    if kind == "cuda":
+        with FakeTensorMode():
+            return _explain_on_cuda(_empty_call(graph, heads, dim, "cuda", dtype or torch.bfloat16))
+    if kind != "cpu":
+        raise ValueError(f"device must be 'cpu' or 'cuda', got {quoted(device)}")
+    call = _empty_call(graph, heads, dim, "meta", dtype)
     choice, slices = choose(call), (graph.batch or 1) * heads
-    rows = []
+    table = []
     for name, backend in BACKENDS.items():
         extra = backend.bytes_needed(call) if backend.bytes_needed else 0
-        rows.append((name, slices * dim * _flops(graph, name), extra, _seconds(graph, name, slices, dim)))
-    return Explanation(repr(graph), choice.name, _reason(choice.name, call), tuple(rows))
+        flops, seconds = _flops(graph, name), _seconds(graph, name, slices, dim)
+        table.append((name, slices * dim * flops, extra, seconds))
+    return Explanation(repr(graph), choice.name, _reason(choice.name, call), tuple(table))
 
 
 def choose(call: AttentionCall) -> Backend:
     """The backend for a call; NotImplementedError if none supports it."""
     refusals = []
-    for name in _by_time(call):
-        reason = _too_large(call) if name == "dense" else BACKENDS[name].unsupported_reason(call)
-        if reason is None and name in first_use.TRIED and call.q.device.type in nonfinite.ASYNCHRONOUS:
-            reason = first_use.failure(first_use.configuration(name, call))
+    for rule in _rules(call):
+        reason = _refusal(rule, call)
         if reason is None:
-            return BACKENDS[name]
-        refusals.append(f"{name}: {reason}")
+            return BACKENDS[rule.backend]
+        refusals.append(f"{rule.backend}: {reason}")
     what = f"{call.graph!r} with {call.q.shape[1]} heads"
     raise NotImplementedError(f"no backend holds {what}: {'; '.join(refusals)}")
 
 
-def _by_time(call: AttentionCall) -> tuple[str, ...]:
+def run_or_replace(
+    run: Callable[[Backend, AttentionCall], Result], backend: Backend, call: AttentionCall
+) -> Result:
+    """``run(backend, call)``; where its kernel cannot be compiled or launched, what ``auto`` takes instead.
+
+    One warning names the backend, the device and the error. Calls of the same kind do not try it again.
+    """
+    if nonfinite.is_program(call.q):
+        return run(backend, call)
+    failed_before = failures.reason(backend.name, call)
+    try:
+        return run(backend, call)
+    except ERRORS_OF_CALL:
+        raise
+    except Exception as error:  # every compiler and driver has its own
+        failures.record(backend.name, call, error)
+        replacement = choose(call)
+        if failed_before is not None and replacement is backend:
+            raise
+    if call.chosen is not None:
+        call.chosen.pop("auto", None)
+    if failed_before is None:
+        warnings.warn(
+            f"backend {backend.name!r} failed on {call.q.device} in {call.q.dtype} "
+            f"({failures.reason(backend.name, call)}); backend='auto' takes {replacement.name!r} "
+            "for such calls from now on",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return run_or_replace(run, replacement, call)
+
+
+class Rule(NamedTuple):
+    """A backend that ``auto`` may take: what it is good at, and why it is passed over (None: it is not)."""
+
+    backend: str
+    strength: str
+    passed_over: Callable[[AttentionCall], str | None]
+
+
+def _never(call: AttentionCall) -> str | None:
+    """The backend is always asked."""
+    return None
+
+
+def _several_receivers(call: AttentionCall) -> str | None:
+    if rows.is_decoding_step(call) and not call.graph.is_full():
+        return None
+    return "it is no step of decoding: one receiver, without gradients, over some of the senders"
+
+
+def _written_pairs(call: AttentionCall) -> str | None:
+    needed = dense.bytes_needed(call)
+    if needed == 0 or call.graph.num_dst * call.graph.num_src <= SMALL:
+        return None
+    return f"it would write {needed / 2**30:.2g} GiB for all pairs"
+
+
+def _empty_tiles(call: AttentionCall) -> str | None:
+    if neighbours_of(call.graph.rule) is not None:
+        return "its senders were chosen row by row: tiles are not counted for one use"
+    filled = memoized(_filled, one_of(call.graph, 0, 0))
+    if filled >= FILLED:
+        return None
+    return f"{filled:.2%} of the pairs in its tiles of {TILE} are edges, fewer than {FILLED:.1%}"
+
+
+def _much_memory(call: AttentionCall) -> str | None:
+    needed = dense.bytes_needed(call)
+    if needed <= dense.COMFORTABLE:
+        return None
+    limit = f"more than {dense.COMFORTABLE / 2**30:.0f}"
+    return f"it would need {needed / 2**30:.1f} GiB of mask and logits, {limit}"
+
+
+ON_CUDA = (
+    Rule("rows", "one receiver is a step of decoding", _several_receivers),
+    Rule("dense", "few pairs, or one SDPA call without a mask", _written_pairs),
+    Rule("varlen", "packed documents, or one window for all", _never),
+    Rule("flex", f"its tiles of {TILE} are well filled", _empty_tiles),
+    Rule("rows", "edge by edge", _never),
+    Rule("dense", "the logits of all pairs fit into memory", _much_memory),
+    Rule("reference", "edge by edge, in chunks", _never),
+)
+ON_CPU = {
+    name: Rule(name, VISITED.get(name, ""), _much_memory if name == "dense" else _never)
+    for name in ("dense", "tiles", "rows", "mixed", "reference")
+}
+
+
+def _rules(call: AttentionCall) -> tuple[Rule, ...]:
+    """The rules to ask, the best first."""
     graph = call.graph
     if call.q.device.type == "cuda":
-        sizes = Sizes(call.q.shape[1], call.q.shape[3], call.v.shape[3], call.q.dtype)
-        return memoized(_ordered_on_device, graph, sizes, _kind(call), call.q.device)
+        return ON_CUDA
     if graph.num_dst * graph.num_src <= SMALL:
-        return ("dense", "rows", "reference")
-    return memoized(_ordered, graph, call.q.shape[1], call.q.shape[3], _kind(call))
+        return ON_CPU["dense"], ON_CPU["rows"], ON_CPU["reference"]
+    names = memoized(_ordered, graph, call.q.shape[1], call.q.shape[3], _kind(call))
+    return tuple(ON_CPU[name] for name in names)
+
+
+def _refusal(rule: Rule, call: AttentionCall) -> str | None:
+    """Why a rule does not apply to the call; None where its backend is taken."""
+    reason = rule.passed_over(call) or BACKENDS[rule.backend].unsupported_reason(call)
+    # rows go on by operators of torch where their kernel failed
+    if reason is None and rule.backend != "rows":
+        reason = failures.reason(rule.backend, call)
+    return reason
+
+
+def _filled(graph: TokenGraph) -> float:
+    """The share of the pairs in its tiles that are edges; of a list, in some rows of tiles."""
+    edges, listed = graph.num_edges, graph.listed_edges
+    if listed is None:
+        kinds = tiles(graph, TILE)
+        pairs = (kinds.num_full + kinds.num_partial) * TILE**2
+    else:
+        every = max(1, -(-graph.num_dst // TILE) // SAMPLE)
+        src, dst = listed[:, listed[1] // TILE % every == 0] // TILE
+        columns = -(-graph.num_src // TILE)
+        edges, pairs = len(src), len(torch.unique(dst * columns + src)) * TILE**2
+    return min(1.0, edges / min(pairs, graph.num_dst * graph.num_src)) if pairs else 0.0
+
+
+def _empty_call(
+    graph: TokenGraph, heads: int, dim: int, device: str, dtype: torch.dtype | None
+) -> AttentionCall:
+    """A plain call along the graph whose tensors hold no numbers."""
+    q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device=device, dtype=dtype)
+    k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device=device, dtype=dtype)
+    return AttentionCall.checked(q, k, k, graph)
+
+
+def _explain_on_cuda(call: AttentionCall) -> Explanation:
+    """What :func:`choose` takes on CUDA, with the reason of every backend that it passes over."""
+    answers = []
+    for rule in ON_CUDA:
+        reason = _refusal(rule, call)
+        if reason is None:
+            strength = rule.strength
+            if rule.backend == "rows" and not rows.is_decoding_step(call):
+                by = row_attention.unsupported_reason(call)
+                strength += "; in the Triton kernel" if by is None else f"; by torch operators, {by}"
+            answers.append((rule.backend, "taken"))
+            return Explanation(repr(call.graph), rule.backend, strength, rules=tuple(answers))
+        answers.append((rule.backend, reason))
+    raise NotImplementedError(f"no backend holds {call.graph!r}: {answers}")
 
 
 def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:
@@ -182,92 +300,6 @@ def _kind(call: AttentionCall) -> str:
     if not call.is_plain:
         return WRITTEN_OUT
     return WITH_LSE if call.with_lse or call.sink_logits is not None else PLAIN
-
-
-def _too_large(call: AttentionCall) -> str | None:
-    needed = dense.bytes_needed(call)
-    if needed <= dense.COMFORTABLE:
-        return dense.unsupported_reason(call)
-    limit = f"more than {dense.COMFORTABLE / 2**30:.0f}"
-    return f"it would need {needed / 2**30:.1f} GiB of mask and logits, {limit}"
-
-
-def _device(device: torch.device | str | None) -> Device | None:
-    name = str(device or "cpu")
-    if name.startswith("cpu"):
-        return None
-    if name.startswith("cuda"):
-        return devices.device_of(torch.device(name)) if torch.cuda.is_available() else devices.GENERIC
-    found = devices.named(name)
-    if found.name == name and not found.measured and name not in devices.PRESETS:
-        known = ", ".join(["cpu", "cuda", *devices.PRESETS])
-        raise ValueError(f"device must be one of {known}, or one that was measured here, got {quoted(name)}")
-    return found
-
-
-def _ordered_on_device(graph: TokenGraph, sizes: Sizes, kind: str, device: torch.device) -> tuple[str, ...]:
-    # those of a CPU, which run there too, come last
-    if graph.num_dst * graph.num_src <= SMALL:
-        return ("dense", "triton", "rows", "reference")
-    constants = devices.device_of(device)
-    sparse = form_of(one_of(graph, 0, 0), sizes, constants).name == "rows"
-    others = ("rows", "mixed", "tiles") if sparse else ("tiles", "mixed", "rows")
-    found = _fastest_first(constants, graph, sizes, kind)
-    return (*found, *(name for name in others if not (name == "mixed" and kind == WRITTEN_OUT)), "reference")
-
-
-def _fastest_first(device: Device, graph: TokenGraph, sizes: Sizes, kind: str) -> list[str]:
-    plain = one_of(graph, 0, 0)
-    found = estimates(plain, sizes, device)
-    modified, whole = kind == WRITTEN_OUT, counted(plain).whole and sizes.dtype in HALF
-    times = weighed(found, device, modified or (kind == WITH_LSE and not whole), modified)
-    pieces = assigned(plain, sizes, device)
-    ours = [piece.seconds for kernel, piece in pieces if kernel == "triton"]
-    # the estimates of the other kernels are those of plain calls
-    if pieces and (not modified or len(ours) == len(pieces)):
-        split = found["split"].seconds + (device.doubt - 1.0) * sum(ours)
-        times |= {"split": split} if split < WORTH_A_SPLIT * min(times.values()) else {}
-    return sorted(times, key=lambda name: times[name])
-
-
-def _explain_on(
-    device: Device, graph: TokenGraph, heads: int, dim: int, dtype: torch.dtype
-) -> DeviceExplanation:
-    sizes, plain = Sizes((graph.batch or 1) * heads, dim, dim, dtype), one_of(graph, 0, 0)
-    found, small = estimates(plain, sizes, device), graph.num_dst * graph.num_src <= SMALL
-    choice = "dense" if small else _fastest_first(device, graph, sizes, PLAIN)[0]
-    found = {name: estimate for name, estimate in found.items() if name not in ("written out", "modified")}
-    rows = [(f"triton {name}" if name in FORMS else name, estimate) for name, estimate in found.items()]
-    return DeviceExplanation(
-        *(repr(graph), choice, _reason_on(choice, small, plain, sizes, device)),
-        rows=tuple((name, round(e.flops), round(e.misses), e.seconds) for name, e in rows),
-        device=f"{device.name}, {str(dtype).removeprefix('torch.')}",
-        measured=device.measured,
-        shares=tuple((estimate.share, estimate.limit) for _, estimate in rows),
-        trust=_trust(device),
-    )
-
-
-def _trust(device: Device) -> str:
-    if device.verified:
-        return f"verified by tests/records/{device.verified}, counted {device.doubt:g} times as long"
-    return (
-        f"not verified on this class of device: those of torch are taken up to {device.doubt:g} times their "
-        f"predicted time; the first use of a configuration compares {first_use.RECEIVERS} receivers with the "
-        "formula; one that cannot be launched, or is wrong, is replaced, with a warning"
-    )
-
-
-def _reason_on(choice: str, small: bool, graph: TokenGraph, sizes: Sizes, device: Device) -> str:
-    if choice == "triton":
-        form = form_of(graph, sizes, device)
-        return f"its form {form.name}; {form.reason}"
-    if choice == "dense" and small:
-        return FEW_PAIRS
-    kernels = ", ".join(kernel for kernel, _ in assigned(graph, sizes, device))
-    doubt = f", kernels of our own counted {device.doubt:g} times as long"
-    taken = ON_DEVICE.get(choice, f"its parts by {kernels}, joined by log-sum-exp")
-    return f"{taken}; the least predicted time{doubt if device.doubt > 1 else ''}"
 
 
 def _work(graph: TokenGraph, name: str) -> Work | None:

@@ -118,9 +118,10 @@ def _compiler_missing() -> str | None:
 
 @constant
 def _has_triton() -> bool:
-    from torch.utils._triton import has_triton
+    """Whether FlexAttention's kernels can be compiled; without a GPU at hand, whether Triton is installed."""
+    from torch.utils._triton import has_triton, has_triton_package
 
-    return bool(has_triton())
+    return bool(has_triton() if torch.cuda.is_available() else has_triton_package())
 
 
 def _attends(call: AttentionCall, marked: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ BACKEND = Backend(
     bytes_needed,
     recomputes=True,
     capabilities=Capabilities(
+        devices=("cpu", "meta"),
         score_mod=False,
         bias=False,
         dropout=False,

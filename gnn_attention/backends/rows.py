@@ -1,8 +1,10 @@
 """Attention along a list of edges: for irregular graphs, whose cost is that of their edges.
 
-A plain call runs in one fused operator, which saves nothing of the size of the edges. One with a score_mod, a
-bias or dropout is written out on the logits of the edges, all heads of a small graph at once, else head by
-head, each recomputed for its gradient. Only edges are ever read, so that a non-edge carries nothing.
+On CUDA a call whose score_mod, width and dtype our Triton kernel has runs in that kernel
+(``gpu.row_attention``). Every other call runs along the same edges by operators of torch: a plain one in one
+fused operator, which saves nothing of the size of the edges; one with a score_mod, a bias or dropout written
+out on the logits of the edges, all heads of a small graph at once, else head by head, each recomputed for its
+gradient. Only edges are ever read, so that a non-edge carries nothing.
 """
 
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, joined
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op, csr_ops
+from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.graph.neighbours import neighbours_of
 
@@ -27,28 +30,45 @@ MEMORY_LIMIT = 2**34  # bytes of edge lists and numbers of edges
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     graph = call.graph
+    if graph.num_dst == 1 and is_decoding_step(call):
+        return _run_decoding_step(call)
+    # most calls on a CPU are told from others by their device alone
+    if call.q.device.type in row_attention.DEVICES and has_kernel(call):
+        return row_attention.run(call)
     varies = graph.batch is not None or graph.heads is not None
     if varies and (neighbours_of(graph.rule) is None or not call.is_plain):
         return joined([[run(part) for part in row] for row in call.parts()])
-    ends = call.q, call.k, call.v, call.sink_logits
-    one = graph.num_dst == 1 and not varies and graph.num_edges
-    if one and call.is_plain and not any_needs_gradients(ends):
-        return _of_one_receiver(call)
     return attention_op.along_plan(call, "rows") if call.is_plain else _run_written_out(call)
 
 
+def has_kernel(call: AttentionCall) -> bool:
+    """Whether the Triton kernel serves the call; else operators of torch do."""
+    return row_attention.unsupported_reason(call) is None
+
+
+def is_decoding_step(call: AttentionCall) -> bool:
+    """True for a plain call of one receiver, without gradients: it needs no list of rows."""
+    graph = call.graph
+    if graph.num_dst != 1 or graph.batch is not None or graph.heads is not None or not call.is_plain:
+        return False
+    return graph.num_edges > 0 and not any_needs_gradients((call.q, call.k, call.v, call.sink_logits))
+
+
 def unsupported_reason(call: AttentionCall) -> str | None:
-    if call.graph.num_edges > MOST_EDGES:
-        return f"it has {call.graph.num_edges} edges, the limit is {MOST_EDGES}"
     needed = bytes_needed(call)
-    if needed <= MEMORY_LIMIT:
-        return None if call.q.device.type == "cuda" else memory.shortage(needed)
-    limit = f"the limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
-    return f"its list of edges would need about {needed / 2**30:.1f} GiB, {limit}"
+    if not has_kernel(call):
+        if call.graph.num_edges > MOST_EDGES:
+            return f"it has {call.graph.num_edges} edges, the limit is {MOST_EDGES}"
+        if needed > MEMORY_LIMIT:
+            limit = f"the limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
+            return f"its list of edges would need about {needed / 2**30:.1f} GiB, {limit}"
+    return None if call.q.device.type == "cuda" else memory.shortage(needed)
 
 
 def bytes_needed(call: AttentionCall) -> int:
     """The extra memory, estimated: the list, two numbers for each edge, and rows of one head."""
+    if has_kernel(call):
+        return row_attention.bytes_needed(call)
     wide = edges.accumulation_dtype(call.q.dtype).itemsize
     count, heads = call.graph.num_edges, call.q.shape[0] * call.q.shape[1]
     at_once = min(heads, 2 + AT_ONCE // max(count, 1))
@@ -56,7 +76,7 @@ def bytes_needed(call: AttentionCall) -> int:
     return count * (40 + 2 * wide * at_once) + 2 * rows
 
 
-def _of_one_receiver(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+def _run_decoding_step(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """A step of decoding, which takes less than lists for it would: the heads of a group are rows."""
     chosen = None if torch.compiler.is_compiling() else neighbours_of(call.graph.rule)
     src = call.graph.edges_on(call.q.device)[0] if chosen is None else chosen.src.to(call.q.device)

@@ -29,7 +29,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def unsupported_reason(call: AttentionCall) -> str | None:
     needed = memoized(mask_bytes, one_of(call.graph, 0, 0))
     if needed <= MASK_LIMIT:
-        return None if call.q.device.type == "cuda" else memory.shortage(needed)
+        return memory.shortage(needed)
     what, limit = "the masks of its many thinly filled tiles", f"the limit is {MASK_LIMIT / 2**30:.0f} GiB"
     return f"{what} would need {needed / 2**30:.1f} GiB, {limit}; use backend='rows'"
 
@@ -50,5 +50,11 @@ BACKEND = Backend(
     unsupported_reason,
     bytes_needed,
     recomputes=True,
-    capabilities=Capabilities(double_backward=False, varying_graphs=False, cached=True),
+    capabilities=Capabilities(
+        devices=("cpu", "meta"),
+        double_backward=False,
+        varying_graphs=False,
+        cached=True,
+        instead="backend='flex' or 'rows'",
+    ),
 )

@@ -12,7 +12,7 @@ from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.gpu import flash_varlen
-from gnn_attention.backends.plan.decompose import packing
+from gnn_attention.backends.plan.packing import packing
 from gnn_attention.graph import TokenGraph, memoized
 
 
@@ -49,7 +49,7 @@ def _refusal_of_sizes(call: AttentionCall) -> str | None:
     if width <= widest:
         return None
     sizes = f"it has {widest} channels, one for the gradient of lse, and needs {width}"
-    return f"{sizes}; use backend='flex' or 'triton'"
+    return f"{sizes}; use backend='flex' or 'rows'"
 
 
 def _on_device(graph: TokenGraph, device: torch.device) -> tuple[Tensor, int, int, int]:
@@ -72,6 +72,6 @@ BACKEND = Backend(
         bias=False,
         dropout=False,
         double_backward=False,
-        instead="backend='tiles' or 'triton'",
+        instead="backend='tiles' or 'rows'",
     ),
 )

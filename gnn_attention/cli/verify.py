@@ -46,15 +46,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
     record = "write every result as it comes (no FILE: to stdout)"
     add("--json", nargs="?", const="-", metavar="FILE", help=record)
     add("--resume", metavar="FILE", help="carry on the record in FILE: its checks are not run again")
-    status = "run nothing: say what is verified on a GPU, and whether it stands"
-    add("--status", action="store_true", help=status)
 
 
 def run_checks(args: argparse.Namespace, more: Sequence[verify.Group] = ()) -> int:
     """Run the command, with ``more`` groups of checks; the exit code is 1 if any failed."""
-    if args.status:
-        print(verify.status())
-        return 0
     place = args.json or args.resume
     file = None if place == "-" else place
     atomic_files.check_place("--json", place)

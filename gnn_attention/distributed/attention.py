@@ -23,10 +23,10 @@ from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import choose
 from gnn_attention.backends.dropout import dropped
-from gnn_attention.backends.merge_lse import in_merge_dtype
 from gnn_attention.distributed import collectives, rank_plan, subgraphs
 from gnn_attention.distributed.collectives import PendingExchange, check_agreement, finish, start
 from gnn_attention.distributed.halo_sets import halo, halo_sizes
+from gnn_attention.distributed.merge_lse import in_merge_dtype
 from gnn_attention.distributed.partition import Partition
 from gnn_attention.distributed.rank_graph import RankGraph
 from gnn_attention.distributed.subgraphs import RowTransfer, Subgraph

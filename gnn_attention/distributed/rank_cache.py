@@ -21,11 +21,11 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.merge_lse import in_merge_dtype, merged
 from gnn_attention.cache._base import at_heads, check_rows, check_same_graph, checked_graph
 from gnn_attention.distributed import attention, subgraphs
 from gnn_attention.distributed.attention import Result
 from gnn_attention.distributed.collectives import all_gather
+from gnn_attention.distributed.merge_lse import in_merge_dtype, merged
 from gnn_attention.distributed.partition import Partition
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.liveness import last_receivers, last_senders

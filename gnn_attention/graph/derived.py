@@ -37,10 +37,15 @@ def mask(graph: Graph, device: torch.device) -> Tensor:
 
 def edge_index(graph: Graph, device: torch.device) -> Tensor:
     if device.type != "cpu":
-        return cast("Tensor", graph.edge_index.to(device))
+        chosen = neighbours_of(graph.rule)
+        listed = None if chosen is None else chosen.listed
+        return cast("Tensor", (graph.edge_index if listed is None else listed).to(device))
     if graph.listed_edges is not None:
         # a clone is no inference tensor, so that it can be used in training
         return cast("Tensor", graph.listed_edges.clone())
+    chosen = neighbours_of(graph.rule)
+    if chosen is not None and chosen.slices == 1:
+        return chosen.edges()
     # edges are counted only where there is no memory for every pair
     if memory.shortage(LISTING_BYTES * graph.num_dst * graph.num_src):
         what = f"the list of the {graph.num_edges:,} edges of {graph!r}"
@@ -65,7 +70,11 @@ def in_degree(graph: Graph) -> Tensor:
 
 def num_edges(graph: Graph) -> int:
     listed = graph.listed_edges
-    return int(graph.in_degree().sum()) if listed is None else listed.shape[1]
+    if listed is not None:
+        return int(listed.shape[1])
+    chosen = neighbours_of(graph.rule)
+    # the number of chosen senders is known without a look at a device
+    return int(graph.in_degree().sum()) if chosen is None else chosen.src.numel()
 
 
 def max_in_degree(graph: Graph) -> int:
@@ -87,8 +96,8 @@ def is_causal(graph: Graph) -> bool:
         return False
     if neighbours_of(graph.rule) is not None:
         # a list is of another length nearly always
-        ones = torch.arange(1, graph.num_dst + 1, device="cpu")
-        if not torch.equal(graph.in_degree(), ones.expand_as(graph.in_degree())):
+        slices = (graph.batch or 1) * (graph.heads or 1)
+        if graph.num_edges != slices * graph.num_dst * (graph.num_dst + 1) // 2:
             return False
     return bool(graph.has_edges_of(rules.causal))
 

@@ -7,7 +7,7 @@ matrix in rows, of all samples and heads one after the other; nothing here is as
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -34,12 +34,14 @@ class Neighbours:
     """The senders of receiver ``dst`` of sample b and head h are ``src[ptr[r]] .. src[ptr[r + 1] - 1]``.
 
     ``r = (b * heads + h) * num_dst + dst``; they ascend, and none stands twice. ``shape`` is ``(batch, heads,
-    num_dst, num_src)``, with 1 where the graph does not differ.
+    num_dst, num_src)``, with 1 where the graph does not differ. ``listed`` are the edges of one sample and
+    head in the order of the index that they came from; without it they are listed by receiver, then sender.
     """
 
     ptr: Int[Tensor, " rows_and_one"]
     src: Int[Tensor, " edges"]
     shape: Shape
+    listed: Int[Tensor, "2 edges"] | None = None
 
     @classmethod
     def of_edges(cls, row: Int[Tensor, " edges"], src: Int[Tensor, " edges"], shape: Shape) -> Neighbours:
@@ -88,12 +90,16 @@ class Neighbours:
         parts = [self.rows(row + start, row + stop) for row in first]
         count = torch.cat([ptr.diff() for ptr, _ in parts]).cumsum(0)
         src = torch.cat([src for _, src in parts])
-        return Neighbours(
-            torch.cat([count.new_zeros(1), count]), src, (*self.shape[:2], stop - start, self.shape[3])
-        )
+        listed = self.listed
+        if listed is not None:
+            listed = listed[:, (listed[1] >= start) & (listed[1] < stop)] - listed.new_tensor([[0], [start]])
+        shape = (*self.shape[:2], stop - start, self.shape[3])
+        return Neighbours(torch.cat([count.new_zeros(1), count]), src, shape, listed)
 
     def edges(self) -> Int[Tensor, "2 edges"]:
-        """Of one sample and head the edges by receiver, then sender, int64 on the CPU."""
+        """The edges of one sample and head in the order of ``edge_index``, int64 on the CPU."""
+        if self.listed is not None:
+            return self.listed.cpu()
         count = self.ptr.diff().cpu()
         dst = torch.repeat_interleave(torch.arange(len(count), device="cpu"), count)
         return torch.stack([self.src.to("cpu", torch.int64), dst])
@@ -275,13 +281,13 @@ class Rows:
         return cells.scatter_(-1, self.sorted.long(), self.valid)[..., :-1]
 
     def edges(self) -> Int[Tensor, "2 edges"]:
-        """Of one sample and head the edges as they stand in the index, int64 on the CPU."""
+        """The edges of one sample and head as they stand in the index, int64."""
         table, edge = self.given[0, 0], self.given[0, 0] < self.num_src
         if self.repeats is not None:
             order = table.sort(dim=-1, stable=True).indices
             edge = torch.zeros_like(edge).scatter(-1, order, self.edge[0, 0])
         dst = torch.arange(len(edge), device=edge.device).unsqueeze(-1).expand_as(edge)
-        return torch.stack([table[edge].long(), dst[edge]]).cpu()
+        return torch.stack([table[edge].long(), dst[edge]])
 
 
 def _where(x: Tensor, chosen: Bool[Tensor, "..."]) -> Int[Tensor, " chosen"]:
@@ -311,8 +317,12 @@ def of_tokens(
         rows.check_distinct()
     if causal:
         rows.check_causal()
-    fields = fields_of(rows.neighbours(), *varying_sizes(index))
-    if index.dim() == 2:
+    chosen, on_cpu = rows.neighbours(), index.device.type == "cpu"
+    if index.dim() == 2 and not on_cpu:
+        # a list for the host would wait for the device; most calls need none
+        chosen = replace(chosen, listed=rows.edges())
+    fields = fields_of(chosen, *varying_sizes(index))
+    if index.dim() == 2 and on_cpu:
         fields["_listed"] = rows.edges()
     return fields, rows.multiplicity() if coalesce == COUNT else None
 

@@ -82,7 +82,8 @@ def subgraph(index: Int[Tensor, "batch heads dst most"], of: TokenGraph, name: s
         return replace(TokenGraph.from_indices(varying, of.num_src), **at)
     found = Rows(index.masked_fill(index < 0, of.num_src), of.num_src, once=True).neighbours()
     batch, heads = (size if size > 1 else None for size in index.shape[:2])
-    listed = found.edges() if found.slices == 1 else None
+    # on a GPU the list is made when it is asked for
+    listed = found.edges() if found.slices == 1 and index.device.type == "cpu" else None
     return TokenGraph(**fields_of(found, batch, heads), **at, _listed=listed)
 
 

@@ -25,15 +25,13 @@ from gnn_attention.verify.cases import FEATURES, GRAPHS
 from gnn_attention.verify.check import DTYPES, FORMS, GPU_ONLY, Check, Settings, unsupported
 from gnn_attention.verify.circumstances import environment
 from gnn_attention.verify.layer_checks import form_checks, layer_checks, trained_checks
-from gnn_attention.verify.record import status
 from gnn_attention.verify.report import Report, Result, label
 from gnn_attention.verify.rule_checks import rule_checks
 from gnn_attention.verify.selection import SELECTIONS, pairs
 
-__all__ = ["Check", "Report", "Result", "checks", "environment", "run", "status"]
+__all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
 
 WRITTEN_EVERY = 10.0  # seconds, of which an interrupted run loses no more
-OWN = "triton"  # the backends whose names begin so are made of our kernels
 
 Group = Callable[[Settings], Iterable[Check]]
 GROUPS: list[Group] = [attend_checks, layer_checks, form_checks, rule_checks, dropout_checks]
@@ -134,15 +132,13 @@ def checks(
 
 
 def _in_order(settings: Settings, groups: Sequence[Group]) -> Iterator[Check]:
-    """What needs no compilation first, then our own kernels, and last what is compiled longest."""
-    parts: tuple[list[Backend], ...] = ([], [], [])
-    for backend in settings.backends:
-        parts[1 if backend.name.startswith(OWN) else 2 * backend.compiled].append(backend)
-    for number, part in enumerate(parts):
-        walk = settings.walk and number == 0
-        if part or walk:
+    """First all checks of what needs no compilation, then those of what is compiled for seconds."""
+    for compiled in (False, True):
+        backends = tuple(backend for backend in settings.backends if backend.compiled == compiled)
+        walk = settings.walk and not compiled
+        if backends or walk:
             for group in groups:
-                yield from group(replace(settings, backends=tuple(part), walk=walk))
+                yield from group(replace(settings, backends=backends, walk=walk))
 
 
 def _chosen(every: Sequence[Check], selection: str, only: str | None) -> Sequence[int]:

@@ -74,12 +74,12 @@ def dropout_checks(settings: Settings) -> Iterator[Check]:
     """The very weights that an edge's key names are dropped, forward and backward."""
     graphs = [name for name in DROPOUT_GRAPHS if name in settings.graphs]
     for dtype, graph in product(settings.semantics, graphs):
-        make = partial(_dropout_problem, settings, GRAPHS[graph], DTYPES[dtype])
+        make = partial(dropout_problem, settings, GRAPHS[graph], DTYPES[dtype])
         name = f"the weights dropped on {graph} are those of the key"
         yield from settings.checks("dropout", dtype, name, make, DROPOUT, {"graph": graph})
 
 
-def _dropout_problem(settings: Settings, case: GraphCase, dtype: torch.dtype) -> Problem:
+def dropout_problem(settings: Settings, case: GraphCase, dtype: torch.dtype) -> Problem:
     """``(softmax(logits) * stays / (1 - p)) v``: factors after the softmax."""
     feature, (samples, heads) = OPTIONS[DROPOUT], case.sizes
     probability = feature.arguments["dropout"]

@@ -146,7 +146,7 @@ class Settings:
         """A problem on every path of a layer, or of a call, perhaps in another form of its heads."""
         make = functools.cache(make)
         for path in self.paths if group in ("layer", "trained") else self.backends:
-            run = partial(_judged, make, path, form)
+            run = partial(judged, make, path, form)
             yield self.check(group, path, dtype, name, run, term, factors)
 
 
@@ -166,7 +166,8 @@ def unsupported(backend: Backend, device: str, dtype: torch.dtype, option: str) 
     return None if reason is None else f"{backend.name}: {reason}"
 
 
-def _judged(make: MakeProblem, path: Backend | None, form: Any) -> Mapping[str, Any]:
+def judged(make: MakeProblem, path: Backend | None, form: Any = None) -> Mapping[str, Any]:
+    """The fields of a result of a path (None: message by message) on a problem."""
     problem = make()
     return verdict(*problem.solve(path, form=form), problem.truth.for_backend(path))
 

@@ -4,8 +4,10 @@ import datetime
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import re
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +26,8 @@ def environment(device: str) -> dict[str, Any]:
     True
     """
     gpu, matmul, cudnn = device.startswith("cuda"), torch.backends.cuda.matmul, torch.backends.cudnn
-    about: dict[str, Any] = dict.fromkeys(("driver", "clocks", "cuda", "cudnn", "capability", "triton_key"))
+    only_of_gpus = ("driver", "clocks", "cuda", "cudnn", "capability", "triton_key", "ptxas")
+    about: dict[str, Any] = dict.fromkeys(only_of_gpus)
     about["device"] = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     if gpu:
         about["device"], about["cuda"] = torch.cuda.get_device_name(device), torch.version.cuda
@@ -33,9 +36,8 @@ def environment(device: str) -> dict[str, Any]:
         about["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
         about["capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
         about["triton_key"] = _triton_key()
-    git = ("git", "-C", str(HERE))
-    commit = _output(*git, "rev-parse", "HEAD")
-    changes = commit and _output(*git, "status", "--porcelain", "--", str(HERE.parent))
+        about["ptxas"] = ptxas_release()
+    commit, dirty = _commit()
     return about | {
         "torch": torch.__version__,
         "triton": _version("triton"),
@@ -46,11 +48,24 @@ def environment(device: str) -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "matmul_precision": matmul.fp32_precision,
         "cudnn_benchmark": cudnn.benchmark,
-        "commit": commit or os.environ.get(COMMIT),
-        # whether files differ from the commit: unknown without a repository
-        "dirty": commit and changes is not None,
+        "commit": commit,
+        "dirty": dirty,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    """The commit, and whether files differ from it (None: unknown).
+
+    The variable comes first: a copy without a repository may lie inside another repository.
+    """
+    if os.environ.get(COMMIT):
+        return os.environ[COMMIT], None
+    git = ("git", "-C", str(HERE))
+    commit = _output(*git, "rev-parse", "HEAD")
+    if commit is None:
+        return None, None
+    return commit, _output(*git, "status", "--porcelain", "--", str(HERE.parent)) is not None
 
 
 def clocks() -> str | None:
@@ -64,10 +79,19 @@ def _of_driver(query: str) -> str | None:
 
 def _triton_key() -> str | None:
     """A digest of Triton's own sources and compiler: kernels compiled by another are others."""
-    with suppress(ImportError):
+    with suppress(ImportError, AttributeError):
         cache = importlib.import_module("triton.runtime.cache")
         return hashlib.sha256(cache.triton_key().encode()).hexdigest()
     return None
+
+
+def ptxas_release() -> str | None:
+    """The release of the assembler in use, that of ``TRITON_PTXAS_PATH`` or Triton's own, or None."""
+    spec = importlib.util.find_spec("triton")
+    own = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "ptxas" if spec and spec.origin else None
+    program = os.environ.get("TRITON_PTXAS_PATH") or own
+    release = re.search(r"V[0-9.]+", _output(str(program), "--version") or "")
+    return release[0].removeprefix("V") if release else None
 
 
 def _version(package: str) -> str | None:

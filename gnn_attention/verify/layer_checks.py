@@ -39,7 +39,7 @@ def layer_checks(settings: Settings) -> Iterator[Check]:
     for row in _rows(settings.dtypes, settings.graphs, settings.forms, settings.features, settings.sizes):
         name = f"{row['form']}, {row['kind']}, {row['graph']}, {row['option']}, inputs {row['size']}"
         factors = {key: value for key, value in row.items() if key != "dtype"} | {"direction": BOTH}
-        given = row["dtype"], name, partial(_problem, settings, row), row["option"]
+        given = row["dtype"], name, partial(layer_problem, settings, row), row["option"]
         both = row["size"] == "x1" and row["kind"] == KINDS[1]
         for check in settings.checks("layer", *given, factors):
             unlisted = check.backend == "walk" and GRAPHS[row["graph"]].varies
@@ -60,19 +60,19 @@ def _rows(*values: tuple[Any, ...]) -> list[dict[str, str]]:
     return [rows[number] for number in sorted(triples | set(covering(rows, 2)))]
 
 
-def _problem(settings: Settings, row: Mapping[str, str]) -> Problem:
+def layer_problem(settings: Settings, row: Mapping[str, str]) -> Problem:
     case, feature, dtype = GRAPHS[row["graph"]], FEATURES[row["option"]], DTYPES[row["dtype"]]
     rng, size = torch.Generator().manual_seed(settings.seed + 1), float(row["size"][1:])
     shapes = {"x_src": case.graph.num_src, "x_dst": case.graph.num_dst, "direction": case.graph.num_dst}
     draw = partial(torch.randn, BATCH, generator=rng, dtype=torch.float64)
     inputs = {name: draw(n, WIDTH) * (1.0 if name == "direction" else size) for name, n in shapes.items()}
     inputs |= feature.learned(case, torch.Generator().manual_seed(settings.seed + 8))
-    heads = FORMS[row["form"]](_heads(row["kind"], settings.seed)).to(dtype)
+    heads = FORMS[row["form"]](drawn_heads(row["kind"], settings.seed)).to(dtype)
     rounded = {name: x.to(dtype) for name, x in inputs.items()}
     return Problem.of(case, feature, rounded, settings.device, heads)
 
 
-def _heads(kind: str, seed: int) -> StandardHeads:
+def drawn_heads(kind: str, seed: int) -> StandardHeads:
     """Float64 heads: plain, or grouped with odd sizes and biases, which are drawn."""
     rng = torch.Generator().manual_seed(seed)
     heads = StandardHeads(WIDTH, HEADS)
@@ -89,7 +89,7 @@ def form_checks(settings: Settings) -> Iterator[Check]:
     graphs = [name for name in LAYER_GRAPHS if name in settings.graphs and "float64" in settings.dtypes]
     for kind, graph in product(KINDS, graphs):
         row = {"form": "standard", "kind": kind, "graph": graph, "option": "plain", "dtype": "float64"}
-        make = functools.cache(partial(_problem, settings, {**row, "size": "x1"}))
+        make = functools.cache(partial(layer_problem, settings, {**row, "size": "x1"}))
         for form in settings.forms:
             name, factors = (
                 f"{form} from standard, {kind}, {graph}",

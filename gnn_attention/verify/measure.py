@@ -11,7 +11,7 @@ inputs (the gradient of b_K is 0 in theory: no error is small in comparison). Th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from gnn_attention.backends import Backend
 ALLOWED_OUTPUT, ALLOWED_GRADIENT = 2.0, 3.0
 EXACT = 1e-12  # of the largest number: what float64 is allowed
 
+Key = TypeVar("Key", bound=Hashable)
 Magnitude = TypeVar("Magnitude", float, Tensor)
 Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
 
@@ -54,15 +55,43 @@ class Truth:
         return replace(self, out=self.out[:, :, receivers.cpu()], gradients=gradients)
 
 
+def results_by_name(attempt: Attempt) -> dict[str, Tensor]:
+    """The output as "out", and the gradients by the names of their inputs."""
+    out, gradients = attempt
+    return {"out": out, **gradients}
+
+
 def worst_errors(
     attempts: Iterable[Attempt], out: Tensor, gradients: Mapping[str, Tensor]
 ) -> dict[str, float]:
     """The largest error of each result over several attempts at the truth ``out``, ``gradients``."""
-    true, worst = {"out": out, **gradients}, dict[str, float]()
-    for found_out, found in attempts:
-        for name, x in {"out": found_out, **found}.items():
-            worst[name] = max(worst.get(name, 0.0), _distance(x, true[name]))
-    return worst
+    true = results_by_name((out, gradients))
+    results = (item for attempt in attempts for item in results_by_name(attempt).items())
+    return largest_errors((name, x, true[name]) for name, x in results)
+
+
+def largest_errors(compared: Iterable[tuple[Key, Tensor, Tensor]]) -> dict[Key, float]:
+    """The largest error of each key over all triples (key, result, truth); NaN stays NaN.
+
+    Errors are computed in float64 on the device of the results and copied to the host together, at the end:
+    each copy would wait for all kernels before it.
+
+    >>> zero = torch.zeros(2)
+    >>> largest_errors([("out", zero + 1, zero), ("out", zero - 3, zero), ("q", zero, zero)])
+    {'out': 3.0, 'q': 0.0}
+    """
+    worst: dict[Key, Tensor] = {}
+    for key, result, true in compared:
+        error = _largest_difference(result, true)
+        worst[key] = torch.maximum(worst[key], error) if key in worst else error
+    return to_floats(worst)
+
+
+def to_floats(scalars: Mapping[Key, Tensor]) -> dict[Key, float]:
+    """Tensors of one number as floats, by one copy from their device."""
+    if not scalars:
+        return {}
+    return dict(zip(scalars, torch.stack(list(scalars.values())).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -98,18 +127,49 @@ def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -
 
 
 def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
+    """Compare an output and its gradients with the truth by the rule of this module."""
     exact = out.dtype == torch.float64
-    limit, slope = (1.0, 1.0) if exact else (ALLOWED_OUTPUT, ALLOWED_GRADIENT)
-    scale = max((largest(g) for g in truth.gradients.values()), default=0.0)
-    error, unit = _measure(out, truth.out, truth.yardstick.get("out"), largest(truth.out))
-    compared = [(_ratio(error, unit) / limit, ("output", out, truth.out, limit * unit))]
-    for name, g in gradients.items():
-        true = truth.gradients[name]
-        off, allowed = _measure(g, true, truth.yardstick.get(name), scale)
-        compared.append((_ratio(off, allowed) / slope, (f"gradient of {name}", g, true, slope * allowed)))
-    gradient = slope * max((share for share, _ in compared[1:]), default=0.0, key=badness)
-    share, worst = max(compared, key=lambda part: badness(part[0]))
-    return Outcome(_ratio(error, unit), gradient, error, unit, share, _description(*worst))
+    results, true = results_by_name((out, gradients)), results_by_name((truth.out, truth.gradients))
+    limits = dict.fromkeys(results, 1.0 if exact else ALLOWED_GRADIENT)
+    limits["out"] = 1.0 if exact else ALLOWED_OUTPUT
+    errors, sizes = _errors_and_sizes(results, true)
+    scale = max((size for name, size in sizes.items() if name != "out"), default=0.0)
+    units = {
+        name: _unit(x, sizes[name], truth.yardstick.get(name), sizes["out"] if name == "out" else scale)
+        for name, x in results.items()
+    }
+    shares = {name: _ratio(errors[name], units[name]) / limits[name] for name in results}
+    worst = max(shares, key=lambda name: badness(shares[name]))
+    gradient = max((shares[name] * limits[name] for name in gradients), default=0.0, key=badness)
+    where = ""
+    if not shares[worst] <= 1.0:
+        title = "output" if worst == "out" else f"gradient of {worst}"
+        where = _description(title, results[worst], true[worst], limits[worst] * units[worst])
+    output = _ratio(errors["out"], units["out"])
+    return Outcome(output, gradient, errors["out"], units["out"], shares[worst], where)
+
+
+def _errors_and_sizes(
+    results: Mapping[str, Tensor], true: Mapping[str, Tensor]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The error of each result, inf where its shape is wrong, and the largest number of each truth."""
+    scalars: dict[tuple[str, str], Tensor] = {}
+    device = _device_of_errors(results["out"])
+    for name, x in true.items():
+        scalars["size", name] = _largest(x).to(device, torch.float64, non_blocking=True)
+    for name, x in results.items():
+        if x.shape == true[name].shape:
+            scalars["error", name] = _largest_difference(x, true[name])
+    floats = to_floats(scalars)
+    errors = {name: floats.get(("error", name), math.inf) for name in results}
+    return errors, {name: floats["size", name] for name in true}
+
+
+def _unit(result: Tensor, size: float, yardstick: float | None, scale: float) -> float:
+    """What an error is measured in: the yardstick, or a rounding; in float64 a share of ``scale``."""
+    if result.dtype == torch.float64:
+        return EXACT * scale
+    return max(torch.finfo(result.dtype).eps / 2 * size, yardstick or 0.0)
 
 
 def within(name: str, found: Tensor, true: Tensor, allowed: float | None = None) -> Outcome:
@@ -152,15 +212,6 @@ def summation_bound(terms: int, magnitude: Magnitude, dtype: torch.dtype) -> Mag
     return magnitude * (share / (1 - share) if share < 1 else math.inf)
 
 
-def _measure(found: Tensor, true: Tensor, yardstick: float | None, scale: float) -> tuple[float, float]:
-    """The error of one tensor and its unit, which in float64 is a share of ``scale``."""
-    if found.shape != true.shape:
-        return math.inf, 0.0
-    if found.dtype == torch.float64:
-        return _distance(found, true), EXACT * scale
-    return _distance(found, true), max(torch.finfo(found.dtype).eps / 2 * largest(true), yardstick or 0.0)
-
-
 def badness(ratio: float) -> float:
     """A NaN is worse than any number."""
     return math.inf if math.isnan(ratio) else ratio
@@ -170,9 +221,30 @@ def _ratio(error: float, unit: float) -> float:
     return error / unit if unit > 0 else math.inf if error else 0.0
 
 
-def _distance(found: Tensor, true: Tensor) -> float:
-    return largest(found.detach().to("cpu", torch.float64) - true.detach().to("cpu"))
+def _distance(result: Tensor, true: Tensor) -> float:
+    return float(_largest_difference(result, true))
+
+
+def _largest_difference(result: Tensor, true: Tensor) -> Tensor:
+    """In float64, on the device of the result."""
+    device = _device_of_errors(result)
+    wide = result.detach().to(device, torch.float64)
+    return _largest(wide - _moved(true.detach(), device))
+
+
+def _device_of_errors(result: Tensor) -> torch.device:
+    """That of the result, or the CPU where the device has no float64."""
+    return torch.device("cpu") if result.device.type == "mps" else result.device
+
+
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    # a copy to a GPU need not wait for the kernels before it; one to the host must
+    return x.to(device, non_blocking=device.type == "cuda")
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.detach().abs().amax() if x.numel() else x.new_zeros(())
 
 
 def largest(x: Tensor) -> float:
-    return float(x.detach().abs().max()) if x.numel() else 0.0
+    return float(_largest(x))

@@ -23,7 +23,7 @@ from gnn_attention.verify.report import Result
 Make = Callable[[], Iterator[Check]]
 Numbered = tuple[int, Result]
 
-LOST = ("CUDA error", "AcceleratorError")
+LOST = ("CUDA error", "AcceleratorError", "Triton Error [CUDA]")
 TOGETHER = 12  # checks at least that a process takes at a time
 MASKS = hasattr(signal, "pthread_sigmask")
 DIED = "the process that ran it died, or lost its GPU"

@@ -77,11 +77,12 @@ def rule_checks(settings: Settings) -> Iterator[Check]:
     for dtype, backend in product(settings.semantics, settings.backends):
         trial = Trial(settings, DTYPES[dtype], backend)
         for name, (rule, option) in RULES.items():
-            run = partial(_run, rule, trial)
+            run = partial(run_rule, rule, trial)
             yield settings.check("rules", backend, dtype, name, run, option, {"rule": name})
 
 
-def _run(rule: Rule, trial: Trial) -> Mapping[str, Any]:
+def run_rule(rule: Rule, trial: Trial) -> Mapping[str, Any]:
+    """The fields of a check's result."""
     return worst(rule(trial))
 
 

@@ -5,7 +5,7 @@ The truth is dense attention in float64, and how far SDPA is from it: by these a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -22,7 +22,7 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import Feature, GraphCase
 from gnn_attention.verify.measure import Attempt as Attempt
-from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
+from gnn_attention.verify.measure import Truth, gradients_of, largest_errors, results_by_name
 from gnn_attention.verify.roundings import TF32Products, is_tf32, lse_of, rounded
 
 ORDERS = 8  # in which the yardstick of lse is taken
@@ -66,16 +66,22 @@ class Formula:
         out, gradients = self._solve(inputs)
         if self.direction.dtype == torch.float64:
             return Truth(out, gradients, {})
-        near = [{name: nearby(x, number) for name, x in inputs.items()} for number in range(NEIGHBOURS)]
-        truths = [self._solve(moved) for moved in near]
+        worst = largest_errors(self._compared(inputs))
+        plain, fused = (
+            {name: error for (kernel, name), error in worst.items() if kernel == wanted}
+            for wanted in ("plain", "fused")
+        )
+        return rounded(Truth(out, gradients, plain, fused), self.sums, inputs, self.direction)
 
-        def worst(widened: bool) -> dict[str, float]:
-            tried = (self.baseline(moved, number, widened) for number, moved in enumerate(near))
-            errors = [worst_errors([found], *true) for found, true in zip(tried, truths, strict=True)]
-            return {name: max(error[name] for error in errors) for name in errors[0]}
-
-        truth = Truth(out, gradients, worst(widened=False), worst(widened=True))
-        return rounded(truth, self.sums, inputs, self.direction)
+    def _compared(self, inputs: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, str], Tensor, Tensor]]:
+        """((kernel, name), result, truth) of SDPA on each problem nearby, by its plain and fused kernels."""
+        for number in range(NEIGHBOURS):
+            moved = {name: nearby(x, number) for name, x in inputs.items()}
+            true = results_by_name(self._solve(moved))
+            for kernel in ("plain", "fused"):
+                results = results_by_name(self.baseline(moved, number, kernel == "fused"))
+                for name, x in results.items():
+                    yield (kernel, name), x, true[name]
 
     def _solve(self, inputs: Mapping[str, Tensor]) -> Attempt:
         """By the formulas alone, no weight of a layer passing through its own projections."""

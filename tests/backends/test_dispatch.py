@@ -1,20 +1,19 @@
 """Which backend "auto" takes: by a graph's structure and the machine's costs, and the reason in words."""
 
-from dataclasses import replace
+import re
+from functools import cache
 
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.covering import thinned
 from support.plans import edges_of_tiles
 from torch._subclasses import FakeTensorMode
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.backends import BACKENDS, cost_model, dense, dispatch, reference, rows
+from gnn_attention.backends import cost_model, dense, dispatch, reference, rows
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cost_model import Costs
-from gnn_attention.backends.gpu.roofline import Sizes
 from gnn_attention.backends.plan import planner
 
 
@@ -23,10 +22,8 @@ def _no_file_of_costs(tmp_path, monkeypatch):
     """The constants of the package, whatever this machine's file says."""
     monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "none.json"))
     cost_model.costs.cache_clear()
-    dispatch.devices._measured.cache_clear()
     yield
     cost_model.costs.cache_clear()
-    dispatch.devices._measured.cache_clear()
 
 
 def scattered(n, degree, seed=0):
@@ -100,7 +97,7 @@ def test_the_order_follows_the_costs(wanted, monkeypatch):
     graph = window_and_few(1024)
     assert dispatch.choose(call_on(graph)).name == wanted
     times = {name: seconds for name, _, _, seconds in ga.explain(graph, 8, 64).rows if seconds is not None}
-    order = [name for name in dispatch._by_time(call_on(graph)) if name in times]
+    order = [rule.backend for rule in dispatch._rules(call_on(graph)) if rule.backend in times]
     assert [times[name] for name in order] == sorted(times[name] for name in order)
 
 
@@ -129,7 +126,7 @@ def half_of(score, b, h, dst, src):
 @pytest.mark.parametrize("options", [{"score_mod": score_mods.softcap(1.0)}, {"dropout": 0.5}])
 def test_an_unsupported_backend_is_never_taken(graph, options):
     call = call_on(graph, **options)
-    assert "mixed" not in dispatch._by_time(call)
+    assert "mixed" not in [rule.backend for rule in dispatch._rules(call)]
     assert dispatch.choose(call).unsupported_reason(call) is None
 
 
@@ -209,154 +206,160 @@ def test_explain_prints_every_column():
         assert line.split() == [name, f"{flops / 1e9:.3f}", f"{extra / 2**20:.1f}", time]
 
 
-def band_and_few():
-    return patterns.window(2**15, 193) | patterns.random_senders(2**15, 48, causal=False)
-
-
-ON_H200 = {
-    "full": (lambda: patterns.full(4096), "dense", "one SDPA call"),
-    "causal": (lambda: patterns.causal(8192), "dense", "one SDPA call"),
-    "tiny": (lambda: patterns.window(64, 9), "dense", "so few pairs"),
-    "window": (lambda: patterns.window(8192, 256), "varlen", "one window"),
-    "documents": (lambda: patterns.documents([2000] * 4), "varlen", "packed documents"),
-    "scattered": (lambda: patterns.random_senders(8192, 16, causal=False), "triton", "its form rows; "),
-    "dilated": (lambda: patterns.dilated(8192, 64, 8), "flex", "FlexAttention on its tiles of 128; "),
-    "blocks": (lambda: patterns.bigbird_etc(4096 - 128, 64, 128), "flex", "FlexAttention"),
-    "grid": (lambda: listed(patterns.natten((100, 100), 5)), "flex", "FlexAttention"),
-    "strict": (lambda: patterns.strict_causal(8192), "split", "its parts by dense, joined"),
-    "prefix": (lambda: patterns.prefix(8192, 700), "split", "its parts by dense, dense, joined"),
-    "window and sinks": (lambda: patterns.window(2**15, 1024) | patterns.sinks(2**15, 4), "flex", "Flex"),
-    "band and few": (band_and_few, "split", "its parts by varlen, triton, joined"),
+# What takes a call on CUDA, by the list of rules: in bfloat16 with 8 heads on 4 unless the column names
+# another dtype. "bias" is a number for each edge; "-" stands where a graph has no single list of edges.
+N = 4096
+TABLE = """
+graph             plain   lse     score_mod  bias   dropout  float64  float32  float32 grouped
+full              dense   dense   flex       rows   rows     rows     dense    flex
+causal            dense   dense   flex       rows   rows     rows     dense    flex
+window            varlen  varlen  flex       rows   rows     rows     flex     flex
+documents         varlen  varlen  flex       rows   rows     rows     flex     flex
+window and sinks  flex    flex    flex       rows   rows     rows     flex     flex
+bigbird           flex    flex    flex       rows   rows     rows     flex     flex
+natten            rows    rows    rows       rows   rows     rows     rows     rows
+random list       rows    rows    rows       rows   rows     rows     rows     rows
+chosen            rows    rows    rows       rows   rows     rows     rows     rows
+by head           flex    flex    flex       -      rows     rows     flex     flex
+decoding row      rows    rows    dense      dense  dense    rows     rows     rows
+last row of full  dense   dense   dense      dense  dense    dense    dense    dense
+few pairs         dense   dense   dense      dense  dense    dense    dense    dense
+"""
+HEADER, *LINES = [re.split(r"  +", line.strip()) for line in TABLE.strip().splitlines()]
+CELLS = [(line[0], *cell) for line in LINES for cell in zip(HEADER[1:], line[1:], strict=True)]
+COLUMNS = {
+    "plain": {},
+    "lse": {"with_lse": True},
+    "score_mod": {"score_mod": score_mods.softcap(1.0)},
+    "bias": {"bias": True},
+    "dropout": {"dropout": 0.5},
+    "float64": {"dtype": torch.float64},
+    "float32": {"dtype": torch.float32, "kv_heads": 8},
+    "float32 grouped": {"dtype": torch.float32},
 }
-VERIFIED = {"dilated": "triton", "blocks": "triton", "window": "varlen", "grid": "triton"}
 
 
-@pytest.fixture
-def h200(monkeypatch):
-    """Calls on a GPU that is not there: tensors without data, and its name."""
-    monkeypatch.setattr(dispatch.devices, "device_of", lambda device: dispatch.devices.PRESETS["H200"])
-
-    def call(graph, dtype=torch.bfloat16, heads=8, dim=64, **options):
-        with FakeTensorMode():
-            q = torch.empty(graph.batch or 1, heads, graph.num_dst, dim, device="cuda", dtype=dtype)
-            k = torch.empty(graph.batch or 1, heads, graph.num_src, dim, device="cuda", dtype=dtype)
-        return AttentionCall.checked(q, k, k, graph, **options)
-
-    return call
+def wider_by_head(b, h, dst, src):
+    return (src <= dst) & (dst - src < 256 + h)
 
 
-@pytest.mark.parametrize("name", thinned(ON_H200))
-def test_what_auto_takes_on_a_gpu(name, h200):
-    """It follows from bytes and products; ``explain`` and a call agree, and the reason says so."""
-    make, wanted, reason = ON_H200[name]
-    graph = make()
-    found = ga.explain(graph, 8, 64, "H200")
-    assert found.choice == dispatch._by_time(h200(graph))[0] == wanted
-    assert reason in found.reason
+@cache
+def graph_of(name):
+    return {
+        "full": lambda: patterns.full(N),
+        "causal": lambda: patterns.causal(N),
+        "window": lambda: patterns.window(N, 256),
+        "documents": lambda: patterns.documents([N // 4] * 4),
+        "window and sinks": lambda: patterns.window(N, 256) | patterns.sinks(N, 4),
+        "bigbird": lambda: patterns.bigbird(N, 64),
+        "natten": lambda: patterns.natten((64, 64), 5),
+        "random list": lambda: scattered(N, 16),
+        "chosen": lambda: ga.TokenGraph.from_indices(torch.arange(N).view(-1, 1) // 2, N),
+        "by head": lambda: ga.TokenGraph.from_rule(wider_by_head, N, heads=8),
+        "decoding row": lambda: patterns.window(N, 1024).rows(N - 1, N),
+        "last row of full": lambda: patterns.full(N).rows(N - 1, N),
+        "few pairs": lambda: patterns.window(64, 9),
+    }[name]()
 
 
-@pytest.mark.parametrize("name", VERIFIED)
-def test_on_a_verified_gpu_our_kernels_count_as_what_they_are(name, h200, monkeypatch):
-    """But for a quarter more until the constants were measured."""
-    monkeypatch.setitem(dispatch.devices.VERIFIED, "H200", "2026-12-01-h200.json")
-    found = ga.explain(ON_H200[name][0](), 8, 64, "H200")
-    assert found.choice == dispatch._by_time(h200(ON_H200[name][0]()))[0] == VERIFIED[name]
-    assert "counted 1.25 times as long" in (found.trust if found.choice == "triton" else found.reason)
+def choice_on_cuda(graph, dtype=torch.bfloat16, kv_heads=4, **options):
+    """What ``auto`` takes for tensors without numbers, on a GPU that need not be there."""
+    with FakeTensorMode():
+        shapes = (8, graph.num_dst), (kv_heads, graph.num_src)
+        q, k = (torch.empty(graph.batch or 1, *shape, 64, device="cuda", dtype=dtype) for shape in shapes)
+        if "bias" in options:
+            options["bias"] = torch.empty(graph.num_edges, device="cuda")
+        return dispatch.choose(AttentionCall.checked(q, k, k, graph, **options)).name
 
 
-@pytest.mark.slow
-def test_sinks_beside_a_window_are_a_part_where_varlen_is_faster_than_flex():
-    """By the constants of an A100."""
-    found = ga.explain(patterns.window(2**15, 2**13) | patterns.sinks(2**15, 4), 8, 64, "A100")
-    assert (found.choice, found.reason[:34]) == ("split", "its parts by dense, varlen, joined")
+@pytest.mark.parametrize(("name", "column", "backend"), [cell for cell in CELLS if cell[2] != "-"])
+def test_what_auto_takes_on_cuda(name, column, backend):
+    assert choice_on_cuda(graph_of(name), **COLUMNS[column]) == backend
 
 
-@pytest.mark.parametrize("factor", [2.9, 3.1])
-@pytest.mark.parametrize("name", ["dense", "flex", "varlen"])
-def test_those_of_torch_are_taken_up_to_three_times_the_time_of_ours(name, factor, h200, monkeypatch):
-    """And no longer."""
-    long = {"dense": 9.0, "flex": 9.0, "varlen": 9.0, "modified": 9.0, "written out": 9.0, "windows": 9.0}
-    seconds = long | {"rows": 1.0, "tiles": 9.0, name: factor / (1.25 if name == "flex" else 1.0)}
-    made = {
-        key: dispatch.estimates(patterns.full(8), Sizes(1, 8, 8), dispatch.devices.GENERIC)["dense"]
-        for key in seconds
-    }
-    found = {key: made[key]._replace(seconds=seconds[key]) for key in seconds}
-    monkeypatch.setattr(dispatch, "estimates", lambda *given: found)
-    assert dispatch._by_time(h200(patterns.window(8192, 256)))[0] == (name if factor < 3 else "triton")
-
-
-@pytest.mark.parametrize(("name", "first"), [("dilated", "tiles"), ("scattered", "rows")])
-def test_an_unsupported_backend_is_passed_over(name, first, h200, monkeypatch):
-    """The order has every backend; without Triton those of a CPU serve, by the same structure."""
-    call = h200(ON_H200[name][0]())
-    order = dispatch._by_time(call)
-    assert set(order) == {"dense", "triton", "flex", "tiles", "rows", "mixed", "reference"}
-    assert order[3] == first
-    for missing in ("triton", "flex"):
-        without = replace(BACKENDS[missing], unsupported_reason=lambda call: "not here")
-        monkeypatch.setitem(BACKENDS, missing, without)
-    monkeypatch.setattr(dispatch, "_too_large", lambda call: "too large")
-    assert dispatch.choose(call).name == first
-
-
-WINDOW, PACKED, CAUSAL = patterns.window(8192, 256), patterns.documents([2000] * 4), patterns.causal(8192)
-HALF, MOD = torch.bfloat16, {"score_mod": score_mods.softcap(1.0)}
+@pytest.mark.parametrize(("name", "backend"), [(line[0], line[1]) for line in LINES])
+def test_explain_says_the_same_for_cuda(name, backend):
+    """It lists the backends in their order up to the one that is taken, with a reason for each."""
+    explanation = ga.explain(graph_of(name), 8, 64, device="cuda")
+    assert explanation.choice == backend
+    order = [rule for rule, _ in explanation.rules]
+    assert order == [rule.backend for rule in dispatch.ON_CUDA][: len(order)]
+    assert explanation.rules[-1] == (backend, "taken")
+    lines = str(explanation).splitlines()
+    assert lines[1] == f"auto takes {backend}: {explanation.reason}"
+    assert [line.split()[0] for line in lines[2:]] == order
 
 
 @pytest.mark.parametrize(
-    ("graph", "dtype", "options", "wanted"),
+    ("width", "reason"),
     [
-        (WINDOW, torch.float32, {}, "flex"),  # varlen supports half types
-        (WINDOW, torch.float64, {}, "triton"),  # flex does not support those
-        (PACKED, HALF, MOD, "flex"),  # varlen supports plain calls
-        (PACKED, HALF, {"with_lse": True}, "varlen"),
-        (CAUSAL, HALF, {"with_lse": True}, "dense"),
-        (CAUSAL, torch.float32, {"with_lse": True}, "flex"),  # SDPA gives lse of halves
-        (CAUSAL, HALF, MOD, "flex"),  # SDPA would write logits out
-        (CAUSAL, HALF, {"score_mod": score_mods.alibi(score_mods.alibi_slopes(8))}, "flex"),
-        (patterns.strict_causal(8192), HALF, MOD, "flex"),  # so it would for the part of a split
+        (64, "edge by edge; in the Triton kernel"),
+        (600, "edge by edge; by torch operators, .*at most 512 channels, got 600"),
     ],
 )
-def test_options_and_dtypes_count_on_a_gpu(graph, dtype, options, wanted, h200):
-    assert dispatch._by_time(h200(graph, dtype, **options))[0] == wanted
+def test_explain_says_what_computes_rows(width, reason):
+    assert re.fullmatch(reason, ga.explain(graph_of("random list"), 8, width, device="cuda").reason)
 
 
-def test_our_kernels_must_be_clearly_better_until_they_were_measured(h200, monkeypatch):
-    graph = patterns.window(8192, 256)
-    preset = dispatch.devices.PRESETS["H200"]
-    found = dispatch.estimates(graph, Sizes(8, 64, 64), preset)
-    assert found["tiles"].seconds < found["varlen"].seconds
-    assert dispatch._by_time(h200(graph))[0] == "varlen"
-    monkeypatch.setitem(dispatch.devices.VERIFIED, "H200", "2026-12-01-h200.json")
-    assert dispatch._by_time(h200(patterns.window(8192, 256)))[0] == "varlen"
-    monkeypatch.setattr(dispatch.devices, "device_of", lambda device: replace(preset, measured="today"))
-    assert dispatch._by_time(h200(patterns.window(8192, 256)))[0] == "triton"
+def tiles_with(edges_of_each, number=N // 128, apart=128):
+    """A list of so many tiles of 128 along the diagonal, with so many edges each, row by row."""
+    within, first = torch.arange(edges_of_each), torch.arange(0, number * apart, apart).view(-1, 1)
+    edges = torch.stack([(first + within % 128).flatten(), (first + within // 128).flatten()])
+    return ga.TokenGraph.from_edges(edges, number * apart)
 
 
-def test_a_prediction_says_what_it_is():
-    found = ga.explain(patterns.window(8192, 256), 8, 64, "H200")
-    lines = str(found).splitlines()
-    assert lines[2].startswith("predicted for H200, bfloat16 (not measured: ")
-    assert lines[3] == f"kernels of our own: {found.trust}"
-    for part in (
-        "not verified on this class of device",
-        "up to 3 times",
-        "compares 64 receivers",
-        "with a warning",
-    ):
-        assert part in found.trust
-    for line, (name, *_), (share, limit) in zip(lines[5:], found.rows, found.shares, strict=True):
-        assert line.startswith(name)
-        assert line.endswith(f"{100 * share:.0f} %  {limit}")
-        assert 0 < share <= 1
-    in_float32 = ga.explain(patterns.window(8192, 256), 8, 64, "H200", torch.float32)
-    assert {row[0] for row in found.rows} - {row[0] for row in in_float32.rows} == {"varlen"}
+def test_flex_takes_tiles_of_which_an_eighth_is_filled():
+    """A tile of 128 has 16,384 pairs, of which 2,048 are an eighth."""
+    assert choice_on_cuda(tiles_with(2048)) == "flex"
+    assert choice_on_cuda(tiles_with(2047)) == "rows"
 
 
-def test_a_gpu_need_not_be_there():
-    """Without one, "cuda" is a GPU like any; an unknown name is refused; None and "cpu" are this machine."""
-    assert ga.explain(patterns.causal(4096), 8, 64, "cuda").choice == "dense"
-    with pytest.raises(ValueError, match=r"device must be one of cpu, cuda, H200, .* got 'H2000'"):
-        ga.explain(patterns.causal(64), 8, 64, "H2000")
+def test_the_fill_of_a_long_list_is_counted_in_some_rows_of_tiles():
+    """Of 64 rows of tiles the even ones; an odd one with an edge in each tile counts in a shorter list."""
+    filled = tiles_with(2048, 32, apart=256)
+    scattered_edges = torch.stack([torch.arange(0, 8192, 128), torch.full((64,), 128)])
+    long = ga.TokenGraph.from_edges(torch.cat([filled.edge_index, scattered_edges], 1), 8192)
+    assert choice_on_cuda(long) == "flex"
+    assert choice_on_cuda(long.rows(0, 4096)) == "rows"
+
+
+def own_mod(score, b, h, dst, src):
+    return score + 1
+
+
+@pytest.mark.parametrize(("tokens", "backend"), [(128, "dense"), (129, "rows")])
+def test_few_pairs_are_those_of_128_tokens(tokens, backend):
+    """Whose logits SDPA writes out for a score_mod; an edge in each tile is for rows."""
+    assert choice_on_cuda(scattered(tokens, 1), score_mod=own_mod) == backend
+
+
+def test_what_no_list_of_edges_holds_is_written_out_or_computed_in_chunks(monkeypatch):
+    """Dense up to 4 GiB of logits, then the reference; else every reason is named."""
+    monkeypatch.setattr(rows, "MEMORY_LIMIT", 1000)
+    # 5 numbers of 4 bytes for each head and pair, and positions of 34 bytes for each pair
+    few, many = (scattered(tokens, 8) for tokens in (4096, 5120))
+    assert [(5 * 4 * 8 + 34) * graph.num_dst**2 > 2**32 for graph in (few, many)] == [False, True]
+    assert choice_on_cuda(few, score_mod=own_mod) == "dense"
+    assert choice_on_cuda(many, score_mod=own_mod) == "reference"
+    monkeypatch.setattr(reference, "MEMORY_LIMIT", 1000)
+    order = "; ".join(
+        f"{name}: .*" for name in ("rows", "dense", "varlen", "flex", "rows", "dense", "reference")
+    )
+    with pytest.raises(NotImplementedError, match=f"no backend holds .*: {order}"):
+        choice_on_cuda(many, score_mod=own_mod)
+
+
+def test_a_step_with_gradients_is_no_step_of_decoding():
+    """The other rules take it: dense, since its pairs are few."""
+    with FakeTensorMode():
+        q, k = (torch.empty(1, 8, tokens, 64, device="cuda", requires_grad=True) for tokens in (1, N))
+        call = AttentionCall.checked(q, k, k, graph_of("decoding row"))
+        assert dispatch.choose(call).name == "dense"
+        with torch.no_grad():
+            assert dispatch.choose(call).name == "rows"
+
+
+def test_the_device_is_a_cpu_or_a_gpu_that_need_not_be_there():
     assert ga.explain(patterns.causal(512), 8, 64, "cpu") == ga.explain(patterns.causal(512), 8, 64)
+    with pytest.raises(ValueError, match=r"device must be 'cpu' or 'cuda', got 'H200'"):
+        ga.explain(patterns.causal(64), 8, 64, "H200")

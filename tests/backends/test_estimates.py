@@ -1,15 +1,16 @@
 """What backends state that a call needs, computed by hand from their words, and the limits of memory."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from gnn_attention import patterns
 from gnn_attention._support import memory
-from gnn_attention.backends import dense, mixed, rows, split, tiles, triton, varlen
+from gnn_attention.backends import BACKENDS, dense, mixed, rows, tiles, varlen
 from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.gpu import row_attention
 from gnn_attention.backends.plan import planner
 from gnn_attention.graph import TokenGraph
 
@@ -57,14 +58,17 @@ NEEDED = {
     "tiles": (tiles, PART, {}, lambda wide: 2**26),
     "tiles, score_mod": (tiles, PART, MOD, lambda wide: 2**28),
     "mixed": (mixed, PART, {}, lambda wide: 2**27),
-    # results of two parts, their sum, and a call of tiles
-    "split": (split, PART, {}, lambda wide: 3 * B * H * 20 * V * wide + 2**26),
     # two int32 for each edge and one for each bound of a row, both ways; with a bias a third, the bias in the
     # dtype of sums, which is the same for all heads and samples, and its gradient for each of them
-    "triton": (triton, PART, {}, lambda wide: EDGES * 8 + (20 + T + 2) * 4 + 2**26),
-    "triton, bias": (
-        *(triton, PART, BIAS),
+    "rows in the kernel": (row_attention, PART, {}, lambda wide: EDGES * 8 + (20 + T + 2) * 4 + 2**26),
+    "rows in the kernel, bias": (
+        *(row_attention, PART, BIAS),
         lambda wide: EDGES * (12 + wide * (1 + B * H)) + (20 + T + 2) * 4 + 2**26,
+    ),
+    # the rows of every sample and head
+    "rows in the kernel, by both": (
+        *(row_attention, BOTH, {}),
+        lambda wide: BOTH.num_edges * 8 + (B * H * 2 * T + 2) * 4 + 2**26,
     ),
 }
 
@@ -109,24 +113,47 @@ def test_mixed_and_tiles_refuse_by_their_limits(monkeypatch, more):
     assert_matches(message, tiles.unsupported_reason(call))
 
 
-@pytest.mark.parametrize(
-    "backend", [tiles, rows, dense], ids=lambda module: module.__name__.rpartition(".")[2]
-)
-def test_what_is_left_counts_on_a_cpu(monkeypatch, backend):
-    call = call_of(patterns.window(T, 4))
-    assert backend.unsupported_reason(call) is None
+@pytest.mark.parametrize("name", ["tiles", "rows", "dense"])
+def test_what_is_left_counts_on_a_cpu(monkeypatch, name):
+    """Of the memory of a GPU the host knows nothing."""
+    backend, graph = BACKENDS[name], patterns.window(T, 4)
+    assert backend.unsupported_reason(call_of(graph)) is None
     monkeypatch.setattr(memory, "shortage", lambda needed: "too little")
-    assert_matches("too little", backend.unsupported_reason(call))
-    q = SimpleNamespace(device=torch.device("cuda"), shape=call.q.shape, dtype=call.q.dtype)
-    object.__setattr__(call, "q", q)
-    assert backend.unsupported_reason(call) is None
+    assert_matches("too little", backend.unsupported_reason(call_of(graph)))
+    with FakeTensorMode():
+        reason = backend.unsupported_reason(call_of(graph, device="cuda"))
+    assert reason is None if name != "tiles" else "it runs on cpu" in reason
 
 
-def test_triton_supports_as_many_rows_as_a_grid(monkeypatch):
-    assert torch.iinfo(torch.int32).max == triton.MOST_PROGRAMS
-    for most, graph in ((2 * T, patterns.causal(T)), (T, patterns.causal(T).rows(0, T // 4))):
-        monkeypatch.setattr(triton, "MOST_PROGRAMS", most)
-        assert triton._too_large(call_of(graph), "rows") is None
-        monkeypatch.setattr(triton, "MOST_PROGRAMS", most - 1)
-        message = rf"at most {most - 1} receivers times query heads of a group"
-        assert_matches(message, triton._too_large(call_of(graph), "rows"))
+def test_rows_need_what_computes_them_needs(monkeypatch):
+    """The kernel where it serves the call, else the operators of torch."""
+    call = call_of(PART)
+    assert rows.bytes_needed(call) > row_attention.bytes_needed(call) - row_attention.WORKSPACE
+    monkeypatch.setattr(row_attention, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(row_attention, "INSTALLED", True)
+    assert rows.bytes_needed(call) == row_attention.bytes_needed(call)
+    by_operators = call_of(PART, score_mod=half_of)
+    assert rows.bytes_needed(by_operators) == NEEDED["rows"][3](4)
+
+
+# SDPA on CUDA writes logits out: five numbers for each pair of every head
+LOGITS = 5 * B * H * T * T
+FUSED = {
+    "halves": ((torch.bfloat16, H, 64, 64), 0),
+    "halves, grouped": ((torch.bfloat16, KV, 64, 64), 0),
+    "halves of another width": ((torch.float16, KV, 64, 72), 4 * LOGITS),
+    "float32": ((torch.float32, H, 64, 64), 0),
+    "float32, grouped": ((torch.float32, KV, 64, 64), 4 * LOGITS),
+    "float32, not in steps of 16 bytes": ((torch.float32, H, 65, 65), 4 * LOGITS),
+    "float64": ((torch.float64, H, 64, 64), 8 * LOGITS),
+}
+
+
+@pytest.mark.parametrize(("about", "needed"), FUSED.values(), ids=FUSED)
+def test_which_calls_have_a_fused_kernel_on_cuda(about, needed):
+    """A causal call, which needs no mask, on a GPU that is not there."""
+    dtype, kv_heads, dim, value_dim = about
+    with FakeTensorMode():
+        shapes = (H, dim), (kv_heads, dim), (kv_heads, value_dim)
+        q, k, v = (torch.empty(B, heads, T, width, dtype=dtype, device="cuda") for heads, width in shapes)
+        assert dense.bytes_needed(AttentionCall(q, k, v, patterns.causal(T), 1.0)) == needed

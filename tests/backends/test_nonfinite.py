@@ -14,7 +14,7 @@ import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS, dense, flex, nonfinite, varlen
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.cpu import attention_op, dense_blocks
+from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.backends.plan.planner import packed_plan
 from tests.backends.test_flash import backward_kernel, forward_kernel
@@ -28,15 +28,14 @@ GRAPHS = {
     "full": patterns.full(N),
     "window": patterns.window(N, 4),
     "documents": patterns.documents([5, 1, 8]),
-    # for mixed in rectangles and edges, with a sender of more than the edges that are summed at once
+    # with a sender of more than the edges that are summed at once
     "scattered": patterns.window(150, 20) | patterns.sinks(150, 1) | FEW,
     "listed": ga.convert.from_edge_index(torch.tensor([[8, 0, 12, 8, 2], [0, 1, 1, 5, 8]]), N, N),
 }
-OF_PLANS = ("rows", "tiles", "mixed")
 CASES = [
     *(("dense", name) for name in GRAPHS),
     *(("varlen", name) for name in ("causal", "window", "documents")),
-    *((backend, name) for backend in OF_PLANS for name in GRAPHS),
+    *(("rows", name) for name in GRAPHS),
 ]
 
 
@@ -64,7 +63,6 @@ def asynchronous(monkeypatch):
     monkeypatch.setattr(flash_varlen, "_forward_kernel", forward_kernel)
     monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", sdpa)
-    monkeypatch.setattr(dense_blocks, "FLASH", None)
     monkeypatch.setattr(nonfinite, "ASYNCHRONOUS", ("cpu",))
 
 
@@ -109,7 +107,7 @@ def test_nothing_waits_for_the_device(backend, name, with_more, monkeypatch):
     for attempt in range(2):
         given = drawn(tokens=GRAPHS[name].num_dst)
         # of these a profile on a CPU does not tell; the kernels that stand in for flash attention take them
-        for way in ("tolist", "cpu", "numpy") if attempt and backend in OF_PLANS else ():
+        for way in ("tolist", "cpu", "numpy") if attempt and backend == "rows" else ():
             monkeypatch.setattr(torch.Tensor, way, None)
         with torch.profiler.profile() as watched:
             more = {"sink_logits": given[0][0, :, 0, 0], "return_info": True} if with_more else {}
@@ -120,11 +118,11 @@ def test_nothing_waits_for_the_device(backend, name, with_more, monkeypatch):
 
 
 @pytest.mark.usefixtures("asynchronous")
-@pytest.mark.parametrize(("kind", "name"), [case for case in CASES if case[0] in OF_PLANS])
-def test_a_plan_once_seen_has_no_size_that_depends_on_numbers(kind, name):
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_plan_once_seen_has_no_size_that_depends_on_numbers(name):
     """Nor a copy between devices: what a CUDA graph may not record, forward or backward."""
     q, k, v = drawn(requires_grad=False, tokens=GRAPHS[name].num_dst)
-    sinks, plan = torch.zeros(1, q.shape[1], dtype=q.dtype), packed_plan(kind, GRAPHS[name], q.device)
+    sinks, plan = torch.zeros(1, q.shape[1], dtype=q.dtype), packed_plan("rows", GRAPHS[name], q.device)
     for rules in (contextlib.nullcontext(), CaptureRules()):
         with rules:
             out, lse = attention_op._run(q, k, v, sinks, *plan, 1.0)

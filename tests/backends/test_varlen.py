@@ -10,7 +10,7 @@ from support.inputs import qkv
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.backends import BACKENDS, RefusalError, dense, split, varlen
+from gnn_attention.backends import BACKENDS, RefusalError, dense, varlen
 from gnn_attention.backends.gpu import flash_varlen
 from tests.backends.test_flash import backward_kernel, forward_kernel
 
@@ -28,8 +28,7 @@ GRAPHS = {
 def on_a_cpu(monkeypatch):
     """As if it were a GPU, in float64."""
     supported = replace(varlen.BACKEND.capabilities, devices=("cpu",), dtypes=(torch.float64,))
-    for table in (BACKENDS, split.KERNELS):
-        monkeypatch.setitem(table, "varlen", replace(varlen.BACKEND, capabilities=supported))
+    monkeypatch.setitem(BACKENDS, "varlen", replace(varlen.BACKEND, capabilities=supported))
     monkeypatch.setattr(flash_varlen, "DTYPES", (torch.float64,))
     monkeypatch.setattr(flash_varlen, "_forward_kernel", forward_kernel)
     monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
@@ -53,18 +52,6 @@ def test_equal_to_the_reference(name, with_sinks):
     for mine, theirs in zip(
         *(results(GRAPHS[name], b, sinks, drawn()) for b in ("varlen", "reference")), strict=True
     ):
-        assert_exact(mine, theirs)
-
-
-@pytest.mark.usefixtures("on_a_cpu")
-def test_a_split_uses_it(monkeypatch):
-    """For what is a window once the sinks are apart; joined with another kernel, gradients and all."""
-    graph = patterns.window(60, 9) | patterns.sinks(60, 2)
-    monkeypatch.setattr(split, "_order", lambda call: ("varlen", "dense"))
-    given = qkv(60, dim=12, value_dim=10)
-    call = ga.backends.AttentionCall.checked(*(x.detach() for x in given), graph)
-    assert [name for _, name in split._assigned(split._first(call))] == ["dense", "varlen"]
-    for mine, theirs in zip(*(results(graph, b, None, given) for b in ("split", "reference")), strict=True):
         assert_exact(mine, theirs)
 
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import graphs, process
 from benchmarks.__main__ import main
 from gnn_attention.verify.measure import EXACT
-from gnn_attention.verify.record import RECORDS
+from tests.guarantees.gpu_record import RECORDS
 
 pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
 
@@ -35,7 +35,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["graphs", "--quick"], "--quick belongs to attention and gpu, not to graphs"),
+            (["graphs", "--quick"], "--quick belongs to attention, not to graphs"),
             (["attention", "--tokens", "5"], "--tokens belongs to training and graphs, not to attention"),
             (["training", "--steps", "0"], "steps must be at least 1, got 0"),
             (["training", "--tokens", "3"], "length must be at least 8, got 3"),

@@ -125,9 +125,7 @@ def test_what_is_refused(index, options, error, words):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    "backend", thinned(["rows", "auto", "tiles", "mixed", "dense", "reference", "split"])
-)
+@pytest.mark.parametrize("backend", thinned(["rows", "auto", "tiles", "mixed", "dense", "reference"]))
 def test_attention_is_that_of_the_mask(form, backend):
     index = chosen(*FORMS[form])
     graph = TokenGraph.from_indices(index, NUM_SRC)
@@ -205,7 +203,7 @@ def formula(q, k, v, index, counted):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("coalesce", [True, "count"])
-@pytest.mark.parametrize("backend", thinned(["auto", "rows", "tiles", "dense", "split"]))
+@pytest.mark.parametrize("backend", thinned(["auto", "rows", "tiles", "dense"]))
 def test_a_sender_that_stands_twice_weighs_once_or_as_often(form, coalesce, backend):
     index = repeated(form)
     found = TokenGraph.from_indices(index, NUM_SRC, coalesce=coalesce)

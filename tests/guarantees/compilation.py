@@ -37,7 +37,7 @@ from tests.guarantees import operators
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 
 LENGTHS, FEW = 32, 2  # sizes that a program serves, and programs that may be made for them
-BACKENDS = ("dense", "rows", "tiles", "mixed", "split", "reference", "auto")
+BACKENDS = ("dense", "rows", "tiles", "mixed", "reference", "auto")
 FORMS: dict[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
     "factored": FactoredHeads.of,

@@ -19,7 +19,6 @@ from examples.training.compare_store import PLAN, Store
 from gnn_attention import model as language_model
 from gnn_attention import patterns
 from gnn_attention.backends import cost_model
-from gnn_attention.backends.gpu import devices
 from gnn_attention.convert import expressions, files
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model.tokenizer import BytePair
@@ -156,12 +155,6 @@ def _costs(folder: Path) -> Path:
     return path
 
 
-def _devices(folder: Path) -> Path:
-    path = folder / "gpu-costs.json"
-    path.write_text(json.dumps({"devices": {"H200": asdict(devices.PRESETS["H200"])}}), encoding="utf-8")
-    return path
-
-
 def _training() -> tuple[nn.Module, torch.optim.Optimizer, torch.Generator]:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -207,6 +200,5 @@ FORMS = (
     Form("plan of an experiment", _store(PLAN), _stored, _JSON, named="files"),
     Form("outcome of an experiment", _store("0123-seed0.json"), _stored, _JSON, _check_outcome),
     Form("costs of a CPU", _costs, cost_model.read, _JSON),
-    Form("costs of GPUs", _devices, devices.read, _JSON),
     Form("what a checkpoint tells", _checkpoint(RECORD), _recorded_progress, _JSON, named="step-00000002"),
 )

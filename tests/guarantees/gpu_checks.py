@@ -1,8 +1,11 @@
-"""What only a GPU shows of our kernels: the same bits thrice, a bound on memory, operators for compilers."""
+"""What only a GPU shows: the same bits in every run, a bound on memory, and operators that compilers may use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,58 +15,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gnn_attention import convert
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import Backend
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.gpu.formats import SIDE
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify import OWN
-from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS, GraphCase
-from gnn_attention.verify.check import DIM, DTYPES, VALUE_DIM, Check, Settings, verdict
+from gnn_attention.layer import MessagePassingAttention
+from gnn_attention.verify.attend_checks import drawn
+from gnn_attention.verify.cases import BATCH, FEATURES, GraphCase
+from gnn_attention.verify.check import DTYPES, WIDTH, verdict
+from gnn_attention.verify.layer_checks import drawn_heads
 from gnn_attention.verify.measure import gradients_of
-from gnn_attention.verify.truth import Formula
-from tests.guarantees.gpu_large import LARGE, TOKENS, LargeCase
+from gnn_attention.verify.truth import Problem, leaves_of
+from tests.guarantees.gpu_large import LARGE, LargeCase
 
 REPEATS = 3
 WORKSPACE = 64 * 2**20
-MEMORY_TOKENS, MEMORY_HEADS, MEMORY_DIM = 65_536, 8, 64
-OPERATOR_GRAPHS = ("window", "listed")
+MEMORY_HEADS, MEMORY_DIM = 8, 64
 
 
-def gpu_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
-    """Repeatability of our kernels on larger graphs in every dtype; their memory; their operators."""
-    own = [backend for backend in settings.backends if backend.name.startswith(OWN)]
-    for dtype in settings.dtypes:
-        for large in LARGE.values():
-            case = LargeCase(settings, large, DTYPES[dtype], tokens, large.listed)
-            for backend in own:
-                name = f"{large.name}, {tokens} tokens: {REPEATS} runs give the same bits"
-                yield Check("repeat", backend.name, dtype, name, partial(_repeats, case, backend))
-    for dtype in [name for name in settings.dtypes if name in ("bfloat16", "float32")]:
-        for hubs in (False, True):
-            for backend in own:
-                name = (
-                    f"{'hubs' if hubs else 'random'}, {MEMORY_TOKENS} tokens: its graph, results and 64 MiB"
-                )
-                yield Check(
-                    "memory",
-                    backend.name,
-                    dtype,
-                    name,
-                    partial(_memory, settings, DTYPES[dtype], hubs, backend),
-                )
-    for dtype in [name for name in settings.dtypes if name in ("float64", "float32")]:
-        for graph in [name for name in OPERATOR_GRAPHS if name in settings.graphs]:
-            for backend in own:
-                given = settings, DTYPES[dtype]
-                run = partial(_opcheck, *given, GRAPHS[graph].graph, backend)
-                yield Check("operators", backend.name, dtype, f"opcheck on {graph}", run)
-                run = partial(_compiled, *given, GRAPHS[graph], backend)
-                yield Check("operators", backend.name, dtype, f"compiled as one graph on {graph}", run)
+def run_again(case: LargeCase, backend: Backend, kernel: str = "") -> Mapping[str, Any]:
+    """Output, lse and gradients are equal bit for bit in each of three runs of the operator ``kernel``.
 
-
-def _repeats(case: LargeCase, backend: Backend) -> Mapping[str, Any]:
-    """Bit for bit."""
-    first = results_of(case, backend)
+    Where the kernel is missing, operators of torch would pass all other checks in its place.
+    """
+    with Recorder() as recorder:
+        first = results_of(case, backend)
+    if not any(kernel in str(func) for func, _, _ in recorder.calls) and kernel:
+        return {"passed": False, "message": f"the operator {kernel} was not called"}
     for _ in range(REPEATS - 1):
         for name, again in results_of(case, backend).items():
             if not torch.equal(first[name].nan_to_num(0.5), again.nan_to_num(0.5)):
@@ -74,31 +51,52 @@ def _repeats(case: LargeCase, backend: Backend) -> Mapping[str, Any]:
 def results_of(case: LargeCase, backend: Backend) -> dict[str, Tensor]:
     """Output, lse and every gradient."""
     inputs = case.inputs(case.dtype)
-    out, info = case.attended(backend, inputs, return_info=True)
+    out, info = case.attend(backend, inputs, return_info=True)
     return {"output": out.detach(), "lse": info.lse.detach(), **gradients_of(out, case.direction, inputs)}
 
 
-def _memory(settings: Settings, dtype: torch.dtype, hubs: bool, backend: Backend) -> Mapping[str, Any]:
-    """Forward: outputs and lse. Backward: gradients, and some numbers by receiver and head. Cached: what the
-    graph needs.
-    """
-    # tiles are for blocks: they refuse edges that are scattered
-    graph = _random_graph(MEMORY_TOKENS, hubs, SIDE if backend.name.endswith("tiles") else 1)
-    q, k, v, direction = _random_inputs(settings, dtype)
-    call = AttentionCall.checked(q, k, v, graph)
+def run_fresh(device: str, backend: str, dtype: str, tokens: int) -> Mapping[str, Any]:
+    """The bits of every larger graph are the same in this process and in a new one."""
+    code = f"from tests.guarantees.gpu_checks import bits; print(bits{(device, backend, dtype, tokens)})"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        error = f"the new process ended with {done.returncode}: {done.stderr[-400:]}"
+        return {"passed": False, "message": error}
+    own, other = bits(device, backend, dtype, tokens), done.stdout.strip()
+    return {"passed": own == other, "message": f"bits {own}, in a new process {other}"}
+
+
+def bits(device: str, backend: str, dtype: str, tokens: int) -> str:
+    """A digest of outputs, lse and gradients on every larger graph."""
+    digest = hashlib.sha256()
+    for large in LARGE.values():
+        case = LargeCase(device, large, DTYPES[dtype], tokens, full=large.listed)
+        for name, x in results_of(case, BACKENDS[backend]).items():
+            digest.update(name.encode() + x.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def run_memory(
+    device: str, dtype: torch.dtype, tokens: int, hubs: bool, backend: Backend
+) -> Mapping[str, Any]:
+    """What a call allocates is bounded by its results, what the backend says it needs, and 64 MiB."""
+    graph = _random_graph(tokens, hubs)
+    q, k, v, direction = _random_inputs(device, dtype, tokens)
+    needed = 0
+    if backend.bytes_needed is not None:
+        needed = backend.bytes_needed(AttentionCall.checked(q, k, v, graph))
+    # the output, and lse in float32 with as much again
     outputs = q.numel() * q.element_size() + 8 * q[..., 0].numel()
-    storage = backend.bytes_needed(call) if backend.bytes_needed is not None else 0
     allowed = {
-        "graph": storage + WORKSPACE // 16,
+        "graph": needed + WORKSPACE // 16,
         "forward": outputs + WORKSPACE,
-        "backward": 4 * outputs + WORKSPACE,
+        "backward": 4 * outputs + max(needed, WORKSPACE),
     }
-    used = _used(settings.device, partial(attend, q, k, v, graph, backend=backend), [q, k, v], direction)
+    used = _used(device, partial(attend, q, k, v, graph, backend=backend), [q, k, v], direction)
     over = [name for name in allowed if used[name] > allowed[name]]
-    found = ", ".join(
-        f"{name} {used[name] / 2**20:.0f} of {allowed[name] / 2**20:.0f} MiB" for name in allowed
-    )
-    return {"passed": not over, "message": found}
+    sizes = (f"{name} {used[name] >> 20} of {allowed[name] >> 20} MiB" for name in allowed)
+    return {"passed": not over, "message": ", ".join(sizes)}
 
 
 def _used(
@@ -126,28 +124,22 @@ def _peak(device: str, run: Callable[[], Any]) -> tuple[Any, int]:
     return result, torch.cuda.max_memory_allocated(device) - before
 
 
-def _random_graph(n: int, hubs: bool, block: int = 1) -> TokenGraph:
-    """32 random senders each, or 2 random blocks of senders for each block; with hubs, a receiver that attends
-    to all and a sender that all attend to.
-    """
-    blocks, degree = n // block, 32 if block == 1 else 2
-    drawn = torch.randint(blocks, (blocks, degree), generator=torch.Generator().manual_seed(n))
-    inside, shape = torch.arange(block), (blocks, degree, block, block)
-    src = (drawn.view(blocks, degree, 1, 1) * block + inside).expand(shape).flatten()
-    own = torch.arange(blocks).view(-1, 1, 1, 1) * block + inside.view(-1, 1)
-    dst = own.expand(shape).flatten()
+def _random_graph(n: int, hubs: bool) -> TokenGraph:
+    """32 random senders each; with hubs, a receiver attends to all and all attend to a sender."""
+    src = torch.randint(n, (n, 32), generator=torch.Generator().manual_seed(n)).flatten()
+    dst = torch.arange(n).repeat_interleave(32)
     if hubs:
-        every, hub = torch.arange(n), torch.full((n,), 5)
-        src, dst = torch.cat([src, every, hub]), torch.cat([dst, hub, every])
+        every = torch.arange(n)
+        hub = torch.full((n,), 5)
+        src = torch.cat([src, every, hub])
+        dst = torch.cat([dst, hub, every])
     return convert.from_edge_index(torch.stack([src, dst]), n, n, coalesce=True)
 
 
-def _random_inputs(settings: Settings, dtype: torch.dtype) -> list[Tensor]:
-    rng = torch.Generator().manual_seed(settings.seed + 6)
-    drawn = [
-        torch.randn(1, MEMORY_HEADS, MEMORY_TOKENS, MEMORY_DIM, generator=rng).to(dtype) for _ in range(4)
-    ]
-    return [x.to(settings.device).requires_grad_(number < 3) for number, x in enumerate(drawn)]
+def _random_inputs(device: str, dtype: torch.dtype, tokens: int) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(6)
+    drawn = [torch.randn(1, MEMORY_HEADS, tokens, MEMORY_DIM, generator=rng).to(dtype) for _ in range(4)]
+    return [x.to(device).requires_grad_(number < 3) for number, x in enumerate(drawn)]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -163,25 +155,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _small_inputs(settings: Settings, dtype: torch.dtype, graph: TokenGraph) -> dict[str, Tensor]:
-    rng = torch.Generator().manual_seed(settings.seed + 7)
-    dst, src = graph.num_dst, graph.num_src
-    shapes = {"q": (HEADS, dst, DIM), "k": (KV_HEADS, src, DIM), "v": (KV_HEADS, src, VALUE_DIM)}
-    drawn = {
-        name: torch.randn(BATCH, *shape, generator=rng, dtype=torch.float64) for name, shape in shapes.items()
-    }
-    drawn["bias"] = torch.randn(HEADS, graph.num_edges, generator=rng, dtype=torch.float64)
-    return {name: x.to(settings.device, dtype).requires_grad_() for name, x in drawn.items()}
+def _small_problem(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Problem:
+    """A call with a bias for each edge where the backend has one."""
+    feature = FEATURES["edge bias" if backend.capabilities.bias else "plain"]
+    return Problem.of(case, feature, drawn(7, dtype, case, feature), device)
 
 
-def _opcheck(
-    settings: Settings, dtype: torch.dtype, graph: TokenGraph, backend: Backend
-) -> Mapping[str, Any]:
+def run_opcheck(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Mapping[str, Any]:
     """``torch.library.opcheck`` on every call of an operator that a forward and a backward pass make."""
-    inputs = _small_inputs(settings, dtype, graph)
+    problem = _small_problem(device, dtype, case, backend)
     with Recorder() as recorder:
-        out = attend(inputs["q"], inputs["k"], inputs["v"], graph, bias=inputs["bias"], backend=backend)
-        torch.autograd.grad(out.sum(), list(inputs.values()))
+        problem.solve(backend)
     if not recorder.calls:
         return {"passed": False, "message": "no operator of ours was called"}
     for func, args, kwargs in recorder.calls:
@@ -199,17 +183,38 @@ def leaf_like(x: Any, differentiable: bool) -> Any:
     return leaf.requires_grad_(differentiable)
 
 
-def _compiled(settings: Settings, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Mapping[str, Any]:
-    """``torch.compile(fullgraph=True)``, forward and backward, compared with the formula as every call is."""
+def _compiler(device: str) -> str:
+    return "inductor" if device.startswith("cuda") else "aot_eager"
 
-    def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+
+def run_compiled(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Mapping[str, Any]:
+    """``torch.compile(fullgraph=True)`` of a call, forward and backward, compared as every call is."""
+    problem = _small_problem(device, dtype, case, backend)
+    leaves = leaves_of(problem.inputs, device)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         out: Tensor = attend(q, k, v, case.graph, bias=bias, backend=backend)
         return out
 
-    compiler = "inductor" if settings.device.startswith("cuda") else "aot_eager"
-    inputs = _small_inputs(settings, dtype, case.graph)
-    out = torch.compile(run, fullgraph=True, backend=compiler)(**inputs)
-    direction = torch.ones_like(out)
-    dense = partial(FEATURES["edge bias"].dense, case)
-    truth = Formula(case.mask, direction, DIM**-0.5, dense, device=settings.device).truth(inputs)
-    return verdict(out, gradients_of(out, direction, inputs), truth.for_backend(backend))
+    out = torch.compile(run, fullgraph=True, backend=_compiler(device))(**leaves)
+    gradients = gradients_of(out, problem.formula.direction.to(device), leaves)
+    return verdict(out, gradients, problem.truth.for_backend(backend))
+
+
+def run_compiled_layer(device: str, dtype: torch.dtype, case: GraphCase) -> Mapping[str, Any]:
+    """The same of a layer on its message-passing path."""
+    rng = torch.Generator().manual_seed(7)
+    heads = drawn_heads("grouped heads with biases", seed=7).to(dtype)
+    shape = BATCH, case.graph.num_dst, WIDTH
+    inputs = {name: torch.randn(shape, generator=rng).to(dtype) for name in ("x_src", "x_dst", "direction")}
+    problem = Problem.of(case, FEATURES["plain"], inputs, device, heads)
+    layer = MessagePassingAttention(heads.to(device), backend=None)
+    x = leaves_of({name: problem.inputs[name] for name in ("x_src", "x_dst")}, device)
+
+    def run(x_src: Tensor, x_dst: Tensor) -> Tensor:
+        out: Tensor = layer((x_src, x_dst), case.graph)
+        return out
+
+    out = torch.compile(run, fullgraph=True, backend=_compiler(device))(**x)
+    gradients = gradients_of(out, problem.formula.direction.to(device), x)
+    return verdict(out, gradients, problem.truth)

@@ -1,16 +1,17 @@
 """Graphs of some thousand tokens against the float64 formula, receivers in chunks: hubs, windows, random and
 packed ones.
 
-The small graphs of the other checks meet every option; these meet what only size brings: many tiles, long
-rows in chunks, ragged ends. Everything is computed on the device, the truth too: in float64, by masks that
-are written out or listed.
+The small graphs of the other checks meet every option. These meet what only size brings: long rows in chunks,
+many tiles, ragged ends. Everything is computed on the device, the float64 truth too, by masks that are written
+out or listed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify import oracle
-from gnn_attention.verify.check import DTYPES, Check, Settings, verdict
-from gnn_attention.verify.measure import Truth, gradients_of, worst_errors
-from gnn_attention.verify.roundings import TF32Products, is_tf32
+from gnn_attention.verify.cases import HEADS, KV_HEADS
+from gnn_attention.verify.check import verdict
+from gnn_attention.verify.layer_checks import drawn_heads
+from gnn_attention.verify.measure import Attempt, Truth, gradients_of, largest_errors, results_by_name
+from gnn_attention.verify.truth import Formula, Problem, plain_names
 
-TOKENS = 4096
-LARGE_HEADS, LARGE_KV_HEADS, LARGE_DIM = 4, 2, 64
-LARGE_ORDERS = 4  # of the yardstick: among so many numbers the worst is no matter of luck
+ORDERS = 4  # of the yardstick: among so many numbers the worst is no matter of luck
 CHUNK = 512  # receivers of the truth at a time
 
 
@@ -107,128 +108,135 @@ LARGE = {
 }
 
 
+@cache
+def _graph(large: LargeGraph, tokens: int) -> TokenGraph:
+    """One graph for all cases: its list is sorted for a second, and kernels keep their forms with it."""
+    return large.graph(tokens)
+
+
 @dataclass(frozen=True, eq=False)
 class LargeCase:
-    """One problem for all backends: one sample, grouped heads; with bias and sinks, or plain."""
+    """One call with grouped heads, which all backends share; ``full`` adds a bias and sinks."""
 
-    settings: Settings
+    device: str
     large: LargeGraph
     dtype: torch.dtype
-    tokens: int = TOKENS
+    tokens: int
     full: bool = False
+    samples: int = 1
+    dim: int = 64
 
     @cached_property
     def graph(self) -> TokenGraph:
-        return self.large.graph(self.tokens)
+        return _graph(self.large, self.tokens)
 
     @cached_property
     def mask(self) -> Bool[Tensor, "dst src"]:
-        return self.large.mask(self.tokens).to(self.settings.device)
+        return self.large.mask(self.tokens).to(self.device)
 
     @cached_property
     def _drawn(self) -> dict[str, Tensor]:
-        rng = torch.Generator().manual_seed(self.settings.seed + 5)
-        heads = {"q": LARGE_HEADS, "k": LARGE_KV_HEADS, "v": LARGE_KV_HEADS, "direction": LARGE_HEADS}
-        shapes = {name: (1, count, self.tokens, LARGE_DIM) for name, count in heads.items()}
-        extra = (
-            {"bias": (1, LARGE_HEADS, self.graph.num_edges), "sink_logits": (LARGE_HEADS,)}
-            if self.full
-            else {}
-        )
-        drawn = {name: torch.randn(*shape, generator=rng) for name, shape in {**shapes, **extra}.items()}
-        return {name: x.to(self.settings.device, self.dtype) for name, x in drawn.items()}
+        rng = torch.Generator().manual_seed(5)
+        heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS, "direction": HEADS}
+        shapes = {name: (self.samples, count, self.tokens, self.dim) for name, count in heads.items()}
+        learned = {"bias": (1, HEADS, self.graph.num_edges), "sink_logits": (HEADS,)}
+        every = {**shapes, **(learned if self.full else {})}
+        drawn = {name: torch.randn(*shape, generator=rng) for name, shape in every.items()}
+        return {name: x.to(self.device, self.dtype) for name, x in drawn.items()}
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        return {
-            name: x.to(dtype, copy=True).requires_grad_()
-            for name, x in self._drawn.items()
-            if name != "direction"
-        }
+        """Leaves for one forward and backward pass."""
+        inputs = {name: x for name, x in self._drawn.items() if name != "direction"}
+        return {name: x.to(dtype, copy=True).requires_grad_() for name, x in inputs.items()}
 
     @property
     def direction(self) -> Tensor:
         return self._drawn["direction"]
 
-    def attended(self, backend: Backend, inputs: Mapping[str, Tensor], **options: Any) -> Any:
-        extra: dict[str, Any] = {name: x for name, x in inputs.items() if name not in "qkv"}
-        return attend(inputs["q"], inputs["k"], inputs["v"], self.graph, backend=backend, **extra, **options)
+    @property
+    def scale(self) -> float:
+        return float(self.dim**-0.5)
+
+    def attend(self, backend: Backend, inputs: Mapping[str, Tensor], **options: Any) -> Any:
+        """The output of the backend, with ``return_info=True`` with its info."""
+        learned: dict[str, Any] = {name: x for name, x in inputs.items() if name not in "qkv"}
+        q, k, v = (inputs[name] for name in "qkv")
+        return attend(q, k, v, self.graph, backend=backend, **learned, **options)
 
     def run(self, backend: Backend) -> Mapping[str, Any]:
+        """The fields of a check's result."""
         inputs = self.inputs(self.dtype)
-        out = self.attended(backend, inputs)
+        out = self.attend(backend, inputs)
         return verdict(out, gradients_of(out, self.direction, inputs), self.truth.for_backend(backend))
 
     @cached_property
     @torch.enable_grad()
     def truth(self) -> Truth:
-        out, gradients = self._oracle()
+        """The float64 output and gradients, and the errors of SDPA's plain and fused kernels."""
+        out, gradients = self.oracle()
         if self.dtype == torch.float64:
             return Truth(out, gradients, {})
-        plain, fused = (
-            worst_errors((self._yardstick(n, widened) for n in range(LARGE_ORDERS)), out, gradients)
-            for widened in (False, True)
-        )
+        errors = largest_errors(self._compared(results_by_name((out, gradients))))
+        plain = {name: error for (kernel, name), error in errors.items() if kernel == "plain"}
+        fused = {name: error for (kernel, name), error in errors.items() if kernel == "fused"}
         return Truth(out, gradients, plain, fused)
+
+    def _compared(self, true: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, str], Tensor, Tensor]]:
+        for kernel, number in product(("plain", "fused"), range(ORDERS)):
+            results = results_by_name(self._baseline(number, kernel == "fused"))
+            for name, x in results.items():
+                yield (kernel, name), x, true[name]
 
     def _added(self, inputs: Mapping[str, Tensor], first: int, stop: int) -> Tensor | None:
         """The bias of the receivers ``first .. stop - 1`` as a table ``[1, H, dst, src]``."""
         if "bias" not in inputs:
             return None
-        src, dst = self.graph.edge_index.to(self.settings.device)
+        src, dst = self.graph.edge_index.to(self.device)
         own = ((dst >= first) & (dst < stop)).nonzero().squeeze(1)
-        table = inputs["bias"].new_zeros(1, LARGE_HEADS, stop - first, self.tokens)
-        heads = torch.arange(LARGE_HEADS, device=own.device).view(-1, 1)
-        return table.index_put(
-            (torch.zeros_like(heads), heads, dst[own] - first, src[own]), inputs["bias"][0][:, own]
-        )
+        table = inputs["bias"].new_zeros(1, HEADS, stop - first, self.tokens)
+        heads = torch.arange(HEADS, device=own.device).view(-1, 1)
+        places = torch.zeros_like(heads), heads, dst[own] - first, src[own]
+        return table.index_put(places, inputs["bias"][0][:, own])
 
-    def _oracle(self) -> tuple[Tensor, dict[str, Tensor]]:
+    def oracle(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The formula in float64, some receivers at a time, and its gradients."""
         inputs = self.inputs(torch.float64)
         gradients = {name: torch.zeros_like(x) for name, x in inputs.items()}
         outs = []
         for first in range(0, self.tokens, CHUNK):
             stop = min(first + CHUNK, self.tokens)
-            out = self._oracle_rows(inputs, first, stop)
+            out = self.oracle_rows(inputs, first, stop)
             for name, gradient in gradients_of(out, self.direction[:, :, first:stop], inputs).items():
                 gradients[name] += gradient
             outs.append(out.detach())
         return torch.cat(outs, dim=2), gradients
 
-    def _oracle_rows(self, inputs: Mapping[str, Tensor], first: int, stop: int) -> Tensor:
+    def oracle_rows(self, inputs: Mapping[str, Tensor], first: int, stop: int) -> Tensor:
+        """The formula for the receivers ``first .. stop - 1``."""
         q, mask = inputs["q"][:, :, first:stop], self.mask[first:stop].expand(1, 1, -1, -1)
         added = self._added(inputs, first, stop)
         modify = None if added is None else lambda logits: logits + added
-        return oracle.attention(
-            q, inputs["k"], inputs["v"], mask, LARGE_DIM**-0.5, modify, inputs.get("sink_logits")
-        )
+        sinks = inputs.get("sink_logits")
+        return oracle.attention(q, inputs["k"], inputs["v"], mask, self.scale, modify, sinks)
 
-    def _yardstick(self, number: int, widened: bool) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """SDPA; in TF32 the formula, whose products are shortened whatever a GPU does with them."""
-        if is_tf32(self.dtype):
-            with TF32Products():
-                return self._shortened(number)
+    def _baseline(self, number: int, widened: bool) -> Attempt:
+        """Output and gradients of SDPA in the order of this number."""
         inputs = self.inputs(self.dtype)
         added, mask = self._added(inputs, 0, self.tokens), self.mask.expand(1, 1, -1, -1)
-        q, k, v, sinks = inputs["q"], inputs["k"], inputs["v"], inputs.get("sink_logits")
-        out = oracle.sdpa(q, k, v, mask, LARGE_DIM**-0.5, added, sinks, widened, number)
+        q, k, v = (inputs[name] for name in "qkv")
+        out = oracle.sdpa(q, k, v, mask, self.scale, added, inputs.get("sink_logits"), widened, number)
         learners = {name: x for name, x in inputs.items() if name in "qkv"} if widened else inputs
         return out, gradients_of(out, self.direction, learners)
 
-    def _shortened(self, number: int) -> tuple[Tensor, Mapping[str, Tensor]]:
-        inputs = self.inputs(self.dtype)
-        q, k = oracle.reordered(number, inputs["q"], inputs["k"])
-        out = self._oracle_rows({**inputs, "q": q, "k": k}, 0, self.tokens)
-        return out.detach(), gradients_of(out, self.direction, inputs)
 
-
-def large_checks(settings: Settings, tokens: int = TOKENS) -> Iterator[Check]:
-    """Graphs x dtypes x backends, forward and every gradient; listed graphs with bias and sinks too."""
-    for dtype in settings.dtypes:
-        for large in LARGE.values():
-            for full in (False, True) if large.listed else (False,):
-                case = LargeCase(settings, large, DTYPES[dtype], tokens, full)
-                name = f"{large.name}, {tokens} tokens{', bias and sinks' if full else ''}"
-                for backend in settings.backends:
-                    yield Check(
-                        "large", backend.name, dtype, name, partial(case.run, backend), with_gradients=True
-                    )
+def large_layer(device: str, large: LargeGraph, dtype: torch.dtype, tokens: int) -> Problem:
+    """A layer of grouped heads with biases on a larger graph, one sample."""
+    rng = torch.Generator().manual_seed(6)
+    heads = drawn_heads("grouped heads with biases", seed=6).to(dtype)
+    width = heads.W_Q.shape[1]
+    shapes = dict.fromkeys(("x_src", "x_dst", "direction"), (1, tokens, width))
+    inputs = {name: torch.randn(shape, generator=rng).to(dtype) for name, shape in shapes.items()}
+    inputs |= plain_names(heads)
+    mask = large.mask(tokens).expand(1, HEADS, -1, -1)
+    formula = Formula(mask, inputs.pop("direction"), heads.scale, device=device, heads=heads)
+    return Problem(large.graph(tokens), formula, inputs)

@@ -43,7 +43,7 @@ FORMS: dict[str, Callable[[StandardHeads], Any] | None] = {
     "merged": MergedHeads.of,
 }
 # run float64 on a CPU, if not with every option
-MEASURED = ("dense", "tiles", "rows", "mixed", "split", "reference", "walk")
+MEASURED = ("dense", "tiles", "rows", "mixed", "reference", "walk")
 TWICE = ("dense", "reference", "walk")
 TRIPLES = [case for case in product((*BACKENDS, "walk"), FORMS, KINDS) if case[:2] != ("walk", "attend")]
 STEP = 397  # prime to the number of triples, about 0.6 of it: a few cases are spread over all of them

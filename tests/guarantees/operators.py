@@ -72,7 +72,7 @@ def checks(name: str, calls: list[tuple[Any, ...]]) -> Checked:
 
 def _calls() -> Iterator[Callable[[], Any]]:
     graph = patterns.window(6, 3) | patterns.sinks(6, 1)
-    for backend in ("tiles", "rows", "mixed", "split"):
+    for backend in ("tiles", "rows", "mixed"):
         yield partial(_with_gradients, graph, {"backend": backend})
         yield partial(_with_gradients, graph, {"backend": backend, "sink_logits": _numbers(2)})
     for options in (

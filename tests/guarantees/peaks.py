@@ -64,7 +64,7 @@ OPTIONS: Mapping[str, Callable[[TokenGraph, torch.dtype], dict[str, Any]]] = {
     "bias": lambda graph, dtype: {"bias": torch.zeros(HEADS, graph.num_edges, dtype=dtype)},
     "dropout": lambda graph, dtype: {"dropout": 0.1},
 }
-WAYS = ("auto", "rows", "tiles", "mixed", "split", "dense", REFERENCE)
+WAYS = ("auto", "rows", "tiles", "mixed", "dense", REFERENCE)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from benchmarks import plots
-from benchmarks.gpu import plots as gpu_plots
 from examples.training.compare_results import Mean, Row, plot
 from gnn_attention import draw, explorer
 from gnn_attention import model as language_model
@@ -197,20 +196,6 @@ def _crossover(text: str) -> Any:
     return plots.crossover({"crossover": [row]})
 
 
-def _measured(title: str, method: str) -> Any:
-    case: dict[str, Any] = {"workload": "a", "method": method, "pass": "forward", "status": "measured"}
-    case |= {"seconds": 0.1, "share": 0.5}
-    return gpu_plots.times({"workloads": [{"workload": "a", "title": title}], "cases": [case]})
-
-
-def _on_gpu(text: str) -> Any:
-    return _measured("a", text)
-
-
-def _on_gpu_under(text: str) -> Any:
-    return _measured(text, "a")
-
-
 def _layers(graph: TokenGraph, **more: Any) -> Any:
     return draw.layers(graph, 2, **more)
 
@@ -251,8 +236,6 @@ _PICTURES: dict[str, Callable[[str], Any]] = {
     "comparison: title": _compared_under,
     "benchmark: method": _against_tokens,
     "benchmark, crossover: method": _crossover,
-    "benchmark of a GPU: method": _on_gpu,
-    "benchmark of a GPU: title": _on_gpu_under,
 }
 SURFACES = (
     Surface("page: title", "html", _titled),

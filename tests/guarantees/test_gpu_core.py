@@ -1,17 +1,23 @@
 """The core of checks that a GPU must pass: complete, fixed by name, and right on backends that run here."""
 
-import collections
+import itertools
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
+from support.bounds import assert_exact
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.backends.rows import BACKEND as ROWS
-from gnn_attention.verify import record
+from gnn_attention.backends import BACKENDS, Backend, _flex_block_mask, dense, rows
 from gnn_attention.verify.cases import FEATURES, GRAPHS
-from gnn_attention.verify.check import DTYPES, Check, Settings
-from tests.guarantees import gpu_core, gpu_large, gpu_shapes
-from tests.guarantees.gpu_core import CORE_DTYPES, FORMS, TRIAL, core_checks
+from gnn_attention.verify.measure import worst_errors
+from tests.guarantees import gpu_checks, gpu_core, gpu_large, gpu_shapes
+from tests.guarantees.gpu_core import CORE_DTYPES, CORE_GRAPHS, EVERYWHERE, TRIAL, core_checks, parts
+from tests.guarantees.gpu_large import LARGE, LargeCase
+
+TOKENS = 320
+HALVES = ("bfloat16", "float16")
 
 
 @pytest.fixture(scope="module")
@@ -19,26 +25,53 @@ def core():
     return core_checks()
 
 
-def test_records_are_judged_by_this_list(core):
-    """A check that is added, renamed or left out asks for a new record: ``record.CORE`` changes with it."""
-    assert record.digest(check.label for check in core) == record.CORE
+def values(checks, *names):
+    """The combinations of these factors, and of the dtype, that some checks have."""
+    return {
+        tuple(check.dtype if name == "dtype" else check.factors[name] for name in names) for check in checks
+    }
+
+
+def test_the_core_is_lean_and_every_check_has_a_name_of_its_own(core):
+    assert 1050 <= len(core) <= 1250
     assert len({check.label for check in core}) == len(core)
+    assert [check.label for check in core if check.group == "far"] == [core[-1].label]
 
 
-def test_every_form_has_every_dtype_graph_and_option(core):
-    for backend in FORMS:
-        for dtype in CORE_DTYPES:
-            mine = [check for check in core if (check.backend, check.dtype) == (backend, dtype)]
-            calls = [check.factors for check in mine if check.group == "attend"]
-            assert {factors["graph"] for factors in calls} == set(GRAPHS)
-            assert {factors["option"] for factors in calls} == set(FEATURES)
-            assert {"shapes", "rules", "dropout", "large", "repeat"} <= {check.group for check in mine}
-    by_group = collections.Counter(check.group for check in core)
-    assert (by_group["far"], by_group["memory"]) == (len(FORMS), 4 * len(FORMS))
+@pytest.mark.parametrize("backend", EVERYWHERE)
+def test_every_pair_of_dtype_graph_and_option_occurs(core, backend):
+    calls = [check for check in core if (check.group, check.backend) == ("attend", backend)]
+    both = [check for check in calls if check.factors["direction"] == "forward and gradients"]
+    assert values(both, "dtype", "graph") == set(itertools.product(CORE_DTYPES, CORE_GRAPHS))
+    assert values(both, "dtype", "option") == set(itertools.product(CORE_DTYPES, FEATURES))
+    every = itertools.product(CORE_GRAPHS, FEATURES)
+    ordered = {(graph, option) for graph, option in every if not FEATURES[option].unsupported(GRAPHS[graph])}
+    assert values(both, "graph", "option") == ordered
 
 
-def test_shapes_are_those_that_are_promised():
+@pytest.mark.parametrize(
+    ("backend", "dtypes", "options"),
+    [
+        ("flex", (*HALVES, "float32"), ("plain", "sinks", "relative bias")),
+        ("varlen", HALVES, ("plain", "scale 0.7", "sinks")),
+        ("message_passing", CORE_DTYPES, ("plain", "alibi", "relative bias", "softcap", "edge bias")),
+    ],
+)
+def test_the_others_have_every_pair_that_they_take(core, backend, dtypes, options):
+    calls = [check for check in core if check.backend == backend and check.group in ("attend", "layer")]
+    assert values(calls, "dtype", "option") >= set(itertools.product(dtypes, options))
+    assert {check.dtype for check in calls} == set(dtypes)
+    graphs = {graph for (graph,) in values(calls, "graph")}
+    assert values(calls, "dtype", "graph") == set(itertools.product(dtypes, graphs))
+    assert {"full", "causal", "window", "documents", "causal, 97 tokens"} <= graphs
+
+
+def test_shapes_are_those_that_are_promised(core):
     """Widths up to 256, keys and values of different widths, groups of 8, layouts without wide loads."""
+    shapes = [check for check in core if check.group == "shapes"]
+    for backend in EVERYWHERE:
+        mine = [check for check in shapes if check.backend == backend]
+        assert values(mine, "dtype", "shape") == set(itertools.product(CORE_DTYPES, gpu_shapes.SHAPES))
     widths = {(shape.dim, shape.value_dim) for shape in gpu_shapes.SHAPES.values()}
     assert {20, 64, 72, 96, 128, 256} <= {dim for dim, value_dim in widths if dim == value_dim}
     assert any(dim != value_dim for dim, value_dim in widths)
@@ -50,69 +83,203 @@ def test_shapes_are_those_that_are_promised():
         assert (laid.stride() == x.stride()) == (shape.layout is gpu_shapes.SHAPES["64 channels"].layout)
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_large_graphs_in_tf32_are_judged_by_shortened_products(full):
-    """Whatever a GPU does with products of this size: the yardstick is that of operands of 11 bits."""
-    units = {}
-    for dtype in ("float32", "tf32"):
-        case = gpu_large.LargeCase(Settings(), gpu_large.LARGE["hubs"], DTYPES[dtype], 64, full)
-
-        def run(case=case, dtype=dtype):
-            units[dtype] = case.truth.yardstick
-            return {"passed": set(units[dtype]) == {"out", *case.truth.gradients}}
-
-        assert Check("large", "none", dtype, "hubs", run)().passed
-    for name, unit in units["tf32"].items():
-        # 2^-11 is 8192 times 2^-24; sums of them grow alike
-        assert 500 < unit / units["float32"][name] < 50_000, name
+class CompilationError(Exception):
+    """Stands for a kernel that FlexAttention would compile."""
 
 
-def chosen(backend):
-    """Checks of shapes and far offsets, small ones, on a backend of a CPU."""
-    found = core_checks("cpu", TRIAL, [backend])
-    return [check for check in found if check.group in ("shapes", "far")]
+def kernel_of(call):
+    """The kind of a call, as ``backends/flex.py`` lists what a kernel is made anew for."""
+    q, v, graph = call.q, call.v, call.graph
+    sizes = q.shape[1], call.k.shape[1], q.shape[3], v.shape[3], min(q.shape[0], 2)
+    assert graph.batch is None
+    assert graph.heads is None
+    assert call.score_mod is None or graph.num_dst > 1
+    # tiles are as large as on CUDA wherever they are not for a CPU
+    table = _flex_block_mask.plan(graph, torch.device("meta")).table.shape
+    terms = type(call.score_mod), call.sink_logits is not None, torch.is_grad_enabled()
+    strides = tuple(x.stride(-1) == 1 and x.is_contiguous() for x in (q, call.k, v))
+    return str(q.dtype), *sizes, call.scale, table, terms, strides
 
 
-# Every fifth check: all pairs of dtype, shape, graph and option occur among them.
-EVERY = [pytest.param(5, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.nightly)]
+def test_flex_compiles_at_most_24_kernels(monkeypatch):
+    """Counted by the calls that its checks make."""
+    kernels = set()
+
+    def record(call):
+        kernels.add(kernel_of(call))
+        raise CompilationError
+
+    of_cuda = replace(BACKENDS["flex"].capabilities, sink_logits=True, lse=True, backward=True)
+    monkeypatch.setitem(BACKENDS, "flex", Backend("flex", record, capabilities=of_cuda))
+    checks = [check for check in core_checks("cpu") if check.backend == "flex"]
+    assert {check().message for check in checks} == {"CompilationError: "}
+    assert 20 <= len(kernels) <= 24
+    assert len({gpu_core.kernel_of_flex(check) for check in checks}) == len(kernels)
+
+
+def test_the_list_is_the_same_with_a_gpu_and_without(core, monkeypatch):
+    labels = [check.label for check in core]
+    small = core_checks("cpu")
+    assert [check.label for check in small] == labels
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [check.label for check in core_checks()] == labels
+
+
+def test_parts_keep_problems_and_kernels_together(core):
+    divided = parts(core)
+    assert sorted(check.label for part in divided.values() for check in part) == sorted(
+        check.label for check in core
+    )
+    assert [check.group for check in divided["far"]] == ["far"]
+    assert 15 <= len(divided) <= 18
+    assert all(len({check.dtype for check in part}) == 1 for part in divided.values())
+    problems, kernels = Counter(), Counter()
+    for part in divided.values():
+        problems.update(
+            {(check.group, check.dtype, check.name) for check in part if check.group != "operators"}
+        )
+        kernels.update({gpu_core.kernel_of_flex(check) for check in part if check.backend == "flex"})
+    assert set(problems.values()) == set(kernels.values()) == {1}
+
+
+def small_checks(*groups):
+    """Checks of some groups with small sizes, on backends of a CPU."""
+    checks = [check for check in core_checks("cpu", TRIAL) if check.group in groups]
+    return [check for check in checks if check.backend in (*EVERYWHERE, "message_passing")]
+
+
+# every eleventh check: all pairs of backend and dtype occur among them
+EVERY = [pytest.param(11, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.nightly)]
 
 
 @pytest.mark.parametrize("every", EVERY)
-@pytest.mark.parametrize("name", ["rows", "tiles"])
-def test_shapes_and_far_offsets_hold_here(name, every):
-    checks = chosen(BACKENDS[name])
-    assert len(checks) > 200
-    some = [check for number, check in enumerate(checks) if check.group == "far" or number % every == 0]
-    assert [result for check in some if not (result := check()).passed] == []
+def test_the_core_holds_on_backends_of_a_cpu(every):
+    groups = ("attend", "layer", "shapes", "dropout", "rules", "large", "repeat", "operators", "far")
+    checks = small_checks(*groups)
+    assert len(checks) > 1000
+    assert [result for check in checks[::every] if not (result := check()).passed] == []
 
 
-def wrong(call):
-    """The rows of a call, the last of them 10 % too large."""
-    out, lse = ROWS.run(call)
-    out = out.clone()
-    out[..., -1, :] = out[..., -1, :] * 1.1
-    return out, lse
+def negated(call):
+    """The rows of a call, the sign of the last one wrong."""
+    out, lse = rows.run(call)
+    return torch.cat([out[..., :-1, :], -out[..., -1:, :]], -2), lse
 
 
 @pytest.mark.slow
-def test_shapes_and_far_offsets_fail_on_a_wrong_kernel():
-    planted = Backend("rows", wrong)
-    results = [check() for check in chosen(planted) if check.dtype == "float32" or check.group == "far"]
-    assert [result for result in results if result.passed] == []
+def test_a_wrong_sign_is_named_by_its_cell(monkeypatch):
+    """All checks of that backend fail, and none of another."""
+    monkeypatch.setitem(BACKENDS, "rows", Backend("rows", negated, recomputes=True))
+    checks = [check for check in small_checks("shapes", "far") if check.dtype != "float16"][::5]
+    results = [check() for check in checks]
+    failed = {(result.backend, result.dtype) for result in results if not result.passed}
+    assert failed == {("rows", "bfloat16"), ("rows", "float32"), ("rows", "float64")}
+    assert not any(result.passed for result in results if result.backend == "rows")
+
+
+class Reads(TorchDispatchMode):
+    """Counts the numbers that are read from tensors one by one: each waits for a device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_errors_are_read_from_the_device_together():
+    """The largest over several attempts; a NaN stays."""
+    true, wrong = torch.zeros(3), torch.tensor([0.0, -4.0, 1.0])
+    attempts = [(wrong, {"q": true}), (true, {"q": true + torch.nan}), (true, {"q": wrong})]
+    with Reads() as reads:
+        errors = worst_errors(attempts, true, {"q": true})
+    assert reads.count == 0
+    assert errors["out"] == 4.0
+    assert errors["q"] != errors["q"]
+
+
+# ---- larger graphs, and what only a GPU shows
+
+
+@pytest.mark.parametrize("large", LARGE.values(), ids=LARGE)
+def test_a_large_graph_is_its_mask(large):
+    """The builder, or the list, and the formula are two routes to the same edges."""
+    graph = large.graph(TOKENS)
+    assert torch.equal(graph.mask(), large.mask(TOKENS))
+    assert not torch.equal(graph.mask(), graph.mask().mT)
+
+
+def test_the_truth_in_chunks_is_the_truth(monkeypatch):
+    """However the receivers are divided, with bias and sinks."""
+    case = LargeCase("cpu", LARGE["hubs"], torch.float64, TOKENS, full=True)
+    inputs = case.inputs(torch.float64)
+    out = case.oracle_rows(inputs, 0, TOKENS)
+    whole = torch.autograd.grad((out * case.direction).sum(), list(inputs.values()))
+    monkeypatch.setattr(gpu_large, "CHUNK", 128)
+    again, gradients = case.oracle()
+    assert_exact(again, out)
+    assert_exact([gradients[name] for name in inputs], whole)
+
+
+def test_noise_is_caught():
+    """Bit for bit, output and gradients."""
+
+    def noisy(call):
+        out, lse = dense.run(call)
+        return out * (1 + 1e-3 * torch.rand(())), lse
+
+    case = LargeCase("cpu", LARGE["hubs"], torch.float32, 64)
+    assert gpu_checks.run_again(case, BACKENDS["dense"]) == {"passed": True}
+    caught = gpu_checks.run_again(case, Backend("noisy", noisy))
+    assert caught == {"passed": False, "message": "output differs from run to run"}
+
+
+def test_rows_without_its_kernel_is_caught():
+    """Operators of torch pass in its place; on a GPU the kernel must have run, in every dtype."""
+    case = LargeCase("cpu", LARGE["hubs"], torch.float32, 64)
+    caught = gpu_checks.run_again(case, BACKENDS["rows"], gpu_core.KERNEL_OF_ROWS)
+    assert caught == {"passed": False, "message": "the operator triton_attention was not called"}
+    assert gpu_checks.run_again(case, BACKENDS["rows"]) == {"passed": True}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_bits_of_a_new_process_are_compared(dtype, monkeypatch):
-    """Of every larger graph; another answer of that process is a failure that says so."""
-    (check,) = [
-        check
-        for check in core_checks("cpu", TRIAL, [BACKENDS["rows"]])
-        if "new process" in check.name and check.dtype == dtype
-    ]
-    result = check()
-    assert result.passed
-    # so that a record can be compared with another
-    assert result.message == f"bits {gpu_core.bits('cpu', 'rows', dtype, str(TRIAL.large))}"
-    monkeypatch.setattr(gpu_core, "bits", lambda *given: "0123")
-    assert "bits 0123, in a new process " in check().message
+def test_the_bits_of_a_new_process_are_compared(monkeypatch):
+    """Another answer of that process is a failure that says so."""
+    own = gpu_checks.bits("cpu", "rows", "bfloat16", 16)
+    found = gpu_checks.run_fresh("cpu", "rows", "bfloat16", 16)
+    assert found == {"passed": True, "message": f"bits {own}, in a new process {own}"}
+    monkeypatch.setattr(gpu_checks, "bits", lambda *call: "0123")
+    found = gpu_checks.run_fresh("cpu", "rows", "bfloat16", 16)
+    assert found == {"passed": False, "message": f"bits 0123, in a new process {own}"}
+
+
+@pytest.mark.slow
+def test_operators_are_checked():
+    """A backend that calls none, or whose compiled form differs, does not pass."""
+    case, call = GRAPHS["window"], ("cpu", torch.float32)
+    assert gpu_checks.run_opcheck(*call, case, BACKENDS["rows"])["passed"]
+    assert not gpu_checks.run_opcheck(*call, case, BACKENDS["reference"])["passed"]
+
+    def two_faced(call):
+        out, lse = rows.run(call)
+        return (2 * out if torch.compiler.is_compiling() else out), lse
+
+    assert gpu_checks.run_compiled(*call, case, BACKENDS["rows"])["passed"]
+    found = gpu_checks.run_compiled(*call, case, Backend("two-faced", two_faced))
+    assert "error allowed" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("peak", "left", "passes"),
+    [(2**20, 2**10, True), (gpu_checks.WORKSPACE * 9, 2**10, False), (2**20, gpu_checks.WORKSPACE, False)],
+    ids=["lean", "wasteful", "hoarding"],
+)
+def test_memory_is_bounded(monkeypatch, peak, left, passes):
+    """Storage, results and 64 MiB: what is measured (made up in this test) is compared with it, and said."""
+    used = [0]
+    monkeypatch.setattr(gpu_checks, "_allocated", lambda device: used.append(used[-1] + left) or used[-1])
+    monkeypatch.setattr(gpu_checks, "_peak", lambda device, run: (run(), peak))
+    planted = Backend("planted", dense.run)
+    found = gpu_checks.run_memory("cpu", torch.float32, 512, hubs=True, backend=planted)
+    assert found["passed"] == passes
+    assert all(word in found["message"] for word in ("graph", "forward", "backward"))

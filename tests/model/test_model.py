@@ -56,7 +56,7 @@ def test_logits_are_equal_over_backends(exact: Any) -> None:
     assert model.backend == "auto"
     expected = model(tokens)
     others = ("mixed", "flex", "varlen")  # not for a learned score_mod, or a CPU
-    for backend in (*(name for name in BACKENDS if name not in others and "triton" not in name), None):
+    for backend in (*(name for name in BACKENDS if name not in others), None):
         model.backend = backend
         assert model.backend == backend
         assert_exact(model(tokens), expected)

@@ -1,35 +1,24 @@
-"""Graphs, forms and calls for kernels of GPUs, all options of attention in one table."""
+"""Graphs and calls for the kernel over rows of edges: all options of attention in one table."""
 
 from dataclasses import dataclass, field, replace
 
+import pytest
 import torch
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.backends import triton
-from gnn_attention.backends.gpu.csr import rows_of
-from gnn_attention.backends.gpu.formats import BLOCKS, ROWS, pack
-from gnn_attention.backends.gpu.row_windows import windows_of
-from gnn_attention.backends.gpu.tiles import tiles_of
 from gnn_attention.edges import accumulation_dtype
 from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, softcap
 from gnn_attention.verify.measure import summation_bound
 
-KINDS = ("rows", "windows 16", "windows 32", "windows 64", "tiles 64", "tiles 128")
 
-
-def use(kind, monkeypatch):
-    """The name of a backend, whose blocks then have the size of a kind such as "windows 32"."""
-    form, _, size = kind.partition(" ")
-
-    def lower(graph, device, height, numbers):
-        if form == "rows":
-            return pack(ROWS, rows_of(graph, device, numbers))
-        make = windows_of if form == "windows" else tiles_of
-        return pack(BLOCKS, make(graph, device, int(size), numbers))
-
-    monkeypatch.setitem(triton.FORMS, form, lower)
-    return f"triton-{form}"
+def with_slow(cases, quick):
+    """Parameters of a test: those that are not quick run with the slow ones."""
+    slow = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [
+        case if case in quick else pytest.param(*values, marks=pytest.mark.slow)
+        for case, values in zip(cases, slow, strict=True)
+    ]
 
 
 def listed(num_dst, num_src, share, seed=0):
@@ -48,13 +37,13 @@ def edgeless(num_dst, num_src):
 
 GRAPH = listed(6, 5, 0.3)
 GRAPHS = {
-    "irregular": listed(64, 70, 0.12),
-    "wide": listed(20, 150, 0.1),
-    "tall": listed(150, 20, 0.1),
-    "window": patterns.window(140, 30),
-    "full": patterns.full(128),
-    "one edge": ga.TokenGraph.from_edges(torch.tensor([[9], [69]]), 70, 10),
-    "no edges": edgeless(20, 30),
+    "irregular": listed(14, 17, 0.3),
+    "wide": listed(3, 30, 0.2),
+    "tall": listed(30, 3, 0.2),
+    "window": patterns.window(30, 7),
+    "full": patterns.full(12),
+    "one edge": ga.TokenGraph.from_edges(torch.tensor([[9], [19]]), 20, 10),
+    "no edges": edgeless(4, 6),
 }
 VARYING = ga.TokenGraph.from_rule(
     lambda b, h, dst, src: (dst - src - h - 2 * b) % 3 == 0, 4, 3, heads=2, batch=2
@@ -157,3 +146,18 @@ def lse_bound(q, k, scale, lse):
     total = summation_bound(k.shape[2] + 4, 1.0, torch.float32)
     size = float(lse.detach().nan_to_num(0.0, 0.0, 0.0).abs().max())
     return 2 * logits + total + summation_bound(5, size, torch.float32)
+
+
+def record_launches(monkeypatch, run=True):
+    """A list that grows by every kernel that is launched from now on; without ``run`` none starts."""
+    from gnn_attention.backends.gpu.kernels import _common
+
+    launch, launched = _common.launch, []
+
+    def recorded(kernel, *rest, **more):
+        launched.append(kernel)
+        if run:
+            launch(kernel, *rest, **more)
+
+    monkeypatch.setattr(_common, "launch", recorded)
+    return launched

@@ -15,7 +15,7 @@ from gnn_attention.backends import BACKENDS, Backend, dense
 from gnn_attention.verify import circumstances, processes, record
 from gnn_attention.verify.check import DTYPES, Check, Settings
 from gnn_attention.verify.report import Report, Result
-from tests.guarantees.gpu import MORE
+from tests.guarantees.gpu import more_checks
 
 FEW = {"device": "cpu", "graphs": ["causal"], "features": ["plain"], "dtypes": ["float64"], "trained": False}
 FEW |= {"backends": ["dense"], "forms": []}
@@ -23,7 +23,7 @@ COMMAND = [
     *("verify", "--device=cpu", "--dtype=float64", "--backend=dense", "--no-trained", "--jobs=1"),
     "--graph=one token",
 ]
-SOURCES = {"kernels/rows.py": "0"}
+SOURCES = "0123"
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ def test_an_earlier_failure_stays():
     assert len(again.failures) == len(earlier.failures)
 
 
-@pytest.mark.parametrize("name", ["device", "torch", "triton", "sources", "seed"])
+@pytest.mark.parametrize("name", ["device", "torch", "triton", "ptxas", "sources", "seed"])
 def test_a_record_of_elsewhere_is_not_carried_on(name):
     earlier = Report((), {**verify.environment("cpu"), "sources": SOURCES, "seed": 0, name: "other"})
     with pytest.raises(ValueError, match=f"the earlier record was made with other {name}"):
@@ -198,13 +198,13 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, capsys)
 
 
 def test_a_copy_without_a_repository_gets_its_commit_from_the_environment(tmp_path, monkeypatch):
-    """Whether it was changed since is unknown. In a repository, what is not committed is dirty."""
+    """Also inside of another repository. What is not committed is dirty."""
     monkeypatch.setattr(circumstances, "HERE", tmp_path / "package" / "verify")
     circumstances.HERE.mkdir(parents=True)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.setenv("GNN_ATTENTION_COMMIT", "0123abcd")
+    monkeypatch.delenv("GNN_ATTENTION_COMMIT", raising=False)
     found = verify.environment("cpu")
-    assert (found["commit"], found["dirty"]) == ("0123abcd", None)
+    assert (found["commit"], found["dirty"]) == (None, None)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
         subprocess.run([*git, *arguments], check=True)
@@ -213,19 +213,32 @@ def test_a_copy_without_a_repository_gets_its_commit_from_the_environment(tmp_pa
     found = verify.environment("cpu")
     assert len(found["commit"]) == 40
     assert found["dirty"] is True
+    monkeypatch.setenv("GNN_ATTENTION_COMMIT", "0123abcd")
+    found = verify.environment("cpu")
+    assert (found["commit"], found["dirty"]) == ("0123abcd", None)
+
+
+def test_the_assembler_in_use_is_named(tmp_path, monkeypatch):
+    """By its release: another one compiles other kernels."""
+    program = tmp_path / "ptxas"
+    program.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.3, V13.3.73\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(program))
+    assert circumstances.ptxas_release() == "13.3.73"
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(tmp_path / "nowhere"))
+    assert circumstances.ptxas_release() is None
 
 
 @pytest.mark.slow
 def test_on_a_gpu_everything_is_checked_and_what_compiles_longest_last():
     """Every backend in every dtype, TensorFloat-32 too; from a checkout, what only a GPU shows."""
     settings = Settings(device="cuda", dtypes=tuple(DTYPES), backends=tuple(BACKENDS.values()))
-    found = list(verify._in_order(settings, [*verify.GROUPS, *MORE]))
-    assert len({check.label for check in found}) == len(found)
-    groups = "attend layer forms rules dropout large repeat memory operators"
-    assert {check.group for check in found} == set(groups.split())
-    for group in ("attend", "layer", "large", "repeat"):
-        assert {check.dtype for check in found if check.group == group} == set(DTYPES)
-    order = list(dict.fromkeys(check.backend for check in found))
-    own = [name for name in order if name.startswith("triton")]
-    assert set(order) == {"walk", *BACKENDS}
-    assert order[-1 - len(own) :] == [*own, "flex"]
+    checks = list(verify._in_order(settings, [*verify.GROUPS, more_checks]))
+    assert len({check.label for check in checks}) == len(checks)
+    groups = "attend layer forms rules dropout shapes large repeat memory operators far"
+    assert {check.group for check in checks} == set(groups.split())
+    for group in ("attend", "layer"):
+        assert {check.dtype for check in checks if check.group == group} == set(DTYPES)
+    compiled = [check.backend in BACKENDS and BACKENDS[check.backend].compiled for check in checks]
+    assert compiled == sorted(compiled)
+    assert {check.backend for check in checks} == {"walk", "message_passing", *BACKENDS}

@@ -6,7 +6,6 @@ edges is saved. Gradients of lse are served, and so are sinks: the output is rou
 derivatives are refused by name.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,12 +30,7 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
     """A plain call on a plain graph, along the plan of this kind: ``out`` in the dtype of q, and ``lse``."""
-    device = call.q.device
-    # a GPU is not waited for; on a CPU the operator looks, afterwards
-    marks = device.type in nonfinite.ASYNCHRONOUS and nonfinite.is_checked(call)
-    if marks and memoized(plan_on, call.graph, kind, device).visits_non_edges:
-        return nonfinite.contained(call, partial(_marked, kind), partial(reached, kind), hides_logits=True)
-    q, k, v, sinks = call.q, call.k, call.v, call.sink_logits
+    device, q, k, v, sinks = call.q.device, call.q, call.k, call.v, call.sink_logits
     if are_plain((q, k, v)) and not any_needs_gradients((q, k, v, sinks)):
         # the operator would have nothing to add
         plan = memoized(plan_on, call.graph, kind, device)
@@ -44,10 +38,6 @@ def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
     else:
         out, lse = attention(q, k, v, packed_plan(kind, call.graph, device), call.scale, sinks)
     return (out, lse) if sinks is None else (out, edges.sinks_alone(lse, sinks, call.has_in_edges))
-
-
-def _marked(kind: str, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    return along_plan(replace(call, finite=True), kind)
 
 
 def reached(kind: str, call: AttentionCall, marked: Tensor) -> Tensor:

@@ -1,5 +1,8 @@
 """A graph as rows for a GPU: the senders of each receiver (CSR), and the transpose, in 8 bytes an edge.
 
+A graph that differs by sample or head becomes one graph: the tokens of all its slices stand one after the
+other, so that one launch computes all of them. Everything is sorted and counted on the device of the call.
+
 Rows of many edges are listed in chunks, so that no program works long after all others: each chunk leaves a
 partial result in a workspace, and these are added in the order of the list. The chunks are so few that a
 workspace is small (:data:`MOST_CHUNKS`).
@@ -12,8 +15,10 @@ from typing import NamedTuple
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention.backends.call import one_of
 from gnn_attention.backends.plan.csr import order_by_receiver, pointers
 from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph.neighbours import Neighbours, neighbours_of
 
 MOST_EDGES = 2**33  # 64 GiB of graph
 MOST_CHUNKS = 2**14  # of one side: with 512 channels in float32 a workspace of 32 MiB
@@ -41,10 +46,14 @@ class Side(NamedTuple):
     limit: int
 
 
-def rows_of(graph: TokenGraph, device: torch.device, for_edges: bool = False) -> tuple[Side, Side]:
-    """The in-edges of receivers and the out-edges of senders of a plain graph on a device; memoized.
+def rows_of(
+    graph: TokenGraph, device: torch.device, for_edges: bool = False, group: int = 1
+) -> tuple[Side, Side]:
+    """The in-edges of receivers and the out-edges of senders on a device; memoized.
 
-    ``for_edges``: with ``position``, 4 bytes more an edge.
+    Of a graph that differs by sample or head the rows are ``(sample, head, token)`` in this order, without
+    an axis by which the graph does not differ; ``group`` query heads share the senders of one key/value
+    head. ``for_edges``: with ``position``, 4 bytes more an edge.
 
     >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
     >>> receivers, senders = rows_of(graph, torch.device("cpu"), for_edges=True)
@@ -53,9 +62,10 @@ def rows_of(graph: TokenGraph, device: torch.device, for_edges: bool = False) ->
     >>> senders.ptr.tolist(), senders.others.tolist(), senders.position.tolist()
     ([0, 1, 2, 3], [0, 1, 1], [0, 1, 2])
     """
-    receivers, senders = memoized(_lowered, graph, device)
+    receivers, senders = memoized(_sides, graph, device, group)
     if for_edges:
-        senders = senders._replace(position=memoized(_positions, graph, device))
+        position = memoized(_positions, graph, device, group)
+        senders = senders._replace(position=position)
     return receivers, senders
 
 
@@ -67,9 +77,11 @@ def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"] |
 
 def bytes_of(graph: TokenGraph, for_edges: bool = False) -> int:
     """The storage of the rows, without building them."""
-    narrow = [4 if count < 2**31 else 8 for count in (graph.num_src, graph.num_dst, graph.num_edges + STEP)]
-    each = narrow[0] + narrow[1] + (narrow[2] if for_edges else 0)
-    return graph.num_edges * each + (graph.num_dst + graph.num_src + 2) * narrow[2]
+    slices = (graph.batch or 1) * (graph.heads or 1)
+    edges, num_dst, num_src = graph.num_edges, slices * graph.num_dst, slices * graph.num_src
+    wide = 4 if edges + STEP < 2**31 else 8
+    each = (4 if num_src < 2**31 else 8) + (4 if num_dst < 2**31 else 8) + (wide if for_edges else 0)
+    return edges * each + (num_dst + num_src + 2) * wide
 
 
 def hands_over(num_edges: int, heads: int, itemsize: int) -> bool:
@@ -83,32 +95,63 @@ def hands_over(num_edges: int, heads: int, itemsize: int) -> bool:
     return 2 * itemsize * heads * num_edges <= MOST_HANDED
 
 
-def edge_numbers(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the edges of each receiver and sender begin, and the place by receiver of each edge by sender."""
-    # made anew, so that rows are not cached on the device as well
-    src, dst = _sorted_edges(graph, device)
-    order = _narrowed(src.sort(stable=True).indices, graph.num_edges + STEP)
-    return row_pointers(dst, graph.num_dst), row_pointers(src, graph.num_src), order
+def _sides(graph: TokenGraph, device: torch.device, group: int) -> tuple[Side, Side]:
+    slices = (graph.batch or 1) * (graph.heads or 1)
+    num_dst, num_src = slices * graph.num_dst, slices // _shared(graph, group) * graph.num_src
+    src, dst = _sorted_edges(graph, device, group)
+    senders = _narrowed(src, num_src)
+    order = senders.sort(stable=True).indices
+    receivers = _narrowed(dst, num_dst)[order]
+    return _side(dst, num_dst, senders), _side(src, num_src, receivers)
 
 
-def _lowered(graph: TokenGraph, device: torch.device) -> tuple[Side, Side]:
-    src, dst = _sorted_edges(graph, device)
-    others = _narrowed(src, graph.num_src)
-    out = others.sort(stable=True).indices
-    out_others = _narrowed(dst, graph.num_dst)[out]
-    return _side(dst, graph.num_dst, others), _side(src, graph.num_src, out_others)
+def _shared(graph: TokenGraph, group: int) -> int:
+    """How many slices of the graph share their senders: the query heads of a group, where heads differ."""
+    return 1 if graph.heads is None else group
 
 
 def _side(own: Tensor, count: int, others: Tensor) -> Side:
-    ptr = row_pointers(own, count)
+    ptr = _narrowed(pointers(own, count), own.numel() + STEP)
     limit = _limit(ptr)
     return Side(ptr, others, *_chunks(ptr, limit), others.new_empty(0), limit)
 
 
-def _sorted_edges(graph: TokenGraph, device: torch.device) -> Tensor:
-    """By receiver, then sender. What is put on the device for that does not stay there."""
+def _sorted_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> Tensor:
+    """Senders and receivers of all edges, by receiver, then sender."""
+    chosen = neighbours_of(graph.rule)
+    if chosen is not None:
+        return _one_after_another(graph, _chosen_slices(chosen, device), group)
+    if graph.heads is not None or graph.batch is not None:
+        return _one_after_another(graph, _slices_of(graph, device), group)
+    # what is put on the device here does not stay there
     edges, order = graph.edge_index.to(device), order_of(graph, device)
     return edges if order is None else edges[:, order]
+
+
+def _slices_of(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The number of the slice, the sender and the receiver of every edge of a graph that varies."""
+    heads = graph.heads or 1
+    slices = [divmod(number, heads) for number in range((graph.batch or 1) * heads)]
+    edges = [one_of(graph, b, h).edges_on(device) for b, h in slices]
+    counts = torch.tensor([part.shape[1] for part in edges], device=device)
+    number = torch.repeat_interleave(counts, output_size=sum(part.shape[1] for part in edges))
+    src, dst = torch.cat(edges, 1)
+    return number, src, dst
+
+
+def _chosen_slices(chosen: Neighbours, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of chosen rows, which are counted through all slices: nothing leaves their device."""
+    ptr, src = chosen.ptr.to(device), chosen.src.to(device, torch.int64)
+    row = torch.repeat_interleave(ptr.diff(), output_size=src.numel())
+    num_dst = chosen.shape[2]
+    return row.div(num_dst, rounding_mode="floor"), src, row.remainder(num_dst)
+
+
+def _one_after_another(graph: TokenGraph, slices: tuple[Tensor, Tensor, Tensor], group: int) -> Tensor:
+    """Edges of all slices as one graph over their tokens; heads of a group have their senders in common."""
+    number, src, dst = slices
+    of_senders = number.div(_shared(graph, group), rounding_mode="floor")
+    return torch.stack([of_senders * graph.num_src + src, number * graph.num_dst + dst])
 
 
 def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor | None]:
@@ -117,14 +160,9 @@ def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor | None]:
     return (order_by_receiver(src, dst, graph.num_src),)
 
 
-def _positions(graph: TokenGraph, device: torch.device) -> Tensor:
-    order = rows_of(graph, device)[0].others.sort(stable=True).indices
-    return _narrowed(order, graph.num_edges + STEP)
-
-
-def row_pointers(index: Tensor, count: int) -> Int[Tensor, " rows_and_one"]:
-    """Where the entries of each row begin, in 4 bytes where these are enough."""
-    return _narrowed(pointers(index, count), index.numel() + STEP)
+def _positions(graph: TokenGraph, device: torch.device, group: int) -> Tensor:
+    order = rows_of(graph, device, group=group)[0].others.sort(stable=True).indices
+    return _narrowed(order, order.numel() + STEP)
 
 
 def _narrowed(index: Tensor, end: int) -> Tensor:
@@ -136,7 +174,7 @@ def _chunks(ptr: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``long``, ``first``, ``chunk_row`` and ``chunk_start`` of a :class:`Side`."""
     degree = ptr.diff().long()
     long = (degree > limit).nonzero().squeeze(1)
-    counts = ceil_div(degree[long], limit)
+    counts = _ceil_div(degree[long], limit)
     first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     row = long.repeat_interleave(counts)
     within = torch.arange(len(row), device=ptr.device) - first[:-1].repeat_interleave(counts)
@@ -147,10 +185,10 @@ def _chunks(ptr: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _limit(ptr: Tensor) -> int:
     """The least power of two, from :data:`CHUNK` on, with which the chunks of all longer rows are few."""
     degree, limit = ptr.diff().long(), CHUNK
-    while int(ceil_div(degree[degree > limit], limit).sum()) > MOST_CHUNKS:
+    while int(_ceil_div(degree[degree > limit], limit).sum()) > MOST_CHUNKS:
         limit *= 2
     return limit
 
 
-def ceil_div(x: Tensor, by: int | Tensor) -> Tensor:
+def _ceil_div(x: Tensor, by: int) -> Tensor:
     return (x + by - 1).div(by, rounding_mode="floor")

@@ -224,7 +224,7 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
     if grad_lse is not None and max(q.shape[3], v.shape[3] + 1) > WIDEST:
         raise NotImplementedError(
             f"the gradient of lse needs a channel more than the {WIDEST} of torch's flash attention, "
-            f"v has {v.shape[3]}; use backend='flex' or 'triton'"
+            f"v has {v.shape[3]}; use backend='flex' or 'rows'"
         )
     numbers = [*ctx.numbers, int(grad_lse is not None)]
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out

@@ -1,4 +1,4 @@
-"""The operators of the GPU kernels: forward and backward, whatever the form of the graph.
+"""The operators of the GPU kernel: forward and backward.
 
 They are registered with torch, so that compilers, ``torch.export`` and ``torch.vmap`` take them as they are;
 an eager call of plain tensors takes the same functions without the operator, whose dispatch is as much host
@@ -16,19 +16,19 @@ from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import any_needs_gradients, are_plain
 from gnn_attention.backends.gpu.csr import Side
-from gnn_attention.backends.gpu.formats import ROWS, Blocks, Packed, Problem, unpack
+from gnn_attention.backends.gpu.problem import Packed, Problem, unpack
 from gnn_attention.edges import accumulation_dtype
 
 
 def attention(
-    problem: Problem, form: Packed
+    problem: Problem, rows: Packed
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)`` of a problem on a graph in some form; an isolated row has out 0 and lse -inf.
+    """``(out, lse)`` of a problem on the rows of a graph; an isolated row has out 0 and lse -inf.
 
     out is in the dtype of q, lse in float32, or float64 for float64.
     """
     given = _flattened(problem)
-    rest = *form, _places(problem), [problem.scale, problem.softcap, problem.dropout]
+    rest = *rows, _places(problem), [problem.scale, problem.softcap, problem.dropout]
     if not are_plain(given):
         out, lse = _ATTENTION(*given, *rest)
     elif any_needs_gradients(given):
@@ -40,8 +40,8 @@ def attention(
 
 def _run(*given: Any) -> tuple[Tensor, Tensor]:
     """The operator of the forward pass."""
-    problem, form, kernels = _restored(*given)
-    out, lse = kernels.forward(problem, form)
+    problem, sides, kernel = _restored(*given)
+    out, lse = kernel.forward(problem, sides)
     return out, lse
 
 
@@ -49,25 +49,24 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tens
     """The operator of the backward pass: the gradients of q, k, v, before and bias."""
     from gnn_attention.backends.gpu.kernels import _common
 
-    *x, out, lse, slopes, seed, tensors, numbers, places, constants = given
-    problem, form, kernels = _restored(*x, slopes, seed, tensors, numbers, places, constants)
+    *x, out, lse, slopes, seed, tensors, limits, places, constants = given
+    problem, sides, kernel = _restored(*x, slopes, seed, tensors, limits, places, constants)
     grad_out, out = (_with_plain_channels(x) for x in (grad_out, out))
     delta = _common.delta(grad_out, out, grad_lse)
-    *grads, dbefore, dbias = kernels.backward(problem, form, grad_out, delta, lse.contiguous())
+    *grads, dbefore, dbias = kernel.backward(problem, sides, grad_out, delta, lse.contiguous())
     return *grads, _or_empty(dbefore, problem.q, lse.dtype), _or_empty(dbias, problem.q, lse.dtype)
 
 
-def _restored(*given: Any) -> tuple[Problem, tuple[Any, Any], Any]:
-    """The problem, the form of its graph, and the module of the kernels that read this form."""
-    from gnn_attention.backends.gpu.kernels import blocks, rows
+def _restored(*given: Any) -> tuple[Problem, tuple[Side, Side], Any]:
+    """The problem, the rows of its graph, and the module of the kernel."""
+    from gnn_attention.backends.gpu.kernels import rows as kernel
 
-    *x, before, bias, slopes, seed, tensors, numbers, places, constants = given
+    *x, before, bias, slopes, seed, tensors, limits, places, constants = given
     q, k, v = map(_with_plain_channels, x)
     (has_before, has_bias, *offsets), (scale, softcap, dropout) = places, constants
     edgewise = before if has_before else None, bias if has_bias else None
     problem = Problem(q, k, v, scale, softcap, slopes, *edgewise, dropout, seed, *offsets)
-    side, kernels = (Side, rows) if numbers[0] == ROWS else (Blocks, blocks)
-    return problem, unpack(side, tensors, numbers), kernels
+    return problem, unpack(tensors, limits), kernel
 
 
 def _flattened(problem: Problem) -> tuple[Tensor | None, ...]:
@@ -104,14 +103,14 @@ def _fake_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Ten
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *given, tensors, ctx.numbers, ctx.places, ctx.constants = inputs
+    *given, tensors, ctx.limits, ctx.places, ctx.constants = inputs
     ctx.save_for_backward(*given, *output, *tensors)
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, before, bias, slopes, seed, out, lse, *tensors = ctx.saved_tensors
     given = *grads, q, k, v, before, bias, out, lse, slopes, seed
-    found = _GRADIENTS(*given, tensors, ctx.numbers, ctx.places, ctx.constants)
+    found = _GRADIENTS(*given, tensors, ctx.limits, ctx.places, ctx.constants)
     return *found, None, None, [None] * len(tensors), None, None, None
 
 
@@ -140,7 +139,7 @@ def token_major(like: Tensor, width: int) -> Tensor:
     return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
-REST = "Tensor? slopes, Tensor? seed, Tensor[] tensors, int[] numbers, int[] places, float[] constants"
+REST = "Tensor? slopes, Tensor? seed, Tensor[] tensors, int[] limits, int[] places, float[] constants"
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor before, Tensor bias"
 SCHEMA = f"({INPUTS}, {REST}) -> (Tensor, Tensor)"
 _ATTENTION = operator("triton_attention", SCHEMA, _run, _fake, _differentiate, _save)
@@ -150,5 +149,5 @@ _GRADIENTS = gradient_operator(
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _run_backward,
     _fake_backward,
-    "the backend triton; use backend='reference' or 'dense'",
+    "the kernel of the backend rows; use backend='reference' or 'dense'",
 )

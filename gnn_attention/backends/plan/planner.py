@@ -13,8 +13,8 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
-from gnn_attention.backends.plan.decompose import packing
 from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles
+from gnn_attention.backends.plan.packing import packing
 from gnn_attention.backends.plan.plan import (
     Edges,
     Gathered,

@@ -1,55 +1,126 @@
-"""Kernels on chosen graphs: empty rows, -1 anywhere, one sender for all, more entries than tokens."""
+"""Graphs that differ by sample, by head or by both, chosen and by rule: one launch computes all of them."""
 
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.kernel_cases import record_launches, with_slow
 
 import gnn_attention as ga
+from gnn_attention.backends.gpu.kernels import _row_passes
+from gnn_attention.score_mods import alibi, alibi_slopes
 
-FORMS = ("triton-rows", "triton-windows", "triton-tiles")
-BATCH, HEADS, DST, SRC = 2, 2, 7, 9
+BATCH, HEADS, KV_HEADS, DST, SRC = 2, 2, 1, 4, 5
+AXES = {"the same": (), "by head": (HEADS,), "by sample": (BATCH, 1), "by both": (BATCH, HEADS)}
 
 
-def index_of(case):
-    index = torch.randint(-1, SRC, (BATCH, HEADS, DST, 4), generator=torch.Generator().manual_seed(0))
-    if case == "more entries than tokens":
-        index = index.repeat(1, 1, 1, 3)
-    if case == "one sender for all":
-        index[..., 0] = 5
+def drawn_index(axes, entries=3):
+    """Senders in any order, some of them twice; -1 for none; a receiver that has none at all."""
+    rng = torch.Generator().manual_seed(0)
+    index = torch.randint(-1, SRC, (*axes, DST, entries), generator=rng)
     index[..., 3, :] = -1
-    return index[0, 0] if case == "the same for all heads" else index
+    return index
 
 
-CASES = ["by sample and head", "the same for all heads", "more entries than tokens", "one sender for all"]
-
-
-@pytest.mark.parametrize(
-    "case", [CASES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[1:])]
-)
-@pytest.mark.parametrize("form", FORMS)
-def test_chosen_graphs_are_those_of_their_mask(form, case, device):
-    """Output and gradients, in float64, against the dense formula."""
-    index, draw = index_of(case), torch.Generator().manual_seed(1)
-    shapes = (HEADS, DST, 4), (1, SRC, 4), (1, SRC, 3)
-    q, k, v = (
-        torch.randn(BATCH, *shape, generator=draw, dtype=torch.float64).to(device).requires_grad_()
-        for shape in shapes
-    )
+def mask_of(index):
+    """The edges of an index, set one by one."""
     mask = torch.zeros(*index.shape[:-1], SRC + 1, dtype=torch.bool)
-    mask = mask.scatter_(-1, index.masked_fill(index < 0, SRC), True)[..., :SRC].to(device)
+    return mask.scatter_(-1, index.masked_fill(index < 0, SRC), True)[..., :SRC]
+
+
+def drawn_inputs(device):
+    rng = torch.Generator().manual_seed(1)
+    shapes = (HEADS, DST, 4), (KV_HEADS, SRC, 4), (KV_HEADS, SRC, 3)
+    drawn = [torch.randn(BATCH, *shape, generator=rng, dtype=torch.float64) for shape in shapes]
+    return [x.to(device).requires_grad_() for x in drawn]
+
+
+def dense_output(mask, q, k, v):
+    """The formula, written out over all pairs."""
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     logits = (q @ k.mT / 2).masked_fill(~mask, -torch.inf)
-    due = torch.where(mask.any(-1, keepdim=True), logits, 0.0).softmax(-1).where(mask, 0.0) @ v
+    weights = torch.where(mask.any(-1, keepdim=True), logits, 0.0).softmax(-1).where(mask, 0.0)
+    return weights @ v
+
+
+@pytest.mark.parametrize("axes", AXES.values(), ids=AXES)
+def test_a_chosen_graph_is_that_of_its_mask(axes, device, monkeypatch):
+    """Output and gradients with grouped heads, by one launch of the forward pass."""
+    index, (q, k, v) = drawn_index(axes), drawn_inputs(device)
+    launched = record_launches(monkeypatch)
     graph = ga.TokenGraph.from_indices(index.to(device), SRC, coalesce=True)
-    out = ga.attend(q, k, v, graph, backend=form)
-    results = [[x, *torch.autograd.grad(x.square().sum(), (q, k, v))] for x in (out, due)]
+    out = ga.attend(q, k, v, graph, backend="rows")
+    assert launched == [_row_passes.forward]
+    truth = dense_output(mask_of(index).to(device), q, k, v)
+    results = [[x, *torch.autograd.grad(x.square().sum(), (q, k, v))] for x in (out, truth)]
     assert_exact(*results)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_chosen_blocks_are_those_of_their_mask(form, device):
+INDICES = {"more entries than tokens": lambda index: index.repeat(1, 1, 1, 3)}
+INDICES["one sender for all"] = lambda index: torch.full_like(index, 4)
+INDICES["no edges"] = lambda index: torch.full_like(index, -1)
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices_of_any_form(name, device):
+    index, (q, k, v) = INDICES[name](drawn_index((BATCH, HEADS))), drawn_inputs(device)
+    graph = ga.TokenGraph.from_indices(index.to(device), SRC, coalesce=True)
+    out = ga.attend(q, k, v, graph, backend="rows")
+    assert_exact(out, dense_output(mask_of(index).to(device), q, k, v))
+
+
+SINKS = torch.linspace(-1, 1, HEADS, dtype=torch.float64)
+OPTIONS = {"sinks": {"sink_logits": SINKS}, "dropout": {"dropout": 0.4}, "lse": {}}
+OPTIONS["alibi"] = {"score_mod": alibi(alibi_slopes(HEADS))}
+OPTIONS["all"] = OPTIONS["sinks"] | OPTIONS["dropout"] | OPTIONS["alibi"]
+QUICK = [("by both", "all"), ("by sample", "lse")]
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), with_slow([(name, option) for name in AXES for option in OPTIONS], QUICK)
+)
+def test_options_of_a_chosen_graph(name, option, device):
+    """Output, lse and gradients of both are those of the backend ``dense`` with the same dropout."""
+    graph = ga.TokenGraph.from_indices(drawn_index(AXES[name]).to(device), SRC, coalesce=True)
+    options = dict(OPTIONS[option])
+    if "sink_logits" in options:
+        options["sink_logits"] = SINKS.to(device)
+    results = []
+    for backend in ("rows", "dense"):
+        torch.manual_seed(3)
+        inputs = drawn_inputs(device)
+        out, info = ga.attend(*inputs, graph, **options, backend=backend, return_info=True)
+        lse = info.lse.masked_fill(info.lse == -torch.inf, 0.0)
+        results.append([out, lse, *torch.autograd.grad(out.sin().sum() + lse.cos().sum(), inputs)])
+    assert_exact(*results)
+
+
+RULES = {"by head": {"heads": HEADS}, "by sample": {"batch": BATCH}}
+RULES["by both"] = RULES["by head"] | RULES["by sample"]
+
+
+def every_third(b, h, dst, src):
+    return (dst - src - h - 2 * b) % 3 == 0
+
+
+@pytest.mark.parametrize("name", with_slow(RULES, ["by both"]))
+def test_a_rule_that_differs(name, device, monkeypatch):
+    sizes = RULES[name]
+    launched = record_launches(monkeypatch)
+    graph = ga.TokenGraph.from_rule(every_third, DST, SRC, **sizes)
+    q, k, v = drawn_inputs(device)
+    out = ga.attend(q, k, v, graph, backend="rows")
+    assert launched == [_row_passes.forward]
+    b, h, dst, src = torch.meshgrid(*map(torch.arange, (BATCH, HEADS, DST, SRC)), indexing="ij")
+    b, h = b * ("batch" in sizes), h * ("heads" in sizes)
+    truth = dense_output(every_third(b, h, dst, src).to(device), q, k, v)
+    results = [[x, *torch.autograd.grad(x.square().sum(), (q, k, v))] for x in (out, truth)]
+    assert_exact(*results)
+
+
+def test_chosen_blocks_are_those_of_their_mask(device):
     blocks = torch.tensor([[[0, -1], [1, 0]], [[0, -1], [1, -1]]])
-    graph = ga.TokenGraph.from_block_indices(blocks, 4, DST, DST, causal=True)
-    draw = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(BATCH, HEADS, DST, 4, generator=draw).double().to(device) for _ in range(3))
-    due = torch.nn.functional.scaled_dot_product_attention(q, k, v, graph.mask(q.device))
-    assert_exact(ga.attend(q, k, v, graph, backend=form), due)
+    graph = ga.TokenGraph.from_block_indices(blocks, 2, DST, DST, causal=True)
+    rng = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(BATCH, 2, DST, 4, generator=rng).double().to(device) for _ in range(3))
+    truth = torch.nn.functional.scaled_dot_product_attention(q, k, v, graph.mask(q.device))
+    assert_exact(ga.attend(q, k, v, graph, backend="rows"), truth)

@@ -1,6 +1,6 @@
-"""The kernels of every form, through whole calls, against the reference in float64, and SDPA's errors."""
+"""The kernel of the backend ``rows`` through whole calls: the reference in float64, and SDPA's errors."""
 
-import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,34 +8,26 @@ import triton
 import triton.language as tl
 from support import kernel_cases
 from support.bounds import assert_exact, assert_rule, attention_truth
-from support.kernel_cases import CASES, GRAPH, GRAPHS, KINDS, LEARNED, Case, attended, gradients, parameters
+from support.kernel_cases import (
+    CASES,
+    GRAPH,
+    GRAPHS,
+    LEARNED,
+    Case,
+    attended,
+    gradients,
+    parameters,
+    with_slow,
+)
 
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.gpu import csr
-from gnn_attention.backends.gpu.formats import Problem
 from gnn_attention.backends.gpu.kernels import _common, _row_passes, rows
+from gnn_attention.backends.gpu.problem import Problem
 
-FORMS = ("rows", "windows 32", "tiles 64")
-each_form = pytest.mark.parametrize("kind", FORMS)
-SMALL, FEW = kernel_cases.listed(40, 30, 0.2), kernel_cases.listed(14, 12, 0.2)
-
-
-def with_slow(cases, quick):
-    """Those that are not quick run with the slow ones."""
-    return [pytest.param(*case, marks=() if case in quick else pytest.mark.slow) for case in cases]
-
-
-@pytest.fixture
-def backend(kind, monkeypatch):
-    return kernel_cases.use(kind, monkeypatch)
-
-
-@pytest.fixture
-def graph(kind):
-    """Several blocks; for rows, which the interpreter takes one by one, fewer receivers."""
-    return FEW if kind == "rows" else SMALL
+FEW = kernel_cases.listed(8, 7, 0.25)
 
 
 @pytest.fixture
@@ -45,38 +37,45 @@ def short_steps(monkeypatch):
     monkeypatch.setattr(rows, "CONFIGS", configs)
 
 
-def check(case, backend, device):
+def check(case, device):
     """Output, lse and all gradients are those of the reference in float64."""
     LEARNED.to(device)
     given = case.inputs(torch.float64, device)
     inputs = parameters(case, given)
-    found, true = (attended(case, given, name) for name in (backend, "reference"))
-    assert_exact(found, true)
-    assert_exact(gradients(*found, inputs), gradients(*true, inputs))
+    results, truth = (attended(case, given, name) for name in ("rows", "reference"))
+    assert_exact(results, truth)
+    assert_exact(gradients(*results, inputs), gradients(*truth, inputs))
 
 
-QUICK = [("rows", name) for name in ("by head and sample", "no edges", "no receivers")]
-QUICK += itertools.product(FORMS, ("everything", "closed edges", "no senders", "no samples"))
+def test_the_backend_rows_runs_the_kernel(device, monkeypatch):
+    """The same operators of torch would give the same numbers: the launches are counted."""
+    launched = kernel_cases.record_launches(monkeypatch)
+    given = Case().inputs(torch.float32, device)[:3]
+    out = ga.attend(*given, replace(GRAPH), backend="rows")
+    torch.autograd.grad(out.sum(), given)
+    passes = _row_passes.forward, _common._delta, _row_passes.backward_dst, _row_passes.backward_src
+    assert launched == list(passes)
 
 
-@pytest.mark.parametrize(("kind", "case"), with_slow(itertools.product(FORMS, CASES), QUICK))
-def test_every_option(case, backend, device, short_steps):
-    check(CASES[case], backend, device)
+QUICK = ("everything", "closed edges")
+QUICK += ("no edges", "no receivers", "no senders", "no samples")
 
 
-NAMES = [("windows 32", "irregular"), ("tiles 64", "irregular"), *((kind, "no edges") for kind in KINDS)]
+@pytest.mark.parametrize("case", with_slow(CASES, QUICK))
+def test_every_option(case, device, short_steps):
+    check(CASES[case], device)
 
 
-@pytest.mark.parametrize(("kind", "name"), with_slow(itertools.product(KINDS, GRAPHS), NAMES))
-def test_graphs_of_several_blocks(name, backend, device):
+@pytest.mark.parametrize("name", with_slow(GRAPHS, ["wide"]))
+def test_graphs_of_many_shapes(name, device):
     """With grouped heads, widths that are no powers of two; and with a bias, which numbers the edges."""
     for bias in (None, ()):
-        check(Case(graph=GRAPHS[name], widths=(24, 20), bias=bias, batch=1), backend, device)
+        check(Case(graph=GRAPHS[name], widths=(24, 20), bias=bias, batch=1), device)
 
 
 @pytest.mark.parametrize(
     "case",
-    ["everything", *(pytest.param(x, marks=pytest.mark.slow) for x in ("groups of two", "closed edges"))],
+    with_slow(["everything", "groups of two", "closed edges"], ["groups of two"]),
 )
 def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
     """Rows of many edges on both sides, also where the workspace has room for few chunks at a time."""
@@ -85,88 +84,79 @@ def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
     monkeypatch.setattr(rows, "TOGETHER", 2)
     sides = csr.rows_of(kernel_cases.listed(6, 5, 0.3), torch.device(device))
     assert min(side.chunk_row.numel() for side in sides) >= 5
-    check(CASES[case], "triton-rows", device)
+    check(CASES[case], device)
 
 
-@pytest.mark.parametrize("kind", FORMS[:2])
-def test_more_heads_than_a_grid_takes(backend, device, monkeypatch):
+def test_more_heads_than_a_grid_takes(device, monkeypatch):
     monkeypatch.setattr(_common, "MOST_SLICES", 3)
-    check(CASES["groups of two"], backend, device)
+    check(Case(graph=kernel_cases.listed(3, 3, 0.5), heads=(4, 4), batch=1), device)
 
 
-HALVES = (torch.bfloat16, torch.float16)
-DTYPES = [*itertools.product(FORMS, (*HALVES, torch.float32), [32]), ("rows", torch.bfloat16, 80)]
-DTYPES += itertools.product(("windows 64", "tiles 64"), HALVES, (128, 256))  # configurations of their own
+DTYPES = [(torch.bfloat16, width) for width in (32, 80, 256)]
+DTYPES += [(torch.float16, 32), (torch.float32, 32)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype", "width"),
-    with_slow(DTYPES, [case for case in DTYPES if case[1] == torch.bfloat16 and case[2] in (32, 256)]),
-)
-def test_errors_are_those_of_sdpa(backend, graph, dtype, width, device):
+@pytest.mark.parametrize(("dtype", "width"), with_slow(DTYPES, DTYPES[:1]))
+def test_errors_are_those_of_sdpa(dtype, width, device):
     """At most twice SDPA's in the same dtype, three times for gradients."""
-    case = Case(graph=graph, widths=(width, width), batch=1)
-    given = case.inputs(dtype, device)[:3]
-    out = ga.attend(*given, graph, backend=backend)
+    given = Case(graph=FEW, widths=(width, width), batch=1).inputs(dtype, device)[:3]
+    out = ga.attend(*given, FEW, backend="rows")
     rng = torch.Generator().manual_seed(2)
     direction = torch.randn(out.shape, generator=rng, dtype=torch.float64).to(dtype)
-    found = torch.autograd.grad(out, given, direction.to(device))
-    truth = attention_truth(*(x.detach().cpu() for x in given), graph, direction)
-    grads = dict(zip("qkv", (x.cpu() for x in found), strict=True))
-    assert_rule(out.detach().cpu(), grads, truth.for_backend(BACKENDS[backend]))
+    gradients_of_qkv = torch.autograd.grad(out, given, direction.to(device))
+    truth = attention_truth(*(x.detach().cpu() for x in given), FEW, direction)
+    grads = dict(zip("qkv", (x.cpu() for x in gradients_of_qkv), strict=True))
+    assert_rule(out.detach().cpu(), grads, truth.for_backend(BACKENDS["rows"]))
 
 
 HIDDEN = [("v", torch.nan), ("k", torch.nan), ("q", torch.nan), ("v", torch.inf), ("v", -torch.inf)]
-SPOILED = [(kind, *hidden) for kind in FORMS for hidden in HIDDEN]
-FIRST = [("rows", "k", torch.nan), ("windows 32", "k", torch.nan), ("tiles 64", "v", torch.inf)]
 
 
-@pytest.mark.parametrize(("kind", "which", "bad"), with_slow(SPOILED, FIRST))
-def test_a_token_that_is_not_finite_reaches_its_edges_alone(kind, graph, which, bad, backend, device):
+@pytest.mark.parametrize(("which", "bad"), with_slow(HIDDEN, HIDDEN[1:4:2]))
+def test_a_token_that_is_not_finite_reaches_its_edges_alone(which, bad, device):
     """No bit of the other receivers changes; gradients are those of a loss without the receivers reached."""
-    given = [x.detach() for x in Case(graph=graph, batch=1).inputs(torch.float32, device)[:3]]
-    spoiled = [x.clone() for x in given]
-    spoiled["qkv".index(which)][..., 11, 3] = bad
-    mask = graph.mask(device)
-    hit = mask.any(1) & (torch.arange(graph.num_dst, device=device) == 11) if which == "q" else mask[:, 11]
-    assert 0 < hit.sum() < graph.num_dst
+    clean_inputs = [x.detach() for x in Case(graph=FEW, batch=1).inputs(torch.float32, device)[:3]]
+    spoiled_inputs = [x.clone() for x in clean_inputs]
+    spoiled_inputs["qkv".index(which)][..., 5, 3] = bad
+    mask = FEW.mask(device)
+    hit = mask.any(1) & (torch.arange(FEW.num_dst, device=device) == 5) if which == "q" else mask[:, 5]
+    assert 0 < hit.sum() < FEW.num_dst
     results = []
-    for inputs in (given, spoiled):
+    for inputs in (clean_inputs, spoiled_inputs):
         inputs = [x.requires_grad_() for x in inputs]
-        out, info = ga.attend(*inputs, graph, backend=backend, return_info=True)
+        out, info = ga.attend(*inputs, FEW, backend="rows", return_info=True)
         grad = torch.ones_like(out).masked_fill(hit[:, None], 0.0)
         results.append((out, info.lse, *torch.autograd.grad(out, inputs, grad)))
-    clean, found = results
-    # blocks multiply an infinite value for other pairs too, so they replace it by NaN; rows do not
-    contained = kind != "rows" or (which != "v" and bad != bad)
-    assert not contained or found[0][:, :, hit].isnan().all()
-    assert not contained or found[1][:, :, hit].isnan().all()
-    for x, y in zip(clean[:3], found[:3], strict=True):
+    clean, spoiled = results
+    # a value that is not finite spoils one channel, a NaN in q or k whole rows and their lse
+    assert spoiled[0][:, :, hit][..., 3].isfinite().logical_not().all()
+    assert which == "v" or spoiled[1][:, :, hit].isnan().all()
+    for x, y in zip(clean[:2], spoiled[:2], strict=True):
         assert torch.equal(x[:, :, ~hit], y[:, :, ~hit])
-    senders = slice(None) if contained else ~mask[hit].any(0)
-    for x, y in zip(clean[3:], found[3:], strict=True):
+    assert torch.equal(clean[2][:, :, ~hit], spoiled[2][:, :, ~hit])
+    # the weights of a receiver are finite where only a value is not, so that its gradient 0 meets that value
+    senders = slice(None) if which != "v" else ~mask[hit].any(0)
+    for x, y in zip(clean[3:], spoiled[3:], strict=True):
         assert torch.equal(x[:, :, senders], y[:, :, senders])
 
 
-@each_form
-def test_a_gradient_that_is_nan_reaches_its_edges_alone(backend, graph, device):
+def test_a_gradient_that_is_nan_reaches_its_edges_alone(device):
     """The q of its receiver and the senders of that; of a receiver without in-edges nothing."""
-    given = Case(graph=graph, batch=1).inputs(torch.float32, device)[:3]
-    out = ga.attend(*given, graph, backend=backend)
+    given = Case(graph=FEW, batch=1).inputs(torch.float32, device)[:3]
+    out = ga.attend(*given, FEW, backend="rows")
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(device)
     clean = torch.autograd.grad(out, given, grad, retain_graph=True)
-    grad[:, :, graph.num_dst // 2] = torch.nan  # no in-edges
-    grad[:, :, 9, 2] = torch.nan
+    grad[:, :, FEW.num_dst // 2] = torch.nan  # no in-edges
+    grad[:, :, 6, 2] = torch.nan
     dirty = torch.autograd.grad(out, given, grad)
-    receiver, senders = torch.arange(graph.num_dst, device=device) == 9, graph.mask(device)[9]
-    assert 0 < senders.sum() < graph.num_src
+    receiver, senders = torch.arange(FEW.num_dst, device=device) == 6, FEW.mask(device)[6]
+    assert 0 < senders.sum() < FEW.num_src
     for got, want, reached in zip(dirty, clean, (receiver, senders, senders), strict=True):
         assert got[:, :, reached].isnan().any(-1).all()
         assert torch.equal(got[:, :, ~reached], want[:, :, ~reached])
 
 
-@each_form
-def test_strides(backend, device):
+def test_strides(device):
     """Tokens or channels apart, one number for all: the bits are those of plain copies, gradients too."""
     rng = torch.Generator().manual_seed(4)
     q = torch.randn(2, 6, 2, 11, generator=rng).transpose(1, 2)[..., 1:9].to(device)
@@ -175,47 +165,41 @@ def test_strides(backend, device):
     results = []
     for inputs in ([q, k, v], [x.contiguous() for x in (q, k, v)]):
         inputs = [x.requires_grad_() for x in inputs]
-        out = ga.attend(*inputs, GRAPH, backend=backend)
+        out = ga.attend(*inputs, GRAPH, backend="rows")
         results.append([out, *torch.autograd.grad(out.sum(), inputs)])
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
-FAR = [*itertools.product(FORMS, range(3))]
-
-
-@pytest.mark.parametrize(("kind", "axis"), with_slow(FAR, [("rows", 2), ("windows 32", 2)]))
-def test_offsets_beyond_32_bits(backend, axis, device):
+@pytest.mark.parametrize("axis", with_slow(range(3), [2]))
+def test_offsets_beyond_32_bits(axis, device):
     """Numbers that lie 2^31 and more apart; the pages between them are never touched."""
     if device == "cuda" and torch.cuda.get_device_properties(0).total_memory < 2**35:
         pytest.skip("needs 9 GB of address space on the GPU")
     graph, shape = patterns.causal(4), (2, 2, 4, 16)
-    room = torch.empty(2**32 + 2**12, dtype=torch.float16, device=device)
+    room = torch.empty(2**32 + 2**13, dtype=torch.float16, device=device)
     apart = [(2**32, 64, 16, 1), (128, 2**32, 16, 1), (128, 64, 2**32 // 3, 1)][axis]
     rng = torch.Generator().manual_seed(0)
     small = [torch.randn(shape, generator=rng).to(device, torch.float16) for _ in range(4)]
 
     def results(inputs):
         given = [x.detach().requires_grad_() for x in inputs[:3]]
-        out = ga.attend(*given, graph, backend=backend)
+        out = ga.attend(*given, graph, backend="rows")
         return [out, *torch.autograd.grad(out, given, inputs[3])]
 
-    near = results(small)
-    for which in range(4):
-        far = room.as_strided(shape, apart)
-        far.copy_(small[which])
-        found = results([*small[:which], far, *small[which + 1 :]])
-        assert all(torch.equal(x, y) for x, y in zip(near, found, strict=True))
+    far = [room[1024 * n :].as_strided(shape, apart) for n in range(4)]
+    for x, numbers in zip(far, small, strict=True):
+        x.copy_(numbers)
+    assert all(torch.equal(x, y) for x, y in zip(results(small), results(far), strict=True))
 
 
-@pytest.mark.parametrize("kind", [*FORMS[:2], pytest.param(FORMS[2], marks=pytest.mark.slow)])
-def test_memory_that_was_not_written_is_not_read(backend, graph, device):
+def test_memory_that_was_not_written_is_not_read(device):
     """Fresh memory is full of NaN: results are the same, bit for bit, with isolated rows too."""
-    case = Case(graph=graph, score_mod=CASES["everything"].score_mod, bias=(), batch=1)
+    case = Case(graph=FEW, score_mod=CASES["everything"].score_mod, bias=(), batch=1)
     LEARNED.to(device)
     given = case.inputs(torch.float64, device)
 
     def results():
-        out, lse = attended(case, given, backend)
+        out, lse = attended(case, given, "rows")
         return [out, lse.masked_fill(lse.isinf(), 0.0), *gradients(out, lse, parameters(case, given))]
 
     first = results()
@@ -264,25 +248,9 @@ def test_wide_numbers_of_edges_and_tokens(device):
 
 
 @triton.jit
-def _round(X, Y, COUNT: tl.constexpr, DTYPE: tl.constexpr):
-    at = tl.arange(0, COUNT)
-    tl.store(Y + at, _common.round_to(tl.load(X + at), DTYPE).to(tl.float32))
-
-
-@triton.jit
 def _bend(X, Y, COUNT: tl.constexpr):
     at = tl.arange(0, COUNT)
     tl.store(Y + at, _common.tanh(tl.load(X + at)))
-
-
-@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, tl.bfloat16), (torch.float16, tl.float16)])
-def test_numbers_are_rounded_to_nearest(dtype, name, device):
-    """As torch rounds them: ties to even, and what is too large to infinity."""
-    special = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 0.0, torch.inf, 3.4e38]
-    x = torch.cat([torch.tensor(special), torch.randn(504, generator=torch.Generator().manual_seed(0))])
-    x, y = x.to(device), torch.empty(512, device=device)
-    _round[(1,)](x, y, 512, name)
-    assert torch.equal(y, x.to(dtype).float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from support import kernel_cases
 from support.bounds import assert_exact, assert_rule, attention_truth
-from support.kernel_cases import CASES, LEARNED, Case, attended, gradients, parameters
+from support.covering import thinned
+from support.kernel_cases import CASES, LEARNED, Case, attended, gradients, parameters, with_slow
 
 import gnn_attention as ga
 from gnn_attention.backends import BACKENDS
@@ -17,7 +18,7 @@ from gnn_attention.backends.gpu.kernels import _common, rows
 from gnn_attention.backends.gpu.kernels.rows import Together
 from gnn_attention.score_mods import alibi, alibi_slopes, chain, softcap
 
-FEW = kernel_cases.listed(9, 7, 0.3)
+FEW = kernel_cases.listed(6, 5, 0.3)
 
 
 def everything(heads, kv_heads, widths, batch=1):
@@ -49,19 +50,19 @@ def check(case, device):
     LEARNED.to(device)
     given = case.inputs(torch.float64, device)
     inputs = parameters(case, given)
-    found, true = (attended(case, given, name) for name in ("triton-rows", "reference"))
+    found, true = (attended(case, given, name) for name in ("rows", "reference"))
     assert_exact(found, true)
     assert_exact(gradients(*found, inputs), gradients(*true, inputs))
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", with_slow(TAKEN, ["two groups of two"]))
 def test_every_option(name, device, monkeypatch):
     case, taken = TAKEN[name]
     take(taken, monkeypatch)
     check(case, device)
 
 
-@pytest.mark.parametrize("name", ["two groups of two", "half a group"])
+@pytest.mark.parametrize("name", with_slow(["two groups of two", "half a group"], ["half a group"]))
 def test_long_rows_in_chunks(name, device, monkeypatch):
     """On both sides, where the workspace has room for the heads of one sample at a time."""
     case, taken = TAKEN[name]
@@ -71,17 +72,17 @@ def test_long_rows_in_chunks(name, device, monkeypatch):
     check(case, device)
 
 
-@pytest.mark.parametrize(("heads", "taken"), [((8, 1), Together(1, 8)), ((8, 8), Together(8, 1))])
+@pytest.mark.parametrize(("heads", "taken"), thinned([((8, 1), Together(1, 8)), ((8, 8), Together(8, 1))]))
 def test_errors_are_those_of_sdpa(heads, taken, device, monkeypatch):
     """In bfloat16: at most twice SDPA's, three times for gradients."""
     monkeypatch.setattr(rows, "together", lambda *sizes: taken)
     given = Case(graph=FEW, heads=heads, widths=(64, 64), batch=1).inputs(torch.bfloat16, device)[:3]
-    out = ga.attend(*given, FEW, backend="triton-rows")
+    out = ga.attend(*given, FEW, backend="rows")
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
     grads = torch.autograd.grad(out, given, direction.to(device))
     truth = attention_truth(*(x.detach().cpu() for x in given), FEW, direction)
     found = dict(zip("qkv", (x.cpu() for x in grads), strict=True))
-    assert_rule(out.detach().cpu(), found, truth.for_backend(BACKENDS["triton-rows"]))
+    assert_rule(out.detach().cpu(), found, truth.for_backend(BACKENDS["rows"]))
 
 
 def test_what_one_head_of_a_group_may_not_see_another_may(device, monkeypatch):
@@ -94,7 +95,7 @@ def test_what_one_head_of_a_group_may_not_see_another_may(device, monkeypatch):
     for taken in (Together(1, 1), Together(1, 2)):
         monkeypatch.setattr(rows, "together", partial(lambda taken, *sizes: taken, taken))
         given = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = ga.attend(*given, FEW, backend="triton-rows")
+        out = ga.attend(*given, FEW, backend="rows")
         found.append([out, torch.autograd.grad(out, given, torch.ones_like(out))[0]])
     assert torch.isfinite(found[0][1]).any()
     assert not torch.isfinite(found[0][0]).all()
@@ -137,8 +138,9 @@ HANDED = {"a group of eight": TAKEN["a group of eight"], "a learned table": TAKE
 HANDED |= {"plain": (Case(graph=FEW, heads=(4, 2), widths=(20, 24)), Together(2, 1))}
 
 
-@pytest.mark.parametrize("name", HANDED)
-@pytest.mark.parametrize("most", [2**28, 0])
+@pytest.mark.parametrize(
+    ("name", "most"), with_slow([(name, most) for name in HANDED for most in (2**28, 0)], [("plain", 2**28)])
+)
 def test_p_and_ds_are_handed_to_the_senders(name, most, device, monkeypatch):
     """Where they are small, in chunks too: the same gradients, by kernels that were told so."""
     case, taken = HANDED[name]
@@ -166,7 +168,7 @@ def test_what_is_not_finite_is_not_handed_on(device, monkeypatch):
         )
         q[0, 1, 3, 0] = torch.nan
         given = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = ga.attend(*given, replace(FEW), backend="triton-rows")
+        out = ga.attend(*given, replace(FEW), backend="rows")
         direction = torch.ones_like(out)
         direction[0, 0, 5, 1] = torch.nan
         found.append(torch.autograd.grad(out, given, direction))

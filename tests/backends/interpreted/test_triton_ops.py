@@ -1,4 +1,4 @@
-"""The operators in every form: opcheck, compilers, derivatives, vmap, and no waiting for the device."""
+"""The operators of the kernel: opcheck, compilers, derivatives, vmap, and no waiting for the device."""
 
 import contextlib
 from dataclasses import replace
@@ -14,16 +14,13 @@ import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention._support import memo
 from gnn_attention.backends.gpu import ops
-from gnn_attention.backends.gpu.formats import Problem
+from gnn_attention.backends.gpu.csr import rows_of
 from gnn_attention.backends.gpu.kernels import _common
-from gnn_attention.backends.triton import FORMS as MAKERS
+from gnn_attention.backends.gpu.problem import Problem, pack
 from gnn_attention.score_mods import alibi, alibi_slopes, chain, relative_bias, softcap
 
-FORM = "triton-rows"
-FORMS = ("triton-rows", "triton-windows", "triton-tiles")
 
-
-def operands(device, form=FORM):
+def operands(device):
     """The arguments of the operator, with everything that there is."""
     graph = patterns.window(5, 3)
     rng = torch.Generator().manual_seed(0)
@@ -31,15 +28,14 @@ def operands(device, form=FORM):
     q, k, v, before, bias = (torch.randn(x, generator=rng).to(device).requires_grad_() for x in shapes)
     slopes, seed = torch.tensor([0.5, 0.2], device=device), torch.tensor(5, device=device)
     problem = Problem(q, k, v, 0.5, 3.0, slopes, before, bias, 0.2, seed)
-    packed = MAKERS[form.removeprefix("triton-")](graph, q.device, None, True)
+    packed = pack(rows_of(graph, q.device, for_edges=True))
     return *ops._flattened(problem), *packed, ops._places(problem), [0.5, 3.0, 0.2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_opcheck(form, device):
+def test_opcheck(device):
     """torch's check of both operators: schema, autograd, fake tensors, compiled for changing shapes."""
-    given = operands(device, form)
+    given = operands(device)
     forward, backward = (getattr(torch.ops.gnn_attention, f"triton_attention{x}") for x in ("", "_backward"))
     torch.library.opcheck(forward.default, given)
     out, lse = (x.detach() for x in forward(*given))
@@ -48,12 +44,11 @@ def test_opcheck(form, device):
     torch.library.opcheck(backward.default, back)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_nothing_waits_for_the_device(form, device, monkeypatch):
+def test_nothing_waits_for_the_device(device, monkeypatch):
     """Both passes on tensors without numbers, on which ``item``, ``tolist`` and ``nonzero`` raise."""
     monkeypatch.setattr(_common, "launch", lambda kernel, *rest, **more: launched.append(kernel))
     launched, mode = [], FakeTensorMode()
-    *given, tensors, numbers, places, constants = operands(device, form)
+    *given, tensors, numbers, places, constants = operands(device)
     q, k, v, *rest = (mode.from_tensor(x.detach()) for x in given)
     more = *rest, [mode.from_tensor(x) for x in tensors], numbers, places, constants
     with mode:
@@ -65,12 +60,12 @@ def test_nothing_waits_for_the_device(form, device, monkeypatch):
     assert len(launched) >= 4
 
 
-def trained(graph, given, form):
+def trained(graph, given):
     """A forward and a backward pass with every option."""
     q, k, v, bias, sinks, table = given
     mod = chain(alibi(alibi_slopes(2)), relative_bias(table), softcap(2.0))
     more = {"bias": bias, "sink_logits": sinks, "score_mod": mod, "dropout": 0.3}
-    out = ga.attend(q, k, v, graph, **more, backend=form)
+    out = ga.attend(q, k, v, graph, **more, backend="rows")
     return [out, *torch.autograd.grad(out, given, torch.ones_like(out))]
 
 
@@ -81,8 +76,7 @@ def options(device):
     return [*replace(CASES["bias by head"], sinks=True).inputs(torch.float64, device), table]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_planned_graph_can_be_captured(form, options, monkeypatch):
+def test_a_planned_graph_can_be_captured(options, monkeypatch):
     """Both passes, with every option, keep the rules of CUDA graphs; the first ones, which plan, do not."""
     launched = []
     monkeypatch.setattr(_common, "launch", lambda kernel, *rest, **more: launched.append(kernel))
@@ -90,17 +84,16 @@ def test_a_planned_graph_can_be_captured(form, options, monkeypatch):
     monkeypatch.setattr(memo, "eagerly", contextlib.nullcontext)  # else what plans is outside of modes
     graph = replace(GRAPH)
     with CaptureRules(), pytest.raises(CaptureError):
-        trained(graph, options, form)
-    trained(graph, options, form)
+        trained(graph, options)
+    trained(graph, options)
     launched.clear()
     monkeypatch.setattr(ops, "are_plain", lambda tensors: True)  # as without the mode
     with CaptureRules():
-        trained(graph, options, form)
+        trained(graph, options)
     assert len(launched) >= 4
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_cuda_graph_repeats_both_passes(form, options, device):
+def test_a_cuda_graph_repeats_both_passes(options, device):
     """On a GPU: captured once, replayed on other numbers."""
     if device != "cuda":
         pytest.skip("needs a GPU")
@@ -108,7 +101,7 @@ def test_a_cuda_graph_repeats_both_passes(form, options, device):
     side, captured = torch.cuda.Stream(), torch.cuda.CUDAGraph()
 
     def both():
-        out = ga.attend(q, k, v, GRAPH, backend=form)
+        out = ga.attend(q, k, v, GRAPH, backend="rows")
         return [out, *torch.autograd.grad(out.sum(), given)]
 
     side.wait_stream(torch.cuda.current_stream())
@@ -124,22 +117,22 @@ def test_a_cuda_graph_repeats_both_passes(form, options, device):
     assert all(torch.equal(x, y) for x, y in zip(found, both(), strict=True))
 
 
-def attention_of(q, k, v, bias, sinks, table, form=FORM):
+def attention_of(q, k, v, bias, sinks, table):
     """With all that is cached with a graph."""
     mod = chain(alibi(alibi_slopes(2)), relative_bias(table), softcap(2.0))
-    return ga.attend(q, k, v, GRAPH, bias=bias, sink_logits=sinks, score_mod=mod, backend=form)
+    return ga.attend(q, k, v, GRAPH, bias=bias, sink_logits=sinks, score_mod=mod, backend="rows")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("compiler", "form"), [("inductor", FORM), *(("aot_eager", form) for form in FORMS)])
-def test_compiled_as_one_graph(compiler, form, device):
+@pytest.mark.parametrize("compiler", ["inductor", "aot_eager"])
+def test_compiled_as_one_graph(compiler, device):
     """As in eager mode, gradients too."""
     case = replace(CASES["bias by head"], sinks=True)
     table = torch.zeros(2, 3, dtype=torch.float64, device=device, requires_grad=True)
     given = [*case.inputs(torch.float64, device), table]
     results = []
     for run in (attention_of, torch.compile(attention_of, fullgraph=True, backend=compiler)):
-        out = run(*given, form=form)
+        out = run(*given)
         results.append([out, *torch.autograd.grad(out.sin().sum(), given)])
     found, wanted = results
     if compiler == "aot_eager":
@@ -152,9 +145,9 @@ def test_compiled_as_one_graph(compiler, form, device):
 def test_second_derivatives_are_refused(device):
     """By name, and only where they are computed."""
     q, k, v = CASES["plain"].inputs(torch.float64, device)[:3]
-    (grad,) = torch.autograd.grad(ga.attend(q, k, v, GRAPH, backend=FORM).sum(), q, create_graph=True)
+    (grad,) = torch.autograd.grad(ga.attend(q, k, v, GRAPH, backend="rows").sum(), q, create_graph=True)
     with pytest.raises(
-        NotImplementedError, match="second derivatives do not pass through the backend triton"
+        NotImplementedError, match="second derivatives do not pass through the kernel of the backend rows"
     ):
         grad.sum().backward()
 
@@ -165,7 +158,7 @@ def test_vmap_and_functional_gradients(device):
     q, k, v, bias = (x.detach() for x in CASES["bias by head"].inputs(torch.float64, device)[:4])
 
     def loss(q, k, v, bias):
-        return ga.attend(q, k, v, GRAPH, bias=bias, backend=FORM).sin().sum()
+        return ga.attend(q, k, v, GRAPH, bias=bias, backend="rows").sin().sum()
 
     mapped = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2, 3)), in_dims=(0, 0, None, None))
     found = mapped(q.unsqueeze(1), k.unsqueeze(1), v[:1], bias)

@@ -1,4 +1,4 @@
-"""What the kernels of all forms share: launches, arguments, and in Triton rows, rounding, dropout and tanh.
+"""What the passes of the kernel share: launches, arguments, and in Triton rows, dropout and tanh.
 
 Sums are in ``ACC``: float64 for float64, else float32.
 """
@@ -18,7 +18,7 @@ import triton.language as tl
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import dropout
-from gnn_attention.backends.gpu.formats import Problem
+from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edges import accumulation_dtype
 
 Given = tuple[Any, ...]  # arguments of a kernel
@@ -206,17 +206,6 @@ def load_rows(base, rows, stride, ok, D: tl.constexpr, DP: tl.constexpr, ALIGN: 
     if INTERPRETED and base.dtype.element_ty == tl.bfloat16:
         found = found.to(tl.float32)
     return found
-
-
-@triton.jit
-def round_to(x, dtype: tl.constexpr):
-    """Rounded to the dtype of products: to nearest, ties to even, in the form of :func:`load_rows`."""
-    if INTERPRETED and dtype == tl.bfloat16:  # where a conversion would truncate
-        bits = x.to(tl.uint32, bitcast=True)
-        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
-    else:
-        rounded = x.to(dtype)
-    return rounded
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import torch
 from support.bounds import assert_exact, assert_sum
 
 import gnn_attention as ga
-from gnn_attention.backends.merge_lse import merged
+from gnn_attention.distributed.merge_lse import merged
 from gnn_attention.verify.measure import summation_bound
 
 FIRSTS = (0, 2, 1)
