@@ -41,9 +41,12 @@ from tests.guarantees import gpu_core, gpu_record
 SECONDS, SECOND_CALL = 470.0, 180.0  # of a first call, and of one after it
 MOST_OF_CORE = 280.0
 SPARE = 40.0  # seconds that the plan leaves
-PACKED_EVERY = 15.0
+PACKED_EVERY, LAST_SECONDS = 15.0, 5.0  # the last seconds are those of the summary and the archive
 BENCH_PATIENCE = 150.0  # seconds without a method's case after which the process of the workloads is ended
 FAR = "far"
+# kernels of rows that the core compiles, of which Triton 3.6 takes 0.74 CPU seconds each on a busy core: 260 s, or
+# 16 s on 16 cores; the process of float64 has most of them, 77
+KERNELS = 352
 START = 15.0  # seconds of a process with torch on the device machine, or of the ceilings
 # seconds of a workload: its graph as it was built on a CPU, 2 for each method that is not refused, and 15 for
 # each that Inductor compiles anew
@@ -181,7 +184,7 @@ def plan() -> str:
     far = START + gpu_core.seconds_of(parts.pop(FAR))
     longest = START + max(gpu_core.seconds_of(part) for part in parts.values())
     core = [
-        (f"core: {len(checks) - 1} checks in {len(parts)} processes", longest),
+        (f"core: {len(checks) - 1} checks in {len(parts)} processes, {KERNELS} kernels", longest),
         ("far offsets, alone", far),
     ]
     bench = [("ceilings of the device", START)]
@@ -264,15 +267,21 @@ def _run_core(run: Run) -> None:
 
 
 def _run_bench(run: Run) -> None:
-    """The workloads in a process of their own, alone on the device; in a new one where that dies."""
-    deaths = 0
+    """The workloads in a process of their own, alone on the device; in a new one where that dies.
+
+    Three deaths with no new case between them end it.
+    """
+    deaths, file = 0, run.out / outcome.BENCH
     while run.left > START and deaths < processes.MOST_DEATHS:
+        before = running.read_bench(file)
         code = _bench_process(run)
         outcome.summary(run.out, run.core)
         if code in (running.DONE, running.LATE, None):
             return
         print(f"the process of the workloads ended with {code}", flush=True)
-        deaths += 1
+        now = running.read_bench(file)
+        is_further = now is not None and (before is None or len(now["cases"]) > len(before["cases"]))
+        deaths = 0 if is_further else deaths + 1
 
 
 def _bench_process(run: Run) -> int | None:
@@ -285,7 +294,7 @@ def _bench_process(run: Run) -> int | None:
         os.utime(log_file)
         process = subprocess.Popen([*command, *run.options], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:
-            while run.left > 0:
+            while run.left > LAST_SECONDS:
                 time.sleep(0.2)
                 newest = max((file for file in (log_file, record) if file.exists()), key=os.path.getmtime)
                 code = processes.exit_code_of(process, newest, BENCH_PATIENCE)

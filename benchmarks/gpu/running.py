@@ -7,6 +7,8 @@ The fields of a record, which is written whole or not at all:
 - ``ceilings``: :class:`~benchmarks.gpu.machine.Ceilings`, measured first
 - ``workloads`` and ``cases``: see :mod:`benchmarks.gpu.measuring`
 - ``begun``: how often each method of a workload was begun; one that took its process with it twice has failed
+- ``due``: the names of all workloads of the run
+- ``unbuilt``: why a workload has no graph or no inputs
 - ``targets``: :mod:`benchmarks.gpu.targets`, met or not
 """
 
@@ -27,6 +29,7 @@ from benchmarks.gpu.measuring import Bench, LostDeviceError, Pace
 from benchmarks.gpu.methods import methods_of
 from benchmarks.gpu.workloads import PASSES, WORKLOADS
 from benchmarks.methods import Method
+from benchmarks.process import one_line
 from benchmarks.records import Record
 from benchmarks.workloads import Workload
 from gnn_attention import verify
@@ -45,6 +48,7 @@ def run_workloads(file: Path, names: Sequence[str], device: str, trial: bool, un
     """
     place, longest = torch.device(device), 0.0
     record = read_bench(file) or _new_record(place)
+    record["due"] = list(names)
     for workload in (WORKLOADS[name] for name in names):
         workload = replace(workload.tiny(), tokens=TRIAL_TOKENS) if trial else workload
         bench: Bench | None = None
@@ -55,9 +59,12 @@ def run_workloads(file: Path, names: Sequence[str], device: str, trial: bool, un
             if not _begin(record, workload, method, file):
                 continue
             if bench is None:
-                pace = TRIAL if trial else Pace()
-                bench = Bench(workload, Watch(place), Ceilings(**record["ceilings"]), pace)
-                record["workloads"].append(bench.about())
+                bench = _build(record, workload, place, trial)
+            if bench is None:
+                _keep(record, file)
+                if _is_lost(place):
+                    return LOST
+                break
             try:
                 record["cases"] += bench.cases(method)
             except LostDeviceError as error:
@@ -71,6 +78,30 @@ def run_workloads(file: Path, names: Sequence[str], device: str, trial: bool, un
         if place.type == "cuda":
             torch.cuda.empty_cache()
     return DONE
+
+
+def _build(record: Record, workload: Workload, place: torch.device, trial: bool) -> Bench | None:
+    """The workload on the device; None if that fails, which is the result of all its methods."""
+    try:
+        bench = Bench(workload, Watch(place), Ceilings(**record["ceilings"]), TRIAL if trial else Pace())
+        record["workloads"].append(bench.about())
+        return bench
+    except Exception as error:
+        reason = f"the workload cannot be built: {one_line(error)}"
+    record["unbuilt"][workload.name] = reason
+    for method in waiting(record, workload):
+        record["cases"] += _failed(workload, method, reason)
+    return None
+
+
+def _is_lost(place: torch.device) -> bool:
+    if place.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(place)
+    except RuntimeError:
+        return True
+    return False
 
 
 def waiting(record: Record | None, workload: Workload) -> list[Method]:
@@ -91,7 +122,7 @@ def _new_record(place: torch.device) -> Record:
     about = {**verify.environment(str(place)), "measurement": on_gpu}
     about["memory"] = torch.cuda.get_device_properties(place).total_memory if on_gpu else None
     ceilings = asdict(machine.ceilings(place))
-    empty: Record = {"workloads": [], "cases": [], "begun": {}, "targets": []}
+    empty: Record = {"workloads": [], "cases": [], "begun": {}, "due": [], "unbuilt": {}, "targets": []}
     return {"bench": "gpu", "schema": 1, **about, "ceilings": ceilings, **empty}
 
 

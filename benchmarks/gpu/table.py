@@ -23,7 +23,10 @@ def report(record: Record) -> str:
     head = f"{record['device']}: products {products:.3g} TFLOP/s, copies {copies:.3g} TB/s"
     trial = [] if record["measurement"] else ["A rehearsal on a CPU: its numbers are no measurement."]
     methods = [_methods(record, about) for about in record["workloads"]]
-    return "\n\n".join([*trial, head, *methods, *_fills(record), *targets_table(record)])
+    unbuilt = [f"{name}: {reason}" for name, reason in record["unbuilt"].items()]
+    begun = {about["workload"] for about in record["workloads"]} | record["unbuilt"].keys()
+    late = [f"{name}: not begun, no time was left" for name in record["due"] if name not in begun]
+    return "\n\n".join([*trial, head, *methods, *unbuilt, *late, *_fills(record), *targets_table(record)])
 
 
 def table(record: Record) -> str:

@@ -184,16 +184,25 @@ def _several_receivers(call: AttentionCall) -> str | None:
     return "it is no step of decoding: one receiver, without gradients, over some of the senders"
 
 
-def _written_pairs(call: AttentionCall) -> str | None:
-    needed = dense.bytes_needed(call)
-    if needed == 0 or call.graph.num_dst * call.graph.num_src <= SMALL:
+def _chosen_rows(call: AttentionCall) -> str | None:
+    # to look at a graph that was chosen on a device is to wait for the device
+    if neighbours_of(call.graph.rule) is None:
         return None
-    return f"it would write {needed / 2**30:.2g} GiB for all pairs"
+    return "its senders were chosen row by row: its structure is not looked at"
+
+
+def _written_pairs(call: AttentionCall) -> str | None:
+    if call.graph.num_dst * call.graph.num_src <= SMALL:
+        return None
+    reason = _chosen_rows(call)
+    needed = dense.bytes_needed(call) if reason is None else 0
+    return f"it would write {needed / 2**30:.2g} GiB for all pairs" if needed else reason
 
 
 def _empty_tiles(call: AttentionCall) -> str | None:
-    if neighbours_of(call.graph.rule) is not None:
-        return "its senders were chosen row by row: tiles are not counted for one use"
+    reason = _chosen_rows(call)
+    if reason is not None:
+        return reason
     filled = memoized(_filled, one_of(call.graph, 0, 0))
     if filled >= FILLED:
         return None
@@ -211,7 +220,7 @@ def _much_memory(call: AttentionCall) -> str | None:
 ON_CUDA = (
     Rule("rows", "one receiver is a step of decoding", _several_receivers),
     Rule("dense", "few pairs, or one SDPA call without a mask", _written_pairs),
-    Rule("varlen", "packed documents, or one window for all", _never),
+    Rule("varlen", "packed documents, or one window for all", _chosen_rows),
     Rule("flex", f"its tiles of {TILE} are well filled", _empty_tiles),
     Rule("rows", "edge by edge", _never),
     Rule("dense", "the logits of all pairs fit into memory", _much_memory),

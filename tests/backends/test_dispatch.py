@@ -15,6 +15,7 @@ from gnn_attention.backends import cost_model, dense, dispatch, reference, rows
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cost_model import Costs
 from gnn_attention.backends.plan import planner
+from gnn_attention.graph.neighbours import Neighbours
 
 
 @pytest.fixture(autouse=True)
@@ -347,6 +348,15 @@ def test_what_no_list_of_edges_holds_is_written_out_or_computed_in_chunks(monkey
     )
     with pytest.raises(NotImplementedError, match=f"no backend holds .*: {order}"):
         choice_on_cuda(many, score_mod=own_mod)
+
+
+def test_the_choice_does_not_look_at_rows_that_were_chosen(monkeypatch):
+    """Their in-degrees are on a device, which the host would wait for."""
+    monkeypatch.setattr(Neighbours, "degrees", lambda self: pytest.fail("the host asks for in-degrees"))
+    index = torch.arange(N).view(-1, 1) // 2
+    for given in (index, index.expand(8, -1, -1)):
+        graph = ga.TokenGraph.from_indices(given, N)
+        assert ga.explain(graph, heads=8, dim=64, device="cuda").choice == "rows"
 
 
 def test_a_step_with_gradients_is_no_step_of_decoding():

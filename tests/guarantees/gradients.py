@@ -46,7 +46,7 @@ FORMS: dict[str, Callable[[StandardHeads], Any] | None] = {
 MEASURED = ("dense", "tiles", "rows", "mixed", "reference", "walk")
 TWICE = ("dense", "reference", "walk")
 TRIPLES = [case for case in product((*BACKENDS, "walk"), FORMS, KINDS) if case[:2] != ("walk", "attend")]
-STEP = 397  # prime to the number of triples, about 0.6 of it: a few cases are spread over all of them
+STEP = 229  # prime to the number of triples, about 0.6 of it: a few cases are spread over all of them
 WIDTH, REACH = 3, 1
 AttentionCall = Callable[..., Tensor]
 

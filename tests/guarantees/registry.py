@@ -17,12 +17,9 @@ MODULES = {
     "F7": "compilation",
     "F8": "determinism",
     "F9": "decoding",
-    "F10": "mutated_files",
-    "F11": "pages",
     "F12": "memory",
     "soak": "endurance",
     "threads": "threads",
-    "interrupts": "interrupts",
 }
 
 

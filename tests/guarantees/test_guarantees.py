@@ -13,9 +13,9 @@ GOOD = Result("F1", "equal", "0 mismatches", 10, True, "0 of 10", True, date="20
 BAD = Result("F2", "precise", "1e-12", 10, False, "2e-12", False, failures=("case 3: off by 2e-12",))
 
 
-# test_memory has shorter calls for F12; interrupts need more cases to meet every command in time.
+# test_memory has shorter calls for F12.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in GUARANTEES if name not in ("F12", "interrupts")])
+@pytest.mark.parametrize("name", [name for name in GUARANTEES if name != "F12"])
 def test_the_quick_count_holds(name):
     found = GUARANTEES[name].measure(GUARANTEES[name].quick, no_progress)
     assert found.holds, found

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: how a command ends, what it leaves, and each mend of what that uncovered."""
+"""What an interrupted command leaves, and what its processes and temporary files come to."""
 
 import functools
 import importlib
@@ -19,73 +19,8 @@ import torch
 from benchmarks import process
 from gnn_attention import StandardHeads, patterns, verify
 from gnn_attention.verify import processes
-from tests.guarantees import interrupts
-from tests.guarantees.interrupts import COMMANDS, Case, Forks
 
-pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
-
-
-def test_cases_cover_the_commands_and_the_moments():
-    cases = [Case.drawn(number) for number in range(interrupts.GUARANTEE.full)]
-    assert {case.name for case in cases} == set(COMMANDS)
-    with_events = {name for name, command in COMMANDS.items() if command.events}
-    assert {case.name for case in cases if case.event} == with_events
-    assert str(Case.drawn(7)) == str(Case.drawn(7))
-    assert {case.name for case in cases[:5]} > {"train", "generate", "verify", "compare"}
-
-
-def test_two_quick_commands_hold():
-    """Of the first cases those that do not train a model."""
-    cases = [Case.drawn(number) for number in (1, 2)]
-    assert [case.name for case in cases] == ["generate", "verify"]
-    with Forks() as forks:
-        assert [(str(case), line) for case in cases for line in forks.run(case)[1]] == []
-
-
-@pytest.mark.nightly
-def test_every_command_is_interrupted_in_time():
-    """By a few more than the quick count."""
-    measured = interrupts.measure(15, lambda text: None)
-    assert measured.holds, measured
-
-
-ANSWERS = {
-    "a traceback": ({"code": 1, "left": []}, "Traceback (most recent call last):\n", None, "exit code 1"),
-    "two lines": ({"code": 130, "left": []}, "interrupted\nand more\n", None, "2 lines"),
-    "no line": ({"code": 130, "left": []}, "", None, "0 lines"),
-    "no end": ({"code": None, "left": []}, "interrupted\n", None, "exit code None"),
-    "a process": ({"code": 130, "left": ["python"]}, "interrupted\n", None, "a process was left: python"),
-    "a part": ({"code": 130, "left": []}, "interrupted\n", "case/.a.part", "left: .a.part"),
-    "a temporary file": ({"code": 130, "left": []}, "interrupted\n", "case.tmp/a", "left: a"),
-}
-
-
-@pytest.mark.parametrize("fault", ANSWERS)
-def test_a_planted_fault_is_reported(tmp_path, fault):
-    answer, said, file, expected = ANSWERS[fault]
-    folder = tmp_path / "case"
-    for made in (folder, folder.with_suffix(".tmp")):
-        made.mkdir()
-    folder.with_suffix(".err").write_text(said)
-    if file:
-        (tmp_path / file).write_text("")
-    assert any(line.startswith(expected) for line in interrupts._after(answer, folder))
-    folder.with_suffix(".err").write_text("interrupted\n")
-    if not file:
-        assert interrupts._after({"code": 130, "left": []}, folder) == []
-
-
-def test_a_command_that_does_not_go_on_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(Forks, "_answer", lambda self, arguments, folder, **moment: {"code": 0, "left": []})
-    forks = Forks()
-    forks.root = tmp_path
-    (tmp_path / "case").mkdir()
-    (tmp_path / "case" / "said.json").write_text('{"text": "a"}')
-    forks._truths["generate"] = {"text": "b"}
-    expected = ["once more: it came to something else than alone"]
-    assert forks._goes_on("generate", (), tmp_path / "case") == expected
-    (tmp_path / "case" / "said.json").write_text('{"te')
-    assert forks._goes_on("generate", (), tmp_path / "case")[0].startswith("once more: JSONDecodeError")
+pytestmark = pytest.mark.slow
 
 
 def test_the_package_installs_no_handler_and_an_ended_command_is_not_interrupted():

@@ -1,0 +1,60 @@
+"""Damaged files: every reader refuses one with a ValueError of one printable sentence that names it."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from examples.training.checkpoints import Checkpoints
+from examples.training.compare_store import Store
+from gnn_attention import model
+from gnn_attention.backends import cost_model
+from gnn_attention.convert import files
+from gnn_attention.verify.report import Report
+
+
+def pickled() -> bytes:
+    """A checkpoint that ``torch.save`` wrote."""
+    stream = io.BytesIO()
+    torch.save({"weight": torch.ones(2)}, stream)
+    return stream.getvalue()
+
+
+def read_progress(path: Path) -> Any:
+    return Checkpoints(path.parent).record(path.parent, {"recipe": {"steps": 4}})
+
+
+def read_plan(path: Path) -> Any:
+    return Store(path.parent, {"recipe": {"steps": 4}})
+
+
+RECORD = Report((), {"device": "CPU"}).to_json().encode()
+BAD = [
+    ("a.safetensors", b"", model.load, "expected a safetensors file"),
+    ("a.safetensors", (2**40).to_bytes(8, "little") + b"{}", model.load, "expected a safetensors file"),
+    ("a.safetensors", pickled(), model.load, "expected a safetensors file"),
+    ("a.safetensors", save({"weight": torch.ones(2)}), model.load, "holds no language model"),
+    ("a.edges", b"0 1\n1\n", files.read, "line 2: expected 'src dst', got '1' alone"),
+    ("a.adjlist", b"0 1\n1 \xff\n", files.read, "holds no graph of tokens"),
+    ("a.graphml", b"<graphml><graph><node id='0'/><edge so", files.read, "ParseError"),
+    ("record.json", RECORD[:-9], Report.from_file, "expected a record that verify --json wrote"),
+    ("record.json", b"[" * 100_000, Report.from_file, "expected a record that verify --json wrote"),
+    ("costs.json", b'{"costs": {"call": NaN}}', cost_model.read, "does not hold the constants"),
+    ("training.json", b'{"recipe": {"ste', read_progress, "is no checkpoint of a training"),
+    ("plan.json", b'{"recipe": {"ste', read_plan, "is no JSON"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "read", "match"), BAD)
+def test_a_bad_file_is_named(name, content, read, match, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=match) as refused:
+        read(path)
+    message = str(refused.value)
+    assert str(tmp_path) in message
+    assert message.isprintable()
+    assert len(message) < 1000
