@@ -1,11 +1,10 @@
 """Time and memory, measured here and now:
-``python -m benchmarks [attention | training | graphs | table]``.
+``python -m benchmarks [attention | training | table]``.
 
 ``attention`` (what runs without a name) times every backend and every peer that is installed; ``training``
-trains the shipped model on long windows, with ``attend`` and with SDPA; ``graphs`` builds, counts and tiles
-graphs of a million tokens; ``table`` shows a record that one of them wrote, or ``python -m benchmarks.gpu_run``
-on a GPU. Times are those of this machine; ratios travel better. A further suite is a module that measures and
-writes text, and one row of ``SUITES``.
+trains the shipped model on long windows, with ``attend`` and with SDPA; ``table`` shows a record that one of
+them wrote, or ``python -m benchmarks.gpu_run`` on a GPU. Times are those of this machine; ratios travel better.
+A further suite is a module that measures and writes text, and one row of ``SUITES``.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attention, graphs, plots, records, table, training, workloads
+from benchmarks import attention, plots, records, table, training, workloads
 from benchmarks.attention import run_attention
 from benchmarks.gpu import table as gpu_table
-from benchmarks.graphs import run_graphs
 from benchmarks.measure import Settings
 from benchmarks.training import run_training
 from gnn_attention._support import atomic_files
@@ -69,11 +67,6 @@ def _attention(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     return run_attention(names, args.quick, allocators, not args.no_peers, settings, shown.begin)
 
 
-def _graphs(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
-    shown.expect(len(graphs.GRAPHS) + (0 if args.no_peers else len(graphs.PEER_SIZES)))
-    return run_graphs(graphs.MILLION if args.tokens is None else args.tokens, not args.no_peers, shown.begin)
-
-
 def _training(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     shown.expect(1 if args.no_peers else len(training.METHODS))
     tokens = training.LENGTH if args.tokens is None else args.tokens
@@ -109,12 +102,6 @@ SUITES = {
         frozenset({"tokens", "steps", "no_peers"}),
         _training,
         training.text,
-    ),
-    "graphs": Suite(
-        "build, count and tile graphs of a million tokens",
-        frozenset({"tokens", "no_peers"}),
-        _graphs,
-        graphs.text,
     ),
 }
 SUITES["table"] = Suite(
@@ -166,9 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--slowest", type=float, metavar="SECONDS", help="attention: leave out what takes longer (default 20)"
     )
-    sizes = (
-        f"graphs: tokens of each (default {graphs.MILLION:,}); training: of a window ({training.LENGTH:,})"
-    )
+    sizes = f"training: tokens of a window (default {training.LENGTH:,})"
     parser.add_argument("--tokens", type=int, help=sizes)
     parser.add_argument("--steps", type=int, help=f"training: of each method (default {training.STEPS})")
     parser.add_argument("--no-peers", action="store_true", help="ours alone")

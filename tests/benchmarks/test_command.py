@@ -1,33 +1,19 @@
-"""The command ``python -m benchmarks``, the suite of graphs, and the processes of measurements."""
+"""The command ``python -m benchmarks``, and the processes of measurements."""
 
 import mmap
 import os
 
 import pytest
 
-from benchmarks import graphs, process
+from benchmarks import process
 from benchmarks.__main__ import main
-from gnn_attention.verify.measure import EXACT
 from tests.guarantees.gpu_record import RECORDS
 
 pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
 
 
-class TestGraphs:
-    @pytest.mark.parametrize("case", graphs.GRAPHS)
-    def test_a_case_counts_right(self, case):
-        """The same numbers as visiting every pair."""
-        row = graphs.measure(case, 600)
-        mask = graphs.GRAPHS[case](600).mask()
-        assert (row["case"], row["tokens"], row["edges"]) == (case, 600, int(mask.sum()))
-        tiles = [mask[i : i + 128, j : j + 128] for i in range(0, 600, 128) for j in range(0, 600, 128)]
-        assert row["full_tiles"] == sum(bool(tile.all()) for tile in tiles)
-        assert row["partial_tiles"] == sum(bool(tile.any()) and not bool(tile.all()) for tile in tiles)
-        assert row["total_s"] == pytest.approx(row["build_s"] + row["count_s"] + row["tile_s"], rel=EXACT)
-
-
 class TestCommand:
-    @pytest.mark.parametrize("suite", [[], ["attention"], ["graphs"], ["training"]])
+    @pytest.mark.parametrize("suite", [[], ["attention"], ["training"]])
     def test_a_missing_folder_is_said_before_anything_is_measured(self, suite, capsys, tmp_path):
         assert main([*suite, "--json", str(tmp_path / "missing" / "record.json")]) == 2
         assert "expected a folder that exists" in capsys.readouterr().err
@@ -35,8 +21,8 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["graphs", "--quick"], "--quick belongs to attention, not to graphs"),
-            (["attention", "--tokens", "5"], "--tokens belongs to training and graphs, not to attention"),
+            (["training", "--quick"], "--quick belongs to attention, not to training"),
+            (["attention", "--tokens", "5"], "--tokens belongs to training, not to attention"),
             (["training", "--steps", "0"], "steps must be at least 1, got 0"),
             (["training", "--tokens", "3"], "length must be at least 8, got 3"),
             (["--workloads", "b,z"], "there is no workload 'z'; give letters (a, b, "),
@@ -52,7 +38,7 @@ class TestCommand:
 
 
 class TestRecords:
-    @pytest.mark.parametrize("path", sorted(RECORDS.glob("*-bench-*.json")), ids=lambda path: path.stem)
+    @pytest.mark.parametrize("path", sorted(RECORDS.glob("*-bench-[!g]*.json")), ids=lambda path: path.stem)
     def test_old_records_are_shown(self, path, capsys):
         assert main(["table", str(path)]) == 0
         assert "threads" in capsys.readouterr().out
