@@ -22,6 +22,10 @@ class RefusalError(NotImplementedError):
         return str(self.args[1])
 
 
+class CompilationError(NotImplementedError):
+    """The kernel of a backend cannot be compiled for the call; ``auto`` takes the next backend on CUDA."""
+
+
 def _never(call: AttentionCall) -> None:
     """Every call is supported."""
 

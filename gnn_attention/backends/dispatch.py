@@ -20,6 +20,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend, dense, failures, nonfinite, rows
+from gnn_attention.backends.backend import CompilationError
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.gpu import row_attention
@@ -145,9 +146,9 @@ def run_or_replace(
     failed_before = failures.reason(backend.name, call)
     try:
         return run(backend, call)
-    except ERRORS_OF_CALL:
-        raise
     except Exception as error:  # every compiler and driver has its own
+        if isinstance(error, ERRORS_OF_CALL) and not isinstance(error, CompilationError):
+            raise
         failures.record(backend.name, call, error)
         replacement = choose(call)
         if failed_before is not None and replacement is backend:

@@ -29,7 +29,7 @@ from gnn_attention._support.custom_op import operator
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import _flex_block_mask, nonfinite
-from gnn_attention.backends.backend import Backend
+from gnn_attention.backends.backend import Backend, CompilationError
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import REMEDIES, Capabilities
 from gnn_attention.backends.cpu.dense_blocks_eager import isolated
@@ -263,7 +263,7 @@ def _explained(error: Exception) -> Exception:
         first = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
         wanted = "a score_mod must be made of pointwise operators and tensors that were made before it"
         what = f"backend 'flex' cannot compile this call ({first})"
-        return NotImplementedError(f"{what}: {wanted}; or take backend='dense'")
+        return CompilationError(f"{what}: {wanted}; or take backend='dense'")
     if type(error) is RuntimeError and "index out of bounds" in str(error):
         first = str(error).splitlines()[0].split(", ")[-1]
         return IndexError(f"the score_mod reads beyond the end of a tensor: {first}")

@@ -10,10 +10,11 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from support.inputs import qkv
+from torch._dynamo.exc import TorchDynamoException
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.backends import BACKENDS, dispatch, failures, nonfinite
+from gnn_attention.backends import BACKENDS, dispatch, failures, flex, nonfinite
 from gnn_attention.backends.gpu import row_attention
 
 LAUNCH_FAILED = RuntimeError("launch failed")
@@ -59,6 +60,16 @@ def test_the_next_backend_takes_the_call_and_one_warning_says_so(monkeypatch):
     assert len(caught) == 1
     assert_exact(out, ga.attend(*inputs(), graph, backend="reference"))
     assert len(calls) == 1
+
+
+def test_a_kernel_that_flex_cannot_compile_is_replaced(monkeypatch):
+    """Its errors of a compiler name the call, and are no refusal of the call."""
+    error = flex._explained(TorchDynamoException("no kernel"))
+    assert isinstance(error, NotImplementedError)
+    fail(monkeypatch, "dense", error)
+    with pytest.warns(RuntimeWarning, match="cannot compile this call"):
+        out = ga.attend(*inputs(), patterns.causal(200))
+    assert_exact(out, ga.attend(*inputs(), patterns.causal(200), backend="reference"))
 
 
 def test_calls_of_the_same_kind_do_not_try_it_again(monkeypatch):
