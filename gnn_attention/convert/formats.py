@@ -52,6 +52,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     mask = mask[(None,) * (4 - mask.dim())]
     table = mask.detach().cpu()
     if meaning == "additive":
+        _refuse_zeros_and_ones(table)
         return _from_additive(mask, additive_edges(table))
     return _from_table(table if meaning == "attend" else ~table)
 
@@ -197,11 +198,14 @@ def additive_edges(mask: Tensor) -> Tensor:
     """Where an additive mask has edges: above the lowest number of its dtype, or of a narrower one."""
     if mask.isnan().any() or (mask == torch.inf).any():
         raise ValueError("an additive mask holds 0.0, finite numbers and -inf; this one holds NaN or +inf")
+    lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
+    return (mask > lowest) & (mask != torch.finfo(torch.float16).min)
+
+
+def _refuse_zeros_and_ones(mask: Tensor) -> None:
     if ((mask == 0) | (mask == 1)).all() and (mask == 1).any():
         reason = "is no additive mask (it would add 1 to logits): use mask.bool()"
         raise ValueError(f"a float mask of zeros and ones {reason}")
-    lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
-    return (mask > lowest) & (mask != torch.finfo(torch.float16).min)
 
 
 def _from_additive(mask: Tensor, edges: Tensor) -> TokenGraph | tuple[TokenGraph, Tensor]:
