@@ -194,7 +194,7 @@ def _flex(problem: Problem) -> Prepared:
     """
     torch._dynamo.reset()  # a kernel for each graph: past a limit of them it would run uncompiled, unseen
     flex = importlib.import_module("torch.nn.attention.flex_attention")
-    mask = convert.to_block_mask(problem.graph).to(str(problem.device))
+    mask = convert.to_block_mask(problem.graph, device=problem.device)
     return _core(problem, partial(torch.compile(flex.flex_attention, dynamic=False), block_mask=mask))
 
 

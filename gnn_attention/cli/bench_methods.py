@@ -113,7 +113,7 @@ def _sdpa(problem: Problem) -> Function:
 
 def _flex(problem: Problem) -> Function:
     flex = importlib.import_module("torch.nn.attention.flex_attention")
-    mask = convert.to_block_mask(problem.graph).to(str(problem.q.device))
+    mask = convert.to_block_mask(problem.graph, device=problem.q.device)
     function: Function = partial(torch.compile(flex.flex_attention, dynamic=False), block_mask=mask)
     return function
 

@@ -37,11 +37,13 @@ def to_sdpa_mask(graph: TokenGraph, dtype: torch.dtype | None = None) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device="cpu").masked_fill(~mask, -torch.inf)
 
 
-def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
+def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device | str = "cpu") -> BlockMask:
     """FlexAttention's ``BlockMask`` of the graph, lists of both directions, without a ``dst x src`` tensor.
 
     Its ``mask_mod`` is the graph's rule. Tiles that reach over the border are partial. The lists hold an
-    int32 for every tile. Raises ValueError without a receiver or a sender, and above 2^28 tiles.
+    int32 for every tile. ``device`` is that of the queries: FlexAttention's kernels read the lists and the
+    tables of the rule there, and ``BlockMask.to`` would leave the tables behind. Raises ValueError without a
+    receiver or a sender, and above 2^28 tiles.
 
     >>> from gnn_attention import patterns
     >>> mask = to_block_mask(patterns.window(512, 128))
@@ -67,7 +69,9 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128) -> BlockMask:
         (*tile_list(kinds == PARTIAL), *tile_list(kinds == FULL_TILE)),
         (graph.num_dst, graph.num_src),
     )
-    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block_size, mask_mod=graph.rule, seq_lengths=lengths)
+    rule = rules.on_device(graph.rule, torch.device(device))
+    mask = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block_size, mask_mod=rule, seq_lengths=lengths)
+    return mask.to(str(device))
 
 
 MOST_TILES = 2**28

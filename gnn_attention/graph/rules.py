@@ -7,6 +7,7 @@ pickled; the four named parameters that FlexAttention and Hugging Face expect re
 import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -77,6 +78,23 @@ def look_up(table: Tensor, b: Tensor, h: Tensor, *index: Tensor) -> Tensor:
     if extra == 2:
         return here[(b, h % table.shape[1], *index)]
     return here[(h, *index)] if extra else here[index]
+
+
+def on_device(part: Any, device: torch.device) -> Any:
+    """Return a rule, or a value bound to one, with all of its tables on ``device``.
+
+    FlexAttention cannot compile a ``mask_mod`` that copies a table from another device.
+
+    >>> table = torch.tensor([0, 0, 1])
+    >>> on_device(partial(past, partial(look_up, table)), torch.device("meta")).args[0].args[0].device
+    device(type='meta')
+    """
+    if isinstance(part, Tensor):
+        return part.to(device)
+    if isinstance(part, partial):
+        arguments = (on_device(argument, device) for argument in part.args)
+        return partial(part.func, *arguments, **{k: on_device(v, device) for k, v in part.keywords.items()})
+    return tuple(on_device(entry, device) for entry in part) if type(part) is tuple else part
 
 
 def chosen(table: Tensor, height: int, width: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

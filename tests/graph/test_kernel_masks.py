@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.bounds import assert_exact
 from support.refusals import assert_refusals
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnn_attention import TokenGraph, attend, convert, patterns
 from gnn_attention.graph.tiling import tiles
@@ -32,6 +33,17 @@ def listed(number, columns):
         [set(line[: int(count)].tolist()) for count, line in zip(*row, strict=True)]
         for row in zip(number[0], columns[0], strict=True)
     ]
+
+
+class Copies(TorchDispatchMode):
+    """Counts the tensors that are copied to a device."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        options = kwargs or {}
+        self.number += func is torch.ops.aten._to_copy.default and "device" in options
+        return func(*args, **options)
 
 
 def by_both(b, h, dst, src):
@@ -65,6 +77,24 @@ class TestBlockMask:
                 for mask in (ours, theirs)
             ]
             assert listed(*lists[0]) == listed(*lists[1]), kind
+
+    @pytest.mark.parametrize(
+        "graph",
+        [
+            patterns.documents([64, 100, 92]),
+            patterns.documents([6, 10]).T | patterns.tree([-1, *range(15)]),
+            patterns.bigbird_etc(64, 8, 16, num_random=2),
+        ],
+        ids=lambda graph: graph.name,
+    )
+    def test_a_kernel_on_another_device_copies_no_table(self, graph):
+        """FlexAttention cannot compile a ``mask_mod`` in which a table is moved."""
+        mask = convert.to_block_mask(graph, 8, "meta")
+        assert mask.kv_indices.device.type == "meta"
+        zero, token = (torch.zeros(1, dtype=torch.int64, device="meta") for _ in range(2))
+        with Copies() as copies:
+            mask.mask_mod(zero, zero, token, token)
+        assert copies.number == 0
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
