@@ -218,6 +218,8 @@ def _begin(run: Run, earlier: str | None) -> None:
     run.out.mkdir(parents=True, exist_ok=True)
     if earlier is not None:
         outcome.unpack(Path(earlier), run.out)
+        for file in run.out.glob("core.*.jsonl"):
+            processes.forget_deaths(file)
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "gnn_attention-triton"))
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     if (assembler := _tritons_ptxas()) is not None:

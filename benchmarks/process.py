@@ -15,7 +15,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["environment", "forget_peak", "in_a_fork", "in_a_process", "limit_memory", "one_line", "peak"]
+__all__ = [
+    "environment",
+    "forget_peak",
+    "in_a_fork",
+    "in_a_process",
+    "is_out_of_memory",
+    "limit_memory",
+    "one_line",
+    "peak",
+]
 
 ROOT = str(Path(__file__).resolve().parent.parent)  # of the repository, where this package lies
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -140,6 +149,16 @@ def one_line(error: BaseException) -> str:
     """The error's type and the first line of what it says, at most 300 characters."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def is_out_of_memory(message: str) -> bool:
+    """Whether a device had too little memory; after this error it can still be used.
+
+    >>> errors = ["CUDA error: out of memory", "CUDA error: an illegal memory access was encountered"]
+    >>> [is_out_of_memory(error) for error in errors]
+    [True, False]
+    """
+    return any(words in message for words in ("OutOfMemoryError", "out of memory", "ALLOC_FAILED"))
 
 
 def _ended(code: int) -> str:

@@ -27,7 +27,7 @@ from benchmarks.gpu.machine import Ceilings, Watch, gather_rate, peak_memory
 from benchmarks.gpu.methods import call_of
 from benchmarks.gpu.workloads import PASSES, bytes_of
 from benchmarks.methods import Method, Prepared
-from benchmarks.process import one_line
+from benchmarks.process import is_out_of_memory, one_line
 from benchmarks.workloads import Problem, Workload
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.dispatch import choose
@@ -245,7 +245,7 @@ def _figures(times: Sequence[float]) -> Case:
 
 def failed_by(error: Exception) -> Case:
     """The case of a method that raised."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if is_out_of_memory(one_line(error)):
         return {"status": OUT_OF_MEMORY, "reason": one_line(error)}
     refused = isinstance(error, NotImplementedError) or "No viable backend" in str(error)
     return {"status": "refused" if refused else "failed", "reason": one_line(error)}

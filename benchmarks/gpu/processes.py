@@ -1,9 +1,9 @@
 """Checks in processes, whose results are lines of JSON in a file as soon as they are there.
 
 A process that dies, or loses its GPU (after an illegal access every call fails), costs the check that it was at:
-that check has failed, and the group goes on behind it in a new process. After :data:`MOST_DEATHS` the rest of a
-group counts as not run, and the other groups go on. A check that runs out of memory beside others is begun once
-more at the end, alone.
+that check has failed, and the group goes on behind it in a new process. After :data:`MOST_DEATHS` at checks of
+one backend its other checks of the group are not run; those of other backends are. A check that runs out of memory
+beside others is begun once more at the end, alone.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from typing import Any
 
 import torch
 
+from benchmarks.process import is_out_of_memory
+from gnn_attention._support import atomic_files
 from gnn_attention.verify import Check, Result
 from gnn_attention.verify.processes import LOST
 from gnn_attention.verify.report import fields_of, label, result_of
 
-__all__ = ["Group", "Lines", "exit_code_of", "python", "results", "run_checks", "run_groups"]
+__all__ = ["Group", "Lines", "exit_code_of", "forget_deaths", "python", "results", "run_checks", "run_groups"]
 
 PATIENCE = 150.0  # seconds without a line after which a process is ended
 MOST_DEATHS = 3
 MOST_RESERVED = 2**30  # bytes that a process may hold on to between two checks
 FINISHED, LATE, GONE = 0, 3, 75  # exit codes of a process: all done, no time left, its GPU is lost
-OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 @dataclass
 class Lines:
-    """The file of a group: what was begun, what came of it, what ran out of memory, and how often it died."""
+    """The file of a group: what was begun, what came of it, what ran out of memory, and where it died."""
 
     file: Path
     results: dict[str, Result] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
     short_of_memory: list[str] = field(default_factory=list)
-    deaths: int = 0
+    deaths: Counter[str | None] = field(default_factory=Counter)  # by backend; None: before any check
     last: str | None = None
 
     @classmethod
@@ -63,7 +64,8 @@ class Lines:
         elif "short of memory" in line:
             self.short_of_memory.append(line["short of memory"])
         elif "death" in line:
-            self.deaths += 1
+            self.deaths[line["backend"]] += 1
+            self.last = None
         else:
             line.pop("seconds", None)
             result = result_of(line)
@@ -74,6 +76,10 @@ class Lines:
         """The check that was begun last, if nothing came of it."""
         answered = self.last in self.results or self.last in self.short_of_memory
         return None if answered else self.last
+
+    def leaves_out(self, check: Check) -> bool:
+        """Whether checks of its backend, or none at all, ended too many processes to begin this one."""
+        return max(self.deaths[check.backend], self.deaths[None]) >= MOST_DEATHS
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line at once: the next moment may be the last."""
@@ -95,7 +101,11 @@ def run_checks(checks: Sequence[Check], file: Path, until: float, alone: bool = 
     with uninitialised_memory_is_nan():
         for check in checks:
             name = check.label
-            if name in lines.results or (name in lines.short_of_memory) is not alone:
+            if (
+                name in lines.results
+                or (name in lines.short_of_memory) is not alone
+                or lines.leaves_out(check)
+            ):
                 continue
             if time.time() > until:
                 return LATE
@@ -105,14 +115,15 @@ def run_checks(checks: Sequence[Check], file: Path, until: float, alone: bool = 
             lines.write({"begin": name})
             start = time.monotonic()
             result = check()
-            if OUT_OF_MEMORY in result.message and not alone:
+            is_short = is_out_of_memory(result.message)
+            if is_short and not alone:
                 lines.write({"short of memory": name})
             else:
                 note = "run again alone: memory was short beside others. " if alone else ""
                 result = replace(result, message=note + result.message)
                 lines.write({**fields_of(result), "seconds": round(time.monotonic() - start, 3)})
             _release_memory()
-            if any(word in result.message for word in LOST):
+            if not is_short and any(word in result.message for word in LOST):
                 return GONE
     return FINISHED
 
@@ -178,7 +189,9 @@ class Group:
         return [
             check
             for check in self.checks
-            if check.label not in lines.results and (check.label in short) is self.alone
+            if check.label not in lines.results
+            and (check.label in short) is self.alone
+            and not lines.leaves_out(check)
         ]
 
 
@@ -224,6 +237,12 @@ def _start(group: Group, until: float) -> _Running:
     return _Running(group, process)
 
 
+def forget_deaths(file: Path) -> None:
+    """Let the next call begin the checks that this file's deaths would leave out."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    atomic_files.write(str(file), "".join(line for line in lines if not line.startswith('{"death"')))
+
+
 def exit_code_of(process: subprocess.Popen[bytes], file: Path, patience: float) -> int | None:
     """The exit code, or None while it runs; a process whose file has not changed for long is ended."""
     code = process.poll()
@@ -238,16 +257,12 @@ def _goes_on(group: Group, code: int, log: Callable[[str], None]) -> bool:
     if code in (FINISHED, LATE):
         return False
     lines = Lines.read(group.file)
-    check = next((check for check in group.checks if check.label == lines.unanswered), None)
+    check = next((check for check in group.checks if check.label == lines.last), None)
     log(f"{group.name}: its process ended with {code}" + (f" at {check.label}" if check else ""))
-    lines.write({"death": code})
-    if check is not None:
+    lines.write({"death": code, "backend": check.backend if check else None})
+    if check is not None and lines.unanswered is not None:
         lines.fail(check, f"its process ended with {code}")
-    if lines.deaths + 1 < MOST_DEATHS:
-        return bool(group.waiting)
-    for waiting in group.waiting:
-        lines.fail(waiting, "not run: its process died three times")
-    return False
+    return bool(group.waiting)
 
 
 def python(*arguments: str) -> list[str]:
