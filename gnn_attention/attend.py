@@ -13,6 +13,7 @@ from gnn_attention import edges as arithmetic
 from gnn_attention._support import checks, memory
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.checks import quoted
+from gnn_attention._support.dynamo import eagerly
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, nonfinite
 from gnn_attention.backends.call import AttentionCall, joined
@@ -22,6 +23,7 @@ from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["AttentionInfo", "Explanation", "attend", "explain", "list_backends"]
 
+MOST_CHOICES = 2**10  # calls along a graph that wait for their backward passes
 EDGES_AT_ONCE = 2**16  # edges whose q and k are gathered together when weights are computed
 
 
@@ -82,7 +84,11 @@ def attend(
 def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
     """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
     cached, device = call.chosen, call.q.device.type
-    if cached is not None and isinstance(backend, str) and backend in cached:
+    previous = _previous_choice(backend, call)
+    runner: Callable[[AttentionCall], tuple[Tensor, Any]]
+    if previous is not None:
+        runner = partial(_run, previous)
+    elif cached is not None and isinstance(backend, str) and backend in cached:
         chosen = BACKENDS[cached[backend]]
         replaceable = backend == "auto" and device in nonfinite.ASYNCHRONOUS
         runner = partial(run_or_replace, _run, chosen) if replaceable else chosen.run
@@ -271,7 +277,42 @@ def _chosen(backend: str | Backend, call: AttentionCall) -> Backend:
     chosen = choose(call) if backend == "auto" else _supporting(backend, call)
     if call.chosen is not None and isinstance(backend, str) and _is_lasting(chosen, call, backend):
         call.chosen[backend] = chosen.name
+    elif isinstance(backend, str) and chosen.capabilities.cached is True and _is_identified(call):
+        choices = call.graph._memo.data.setdefault((_previous_choice,), {})
+        choices[_identity(backend, call)] = chosen.name
+        for oldest in list(choices)[:-MOST_CHOICES]:
+            choices.pop(oldest, None)
     return chosen
+
+
+def _previous_choice(backend: str | Backend, call: AttentionCall) -> Backend | None:
+    """The backend that a call had before, where a backward pass computes it again (checkpointing).
+
+    Free memory is not asked for again: it may have changed, and with another backend the tensors that are
+    saved and the roundings would be others.
+    """
+    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+        return None
+    choices = call.graph._memo.data.get((_previous_choice,))
+    if not choices or not isinstance(backend, str) or not _is_identified(call):
+        return None
+    return BACKENDS.get(choices.get(_identity(backend, call), ""))
+
+
+def _is_identified(call: AttentionCall) -> bool:
+    """Whether :func:`_identity` may be taken: on a CPU, where alone free memory decides, of numbers."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return all(type(x) is Tensor and x.device.type == "cpu" for x in (call.q, call.k, call.v))
+
+
+def _identity(backend: str, call: AttentionCall) -> tuple[Any, ...]:
+    """What a call and its recomputation have in common, and hardly any other call along the graph has."""
+    tensors = call.q, call.k, call.v
+    with eagerly():
+        sums = [float(x.detach()[:, :, -1:].sum(dtype=torch.float64)).hex() for x in tensors]
+    options = [x is None for x in (call.score_mod, call.bias, call.sink_logits)]
+    return backend, call.q.shape, call.v.shape, call.q.dtype, *options, call.dropout, call.with_lse, *sums
 
 
 def _is_lasting(chosen: Backend, call: AttentionCall, backend: str) -> bool:

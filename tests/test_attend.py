@@ -12,9 +12,11 @@ import torch
 from support.bounds import assert_exact, assert_rule, assert_sum, attention_truth
 from support.covering import thinned
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
+from gnn_attention._support import memory
 from gnn_attention.backends import BACKENDS, flex
 from gnn_attention.verify.cases import graph_cases
 
@@ -410,6 +412,39 @@ def test_a_scale_or_dropout_that_changes_with_every_call_leaves_nothing_behind()
         ga.attend(x, x, x, graph, scale=0.5 + step, dropout=step / 40)
         sizes.append(len(graph._memo))
     assert sizes[-1] == sizes[1]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("backend", ["auto", "dense"])
+def test_a_checkpointed_call_is_recomputed_by_the_backend_that_it_had(backend, reentrant, monkeypatch):
+    """Whatever memory is free by then: calls of one form and of others share a graph."""
+    graph, runs, room = patterns.window(20, 3), [], [2**40]
+    graph.edges_on(torch.device("cpu"))  # for which memory is asked for once
+    for name, known in list(BACKENDS.items()):
+        spy = lambda call, known=known: runs.append(known.name) or known.run(call)  # noqa: E731
+        monkeypatch.setitem(BACKENDS, name, replace(known, run=spy))
+    monkeypatch.setattr(memory, "WORTH_ASKING", 0)
+    monkeypatch.setattr(memory, "available", lambda: room[0])
+    x = qkv(20, 20)[0]
+    forms = [{}, {"score_mod": score_mods.softcap(3.0)}, {"sink_logits": torch.zeros(4).double()}, {}]
+
+    def attended(backend):
+        leaf = out = x.clone().requires_grad_()
+        free = [2**40] * 3 + [0 if backend == "auto" else 2**40]
+        for options, room[0] in zip(forms, free, strict=True):
+            layer = lambda x, options=options: ga.attend(x, x, x, graph, backend=backend, **options)  # noqa: E731
+            out = checkpoint(layer, out, use_reentrant=reentrant)
+        room[0] = 0
+        out.square().sum().backward()
+        return leaf.grad
+
+    try:
+        found = attended(backend)
+    finally:
+        room[0] = 2**40
+    assert runs[:4] == ["dense"] * 3 + ["reference" if backend == "auto" else "dense"]
+    assert runs[4:] == runs[:4][::-1]
+    assert_exact(found, attended("reference"))
 
 
 @pytest.mark.parametrize("name", ["dense", "tiles", "rows", "mixed", "reference"])
