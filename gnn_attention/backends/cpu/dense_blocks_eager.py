@@ -119,11 +119,13 @@ def _ends(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tensor) -> tuple[
         return dst.unsqueeze(-1), src.unsqueeze(-2)
     pairs = mask.flatten(-2)
     has_edge, cell = pairs.any(-1, keepdim=True), pairs.to(torch.uint8).argmax(-1, keepdim=True)
-    lender = has_edge.flatten().to(torch.uint8).argmax()
+    lender = has_edge.flatten().to(torch.uint8).argmax(0, keepdim=True)
     ends = []
     for tokens, place in ((dst, cell // mask.shape[-1]), (src, cell % mask.shape[-1])):
         of_edge = tokens.expand(*mask.shape[:-2], -1).gather(-1, place)
-        ends.append(torch.where(has_edge, of_edge, torch.take(of_edge, lender)).unsqueeze(-1))
+        # an index without axes, as of torch.take, would be a number that compilers do not know
+        lent = of_edge.flatten().index_select(0, lender)
+        ends.append(torch.where(has_edge, of_edge, lent).unsqueeze(-1))
     return torch.where(mask, dst.unsqueeze(-1), ends[0]), torch.where(mask, src.unsqueeze(-2), ends[1])
 
 
