@@ -27,6 +27,7 @@ LEVEL = {package: level for level, row in enumerate(LAYERS) for package in row.s
 ALLOWED_INSIDE = {
     *[
         "networkx",
+        "scipy.sparse",
         "tokenizers",
         "torch_geometric",
         "torch_geometric.data",

@@ -4,7 +4,7 @@ import inspect
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,8 @@ def quoted(value: object, longest: int = 60) -> str:
     >>> quoted("window"), quoted(list(range(1000)), 20)
     ("'window'", '[0, 1, 2, 3, 4, 5...')
     """
+    if getattr(value, "is_nested", False):
+        return f"a nested {type(value).__name__}"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"a {type(value).__name__} of {value.dtype} and shape {list(value.shape)}"
     text = repr(value)
@@ -47,6 +49,33 @@ def sizes(name: str, values: object, minimum: int = 0) -> list[int]:
         got = quoted(values)
         raise TypeError(f"{name} must be a sequence of sizes, got {got}; for a single one give [{got}]")
     return [size(f"each of {name}", value, minimum) for value in values]
+
+
+def places_of_names(argument: str, order: object, names: Iterable[Hashable]) -> dict[Hashable, int]:
+    """``{name: place}`` of a list that holds each name once, or of a dict that is it already.
+
+    TypeError for a set, which has no order, and ValueError where the names or the places are others.
+
+    >>> places_of_names("order", ["b", "a"], "ab")
+    {'b': 0, 'a': 1}
+    """
+    if not isinstance(order, Iterable) or isinstance(order, (set, frozenset)):
+        expected = "must be a list of nodes, every one once, or a dict node -> position"
+        raise TypeError(f"{argument} {expected}, got {described(order)}")
+    listed, ordered = list(names), list(order)
+    nodes, positions = set(listed), range(len(listed))
+    try:
+        places = dict(order) if isinstance(order, Mapping) else dict(zip(ordered, positions, strict=False))
+        is_permutation = set(places.values()) == set(positions)
+    except TypeError:
+        raise TypeError(f"{argument} must hold the nodes themselves, got {described(order)}") from None
+    if set(places) != nodes or not len(ordered) == len(nodes) == len(listed):
+        wrong = [n for n in listed if n not in places] + [n for n in ordered if n not in nodes]
+        raise ValueError(f"{argument} must hold every node once, got {wrong[:3] or 'a repeated node'}")
+    if not is_permutation:
+        expected = f"the positions 0 .. {len(listed) - 1} in any order"
+        raise ValueError(f"{argument} as a dict must give its nodes {expected}, got {quoted(order)}")
+    return places
 
 
 def head_sizes(

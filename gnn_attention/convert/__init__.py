@@ -1,14 +1,18 @@
-"""Graphs from masks, edge lists, networkx, torch_geometric, files and texts, and back."""
+"""Graphs from masks, edge lists, matrices, graphs of other libraries, files and texts, and back."""
 
 from gnn_attention.convert.formats import (
     from_edge_index,
-    from_mask,
+    from_igraph,
     from_networkx,
     from_pyg,
+    from_scipy,
     to_networkx,
     to_pyg,
+    to_scipy,
 )
+from gnn_attention.convert.masks import from_mask
 from gnn_attention.graph.kernel_formats import Varlen, to_block_mask, to_sdpa_mask, to_varlen, to_window
 
-__all__ = ["Varlen", "from_edge_index", "from_mask", "from_networkx", "from_pyg", "to_block_mask"]
-__all__ += ["to_networkx", "to_pyg", "to_sdpa_mask", "to_varlen", "to_window"]
+__all__ = ["Varlen", "from_edge_index", "from_igraph", "from_mask", "from_networkx", "from_pyg"]
+__all__ += ["from_scipy", "to_block_mask", "to_networkx", "to_pyg", "to_scipy", "to_sdpa_mask"]
+__all__ += ["to_varlen", "to_window"]

@@ -1,75 +1,131 @@
-"""Graphs in and out: masks, edge lists, networkx, torch_geometric.
+"""Graphs in and out: edge lists, adjacency matrices, graphs of other libraries.
 
 The direction is never guessed: an edge ``src -> dst`` is ``mask[dst, src]``, the column ``(src, dst)`` of an
-``edge_index`` and networkx's edge from src to dst.
+``edge_index`` and the edge from src to dst of networkx and igraph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from functools import partial
+import os
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
-from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import TokenGraph, edge_list
 
 if TYPE_CHECKING:
     import networkx
 
+# by the module of a type: what takes its objects
+DOORS = {
+    "gnn_attention": "a TokenGraph is taken as it is by every function of a graph",
+    "scipy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix",
+    "numpy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix, and "
+    "convert.from_edge_index(torch.as_tensor(edges), num_dst) a list of edges [2, E]",
+    "networkx": "convert.from_networkx takes a graph of networkx",
+    "igraph": "convert.from_igraph takes a graph of igraph",
+    "torch_geometric": "convert.from_pyg takes a Data, or a relation data[src, name, dst] of a HeteroData",
+    "torch.nn.attention.flex_attention": "TokenGraph.from_rule takes mask_mod and seq_lengths of a BlockMask",
+    "torch": "convert.from_mask takes bool and float tensors, convert.from_edge_index integers [2, E], "
+    "convert.from_pyg a sparse adj_t",
+}
+OTHERS = "use convert.from_mask, from_scipy, from_networkx, from_igraph, from_pyg"
+# the attributes of a torch_geometric object which have one entry for each node
+NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")
 
-def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
-    """The graph of an attention mask ``[dst, src]``, ``[heads, dst, src]`` or ``[batch, heads, dst, src]``.
 
-    ``meaning``: "attend" (True = edge, as in SDPA; the default for bool), "masked" (True = no edge, as in
-    ``nn.MultiheadAttention``) or "additive" (the default for float: -inf and the lowest number of the dtype,
-    or of a half dtype it was widened from, are non-edges). Returns a :class:`TokenGraph`, or ``(graph,
-    bias)`` if an additive mask holds finite numbers other than 0: bias ``[E]``, ``[heads, E]`` or ``[batch,
-    heads, E]`` in the order of ``graph.edge_index``. A leading axis of size 1 is the same for all.
-
-    Raises TypeError (a dtype that does not fit the meaning) and ValueError (a float mask of 0/1, NaN or +inf,
-    a wrong number of axes, a bias on a mask whose edges differ by head or sample).
-
-    >>> from_mask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).edge_index.tolist()
-    [[0, 0, 1], [0, 1, 1]]
-    """
-    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
-        raise TypeError(f"mask must be a bool or float tensor, got {quoted(mask)}")
-    if mask.is_meta:
-        raise ValueError("mask must hold values, got a tensor on the meta device, which has shapes alone")
-    if not 2 <= mask.dim() <= 4 or 0 in mask.shape[:-2]:
-        expected = "[dst, src], [heads, dst, src] or [batch, heads, dst, src], heads and batch at least 1"
-        raise ValueError(f"mask must be {expected}, got {list(mask.shape)}")
-    natural = "attend" if mask.dtype == torch.bool else "additive"
-    meaning = checks.choice("meaning", meaning or natural, ("attend", "masked", "additive"))
-    if (meaning == "additive") != mask.is_floating_point():
-        raise TypeError(
-            f"meaning={meaning!r} does not fit a {mask.dtype} mask: only additive masks are float"
-        )
-    mask = mask[(None,) * (4 - mask.dim())]
-    table = mask.detach().cpu()
-    if meaning == "additive":
-        _refuse_zeros_and_ones(table)
-        return _from_additive(mask, additive_edges(table))
-    return _from_table(table if meaning == "attend" else ~table)
+def wrong_kind(expected: str, value: object) -> TypeError:
+    """The error for an object of another kind, which names the function that takes it."""
+    modules = [f"{base.__module__}." for base in type(value).__mro__]
+    doors = (door for root, door in DOORS.items() if any(name.startswith(f"{root}.") for name in modules))
+    way = next(doors, f"{OTHERS} or, of pairs (src, dst), convert.from_edge_index of torch.tensor(pairs).t()")
+    if isinstance(value, (str, os.PathLike)):
+        way = "ga.graph_files.read takes the path of a file"
+    return TypeError(f"{expected}, got {checks.quoted(value)}; {way}")
 
 
 def from_edge_index(
     edge_index: Tensor, num_dst: int, num_src: int | None = None, coalesce: bool = False
 ) -> TokenGraph:
     """The graph of an ``edge_index [2, E]`` or ``EdgeIndex``, in its order; see ``TokenGraph.from_edges``."""
+    if not isinstance(edge_index, Tensor) or edge_index.dtype not in edge_list.SIGNED:
+        raise wrong_kind("edge_index must be a tensor of signed integers of shape [2, E]", edge_index)
     return TokenGraph.from_edges(edge_index, num_dst, num_src, coalesce)
 
 
-def from_networkx(graph: networkx.Graph, order: Sequence[Hashable] | None = None) -> TokenGraph:
+def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) -> Any:
+    """The graph of a SciPy sparse array or matrix of any format, or of a NumPy array.
+
+    ``rows="src"``: ``A[src, dst]``, the adjacency of networkx and of ``scipy.sparse.csgraph``;
+    ``rows="dst"``: ``A[dst, src]``, a mask. Every stored entry is an edge, a stored zero too, as in csgraph
+    (``A.eliminate_zeros()`` drops them); the zeros of a NumPy array, and those which fill the blocks of BSR
+    and the diagonals of DIA, are not. Edges are in the order of ``A.tocoo()``, of a NumPy array by row.
+
+    ``weight=True`` returns ``(graph, weights)``: float ``[E]`` in the order of ``graph.edge_index``. Raises
+    TypeError for another kind of object, ValueError for NaN and inf in a NumPy array, and for duplicate
+    entries, unless ``coalesce=True`` keeps the first of each (without weights: none of them is dropped).
+
+    >>> from_scipy(torch.tensor([[0, 3], [0, 0]]).numpy(), rows="src", weight=True)
+    (TokenGraph(scipy: 2 src -> 2 dst), tensor([3.]))
+    """
+    if not (hasattr(A, "tocoo") or hasattr(A, "__array_interface__")):
+        raise wrong_kind("A must be a SciPy sparse array or a NumPy array", A)
+    checks.choice("rows", rows, ("src", "dst"))
+    if A.ndim != 2 or A.dtype.kind not in "biuf":
+        raise ValueError(f"A must be a matrix of numbers, got {checks.quoted(A)}")
+    if hasattr(A, "tocoo"):
+        entries = A.tocoo()
+        row, column, values = entries.row, entries.col, entries.data
+        # other zeros fill a block or a diagonal
+        is_edge = values != 0 if A.format in ("bsr", "dia") else slice(None)
+        row, column, values = row[is_edge], column[is_edge], values[is_edge]
+    else:
+        row, column = A.nonzero()
+        values = A.__array__()[row, column]
+        if not (abs(values) < float("inf")).all():
+            raise ValueError("A holds NaN or inf, which may be edges or not: use np.isfinite(A), or A != 0")
+    # numbers that torch has, in the byte order of the machine
+    kind = f"f{min(values.itemsize, 8)}" if values.dtype.kind == "f" else "i8"
+    numbers = torch.from_numpy(values.astype(kind)) if weight else None
+    edges = torch.stack([torch.tensor(row), torch.tensor(column)])
+    edges, (num_src, num_dst) = (edges, A.shape) if rows == "src" else (edges.flip(0), A.shape[::-1])
+    return _graph(edges, numbers, num_dst, num_src, coalesce, "scipy")
+
+
+def to_scipy(graph: TokenGraph, rows: str, weights: Tensor | None = None) -> Any:
+    """The edges as a ``scipy.sparse.coo_array``, ``A[src, dst]`` for ``rows="src"`` or ``A[dst, src]``.
+
+    The entries are True, or ``weights [E]``, in the order of ``graph.edge_index``.
+
+    >>> from gnn_attention import patterns
+    >>> to_scipy(patterns.causal(3), rows="dst").toarray().astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    """
+    from scipy.sparse import coo_array
+
+    checks.choice("rows", rows, ("src", "dst"))
+    src, dst = checks.instance("graph", graph, TokenGraph).edge_index.numpy()
+    values = torch.ones(len(src), dtype=torch.bool) if weights is None else _weights_of(graph, weights)
+    matrix = coo_array((values.numpy(), (src, dst)), shape=(graph.num_src, graph.num_dst), copy=True)
+    return matrix if rows == "src" else matrix.T
+
+
+def from_networkx(
+    graph: networkx.Graph,
+    order: Sequence[Hashable] | Mapping[Hashable, int] | None = None,
+    weight: str | None = None,
+) -> Any:
     """The token graph of a networkx graph: an edge from u to v is a message from u to v.
 
-    Nodes labelled exactly 0 .. n-1 are those positions; other labels need ``order``, every node once. An
-    undirected edge is a message in both directions; a self loop or a parallel edge counts once. ValueError if
-    ``order`` is missing or is not the nodes.
+    Nodes labelled exactly 0 .. n-1 are those positions; other labels need ``order``, every node once in a
+    list, or a dict node -> position. An undirected edge is a message in both directions; a self loop or a
+    parallel edge counts once. ``weight`` names an attribute of the edges: the result is ``(graph, weights)``,
+    float ``[E]`` in the order of ``graph.edge_index``. ValueError if ``order`` is missing or is not the
+    nodes, if an edge has no such number, or several parallel ones.
 
     >>> import networkx as nx
     >>> print(from_networkx(nx.DiGraph([("cat", "sat")]), order=["cat", "sat"]))
@@ -78,33 +134,50 @@ def from_networkx(graph: networkx.Graph, order: Sequence[Hashable] | None = None
     1 ■ ·   1 <- 0
     """
     if not all(hasattr(graph, name) for name in ("nodes", "edges", "is_directed")):
-        raise TypeError(f"graph must be a networkx graph, got {type(graph).__name__}")
-    if order is None:
-        order = range(len(graph))
-        if set(graph.nodes) != set(order):
-            shown = ", ".join(map(repr, list(graph.nodes)[:3]))
-            raise ValueError(
-                f"order is needed: nodes are not labelled 0 .. {len(graph) - 1}, got {shown}, ..."
-            )
-    if not isinstance(order, Iterable):
-        raise TypeError(f"order must be a list of nodes, every one once, got {quoted(order)}")
-    order = list(order)
-    position = {node: i for i, node in enumerate(order)}
-    if len(position) != len(order) or set(position) != set(graph.nodes):
-        wrong = [n for n in graph.nodes if n not in position] + [n for n in position if n not in graph]
-        raise ValueError(f"order must hold every node once, got {wrong[:3] or 'a repeated node'}")
-    pairs = [(position[u], position[v]) for u, v in graph.edges()]
-    if not graph.is_directed():
-        pairs = [pair for u, v in pairs for pair in ((u, v), (v, u))]
-    edges = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
-    return TokenGraph.from_edges(edges, len(order), coalesce=True, name="networkx")
+        raise wrong_kind("graph must be a networkx graph", graph)
+    if order is None and set(graph.nodes) != set(range(len(graph))):
+        shown = ", ".join(map(repr, list(graph.nodes)[:3]))
+        raise ValueError(f"order is needed: nodes are not labelled 0 .. {len(graph) - 1}, got {shown}, ...")
+    place = checks.places_of_names("order", range(len(graph)) if order is None else order, graph.nodes)
+    # the edges of no attribute are triples too
+    triples = [(place[u], place[v], value) for u, v, value in graph.edges(data=_attribute(weight))]
+    return _of_triples(triples, graph.is_directed(), len(place), weight, "networkx")
 
 
-def to_networkx(graph: TokenGraph, labels: Sequence[str] | None = None) -> networkx.DiGraph:
+def from_igraph(
+    graph: Any, order: Sequence[Hashable] | Mapping[Hashable, int] | None = None, weight: str | None = None
+) -> Any:
+    """The token graph of an ``igraph.Graph``, whose vertex i is token i.
+
+    ``order`` places the names of the vertices (their attribute "name"), or their numbers if they have none;
+    directions, loops, ``weight`` and errors are as in :func:`from_networkx`.
+
+    >>> import igraph
+    >>> from_igraph(igraph.Graph([(0, 2), (2, 1)], directed=True)).edge_index.tolist()
+    [[0, 2], [2, 1]]
+    """
+    if not all(hasattr(graph, name) for name in ("vs", "es", "get_edgelist")):
+        raise wrong_kind("graph must be an igraph.Graph", graph)
+    count, named = graph.vcount(), order is not None and "name" in graph.vs.attributes()
+    names = graph.vs["name"] if named else range(count)
+    places = checks.places_of_names("order", range(count) if order is None else order, names)
+    place = [places[name] for name in names]
+    known = _attribute(weight) in graph.es.attributes()
+    values = graph.es[weight] if known else [None] * graph.ecount()
+    triples = [(place[u], place[v], w) for (u, v), w in zip(graph.get_edgelist(), values, strict=True)]
+    return _of_triples(triples, graph.is_directed(), count, weight, "igraph")
+
+
+def to_networkx(
+    graph: TokenGraph,
+    labels: Sequence[str] | Mapping[int, str] | None = None,
+    weights: Tensor | None = None,
+) -> networkx.DiGraph:
     """A ``networkx.DiGraph`` with an edge from src to dst for every message, nodes 0 .. n-1.
 
-    ``labels`` become the node attribute "label", else ValueError for another number of them. Where receivers
-    and senders differ in number the nodes are ``("src", j)`` and ``("dst", i)``, with "bipartite" 0 and 1.
+    ``labels``, a list or a dict position -> label, become the node attribute "label", and ``weights [E]`` the
+    edge attribute "weight", else ValueError for another number of them. Where receivers and senders differ in
+    number the nodes are ``("src", j)`` and ``("dst", i)``, with "bipartite" 0 and 1.
 
     >>> from gnn_attention import patterns
     >>> sorted(to_networkx(patterns.strict_causal(3)).edges)
@@ -113,60 +186,69 @@ def to_networkx(graph: TokenGraph, labels: Sequence[str] | None = None) -> netwo
     import networkx as nx
 
     checks.instance("graph", graph, TokenGraph)
-    result = nx.DiGraph(name=graph.name)
-    pairs = graph.edge_index.t().tolist()
-    if graph.num_dst != graph.num_src:
+    result, count, is_square = nx.DiGraph(name=graph.name), graph.num_dst, graph.num_dst == graph.num_src
+    edges: list[Any] = list(map(tuple, graph.edge_index.t().tolist()))
+    if not is_square:
         if labels is not None:
             raise ValueError("labels name the nodes of a square graph; this one has two kinds, src and dst")
         result.add_nodes_from((("src", j) for j in range(graph.num_src)), bipartite=0)
-        result.add_nodes_from((("dst", i) for i in range(graph.num_dst)), bipartite=1)
-        result.add_edges_from((("src", j), ("dst", i)) for j, i in pairs)
-        return result
-    if labels is not None and len(labels) != graph.num_dst:
-        raise ValueError(f"labels must name each of the {graph.num_dst} nodes, got {len(labels)}")
-    result.add_nodes_from(range(graph.num_dst))
-    nx.set_node_attributes(result, dict(enumerate(labels or ())), "label")
-    result.add_edges_from(map(tuple, pairs))
+        result.add_nodes_from((("dst", i) for i in range(count)), bipartite=1)
+        edges = [(("src", j), ("dst", i)) for j, i in edges]
+    else:
+        result.add_nodes_from(range(count))
+        nx.set_node_attributes(result, dict(enumerate(_labels(labels, count))), "label")
+    result.add_edges_from(edges)
+    if weights is not None:
+        values = dict(zip(edges, _weights_of(graph, weights).tolist(), strict=True))
+        nx.set_edge_attributes(result, values, "weight")
     return result
 
 
 def from_pyg(
-    data: Any, num_dst: int | None = None, num_src: int | None = None, coalesce: bool = False
-) -> TokenGraph:
-    """The graph of a torch_geometric ``Data`` (its ``edge_index`` or ``adj_t``), ``EdgeIndex`` or ``adj_t``.
+    data: Any,
+    num_dst: int | None = None,
+    num_src: int | None = None,
+    coalesce: bool = False,
+    weight: str | bool | None = None,
+) -> Any:
+    """The graph of torch_geometric's ``Data``, a relation of a ``HeteroData``, an edge list or an ``adj_t``.
 
-    A sparse tensor is an ``adj_t``: its rows are receivers, exactly the attention mask; values are not read.
-    ``num_dst`` / ``num_src`` are needed where the object does not know its sizes. Raises TypeError for
-    anything else and ValueError where a size is missing or a CSC layout swaps rows and columns.
+    A ``Data``, or a relation ``hetero[src, name, dst]``, gives its ``edge_index`` or ``adj_t``; it knows its
+    sizes if it (or the store of the kind of node) holds ``num_nodes`` or a tensor with a row for each node.
+    An ``EdgeIndex`` may know them too. A sparse tensor of any layout is an ``adj_t``: its rows are receivers,
+    exactly the attention mask, and what it stores are edges. Otherwise ``num_dst`` / ``num_src`` are needed:
+    no size comes from the largest index.
+
+    ``weight`` names an attribute of the edges, or is True for the values of a sparse tensor: the result is
+    ``(graph, weights)``, ``[E]`` in the order of ``graph.edge_index``. Raises TypeError for other kinds of
+    object and ValueError where a size or the weights are missing.
 
     >>> adj_t = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).to_sparse()
     >>> from_pyg(adj_t).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]
     """
-    if hasattr(data, "edge_index") or hasattr(data, "adj_t"):
-        edge_index, adj_t = getattr(data, "edge_index", None), getattr(data, "adj_t", None)
-        if edge_index is None and adj_t is None:
-            raise ValueError("this Data holds neither an edge_index nor an adj_t")
-        if edge_index is None:
-            return from_pyg(adj_t, num_dst, num_src, coalesce)
-        count = _known_nodes(data)
-        return from_pyg(edge_index, *_agreed(num_dst, num_src, count, count), coalesce)
-    if hasattr(data, "sparse_size") and hasattr(data, "as_tensor"):
-        known_src, known_dst = data.sparse_size()
-        return _with_sizes(data.as_tensor(), *_agreed(num_dst, num_src, known_dst, known_src), coalesce)
-    if hasattr(data, "to_torch_sparse_coo_tensor"):
-        data = data.to_torch_sparse_coo_tensor()
-    if isinstance(data, Tensor) and data.layout != torch.strided:
-        if data.layout not in (torch.sparse_csr, torch.sparse_coo):
-            got = f"{data.layout}; use .to_sparse_csr()"
-            raise ValueError(f"a sparse adj_t must be COO or CSR with receivers as rows, got {got}")
-        # as stored: a duplicate must be seen, not summed
-        edges = data.to_sparse(layout=torch.sparse_coo)._indices().flip(0)
-        return _with_sizes(edges, *_agreed(num_dst, num_src, *data.shape), coalesce)
-    if isinstance(data, Tensor) and not (data.dtype == torch.bool or data.is_floating_point()):
-        return _with_sizes(data, num_dst, num_dst if num_src is None else num_src, coalesce)
-    expected = "a torch_geometric Data, EdgeIndex, integer edge_index or sparse adj_t"
-    raise TypeError(f"expected {expected}, got {quoted(data)}; for other graphs see from_mask, from_networkx")
+    values, tensor, sizes = None, data, (num_dst, num_src)
+    if hasattr(data, "keys") and (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
+        sizes = _agreed(*sizes, *_known_sizes(data))
+        tensor = getattr(data, "edge_index", None)
+        if isinstance(weight, str):
+            if tensor is None or weight not in data:
+                raise ValueError(f"data has no edge_index with the attribute weight={weight!r}, got {data}")
+            values = torch.as_tensor(data[weight])
+        tensor = getattr(data, "adj_t", None) if tensor is None else tensor
+        if tensor is None:
+            raise ValueError("data holds neither an edge_index nor an adj_t")
+    edges, stored, *known = _entries(tensor)
+    num_dst, num_src = _agreed(*sizes, *known)
+    num_src = num_dst if tensor is data and num_src is None else num_src
+    if num_dst is None or num_src is None:
+        raise ValueError("num_dst and num_src are needed: this edge_index does not know its number of nodes")
+    values = stored if weight is True else values
+    if weight and values is None:
+        raise ValueError(
+            f"an edge_index holds no weights, got weight={weight!r}: name an attribute of a Data"
+        )
+    return _graph(edges, values, num_dst, num_src, coalesce, "pyg")
 
 
 def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
@@ -194,53 +276,51 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
     return Data(edge_index=edges.clone(), num_nodes=graph.num_dst)
 
 
-def additive_edges(mask: Tensor) -> Tensor:
-    """Where an additive mask has edges: above the lowest number of its dtype, or of a narrower one."""
-    if mask.isnan().any() or (mask == torch.inf).any():
-        raise ValueError("an additive mask holds 0.0, finite numbers and -inf; this one holds NaN or +inf")
-    lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
-    return (mask > lowest) & (mask != torch.finfo(torch.float16).min)
+def sparse_entries(argument: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The edges ``(src, dst)`` that a sparse ``[dst, src]`` stores, in its order, and their values."""
+    matrix = edge_list.elements(argument, matrix, edge_list.SPARSE)
+    if matrix.dim() - matrix.dense_dim() != 2 or matrix.sparse_dim() != 2:
+        got = f"{matrix.sparse_dim()} of shape {list(matrix.shape)}"
+        raise ValueError(f"{argument} must have two sparse axes [dst, src], got {got}")
+    # as stored: a duplicate must be seen, not summed
+    entries = matrix.detach().to_sparse(layout=torch.sparse_coo)
+    edges, values = entries._indices().flip(0), entries._values()
+    if matrix.layout not in (torch.sparse_bsr, torch.sparse_bsc):
+        return edges, values
+    # other zeros fill a block
+    is_edge = values != 0
+    return edges[:, is_edge], values[is_edge]
 
 
-def _refuse_zeros_and_ones(mask: Tensor) -> None:
-    if ((mask == 0) | (mask == 1)).all() and (mask == 1).any():
-        reason = "is no additive mask (it would add 1 to logits): use mask.bool()"
-        raise ValueError(f"a float mask of zeros and ones {reason}")
+def _entries(data: Any) -> tuple[Tensor, Tensor | None, int | None, int | None]:
+    """``edge_index``, stored values, ``num_dst`` and ``num_src`` of an edge list or ``adj_t``."""
+    if hasattr(data, "to_torch_sparse_coo_tensor"):
+        data = data.to_torch_sparse_coo_tensor()
+    if isinstance(data, Tensor) and data.layout in edge_list.SPARSE:
+        return *sparse_entries("adj_t", data), data.shape[0], data.shape[1]
+    if not isinstance(data, Tensor) or data.dtype not in edge_list.SIGNED:
+        kinds = "a relation of a HeteroData, an integer edge_index or a sparse adj_t"
+        raise wrong_kind(f"expected a torch_geometric Data, EdgeIndex, {kinds}", data)
+    num_src, num_dst = data.sparse_size() if hasattr(data, "sparse_size") else (None, None)
+    return data, None, num_dst, num_src
 
 
-def _from_additive(mask: Tensor, edges: Tensor) -> TokenGraph | tuple[TokenGraph, Tensor]:
-    if not (mask.detach().cpu().masked_select(edges) != 0).any():
-        return _from_table(edges)
-    if not (edges == edges[:1, :1]).all():
-        reason = "holds numbers, and its edges differ by head or sample"
-        raise ValueError(f"this additive mask {reason}: give a score_mod and a bool mask instead")
-    graph = _from_table(edges[:1, :1])
-    src, dst = graph.edges_on(mask.device)
-    bias: Float[Tensor, "batch heads edges"] = mask[:, :, dst, src]
-    bias = bias[0] if bias.shape[0] == 1 else bias
-    return graph, bias[0] if bias.shape[:-1] == (1,) else bias
+def _known_sizes(data: Any) -> tuple[int | None, int | None]:
+    key = getattr(data, "_key", None)
+    if not isinstance(key, tuple):
+        return _known_nodes(data), _known_nodes(data)
+    # a relation: its kinds of node may differ, and its HeteroData may be gone
+    whole = data._parent()
+    kinds = () if whole is None else whole.node_types
+    src, dst = (_known_nodes(whole[kind]) if kind in kinds else None for kind in (key[0], key[-1]))
+    return dst, src
 
 
-def _from_table(mask: Tensor) -> TokenGraph:
-    batch, heads, num_dst, num_src = mask.shape
-    if batch == heads == 1:
-        dst, src = mask[0, 0].nonzero(as_tuple=True)
-        return TokenGraph.from_edges(torch.stack([src, dst]), num_dst, num_src, name="mask")
-    rule = partial(_in_table, mask.clone())
-    varies = {"heads": heads if heads > 1 else None, "batch": batch if batch > 1 else None}
-    return TokenGraph.from_rule(rule, num_dst, num_src, name="mask", **varies)
-
-
-def _in_table(mask: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    # an axis of size 1 is the same for all
-    by_batch, by_head = int(mask.shape[0] > 1), int(mask.shape[1] > 1)
-    return mask.to(dst.device)[b * by_batch, h * by_head, dst, src]
-
-
-def _known_nodes(data: Any) -> int | None:
-    # where no key says it, `num_nodes` would guess the largest index + 1
-    keys = ("num_nodes", "x", "feat", "pos", "batch")
-    return data.num_nodes if any(key in keys or "node" in key for key in data.keys()) else None  # noqa: SIM118
+def _known_nodes(store: Any) -> Any:
+    # where no such key says it, `num_nodes` guesses the largest index + 1
+    arrays = (store[key] for key in NODE_KEYS if key in store)
+    is_sized = "num_nodes" in store or any(hasattr(x, "shape") or hasattr(x, "num_rows") for x in arrays)
+    return store.num_nodes if is_sized else None
 
 
 def _agreed(
@@ -252,7 +332,59 @@ def _agreed(
     return known_dst if num_dst is None else num_dst, known_src if num_src is None else num_src
 
 
-def _with_sizes(edges: Tensor, num_dst: int | None, num_src: int | None, coalesce: bool) -> TokenGraph:
-    if num_dst is None or num_src is None:
-        raise ValueError("num_dst and num_src are needed: this edge_index does not know its number of nodes")
-    return TokenGraph.from_edges(edges, num_dst, num_src, coalesce, name="pyg")
+def _attribute(weight: str | None) -> str | None:
+    return None if weight is None else checks.instance("weight", weight, str)
+
+
+def _of_triples(
+    triples: list[tuple[int, int, Any]], is_directed: bool, count: int, weight: str | None, name: str
+) -> Any:
+    """The graph of ``(src, dst, value)``, both directions if undirected, a self loop once."""
+    if not is_directed:
+        triples = [each for u, v, w in triples for each in ((u, v, w), (v, u, w))[: 1 + (u != v)]]
+    for src, dst, value in triples if weight is not None else ():
+        if not isinstance(value, Real):
+            got = f"{checks.quoted(value)} at the edge {src} -> {dst}"
+            raise ValueError(f"weight={weight!r} must name a number of every edge, got {got}")
+    values = None if weight is None else torch.tensor([float(value) for _, _, value in triples])
+    edges = torch.tensor([each[:2] for each in triples], dtype=torch.int64).reshape(-1, 2).t()
+    return _graph(edges, values, count, count, True, name)
+
+
+def _graph(
+    edges: Tensor, values: Tensor | None, num_dst: int, num_src: int, coalesce: bool, name: str
+) -> Any:
+    """The graph, or with values ``(graph, weights)``; ValueError where a weight would be lost."""
+    coalesce = coalesce or values is not None
+    graph = TokenGraph.from_edges(edges, num_dst, num_src, coalesce, name=name)
+    if values is None:
+        return graph
+    if graph.num_edges != edges.shape[1]:
+        ways = "A.sum_duplicates(), Data.coalesce(), networkx.Graph, igraph's simplify"
+        raise ValueError(f"a graph takes one weight of parallel edges: join them first ({ways})")
+    if values.is_complex() or values.numel() != edges.shape[1]:
+        raise ValueError(
+            f"weight must be one number for each of {edges.shape[1]} edges, got {checks.quoted(values)}"
+        )
+    values = values.reshape(-1)
+    return graph, values if values.is_floating_point() else values.to(torch.get_default_dtype())
+
+
+def _weights_of(graph: TokenGraph, weights: Tensor) -> Tensor:
+    if not isinstance(weights, Tensor) or weights.is_complex() or weights.shape != (graph.num_edges,):
+        got = checks.quoted(weights)
+        raise ValueError(f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {got}")
+    weights = weights.detach().cpu()
+    return weights.float() if weights.dtype == torch.bfloat16 else weights
+
+
+def _labels(labels: Any, count: int) -> list[Any]:
+    if isinstance(labels, Mapping) and set(labels) == set(range(count)):
+        return [labels[i] for i in range(count)]
+    if isinstance(labels, (Mapping, set, frozenset)) or not isinstance(labels, (Iterable, type(None))):
+        expected = f"a list of {count} labels or a dict position -> label of 0 .. {count - 1}"
+        raise TypeError(f"labels must be {expected}, got {checks.described(labels)}")
+    names = list(labels or ())
+    if labels is not None and len(names) != count:
+        raise ValueError(f"labels must name each of the {count} nodes, got {len(names)}")
+    return names

@@ -85,6 +85,36 @@ def _sparse(edges: Tensor, rows: int, columns: int) -> Tensor:
 
 
 SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+@not_compiled
+def elements(name: str, tensor: Tensor, layouts: Sequence[torch.layout] = (torch.strided,)) -> Tensor:
+    """The tensor as a plain one of these layouts; ValueError where its memory does not hold its elements."""
+    # EdgeIndex and Index of torch_geometric
+    plain: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
+    kind, inner, functorch = type(plain), plain, torch._C._functorch
+    while functorch.is_gradtrackingtensor(inner):
+        inner = functorch.get_unwrapped(inner)
+    ways = (
+        (plain.is_meta, "a tensor on the meta device has a shape alone"),
+        (functorch.is_batchedtensor(inner), "torch.vmap varies it, so make the graph outside of torch.vmap"),
+        (plain.is_nested, "torch.nested.to_padded_tensor makes one of a nested tensor"),
+        (plain.is_quantized, "x.dequantize() makes one of a quantized tensor"),
+        (plain.layout not in layouts, "x.to_dense() makes one, and convert.from_pyg takes a sparse adj_t"),
+        (kind.__module__ == "torch.nn.attention.bias", "copies of a CausalBias are empty: give it itself"),
+        (
+            kind.__torch_dispatch__ is not Tensor.__torch_dispatch__,
+            "a MaskedTensor has x.to_tensor(value), a DTensor x.full_tensor(), a traced program has none",
+        ),
+    )
+    for applies, way in ways:
+        if applies:
+            got = f"a {kind.__name__} of {plain.dtype} and {plain.layout}"
+            raise ValueError(f"{name} must hold values, as a plain tensor does, got {got}: {way}")
+    # what has no gradient leaves the transform, in which numpy() fails
+    plain = plain if plain.is_floating_point() else inner
+    return plain if kind is Tensor else plain.as_subclass(Tensor)
 
 
 def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
@@ -92,14 +122,11 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
     if not isinstance(edge_index, Tensor) or edge_index.dtype not in SIGNED:
         got = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise TypeError(f"edge_index must be a tensor of signed integers of shape [2, E], got {got}")
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        hint = "; for a list of (src, dst) pairs use pairs.t()" if edge_index.shape[1:] == (2,) else ""
-        shape = f"{list(edge_index.shape)}{hint}"
+    plain = elements("edge_index", edge_index)
+    if plain.dim() != 2 or plain.shape[0] != 2:
+        hint = "; for a list of (src, dst) pairs use pairs.t()" if plain.shape[1:] == (2,) else ""
+        shape = f"{list(plain.shape)}{hint}"
         raise ValueError(f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {shape}")
-    if edge_index.is_meta:
-        raise ValueError("edge_index must hold values, got a tensor on the meta device, which has none")
-    # torch_geometric's EdgeIndex
-    plain = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
     edges = plain.detach().to("cpu", torch.int64, copy=True)
     for row, word, size, count in ((0, "sender", "num_src", num_src), (1, "receiver", "num_dst", num_dst)):
         outside = (edges[row] < 0) | (edges[row] >= count)

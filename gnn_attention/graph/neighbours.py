@@ -15,9 +15,10 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
+from gnn_attention._support.dynamo import eagerly
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import rules
-from gnn_attention.graph.edge_list import SIGNED
+from gnn_attention.graph.edge_list import SIGNED, elements
 from gnn_attention.graph.regions.enumerate_pairs import Shape
 from gnn_attention.graph.rules import Rule
 
@@ -173,11 +174,10 @@ def listed(
         advice = "torch.as_tensor(index).long() makes one of other integers, convert.from_mask takes a mask"
         wanted = "a tensor of signed integers [..., dst, K]"
         raise TypeError(f"index must be {wanted}, got {quoted(index)}; {advice}")
+    index = elements("index", index)
     if not 2 <= index.dim() <= 4 or 0 in index.shape[:-2]:
         forms = "[dst, K], [heads, dst, K] or [batch, heads or 1, dst, K]"
         raise ValueError(f"index must be {forms}, got shape {list(index.shape)}")
-    if index.is_meta:
-        raise ValueError("index must hold values, got a tensor on the meta device, which has none")
     table = index.detach()[(None,) * (4 - index.dim())]
     if count is not None:
         table = table.masked_fill(~_counted(index, count).view(table.shape), -1)
@@ -193,6 +193,7 @@ def _counted(index: Tensor, count: Tensor) -> Bool[Tensor, "..."]:
     """Which entries are valid: the first ``count`` of each receiver."""
     if not isinstance(count, Tensor) or count.dtype not in SIGNED:
         raise TypeError(f"count must be a tensor of signed integers, got {quoted(count)}")
+    count = elements("count", count)
     if count.shape != index.shape[:-1]:
         raise ValueError(f"count must be {list(index.shape[:-1])}, index without K, got {list(count.shape)}")
     most = index.shape[-1]
@@ -312,26 +313,28 @@ def of_tokens(
     if not isinstance(coalesce, bool) and coalesce != COUNT:
         raise ValueError(f"coalesce must be True, False or {COUNT!r}, got {quoted(coalesce)}")
     num_src = checks.size("num_src", num_src)
-    rows = Rows(listed(index, num_src, count), num_src)
-    if not coalesce:
-        rows.check_distinct()
-    if causal:
-        rows.check_causal()
-    chosen, on_cpu = rows.neighbours(), index.device.type == "cpu"
-    if index.dim() == 2 and not on_cpu:
-        # a list for the host would wait for the device; most calls need none
-        chosen = replace(chosen, listed=rows.edges())
-    fields = fields_of(chosen, *varying_sizes(index))
-    if index.dim() == 2 and on_cpu:
-        fields["_listed"] = rows.edges()
-    return fields, rows.multiplicity() if coalesce == COUNT else None
+    with eagerly():
+        rows = Rows(listed(index, num_src, count), num_src)
+        if not coalesce:
+            rows.check_distinct()
+        if causal:
+            rows.check_causal()
+        chosen, on_cpu = rows.neighbours(), index.device.type == "cpu"
+        if index.dim() == 2 and not on_cpu:
+            # a list for the host would wait for the device; most calls need none
+            chosen = replace(chosen, listed=rows.edges())
+        fields = fields_of(chosen, *varying_sizes(index))
+        if index.dim() == 2 and on_cpu:
+            fields["_listed"] = rows.edges()
+        return fields, rows.multiplicity() if coalesce == COUNT else None
 
 
 def of_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int, causal: bool) -> dict[str, Any]:
     """The fields of ``TokenGraph.from_block_indices``."""
-    rows = rows_of_blocks(index, block_size, num_dst, num_src)
+    with eagerly():
+        rows = rows_of_blocks(index, block_size, num_dst, num_src)
+        table = rows.table()[(0,) * (4 - index.dim())].cpu()
     batch, heads = varying_sizes(index)
-    table = rows.table()[(0,) * (4 - index.dim())].cpu()
     rule = rules.past(partial(rules.chosen, table, block_size, block_size), causal)
     return {"rule": rule, "num_dst": num_dst, "num_src": num_src, "heads": heads, "batch": batch}
 

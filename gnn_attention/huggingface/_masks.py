@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gnn_attention import convert, patterns
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Float, Tensor
-from gnn_attention.convert.formats import additive_edges
+from gnn_attention.convert.masks import additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.intervals.values import Interval

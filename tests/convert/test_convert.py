@@ -113,7 +113,14 @@ class TestMasks:
 
     def test_wrong_masks(self):
         cases = [
-            (torch.ones(2, 2), None, ValueError, r"is no additive mask .*use mask\.bool"),
+            (torch.ones(2, 2), None, ValueError, r"ambiguous: mask != 0, .*meaning='additive'"),
+            (torch.tensor([[0.0, 2.5]]), None, ValueError, r"from_scipy\(mask.numpy\(\), rows='dst', weight"),
+            (
+                torch.ones(2, 2, dtype=torch.float8_e5m2),
+                None,
+                TypeError,
+                "mask must be a bool or float tensor",
+            ),
             (torch.tensor([[0.0, torch.nan]]), None, ValueError, "this one holds NaN or .inf"),
             (torch.ones(2, 2, dtype=torch.int64), None, TypeError, r"bool or float tensor, got"),
             ([[True, False]], None, TypeError, r"mask must be a bool or float tensor, got \[\[True"),
@@ -129,6 +136,23 @@ class TestMasks:
 
 
 class TestMasksWithNumbers:
+    @pytest.mark.parametrize("numbers", [[[0.0, 2.5], [1.0, 0.0]], [[0.0, 1.0], [1.0, 1.0]]])
+    def test_a_meaning_is_taken_at_its_word(self, numbers):
+        """The same numbers without a meaning may be an adjacency in which 0 is no edge, and are refused."""
+        graph, bias = convert.from_mask(torch.tensor(numbers), "additive")
+        assert graph.is_full()
+        assert bias.tolist() == [number for row in numbers for number in row]
+        with pytest.raises(ValueError, match="a float mask of zeros and positive numbers is ambiguous"):
+            convert.from_mask(torch.tensor(numbers))
+
+    @pytest.mark.parametrize("numbers", [[2.5, 0.5], [0.0, -1.0], [0.0, 2.5, -INF], [0.0, 0.0]])
+    def test_what_is_no_adjacency_needs_no_meaning(self, numbers):
+        mask = torch.tensor([numbers])
+        due = sum(number > -INF for number in numbers)
+        for read in (convert.from_mask(mask), convert.from_mask(mask, "additive")):
+            graph = read if isinstance(read, TokenGraph) else read[0]
+            assert graph.num_edges == due
+
     def test_bias_in_the_order_of_the_edges(self):
         mask = torch.tensor([[0.5, -INF, 0.0], [-2.0, 3.0, -INF]])
         graph, bias = convert.from_mask(mask)
@@ -217,13 +241,35 @@ class TestNetworkx:
             with pytest.raises(ValueError, match=match):
                 convert.from_networkx(nx.DiGraph([("a", "b")]), order)
 
+    def test_an_order_may_be_a_dict_of_positions(self):
+        network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
+        graph = convert.from_networkx(network, order={"the": 1, "sat": 0, "cat": 2})
+        assert graph == convert.from_networkx(network, order=["sat", "the", "cat"])
+        cases = [
+            ({"the": 1, "sat": 0, "cat": 3}, ValueError, r"must give its nodes the positions 0 \.\. 2"),
+            ({"the": 1, "sat": 0, "cat": 1}, ValueError, r"must give its nodes the positions 0 \.\. 2"),
+            ({"the": "x", "sat": [], "cat": 1}, TypeError, "order must hold the nodes themselves"),
+            ({"the": 0, "cat": 1}, ValueError, r"every node once, got \['sat'\]"),
+            ({"the", "cat", "sat"}, TypeError, "must be a list of nodes, every one once, or a dict"),
+            (frozenset(network), TypeError, "must be a list of nodes, every one once, or a dict"),
+            ([["the"], "cat", "sat"], TypeError, "order must hold the nodes themselves"),
+        ]
+        for order, error, match in cases:
+            with pytest.raises(error, match=match):
+                convert.from_networkx(network, order)
+
     def test_labels_out(self):
         network = convert.to_networkx(patterns.strict_causal(3), labels=["the", "cat", "sat"])
         assert dict(network.nodes(data="label")) == {0: "the", 1: "cat", 2: "sat"}
         assert set(network.edges) == {(0, 1), (0, 2), (1, 2)}
         assert network.name == "strict_causal(3)"
+        same = convert.to_networkx(patterns.strict_causal(3), labels={2: "sat", 0: "the", 1: "cat"})
+        assert nx.utils.graphs_equal(network, same)
         with pytest.raises(ValueError, match="labels must name each of the 3 nodes, got 2"):
             convert.to_networkx(patterns.causal(3), labels=["a", "b"])
+        for wrong in ({"a", "b", "c"}, {"the": 0, "cat": 1, "sat": 2}, 3):
+            with pytest.raises(TypeError, match="labels must be a list of 3 labels or a dict position -> la"):
+                convert.to_networkx(patterns.causal(3), labels=wrong)
 
     def test_two_kinds_of_node(self):
         network = convert.to_networkx(convert.from_mask(ASYMMETRIC))
@@ -235,17 +281,23 @@ class TestNetworkx:
             convert.to_networkx(patterns.cross(2, 3), labels=["a", "b", "c"])
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSC tensor support")
 def test_what_is_no_graph_is_refused():
     varied = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 3, heads=2)
     network, rectangle = nx.DiGraph([(0, 1)]), patterns.cross(2, 3)
     cases = [
-        (lambda: convert.from_networkx([(0, 1)]), TypeError, "graph must be a networkx graph, got list"),
+        (lambda: convert.from_networkx([(0, 1)]), TypeError, r"graph must be a networkx graph, got \[\(0"),
         (lambda: convert.from_networkx(network, 3), TypeError, "order must be a list of nodes"),
-        (lambda: convert.from_pyg("adjacency", 3, 3), TypeError, "expected a torch_geometric Data, .*got"),
-        (lambda: convert.from_pyg(torch.eye(3), 3, 3), TypeError, "expected .*a Tensor of torch.float32"),
+        (
+            lambda: convert.from_pyg("adjacency", 3, 3),
+            TypeError,
+            "expected a torch_geometric Data, .*got",
+        ),
+        (
+            lambda: convert.from_pyg(torch.eye(3), 3, 3),
+            TypeError,
+            "expected .*got a Tensor of torch.float32",
+        ),
         (lambda: convert.from_pyg(Data(x=torch.zeros(2, 1))), ValueError, "neither an edge_index nor an"),
-        (lambda: convert.from_pyg(torch.eye(3).to_sparse_csc()), ValueError, "COO or CSR with receivers as"),
         (
             lambda: convert.to_pyg(patterns.causal(3), "csr"),
             ValueError,

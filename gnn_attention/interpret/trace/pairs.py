@@ -33,6 +33,7 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
             raise TypeError(f"edges must be a tensor [2, K] or a list of (src, dst), got {quoted(pairs)}")
         rows = torch.tensor(pairs) if len(pairs) else torch.zeros(0, 2, dtype=torch.int64)
         pairs = (rows.unsqueeze(0) if rows.dim() == 1 else rows).mT
+    pairs = edge_list.elements("edges", pairs)
     highest = 1 if pairs.is_floating_point() or not pairs.numel() else int(pairs.max()) + 1
     return edge_list.checked(pairs, highest, highest)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import warnings
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +101,10 @@ def _of_masks() -> list[Case]:
         of.value("^mask must", r"got \[2\]", lambda m: convert.from_mask(m[0])),
         of.value("^mask must", r"\[1, 1, 1, 2, 2\]", lambda m: convert.from_mask(m[None, None, None])),
         of.value("^mask must be .*heads and batch", r"\[0, 2, 2\]", lambda m: convert.from_mask(m[None][:0])),
-        of.value("mask.bool", "zeros and ones", lambda m: convert.from_mask(m.float())),
+        of.value("mask != 0", "ambiguous", lambda m: convert.from_mask(m.float())),
+        of.value(
+            "^mask must", "to_padded_tensor", lambda m: convert.from_mask(torch.nested.as_nested_tensor(m))
+        ),
         of.value("additive mask", "NaN", lambda m: convert.from_mask(m.float() * torch.nan)),
         of.value("^meaning must", "got 'yes'", lambda m: convert.from_mask(m, "yes")),
         of.type("meaning='additive'", "torch.bool", lambda m: convert.from_mask(m, "additive")),
@@ -122,17 +124,12 @@ PYG = Subject(
 CROSS = patterns.cross(2, 3)
 
 
-def _turned() -> Any:
-    """A sparse tensor whose columns come first."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the layout a beta
-        return torch.eye(2).to_sparse_csc()
-
-
 def _of_others() -> list[Case]:
     of, pyg, out = Of(NETWORKX), Of(PYG), Of(GRAPH)
     return [
-        of.type("^graph must be a networkx graph", "got list", lambda g: convert.from_networkx([("a", "b")])),
+        of.type(
+            "^graph must be a networkx graph", r"got \[\(", lambda g: convert.from_networkx([("a", "b")])
+        ),
         of.value("^order is needed", "'a', 'b'", lambda g: convert.from_networkx(g)),
         of.value("^order must hold every node", r"\['b'\]", lambda g: convert.from_networkx(g, ["a"])),
         of.value("^order must hold", "repeated", lambda g: convert.from_networkx(g, ["a", "b", "b"])),
@@ -142,7 +139,7 @@ def _of_others() -> list[Case]:
             "expected a torch_geometric", "torch.bool", lambda e: convert.from_pyg(torch.ones(2, 2).bool())
         ),
         pyg.value("num_dst and num_src are needed", "does not know", lambda e: convert.from_pyg(e)),
-        pyg.value("adj_t must be COO or CSR", "sparse_csc", lambda e: convert.from_pyg(_turned())),
+        pyg.value("^adj_t must", r"\[1, 2, 2\]", lambda e: convert.from_pyg(torch.eye(2)[None].to_sparse())),
         pyg.value("^num_dst=3 contradicts", "has 2", lambda e: convert.from_pyg(torch.eye(2).to_sparse(), 3)),
         out.value("^labels must", "got 1", lambda g: convert.to_networkx(g, ["a"])),
         out.type("^graph must", "got 3", lambda g: convert.to_networkx(3)),

@@ -1,0 +1,507 @@
+"""One table of the graphs that are taken: sizes, direction, weights, order of each kind, and what is refused
+with the name of its own function.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import igraph
+import networkx as nx
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from scipy.sparse import csgraph
+from support.bounds import assert_exact
+from support.refusals import assert_refusals
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Batch, Data, HeteroData
+
+import gnn_attention as ga
+from gnn_attention import TokenGraph, convert, patterns
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse (CSC|BSR|BSC) tensor support is in beta"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of (nested tensors|MaskedTensors) is in prototype"),
+    pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs"),
+]
+
+# 6 tokens, of which 5 has no edge at all; no edge but the loop has its reverse
+WEIGHTS = {(3, 1): 0.5, (0, 1): 2.0, (1, 2): 3.0, (2, 2): 4.0, (4, 0): 0.25}
+N = 6
+PAIRS, NUMBERS = torch.tensor(list(WEIGHTS)).t(), torch.tensor(list(WEIGHTS.values()), dtype=torch.float64)
+# A[src, dst]
+ADJACENCY = np.zeros((N, N))
+ADJACENCY[tuple(PAIRS.numpy())] = NUMBERS.numpy()
+LAYOUTS = {"coo": {}, "csr": {}, "csc": {}, "bsr": {"blocksize": (2, 3)}, "bsc": {"blocksize": (2, 3)}}
+
+
+def triples(graph, weights):
+    return {
+        (src, dst): w for (src, dst), w in zip(graph.edge_index.t().tolist(), weights.tolist(), strict=True)
+    }
+
+
+def adj_t(layout):
+    return torch.tensor(ADJACENCY).t().to_sparse(layout=getattr(torch, f"sparse_{layout}"), **LAYOUTS[layout])
+
+
+def network():
+    result = nx.DiGraph()
+    result.add_nodes_from(range(N))
+    result.add_weighted_edges_from([(*pair, w) for pair, w in WEIGHTS.items()])
+    return result
+
+
+def igraph_of():
+    return igraph.Graph(N, list(WEIGHTS), directed=True, edge_attrs={"weight": list(WEIGHTS.values())})
+
+
+def data(**more):
+    return Data(edge_index=PAIRS, edge_weight=NUMBERS, edge_attr=NUMBERS[:, None], **more)
+
+
+def hetero():
+    result = HeteroData()
+    result["paper"].x = torch.zeros(N, 1)
+    result["paper", "cites", "paper"].edge_index = PAIRS
+    result["paper", "cites", "paper"].edge_weight = NUMBERS
+    return result
+
+
+# a relation does not keep its HeteroData alive
+HETERO = hetero()
+
+
+def both(read, *arguments, weight=True, **options):
+    """The graph with its weights, after it was read without them too."""
+    graph, weights = read(*arguments, weight=weight, **options)
+    assert read(*arguments, **options) == graph
+    return graph, weights
+
+
+KINDS = {
+    **{
+        f"scipy {make.__name__}, rows={rows}": lambda make=make, rows=rows: both(
+            convert.from_scipy, make(ADJACENCY if rows == "src" else ADJACENCY.T), rows
+        )
+        for name in ("csr", "csc", "coo", "bsr", "dia", "dok", "lil")
+        for make in (getattr(sp, f"{name}_array"), getattr(sp, f"{name}_matrix"))
+        for rows in ("src", "dst")
+    },
+    "scipy, blocks of zeros": lambda: both(convert.from_scipy, sp.csr_array(ADJACENCY).tobsr((2, 3)), "src"),
+    "numpy, rows=src": lambda: both(convert.from_scipy, ADJACENCY, "src"),
+    "numpy, rows=dst": lambda: both(convert.from_scipy, ADJACENCY.T, "dst"),
+    "numpy, other bytes": lambda: both(convert.from_scipy, ADJACENCY.astype(">f8"), "src"),
+    "numpy, long": lambda: both(convert.from_scipy, ADJACENCY.astype(np.longdouble), "src"),
+    "networkx": lambda: both(convert.from_networkx, network(), weight="weight"),
+    "igraph": lambda: both(convert.from_igraph, igraph_of(), weight="weight"),
+    "Data, edge_weight": lambda: both(convert.from_pyg, data(num_nodes=N), weight="edge_weight"),
+    "Data, edge_attr": lambda: both(convert.from_pyg, data(x=torch.zeros(N, 2)), weight="edge_attr"),
+    "Data, adj_t": lambda: both(convert.from_pyg, Data(adj_t=adj_t("csr"))),
+    "relation": lambda: both(convert.from_pyg, HETERO["paper", "cites", "paper"], weight="edge_weight"),
+    **{f"adj_t, {layout}": lambda layout=layout: both(convert.from_pyg, adj_t(layout)) for layout in LAYOUTS},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_direction_and_weights(kind):
+    """With q = 0 and bias = log w the output is the weighted mean over senders, sum w v / sum w: by NumPy."""
+    graph, weights = KINDS[kind]()
+    assert (graph.num_dst, graph.num_src) == (N, N)
+    assert triples(graph, weights) == WEIGHTS
+    v = torch.arange(2.0 * N, dtype=torch.float64).reshape(1, 1, N, 2)
+    out = ga.attend(torch.zeros_like(v), torch.zeros_like(v), v, graph, bias=weights.double().log())
+    total = ADJACENCY.sum(0)[:, None]
+    mean = np.divide(ADJACENCY.T @ v[0, 0].numpy(), total, out=np.zeros((N, 2)), where=total > 0)
+    assert_exact(out[0, 0], torch.tensor(mean))
+
+
+def test_edges_are_in_the_order_of_the_object():
+    columns = torch.tensor(sorted(WEIGHTS, key=lambda pair: pair[::-1])).t()
+    cases = {
+        "Data": (convert.from_pyg(data(num_nodes=N)), PAIRS),
+        "coo": (
+            convert.from_scipy(sp.coo_array((NUMBERS, tuple(PAIRS.numpy())), shape=(N, N)), "src"),
+            PAIRS,
+        ),
+        "csc": (convert.from_scipy(sp.csc_array(ADJACENCY), "src"), columns),
+        "numpy": (convert.from_scipy(ADJACENCY.T, "dst"), columns),
+        "igraph": (convert.from_igraph(igraph_of()), PAIRS),
+        "adj_t": (convert.from_pyg(adj_t("csr")), columns),
+    }
+    for kind, (graph, due) in cases.items():
+        assert torch.equal(graph.edge_index, due), kind
+
+
+def test_matrices_of_two_kinds_of_token():
+    matrix = np.array([[0, 1, 0], [1, 0, 1]])
+    for form in (sp.csr_array(matrix), sp.coo_matrix(matrix), matrix, matrix.astype(bool)):
+        graph = convert.from_scipy(form, "dst")
+        assert torch.equal(graph.mask(), torch.tensor(matrix).bool())
+        assert convert.from_scipy(form, "src") == graph.T
+    graph, weights = convert.from_scipy(matrix, "dst", weight=True)
+    assert (weights.dtype, weights.tolist()) == (torch.float32, [1.0, 1.0, 1.0])
+    assert convert.from_pyg(torch.tensor(matrix).to_sparse()) == graph
+
+
+def test_a_relation_knows_the_sizes_of_both_its_kinds():
+    whole = HeteroData()
+    whole["author"].num_nodes, whole["paper"].x = 3, torch.zeros(4, 1)
+    whole["author", "writes", "paper"].edge_index = torch.tensor([[2, 0], [1, 1]])
+    whole["venue", "prints", "paper"].edge_index = torch.tensor([[2, 0], [1, 1]])
+    graph = convert.from_pyg(whole["author", "writes", "paper"])
+    assert (graph.num_src, graph.num_dst, graph.edge_index.tolist()) == (3, 4, [[2, 0], [1, 1]])
+    with pytest.raises(ValueError, match="num_dst and num_src are needed"):
+        convert.from_pyg(whole["venue", "prints", "paper"])
+    with pytest.raises(ValueError, match="num_dst=3 contradicts the object, which has 4"):
+        convert.from_pyg(whole["author", "writes", "paper"], 3)
+    assert convert.from_pyg(whole["venue", "prints", "paper"], num_src=5).num_src == 5
+    # a question leaves the object as it was
+    assert whole.node_types == ["author", "paper"]
+    relation = whole["author", "writes", "paper"]
+    del whole
+    with pytest.raises(ValueError, match="num_dst and num_src are needed"):
+        convert.from_pyg(relation)
+
+
+class TestSizes:
+    edges = torch.tensor([[0], [1]])
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"num_nodes": 3},
+            {"x": torch.zeros(3, 2)},
+            {"x": np.zeros((3, 2))},
+            {"pos": torch.zeros(3, 2), "node_names": ["a"]},
+            {"batch": torch.zeros(3, dtype=torch.int64)},
+            {"node_type": torch.zeros(3, dtype=torch.int64)},
+            {"n_id": torch.tensor([7, 5, 6])},
+        ],
+        ids=lambda more: next(iter(more)),
+    )
+    def test_what_holds_sizes(self, more):
+        assert convert.from_pyg(Data(edge_index=self.edges, **more)).num_dst == 3
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {},
+            {"node_names": ["a", "b", "c"]},
+            {"target_node": torch.tensor([1])},
+            {"x": [1.0, 2.0, 3.0]},
+            {"y": torch.zeros(3)},
+            {"face": torch.tensor([[0], [1], [2]])},
+        ],
+        ids=str,
+    )
+    def test_what_holds_none(self, more):
+        """torch_geometric takes the largest index, or the axis of any key with "node" in it."""
+        with pytest.raises(ValueError, match="num_dst and num_src are needed"):
+            convert.from_pyg(Data(edge_index=self.edges, **more))
+        assert convert.from_pyg(Data(edge_index=self.edges, **more), 3, 3).num_dst == 3
+
+    def test_a_batch(self):
+        parts = [Data(edge_index=self.edges, x=torch.zeros(3, 1)) for _ in range(2)]
+        joined = convert.from_pyg(Batch.from_data_list(parts))
+        assert (joined.num_dst, joined.edge_index.tolist()) == (6, [[0, 3], [1, 4]])
+
+    def test_an_edge_index_inside(self):
+        inside = Data(edge_index=EdgeIndex(self.edges, sparse_size=(3, 3)))
+        assert convert.from_pyg(inside).num_dst == 3
+
+
+class TestWeights:
+    def test_undirected_edges_weigh_the_same_both_ways(self):
+        """A self loop stands once; the adjacency is networkx's own."""
+        edges = [("a", "b", 2.0), ("b", "c", 0.5), ("b", "b", 3.0)]
+        plain = nx.Graph()
+        plain.add_weighted_edges_from(edges)
+        order = ["c", "a", "b"]
+        due = nx.to_numpy_array(plain, order)
+        other = igraph.Graph.TupleList(edges, weights=True)
+        for read, graph in ((convert.from_networkx, plain), (convert.from_igraph, other)):
+            listed, weights = read(graph, order, weight="weight")
+            assert np.array_equal(convert.to_scipy(listed, "src", weights).toarray(), due)
+            assert listed.num_edges == 5
+
+    def test_every_edge_has_one(self):
+        parallel = nx.MultiDiGraph([(0, 1, {"w": 1}), (0, 1, {"w": 2})])
+        named = nx.DiGraph([(0, 1, {"w": "heavy"})])
+        twice = sp.coo_array((np.ones(2), (np.array([0, 0]), np.array([1, 1]))), shape=(2, 2))
+        features = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, edge_attr=torch.zeros(1, 3))
+        pyg, join = convert.from_pyg, "takes one weight of parallel edges: join them first"
+        cases = [
+            (lambda: convert.from_networkx(parallel, weight="w"), ValueError, join),
+            (lambda: convert.from_igraph(igraph.Graph.from_networkx(parallel), weight="w"), ValueError, join),
+            (lambda: convert.from_scipy(twice, "src", weight=True), ValueError, join),
+            (lambda: convert.from_scipy(twice, "src", weight=True, coalesce=True), ValueError, join),
+            (lambda: convert.from_scipy(twice, "src"), ValueError, "1 duplicate edges"),
+            (
+                lambda: convert.from_networkx(named, weight="w"),
+                ValueError,
+                "every edge, got 'heavy' at .* 0 -> 1",
+            ),
+            (
+                lambda: convert.from_networkx(named, weight="v"),
+                ValueError,
+                "every edge, got None at the edge",
+            ),
+            (lambda: convert.from_igraph(igraph.Graph([(0, 1)]), weight="v"), ValueError, "got None at the"),
+            (lambda: convert.from_networkx(named, weight=True), TypeError, "weight must be a str, got True"),
+            (lambda: pyg(features, weight="edge_weight"), ValueError, "the attribute weight='edge_weight'"),
+            (
+                lambda: pyg(features, weight="edge_attr"),
+                ValueError,
+                r"one number for each of 1 edges.*\[1, 3\]",
+            ),
+            (lambda: pyg(features, weight=True), ValueError, "holds no weights, got weight=True: name an"),
+            (lambda: pyg(features.edge_index, 2, weight="w"), ValueError, "holds no weights, got weight='w'"),
+        ]
+        assert_refusals(cases)
+        assert convert.from_scipy(twice, "src", coalesce=True).num_edges == 1
+
+    def test_stored_zeros_are_edges_as_in_csgraph(self):
+        matrix = sp.csr_array((np.array([0.0, 2.0, 0.0]), (np.array([0, 1, 3]), np.array([1, 2, 0]))), (4, 4))
+        for form in (matrix, matrix.tocoo(), matrix.astype(bool)):
+            due = csgraph.shortest_path(form, unweighted=True) == 1
+            assert np.array_equal(convert.from_scipy(form, "src").mask().T.numpy(), due)
+        assert triples(*convert.from_scipy(matrix, "src", weight=True)) == {(0, 1): 0, (1, 2): 2, (3, 0): 0}
+        matrix.eliminate_zeros()
+        assert convert.from_scipy(matrix, "src").num_edges == 1
+
+    @pytest.mark.parametrize("rows", ["src", "dst"])
+    def test_there_and_back(self, rows):
+        for graph in (convert.from_pyg(data(num_nodes=N)), patterns.cross(2, 3), patterns.causal(0)):
+            matrix = convert.to_scipy(graph, rows)
+            assert matrix.dtype == bool
+            again = convert.from_scipy(matrix, rows)
+            assert again == graph
+            assert torch.equal(again.edge_index, graph.edge_index)
+            weights = torch.arange(graph.num_edges).add(0.5)
+            again, numbers = convert.from_scipy(convert.to_scipy(graph, rows, weights), rows, weight=True)
+            assert triples(again, numbers) == triples(graph, weights)
+
+    def test_networkx_there_and_back(self):
+        graph = convert.from_pyg(data(num_nodes=N))
+        out = convert.to_networkx(graph, weights=NUMBERS)
+        assert nx.utils.graphs_equal(nx.DiGraph(out.edges(data=True)), nx.DiGraph(network().edges(data=True)))
+        assert triples(*convert.from_networkx(out, weight="weight")) == WEIGHTS
+        bipartite = convert.to_networkx(patterns.cross(1, 2), weights=torch.tensor([3.0, 4.0]))
+        assert bipartite[("src", 1)][("dst", 0)]["weight"] == 4.0
+        for wrong in (NUMBERS[:2], [1.0], NUMBERS[:, None]):
+            with pytest.raises(ValueError, match="weights must be a tensor of 5 numbers, one an edge"):
+                convert.to_networkx(graph, weights=wrong)
+
+
+class TestIgraph:
+    def test_names_are_placed_by_an_order(self):
+        graph = igraph.Graph.TupleList([("the", "cat"), ("cat", "sat")], directed=True)
+        assert convert.from_igraph(graph).edge_index.tolist() == [[0, 1], [1, 2]]
+        for order in (["sat", "the", "cat"], {"cat": 2, "sat": 0, "the": 1}):
+            assert convert.from_igraph(graph, order).edge_index.tolist() == [[1, 2], [2, 0]]
+        del graph.vs["name"]
+        assert convert.from_igraph(graph, [2, 0, 1]).edge_index.tolist() == [[1, 2], [2, 0]]
+        with pytest.raises(TypeError, match="order must be a list of nodes"):
+            convert.from_igraph(graph, {0, 1, 2})
+        graph.vs["name"] = ["a", "b", "b"]
+        with pytest.raises(ValueError, match="every node once, got a repeated node"):
+            convert.from_igraph(graph, ["a", "b", "b"])
+
+    def test_parallel_edges_and_loops_count_once(self):
+        many = [(0, 0), (0, 1), (0, 1), (1, 0), (2, 2)]
+        for directed in (True, False):
+            graph = convert.from_igraph(igraph.Graph(many, directed=directed))
+            assert graph == TokenGraph.from_edges(torch.tensor(many).t(), 3, coalesce=True)
+
+
+# ---- tensors whose elements are not the mask
+
+GARBAGE = {"lower_right": causal_lower_right, "upper_left": causal_upper_left}
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (5, 3), (4, 4)], ids=str)
+@pytest.mark.parametrize("align", GARBAGE)
+def test_causal_biases_of_torch(sizes, align):
+    """What SDPA reads in them: ``tril``, by the first or the last tokens."""
+    mask = GARBAGE[align](*sizes)
+    graph = convert.from_mask(mask)
+    diagonal = sizes[1] - sizes[0] if align == "lower_right" else 0
+    assert torch.equal(graph.mask(), torch.ones(sizes).tril(diagonal).bool())
+    for meaning in ("masked", "additive"):
+        with pytest.raises(ValueError, match="meaning must be one of 'attend', got"):
+            convert.from_mask(mask, meaning)
+    with pytest.raises(ValueError, match="copies of a CausalBias are empty"):
+        convert.from_mask(mask.double())
+    if sizes != (5, 3):
+        q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (sizes[0], sizes[1], sizes[1]))
+        due = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        assert_exact(ga.attend(q, k, v, graph, backend="reference"), due)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sparse_masks(layout):
+    """True is an edge, a stored False is none; the heads of a stack differ."""
+    mask = torch.tensor(ADJACENCY).t().bool()
+    sparse = mask.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **LAYOUTS[layout])
+    sparse.values()[0] = False
+    dense = sparse.to_dense()
+    assert convert.from_mask(sparse) == convert.from_mask(dense)
+    assert convert.from_mask(sparse, "masked") == convert.from_mask(dense, "masked")
+    stack = torch.stack([mask, mask.t()]).to_sparse()
+    assert convert.from_mask(stack) == convert.from_mask(stack.to_dense())
+    for numbers in (sparse.to(torch.float32), stack.float()):
+        with pytest.raises(ValueError, match="does not say whether a missing entry is an edge: from_pyg"):
+            convert.from_mask(numbers)
+
+
+def test_sparse_tensors_have_two_sparse_axes():
+    features = torch.sparse_coo_tensor(PAIRS.flip(0), torch.ones(5, 3), (N, N, 3), check_invariants=False)
+    assert convert.from_pyg(features) == convert.from_pyg(data(num_nodes=N))
+    cases = [
+        (lambda: convert.from_pyg(features, weight=True), ValueError, r"for each of 5 edges.*\[5, 3\]"),
+        (lambda: convert.from_pyg(torch.eye(3)[None].to_sparse()), ValueError, r"got 3 of shape \[1, 3, 3\]"),
+        (
+            lambda: convert.from_mask(torch.eye(3).bool().to_sparse(1)),
+            ValueError,
+            r"two sparse axes.*got 1 of",
+        ),
+    ]
+    assert_refusals(cases)
+
+
+INDEX = PAIRS[:, 1:3]
+
+
+def mapped(read):
+    return lambda x: torch.vmap(lambda one: (read(one), one)[1])(x[None])
+
+
+def fake(read):
+    def run(x):
+        with torch._subclasses.FakeTensorMode() as mode:
+            return read(mode.from_tensor(x))
+
+    return run
+
+
+UNREADABLE = {
+    "nested": (lambda read: lambda x: read(torch.nested.as_nested_tensor([x, x])), "to_padded_tensor"),
+    "jagged": (
+        lambda read: lambda x: read(torch.nested.as_nested_tensor([x, x], layout=torch.jagged)),
+        "to_padded_tensor",
+    ),
+    "masked": (lambda read: lambda x: read(torch.masked.masked_tensor(x, x > 0)), r"x\.to_tensor\(value\)"),
+    "vmap": (mapped, "make the graph outside of torch.vmap"),
+    "vmap in grad": (
+        lambda read: lambda x: torch.func.grad(lambda y: (mapped(read)(x), y)[1])(torch.tensor(1.0)),
+        "outside of torch.vmap",
+    ),
+    "fake": (fake, "a traced program has none"),
+    "meta": (lambda read: lambda x: read(x.to("meta")), "a tensor on the meta device has a shape alone"),
+}
+READERS = {
+    "mask": (convert.from_mask, torch.ones(3, 3, dtype=torch.bool)),
+    "edge_index": (lambda x: convert.from_edge_index(x, 3), INDEX),
+    "edge_index of from_pyg": (lambda x: convert.from_pyg(x, 3), INDEX),
+    "edge_index of positions_of": (patterns.full(3).positions_of, INDEX),
+    "index": (lambda x: TokenGraph.from_indices(x, 3), INDEX),
+    "index of from_block_indices": (lambda x: TokenGraph.from_block_indices(x, 1, 2, 3), INDEX),
+    "count": (lambda x: TokenGraph.from_indices(INDEX, 3, count=x), torch.tensor([1, 2])),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("reader", READERS)
+def test_elements_that_cannot_be_read(reader, kind):
+    """One sentence that names the argument and the way, never an internal error of torch."""
+    make, way = UNREADABLE[kind]
+    read, tensor = READERS[reader]
+    with pytest.raises(ValueError, match=f"^{reader.split()[0]} must hold values, .*{way}"):
+        make(read)(tensor)
+
+
+# for from_pyg a sparse tensor is an adj_t
+@pytest.mark.parametrize("reader", sorted(READERS.keys() - {"mask", "edge_index of from_pyg"}))
+def test_sparse_lists_of_edges(reader):
+    read, tensor = READERS[reader]
+    with pytest.raises(
+        ValueError, match=r"must hold values, .*x\.to_dense\(\) makes one, and convert\.from_pyg"
+    ):
+        read(tensor.to_sparse())
+
+
+def test_tensors_of_other_classes_are_read():
+    """Inside transforms that do not vary them, and as classes which only add to a tensor."""
+
+    class Named(Tensor):
+        pass
+
+    for read, tensor in READERS.values():
+        due = read(tensor)
+        result = torch.func.grad(lambda x, read=read, tensor=tensor: (read(tensor), x)[1])(torch.tensor(1.0))
+        assert result == 1.0
+        again = read(tensor.as_subclass(Named))
+        assert torch.equal(again, due) if isinstance(due, Tensor) else again == due
+        assert type(again) is type(due)
+
+
+# ---- the wrong function
+
+FOREIGN = {
+    "from_scipy": [sp.csr_array(ADJACENCY), sp.coo_matrix(ADJACENCY), ADJACENCY, np.matrix(ADJACENCY)],
+    "from_networkx": [network(), nx.MultiGraph()],
+    "from_igraph": [igraph_of()],
+    "from_pyg": [data(num_nodes=N), HETERO["paper", "cites", "paper"]],
+    r"from_pyg takes a Data, or a relation data\[src, name, dst\]": [HETERO],
+    "from_mask": [torch.ones(2, 2).bool()],
+    r"from_rule takes mask_mod and seq_lengths": [convert.to_block_mask(patterns.causal(4))],
+    "ga.graph_files.read": ["graph.txt", Path("graph.txt")],
+    r"torch.tensor\(pairs\).t\(\)": [[(0, 1)], None, object()],
+    "a TokenGraph is taken as it is": [patterns.causal(2)],
+}
+FUNCTIONS = {
+    "from_mask": convert.from_mask,
+    "from_edge_index": lambda x: convert.from_edge_index(x, 3),
+    "from_scipy": lambda x: convert.from_scipy(x, "src"),
+    "from_networkx": convert.from_networkx,
+    "from_igraph": convert.from_igraph,
+    "from_pyg": convert.from_pyg,
+    "the layer": lambda x: ga.MessagePassingAttention(ga.StandardHeads(4, 1))(torch.zeros(N, 4), x),
+}
+
+
+@pytest.mark.parametrize("way", FOREIGN)
+def test_another_kind_of_object_names_its_function(way):
+    own = {way, *(["the layer"] if way == "from_pyg" else [])}
+    cases = [
+        (lambda call=call, x=x: call(x), TypeError, f"(must be|expected) .*, got .*{way}")
+        for name, call in FUNCTIONS.items()
+        for x in FOREIGN[way]
+        if name not in own and not (isinstance(x, TokenGraph) and name == "the layer") and x is not None
+    ]
+    assert_refusals(cases)
+
+
+def test_matrices_that_are_none():
+    scipy = convert.from_scipy
+    cases = [
+        (lambda: scipy(ADJACENCY, "row"), ValueError, "rows must be one of 'src', 'dst', got 'row'"),
+        (lambda: scipy(ADJACENCY), TypeError, "missing 1 required positional argument: 'rows'"),
+        (lambda: scipy(np.ones(3), "src"), ValueError, r"A must be a matrix of numbers, .* shape \[3\]"),
+        (lambda: scipy(sp.coo_array(np.ones(3)), "src"), ValueError, "A must be a matrix of numbers"),
+        (lambda: scipy(ADJACENCY.astype(complex), "src"), ValueError, "matrix of numbers, .*complex128"),
+        (lambda: scipy(ADJACENCY.astype(object), "src"), ValueError, "matrix of numbers, .*object"),
+        (
+            lambda: scipy(np.array([[0, -np.inf]]), "dst"),
+            ValueError,
+            "A holds NaN or inf, which may be edges",
+        ),
+        (lambda: scipy(np.array([[np.nan]]), "dst"), ValueError, "A holds NaN or inf, which may be edges"),
+    ]
+    assert_refusals(cases)
