@@ -298,7 +298,7 @@ def _entries(data: Any) -> tuple[Tensor, Tensor | None, int | None, int | None]:
         data = data.to_torch_sparse_coo_tensor()
     if isinstance(data, Tensor) and data.layout in edge_list.SPARSE:
         return *sparse_entries("adj_t", data), data.shape[0], data.shape[1]
-    if not isinstance(data, Tensor) or data.dtype not in edge_list.SIGNED:
+    if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_floating_point():
         kinds = "a relation of a HeteroData, an integer edge_index or a sparse adj_t"
         raise wrong_kind(f"expected a torch_geometric Data, EdgeIndex, {kinds}", data)
     num_src, num_dst = data.sparse_size() if hasattr(data, "sparse_size") else (None, None)
