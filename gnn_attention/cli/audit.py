@@ -6,7 +6,7 @@ import sys
 from gnn_attention import model
 from gnn_attention._support import json_option
 from gnn_attention._support.progress import Progress
-from gnn_attention.convert import expressions
+from gnn_attention.cli.graphs import read_graph
 from gnn_attention.interpret import audit as auditor
 
 LONGEST = 512  # tokens: every pair is looked at, in a model of any size
@@ -17,7 +17,7 @@ def add_audit(commands: json_option.Commands) -> None:
     about = "does information in a language model flow exactly along a graph?"
     command = commands.add_parser("audit", help=about)
     add = command.add_argument
-    add("expression", help="the declared graph, such as 'window(32, 8) | sinks(32, 2)'")
+    add("expression", help="the declared graph: 'window(32, 8) | sinks(32, 2)', or a file")
     add("--model", metavar="FILE", help="of gnn_attention.model.save (default: the one that ships)")
     add("--run-over", metavar="EXPRESSION", help="the graph that the model uses (default: the declared one)")
     add(
@@ -29,11 +29,11 @@ def add_audit(commands: json_option.Commands) -> None:
 
 
 def _audit(args: argparse.Namespace) -> int:
-    graph = expressions.parse(args.expression)
+    graph = read_graph(args.expression)[0]
     if graph.num_dst > LONGEST:
         advice = f"take at most {LONGEST} tokens, the rule is the same"
         raise ValueError(f"{graph!r} is too long for an audit of a model: {advice}")
-    used = graph if args.run_over is None else expressions.parse(args.run_over)
+    used = graph if args.run_over is None else read_graph(args.run_over)[0]
     language_model, _, _ = model.load(model.TRAINED if args.model is None else args.model)
     with Progress("audit", unit="passes") as progress:
         options = {"call": lambda module, ids: module(ids, used), "seed": args.seed, "watch": progress.reach}

@@ -1,53 +1,150 @@
-"""Graphs in files: edge lists, adjacency lists and GraphML. An edge from u to v is a message from u to v.
+"""Graphs in files of this and other programs. An edge from u to v is a message from u to v.
 
-=========================  ==================================================================================
-``.edges``, ``.edgelist``  a line for each edge, ``src dst``; further words (weights, ...) are not read
-``.adjlist``               a line for each sender, ``src dst dst ...``; a token alone has no out-edges
-``.graphml``               GraphML; an undirected edge is a message in both directions
-=========================  ==================================================================================
+========================  ===================================================================================
+``.edges``, ``.edgelist`` a line for each edge, ``src dst``, then a weight or networkx's ``{'weight': 2}``
+``.csv``, ``.tsv``        the same; a header may name the columns: source, target, weight
+``.adjlist``              a line for each sender, ``src dst dst ...``; a token alone has no out-edges
+``.graphml``, ``.gexf``   XML, read by networkx
+``.mtx``                  MatrixMarket, read by scipy: the entry (i, j) is an edge from i to j
+``.gml``                  GML, read by networkx; ``.net``, ``.paj`` and ``.pajek`` are Pajek
+``.json``                 node-link data of networkx and D3
+``.dot``, ``.gv``         Graphviz, read by pydot
+========================  ===================================================================================
 
-Nodes are labelled 0 .. n-1, the positions of the tokens; what follows a ``#`` is a comment. The lists are
-those of networkx, always directed. Files are read within limits of size; what is wrong is a ValueError.
+Nodes whose labels, or else ids, are all integers stand in numeric order, so that 0 .. n-1 are the positions
+of the tokens. Others stand in the order of the file, those that it declares before what only edges name.
+Files are read within limits of size; what is wrong is a ValueError.
 """
 
-import io
 import os
-import re
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, TypeVar
 
+import networkx as nx
 import torch
 
 from gnn_attention._support import atomic_files, checks
-from gnn_attention.graph import TokenGraph
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention._support.text import one_line
+from gnn_attention.convert._file_readers import MOST_TOKENS, READERS, Content, are_integers
+from gnn_attention.convert.formats import to_networkx
+from gnn_attention.graph import TokenGraph, edge_list
 
-__all__ = ["MOST_BYTES", "MOST_TOKENS", "read", "write"]
+__all__ = ["MOST_BYTES", "MOST_TOKENS", "READERS", "WRITERS", "GraphFile", "load", "read", "write"]
+
+F = TypeVar("F")
 
 # of a file
 MOST_BYTES = 2**25
-MOST_TOKENS = 2**24
-
-# the size, which `write` puts into an edge list: its last tokens may have no edges
-_TOKENS = re.compile(r"#\s*tokens\s+(\d{1,18})\s*$", re.ASCII)
 
 
-class _Content(NamedTuple):
-    edges: list[tuple[int, int]]
-    nodes: set[int]
-    size: int | None = None
+@dataclass(frozen=True, eq=False)
+class GraphFile:
+    """What :func:`load` reads; ``str()`` says it in one line.
+
+    ``graph`` is named like the file; ``weights [graph.num_edges]``, in ``graph.edge_index`` order, may be
+    None. ``num_edges`` counts the edges of the file, each of which is two messages if ``undirected``, and
+    ``num_parallel`` those that repeat another one and are left out.
+    """
+
+    graph: TokenGraph
+    names: Sequence[object] = field(repr=False)
+    weights: Float[Tensor, " edges"] | None
+    undirected: bool
+    num_edges: int
+    num_parallel: int
+
+    @property
+    def labels(self) -> list[str]:
+        """The label of each token, in order of position."""
+        return [str(name) for name in self.names]
+
+    def __str__(self) -> str:
+        text = f"{self.graph.name}: {len(self.names):,} nodes, {self.num_edges:,} "
+        text += (
+            f"undirected edges = {self.graph.num_edges:,} directed" if self.undirected else "directed edges"
+        )
+        text += f", without {self.num_parallel:,} parallel edges" if self.num_parallel else ""
+        return text if self.weights is None else f"{text}, with weights"
 
 
-def read(path: str | os.PathLike[str], num_tokens: int | None = None) -> TokenGraph:
-    """The graph of a file, in the file's order and named like it; duplicate edges count once.
+def load(
+    path: str | os.PathLike[str],
+    undirected: bool | None = None,
+    weight: str | None = "weight",
+    num_tokens: int | None = None,
+) -> GraphFile:
+    """The graph of a file, with the labels of its tokens and the weights of its edges.
 
-    ``num_tokens`` is needed where the file does not say it: the first line of an edge list by :func:`write`
-    does (``# tokens 64``), and so do labels that are exactly 0 .. n-1.
+    Args:
+        path: the file; its ending says what it is.
+        undirected: whether an edge is a message in both directions. Lists, CSV, general matrices and JSON
+            without "directed" do not say it and are directed by default; the other files say it.
+        weight: the edge attribute, or the column, of the weights; None reads none. An edge without one has
+            weight 1, as in networkx.
+        num_tokens: the number of tokens where labels are positions 0, 1, ... and tokens without edges are
+            missing. The first line of an edge list by :func:`write` says it (``# tokens 64``).
 
-    Raises ValueError, which names the file and in a list the line, for an unknown ending, a file of more than
-    32 MB, one that holds no such graph, and XML with a DOCTYPE, whose entities may grow without limit;
-    OSError where the file cannot be read.
+    A label is the attribute "label" or "name" of a node where each node has one of its own, else its id.
+    Duplicate edges count once, with the first weight. Edge lists, CSV and sparse matrices keep the order of
+    the file, the others have that of networkx; the second direction of an undirected edge follows the first.
+
+    Raises ValueError, which names the file and where possible the line, for an unknown ending, a file of more
+    than 32 MB, one that holds no such graph or contradicts ``undirected``, and XML with a DOCTYPE, whose
+    entities may grow without limit; ImportError where scipy or pydot is missing; OSError for a file that
+    cannot be read.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "words.csv").write_text("source,target,weight\\nthe,cat,0.5\\ncat,sat,2\\n")
+    ...     words = load(Path(folder, "words.csv"), undirected=True)
+    >>> print(words)
+    words.csv: 3 nodes, 2 undirected edges = 4 directed, with weights
+    >>> words.labels, words.graph.edge_index.tolist(), words.weights.tolist()
+    (['the', 'cat', 'sat'], [[0, 1, 1, 2], [1, 0, 2, 1]], [0.5, 0.5, 2.0, 2.0])
+    """
+    path = checks.path("path", path)
+    parse = _choose_by_ending(path, READERS)
+    if undirected is not None:
+        checks.instance("undirected", undirected, bool)
+    if weight is not None:
+        checks.instance("weight", weight, str)
+    size = None if num_tokens is None else checks.size("num_tokens", num_tokens)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file")
+    with path.open("rb") as file:
+        raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes, the most that are read")
+    try:
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        with warnings.catch_warnings():
+            # of the other packages, which warn of what comes in their next versions
+            warnings.simplefilter("ignore")
+            content = parse(text, weight)
+        if undirected is not None and content.undirected not in (None, undirected):
+            says = "undirected" if content.undirected else "directed"
+            raise ValueError(f"its edges are {says}, not undirected={undirected}: leave undirected out")
+        if content.weights is None and content.edges and weight not in (None, "weight"):
+            raise ValueError(f"none of its edges has a {weight!r}: name another attribute, or weight=None")
+        names, position = _place_nodes(content, size)
+    except ImportError:
+        raise
+    # of the parsers of other packages, too
+    except Exception as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"{path} holds no graph of tokens: {kind}{one_line(str(error), 300)}") from error
+    return _build(path.name, content, names, position, bool(undirected or content.undirected))
+
+
+def read(
+    path: str | os.PathLike[str], num_tokens: int | None = None, undirected: bool | None = None
+) -> TokenGraph:
+    """The graph of a file without weights: ``load(path, undirected, None, num_tokens).graph``.
 
     >>> import tempfile
     >>> from gnn_attention import patterns
@@ -56,129 +153,100 @@ def read(path: str | os.PathLike[str], num_tokens: int | None = None) -> TokenGr
     ...     read(Path(folder) / "window.graphml") == patterns.window(5, 2)
     True
     """
-    path = checks.path("path", path)
-    parse, _ = _form(path)
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no file")
-    with path.open("rb") as file:
-        raw = file.read(MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
-        raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes, the most that are read")
-    try:
-        content = parse(raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"))
-        size = _size(content, None if num_tokens is None else checks.size("num_tokens", num_tokens))
-    except ValueError as error:
-        raise ValueError(f"{path} holds no graph of tokens: {error}") from error
-    edges = torch.tensor(content.edges, dtype=torch.int64, device="cpu").reshape(-1, 2).t()
-    return TokenGraph.from_edges(edges, size, coalesce=True, name=path.name)
+    return load(path, undirected, None, num_tokens).graph
 
 
-def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
+def write(graph: TokenGraph, path: str | os.PathLike[str], labels: Sequence[str] | None = None) -> None:
     """Write a graph to a file whose ending says how; :func:`read` gives the same edges and tokens back.
 
+    ``labels``: one for each token, which ``.graphml`` alone can hold; :func:`load` reads them back.
+
     Raises TypeError for no graph, and ValueError for an unknown ending, a graph whose receivers and senders
-    are not the same tokens 0 .. n-1, one that differs by head or sample, and one that needs more than 32 MB.
+    are not the same tokens 0 .. n-1, one that differs by head or sample, one that needs more than 32 MB, and
+    labels that the file cannot hold.
     """
     path = checks.path("path", path)
-    _, form = _form(path)
+    form = _choose_by_ending(path, WRITERS)
     checks.instance("graph", graph, TokenGraph)
     if (graph.num_dst, graph.dst_offset, graph.src_offset) != (graph.num_src, 0, 0):
         raise ValueError(f"a file holds graphs of the same receivers and senders, from 0 on, got {graph!r}")
-    text = "".join(form(graph)) if graph.num_edges < MOST_BYTES // len("0 1\n") else None
+    if labels is not None and path.suffix.lower() != ".graphml":
+        raise ValueError(f"labels are written to .graphml files only, got {path}: leave labels out")
+    text = "".join(form(graph, labels)) if graph.num_edges < MOST_BYTES // len("0 1\n") else None
     if text is None or len(text) > MOST_BYTES:
         edges = f"{graph!r} has {graph.num_edges:,} edges"
         raise ValueError(f"{edges}, which do not fit into the {MOST_BYTES:,} bytes that are read")
     atomic_files.write(path, text)
 
 
-def _edge_list(text: str) -> _Content:
-    size = _TOKENS.match(text.split("\n", 1)[0].strip())
-    for number, line in enumerate(io.StringIO(text), 1):
-        if len(words := line.partition("#")[0].split()) == 1:
-            raise ValueError(f"line {number}: expected 'src dst', got {words[0][:40]!r} alone")
-    return _adjacency_list(text, most=2)._replace(size=int(size[1]) if size else None)
-
-
-def _adjacency_list(text: str, most: int | None = None) -> _Content:
-    """``src dst dst ...`` in each line; of an edge list the first two words."""
-    edges: list[tuple[int, int]] = []
-    nodes: set[int] = set()
-    for number, line in enumerate(io.StringIO(text), 1):
-        if words := line.partition("#")[0].split()[:most]:
-            src, *receivers = (_token(word, f"line {number}: a token") for word in words)
-            edges += [(src, dst) for dst in receivers]
-            nodes.update((src, *receivers))
-    return _Content(edges, nodes)
-
-
-def _graphml(text: str) -> _Content:
-    # networkx parses with Python's own XML parser, which would follow the entities of a DOCTYPE
-    if forbidden := re.search(r"<!\s*(DOCTYPE|ENTITY)", text, re.IGNORECASE):
-        raise ValueError(
-            f"it has a {forbidden[1].upper()}, which may define entities without limit: remove it"
-        )
-    if len(re.findall(r"<(?:\w+:)?graph[\s/>]", text)) > 1:
-        raise ValueError("it holds several graphs: give each a file of its own")
-    import networkx as nx
-
-    try:
-        graph = nx.parse_graphml(text, node_type=str)
-        number = {label: _token(label, "a node") for label in graph.nodes}
-    # of the XML parser, of networkx, of a label that is no number
-    except Exception as error:
-        raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
-    label_of: dict[int, str] = {}
-    for label, token in number.items():
-        if (other := label_of.setdefault(token, label)) != label:
-            raise ValueError(f"its nodes {other!r} and {label!r} are the same number: write it in one way")
-    edges = [(number[u], number[v]) for u, v in graph.edges()]
-    if not graph.is_directed():
-        edges = [pair for u, v in edges for pair in ((u, v), (v, u))]
-    return _Content(edges, set(number.values()))
-
-
-def _token(word: str, what: str) -> int:
-    if not re.fullmatch(r"\d{1,18}", word, re.ASCII):
-        raise ValueError(f"{what} is one of 0, 1, 2, ..., got {word[:40]!r}")
-    return int(word)
-
-
-def _size(content: _Content, num_tokens: int | None) -> int:
-    if None not in (num_tokens, content.size) and num_tokens != content.size:
-        raise ValueError(f"it has {content.size} tokens, not num_tokens={num_tokens}: leave num_tokens out")
+def _place_nodes(content: Content, num_tokens: int | None) -> tuple[Sequence[object], Tensor]:
+    """The name of each token, and the position of each node."""
     size = content.size if num_tokens is None else num_tokens
-    if size is None:
-        size = len(content.nodes)
-        if content.nodes != set(range(size)):
-            missing = f"there is no {min(set(range(size)) - content.nodes)}"
-            raise ValueError(f"its {size} labels are not 0 .. {size - 1} ({missing}): give num_tokens")
-    if content.nodes and max(content.nodes) >= size:
-        raise ValueError(f"its tokens are 0 .. {size - 1}, but it names a token {max(content.nodes)}")
-    if size > MOST_TOKENS:
+    if content.size not in (None, size):
+        raise ValueError(f"it has {content.size} tokens, not num_tokens={num_tokens}: leave num_tokens out")
+    if size is not None and size > MOST_TOKENS:
         raise ValueError(f"it has {size:,} tokens, at most {MOST_TOKENS:,} are read")
-    return size
+    count = len(content.nodes)
+    if isinstance(content.nodes, range):
+        return content.nodes, torch.arange(count, device="cpu")
+    ids = [str(node) for node in content.nodes]
+    labels = content.labels or ids
+    keys = ids if size is None and not are_integers(labels) else labels
+    if not are_integers(keys):
+        if size not in (None, count):
+            example = f"such as {labels[0][:40]!r}" if labels else "none"
+            raise ValueError(f"its {count} nodes have names ({example}), not {size}: leave num_tokens out")
+        return labels, torch.arange(count, device="cpu")
+    node_of: dict[int, str] = {}
+    for key in keys:
+        if (other := node_of.setdefault(int(key), key)) is not key:
+            raise ValueError(f"its nodes {other!r} and {key!r} are the same number: write it in one way")
+    numbers = torch.tensor(list(node_of), dtype=torch.int64, device="cpu")
+    if size is None:
+        order = numbers.argsort()
+        return [labels[node] for node in order.tolist()], order.argsort()
+    if outside := [number for number in node_of if not 0 <= number < size]:
+        raise ValueError(f"its tokens are 0 .. {size - 1}, but it names a token {outside[0]}")
+    return range(size), numbers
 
 
-def _as_edge_list(graph: TokenGraph) -> Iterable[str]:
+def _build(
+    name: str, content: Content, names: Sequence[object], position: Tensor, undirected: bool
+) -> GraphFile:
+    pairs = torch.tensor(content.edges, dtype=torch.int64, device="cpu").reshape(-1, 2)
+    edges = position[pairs].t()
+    low, high = edges.sort(dim=0).values if undirected else edges
+    first = edge_list.first_of_each(low * len(names) + high)
+    edges = edges[:, first]
+    weights = None if content.weights is None else torch.tensor(content.weights, device="cpu")[first]
+    if undirected:
+        both = torch.stack([edges, edges.flip(0)], dim=2).flatten(1)
+        # a loop has one direction
+        copies = torch.stack([torch.ones_like(first), edges[0] != edges[1]], dim=1).flatten().bool()
+        edges = both[:, copies]
+        weights = None if weights is None else weights.repeat_interleave(2)[copies]
+    graph = TokenGraph.from_edges(edges, len(names), name=name)
+    return GraphFile(graph, names, weights, undirected, len(first), len(pairs) - len(first))
+
+
+def _as_edge_list(graph: TokenGraph, labels: Sequence[str] | None) -> Iterable[str]:
     return [f"# tokens {graph.num_dst}\n", *(f"{src} {dst}\n" for src, dst in graph.edge_index.t().tolist())]
 
 
-def _by_networkx(writer: str, graph: TokenGraph) -> Iterable[str]:
-    import networkx as nx
-
-    network = nx.DiGraph()
-    network.add_nodes_from(range(graph.num_dst))
-    network.add_edges_from(graph.edge_index.t().tolist())
-    return [f"{line}\n" for line in getattr(nx, writer)(network)]
+def _by_networkx(
+    writer: Callable[[Any], Iterable[str]], graph: TokenGraph, labels: Sequence[str] | None
+) -> Any:
+    return [f"{line}\n" for line in writer(to_networkx(graph, labels))]
 
 
-_Form = tuple[Callable[[str], _Content], Callable[[TokenGraph], Iterable[str]]]
+WRITERS: Mapping[str, Callable[[TokenGraph, Sequence[str] | None], Iterable[str]]] = {
+    **dict.fromkeys((".edges", ".edgelist"), _as_edge_list),
+    ".adjlist": partial(_by_networkx, nx.generate_adjlist),
+    ".graphml": partial(_by_networkx, nx.generate_graphml),
+}
 
 
-def _form(path: Path) -> _Form:
-    forms: dict[str, _Form] = dict.fromkeys((".edges", ".edgelist"), (_edge_list, _as_edge_list))
-    forms[".adjlist"] = _adjacency_list, partial(_by_networkx, "generate_adjlist")
-    forms[".graphml"] = _graphml, partial(_by_networkx, "generate_graphml")
+def _choose_by_ending(path: Path, forms: Mapping[str, F]) -> F:
     if path.suffix.lower() not in forms:
         raise ValueError(f"{path}: expected a file that ends in {', '.join(forms)}")
     return forms[path.suffix.lower()]

@@ -21,6 +21,9 @@ EXTRAS = {
     "matplotlib": "notebooks",
     "jupytext": "notebooks",
     "nbclient": "notebooks",
+    "scipy": "test",
+    "igraph": "test",
+    "pydot": "all",
 }
 
 

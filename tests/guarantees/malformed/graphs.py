@@ -239,7 +239,7 @@ class _Folder:
 def _folder() -> _Folder:
     path = Path(tempfile.mkdtemp())
     (path / "good.edges").write_text("# tokens 2\n0 0\n0 1\n1 1\n", encoding="utf-8")
-    (path / "bad.edges").write_text("0 1\n0 x\n", encoding="utf-8")
+    (path / "bad.edges").write_text("0 1\nx\n", encoding="utf-8")
     (path / "loose.edges").write_text("0 9\n", encoding="utf-8")
     folder = _Folder(path)
     weakref.finalize(folder, shutil.rmtree, path, True)
