@@ -164,8 +164,9 @@ def _read_pajek(text: str, weight: str | None) -> Content:
     sections = re.findall(r"(?im)^\*(?!network|vertices)(\w+)", text)
     if len(sections) > 1 or not {section.lower() for section in sections} <= {"arcs", "edges", "matrix"}:
         raise ValueError(f"one section *arcs, *edges or *matrix is read, got *{', *'.join(sections)}")
-    graph, declared = nx.parse_pajek(text), re.search(r"(?im)^\*vertices\s+(\d+)", text)
-    if declared is None or int(declared[1]) != len(graph):
+    if not (declared := re.search(r"(?im)^\*vertices\s+(\d+)\s*$", text)):
+        raise ValueError("expected a line '*vertices n', with a label for each of n nodes of one kind")
+    if len(graph := nx.parse_pajek(text)) != int(declared[1]):
         raise ValueError(f"*vertices must give each node a label of its own, got {len(graph)} labels")
     return _from_networkx(graph, weight)
 
@@ -190,16 +191,35 @@ def _read_dot(text: str, weight: str | None) -> Content:
     if len(graphs) != 1:
         reason = printed.getvalue().strip().split("\n")[-1]
         raise ValueError(reason or f"it holds {len(graphs)} graphs, expected one")
-    edges = graphs[0].get_edge_list()
-    ends = [end for edge in edges for end in (edge.get_source(), edge.get_destination())]
-    ports = [end for end in ends if isinstance(end, str) and ":" in end and not end[0] == end[-1] == '"']
-    inner = [end for end in ends if not isinstance(end, str) and (end["edges"] or end["subgraphs"])]
-    if ports or inner or graphs[0].get_subgraph_list():
-        raise ValueError("networkx reads neither ports nor edges in subgraphs: take them out")
-    graph = nx.nx_pydot.from_pydot(graphs[0])
-    for *_, data in [*graph.nodes(data=True), *graph.edges(data=True)]:
-        data.update({key: str(value).strip('"') for key, value in data.items()})
+    graph = nx.MultiDiGraph() if graphs[0].get_type() == "digraph" else nx.MultiGraph()
+    _add_dot(graph, graphs[0])
     return _from_networkx(graph, weight)
+
+
+def _add_dot(graph: Any, part: Any) -> None:
+    """Add what pydot has read. networkx leaves subgraphs out, and makes nodes of ports."""
+    for node in part.get_node_list():
+        if node.get_name() not in ("node", "edge", "graph"):
+            graph.add_nodes_from([(node.get_name().strip('"'), _unquote(node.get_attributes()))])
+    for edge in part.get_edge_list():
+        senders, receivers = _dot_names(edge.get_source()), _dot_names(edge.get_destination())
+        attributes = _unquote(edge.get_attributes())
+        graph.add_edges_from((src, dst, attributes) for src in senders for dst in receivers)
+    for each in part.get_subgraph_list():
+        _add_dot(graph, each)
+
+
+def _dot_names(end: Any) -> list[str]:
+    """The nodes at an end of an edge: one, with or without a port, or all those of a subgraph."""
+    if isinstance(end, str):
+        return [re.sub(r'^("(?:[^"\\]|\\.)*"|[^":]*):.*', r"\1", end).strip('"')]
+    if end["edges"] or end["subgraphs"]:
+        raise ValueError("an edge ends at a subgraph that has edges of its own: write them apart")
+    return [name.strip('"') for name in end["nodes"]]
+
+
+def _unquote(attributes: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value).strip('"') for name, value in attributes.items()}
 
 
 def _from_networkx(graph: Any, weight: str | None, says: bool = True) -> Content:

@@ -165,6 +165,17 @@ class TestPrograms:
         assert files.read(file).edge_index.T.tolist() == [[0, 2], [2, 1]]
         assert files.read(file, undirected=True).edge_index.T.tolist() == [[0, 2], [2, 0], [2, 1], [1, 2]]
 
+    def test_dot_with_subgraphs_and_ports(self, tmp_path):
+        needs("pydot")
+        text = """digraph { node [shape=box]; "a:b":out -> c:in:n; c -> {d "e f"}; c;
+            subgraph cluster_0 { label=x; d -> g; subgraph { g -> "a:b" } } { rank=same; c; h } }"""
+        content = files.load(saved(tmp_path, "a.dot", text))
+        edges = {
+            (content.labels[src], content.labels[dst]) for src, dst in content.graph.edge_index.T.tolist()
+        }
+        assert edges == {("a:b", "c"), ("c", "d"), ("c", "e f"), ("d", "g"), ("g", "a:b")}
+        assert sorted(content.labels) == ["a:b", "c", "d", "e f", "g", "h"]
+
     def test_json_without_directed_is_a_list(self, tmp_path):
         """As D3 reads it: links of indices into nodes that have a name."""
         data = {"nodes": [{"name": "b"}, {"name": "a"}], "links": [{"source": 1, "target": 0, "value": 4}]}
@@ -347,6 +358,7 @@ WRONG = [
     ("a.net", "*vertices 2\n1 a\n2 b\n*arcs\n1 2\n*edges\n2 1\n", "one section .* got .arcs, .edges"),
     ("a.net", "*vertices 2\n1 a\n2 b\n*arcslist\n1 2\n", "one section .* got .arcslist"),
     ("a.net", "*vertices 2\n1 a\n2 a\n*arcs\n1 2\n", "must give each node a label of its own, got 1 labels"),
+    ("a.net", "*vertices 4 2\n", r"expected a line '\*vertices n', with a label for each of n nodes of one"),
     ("a.json", "[" * 100_000, "RecursionError"),
     ("a.json", '{"nodes": [],\n]', "line 2 column 1"),
     ("a.json", '{"nodes": []}', "expected node-link data, an object with 'nodes' and 'links' or 'edges'"),
@@ -356,10 +368,7 @@ WRONG = [
 BY_PYDOT = [
     ("a.dot", "digraph {\na ->\n}", r"\(line:2, col:3\)"),
     ("a.dot", "digraph {a} digraph {b}", "it holds 2 graphs, expected one"),
-    ("a.dot", "digraph {subgraph c {a -> b}}", "neither ports nor edges in subgraphs: take them out"),
-    ("a.dot", "digraph {a -> {b -> c}}", "neither ports nor edges in subgraphs"),
-    ("a.dot", 'digraph {"a":x -> b}', "neither ports nor edges in subgraphs"),
-    ("a.dot", "digraph {a -> b:n}", "neither ports nor edges in subgraphs"),
+    ("a.dot", "digraph {a -> {b -> c}}", "an edge ends at a subgraph that has edges of its own: write"),
     ("a.dot", 'digraph {a -> b [weight="x"]}', "the edge a -> b: a weight is a finite number, got 'x'"),
 ]
 MATRIX = "%%MatrixMarket matrix "
