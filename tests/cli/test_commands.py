@@ -15,7 +15,7 @@ from support.extras import needs
 
 from gnn_attention import patterns
 from gnn_attention.__main__ import main
-from gnn_attention.convert import catalogue, expressions
+from gnn_attention.convert import catalogue, expressions, files
 
 
 class TestCatalogue:
@@ -78,6 +78,30 @@ class TestDraw:
         assert main(["draw", "window(6, 2) | sinks(6, 1)"]) == 0
         assert capsys.readouterr().out == f"{patterns.window(6, 2) | patterns.sinks(6, 1)}\n"
 
+    def test_a_file_with_labels(self, capsys, tmp_path):
+        file = tmp_path / "words.csv"
+        file.write_text("source,target\nthe,cat\ncat,sat\n", encoding="utf-8")
+        assert main(["draw", str(file)]) == 0
+        seen = capsys.readouterr()
+        assert seen.out == f"{files.read(file)}\n0 the, 1 cat, 2 sat\n"
+        assert seen.err == "words.csv: 3 nodes, 2 directed edges\n"
+        assert main(["draw", str(file), "--undirected"]) == 0
+        seen = capsys.readouterr()
+        assert seen.out.startswith(f"{files.read(file, undirected=True)}\n")
+        assert seen.err == "words.csv: 3 nodes, 2 undirected edges = 4 directed\n"
+
+    def test_the_labels_of_a_file_name_the_tokens(self, tmp_path, monkeypatch):
+        needs("matplotlib")
+        seen = []
+        monkeypatch.setattr(
+            "matplotlib.figure.Figure.savefig", lambda figure, file, **more: seen.append(figure)
+        )
+        (tmp_path / "words.edges").write_text("the cat\ncat sat\n", encoding="utf-8")
+        for kind in ("mask", "degrees"):
+            drawn = ["draw", str(tmp_path / "words.edges"), "--kind", kind, "-o", str(tmp_path / "a.svg")]
+            assert main(drawn) == 0
+        assert [text.get_text() for text in seen[0].axes[0].get_yticklabels()] == ["the", "cat", "sat"]
+
     @pytest.mark.parametrize(
         ("kind", "ending"),
         [("mask", "png"), ("arcs", "svg"), ("both", "png"), ("degrees", "svg"), (None, "png")],
@@ -114,6 +138,9 @@ graphs --json no/such/file | --json no/such/file: expected a folder that exists
 draw 'windw(6, 2)' | column 1, 'windw(6, 2)': there is no builder 'windw'; did you mean 'window'?
 draw 'window(64, 8)' | has no picture in text, which is for one head and at most 32 tokens; add for example -o
 draw 'duo_attention(16, 4, [1], 4)' | has no picture in text
+draw no/such.graphml | No such file or directory: 'no/such.graphml'
+draw 'window(6, 2)' --undirected | --undirected belongs to a file of edges, not to 'window(6, 2)'
+audit no/such.edges | No such file or directory: 'no/such.edges'
 draw 'window(6, 2)' --kind arcs | --kind arcs needs a file to draw into
 draw 'window(6, 2)' -o no/such/folder.svg | -o no/such/folder.svg: expected a folder that exists
 draw 'window(6, 2)' -o {}/a.xyz | 'xyz' is not supported
@@ -154,6 +181,14 @@ def test_wrong_arguments(line, tmp_path, capsys):
 
 
 COMMANDS = "verify audit bench explore graphs draw cost generate compare"
+
+
+def test_audit_of_a_file(tmp_path, capsys):
+    """Along the graph of the file nothing leaks; a model that runs over another graph does."""
+    files.write(patterns.window(6, 2), tmp_path / "window.graphml")
+    assert main(["audit", str(tmp_path / "window.graphml")]) == 0
+    assert capsys.readouterr().err.startswith("window.graphml: 6 nodes, 11 directed edges\n")
+    assert main(["audit", str(tmp_path / "window.graphml"), "--run-over", "window(6, 4)"]) == 1
 
 
 class TestMain:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
 import time
 import tracemalloc
+from itertools import takewhile
+from pathlib import Path
 from typing import ClassVar
 
 import networkx as nx
@@ -16,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.extras import needs
 
-from gnn_attention import TokenGraph, patterns
+from gnn_attention import TokenGraph, analyse, attend, draw, patterns
 from gnn_attention.convert import files
 
 ENDINGS = [".edges", ".edgelist", ".adjlist", ".graphml"]
@@ -262,6 +265,63 @@ class TestWeights:
         assert (content.labels, content.weights.tolist()) == (["a", "b"], [1, 1, 4])
         without = "without 2 parallel edges, with weights"
         assert str(content) == f"a.gml: 2 nodes, 2 undirected edges = 3 directed, {without}"
+
+
+def atlas(folder):
+    """Graph 1000 of the atlas that networkx ships, a line for each edge, and as networkx reads it."""
+    packed = Path(nx.__file__).parent / "generators" / "atlas.dat.gz"
+    lines = gzip.decompress(packed.read_bytes()).decode().split("\n")
+    start = lines.index("GRAPH 1000") + 2
+    edges = takewhile(lambda line: line and not line.startswith("GRAPH"), lines[start:])
+    return saved(folder, "atlas.edges", "\n".join(edges)), nx.graph_atlas(1000)
+
+
+def packaged(path):
+    """A file of a package that is unpacked in a folder, and as another program reads it."""
+
+    def find(folder):
+        file = Path(os.environ.get("GNN_ATTENTION_PACKAGES", "packages")) / path
+        if not file.exists():
+            pytest.skip(f"{path.split('/')[0]} is not unpacked in the folder $GNN_ATTENTION_PACKAGES")
+        if file.suffix == ".gv":
+            needs("pydot")
+            return file, nx.nx_pydot.read_dot(file)
+        return file, needs("igraph").Graph.Read(str(file)).to_networkx()
+
+    return find
+
+
+IGRAPH = "igraph-1.0.0/vendor/source/igraph/examples/simple"
+PACKAGES = {
+    "networkx": atlas,
+    "igraph, karate": packaged(f"{IGRAPH}/karate.gml"),
+    "igraph, C. elegans": packaged(f"{IGRAPH}/celegansneural.gml"),
+    "infomap": packaged("infomap-2.16.0/interfaces/python/src/infomap/datasets/data/modular_wd.net"),
+    "graphviz-doc of Debian": packaged(
+        "graphviz-doc/usr/share/doc/graphviz/examples/graphs/directed/unix.gv"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_files_of_packages_are_read_drawn_analysed_attended_and_written(package, tmp_path):
+    needs("matplotlib")
+    file, theirs = PACKAGES[package](tmp_path)
+    content = files.load(file, undirected=True if package == "networkx" else None)
+    graph, theirs = content.graph, (nx.DiGraph if theirs.is_directed() else nx.Graph)(theirs)
+    assert (graph.num_dst, content.num_edges) == (len(theirs), theirs.number_of_edges())
+    # the longest of all shortest paths is the last layer in which a token receives something new
+    lengths = [max(ends.values()) for _, ends in nx.all_pairs_shortest_path_length(theirs)]
+    assert analyse.layers_to_full_reach(graph, ~analyse.never_hears(graph)) == max(lengths)
+    draw.mask(graph, labels=content.labels).savefig(tmp_path / "mask.svg")
+    q, k, v = torch.randn(3, 1, 2, graph.num_dst, 8, dtype=torch.float64).unbind()
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, graph.mask()).nan_to_num()
+    torch.testing.assert_close(attend(q, k, v, graph), expected)
+    files.write(graph, tmp_path / "back.graphml", content.labels)
+    back = files.load(tmp_path / "back.graphml")
+    assert (back.graph, back.labels) == (graph, content.labels)
 
 
 class TestNetworkx:
