@@ -42,7 +42,8 @@ class HeadsBase(nn.Module):
     @property
     def scale(self) -> float:
         """``1 / sqrt(head_dim)``: the width of a pattern or a latent does not change it (seed S0.8)."""
-        return float(self.head_dim**-0.5)
+        # a tensor while torch.jit.trace records
+        return float(int(self.head_dim) ** -0.5)
 
     def collect(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:
         """The update: the sum of the heads, plus ``b_O``."""

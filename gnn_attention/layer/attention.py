@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import is_torch_sparse_tensor
 from torch_geometric.utils.sparse import set_sparse_value
 
@@ -30,7 +29,7 @@ from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import check_heads
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.heads.lazy import LazyHeads
-from gnn_attention.layer._pyg_codegen import rendered
+from gnn_attention.layer._pyg_layer import Layer
 from gnn_attention.score_mods import RelativeBias, ScoreMod
 
 STEPS = {
@@ -39,11 +38,9 @@ STEPS = {
     "aggregate": "the sum over the in-edges of dst, for each head",
     "update": "the sum over heads",
 }
-# torch_geometric has none on update
-HOOKS = [f"_{step}_forward_{kind}hooks" for step in ("propagate", *STEPS) for kind in ("", "pre_")]
 
 
-class MessagePassingAttention(MessagePassing):
+class MessagePassingAttention(Layer):
     """Multi-head attention as one round of message passing over a token graph.
 
     ``update_dst = sum_h sum_(src -> dst) w_h(src -> dst) message_h(src) + b_O``: for heads of any form equal
@@ -56,8 +53,9 @@ class MessagePassingAttention(MessagePassing):
         score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module is trained with the layer.
         dropout: probability with which a weight is dropped, in training only.
         backend: None walks message, aggregate and update edge by edge, the lesson; a name or "auto" goes
-            through ``attend``. While an explainer of PyG masks the edges, or one of the three functions has a
-            hook, the layer walks whatever its backend, as PyG's own layers leave their fused path then.
+            through ``attend``. While an explainer of PyG masks the edges, one of the functions has a hook, a
+            subclass overrides it or the layer has another in its place, or ``torch.jit.trace`` records, the
+            layer walks whatever its backend, as PyG's own layers leave their fused path then.
 
     Under ``torch.compile(fullgraph=True)`` and ``torch.export`` a :class:`TokenGraph` is a constant for every
     backend. An ``edge_index`` that is an input of the program is for the walk: one program for any numbers of
@@ -80,13 +78,27 @@ class MessagePassingAttention(MessagePassing):
     ) -> None:
         """TypeError for other heads, score_mod or backend; ValueError for an unknown name or dropout."""
         check_heads(heads)
-        with rendered(self):
-            # nodes stand before heads: [..., N, H, D]
-            super().__init__(aggr="add", flow="source_to_target", node_dim=-3)
+        # nodes stand before heads: [..., N, H, D]
+        super().__init__(node_dim=-3)
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mods.checked(score_mod)
         self.dropout = checks.probability("dropout", dropout)
         self.backend = None if backend is None else checked_backend(backend)
+
+    @property
+    def in_channels(self) -> int | tuple[int, int]:
+        """The width of a state, or ``(sender's, receiver's)`` where they differ; -1 if not known yet."""
+        if isinstance(self.heads, LazyHeads):
+            return -1
+        widths = self.heads.source_width, self.heads.width
+        return widths if widths[0] != widths[1] else widths[0]
+
+    @property
+    def out_channels(self) -> int:
+        """The width of an update; -1 if not known yet."""
+        if isinstance(self.heads, StandardHeads) and self.heads.W_O is None:
+            return self.heads.num_heads * self.heads.W_V.shape[-1]
+        return -1 if isinstance(self.heads, LazyHeads) else self.heads.width
 
     def reset_parameters(self) -> None:
         """Draw the heads' parameters anew."""
@@ -101,6 +113,8 @@ class MessagePassingAttention(MessagePassing):
         bias: Tensor | None = None,
         return_attention_weights: bool | None = None,
         edge_index: Any = None,
+        *,
+        size: tuple[int, int] | None = None,
     ) -> Any:
         """The update of every receiver (add it to its state for a residual stream).
 
@@ -114,18 +128,23 @@ class MessagePassingAttention(MessagePassing):
                 ``(update, (g's edges, weights))``: weights before dropout, ``[E, heads]`` for ``[N, d]`` and
                 ``[B, E, heads]`` for ``[B, T, d]``.
             edge_index: PyG's name for g, for calls by keyword.
+            size: ``(senders, receivers)``, as in PyG's bipartite calls; they are those of x.
 
         Raises:
-            ValueError, TypeError, IndexError: no graph or two, states and graph that do not fit.
-            NotImplementedError: the walk over a graph that differs by head or sample.
+            ValueError, TypeError, IndexError: no graph or two; states, graph and size that do not fit.
+            NotImplementedError: the walk over a graph that differs by head or sample; PyG's ``flow``,
+                ``decomposed_layers`` or ``message_and_aggregate``.
         """
         x_src, x_dst = state_pair(x)
+        sizes = x_src.shape[-2], x_dst.shape[-2]
+        if size not in (None, sizes, list(sizes)):
+            raise ValueError(f"size must be (senders, receivers) = {sizes}, as x has them, got {size}")
         if (g is None) == (edge_index is None):
             got = "none" if g is None else "both g and edge_index"
             raise TypeError(f"the layer needs one graph, a TokenGraph or PyG's edge_index, got {got}")
         g = edge_index if g is None else g
-        read = fitting_graph if isinstance(g, TokenGraph) else self._as_graph
-        graph = read(g, x_dst.shape[-2], x_src.shape[-2])
+        self.check_settings(g)
+        graph = self._as_graph(g, sizes[1], sizes[0])
         if isinstance(self.heads, LazyHeads):
             # they may be of another class by now, in threads
             LazyHeads.meet(self.heads, x_dst.shape[-1], x_src.shape[-1])
@@ -140,9 +159,16 @@ class MessagePassingAttention(MessagePassing):
         return y, _with_edges(g, graph, weights if batched else weights.view(weights.shape[-2:]))
 
     def decode(self, x: Tensor, cache: Any, layer: int = 0) -> Tensor:
-        """The updates of new tokens with states ``x [B, T, d]``, after those in a layer of a cache."""
-        update: Tensor = cache.update(self.heads, x, layer, self.score_mod, backend=self.backend or "auto")
-        return update
+        """The updates of new tokens with states ``x [B, T, d]``, after those in a layer of a cache.
+
+        NotImplementedError where a hook, an explainer or a step of one's own waits for messages.
+        """
+        if self._is_watched():
+            raise NotImplementedError(
+                "decode makes no messages for a hook, an explainer or an overridden step: "
+                "remove it, or call the layer on all tokens"
+            )
+        return cache.update(self.heads, x, layer, self.score_mod, backend=self.backend or "auto")
 
     def _call(
         self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Tensor | None, wants_weights: bool
@@ -158,7 +184,7 @@ class MessagePassingAttention(MessagePassing):
 
     def _run(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Any]:
         """The update, and the weights where the call wants them (``with_lse``)."""
-        if self.backend is None or self._is_watched():
+        if self.backend is None or self._needs_walk():
             return self._walk(call, batched)
         z, lse = attended(call, self.backend)
         return self.heads.collect(z), AttentionInfo(call, lse).weights().mT if call.with_lse else None
@@ -166,19 +192,14 @@ class MessagePassingAttention(MessagePassing):
     def _walk(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Tensor]:
         """Edge by edge in float32 or better: nodes ``[N, H, D]``, edges ``[E, H]``, led by a batch if any."""
         if call.graph.heads is not None or call.graph.batch is not None:
-            advice = "use backend='auto', without hooks and explainers, which need the walk"
-            raise NotImplementedError(f"the walk needs one edge list, but {call.graph!r} varies; {advice}")
+            raise NotImplementedError(
+                f"the walk needs one edge list, but {call.graph!r} varies: use backend='auto', "
+                "without hooks, explainers and overridden steps, which need the walk"
+            )
         q, k, v = _nodes(call, batched)
         edge_index = call.graph.edges_on(q.device)
         size = (call.graph.num_src, call.graph.num_dst)
-        # hooked, explained, of a subclass, or part of a compiled program
-        if (
-            self._edge_update_forward_pre_hooks
-            or self._edge_update_forward_hooks
-            or self.explain
-            or type(self).edge_update is not MessagePassingAttention.edge_update
-            or torch.compiler.is_compiling()
-        ):
+        if self._is_watched() or torch.compiler.is_compiling():
             alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
         else:  # the same, without what torch_geometric does for hooks
             src, dst = edge_index.unbind()
@@ -214,12 +235,11 @@ class MessagePassingAttention(MessagePassing):
         """The sum over heads, through W_O in the standard form: ``[..., N, H, D] -> [..., N, width]``."""
         return self.heads.collect(inputs.transpose(-3, -2))
 
-    def _is_watched(self) -> bool:
-        """True while an explainer of PyG, or a hook, needs the messages, which only the walk has."""
-        return bool(self.explain) or any(getattr(self, hooks, None) for hooks in HOOKS)
+    def _needs_walk(self) -> bool:
+        return self._is_watched() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
     def _as_graph(self, g: Any, num_dst: int, num_src: int) -> TokenGraph:
-        for_walk = self.backend is None
+        for_walk = not isinstance(g, TokenGraph) and (self.backend is None or self._needs_walk())
         if for_walk and torch.compiler.is_compiling() and is_edge_list(g):
             return TracedEdges.of(g, num_dst, num_src)
         if for_walk and type(g) is Tensor and g.dtype in edge_list.SIGNED and g.layout == torch.strided:
@@ -244,7 +264,10 @@ def state_pair(x: Any) -> tuple[Tensor, Tensor]:
     x_src, x_dst = pair if len(pair) == 2 else (pair, pair)
     if not isinstance(x_src, Tensor) or not isinstance(x_dst, Tensor):
         got = ", ".join(type(states).__name__ for states in pair)
-        raise TypeError(f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst), got {got}")
+        raise TypeError(
+            f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst), got {got}; "
+            "receivers without features, PyG's (x_src, None), need states too, such as zeros"
+        )
     if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():
         shapes = f"{list(x_src.shape)} and {list(x_dst.shape)}"
         raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {shapes}")
@@ -271,7 +294,7 @@ def _listed(edge_index: Tensor, num_dst: int, num_src: int) -> TracedEdges:
 
 def _nodes(call: AttentionCall, batched: bool) -> list[Tensor]:
     """q, k and v as ``[B, N, H, D]``, or without a batch ``[N, H, D]``, in the dtype of sums."""
-    wide, num_heads = torch.promote_types(call.q.dtype, torch.float32), call.q.shape[1]
+    wide, num_heads = torch.promote_types(call.q.dtype, torch.float32), int(call.q.shape[1])
     nodes = []
     for x in (call.q, call.k, call.v):
         x = x if x.shape[1] == num_heads else edges.per_query_head(x, num_heads)

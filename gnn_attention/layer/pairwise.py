@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch_geometric.nn import MessagePassing
 
 from gnn_attention import edges
 from gnn_attention._support import checks
@@ -25,7 +24,7 @@ from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import plus_bias
-from gnn_attention.layer._pyg_codegen import rendered
+from gnn_attention.layer._pyg_layer import Layer
 from gnn_attention.layer.attention import fitting_graph, state_pair
 from gnn_attention.patterns import cross
 
@@ -95,7 +94,7 @@ class BothEnds(nn.Module):
         return result
 
 
-class PairwiseMessages(MessagePassing):
+class PairwiseMessages(Layer):
     """Message passing whose messages and weights may depend on both ends of an edge.
 
     ``update_dst = update(sum over src -> dst of sum_h weight_h * message_h(x_dst, x_src))``, weights
@@ -127,8 +126,7 @@ class PairwiseMessages(MessagePassing):
         normaliser: Normaliser = "softmax",
         update: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        with rendered(self):
-            super().__init__(aggr="add", flow="source_to_target", node_dim=-2)
+        super().__init__(node_dim=-2)
         for name, part in (("message", message), ("logit", logit), ("update", update)):
             if not callable(part) and (part is not None or name == "message"):
                 raise TypeError(f"{name} must be a function or a module, got {described(part)}")
@@ -159,6 +157,7 @@ class PairwiseMessages(MessagePassing):
         an ``edge_index``. TypeError or ValueError where they do not fit, NotImplementedError for a graph that
         differs by head or sample.
         """
+        self.check_settings(graph)
         x_src, x_dst = state_pair(x)
         size = (x_src.shape[-2], x_dst.shape[-2])
         total: Tensor = self.propagate(_edge_index(graph, size, x_dst.device), size=size, x=(x_src, x_dst))
@@ -175,7 +174,7 @@ class PairwiseMessages(MessagePassing):
         return messages.sum(-2)
 
 
-class StaticNodes(MessagePassing):
+class StaticNodes(Layer):
     """An MLP as attention: its hidden neurons are senders that never change, with patterns and messages.
 
     ``update = sum over nodes -> token of weight(x . pattern + bias) * message + update_bias``. A row of an
@@ -206,8 +205,7 @@ class StaticNodes(MessagePassing):
         update_bias: Float[Tensor, " out"] | None = None,
         normaliser: Normaliser = "softmax",
     ) -> None:
-        with rendered(self):
-            super().__init__(aggr="add", flow="source_to_target", node_dim=-2)
+        super().__init__(node_dim=-2)
         _check_nodes(patterns, messages, bias, update_bias)
         self.patterns, self.messages = _parameter(patterns), _parameter(messages)
         self.register_parameter("bias", None if bias is None else _parameter(bias))
@@ -258,6 +256,7 @@ class StaticNodes(MessagePassing):
         ValueError where x and graph do not fit, NotImplementedError for a graph that differs by head or
         sample.
         """
+        self.check_settings(graph)
         x, _ = state_pair((x, x))
         if x.shape[-1] != self.patterns.shape[1] or x.dtype != self.patterns.dtype:
             wanted = f"[..., {self.patterns.shape[1]}] in {self.patterns.dtype}"

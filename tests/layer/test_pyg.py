@@ -277,7 +277,7 @@ def test_hooks_on_a_graph_that_differs_by_head_are_refused():
     layer, x = MessagePassingAttention(heads(), backend="auto"), states(9, 12)
     graph = algebra.stacks.per_head(*(patterns.window(9, w) for w in (1, 2, 3)))
     hook = layer.register_message_forward_hook(lambda module, inputs, out: None)
-    with pytest.raises(NotImplementedError, match="without hooks and explainers"):
+    with pytest.raises(NotImplementedError, match="without hooks, explainers and overridden steps"):
         layer(x, graph)
     hook.remove()
     assert layer(x, graph).shape == (9, 12)
@@ -381,3 +381,61 @@ def test_vmap_and_gradients_of_samples(way):
     for number, sample in enumerate(x):
         wanted = torch.autograd.grad(layer(sample, graph).square().sum(), list(layer.parameters()))
         assert_exact([found[name][number] for name, _ in layer.named_parameters()], wanted)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_size_is_that_of_the_states(way):
+    """PyG's bipartite calls: ``size=(senders, receivers)``, which must be those of x."""
+    layer = MessagePassingAttention(heads(source_width=8), backend=way)
+    x, edges = (states(10, 8), states(7, 12)), random_edges(7, 10, 23)
+    for given in (edges, EdgeIndex(edges, sparse_size=(10, 7)), ga.convert.from_edge_index(edges, 7, 10)):
+        for size in ((10, 7), [10, 7], torch.Size([10, 7]), None):
+            assert_exact(layer(x, given, size=size), dense(layer, *x, edges))
+        for size in ((7, 10), (10, 8), (10,), 10):
+            with pytest.raises(
+                ValueError, match=r"size must be \(senders, receivers\) = \(10, 7\), as x has"
+            ):
+                layer(x, given, size=size)
+
+
+def test_receivers_without_features():
+    """As in PyG's TransformerConv a query needs a state; one of zeros leaves the bias of the queries."""
+    layer, x, edges = MessagePassingAttention(heads()), states(10, 12), random_edges(7, 10, 23)
+    with pytest.raises(
+        TypeError, match=r"got Tensor, NoneType; receivers without features, PyG's \(x_src, None"
+    ):
+        layer((x, None), edges, size=(10, 7))
+    found, (_, weights) = layer((x, states(7, 12) * 0), edges, return_attention_weights=True)
+    assert_exact(found, dense(layer, x, torch.zeros(7, 12, dtype=torch.float64), edges))
+    with torch.no_grad():
+        layer.heads.b_Q.zero_()
+    _, (_, weights) = layer((x, states(7, 12) * 0), edges, return_attention_weights=True)
+    assert_exact(weights, (1.0 / edges[1].bincount()[edges[1]].double()).unsqueeze(1).expand(-1, 3))
+
+
+CHANNELS = [
+    (heads(), 12, 12),
+    (heads(12, 8), (8, 12), 12),
+    (StandardHeads.from_arrays(torch.zeros(3, 6, 4), torch.zeros(3, 8, 4), torch.zeros(3, 8, 5)), (8, 6), 15),
+    (ga.FactoredHeads.of(heads(12, 8)), (8, 12), 12),
+    (ga.MergedHeads.of(heads(12, 8)), (8, 12), 12),
+    (ga.LatentHeads(width=16, num_heads=4, content_dim=4, rotary_dim=2, latent_dim=6), 16, 16),
+]
+
+
+@pytest.mark.parametrize(("made", "in_channels", "out_channels"), CHANNELS)
+def test_channels_are_those_of_states_and_updates(made, in_channels, out_channels):
+    """PyG's names: a pair for two widths, senders first; the update has ``out_channels``."""
+    layer = MessagePassingAttention(made)
+    assert (layer.in_channels, layer.out_channels) == (in_channels, out_channels)
+    widths = in_channels if isinstance(in_channels, tuple) else (in_channels, in_channels)
+    x = tuple(torch.zeros(4, width, dtype=next(made.parameters()).dtype) for width in widths)
+    assert layer(x, patterns.full(4)).shape == (4, out_channels)
+
+
+def test_channels_of_lazy_heads_are_known_after_a_call():
+    """-1 before, as in PyG."""
+    layer = MessagePassingAttention(LazyHeads(3, 4)).double()
+    assert (layer.in_channels, layer.out_channels) == (-1, -1)
+    layer((states(10, 8), states(7, 12)), random_edges(7, 10, 23))
+    assert (layer.in_channels, layer.out_channels) == ((8, 12), 12)

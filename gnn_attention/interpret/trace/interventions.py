@@ -162,7 +162,7 @@ def _checked_inputs(split: LastSplit, layer: MessagePassingAttention, args: Any,
 def check_no_hooks(layer: MessagePassingAttention, what: str) -> None:
     """NotImplementedError where the layer takes the message-passing path whatever its backend."""
     if layer._is_watched():
-        reason = "a hook or explainer of torch_geometric forces the message-passing path"
+        reason = "a hook, an explainer or an overridden step forces the message-passing path"
         raise NotImplementedError(f"{reason}: remove it to {what}")
 
 

@@ -1,0 +1,236 @@
+"""Steps of a user's own: overridden in a subclass or replaced on a layer, they run whatever the backend."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from torch_geometric.explain.algorithm.utils import set_masks
+
+import gnn_attention as ga
+from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patterns
+from gnn_attention.cache import KeyValueCache
+from gnn_attention.layer.pairwise import BothEnds, PairwiseMessages, StaticNodes
+
+WAYS = [None, "auto", "rows", "tiles", "dense"]
+GRAPH = patterns.window(9, 3)
+
+
+def states(*shape):
+    """Random float64 states."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def heads():
+    """Float64 heads without biases: the update is linear in messages, in weights and in itself."""
+    torch.manual_seed(0)
+    return StandardHeads(12, 4, head_dim=6, num_kv_heads=2, value_dim=5).double()
+
+
+class TwiceTheWeights(MessagePassingAttention):
+    """Takes what torch_geometric can give, in an order of its own."""
+
+    def edge_update(self, index, size_i, k_j, q_i, edge_index_j, call):
+        return 2 * super().edge_update(q_i, k_j, index, edge_index_j, size_i, call)
+
+
+class TwiceTheMessage(MessagePassingAttention):
+    def message(self, alpha, v_j):
+        return 2 * super().message(v_j, alpha)
+
+
+class TwiceTheSum(MessagePassingAttention):
+    def aggregate(self, inputs, index, dim_size):
+        return 2 * super().aggregate(inputs, index, dim_size)
+
+
+class TwiceTheUpdate(MessagePassingAttention):
+    def update(self, inputs):
+        return 2 * super().update(inputs)
+
+
+class TwiceThePropagation(MessagePassingAttention):
+    def propagate(self, edge_index, **options):
+        return 2 * super().propagate(edge_index, **options)
+
+
+class TwiceTheEdges(MessagePassingAttention):
+    def edge_updater(self, edge_index, **options):
+        return 2 * super().edge_updater(edge_index, **options)
+
+
+class TwiceTheCall(MessagePassingAttention):
+    def forward(self, *inputs, **options):
+        return 2 * super().forward(*inputs, **options)
+
+
+class TwiceOfAMixin:
+    def message(self, alpha, v_j):
+        return 2 * super().message(v_j, alpha)
+
+
+class TwiceByAMixin(TwiceOfAMixin, MessagePassingAttention):
+    """The step stands beside our class, not below it."""
+
+
+def replaced(step):
+    """A layer with another function in place of the step, as one does in a debugger."""
+
+    def layer(*arguments, **options):
+        result = MessagePassingAttention(*arguments, **options)
+        own = getattr(result, step)
+        setattr(result, step, lambda *inputs, **options: 2 * own(*inputs, **options))
+        return result
+
+    return layer
+
+
+CLASSES = [TwiceTheWeights, TwiceTheMessage, TwiceTheSum, TwiceTheUpdate, TwiceByAMixin]
+CLASSES += [TwiceThePropagation, TwiceTheEdges, TwiceTheCall]
+FUNCTIONS = ["edge_update", "message", "aggregate", "update", "propagate", "edge_updater"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("made", [*CLASSES, *map(replaced, FUNCTIONS)], ids=lambda made: made.__name__)
+def test_a_step_of_ones_own_runs_whatever_the_backend(way, made):
+    """Each doubles what it makes, and so the update: twice the dense formula, for any form of the graph."""
+    own, x = heads(), states(2, 9, 12) if way == "auto" else states(9, 12)
+    layer = made(own, backend=way)
+    wanted = 2 * MessagePassingAttention(own, backend="reference")(x, GRAPH)
+    for given in (GRAPH, GRAPH.edge_index, ga.convert.to_pyg(GRAPH, "adj_t")):
+        assert_exact(layer(x, given), wanted)
+
+
+def test_a_step_replaced_on_the_class(monkeypatch):
+    """As a test of a user's own does it; afterwards the backend is back."""
+    layer, x = MessagePassingAttention(heads(), backend="auto"), states(9, 12)
+    wanted = layer(x, GRAPH)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            MessagePassingAttention, "message", lambda self, v_j, alpha: 0 * alpha.unsqueeze(-1) * v_j
+        )
+        assert (layer(x, GRAPH) == 0).all()
+    assert torch.equal(layer(x, GRAPH), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [GRAPH, GRAPH.edge_index], ids=["graph", "edge_index"])
+@pytest.mark.parametrize("made", [TwiceTheMessage, replaced("update")], ids=lambda made: made.__name__)
+def test_a_step_of_ones_own_compiles(given, made):
+    """Without a break, also for an edge_index that is an input."""
+    torch.compiler.reset()
+    layer, x = made(heads(), backend="auto"), states(9, 12)
+    found = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, given)
+    assert_exact(found, 2 * MessagePassingAttention(layer.heads, backend="reference")(x, GRAPH))
+
+
+def test_an_explainer_masks_a_subclass_too():
+    """torch_geometric takes what it wrote for the parent for the original, which knows no mask."""
+    MessagePassingAttention(heads())
+    for made in (MessagePassingAttention, TwiceTheUpdate):
+        layer = made(heads(), backend="auto")
+        set_masks(layer, torch.zeros(GRAPH.num_edges).double(), GRAPH.edge_index, apply_sigmoid=False)
+        assert (layer(states(9, 12), GRAPH) == 0).all()
+
+
+def test_what_cannot_walk_refuses_a_step_of_ones_own():
+    """One list of edges, and all of them at once."""
+    layer, x = TwiceTheSum(heads(), backend="auto"), states(2, 9, 12)
+    by_head = algebra.stacks.per_head(*(patterns.window(9, w) for w in (1, 2, 3, 4)))
+    with pytest.raises(NotImplementedError, match="without hooks, explainers and overridden steps"):
+        layer(x, by_head)
+    with pytest.raises(NotImplementedError, match="decode makes no messages for a hook, an explainer or an"):
+        layer.decode(x, KeyValueCache(patterns.causal(9)))
+    layer = MessagePassingAttention(heads(), backend="auto")
+    assert layer(x, by_head).shape == layer.decode(x, KeyValueCache(patterns.causal(9))).shape == (2, 9, 12)
+
+
+class Fused(TwiceTheMessage):
+    """With the step that torch_geometric prefers for a sparse adjacency."""
+
+    def message_and_aggregate(self, edge_index, v):
+        raise AssertionError("never called")
+
+
+def test_a_fused_step_is_refused_where_it_would_run():
+    """torch_geometric calls it for a sparse adjacency alone, and message otherwise."""
+    layer, x = Fused(heads(), backend="auto"), states(9, 12)
+    wanted = 2 * MessagePassingAttention(layer.heads)(x, GRAPH)
+    assert_exact(layer(x, GRAPH.edge_index), wanted)
+    assert_exact(layer(x, ga.convert.to_pyg(GRAPH, "edge_index")), wanted)
+    with pytest.raises(NotImplementedError, match="message_and_aggregate is no step of this layer"):
+        layer(x, ga.convert.to_pyg(GRAPH, "adj_t"))
+
+
+LAYERS = {
+    "attention": lambda: MessagePassingAttention(heads(), backend="auto"),
+    "pairwise": lambda: PairwiseMessages(BothEnds(12, 16, 8)).double(),
+    "static": lambda: StaticNodes(torch.eye(9, 12).double(), torch.eye(9, 12).double()),
+}
+SETTINGS = [
+    ("flow", "target_to_source", r"flow must stay 'source_to_target', got 'target_to_source': reverse the"),
+    ("decomposed_layers", 2, r"decomposed_layers must stay 1, got 2"),
+]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("setting", "value", "message"), SETTINGS)
+def test_settings_of_torch_geometric_are_not_ignored(name, setting, value, message):
+    """Set back, the layer goes on."""
+    layer, x = LAYERS[name](), states(9, 12)
+    wanted, before = layer(x, GRAPH), getattr(layer, setting)
+    setattr(layer, setting, value)
+    with pytest.raises(NotImplementedError, match=message):
+        layer(x, GRAPH)
+    setattr(layer, setting, before)
+    assert torch.equal(layer(x, GRAPH), wanted)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_torchscript_is_refused_by_name(name):
+    """Also where the layer is a part of a module."""
+    for module in (LAYERS[name](), torch.nn.Sequential(LAYERS[name]())):
+        with pytest.raises(
+            NotImplementedError, match=r"torch.jit.script cannot compile a .*use torch.compile"
+        ):
+            torch.jit.script(module)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_traced_layer_takes_other_edges(way):
+    """The edges are an input of the program: other tokens and edges are computed by it."""
+    layer = MessagePassingAttention(heads(), backend=way)
+    traced = torch.jit.trace(layer, (states(9, 12), GRAPH.edge_index))
+    for size, graph in ((9, GRAPH), (9, patterns.causal(9)), (7, patterns.window(7, 4))):
+        x = states(size, 12)
+        assert_exact(
+            traced(x, graph.edge_index), MessagePassingAttention(layer.heads, backend="reference")(x, graph)
+        )
+
+
+SCRIPT = """
+import pickle, sys
+import gnn_attention as ga
+class Own(ga.MessagePassingAttention):
+    def propagate(self, edge_index, **options):
+        return super().propagate(edge_index, **options)
+Own(ga.StandardHeads(4, 2))
+with open(sys.argv[1], "rb") as file:
+    layers = pickle.load(file)
+"""
+
+
+@pytest.mark.slow
+def test_a_folder_of_temporary_files_is_left_as_it_was(tmp_path):
+    """What torch_geometric writes goes, for unpickled layers too; a script that stands there stays."""
+    files = {"script.py": SCRIPT.encode(), "layer.pkl": pickle.dumps(LAYERS["attention"]())}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    command = [sys.executable, "-W", "ignore", tmp_path / "script.py", tmp_path / "layer.pkl"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(command, env=environment, check=True, timeout=120)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
