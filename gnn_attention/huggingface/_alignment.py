@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from gnn_attention import patterns
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.algebra.stacks import all_of
@@ -70,6 +71,13 @@ class Place:
             self._made[key] = replace(self, own=joined, _made={})
         return self._made[key]
 
+    def within_documents(self, lengths: tuple[int, ...]) -> Place:
+        """The place with the edges inside of documents of these lengths, which fill the slots."""
+        if lengths not in self._made:
+            own = _cached_join(Known(self.own), Known(_documents(lengths)), False)
+            self._made[lengths] = replace(self, own=own, _made={})
+        return self._made[lengths]
+
     def by_head(self, places: Sequence[Place]) -> Place:
         key = tuple(id(place) for place in places)
         if key not in self._made:
@@ -122,6 +130,11 @@ def _check_senders_resident(place: Place, graph: TokenGraph, who: str) -> None:
 @lru_cache(maxsize=CACHED)
 def _cached_join(own: Known, known: Known, instead: bool) -> TokenGraph:
     return _join(Place(own.thing, 1), known.thing, instead)
+
+
+@lru_cache(maxsize=CACHED)
+def _documents(lengths: tuple[int, ...]) -> TokenGraph:
+    return patterns.documents(lengths, causal=False)
 
 
 @not_compiled

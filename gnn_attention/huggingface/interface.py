@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -211,13 +212,14 @@ def _placed(
         place, uses = given.place, given.uses
     else:
         if given is None:
-            is_packed = others.get("cu_seq_lens_q") is not None
-            own = _without_mask(module, *sizes, is_causal, is_packed)
+            own = _without_mask(module, *sizes, is_causal)
         elif hasattr(module, "build_attention_mask_from_topk"):
             own = of_choice(given)
         else:
             own, numbers = of_tensor(given, *sizes)
         place, uses = Place(own, query.shape[0], cached=True), _overrides.uses_for(module)
+    if others.get("cu_seq_lens_q") is not None:
+        place = place.within_documents(_lengths(module, query, key, others))
     covering = [use for use in uses if use.covers(module)]
     for use in covering:
         use.calls[0] += 1
@@ -258,16 +260,28 @@ def _first_leak(graph: TokenGraph, tokens: Tensor | None, positions: Tensor) -> 
     return (int(sample[leaks[0]]), int(dst[leaks[0]])) if len(leaks) else None
 
 
-def _without_mask(
-    module: nn.Module, num_dst: int, num_src: int, is_causal: bool | None, is_packed: bool
-) -> TokenGraph:
+def _lengths(module: nn.Module, query: Tensor, key: Tensor, others: dict[str, Any]) -> tuple[int, ...]:
+    """The lengths of the documents between which ``cu_seq_lens_q`` divides the tokens of one row."""
+    starts, of_keys = others["cu_seq_lens_q"], others.get("cu_seq_lens_k")
+    ends: list[int] = starts.tolist()
+    lengths = tuple(stop - start for start, stop in pairwise(ends))
+    fits = ends[:1] == [0] and sum(lengths) == query.shape[2] == key.shape[2] and min(lengths) >= 0
+    if len(query) > 1 or not fits or not (of_keys is None or torch.equal(starts, of_keys)):
+        rows = f"{len(query)} rows of {query.shape[2]} receivers and {key.shape[2]} senders"
+        raise NotImplementedError(
+            f"{named(module)} passes cu_seq_lens_q {starts.tolist()} for {rows}, which must divide one row "
+            "into documents, from 0 to its length, and be cu_seq_lens_k, too: pack all documents into one "
+            "row without a cache (use_cache=False), or leave cu_seq_lens_q out and pad"
+        )
+    return lengths
+
+
+def _without_mask(module: nn.Module, num_dst: int, num_src: int, is_causal: bool | None) -> TokenGraph:
     name = named(module)
     if AttentionMaskInterface._global_mapping.get(NAME) is not mask:
         reason = f"the mask function of {NAME!r} is not registered, so padding and windows would be lost"
         advice = f"AttentionMaskInterface.register({NAME!r}, gnn_attention.huggingface.mask)"
         raise RuntimeError(f"no mask came to {name}: {reason}; {advice}")
-    if is_packed:
-        raise NotImplementedError(f"{name} passes packed sequences by cu_seq_lens_q and no mask: use 'sdpa'")
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
     if num_dst == 1:  # the newest token attends to all of the cache
         causal = False

@@ -25,10 +25,12 @@ from gnn_attention.huggingface._masks import LazyMask, of_tensor
 from gnn_attention.verify.measure import EXACT
 
 pytestmark = pytest.mark.usefixtures("wide")
+YES, NO = nn.Module(), nn.Module()
+YES.is_causal, NO.is_causal = True, False
 PADS = {"text": (None, "left", "right"), "pair": (None, "right"), "both": (None, "right")}
 CASES = [
     pytest.param(name, pad, marks=() if family.default else pytest.mark.slow, id=f"{name}-{pad}")
-    for name, family in hf_models.FAMILIES.items()
+    for name, family in (hf_models.FAMILIES | hf_models.MASKING).items()
     for pad in (PADS.get(family.inputs, (None,)) if family.padded else (None,))
 ]
 
@@ -52,11 +54,11 @@ def test_a_missing_mask_function_is_named(monkeypatch):
         hf_models.difference("llama", built("llama"), inputs("llama", "left"))
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "t5"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "t5", "doge"])
 @pytest.mark.parametrize("cache", hf_models.CACHES.values(), ids=list(hf_models.CACHES))
 def test_generation_is_that_of_eager(name, cache):
     """Dynamic, sliding, static and no cache, with prompts of different lengths, beyond the window."""
-    model, given = built(name), inputs(name, "left" if hf_models.FAMILIES[name].inputs == "text" else "right")
+    model, given = built(name), inputs(name, "left" if hf_models.EVERY[name].inputs == "text" else "right")
     tokens, scores = generated(model, given, "eager", **cache)
     found, found_scores = generated(model, given, **cache)
     assert torch.equal(found, tokens)
@@ -88,6 +90,17 @@ WRONG_MASKS = [
     (torch.ones(4, 4).bool(), ValueError, r"must be \[batch, heads, dst, src\] .* got \[4, 4\]"),
     (torch.ones(1, 1, 4, 3).bool(), ValueError, r"for 4 receivers and 4 senders, got \[1, 1, 4, 3\]"),
 ]
+
+
+def test_a_fresh_doge_generates():
+    """Its dynamic mask is 1.0 everywhere at first; senders that it chooses differ by head and sample."""
+    model, given = built("doge", keep_window_size=64), inputs("doge", "left")
+    for part in model.model.layers:
+        nn.init.zeros_(part.self_attn.A)
+    tokens, scores = generated(model, given, "eager")
+    found, found_scores = generated(model, given)
+    assert torch.equal(found, tokens)
+    assert_exact(found_scores, scores)
 
 
 def test_masks_are_read_once_for_all_layers_and_again_when_they_changed():
@@ -311,6 +324,39 @@ def test_packed_documents_that_are_separated_are_silent():
         logits_of(model, input_ids=ids, position_ids=places, attention_mask=torch.tensor(mask))
 
 
+CUMULATED = torch.tensor([0, 4, 4, 7, 8], dtype=torch.int32)
+STARTS = {"cu_seq_lens_q": CUMULATED, "cu_seq_lens_k": CUMULATED, "max_length_q": 4, "max_length_k": 4}
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("mask", [None, torch.ones(1, 8, dtype=torch.int64)], ids=["no mask", "ones"])
+def test_documents_of_cu_seq_lens_are_separated(name, mask):
+    """Though positions go on, which rotary embeddings do not see; within windows and other graphs, too."""
+    model, ids = built(name, "gnn_attention"), inputs(name, None)["input_ids"][:1, :8]
+    given = {"input_ids": ids, "attention_mask": mask, **STARTS}
+    alone = [logits_of(model, input_ids=part) for part in ids.split([4, 3, 1], 1)]
+    assert_exact(logits_of(model, **given), torch.cat(alone, 1))
+    assert_exact(logits_of(model, **given, position_ids=PACKED, use_cache=False), torch.cat(alone, 1))
+    with ga.use_graph(model, some_graph()):
+        within = logits_of(model, **given)
+    both = some_graph() & patterns.window(64, 5) if name == "mistral" else some_graph()
+    with ga.use_graph(model, both & patterns.documents([4, 3, 57])):
+        assert_exact(within, logits_of(model, input_ids=ids))
+    with ga.use_graph(model, patterns.causal(8), replace=True):
+        replaced = logits_of(model, **given)
+        assert_exact(replaced, logits_of(model, input_ids=ids))
+
+
+def test_documents_without_a_mask():
+    """As in the towers of models for pictures, whose tokens attend to all of their picture."""
+    (q, k, v), starts = qkv(), torch.tensor([0, 2, 5])
+    q, k, v = q[:1], k[:1], v[:1]
+    allowed = patterns.documents([2, 3], causal=False).mask()
+    assert_exact(attention(NO, q, k, v, None, cu_seq_lens_q=starts)[0], oracle(q, k, v, allowed))
+    allowed = allowed.tril()
+    assert_exact(attention(YES, q, k, v, None, cu_seq_lens_q=starts)[0], oracle(q, k, v, allowed))
+
+
 def test_what_lies_beyond_the_mask_is_no_token():
     """Of a static cache, whose slots are more than the 2-D mask has."""
     q, k, v = qkv()
@@ -319,10 +365,6 @@ def test_what_lies_beyond_the_mask_is_no_token():
     attention(nn.Module(), q, k, v, lazy, position_ids=places)
     with pytest.warns(UserWarning, match=r"sample 0, token 3"):
         attention(nn.Module(), q, k, v, lazily(attention_mask=torch.ones(2, 4).bool()), position_ids=places)
-
-
-YES, NO = nn.Module(), nn.Module()
-YES.is_causal, NO.is_causal = True, False
 
 
 def test_without_a_mask_the_module_decides():
@@ -334,11 +376,30 @@ def test_without_a_mask_the_module_decides():
     assert_exact(attention(nn.Module(), q[:, :, :1], k, v, None)[0], oracle(q[:, :, :1], k, v, full[:1]))
 
 
-CUMULATED = {"cu_seq_lens_q": torch.tensor([0, 2, 5])}
+PACKINGS = [
+    (2, 5, [0, 2, 5], [0, 2, 5]),
+    (1, 5, [0, 2, 4], [0, 2, 4]),
+    (1, 5, [1, 2, 5], [1, 2, 5]),
+    (1, 5, [0, 2, 5], [0, 3, 5]),
+    (1, 1, [0, 1], [0, 5]),
+    (1, 1, [0, 1], None),
+]
+
+
+@pytest.mark.parametrize(("rows", "dst", "starts", "of_keys"), PACKINGS)
+def test_cu_seq_lens_that_divide_no_row_are_refused(rows, dst, starts, of_keys):
+    """Several rows, another length, and the tokens of a cache."""
+    q, k, v = (x[:rows] for x in qkv())
+    given = {"cu_seq_lens_q": torch.tensor(starts)}
+    given |= {} if of_keys is None else {"cu_seq_lens_k": torch.tensor(of_keys)}
+    message = rf"passes cu_seq_lens_q {starts} for {rows} rows of {dst} receivers and 5 senders"
+    with pytest.raises(NotImplementedError, match=message.replace("[", r"\[")):
+        attention(NO, q[:, :, :dst], k, v, None, **given)
+
+
 UNKNOWN = [
     (nn.Module(), 5, None, {}, ValueError, "does not say whether it is causal"),
     (YES, 3, None, {}, ValueError, "came with no mask, but has 3 receivers and 5 senders"),
-    (YES, 5, None, CUMULATED, NotImplementedError, "passes packed sequences by cu_seq_lens_q"),
     (YES, 5, lazily(), {"cache": object()}, NotImplementedError, "passes cache, a paged cache"),
     (YES, 5, lazily(src=4), {}, ValueError, "5 receivers and 5 senders, but its mask has 5 and 4"),
 ]

@@ -153,14 +153,16 @@ CHOOSING = {
     "glm5_next": Family("Glm5NextTextConfig", "Glm5NextTextModel", GLM5),
     "minimax_m3_vl": causal("MiniMaxM3VL", MINIMAX3, "MiniMaxM3VLTextConfig", default=True),
 }
-EVERY = FAMILIES | CHOOSING
+# whose layers make a mask of their own, of numbers that are added and senders that they drop
+MASKING = {"doge": causal("Doge", {**GROUPED, "keep_window_size": 4}, default=True)}
+EVERY = FAMILIES | CHOOSING | MASKING
 
 
 DRAWN_LARGER = (
     r"\.(q|k|query|key|[qk]_(proj|lin|b_proj)|kv_b_proj|c_attn|qkv_proj|query_key_value|Wqkv)\.weight$"
 )
 NORMS = r"\.[qk]_(norm|layernorm)\.weight$"
-DRAWN = r"(sinks|relative_attention_bias\.weight|relative_position_bias_table)$"
+DRAWN = r"(sinks|\.A|relative_attention_bias\.weight|relative_position_bias_table)$"
 
 
 def build(name: str, seed: int = 0, **changes: Any) -> Any:
