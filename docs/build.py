@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -21,12 +22,9 @@ from typing import Any
 import api
 import gallery
 import links
-from tree import Tree, each, toctree
-
-from gnn_attention import explorer
+from tree import EXPLORER, Tree, each, toctree
 
 ROOT = Path(__file__).resolve().parent.parent
-SENTENCE = "for name in names:\n    print(name)\nfor name in"
 REFERENCE = ("glossary", "semantics", "backends", "guarantees", "benchmarks", "limits", "rosetta", "sources")
 PROJECT = ("architecture", "contributing", "changelog")
 
@@ -116,7 +114,7 @@ def sphinx(folder: Path, out: Path) -> int:
 
 def add_files(out: Path) -> None:
     """The page on which a sentence is explored, and the pictures of the zoo."""
-    explorer.page(SENTENCE).save(out / "explore.html")
+    shutil.copy(EXPLORER, out)
     for name, text in gallery.pictures():
         (out / name).write_text(text, encoding="utf-8")
 

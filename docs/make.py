@@ -4,7 +4,8 @@
     python docs/make.py --check  # exit code 1 if one of them is not what would be written
 
 ``backends.md`` comes from ``list_backends()``, ``zoo.md`` from ``patterns``, ``guarantees.md`` and
-``benchmarks.md`` from the newest records in ``tests/records``. In ``glossary.md`` the table of views is made;
+``benchmarks.md`` from the newest records in ``tests/records``. ``explore.html`` is what ``gnn-attention explore``
+writes, so that a link to it opens without an install. In ``glossary.md`` the table of views is made;
 in ``sources.md`` the claims are written by hand, and the last column, where each is shown, is made here.
 """
 
@@ -20,7 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from gnn_attention import list_backends, patterns
+from gnn_attention import explorer, list_backends, patterns
 from gnn_attention.layer import glossary
 
 DOCS = Path(__file__).resolve().parent
@@ -544,6 +545,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "sources.md": sources,
     "glossary.md": words,
     "zoo.md": zoo,
+    "explore.html": lambda: explorer.page().html,
     **{name: partial(with_gpu_line, name) for name in ("limits.md", "../README.md", "../CONTRIBUTING.md")},
 }
 

@@ -20,7 +20,7 @@ LINK = re.compile(r"(!?)(?<!`)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)[ \t]*$)", re.DOTALL | re.MULTILINE)
 SEED = re.compile(r"\bS\d\.\d+\b")
 AT_THE_ROOT = ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING")
-EXPLORER = ROOT / "gnn_attention" / "explorer" / "page.html"  # the site has it with a sentence in it
+EXPLORER = ROOT / "docs" / "explore.html"  # no page of Sphinx: the site has a copy
 PICTURES = (".png", ".gif", ".svg")
 
 

@@ -4,8 +4,9 @@
 whatever is changed on the page is recomputed there, to the next token. Of a Hugging Face model the page
 carries one run. It opens from a file, in a browser without a network, or in a notebook.
 
-The sources are in ``web/``; ``npm ci && npm run build`` there makes ``page.html``, which is committed, so
-that Python needs no tool to write a page.
+The sources are in ``web/``; ``npm ci && npm run build`` there makes ``page.html``, the template, which is
+committed, so that Python needs no tool to write a page. ``python docs/make.py`` then writes the page of
+``FIRST`` as ``docs/explore.html``, to which README and notebooks link.
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ def _several(name: str, graphs: Any) -> list[Any]:
 def _title(source: Source, words: Any) -> str:
     named = any(text != str(token) for token, text in source.tokens)
     text = words if isinstance(words, str) else "".join(text for _, text in source.tokens) if named else ""
-    line = " ".join(text.split()) or str(source.model["name"])
+    lines = (" ".join(line.split()) for line in text.split("\n"))
+    line = " ⏎ ".join(filter(None, lines)) or str(source.model["name"])
     return line if len(line) <= LONGEST_TITLE else f"{line[:LONGEST_TITLE]}..."
 
 

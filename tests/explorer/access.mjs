@@ -120,3 +120,10 @@ export async function pictures(browser, job) {
   }
   return job.shots.length;
 }
+
+/** What a page says that cannot start. */
+export async function failed(browser, job) {
+  const page = await (await browser.newContext()).newPage();
+  await page.goto(`file://${job.file}`);
+  return page.getByRole("alert").innerText();
+}

@@ -164,6 +164,8 @@ class TestFile:
         for title, shown in {"a < b & c": "a < b & c", **odd}.items():
             made = explorer.page("abc", small(num_layers=1), title=title)
             assert Elements(made.html).texts["title"] == [shown]
+        # a text's own lines, so that texts of the same words are told apart
+        assert explorer.page("a\n  b  c\n\nd", small(num_layers=1)).title == "a ⏎ b c ⏎ d"
 
     def test_only_this_script_and_this_style_may_run(self, page: explorer.Page) -> None:
         """The policy has the hashes of what is inside; no element carries code or addresses."""
@@ -207,7 +209,7 @@ class TestFile:
         node = needs_node()
         subprocess.run([node, WEB / "build.mjs", tmp_path / "page.html"], check=True, capture_output=True)
         same = (tmp_path / "page.html").read_bytes() == _html.TEMPLATE.read_bytes()
-        assert same, "run npm run build and commit page.html"
+        assert same, "run npm run build, then python docs/make.py, and commit page.html and explore.html"
         tsc = WEB / "node_modules" / "typescript" / "bin" / "tsc"
         subprocess.run([node, tsc, "--noEmit", "-p", WEB], check=True)
         subprocess.run([node, WEB / "check.mjs"], check=True)

@@ -1,6 +1,6 @@
 // Every number that a click changes is on the screen: the tour, a selection, a cut and its way back, another graph, a written token.
 
-import { open, ready } from "./browser.mjs";
+import { numbers, open, ready } from "./browser.mjs";
 
 const NUMBERS = ".tour data, .dock-numbers data, .dock-next data, .reach .summary data";
 
@@ -85,7 +85,22 @@ export async function viewport(browser, job) {
     const changed = Object.keys(after).filter((key) => before[key]?.value !== after[key].value);
     const hidden = changed.filter((key) => !after[key].inside || after[key].covered);
     if (!silent) found.push({ name, changed, hidden });
-    if (name.startsWith("tour")) found.at(-1).values = after;
   }
   return { found, seen };
+}
+
+/** The tour where there is one, click by click: its words and its numbers. */
+export async function toured(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  const told = async () => [await page.locator(".tour p").innerText(), Object.fromEntries(await numbers(page, ".tour"))];
+  const stops = [];
+  if (await page.locator(".tour").isVisible()) {
+    stops.push(await told());
+    for (let click = 1; click <= 7; click++) {
+      await tour(page);
+      await ready(page);
+      stops.push(await told());
+    }
+  }
+  return { title: await page.title(), heading: await page.locator("h1").innerText(), stops, seen };
 }

@@ -110,7 +110,8 @@ function largestOf(layer: LayerRun, head: number, size: number): Float64Array {
 function sentence(reading: Reading, layer: number): HTMLElement[] {
   const title = h("h3", {}, `Head ${reading.head} of layer ${layer}${reading.job === NO_JOB ? "" : ` (${reading.job})`}`);
   const test =
-    "Read from the weights over one half of 32 passages of Python, tested on the other by cutting the edges that it names and as many random ones.";
+    "This is an average over other texts; in this one the head may do another job. It is read from the weights over one half of 32 passages " +
+    "of Python, and tested on the other by cutting the edges that it names and as many random ones.";
   return [title, half("looks for", reading.looksFor, reading.looks), half("says", reading.says, reading.said), h("p", { class: "aside" }, test)];
 }
 
@@ -126,7 +127,7 @@ function half(verb: string, words: string, claim: Claim): HTMLElement {
     number(claim.control, `${verb}-control`, rounded(claim.control)),
     ".",
   );
-  const text = h("p", {}, `This head ${verb} `, h(claim.holds ? "strong" : "s", { class: "claim" }, ...quoted(words)), ". ", mark);
+  const text = h("p", {}, `On average this head ${verb} `, h(claim.holds ? "strong" : "s", { class: "claim" }, ...quoted(words)), ". ", mark);
   const element = h("div", { class: "half" }, text, numbers);
   set(element, "data-holds", String(claim.holds));
   return element;

@@ -339,7 +339,10 @@ function opened(first: PageData, root: HTMLElement, text: number[] | null, hash:
 function start(): void {
   const root = document.getElementById("root") as HTMLElement;
   try {
-    const data = JSON.parse(document.getElementById("data")?.textContent ?? "") as PageData;
+    const text = document.getElementById("data")?.textContent ?? "";
+    // as it is built, before Python puts the data of a text into it
+    if (text.startsWith("__")) throw new Error("it is a template without a text. The command gnn-attention explore writes a page.");
+    const data = JSON.parse(text) as PageData;
     opened(data, root, fromAddress(readHash(), data), readHash());
   } catch (error) {
     fill(

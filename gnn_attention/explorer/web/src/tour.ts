@@ -10,9 +10,8 @@ export interface TourHost {
   show(work: Work, change: Partial<State>): void;
 }
 
-// The text that the tour is about: one edge decides how it goes on.
-const TEXT = "for name in names:\n    print(name)\nfor name in";
-const LAST = 15; // the second ␣in
+// The words that the tour is about, whatever blanks are between them: one edge decides how they go on.
+const WORDS = "for name in names: print(name) for name in";
 const NAME = 3; // ␣name, which followed the first ␣in, token 2
 
 type Parts = (Node | string)[];
@@ -24,64 +23,67 @@ interface Stop {
   told: (scene: Scene) => Parts;
 }
 
-const copying = { token: LAST, sender: NAME, layer: 1, head: 3, allHeads: false };
 const noticing = { token: NAME, sender: NAME - 1, layer: 0, head: 2, allHeads: false };
-const answer = { ...copying, allHeads: true };
 
-const STOPS: Stop[] = [
-  {
-    look: answer,
-    told: (scene) => ["The model has read this text. It expects ", name(scene), " next, with ", chance(scene), ". Who told it?"],
-  },
-  {
-    look: copying,
-    told: (scene) => [
-      "This edge. Head 3 of layer 1 has found what followed ‘␣in’ before, and gives it the weight ",
-      weight(scene),
-      ". But a weight is no proof: cut it.",
-    ],
-  },
-  {
-    edits: [gone(NAME, LAST, 1)],
-    look: answer,
-    told: (scene) => ["Cut, in layer 1 alone: ", name(scene), " falls from ", before(scene), " to ", chance(scene), ". The edge told it."],
-  },
-  {
-    edits: [gone(1, LAST, 1)],
-    look: { ...answer, sender: 1 },
-    told: (scene) => ["Is any edge as good? Here another ‘␣name’ is cut instead: ", chance(scene), ", almost as before."],
-  },
-  {
-    look: noticing,
-    told: (scene) => [
-      "How could it be found? One layer earlier that ‘␣name’ looks at the token before it, with weight ",
-      weight(scene),
-      ": it notes that it follows ‘␣in’.",
-    ],
-  },
-  {
-    edits: [gone(NAME - 1, NAME, 0)],
-    look: { ...noticing, token: LAST, sender: NAME, layer: 1, head: 3 },
-    told: (scene) => [
-      "Cut that note, in layer 0 alone, and the search of layer 1 finds less: weight ",
-      weight(scene),
-      ", and ",
-      name(scene),
-      " has ",
-      chance(scene),
-      ".",
-    ],
-  },
-  {
-    graph: "window(",
-    look: answer,
-    told: (scene) => ["Or choose a graph: where each hears only the last few, the edge is not there, and ", name(scene), " has ", chance(scene), "."],
-  },
-  {
-    look: answer,
-    told: (scene) => ["All is back: ", chance(scene), ". Your turn: cut another edge, choose one of the heads below, or type your own text."],
-  },
-];
+/** What the tour shows where the second ␣in is the token `last`. */
+function stops(last: number): Stop[] {
+  const copying = { token: last, sender: NAME, layer: 1, head: 3, allHeads: false };
+  const answer = { ...copying, allHeads: true };
+  return [
+    {
+      look: answer,
+      told: (scene) => ["The model has read this text. It expects ", name(scene), " next, with ", chance(scene), ". Who told it?"],
+    },
+    {
+      look: copying,
+      told: (scene) => [
+        "This edge. Head 3 of layer 1 has found what followed ‘␣in’ before, and gives it the weight ",
+        weight(scene),
+        ". But a weight is no proof: cut it.",
+      ],
+    },
+    {
+      edits: [gone(NAME, last, 1)],
+      look: answer,
+      told: (scene) => ["Cut, in layer 1 alone: ", name(scene), " falls from ", before(scene), " to ", chance(scene), ". The edge told it."],
+    },
+    {
+      edits: [gone(1, last, 1)],
+      look: { ...answer, sender: 1 },
+      told: (scene) => ["Is any edge as good? Here another ‘␣name’ is cut instead: ", chance(scene), ", almost as before."],
+    },
+    {
+      look: noticing,
+      told: (scene) => [
+        "How could it be found? One layer earlier that ‘␣name’ looks at the token before it, with weight ",
+        weight(scene),
+        ": it notes that it follows ‘␣in’.",
+      ],
+    },
+    {
+      edits: [gone(NAME - 1, NAME, 0)],
+      look: copying,
+      told: (scene) => [
+        "Cut that note, in layer 0 alone, and the search of layer 1 finds less: weight ",
+        weight(scene),
+        ", and ",
+        name(scene),
+        " has ",
+        chance(scene),
+        ".",
+      ],
+    },
+    {
+      graph: "window(",
+      look: answer,
+      told: (scene) => ["Or choose a graph: where each hears only the last few, the edge is not there, and ", name(scene), " has ", chance(scene), "."],
+    },
+    {
+      look: answer,
+      told: (scene) => ["All is back: ", chance(scene), ". Your turn: cut another edge, choose one of the heads below, or type your own text."],
+    },
+  ];
+}
 
 export class Tour {
   readonly element = h("div", { class: "tour" });
@@ -91,13 +93,14 @@ export class Tour {
   private end = button("×", () => this.close(), { class: "icon small", "aria-label": "Close the tour" });
   private at = 0;
   private fresh = true;
+  private stops: Stop[];
 
   constructor(
     private data: PageData,
     private host: TourHost,
   ) {
-    const [first] = STOPS;
-    set(this.element, "hidden", !fits(data) || !first);
+    this.stops = stops(data.tokens.length - 1);
+    set(this.element, "hidden", !fits(data));
     this.element.append(this.told, this.count, this.next, this.end);
   }
 
@@ -105,14 +108,14 @@ export class Tour {
   update(scene: Scene): void {
     if (this.element.hidden || !this.fresh) return;
     this.fresh = false;
-    fill(this.told, ...STOPS[this.at].told(scene));
-    const last = this.at === STOPS.length - 1;
-    write(this.count, this.at ? `${this.at} of ${STOPS.length - 1}` : "");
+    fill(this.told, ...this.stops[this.at].told(scene));
+    const last = this.at === this.stops.length - 1;
+    write(this.count, this.at ? `${this.at} of ${this.stops.length - 1}` : "");
     write(this.next, this.at === 0 ? "Start the tour" : last ? "Done" : "Next");
   }
 
   private go(to: number): void {
-    const stop = STOPS[to];
+    const stop = this.stops[to];
     if (!stop) return this.close();
     this.at = to;
     this.fresh = true;
@@ -125,8 +128,12 @@ export class Tour {
   }
 }
 
-function fits(data: PageData): boolean {
-  return data.model.kind === "model" && data.tokens.map((token) => token.text).join("") === TEXT && data.tokens.length === LAST + 1;
+/** True for the words of the tour, cut into the tokens that it names, in the model that ships. */
+function fits({ model, tokens }: PageData): boolean {
+  const texts = tokens.map((token) => token.text);
+  const named = [texts[NAME - 2], texts[NAME - 1], texts[NAME], texts.at(-1)].join();
+  const words = texts.join("").trim().split(/\s+/).join(" ");
+  return model.kind === "model" && model.trained && words === WORDS && named === " name, in, name, in";
 }
 
 function gone(src: number, dst: number, layer: number): Edit {
@@ -136,7 +143,7 @@ function gone(src: number, dst: number, layer: number): Edit {
 // -- what is told: of the likeliest next token of the text as it is ------------------------------------------------------
 
 function likeliest(scene: Scene) {
-  return scene.engine.next(scene.base, LAST, 1)[0];
+  return scene.engine.next(scene.base, scene.tokens.length - 1, 1)[0];
 }
 
 function name(scene: Scene): Node {
@@ -149,7 +156,7 @@ function before(scene: Scene): string {
 
 function chance(scene: Scene): Node {
   const { id } = likeliest(scene);
-  const all = scene.engine.next(scene.run, LAST, scene.limits.vocabulary);
+  const all = scene.engine.next(scene.run, scene.tokens.length - 1, scene.limits.vocabulary);
   const now = all.find((guess) => guess.id === id)?.chance ?? 0;
   return h("strong", {}, number(now, "tour-chance", percent(now)));
 }

@@ -25,7 +25,8 @@ export function longest(data: PageData): number {
 /** The page of other tokens, over the graphs that fit them. */
 export function typed(data: PageData, engine: Engine, tokens: number[]): PageData {
   const { size, start, masks } = data.typed as NonNullable<PageData["typed"]>;
-  const line = engine.decode(tokens).split(/\s+/).filter(Boolean).join(" ");
+  const lines = engine.decode(tokens).split("\n").map((one) => one.split(/\s+/).filter(Boolean).join(" "));
+  const line = lines.filter(Boolean).join(" ⏎ ");
   return {
     ...data,
     title: line ? clipped(line, TITLE) : data.model.name,
