@@ -225,6 +225,39 @@ def test_each_detector_sees_what_another_cannot():
     assert "NaN alone crosses 28 pairs, first 1 -> 0" in str(verdict)
 
 
+def opened(where: Tensor, x: Tensor) -> Tensor:
+    """The next state of each token, where a gate is open, else 0; the last token's next one is the first."""
+    return torch.where(where, x.roll(-1, 1), 0.0)
+
+
+def test_a_leak_behind_a_gate_is_found_at_inputs_that_open_it():
+    gate = Reads(lambda x: x + opened(x.roll(-1, 1) > 5, x))
+    module = nn.Sequential(gate, Block(BEFORE))
+    assert audit(module, CAUSAL, SHAPE).exact  # a leak that the audit misses
+    shut, open_at_3 = torch.zeros(1, *SHAPE), torch.zeros(1, *SHAPE)
+    open_at_3[0, 3] = 6.0
+    for inputs in (open_at_3, torch.cat([shut, open_at_3]), [shut, open_at_3.float()]):
+        (leak,) = audit(module, CAUSAL, SHAPE, inputs=inputs).leaks
+        assert (leak.src, leak.dst, leak.path, leak.layer) == (3, 2, (3, 2), "0")
+        assert leak.witnesses[:2] == ("jacobian", "perturbation")
+    assert audit(module, CAUSAL, SHAPE, inputs=shut).exact
+    for name in ("jacobian", "perturbation"):
+        assert pairs(audit(module, CAUSAL, SHAPE, inputs=open_at_3, witnesses=[name])) == {(3, 2)}
+    # zero times NaN, where the sequence as a whole opens the gate
+    loud = Reads(lambda x: x + 0 * opened(x.nan_to_num().amax((1, 2), keepdim=True) > 5, x))
+    assert not audit(loud, LOOPS, SHAPE).poisoned
+    verdict = audit(loud, LOOPS, SHAPE, inputs=torch.full((1, *SHAPE), 6.0))
+    assert set(verdict.poisoned) == {((dst + 1) % T, dst) for dst in range(T)}
+
+
+def test_a_leak_behind_a_token_is_found_in_a_text_that_holds_it():
+    word = nn.Embedding(10_000, WIDTH)
+    module = Reads(lambda word, ids: word(ids) + opened((ids.roll(-1, 1) == 7)[..., None], word(ids)), word)
+    assert audit(module, LOOPS, (T,)).ok
+    text = torch.tensor([[1, 2, 3, 7, 5, 6, 1, 2]])
+    assert pairs(audit(module, LOOPS, (T,), inputs=text)) == {(3, 2)}
+
+
 def test_an_fft_needs_a_tolerance_and_time_comes_second():
     kernel = torch.randn(T, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -373,6 +406,7 @@ ENDLESS, IDS = nn.Identity(), {"input_shape": (T,)}
 ENDLESS.endless = (x for x in ())
 OUR_LAYER = MessagePassingAttention(StandardHeads(4, 1))
 THREE = Reads(lambda x: x[:, :3])
+FAILS_AT_6 = Reads(lambda x: x.where(x < 6, torch.nan))
 WRONG = [
     ({"input_shape": (7, 4)}, ValueError, r"input_shape must be .* T of .*causal\(8\).*; got \(7, 4\)"),
     ({"module": lambda x: x}, TypeError, "module must be a Module, got .* of type function"),
@@ -383,10 +417,26 @@ WRONG = [
     ({"module": nn.Flatten()}, ValueError, r"floating states \[B, dst, ...\].*got shape \[1, 32\]"),
     ({"module": Reads(lambda x: x.log())}, ValueError, "returns NaN or inf .* first at receiver"),
     ({"module": OUR_LAYER, "graph": [CAUSAL]}, ValueError, "takes one g, got a list of graphs"),
-    ({"witnesses": ["nan"]}, ValueError, "NaN alone proves nothing"),
+    ({"witnesses": ["nan"]}, ValueError, "NaN alone shows nothing"),
     ({"tolerance": -1.0}, ValueError, "tolerance must be a share"),
     ({"dtype": torch.float16}, ValueError, "torch.float64 or torch.float32, got torch.float16"),
     ({"module": ENDLESS}, NotImplementedError, "Identity cannot be copied"),
+    ({"inputs": 3}, TypeError, "inputs must be a tensor or a list of tensors, got 3"),
+    ({"inputs": [[0.0]]}, TypeError, "inputs must be a tensor or a list of tensors"),
+    (
+        {"inputs": torch.zeros(SHAPE)},
+        ValueError,
+        r"inputs must .* \(8, 4\), got the shape \(8, 4\): give a batch",
+    ),
+    ({"inputs": torch.zeros(1, *SHAPE).long()}, TypeError, "floating states .* got torch.int64"),
+    ({"inputs": torch.full((1, *SHAPE), torch.inf)}, ValueError, "inputs must be finite"),
+    ({"inputs": torch.full((1, *SHAPE), 6.0), "module": FAILS_AT_6}, ValueError, "returns NaN or inf"),
+    (
+        {"module": Tokens(BEFORE), **IDS, "inputs": torch.zeros(1, T)},
+        TypeError,
+        "token ids .* got torch.float32",
+    ),
+    ({"module": Tokens(BEFORE), **IDS, "inputs": torch.full((1, T), -1)}, IndexError, "from -1 to -1"),
     ({"module": nn.Linear(3, 3), **IDS}, ValueError, "0 of the module's embeddings"),
     ({"module": Tokens(BEFORE), **IDS, "embedding": "words"}, ValueError, "or its name, got 'words'"),
     ({"module": Tokens(BEFORE), **IDS, "embedding": "block"}, ValueError, "embedding must have a weight"),

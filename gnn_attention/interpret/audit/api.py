@@ -2,12 +2,16 @@
 
 Where the Jacobian from inputs to outputs is not zero, information flows. Three detectors run:
 
-* **jacobian**: exact sparsity in float64, by random cotangents on groups of receivers such that every pair of
-  tokens is isolated by one group. Random directions and a second random input make it improbable that
-  influences cancel or are 0 by chance. A gradient is exactly zero, or it is a flow.
+* **jacobian**: the zeros of the derivative in float64, by random cotangents on groups of receivers such
+  that every pair of tokens is isolated by one group. Random directions and a second random input make it
+  improbable that influences cancel or are 0 by chance. A gradient is exactly zero, or it is a flow.
 * **perturbation**: the input of one sender is replaced, and all outputs compared: flows without gradient too.
-* **nan**: one sender is NaN. Alone it proves nothing (dense attention multiplies NaN by a weight of zero), so
+* **nan**: one sender is NaN. Alone it shows nothing (dense attention multiplies NaN by a weight of zero), so
   pairs that only a NaN crosses are listed separately.
+
+The audit can refute that a module keeps to its graph, and cannot prove it: the detectors see the module at
+two random inputs and at those of ``inputs``, and a flow that is off there (behind a gate that none of them
+opens) stays unseen.
 
 ``assert audit(...).ok`` is a test of a model, ``gnn_attention.interpret.audit.pytest_plugin`` a fixture for
 it, and ``gnn-attention audit`` a command for the file of a language model.
@@ -60,9 +64,13 @@ def audit(
     tolerance: float = 0.0,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
+    inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Verdict:
     """The pairs of tokens along which information flows in ``module``, compared with ``graph``.
+
+    The module is probed at two random inputs and at ``inputs``. Every leak in the verdict is real; a leak
+    that shows at none of these inputs is missed.
 
     After L layers src may influence dst if a path of at most L edges leads there, or src = dst (states are
     carried along). The module is audited in its current mode, on a copy: the module and torch's random
@@ -86,7 +94,10 @@ def audit(
             sums.
         dtype: of the copy; float32 where the module has no float64 (``grouped_mm`` in mixtures of experts):
             smaller flows then count as unused.
-        seed: of inputs and cotangents.
+        seed: of the random inputs and cotangents.
+        inputs: what to probe at beside the random inputs: states ``[B, T, width]``, or token ids ``[B, T]``
+            for an ``input_shape`` of ``(T,)``, or a list of such tensors. Give real texts, and inputs that
+            open the gates of the module.
         watch: called after each forward pass with the number so far, and about how many there will be.
 
     ValueError or TypeError for arguments that do not fit, NotImplementedError where no copy can be made.
@@ -99,6 +110,16 @@ def audit(
     >>> verdict = audit(layer, patterns.window(24, 3), (24, 4), call=wider)
     >>> verdict.ok, len(verdict.leaks), str(verdict.leaks[0])
     (False, 21, '0 -> 3, comes in at MessagePassingAttention (seen by jacobian, perturbation, nan)')
+
+    A gate that random states do not open:
+
+    >>> class Gate(nn.Module):
+    ...     def forward(self, x):
+    ...         following = x.roll(-1, 1)
+    ...         return x + following.where(following > 5, 0.0)
+    >>> wide_open = torch.full((1, 4, 2), 6.0)
+    >>> [audit(Gate(), patterns.self_loops(4), (4, 2), inputs=x).ok for x in (None, wide_open)]
+    [True, False]
     """
     graphs = declared_graphs(graph)
     shape, chosen = _input_shape(input_shape, graphs[0]), _detectors(witnesses)
@@ -106,6 +127,7 @@ def audit(
     if not (call is None or callable(call)):
         raise TypeError(f"call must be a function (module, x) -> states, got {quoted(call)}")
     checks.instance("module", module, nn.Module)
+    own = _own_inputs(inputs, shape)
     call = _default_call(module, graph) if call is None else call
     checks.takes("call", call, "module", "x")
     if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
@@ -114,7 +136,7 @@ def audit(
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}: less loses small flows")
     with isolated(module):
         run = _with_overrides(module, call)
-        runner = Runner(module, run, shape, graphs[0].num_dst, embedding, samples, seed, dtype, watch)
+        runner = Runner(module, run, shape, graphs[0].num_dst, embedding, samples, seed, dtype, watch, own)
         if layers is None:
             layers = _attention_calls(runner) or len(graphs)
         layers = checks.size("layers", layers, 1)
@@ -131,12 +153,35 @@ def _input_shape(value: Sequence[int], graph: TokenGraph) -> tuple[int, ...]:
     return shape
 
 
+def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    # one [1, ...] each
+    parts = [] if value is None else [value] if isinstance(value, torch.Tensor) else value
+    if not isinstance(parts, Sequence) or not all(isinstance(part, torch.Tensor) for part in parts):
+        raise TypeError(
+            f"inputs must be a tensor or a list of tensors, got {quoted(value)}: give torch tensors."
+        )
+    for part in parts:
+        if tuple(part.shape[1:]) != shape:
+            raise ValueError(
+                f"inputs must be tensors [B, ...] of samples of the input_shape {shape}, got the shape "
+                f"{tuple(part.shape)}: give a batch, such as x[None] for one sample."
+            )
+        if part.is_floating_point() == (len(shape) == 1) or part.dtype.is_complex or part.dtype == torch.bool:
+            raise TypeError(
+                f"inputs must be floating states for an input_shape (T, width), and integer token ids for "
+                f"(T,), got {part.dtype} for {shape}: convert them."
+            )
+        if not bool(part.isfinite().all()):
+            raise ValueError(f"inputs must be finite, got {quoted(part)} with NaN or inf: take those out.")
+    return tuple(sample[None].detach() for part in parts for sample in part)
+
+
 def _detectors(value: Sequence[str]) -> tuple[str, ...]:
     words = [value] if isinstance(value, str) else value
     chosen = tuple(checks.choice("witnesses", word, WITNESSES) for word in words)
     if not {"jacobian", "perturbation"} & set(chosen):
         expected = "'jacobian' or 'perturbation'"
-        raise ValueError(f"witnesses must hold {expected}, as NaN alone proves nothing, got {quoted(value)}")
+        raise ValueError(f"witnesses must hold {expected}, as NaN alone shows nothing, got {quoted(value)}")
     return chosen
 
 

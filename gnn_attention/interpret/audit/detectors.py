@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.interpret.audit.runner import Runner
+from gnn_attention.interpret.audit.runner import ROUNDS, Runner
 
 WITNESSES = ("jacobian", "perturbation", "nan")
-# random inputs: what is 0 or cancels at one of them does so at the other with probability 0
-ROUNDS = 2
 Pairs = Bool[Tensor, "dst src"]
 
 
@@ -29,15 +27,17 @@ class Detections:
     def run(cls, runner: Runner, allowed: Pairs, chosen: Sequence[str], tolerance: float) -> Detections:
         sizes, probes = torch.zeros(allowed.shape, dtype=torch.float64, device="cpu"), 0
         found = dict.fromkeys(WITNESSES, torch.zeros_like(allowed))
-        passes = 2 * ROUNDS * ("perturbation" in chosen) + ("nan" in chosen)
+        # NaN at one random input and at the caller's
+        nan_rounds = [number for number in range(runner.rounds) if number == 0 or number >= ROUNDS]
+        passes = 2 * runner.rounds * ("perturbation" in chosen) + len(nan_rounds) * ("nan" in chosen)
         runner.expected = runner.forwards + passes * math.ceil(allowed.shape[1] / runner.samples)
         if "jacobian" in chosen:
             sizes, probes = _gradient_sizes(runner, allowed, tolerance)
             found["jacobian"] = sizes > tolerance * _largest(sizes)
         if "perturbation" in chosen:
-            found["perturbation"] = _by_sender(runner, runner.changed)
+            found["perturbation"] = _by_sender(runner, runner.changed, range(runner.rounds))
         if "nan" in chosen:
-            found["nan"] = _by_sender(runner, runner.reached_by_nan, rounds=1)
+            found["nan"] = _by_sender(runner, runner.reached_by_nan, nan_rounds)
         return cls(sizes, found, probes)
 
     @property
@@ -57,13 +57,13 @@ def _gradient_sizes(runner: Runner, allowed: Tensor, tolerance: float) -> tuple[
     groups = groups_of(allowed)
     alone = torch.eye(len(allowed), dtype=torch.bool, device="cpu")
     sizes, probes = torch.zeros(allowed.shape, dtype=torch.float64, device="cpu"), 0
-    runner.expected += ROUNDS * math.ceil(len(groups) / runner.samples)
-    for number in range(ROUNDS):
-        found, probes = runner.gradients(runner.draw(number), groups, number), probes + len(groups)
+    runner.expected += runner.rounds * math.ceil(len(groups) / runner.samples)
+    for number in range(runner.rounds):
+        found, probes = runner.gradients(runner.probe(number), groups, number), probes + len(groups)
         forbidden = groups.float() @ allowed.float() == 0
         if len(groups) < len(alone) and bool((found[forbidden] > tolerance * _largest(found)).any()):
             groups = alone
-            found, probes = runner.gradients(runner.draw(number), groups, number), probes + len(groups)
+            found, probes = runner.gradients(runner.probe(number), groups, number), probes + len(groups)
         sizes = sizes.maximum(_by_pair(found, groups, allowed))
     return sizes, probes
 
@@ -79,12 +79,12 @@ def _by_pair(found: Tensor, groups: Tensor, allowed: Tensor) -> Float[Tensor, "d
 
 
 def _by_sender(
-    runner: Runner, reached: Callable[[Int[Tensor, " batch"], int], Tensor], rounds: int = ROUNDS
+    runner: Runner, reached: Callable[[Int[Tensor, " batch"], int], Tensor], rounds: Iterable[int]
 ) -> Pairs:
     # reached(senders, round) is [senders, dst]; here of all senders in any round
     senders = torch.split(torch.arange(runner.shape[0], device="cpu"), runner.samples)
     with torch.no_grad():
-        by_round = [torch.cat([reached(part, number) for part in senders]) for number in range(rounds)]
+        by_round = [torch.cat([reached(part, number) for part in senders]) for number in rounds]
     return torch.stack(by_round).any(0).T
 
 

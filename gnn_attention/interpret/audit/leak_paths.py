@@ -40,8 +40,16 @@ class LeakPath(NamedTuple):
 
 
 def leak_paths(runner: Runner, leaks: Sequence[Pair], bounds: Bounds) -> dict[Pair, LeakPath]:
-    """The path of every leak ``(src, dst)`` in a module of square graphs."""
-    sample = runner.draw(0)
+    """The path of every leak ``(src, dst)`` in a module of square graphs, at an input that shows it."""
+    paths = _paths_at(runner.draw(0), runner, leaks, bounds)
+    for sample in runner.own:
+        hidden = [leak for leak in leaks if leak not in paths or paths[leak].layer is None]
+        shown = _paths_at(sample, runner, hidden, bounds) if hidden else {}
+        paths |= {leak: path for leak, path in shown.items() if path.layer is not None}
+    return paths
+
+
+def _paths_at(sample: Sample, runner: Runner, leaks: Sequence[Pair], bounds: Bounds) -> dict[Pair, LeakPath]:
     layers = layer_names(runner, sample)
     hops = _hops(runner, sample, layers)
     # the stage before the first layer is none

@@ -1,4 +1,4 @@
-"""A module under audit: a copy, run on random inputs, again and again in the same way."""
+"""A module under audit: a copy, run on random inputs and the caller's, again and again in the same way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,13 +18,15 @@ from gnn_attention.interpret.audit.submodule import PartOf
 Call = Callable[[nn.Module, Tensor], Any]
 # numbers in the outputs of one pass, or pairs of tokens: 64 MB
 LARGEST_PASS = 2**23
+# random inputs: what is 0 or cancels at one of them does so at the other with probability 0
+ROUNDS = 2
 # units in the last place that do not count as a change
 ROUNDING = 64
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One random input: states ``[1, T, width]``, and their token ids ``[1, T]`` if there are any."""
+    """One input: states ``[1, T, width]``, and their token ids ``[1, T]`` if there are any."""
 
     states: Float[Tensor, "batch tokens width"]
     ids: Int[Tensor, "batch tokens"] | None = None
@@ -59,6 +61,7 @@ class Runner:
         seed: int,
         dtype: torch.dtype = torch.float64,
         watch: Callable[[int, int], None] | None = None,
+        inputs: Sequence[Tensor] = (),
     ) -> None:
         self.module, self.dtype, self.watch = _copied(module, dtype), dtype, watch
         self.call, self.shape, self.num_dst, self.seed = call, tuple(shape), num_dst, seed
@@ -68,6 +71,7 @@ class Runner:
         name = _name_of(embedding, module)
         self.embedding = None if len(shape) > 1 else embedding_of(self.module, name, call, shape[0])
         self.samples, self.crosses_samples = samples, False
+        self.own = [self._sample_of(one) for one in inputs]
         self._check_finite()
         if samples > 1:
             self.samples, self.crosses_samples = self._together(samples)
@@ -82,15 +86,38 @@ class Runner:
         # so that states [T, B, ...] are not taken for [B, T, ...]
         return max(1, min(self.samples, self.shape[0] - 1))
 
+    @property
+    def rounds(self) -> int:
+        """How many inputs the module is probed at."""
+        return ROUNDS + len(self.own)
+
+    def probe(self, number: int) -> Sample:
+        """The input of a round: first the random ones, then the caller's."""
+        return self.draw(number) if number < ROUNDS else self.own[number - ROUNDS]
+
     def draw(self, number: int) -> Sample:
         """The random input of that number: N(0, 1), or the embeddings of random token ids."""
         generator = torch.Generator().manual_seed(self.seed + number)
         if self.embedding is None:
             states = torch.randn(1, *self.shape, generator=generator, dtype=torch.float64)
             return Sample(states.to(self.device, self.dtype))
-        ids = random_ids(self.embedding, self.shape[0], generator).to(self.device)
+        return self._embedded(random_ids(self.embedding, self.shape[0], generator))
+
+    def _sample_of(self, value: Tensor) -> Sample:
+        if self.embedding is None:
+            return Sample(value.to(self.device, self.dtype))
+        size = _vocabulary_size(self.embedding)
+        if not bool(((value >= 0) & (value < size)).all()):
+            raise IndexError(
+                f"inputs must be token ids in 0 .. {size - 1}, the vocabulary of the embedding, got ids from "
+                f"{int(value.min())} to {int(value.max())}: give ids of the model's own tokenizer."
+            )
+        return self._embedded(value.long())
+
+    def _embedded(self, ids: Int[Tensor, "batch tokens"]) -> Sample:
+        ids = ids.to(self.device)
         with torch.no_grad():
-            return Sample(self.embedding(ids), ids)
+            return Sample(cast("nn.Module", self.embedding)(ids), ids)
 
     def nudged(self, sample: Sample, senders: Int[Tensor, " batch"], number: int) -> Sample:
         other, copies = self.draw(number), sample.times(len(senders))
@@ -142,15 +169,15 @@ class Runner:
 
     def changed(self, senders: Int[Tensor, " batch"], number: int) -> Bool[Tensor, "batch dst"]:
         """The receivers whose output changes with the input of each of the senders alone."""
-        # of the inputs of two rounds, the third and the fourth replace a sender's
-        sample = self.draw(number)
+        # what replaces a sender's is drawn with a number of its own
+        sample = self.probe(number)
         before = self.run(sample.times(len(senders)), by_ids=True)
-        after = self.run(self.nudged(sample, senders, number + 2), by_ids=True)
+        after = self.run(self.nudged(sample, senders, number + self.rounds), by_ids=True)
         return differs(before, after).cpu()
 
     def reached_by_nan(self, senders: Int[Tensor, " batch"], number: int) -> Bool[Tensor, "batch dst"]:
         """The receivers whose output is NaN when the state of each of the senders alone is."""
-        copies = self.draw(number).times(len(senders))
+        copies = self.probe(number).times(len(senders))
         copies.states[torch.arange(len(senders), device=self.device), senders.to(self.device)] = torch.nan
         return self.run(copies).isnan().any(-1).cpu()
 
@@ -165,11 +192,12 @@ class Runner:
         return (max(1, min(samples, fitting)) if repeatable and not crosses else 1), crosses
 
     def _check_finite(self) -> None:
-        with torch.no_grad():
-            bad = ~self.run(self.draw(0)).isfinite().all(-1)
-        if bool(bad.any()):
-            place = f"first at receiver {int(bad[0].nonzero()[0])} (perhaps an isolated row's softmax)"
-            raise ValueError(f"the module returns NaN or inf for finite inputs, {place}: mend that first")
+        for sample in (self.draw(0), *self.own):
+            with torch.no_grad():
+                bad = ~self.run(sample).isfinite().all(-1)
+            if bool(bad.any()):
+                place = f"first at receiver {int(bad[0].nonzero()[0])} (perhaps an isolated row's softmax)"
+                raise ValueError(f"the module returns NaN or inf for finite inputs, {place}: mend that first")
 
     def _checked(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
         y = _first_states(output)
