@@ -195,7 +195,7 @@ def _place_nodes(content: Content, num_tokens: int | None) -> tuple[Sequence[obj
     if not are_integers(keys):
         if size not in (None, count):
             example = f"such as {labels[0][:40]!r}" if labels else "none"
-            raise ValueError(f"its {count} nodes have names ({example}), not {size}: leave num_tokens out")
+            raise ValueError(f"its {count} nodes have names ({example}), so that it has no {size} tokens")
         return labels, torch.arange(count, device="cpu")
     node_of: dict[int, str] = {}
     for key in keys:
