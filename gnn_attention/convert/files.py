@@ -64,12 +64,15 @@ class GraphFile:
         return [str(name) for name in self.names]
 
     def __str__(self) -> str:
-        text = f"{self.graph.name}: {len(self.names):,} nodes, {self.num_edges:,} "
-        text += (
-            f"undirected edges = {self.graph.num_edges:,} directed" if self.undirected else "directed edges"
-        )
-        text += f", without {self.num_parallel:,} parallel edges" if self.num_parallel else ""
+        edges = _count(self.num_edges, "undirected edge" if self.undirected else "directed edge")
+        text = f"{self.graph.name}: {_count(len(self.names), 'node')}, {edges}"
+        text += f" = {self.graph.num_edges:,} directed" if self.undirected else ""
+        text += f", without {_count(self.num_parallel, 'parallel edge')}" if self.num_parallel else ""
         return text if self.weights is None else f"{text}, with weights"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def load(

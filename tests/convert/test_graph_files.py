@@ -186,6 +186,7 @@ class TestPrograms:
         content = files.load(file, weight="value")
         assert (content.labels, content.graph.edge_index.T.tolist()) == (["b", "a"], [[1, 0]])
         assert content.weights.tolist() == [4]
+        assert str(content) == "a.json: 2 nodes, 1 directed edge, with weights"
         assert files.read(file, undirected=True).num_edges == 2
 
 
