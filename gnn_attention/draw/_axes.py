@@ -53,8 +53,9 @@ def figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
 
 
 def grid(count: int) -> tuple[Figure, list[Axes]]:
-    """Axes for so many masks, four in a row."""
-    columns, rows = min(count, 4), -(-count // 4)
+    """Axes for so many masks, four in a row, or eight where there are more than 16."""
+    in_a_row = 4 if count <= 16 else 8
+    columns, rows = min(count, in_a_row), -(-count // in_a_row)
     made, axes = figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
     for unused in axes.flat[count:]:
         unused.set_axis_off()
@@ -64,6 +65,11 @@ def grid(count: int) -> tuple[Figure, list[Axes]]:
 def of(ax: Axes | None, width: float, height: float) -> tuple[Figure, Axes]:
     made: Any = None if ax is None else ax.figure.figure
     return figure(width, height) if ax is None else (made, ax)
+
+
+def one(ax: Axes | None, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    made, axes = of(ax, width, height)
+    return made, [axes]
 
 
 def title(ax: Axes, name: str, facts: str = "", width: int = 64) -> None:
@@ -137,18 +143,38 @@ def coloured(ax: Axes, mask: Int[Tensor, "dst src"], colours: list[str]) -> None
     """A cell in the colour of each number; thin gaps between the cells where there are few."""
     from matplotlib.colors import ListedColormap
 
-    if mask.numel() == 0:
-        return
-    small = max(mask.shape) <= 256
+    image(ax, mask, ListedColormap(colours), 0, len(colours) - 1)
+
+
+def heat(grid: Sequence[Axes], tables: Float[Tensor, "heads dst src"]) -> Any:
+    """A table in each of the axes, all in one scale so that they can be compared; the last image.
+
+    A cell is white at 0, blue above, orange below, and grey where there is no number.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    high = tables.abs().nan_to_num().max().item() if tables.numel() else 0.0
+    low = -high if bool((tables < 0).any()) else 0.0
+    colours = ["white", BLUE] if low == 0 else [ORANGE, "white", BLUE]
+    scale = LinearSegmentedColormap.from_list("weights", colours).with_extremes(bad=FAINT)
+    images = [image(ax, table, scale, low, high or 1.0) for ax, table in zip(grid, tables, strict=True)]
+    return images[-1]
+
+
+def image(ax: Axes, table: Tensor, colours: Any, low: float, high: float) -> Any:
+    """The table as matplotlib's image, or None without cells; thin gaps between cells if there are few."""
+    if table.numel() == 0:
+        return None
+    small = max(table.shape) <= 256
     look: dict[str, Any] = {"interpolation": "nearest"} if small else {"interpolation_stage": "rgba"}
-    look["aspect"] = "equal" if max(mask.shape) <= LONGEST_SIDE * min(mask.shape) else "auto"
-    ax.imshow(mask.numpy(), cmap=ListedColormap(colours), vmin=0, vmax=len(colours) - 1, **look)
+    look["aspect"] = "equal" if max(table.shape) <= LONGEST_SIDE * min(table.shape) else "auto"
     ax.spines[:].set_visible(False)  # they would hide a sink, a column of one token, at the border
-    if max(mask.shape) <= FEW:
-        for axis, count in ((ax.xaxis, mask.shape[1]), (ax.yaxis, mask.shape[0])):
+    if max(table.shape) <= FEW:
+        for axis, count in ((ax.xaxis, table.shape[1]), (ax.yaxis, table.shape[0])):
             axis.set_ticks([place + 0.5 for place in range(count - 1)], minor=True)
-        ax.grid(which="minor", color="white", linewidth=min(2.0, 36 / max(mask.shape)))
+        ax.grid(which="minor", color="white", linewidth=min(2.0, 36 / max(table.shape)))
         ax.tick_params(which="minor", length=0)
+    return ax.imshow(table.numpy(), cmap=colours, vmin=low, vmax=high, **look)
 
 
 def heights(ax: Axes, numbers: Sequence[int], offset: int, colour: str) -> None:
@@ -228,6 +254,10 @@ def tapered(ax: Axes, curves: Curves, widths: Numbers, colours: Sequence[str], a
 
 def cell_handles() -> list[Any]:
     return _squares((BLUE, "edge: dst attends to src"), (LIGHT, "no edge"))
+
+
+def weight_handles() -> list[Any]:
+    return _squares((FAINT, "no edge"))
 
 
 def change_handles() -> list[Any]:

@@ -12,7 +12,7 @@ columns. With ``ax=`` a picture is drawn into axes of your own, without a legend
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,6 +37,7 @@ Text = str | None
 LARGEST_MASK = 4096  # tokens a side of what is drawn cell by cell
 LARGEST_LINES = 1024  # tokens a side of what is drawn edge by edge
 MOST_HEADS = 16
+MOST_TABLES = 64  # heads whose weights are drawn at a glance
 MOST_LAYERS = 64
 
 
@@ -60,6 +61,62 @@ def mask(
     axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
     _axes.title(axes, graph.name if title is None else title, _facts(graph))
     return _axes.finish(made, ax, _axes.cell_handles())
+
+
+def weights(
+    weights: Any,
+    heads: int | Sequence[int] | None = None,
+    ax: Where = None,
+    labels: Names = None,
+    src_labels: Names = None,
+    title: Text = None,
+) -> Figure:
+    """The heat map of attention weights: a row for each receiver, a column for each sender.
+
+    ``weights``: a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]`` in which NaN stands
+    for no edge; the ``AttentionInfo`` of a call of ``attend`` with one sample; or ``(graph, weights)`` with
+    weights ``[E]`` or ``[E, heads]`` in ``graph.edge_index`` order, as the layer returns them. Several heads
+    (up to 64) are drawn side by side in one scale; ``heads`` chooses one or some of them. Weight 0 is white,
+    a negative number orange, a non-edge grey. ``labels`` name the receivers, and the senders too where there
+    are as many. TypeError and ValueError for anything else, and above 4096 tokens a side.
+
+    >>> picture = weights(torch.tensor([[1.0, torch.nan], [0.25, 0.75]]), labels=["the", "cat"])
+    >>> picture.axes[0].get_title("left"), picture.axes[1].get_ylabel()
+    ('attention weights', 'weight')
+    """
+    table = _weight_table(weights)
+    picked = range(len(table)) if heads is None else [heads] if isinstance(heads, int) else list(heads)
+    for head in picked:
+        walks.token("heads", head, len(table))
+    if not 1 <= len(picked) <= MOST_TABLES or (ax is not None and len(picked) > 1):
+        most = f"1 to {MOST_TABLES} heads" if ax is None else "one head into axes of your own"
+        raise ValueError(f"weights() draws {most}, got {len(picked)}: choose with heads=")
+    table = table[list(picked)]
+    num_dst, num_src = table.shape[1:]
+    src_labels = labels if src_labels is None and num_dst == num_src else src_labels
+    names = _side_names("labels", labels, f"{num_dst} receivers", num_dst)
+    src_names = _side_names("src_labels", src_labels, f"{num_src} senders", num_src)
+    made, grid = (
+        _axes.grid(len(picked))
+        if ax is None and len(picked) > 1
+        else _axes.one(ax, 6.6, _axes.mask_height(num_dst, num_src))
+    )
+    image = _axes.heat(grid, table)
+    for head, axes in zip(picked, grid, strict=True):
+        _axes.ticks(axes, "x", src_names, num_src)
+        _axes.ticks(axes, "y", names, num_dst)
+        axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
+        if len(picked) > 1:
+            _axes.title(axes, f"head {head}")
+            axes.label_outer()
+    headline = "attention weights" if title is None else title
+    if len(picked) == 1:
+        _axes.title(grid[0], headline)
+    else:
+        _axes.headline(made, headline)
+    if ax is None and image is not None:
+        made.colorbar(image, ax=grid, label="weight", shrink=0.8, fraction=0.05)
+    return _axes.finish(made, ax, _axes.weight_handles() if bool(table.isnan().any()) else ())
 
 
 def graph(
@@ -231,6 +288,46 @@ def _each_head(graph: TokenGraph, title: Text) -> Figure:
         axes.label_outer()
     _axes.headline(made, graph.name if title is None else title)
     return _axes.finish(made, None, _axes.cell_handles())
+
+
+def _weight_table(weights: Any) -> Tensor:
+    """Weights ``[heads, dst, src]`` in float64, NaN where there is no edge."""
+    if hasattr(weights, "weight_matrix"):
+        table = weights.weight_matrix()
+        table = table.masked_fill(~weights.call.graph.mask(table.device), torch.nan)
+    elif isinstance(weights, (tuple, list)) and len(weights) == 2 and isinstance(weights[0], TokenGraph):
+        table = _spread(*weights)
+    elif isinstance(weights, Tensor):
+        table = weights
+    else:
+        raise TypeError(
+            "weights() draws a tensor, an AttentionInfo or a pair (graph, weights), "
+            f"got {checks.described(weights)}"
+        )
+    table = table.detach().cpu().double()
+    table = table[0] if table.dim() == 4 and len(table) == 1 else table
+    if table.dim() not in (2, 3) or max(table.shape[-2:]) > LARGEST_MASK:
+        raise ValueError(
+            "weights() draws [dst, src] or [heads, dst, src] of one sample and at most "
+            f"{LARGEST_MASK} tokens a side, got {list(table.shape)}: choose one, as weight_matrix()[b]"
+        )
+    return table if table.dim() == 3 else table.unsqueeze(0)
+
+
+def _spread(graph: TokenGraph, weights: Tensor) -> Tensor:
+    """The table of weights ``[E]`` or ``[E, heads]`` along the edges of a graph."""
+    by_edge = torch.as_tensor(weights).detach().cpu().double()
+    by_edge = by_edge[0] if by_edge.dim() == 3 and len(by_edge) == 1 else by_edge
+    if by_edge.dim() not in (1, 2) or len(by_edge) != graph.num_edges:
+        raise ValueError(
+            f"weights must be [E] or [E, heads] for the {graph.num_edges} edges of {graph!r}, "
+            f"got {list(by_edge.shape)}"
+        )
+    by_edge = by_edge.reshape(graph.num_edges, -1)
+    table = by_edge.new_full((by_edge.shape[1], graph.num_dst, graph.num_src), torch.nan)
+    src, dst = graph.edge_index
+    table[:, dst, src] = by_edge.T
+    return table
 
 
 def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:

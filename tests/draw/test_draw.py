@@ -12,8 +12,9 @@ import torch
 from support.bounds import assert_exact
 from support.error_tables import assert_errors
 from support.extras import needs
+from support.refusals import assert_refusals
 
-from gnn_attention import TokenGraph, draw, patterns
+from gnn_attention import MessagePassingAttention, StandardHeads, TokenGraph, attend, draw, patterns
 from gnn_attention.draw import _node_layouts
 
 Figure, LineCollection = needs("matplotlib.figure").Figure, needs("matplotlib.collections").LineCollection
@@ -418,3 +419,81 @@ def test_a_selection_over_time_shows_what_changed():
         draw.over_time([])
     with pytest.raises(ValueError, match="the same tokens, heads and samples"):
         draw.over_time([patterns.causal(3), patterns.causal(4)])
+
+
+class TestWeights:
+    """The heat map: rows are receivers, columns senders; the image holds the numbers themselves."""
+
+    words = ("the", "cat", "sat", "on", "it")
+
+    def info(self, graph, heads=3, **options):
+        torch.manual_seed(0)
+        q = torch.randn(1, heads, graph.num_dst, 4)
+        k, v = torch.randn(2, 1, heads, graph.num_src, 4).unbind()
+        return attend(q, k, v, graph, return_info=True, **options)[1]
+
+    def test_cells_are_the_weights_and_non_edges_have_no_number(self):
+        graph = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 2], [2, 1, 1, 0]]), 4, 5, name="one_way")
+        info = self.info(graph, heads=1)
+        image = draw.weights(info, labels=self.words[:4], src_labels=self.words).axes[0].images[0]
+        table = image.get_array()
+        q, k = info.call.q[0, 0].double(), info.call.k[0, 0].double()
+        for dst, src in [(dst, src) for dst in range(4) for src in range(5)]:
+            senders = [j for j in range(5) if graph.mask()[dst, j]]
+            if src not in senders:
+                assert table.mask[dst, src]
+                continue
+            logits = torch.stack([q[dst] @ k[j] / 2 for j in senders])
+            assert abs(table[dst, src] - logits.softmax(0)[senders.index(src)]) < 1e-6
+        shown = image.cmap(image.norm(table))
+        assert to_hex(shown[0, 0]) == "#cfcfcf"
+        assert to_hex(image.cmap(image.norm(0.0))) == "#ffffff"
+
+    def test_both_axes_name_the_tokens_of_cross_attention(self):
+        figure = draw.weights(torch.rand(5, 3), labels=self.words, src_labels=["le", "chat", "dort"])
+        axes = figure.axes[0]
+        assert tick_names(axes.xaxis) == ["le", "chat", "dort"]
+        assert tick_names(axes.yaxis) == list(self.words)
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("src (sender)", "dst (receiver)")
+        square = draw.weights(torch.rand(5, 5), labels=self.words).axes[0]
+        assert tick_names(square.xaxis) == tick_names(square.yaxis) == list(self.words)
+
+    def test_heads_are_drawn_in_one_scale_and_can_be_chosen(self):
+        tables = torch.arange(24.0).view(1, 6, 2, 2)
+        figure = draw.weights(tables)
+        drawn = [axes.images[0] for axes in figure.axes[:6]]
+        assert [title(axes) for axes in figure.axes[:6]] == [f"head {head}" for head in range(6)]
+        assert [image.get_array().tolist() for image in drawn] == tables[0].tolist()
+        assert {image.get_clim() for image in drawn} == {(0.0, 23.0)}
+        chosen = draw.weights(tables, heads=[4, 1])
+        assert [title(axes) for axes in chosen.axes[:2]] == ["head 4", "head 1"]
+        assert chosen.axes[0].images[0].get_array().tolist() == tables[0, 4].tolist()
+        assert draw.weights(-tables, heads=1).axes[0].images[0].get_clim() == (-7.0, 7.0)
+
+    def test_what_the_layer_returns_is_drawn_along_the_graph(self):
+        graph = patterns.window(5, 2)
+        layer = MessagePassingAttention(StandardHeads(8, 2))
+        _, (edges, weights) = layer(torch.randn(5, 8), graph, return_attention_weights=True)
+        figure = draw.weights((graph, weights), labels=self.words)
+        for head in range(2):
+            table = figure.axes[head].images[0].get_array()
+            for edge, (src, dst) in enumerate(edges.T.tolist()):
+                assert table[dst, src] == weights[edge, head].double()
+            assert table.mask.sum() == 25 - graph.num_edges
+        by_sample = self.info(by_head, heads=3)
+        assert draw.weights(by_sample).axes[2].images[0].get_array().mask.sum() == 36 - 4
+
+    def test_refusals(self):
+        table, graph = torch.rand(3, 4, 4), patterns.causal(4)
+        assert_refusals(
+            [
+                (lambda: draw.weights("x"), TypeError, "draws a tensor, an AttentionInfo or a pair"),
+                (lambda: draw.weights(table[None].repeat(2, 1, 1, 1)), ValueError, "of one sample"),
+                (lambda: draw.weights(table[0, 0]), ValueError, r"got \[4\]"),
+                (lambda: draw.weights(table, heads=3), IndexError, "heads"),
+                (lambda: draw.weights(table, heads=[]), ValueError, "draws 1 to 64 heads, got 0"),
+                (lambda: draw.weights(table, labels=["a"]), ValueError, "labels must hold a name for each"),
+                (lambda: draw.weights((graph, torch.rand(9, 2))), ValueError, "for the 10 edges"),
+                (lambda: draw.weights(table, ax=draw.mask(graph).axes[0]), ValueError, "one head into axes"),
+            ]
+        )
