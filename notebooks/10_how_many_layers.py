@@ -41,7 +41,7 @@ from gnn_attention.convert.expressions import parse
 # edges run from one row to the next. Lit is everything that can have had an influence on the last token at the top: its
 # **receptive field**, which grows downwards.
 #
-# On [the page](../gnn_attention/explorer/page.html) that `gnn-attention explore` writes, *Reach* shows the same for any graph and token, layer by layer.
+# On [the page](../docs/explore.html) that `gnn-attention explore` writes, *Reach* shows the same for any graph and token, layer by layer.
 
 # %%
 window = patterns.window(12, 3)

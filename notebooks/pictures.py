@@ -9,8 +9,10 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"  # told apart by colour-blind eyes too
-COLOURS = LinearSegmentedColormap.from_list("orange-white-blue", [ORANGE, "white", BLUE])
-COLOURS.set_bad("#E4E4E4")  # where there is no edge
+# grey where there is no edge
+COLOURS = LinearSegmentedColormap.from_list("orange-white-blue", [ORANGE, "white", BLUE]).with_extremes(
+    bad="#E4E4E4"
+)
 
 
 def draw_table(ax, table, rows, columns, title="", limit=1.0, digits=2, mask=None, aspect="equal"):
@@ -40,7 +42,10 @@ def draw_table(ax, table, rows, columns, title="", limit=1.0, digits=2, mask=Non
 
 
 def draw_product(ax, factors, title):
-    """Matrices of a product beside each other, drawn to scale: (label, rows, columns, colour), or a sign such as "="."""
+    """Matrices of a product beside each other, to scale: (label, rows, columns, colour), or a sign such as "=".
+
+    A vector is drawn 6 high, so that its colour is seen.
+    """
     left = 0
     for factor in factors:
         if isinstance(factor, str):
@@ -48,12 +53,12 @@ def draw_product(ax, factors, title):
             left += 24
             continue
         label, rows, columns, colour = factor
-        ax.add_patch(
-            plt.Rectangle((left, -rows / 2), columns, rows, facecolor=colour, edgecolor="black", alpha=0.75)
-        )
+        height = max(rows, 6)
+        place = (left, -height / 2)
+        ax.add_patch(plt.Rectangle(place, columns, height, facecolor=colour, edgecolor="black", alpha=0.75))
         ax.text(
             left + columns / 2,
-            -rows / 2 - 5,
+            -height / 2 - 5,
             f"{label}\n{rows} x {columns}",
             ha="center",
             va="top",

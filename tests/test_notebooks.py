@@ -13,10 +13,8 @@ time of every cell and new random cell ids into the file.
 from __future__ import annotations
 
 import ast
-import base64
 import importlib
 import inspect
-import io
 import os
 import re
 import subprocess
@@ -29,6 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.extras import needs
 
@@ -36,10 +35,13 @@ jupytext, nbclient, _ = needs("jupytext"), needs("nbclient"), needs("matplotlib"
 
 import nbformat  # noqa: E402
 from jupyter_client.manager import KernelManager  # noqa: E402
-from PIL import Image  # noqa: E402
+from support.pictures import CLOSE, encoded, pixels, small  # noqa: E402
 
-sys.path.append(str(Path(__file__).parents[1]))  # for a run as a script
-from notebooks import grade  # noqa: E402
+# a run as a script takes the package and the notebooks of its own checkout, whatever is installed
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from gnn_attention import draw, patterns  # noqa: E402
+from notebooks import grade, pictures  # noqa: E402
 
 NOTEBOOKS = grade.NOTEBOOKS
 SOURCES = grade.sources()
@@ -47,6 +49,7 @@ RENEW = "run: python tests/test_notebooks.py"
 ABSOLUTE = re.compile(r"(?<![\w.~/-])/(home|root|tmp|usr|opt|var|work|mnt|private|Users|Volumes)/|\b[A-Z]:\\")
 TRAINED = ("08_why_thin_factors", "11_sparse_against_dense", "13_one_limiting_case")
 NUMBER = re.compile(r"-?\d+\.\d+")
+COLOUR = re.compile(r"#[0-9A-Fa-f]{6}")
 # Half of the time of all notebooks goes into one: with one seed instead of three its printed numbers are
 # others.
 ONE_SEED = {"11_sparse_against_dense": ("SEEDS, STEPS, BATCH = 3,", "SEEDS, STEPS, BATCH = 1,")}
@@ -63,11 +66,13 @@ each_notebook = pytest.mark.parametrize("source", SOURCES, ids=[source.stem for 
 
 @contextmanager
 def kernel() -> Iterator[KernelManager]:
-    """A kernel in the notebooks' folder, without anyone's IPython settings."""
+    """A kernel in the notebooks' folder, with the package of this checkout and nobody's IPython settings."""
     with tempfile.TemporaryDirectory() as settings:
         backend = "module://matplotlib_inline.backend_inline"
         manager = KernelManager(kernel_name="python3")
-        manager.start_kernel(env={**os.environ, "MPLBACKEND": backend, "IPYTHONDIR": settings}, cwd=NOTEBOOKS)
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        own = {"MPLBACKEND": backend, "IPYTHONDIR": settings, "PYTHONPATH": paths}
+        manager.start_kernel(env=os.environ | own, cwd=NOTEBOOKS)
         try:
             yield manager
         finally:
@@ -136,19 +141,6 @@ def execute(notebook: Any, manager: KernelManager, timeout: int = 120) -> None:
         client.kc.stop_channels()
 
 
-def small(picture: str) -> str:
-    """The same picture in 256 colours: under half of the size, and every channel within 10 of 255.
-
-    ``MAXCOVERAGE`` bounds the error of each pixel; median cut, the default, spends its colours on what covers
-    most of the picture, and a few marks in a colour of their own turn grey.
-    """
-    stream = io.BytesIO()
-    plain = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
-    few = plain.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    few.save(stream, "PNG", optimize=True)
-    return base64.b64encode(stream.getvalue()).decode()
-
-
 def committed(source: Path) -> Any:
     """The notebook of a source as it is committed."""
     return nbformat.read(source.with_suffix(".ipynb"), as_version=4)
@@ -210,6 +202,41 @@ def test_committed_outputs_come_from_one_clean_run(source: Path) -> None:
     assert not any("execution" in cell.metadata for cell in cells), (
         "the times of a run are in the file; " + RENEW
     )
+
+
+def colours(source: Path) -> set[str]:
+    """The colours that the code of a chapter names and uses."""
+    code = ast.parse("\n".join(cell.source for cell in executed(jupytext.read(source))))
+    nodes = list(ast.walk(code))
+    names: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            values = getattr(node.value, "elts", [])
+            pairs = zip(node.targets[0].elts, values, strict=False)
+            names |= {ast.unparse(name): str(getattr(value, "value", "")) for name, value in pairs}
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    literals = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+    unread = {names[name] for name in set(names) - read}
+    shared = {str(getattr(pictures, name, "")) for name in read - set(names)}
+    return set(filter(COLOUR.fullmatch, literals - unread | shared))
+
+
+def test_a_small_picture_keeps_its_colours() -> None:
+    """One orange mark among many blue edges, which a palette of the commonest colours makes brown."""
+    drawn = encoded(draw.layers(patterns.window(12, 3), 3)._repr_png_())
+    assert np.abs(pixels(small(drawn)) - pixels(drawn)).max() <= CLOSE
+    assert len(small(drawn)) < len(drawn) / 2
+
+
+@each_notebook
+def test_pictures_have_the_colours_of_the_code(source: Path) -> None:
+    """In full, or at three quarters over white, as ``pictures.draw_product`` fills its boxes."""
+    outputs = [output.get("data", {}) for cell in executed(committed(source)) for output in cell.outputs]
+    shown = np.concatenate([pixels(data["image/png"]) for data in outputs if "image/png" in data])
+    for colour in colours(source):
+        full = np.array([*bytes.fromhex(colour[1:])])
+        distances = [np.abs(shown - tint).max(1).min() for tint in (full, (255 + 3 * full) / 4)]
+        assert min(distances) <= CLOSE, f"{colour} is in no picture; {RENEW}"
 
 
 @each_notebook
@@ -326,6 +353,13 @@ def check_run(source: Path, manager: KernelManager) -> None:
         assert NUMBER.sub("#", new_text) == NUMBER.sub("#", old_text), RENEW
         for new, old in zip(NUMBER.findall(new_text), NUMBER.findall(old_text), strict=True):
             assert abs(float(new) - float(old)) <= allowed(old, source.stem), f"{old} is {new}; {RENEW}"
+
+
+@pytest.mark.slow
+def test_a_kernel_has_the_package_of_this_checkout(shared: KernelManager) -> None:
+    asked = nbformat.v4.new_code_cell("import gnn_attention\ngnn_attention.__file__")
+    execute(nbformat.v4.new_notebook(cells=[asked]), shared)
+    assert Path(ast.literal_eval(asked.outputs[0]["data"]["text/plain"])).is_relative_to(ROOT)
 
 
 @pytest.mark.slow
