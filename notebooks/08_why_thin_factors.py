@@ -118,6 +118,7 @@ assert kept[1]["pattern, message"] == 128 * kept[0]["key, value"]
 # Yet one can, and the steps of the source text become three lines. **Step 1**: the new token is projected to its pattern and
 # its message, which are added to the cache *first*, so that the token will hear itself: every node has a self loop. **Step 2**: its state is multiplied with all cached patterns; a softmax makes
 # weights. **Step 3**: the cached messages are summed with these weights.
+# (To scale, but for the single rows $x_q$, p, m, $\alpha$ and o: one number high they could not be seen.)
 
 # %% tags=["S1.14", "S1.18"]
 x_q = ("$x_q$", 1, width, GREY)

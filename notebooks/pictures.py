@@ -42,9 +42,9 @@ def draw_table(ax, table, rows, columns, title="", limit=1.0, digits=2, mask=Non
 
 
 def draw_product(ax, factors, title):
-    """Matrices of a product beside each other, to scale: (label, rows, columns, colour), or a sign such as "=".
+    """Matrices of a product beside each other, drawn to scale: (label, rows, columns, colour), or a sign such as "=".
 
-    A vector is drawn 6 high, so that its colour is seen.
+    A single row is drawn 8 thick, so that its colour can be seen.
     """
     left = 0
     for factor in factors:
@@ -53,9 +53,12 @@ def draw_product(ax, factors, title):
             left += 24
             continue
         label, rows, columns, colour = factor
-        height = max(rows, 6)
-        place = (left, -height / 2)
-        ax.add_patch(plt.Rectangle(place, columns, height, facecolor=colour, edgecolor="black", alpha=0.75))
+        height = max(rows, 8)
+        ax.add_patch(
+            plt.Rectangle(
+                (left, -height / 2), columns, height, facecolor=colour, edgecolor="black", alpha=0.75
+            )
+        )
         ax.text(
             left + columns / 2,
             -height / 2 - 5,
