@@ -104,8 +104,8 @@ plt.show()
 # %% [markdown]
 # The table is not symmetric: *output* hears *Llamas*, but *Llamas* does not hear *output*. So it matters which index comes
 # first, and two conventions exist. Attention masks and this library say `mask[dst, src]`. The adjacency matrix of graph theory,
-# which networkx computes, says `A[src, dst]`: it is the **transpose**. Many a wrong mask is this mistake, and it shows only on
-# a graph that is not symmetric.
+# which networkx computes, says `A[src, dst]`: it is the **transpose**. A transposed mask is a classic bug, and on a
+# symmetric graph no test will find it.
 
 # %%
 graph = nx.DiGraph(edges)
@@ -330,7 +330,20 @@ for method in ("edge_update", "message", "update"):
 # `aggregate`, step 6. It is not printed because PyG's own sum is used as it is. `update` is step 7. Steps 1, 2 and 5 happen
 # at the nodes, before anything travels.
 #
-# The same numbers come out. The layer takes our graph object, or the plain `edge_index` that PyG users have.
+# Look at the formula again: a message may depend on $x_i$ and $x_j$. The weight $w_{ij}$ depends on more. Its denominator is a sum over
+# **all** in-neighbours of $i$, which is why `edge_update` runs before `message`. Is attention then of this form at all? Yes, strictly, if
+# the division waits until the end. Send the pair of $e^{a_{ij}} v_j$ and $e^{a_{ij}}$ (here $a_{ij}$ is the logit, scaled), sum both,
+# and let the update be their quotient, times $W_O$:
+
+# %%
+src, dst = edge_index
+mass = (((x @ W_Q)[dst] * (x @ W_K)[src]).sum(-1, keepdim=True) / math.sqrt(2)).exp()
+message = torch.cat([mass * (x @ W_V)[src], mass], dim=1)  # of x_i and x_j alone
+total = torch.zeros(5, 3).index_add(0, dst, message)  # aggregate: a plain sum
+assert torch.allclose(total[:, :2] / total[:, 2:] @ W_O, updates, rtol=0, atol=1e-12)  # update: a quotient
+
+# %% [markdown]
+# The layer of the library gives the same numbers too. It takes our graph object, or the plain `edge_index` that PyG users have.
 
 # %%
 heads = ga.StandardHeads.from_arrays(W_Q[None], W_K[None], W_V[None], W_O[None])  # [None]: a list of one head

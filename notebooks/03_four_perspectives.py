@@ -270,7 +270,8 @@ plt.show()
 assert found[0] < 0.02 < 0.05 < found[1]  # an embedding knows nothing of its neighbour
 
 # %% [markdown]
-# In its embedding a token knows nothing of its neighbour (a probe that has learned by heart does worse than none); after the first
+# In its embedding a token knows nothing of its neighbour (the probe has memorised its training texts, and on new ones predicts worse
+# than the mean); after the first
 # round of communication it does.
 #
 # ## 4. Two coupled transforms
@@ -344,7 +345,7 @@ for layer, trained in enumerate(model.layers):
 # wherever the mask lets $i$ hear $j$. A node's state is its residual stream. Attention is the **protocol** by which the nodes
 # talk, in seven steps:
 #
-# All seven steps of any edge, drawn and with their numbers: [the page](../gnn_attention/explorer/page.html) that `gnn-attention explore "Llamas do not output words"` writes.
+# All seven steps of any edge, drawn and with their numbers: [the page](../docs/explore.html) that `gnn-attention explore "Llamas do not output words"` writes.
 
 # %%
 steps = call.terms("message exchange")
@@ -513,29 +514,34 @@ assert call["query"].data_ptr() == call["receiving channel"].data_ptr() == call[
 # says *logits* and *weights*. (An overlap is the product alone; scaled, it is a logit.) And a **pattern** is, in much of the literature (`hook_pattern` above), the table of weights
 # after the softmax. Here it is always the vector $x W_P$, which describes what a receiver looks for.
 #
-# A third has three meanings, and notebooks 01 and 02 need all of them. A **message** is, of one edge $j \to i$:
+# A third has four meanings, and notebooks 01 and 02 need all of them. A **message** is, of one edge $j \to i$, in the channel of the head
+# or in the space of the states, without the weight or with it:
 
 # %% tags=["S1.27"]
 edge = [(pieces.index("␣not"), receiver)]
 share = call.weights(edge, heads=head)[0, 0, 0]
-three = {
-    "v_j = x_j W_V, a value: the outgoing message of the seven steps (other authors' word)": outgoing[
-        edge[0][0]
-    ],
-    "x_j W_M, the re-projected value: Patterns and Messages, and this library's prose": U[head, edge[0][0]],
-    "w_ij x_j W_M, what the edge carries (PyG's message(), which weighs): `carried`": call.carried(
-        edge, head
-    )[0, 0, 0],
+layer, sent = ga.MessagePassingAttention(heads, block.attention.score_mod), []
+layer.register_message_forward_hook(lambda module, inputs, output: sent.append(output))
+layer(x, call.graph)  # torch_geometric calls message(): a row for each edge, for each head
+at = call.edge_index.T.tolist().index(list(edge[0]))
+four = {
+    "v_j = x_j W_V, a value: the outgoing message of the seven steps": outgoing[edge[0][0]],
+    "w_ij v_j, a weighted value: what PyG's message() returns": sent[0][at, head],
+    "x_j W_M, the re-projected value: Patterns and Messages, this library": U[head, edge[0][0]],
+    "w_ij x_j W_M, what the edge adds to the receiver: `carried`": call.carried(edge, head)[0, 0, 0],
 }
-for meaning, vector in three.items():
+for meaning, vector in four.items():
     print(f"{len(vector):4} numbers, {vector.norm():5.2f} long: {meaning}")
-value, message, carried = three.values()
+value, weighted, message, carried = four.values()
+assert torch.allclose(weighted, share * value)
 assert torch.allclose(message, value @ heads.W_O[head])
 assert torch.allclose(carried, share * message)
+assert torch.allclose(carried, weighted @ heads.W_O[head])
 
 # %% [markdown]
-# The first two differ by a matrix, the last two by a number. Patterns and Messages takes the word from graph networks, where it was
-# already used for values, and extends it to the *re-projected* ones on purpose: only those live where the states live.
+# The second and the fourth have the weight of the edge in them, and so belong to one edge. The first and the third are the sender's, the
+# same for all its receivers. $W_O$ leads from the first to the third, and from the second to the fourth. Patterns and Messages takes the
+# word from graph networks and gives it to the *re-projected* value on purpose: only that lives where the states live.
 #
 # ## 8. Exercises
 #

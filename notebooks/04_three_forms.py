@@ -177,10 +177,10 @@ print("ranks of the four message matrices:", torch.linalg.matrix_rank(W_M).tolis
 
 # %% tags=["S1.3", "S1.21"]
 def draw_flow(ax, title, looks, tells):
-    """Two columns that meet only at the top: what decides who is heard, and what decides what is said; bold: P and M."""
+    """Two columns that meet only at the top: what decides who is heard, and what decides what is said; bold: p and M."""
     for column, boxes, colour in ((0, looks, BLUE), (1.4, tells, ORANGE)):
         for row, text in enumerate(boxes):
-            bold = "bold" if text in ("P", "M") else "normal"
+            bold = "bold" if text in ("p", "M") else "normal"
             box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "alpha": 0.35, "edgecolor": "black"}
             ax.text(column, row, text, ha="center", va="center", fontsize=10, fontweight=bold, bbox=box)
             if row:
@@ -194,12 +194,12 @@ def draw_flow(ax, title, looks, tells):
 
 
 figure, axes = plt.subplots(1, 3, figsize=(12, 4.6))
-soft = r"softmax / $\sqrt{d}$"
-draw_flow(axes[0], "standard", ["x, X", "$W_Q$, $W_K$", "q . k", soft], ["X", "$W_V$", "mix, then $W_O$"])
-draw_flow(
-    axes[1], "factored", ["x", "$W_Q$, then $W_K^T$", "P", "P . x", soft], ["X", "$W_V$, then $W_O$", "M"]
-)
-draw_flow(axes[2], "merged", ["x", "$W_P$", "P", "P . x", soft], ["X", "$W_M$", "M"])
+soft, every = r"softmax($\,\cdot\,/\sqrt{d}\,$)", r"$p\,X^\top$: p with all states X"
+looks = ["$x_q$ and X", "$W_Q$, $W_K$", r"$q\,K^\top$: q with all keys K", soft]
+draw_flow(axes[0], "standard", looks, ["X", "$W_V$", "mix, then $W_O$"])
+looks = ["$x_q$", r"$W_Q$, then $W_K^\top$", "p", every, soft]
+draw_flow(axes[1], "factored", looks, ["X", "$W_V$, then $W_O$", "M"])
+draw_flow(axes[2], "merged", ["$x_q$", "$W_P$", "p", every, soft], ["X", "$W_M$", "M"])
 plt.show()
 
 # %% [markdown]
@@ -361,8 +361,8 @@ for h in (0, 1):
     assert lengths[h, signs].mean() > 1.5 * lengths[h, ~signs].mean()
 
 # %% [markdown]
-# In heads 0 and 1 the sharp listeners are signs, such as brackets, commas and the ends of lines; pieces of words hear almost
-# everyone evenly. Tripling the pattern is the same as tripling the inverse temperature, exactly:
+# In heads 0 and 1 punctuation attends sharply (brackets, commas, line ends); word pieces spread their attention almost
+# evenly. Tripling the pattern is the same as tripling the inverse temperature, exactly:
 
 # %%
 angles = (

@@ -103,10 +103,12 @@ for name, strength in found.items():
     print(f"{name:>13}: {int((strength > 0).sum()):>2} of {T * T} blocks are not zero")
 
 # %% [markdown]
-# ## 2. The same, proved for the trained model
+# ## 2. The same in the trained model
 #
 # `ga.audit` finds out along which pairs information really flows in a module, with the derivative and two further witnesses,
-# and compares it with a graph. For everything in a layer that is not attention the graph is *nobody hears anybody else*.
+# and compares it with a graph. For everything in a layer that is not attention the graph is *nobody hears anybody else*. (It looks
+# at two random inputs: it may find a leak, and finds none here. It cannot prove that there is none at any input; [notebook
+# 17](17_audit_a_leak.ipynb) builds a leak that it misses.)
 
 # %% tags=["S4.3"]
 model, vocabulary = ga.model.load_trained()
@@ -392,7 +394,7 @@ plt.show()
 #
 # $$\sum_{k=1}^{9} (-1)^{k+1} \binom{10}{k} \Big(1 - \frac{k}{10}\Big)^{40}$$
 #
-# and only the case in which nobody but the last nodes is deaf does no harm. So about one run in seven to eight is wrong, and
+# and the bug is harmless only if all nodes without in-edges come last. So about one run in seven to eight is wrong, and
 # looks as good as the others: nothing is raised, all shapes fit.
 
 # %%

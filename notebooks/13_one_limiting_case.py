@@ -41,7 +41,7 @@ import gnn_attention as ga
 warnings.filterwarnings(
     "ignore", message="IProgress not found"
 )  # tqdm, on import, about progress bars nobody asked for
-from torch_geometric.nn import EdgeConv, GATConv  # noqa: E402
+from torch_geometric.nn import EdgeConv, GATConv, MessagePassing  # noqa: E402
 
 from gnn_attention import patterns  # noqa: E402
 from gnn_attention.layer import pairwise  # noqa: E402
@@ -53,10 +53,59 @@ BLUE, ORANGE, RED, GREY = "#0072B2", "#E69F00", "#D55E00", "#999999"
 # %% [markdown]
 # ## 1. The general form
 #
-# $$y_i = \sum_{j \to i} w(x_i, x_j) \, m(x_i, x_j)$$
+# $$y_i = \text{update}\Big(\sum_{j \to i} m(x_i, x_j)\Big)$$
 #
-# In general message passing both the weight and the message of an edge may depend on **both of its ends** in any way. The
-# library has this as `general.PairwiseMessages`: you give it two functions of an edge, `logit` and `message`, and the name of a
+# In general message passing the message of an edge may depend on **both of its ends**, in any way, and on nothing else. Is attention
+# of this form? Not as it is usually written, $y_i = \sum_{j \to i} w_{ij} v_j$: the weight $w_{ij}$ has a denominator, in which *all*
+# in-neighbours of $i$ stand. Change the state of token 1, and the weight of another edge into token 3 changes:
+
+# %%
+width, n = 12, 7
+graph = patterns.window(n, 3) | patterns.sinks(n, 1)
+x = torch.randn(n, width, dtype=torch.float64)
+heads = ga.StandardHeads(width, 3).double()
+other = x.clone()
+other[1] = torch.randn(width, dtype=torch.float64)
+
+weights = []
+for states in (x, other):
+    q, (k, v) = heads.receive(states[None]), heads.send(states[None])
+    out, info = ga.attend(q, k, v, graph, return_info=True)
+    edge = graph.edge_index.T.tolist().index([0, 3])
+    weights.append(info.weights()[0, 0, edge].item())
+print("the weight of the edge 0 -> 3: {:.4f}; after a change of token 1: {:.4f}".format(*weights))
+assert weights[0] != weights[1]
+
+# %% [markdown]
+# But the denominator is a sum over in-edges as well, so it can travel with the rest. The strict form: the **message** is the pair of
+# $e^{a_{ij}} v_j$ and $e^{a_{ij}}$, with the logit $a_{ij}$, which depends on the two ends alone; the **aggregation** is a sum; the
+# **update** is a quotient. In torch_geometric:
+
+
+# %%
+class StrictAttention(MessagePassing):
+    def forward(self, q, k, v, edge_index):
+        return self.propagate(edge_index, q=q, k=k, v=v)
+
+    def message(self, q_i, k_j, v_j):
+        mass = ((q_i * k_j).sum(-1, keepdim=True) / q_i.shape[-1] ** 0.5).exp()
+        return torch.cat([mass * v_j, mass], dim=-1)
+
+    def update(self, sums):
+        return sums[..., :-1] / sums[..., -1:]
+
+
+assert torch.allclose(StrictAttention()(q, k, v, graph.edge_index), out, rtol=0, atol=1e-12)
+print("strict message passing gives what ga.attend gives")
+
+# %% [markdown]
+# (No real kernel leaves it at that: $e^{a}$ overflows for large logits, so the largest is subtracted first, which changes no quotient.)
+#
+# A wider form keeps the two parts apart, and all layers of this notebook are of it:
+#
+# $$y_i = \sum_{j \to i} w_{ij} \, m(x_i, x_j), \qquad w_{ij} = \text{normaliser of the logits } a(x_i, x_{j'}) \text{ of all } j' \to i$$
+#
+# The library has this as `pairwise.PairwiseMessages`: you give it two functions of an edge, `logit` and `message`, and the name of a
 # normaliser that makes weights of logits. This is what it does along an edge:
 
 # %%
@@ -67,11 +116,6 @@ print(textwrap.dedent(inspect.getsource(pairwise.PairwiseMessages.message)))
 # against the layer that everybody uses.
 
 # %%
-width, n = 12, 7
-graph = patterns.window(n, 3) | patterns.sinks(n, 1)
-x = torch.randn(n, width, dtype=torch.float64)
-
-heads = ga.StandardHeads(width, 3).double()
 attention = pairwise.PairwiseMessages.of(heads)  # logit: x_dst W_P x_src, message: x_src W_M
 assert torch.allclose(attention(x, graph), ga.MessagePassingAttention(heads)(x, graph), rtol=0, atol=1e-12)
 
@@ -98,12 +142,12 @@ assert torch.allclose(mean(x, graph), graph.mask().double() @ x / degree, rtol=0
 print("attention, graph attention, edge convolution, mean of the neighbours: all equal to their usual form")
 
 # %% [markdown]
-# | layer | the weight depends on | the message depends on |
-# |---|---|---|
-# | mean of the neighbours | how many there are | the sender |
-# | graph attention (GAT) | both ends, each for itself | the sender |
-# | **attention** | **both ends, as a product** | **the sender, linearly** |
-# | edge convolution | nothing | both ends |
+# | layer | the logit depends on | the weight is | the message depends on |
+# |---|---|---|---|
+# | mean of the neighbours | nothing: it is 0 | a softmax: 1 / number of in-neighbours | the sender |
+# | graph attention (GAT) | both ends, each for itself | a softmax over all in-neighbours | the sender |
+# | **attention** | **both ends, as a product** | **a softmax over all in-neighbours** | **the sender, linearly** |
+# | edge convolution | there is none | 1 | both ends |
 #
 # ## 2. What attention saves
 #
@@ -302,7 +346,9 @@ for row in weights:
     right.plot(row.sort(descending=True).values, color=BLUE, alpha=0.4)
 right.axhline(0, color=GREY, linewidth=1)
 right.set(
-    xlabel="nodes, in order of weight", ylabel="weight", title="a few nodes are heard loudly, most hardly"
+    xlabel="nodes, in order of weight",
+    ylabel="weight",
+    title="a few nodes get large weights, most almost none",
 )
 plt.show()
 loud, sums = (weights.abs() > 0.5).double().mean().item(), weights.sum(1)

@@ -15,7 +15,8 @@
 #
 # A trained model has learned what to say *along the graph it was trained on*. Its parameters do not hold that graph: attention
 # takes it as an argument. So we may ask a trained model to listen along another one, edge by edge if we like, and see which
-# edges an answer hangs on. This is the nearest thing to surgery that a language model offers.
+# edges an answer hangs on. This is surgery on the connections. (*Activation patching* is surgery on what they carry: a message from
+# another run in place of this one's, `ga.trace.patch`.)
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb); the model is the one that ships with the package.
 #
@@ -131,7 +132,7 @@ assert relayed[n - 1] > 1.5 * relayed[3]
 # Which edges carry the answer? `ga.trace.record` notes what every edge of every layer and head carried. We look at the last
 # token in the second layer: whom does each head listen to?
 #
-# To cut it with a click: [the page](../gnn_attention/explorer/page.html) that `gnn-attention explore` writes begins with this sentence,
+# To cut it with a click: [the page](../docs/explore.html) that `gnn-attention explore` writes begins with this sentence,
 # and its tour ends here.
 
 # %%

@@ -21,13 +21,14 @@
 # something across. `ga.audit` asks the model itself: it finds the pairs of tokens along which information **really** flows and
 # compares them with a graph.
 #
-# How can that be exact? The derivative of receiver `dst`'s output with respect to sender `src`'s input is a block of the
-# Jacobian. Where no information flows it is zero, not small: exactly zero, in float64. The audit groups receivers so that few
-# backward passes suffice, and calls two further witnesses: it changes a sender, and it poisons one with NaN.
+# What does it look at? The derivative of receiver `dst`'s output with respect to sender `src`'s input is a block of the
+# Jacobian. Where no information flows it is zero, not small: exactly zero, in float64. So a block that is not zero **is** a flow.
+# The audit groups receivers so that few backward passes suffice, and calls two further witnesses: it changes a sender, and it
+# poisons one with NaN. All this happens at a few inputs. What that leaves open is section 6.
 #
 # You need [notebook 01](01_attention_is_message_passing.ipynb), or its one sentence: a mask is a graph.
 #
-# **Afterwards you can** prove that a model is causal, or name its leaks.
+# **Afterwards you can** find where a model leaks, and say what an audit without a leak leaves open.
 #
 # before: [Change the graph of a trained model](16_change_the_graph.ipynb) | [the book](README.md) | next: [Sinks are one edge](18_sinks_are_one_edge.ipynb)
 
@@ -214,7 +215,47 @@ model, _ = ga.model.load_trained()
 print(ga.audit(model, ga.patterns.causal(16), (16,)))
 
 # %% [markdown]
-# ## 6. Exercises
+# ## 6. Make the audit miss a leak
+#
+# The audit has found every leak so far. Can you hide one? It sees the model at two random inputs, whose numbers are drawn from a
+# normal distribution. So put the leak behind a gate that such numbers hardly ever open:
+
+
+# %%
+class Gate(nn.Module):
+    """Reads the next token, where the first number of that token is above a threshold."""
+
+    def __init__(self, threshold):
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, x):
+        following = functional.pad(x[:, 1:], (0, 0, 0, 1))
+        return x + following.where(following[..., :1] > self.threshold, 0.0)
+
+
+for threshold in (0, 1, 5):
+    verdict = ga.audit(Gate(threshold), ga.patterns.self_loops(T), (T, WIDTH))
+    print(f"threshold {threshold}: {len(verdict.leaks)} of {T - 1} leaks found")
+assert verdict.ok
+assert not verdict.poisoned
+
+# %% [markdown]
+# At a threshold of 5 none of the three witnesses has seen anything, the verdict is `ok`, and the gate reads the future whenever it opens. (One standard normal number in 3.5 million
+# is above 5.) So remember what each verdict says. A leak is a fact: at this input, information crossed that pair. *No leak* is no proof;
+# it says that none showed at the inputs that were tried. An audit refutes, as any test does.
+#
+# What helps is to try the inputs that matter. `inputs=` takes states or token ids of your own, beside the random ones: real texts,
+# long ones, padded ones, and whatever the code of the model treats as a special case.
+
+# %%
+loud = torch.full((1, T, WIDTH), 6.0)
+verdict = ga.audit(Gate(5), ga.patterns.self_loops(T), (T, WIDTH), inputs=loud)
+print(f"with an input that opens the gate: {len(verdict.leaks)} of {T - 1} leaks found; {verdict.leaks[0]}")
+assert len(verdict.leaks) == T - 1
+
+# %% [markdown]
+# ## 7. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/17_audit_a_leak.py).

@@ -27,10 +27,12 @@
 # before: [The graph a model needs](19_the_graph_a_model_needs.ipynb) | [the book](README.md) | next: [Reading 278 heads](21_reading_278_heads.ipynb)
 
 # %%
+import math
 import warnings
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 
 warnings.filterwarnings("ignore", message="IProgress not found")
@@ -39,6 +41,7 @@ from gnn_attention import analyse, patterns  # noqa: E402
 from gnn_attention import model as small  # noqa: E402
 from gnn_attention.interpret.bounds import influence_bound  # noqa: E402
 
+GREY = "#999999"
 n, layers = 256, 30
 window = patterns.window(n, 16)
 print("layers until everybody is reached:", analyse.layers_to_full_reach(window))
@@ -46,26 +49,73 @@ print("layers until everybody is reached:", analyse.layers_to_full_reach(window)
 # %% [markdown]
 # ## 1. On paper: shares along walks
 #
-# Let a token keep the share `residual` of its state in each layer and take the rest from its in-edges, all alike. What the first
-# token contributes to the last one is then a sum over all walks of 30 steps that lead there. How many are there? Enormously many.
-# And how much does each carry? Enormously little. Who wins?
+# Let a token keep the share $a$ of its state in each layer (`residual`: its residual stream), and take the rest from its in-edges, all
+# alike. What another token contributes is then a sum over all walks of 30 steps that lead from there to here.
+#
+# G. Xiao (2025) argues like this. Whatever comes from a distance $d$ needs at least $d / 16$ hops, and each hop costs a factor
+# $1 - a$. So its share is about $(1 - a)^{d / 16}$: it falls exponentially with the distance, however many layers there are. Does it?
+# `analyse.influence` computes the sum. Below, a late token, its first possible sender as far away as any walk leads.
+
 
 # %%
-figure, ax = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
-for residual, color in ((0.0, "#009E73"), (0.5, "#0072B2"), (0.9, "#D55E00")):
-    row = analyse.influence(window, layers, residual, receivers=[n - 1])[0].flip(0)
-    far = analyse.horizon(window, layers, 1e-3, residual)
-    ax.semilogy(row, color=color, label=f"residual {residual}: above 1/1000 up to {far} tokens")
-ax.set(xlabel="distance back from the last token", ylabel="share", ylim=(1e-30, 1))
-ax.legend(frameon=False)
+def along_walks(residual, layers):
+    """The share that a token has, in the end, of the tokens at distance 0, 1, 2, ... before it."""
+    tokens = 15 * layers + 1
+    graph = patterns.window(tokens, 16)
+    return analyse.influence(graph, layers, residual, receivers=[tokens - 1])[0].flip(0)
+
+
+RESIDUALS = {0.0: "#009E73", 0.5: "#0072B2", 0.9: "#D55E00"}
+on_paper = {(a, depth): along_walks(a, depth) for a in RESIDUALS for depth in (layers, 4 * layers)}
+figure, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
+for a, color in RESIDUALS.items():
+    distances = torch.arange(15 * layers + 1)
+    ax.semilogy(distances, on_paper[a, layers], color=color, label=f"residual {a}: the sum over all walks")
+    if a:
+        ax.semilogy(distances, (1 - a) ** (distances / 16), ":", color=color, label=r"$(1 - a)^{d / 16}$")
+ax.set(xlabel="distance back", ylabel="share", ylim=(1e-16, 3))
+ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %% [markdown]
-# The reach is 450 tokens in each of the three. Without a residual stream the shares pile up around 225 tokens back, as sums of 30
-# random hops do: the middle of the walk, and a width that grows as the *square root* of the layers. With a residual stream most of
-# the state never leaves home, and what is far fades exponentially, whatever the depth (Xiao 2025).
+# It does not. At residual 0.5 the sum *rises* for 110 tokens, and next to nothing stays at home. What did the argument forget?
 #
-# But a trained model does not weigh all in-edges alike. Perhaps it has learnt to pass on what matters?
+# It has the right factor for one walk, and forgets to count the walks. A walk with $k$ hops may take them in any $k$ of the $L$ layers
+# and rests in the others, so there are $\binom{L}{k}$ times as many:
+#
+# $$\text{share}(d) = \sum_k \binom{L}{k} \, (1 - a)^k \, a^{L - k} \; P(k \text{ hops lead } d \text{ back})$$
+#
+# This is the chance that $k$ of $L$ coins fall on *hop*. About $L (1 - a)$ of them do, and a hop leads 7.5 tokens back on average.
+# So the sum has its mean at $7.5 \, L (1 - a)$ tokens back, and the **depth** decides where that is. At home stays what stays there in *every*
+# layer, $(a + (1 - a) / 16)^L$.
+
+
+# %%
+def counted(a, depth):
+    """The same shares, by the formula."""
+    shares, of_k_hops = np.zeros(15 * depth + 1), np.ones(1)
+    for k in range(depth + 1):
+        choices = math.comb(depth, k) * (1 - a) ** k * a ** (depth - k)
+        shares[: len(of_k_hops)] += choices * of_k_hops
+        of_k_hops = np.convolve(of_k_hops, np.full(16, 1 / 16))
+    return torch.tensor(shares)
+
+
+for (a, depth), shares in on_paper.items():
+    assert torch.allclose(shares, counted(a, depth), rtol=0, atol=1e-12)
+    home, peak = float(shares[0]), int(shares.argmax())
+    mean = float(shares @ torch.arange(len(shares), dtype=shares.dtype))
+    assert math.isclose(home, (a + (1 - a) / 16) ** depth, rel_tol=1e-9)
+    assert math.isclose(mean, 7.5 * depth * (1 - a), rel_tol=1e-9)
+    assert abs(peak - mean) <= 7.5 if mean > 50 else peak == 0
+    print(f"residual {a}, {depth:3} layers: at home {home:.0e}, peak {peak:3} back, mean {mean:5.1f} back")
+
+# %% [markdown]
+# With 30 layers and a residual of 0.9 a twentieth is still at home; with 120 layers nothing is. Without a residual stream the shares pile up
+# in the middle of the reach, as sums of random hops do, and their width grows as the *square root* of the layers. (That part of the
+# argument is right.)
+#
+# So on paper nothing stops a message, if there are layers enough. Is a trained model like that?
 #
 # ## 2. In a model: derivatives
 #
@@ -107,15 +157,72 @@ for name, row in measured.items():
     print(f"{name:22} token 100: {middle:.0e}   token 0: {first:.0e}")
 
 # %% [markdown]
-# All three let the last token be reached by every other. Look at the orders of magnitude between them. In the window's line there
-# is no edge of the reach to be seen, just a fall: by the time the first token is "reached", nothing of it is left that float32
-# could tell from zero in a sum. (Where the blue line leaves the picture, the squares of float32 have run out too.) Did training find
-# a way round the exponential? No: depth gives reach, not loudness.
+# All three let the last token be reached by every other. Look at the orders of magnitude between them. The window's line falls and
+# falls, from about 30 tokens back: by the time the first token is "reached", nothing of it is left that float32 could tell from zero in a
+# sum. (Where the blue line leaves the picture, the squares of float32 have run out too.)
 #
-# And the third line? Four edges for each receiver bring the first tokens back at full strength, from any distance. But look beside
-# them, at tokens 5 or 50. Why do *they* gain nothing from the sinks?
+# ## 3. Why the model is not like residual 0.5
 #
-# ## 3. Who is heard, by hops
+# On paper we *chose* a share of 0.5 and a peak 110 tokens back came out. Now we measure the share instead: how long is a state, and how
+# long is what attention adds to it? And the model does not weigh its in-edges alike, so we take its own weights too (their mean over
+# heads).
+
+
+# %%
+lengths, hooks = [], []
+for block in model.model.layers:
+    hooks.append(block.register_forward_pre_hook(lambda _, x: lengths.append(x[0][0].norm(dim=-1))))
+    hooks.append(block.self_attn.register_forward_hook(lambda _, x, y: lengths.append(y[0][0].norm(dim=-1))))
+with ga.use_graph(model, window):
+    run = ga.trace.record(model, ids)
+for hook in hooks:
+    hook.remove()
+kept = [float((state / (state + update)).mean()) for state, update in zip(*[iter(lengths)] * 2, strict=True)]
+assert len(kept) == layers
+assert torch.equal(run.layers[0].graph.edge_index, window.edge_index)
+own = [call.weights()[0].mean(-1) for call in run.layers]
+a = sum(kept) / layers
+print(f"a state keeps {min(kept):.2f} to {max(kept):.2f} of itself in a layer, {a:.2f} in the mean")
+print(f"so the mean on paper is {7.5 * layers * (1 - a):.0f} tokens back, not {7.5 * layers * 0.5:.0f}")
+
+# %%
+row = measured["window(16)"] / measured["window(16)"].sum()
+paper = {
+    "on paper, residual 0.5": (analyse.influence(window, layers, 0.5, receivers=[n - 1])[0], GREY, ":"),
+    "measured residuals": (analyse.influence(window, layers, kept, receivers=[n - 1])[0], "#0072B2", "-"),
+    "measured residuals and weights": (
+        analyse.influence(window, layers, kept, own, receivers=[n - 1])[0],
+        "#009E73",
+        "-",
+    ),
+    "the model's derivatives": (row.double(), "#D55E00", "-"),
+}
+figure, ax = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+for name, (shares, color, style) in paper.items():
+    ax.semilogy(shares.flip(0), style, color=color, label=name)
+    far = " ".join(f"{d}: {float(shares[n - 1 - d]):.0e} " for d in (10, 50, 100, 150))
+    print(f"{name:31} {far}")
+ax.set(xlabel="distance back from the last token", ylabel="share", ylim=(1e-16, 1))
+ax.legend(frameon=False, fontsize=8)
+plt.show()
+shares = paper["measured residuals and weights"][0]
+off = (shares / row).log10()[n - 151 : n - 20].abs()  # from 20 to 150 tokens back
+assert off.median() < 1
+assert off.max() < 2
+
+# %% [markdown]
+# A state keeps about four fifths of itself in each layer, not half. So of the thirty layers of a walk about six hop, not fifteen, and the
+# mean is 43 tokens back. Beyond it the share falls, and ever faster, as the chance does that far more coins than expected fall on
+# *hop*. With the model's own weights the line on paper follows the measured one down over six orders of magnitude, to 150 tokens
+# back, mostly within a factor of ten and nowhere off by a hundred. (Farther back it falls too fast: it leaves out the MLPs and the norms, and takes the mean of the heads.)
+#
+# So there is no law that what is far fades, whatever the depth. There is a model whose updates are small beside its states, and it
+# has only thirty layers. Depth gives reach; the residual share decides how much of the reach is used.
+#
+# And the third line of section 2? Four edges for each receiver bring the first tokens back at full strength, from any distance. But look
+# beside them, at tokens 5 or 50. Why do *they* gain nothing from the sinks?
+#
+# ## 4. Who is heard, by hops
 #
 # Distance is the wrong ruler where a graph has long edges. The number of hops is the right one: `by_hop` sums the influence of all
 # senders that are k hops away, and `range` is the mean number of hops, weighted by influence (arXiv 2506.05971).
@@ -131,7 +238,7 @@ for name in ("window(16)", "window(12) | sinks(4)"):
     )
 
 # %% [markdown]
-# ## 4. What can be promised?
+# ## 5. What can be promised?
 #
 # A measured derivative is one number of one text. Can we say *at most so much, for certain*? Every part of a block has a gain: the
 # largest factor by which it can stretch a small change. A norm divides by the size of a state; an edge carries its weight times the
@@ -177,12 +284,12 @@ print(
 print("no walk, no influence:", float(found[~joined].max()), "in", int((~joined).sum()), "pairs")
 
 # %% [markdown]
-# True everywhere, and far from tight: as if every gain of every part pointed the same way, in every layer at once. Two layers cost a
-# factor of hundreds (`python -m benchmarks.influence_bound` has the exact norms, over 20 graphs). What would thirty cost? Reach says
+# The bound holds for every pair and is about 1,000 times too large, because it assumes that all parts stretch in the same direction, in
+# every layer at once. Two layers cost a factor of hundreds (`python -m benchmarks.influence_bound` has the exact norms, over 20 graphs). What would thirty cost? Reach says
 # *whether*, the bound says *at most*, the derivative says *how much here*. Three answers to three questions. Which one did you mean,
 # when you asked whether a token hears?
 #
-# ## 5. Exercises
+# ## 6. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:
 # `python notebooks/grade.py COPY.ipynb`. Solutions are [in a folder of their own](solutions/20_reach_is_not_influence.py).

@@ -65,21 +65,31 @@ judge = states(inspect.getsource(torch.nn.init))
 # heads), here along the causal graph: the *dense warm-up*. We write down what it would choose on the way.
 
 # %%
-indexer = Indexer(width=judge.shape[-1], k=k, num_heads=4, head_dim=16)
-optimizer = torch.optim.Adam(indexer.parameters(), lr=0.01)
 watched = [attention(x, causal)[1] for x in learn]
-truth = attention(judge, causal)[1]
-steps, graphs, shares = (0, 5, 20, 80), [], []
-for step in range(81):
-    if step in steps:
-        graphs.append(indexer.select(judge, judge))
-        shares.append(recall(truth, graphs[-1]).mean().item())
-    x, info = learn[step % 3], watched[step % 3]
-    loss = indexer.loss(x, x, info)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+dense, truth = attention(judge, causal)
 
+
+def choices(steps, seed=0):
+    """What an indexer would choose for the text that judges, after so many steps of training each."""
+    torch.manual_seed(seed)
+    indexer = Indexer(width=judge.shape[-1], k=k, num_heads=4, head_dim=16)
+    optimizer, chosen = torch.optim.Adam(indexer.parameters(), lr=0.01), []
+    for step in range(max(steps) + 1):
+        if step in steps:
+            chosen.append(indexer.select(judge, judge))
+        x, info = learn[step % 3], watched[step % 3]
+        loss = indexer.loss(x, x, info)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return chosen
+
+
+steps = (0, 5, 20, 80)
+graphs = choices(steps)
+shares = [recall(truth, graph).mean().item() for graph in graphs]
+
+# %%
 best = TopK(k, per="all", scale=model.layers[1].heads.scale, score_mod=model.layers[1].score_mod)
 oracle = best.select(truth.call.q, truth.call.k)
 most = recall(truth, oracle).mean().item()
@@ -91,8 +101,8 @@ assert shares[0] < shares[-1] < most
 
 # %% [markdown]
 # `TopK(per="all")` is the oracle: no graph of so many senders for all heads together holds more. It is the number to compare with,
-# not 1: four heads look at different things, and share one graph. This layer looks nearby, so a plain window of as many tokens
-# holds about as much as what 80 steps have taught. The indexer had to find that out, and may yet leave the window where a text asks for it.
+# not 1: four heads look at different things, and share one graph. And this layer looks nearby: a plain window of as many tokens, which
+# nobody had to train, holds as much as what 80 steps have taught. Then was it worth it? Section 3 asks.
 #
 # ## 2. The choice over time
 
@@ -107,32 +117,56 @@ print(analyse.choice(graphs[-1], causal))
 print(analyse.choice(oracle, causal))
 
 # %% [markdown]
+# The choice starts anywhere, and 80 steps later half of its edges span at most 10 tokens. No sender is chosen by half of all receivers
+# (the last line of each): here are no hubs, such as sinks would be.
+#
 # ## 3. Attention along it
 #
-# The chosen graph is a graph like any other. What changes in the layer's result?
+# The chosen graph is a graph like any other. What changes in the layer's result? The fair comparison is the window, and one training run
+# is no evidence, so here are three.
 
 # %%
-dense = attention(judge, causal)[0]
 random = ga.TokenGraph.from_indices(
     (torch.rand(n, k) * torch.arange(1, n + 1)[:, None]).long(), n, coalesce=True
 )
-errors = {}
-for name, graph in {
-    "untrained": graphs[0],
-    "random": random,
-    "trained": graphs[-1],
-    "oracle": oracle,
-}.items():
-    errors[name] = ((attention(judge, graph)[0] - dense).norm() / dense.norm()).item()
-    print(f"{name:9} {graph.num_edges:5} edges  relative error {errors[name]:.2f}")
-assert errors["trained"] < errors["untrained"]
+trained = {seed: choices((80, 240), seed) for seed in (1, 2)}
 
-figure, ax = plt.subplots(figsize=(6, 2.8), layout="constrained")
-ax.bar(list(errors), list(errors.values()), color="#0072B2")
+
+# %%
+def error(graph):
+    """How far the layer's result along a graph is from the one along all causal edges."""
+    return ((attention(judge, graph)[0] - dense).norm() / dense.norm()).item()
+
+
+trained[0] = choices((80, 240))
+near = patterns.window(n, k)
+compared = {"untrained": graphs[0], "random": random, f"window({k})": near}
+compared |= {f"trained, seed {seed}": trained[seed][0] for seed in range(3)} | {"oracle": oracle}
+errors = {name: error(graph) for name, graph in compared.items()}
+for name, graph in compared.items():
+    held = recall(truth, graph).mean().item()
+    print(f"{name:16} {graph.num_edges:5} edges  holds {held:.2f}  relative error {errors[name]:.2f}")
+longer = [error(trained[seed][1]) for seed in range(3)]
+print("after 240 steps the errors are", ", ".join(f"{value:.2f}" for value in longer))
+outside = [1 - (trained[seed][0] & near).num_edges / near.num_edges for seed in range(3)]
+print("outside of the window are", ", ".join(f"{share:.0%}" for share in outside), "of the edges")
+
+figure, ax = plt.subplots(figsize=(8, 2.8), layout="constrained")
+colors = ["#D55E00" if name == f"window({k})" else "#0072B2" for name in errors]
+ax.bar(list(errors), list(errors.values()), color=colors)
+ax.tick_params(axis="x", labelsize=8)
 ax.set(ylabel="relative error")
 plt.show()
+at_80 = [errors[f"trained, seed {seed}"] for seed in range(3)]
+assert max(at_80) < errors[f"window({k})"] < errors["untrained"]
+assert all(late > early for late, early in zip(longer, at_80, strict=True))
 
 # %% [markdown]
+# By the attention that it holds, the trained choice is no better than the window. By the error of the result it is, a little, with each
+# of the three seeds, and a third of its edges or more lie outside of the window. But train on, and the gain shrinks; with one seed it is
+# gone. (Perhaps because the indexer learns from three texts and is judged on a fourth.) So this is a small success: a layer that looks
+# nearby leaves little to choose. [The benchmarks](../docs/benchmarks.md) have the choice for a whole model.
+#
 # ## 4. Exercises
 #
 # Replace `None` by your answer, then run the cell below it. It is red until your answer is right. All answers at once:

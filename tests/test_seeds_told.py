@@ -165,20 +165,23 @@ def test_three_messages_are_as_long_as_it_says() -> None:
     logits = (x[: dst + 1] @ heads.W_K[head]) @ (x[dst] @ heads.W_Q[head]) * heads.scale + table[head, far]
     value = x[src] @ heads.W_V[head]
     message = value @ heads.W_O[head]
+    weighted = logits.softmax(0)[src] * value
     carried = logits.softmax(0)[src] * message
     assert_told(
         outputs(tagged(notebook, "S1.27")),
         f"{len(value):4} numbers, {value.norm():5.2f} long: v_j = x_j W_V, a value: the outgoing "
-        "message of the seven steps (other authors' word)",
+        "message of the seven steps",
+        f"{len(weighted):4} numbers, {weighted.norm():5.2f} long: w_ij v_j, a weighted value: what PyG's "
+        "message() returns",
         f"{len(message):4} numbers, {message.norm():5.2f} long: x_j W_M, the re-projected value: "
         "Patterns and Messages",
-        f"{len(carried):4} numbers, {carried.norm():5.2f} long: w_ij x_j W_M, what the edge carries "
-        "(PyG's message(), which weighs): `carried`",
+        f"{len(carried):4} numbers, {carried.norm():5.2f} long: w_ij x_j W_M, what the edge adds to "
+        "the receiver: `carried`",
     )
     assert_told(
         prose(notebook),
-        "The first two differ by a matrix, the last two by a number.",
-        "A third has three meanings",
+        "The second and the fourth have the weight of the edge in them",
+        "A third has four meanings",
     )
 
 

@@ -1,8 +1,9 @@
 """Message passing more general than attention, and where attention stands in it.
 
-In general message passing the message of an edge may depend on both of its ends:
-``update_dst = sum over src -> dst of weight(x_dst, x_src) * message(x_dst, x_src)``. Attention is the case in
-which the message depends on the sender alone, is linear in it, and the weights of a receiver sum to 1
+In general message passing the message of an edge may depend on both of its ends. Here it has a weight too:
+``update_dst = sum over src -> dst of weight * message(x_dst, x_src)``, where a normaliser makes the weight of
+``logit(x_dst, x_src)``; under a softmax it depends on all senders of dst. Attention is the case in which the
+message depends on the sender alone, is linear in it, and the weights of a receiver sum to 1
 (:meth:`PairwiseMessages.of`): a token has one message for each head, made once for all its receivers. With
 another normaliser instead of the softmax, and senders that never change, it is an MLP (:class:`StaticNodes`).
 

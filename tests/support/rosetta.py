@@ -200,7 +200,7 @@ TEXTS = {
         "torch_geometric, `TransformerConv`",
         "the library itself is run; `root_weight=False`, without biases; ends before W_O",
         "1/sqrt(out_channels)",
-        'None. `message()` returns the *weighted value*; "message" has three meanings (see the [notebook](../notebooks/03_four_perspectives.ipynb)).',
+        'None. `message()` returns the *weighted value*; "message" has four meanings (see the [notebook](../notebooks/03_four_perspectives.ipynb)).',
         """
         x | x | i m | x
         edges | edge_index | senders first | edges
