@@ -195,10 +195,14 @@ def draw_flow(ax, title, looks, tells):
 
 figure, axes = plt.subplots(1, 3, figsize=(12, 4.6))
 soft, every = r"softmax($\,\cdot\,/\sqrt{d}\,$)", r"$p\,X^\top$: p with all states X"
-looks = ["$x_q$ and X", "$W_Q$, $W_K$", r"$q\,K^\top$: q with all keys K", soft]
-draw_flow(axes[0], "standard", looks, ["X", "$W_V$", "mix, then $W_O$"])
-looks = ["$x_q$", r"$W_Q$, then $W_K^\top$", "p", every, soft]
-draw_flow(axes[1], "factored", looks, ["X", "$W_V$, then $W_O$", "M"])
+keys = r"$q\,K^\top$: q with all keys K"
+draw_flow(axes[0], "standard", ["$x_q$, X", "$W_Q$, $W_K$", keys, soft], ["X", "$W_V$", "mix, then $W_O$"])
+draw_flow(
+    axes[1],
+    "factored",
+    ["$x_q$", r"$W_Q$, then $W_K^\top$", "p", every, soft],
+    ["X", "$W_V$, then $W_O$", "M"],
+)
 draw_flow(axes[2], "merged", ["$x_q$", "$W_P$", "p", every, soft], ["X", "$W_M$", "M"])
 plt.show()
 

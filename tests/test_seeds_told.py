@@ -336,13 +336,21 @@ def test_the_flow_of_each_form_keeps_two_columns_apart() -> None:
                 [box.value for box in column.elts if isinstance(box, ast.Constant)] for column in columns
             ]
             flows[title.value] = [
-                (re.findall(r"W_(\w)", " ".join(column)), {"P", "M"} & set(column)) for column in boxes
+                (re.findall(r"W_(\w)", " ".join(column)), {"p", "M"} & set(column)) for column in boxes
             ]
     assert flows == {
         "standard": [(["Q", "K"], set()), (["V", "O"], set())],
-        "factored": [(["Q", "K"], {"P"}), (["V", "O"], {"M"})],
-        "merged": [(["P"], {"P"}), (["M"], {"M"})],
+        "factored": [(["Q", "K"], {"p"}), (["V", "O"], {"M"})],
+        "merged": [(["P"], {"p"}), (["M"], {"M"})],
     }
+    # softmax(p X^T / sqrt d): the root stands inside, and the pattern is compared with all states
+    boxes_of_weights = [node.value for node in ast.walk(source) if isinstance(node, ast.Constant)]
+    softmax, compared = (
+        next(text for text in boxes_of_weights if isinstance(text, str) and text.startswith(start))
+        for start in ("softmax", r"$p\,")
+    )
+    assert re.fullmatch(r"softmax\(.*sqrt\{d\}.*\)", softmax)
+    assert r"p\,X^\top" in compared
 
 
 def test_diffusion_has_as_many_numbers_as_it_says() -> None:
