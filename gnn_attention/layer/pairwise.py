@@ -96,7 +96,7 @@ class BothEnds(nn.Module):
 
 
 class PairwiseMessages(Layer):
-    """Message passing whose messages and weights may depend on both ends of an edge.
+    """Message passing whose messages and logits may depend on both ends of an edge.
 
     ``update_dst = update(sum over src -> dst of sum_h weight_h * message_h(x_dst, x_src))``, weights
     normalised from ``logit_h(x_dst, x_src)``.
