@@ -43,8 +43,24 @@ def size(name: str, value: object, minimum: int = 0) -> int:
     return number
 
 
-def sizes(name: str, values: object, minimum: int = 0) -> list[int]:
-    """``values`` as a list of ints of at least ``minimum``, else TypeError or ValueError."""
+def check_order(name: str, values: object) -> None:
+    """TypeError for a set or dict where the order of the values counts.
+
+    >>> check_order("lengths", [3, 1]), check_order("lengths", (n for n in range(3)))
+    (None, None)
+    """
+    if isinstance(values, (set, frozenset, Mapping)):
+        reason = "the order counts, and this has none of its own"
+        raise TypeError(f"{name} must be a list in its order, got {described(values)}: {reason}")
+
+
+def sizes(name: str, values: object, minimum: int = 0, any_order: bool = False) -> list[int]:
+    """``values`` as a list of ints of at least ``minimum``, else TypeError or ValueError.
+
+    A set is taken where ``any_order`` of the values means the same.
+    """
+    if not any_order:
+        check_order(name, values)
     if not isinstance(values, Iterable):
         got = quoted(values)
         raise TypeError(f"{name} must be a sequence of sizes, got {got}; for a single one give [{got}]")

@@ -54,6 +54,7 @@ def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
     wanted = "graphs must be a TokenGraph or a list of them, layer 1 first"
     if not isinstance(graphs, (TokenGraph, Iterable)):
         raise TypeError(f"{wanted}; got {checks.quoted(graphs)}")
+    checks.check_order("graphs", graphs)
     layers = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for number, graph in enumerate(layers):
         if not isinstance(graph, TokenGraph):

@@ -8,8 +8,9 @@ or not there is a self loop. All raise TypeError, ValueError or IndexError for w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import islice
+from operator import or_
 
 import torch
 
@@ -17,11 +18,14 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.analyse import _everyone
 from gnn_attention.analyse._everyone import check_all_pairs, packed
+from gnn_attention.analyse._hamiltonian import present
 from gnn_attention.analyse._walks import edges_of, receivers, senders_for, spread, stack, token
+from gnn_attention.analyse.structure import components
 from gnn_attention.graph import TokenGraph, rules, text
 
 Layers = TokenGraph | Sequence[TokenGraph]
 TOO_MANY = 2.0**53  # below it float64 holds every integer
+MOST_LISTED = 2**20  # edges up to which strong components cost less than one product of all pairs
 
 
 def receptive_field(
@@ -136,7 +140,9 @@ def layers_to_full_reach(graphs: Layers, target: TokenGraph | None = None) -> in
     (33, None)
     """
     stacked = stack(graphs)
-    return _everyone.layers_until(stacked, _target_bits("layers_to_full_reach", stacked, target))
+    wanted = _target_bits("layers_to_full_reach", stacked, target)
+    target = _admissible(stacked) if target is None else target
+    return None if _is_out_of_reach(stacked, target) else _everyone.layers_until(stacked, wanted)
 
 
 def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
@@ -206,6 +212,20 @@ def _target_bits(what: str, stacked: list[TokenGraph], target: TokenGraph | None
 def _admissible(stacked: list[TokenGraph]) -> TokenGraph:
     causal = not any(bool(graph.mask().triu(1).any()) for graph in stacked)
     return TokenGraph.from_rule(rules.causal if causal else rules.everyone, stacked[0].num_dst)
+
+
+def _is_out_of_reach(stacked: list[TokenGraph], target: TokenGraph) -> bool:
+    """True if a wanted pair is never joined, where a look at the edges decides it; False leaves it open.
+
+    Own states stay and the layers are cycled: a token reaches what ways in the union of the layers reach.
+    """
+    union, tokens = reduce(or_, stacked), torch.arange(target.num_dst, device="cpu")
+    if target.rule is rules.everyone and union.num_edges <= MOST_LISTED:
+        return bool(components(union, strong=True).any())
+    if target.rule is rules.causal and (union & target).num_edges == union.num_edges:
+        # the only way from a token to the next one is an edge
+        return not bool(present(union, tokens[:-1], tokens[1:]).all())
+    return False
 
 
 def _hop(edges: Tensor, walks: Tensor) -> Tensor:

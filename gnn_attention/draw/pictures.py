@@ -22,6 +22,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention._support.text import printable
 from gnn_attention.analyse import _walks as walks
 from gnn_attention.analyse._walks import is_square
+from gnn_attention.attend import AttentionInfo
 from gnn_attention.draw import _axes, _node_layouts
 from gnn_attention.draw._axes import BLUE, ORANGE
 from gnn_attention.draw._node_layouts import Drawn, Names
@@ -66,6 +67,7 @@ def mask(
 def weights(
     weights: Any,
     heads: int | Sequence[int] | None = None,
+    graph: TokenGraph | None = None,
     ax: Where = None,
     labels: Names = None,
     src_labels: Names = None,
@@ -73,21 +75,23 @@ def weights(
 ) -> Figure:
     """The heat map of attention weights: a row for each receiver, a column for each sender.
 
-    ``weights``: a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]`` in which NaN stands
-    for no edge; the ``AttentionInfo`` of a call of ``attend`` with one sample; or ``(graph, weights)`` with
-    weights ``[E]`` or ``[E, heads]`` in ``graph.edge_index`` order, as the layer returns them. Several heads
-    (up to 64) are drawn side by side in one scale; ``heads`` chooses one or some of them. Weight 0 is white,
-    a negative number orange, a non-edge grey. ``labels`` name the receivers, and the senders too where there
-    are as many. TypeError and ValueError for anything else, and above 4096 tokens a side.
+    ``weights``: a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``; the
+    ``AttentionInfo`` of a call of ``attend`` with one sample; or ``(edge_index, weights [E, heads])``, as the
+    layer returns them, with the ``graph`` for the sizes. Several heads (up to 64) are drawn side by side in
+    one scale; ``heads`` chooses one or some of them. Weight 0 is white, a negative number orange; a pair that
+    is no edge of the graph, or NaN in a table, is grey. ``labels`` name the receivers, and the senders too
+    where there are as many. TypeError, ValueError or IndexError for other arguments, and ValueError above
+    4096 tokens a side.
 
     >>> picture = weights(torch.tensor([[1.0, torch.nan], [0.25, 0.75]]), labels=["the", "cat"])
     >>> picture.axes[0].get_title("left"), picture.axes[1].get_ylabel()
     ('attention weights', 'weight')
     """
-    table = _weight_table(weights)
+    graph = weights.call.graph if isinstance(weights, AttentionInfo) else graph
+    table = _weight_table(weights, graph)
     picked = range(len(table)) if heads is None else [heads] if isinstance(heads, int) else list(heads)
     for head in picked:
-        walks.token("heads", head, len(table))
+        checks.index("heads", head, len(table))
     if not 1 <= len(picked) <= MOST_TABLES or (ax is not None and len(picked) > 1):
         most = f"1 to {MOST_TABLES} heads" if ax is None else "one head into axes of your own"
         raise ValueError(f"weights() draws {most}, got {len(picked)}: choose with heads=")
@@ -103,8 +107,8 @@ def weights(
     )
     image = _axes.heat(grid, table)
     for head, axes in zip(picked, grid, strict=True):
-        _axes.ticks(axes, "x", src_names, num_src)
-        _axes.ticks(axes, "y", names, num_dst)
+        _axes.ticks(axes, "x", src_names, num_src, graph.src_offset if graph else 0)
+        _axes.ticks(axes, "y", names, num_dst, graph.dst_offset if graph else 0)
         axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
         if len(picked) > 1:
             _axes.title(axes, f"head {head}")
@@ -219,6 +223,7 @@ def over_time(
     Each is compared with the one before; the share in its title is Jaccard's index of the two
     (``analyse.overlap``). ``graphs``: 1 to 16 plain graphs of the same tokens; ValueError for others.
     """
+    checks.check_order("graphs", graphs)
     graphs = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for each in graphs:
         _check("over_time", each, LARGEST_MASK)
@@ -290,44 +295,35 @@ def _each_head(graph: TokenGraph, title: Text) -> Figure:
     return _axes.finish(made, None, _axes.cell_handles())
 
 
-def _weight_table(weights: Any) -> Tensor:
+def _weight_table(weights: Any, graph: TokenGraph | None) -> Tensor:
     """Weights ``[heads, dst, src]`` in float64, NaN where there is no edge."""
-    if hasattr(weights, "weight_matrix"):
+    if isinstance(weights, AttentionInfo):
         table = weights.weight_matrix()
-        table = table.masked_fill(~weights.call.graph.mask(table.device), torch.nan)
-    elif isinstance(weights, (tuple, list)) and len(weights) == 2 and isinstance(weights[0], TokenGraph):
-        table = _spread(*weights)
+    elif isinstance(weights, (tuple, list)) and len(weights) == 2 and graph is not None:
+        (src, dst), by_edge = weights
+        table = by_edge.new_zeros(*by_edge.shape[:-2], by_edge.shape[-1], graph.num_dst, graph.num_src)
+        table[..., dst, src] = by_edge.mT
     elif isinstance(weights, Tensor):
         table = weights
     else:
         raise TypeError(
-            "weights() draws a tensor, an AttentionInfo or a pair (graph, weights), "
+            "weights must be a tensor, an AttentionInfo, or (edge_index, weights) with graph= for the sizes, "
             f"got {checks.described(weights)}"
         )
     table = table.detach().cpu().double()
     table = table[0] if table.dim() == 4 and len(table) == 1 else table
     if table.dim() not in (2, 3) or max(table.shape[-2:]) > LARGEST_MASK:
         raise ValueError(
-            "weights() draws [dst, src] or [heads, dst, src] of one sample and at most "
+            "weights must be [dst, src] or [heads, dst, src] of one sample and at most "
             f"{LARGEST_MASK} tokens a side, got {list(table.shape)}: choose one, as weight_matrix()[b]"
         )
-    return table if table.dim() == 3 else table.unsqueeze(0)
-
-
-def _spread(graph: TokenGraph, weights: Tensor) -> Tensor:
-    """The table of weights ``[E]`` or ``[E, heads]`` along the edges of a graph."""
-    by_edge = torch.as_tensor(weights).detach().cpu().double()
-    by_edge = by_edge[0] if by_edge.dim() == 3 and len(by_edge) == 1 else by_edge
-    if by_edge.dim() not in (1, 2) or len(by_edge) != graph.num_edges:
-        raise ValueError(
-            f"weights must be [E] or [E, heads] for the {graph.num_edges} edges of {graph!r}, "
-            f"got {list(by_edge.shape)}"
-        )
-    by_edge = by_edge.reshape(graph.num_edges, -1)
-    table = by_edge.new_full((by_edge.shape[1], graph.num_dst, graph.num_src), torch.nan)
-    src, dst = graph.edge_index
-    table[:, dst, src] = by_edge.T
-    return table
+    if graph is None:
+        return table if table.dim() == 3 else table.unsqueeze(0)
+    if table.shape[-2:] != (graph.num_dst, graph.num_src):
+        raise ValueError(f"weights must fit {graph!r}, got {list(table.shape)}")
+    mask = graph.mask().cpu()
+    mask = mask[0] if mask.dim() == 4 else mask
+    return (table if table.dim() == 3 else table.unsqueeze(0)).masked_fill(~mask, torch.nan)
 
 
 def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:
@@ -356,6 +352,7 @@ def _names(graph: TokenGraph, labels: Names, src_labels: Names) -> tuple[list[st
 def _side_names(word: str, labels: Names, tokens: str, count: int) -> list[str] | None:
     if labels is None:
         return None
+    checks.check_order(word, labels)
     if len(labels) != count:
         raise ValueError(f"{word} must hold a name for each of the {tokens}, got {len(labels)}")
     return [printable(str(name), line_ends=True) for name in labels]

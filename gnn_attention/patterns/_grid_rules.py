@@ -42,6 +42,7 @@ def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(shape, Iterable):
         got = checks.quoted(shape)
         raise TypeError(f"shape must be a sequence of sizes, got {got}; a line of tokens is ({got},)")
+    checks.check_order("shape", shape)
     sizes = tuple(checks.size("each of shape", size, 1) for size in shape)
     if not sizes:
         raise ValueError("shape must have at least one axis, got ()")

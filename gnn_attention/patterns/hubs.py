@@ -181,7 +181,7 @@ def _or_random(edge: Tensor, drawn: Tables, b: Tensor, h: Tensor, row: Tensor, c
 
 def _token_table(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"], object]:
     given = tokens if isinstance(tokens, Iterable) else range(checks.size("tokens", tokens))
-    places = _operands.positions("tokens", given, n)
+    places = _operands.positions("tokens", given, n, any_order=True)
     return _data.marked(places, n), text.listed(places, "tokens") if isinstance(tokens, Iterable) else tokens
 
 

@@ -152,7 +152,7 @@ def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int =
     """
     n, heads = checks.size("n", n), checks.size("heads", heads, 1)
     w, s = checks.size("w", w), checks.size("s", s)
-    chosen = _operands.positions("retrieval", retrieval, heads, "head numbers")
+    chosen = _operands.positions("retrieval", retrieval, heads, "head numbers", any_order=True)
     rule = partial(_sinks_but, _data.marked(chosen, heads), w, s)
     name = f"duo_attention({n}, {heads}, {text.listed(chosen, 'heads', 8)}, {w}, {s})"
     return TokenGraph.from_rule(rule, n, heads=heads, name=name)

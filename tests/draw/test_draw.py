@@ -474,7 +474,7 @@ class TestWeights:
         graph = patterns.window(5, 2)
         layer = MessagePassingAttention(StandardHeads(8, 2))
         _, (edges, weights) = layer(torch.randn(5, 8), graph, return_attention_weights=True)
-        figure = draw.weights((graph, weights), labels=self.words)
+        figure = draw.weights((edges, weights), graph=graph, labels=self.words)
         for head in range(2):
             table = figure.axes[head].images[0].get_array()
             for edge, (src, dst) in enumerate(edges.T.tolist()):
@@ -485,15 +485,17 @@ class TestWeights:
 
     def test_refusals(self):
         table, graph = torch.rand(3, 4, 4), patterns.causal(4)
+        edges, weights = graph.edge_index, torch.rand(10, 2)
         assert_refusals(
             [
-                (lambda: draw.weights("x"), TypeError, "draws a tensor, an AttentionInfo or a pair"),
+                (lambda: draw.weights("x"), TypeError, "must be a tensor, an AttentionInfo, or"),
+                (lambda: draw.weights((edges, weights)), TypeError, "with graph= for the sizes"),
+                (lambda: draw.weights(table, graph=patterns.causal(5)), ValueError, "must fit TokenGraph"),
                 (lambda: draw.weights(table[None].repeat(2, 1, 1, 1)), ValueError, "of one sample"),
                 (lambda: draw.weights(table[0, 0]), ValueError, r"got \[4\]"),
                 (lambda: draw.weights(table, heads=3), IndexError, "heads"),
                 (lambda: draw.weights(table, heads=[]), ValueError, "draws 1 to 64 heads, got 0"),
                 (lambda: draw.weights(table, labels=["a"]), ValueError, "labels must hold a name for each"),
-                (lambda: draw.weights((graph, torch.rand(9, 2))), ValueError, "for the 10 edges"),
                 (lambda: draw.weights(table, ax=draw.mask(graph).axes[0]), ValueError, "one head into axes"),
             ]
         )

@@ -195,14 +195,19 @@ def test_a_pair_that_is_no_edge_of_a_head_carries_no_nan() -> None:
 
 
 def test_hook_names_and_words_are_the_same_tensors() -> None:
-    """No name has numbers of its own: every alias points at the same memory, with TransformerLens' axes."""
+    """Every alias points at the same memory, with TransformerLens' axes; its two tables are made dense."""
     run = trace.record(new_model(), TOKENS)
     for number, call in enumerate(run.layers):
         for term in trace.GLOSSARY:
             words = [term.hook, term.search, term.routing, term.transforms, term.message_exchange]
             for word in filter(None, words):
                 same, other = call[word], run[f"blocks.{number}.{word}"]
-                if isinstance(same, FactoredMatrix):
+                if word in (trace_hooks := ("attn.hook_attn_scores", "attn.hook_pattern")):
+                    fill = -torch.inf if word == trace_hooks[0] else 0.0
+                    table = call.dense(call[term.name], fill)
+                    assert torch.equal(same, table), word
+                    assert torch.equal(other, table), word
+                elif isinstance(same, FactoredMatrix):
                     same, other = same.left, other.left
                     assert same.data_ptr() == call[term.name].left.data_ptr() == other.data_ptr(), word
                 else:
@@ -217,7 +222,7 @@ def test_hook_names_and_words_are_the_same_tensors() -> None:
     assert len(steps) == 7
     run = trace.record(MessagePassingAttention(heads()), drawn(2, 7, 12), LISTED)
     shapes = {"q": (2, 7, 4, 6), "k": (2, 7, 2, 6), "v": (2, 7, 2, 5), "z": (2, 7, 4, 5)}
-    shapes |= {"pattern": (2, 4, 9), "attn_scores": (2, 4, 9), "result": (2, 7, 4, 12)}
+    shapes |= {"pattern": (2, 4, 7, 7), "attn_scores": (2, 4, 7, 7), "result": (2, 7, 4, 12)}
     assert {name: tuple(run[f"blocks.0.attn.hook_{name}"].shape) for name in shapes} == shapes
 
 

@@ -24,6 +24,16 @@ FAMILIES = [
 ]
 
 
+def of_own_tokens(x, mask, *axes):
+    """Padding on the left moved behind each sample's tokens."""
+    left = mask.int().argmax(1).tolist()
+    parts = [
+        part.roll([-slots] * len(axes), [axis - 1 for axis in axes])
+        for part, slots in zip(x, left, strict=True)
+    ]
+    return torch.stack(parts)
+
+
 def in_order(outputs):
     """Eager's weights, in the order in which the layers are called."""
     if getattr(outputs, "decoder_attentions", None) is None:
@@ -46,14 +56,77 @@ def test_weights_and_messages(name, pad, monkeypatch):
         run = ga.trace.record(model, **given)
     assert len(run.layers) == len(wanted) >= 2
     for layer, weights in zip(run.layers, wanted, strict=True):
-        found = layer.dense(layer.weights()).transpose(1, 2)
-        real = (given["attention_mask"] if pad else torch.ones(found.shape[:2])).bool()
+        found = layer["attn.hook_pattern"].transpose(1, 2)
+        real = given["attention_mask"].bool() if pad else torch.ones(found.shape[:2]).bool()
+        if pad:
+            weights, real = of_own_tokens(weights, real, 2, 3), of_own_tokens(real, real, 1)
         assert_exact(found[real], weights.transpose(1, 2)[real])
         received = torch.zeros_like(layer.update)
         for pairs, carried in layer.each_carried(at_once=7):
             received.index_add_(1, pairs[1], carried.sum(2))
         bias = layer.heads.b_O
         assert_exact((received if bias is None else received + bias)[real], layer.update[real])
+
+
+SURGERIES = {
+    "none": lambda run: (),
+    "mute": lambda run: ga.trace.mute((0, 2), heads=1),
+    "scale and cut": lambda run: (ga.trace.scale(3.0, [(1, 2), (0, 4)]), ga.trace.cut((1, 4), layers=1)),
+    "patch": lambda run: ga.trace.patch(run, [(0, 3), (2, 2)]),
+}
+
+
+PADDED = [("llama", "left", key) for key in SURGERIES] + [("gemma2", "right", "scale and cut")]
+PADDED += [("gpt2", "left", "mute"), ("gpt_oss", "left", "patch"), ("bert", "left", "none")]
+
+
+@pytest.mark.parametrize(("name", "pad", "key"), PADDED)
+def test_a_pair_is_the_same_in_a_padded_batch_and_alone(name, pad, key, monkeypatch):
+    """Weights, logits, messages and updates of a text in a batch are those of the text alone."""
+    hf_models.keep_float64(monkeypatch)
+    model, given = hf_models.built(name, "gnn_attention"), hf_models.inputs(name, pad)
+    pairs, everyone = [(0, 2), (1, 4), (0, 3), (2, 2)], given["attention_mask"].bool()
+    given["position_ids"] = (everyone.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        source = ga.trace.record(model, given["input_ids"][:1, :4])
+        surgery = SURGERIES[key](source)
+        asked = [pair for pair in pairs if key != "scale and cut" or pair != (1, 4)]
+        batch = ga.trace.record(model, **given, surgery=surgery)
+        part = ga.trace.record(model, **given, surgery=surgery, edges=asked, heads=[1])
+        for sample, mine in enumerate(everyone):
+            alone = ga.trace.record(model, given["input_ids"][sample : sample + 1, mine], surgery=surgery)
+            own = slice(0, int(mine.sum()))
+            for whole, some, one in zip(batch.layers, part.layers, alone.layers, strict=True):
+                for measure in ("weights", "logits", "carried", "norms", "overlap"):
+                    wanted = getattr(one, measure)(asked)[0]
+                    assert_exact(getattr(whole, measure)(asked)[sample], wanted)
+                    assert_exact(getattr(some, measure)(asked)[sample], wanted[:, 1:2])
+                assert_exact(whole.update[sample, own], one.update[0])
+                assert_exact(whole.dense(whole.weights())[sample, :, own, own], one.dense(one.weights())[0])
+            shares = ga.trace.rollout(batch.layers, [4])[sample, :, own]
+            assert_exact(shares, ga.trace.rollout(alone.layers, [4])[0])
+
+
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_a_pair_beyond_a_text_is_no_edge_of_it(pad):
+    """Its weight is 0 in shorter samples; a pair beyond all samples is refused."""
+    model, given = hf_models.built("llama", "gnn_attention"), hf_models.inputs("llama", pad)
+    with torch.no_grad():
+        layer = ga.trace.record(model, **given).layers[0]
+    there = layer.weights([(6, 7)])[:, 0] != 0
+    assert there.all(1).tolist() == [True, True, False]
+    with pytest.raises(ValueError, match="7 -> 6 is no edge"):
+        layer.weights([(7, 6)])
+
+
+def test_a_padded_run_is_patched_from_its_own_tokens():
+    """What a shorter sample lacks is not taken from its padding."""
+    model, given = hf_models.built("llama", "gnn_attention"), hf_models.inputs("llama", "left")
+    with torch.no_grad():
+        run = ga.trace.record(model, **given)
+        patched = ga.trace.record(model, **given, surgery=ga.trace.patch(run)).layers
+    for layer, other in zip(patched, run.layers, strict=True):
+        assert_exact(layer.update, other.update)
 
 
 def test_other_attention_is_refused():

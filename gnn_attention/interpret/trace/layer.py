@@ -36,6 +36,11 @@ class LayerTrace:
     of ``(src, dst)``, one such pair), or None for all; ``heads`` a number, numbers, or None for all. Numbers
     of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
 
+    A pair counts each sample's own tokens, as in :func:`cut`: in a batch with padding on the left, token 0
+    is the first that is no padding, in every tensor here; the padding lies behind the tokens. A pair that is
+    an edge for some sample has weight 0 in a sample where it is none, such as a shorter one; one that is an
+    edge for none is an error. Receivers of a step with a cache are numbered from the first of the call.
+
     Weights are those before dropout. An edge whose message was changed has its weight, and carried what came
     along it: 0 if it was muted. For a graph that differs by head or sample the edge list is the union, with
     weight 0 where a pair is no edge.
@@ -80,8 +85,15 @@ class LayerTrace:
 
     @property
     def first(self) -> int | Int[Tensor, " batch"]:
-        """The position of the first sender in its sample, padding on the left not counted: below 0 there."""
-        return self.graph.src_offset - (0 if self._left is None else self._left)
+        """The position of the first sender in its sample, padding on the left not counted."""
+        at = self.graph.src_offset
+        return at if self._left is None else (at - self._left).clamp(min=0)
+
+    @property
+    def num_own(self) -> int | Int[Tensor, " batch"]:
+        """The number of senders, slots of padding on the left of a sample not counted."""
+        count = self.v.shape[2]
+        return count if self._left is None else count - (self._left - self.graph.src_offset).clamp(min=0)
 
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
@@ -127,14 +139,20 @@ class LayerTrace:
     def __getitem__(self, name: str) -> Any:
         """By name, hook (``"attn.hook_q"``) or term of a view (``"listening distribution"``), else KeyError.
 
-        Hooks have TransformerLens' axes, ``[B, tokens, heads, dim]`` and ``[B, heads, edges]``.
+        Hooks have TransformerLens' axes, ``[B, tokens, heads, dim]`` and ``[B, heads, dst, src]``: these two
+        are of size tokens x tokens, with 0 (scores: -inf) where there is no edge.
         """
         if name == "attn.hook_result":
             return self.results()
         if name not in TERMS:
             raise KeyError(f"no part of attention is called {quoted(name)}: expected one of {sorted(TERMS)}")
         term, part = TERMS[name], self._part(TERMS[name].name)
-        return _with_hook_axes(term.name, part) if name == term.hook else part
+        return self._with_hook_axes(term.name, part) if name == term.hook else part
+
+    def _with_hook_axes(self, name: str, part: Tensor) -> Tensor:
+        if name in ("logits", "weights"):
+            return self.dense(part, 0.0 if name == "weights" else -torch.inf)
+        return part if name == "update" else part.transpose(1, 2)
 
     def terms(self, view: str) -> dict[str, Any]:
         """The same tensors by the terms of one of :data:`VIEWS` (seeds S4.1, S4.17); else ValueError.
@@ -384,12 +402,6 @@ class LayerTrace:
         pairs, advice = trace_pairs.as_pairs(chosen), "nothing came along; overlap(pairs) takes any pair"
         trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], self._numbers, advice)
         return pairs.to(self.q.device)
-
-
-def _with_hook_axes(name: str, part: Tensor) -> Tensor:
-    if name in ("logits", "weights"):
-        return part.mT
-    return part if name == "update" else part.transpose(1, 2)
 
 
 def _product(values: Tensor, matrix: Tensor | None) -> Tensor:

@@ -96,13 +96,14 @@ def record(
     """``module(*inputs, **options)``, and what every edge of its attention layers carried.
 
     ``module`` is any module with a ``MessagePassingAttention`` in it, or a Hugging Face model whose attention
-    is ``"gnn_attention"`` (tokens of the record are the slots of the call, with those of a cache); it is
-    unchanged afterwards. ``surgery`` is one or several results of :func:`cut`, :func:`mute`, :func:`scale`
-    and :func:`patch`. ``layers``, ``heads`` and ``edges`` choose, as in :func:`cut`, what is recorded;
-    nothing else is stored, of other tokens neither (pairs are of tokens of the call). Phases and states are
-    those of the blocks of ``gnn_attention.model``, where no edges or heads were chosen. A layer on the
-    message-passing path (``backend=None``) runs through "auto". Only calls of this thread are recorded;
-    threads that record one module take turns. It is differentiable; ``torch.no_grad()`` saves memory.
+    is ``"gnn_attention"`` (pairs count each sample's own tokens, see :class:`LayerTrace`; senders are those
+    of a cache too); it is unchanged afterwards. ``surgery`` is one or several results of :func:`cut`,
+    :func:`mute`, :func:`scale` and :func:`patch`. ``layers``, ``heads`` and ``edges`` choose, as in
+    :func:`cut`, what is recorded; nothing else is stored, of other tokens neither (pairs are of tokens of the
+    call). Phases and states are those of the blocks of ``gnn_attention.model``, where no edges or heads were
+    chosen. A layer on the message-passing path (``backend=None``) runs through "auto". Only calls of this
+    thread are recorded; threads that record one module take turns. It is differentiable; ``torch.no_grad()``
+    saves memory.
 
     Raises ValueError for a module without such a layer, else as :func:`cut` and :func:`operate` do.
 

@@ -226,7 +226,7 @@ def _patched(sources: Mapping[int, LayerTrace], layer: int, first: First, v: Val
         raise ValueError(f"patch: the values [B, heads, tokens, dim] of layer {layer} are {got}")
     positions = torch.arange(v.shape[2], device=v.device) + _column(first, v)
     slots = positions - _column(source.first, v)
-    there = (positions >= 0) & (slots >= 0) & (slots < given.shape[2])
+    there = (positions >= 0) & (slots >= 0) & (slots < _column(source.num_own, v))
     index = slots.clamp(0, given.shape[2] - 1)[:, None, :, None]
     taken = given.expand(len(v), -1, -1, -1).gather(2, index.expand(v.shape))
     return torch.where(there[:, None, :, None], taken, v)
@@ -242,7 +242,7 @@ def _check_senders(surgery: Surgery, sources: Mapping[int, LayerTrace]) -> None:
     last = int(surgery.edges[0].max())
     for layer in surgery.layers or ():
         source = sources[layer]
-        end = int(torch.as_tensor(source.first).max()) + source.v.shape[2]
+        end = int(torch.as_tensor(source.first + source.num_own).max())
         if last >= end:
             raise IndexError(f"edges: sender {last} is not in the run, whose layer {layer} has {end} tokens")
 
@@ -250,4 +250,5 @@ def _check_senders(surgery: Surgery, sources: Mapping[int, LayerTrace]) -> None:
 def _numbers(name: str, value: Numbers) -> tuple[int, ...] | None:
     if value is None:
         return None
-    return tuple(checks.sizes(name, value)) if isinstance(value, Iterable) else (checks.size(name, value),)
+    values = value if isinstance(value, Iterable) else [value]
+    return tuple(checks.sizes(name, values, any_order=True))

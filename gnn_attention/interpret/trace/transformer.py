@@ -5,20 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo, attend
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph.intervals.arithmetic import evaluate
+from gnn_attention.graph.intervals.values import Interval
+from gnn_attention.graph.rules import Rule
 from gnn_attention.interpret.trace.layer import LayerTrace
 
+Shifts = tuple[Tensor, Tensor]
 PACKAGE = "gnn_attention.huggingface"
 
 
@@ -54,6 +58,7 @@ class _Seen:
     info: AttentionInfo
     changed: Sequence[tuple[TokenGraph, Tensor]]
     left: Tensor | None
+    crosses: bool
     update: Tensor | None = None
 
     def trace(self) -> LayerTrace:
@@ -61,9 +66,59 @@ class _Seen:
         update = z.transpose(1, 2).flatten(2) if self.update is None else self.update
         update = update.reshape(*z.shape[:1], z.shape[2], -1)
         tensors = (call.q, call.k, call.v, z, update)
-        return LayerTrace(
+        trace = LayerTrace(
             self.number, self.heads, call.graph, *tensors, call, self.info, self.changed, self.left
         )
+        return trace if self.left is None else _of_own_tokens(trace, self.left, self.crosses)
+
+
+def _of_own_tokens(trace: LayerTrace, left: Int[Tensor, " samples"], crosses: bool) -> LayerTrace:
+    """The trace with a sample's padding on the left moved behind its tokens: token 0 is its first one."""
+    own, batch = trace.graph, len(trace.q)
+    to_src = (left - own.src_offset).clamp(min=0).expand(batch)
+    to_dst = 0 * to_src if crosses else (left - own.dst_offset).clamp(min=0).expand(batch)
+    turns = tuple(to_dst.tolist()), tuple(to_src.tolist())
+    graph, call = memoized(_turned_graph, own, turns), trace.call
+    score_mod = call.score_mod and partial(_score_of_slots, call.score_mod, own, (to_dst, to_src))
+    tensors = {name: _turned(getattr(trace, name), to_src, 2) for name in "kv"}
+    tensors |= {name: _turned(getattr(trace, name), to_dst, 2) for name in "qz"}
+    call = replace(call, graph=graph, score_mod=score_mod, **{name: tensors[name] for name in "qkv"})
+    lse = trace._info._lse
+    info = AttentionInfo(call, None if lse is None else _turned(lse, to_dst, 2))
+    changed = [(memoized(_turned_graph, g, turns), _turned(v, to_src, 2)) for g, v in trace._changed]
+    update = _turned(trace.update, to_dst, 1)
+    return replace(trace, graph=graph, call=call, update=update, _info=info, _changed=changed, **tensors)
+
+
+def _turned(x: Tensor, shifts: Int[Tensor, " batch"], axis: int) -> Tensor:
+    parts = zip(x, shifts.tolist(), strict=True)
+    return torch.stack([part.roll(-slots, axis - 1) for part, slots in parts])
+
+
+def _turned_graph(graph: TokenGraph, turns: tuple[tuple[int, ...], tuple[int, ...]]) -> TokenGraph:
+    to_dst, to_src = (torch.tensor(turn) for turn in turns)
+    rule = partial(_rule_of_slots, graph.rule, (graph.num_dst, graph.num_src), (to_dst, to_src))
+    return replace(graph, rule=rule, batch=len(to_dst), _listed=None)
+
+
+def _slots(shifts: Shifts, sizes: tuple[int, int], b: Any, dst: Any, src: Any) -> tuple[Any, Any]:
+    to_dst, to_src = (x[b] if isinstance(b, Interval) else x.to(b.device)[b] for x in shifts)
+    return (dst + to_dst) % sizes[0], (src + to_src) % sizes[1]
+
+
+def _rule_of_slots(
+    rule: Rule, sizes: tuple[int, int], shifts: Shifts, b: Any, h: Any, dst: Any, src: Any
+) -> Tensor:
+    return evaluate(rule, b, h, *_slots(shifts, sizes, b, dst, src))
+
+
+def _score_of_slots(
+    inner: Any, own: TokenGraph, shifts: Shifts, score: Tensor, b: Any, h: Any, dst: Any, src: Any
+) -> Tensor:
+    sizes, ends = (own.num_dst, own.num_src), (dst - own.dst_offset, src - own.src_offset)
+    dst, src = _slots(shifts, sizes, b, *ends)
+    changed: Tensor = inner(score, b, h, dst + own.dst_offset, src + own.src_offset)
+    return changed
 
 
 def is_transformer(module: Any) -> bool:
@@ -156,7 +211,10 @@ def _recorder(
     number = numbers.setdefault(id(module), len(numbers)) if layer is None else int(layer)
     if layers is not None and number not in layers:
         return inner
-    watch = partial(run, number, names[id(module)])
+    words = f"{names[id(module)]}.{type(module).__name__}".lower()
+    crosses = any(word in words for word in sys.modules[f"{PACKAGE}._overrides"].CROSS)
+    crosses = crosses or getattr(module, "is_cross_attention", False)
+    watch = partial(run, number, names[id(module)], crosses)
     watching: Backend = sys.modules[f"{PACKAGE}.surgery"].Watching.over(watch, inner)
     return watching
 
@@ -166,6 +224,7 @@ def _run(
     finish: Callable[[], None],
     number: int,
     name: str,
+    crosses: bool,
     inner: str | Backend,
     changed: Sequence[Any],
     left: Tensor | None,
@@ -177,7 +236,7 @@ def _run(
     # in the layout that the model reads, so that its projection is known by the memory of its input
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
     values = [(graph, change(call.v)) for graph, change in changed]
-    seen.append(_Seen(number, Projection(name, out.shape[1]), call, out, info, values, left))
+    seen.append(_Seen(number, Projection(name, out.shape[1]), call, out, info, values, left, crosses))
     return out, info._lse
 
 
