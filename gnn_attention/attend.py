@@ -48,8 +48,8 @@ def attend(
 
     Args:
         q: one query for each receiver and head, ``[B, Hq, dst, D]``.
-        k: keys of the senders ``[B, Hkv, src, D]``; Hq is a multiple of Hkv (grouped heads).
-        v: values of the senders ``[B, Hkv, src, Dv]``.
+        k: keys of the senders ``[B or 1, Hkv, src, D]``; Hq is a multiple of Hkv (grouped heads).
+        v: values of the senders ``[B or 1, Hkv, src, Dv]``, as many samples as k.
         graph: which keys each query attends to; ``graph.num_dst`` and ``num_src`` are the sizes of q and k.
         scale: ``1 / sqrt(D)`` unless given.
         score_mod: ``score_mod(score, b, h, dst, src) -> score``, see ``gnn_attention.score_mods``.

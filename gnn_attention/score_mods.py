@@ -19,8 +19,9 @@ from weakref import WeakSet
 import torch
 from torch import nn
 from torch.torch_version import TorchVersion
+from torch.utils.weak import WeakIdKeyDictionary
 
-from gnn_attention._support import checks
+from gnn_attention._support import checks, single_pairs
 from gnn_attention._support.deterministic_index import entries
 from gnn_attention._support.shapes import Float, Tensor
 
@@ -32,6 +33,8 @@ _TAKEN = ("score", "b", "h", "dst", "src")
 # of functions that are made in the compiled program
 _COMPILERS_KNOW_CODE = TorchVersion(torch.__version__) >= "2.11"
 _FITTING: WeakSet[type] = WeakSet()  # types whose objects take these
+# score_mod -> which axes were longer than 1, and the device -> whether it is written for single numbers
+_tried = WeakIdKeyDictionary()
 
 
 def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
@@ -68,6 +71,42 @@ def _check_object(score_mod: Any) -> None:
     checks.takes("score_mod", score_mod.forward if isinstance(score_mod, nn.Module) else score_mod, *_TAKEN)
     if isinstance(kind, type):
         _FITTING.add(kind)
+
+
+def fitted(score_mod: ScoreMod, shape: tuple[int, ...], first: tuple[int, int], like: Tensor) -> ScoreMod:
+    """``score_mod``, or what maps it over the pairs where only single numbers give its scores.
+
+    Tried once on a few pairs of scores ``shape [B, Hq, dst, src]``, whose positions begin at ``first``.
+    """
+    if _is_known(score_mod) or 0 in shape:
+        return score_mod
+    tried: dict[Any, bool] = _tried.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
+    key = tuple(size > 1 for size in shape), like.device
+    mapped = partial(single_pairs.pair_by_pair, score_mod)
+    if key not in tried:
+        ends = single_pairs.probes(shape, (0, 0, *first), like.device)
+        sizes = [len(end) for end in ends]
+        score = torch.linspace(-1, 1, math.prod(sizes), device=like.device).view(sizes)
+
+        def scores(mod: ScoreMod) -> Tensor:
+            changed = mod(score, *ends)
+            if not changed.is_floating_point():
+                raise TypeError(f"score_mod must return a float tensor, got {changed.dtype}")
+            return changed.expand(sizes)
+
+        with torch.no_grad():
+            tried[key] = single_pairs.of_single_pairs(scores, score_mod, mapped)
+    return mapped if tried[key] else score_mod
+
+
+def _is_known(score_mod: Any) -> bool:
+    """True for what this library and transformers made of mods that are known."""
+    inner: tuple[Any, ...] = ()
+    if isinstance(score_mod, chain):
+        inner = score_mod.mods
+    elif isinstance(score_mod, partial) and score_mod.func is not single_pairs.pair_by_pair:
+        inner = tuple(filter(callable, score_mod.args))
+    return single_pairs.broadcasts(score_mod) and all(map(_is_known, inner))
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:

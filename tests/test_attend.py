@@ -295,7 +295,7 @@ WRONG = [
     (TypeError, r"v must be a float tensor \[B, Hkv, src, Dv\], got torch.int64", {"v": V.long()}),
     (ValueError, r"k must be like q \(torch.float64 on cpu\), got torch.float32 on cpu", {"k": K.float()}),
     (ValueError, r"k and v must agree in .*, got \[2, 2, 9, 8\] and \[2, 2, 5, 6\]", {"v": V[:, :, :5]}),
-    (ValueError, r"must agree in B and D, got \[1, 4, 9, 8\] and \[2, 2, 9, 8\]", {"q": Q[:1]}),
+    (ValueError, r"or k have B = 1, got \[1, 4, 9, 8\] and \[2, 2, 9, 8\]", {"q": Q[:1]}),
     (ValueError, r"heads of q must be a multiple of the heads of k, got 3 and 2", {"q": Q[:, :3]}),
     (ValueError, r"at least one channel \(D\), got shape \[2, 4, 9, 0\]", {"q": Q[..., :0], "k": K[..., :0]}),
     (TypeError, r"graph must be a TokenGraph, got Tensor; see gnn_attention", {"graph": CAUSAL.mask()}),
@@ -458,3 +458,19 @@ def test_a_backend_is_looked_up_again_only_where_it_needs_much_memory(needed, ti
     for _ in range(2):
         ga.attend(x, x, x, graph, backend=name)
     assert len(reasons) == times
+
+
+@pytest.mark.parametrize("backend", ["reference", "dense", "tiles", "rows", "flex", "auto"])
+def test_the_keys_of_one_sample_serve_all(backend):
+    """Those of a shared prompt, say; their gradients are summed over the samples."""
+    draw, trains = torch.Generator().manual_seed(0), backend != "flex"
+    q, k, v = (torch.randn(n, h, 9, 8, generator=draw) for n, h in ((3, 4), (1, 2), (1, 2)))
+    graph = patterns.window(9, 4)
+    results = []
+    for sizes in ((1, 1, 1, 1), (3, 1, 1, 1)):
+        given = [x.clone().requires_grad_(trains) for x in (q, k, v)]
+        out = ga.attend(given[0], *(x.repeat(sizes) for x in given[1:]), graph, backend=backend)
+        grads = torch.autograd.grad(out.pow(2).sum(), given) if trains else ()
+        results.append([out, *grads])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)

@@ -7,14 +7,16 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 import torch
 from support.bounds import assert_exact
 from support.error_tables import assert_errors
+from support.extras import needs
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import gnn_attention as ga
 from gnn_attention import convert, patterns, score_mods
@@ -182,3 +184,80 @@ chain(softcap(2.0), 3) -> TypeError: every link must be a score_mod .*, got int
 
 def test_wrong_arguments_are_named():
     assert_errors(ERRORS, {**vars(score_mods), "torch": torch})
+
+
+A, B = seeded(2, HEADS, NUM_DST, 3, seed=5), seeded(2, HEADS, NUM_SRC, 3, seed=6)
+
+
+def gym(name: str, *numbers: object) -> Callable[..., Tensor]:
+    return lambda *ends: getattr(needs("attn_gym.mods." + name.split(".")[0]), name.split(".")[1])(*numbers)(
+        *ends
+    )
+
+
+DISTANCES = torch.arange(2 * NUM_DST * NUM_SRC).view(2, NUM_DST, NUM_SRC) % 5
+TYPES = torch.stack([DISTANCES, DISTANCES // 2], -1)
+# FlexAttention calls a score_mod with single numbers
+OF_SINGLE_NUMBERS = {
+    "a product of vectors": lambda s, b, h, dst, src: s + torch.dot(A[b, h, dst], B[b, h, src]),
+    "a sum": lambda s, b, h, dst, src: s + (2 * A[b, h, dst]).sum() * B[b, h, src, 0],
+    "rows of tables": lambda s, b, h, dst, src: s + A[b][h][dst][0] * B[b, h][src].max(),
+    "numbers alone": lambda s, b, h, dst, src: s + A[b, h, dst, 1] * (dst - src),
+    "in a chain": score_mods.chain(lambda s, b, h, i, j: s + torch.dot(A[b, h, i], B[b, h, j])),
+    "mla": gym("latent_attention.generate_mla_rope_score_mod", A, B[:, :1], HEADS, 0.5),
+    "graphormer spatial": gym("graphormer.generate_graphormer_spatial_bias", seeded(HEADS, 5), DISTANCES),
+    "graphormer": gym(
+        "graphormer.generate_graphormer_edge_bias", seeded(HEADS, 2, 5), TYPES, DISTANCES.clamp(max=2)
+    ),
+    "alibi": gym("alibi.generate_alibi_bias", HEADS),
+    "sandwich": gym("sandwich.generate_sandwich_bias", HEADS, 16, 8),
+    "softcap": gym("softcapping.generate_tanh_softcap", 3),
+    "activation": gym("activation.generate_activation_score_mod", torch.nn.functional.softplus),
+}
+
+
+@pytest.mark.parametrize("mod", OF_SINGLE_NUMBERS.values(), ids=OF_SINGLE_NUMBERS)
+def test_score_mods_of_single_numbers(mod, monkeypatch):
+    """FlexAttention's numbers, and the gradients of a loop over pairs, on every backend that takes any."""
+    monkeypatch.setattr(UNTRACED, True)
+    rule = lambda b, h, dst, src: (dst - src).abs() < 4  # noqa: E731
+    graph = ga.TokenGraph.from_rule(rule, NUM_DST, NUM_SRC)
+    q, k, v = given = [seeded(2, HEADS, n, 8, seed=n + i) for i, n in enumerate((NUM_DST, NUM_SRC, NUM_SRC))]
+    block_mask = create_block_mask(rule, None, None, NUM_DST, NUM_SRC, device="cpu")
+    theirs = flex_attention(*given, score_mod=mod, block_mask=block_mask)
+    for x in given:
+        x.requires_grad_()
+    scores = q @ k.mT * 8**-0.5
+    pairs = [torch.tensor(pair) for pair in product(*map(range, scores.shape))]
+    changed = torch.stack([mod(scores[tuple(pair)], *pair) for pair in pairs]).view(scores.shape)
+    expected = changed.masked_fill(~graph.mask(), -torch.inf).softmax(-1) @ v
+    assert_exact(expected, theirs)
+    direction = seeded(2, HEADS, NUM_DST, 8, seed=3)
+    gradients = torch.autograd.grad((expected * direction).sum(), given)
+    for backend in ("reference", "dense", "tiles", "rows", "auto"):
+        out = ga.attend(*given, graph, score_mod=mod, backend=backend)
+        assert_exact(out, expected)
+        found = torch.autograd.grad((out * direction).sum(), given)
+        assert_exact(list(found), list(gradients))
+
+
+def test_the_tables_of_a_score_mod_of_single_numbers_are_trained():
+    table = A.clone().requires_grad_()
+    mod = lambda s, b, h, dst, src: s + torch.dot(table[b, h, dst], B[b, h, src])  # noqa: E731
+    q, k, v = (seeded(2, HEADS, n, 8, seed=n) for n in (NUM_DST, NUM_SRC, NUM_SRC))
+    full = patterns.cross(NUM_DST, NUM_SRC)
+    (found,) = torch.autograd.grad(ga.attend(q, k, v, full, score_mod=mod).pow(2).sum(), table)
+    added = lambda s, b, h, dst, src: s + (table @ B.mT)[b, h, dst, src]  # noqa: E731
+    (expected,) = torch.autograd.grad(ga.attend(q, k, v, full, score_mod=added).pow(2).sum(), table)
+    assert_exact(found, expected)
+
+
+def test_the_error_of_a_score_mod_is_its_own():
+    q = seeded(1, HEADS, 5, 8)
+    for mod, error in (
+        (lambda s, b, h, dst, src: s + A[7, h, dst, 0], IndexError),
+        (lambda s, b, h, dst, src: 1 / 0, ZeroDivisionError),
+        (lambda s, b, h, dst, src: dst, TypeError),
+    ):
+        with pytest.raises(error):
+            ga.attend(q, q, q, patterns.causal(5), score_mod=mod)

@@ -73,6 +73,8 @@ class AttentionCall:
             _check_tensors(q, k, v)
             _check_graph(graph, q, k)
             chosen = None if key is None else graph._memo.data.setdefault(key, {})
+        if k.shape[0] != q.shape[0]:
+            k, v = (x.expand(q.shape[0], -1, -1, -1) for x in (k, v))
         scale = float(q.shape[-1] ** -0.5) if scale is None else scale
         number = scale if type(scale) is float and abs(scale) < math.inf else _checked_scale(scale)
         call = cls(
@@ -82,7 +84,7 @@ class AttentionCall:
             v=v,
             graph=graph,
             scale=abs(number) or 1.0,
-            score_mod=None if score_mod is None else score_mods.checked(score_mod),
+            score_mod=None if score_mod is None else _fitted_mod(score_mod, graph, q),
             bias=None if bias is None else _checked_bias(bias, graph, q),
             sink_logits=None if sink_logits is None else _checked_sinks(sink_logits, q),
             dropout=dropout,
@@ -231,8 +233,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"k and v must agree in [B, Hkv, src], got {list(k.shape)} and {list(v.shape)}")
     if q.shape[3] == 0:
         raise ValueError(f"q must have at least one channel (D), got shape {list(q.shape)}")
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k must agree in B and D, got {list(q.shape)} and {list(k.shape)}")
+    if k.shape[0] not in (1, q.shape[0]) or q.shape[3] != k.shape[3]:
+        got = f"{list(q.shape)} and {list(k.shape)}"
+        raise ValueError(f"q and k must agree in B and D, or k have B = 1, got {got}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         got = f"{q.shape[1]} and {k.shape[1]}"
         raise ValueError(f"the heads of q must be a multiple of the heads of k, got {got}")
@@ -260,6 +263,15 @@ def _checked_scale(scale: float) -> float:
     if not abs(scale) < math.inf:
         raise ValueError(f"scale must be finite, got {scale}")
     return float(scale)
+
+
+def _fitted_mod(score_mod: ScoreMod, graph: TokenGraph, q: Tensor) -> ScoreMod | None:
+    mod = score_mods.checked(score_mod)
+    # a program and a transform have no numbers to try it on
+    if mod is None or not are_plain((q,)):
+        return mod
+    shape, first = (*q.shape[:2], graph.num_dst, graph.num_src), (graph.dst_offset, graph.src_offset)
+    return score_mods.fitted(mod, shape, first, q)
 
 
 def _checked_scores(changed: object, score: Tensor) -> Tensor:

@@ -6,11 +6,13 @@ pickled; the four named parameters that FlexAttention and Hugging Face expect re
 
 import inspect
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import torch
 
+from gnn_attention._support import single_pairs
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph.intervals.arithmetic import evaluate
@@ -104,6 +106,19 @@ def chosen(table: Tensor, height: int, width: int, b: Tensor, h: Tensor, dst: Te
 
 def past(rule: Rule, only: bool = True) -> Rule:
     return partial(and_, rule, causal) if only else rule
+
+
+def pair_by_pair(rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    """A rule that is written for single numbers, on all pairs at once.
+
+    In a thread of its own: graphs are computed with transforms such as vmap switched off.
+    """
+    if isinstance(dst, Interval):
+        return evaluate(rule, b, h, dst, src)
+    if dst.dim() == 0 == src.dim():
+        return rule(b, h, dst, src)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(single_pairs.pair_by_pair, rule, b, h, dst, src).result()
 
 
 def check_signature(rule: object) -> None:

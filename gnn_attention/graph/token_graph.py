@@ -82,9 +82,11 @@ class TokenGraph(Frozen):
     ) -> TokenGraph:
         """The graph of all ``(src, dst)`` for which ``rule(b, h, dst, src)`` holds.
 
-        ``rule`` is evaluated on broadcastable int64 tensors and returns a bool tensor; FlexAttention's
-        ``mask_mod`` functions are rules. ``num_src=None`` means ``num_dst``. ``heads`` / ``batch`` must be
-        given if they are used. TypeError for another signature or result, ValueError for negative sizes.
+        ``rule`` is evaluated on broadcastable int64 tensors and returns a bool tensor. FlexAttention's
+        ``mask_mod`` functions are rules: one whose answers for a few pairs are others for single numbers, or
+        come for those alone, is mapped over the pairs (``torch.vmap``). ``num_src=None`` means ``num_dst``.
+        ``heads`` / ``batch`` must be given if they are used. TypeError for another signature or result,
+        ValueError for negative sizes.
 
         >>> TokenGraph.from_rule(lambda b, h, dst, src: dst != src, 4, name="no_self").num_edges
         12
@@ -96,8 +98,8 @@ class TokenGraph(Frozen):
         rules.check_signature(rule)
         graph = cls(rule, num_dst, num_src, heads, batch, name or str(getattr(rule, "__name__", "rule")))
         if num_dst and num_src:
-            zeros = (torch.zeros(shape, dtype=torch.int64) for shape in ((1, 1), (1, 1), (3, 1), (7,)))
-            enumerate_pairs.evaluate(rule, repr(graph), *zeros)
+            fitted = enumerate_pairs.fitted(rule, repr(graph), graph.shape4)
+            graph = graph if fitted is rule else replace(graph, rule=fitted)
         return graph
 
     @classmethod

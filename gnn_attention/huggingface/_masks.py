@@ -9,13 +9,11 @@ predicates without tensors inside (causal, a window) are cached across forward p
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -24,10 +22,9 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import additive_edges
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.neighbours import Neighbours, fields_of
-from gnn_attention.graph.rules import Rule
+from gnn_attention.graph.rules import Rule, pair_by_pair
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Origin, Place, framed
 
@@ -187,7 +184,7 @@ def _place(mask: LazyMask) -> Place:
     known = alignment.recipe(mask.function) is not None
     if known and padding is None:
         return Place(_of_positions(Known(mask.function), *sizes, at), mask.batch, None, left, cached=True)
-    function = partial(_one_by_one, mask.function) if mask.scalars and not known else mask.function
+    function = partial(pair_by_pair, mask.function) if mask.scalars and not known else mask.function
     rule = partial(_of_slots, function, padding, at, mask.device)
     varies = mask.batch > 1 and (not known or (padding is not None and len(padding) > 1))
     return Place(framed(rule, *sizes, at, batch=mask.batch if varies else None), mask.batch, padding, left)
@@ -223,25 +220,6 @@ def _of_slots(
     edge = alignment.shifted(function, *at, b, h, dst, src)
     edge = edge if padding is None else edge & alignment.is_token(padding, b, h, dst, src)
     return edge.to(where)
-
-
-def _one_by_one(function: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """A predicate written for single numbers, on all pairs at once.
-
-    In a thread of its own: graphs are computed with transforms such as vmap switched off.
-    """
-    if isinstance(dst, Interval):
-        return evaluate(function, b, h, dst, src)
-    ends = torch.broadcast_tensors(b, h, dst, src)  # type: ignore[no-untyped-call]
-    with ThreadPoolExecutor(1) as thread:
-        edge = thread.submit(_mapped, function, [end.reshape(-1) for end in ends]).result()
-    return edge.expand(ends[0].numel()).view(ends[0].shape)
-
-
-def _mapped(function: Rule, ends: list[Tensor]) -> Tensor:
-    with TransformGetItemToIndex():
-        edge: Tensor = torch.vmap(function)(*ends)
-    return edge
 
 
 @lru_cache(maxsize=CACHED)

@@ -340,3 +340,45 @@ def test_a_derived_graph_remembers_nothing_of_its_source():
     derived = dataclasses.replace(source, _listed=None)
     assert derived.edge_index.tolist() == [[0, 1, 2], [0, 1, 1]]
     assert source.edge_index.tolist() == [[2, 1, 0], [1, 1, 0]]
+
+
+OF, SPANS = torch.tensor([0, 0, 1, 1, 1, 2, 2]), torch.tensor([[0, 2], [1, 5], [4, 7]])
+LEFT, RIGHT = torch.randn(2, 2, 3, 7, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
+# FlexAttention calls a mask_mod with single numbers: these are others, or errors, for tensors of indices
+OF_SINGLE_NUMBERS = {
+    "a row of a table": lambda b, h, dst, src: (src >= SPANS[OF[dst]][0]) & (src < SPANS[OF[dst]][1]),
+    "a product of vectors": lambda b, h, dst, src: torch.dot(LEFT[b, h, dst], RIGHT[b, h, src]) > 0,
+    "a sum": lambda b, h, dst, src: LEFT[b, h, dst].sum() > RIGHT[b, h, src, 0],
+    "a sum of all axes": lambda b, h, dst, src: LEFT[b, h, dst, :].sum() * (dst - src) > 0,
+    "the largest": lambda b, h, dst, src: RIGHT[b][h][src].max() > 1,
+    "numbers alone": lambda b, h, dst, src: (LEFT[0, h, dst, 2] > 0) & (src <= dst),
+}
+
+
+@pytest.mark.parametrize("rule", OF_SINGLE_NUMBERS.values(), ids=OF_SINGLE_NUMBERS)
+def test_rules_of_single_numbers(rule):
+    """Of every pair what FlexAttention makes of it, in each view, combined, and on some receivers."""
+    graph = TokenGraph.from_rule(rule, 7, heads=3, batch=2)
+    expected = create_mask(rule, 2, 3, 7, 7, device="cpu")
+    assert torch.equal(graph.mask(), expected)
+    assert torch.equal((graph & patterns.causal(7)).mask(), expected.tril())
+    assert torch.equal(graph.rows(2, 5).mask(), expected[:, :, 2:5])
+    assert torch.equal(graph.T.mask(), expected.mT)
+    part = graph.select(1, 2)
+    assert torch.equal(part.mask(), expected[1, 2])
+    assert part.edge_index.T.tolist() == expected[1, 2].nonzero().flip(1).tolist()
+    x = torch.eye(7).expand(2, 3, 7, 7)
+    weights = expected.float() / expected.sum(-1, keepdim=True).clamp(min=1)
+    for backend in ("reference", "dense", "tiles", "rows"):
+        out = ga.attend(torch.zeros(2, 3, 7, 7), x, x, graph, backend=backend)
+        torch.testing.assert_close(out, weights)
+
+
+def test_the_error_of_a_rule_is_its_own():
+    """Neither form is right: what tensors of indices made of it is said."""
+    with pytest.raises(IndexError, match="index 9 is out of bounds for dimension 0"):
+        TokenGraph.from_rule(lambda b, h, dst, src: SPANS[OF[dst]][9] > src, 7)
+    with pytest.raises(TypeError, match="must return a bool tensor, got a"):
+        TokenGraph.from_rule(lambda b, h, dst, src: dst - src, 7)
+    with pytest.raises(ZeroDivisionError):
+        TokenGraph.from_rule(lambda b, h, dst, src: 1 / 0, 7)

@@ -94,7 +94,7 @@ WRONG_MASKS = [
 
 def test_a_fresh_doge_generates():
     """Its dynamic mask is 1.0 everywhere at first; senders that it chooses differ by head and sample."""
-    model, given = built("doge", keep_window_size=64), inputs("doge", "left")
+    model, given = built("doge", keep_window_size=64), inputs("doge")
     for part in model.model.layers:
         nn.init.zeros_(part.self_attn.A)
     tokens, scores = generated(model, given, "eager")

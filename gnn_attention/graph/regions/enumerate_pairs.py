@@ -5,11 +5,14 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
+from gnn_attention._support import single_pairs
+from gnn_attention._support.dynamo import eagerly
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph.rules import Rule
+from gnn_attention.graph.rules import Rule, pair_by_pair
 
 Shape = tuple[int, int, int, int]
 
@@ -39,6 +42,23 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
         shape = list(edge.shape)
         raise TypeError(f"the rule of {name} must return a shape that broadcasts to {pairs}, got {shape}")
     return edge
+
+
+def fitted(rule: Rule, name: str, shape: Shape) -> Rule:
+    """The rule, or :func:`pair_by_pair` of it where only single numbers give its answers; its own errors."""
+    if not single_pairs.broadcasts(rule):
+        mapped = partial(pair_by_pair, rule)
+        with eagerly():
+            ends = single_pairs.probes(shape, (0, 0, 0, 0), "cpu")
+
+            def answers(function: Rule) -> Tensor:
+                return evaluate(function, name, *ends).expand([len(end) for end in ends])
+
+            if single_pairs.of_single_pairs(answers, rule, mapped):
+                return mapped
+    zeros = (torch.zeros(size, dtype=torch.int64) for size in ((1, 1), (1, 1), (3, 1), (7,)))
+    evaluate(rule, name, *zeros)
+    return rule
 
 
 def row_blocks(rule: Rule, name: str, shape: Shape, device: torch.device | str = "cpu") -> Iterator[Tensor]:
