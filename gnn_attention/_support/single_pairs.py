@@ -48,7 +48,7 @@ def pair_by_pair(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
 
 
 def probes(shape: Sequence[int], first: Sequence[int], device: Any) -> list[Tensor]:
-    """A few numbers of each axis of ``[batch, heads, dst, src]``, from the first to the last, broadcastable."""
+    """A few numbers of each axis of ``[batch, heads, dst, src]``, as broadcastable tensors."""
     few = zip(shape, first, (2, 2, 3, 7), strict=True)
     numbers = [sorted({at + (size - 1) * i // (most - 1) for i in range(most)}) for size, at, most in few]
     axes = enumerate(torch.tensor(x, device=device) for x in numbers)

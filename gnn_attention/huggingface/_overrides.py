@@ -70,6 +70,27 @@ class Use:
         return self.numbers.setdefault(id(module), len(self.numbers)) if layer is None else int(layer)
 
 
+class Blocks:
+    """Whether any thread is in a block: compilers, which read no context, compare it before each run."""
+
+    def __init__(self) -> None:
+        self.entered, self._count, self._lock = False, 0, threading.Lock()
+
+    @contextmanager
+    def entering(self) -> Iterator[None]:
+        self._add(1)
+        try:
+            yield
+        finally:
+            self._add(-1)
+
+    def _add(self, change: int) -> None:
+        with self._lock:
+            self._count += change
+            self.entered = self._count > 0
+
+
+blocks = Blocks()
 _ACTIVE: ContextVar[tuple[Use, ...]] = ContextVar("gnn_attention.use_graph", default=())
 # of all threads, for those in which torch goes backward on a GPU
 _last: WeakKeyDictionary[nn.Module, tuple[Use, ...]] = WeakKeyDictionary()
@@ -104,7 +125,8 @@ def in_force(use: Use) -> Iterator[None]:
     use.calls[0], use.open[0] = 0, True
     token = _ACTIVE.set((*_ACTIVE.get(), use))
     try:
-        yield
+        with blocks.entering():
+            yield
         if not use.calls[0]:
             kind = type(use.model).__name__
             warnings.warn(f"no self-attention of {kind} was computed in this use_graph block", stacklevel=3)

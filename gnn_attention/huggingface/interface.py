@@ -33,16 +33,17 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
-from gnn_attention.huggingface import _overrides
+from gnn_attention.huggingface import _overrides, _programs
 from gnn_attention.huggingface._alignment import Origin, Place
 from gnn_attention.huggingface._masks import LazyMask, of_choice, of_tensor, unmasked
-from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, named
+from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, blocks, named
 from gnn_attention.huggingface._selections import narrowed
 from gnn_attention.huggingface.surgery import changing
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
 except ImportError as error:
     message = f"this needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[hf]'"
     raise ModuleNotFoundError(message) from None
@@ -53,7 +54,6 @@ _backend: ContextVar[str | Backend | BackendFunction] = ContextVar(
 )
 
 
-@not_compiled
 def mask(
     batch_size: int,
     q_length: int,
@@ -65,11 +65,33 @@ def mask(
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **others: Any,
-) -> LazyMask:
+) -> LazyMask | Tensor:
     """The mask function: the model's mask as a rule with its position, for all layers of a kind.
 
     A mask that ``generate`` prepared (for a static cache) comes back as ``attention_mask`` and is returned.
+    In a program of one piece (``fullgraph=True``, ``torch.export``) it is a tensor, as torch's own attention
+    has it.
     """
+    given = batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask
+    if not _programs.is_whole():
+        return _lazy_mask(*given, use_vmap, device)
+    whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    made: Tensor = sdpa_mask(*given, **whole, use_vmap=use_vmap, device=device)
+    return made
+
+
+@not_compiled
+def _lazy_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor,
+    kv_offset: int | Tensor,
+    mask_function: Callable[..., Tensor] | None,
+    attention_mask: Any,
+    use_vmap: bool,
+    device: torch.device | str,
+) -> LazyMask:
     if isinstance(attention_mask, LazyMask):
         return attention_mask
     if mask_function is None:
@@ -94,12 +116,12 @@ def attending(backend: str | Backend | BackendFunction) -> Iterator[None]:
     """
     token = _backend.set(backend)
     try:
-        yield
+        with blocks.entering():
+            yield
     finally:
         _backend.reset(token)
 
 
-@not_compiled
 def attention(
     module: nn.Module,
     query: Float[Tensor, "batch heads dst dim"],
@@ -123,6 +145,39 @@ def attention(
     Raises NotImplementedError (an unsupported argument), ValueError (no mask, and the module does not say
     whether it is causal), RuntimeError (the mask function is not registered under this name).
     """
+    sinks = s_aux if sinks is None else sinks
+    if not _programs.is_whole():
+        options = (is_causal, softcap, position_bias, sinks, others)
+        return _attention(module, query, key, value, attention_mask, scaling, dropout, *options)
+    if blocks.entered:
+        what = "use_graph and attending hold in no program of one piece (fullgraph=True or torch.export)"
+        raise NotImplementedError(f"{what}: compile the model without fullgraph=True")
+    if attention_mask is None and query.shape[2] > 1:
+        causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
+        sizes = query.shape[2], key.shape[2]
+        attention_mask = torch.ones(1, 1, *sizes, dtype=torch.bool, device=query.device) if causal else None
+        attention_mask = None if attention_mask is None else attention_mask.tril()
+    query, key, value = _in_one_dtype(query, key, value)
+    rate = float(dropout or 0.0) if module.training else 0.0
+    more = (scaling, rate, softcap, position_bias, sinks, others)
+    return _programs.attention(module, query, key, value, attention_mask, *more)
+
+
+@not_compiled
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: LazyMask | Tensor | None,
+    scaling: float | Tensor | None,
+    dropout: float | None,
+    is_causal: bool | None,
+    softcap: float | None,
+    position_bias: Tensor | None,
+    sinks: Tensor | None,
+    others: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
     if others.get("cache") is not None:
         what = "passes cache, a paged cache (continuous batching)"
         raise NotImplementedError(f"{named(module)} {what}: unsupported, use 'eager'")
@@ -137,7 +192,7 @@ def attention(
         query, scaling = query * scaling, 1.0
     score_mod = _score_mod(graph, softcap, position_bias, numbers)
 
-    wanted, sinks = bool(others.get("output_attentions")), s_aux if sinks is None else sinks
+    wanted = bool(others.get("output_attentions"))
     by_head = sinks is None or sinks.numel() == query.shape[1]
     backend = _backend_of(module)
     if not by_head and isinstance(backend, Backend):
