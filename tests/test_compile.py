@@ -1,0 +1,196 @@
+"""``torch.compile(fullgraph=True)`` on a CPU: ``attend`` and the layer give what eager calls give.
+
+The default run stops before C++: torch's compiler traces, decomposes and partitions as for
+Inductor, and runs that. The slow run compiles some rows of the table with Inductor itself.
+"""
+
+import shutil
+from dataclasses import dataclass
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from support.covering import thinned
+
+import gnn_attention as ga
+from gnn_attention import patterns, score_mods
+
+HEADS, KV_HEADS = 4, 2
+LENGTHS = (37, 50, 41)  # no multiple of a tile
+
+quiet = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+
+
+def by_hand(score, b, h, dst, src):
+    """A score_mod as a user writes it, of every index."""
+    return score - 0.1 * (h + 1) * (dst - src).abs() + 0.01 * b
+
+
+def random_mask(n):
+    mask = torch.rand(n, n) < 0.15
+    mask[3] = False
+    return mask
+
+
+GRAPHS = {
+    "window": lambda n: patterns.window(n, 5),
+    "causal": patterns.causal,
+    "list": lambda n: ga.convert.from_mask(random_mask(n)),
+    "both": lambda n: patterns.window(n, 5) | ga.convert.from_mask(random_mask(n)),
+    "chosen": lambda n: ga.TokenGraph.from_indices(torch.rand(2, HEADS, n, n).topk(6).indices, n),
+    "by head": lambda n: ga.TokenGraph.from_rule(
+        lambda b, h, dst, src: (src <= dst) & (dst - src <= h), n, heads=HEADS
+    ),
+}
+MODS = {
+    "by hand": lambda n: by_hand,
+    "softcap": lambda n: score_mods.softcap(3.0),
+    "chain": lambda n: score_mods.chain(
+        score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softcap(2.0)
+    ),
+    "multiplicity": lambda n: score_mods.log_multiplicity(torch.rand(n).double() + 0.5),
+    "table": lambda n: learned_table(),
+}
+
+
+def learned_table():
+    mod = score_mods.RelativeBias(HEADS, 4).double()
+    torch.nn.init.normal_(mod.table)
+    return mod
+
+
+@dataclass(frozen=True)
+class Row:
+    """A backend, a graph, a score_mod and more options."""
+
+    backend: str
+    graph: str
+    mod: str = ""
+    more: str = ""
+    lengths: tuple[int, ...] = LENGTHS[:1]
+
+    def __str__(self):
+        return "-".join(filter(None, (self.backend, self.graph, self.mod, *self.more.split())))
+
+    def options(self, graph):
+        """Of ``attend``, with tensors that learn."""
+        edges = graph.num_edges if "bias" in self.more else 0
+        options = {
+            "bias": torch.randn(HEADS, edges, dtype=torch.float64, requires_grad=True),
+            "sink_logits": torch.randn(HEADS, dtype=torch.float64, requires_grad=True),
+            "scale": -0.3,
+            "dropout": 0.3,
+            "return_info": True,
+        }
+        mod = {"score_mod": MODS[self.mod](graph.num_src)} if self.mod else {}
+        return mod | {name: value for name, value in options.items() if name in self.more.split()}
+
+
+COMPILED = [
+    Row("tiles", "window", "chain", "bias sink_logits scale return_info"),
+    Row("dense", "list", "table", "bias sink_logits return_info"),
+    Row("rows", "list", "by hand", "dropout"),
+    Row("auto", "window", "softcap", lengths=LENGTHS),
+    Row("auto", "chosen", "softcap"),
+]
+WRITTEN_OUT = ("auto", "dense", "tiles", "rows", "reference")
+TRACED = [
+    *(Row(name, "list", mod) for name, mod in zip(WRITTEN_OUT, MODS, strict=True)),
+    Row("mixed", "both", "", "sink_logits return_info", LENGTHS),
+    Row("tiles", "list", "multiplicity", "bias sink_logits dropout", LENGTHS),
+    Row("dense", "causal", "by hand", "bias return_info", LENGTHS),
+    Row("reference", "list", "chain", "bias sink_logits return_info"),
+    *(Row(name, "chosen", "by hand", "dropout scale") for name in ("dense", "tiles")),
+    *(Row(name, "by head", "by hand", "dropout scale") for name in ("rows", "reference")),
+]
+
+
+def compiled(function, compiler):
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, backend=compiler)
+
+
+def run(q, k, v, graph, backend, options):
+    found = ga.attend(q, k, v, graph, backend=backend, **options)
+    if not isinstance(found, tuple):
+        return [found]
+    out, info = found
+    return [out, info.lse, info.weights()]
+
+
+def with_gradients(function, leaves, *arguments):
+    """What it returns, each alone, and all gradients together; of dropout with one seed."""
+    torch.manual_seed(1)
+    found = function(*arguments)
+    loss = sum(x.masked_fill(x == -torch.inf, 0.0).square().sum() for x in found)
+    return *found, torch.autograd.grad(loss, leaves)
+
+
+def assert_same(found, wanted):
+    for ours, eager in zip(found, wanted, strict=True):
+        assert_exact(ours, eager)
+
+
+def check(row, compiler):
+    program = compiled(run, compiler)
+    for n in row.lengths:
+        torch.manual_seed(n)
+        graph = GRAPHS[row.graph](n)
+        options = row.options(graph)
+        widths = ((HEADS, 8), (KV_HEADS, 8), (KV_HEADS, 6))
+        inputs = [torch.randn(2, h, n, d, dtype=torch.float64, requires_grad=True) for h, d in widths]
+        leaves = inputs + [x for x in options.values() if isinstance(x, torch.Tensor)]
+        leaves += [options["score_mod"].table] if row.mod == "table" else []
+        given = leaves, *inputs, graph, row.backend, options
+        assert_same(with_gradients(program, *given), with_gradients(run, *given))
+
+
+@quiet
+@pytest.mark.parametrize("row", thinned(TRACED), ids=str)
+def test_attend_is_traced_and_decomposed(row):
+    check(row, "aot_eager_decomp_partition")
+
+
+@quiet
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("row", COMPILED, ids=str)
+def test_attend_is_compiled_by_inductor(row):
+    """Random numbers of dropout are those of eager calls."""
+    from torch._inductor import config
+
+    with config.patch(fallback_random=True):
+        check(row, "inductor")
+
+
+LAYERS = [
+    *(pytest.param("given", None, "aot_eager_decomp_partition", id="walk-edges-traced"),),
+    *(
+        pytest.param("window", way, "aot_eager_decomp_partition", id=f"{way}-traced")
+        for way in (None, "auto")
+    ),
+    pytest.param(
+        "given", None, "inductor", id="walk-edges-inductor", marks=[pytest.mark.slow, needs_compiler]
+    ),
+    pytest.param("list", "auto", "inductor", id="auto-inductor", marks=[pytest.mark.slow, needs_compiler]),
+]
+
+
+@quiet
+@pytest.mark.parametrize(("graph", "way", "compiler"), LAYERS)
+def test_the_layer_is_compiled(graph, way, compiler):
+    """With a table that learns; edges that are an input of the program may be others, and more tokens."""
+    torch.manual_seed(0)
+    heads = ga.StandardHeads(8, HEADS, num_kv_heads=KV_HEADS).double()
+    layer = ga.MessagePassingAttention(heads, score_mod=learned_table(), backend=way)
+    program = compiled(layer, compiler)
+    for n in LENGTHS if graph == "given" else LENGTHS[:1]:
+        torch.manual_seed(n)
+        x = torch.randn(n, 8, dtype=torch.float64, requires_grad=True)
+        edges = random_mask(n).nonzero().t().contiguous() if graph == "given" else GRAPHS[graph](n)
+        results = [
+            with_gradients(lambda *given, call=call: [call(*given)], [x, *layer.parameters()], x, edges)
+            for call in (program, layer)
+        ]
+        assert_same(*results)
