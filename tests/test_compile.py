@@ -99,7 +99,7 @@ TRACED = [
     *(Row(name, "list", mod) for name, mod in zip(WRITTEN_OUT, MODS, strict=True)),
     Row("mixed", "both", "", "sink_logits return_info", LENGTHS),
     Row("tiles", "list", "multiplicity", "bias sink_logits dropout", LENGTHS),
-    Row("dense", "causal", "by hand", "bias return_info", LENGTHS),
+    Row("dense", "causal", "by hand", "bias return_info"),
     Row("reference", "list", "chain", "bias sink_logits return_info"),
     *(Row(name, "chosen", "by hand", "dropout scale") for name in ("dense", "tiles")),
     *(Row(name, "by head", "by hand", "dropout scale") for name in ("rows", "reference")),
