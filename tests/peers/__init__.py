@@ -1,0 +1,1 @@
+"""Checks that need a checkout of another project."""

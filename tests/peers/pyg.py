@@ -1,0 +1,120 @@
+"""torch_geometric's own tests, with our layer and our edge softmax in place of theirs.
+
+``python -m tests.peers.pyg CHECKOUT [FILE ...]`` runs tests of a checkout of torch_geometric with its code:
+of the softmax and the layers that use it, then of ``TransformerConv``, explainers and heterogeneous models.
+It prints how many passed, failed and do not apply, and why; it exits with 1 where one failed or none passed.
+"""
+
+import argparse
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOFTMAX_TESTS = ["utils/test_softmax.py"]
+SOFTMAX_TESTS += [f"nn/conv/test_{name}_conv.py" for name in ("gat", "gatv2", "agnn", "supergat")]
+LAYER_TESTS = ["nn/conv/test_transformer_conv.py", "nn/conv/test_hetero_conv.py", "explain"]
+LAYER_TESTS += ["nn/test_to_hetero_transformer.py", "nn/test_to_hetero_with_bases_transformer.py"]
+LAYERS = ("TransformerConv", "GATConv", "GATv2Conv", "SAGEConv", "GCNConv")
+FLAGS = ["-q", "--tb=short", "-o", "addopts=", "-p", "no:cacheprovider", "-W", "ignore"]
+# by what a failure says
+REASONS = {
+    r"edge_index holds \d+ duplicate edges": "feeds an edge twice, but a graph is a set",
+    r"torch\.jit": "needs TorchScript, which is refused by name",
+    "DID NOT RAISE <?.*ImportError": "wants the softmax by ptr to be refused without torch_scatter",
+}
+
+
+def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: int | None = None, dim: int = 0) -> Any:
+    """Our softmax over in-edges, called as theirs is."""
+    if index is None:
+        degree = ptr.diff()
+        index = torch.arange(len(degree), device=ptr.device).repeat_interleave(degree)
+    if num_nodes is None:
+        num_nodes = int(index.max()) + 1 if len(index) else 0
+    return edges.softmax(src.movedim(dim, -1), index, num_nodes)[0].movedim(-1, dim)
+
+
+def our_layer(name: str) -> type:
+    """Our layer, called as theirs: its update through a linear map of the right width."""
+
+    class Layer(MessagePassingAttention):
+        def __init__(self, widths: Any, out_channels: int, heads: int = 1, concat: bool = True, **_: Any):
+            source, width = widths if isinstance(widths, tuple) else (widths, widths)
+            own: Any = LazyHeads(heads, out_channels)
+            if source != -1:
+                own = StandardHeads(width, heads, out_channels, source_width=source)
+            super().__init__(own, backend=options.backend)
+            self.arguments = f"{widths}, {out_channels}, heads={heads}"
+            self.lin_edge = Linear(-1, heads)
+            self.lin = Linear(-1, out_channels * (heads if concat else 1))
+
+        def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, **rest: Any) -> Any:
+            bias = rest.pop("edge_weight", edge_attr)
+            if bias is not None:
+                bias = bias.log() if bias.dim() == 1 else self.lin_edge(bias).T
+            found = super().forward(x, edge_index, bias, **rest)
+            return (self.lin(found[0]), found[1]) if isinstance(found, tuple) else self.lin(found)
+
+        def __repr__(self) -> str:
+            return f"{name}({self.arguments})"
+
+    return type(name, (Layer,), {"_alpha": None})
+
+
+class Count:
+    """A plugin of pytest: what became of every test."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            reasons = [why for said, why in REASONS.items() if re.search(said, report.longreprtext)]
+            self.outcomes[f"not applicable: {reasons[0]}" if reasons else "failed"] += 1
+            if not reasons:
+                print(f"\nfailed: {report.nodeid}: {report.longreprtext.splitlines()[-1]}")
+        elif report.skipped or report.when == "call":
+            self.outcomes["passed" if report.passed else "skipped by torch_geometric"] += 1
+
+
+def main() -> int:
+    count, tests = Count(), CHECKOUT / "test"
+    for files, is_softmax in ((SOFTMAX_TESTS, True), (LAYER_TESTS, False)):
+        paths = [str(tests / file) for file in files if not options.files or file in options.files]
+        with pytest.MonkeyPatch.context() as patch:
+            for name in () if is_softmax else LAYERS:
+                for module in ("torch_geometric.nn", "torch_geometric.nn.conv"):
+                    patch.setattr(f"{module}.{name}", our_layer(name))
+            for name, module in list(sys.modules.items()) if is_softmax else ():
+                if getattr(module, "softmax", None) is theirs and not name.endswith("._softmax"):
+                    patch.setattr(module, "softmax", softmax)
+            if paths:
+                pytest.main(
+                    [*FLAGS, f"--rootdir={CHECKOUT}", f"-c={CHECKOUT}/pyproject.toml", *paths], [count]
+                )
+    print(*(f"{number} {what}" for what, number in sorted(count.outcomes.items())), sep="\n")
+    return int(count.outcomes["failed"] > 0 or not count.outcomes["passed"])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="a folder with torch_geometric/ and test/")
+    parser.add_argument("--backend", help="auto or a name; message passing unless given")
+    parser.add_argument("files", nargs="*", help="of those, under test/; all unless given")
+    options = parser.parse_args()
+    CHECKOUT = options.checkout.resolve()
+    if not (CHECKOUT / "test" / "nn" / "conv").is_dir():
+        parser.error(f"checkout must hold the tests of torch_geometric in test/nn/conv, got {CHECKOUT}")
+    sys.path.insert(0, str(CHECKOUT))
+    import torch
+    from torch_geometric.nn import Linear
+    from torch_geometric.utils import softmax as theirs
+
+    from gnn_attention import MessagePassingAttention, StandardHeads, edges
+    from gnn_attention.heads.lazy import LazyHeads
+
+    sys.exit(main())
