@@ -38,6 +38,7 @@ ALLOWED_INSIDE = {
     ],
     "matplotlib",
     *["torch.nn.attention.flex_attention", "torch._inductor", "torch._inductor.exc", "torch._dynamo.exc"],
+    "torch._dynamo.symbolic_convert",
     "torch.utils._triton",
     # it needs transformers
     "gnn_attention.huggingface",
