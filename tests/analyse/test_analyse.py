@@ -117,6 +117,14 @@ class TestReach:
             expected = list(range(max(0, n - 1 - layers * (w - 1)), n))
             assert analyse.receptive_field(graph, n - 1, layers).tolist() == expected
 
+    def test_what_is_never_reached_needs_no_product(self, monkeypatch):
+        """Strong components, or the edge to the next token, decide it."""
+        monkeypatch.setattr("gnn_attention.analyse._everyone.compose", None)
+        path = TokenGraph.from_edges(torch.tensor([[0, 1, 3, 2], [1, 3, 2, 4]]), 5)
+        for graph in (path, patterns.documents([2, 3], causal=False)):
+            assert analyse.diameter(graph) is analyse.layers_to_full_reach(graph) is None
+        assert analyse.layers_to_full_reach(patterns.documents([2, 3])) is None
+
     def test_no_token_and_one_token(self):
         assert analyse.diameter(patterns.full(0)) == analyse.diameter(patterns.strict_causal(1)) == 0
         assert analyse.never_hears(patterns.strict_causal(1)).num_edges == 0

@@ -80,7 +80,7 @@ def _of_own_tokens(trace: LayerTrace, left: Int[Tensor, " samples"], crosses: bo
     turns = tuple(to_dst.tolist()), tuple(to_src.tolist())
     graph, call = memoized(_turned_graph, own, turns), trace.call
     score_mod = call.score_mod and partial(_score_of_slots, call.score_mod, own, (to_dst, to_src))
-    tensors = {name: _turned(getattr(trace, name), to_src, 2) for name in "kv"}
+    tensors: dict[str, Any] = {name: _turned(getattr(trace, name), to_src, 2) for name in "kv"}
     tensors |= {name: _turned(getattr(trace, name), to_dst, 2) for name in "qz"}
     call = replace(call, graph=graph, score_mod=score_mod, **{name: tensors[name] for name in "qkv"})
     lse = trace._info._lse
@@ -109,7 +109,8 @@ def _slots(shifts: Shifts, sizes: tuple[int, int], b: Any, dst: Any, src: Any) -
 def _rule_of_slots(
     rule: Rule, sizes: tuple[int, int], shifts: Shifts, b: Any, h: Any, dst: Any, src: Any
 ) -> Tensor:
-    return evaluate(rule, b, h, *_slots(shifts, sizes, b, dst, src))
+    edge: Tensor = evaluate(rule, b, h, *_slots(shifts, sizes, b, dst, src))
+    return edge
 
 
 def _score_of_slots(
