@@ -120,7 +120,8 @@ class MessagePassingAttention(Layer):
 
         Args:
             x: states ``[N, d]`` or ``[B, T, d]``; a pair ``(x_src, x_dst)`` for two kinds of token
-                (cross-attention).
+                (cross-attention). In PyG's ``(x_src, None)`` the receivers have no features: their states
+                are 0, so that a query is its bias, and without one all senders count alike.
             g: a :class:`TokenGraph`, or PyG's ``edge_index``, ``EdgeIndex`` or sparse ``adj_t``.
             bias: a number for each edge and head, broadcastable to ``[heads, E]`` (``[B, heads, E]`` for a
                 batch).
@@ -128,14 +129,15 @@ class MessagePassingAttention(Layer):
                 ``(update, (g's edges, weights))``: weights before dropout, ``[E, heads]`` for ``[N, d]`` and
                 ``[B, E, heads]`` for ``[B, T, d]``.
             edge_index: PyG's name for g, for calls by keyword.
-            size: ``(senders, receivers)``, as in PyG's bipartite calls; they are those of x.
+            size: ``(senders, receivers)``, as in PyG's bipartite calls; they are those of x, and needed for
+                ``(x_src, None)`` with an ``edge_index``.
 
         Raises:
             ValueError, TypeError, IndexError: no graph or two; states, graph and size that do not fit.
             NotImplementedError: the walk over a graph that differs by head or sample; PyG's ``flow``,
                 ``decomposed_layers`` or ``message_and_aggregate``.
         """
-        x_src, x_dst = state_pair(x)
+        x_src, x_dst = state_pair(self._with_receivers(x, g, size))
         sizes = x_src.shape[-2], x_dst.shape[-2]
         if size not in (None, sizes, list(sizes)):
             raise ValueError(f"size must be (senders, receivers) = {sizes}, as x has them, got {size}")
@@ -169,6 +171,19 @@ class MessagePassingAttention(Layer):
                 "remove it, or call the layer on all tokens"
             )
         return cache.update(self.heads, x, layer, self.score_mod, backend=self.backend or "auto")
+
+    def _with_receivers(self, x: Any, g: Any, size: tuple[int, int] | None) -> Any:
+        """x, with states of 0 in place of the None of PyG's ``(x_src, None)``."""
+        if not isinstance(x, (tuple, list)) or len(x) != 2 or x[1] is not None:
+            return x
+        if size is None and not isinstance(g, TokenGraph):
+            raise ValueError(
+                "x=(x_src, None) does not say how many receivers there are: give size=(senders, receivers)"
+            )
+        x_src = x[0]
+        width = x_src.shape[-1] if isinstance(self.heads, LazyHeads) else self.heads.width
+        num_dst = g.num_dst if size is None else size[1]
+        return x_src, x_src.new_zeros(*x_src.shape[:-2], num_dst, width)
 
     def _call(
         self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Tensor | None, wants_weights: bool
@@ -264,10 +279,7 @@ def state_pair(x: Any) -> tuple[Tensor, Tensor]:
     x_src, x_dst = pair if len(pair) == 2 else (pair, pair)
     if not isinstance(x_src, Tensor) or not isinstance(x_dst, Tensor):
         got = ", ".join(type(states).__name__ for states in pair)
-        raise TypeError(
-            f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst), got {got}; "
-            "receivers without features, PyG's (x_src, None), need states too, such as zeros"
-        )
+        raise TypeError(f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst), got {got}")
     if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():
         shapes = f"{list(x_src.shape)} and {list(x_dst.shape)}"
         raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {shapes}")

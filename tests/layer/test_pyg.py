@@ -398,19 +398,20 @@ def test_size_is_that_of_the_states(way):
                 layer(x, given, size=size)
 
 
-def test_receivers_without_features():
-    """As in PyG's TransformerConv a query needs a state; one of zeros leaves the bias of the queries."""
-    layer, x, edges = MessagePassingAttention(heads()), states(10, 12), random_edges(7, 10, 23)
-    with pytest.raises(
-        TypeError, match=r"got Tensor, NoneType; receivers without features, PyG's \(x_src, None"
-    ):
-        layer((x, None), edges, size=(10, 7))
-    found, (_, weights) = layer((x, states(7, 12) * 0), edges, return_attention_weights=True)
-    assert_exact(found, dense(layer, x, torch.zeros(7, 12, dtype=torch.float64), edges))
+@pytest.mark.parametrize("way", WAYS)
+def test_receivers_without_features_have_states_of_zero(way):
+    """PyG's ``(x_src, None)``: a query is its bias; without one the weights of a receiver are equal."""
+    layer = MessagePassingAttention(heads(source_width=8), backend=way)
+    x, edges = states(10, 8), random_edges(7, 10, 23)
+    expected = dense(layer, x, torch.zeros(7, 12, dtype=torch.float64), edges)
+    assert_exact(layer((x, None), edges, size=(10, 7)), expected)
+    assert_exact(layer((x, None), ga.convert.from_edge_index(edges, 7, 10)), expected)
     with torch.no_grad():
         layer.heads.b_Q.zero_()
-    _, (_, weights) = layer((x, states(7, 12) * 0), edges, return_attention_weights=True)
+    _, (_, weights) = layer((x, None), edges, size=(10, 7), return_attention_weights=True)
     assert_exact(weights, (1.0 / edges[1].bincount()[edges[1]].double()).unsqueeze(1).expand(-1, 3))
+    with pytest.raises(ValueError, match=r"does not say how many receivers .* give size=\(senders, receiv"):
+        layer((x, None), edges)
 
 
 CHANNELS = [
