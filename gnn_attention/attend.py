@@ -84,7 +84,9 @@ def attend(
 def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
     """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
     cached, device = call.chosen, call.q.device.type
-    previous = _previous_choice(backend, call)
+    # -1 outside of backward passes, in which checkpointed calls are computed again
+    is_recomputed = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    previous = _previous_choice(backend, call) if is_recomputed else None
     runner: Callable[[AttentionCall], tuple[Tensor, Any]]
     if previous is not None:
         runner = partial(_run, previous)
@@ -291,8 +293,6 @@ def _previous_choice(backend: str | Backend, call: AttentionCall) -> Backend | N
     Free memory is not asked for again: it may have changed, and with another backend the tensors that are
     saved and the roundings would be others.
     """
-    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
-        return None
     choices = call.graph._memo.data.get((_previous_choice,))
     if not choices or not isinstance(backend, str) or not _is_identified(call):
         return None

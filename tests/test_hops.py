@@ -56,12 +56,12 @@ def test_attend(name):
     q, k, v = torch.randn(3, 1, 8, graph.num_dst, 64)
     found = visited(lambda: ga.attend(q, k, v, graph, backend=backend))
     assert (PACKAGE + "/attend.py", "attend") in found
-    assert_few(found, 35)
+    assert_few(found, 8)
 
 
-def assert_few(found, most):
-    assert len({file for file, _ in found}) <= 8
-    assert len(found) <= most, sorted(found)
+def assert_few(found, files):
+    assert len({file for file, _ in found}) <= files
+    assert len(found) <= 35, sorted(found)
 
 
 LAYER = {"edge list": edge_list(), "window": patterns.window(TOKENS, 8), "edge_index": edge_list().edge_index}
@@ -70,8 +70,8 @@ LAYER = {"edge list": edge_list(), "window": patterns.window(TOKENS, 8), "edge_i
 @pytest.mark.parametrize("name", LAYER)
 @torch.no_grad()
 def test_the_layer(name):
-    """Edge by edge: message, aggregate and update."""
+    """Edge by edge: message, aggregate and update; one module more looks for steps of a user's own."""
     layer = ga.MessagePassingAttention(ga.StandardHeads(64, 8))
     found = visited(lambda: layer(torch.randn(TOKENS, 64), LAYER[name]))
     assert {"message", "update"} <= {name.split(".")[-1] for _, name in found}
-    assert_few(found, 30)
+    assert_few(found, 9)

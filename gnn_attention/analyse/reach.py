@@ -8,9 +8,8 @@ or not there is a self loop. All raise TypeError, ValueError or IndexError for w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial, reduce
+from functools import partial
 from itertools import islice
-from operator import or_
 
 import torch
 
@@ -19,13 +18,12 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.analyse import _everyone
 from gnn_attention.analyse._everyone import check_all_pairs, packed
 from gnn_attention.analyse._hamiltonian import present
-from gnn_attention.analyse._walks import edges_of, receivers, senders_for, spread, stack, token
-from gnn_attention.analyse.structure import components
+from gnn_attention.analyse._walks import edges_of, receivers, senders_for, senders_of, spread, stack, token
 from gnn_attention.graph import TokenGraph, rules, text
 
 Layers = TokenGraph | Sequence[TokenGraph]
 TOO_MANY = 2.0**53  # below it float64 holds every integer
-MOST_LISTED = 2**20  # edges up to which strong components cost less than one product of all pairs
+MOST_LISTED = 2**22  # edges up to which a walk from one token costs less than one product of all pairs
 
 
 def receptive_field(
@@ -217,14 +215,22 @@ def _admissible(stacked: list[TokenGraph]) -> TokenGraph:
 def _is_out_of_reach(stacked: list[TokenGraph], target: TokenGraph) -> bool:
     """True if a wanted pair is never joined, where a look at the edges decides it; False leaves it open.
 
-    Own states stay and the layers are cycled: a token reaches what ways in the union of the layers reach.
+    Own states stay and the layers are cycled, so each edge of a layer can be taken after any other.
     """
-    union, tokens = reduce(or_, stacked), torch.arange(target.num_dst, device="cpu")
-    if target.rule is rules.everyone and union.num_edges <= MOST_LISTED:
-        return bool(components(union, strong=True).any())
-    if target.rule is rules.causal and (union & target).num_edges == union.num_edges:
+    num_edges = sum(graph.num_edges for graph in stacked)
+    if target.rule is rules.everyone and target.num_dst and num_edges <= MOST_LISTED:
+        # all pairs are joined if token 0 reaches every token, and every token reaches token 0
+        ways = [receivers(graph) for graph in stacked], [senders_of(graph) for graph in stacked]
+        return any(
+            sum(len(new) for new, _ in spread(way, 0, target.num_dst)) + 1 < target.num_dst for way in ways
+        )
+    if target.rule is rules.causal and all(
+        (graph & target).num_edges == graph.num_edges for graph in stacked
+    ):
         # the only way from a token to the next one is an edge
-        return not bool(present(union, tokens[:-1], tokens[1:]).all())
+        tokens = torch.arange(target.num_dst, device="cpu")
+        has_edge = [present(graph, tokens[:-1], tokens[1:]) for graph in stacked]
+        return not bool(torch.stack(has_edge).any(0).all())
     return False
 
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -58,11 +59,11 @@ class Layer(MessagePassing):
     def _is_watched(self) -> bool:
         """True while an explainer, a hook or a step of a user's own needs the messages of all edges."""
         kind, own = type(self), self.__dict__
-        if self.explain or any(own.get(hooks) for hooks in HOOKS):
+        if self.explain or any(map(own.get, HOOKS)):
             return True
-        if "edge_updater" in own or any(
-            name in own or getattr(kind, name) is not function for name, function in self.functions.items()
-        ):
+        if "edge_updater" in own or self.functions.keys() & own.keys():
+            return True
+        if [*map(partial(getattr, kind), self.functions)] != [*self.functions.values()]:
             return True
         # torch_geometric exchanges its two for an explainer
         propagate = getattr(self.propagate, "__func__", None)

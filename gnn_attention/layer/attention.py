@@ -137,7 +137,7 @@ class MessagePassingAttention(Layer):
             NotImplementedError: the walk over a graph that differs by head or sample; PyG's ``flow``,
                 ``decomposed_layers`` or ``message_and_aggregate``.
         """
-        x_src, x_dst = state_pair(self._with_receivers(x, g, size))
+        x_src, x_dst = state_pair(self._with_receivers(x, g, size) if isinstance(x, (tuple, list)) else x)
         sizes = x_src.shape[-2], x_dst.shape[-2]
         if size not in (None, sizes, list(sizes)):
             raise ValueError(f"size must be (senders, receivers) = {sizes}, as x has them, got {size}")
@@ -146,7 +146,8 @@ class MessagePassingAttention(Layer):
             raise TypeError(f"the layer needs one graph, a TokenGraph or PyG's edge_index, got {got}")
         g = edge_index if g is None else g
         self.check_settings(g)
-        graph = self._as_graph(g, sizes[1], sizes[0])
+        read = fitting_graph if isinstance(g, TokenGraph) else self._as_graph
+        graph = read(g, sizes[1], sizes[0])
         if isinstance(self.heads, LazyHeads):
             # they may be of another class by now, in threads
             LazyHeads.meet(self.heads, x_dst.shape[-1], x_src.shape[-1])
@@ -174,7 +175,7 @@ class MessagePassingAttention(Layer):
 
     def _with_receivers(self, x: Any, g: Any, size: tuple[int, int] | None) -> Any:
         """x, with states of 0 in place of the None of PyG's ``(x_src, None)``."""
-        if not isinstance(x, (tuple, list)) or len(x) != 2 or x[1] is not None:
+        if len(x) != 2 or x[1] is not None:
             return x
         if size is None and not isinstance(g, TokenGraph):
             raise ValueError(
@@ -254,7 +255,7 @@ class MessagePassingAttention(Layer):
         return self._is_watched() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
     def _as_graph(self, g: Any, num_dst: int, num_src: int) -> TokenGraph:
-        for_walk = not isinstance(g, TokenGraph) and (self.backend is None or self._needs_walk())
+        for_walk = self.backend is None or self._needs_walk()
         if for_walk and torch.compiler.is_compiling() and is_edge_list(g):
             return TracedEdges.of(g, num_dst, num_src)
         if for_walk and type(g) is Tensor and g.dtype in edge_list.SIGNED and g.layout == torch.strided:

@@ -174,10 +174,14 @@ def test_formula(name, pad, key, use_formula, monkeypatch):
     assert_exact(list(gradients.values()), list(wanted_gradients.values()))
     with torch.no_grad():
         run = trace.record(model, **given, surgery=surgeries)
-    real = torch.ones_like(given["input_ids"]).bool() if mask is None else mask.bool()
+    slots = torch.ones_like(given["input_ids"]).bool() if mask is None else mask.bool()
+    # a record begins with the first token of each sample, the slots of the model with its padding
+    real = torch.arange(slots.shape[1]) < slots.sum(1, keepdim=True) if pad == "left" else slots
     for layer, true in zip(run.layers, weights, strict=True):
         found = layer.dense(layer.weights())
-        assert_exact(found.transpose(1, 2)[real], true.transpose(1, 2)[real])
+        for sample, (own, slot) in enumerate(zip(real, slots, strict=True)):
+            assert_exact(found[sample][:, own][..., own], true[sample][:, slot][..., slot])
+            assert not found[sample][:, own][..., ~own].any()
         received = torch.zeros_like(layer.update)
         for pairs, carried in layer.each_carried(at_once=50):
             received.index_add_(1, pairs[1], carried.sum(2))

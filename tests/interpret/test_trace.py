@@ -237,7 +237,9 @@ def test_modules_that_cannot_be_recorded() -> None:
     # hooks of torch_geometric force the message-passing path, on which nothing is muted or recorded
     layer, x = MessagePassingAttention(heads(), backend="auto"), drawn(7, 12)
     handle = layer.register_message_forward_hook(lambda module, inputs, output: output)
-    with pytest.raises(NotImplementedError, match=r"explainer of torch_geometric .*: remove it to record"):
+    with pytest.raises(
+        NotImplementedError, match=r"an explainer or an overridden step .*: remove it to record"
+    ):
         trace.record(layer, x, LISTED)
     mute = trace.mute((0, 2))
     with pytest.raises(NotImplementedError, match="to mute an edge"), trace.operate(layer, mute):
