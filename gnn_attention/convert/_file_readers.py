@@ -1,15 +1,15 @@
-"""What the files of each kind say, by the readers of networkx, scipy and pydot; tables are read here."""
+"""What the files of each kind say, by the parsers of networkx, scipy and pydot; tables are read here."""
 
 import ast
 import csv
 import importlib
 import io
 import json
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import networkx as nx
@@ -22,16 +22,18 @@ SOURCES = ("source", "src", "from", "sender")
 TARGETS = ("target", "dst", "to", "receiver")
 
 # the size, which `files.write` puts into an edge list: its last tokens may have no edges
-_TOKENS = re.compile(r"#\s*tokens\s+(\d{1,18})\s*$", re.ASCII)
+_SIZE = re.compile(r"#\s*tokens\s+(\d{1,18})\s*$", re.ASCII)
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
+
+# the ids of two nodes, and the weight as the file has it: None or "" is none
+Edge = tuple[Hashable, Hashable, Any]
 
 
 class Content(NamedTuple):
-    """What a file says; None where it does not. An edge is a pair of indices into ``nodes``."""
+    """What a file says; None where it does not. ``nodes`` may lack those that the edges name."""
 
-    nodes: Sequence[object]
-    edges: list[tuple[int, int]]
-    weights: list[float] | None
+    edges: list[Edge]
+    nodes: Sequence[Hashable] = ()
     undirected: bool | None = None
     labels: list[str] | None = None
     size: int | None = None
@@ -41,27 +43,30 @@ def are_integers(words: Sequence[str]) -> bool:
     return all(map(_INTEGER.fullmatch, words))
 
 
+def is_number(value: object) -> bool:
+    try:
+        return abs(float(str(value))) < float("inf")
+    except ValueError:
+        return False
+
+
 def _read_table(text: str, weight: str | None, delimiter: str | None = None) -> Content:
     """A line for each edge. networkx skips a line that it cannot read, and does not keep their order."""
-    size = _TOKENS.match(text.split("\n", 1)[0].strip())
+    size = _SIZE.match(text.split("\n", 1)[0].strip())
     rows = _split_rows(text, delimiter)
     header = _find_columns(rows, weight) if delimiter and rows else None
-    src, dst, value = header or (0, 1, 2)
-    index: dict[str, int] = {}
-    edges, values, lines = [], [], []
+    src, dst, column = header or (0, 1, 2)
+    edges: list[Edge] = []
     for line, cells in rows[1:] if header else rows:
         if len(cells) <= max(src, dst) or not (cells[src] and cells[dst]):
             raise ValueError(f"line {line}: expected 'src dst', got {' '.join(cells)[:40]!r} alone")
-        sender = index.setdefault(cells[src], len(index))
-        edges.append((sender, index.setdefault(cells[dst], len(index))))
-        cell = cells[value] if weight and 0 <= value < len(cells) else ""
-        values.append(_look_up(weight, cell, line) if cell.startswith("{") else cell.partition(" ")[0])
-        lines.append(line)
+        value = cells[column] if weight and 0 <= column < len(cells) else ""
+        value = _look_up(weight, value, line) if value.startswith("{") else value.partition(" ")[0]
+        edges.append((cells[src], cells[dst], value))
     # without a header the third column may be anything
-    if not header and all(_number(cell) is None for cell in values):
-        values.clear()
-    weights = _read_weights(values, lambda edge: f"line {lines[edge]}")
-    return Content(list(index), edges, weights, size=int(size[1]) if size else None)
+    if not (header or any(is_number(value) for *_, value in edges)):
+        edges = [(sender, receiver, None) for sender, receiver, _ in edges]
+    return Content(edges, size=int(size[1]) if size else None)
 
 
 def _split_rows(text: str, delimiter: str | None) -> list[tuple[int, list[str]]]:
@@ -86,7 +91,7 @@ def _find_columns(rows: list[tuple[int, list[str]]], weight: str | None) -> tupl
     return None
 
 
-def _look_up(name: str | None, text: str, line: int) -> object:
+def _look_up(name: str | None, text: str, line: int) -> Any:
     """The value of ``name`` in the dictionary that networkx writes behind an edge."""
     try:
         return dict(ast.literal_eval(text)).get(name)
@@ -94,29 +99,13 @@ def _look_up(name: str | None, text: str, line: int) -> object:
         raise ValueError(f"line {line}: expected a dictionary, got {text[:40]!r}") from error
 
 
-def _number(value: object) -> float | None:
-    try:
-        number = float(str(value))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _read_weights(values: Sequence[object], place: Callable[[int], object]) -> list[float] | None:
-    """The weight of each edge; None where no edge has one."""
-    if all(value in (None, "") for value in values):
-        return None
-    weights = []
-    for edge, value in enumerate(values):
-        number = 1.0 if value in (None, "") else _number(value)
-        if number is None:
-            raise ValueError(f"{place(edge)}: a weight is a finite number, got {str(value)[:40]!r}")
-        weights.append(number)
-    return weights
+def _read_adjacency_list(text: str, weight: str | None) -> Content:
+    rows = [words for line in text.split("\n") if (words := line.partition("#")[0].split())]
+    return Content([(src, dst, None) for src, *receivers in rows for dst in receivers], [r[0] for r in rows])
 
 
 def _read_matrix_market(text: str, weight: str | None) -> Content:
-    scipy_io, sparse = _require("scipy.io"), _require("scipy.sparse")
+    scipy_io, sparse = importlib.import_module("scipy.io"), importlib.import_module("scipy.sparse")
     rows, columns, entries, _, kind, symmetry = scipy_io.mminfo(io.StringIO(text))
     if rows != columns or kind == "complex" or symmetry not in ("general", "symmetric"):
         raise ValueError(
@@ -129,15 +118,9 @@ def _read_matrix_market(text: str, weight: str | None) -> Content:
     matrix = sparse.coo_array(scipy_io.mmread(io.StringIO(text)))
     # scipy mirrors what a symmetric file holds
     stored = matrix.row >= (matrix.col if symmetry == "symmetric" else 0)
-    edges = list(zip(matrix.row[stored].tolist(), matrix.col[stored].tolist(), strict=True))
-    values = matrix.data[stored].tolist() if weight and kind != "pattern" else []
-    weights = _read_weights(values, lambda edge: f"the entry {edges[edge]}")
-    return Content(range(1, rows + 1), edges, weights, symmetry == "symmetric" or None, size=rows)
-
-
-def _read_adjacency_list(text: str, weight: str | None) -> Content:
-    lines = [line for line in text.split("\n") if line.partition("#")[0].strip()]
-    return _from_networkx(nx.parse_adjlist(lines, create_using=nx.MultiDiGraph), weight, says=False)
+    values = matrix.data[stored].tolist() if weight and kind != "pattern" else repeat(None)
+    edges = list(zip(matrix.row[stored].tolist(), matrix.col[stored].tolist(), values, strict=False))
+    return Content(edges, undirected=symmetry == "symmetric" or None, size=rows)
 
 
 def _read_xml(parse: Callable[[str], Any], text: str, weight: str | None) -> Content:
@@ -164,10 +147,12 @@ def _read_pajek(text: str, weight: str | None) -> Content:
     sections = re.findall(r"(?im)^\*(?!network|vertices)(\w+)", text)
     if len(sections) > 1 or not {section.lower() for section in sections} <= {"arcs", "edges", "matrix"}:
         raise ValueError(f"one section *arcs, *edges or *matrix is read, got *{', *'.join(sections)}")
-    if not (declared := re.search(r"(?im)^\*vertices\s+(\d+)\s*$", text)):
-        raise ValueError("expected a line '*vertices n', with a label for each of n nodes of one kind")
-    if len(graph := nx.parse_pajek(text)) != int(declared[1]):
-        raise ValueError(f"*vertices must give each node a label of its own, got {len(graph)} labels")
+    count = re.search(r"(?im)^\*vertices\s+(\d+)\s*$", text)
+    graph = nx.parse_pajek(text) if count else ()
+    if not count or len(graph) != int(count[1]):
+        raise ValueError(
+            "expected a line '*vertices n', and n nodes of one kind, each with a label of its own"
+        )
     return _from_networkx(graph, weight)
 
 
@@ -178,11 +163,12 @@ def _read_json(text: str, weight: str | None) -> Content:
     # versions of networkx differ in the name
     edges = data.get("edges", data.get("links"))
     graph = nx.node_link_graph({"directed": True} | data | {"edges": edges, "links": edges})
-    return _from_networkx(graph, weight, says="directed" in data)
+    content = _from_networkx(graph, weight)
+    return content if "directed" in data else content._replace(undirected=None)
 
 
 def _read_dot(text: str, weight: str | None) -> Content:
-    pydot = _require("pydot")
+    pydot = importlib.import_module("pydot")
     # igraph writes names of nodes so, for which pydot has no place
     text = re.sub(r"(?m)^( +)name=", r"\1label=", text)
     # pydot prints what is wrong
@@ -191,58 +177,23 @@ def _read_dot(text: str, weight: str | None) -> Content:
     if len(graphs) != 1:
         reason = printed.getvalue().strip().split("\n")[-1]
         raise ValueError(reason or f"it holds {len(graphs)} graphs, expected one")
-    graph = nx.MultiDiGraph() if graphs[0].get_type() == "digraph" else nx.MultiGraph()
-    _add_dot(graph, graphs[0])
+    ends = [end for edge in graphs[0].get_edge_list() for end in (edge.get_source(), edge.get_destination())]
+    # networkx leaves subgraphs out, and makes nodes of ports
+    if graphs[0].get_subgraph_list() or any(re.match('[^"]*:|".*":', str(end)) for end in ends):
+        raise ValueError("it has subgraphs or ports: write each edge from one node to another")
+    graph = nx.nx_pydot.from_pydot(graphs[0])
+    for *_, attributes in [*graph.nodes.data(), *graph.edges.data()]:
+        attributes.update({name: str(value).strip('"') for name, value in attributes.items()})
     return _from_networkx(graph, weight)
 
 
-def _add_dot(graph: Any, part: Any) -> None:
-    """Add what pydot has read. networkx leaves subgraphs out, and makes nodes of ports."""
-    for node in part.get_node_list():
-        if node.get_name() not in ("node", "edge", "graph"):
-            graph.add_nodes_from([(node.get_name().strip('"'), _unquote(node.get_attributes()))])
-    for edge in part.get_edge_list():
-        senders, receivers = _dot_names(edge.get_source()), _dot_names(edge.get_destination())
-        attributes = _unquote(edge.get_attributes())
-        graph.add_edges_from((src, dst, attributes) for src in senders for dst in receivers)
-    for each in part.get_subgraph_list():
-        _add_dot(graph, each)
-
-
-def _dot_names(end: Any) -> list[str]:
-    """The nodes at an end of an edge: one, with or without a port, or all those of a subgraph."""
-    if isinstance(end, str):
-        return [re.sub(r'^("(?:[^"\\]|\\.)*"|[^":]*):.*', r"\1", end).strip('"')]
-    if end["edges"] or end["subgraphs"]:
-        raise ValueError("an edge ends at a subgraph that has edges of its own: write them apart")
-    return [name.strip('"') for name in end["nodes"]]
-
-
-def _unquote(attributes: Mapping[str, object]) -> dict[str, str]:
-    return {name: str(value).strip('"') for name, value in attributes.items()}
-
-
-def _from_networkx(graph: Any, weight: str | None, says: bool = True) -> Content:
-    """``says``: the file says whether its edges are directed."""
-    index = {node: n for n, node in enumerate(graph)}
-    if len({str(node) for node in index}) < len(index):
-        raise ValueError("two of its nodes have ids that are written alike: give each one of its own")
-    edges = [(index[src], index[dst]) for src, dst in graph.edges()]
-    values = [value for *_, value in graph.edges(data=weight)] if weight else []
-    weights = _read_weights(values, lambda edge: "the edge {} -> {}".format(*[*graph.edges()][edge]))
+def _from_networkx(graph: Any, weight: str | None) -> Content:
     labels = None
     for name in ("name", "label"):
         words = [str(word) for _, word in graph.nodes(data=name) if word not in (None, "")]
-        labels = words if len({*words}) == len(index) else labels
-    return Content(list(index), edges, weights, not graph.is_directed() if says else None, labels)
-
-
-def _require(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.split(".")[0]
-        raise ImportError(f"this kind of file is read by {package}: pip install {package}") from error
+        labels = words if len({*words}) == len(graph) else labels
+    # the edges of no attribute are triples too
+    return Content([*graph.edges(data=weight)], [*graph], not graph.is_directed(), labels)
 
 
 READERS: Mapping[str, Callable[[str, str | None], Content]] = {

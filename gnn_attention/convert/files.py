@@ -5,10 +5,10 @@
 ``.csv``, ``.tsv``        the same; a header may name the columns: source, target, weight
 ``.adjlist``              a line for each sender, ``src dst dst ...``; a token alone has no out-edges
 ``.graphml``, ``.gexf``   XML, read by networkx
-``.mtx``                  MatrixMarket, read by scipy: the entry (i, j) is an edge from i to j
+``.mtx``                  MatrixMarket, read by scipy: the entry (i, j) is an edge from i - 1 to j - 1
 ``.gml``                  GML, read by networkx; ``.net``, ``.paj`` and ``.pajek`` are Pajek
 ``.json``                 node-link data of networkx and D3
-``.dot``, ``.gv``         Graphviz, read by pydot
+``.dot``, ``.gv``         Graphviz without subgraphs and ports, read by pydot
 ========================  ===================================================================================
 
 Nodes whose labels, or else ids, are all integers stand in numeric order, so that 0 .. n-1 are the positions
@@ -17,26 +17,23 @@ Files are read within limits of size; what is wrong is a ValueError.
 """
 
 import os
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import networkx as nx
-import torch
 
 from gnn_attention._support import atomic_files, checks
+from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention._support.text import one_line
-from gnn_attention.convert._file_readers import MOST_TOKENS, READERS, Content, are_integers
-from gnn_attention.convert.formats import to_networkx
-from gnn_attention.graph import TokenGraph, edge_list
+from gnn_attention.convert._file_readers import MOST_TOKENS, READERS, Content, are_integers, is_number
+from gnn_attention.convert.formats import from_triples, to_networkx
+from gnn_attention.graph import TokenGraph
 
 __all__ = ["MOST_BYTES", "MOST_TOKENS", "READERS", "WRITERS", "GraphFile", "load", "read", "write"]
-
-F = TypeVar("F")
 
 # of a file
 MOST_BYTES = 2**25
@@ -125,23 +122,20 @@ def load(
         raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes, the most that are read")
     try:
         text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-        with warnings.catch_warnings():
-            # of the other packages, which warn of what comes in their next versions
-            warnings.simplefilter("ignore")
+        # the other packages warn of what comes in their next versions
+        with ignored():
             content = parse(text, weight)
         if undirected is not None and content.undirected not in (None, undirected):
-            says = "undirected" if content.undirected else "directed"
-            raise ValueError(f"its edges are {says}, not undirected={undirected}: leave undirected out")
-        if content.weights is None and content.edges and weight not in (None, "weight"):
-            raise ValueError(f"none of its edges has a {weight!r}: name another attribute, or weight=None")
-        names, position = _place_nodes(content, size)
-    except ImportError:
-        raise
+            direction = "undirected" if content.undirected else "directed"
+            raise ValueError(f"its edges are {direction}, not undirected={undirected}: leave undirected out")
+        return _build(path.name, content, weight, size, bool(undirected or content.undirected))
+    except ImportError as error:
+        package = str(error.name).partition(".")[0]
+        raise ImportError(f"this kind of file is read by {package}: pip install {package}") from error
     # of the parsers of other packages, too
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ValueError(f"{path} holds no graph of tokens: {kind}{one_line(str(error), 300)}") from error
-    return _build(path.name, content, names, position, bool(undirected or content.undirected))
 
 
 def read(
@@ -159,97 +153,90 @@ def read(
     return load(path, undirected, None, num_tokens).graph
 
 
-def write(graph: TokenGraph, path: str | os.PathLike[str], labels: Sequence[str] | None = None) -> None:
+def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     """Write a graph to a file whose ending says how; :func:`read` gives the same edges and tokens back.
 
-    ``labels``: one for each token, which ``.graphml`` alone can hold; :func:`load` reads them back.
-
     Raises TypeError for no graph, and ValueError for an unknown ending, a graph whose receivers and senders
-    are not the same tokens 0 .. n-1, one that differs by head or sample, one that needs more than 32 MB, and
-    labels that the file cannot hold.
+    are not the same tokens 0 .. n-1, one that differs by head or sample, and one that needs more than 32 MB.
     """
     path = checks.path("path", path)
-    form = _choose_by_ending(path, WRITERS)
+    generate = _choose_by_ending(path, WRITERS)
     checks.instance("graph", graph, TokenGraph)
     if (graph.num_dst, graph.dst_offset, graph.src_offset) != (graph.num_src, 0, 0):
         raise ValueError(f"a file holds graphs of the same receivers and senders, from 0 on, got {graph!r}")
-    if labels is not None and path.suffix.lower() != ".graphml":
-        raise ValueError(f"labels are written to .graphml files only, got {path}: leave labels out")
-    text = "".join(form(graph, labels)) if graph.num_edges < MOST_BYTES // len("0 1\n") else None
-    if text is None or len(text) > MOST_BYTES:
+    is_small = graph.num_edges < MOST_BYTES // len("0 1\n")
+    text = "".join(f"{line}\n" for line in generate(graph)) if is_small else ""
+    if not is_small or len(text) > MOST_BYTES:
         edges = f"{graph!r} has {graph.num_edges:,} edges"
         raise ValueError(f"{edges}, which do not fit into the {MOST_BYTES:,} bytes that are read")
     atomic_files.write(path, text)
 
 
-def _place_nodes(content: Content, num_tokens: int | None) -> tuple[Sequence[object], Tensor]:
+def _build(
+    name: str, content: Content, weight: str | None, num_tokens: int | None, undirected: bool
+) -> GraphFile:
+    is_weighted = any(value not in (None, "") for *_, value in content.edges)
+    if content.edges and not is_weighted and weight not in (None, "weight"):
+        raise ValueError(f"none of its edges has a {weight!r}: name another attribute, or weight=None")
+    names, place = _place_nodes(content, num_tokens)
+    # the first of parallel edges, which are the same in both directions if undirected
+    edges: dict[tuple[int, int], tuple[int, int, float]] = {}
+    for sender, receiver, value in content.edges:
+        if not (value in (None, "") or is_number(value)):
+            got = str(value)[:40]
+            raise ValueError(f"the edge {sender} -> {receiver}: a weight is a finite number, got {got!r}")
+        src, dst = place[sender], place[receiver]
+        ends = (dst, src) if undirected and dst < src else (src, dst)
+        edges.setdefault(ends, (src, dst, 1.0 if value in (None, "") else float(value)))
+    read = from_triples([*edges.values()], not undirected, len(names), weight if is_weighted else None, name)
+    graph, weights = read if is_weighted else (read, None)
+    return GraphFile(graph, names, weights, undirected, len(edges), len(content.edges) - len(edges))
+
+
+def _place_nodes(content: Content, num_tokens: int | None) -> tuple[Sequence[object], dict[Hashable, int]]:
     """The name of each token, and the position of each node."""
     size = content.size if num_tokens is None else num_tokens
     if content.size not in (None, size):
         raise ValueError(f"it has {content.size} tokens, not num_tokens={num_tokens}: leave num_tokens out")
     if size is not None and size > MOST_TOKENS:
         raise ValueError(f"it has {size:,} tokens, at most {MOST_TOKENS:,} are read")
-    count = len(content.nodes)
-    if isinstance(content.nodes, range):
-        return content.nodes, torch.arange(count, device="cpu")
-    ids = [str(node) for node in content.nodes]
+    ends = (end for src, dst, _ in content.edges for end in (src, dst))
+    nodes = [*dict.fromkeys([*content.nodes, *ends])]
+    ids = [str(node) for node in nodes]
     labels = content.labels or ids
     keys = ids if size is None and not are_integers(labels) else labels
     if not are_integers(keys):
-        if size not in (None, count):
+        if size not in (None, len(nodes)):
             example = f"such as {labels[0][:40]!r}" if labels else "none"
-            raise ValueError(f"its {count} nodes have names ({example}), so that it has no {size} tokens")
-        return labels, torch.arange(count, device="cpu")
-    node_of: dict[int, str] = {}
-    for key in keys:
-        if (other := node_of.setdefault(int(key), key)) is not key:
-            raise ValueError(f"its nodes {other!r} and {key!r} are the same number: write it in one way")
-    numbers = torch.tensor(list(node_of), dtype=torch.int64, device="cpu")
+            raise ValueError(
+                f"its {len(nodes)} nodes have names ({example}), so that it has no {size} tokens"
+            )
+        return labels, {node: position for position, node in enumerate(nodes)}
+    node_of = {int(key): node for key, node in zip(keys, nodes, strict=True)}
+    if len(node_of) < len(nodes):
+        number, times = Counter(map(int, keys)).most_common(1)[0]
+        raise ValueError(f"{times} of its nodes are the same number {number}: write it in one way")
     if size is None:
-        order = numbers.argsort()
-        return [labels[node] for node in order.tolist()], order.argsort()
+        label_of = dict(zip(nodes, labels, strict=True))
+        nodes = [node_of[number] for number in sorted(node_of)]
+        return [label_of[node] for node in nodes], {node: place for place, node in enumerate(nodes)}
     if outside := [number for number in node_of if not 0 <= number < size]:
         raise ValueError(f"its tokens are 0 .. {size - 1}, but it names a token {outside[0]}")
-    return range(size), numbers
+    return range(size), {node: number for number, node in node_of.items()}
 
 
-def _build(
-    name: str, content: Content, names: Sequence[object], position: Tensor, undirected: bool
-) -> GraphFile:
-    pairs = torch.tensor(content.edges, dtype=torch.int64, device="cpu").reshape(-1, 2)
-    edges = position[pairs].t()
-    low, high = edges.sort(dim=0).values if undirected else edges
-    first = edge_list.first_of_each(low * len(names) + high)
-    edges = edges[:, first]
-    weights = None if content.weights is None else torch.tensor(content.weights, device="cpu")[first]
-    if undirected:
-        both = torch.stack([edges, edges.flip(0)], dim=2).flatten(1)
-        # a loop has one direction
-        copies = torch.stack([torch.ones_like(first), edges[0] != edges[1]], dim=1).flatten().bool()
-        edges = both[:, copies]
-        weights = None if weights is None else weights.repeat_interleave(2)[copies]
-    graph = TokenGraph.from_edges(edges, len(names), name=name)
-    return GraphFile(graph, names, weights, undirected, len(first), len(pairs) - len(first))
+def _edge_lines(graph: TokenGraph) -> Iterable[str]:
+    return [f"# tokens {graph.num_dst}", *(f"{src} {dst}" for src, dst in graph.edge_index.t().tolist())]
 
 
-def _as_edge_list(graph: TokenGraph, labels: Sequence[str] | None) -> Iterable[str]:
-    return [f"# tokens {graph.num_dst}\n", *(f"{src} {dst}\n" for src, dst in graph.edge_index.t().tolist())]
-
-
-def _by_networkx(
-    writer: Callable[[Any], Iterable[str]], graph: TokenGraph, labels: Sequence[str] | None
-) -> Any:
-    return [f"{line}\n" for line in writer(to_networkx(graph, labels))]
-
-
-WRITERS: Mapping[str, Callable[[TokenGraph, Sequence[str] | None], Iterable[str]]] = {
-    **dict.fromkeys((".edges", ".edgelist"), _as_edge_list),
-    ".adjlist": partial(_by_networkx, nx.generate_adjlist),
-    ".graphml": partial(_by_networkx, nx.generate_graphml),
+WRITERS: Mapping[str, Callable[[TokenGraph], Iterable[str]]] = {
+    **dict.fromkeys((".edges", ".edgelist"), _edge_lines),
+    ".adjlist": lambda graph: nx.generate_adjlist(to_networkx(graph)),
+    ".graphml": lambda graph: nx.generate_graphml(to_networkx(graph)),
 }
 
 
-def _choose_by_ending(path: Path, forms: Mapping[str, F]) -> F:
+def _choose_by_ending(path: Path, forms: Mapping[str, Any]) -> Any:
     if path.suffix.lower() not in forms:
         raise ValueError(f"{path}: expected a file that ends in {', '.join(forms)}")
     return forms[path.suffix.lower()]

@@ -141,7 +141,7 @@ def from_networkx(
     place = checks.places_of_names("order", range(len(graph)) if order is None else order, graph.nodes)
     # the edges of no attribute are triples too
     triples = [(place[u], place[v], value) for u, v, value in graph.edges(data=_attribute(weight))]
-    return _of_triples(triples, graph.is_directed(), len(place), weight, "networkx")
+    return from_triples(triples, graph.is_directed(), len(place), weight, "networkx")
 
 
 def from_igraph(
@@ -165,7 +165,7 @@ def from_igraph(
     known = _attribute(weight) in graph.es.attributes()
     values = graph.es[weight] if known else [None] * graph.ecount()
     triples = [(place[u], place[v], w) for (u, v), w in zip(graph.get_edgelist(), values, strict=True)]
-    return _of_triples(triples, graph.is_directed(), count, weight, "igraph")
+    return from_triples(triples, graph.is_directed(), count, weight, "igraph")
 
 
 def to_networkx(
@@ -336,7 +336,7 @@ def _attribute(weight: str | None) -> str | None:
     return None if weight is None else checks.instance("weight", weight, str)
 
 
-def _of_triples(
+def from_triples(
     triples: list[tuple[int, int, Any]], is_directed: bool, count: int, weight: str | None, name: str
 ) -> Any:
     """The graph of ``(src, dst, value)``, both directions if undirected, a self loop once."""
