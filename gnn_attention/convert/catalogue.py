@@ -3,7 +3,6 @@
 ``gnn-attention graphs`` prints it. A new builder needs one new example in ``EXAMPLES``.
 """
 
-import difflib
 import importlib
 import inspect
 import re
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnn_attention import patterns
-from gnn_attention._support.checks import quoted
 from gnn_attention.convert import expressions
 from gnn_attention.graph import TokenGraph
 
@@ -86,9 +84,7 @@ def entries(names: Iterable[str] | None = None) -> list[Entry]:
     """The builders of ``patterns``, family by family, or those named; ValueError for another name."""
     names = None if names is None else [names] if isinstance(names, str) else list(names)
     if unknown := [name for name in names or () if name not in EXAMPLES]:
-        near = difflib.get_close_matches(str(unknown[0]), EXAMPLES, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists them"
-        raise ValueError(f"there is no builder {quoted(unknown[0])}; {hint}")
+        raise ValueError(expressions.unknown_builder(str(unknown[0])))
     return [_entry(name) for name in (patterns.__all__ if names is None else names)]
 
 

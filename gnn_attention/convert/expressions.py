@@ -20,7 +20,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from operator import and_, matmul, or_, sub, xor
+from operator import and_, getitem, matmul, or_, sub, xor
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +29,7 @@ from gnn_attention import algebra, patterns
 from gnn_attention._support import checks
 from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Tensor
+from gnn_attention._support.text import one_line
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT"]
@@ -51,8 +52,12 @@ OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenG
     ast.BitXor: xor,
     ast.MatMult: matmul,
 }
-METHODS_TEXT = ".rows(start, stop), .select(batch, head)"
-ALLOWED = f"allowed are calls of builders, | & - ^ ~ @ **, .T, {METHODS_TEXT}, numbers, strings, lists"
+ALLOWED = (
+    "allowed are calls of builders, | & - ^ ~ @ ** of graphs, .T, .rows(start, stop), .select(batch, head), "
+    "numbers, strings, lists, and arguments that are written out, each once"
+)
+FOREIGN = f"this is not part of the language of graphs; {ALLOWED}"
+TOO_DEEP = f"more than {DEEPEST} brackets and operators inside one another"
 
 
 def parse(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> TokenGraph:
@@ -74,7 +79,7 @@ def parse(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> Tok
     graph = evaluate(text, largest, n)
     if not isinstance(graph, TokenGraph):
         hint = "one of its graphs, by [0]" if isinstance(graph, tuple) else "a graph such as 'window(64, 8)'"
-        raise ValueError(f"{_shorten(text)!r} is {_kind(graph)}, expected {hint}")
+        raise ValueError(f"{checks.quoted(text, 40)} is {checks.quoted(graph)}, expected {hint}")
     return graph
 
 
@@ -84,9 +89,12 @@ def evaluate(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> 
     >>> evaluate("shortest_paths(full(4), window(4, 2))").shape
     torch.Size([16])
     """
-    text = _one_line(text)
-    reader = _Reader(text, largest, None if n is None else checks.size("n", n))
-    return reader.value(_syntax_tree(text), 0)
+    if not isinstance(text, str):
+        raise TypeError(f"an expression is a string such as 'window(64, 8)', got {checks.described(text)}")
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
+    reader = _Reader(re.sub(r"\s", " ", text).strip(), largest, None if n is None else checks.size("n", n))
+    return reader.value(reader.syntax_tree())
 
 
 def parameters(function: Callable[..., Any]) -> str:
@@ -97,10 +105,7 @@ def parameters(function: Callable[..., Any]) -> str:
 
 def tensor(values: list[Any]) -> Tensor:
     """A tensor from nested lists of numbers, for builders of graphs that depend on data."""
-    try:
-        return torch.tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"tensor takes numbers in nested lists of equal lengths ({error})") from None
+    return torch.tensor(values)
 
 
 def randn(*sizes: int, seed: int = 0) -> Tensor:
@@ -122,130 +127,100 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 class _Reader:
     def __init__(self, text: str, largest: int, n: int | None) -> None:
         self.text, self.largest, self.n = text, largest, n
-        # of the numbers read so far
-        self.total = 0.0
 
-    def value(self, node: ast.expr, depth: int) -> Any:
-        if depth > DEEPEST:
-            self.refuse(node, f"more than {DEEPEST} brackets and operators inside one another")
+    def syntax_tree(self) -> ast.expr:
+        """What Python's parser makes of the text, within the limits of depth and numbers."""
+        column = 1
+        try:
+            # "1or 2" warns, and is an error anyway
+            with ignored():
+                tree = ast.parse(self.text, mode="eval").body
+        except (RecursionError, MemoryError):
+            reason = TOO_DEEP
+        # ValueError: half a character; a null byte, before Python 3.11.4
+        except (SyntaxError, ValueError) as error:
+            column = min(getattr(error, "offset", None) or 1, len(self.text) + 1)
+            reason = f"not an expression ({getattr(error, 'msg', error)}); {ALLOWED}"
+        else:
+            self.check_limits(tree)
+            return tree
+        place = self.text[column - 1 : column + 20] or "the end"
+        raise ValueError(f"column {column}, {place!r}: {reason}")
+
+    def check_limits(self, tree: ast.expr) -> None:
+        depth, total = 0, 0.0
+        level: list[ast.AST] = [tree]
+        while level:
+            if depth > DEEPEST:
+                self.refuse(tree, TOO_DEEP)
+            for node in level:
+                if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+                    # an integer may be too large for a float
+                    total += min(abs(node.value), 2 * self.largest)
+                    if not total <= self.largest:
+                        self.refuse(node, f"the numbers of an expression add up to at most {self.largest}")
+            level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
+
+    def value(self, node: ast.expr) -> Any:
         match node:
-            case ast.Constant():
-                return self.constant(node)
+            case ast.Constant(value=None | bool() | int() | float() | str() as value):
+                return value
             case ast.List(elts=items):
-                return [self.value(item, depth + 1) for item in items]
+                return [self.value(item) for item in items]
             case ast.Tuple(elts=items):
-                return tuple(self.value(item, depth + 1) for item in items)
-            case ast.UnaryOp():
-                return self.unary(node, depth)
-            case ast.BinOp(op=ast.Pow()):
-                return self.power(node, depth)
-            case ast.BinOp():
-                return self.binary(node, depth)
+                return tuple(self.value(item) for item in items)
+            case ast.UnaryOp(op=ast.Invert(), operand=inner):
+                return ~self.graph(inner)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+                # minus True is a number in Python only
+                return self.refuse(node) if isinstance(number, bool) else -number
+            case ast.BinOp(left=left, op=ast.Pow(), right=right):
+                graph, hops = self.graph(left), self.value(right)
+                if type(hops) is not int or not 0 <= hops <= LARGEST_POWER:
+                    self.refuse(right, f"the power of a graph is a number of hops in 0 .. {LARGEST_POWER}")
+                return self.attempt(node, pow, graph, hops)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+                return self.attempt(node, OPERATORS[type(op)], self.graph(left), self.graph(right))
             case ast.Call():
-                return self.call(node, depth)
+                return self.call(node)
             case ast.Attribute(value=inner, attr="T"):
-                return self.graph(inner, depth + 1).T
-            case ast.Subscript():
-                return self.item(node, depth)
-            case ast.Name():
-                return self.name(node)
-        return self.refuse(node, f"this is not part of the language of graphs; {ALLOWED}")
+                return self.graph(inner).T
+            case ast.Subscript(value=inner, slice=index):
+                graphs, number = self.value(inner), self.value(index)
+                if not isinstance(graphs, tuple) or type(number) is not int:
+                    self.refuse(node, "[k] takes one graph of a builder that makes several, by its number")
+                return self.attempt(node, getitem, graphs, number)
+            case ast.Name(id="n") if self.n is not None:
+                return self.n
+            case ast.Name(id=name):
+                return self.attempt(node, self.builder(node, name))
+        return self.refuse(node)
 
-    def name(self, node: ast.Name) -> Any:
-        if self.n is not None and node.id == "n":
-            return self.n
-        if self.n is not None:
-            return self.attempt(node, self.builder(node, node.id))
-        return self.refuse(node, f"{_shorten(node.id)!r} is only a name, a builder is called, with brackets")
-
-    def graph(self, node: ast.expr, depth: int) -> TokenGraph:
-        value = self.value(node, depth)
+    def graph(self, node: ast.expr) -> TokenGraph:
+        value = self.value(node)
         if not isinstance(value, TokenGraph):
-            self.refuse(node, f"expected a graph here, got {_kind(value)}")
+            self.refuse(node, f"expected a graph here, got {checks.quoted(value)}")
         return value
 
-    def constant(self, node: ast.Constant) -> object:
-        value = node.value
-        if value is not None and not isinstance(value, (bool, int, float, str)):
-            self.refuse(node, f"{_kind(value)} is no argument of a builder; {ALLOWED}")
-        if isinstance(value, (int, float)):
-            # an integer may be too large for a float
-            self.total += min(abs(value), 2 * self.largest)
-            if not self.total <= self.largest:
-                self.refuse(node, f"the numbers of an expression add up to at most {self.largest}")
-        return value
-
-    def unary(self, node: ast.UnaryOp, depth: int) -> Any:
-        if isinstance(node.op, ast.Invert):
-            return ~self.graph(node.operand, depth + 1)
-        number = self.value(node.operand, depth + 1)
-        if isinstance(node.op, ast.USub) and type(number) in (int, float):
-            return -number
-        return self.refuse(node, "of operators with one operand there are ~ of a graph and - of a number")
-
-    def binary(self, node: ast.BinOp, depth: int) -> Any:
-        if type(node.op) not in OPERATORS:
-            self.refuse(node, "this operator is not one of graphs; allowed are | & - ^ ~ @ **")
-        left, right = (self.graph(side, depth + 1) for side in (node.left, node.right))
-        if isinstance(node.op, ast.MatMult):
-            self.check_pairs(node, "@", left, right)
-        return self.attempt(node, OPERATORS[type(node.op)], left, right)
-
-    def power(self, node: ast.BinOp, depth: int) -> Any:
-        base, hops = self.graph(node.left, depth + 1), self.value(node.right, depth + 1)
-        if isinstance(hops, bool) or not isinstance(hops, int) or not 0 <= hops <= LARGEST_POWER:
-            self.refuse(node.right, f"the power of a graph is a number of hops in 0 .. {LARGEST_POWER}")
-        self.check_pairs(node, "**", base)
-        if base.num_dst * base.num_src * hops > MOST_PAIRS:
-            self.refuse(node, f"** makes {hops} products here, of {base.num_dst} tokens: take fewer")
-        return self.attempt(node, TokenGraph.__pow__, base, hops)
-
-    def check_pairs(self, node: ast.expr, what: str, *arguments: object) -> None:
-        pairs = max((graph.num_dst * graph.num_src for graph in _graphs(arguments)), default=0)
-        if pairs > MOST_PAIRS:
-            self.refuse(
-                node, f"{what} lists the edges of graphs, here of {pairs} pairs; at most {MOST_PAIRS}"
-            )
-
-    def call(self, node: ast.Call, depth: int) -> Any:
-        function = self.function(node, depth)
-        if any(keyword.arg is None for keyword in node.keywords):
-            self.refuse(node, "arguments are written out, ** of arguments is not read")
-        positional = [self.value(argument, depth + 1) for argument in node.args]
-        named = {str(keyword.arg): self.value(keyword.value, depth + 1) for keyword in node.keywords}
-        if len(named) < len(node.keywords):
-            self.refuse(node, "an argument is given twice")
-        if function.__name__ in LISTING:
-            self.check_pairs(node, function.__name__, *positional, *named.values())
-        return self.attempt(node, function, *positional, **named)
-
-    def function(self, node: ast.Call, depth: int) -> Callable[..., Any]:
+    def call(self, node: ast.Call) -> Any:
         match node.func:
             case ast.Name(id=name):
-                return self.builder(node, name)
-            case ast.Attribute(value=inner, attr=name) if name in ("rows", "select"):
-                method: Callable[..., Any] = getattr(self.graph(inner, depth + 1), name)
-                return method
-            case ast.Attribute(attr=name):
-                return self.refuse(node, f"a graph has no method {name!r} here; there are .T, {METHODS_TEXT}")
-        return self.refuse(node.func, "only builders and the methods of graphs can be called")
+                function = self.builder(node, name)
+            case ast.Attribute(value=inner, attr="rows" | "select" as name):
+                function = getattr(self.graph(inner), name)
+            case _:
+                self.refuse(node)
+        positional = [self.value(argument) for argument in node.args]
+        named = {keyword.arg: self.value(keyword.value) for keyword in node.keywords if keyword.arg}
+        # the name of ** is None
+        if len(named) < len(node.keywords):
+            self.refuse(node)
+        return self.attempt(node, function, *positional, **named)
 
     def builder(self, node: ast.expr, name: str) -> Callable[..., Any]:
         if name not in FUNCTIONS:
-            near = difflib.get_close_matches(name, FUNCTIONS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists the builders"
-            self.refuse(node, f"there is no builder {_shorten(name)!r}; {hint}")
+            self.refuse(node, unknown_builder(name))
         return FUNCTIONS[name]
-
-    def item(self, node: ast.Subscript, depth: int) -> Any:
-        several, number = self.value(node.value, depth + 1), None
-        if isinstance(node.slice, (ast.Constant, ast.UnaryOp)):
-            number = self.value(node.slice, depth + 1)
-        if not isinstance(several, tuple) or type(number) is not int:
-            self.refuse(node, "[k] takes one graph of a builder that makes several, by its number")
-        if not -len(several) <= number < len(several):
-            self.refuse(node, f"expected a number in 0 .. {len(several) - 1} in the brackets, got {number}")
-        return several[number]
 
     def attempt(self, node: ast.expr, function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
         """The result of a call; what it raises comes back as a ValueError that quotes the place."""
@@ -255,51 +230,36 @@ class _Reader:
         try:
             signature.bind(*positional, **named)
         except TypeError as error:
-            self.refuse(node, f"{error}; expected {function.__name__}{parameters(function)}")
+            self.refuse(node, f"{error}; expected {function.__name__}{parameters(function)}", error)
+        if function in (matmul, pow) or function.__name__ in LISTING:
+            products = positional[1] if function is pow else 1
+            graphs = _graphs([*positional, *named.values()])
+            pairs = products * max((graph.num_dst * graph.num_src for graph in graphs), default=0)
+            if pairs > MOST_PAIRS:
+                self.refuse(
+                    node, f"this lists the edges of graphs, here of {pairs} pairs; at most {MOST_PAIRS}"
+                )
         try:
             result = function(*positional, **named)
         # whatever a builder raises is an error of this text
         except Exception as error:
-            raise ValueError(self.at(node, " ".join(str(error).split()) or type(error).__name__)) from error
-        of_graphs = (max(g.num_dst, g.num_src) * (g.heads or 1) * (g.batch or 1) for g in _graphs([result]))
-        tokens = max(of_graphs, default=0)
-        if tokens > self.largest:
+            self.refuse(node, str(error) or type(error).__name__, error)
+        sizes = (max(g.num_dst, g.num_src) * (g.heads or 1) * (g.batch or 1) for g in _graphs([result]))
+        if (tokens := max(sizes, default=0)) > self.largest:
             self.refuse(node, f"this has {tokens} tokens over all heads and samples, at most {self.largest}")
         return result
 
-    def refuse(self, node: ast.expr, reason: str) -> NoReturn:
-        raise ValueError(self.at(node, reason))
-
-    def at(self, node: ast.expr, reason: str) -> str:
+    def refuse(self, node: Any, reason: str = FOREIGN, cause: Exception | None = None) -> NoReturn:
         place = ast.get_source_segment(self.text, node) or self.text
         column = len(self.text.encode()[: node.col_offset].decode()) + 1
-        return f"column {column}, {_shorten(place)!r}: {_shorten(reason, 600)}"
+        raise ValueError(f"column {column}, {checks.quoted(place, 40)}: {one_line(reason, 600)}") from cause
 
 
-def _one_line(text: object) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"an expression is a string such as 'window(64, 8)', got {checks.described(text)}")
-    if len(text) > LONGEST_TEXT:
-        raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
-    return re.sub(r"\s", " ", text).strip()
-
-
-def _syntax_tree(text: str) -> ast.expr:
-    column, place = 1, repr(_shorten(text))
-    try:
-        # "1or 2" warns, and is an error anyway
-        with ignored():
-            return ast.parse(text, mode="eval").body
-    except SyntaxError as error:
-        column = min(error.offset or 1, len(text) + 1)
-        place = repr(text[column - 1 : column + 20] or "the end")
-        reason = f"not an expression ({error.msg}); {ALLOWED}"
-    # half a character; a null byte, before Python 3.11.4
-    except ValueError as error:
-        place, reason = _shorten(ascii(text)), f"not an expression ({error}); {ALLOWED}"
-    except (RecursionError, MemoryError):
-        reason = f"more than {DEEPEST} brackets and operators inside one another"
-    raise ValueError(f"column {column}, {place}: {reason}")
+def unknown_builder(name: str) -> str:
+    """The error message for a name that no builder has."""
+    near = difflib.get_close_matches(name, FUNCTIONS, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists them"
+    return f"there is no builder {checks.quoted(name)}; {hint}"
 
 
 def _with_n(signature: inspect.Signature, n: int, positional: Any, named: Mapping[str, Any]) -> Any:
@@ -317,16 +277,3 @@ def _graphs(values: Any) -> Iterator[TokenGraph]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _graphs(value)
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, TokenGraph):
-        return "a graph"
-    word = type(value).__name__
-    if not isinstance(value, (bool, int, float, str)):
-        return f"a {word}"
-    return f"{value!r}, {'an' if word[0] in 'aeiou' else 'a'} {word}"
-
-
-def _shorten(text: str, longest: int = 40) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 4]} ..."

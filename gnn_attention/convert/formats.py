@@ -20,8 +20,8 @@ from gnn_attention.graph import TokenGraph, edge_list
 if TYPE_CHECKING:
     import networkx
 
-# by the module of a type: what takes its objects
-DOORS = {
+# by the package of a type: what takes its objects
+FUNCTIONS = {
     "gnn_attention": "a TokenGraph is taken as it is by every function of a graph",
     "scipy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix",
     "numpy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix, and "
@@ -33,7 +33,6 @@ DOORS = {
     "torch": "convert.from_mask takes bool and float tensors, convert.from_edge_index integers [2, E], "
     "convert.from_pyg a sparse adj_t",
 }
-OTHERS = "use convert.from_mask, from_scipy, from_networkx, from_igraph, from_pyg"
 # the attributes of a torch_geometric object which have one entry for each node
 NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")
 
@@ -41,11 +40,14 @@ NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")
 def wrong_kind(expected: str, value: object) -> TypeError:
     """The error for an object of another kind, which names the function that takes it."""
     modules = [f"{base.__module__}." for base in type(value).__mro__]
-    doors = (door for root, door in DOORS.items() if any(name.startswith(f"{root}.") for name in modules))
-    way = next(doors, f"{OTHERS} or, of pairs (src, dst), convert.from_edge_index of torch.tensor(pairs).t()")
+    advice = "of pairs (src, dst), convert.from_edge_index takes torch.tensor(pairs).t()"
     if isinstance(value, (str, os.PathLike)):
-        way = "ga.graph_files.read takes the path of a file"
-    return TypeError(f"{expected}, got {checks.quoted(value)}; {way}")
+        advice = "ga.graph_files.read takes the path of a file"
+    for package, function in FUNCTIONS.items():
+        if any(module.startswith(f"{package}.") for module in modules):
+            advice = function
+            break
+    return TypeError(f"{expected}, got {checks.quoted(value)}; {advice}")
 
 
 def from_edge_index(
@@ -93,7 +95,7 @@ def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) 
     numbers = torch.from_numpy(values.astype(kind)) if weight else None
     edges = torch.stack([torch.tensor(row), torch.tensor(column)])
     edges, (num_src, num_dst) = (edges, A.shape) if rows == "src" else (edges.flip(0), A.shape[::-1])
-    return _graph(edges, numbers, num_dst, num_src, coalesce, "scipy")
+    return _build(edges, numbers, num_dst, num_src, coalesce, "scipy")
 
 
 def to_scipy(graph: TokenGraph, rows: str, weights: Tensor | None = None) -> Any:
@@ -140,7 +142,7 @@ def from_networkx(
         raise ValueError(f"order is needed: nodes are not labelled 0 .. {len(graph) - 1}, got {shown}, ...")
     place = checks.places_of_names("order", range(len(graph)) if order is None else order, graph.nodes)
     # the edges of no attribute are triples too
-    triples = [(place[u], place[v], value) for u, v, value in graph.edges(data=_attribute(weight))]
+    triples = [(place[u], place[v], value) for u, v, value in graph.edges(data=weight)]
     return from_triples(triples, graph.is_directed(), len(place), weight, "networkx")
 
 
@@ -162,8 +164,7 @@ def from_igraph(
     names = graph.vs["name"] if named else range(count)
     places = checks.places_of_names("order", range(count) if order is None else order, names)
     place = [places[name] for name in names]
-    known = _attribute(weight) in graph.es.attributes()
-    values = graph.es[weight] if known else [None] * graph.ecount()
+    values = graph.es[weight] if weight in graph.es.attributes() else [None] * graph.ecount()
     triples = [(place[u], place[v], w) for (u, v), w in zip(graph.get_edgelist(), values, strict=True)]
     return from_triples(triples, graph.is_directed(), count, weight, "igraph")
 
@@ -186,18 +187,16 @@ def to_networkx(
     import networkx as nx
 
     checks.instance("graph", graph, TokenGraph)
-    result, count, is_square = nx.DiGraph(name=graph.name), graph.num_dst, graph.num_dst == graph.num_src
-    edges: list[Any] = list(map(tuple, graph.edge_index.t().tolist()))
-    if not is_square:
-        if labels is not None:
-            raise ValueError("labels name the nodes of a square graph; this one has two kinds, src and dst")
-        result.add_nodes_from((("src", j) for j in range(graph.num_src)), bipartite=0)
-        result.add_nodes_from((("dst", i) for i in range(count)), bipartite=1)
-        edges = [(("src", j), ("dst", i)) for j, i in edges]
+    result, edges = nx.DiGraph(name=graph.name), list(map(tuple, graph.edge_index.t().tolist()))
+    if graph.num_dst == graph.num_src:
+        result.add_nodes_from(range(graph.num_dst))
     else:
-        result.add_nodes_from(range(count))
-        nx.set_node_attributes(result, dict(enumerate(_labels(labels, count))), "label")
+        result.add_nodes_from((("src", j) for j in range(graph.num_src)), bipartite=0)
+        result.add_nodes_from((("dst", i) for i in range(graph.num_dst)), bipartite=1)
+        edges = [(("src", j), ("dst", i)) for j, i in edges]
     result.add_edges_from(edges)
+    if labels is not None:
+        nx.set_node_attributes(result, _label_of_each(labels, graph), "label")
     if weights is not None:
         values = dict(zip(edges, _weights_of(graph, weights).tolist(), strict=True))
         nx.set_edge_attributes(result, values, "weight")
@@ -229,26 +228,23 @@ def from_pyg(
     """
     values, tensor, sizes = None, data, (num_dst, num_src)
     if hasattr(data, "keys") and (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
-        sizes = _agreed(*sizes, *_known_sizes(data))
+        sizes = _agree(*sizes, *_known_sizes(data))
         tensor = getattr(data, "edge_index", None)
-        if isinstance(weight, str):
-            if tensor is None or weight not in data:
-                raise ValueError(f"data has no edge_index with the attribute weight={weight!r}, got {data}")
+        if isinstance(weight, str) and tensor is not None and weight in data:
             values = torch.as_tensor(data[weight])
         tensor = getattr(data, "adj_t", None) if tensor is None else tensor
         if tensor is None:
             raise ValueError("data holds neither an edge_index nor an adj_t")
     edges, stored, *known = _entries(tensor)
-    num_dst, num_src = _agreed(*sizes, *known)
+    num_dst, num_src = _agree(*sizes, *known)
     num_src = num_dst if tensor is data and num_src is None else num_src
     if num_dst is None or num_src is None:
         raise ValueError("num_dst and num_src are needed: this edge_index does not know its number of nodes")
     values = stored if weight is True else values
     if weight and values is None:
-        raise ValueError(
-            f"an edge_index holds no weights, got weight={weight!r}: name an attribute of a Data"
-        )
-    return _graph(edges, values, num_dst, num_src, coalesce, "pyg")
+        expected = "the name of an attribute beside the edge_index of a Data, or True of a sparse tensor"
+        raise ValueError(f"data holds no weights of its edges at weight={weight!r}, expected {expected}")
+    return _build(edges, values, num_dst, num_src, coalesce, "pyg")
 
 
 def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
@@ -323,7 +319,7 @@ def _known_nodes(store: Any) -> Any:
     return store.num_nodes if is_sized else None
 
 
-def _agreed(
+def _agree(
     num_dst: int | None, num_src: int | None, known_dst: int | None, known_src: int | None
 ) -> tuple[int | None, int | None]:
     for name, size, known in (("num_dst", num_dst, known_dst), ("num_src", num_src, known_src)):
@@ -332,26 +328,27 @@ def _agreed(
     return known_dst if num_dst is None else num_dst, known_src if num_src is None else num_src
 
 
-def _attribute(weight: str | None) -> str | None:
-    return None if weight is None else checks.instance("weight", weight, str)
-
-
 def from_triples(
     triples: list[tuple[int, int, Any]], is_directed: bool, count: int, weight: str | None, name: str
 ) -> Any:
     """The graph of ``(src, dst, value)``, both directions if undirected, a self loop once."""
     if not is_directed:
-        triples = [each for u, v, w in triples for each in ((u, v, w), (v, u, w))[: 1 + (u != v)]]
-    for src, dst, value in triples if weight is not None else ():
+        triples = [triple for u, v, w in triples for triple in ((u, v, w), (v, u, w))[: 1 + (u != v)]]
+    edges = (
+        torch.tensor([triple[:2] for triple in triples], dtype=torch.int64, device="cpu").reshape(-1, 2).t()
+    )
+    if weight is None:
+        return _build(edges, None, count, count, True, name)
+    checks.instance("weight", weight, str)
+    for src, dst, value in triples:
         if not isinstance(value, Real):
             got = f"{checks.quoted(value)} at the edge {src} -> {dst}"
             raise ValueError(f"weight={weight!r} must name a number of every edge, got {got}")
-    values = None if weight is None else torch.tensor([float(value) for _, _, value in triples])
-    edges = torch.tensor([each[:2] for each in triples], dtype=torch.int64).reshape(-1, 2).t()
-    return _graph(edges, values, count, count, True, name)
+    values = torch.tensor([float(value) for *_, value in triples], device="cpu")
+    return _build(edges, values, count, count, True, name)
 
 
-def _graph(
+def _build(
     edges: Tensor, values: Tensor | None, num_dst: int, num_src: int, coalesce: bool, name: str
 ) -> Any:
     """The graph, or with values ``(graph, weights)``; ValueError where a weight would be lost."""
@@ -378,13 +375,14 @@ def _weights_of(graph: TokenGraph, weights: Tensor) -> Tensor:
     return weights.float() if weights.dtype == torch.bfloat16 else weights
 
 
-def _labels(labels: Any, count: int) -> list[Any]:
-    if isinstance(labels, Mapping) and set(labels) == set(range(count)):
-        return [labels[i] for i in range(count)]
-    if isinstance(labels, (Mapping, set, frozenset)) or not isinstance(labels, (Iterable, type(None))):
-        expected = f"a list of {count} labels or a dict position -> label of 0 .. {count - 1}"
+def _label_of_each(labels: Any, graph: TokenGraph) -> dict[int, Any]:
+    if graph.num_dst != graph.num_src:
+        raise ValueError("labels name the nodes of a square graph; this one has two kinds, src and dst")
+    positions = range(graph.num_dst)
+    expected = f"a list of {len(positions)} labels or a dict position -> label of all positions"
+    if not isinstance(labels, Iterable) or isinstance(labels, (set, frozenset)):
         raise TypeError(f"labels must be {expected}, got {checks.described(labels)}")
-    names = list(labels or ())
-    if labels is not None and len(names) != count:
-        raise ValueError(f"labels must name each of the {count} nodes, got {len(names)}")
-    return names
+    label_of = dict(labels if isinstance(labels, Mapping) else enumerate(labels))
+    if set(label_of) != set(positions):
+        raise ValueError(f"labels must be {expected}, got {checks.quoted(labels)}")
+    return label_of

@@ -56,7 +56,10 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
             ways = "from_pyg(mask, weight=True) takes an adjacency, mask.to_dense() is an additive mask"
             raise ValueError(f"a sparse float mask does not say whether a missing entry is an edge: {ways}")
         if mask.dim() == 2:
-            return _from_sparse(mask, read_as)
+            edges, values = sparse_entries("mask", mask)
+            num_dst, num_src = mask.shape
+            graph = TokenGraph.from_edges(edges[:, values], num_dst, num_src, coalesce=True, name="mask")
+            return graph if read_as == "attend" else ~graph
         mask = mask.to_dense()
     mask = mask[(None,) * (4 - mask.dim())]
     table = mask.detach().cpu()
@@ -82,13 +85,6 @@ def _refuse_adjacency(mask: Tensor) -> None:
         adjacency = "mask != 0, or from_scipy(mask.numpy(), rows='dst', weight=True), if 0 is no edge"
         additive = "meaning='additive' if the numbers are added to logits"
         raise ValueError(f"a float mask of zeros and positive numbers is ambiguous: {adjacency}; {additive}")
-
-
-def _from_sparse(mask: Tensor, meaning: str) -> TokenGraph:
-    edges, values = sparse_entries("mask", mask)
-    num_dst, num_src = mask.shape
-    graph = TokenGraph.from_edges(edges[:, values], num_dst, num_src, coalesce=True, name="mask")
-    return graph if meaning == "attend" else ~graph
 
 
 def _from_additive(mask: Tensor, edges: Tensor) -> TokenGraph | tuple[TokenGraph, Tensor]:

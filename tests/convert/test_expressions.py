@@ -91,12 +91,12 @@ class TestReading:
         assert parse("pair(4)[1] - pair(4)[0]") == full(4) - causal(4)
         assert parse("pair(4)[-1]") == full(4)
         for text, match in [
-            ("pair(4)", "'pair.4.' is a tuple, expected one of its graphs"),
-            ("pair(4) | full(4)", "column 1, 'pair.4.': expected a graph here, got a tuple"),
-            ("pair(4)[2]", r"expected a number in 0 \.\. 1 in the brackets, got 2"),
-            ("pair(4)[-3]", "in the brackets, got -3"),
+            ("pair(4)", "'pair.4.' is .TokenGraph.*, expected one of its graphs, by .0."),
+            ("pair(4) | full(4)", "column 1, 'pair.4.': expected a graph here, got .TokenGraph"),
+            ("pair(4)[2]", r"column 1, 'pair\(4\)\[2\]': tuple index out of range"),
+            ("pair(4)[-3]", "index out of range"),
             ("pair(4)[True]", "takes one graph of a builder"),
-            ("pair(4)[0:1]", "takes one graph of a builder"),
+            ("pair(4)[0:1]", "column 9, '0:1': this is not part of the language"),
         ]:
             with pytest.raises(ValueError, match=match):
                 parse(text)
@@ -143,12 +143,12 @@ class TestTheNumberOfTokens:
             ("cusal", "there is no builder 'cusal'; did you mean 'causal'"),
             ("window", "missing a required argument: 'w'"),
             ("hypercube", "missing a required argument: 'dimension'"),
-            ("n", "'n' is 64, an int, expected a graph"),
+            ("n", "'n' is 64, expected a graph"),
         ]
         assert_refusals([(lambda text=text: parse(text, n=64), ValueError, match) for text, match in cases])
         with pytest.raises(ValueError, match="n must be at least 0, got -1"):
             parse("causal", n=-1)
-        with pytest.raises(ValueError, match="'n' is only a name"):
+        with pytest.raises(ValueError, match="column 8, 'n': there is no builder 'n'"):
             parse("window(n, 8)")
 
 
@@ -158,16 +158,19 @@ class TestRefusals:
         [
             ("windw(4, 2)", r"column 1, 'windw\(4, 2\)': there is no builder 'windw'; did you mean"),
             ("causal(4) | caussal(4)", "column 13, 'caussal.4.': .*did you mean 'causal'"),
-            ("qqqq(4)", "there is no builder 'qqqq'; 'gnn-attention graphs' lists the builders"),
-            ("causal", "'causal' is only a name, a builder is called"),
-            ("causal(4) + full(4)", r"column 1, 'causal\(4\) \+ full\(4\)': this operator is not one of"),
-            ("causal(4) | 3", "column 13, '3': expected a graph here, got 3, an int"),
+            ("qqqq(4)", "there is no builder 'qqqq'; 'gnn-attention graphs' lists them"),
+            ("causal", r"missing a required argument: 'n'; expected causal\(n\)"),
+            ("causal(4) + full(4)", r"column 1, 'causal\(4\) \+ full\(4\)': this is not part of"),
+            ("causal(4) | 3", "column 13, '3': expected a graph here, got 3$"),
             ("causal(4) < full(4)", "not part of the language of graphs; allowed are calls of builders"),
-            ("not causal(4)", "of operators with one operand there are ~ of a graph and - of a number"),
-            ("window(4, -True)", "of operators with one operand"),
-            ("perceiver(8, 2)", r"'perceiver\(8, 2\)' is a tuple, expected one of its graphs, by \[0\]"),
+            ("not causal(4)", "column 1, 'not causal.4.': this is not part of the language"),
+            ("window(4, -True)", "column 11, '-True': this is not part of the language"),
+            (
+                "perceiver(8, 2)",
+                r"'perceiver\(8, 2\)' is \(TokenGraph.*, expected one of its graphs, by \[0\]",
+            ),
             ("causal(4).name", "not part of the language"),
-            ("causal(4).mask()", r"a graph has no method 'mask' here; there are .T, .rows\(start, stop\),"),
+            ("causal(4).mask()", r"not part of the language of graphs; allowed are .*\.rows\(start, stop\),"),
             ("causal(4).rows(3, 1)", r"rows\(3, 1\): expected 0 <= start <= stop <= num_dst = 4"),
             ("causal(4).rows(1)", r"missing a required argument: 'stop'; expected rows\(start, stop\)"),
             ("window(4)", r"missing a required argument: 'w'; expected window\(n, w, causal=True\)"),
@@ -177,15 +180,18 @@ class TestRefusals:
             ("global_tokens(4, [9])", r"tokens must be positions in 0 \.\. 3, got 9"),
             ("causal(4) | causal(5)", "column 1, .*must have the same nodes"),
             ("causal(*[3])", "not part of the language"),
-            ("causal(n=3, n=4)", r"column 1, 'causal\(n=3, n=4\)': an argument is given twice"),
+            (
+                "causal(n=3, n=4)",
+                r"column 1, 'causal\(n=3, n=4\)': .*arguments that are written out, each once",
+            ),
             ("'\ud800' | full(3)", "not an expression .*surrogates not allowed"),
             ("top_k(randn(3.5), 1)", "each of sizes must be an integer, got 3.5"),
-            ("top_k(tensor([[1], [1, 2]]), 1)", "tensor takes numbers in nested lists of equal lengths"),
-            ("causal(**{'n': 3})", "arguments are written out"),
-            ("causal(n=x)", "column 10, 'x': 'x' is only a name"),
-            ("causal(b'4')", "a bytes is no argument"),
+            ("top_k(tensor([[1], [1, 2]]), 1)", "column 7, .*expected sequence of length 1 at dim 1"),
+            ("causal(**{'n': 3})", "arguments that are written out, each once"),
+            ("causal(n=x)", "column 10, 'x': there is no builder 'x'"),
+            ("causal(b'4')", "column 8, .*not part of the language"),
             ("causal(f'{4}')", "not part of the language"),
-            ("(lambda: 1)()", "only builders and the methods of graphs can be called"),
+            ("(lambda: 1)()", "not part of the language"),
             ("documents([50 lengths])", "column 12, .*not an expression .*invalid syntax"),
             ("causal(4); causal(5)", "column 10, '; causal.5.': not an expression"),
             ("", "column 1, 'the end': not an expression"),
@@ -230,12 +236,15 @@ class TestRefusals:
             ("causal(" + "9" * 5000 + ")", "not an expression"),
             ("sinks(4, 1e999)", "add up to at most"),
             (f"documents([{', '.join(['9999999'] * 9)}])", "add up to at most"),
-            ("causal(9000) ** 2", r"\*\* lists the edges of graphs, here of 81000000 pairs; at most"),
-            ("causal(9000) @ causal(9000)", "@ lists the edges of graphs"),
-            ("closure(causal(9000))", "closure lists the edges of graphs"),
-            ("k_hop(k=2, graph=causal(9000))", "k_hop lists the edges of graphs"),
+            ("causal(9000) ** 2", "this lists the edges of graphs, here of 162000000 pairs; at most"),
+            (
+                "causal(9000) @ causal(9000)",
+                "this lists the edges of graphs, here of 81000000 pairs; at most",
+            ),
+            ("closure(causal(9000))", "this lists the edges of graphs"),
+            ("k_hop(k=2, graph=causal(9000))", "this lists the edges of graphs"),
             ("randn(3000, 3000, 3000)", "randn makes at most 16777216 numbers here"),
-            ("window(512, 2) ** 512", r"\*\* makes 512 products here, of 512 tokens"),
+            ("window(512, 2) ** 512", "this lists the edges of graphs, here of 134217728 pairs"),
             (
                 "hypercube(62)",
                 "this has 4611686018427387904 tokens over all heads and samples, at most 16777216",
