@@ -84,14 +84,14 @@ def entries(names: Iterable[str] | None = None) -> list[Entry]:
     """The builders of ``patterns``, family by family, or those named; ValueError for another name."""
     names = None if names is None else [names] if isinstance(names, str) else list(names)
     if unknown := [name for name in names or () if name not in EXAMPLES]:
-        raise ValueError(expressions.unknown_builder(str(unknown[0])))
+        raise ValueError(expressions.describe_unknown_builder(str(unknown[0])))
     return [_entry(name) for name in (patterns.__all__ if names is None else names)]
 
 
-def listing(found: Iterable[Entry], width: int = 100) -> str:
+def listing(builders: Iterable[Entry], width: int = 100) -> str:
     """The entries as text, under a heading for each family."""
     lines, family = [], ""
-    for entry in found:
+    for entry in builders:
         if entry.family != family:
             family = entry.family
             module = importlib.import_module(f"gnn_attention.patterns.{family}")

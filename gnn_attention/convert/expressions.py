@@ -56,7 +56,7 @@ ALLOWED = (
     "allowed are calls of builders, | & - ^ ~ @ ** of graphs, .T, .rows(start, stop), .select(batch, head), "
     "numbers, strings, lists, and arguments that are written out, each once"
 )
-FOREIGN = f"this is not part of the language of graphs; {ALLOWED}"
+NOT_ALLOWED = f"this is not part of the language of graphs; {ALLOWED}"
 TOO_DEEP = f"more than {DEEPEST} brackets and operators inside one another"
 
 
@@ -94,7 +94,7 @@ def evaluate(text: str, largest: int = LARGEST_NUMBER, n: int | None = None) -> 
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
     reader = _Reader(re.sub(r"\s", " ", text).strip(), largest, None if n is None else checks.size("n", n))
-    return reader.value(reader.syntax_tree())
+    return reader.read(reader.parse_text())
 
 
 def parameters(function: Callable[..., Any]) -> str:
@@ -128,7 +128,7 @@ class _Reader:
     def __init__(self, text: str, largest: int, n: int | None) -> None:
         self.text, self.largest, self.n = text, largest, n
 
-    def syntax_tree(self) -> ast.expr:
+    def parse_text(self) -> ast.expr:
         """What Python's parser makes of the text, within the limits of depth and numbers."""
         column = 1
         try:
@@ -161,79 +161,79 @@ class _Reader:
                         self.refuse(node, f"the numbers of an expression add up to at most {self.largest}")
             level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
 
-    def value(self, node: ast.expr) -> Any:
+    def read(self, node: ast.expr) -> Any:
         match node:
             case ast.Constant(value=None | bool() | int() | float() | str() as value):
                 return value
             case ast.List(elts=items):
-                return [self.value(item) for item in items]
+                return [self.read(item) for item in items]
             case ast.Tuple(elts=items):
-                return tuple(self.value(item) for item in items)
+                return tuple(self.read(item) for item in items)
             case ast.UnaryOp(op=ast.Invert(), operand=inner):
-                return ~self.graph(inner)
+                return ~self.read_graph(inner)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
                 # minus True is a number in Python only
                 return self.refuse(node) if isinstance(number, bool) else -number
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
-                graph, hops = self.graph(left), self.value(right)
+                graph, hops = self.read_graph(left), self.read(right)
                 if type(hops) is not int or not 0 <= hops <= LARGEST_POWER:
                     self.refuse(right, f"the power of a graph is a number of hops in 0 .. {LARGEST_POWER}")
                 return self.attempt(node, pow, graph, hops)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-                return self.attempt(node, OPERATORS[type(op)], self.graph(left), self.graph(right))
+                return self.attempt(node, OPERATORS[type(op)], self.read_graph(left), self.read_graph(right))
             case ast.Call():
-                return self.call(node)
+                return self.read_call(node)
             case ast.Attribute(value=inner, attr="T"):
-                return self.graph(inner).T
+                return self.read_graph(inner).T
             case ast.Subscript(value=inner, slice=index):
-                graphs, number = self.value(inner), self.value(index)
+                graphs, number = self.read(inner), self.read(index)
                 if not isinstance(graphs, tuple) or type(number) is not int:
                     self.refuse(node, "[k] takes one graph of a builder that makes several, by its number")
                 return self.attempt(node, getitem, graphs, number)
             case ast.Name(id="n") if self.n is not None:
                 return self.n
             case ast.Name(id=name):
-                return self.attempt(node, self.builder(node, name))
+                return self.attempt(node, self.find_builder(node, name))
         return self.refuse(node)
 
-    def graph(self, node: ast.expr) -> TokenGraph:
-        value = self.value(node)
+    def read_graph(self, node: ast.expr) -> TokenGraph:
+        value = self.read(node)
         if not isinstance(value, TokenGraph):
             self.refuse(node, f"expected a graph here, got {checks.quoted(value)}")
         return value
 
-    def call(self, node: ast.Call) -> Any:
+    def read_call(self, node: ast.Call) -> Any:
         match node.func:
             case ast.Name(id=name):
-                function = self.builder(node, name)
+                function = self.find_builder(node, name)
             case ast.Attribute(value=inner, attr="rows" | "select" as name):
-                function = getattr(self.graph(inner), name)
+                function = getattr(self.read_graph(inner), name)
             case _:
                 self.refuse(node)
-        positional = [self.value(argument) for argument in node.args]
-        named = {keyword.arg: self.value(keyword.value) for keyword in node.keywords if keyword.arg}
+        positional = [self.read(argument) for argument in node.args]
+        named = {keyword.arg: self.read(keyword.value) for keyword in node.keywords if keyword.arg}
         # the name of ** is None
         if len(named) < len(node.keywords):
             self.refuse(node)
         return self.attempt(node, function, *positional, **named)
 
-    def builder(self, node: ast.expr, name: str) -> Callable[..., Any]:
+    def find_builder(self, node: ast.expr, name: str) -> Callable[..., Any]:
         if name not in FUNCTIONS:
-            self.refuse(node, unknown_builder(name))
+            self.refuse(node, describe_unknown_builder(name))
         return FUNCTIONS[name]
 
     def attempt(self, node: ast.expr, function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
         """The result of a call; what it raises comes back as a ValueError that quotes the place."""
         signature = inspect.signature(function)
         if self.n is not None and next(iter(signature.parameters), "") == "n":
-            positional = _with_n(signature, self.n, positional, named)
+            positional = _insert_n(signature, self.n, positional, named)
         try:
             signature.bind(*positional, **named)
         except TypeError as error:
             self.refuse(node, f"{error}; expected {function.__name__}{parameters(function)}", error)
         if function in (matmul, pow) or function.__name__ in LISTING:
             products = positional[1] if function is pow else 1
-            graphs = _graphs([*positional, *named.values()])
+            graphs = _walk_graphs([*positional, *named.values()])
             pairs = products * max((graph.num_dst * graph.num_src for graph in graphs), default=0)
             if pairs > MOST_PAIRS:
                 self.refuse(
@@ -244,25 +244,25 @@ class _Reader:
         # whatever a builder raises is an error of this text
         except Exception as error:
             self.refuse(node, str(error) or type(error).__name__, error)
-        sizes = (max(g.num_dst, g.num_src) * (g.heads or 1) * (g.batch or 1) for g in _graphs([result]))
+        sizes = (max(g.num_dst, g.num_src) * (g.heads or 1) * (g.batch or 1) for g in _walk_graphs([result]))
         if (tokens := max(sizes, default=0)) > self.largest:
             self.refuse(node, f"this has {tokens} tokens over all heads and samples, at most {self.largest}")
         return result
 
-    def refuse(self, node: Any, reason: str = FOREIGN, cause: Exception | None = None) -> NoReturn:
+    def refuse(self, node: Any, reason: str = NOT_ALLOWED, cause: Exception | None = None) -> NoReturn:
         place = ast.get_source_segment(self.text, node) or self.text
         column = len(self.text.encode()[: node.col_offset].decode()) + 1
         raise ValueError(f"column {column}, {checks.quoted(place, 40)}: {one_line(reason, 600)}") from cause
 
 
-def unknown_builder(name: str) -> str:
+def describe_unknown_builder(name: str) -> str:
     """The error message for a name that no builder has."""
     near = difflib.get_close_matches(name, FUNCTIONS, 1)
     hint = f"did you mean {near[0]!r}?" if near else "'gnn-attention graphs' lists them"
     return f"there is no builder {checks.quoted(name)}; {hint}"
 
 
-def _with_n(signature: inspect.Signature, n: int, positional: Any, named: Mapping[str, Any]) -> Any:
+def _insert_n(signature: inspect.Signature, n: int, positional: Any, named: Mapping[str, Any]) -> Any:
     """The positional arguments, behind n if they fit the signature only so."""
     try:
         signature.bind(*positional, **named)
@@ -271,9 +271,9 @@ def _with_n(signature: inspect.Signature, n: int, positional: Any, named: Mappin
     return positional
 
 
-def _graphs(values: Any) -> Iterator[TokenGraph]:
+def _walk_graphs(values: Any) -> Iterator[TokenGraph]:
     for value in values:
         if isinstance(value, TokenGraph):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _graphs(value)
+            yield from _walk_graphs(value)

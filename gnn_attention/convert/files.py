@@ -225,12 +225,12 @@ def _place_nodes(content: Content, num_tokens: int | None) -> tuple[Sequence[obj
     return range(size), {node: number for number, node in node_of.items()}
 
 
-def _edge_lines(graph: TokenGraph) -> Iterable[str]:
+def _generate_edge_list(graph: TokenGraph) -> Iterable[str]:
     return [f"# tokens {graph.num_dst}", *(f"{src} {dst}" for src, dst in graph.edge_index.t().tolist())]
 
 
 WRITERS: Mapping[str, Callable[[TokenGraph], Iterable[str]]] = {
-    **dict.fromkeys((".edges", ".edgelist"), _edge_lines),
+    **dict.fromkeys((".edges", ".edgelist"), _generate_edge_list),
     ".adjlist": lambda graph: nx.generate_adjlist(to_networkx(graph)),
     ".graphml": lambda graph: nx.generate_graphml(to_networkx(graph)),
 }

@@ -20,8 +20,8 @@ from gnn_attention.graph import TokenGraph, edge_list
 if TYPE_CHECKING:
     import networkx
 
-# by the package of a type: what takes its objects
-FUNCTIONS = {
+# by the package of a type: the function that takes its objects
+ADVICE = {
     "gnn_attention": "a TokenGraph is taken as it is by every function of a graph",
     "scipy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix",
     "numpy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix, and "
@@ -40,13 +40,10 @@ NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")
 def wrong_kind(expected: str, value: object) -> TypeError:
     """The error for an object of another kind, which names the function that takes it."""
     modules = [f"{base.__module__}." for base in type(value).__mro__]
-    advice = "of pairs (src, dst), convert.from_edge_index takes torch.tensor(pairs).t()"
+    known = (text for package, text in ADVICE.items() if any(m.startswith(f"{package}.") for m in modules))
+    advice = next(known, "of pairs (src, dst), convert.from_edge_index takes torch.tensor(pairs).t()")
     if isinstance(value, (str, os.PathLike)):
         advice = "ga.graph_files.read takes the path of a file"
-    for package, function in FUNCTIONS.items():
-        if any(module.startswith(f"{package}.") for module in modules):
-            advice = function
-            break
     return TypeError(f"{expected}, got {checks.quoted(value)}; {advice}")
 
 
@@ -111,7 +108,7 @@ def to_scipy(graph: TokenGraph, rows: str, weights: Tensor | None = None) -> Any
 
     checks.choice("rows", rows, ("src", "dst"))
     src, dst = checks.instance("graph", graph, TokenGraph).edge_index.numpy()
-    values = torch.ones(len(src), dtype=torch.bool) if weights is None else _weights_of(graph, weights)
+    values = torch.ones(len(src), dtype=torch.bool) if weights is None else _check_weights(graph, weights)
     matrix = coo_array((values.numpy(), (src, dst)), shape=(graph.num_src, graph.num_dst), copy=True)
     return matrix if rows == "src" else matrix.T
 
@@ -196,9 +193,9 @@ def to_networkx(
         edges = [(("src", j), ("dst", i)) for j, i in edges]
     result.add_edges_from(edges)
     if labels is not None:
-        nx.set_node_attributes(result, _label_of_each(labels, graph), "label")
+        nx.set_node_attributes(result, _match_labels(labels, graph), "label")
     if weights is not None:
-        values = dict(zip(edges, _weights_of(graph, weights).tolist(), strict=True))
+        values = dict(zip(edges, _check_weights(graph, weights).tolist(), strict=True))
         nx.set_edge_attributes(result, values, "weight")
     return result
 
@@ -228,15 +225,15 @@ def from_pyg(
     """
     values, tensor, sizes = None, data, (num_dst, num_src)
     if hasattr(data, "keys") and (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
-        sizes = _agree(*sizes, *_known_sizes(data))
+        sizes = _combine_sizes(*sizes, *_look_up_sizes(data))
         tensor = getattr(data, "edge_index", None)
         if isinstance(weight, str) and tensor is not None and weight in data:
             values = torch.as_tensor(data[weight])
         tensor = getattr(data, "adj_t", None) if tensor is None else tensor
         if tensor is None:
             raise ValueError("data holds neither an edge_index nor an adj_t")
-    edges, stored, *known = _entries(tensor)
-    num_dst, num_src = _agree(*sizes, *known)
+    edges, stored, *known = _read_entries(tensor)
+    num_dst, num_src = _combine_sizes(*sizes, *known)
     num_src = num_dst if tensor is data and num_src is None else num_src
     if num_dst is None or num_src is None:
         raise ValueError("num_dst and num_src are needed: this edge_index does not know its number of nodes")
@@ -261,15 +258,13 @@ def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
     if kind == "adj_t":
         ones, size = torch.ones(edges.shape[1], device=edges.device), (graph.num_dst, graph.num_src)
         return torch.sparse_coo_tensor(edges.flip(0), ones, size, check_invariants=False).coalesce()
-    if kind == "edge_index":
-        from torch_geometric import EdgeIndex
+    import torch_geometric
 
-        return EdgeIndex(edges.clone(), sparse_size=(graph.num_src, graph.num_dst))
+    if kind == "edge_index":
+        return torch_geometric.EdgeIndex(edges.clone(), sparse_size=(graph.num_src, graph.num_dst))
     if graph.num_dst != graph.num_src:
         raise ValueError(f"a Data has one kind of node, {graph!r} two; use kind='edge_index' or 'adj_t'")
-    from torch_geometric.data import Data
-
-    return Data(edge_index=edges.clone(), num_nodes=graph.num_dst)
+    return torch_geometric.data.Data(edge_index=edges.clone(), num_nodes=graph.num_dst)
 
 
 def sparse_entries(argument: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,14 +276,12 @@ def sparse_entries(argument: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
     # as stored: a duplicate must be seen, not summed
     entries = matrix.detach().to_sparse(layout=torch.sparse_coo)
     edges, values = entries._indices().flip(0), entries._values()
-    if matrix.layout not in (torch.sparse_bsr, torch.sparse_bsc):
-        return edges, values
     # other zeros fill a block
-    is_edge = values != 0
+    is_edge = values != 0 if matrix.layout in (torch.sparse_bsr, torch.sparse_bsc) else slice(None)
     return edges[:, is_edge], values[is_edge]
 
 
-def _entries(data: Any) -> tuple[Tensor, Tensor | None, int | None, int | None]:
+def _read_entries(data: Any) -> tuple[Tensor, Tensor | None, int | None, int | None]:
     """``edge_index``, stored values, ``num_dst`` and ``num_src`` of an edge list or ``adj_t``."""
     if hasattr(data, "to_torch_sparse_coo_tensor"):
         data = data.to_torch_sparse_coo_tensor()
@@ -301,25 +294,25 @@ def _entries(data: Any) -> tuple[Tensor, Tensor | None, int | None, int | None]:
     return data, None, num_dst, num_src
 
 
-def _known_sizes(data: Any) -> tuple[int | None, int | None]:
+def _look_up_sizes(data: Any) -> tuple[int | None, int | None]:
     key = getattr(data, "_key", None)
     if not isinstance(key, tuple):
-        return _known_nodes(data), _known_nodes(data)
+        return _count_nodes(data), _count_nodes(data)
     # a relation: its kinds of node may differ, and its HeteroData may be gone
     whole = data._parent()
     kinds = () if whole is None else whole.node_types
-    src, dst = (_known_nodes(whole[kind]) if kind in kinds else None for kind in (key[0], key[-1]))
+    src, dst = (_count_nodes(whole[kind]) if kind in kinds else None for kind in (key[0], key[-1]))
     return dst, src
 
 
-def _known_nodes(store: Any) -> Any:
+def _count_nodes(store: Any) -> Any:
     # where no such key says it, `num_nodes` guesses the largest index + 1
     arrays = (store[key] for key in NODE_KEYS if key in store)
     is_sized = "num_nodes" in store or any(hasattr(x, "shape") or hasattr(x, "num_rows") for x in arrays)
     return store.num_nodes if is_sized else None
 
 
-def _agree(
+def _combine_sizes(
     num_dst: int | None, num_src: int | None, known_dst: int | None, known_src: int | None
 ) -> tuple[int | None, int | None]:
     for name, size, known in (("num_dst", num_dst, known_dst), ("num_src", num_src, known_src)):
@@ -334,9 +327,8 @@ def from_triples(
     """The graph of ``(src, dst, value)``, both directions if undirected, a self loop once."""
     if not is_directed:
         triples = [triple for u, v, w in triples for triple in ((u, v, w), (v, u, w))[: 1 + (u != v)]]
-    edges = (
-        torch.tensor([triple[:2] for triple in triples], dtype=torch.int64, device="cpu").reshape(-1, 2).t()
-    )
+    ends = [(src, dst) for src, dst, _ in triples]
+    edges = torch.tensor(ends, dtype=torch.int64, device="cpu").reshape(-1, 2).t()
     if weight is None:
         return _build(edges, None, count, count, True, name)
     checks.instance("weight", weight, str)
@@ -360,14 +352,13 @@ def _build(
         ways = "A.sum_duplicates(), Data.coalesce(), networkx.Graph, igraph's simplify"
         raise ValueError(f"a graph takes one weight of parallel edges: join them first ({ways})")
     if values.is_complex() or values.numel() != edges.shape[1]:
-        raise ValueError(
-            f"weight must be one number for each of {edges.shape[1]} edges, got {checks.quoted(values)}"
-        )
+        expected = f"one number for each of {edges.shape[1]} edges"
+        raise ValueError(f"weight must be {expected}, got {checks.quoted(values)}")
     values = values.reshape(-1)
     return graph, values if values.is_floating_point() else values.to(torch.get_default_dtype())
 
 
-def _weights_of(graph: TokenGraph, weights: Tensor) -> Tensor:
+def _check_weights(graph: TokenGraph, weights: Tensor) -> Tensor:
     if not isinstance(weights, Tensor) or weights.is_complex() or weights.shape != (graph.num_edges,):
         got = checks.quoted(weights)
         raise ValueError(f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {got}")
@@ -375,7 +366,7 @@ def _weights_of(graph: TokenGraph, weights: Tensor) -> Tensor:
     return weights.float() if weights.dtype == torch.bfloat16 else weights
 
 
-def _label_of_each(labels: Any, graph: TokenGraph) -> dict[int, Any]:
+def _match_labels(labels: Any, graph: TokenGraph) -> dict[int, Any]:
     if graph.num_dst != graph.num_src:
         raise ValueError("labels name the nodes of a square graph; this one has two kinds, src and dst")
     positions = range(graph.num_dst)

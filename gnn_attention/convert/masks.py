@@ -49,7 +49,7 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     read_as = checks.choice("meaning", meaning or natural, ("attend", "masked", "additive"))
     if (read_as == "additive") != mask.is_floating_point():
         raise TypeError(
-            f"meaning={read_as!r} does not fit a {mask.dtype} mask: only additive masks are float"
+            f"meaning={read_as!r} does not fit a {mask.dtype} mask: additive masks alone are float"
         )
     if mask.layout in edge_list.SPARSE:
         if read_as == "additive":
@@ -105,12 +105,12 @@ def _from_table(mask: Tensor) -> TokenGraph:
     if batch == heads == 1:
         dst, src = mask[0, 0].nonzero(as_tuple=True)
         return TokenGraph.from_edges(torch.stack([src, dst]), num_dst, num_src, name="mask")
-    rule = partial(_in_table, mask.clone())
+    rule = partial(_is_edge, mask.clone())
     varies = {"heads": heads if heads > 1 else None, "batch": batch if batch > 1 else None}
     return TokenGraph.from_rule(rule, num_dst, num_src, name="mask", **varies)
 
 
-def _in_table(mask: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _is_edge(mask: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     # an axis of size 1 is the same for all
     by_batch, by_head = int(mask.shape[0] > 1), int(mask.shape[1] > 1)
     return mask.to(dst.device)[b * by_batch, h * by_head, dst, src]
