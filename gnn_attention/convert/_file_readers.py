@@ -5,6 +5,7 @@ import csv
 import importlib
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -43,11 +44,13 @@ def are_integers(words: Sequence[str]) -> bool:
     return all(map(_INTEGER.fullmatch, words))
 
 
-def is_number(value: object) -> bool:
+def parse_number(value: object) -> float | None:
+    """The finite number that a text or an attribute says, else None."""
     try:
-        return abs(float(str(value))) < float("inf")
+        number = float(str(value))
     except ValueError:
-        return False
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _read_table(text: str, weight: str | None, delimiter: str | None = None) -> Content:
@@ -64,7 +67,7 @@ def _read_table(text: str, weight: str | None, delimiter: str | None = None) -> 
         value = _look_up(weight, value, line) if value.startswith("{") else value.partition(" ")[0]
         edges.append((cells[src], cells[dst], value))
     # without a header the third column may be anything
-    if not (header or any(is_number(value) for *_, value in edges)):
+    if not (header or any(parse_number(value) is not None for *_, value in edges)):
         edges = [(sender, receiver, None) for sender, receiver, _ in edges]
     return Content(edges, size=int(size[1]) if size else None)
 

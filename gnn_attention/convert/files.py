@@ -29,7 +29,7 @@ from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention._support.text import one_line
-from gnn_attention.convert._file_readers import MOST_TOKENS, READERS, Content, are_integers, is_number
+from gnn_attention.convert._file_readers import MOST_TOKENS, READERS, Content, are_integers, parse_number
 from gnn_attention.convert.formats import from_triples, to_networkx
 from gnn_attention.graph import TokenGraph
 
@@ -93,10 +93,10 @@ def load(
     Duplicate edges count once, with the first weight. Edge lists, CSV and sparse matrices keep the order of
     the file, the others have that of networkx; the second direction of an undirected edge follows the first.
 
-    Raises ValueError, which names the file and where possible the line, for an unknown ending, a file of more
-    than 32 MB, one that holds no such graph or contradicts ``undirected``, and XML with a DOCTYPE, whose
-    entities may grow without limit; ImportError where scipy or pydot is missing; OSError for a file that
-    cannot be read.
+    Raises ValueError, which names the file and where possible the line or the edge, for an unknown ending, a
+    file of more than 32 MB, one that holds no such graph or contradicts ``undirected``, and XML with a
+    DOCTYPE, whose entities may grow without limit; ImportError where scipy or pydot is missing; OSError for a
+    file that cannot be read.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -164,9 +164,9 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     checks.instance("graph", graph, TokenGraph)
     if (graph.num_dst, graph.dst_offset, graph.src_offset) != (graph.num_src, 0, 0):
         raise ValueError(f"a file holds graphs of the same receivers and senders, from 0 on, got {graph!r}")
-    is_small = graph.num_edges < MOST_BYTES // len("0 1\n")
-    text = "".join(f"{line}\n" for line in generate(graph)) if is_small else ""
-    if not is_small or len(text) > MOST_BYTES:
+    # no text is made of edges of which the shortest, "0 1", are too many
+    text = "".join(f"{line}\n" for line in generate(graph)) if graph.num_edges < MOST_BYTES // 4 else None
+    if text is None or len(text) > MOST_BYTES:
         edges = f"{graph!r} has {graph.num_edges:,} edges"
         raise ValueError(f"{edges}, which do not fit into the {MOST_BYTES:,} bytes that are read")
     atomic_files.write(path, text)
@@ -178,16 +178,17 @@ def _build(
     is_weighted = any(value not in (None, "") for *_, value in content.edges)
     if content.edges and not is_weighted and weight not in (None, "weight"):
         raise ValueError(f"none of its edges has a {weight!r}: name another attribute, or weight=None")
-    names, place = _place_nodes(content, num_tokens)
+    names, position = _place_nodes(content, num_tokens)
     # the first of parallel edges, which are the same in both directions if undirected
     edges: dict[tuple[int, int], tuple[int, int, float]] = {}
     for sender, receiver, value in content.edges:
-        if not (value in (None, "") or is_number(value)):
+        number = 1.0 if value in (None, "") else parse_number(value)
+        if number is None:
             got = str(value)[:40]
             raise ValueError(f"the edge {sender} -> {receiver}: a weight is a finite number, got {got!r}")
-        src, dst = place[sender], place[receiver]
+        src, dst = position[sender], position[receiver]
         ends = (dst, src) if undirected and dst < src else (src, dst)
-        edges.setdefault(ends, (src, dst, 1.0 if value in (None, "") else float(value)))
+        edges.setdefault(ends, (src, dst, number))
     read = from_triples([*edges.values()], not undirected, len(names), weight if is_weighted else None, name)
     graph, weights = read if is_weighted else (read, None)
     return GraphFile(graph, names, weights, undirected, len(edges), len(content.edges) - len(edges))
@@ -219,7 +220,7 @@ def _place_nodes(content: Content, num_tokens: int | None) -> tuple[Sequence[obj
     if size is None:
         label_of = dict(zip(nodes, labels, strict=True))
         nodes = [node_of[number] for number in sorted(node_of)]
-        return [label_of[node] for node in nodes], {node: place for place, node in enumerate(nodes)}
+        return [label_of[node] for node in nodes], {node: position for position, node in enumerate(nodes)}
     if outside := [number for number in node_of if not 0 <= number < size]:
         raise ValueError(f"its tokens are 0 .. {size - 1}, but it names a token {outside[0]}")
     return range(size), {node: number for number, node in node_of.items()}

@@ -327,8 +327,8 @@ def from_triples(
     """The graph of ``(src, dst, value)``, both directions if undirected, a self loop once."""
     if not is_directed:
         triples = [triple for u, v, w in triples for triple in ((u, v, w), (v, u, w))[: 1 + (u != v)]]
-    ends = [(src, dst) for src, dst, _ in triples]
-    edges = torch.tensor(ends, dtype=torch.int64, device="cpu").reshape(-1, 2).t()
+    ends = [src for src, _, _ in triples], [dst for _, dst, _ in triples]
+    edges = torch.tensor(ends, dtype=torch.int64, device="cpu")
     if weight is None:
         return _build(edges, None, count, count, True, name)
     checks.instance("weight", weight, str)
@@ -375,5 +375,5 @@ def _match_labels(labels: Any, graph: TokenGraph) -> dict[int, Any]:
         raise TypeError(f"labels must be {expected}, got {checks.described(labels)}")
     label_of = dict(labels if isinstance(labels, Mapping) else enumerate(labels))
     if set(label_of) != set(positions):
-        raise ValueError(f"labels must be {expected}, got {checks.quoted(labels)}")
+        raise ValueError(f"labels must be {expected}, got {len(label_of)}: {checks.quoted(labels)}")
     return label_of
