@@ -54,6 +54,25 @@ def check_order(name: str, values: object) -> None:
         raise TypeError(f"{name} must be a list in its order, got {described(values)}: {reason}")
 
 
+def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
+    """A label for each node, from a list in their order or a dict position -> label.
+
+    TypeError for a set or another dict, ValueError for another number; ``nodes`` says of what.
+
+    >>> labels("labels", ["a", "b"], 2, "2 nodes"), labels("labels", {1: "b", 0: "a"}, 2, "2 nodes")
+    (['a', 'b'], ['a', 'b'])
+    """
+    if isinstance(values, Mapping) and set(values) == set(range(count)):
+        return [values[i] for i in range(count)]
+    if isinstance(values, (Mapping, set, frozenset)) or not isinstance(values, Iterable):
+        expected = f"a list of {count} labels in their order, or a dict position -> label of 0 .. {count - 1}"
+        raise TypeError(f"{name} must be {expected}, got {described(values)}")
+    names = list(values)
+    if len(names) != count:
+        raise ValueError(f"{name} must hold a name for each of the {nodes}, got {len(names)}")
+    return names
+
+
 def sizes(name: str, values: object, minimum: int = 0, any_order: bool = False) -> list[int]:
     """``values`` as a list of ints of at least ``minimum``, else TypeError or ValueError.
 

@@ -83,6 +83,7 @@ def _both_sides(
 
 
 def _numbers(word: str, value: object, smallest: int) -> Given:
+    checks.check_order(word, value)
     value = value.tolist() if isinstance(value, Tensor) else value
     if isinstance(value, str) or not isinstance(value, Iterable):
         return checks.size(word, value, smallest)

@@ -88,6 +88,7 @@ def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs 
     0.5714285714285714
     """
     single = isinstance(graphs, TokenGraph)
+    checks.check_order("graphs", graphs)
     listed = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for graph in listed:
         checks.instance("each of graphs", graph, TokenGraph)

@@ -185,6 +185,7 @@ def _backward(out: Tensor, x: Tensor, rows: Tensor) -> list[Tensor]:
 
 
 def _tokens(name: str, given: Iterable[int] | None, count: int) -> Tensor:
+    checks.check_order(name, given)
     chosen = range(count) if given is None else [token(f"each of {name}", int(one), count) for one in given]
     return torch.tensor(list(chosen), dtype=torch.int64, device="cpu")
 
@@ -213,6 +214,8 @@ def _mixings(
     weights: Tensor | Sequence[Tensor] | None,
 ) -> list[Tensor]:
     """The sparse matrix of each layer."""
+    checks.check_order("residual", residual)
+    checks.check_order("weights", weights)
     own = [float(residual)] if isinstance(residual, (int, float)) else [float(share) for share in residual]
     if not own or not all(0.0 <= share <= 1.0 for share in own):
         raise ValueError(

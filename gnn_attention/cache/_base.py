@@ -63,6 +63,7 @@ class TokenCache:
         self._check_complete("reorder")
         if self.graph.batch is not None:
             raise ValueError(f"reorder: {self.graph!r} differs by sample: no past can go on as another")
+        checks.check_order("index", index)
         index = index if isinstance(index, Tensor) else torch.as_tensor(index)
         if index.is_floating_point() or index.dtype == torch.bool:
             raise TypeError(f"index must hold integers, the sample that each goes on from, got {index.dtype}")

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from gnn_attention import edges
+from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import AttentionCall
 
@@ -36,6 +37,8 @@ def merged(
     A receiver in no part gets 0 and -inf. There must be a part. A receiver whose lse is NaN passes no
     gradient on to other parts.
     """
+    checks.check_order("results", results)
+    checks.check_order("firsts", firsts)
     flat = [x for result in results for x in result]
     out, lse = _Merged.apply(tuple(firsts), num_dst, *flat)  # type: ignore[no-untyped-call]
     return out, lse

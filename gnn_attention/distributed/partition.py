@@ -144,6 +144,7 @@ def of_ranges(num_tokens: int, ranges: Sequence[Iterable[tuple[int, int]]]) -> S
     ValueError unless every token 0 .. num_tokens - 1 is in exactly one of them.
     """
     num_tokens = checks.size("num_tokens", num_tokens)
+    checks.check_order("ranges", ranges)
     if not ranges:
         raise ValueError("ranges must hold a list of (start, stop) for each rank, got none")
     flat = [(rank, int(start), int(stop)) for rank, own in enumerate(ranges) for start, stop in own]
@@ -174,6 +175,7 @@ def of_owners(owner: Int[Tensor, " tokens"], world_size: int) -> Shares:
 
 def of_bounds(bounds: Sequence[int]) -> Shares:
     """One run for each rank: r owns ``bounds[r] .. bounds[r + 1] - 1``; the last bound is ``num_tokens``."""
+    checks.check_order("bounds", bounds)
     return of_ranges(int(bounds[-1]), [[(start, stop)] for start, stop in pairwise(bounds)])
 
 

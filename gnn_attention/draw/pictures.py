@@ -11,7 +11,7 @@ columns. With ``ax=`` a picture is drawn into axes of your own, without a legend
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ from gnn_attention.analyse._walks import is_square
 from gnn_attention.attend import AttentionInfo
 from gnn_attention.draw import _axes, _node_layouts
 from gnn_attention.draw._axes import BLUE, ORANGE
-from gnn_attention.draw._node_layouts import Drawn, Names
+from gnn_attention.draw._node_layouts import Drawn
 from gnn_attention.graph import TokenGraph
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Where = Axes | None
 
 Text = str | None
+Labels = Sequence[str] | Mapping[int, str] | None
 LARGEST_MASK = 4096  # tokens a side of what is drawn cell by cell
 LARGEST_LINES = 1024  # tokens a side of what is drawn edge by edge
 MOST_HEADS = 16
@@ -43,13 +44,13 @@ MOST_LAYERS = 64
 
 
 def mask(
-    graph: TokenGraph, ax: Where = None, labels: Names = None, src_labels: Names = None, title: Text = None
+    graph: TokenGraph, ax: Where = None, labels: Labels = None, src_labels: Labels = None, title: Text = None
 ) -> Figure:
     """The mask: a row for each receiver, a column for each sender, a dark cell for each edge.
 
     A graph that differs by head is drawn as one small mask for each (up to 16). ``labels`` name the
-    receivers, and the senders too where there are as many. ValueError above 4096 tokens a side, and for a
-    graph that differs by sample.
+    receivers, and the senders too where there are as many: a list in their order, or a dict position ->
+    label. ValueError above 4096 tokens a side, and for a graph that differs by sample.
     """
     if isinstance(graph, TokenGraph) and graph.heads and not graph.batch and ax is None:
         return _each_head(graph, title)
@@ -69,8 +70,8 @@ def weights(
     heads: int | Sequence[int] | None = None,
     graph: TokenGraph | None = None,
     ax: Where = None,
-    labels: Names = None,
-    src_labels: Names = None,
+    labels: Labels = None,
+    src_labels: Labels = None,
     title: Text = None,
 ) -> Figure:
     """The heat map of attention weights: a row for each receiver, a column for each sender.
@@ -124,7 +125,7 @@ def weights(
 
 
 def graph(
-    graph: TokenGraph, ax: Where = None, labels: Names = None, src_labels: Names = None, title: Text = None
+    graph: TokenGraph, ax: Where = None, labels: Labels = None, src_labels: Labels = None, title: Text = None
 ) -> Figure:
     """Nodes and links: tokens on a circle, clockwise from the top.
 
@@ -147,7 +148,7 @@ def graph(
 _graph = graph  # where a parameter has the same name
 
 
-def side_by_side(graph: TokenGraph, labels: Names = None, src_labels: Names = None) -> Figure:
+def side_by_side(graph: TokenGraph, labels: Labels = None, src_labels: Labels = None) -> Figure:
     """The mask next to the nodes and links: two readings of one graph. Refuses what these two refuse."""
     _check("side_by_side", graph, LARGEST_LINES)
     made, (left, right) = _axes.figure(11.5, 6.2, ncols=2)
@@ -161,7 +162,7 @@ def side_by_side(graph: TokenGraph, labels: Names = None, src_labels: Names = No
 def arcs(
     graph: TokenGraph,
     ax: Where = None,
-    labels: Names = None,
+    labels: Labels = None,
     weights: Tensor | None = None,
     lit: Collection[tuple[int, int]] = (),
     title: Text = None,
@@ -189,7 +190,7 @@ def layers(
     layers: int,
     token: int | None = None,
     ax: Where = None,
-    labels: Names = None,
+    labels: Labels = None,
     residual: bool = True,
     title: Text = None,
 ) -> Figure:
@@ -224,6 +225,7 @@ def over_time(
     (``analyse.overlap``). ``graphs``: 1 to 16 plain graphs of the same tokens; ValueError for others.
     """
     checks.check_order("graphs", graphs)
+    checks.check_order("titles", titles)
     graphs = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for each in graphs:
         _check("over_time", each, LARGEST_MASK)
@@ -341,7 +343,9 @@ def _check(function: str, graph: TokenGraph, largest: int, square: bool = False)
         raise ValueError(f"{function}() draws {wanted}")
 
 
-def _names(graph: TokenGraph, labels: Names, src_labels: Names) -> tuple[list[str] | None, list[str] | None]:
+def _names(
+    graph: TokenGraph, labels: Labels, src_labels: Labels
+) -> tuple[list[str] | None, list[str] | None]:
     if src_labels is None and is_square(graph):
         src_labels = labels
     dst = _side_names("labels", labels, f"{graph.num_dst} receivers of {graph.name}", graph.num_dst)
@@ -349,13 +353,11 @@ def _names(graph: TokenGraph, labels: Names, src_labels: Names) -> tuple[list[st
     return dst, src
 
 
-def _side_names(word: str, labels: Names, tokens: str, count: int) -> list[str] | None:
+def _side_names(word: str, labels: Labels, tokens: str, count: int) -> list[str] | None:
     if labels is None:
         return None
-    checks.check_order(word, labels)
-    if len(labels) != count:
-        raise ValueError(f"{word} must hold a name for each of the {tokens}, got {len(labels)}")
-    return [printable(str(name), line_ends=True) for name in labels]
+    names = checks.labels(word, labels, count, tokens)
+    return [printable(str(name), line_ends=True) for name in names]
 
 
 def _facts(graph: TokenGraph, drawn: Drawn | None = None) -> str:

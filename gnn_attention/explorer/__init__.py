@@ -21,7 +21,7 @@ from torch import nn
 
 from gnn_attention import model as language_model
 from gnn_attention._support import checks
-from gnn_attention._support.checks import described, quoted
+from gnn_attention._support.checks import check_order, described, quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.explorer._data import whole
 from gnn_attention.explorer._html import Page, assembled
@@ -132,6 +132,7 @@ def _source(words: Any, model: Any, room: int, layers: Any) -> Source:
 def _several(name: str, graphs: Any) -> list[Any]:
     if isinstance(graphs, (str, TokenGraph)):
         return [graphs]
+    check_order(name, graphs)
     if not isinstance(graphs, Iterable):
         expected = "a TokenGraph, an expression such as 'window(n, 4)', or several of them"
         raise TypeError(f"{name} must be {expected}, got {described(graphs)}")

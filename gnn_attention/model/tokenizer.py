@@ -65,6 +65,7 @@ class BytePair:
     merges: tuple[Pair, ...] = ()
 
     def __post_init__(self) -> None:
+        checks.check_order("merges", self.merges)
         known = set(_BYTES)
         for index, pair in enumerate(self.merges):
             if not isinstance(pair, (tuple, list)) or [type(part) for part in pair] != [bytes, bytes]:
@@ -165,6 +166,7 @@ class BytePair:
         return _library().Tokenizer.from_str(self.to_json())
 
     def _bytes_of(self, ids: Iterable[SupportsIndex]) -> list[bytes]:
+        checks.check_order("ids", ids)
         try:
             tokens = [operator.index(token) for token in ids]
         except TypeError as error:

@@ -53,6 +53,7 @@ def per_axis(name: str, value: Any, sizes: Sequence[int], minimum: int | None = 
     """One value for each axis, the same for all where a single one was given; flags for no minimum."""
     if not isinstance(value, Iterable):
         return (_checked(name, value, minimum),) * len(sizes)
+    checks.check_order(name, value)
     values = tuple(_checked(f"each of {name}", each, minimum) for each in value)
     if len(values) != len(sizes):
         wanted = f"one value or {len(sizes)}, one for each axis of {tuple(sizes)}"

@@ -112,6 +112,7 @@ def edge_types(graph: TokenGraph, parts: Sequence[TokenGraph]) -> Bool[Tensor, "
     [[1, 1, 0, 0], [0, 0, 1, 1]]
     """
     checks.instance("graph", graph, TokenGraph)
+    checks.check_order("parts", parts)
     if not isinstance(parts, Iterable):
         raise TypeError(f"parts must be a list of graphs, one for each type of edge, got {quoted(parts)}")
     src, dst = graph.edge_index
@@ -162,6 +163,7 @@ NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB
 
 
 def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]:
+    checks.check_order("times", times)
     values = times.tolist() if isinstance(times, Tensor) else times
     values = list(values) if isinstance(values, Iterable) else None
     if values is None or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):

@@ -115,6 +115,7 @@ def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
     >>> hierarchical_document([[1], [2]]).in_degree().tolist()
     [3, 4, 3, 2, 4, 4, 3, 3]
     """
+    checks.check_order("sections", sections)
     if not isinstance(sections, Iterable):
         raise TypeError(f"sections must be a list of lists of sentence lengths, got {quoted(sections)}")
     document = [checks.sizes(f"sections[{number}]", section) for number, section in enumerate(sections)]

@@ -103,6 +103,7 @@ def passages(ids: Sequence[int], samples: int = 32, length: int = 48) -> Int[Ten
     A text too short for that gives fewer, and not below 12 shorter ones. ValueError below 192 tokens.
     """
     samples, length = checks.size("samples", samples, 12), checks.size("length", length, 16)
+    checks.check_order("ids", ids)
     if len(ids) < 12 * 16:
         raise ValueError(f"the text must have at least {12 * 16} tokens, 12 passages of 16, got {len(ids)}")
     samples = min(samples, max(12, len(ids) // length)) // 2 * 2

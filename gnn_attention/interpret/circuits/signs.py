@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import torch
 
+from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
 
 # pairs of which all 2^n signs are tried; beyond, as many random ones
@@ -38,6 +39,7 @@ def holm(p: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
+    checks.check_order("p", p)
     corrected, largest = [0.0] * len(p), 0.0
     for rank, place in enumerate(sorted(range(len(p)), key=p.__getitem__)):
         largest = max(largest, min(1.0, (len(p) - rank) * p[place]))

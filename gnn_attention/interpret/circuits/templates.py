@@ -82,6 +82,7 @@ def match(run: Run | Sequence[LayerTrace], template: TokenGraph, measure: str = 
     tensor([[0.3611, 0.3611]])
     """
     checks.choice("measure", measure, MEASURES)
+    checks.check_order("run", run)
     layers = tuple(run.layers if isinstance(run, Run) else run)
     counts = {layer.q.shape[1] for layer in layers}
     if len(counts) != 1:

@@ -46,6 +46,7 @@ def rollout(
     """
     mixings = _mixings(layers)
     batch, tokens = mixings[0].own.shape
+    checks.check_order("receivers", receivers)
     chosen = [
         checks.index("receivers", r, tokens) for r in (range(tokens) if receivers is None else receivers)
     ]
@@ -90,6 +91,7 @@ class Mixing(NamedTuple):
 
 @torch.no_grad()
 def _mixings(layers: Sequence[LayerTrace]) -> list[Mixing]:
+    checks.check_order("layers", layers)
     sizes = {(layer.graph.num_dst, layer.graph.num_src, len(layer.q)) for layer in layers}
     if len(sizes) != 1 or any(num_dst != num_src for num_dst, num_src, _ in sizes):
         raise ValueError(f"layers must be over the same tokens, got (dst, src, batch) {sorted(sizes)}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.locks import of_this_thread, turn
 from gnn_attention._support.shapes import Float, Tensor
@@ -116,6 +117,7 @@ def record(
     >>> torch.allclose(received, run.output, rtol=0, atol=1e-12)
     True
     """
+    checks.check_order("surgery", surgery)
     surgeries = (surgery,) if isinstance(surgery, Surgery) else tuple(surgery)
     chosen = cut(edges, layers, heads)
     part = partial(LayerTrace.only, edges=chosen.edges, heads=chosen.heads)

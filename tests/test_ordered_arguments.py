@@ -1,0 +1,115 @@
+"""Arguments whose order counts refuse a set and a dict; where it does not count, a set is taken."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gnn_attention import MessagePassingAttention, StandardHeads, algebra, analyse, draw, explorer, patterns
+from gnn_attention.cache import KeyValueCache
+from gnn_attention.distributed import merge_lse, partition
+from gnn_attention.interpret import circuits, trace
+from gnn_attention.interpret.circuits import signs
+from gnn_attention.model.tokenizer import BytePair
+
+GRAPH = patterns.causal(3)
+LAYER, STATES = MessagePassingAttention(StandardHeads(8, 2)), torch.ones(3, 8)
+CALL = trace.record(LAYER, STATES, GRAPH).layers[0]
+NUMBERS = [0, 1, 2]
+SURGERIES = [trace.scale(2.0, heads=0), trace.mute(heads=1)]
+PAIRS = [(b"a", b"b"), (b"c", b"d")]
+RANGES = [((0, 1), (3, 4)), ((1, 3),)]
+PART = (torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2))
+
+
+def reorder(samples):
+    cache, rows = KeyValueCache(patterns.causal(4)), torch.ones(3, 1, 1, 2)
+    cache.append(rows, rows)
+    cache.reorder(samples)
+
+
+# the argument's name in the message, values that are taken as a list, the call
+ORDERED = [
+    ("lengths", NUMBERS, patterns.documents),
+    ("answers", NUMBERS, lambda values: patterns.shared_prefix(2, values)),
+    ("groups", NUMBERS, patterns.bidirectional_groups),
+    ("order", NUMBERS, patterns.permutation),
+    ("parents", [-1, 0, 1], patterns.tree),
+    ("media", NUMBERS, lambda values: patterns.media_cross(4, values, 2)),
+    ("shape", [1, 2], patterns.axial),
+    ("window", [2, 4], lambda values: patterns.swin((4, 8), values)),
+    ("times", NUMBERS, lambda values: patterns.temporal(GRAPH, values)),
+    ("parts", [GRAPH, GRAPH.T], lambda values: patterns.edge_types(GRAPH, values)),
+    ("sections", [(1, 2), (3,)], patterns.hierarchical_document),
+    ("tokens", NUMBERS, lambda values: algebra.restrict(GRAPH, values)),
+    ("order", NUMBERS, lambda values: algebra.relabel(GRAPH, values)),
+    ("groups", NUMBERS, lambda values: algebra.quotient(GRAPH, values)),
+    ("sizes", NUMBERS, lambda values: algebra.blow_up(GRAPH, values)),
+    ("graphs", [GRAPH, patterns.full(3)], analyse.diameter),
+    ("graphs", [GRAPH, patterns.full(3)], analyse.overlap),
+    ("residual", [0.1, 0.5], lambda values: analyse.influence(GRAPH, 2, residual=values)),
+    ("weights", [torch.ones(6)], lambda values: analyse.influence(GRAPH, 2, weights=values)),
+    ("receivers", [0, 2], lambda values: analyse.influence(GRAPH, 2, receivers=values)),
+    ("senders", [0, 2], lambda values: analyse.influence(GRAPH, 2, senders=values)),
+    ("graphs", [GRAPH, patterns.full(3)], lambda values: draw.layers(values, 2)),
+    ("graphs", [GRAPH, patterns.full(3)], draw.hops),
+    ("graphs", [GRAPH, patterns.full(3)], draw.over_time),
+    ("titles", ["a", "b"], lambda values: draw.over_time([GRAPH, GRAPH], values)),
+    ("graph", ["window(n, 4)", "causal(n)"], lambda values: explorer.page([1, 2], graph=values)),
+    ("masks", ["window(n, 4)", "causal(n)"], lambda values: explorer.page([1, 2], masks=values)),
+    ("ranges", RANGES, lambda values: partition.of_ranges(4, values)),
+    ("bounds", [0, 2, 4], partition.of_bounds),
+    ("results", [PART], lambda values: merge_lse.merged(values, [0], 2)),
+    ("firsts", [0], lambda values: merge_lse.merged([PART], values, 2)),
+    ("index", NUMBERS, reorder),
+    ("layers", [CALL], trace.rollout),
+    ("layers", [CALL], lambda values: trace.flow(values, 0, 2)),
+    ("receivers", [0, 2], lambda values: trace.rollout([CALL], values)),
+    ("surgery", SURGERIES, lambda values: trace.record(LAYER, STATES, GRAPH, surgery=values)),
+    ("run", [CALL], lambda values: circuits.match(values, GRAPH)),
+    ("p", [0.1, 0.2], signs.holm),
+    ("ids", range(192), circuits.passages),
+    ("ids", [104, 105], BytePair().decode),
+    ("ids", [104, 105], BytePair().pieces),
+    ("merges", PAIRS, BytePair),
+]
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, dict.fromkeys], ids=["set", "frozenset", "dict"])
+@pytest.mark.parametrize(("name", "values", "call"), ORDERED)
+def test_what_has_no_order_is_refused(name, values, call, kind):
+    with pytest.raises(TypeError, match=rf"^{name} must be a list in its order, got .*the order counts"):
+        call(kind(values))
+
+
+@pytest.mark.parametrize(("name", "values", "call"), ORDERED)
+def test_the_same_values_in_a_list_are_taken(name, values, call):
+    call(list(values))
+
+
+@pytest.mark.parametrize("word", ["labels", "src_labels"])
+@pytest.mark.parametrize("values", [{"a", "b", "c"}, {0: "a", 1: "b", 3: "c"}, {"a": 0, "b": 1, "c": 2}])
+def test_labels_refuse_a_set_and_a_dict_of_other_keys(word, values):
+    with pytest.raises(TypeError, match=rf"^{word} must be a list of 3 labels in their order, or a dict"):
+        draw.mask(GRAPH, **{word: values})
+
+
+def test_labels_are_a_dict_of_positions():
+    names = {2: "c", 0: "a", 1: "b"}
+    axes = draw.mask(patterns.cross(3, 2), labels=names, src_labels={1: "y", 0: "x"}).axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["x", "y"]
+
+
+def test_a_generator_has_an_order():
+    assert torch.equal(patterns.documents(n for n in (1, 2)).mask(), patterns.documents([1, 2]).mask())
+
+
+def test_a_set_is_taken_where_the_order_does_not_count():
+    assert torch.equal(patterns.global_tokens(4, {2, 0}).mask(), patterns.global_tokens(4, [0, 2]).mask())
+    assert torch.equal(
+        patterns.duo_attention(6, 3, {2, 0}, 2).mask(), patterns.duo_attention(6, 3, [0, 2], 2).mask()
+    )
+    assert sorted(trace.cut(heads={2, 0}).heads) == [0, 2]
+    in_a_set = partition.of_ranges(4, [{(3, 4), (0, 1)}, [(1, 3)]])
+    assert in_a_set == partition.of_ranges(4, [[(0, 1), (3, 4)], [(1, 3)]])
