@@ -54,6 +54,7 @@ ORDERED = [
     ("graphs", [GRAPH, patterns.full(3)], lambda values: draw.layers(values, 2)),
     ("graphs", [GRAPH, patterns.full(3)], draw.hops),
     ("graphs", [GRAPH, patterns.full(3)], draw.over_time),
+    ("weights", NUMBERS, lambda values: draw.arcs(patterns.causal(2), weights=values)),
     ("titles", ["a", "b"], lambda values: draw.over_time([GRAPH, GRAPH], values)),
     ("graph", ["window(n, 4)", "causal(n)"], lambda values: explorer.page([1, 2], graph=values)),
     ("masks", ["window(n, 4)", "causal(n)"], lambda values: explorer.page([1, 2], masks=values)),

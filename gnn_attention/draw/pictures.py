@@ -174,6 +174,7 @@ def arcs(
     """
     _check("arcs", graph, LARGEST_LINES, square=True)
     names, _ = _names(graph, labels, None)
+    checks.check_order("weights", weights)
     weights = None if weights is None else torch.as_tensor(weights).detach().double().flatten()
     if weights is not None and len(weights) != graph.num_edges:
         raise ValueError(f"weights must be {graph.num_edges} numbers, one for each edge, got {len(weights)}")
