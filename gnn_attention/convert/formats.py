@@ -7,7 +7,7 @@ The direction is never guessed: an edge ``src -> dst`` is ``mask[dst, src]``, th
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +193,10 @@ def to_networkx(
         edges = [(("src", j), ("dst", i)) for j, i in edges]
     result.add_edges_from(edges)
     if labels is not None:
-        nx.set_node_attributes(result, _match_labels(labels, graph), "label")
+        if graph.num_dst != graph.num_src:
+            raise ValueError("labels name the nodes of a square graph; this one has two kinds, src and dst")
+        names = checks.labels("labels", labels, graph.num_dst, f"{graph.num_dst} nodes")
+        nx.set_node_attributes(result, dict(enumerate(names)), "label")
     if weights is not None:
         values = dict(zip(edges, _check_weights(graph, weights).tolist(), strict=True))
         nx.set_edge_attributes(result, values, "weight")
@@ -364,16 +367,3 @@ def _check_weights(graph: TokenGraph, weights: Tensor) -> Tensor:
         raise ValueError(f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {got}")
     weights = weights.detach().cpu()
     return weights.float() if weights.dtype == torch.bfloat16 else weights
-
-
-def _match_labels(labels: Any, graph: TokenGraph) -> dict[int, Any]:
-    if graph.num_dst != graph.num_src:
-        raise ValueError("labels name the nodes of a square graph; this one has two kinds, src and dst")
-    positions = range(graph.num_dst)
-    expected = f"a list of {len(positions)} labels or a dict position -> label of all positions"
-    if not isinstance(labels, Iterable) or isinstance(labels, (set, frozenset)):
-        raise TypeError(f"labels must be {expected}, got {checks.described(labels)}")
-    label_of = dict(labels if isinstance(labels, Mapping) else enumerate(labels))
-    if set(label_of) != set(positions):
-        raise ValueError(f"labels must be {expected}, got {len(label_of)}: {checks.quoted(labels)}")
-    return label_of

@@ -265,11 +265,12 @@ class TestNetworkx:
         assert network.name == "strict_causal(3)"
         same = convert.to_networkx(patterns.strict_causal(3), labels={2: "sat", 0: "the", 1: "cat"})
         assert nx.utils.graphs_equal(network, same)
-        for wrong in (["a", "b"], {"the": 0, "cat": 1, "sat": 2}):
-            with pytest.raises(ValueError, match="labels must be a list of 3 labels or a dict position -> l"):
-                convert.to_networkx(patterns.causal(3), labels=wrong)
-        for wrong in ({"a", "b", "c"}, 3):
-            with pytest.raises(TypeError, match="labels must be a list of 3 labels or a dict position -> la"):
+        with pytest.raises(ValueError, match="labels must hold a name for each of the 3 nodes, got 2"):
+            convert.to_networkx(patterns.causal(3), labels=["a", "b"])
+        for wrong in ({"the": 0, "cat": 1, "sat": 2}, {"a", "b", "c"}, 3):
+            with pytest.raises(
+                TypeError, match="labels must be a list of 3 labels in their order, or a dict"
+            ):
                 convert.to_networkx(patterns.causal(3), labels=wrong)
 
     def test_two_kinds_of_node(self):
