@@ -57,7 +57,10 @@ def test_a_program_of_one_piece_trains(name):
     found = hf_models.result(name, program, given)
     assert_same(found, expected)
     hf_models.direction(found).backward()
-    assert_same({k: p.grad for k, p in model.named_parameters() if p.grad is not None}, gradients)
+    # a program has a gradient of 0 where the eager call has none, as for an output that is not used
+    own = {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
+    assert all(k in gradients or not gradient.any() for k, gradient in own.items())
+    assert_same({k: own[k] for k in gradients}, gradients)
 
 
 @pytest.mark.parametrize("name", cases("gemma2"))
