@@ -29,8 +29,8 @@ EDGES_AT_ONCE = 2**16  # edges whose q and k are gathered together when weights 
 
 def attend(
     q: Float[Tensor, "batch heads dst dim"],
-    k: Float[Tensor, "batch kv_heads src dim"],
-    v: Float[Tensor, "batch kv_heads src value_dim"],
+    k: Float[Tensor, "#batch kv_heads src dim"],
+    v: Float[Tensor, "#batch kv_heads src value_dim"],
     graph: TokenGraph,
     scale: float | None = None,
     score_mod: ScoreMod | None = None,
