@@ -33,8 +33,8 @@ _TAKEN = ("score", "b", "h", "dst", "src")
 # of functions that are made in the compiled program
 _COMPILERS_KNOW_CODE = TorchVersion(torch.__version__) >= "2.11"
 _FITTING: WeakSet[type] = WeakSet()  # types whose objects take these
-# score_mod -> which axes were longer than 1, and the device -> whether it is written for single numbers
-_tried = WeakIdKeyDictionary()
+# score_mod -> {(the axes longer than 1, the device): whether it needs single numbers}
+_PROBED = WeakIdKeyDictionary()
 
 
 def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
@@ -73,16 +73,18 @@ def _check_object(score_mod: Any) -> None:
         _FITTING.add(kind)
 
 
-def fitted(score_mod: ScoreMod, shape: tuple[int, ...], first: tuple[int, int], like: Tensor) -> ScoreMod:
-    """``score_mod``, or what maps it over the pairs where only single numbers give its scores.
+def fit_score_mod(
+    score_mod: ScoreMod, shape: tuple[int, ...], first: tuple[int, int], like: Tensor
+) -> ScoreMod:
+    """``score_mod``, or a function that maps it over the pairs if it needs single numbers.
 
-    Tried once on a few pairs of scores ``shape [B, Hq, dst, src]``, whose positions begin at ``first``.
+    It is tried once on a few pairs of scores ``shape [B, Hq, dst, src]``, whose positions begin at ``first``.
     """
     if _is_known(score_mod) or 0 in shape:
         return score_mod
-    tried: dict[Any, bool] = _tried.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
+    tried: dict[Any, bool] = _PROBED.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
     key = tuple(size > 1 for size in shape), like.device
-    mapped = partial(single_pairs.pair_by_pair, score_mod)
+    mapped = partial(single_pairs.map_pairs, score_mod)
     if key not in tried:
         ends = single_pairs.probes(shape, (0, 0, *first), like.device)
         sizes = [len(end) for end in ends]
@@ -95,16 +97,16 @@ def fitted(score_mod: ScoreMod, shape: tuple[int, ...], first: tuple[int, int], 
             return changed.expand(sizes)
 
         with torch.no_grad():
-            tried[key] = single_pairs.of_single_pairs(scores, score_mod, mapped)
+            tried[key] = single_pairs.needs_single_pairs(scores, score_mod, mapped)
     return mapped if tried[key] else score_mod
 
 
 def _is_known(score_mod: Any) -> bool:
-    """True for what this library and transformers made of mods that are known."""
+    """True for a score_mod of this library or of transformers, if all mods that it holds are known."""
     inner: tuple[Any, ...] = ()
     if isinstance(score_mod, chain):
         inner = score_mod.mods
-    elif isinstance(score_mod, partial) and score_mod.func is not single_pairs.pair_by_pair:
+    elif isinstance(score_mod, partial) and score_mod.func is not single_pairs.map_pairs:
         inner = tuple(filter(callable, score_mod.args))
     return single_pairs.broadcasts(score_mod) and all(map(_is_known, inner))
 

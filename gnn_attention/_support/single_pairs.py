@@ -1,7 +1,7 @@
 """Functions of one pair, as FlexAttention writes its mask_mods and score_mods, on all pairs at once.
 
-Such a function may take vectors from tables by its indices and multiply or sum them up, which tensors of
-indices would make another thing, or an error. Here ``torch.vmap`` calls it.
+Such a function may take vectors from tables by its indices, and multiply or sum them up. Called with tensors
+of indices it would raise an error, or compute something else in silence. ``torch.vmap`` calls it instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ BROADCASTING = ("gnn_attention", "transformers")
 
 
 class _LookUps(TorchFunctionMode):
-    """``table[index]`` by an operator: an index of no axes would be made a Python number."""
+    """Look up ``table[index]`` by an operator, because ``vmap`` cannot make a Python number of an index."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
@@ -34,9 +34,9 @@ def _is_index(index: object) -> bool:
     return isinstance(index, (int, Tensor)) and not isinstance(index, bool)
 
 
-def pair_by_pair(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
+def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
     """``function`` of the numbers of each place of ``ends``, which broadcast."""
-    # FlexAttention's kernels call it with single numbers themselves
+    # FlexAttention's kernels call the function with single numbers themselves.
     if all(end.dim() == 0 for end in ends):
         return function(*ends)
     wide = torch.broadcast_tensors(*ends)  # type: ignore[no-untyped-call]
@@ -56,27 +56,28 @@ def probes(shape: Sequence[int], first: Sequence[int], device: Any) -> list[Tens
 
 
 def broadcasts(function: Any) -> bool:
-    """True for functions that are known to broadcast, which need no probe."""
+    """True for functions of packages whose functions broadcast, which need no probe."""
     while isinstance(function, partial):
         function = function.func
     owner = function if isinstance(function, FunctionType) else type(function)
     return (owner.__module__ or "").split(".")[0] in BROADCASTING
 
 
-def of_single_pairs(
+def needs_single_pairs(
     call: Callable[[Callable[..., Tensor]], Tensor], function: Callable[..., Tensor], mapped: Any
 ) -> bool:
-    """True if ``mapped``, the function pair by pair, holds, and the function on tensors of indices does not.
+    """True if ``mapped`` computes the function, and calling it with tensors of indices does not.
 
-    ``call`` checks and returns the result of either on a few pairs. The error of a function that fails both
-    ways is left to its own call.
+    ``call`` checks and returns the result of either on a few pairs. A function that fails both ways counts as
+    one that broadcasts, so that its own call raises its error.
     """
     try:
         alone = call(mapped)
-    except Exception:  # whatever vmap does not take
+    # A user's function may raise anything under vmap, and when it is given tensors of indices.
+    except Exception:
         return False
     try:
         at_once = call(function)
-    except Exception:  # whatever single numbers would not do
+    except Exception:
         return True
     return not torch.allclose(at_once.double(), alone.double(), equal_nan=True)

@@ -84,7 +84,7 @@ class AttentionCall:
             v=v,
             graph=graph,
             scale=abs(number) or 1.0,
-            score_mod=None if score_mod is None else _fitted_mod(score_mod, graph, q),
+            score_mod=None if score_mod is None else _fit_score_mod(score_mod, graph, q),
             bias=None if bias is None else _checked_bias(bias, graph, q),
             sink_logits=None if sink_logits is None else _checked_sinks(sink_logits, q),
             dropout=dropout,
@@ -265,13 +265,13 @@ def _checked_scale(scale: float) -> float:
     return float(scale)
 
 
-def _fitted_mod(score_mod: ScoreMod, graph: TokenGraph, q: Tensor) -> ScoreMod | None:
+def _fit_score_mod(score_mod: ScoreMod, graph: TokenGraph, q: Tensor) -> ScoreMod | None:
     mod = score_mods.checked(score_mod)
-    # a program and a transform have no numbers to try it on
+    # A compiled program and a transform have no numbers to try the score_mod on.
     if mod is None or not are_plain((q,)):
         return mod
     shape, first = (*q.shape[:2], graph.num_dst, graph.num_src), (graph.dst_offset, graph.src_offset)
-    return score_mods.fitted(mod, shape, first, q)
+    return score_mods.fit_score_mod(mod, shape, first, q)
 
 
 def _checked_scores(changed: object, score: Tensor) -> Tensor:

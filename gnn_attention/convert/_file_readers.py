@@ -1,4 +1,4 @@
-"""What the files of each kind say, by the parsers of networkx, scipy and pydot; tables are read here."""
+"""Readers of each kind of file: tables are read here, the others by networkx, scipy and pydot."""
 
 import ast
 import csv
@@ -195,7 +195,7 @@ def _from_networkx(graph: Any, weight: str | None) -> Content:
     for name in ("name", "label"):
         words = [str(word) for _, word in graph.nodes(data=name) if word not in (None, "")]
         labels = words if len({*words}) == len(graph) else labels
-    # the edges of no attribute are triples too
+    # With weight=None networkx gives triples, too.
     return Content([*graph.edges(data=weight)], [*graph], not graph.is_directed(), labels)
 
 

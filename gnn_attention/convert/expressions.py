@@ -129,7 +129,7 @@ class _Reader:
         self.text, self.largest, self.n = text, largest, n
 
     def parse_text(self) -> ast.expr:
-        """What Python's parser makes of the text, within the limits of depth and numbers."""
+        """Parse the text as Python, within the limits of depth and numbers."""
         column = 1
         try:
             # "1or 2" warns, and is an error anyway

@@ -138,7 +138,7 @@ def from_networkx(
         shown = ", ".join(map(repr, list(graph.nodes)[:3]))
         raise ValueError(f"order is needed: nodes are not labelled 0 .. {len(graph) - 1}, got {shown}, ...")
     place = checks.places_of_names("order", range(len(graph)) if order is None else order, graph.nodes)
-    # the edges of no attribute are triples too
+    # With weight=None networkx gives triples, too.
     triples = [(place[u], place[v], value) for u, v, value in graph.edges(data=weight)]
     return from_triples(triples, graph.is_directed(), len(place), weight, "networkx")
 

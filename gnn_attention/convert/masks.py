@@ -75,6 +75,11 @@ def additive_edges(mask: Tensor) -> Tensor:
     """Where an additive mask has edges: above the lowest number of its dtype, or of a narrower one."""
     if mask.isnan().any() or (mask == torch.inf).any():
         raise ValueError("an additive mask holds 0.0, finite numbers and -inf; this one holds NaN or +inf")
+    return is_above_lowest(mask)
+
+
+def is_above_lowest(mask: Tensor) -> Tensor:
+    """Where a number is above the lowest one of its dtype, and of the half dtypes it may have been."""
     lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
     return (mask > lowest) & (mask != torch.finfo(torch.float16).min)
 

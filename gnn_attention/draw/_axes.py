@@ -67,11 +67,6 @@ def of(ax: Axes | None, width: float, height: float) -> tuple[Figure, Axes]:
     return figure(width, height) if ax is None else (made, ax)
 
 
-def one(ax: Axes | None, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    made, axes = of(ax, width, height)
-    return made, [axes]
-
-
 def title(ax: Axes, name: str, facts: str = "", width: int = 64) -> None:
     """The name of the graph, broken into lines where it is long, over a line of facts."""
     lines = textwrap.wrap(printable(name), width)

@@ -12,7 +12,7 @@ columns. With ``ax=`` a picture is drawn into axes of your own, without a legend
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,7 +22,6 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention._support.text import printable
 from gnn_attention.analyse import _walks as walks
 from gnn_attention.analyse._walks import is_square
-from gnn_attention.attend import AttentionInfo
 from gnn_attention.draw import _axes, _node_layouts
 from gnn_attention.draw._axes import BLUE, ORANGE
 from gnn_attention.draw._node_layouts import Drawn
@@ -39,7 +38,6 @@ Labels = Sequence[str] | Mapping[int, str] | None
 LARGEST_MASK = 4096  # tokens a side of what is drawn cell by cell
 LARGEST_LINES = 1024  # tokens a side of what is drawn edge by edge
 MOST_HEADS = 16
-MOST_TABLES = 64  # heads whose weights are drawn at a glance
 MOST_LAYERS = 64
 
 
@@ -63,65 +61,6 @@ def mask(
     axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
     _axes.title(axes, graph.name if title is None else title, _facts(graph))
     return _axes.finish(made, ax, _axes.cell_handles())
-
-
-def weights(
-    weights: Any,
-    heads: int | Sequence[int] | None = None,
-    graph: TokenGraph | None = None,
-    ax: Where = None,
-    labels: Labels = None,
-    src_labels: Labels = None,
-    title: Text = None,
-) -> Figure:
-    """The heat map of attention weights: a row for each receiver, a column for each sender.
-
-    ``weights``: a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``; the
-    ``AttentionInfo`` of a call of ``attend`` with one sample; or ``(edge_index, weights [E, heads])``, as the
-    layer returns them, with the ``graph`` for the sizes. Several heads (up to 64) are drawn side by side in
-    one scale; ``heads`` chooses one or some of them. Weight 0 is white, a negative number orange; a pair that
-    is no edge of the graph, or NaN in a table, is grey. ``labels`` name the receivers, and the senders too
-    where there are as many. TypeError, ValueError or IndexError for other arguments, and ValueError above
-    4096 tokens a side.
-
-    >>> picture = weights(torch.tensor([[1.0, torch.nan], [0.25, 0.75]]), labels=["the", "cat"])
-    >>> picture.axes[0].get_title("left"), picture.axes[1].get_ylabel()
-    ('attention weights', 'weight')
-    """
-    graph = weights.call.graph if isinstance(weights, AttentionInfo) else graph
-    table = _weight_table(weights, graph)
-    picked = range(len(table)) if heads is None else [heads] if isinstance(heads, int) else list(heads)
-    for head in picked:
-        checks.index("heads", head, len(table))
-    if not 1 <= len(picked) <= MOST_TABLES or (ax is not None and len(picked) > 1):
-        most = f"1 to {MOST_TABLES} heads" if ax is None else "one head into axes of your own"
-        raise ValueError(f"weights() draws {most}, got {len(picked)}: choose with heads=")
-    table = table[list(picked)]
-    num_dst, num_src = table.shape[1:]
-    src_labels = labels if src_labels is None and num_dst == num_src else src_labels
-    names = _side_names("labels", labels, f"{num_dst} receivers", num_dst)
-    src_names = _side_names("src_labels", src_labels, f"{num_src} senders", num_src)
-    made, grid = (
-        _axes.grid(len(picked))
-        if ax is None and len(picked) > 1
-        else _axes.one(ax, 6.6, _axes.mask_height(num_dst, num_src))
-    )
-    image = _axes.heat(grid, table)
-    for head, axes in zip(picked, grid, strict=True):
-        _axes.ticks(axes, "x", src_names, num_src, graph.src_offset if graph else 0)
-        _axes.ticks(axes, "y", names, num_dst, graph.dst_offset if graph else 0)
-        axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
-        if len(picked) > 1:
-            _axes.title(axes, f"head {head}")
-            axes.label_outer()
-    headline = "attention weights" if title is None else title
-    if len(picked) == 1:
-        _axes.title(grid[0], headline)
-    else:
-        _axes.headline(made, headline)
-    if ax is None and image is not None:
-        made.colorbar(image, ax=grid, label="weight", shrink=0.8, fraction=0.05)
-    return _axes.finish(made, ax, _axes.weight_handles() if bool(table.isnan().any()) else ())
 
 
 def graph(
@@ -298,37 +237,6 @@ def _each_head(graph: TokenGraph, title: Text) -> Figure:
     return _axes.finish(made, None, _axes.cell_handles())
 
 
-def _weight_table(weights: Any, graph: TokenGraph | None) -> Tensor:
-    """Weights ``[heads, dst, src]`` in float64, NaN where there is no edge."""
-    if isinstance(weights, AttentionInfo):
-        table = weights.weight_matrix()
-    elif isinstance(weights, (tuple, list)) and len(weights) == 2 and graph is not None:
-        (src, dst), by_edge = weights
-        table = by_edge.new_zeros(*by_edge.shape[:-2], by_edge.shape[-1], graph.num_dst, graph.num_src)
-        table[..., dst, src] = by_edge.mT
-    elif isinstance(weights, Tensor):
-        table = weights
-    else:
-        raise TypeError(
-            "weights must be a tensor, an AttentionInfo, or (edge_index, weights) with graph= for the sizes, "
-            f"got {checks.described(weights)}"
-        )
-    table = table.detach().cpu().double()
-    table = table[0] if table.dim() == 4 and len(table) == 1 else table
-    if table.dim() not in (2, 3) or max(table.shape[-2:]) > LARGEST_MASK:
-        raise ValueError(
-            "weights must be [dst, src] or [heads, dst, src] of one sample and at most "
-            f"{LARGEST_MASK} tokens a side, got {list(table.shape)}: choose one, as weight_matrix()[b]"
-        )
-    if graph is None:
-        return table if table.dim() == 3 else table.unsqueeze(0)
-    if table.shape[-2:] != (graph.num_dst, graph.num_src):
-        raise ValueError(f"weights must fit {graph!r}, got {list(table.shape)}")
-    mask = graph.mask().cpu()
-    mask = mask[0] if mask.dim() == 4 else mask
-    return (table if table.dim() == 3 else table.unsqueeze(0)).masked_fill(~mask, torch.nan)
-
-
 def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:
     if not isinstance(graph, TokenGraph):
         raise TypeError(f"{function}() draws a TokenGraph, got {type(graph).__name__}; see convert")
@@ -349,12 +257,13 @@ def _names(
 ) -> tuple[list[str] | None, list[str] | None]:
     if src_labels is None and is_square(graph):
         src_labels = labels
-    dst = _side_names("labels", labels, f"{graph.num_dst} receivers of {graph.name}", graph.num_dst)
-    src = _side_names("src_labels", src_labels, f"{graph.num_src} senders of {graph.name}", graph.num_src)
+    dst = side_names("labels", labels, f"{graph.num_dst} receivers of {graph.name}", graph.num_dst)
+    src = side_names("src_labels", src_labels, f"{graph.num_src} senders of {graph.name}", graph.num_src)
     return dst, src
 
 
-def _side_names(word: str, labels: Labels, tokens: str, count: int) -> list[str] | None:
+def side_names(word: str, labels: Labels, tokens: str, count: int) -> list[str] | None:
+    """The labels of one side as a picture shows them; ``tokens`` says in an error of what."""
     if labels is None:
         return None
     names = checks.labels(word, labels, count, tokens)

@@ -108,7 +108,7 @@ def past(rule: Rule, only: bool = True) -> Rule:
     return partial(and_, rule, causal) if only else rule
 
 
-def pair_by_pair(rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def map_pairs(rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     """A rule that is written for single numbers, on all pairs at once.
 
     In a thread of its own: graphs are computed with transforms such as vmap switched off.
@@ -118,7 +118,7 @@ def pair_by_pair(rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> 
     if dst.dim() == 0 == src.dim():
         return rule(b, h, dst, src)
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(single_pairs.pair_by_pair, rule, b, h, dst, src).result()
+        return thread.submit(single_pairs.map_pairs, rule, b, h, dst, src).result()
 
 
 def check_signature(rule: object) -> None:

@@ -42,7 +42,7 @@ class HeadsBase(nn.Module):
     @property
     def scale(self) -> float:
         """``1 / sqrt(head_dim)``: the width of a pattern or a latent does not change it (seed S0.8)."""
-        # a tensor while torch.jit.trace records
+        # head_dim is a tensor while torch.jit.trace records.
         return float(int(self.head_dim) ** -0.5)
 
     def collect(self, z: Float[Tensor, "*batch heads dst dim"]) -> Float[Tensor, "*batch dst width"]:

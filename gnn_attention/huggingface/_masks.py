@@ -24,7 +24,7 @@ from gnn_attention.convert.masks import additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.neighbours import Neighbours, fields_of
-from gnn_attention.graph.rules import Rule, pair_by_pair
+from gnn_attention.graph.rules import Rule, map_pairs
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Origin, Place, framed
 
@@ -184,7 +184,7 @@ def _place(mask: LazyMask) -> Place:
     known = alignment.recipe(mask.function) is not None
     if known and padding is None:
         return Place(_of_positions(Known(mask.function), *sizes, at), mask.batch, None, left, cached=True)
-    function = partial(pair_by_pair, mask.function) if mask.scalars and not known else mask.function
+    function = partial(map_pairs, mask.function) if mask.scalars and not known else mask.function
     rule = partial(_of_slots, function, padding, at, mask.device)
     varies = mask.batch > 1 and (not known or (padding is not None and len(padding) > 1))
     return Place(framed(rule, *sizes, at, batch=mask.batch if varies else None), mask.batch, padding, left)

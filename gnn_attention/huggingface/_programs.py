@@ -14,7 +14,8 @@ from torch.nn import functional
 from gnn_attention import edges
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Bool, Float, Tensor
-from gnn_attention.huggingface._overrides import named
+from gnn_attention.convert.masks import is_above_lowest
+from gnn_attention.huggingface._overrides import blocks, named
 from gnn_attention.score_mods import softcap
 
 UNSUPPORTED = ("cache", "cu_seq_lens_q", "indices", "block_indices")
@@ -39,21 +40,33 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Any,
+    mask: Tensor | None,
     scaling: float | Tensor | None,
-    dropout: float,
+    dropout: float | None,
+    is_causal: bool | None,
     cap: float | None,
     position_bias: Tensor | None,
     sinks: Tensor | None,
     others: dict[str, Any],
 ) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
-    """Out, and weights for ``output_attentions``; NotImplementedError for :data:`UNSUPPORTED`."""
+    """The output, and the weights for ``output_attentions``.
+
+    NotImplementedError for :data:`UNSUPPORTED`, and inside of a block of ``use_graph`` or ``attending``.
+    """
+    if blocks.entered:
+        raise NotImplementedError(
+            "use_graph and attending hold in no program of one piece (fullgraph=True or torch.export): "
+            "compile the model without fullgraph=True"
+        )
     passed = [name for name in UNSUPPORTED if others.get(name) is not None]
     if passed:
         raise NotImplementedError(
             f"{named(module)} passes {passed[0]} in a program of one piece (fullgraph=True or torch.export), "
             "which knows no edges: compile it without fullgraph=True"
         )
+    if mask is None and query.shape[2] > 1:
+        mask = _causal_mask(module, is_causal, query.shape[2], key.shape[2], query.device)
+    dropout = float(dropout or 0.0) if module.training else 0.0
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(scale, Tensor):
         query, scale = query * scale, 1.0
@@ -80,6 +93,14 @@ def attention(
     return out, weights.to(query.dtype) if wanted else None
 
 
+def _causal_mask(
+    module: nn.Module, is_causal: bool | None, num_dst: int, num_src: int, device: torch.device
+) -> Tensor | None:
+    """The causal mask of a module without a mask, or None if all pairs are edges."""
+    causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
+    return torch.ones(1, 1, num_dst, num_src, dtype=torch.bool, device=device).tril() if causal else None
+
+
 def _edges(mask: Tensor | None, num_src: int) -> tuple[Bool[Tensor, "..."] | None, Tensor | None]:
     """Where the mask has edges, and the numbers that it adds."""
     if mask is None:
@@ -87,8 +108,7 @@ def _edges(mask: Tensor | None, num_src: int) -> tuple[Bool[Tensor, "..."] | Non
     mask = mask[..., :num_src]
     if mask.dtype == torch.bool:
         return mask, None
-    lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.bfloat16).min)
-    edge = (mask > lowest) & (mask != torch.finfo(torch.float16).min)
+    edge = is_above_lowest(mask)
     return edge, mask.masked_fill(~edge, 0.0)
 
 

@@ -75,9 +75,9 @@ def mask(
     given = batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask
     if not _programs.is_whole():
         return _lazy_mask(*given, use_vmap, device)
-    whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    made: Tensor = sdpa_mask(*given, **whole, use_vmap=use_vmap, device=device)
-    return made
+    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    table: Tensor = sdpa_mask(*given, **skips, use_vmap=use_vmap, device=device)
+    return table
 
 
 @not_compiled
@@ -145,22 +145,13 @@ def attention(
     Raises NotImplementedError (an unsupported argument), ValueError (no mask, and the module does not say
     whether it is causal), RuntimeError (the mask function is not registered under this name).
     """
+    run: Callable[..., tuple[Tensor, Tensor | None]] = _attention
+    if _programs.is_whole():
+        run = _programs.attention
+        query, key, value = _in_one_dtype(query, key, value)
+    tensors = module, query, key, value, attention_mask
     sinks = s_aux if sinks is None else sinks
-    if not _programs.is_whole():
-        options = (is_causal, softcap, position_bias, sinks, others)
-        return _attention(module, query, key, value, attention_mask, scaling, dropout, *options)
-    if blocks.entered:
-        what = "use_graph and attending hold in no program of one piece (fullgraph=True or torch.export)"
-        raise NotImplementedError(f"{what}: compile the model without fullgraph=True")
-    if attention_mask is None and query.shape[2] > 1:
-        causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
-        sizes = query.shape[2], key.shape[2]
-        attention_mask = torch.ones(1, 1, *sizes, dtype=torch.bool, device=query.device) if causal else None
-        attention_mask = None if attention_mask is None else attention_mask.tril()
-    query, key, value = _in_one_dtype(query, key, value)
-    rate = float(dropout or 0.0) if module.training else 0.0
-    more = (scaling, rate, softcap, position_bias, sinks, others)
-    return _programs.attention(module, query, key, value, attention_mask, *more)
+    return run(*tensors, scaling, dropout, is_causal, softcap, position_bias, sinks, others)
 
 
 @not_compiled

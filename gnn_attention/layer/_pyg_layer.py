@@ -31,7 +31,7 @@ HOOKS = [f"_{step}_forward_{kind}hooks" for step in ("propagate", *STEPS) for ki
 class Layer(MessagePassing):
     """A sum of messages from ``src`` to ``dst``."""
 
-    # what a user may override or replace: the last two torch_geometric itself writes anew for each class
+    # The functions that a user may override or replace; torch_geometric renders the last two for each class.
     functions: ClassVar[dict[str, Any]] = {
         f"_orig_{name}": getattr(MessagePassing, name) for name in ("propagate", "edge_updater")
     }
@@ -42,15 +42,15 @@ class Layer(MessagePassing):
             cls.functions = {step: getattr(cls, step) for step in STEPS} | Layer.functions
 
     def __init__(self, node_dim: int) -> None:
-        with _rendered(self):
+        with _remove_rendered_files(self):
             super().__init__(aggr="add", flow="source_to_target", node_dim=node_dim)
 
     def __setstate__(self, data: dict[str, Any]) -> None:
-        with _rendered(self):
+        with _remove_rendered_files(self):
             super().__setstate__(data)
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """NotImplementedError: what ``torch.jit.script`` asks of a module and of each of its parts."""
+        """Raise NotImplementedError; ``torch.jit.script`` calls this for a module and each of its parts."""
         raise NotImplementedError(
             f"torch.jit.script cannot compile a {type(self).__name__}, whose graph is no tensor: "
             "use torch.compile, torch.export or torch.jit.trace"
@@ -65,12 +65,12 @@ class Layer(MessagePassing):
             return True
         if [*map(partial(getattr, kind), self.functions)] != [*self.functions.values()]:
             return True
-        # torch_geometric exchanges its two for an explainer
+        # torch_geometric replaces these two while an explainer masks the edges.
         propagate = getattr(self.propagate, "__func__", None)
         return propagate not in (kind._jinja_propagate, kind._orig_propagate)
 
     def check_settings(self, g: Any) -> None:
-        """NotImplementedError for what torch_geometric would do for the graph g and the layer does not."""
+        """Raise NotImplementedError for a setting of torch_geometric that the layer does not follow."""
         if self.flow != "source_to_target":
             raise NotImplementedError(
                 f"flow must stay 'source_to_target', got {self.flow!r}: "
@@ -90,15 +90,16 @@ class Layer(MessagePassing):
 
 
 @contextmanager
-def _rendered(layer: Any) -> Iterator[None]:
-    """Around what makes torch_geometric render: one thread at a time, and no file is left."""
+def _remove_rendered_files(layer: Any) -> Iterator[None]:
+    """Let torch_geometric render in the block, one thread at a time, and remove the files that it wrote."""
     with _one:
         yield
         for function in (layer.propagate, layer.edge_updater):
             file = _file_of(function)
             if file and Path(file).exists():
                 _remove(file)
-        # torch_geometric takes what it wrote for a parent, which no explainer masks, for the original
+        # Of a subclass torch_geometric takes the rendered function of the parent for the original, and an
+        # explainer would mask nothing.
         for name in ("propagate", "edge_updater"):
             if _file_of(getattr(type(layer), f"_orig_{name}", None)):
                 setattr(type(layer), f"_orig_{name}", getattr(MessagePassing, name))

@@ -291,8 +291,14 @@ PACKAGES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize(
+    "package",
+    # .ci/night unpacks the packages whose graphs no wheel holds
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "networkx" else pytest.mark.nightly)
+        for name in PACKAGES
+    ],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_files_of_packages_are_read_drawn_analysed_attended_and_written(package, tmp_path):
     needs("matplotlib")

@@ -491,6 +491,8 @@ class TestWeights:
                 (lambda: draw.weights("x"), TypeError, "must be a tensor, an AttentionInfo, or"),
                 (lambda: draw.weights((edges, weights)), TypeError, "with graph= for the sizes"),
                 (lambda: draw.weights(table, graph=patterns.causal(5)), ValueError, "must fit TokenGraph"),
+                (lambda: draw.weights((edges, weights[:9]), graph=graph), ValueError, "for the 10 edges of"),
+                (lambda: draw.weights((edges, weights[:, 0]), graph=graph), ValueError, r"\[E, heads\] for"),
                 (lambda: draw.weights(table[None].repeat(2, 1, 1, 1)), ValueError, "of one sample"),
                 (lambda: draw.weights(table[0, 0]), ValueError, r"got \[4\]"),
                 (lambda: draw.weights(table, heads=3), IndexError, "heads"),

@@ -12,7 +12,7 @@ import torch
 from gnn_attention._support import single_pairs
 from gnn_attention._support.dynamo import eagerly
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph.rules import Rule, pair_by_pair
+from gnn_attention.graph.rules import Rule, map_pairs
 
 Shape = tuple[int, int, int, int]
 
@@ -44,17 +44,17 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
     return edge
 
 
-def fitted(rule: Rule, name: str, shape: Shape) -> Rule:
-    """The rule, or :func:`pair_by_pair` of it where only single numbers give its answers; its own errors."""
+def fit_rule(rule: Rule, name: str, shape: Shape) -> Rule:
+    """The rule, or :func:`map_pairs` of it if it needs single numbers; raises the rule's own errors."""
     if not single_pairs.broadcasts(rule):
-        mapped = partial(pair_by_pair, rule)
+        mapped = partial(map_pairs, rule)
         with eagerly():
             ends = single_pairs.probes(shape, (0, 0, 0, 0), "cpu")
 
             def answers(function: Rule) -> Tensor:
                 return evaluate(function, name, *ends).expand([len(end) for end in ends])
 
-            if single_pairs.of_single_pairs(answers, rule, mapped):
+            if single_pairs.needs_single_pairs(answers, rule, mapped):
                 return mapped
     zeros = (torch.zeros(size, dtype=torch.int64) for size in ((1, 1), (1, 1), (3, 1), (7,)))
     evaluate(rule, name, *zeros)

@@ -158,21 +158,21 @@ def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     parts = [] if value is None else [value] if isinstance(value, torch.Tensor) else value
     if not isinstance(parts, Sequence) or not all(isinstance(part, torch.Tensor) for part in parts):
         raise TypeError(
-            f"inputs must be a tensor or a list of tensors, got {quoted(value)}: give torch tensors."
+            f"inputs must be a tensor or a list of tensors, got {quoted(value)}: give torch tensors"
         )
     for part in parts:
         if tuple(part.shape[1:]) != shape:
             raise ValueError(
                 f"inputs must be tensors [B, ...] of samples of the input_shape {shape}, got the shape "
-                f"{tuple(part.shape)}: give a batch, such as x[None] for one sample."
+                f"{tuple(part.shape)}: give a batch, such as x[None] for one sample"
             )
         if part.is_floating_point() == (len(shape) == 1) or part.dtype.is_complex or part.dtype == torch.bool:
             raise TypeError(
                 f"inputs must be floating states for an input_shape (T, width), and integer token ids for "
-                f"(T,), got {part.dtype} for {shape}: convert them."
+                f"(T,), got {part.dtype} for {shape}: convert them"
             )
         if not bool(part.isfinite().all()):
-            raise ValueError(f"inputs must be finite, got {quoted(part)} with NaN or inf: take those out.")
+            raise ValueError(f"inputs must be finite, got {quoted(part)} with NaN or inf: take those out")
     return tuple(sample[None].detach() for part in parts for sample in part)
 
 

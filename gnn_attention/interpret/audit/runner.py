@@ -101,7 +101,7 @@ class Runner:
         if self.embedding is None:
             states = torch.randn(1, *self.shape, generator=generator, dtype=torch.float64)
             return Sample(states.to(self.device, self.dtype))
-        return self._embedded(random_ids(self.embedding, self.shape[0], generator))
+        return self._sample_of_ids(random_ids(self.embedding, self.shape[0], generator))
 
     def _sample_of(self, value: Tensor) -> Sample:
         if self.embedding is None:
@@ -110,11 +110,11 @@ class Runner:
         if not bool(((value >= 0) & (value < size)).all()):
             raise IndexError(
                 f"inputs must be token ids in 0 .. {size - 1}, the vocabulary of the embedding, got ids from "
-                f"{int(value.min())} to {int(value.max())}: give ids of the model's own tokenizer."
+                f"{int(value.min())} to {int(value.max())}: give ids of the model's own tokenizer"
             )
-        return self._embedded(value.long())
+        return self._sample_of_ids(value.long())
 
-    def _embedded(self, ids: Int[Tensor, "batch tokens"]) -> Sample:
+    def _sample_of_ids(self, ids: Int[Tensor, "batch tokens"]) -> Sample:
         ids = ids.to(self.device)
         with torch.no_grad():
             return Sample(cast("nn.Module", self.embedding)(ids), ids)

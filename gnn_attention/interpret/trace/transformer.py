@@ -69,55 +69,55 @@ class _Seen:
         trace = LayerTrace(
             self.number, self.heads, call.graph, *tensors, call, self.info, self.changed, self.left
         )
-        return trace if self.left is None else _of_own_tokens(trace, self.left, self.crosses)
+        return trace if self.left is None else _move_padding_behind(trace, self.left, self.crosses)
 
 
-def _of_own_tokens(trace: LayerTrace, left: Int[Tensor, " samples"], crosses: bool) -> LayerTrace:
+def _move_padding_behind(trace: LayerTrace, left: Int[Tensor, " samples"], crosses: bool) -> LayerTrace:
     """The trace with a sample's padding on the left moved behind its tokens: token 0 is its first one."""
     own, batch = trace.graph, len(trace.q)
     to_src = (left - own.src_offset).clamp(min=0).expand(batch)
     to_dst = 0 * to_src if crosses else (left - own.dst_offset).clamp(min=0).expand(batch)
     turns = tuple(to_dst.tolist()), tuple(to_src.tolist())
-    graph, call = memoized(_turned_graph, own, turns), trace.call
-    score_mod = call.score_mod and partial(_score_of_slots, call.score_mod, own, (to_dst, to_src))
-    tensors: dict[str, Any] = {name: _turned(getattr(trace, name), to_src, 2) for name in "kv"}
-    tensors |= {name: _turned(getattr(trace, name), to_dst, 2) for name in "qz"}
+    graph, call = memoized(_roll_graph, own, turns), trace.call
+    score_mod = call.score_mod and partial(_score_at_slots, call.score_mod, own, (to_dst, to_src))
+    tensors: dict[str, Any] = {name: _roll_samples(getattr(trace, name), to_src, 2) for name in "kv"}
+    tensors |= {name: _roll_samples(getattr(trace, name), to_dst, 2) for name in "qz"}
     call = replace(call, graph=graph, score_mod=score_mod, **{name: tensors[name] for name in "qkv"})
     lse = trace._info._lse
-    info = AttentionInfo(call, None if lse is None else _turned(lse, to_dst, 2))
-    changed = [(memoized(_turned_graph, g, turns), _turned(v, to_src, 2)) for g, v in trace._changed]
-    update = _turned(trace.update, to_dst, 1)
+    info = AttentionInfo(call, None if lse is None else _roll_samples(lse, to_dst, 2))
+    changed = [(memoized(_roll_graph, g, turns), _roll_samples(v, to_src, 2)) for g, v in trace._changed]
+    update = _roll_samples(trace.update, to_dst, 1)
     return replace(trace, graph=graph, call=call, update=update, _info=info, _changed=changed, **tensors)
 
 
-def _turned(x: Tensor, shifts: Int[Tensor, " batch"], axis: int) -> Tensor:
+def _roll_samples(x: Tensor, shifts: Int[Tensor, " batch"], axis: int) -> Tensor:
     parts = zip(x, shifts.tolist(), strict=True)
     return torch.stack([part.roll(-slots, axis - 1) for part, slots in parts])
 
 
-def _turned_graph(graph: TokenGraph, turns: tuple[tuple[int, ...], tuple[int, ...]]) -> TokenGraph:
+def _roll_graph(graph: TokenGraph, turns: tuple[tuple[int, ...], tuple[int, ...]]) -> TokenGraph:
     to_dst, to_src = (torch.tensor(turn) for turn in turns)
-    rule = partial(_rule_of_slots, graph.rule, (graph.num_dst, graph.num_src), (to_dst, to_src))
+    rule = partial(_evaluate_at_slots, graph.rule, (graph.num_dst, graph.num_src), (to_dst, to_src))
     return replace(graph, rule=rule, batch=len(to_dst), _listed=None)
 
 
-def _slots(shifts: Shifts, sizes: tuple[int, int], b: Any, dst: Any, src: Any) -> tuple[Any, Any]:
+def _slots_of(shifts: Shifts, sizes: tuple[int, int], b: Any, dst: Any, src: Any) -> tuple[Any, Any]:
     to_dst, to_src = (x[b] if isinstance(b, Interval) else x.to(b.device)[b] for x in shifts)
     return (dst + to_dst) % sizes[0], (src + to_src) % sizes[1]
 
 
-def _rule_of_slots(
+def _evaluate_at_slots(
     rule: Rule, sizes: tuple[int, int], shifts: Shifts, b: Any, h: Any, dst: Any, src: Any
 ) -> Tensor:
-    edge: Tensor = evaluate(rule, b, h, *_slots(shifts, sizes, b, dst, src))
+    edge: Tensor = evaluate(rule, b, h, *_slots_of(shifts, sizes, b, dst, src))
     return edge
 
 
-def _score_of_slots(
+def _score_at_slots(
     inner: Any, own: TokenGraph, shifts: Shifts, score: Tensor, b: Any, h: Any, dst: Any, src: Any
 ) -> Tensor:
     sizes, ends = (own.num_dst, own.num_src), (dst - own.dst_offset, src - own.src_offset)
-    dst, src = _slots(shifts, sizes, b, *ends)
+    dst, src = _slots_of(shifts, sizes, b, *ends)
     changed: Tensor = inner(score, b, h, dst + own.dst_offset, src + own.src_offset)
     return changed
 

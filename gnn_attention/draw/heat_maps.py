@@ -1,0 +1,122 @@
+"""Pictures of attention weights: a table of numbers for each head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gnn_attention._support import checks
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.attend import AttentionInfo
+from gnn_attention.draw import _axes
+from gnn_attention.draw.pictures import LARGEST_MASK, Labels, side_names
+from gnn_attention.graph import TokenGraph
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_HEADS = 64  # of which each has a table in one picture
+
+
+def weights(
+    weights: Any,
+    heads: int | Sequence[int] | None = None,
+    graph: TokenGraph | None = None,
+    ax: Axes | None = None,
+    labels: Labels = None,
+    src_labels: Labels = None,
+    title: str = "attention weights",
+) -> Figure:
+    """The heat map of attention weights: a row for each receiver, a column for each sender.
+
+    ``weights``: a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``; the
+    ``AttentionInfo`` of a call of ``attend`` with one sample; or ``(edge_index, weights [E, heads])``, as the
+    layer returns them, with the ``graph`` for the sizes. Several heads (up to 64) are drawn side by side in
+    one scale; ``heads`` chooses one or some of them. Weight 0 is white, a negative number orange; a pair that
+    is no edge of the graph, or NaN in a table, is grey. ``labels`` name the receivers, and the senders too
+    where there are as many. TypeError, ValueError or IndexError for other arguments, and ValueError above
+    4096 tokens a side.
+
+    >>> picture = weights(torch.tensor([[1.0, torch.nan], [0.25, 0.75]]), labels=["the", "cat"])
+    >>> picture.axes[0].get_title("left"), picture.axes[1].get_ylabel()
+    ('attention weights', 'weight')
+    """
+    graph = weights.call.graph if isinstance(weights, AttentionInfo) else graph
+    tables = _read_tables(weights, graph)
+    numbers = _choose_heads(heads, len(tables), ax)
+    tables = tables[numbers]
+    num_dst, num_src = tables.shape[1:]
+    src_labels = labels if src_labels is None and num_dst == num_src else src_labels
+    names = side_names("labels", labels, f"{num_dst} receivers", num_dst)
+    src_names = side_names("src_labels", src_labels, f"{num_src} senders", num_src)
+    if len(numbers) > 1:
+        made, grid = _axes.grid(len(numbers))
+        _axes.headline(made, title)
+    else:
+        made, axes = _axes.of(ax, 6.6, _axes.mask_height(num_dst, num_src))
+        grid = [axes]
+    image = _axes.heat(grid, tables)
+    for head, axes in zip(numbers, grid, strict=True):
+        _axes.ticks(axes, "x", src_names, num_src, graph.src_offset if graph else 0)
+        _axes.ticks(axes, "y", names, num_dst, graph.dst_offset if graph else 0)
+        axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
+        _axes.title(axes, f"head {head}" if len(numbers) > 1 else title)
+        if len(numbers) > 1:
+            axes.label_outer()
+    if ax is None and image is not None:
+        made.colorbar(image, ax=grid, label="weight", shrink=0.8, fraction=0.05)
+    return _axes.finish(made, ax, _axes.weight_handles() if bool(tables.isnan().any()) else ())
+
+
+def _choose_heads(heads: int | Sequence[int] | None, count: int, ax: Axes | None) -> list[int]:
+    numbers = range(count) if heads is None else [heads] if isinstance(heads, int) else heads
+    numbers = [checks.index("heads", head, count) for head in numbers]
+    if not 1 <= len(numbers) <= MOST_HEADS or (ax is not None and len(numbers) > 1):
+        most = f"1 to {MOST_HEADS} heads" if ax is None else "one head into axes of your own"
+        raise ValueError(f"weights() draws {most}, got {len(numbers)}: choose with heads=")
+    return numbers
+
+
+def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads dst src"]:
+    """The weights in float64, NaN where there is no edge."""
+    if isinstance(weights, AttentionInfo):
+        tables = weights.weight_matrix()
+    elif isinstance(weights, (tuple, list)) and len(weights) == 2 and graph is not None:
+        tables = _spread(weights[1], graph)
+    elif isinstance(weights, Tensor):
+        tables = weights
+    else:
+        raise TypeError(
+            "weights must be a tensor, an AttentionInfo, or (edge_index, weights) with graph= for the sizes, "
+            f"got {checks.described(weights)}"
+        )
+    tables = tables.detach().cpu().double()
+    tables = tables[0] if tables.dim() == 4 and len(tables) == 1 else tables
+    if tables.dim() not in (2, 3) or max(tables.shape[-2:]) > LARGEST_MASK:
+        raise ValueError(
+            "weights must be [dst, src] or [heads, dst, src] of one sample and at most "
+            f"{LARGEST_MASK} tokens a side, got {list(tables.shape)}: choose one, as weight_matrix()[b]"
+        )
+    tables = tables.unsqueeze(0) if tables.dim() == 2 else tables
+    if graph is None:
+        return tables
+    if tables.shape[1:] != (graph.num_dst, graph.num_src):
+        raise ValueError(f"weights must fit {graph!r}, got {list(tables.shape)}")
+    mask = graph.mask().cpu()
+    return tables.masked_fill(~(mask[0] if mask.dim() == 4 else mask), torch.nan)
+
+
+def _spread(by_edge: Any, graph: TokenGraph) -> Float[Tensor, "*batch heads dst src"]:
+    """Tables of the weights ``[E, heads]`` or ``[1, E, heads]`` that a layer returns."""
+    if not isinstance(by_edge, Tensor) or by_edge.dim() < 2 or by_edge.shape[-2] != graph.num_edges:
+        raise ValueError(
+            f"weights must be [E, heads] for the {graph.num_edges} edges of {graph!r}, "
+            f"got {checks.quoted(by_edge)}"
+        )
+    src, dst = graph.edges_on(by_edge.device)
+    tables = by_edge.new_zeros(*by_edge.shape[:-2], by_edge.shape[-1], graph.num_dst, graph.num_src)
+    tables[..., dst, src] = by_edge.detach().mT
+    return tables
