@@ -1,6 +1,6 @@
 """Graphs in files of this and other programs. An edge from u to v is a message from u to v.
 
-========================  ===================================================================================
+========================= ===================================================================================
 ``.edges``, ``.edgelist`` a line for each edge, ``src dst``, then a weight or networkx's ``{'weight': 2}``
 ``.csv``, ``.tsv``        the same; a header may name the columns: source, target, weight
 ``.adjlist``              a line for each sender, ``src dst dst ...``; a token alone has no out-edges
@@ -9,7 +9,7 @@
 ``.gml``                  GML, read by networkx; ``.net``, ``.paj`` and ``.pajek`` are Pajek
 ``.json``                 node-link data of networkx and D3
 ``.dot``, ``.gv``         Graphviz without subgraphs and ports, read by pydot
-========================  ===================================================================================
+========================= ===================================================================================
 
 Nodes whose labels, or else ids, are all integers stand in numeric order, so that 0 .. n-1 are the positions
 of the tokens. Others stand in the order of the file, those that it declares before what only edges name.

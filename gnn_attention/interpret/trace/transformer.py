@@ -96,7 +96,7 @@ def _roll_samples(x: Tensor, shifts: Int[Tensor, " batch"], axis: int) -> Tensor
 
 
 def _roll_graph(graph: TokenGraph, turns: tuple[tuple[int, ...], tuple[int, ...]]) -> TokenGraph:
-    to_dst, to_src = (torch.tensor(turn) for turn in turns)
+    to_dst, to_src = (torch.tensor(turn, device="cpu") for turn in turns)
     rule = partial(_evaluate_at_slots, graph.rule, (graph.num_dst, graph.num_src), (to_dst, to_src))
     return replace(graph, rule=rule, batch=len(to_dst), _listed=None)
 
