@@ -17,7 +17,11 @@ def add_audit(commands: json_option.Commands) -> None:
     about = "does information in a language model flow exactly along a graph?"
     command = commands.add_parser("audit", help=about)
     add = command.add_argument
-    add("expression", help="the declared graph: 'window(32, 8) | sinks(32, 2)', or a file")
+    declared = command.add_mutually_exclusive_group(required=True)
+    declared.add_argument(
+        "expression", nargs="?", help="the declared graph: 'window(32, 8) | sinks(32, 2)', or a file"
+    )
+    declared.add_argument("--graph", metavar="FILE", help="the declared graph, read from a file")
     add("--model", metavar="FILE", help="of gnn_attention.model.save (default: the one that ships)")
     add("--run-over", metavar="EXPRESSION", help="the graph that the model uses (default: the declared one)")
     add(
@@ -29,7 +33,7 @@ def add_audit(commands: json_option.Commands) -> None:
 
 
 def _audit(args: argparse.Namespace) -> int:
-    graph = read_graph(args.expression)[0]
+    graph = read_graph(args.expression if args.graph is None else args.graph)[0]
     if graph.num_dst > LONGEST:
         advice = f"take at most {LONGEST} tokens, the rule is the same"
         raise ValueError(f"{graph!r} is too long for an audit of a model: {advice}")
