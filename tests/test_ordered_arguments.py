@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import networkx as nx
 import pytest
 import torch
 
-from gnn_attention import MessagePassingAttention, StandardHeads, algebra, analyse, draw, explorer, patterns
+from gnn_attention import (
+    MessagePassingAttention,
+    StandardHeads,
+    algebra,
+    analyse,
+    convert,
+    draw,
+    explorer,
+    patterns,
+)
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.distributed import merge_lse, partition
 from gnn_attention.interpret import circuits, trace
@@ -100,6 +110,14 @@ def test_labels_are_a_dict_of_positions():
     axes = draw.mask(patterns.cross(3, 2), labels=names, src_labels={1: "y", 0: "x"}).axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["x", "y"]
+
+
+def test_the_nodes_of_networkx_have_an_order():
+    """They are a mapping, from nodes to attributes, and a set."""
+    graph = nx.DiGraph([("a", "b"), ("b", "c")])
+    axes = draw.mask(patterns.causal(3), labels=graph.nodes).axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert convert.from_networkx(graph, order=graph.nodes).edge_index.tolist() == [[0, 1], [1, 2]]
 
 
 def test_a_generator_has_an_order():

@@ -5,8 +5,9 @@ import math
 import operator
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 T = TypeVar("T")
 
@@ -43,13 +44,18 @@ def size(name: str, value: object, minimum: int = 0) -> int:
     return number
 
 
+def is_dict(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    # the nodes of a networkx graph are a mapping too, but name themselves in their order
+    return isinstance(value, Mapping) and not isinstance(value, AbstractSet)
+
+
 def check_order(name: str, values: object) -> None:
     """TypeError for a set or dict where the order of the values counts.
 
     >>> check_order("lengths", [3, 1]), check_order("lengths", (n for n in range(3)))
     (None, None)
     """
-    if isinstance(values, (set, frozenset, Mapping)):
+    if isinstance(values, (set, frozenset)) or is_dict(values):
         reason = "the order counts, and this has none of its own"
         raise TypeError(f"{name} must be a list in its order, got {described(values)}: {reason}")
 
@@ -62,9 +68,9 @@ def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
     >>> labels("labels", ["a", "b"], 2, "2 nodes"), labels("labels", {1: "b", 0: "a"}, 2, "2 nodes")
     (['a', 'b'], ['a', 'b'])
     """
-    if isinstance(values, Mapping) and set(values) == set(range(count)):
+    if is_dict(values) and set(values) == set(range(count)):
         return [values[i] for i in range(count)]
-    if isinstance(values, (Mapping, set, frozenset)) or not isinstance(values, Iterable):
+    if is_dict(values) or isinstance(values, (set, frozenset)) or not isinstance(values, Iterable):
         expected = f"a list of {count} labels in their order, or a dict position -> label of 0 .. {count - 1}"
         raise TypeError(f"{name} must be {expected}, got {described(values)}")
     names = list(values)
@@ -98,9 +104,10 @@ def places_of_names(argument: str, order: object, names: Iterable[Hashable]) -> 
         expected = "must be a list of nodes, every one once, or a dict node -> position"
         raise TypeError(f"{argument} {expected}, got {described(order)}")
     listed, ordered = list(names), list(order)
-    nodes, positions = set(listed), range(len(listed))
+    positions = range(len(listed))
     try:
-        places = dict(order) if isinstance(order, Mapping) else dict(zip(ordered, positions, strict=False))
+        nodes = set(listed)
+        places = dict(order) if is_dict(order) else dict(zip(ordered, positions, strict=False))
         is_permutation = set(places.values()) == set(positions)
     except TypeError:
         raise TypeError(f"{argument} must hold the nodes themselves, got {described(order)}") from None

@@ -1,6 +1,6 @@
 """Walks along edges, many tokens at once: compressed neighbour lists, and what spreads along them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -52,9 +52,10 @@ Walks = Neighbours | RuleSenders
 def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
     """The layers' graphs as a list; TypeError or ValueError unless plain, square and of the same tokens."""
     wanted = "graphs must be a TokenGraph or a list of them, layer 1 first"
-    if not isinstance(graphs, (TokenGraph, Iterable)):
-        raise TypeError(f"{wanted}; got {checks.quoted(graphs)}")
     checks.check_order("graphs", graphs)
+    # graphs of other libraries are iterable, too
+    if not isinstance(graphs, (TokenGraph, Sequence, Iterator)):
+        raise TypeError(f"{wanted}; got {checks.quoted(graphs)}")
     layers = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for number, graph in enumerate(layers):
         if not isinstance(graph, TokenGraph):

@@ -11,8 +11,15 @@ from gnn_attention.convert.formats import (
     to_scipy,
 )
 from gnn_attention.convert.masks import from_mask
-from gnn_attention.graph.kernel_formats import Varlen, to_block_mask, to_sdpa_mask, to_varlen, to_window
+from gnn_attention.graph.kernel_formats import (
+    Varlen,
+    from_block_mask,
+    to_block_mask,
+    to_sdpa_mask,
+    to_varlen,
+    to_window,
+)
 
-__all__ = ["Varlen", "from_edge_index", "from_igraph", "from_mask", "from_networkx", "from_pyg"]
-__all__ += ["from_scipy", "to_block_mask", "to_networkx", "to_pyg", "to_scipy", "to_sdpa_mask"]
+__all__ = ["Varlen", "from_block_mask", "from_edge_index", "from_igraph", "from_mask", "from_networkx"]
+__all__ += ["from_pyg", "from_scipy", "to_block_mask", "to_networkx", "to_pyg", "to_scipy", "to_sdpa_mask"]
 __all__ += ["to_varlen", "to_window"]

@@ -26,22 +26,25 @@ ADVICE = {
     "scipy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix",
     "numpy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix, and "
     "convert.from_edge_index(torch.as_tensor(edges), num_dst) a list of edges [2, E]",
+    "pandas": "convert.from_scipy(table.to_numpy(), rows='src' or 'dst') takes a matrix, and "
+    "convert.from_edge_index(torch.tensor(table.to_numpy()).t(), num_dst) a table of pairs (src, dst)",
     "networkx": "convert.from_networkx takes a graph of networkx",
     "igraph": "convert.from_igraph takes a graph of igraph",
     "torch_geometric": "convert.from_pyg takes a Data, or a relation data[src, name, dst] of a HeteroData",
-    "torch.nn.attention.flex_attention": "TokenGraph.from_rule takes mask_mod and seq_lengths of a BlockMask",
-    "torch": "convert.from_mask takes bool and float tensors, convert.from_edge_index integers [2, E], "
-    "convert.from_pyg a sparse adj_t",
+    "torch.nn.attention.flex_attention": "convert.from_block_mask takes a BlockMask",
+    "torch": "convert.from_mask takes bool and float tensors (mask.bool()), convert.from_edge_index signed "
+    "integers [2, E] (edges.long()), convert.from_pyg a sparse adj_t",
 }
 # the attributes of a torch_geometric object which have one entry for each node
-NODE_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")
+NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id", "tf")
 
 
 def wrong_kind(expected: str, value: object) -> TypeError:
     """The error for an object of another kind, which names the function that takes it."""
     modules = [f"{base.__module__}." for base in type(value).__mro__]
     known = (text for package, text in ADVICE.items() if any(m.startswith(f"{package}.") for m in modules))
-    advice = next(known, "of pairs (src, dst), convert.from_edge_index takes torch.tensor(pairs).t()")
+    of_lists = "torch.tensor([senders, receivers]), or torch.tensor(pairs).t() of pairs (src, dst)"
+    advice = next(known, f"convert.from_edge_index takes {of_lists}")
     if isinstance(value, (str, os.PathLike)):
         advice = "ga.graph_files.read takes the path of a file"
     return TypeError(f"{expected}, got {checks.quoted(value)}; {advice}")
@@ -88,7 +91,7 @@ def from_scipy(A: Any, rows: str, weight: bool = False, coalesce: bool = False) 
         if not (abs(values) < float("inf")).all():
             raise ValueError("A holds NaN or inf, which may be edges or not: use np.isfinite(A), or A != 0")
     # numbers that torch has, in the byte order of the machine
-    kind = f"f{min(values.itemsize, 8)}" if values.dtype.kind == "f" else "i8"
+    kind = {"f": f"f{min(values.itemsize, 8)}", "u": "f8"}.get(values.dtype.kind, "i8")
     numbers = torch.from_numpy(values.astype(kind)) if weight else None
     edges = torch.stack([torch.tensor(row), torch.tensor(column)])
     edges, (num_src, num_dst) = (edges, A.shape) if rows == "src" else (edges.flip(0), A.shape[::-1])
@@ -132,7 +135,7 @@ def from_networkx(
     0 · ·   0 <- none
     1 ■ ·   1 <- 0
     """
-    if not all(hasattr(graph, name) for name in ("nodes", "edges", "is_directed")):
+    if isinstance(graph, type) or not all(hasattr(graph, name) for name in ("nodes", "edges", "is_directed")):
         raise wrong_kind("graph must be a networkx graph", graph)
     if order is None and set(graph.nodes) != set(range(len(graph))):
         shown = ", ".join(map(repr, list(graph.nodes)[:3]))
@@ -155,7 +158,7 @@ def from_igraph(
     >>> from_igraph(igraph.Graph([(0, 2), (2, 1)], directed=True)).edge_index.tolist()
     [[0, 2], [2, 1]]
     """
-    if not all(hasattr(graph, name) for name in ("vs", "es", "get_edgelist")):
+    if isinstance(graph, type) or not all(hasattr(graph, name) for name in ("vs", "es", "get_edgelist")):
         raise wrong_kind("graph must be an igraph.Graph", graph)
     count, named = graph.vcount(), order is not None and "name" in graph.vs.attributes()
     names = graph.vs["name"] if named else range(count)
@@ -218,9 +221,9 @@ def from_pyg(
     exactly the attention mask, and what it stores are edges. Otherwise ``num_dst`` / ``num_src`` are needed:
     no size comes from the largest index.
 
-    ``weight`` names an attribute of the edges, or is True for the values of a sparse tensor: the result is
-    ``(graph, weights)``, ``[E]`` in the order of ``graph.edge_index``. Raises TypeError for other kinds of
-    object and ValueError where a size or the weights are missing.
+    ``weight`` names an attribute of the edges, or is True for the values of a sparse tensor, which are
+    detached: the result is ``(graph, weights)``, ``[E]`` in the order of ``graph.edge_index``. Raises
+    TypeError for other kinds of object and ValueError where a size or the weights are missing.
 
     >>> adj_t = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).to_sparse()
     >>> from_pyg(adj_t).edge_index.tolist()
@@ -237,7 +240,8 @@ def from_pyg(
             raise ValueError("data holds neither an edge_index nor an adj_t")
     edges, stored, *known = _read_entries(tensor)
     num_dst, num_src = _combine_sizes(*sizes, *known)
-    num_src = num_dst if tensor is data and num_src is None else num_src
+    is_relation = isinstance(getattr(data, "_key", None), tuple)
+    num_src = num_dst if num_src is None and not is_relation else num_src
     if num_dst is None or num_src is None:
         raise ValueError("num_dst and num_src are needed: this edge_index does not know its number of nodes")
     values = stored if weight is True else values
@@ -309,8 +313,9 @@ def _look_up_sizes(data: Any) -> tuple[int | None, int | None]:
 
 
 def _count_nodes(store: Any) -> Any:
-    # where no such key says it, `num_nodes` guesses the largest index + 1
-    arrays = (store[key] for key in NODE_KEYS if key in store)
+    # where no such key says it, `num_nodes` guesses the largest index + 1; so does `batch` beside `ptr`
+    keys = NODE_KEYS if "ptr" in store else (*NODE_KEYS, "batch")
+    arrays = (store[key] for key in keys if key in store)
     is_sized = "num_nodes" in store or any(hasattr(x, "shape") or hasattr(x, "num_rows") for x in arrays)
     return store.num_nodes if is_sized else None
 
@@ -346,7 +351,7 @@ def from_triples(
 def _build(
     edges: Tensor, values: Tensor | None, num_dst: int, num_src: int, coalesce: bool, name: str
 ) -> Any:
-    """The graph, or with values ``(graph, weights)``; ValueError where a weight would be lost."""
+    """The graph, or with values ``(graph, weights)``; ValueError where a weight is not finite or is lost."""
     coalesce = coalesce or values is not None
     graph = TokenGraph.from_edges(edges, num_dst, num_src, coalesce, name=name)
     if values is None:
@@ -358,6 +363,11 @@ def _build(
         expected = f"one number for each of {edges.shape[1]} edges"
         raise ValueError(f"weight must be {expected}, got {checks.quoted(values)}")
     values = values.reshape(-1)
+    if not (is_number := values.isfinite()).all():
+        src, dst = edges[:, ~is_number][:, 0].tolist()
+        raise ValueError(
+            f"a weight is a finite number, got {values[~is_number][0]} at the edge {src} -> {dst}"
+        )
     return graph, values if values.is_floating_point() else values.to(torch.get_default_dtype())
 
 
@@ -366,4 +376,6 @@ def _check_weights(graph: TokenGraph, weights: Tensor) -> Tensor:
         got = checks.quoted(weights)
         raise ValueError(f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {got}")
     weights = weights.detach().cpu()
-    return weights.float() if weights.dtype == torch.bfloat16 else weights
+    # numbers that SciPy has
+    is_foreign = weights.is_floating_point() and weights.dtype not in (torch.float32, torch.float64)
+    return weights.float() if is_foreign else weights

@@ -27,7 +27,8 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
 
     Raises TypeError (another kind of object, a dtype that does not fit the meaning) and ValueError (NaN or
     +inf, a wrong number of axes, a bias on a mask whose edges differ by head or sample, a tensor without
-    elements; without a meaning, a float mask of zeros and positive numbers, which may be an adjacency).
+    elements; without a meaning, a float mask that holds zeros and positive numbers and excludes no pair,
+    which may be an adjacency).
 
     >>> from_mask(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]
@@ -85,11 +86,13 @@ def is_above_lowest(mask: Tensor) -> Tensor:
 
 
 def _refuse_adjacency(mask: Tensor) -> None:
-    positive = mask > 0
-    if positive.any() and (positive | (mask == 0)).all() and (not positive.all() or (mask == 1).all()):
+    has_zeros_or_ones_alone = (mask == 0).any() or (mask == 1).all()
+    if (mask > 0).any() and has_zeros_or_ones_alone and is_above_lowest(mask).all():
         adjacency = "mask != 0, or from_scipy(mask.numpy(), rows='dst', weight=True), if 0 is no edge"
         additive = "meaning='additive' if the numbers are added to logits"
-        raise ValueError(f"a float mask of zeros and positive numbers is ambiguous: {adjacency}; {additive}")
+        raise ValueError(
+            f"a float mask with zeros and positive numbers is ambiguous: {adjacency}; {additive}"
+        )
 
 
 def _from_additive(mask: Tensor, edges: Tensor) -> TokenGraph | tuple[TokenGraph, Tensor]:

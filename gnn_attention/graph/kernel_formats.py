@@ -6,6 +6,7 @@ of tokens. Public through ``gnn_attention.convert``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,6 +76,43 @@ def to_block_mask(graph: TokenGraph, block_size: int = 128, device: torch.device
 
 
 MOST_TILES = 2**28
+
+
+def from_block_mask(mask: BlockMask) -> TokenGraph:
+    """The graph of FlexAttention's ``BlockMask``: the pairs of its full blocks, and where its ``mask_mod``
+    holds in the partial ones.
+
+    The graph has an axis of heads, or of samples, if the lists of the mask have more than one. Raises
+    TypeError for another object.
+
+    >>> from gnn_attention import patterns
+    >>> from_block_mask(to_block_mask(patterns.window(300, 8))) == patterns.window(300, 8)
+    True
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    checks.instance("mask", mask, BlockMask)
+    lists = [(mask.kv_num_blocks, mask.kv_indices)]
+    if mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None:
+        lists.append((mask.full_kv_num_blocks, mask.full_kv_indices))
+    tables = [_tile_table(number, columns) for number, columns in lists]
+    batch, heads = (number if number > 1 else None for number in tables[0].shape[:2])
+    holds, is_partial, *is_full = (
+        TokenGraph.from_rule(rule, *mask.seq_lengths, heads, batch, "block_mask")
+        for rule in (
+            rules.on_device(mask.mask_mod, torch.device("cpu")),
+            *(partial(rules.chosen, table, *mask.BLOCK_SIZE) for table in tables),
+        )
+    )
+    graph = holds & is_partial
+    return replace(graph | is_full[0] if is_full else graph, name="block_mask")
+
+
+def _tile_table(number: Tensor, columns: Tensor) -> Bool[Tensor, "batch heads rows columns"]:
+    """The table whose :func:`tile_list` this is; whatever follows the first ``number`` columns is no tile."""
+    number, columns = number.cpu(), columns.cpu().long()
+    is_listed = torch.arange(columns.shape[-1], device="cpu") < number.unsqueeze(-1)
+    return torch.zeros_like(columns).scatter_add(-1, columns, is_listed.long()) > 0
 
 
 def tile_list(chosen: Bool[Tensor, "batch heads rows columns"]) -> tuple[Tensor, Tensor]:

@@ -136,13 +136,13 @@ class TestMasks:
 
 
 class TestMasksWithNumbers:
-    @pytest.mark.parametrize("numbers", [[[0.0, 2.5], [1.0, 0.0]], [[0.0, 1.0], [1.0, 1.0]]])
+    @pytest.mark.parametrize("numbers", [[[0.0, 2.5], [1.0, 0.0]], [[0.0, 1.0], [-2.0, 1.0]]])
     def test_a_meaning_is_taken_at_its_word(self, numbers):
         """The same numbers without a meaning may be an adjacency in which 0 is no edge, and are refused."""
         graph, bias = convert.from_mask(torch.tensor(numbers), "additive")
         assert graph.is_full()
         assert bias.tolist() == [number for row in numbers for number in row]
-        with pytest.raises(ValueError, match="a float mask of zeros and positive numbers is ambiguous"):
+        with pytest.raises(ValueError, match="a float mask with zeros and positive numbers is ambiguous"):
             convert.from_mask(torch.tensor(numbers))
 
     @pytest.mark.parametrize("numbers", [[2.5, 0.5], [0.0, -1.0], [0.0, 2.5, -INF], [0.0, 0.0]])

@@ -204,12 +204,21 @@ class TestSizes:
         """torch_geometric takes the largest index, or the axis of any key with "node" in it."""
         with pytest.raises(ValueError, match="num_dst and num_src are needed"):
             convert.from_pyg(Data(edge_index=self.edges, **more))
-        assert convert.from_pyg(Data(edge_index=self.edges, **more), 3, 3).num_dst == 3
+        graph = convert.from_pyg(Data(edge_index=self.edges, **more), 3)
+        assert (graph.num_dst, graph.num_src) == (3, 3)
 
-    def test_a_batch(self):
-        parts = [Data(edge_index=self.edges, x=torch.zeros(3, 1)) for _ in range(2)]
+    @pytest.mark.parametrize("more", [{"x": torch.zeros(3, 1)}, {"num_nodes": 3}], ids=str)
+    def test_a_batch(self, more):
+        parts = [Data(edge_index=self.edges, **more) for _ in range(2)]
         joined = convert.from_pyg(Batch.from_data_list(parts))
         assert (joined.num_dst, joined.edge_index.tolist()) == (6, [[0, 3], [1, 4]])
+
+    @pytest.mark.filterwarnings("ignore:Unable to accurately infer 'num_nodes'")
+    def test_a_batch_of_graphs_without_sizes(self):
+        """The vector ``batch`` that torch_geometric makes of them guesses the largest index."""
+        parts = [Data(edge_index=self.edges, node_names=["a", "b", "c"])] * 2
+        with pytest.raises(ValueError, match="num_dst and num_src are needed"):
+            convert.from_pyg(Batch.from_data_list(parts))
 
     def test_an_edge_index_inside(self):
         inside = Data(edge_index=EdgeIndex(self.edges, sparse_size=(3, 3)))
@@ -278,6 +287,31 @@ class TestWeights:
         assert_refusals(cases)
         assert convert.from_scipy(twice, "src", coalesce=True).num_edges == 1
 
+    @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf], ids=str)
+    def test_each_is_a_finite_number(self, number):
+        edges, values = np.array([[0, 1], [2, 0]]), np.array([1.0, number])
+        matrix = sp.coo_array((values, tuple(edges)), shape=(3, 3))
+        network = nx.from_scipy_sparse_array(matrix, create_using=nx.DiGraph)
+        other = igraph.Graph(edges.T, directed=True, edge_attrs={"weight": values.tolist()})
+        features = Data(edge_index=torch.tensor(edges), num_nodes=3, edge_weight=torch.tensor(values))
+        adjacency = torch.sparse_coo_tensor(edges[::-1].copy(), values, (3, 3))
+        reads = {
+            convert.from_scipy: [(matrix, "src")],
+            convert.from_networkx: [(network,)],
+            convert.from_igraph: [(other,)],
+            convert.from_pyg: [(features,), (adjacency,)],
+        }
+        for read, calls in reads.items():
+            for call in calls:
+                name = "edge_weight" if call[0] is features else "weight"
+                weight = True if call[0] is matrix or call[0] is adjacency else name
+                with pytest.raises(ValueError, match=f"is a finite number, got {number} at the edge 1 -> 0"):
+                    read(*call, weight=weight)
+
+    def test_large_unsigned_numbers(self):
+        matrix = np.array([[0, 2**63], [1, 0]], dtype=np.uint64)
+        assert triples(*convert.from_scipy(matrix, "src", weight=True)) == {(0, 1): 2.0**63, (1, 0): 1.0}
+
     def test_stored_zeros_are_edges_as_in_csgraph(self):
         matrix = sp.csr_array((np.array([0.0, 2.0, 0.0]), (np.array([0, 1, 3]), np.array([1, 2, 0]))), (4, 4))
         for form in (matrix, matrix.tocoo(), matrix.astype(bool)):
@@ -324,6 +358,9 @@ class TestIgraph:
         graph.vs["name"] = ["a", "b", "b"]
         with pytest.raises(ValueError, match="every node once, got a repeated node"):
             convert.from_igraph(graph, ["a", "b", "b"])
+        graph.vs["name"] = [["a"], ["b"], ["c"]]
+        with pytest.raises(TypeError, match="order must hold the nodes themselves"):
+            convert.from_igraph(graph, ["a", "b", "c"])
 
     def test_parallel_edges_and_loops_count_once(self):
         many = [(0, 0), (0, 1), (0, 1), (1, 0), (2, 2)]
@@ -468,11 +505,12 @@ def test_tensors_of_other_classes_are_read():
 FOREIGN = {
     r"from_scipy\(A": [sp.csr_array(ADJACENCY), sp.coo_matrix(ADJACENCY), ADJACENCY, np.matrix(ADJACENCY)],
     "from_networkx takes": [network(), nx.MultiGraph()],
+    r"num_dst\) a table of pairs": [type("DataFrame", (), {"__module__": "pandas.core.frame"})()],
     "from_igraph takes": [igraph_of()],
     "from_pyg takes": [data(num_nodes=N), HETERO["paper", "cites", "paper"]],
     r"from_pyg takes a Data, or a relation data\[src, name, dst\]": [HETERO],
     "from_mask takes": [torch.ones(2, 2).bool()],
-    r"from_rule takes mask_mod and seq_lengths": [convert.to_block_mask(patterns.causal(4))],
+    "from_block_mask takes": [convert.to_block_mask(patterns.causal(4))],
     "ga.graph_files.read": ["graph.txt", Path("graph.txt")],
     r"torch.tensor\(pairs\).t\(\)": [[(0, 1)], None, object()],
     "a TokenGraph is taken as it is": [patterns.causal(2)],
@@ -499,6 +537,14 @@ def test_another_kind_of_object_names_its_function(way):
         if name not in own and not (isinstance(x, TokenGraph) and name == "the layer") and x is not None
     ]
     assert_refusals(cases)
+
+
+@pytest.mark.parametrize(
+    ("read", "kind"), [(convert.from_networkx, nx.DiGraph), (convert.from_igraph, igraph.Graph)]
+)
+def test_a_class_is_no_graph(read, kind):
+    with pytest.raises(TypeError, match=r"graph must be an? .*, got <class"):
+        read(kind)
 
 
 def test_matrices_that_are_none():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bounds import assert_exact
 from support.refusals import assert_refusals
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnn_attention import TokenGraph, attend, convert, patterns
@@ -77,6 +77,19 @@ class TestBlockMask:
                 for mask in (ours, theirs)
             ]
             assert listed(*lists[0]) == listed(*lists[1]), kind
+        for mask in (ours, theirs):
+            assert torch.equal(convert.from_block_mask(mask).mask(), graph.mask())
+
+    def test_lists_without_a_mask_mod_are_whole_blocks(self):
+        """What follows the first columns of a row is no block: FlexAttention does not read it."""
+        number, columns = (
+            torch.tensor([[[1, 2], [0, 2]]]),
+            torch.tensor([[[[1, 1], [0, 1]]] * 2]).view(1, 2, 2, 2),
+        )
+        mask = BlockMask.from_kv_blocks(number.int(), columns.int(), BLOCK_SIZE=(4, 2), seq_lengths=(8, 3))
+        due = torch.tensor([[[0, 1], [1, 1]], [[0, 0], [1, 1]]]).bool()
+        due = due.repeat_interleave(4, 1).repeat_interleave(2, 2)[..., :3]
+        assert torch.equal(convert.from_block_mask(mask).mask(), due)
 
     @pytest.mark.parametrize(
         "graph",
@@ -116,6 +129,7 @@ class TestBlockMask:
         too_many = r"the lists of 976562500 tiles would take 29 GiB .* larger"
         cases = [
             (lambda: convert.to_block_mask(causal(1_000_000), 32), ValueError, too_many),
+            (lambda: convert.from_block_mask(causal(8)), TypeError, "mask must be a BlockMask, got"),
             (lambda: convert.to_block_mask(causal(8), 0), ValueError, "block_size must be at least 1, got 0"),
             (lambda: convert.to_block_mask(causal(8), 8.0), TypeError, "block_size must be an integer, got"),
             (lambda: convert.to_block_mask(patterns.cross(0, 3)), ValueError, "without a receiver or a"),
