@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
@@ -23,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gnn_attention._support import checks, single_pairs
 from gnn_attention._support.deterministic_index import entries
+from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Float, Tensor
 
 __all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain"]
@@ -32,8 +34,10 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _TAKEN = ("score", "b", "h", "dst", "src")
 # of functions that are made in the compiled program
 _COMPILERS_KNOW_CODE = TorchVersion(torch.__version__) >= "2.11"
+# as arguments of a function whose result is a constant
+_COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
 _FITTING: WeakSet[type] = WeakSet()  # types whose objects take these
-# score_mod -> {(the axes longer than 1, the device): whether it needs single numbers}
+# score_mod -> {(the axes longer than 1, the device): whether it needs single numbers, None if neither works}
 _PROBED = WeakIdKeyDictionary()
 
 
@@ -80,25 +84,69 @@ def fit_score_mod(
 
     It is tried once on a few pairs of scores ``shape [B, Hq, dst, src]``, whose positions begin at ``first``.
     """
+    if torch.compiler.is_compiling():
+        is_constant = _COMPILERS_KNOW_OBJECTS and not isinstance(score_mod, (partial, MethodType))
+        is_mapped = is_constant and _is_mapped_in_programs(score_mod, like.device)
+        return partial(single_pairs.map_pairs, score_mod) if is_mapped else score_mod
     if _is_known(score_mod) or 0 in shape:
         return score_mod
-    tried: dict[Any, bool] = _PROBED.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
+    try:
+        tried: dict[Any, bool | None] = _PROBED.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
+    # an object without weak references is tried in every call
+    except TypeError:
+        tried = {}
     key = tuple(size > 1 for size in shape), like.device
-    mapped = partial(single_pairs.map_pairs, score_mod)
     if key not in tried:
-        ends = single_pairs.probes(shape, (0, 0, *first), like.device)
-        sizes = [len(end) for end in ends]
-        score = torch.linspace(-1, 1, math.prod(sizes), device=like.device).view(sizes)
+        tried[key] = _try_out(score_mod, shape, first, like.device)
+    # a mapped function is right wherever it runs, also where a transform replaces the tensors that it holds
+    if tried[key] or (tried[key] is None and torch._C._are_functorch_transforms_active()):
+        return partial(single_pairs.map_pairs, score_mod)
+    return score_mod if tried[key] is False else partial(_call_at_once, score_mod)
 
-        def scores(mod: ScoreMod) -> Tensor:
-            changed = mod(score, *ends)
-            if not changed.is_floating_point():
-                raise TypeError(f"score_mod must return a float tensor, got {changed.dtype}")
-            return changed.expand(sizes)
 
-        with torch.no_grad():
-            tried[key] = single_pairs.needs_single_pairs(scores, score_mod, mapped)
-    return mapped if tried[key] else score_mod
+@constant
+def _is_mapped_in_programs(score_mod: ScoreMod, device: torch.device) -> bool:
+    """Whether a compiled program maps the score_mod: its operators for one pair decide it."""
+    return not _is_known(score_mod) and bool(_try_out(score_mod, (1, 1, 1, 1), (0, 0), device))
+
+
+def _try_out(
+    score_mod: ScoreMod, shape: tuple[int, ...], first: tuple[int, int], device: torch.device
+) -> bool | None:
+    # modes, transforms and a default device belong to a thread
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_needs_single_pairs, score_mod, shape, first, device).result()
+
+
+def _needs_single_pairs(
+    score_mod: ScoreMod, shape: tuple[int, ...], first: tuple[int, int], device: torch.device
+) -> bool | None:
+    ends = single_pairs.probes(shape, (0, 0, *first), device)
+    sizes = [end.numel() for end in ends]
+    score = torch.linspace(-1, 1, math.prod(sizes), device=device).view(sizes)
+
+    def scores(mod: ScoreMod) -> Tensor:
+        changed = mod(score, *ends)
+        if not changed.is_floating_point():
+            raise TypeError(f"score_mod must return a float tensor, got {changed.dtype}")
+        return changed.expand(sizes)
+
+    # its random numbers are not those of the call
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return single_pairs.needs_single_pairs(scores, score_mod, [score, *ends])
+
+
+def _call_at_once(score_mod: ScoreMod, score: Tensor, *ends: Tensor) -> Tensor:
+    """Call a score_mod which failed on a few pairs, but may fit all of them."""
+    try:
+        return score_mod(score, *ends)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            "score_mod must be made of tensor operators "
+            f"(torch.where instead of if, a tensor instead of a list): {error}"
+        ) from error
 
 
 def _is_known(score_mod: Any) -> bool:
@@ -106,7 +154,7 @@ def _is_known(score_mod: Any) -> bool:
     inner: tuple[Any, ...] = ()
     if isinstance(score_mod, chain):
         inner = score_mod.mods
-    elif isinstance(score_mod, partial) and score_mod.func is not single_pairs.map_pairs:
+    elif isinstance(score_mod, partial) and score_mod.func not in (single_pairs.map_pairs, _call_at_once):
         inner = tuple(filter(callable, score_mod.args))
     return single_pairs.broadcasts(score_mod) and all(map(_is_known, inner))
 

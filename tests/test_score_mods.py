@@ -8,6 +8,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -17,6 +18,7 @@ from support.error_tables import assert_errors
 from support.extras import needs
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils.flop_counter import FlopCounterMode
 
 import gnn_attention as ga
 from gnn_attention import convert, patterns, score_mods
@@ -222,7 +224,7 @@ def test_score_mods_of_single_numbers(mod, monkeypatch):
     monkeypatch.setattr(UNTRACED, True)
     rule = lambda b, h, dst, src: (dst - src).abs() < 4  # noqa: E731
     graph = ga.TokenGraph.from_rule(rule, NUM_DST, NUM_SRC)
-    q, k, v = given = [seeded(2, HEADS, n, 8, seed=n + i) for i, n in enumerate((NUM_DST, NUM_SRC, NUM_SRC))]
+    q, k, v = given = given_tensors()
     block_mask = create_block_mask(rule, None, None, NUM_DST, NUM_SRC, device="cpu")
     theirs = flex_attention(*given, score_mod=mod, block_mask=block_mask)
     for x in given:
@@ -252,8 +254,144 @@ def test_the_tables_of_a_score_mod_of_single_numbers_are_trained():
     assert_exact(found, expected)
 
 
+class LowRank(nn.Module):
+    """A learned table of two factors, of which the second is zero at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(A[0, 0].clone()), nn.Parameter(torch.zeros_like(B[0, 0]))
+
+    def forward(self, s, b, h, dst, src):
+        return s + (self.a[dst] * self.b[src]).sum()
+
+
+def softmax_with(table, q, k, v):
+    return (q @ k.mT * q.shape[-1] ** -0.5 + table).softmax(-1) @ v
+
+
+FULL = patterns.cross(NUM_DST, NUM_SRC)
+
+
+def given_tensors():
+    return [seeded(2, HEADS, n, 8, seed=n + i) for i, n in enumerate((NUM_DST, NUM_SRC, NUM_SRC))]
+
+
+def test_tables_that_are_filled_later():
+    """As long as they are zero, a call with tensors of indices gives the same numbers."""
+    mod, given = LowRank(), given_tensors()
+    for scale in (0.0, 1.0):
+        with torch.no_grad():
+            mod.b.copy_(scale * B[0, 0])
+        out = ga.attend(*given, FULL, score_mod=mod)
+        assert_exact(out, softmax_with(scale * A[0, 0] @ B[0, 0].mT, *given))
+
+
+def jvp(call, q):
+    return torch.func.jvp(call, (q,), (q,))[1]
+
+
+def in_mode(mode):
+    def run(call, q):
+        with mode():
+            return call(q)
+
+    return run
+
+
+CONTEXTS = {
+    "parameter": lambda call, q: call(nn.Parameter(q)),
+    "device": in_mode(lambda: torch.device("cpu")),
+    "flops": in_mode(lambda: FlopCounterMode(display=False)),
+    "vmap": lambda call, q: torch.func.vmap(lambda x: call(x[None])[0])(q),
+    "grad": lambda call, q: torch.func.grad(lambda x: call(x).pow(2).sum())(q),
+    "jvp": jvp,
+}
+
+
+@pytest.mark.parametrize("run", CONTEXTS.values(), ids=CONTEXTS)
+def test_score_mods_of_single_numbers_in_modes_and_transforms(run):
+    q, k, v = given_tensors()
+    k, v = k[:1].clone(), v[:1].clone()
+    mod = lambda s, b, h, dst, src: s + (A[0, 0][dst] * B[0, 0][src]).sum()  # noqa: E731
+    table = A[0, 0] @ B[0, 0].mT
+    out = run(lambda x: ga.attend(x, k, v, FULL, score_mod=mod), q)
+    assert_exact(out, run(lambda x: softmax_with(table, x, k, v), q))
+
+
+def test_gradients_of_each_sample():
+    """Transforms replace the parameters of the score_mod."""
+    given, mod = given_tensors(), LowRank()
+    names = {"mod.a": A[0, 0].clone(), "mod.b": B[0, 0].clone()}
+    layer = nn.Module()
+    layer.mod = mod
+    layer.forward = lambda q, k, v: ga.attend(q[None], k[None], v[None], FULL, score_mod=mod).pow(2).sum()
+    ours = lambda p, *x: torch.func.functional_call(layer, p, x)  # noqa: E731
+    due = lambda p, *x: softmax_with(p["mod.a"] @ p["mod.b"].mT, *x).pow(2).sum()  # noqa: E731
+    results = [torch.func.vmap(torch.func.grad(f), (None, 0, 0, 0))(names, *given) for f in (ours, due)]
+    for name in names:
+        assert_exact(results[0][name], results[1][name])
+
+
+ROW, GRID = seeded(NUM_SRC), seeded(NUM_SRC, NUM_SRC)
+AT_ONCE = {
+    "distances": lambda s, b, h, dst, src: s - (dst - src).abs() * 2.0 ** -(h + 1),
+    "tables": lambda s, b, h, dst, src: s.tanh() + ROW[src] * GRID[dst, src] + ROW.max(),
+    "blocks": lambda s, b, h, dst, src: torch.where(dst // 2 == src // 2, s, s - 1),
+    "vectors": lambda s, b, h, dst, src: s + (GRID[dst] * GRID[src]).sum(-1),
+    "lists": lambda s, b, h, dst, src: s + (src[..., None] == torch.tensor([1, 3])).any(-1),
+    "places": lambda s, b, h, dst, src: s + GRID[dst][..., 1] + ROW[(GRID[src, dst] > 0).long()],
+    "copies": lambda s, b, h, dst, src: s.clone().masked_fill_(dst < src, -1.0) + torch.zeros_like(s),
+    "a stack": lambda s, b, h, dst, src: torch.stack([s, s + 1], -1).amax(-1),
+}
+
+
+@pytest.mark.parametrize("mod", AT_ONCE.values(), ids=AT_ONCE)
+def test_score_mods_of_tensors_are_called_once(mod):
+    """Each pair alone gives the same numbers; the scores of all pairs are one call."""
+    axes = set()
+
+    def counted(s, *ends):
+        axes.add(s.dim())
+        return mod(s, *ends)
+
+    q, k, v = given_tensors()
+    out = ga.attend(q, k, v, FULL, score_mod=counted, backend="dense")
+    assert 0 not in axes
+    pairs = [torch.tensor(pair) for pair in product(*map(range, (2, HEADS, NUM_DST, NUM_SRC)))]
+    scores = q @ k.mT * 8**-0.5
+    changed = torch.stack([mod(scores[tuple(pair)], *pair) for pair in pairs]).view(scores.shape)
+    assert_exact(out, changed.softmax(-1) @ v)
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    number: float
+
+    def __call__(self, s, b, h, dst, src):
+        return s + self.number * (src == 0)
+
+
+def test_a_score_mod_without_weak_references():
+    q, k, v = given_tensors()
+    out = ga.attend(q, k, v, FULL, score_mod=Shift(2.0))
+    assert_exact(out, softmax_with(2.0 * (torch.arange(NUM_SRC) == 0), q, k, v))
+
+
+def test_random_numbers_of_the_first_call_are_those_of_the_second():
+    mod = lambda s, b, h, dst, src: s + torch.rand(s.shape).double()  # noqa: E731
+    given, results = given_tensors(), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        results.append(ga.attend(*given, FULL, score_mod=mod))
+    assert torch.equal(*results)
+
+
 def test_the_error_of_a_score_mod_is_its_own():
     q = seeded(1, HEADS, 5, 8)
+    only = "score_mod must be made of tensor operators"
+    for mod in (lambda s, b, h, i, j: s if i > j else -s, lambda s, b, h, i, j: s + [0.0, 1.0][j]):
+        with pytest.raises(TypeError, match=only):
+            ga.attend(q, q, q, patterns.causal(5), score_mod=mod)
     for mod, error in (
         (lambda s, b, h, dst, src: s + A[7, h, dst, 0], IndexError),
         (lambda s, b, h, dst, src: 1 / 0, ZeroDivisionError),

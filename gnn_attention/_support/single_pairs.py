@@ -1,7 +1,8 @@
 """Functions of one pair, as FlexAttention writes its mask_mods and score_mods, on all pairs at once.
 
 Such a function may take vectors from tables by its indices, and multiply or sum them up. Called with tensors
-of indices it would raise an error, or compute something else in silence. ``torch.vmap`` calls it instead.
+of indices it would raise an error, or compute something else in silence. ``torch.vmap`` calls it instead. Its
+operators decide it, not its results: those of a few pairs may be equal by chance.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,11 +12,22 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gnn_attention._support.shapes import Tensor
 
 # packages whose functions of indices broadcast
 BROADCASTING = ("gnn_attention", "transformers")
+# pairs that are mapped at once: the rows of a table that they look up are copied
+MOST_PAIRS = 2**16
+# of the tensors of indices: batch, heads, dst, src
+AXES = 4
+# operators that work number by number without being tagged so
+POINTWISE = {"_to_copy", "alias", "detach", "floor_divide", "full_like", "masked_fill", "masked_fill_"}
+POINTWISE |= {"ones_like", "rsub", "zeros_like"}
+# operators that look numbers up in a table, and the place of the table among their arguments
+LOOK_UPS = {"index": 0, "take": 0, "embedding": 0, "searchsorted": 0, "bucketize": 1}
 
 
 class _LookUps(TorchFunctionMode):
@@ -40,19 +52,21 @@ def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
     if all(end.dim() == 0 for end in ends):
         return function(*ends)
     wide = torch.broadcast_tensors(*ends)  # type: ignore[no-untyped-call]
+    chunk = MOST_PAIRS if wide[0].numel() > MOST_PAIRS else None
     with _LookUps():
-        result: Tensor = torch.vmap(function)(*(end.reshape(-1) for end in wide))
+        mapped = torch.vmap(function, randomness="different", chunk_size=chunk)
+        result: Tensor = mapped(*(end.reshape(-1) for end in wide))
     if result.dim() != 1:
         raise ValueError(f"a function of one pair must return one number, got shape {list(result.shape[1:])}")
     return result.view(wide[0].shape)
 
 
 def probes(shape: Sequence[int], first: Sequence[int], device: Any) -> list[Tensor]:
-    """A few numbers of each axis of ``[batch, heads, dst, src]``, as broadcastable tensors."""
+    """A few numbers of each axis of ``[batch, heads, dst, src]``, as broadcastable tensors of four axes."""
     few = zip(shape, first, (2, 2, 3, 7), strict=True)
     numbers = [sorted({at + (size - 1) * i // (most - 1) for i in range(most)}) for size, at, most in few]
     axes = enumerate(torch.tensor(x, device=device) for x in numbers)
-    return [x.view(-1, *[1] * (3 - axis)) for axis, x in axes]
+    return [x.view(*[1] * axis, -1, *[1] * (3 - axis)) for axis, x in axes]
 
 
 def broadcasts(function: Any) -> bool:
@@ -64,20 +78,77 @@ def broadcasts(function: Any) -> bool:
 
 
 def needs_single_pairs(
-    call: Callable[[Callable[..., Tensor]], Tensor], function: Callable[..., Tensor], mapped: Any
-) -> bool:
-    """True if ``mapped`` computes the function, and calling it with tensors of indices does not.
+    call: Callable[[Callable[..., Tensor]], Tensor], function: Callable[..., Tensor], ends: Sequence[Tensor]
+) -> bool | None:
+    """False if a call with tensors of indices computes each pair alone, else True, or None if neither works.
 
-    ``call`` checks and returns the result of either on a few pairs. A function that fails both ways counts as
-    one that broadcasts, so that its own call raises its error.
+    ``call`` checks and returns the result of a function for the pairs ``ends``, all of four axes.
     """
+    # A user's function may raise anything when it is given tensors of indices, and under vmap.
     try:
-        alone = call(mapped)
-    # A user's function may raise anything under vmap, and when it is given tensors of indices.
+        with _Operators(ends) as operators:
+            call(function)
+        if operators.keep_pairs_apart:
+            return False
     except Exception:
-        return False
+        pass
     try:
-        at_once = call(function)
+        call(partial(map_pairs, function))
     except Exception:
-        return True
-    return not torch.allclose(at_once.double(), alone.double(), equal_nan=True)
+        return None
+    return True
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees whether each operator computes the numbers of a pair from those of this pair alone.
+
+    Tensors that depend on the pair begin with the four axes of the indices; what vectors a pair has follow.
+    """
+
+    def __init__(self, ends: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keep_pairs_apart = True
+        # by identity, and kept, so that none is taken for another
+        self._of_pairs = {id(end): end for end in ends}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        of_pairs = [x for x in tensors if id(x) in self._of_pairs]
+        result = func(*args, **kwargs)
+        if of_pairs:
+            constants = [x for x in tensors if id(x) not in self._of_pairs]
+            self.keep_pairs_apart &= self._keeps_apart(func, args, kwargs, of_pairs, constants)
+            self._of_pairs |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
+        return result
+
+    def _keeps_apart(
+        self, func: Any, args: Any, kwargs: Any, of_pairs: list[Tensor], constants: list[Tensor]
+    ) -> bool:
+        name, axes = func.overloadpacket.__name__, of_pairs[0].dim()
+        if any(x.dim() != axes for x in of_pairs):
+            return False
+        if name in LOOK_UPS:
+            table = args[LOOK_UPS[name]]
+            indices = [x for x in args[1] if x is not None] if name == "index" else []
+            # behind whole axes the axes of the indices would not come first
+            comes_first = name != "index" or None not in args[1][: len(indices)]
+            one_number = all(x is table or x.numel() == 1 for x in constants)
+            are_places = all(x.dtype not in (torch.bool, torch.uint8) for x in indices)
+            return id(table) not in self._of_pairs and comes_first and one_number and are_places
+        if any(x.numel() > 1 and x.dim() > axes - AXES for x in constants):
+            return False
+        dims = {x.name: n for n, x in enumerate(func._schema.arguments)}
+        if name == "expand":
+            return len(args[1]) == axes
+        if "dim" not in dims:
+            return name in POINTWISE or torch.Tag.pointwise in func.tags
+        place = dims["dim"]
+        dim = (
+            args[place]
+            if place < len(args)
+            else kwargs.get("dim", func._schema.arguments[place].default_value)
+        )
+        axes += name in ("unsqueeze", "stack")
+        numbers = [dim] if isinstance(dim, int) else dim or [0]
+        return all(number % axes >= AXES for number in numbers)

@@ -374,11 +374,37 @@ def test_rules_of_single_numbers(rule):
         torch.testing.assert_close(out, weights)
 
 
+GENERATOR = torch.Generator().manual_seed(1)
+NEAREST = torch.randint(0, 200, (200, 3), generator=GENERATOR)
+BUCKETS = torch.randint(0, 8, (200, 2), generator=GENERATOR)
+ADJACENCY = torch.rand(200, 200, generator=GENERATOR) < 0.1
+# called with tensors of indices each gives bools, which are right for many pairs
+ALIKE = {
+    "nearest": lambda b, h, dst, src: torch.isin(src, NEAREST[dst]),
+    "buckets": lambda b, h, dst, src: (dst > src) & (BUCKETS[dst] == BUCKETS[src]).all(),
+    "common neighbours": lambda b, h, dst, src: (ADJACENCY[dst] & ADJACENCY[src]).any(),
+    "a table of rows": lambda b, h, dst, src: (src == NEAREST[:, 0]).any(),
+    "a mask of places": lambda b, h, dst, src: (BUCKETS[src] == 7).any() | (dst == src),
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop because we have not yet implemented the batching"
+)
+@pytest.mark.parametrize("rule", ALIKE.values(), ids=ALIKE)
+def test_rules_whose_forms_agree_by_chance(rule):
+    """Not their results for a few pairs, but their operators say whether they need single numbers."""
+    due = create_mask(rule, None, None, 200, 200, device="cpu")[0, 0]
+    assert torch.equal(TokenGraph.from_rule(rule, 200).mask(), due)
+
+
 def test_the_error_of_a_rule_is_its_own():
     """Neither form is right: what tensors of indices made of it is said."""
     with pytest.raises(IndexError, match="index 9 is out of bounds for dimension 0"):
         TokenGraph.from_rule(lambda b, h, dst, src: SPANS[OF[dst]][9] > src, 7)
     with pytest.raises(TypeError, match="must return a bool tensor, got a"):
         TokenGraph.from_rule(lambda b, h, dst, src: dst - src, 7)
+    with pytest.raises(TypeError, match=r"made of tensor operators .*a tensor instead of a list"):
+        TokenGraph.from_rule(lambda b, h, dst, src: SPANS.tolist()[src][0] < dst, 7)
     with pytest.raises(ZeroDivisionError):
         TokenGraph.from_rule(lambda b, h, dst, src: 1 / 0, 7)

@@ -16,7 +16,7 @@ LIST4 = listed([(3, 1), (0, 2), (2, 1), (1, 0), (0, 1)], 4, 5)
 TWICE = torch.tensor([[2, 0, 1, 0, 0], [0, 1, 1, 1, 1]])
 SIGNED = r"edge_index must be a tensor of signed integers of shape \[2, E\], got "
 POSITIONAL = r"four named positional parameters \(b, h, dst, src\), got "
-OPERATORS_ONLY = "must use broadcasting tensor operators only"
+OPERATORS_ONLY = "must be made of tensor operators"
 WRONG_RULES = [
     ("causal", r"rule must be a function rule\(b, h, dst, src\) -> bool tensor, got str"),
     (torch.eq, r"rule must be a function .*got the builtin"),

@@ -30,8 +30,11 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
     """The rule's answer; TypeError naming it where that is no bool tensor, or where it does not broadcast."""
     try:
         edge = rule(b, h, dst, src)
-    except RuntimeError as error:
-        raise TypeError(f"the rule of {name} must use broadcasting tensor operators only: {error}") from error
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(
+            f"the rule of {name} must be made of tensor operators "
+            f"(torch.where instead of if, & instead of and, a tensor instead of a list): {error}"
+        ) from error
     if not isinstance(edge, Tensor) or edge.dtype != torch.bool:
         got = f"{edge.dtype} tensor" if isinstance(edge, Tensor) else type(edge).__name__
         raise TypeError(f"the rule of {name} must return a bool tensor, got a {got}")
@@ -47,15 +50,14 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
 def fit_rule(rule: Rule, name: str, shape: Shape) -> Rule:
     """The rule, or :func:`map_pairs` of it if it needs single numbers; raises the rule's own errors."""
     if not single_pairs.broadcasts(rule):
-        mapped = partial(map_pairs, rule)
         with eagerly():
             ends = single_pairs.probes(shape, (0, 0, 0, 0), "cpu")
 
             def answers(function: Rule) -> Tensor:
-                return evaluate(function, name, *ends).expand([len(end) for end in ends])
+                return evaluate(function, name, *ends).expand([end.numel() for end in ends])
 
-            if single_pairs.needs_single_pairs(answers, rule, mapped):
-                return mapped
+            if single_pairs.needs_single_pairs(answers, rule, ends):
+                return partial(map_pairs, rule)
     zeros = (torch.zeros(size, dtype=torch.int64) for size in ((1, 1), (1, 1), (3, 1), (7,)))
     evaluate(rule, name, *zeros)
     return rule

@@ -59,10 +59,10 @@ def _of_rules() -> list[Case]:
         of.type("the rule of", r"got \[5\]", _made(lambda b, h, dst, src: torch.ones(5).bool())),
         of.type(
             "the rule of",
-            "broadcasting tensor operators only: size",
+            "be made of tensor operators .*: size",
             _made(lambda b, h, dst, src: dst @ src > 0),
         ),
-        of.type("the rule of", "broadcasting", _made(lambda b, h, dst, src: dst if src <= dst else src)),
+        of.type("the rule of", "tensor operators", _made(lambda b, h, dst, src: dst if src <= dst else src)),
         of.value("^num_dst must", "got -1", _made(_causal, -1)),
         of.type("^num_src must", "got 2.5", _made(_causal, 2, 2.5)),
         of.value("^heads must", "got 0", _made(_causal, 2, heads=0)),
