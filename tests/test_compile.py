@@ -181,6 +181,8 @@ LAYERS = [
         pytest.param("window", way, "aot_eager_decomp_partition", id=f"{way}-traced")
         for way in (None, "auto")
     ),
+    # edge by edge no graph is taken that differs by head
+    pytest.param("by head", "auto", "aot_eager_decomp_partition", id="auto-by-head-traced"),
     pytest.param(
         "given", None, "inductor", id="walk-edges-inductor", marks=[pytest.mark.slow, needs_compiler]
     ),

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any, ClassVar, NoReturn
 
 from torch_geometric import EdgeIndex
@@ -66,8 +67,10 @@ class Layer(MessagePassing):
         if [*map(partial(getattr, kind), self.functions)] != [*self.functions.values()]:
             return True
         # torch_geometric replaces these two while an explainer masks the edges.
-        propagate = getattr(self.propagate, "__func__", None)
-        return propagate not in (kind._jinja_propagate, kind._orig_propagate)
+        propagate = own.get("propagate", kind.propagate)
+        # Dynamo answers getattr(method, "__func__", None) with None
+        function = propagate.__func__ if isinstance(propagate, MethodType) else propagate
+        return function not in (kind._jinja_propagate, kind._orig_propagate)
 
     def check_settings(self, g: Any) -> None:
         """Raise NotImplementedError for a setting of torch_geometric that the layer does not follow."""
