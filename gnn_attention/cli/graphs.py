@@ -1,6 +1,7 @@
 """The commands ``gnn-attention graphs`` (the zoo) and ``gnn-attention draw`` (an expression or a file)."""
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -50,7 +51,8 @@ def add_draw(commands: json_option.Commands) -> None:
 
 def read_graph(text: str, undirected: bool = False) -> tuple[TokenGraph, list[str] | None]:
     """The graph of an expression, or of a file with its labels; stderr says what was read from a file."""
-    if Path(text).suffix.lower() not in files.READERS:
+    # of a file with another ending, load says which it reads; Path.exists refuses a long text
+    if Path(text).suffix.lower() not in files.READERS and not os.path.exists(text):  # noqa: PTH110
         if undirected:
             raise ValueError(f"--undirected belongs to a file of edges, not to {text!r}")
         return expressions.parse(text), None

@@ -2,7 +2,7 @@
 
 ========================= ===================================================================================
 ``.edges``, ``.edgelist`` a line for each edge, ``src dst``, then a weight or networkx's ``{'weight': 2}``
-``.csv``, ``.tsv``        the same; a header may name the columns: source, target, weight
+``.csv``, ``.tsv``        the same; a header may name the columns: source, target, weight, and Gephi's Type
 ``.adjlist``              a line for each sender, ``src dst dst ...``; a token alone has no out-edges
 ``.graphml``, ``.gexf``   XML, read by networkx
 ``.mtx``                  MatrixMarket, read by scipy: the entry (i, j) is an edge from i - 1 to j - 1
@@ -16,7 +16,9 @@ of the tokens. Others stand in the order of the file, those that it declares bef
 Files are read within limits of size; what is wrong is a ValueError.
 """
 
+import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,16 +84,19 @@ def load(
 
     Args:
         path: the file; its ending says what it is.
-        undirected: whether an edge is a message in both directions. Lists, CSV, general matrices and JSON
-            without "directed" do not say it and are directed by default; the other files say it.
+        undirected: whether an edge is a message in both directions. Lists, CSV without Gephi's column Type,
+            general matrices and JSON without "directed" do not say it and are directed by default; nor does
+            GraphML without "edgedefault", which is undirected by default. The other files say it.
         weight: the edge attribute, or the column, of the weights; None reads none. An edge without one has
-            weight 1, as in networkx.
+            the default of the file, else weight 1, as in networkx.
         num_tokens: the number of tokens where labels are positions 0, 1, ... and tokens without edges are
             missing. The first line of an edge list by :func:`write` says it (``# tokens 64``).
 
     A label is the attribute "label" or "name" of a node where each node has one of its own, else its id.
-    Duplicate edges count once, with the first weight. Edge lists, CSV and sparse matrices keep the order of
-    the file, the others have that of networkx; the second direction of an undirected edge follows the first.
+    The columns of the ends may also be called from and to, src and dst, u and v, and the like; a CSV may have
+    semicolons or tabs for commas. Duplicate edges count once, with the first weight. Edge lists, CSV and
+    sparse matrices keep the order of the file, the others have that of networkx; the second direction of an
+    undirected edge follows the first.
 
     Raises ValueError, which names the file and where possible the line or the edge, for an unknown ending, a
     file of more than 32 MB, one that holds no such graph or contradicts ``undirected``, and XML with a
@@ -121,7 +126,13 @@ def load(
     if len(raw) > MOST_BYTES:
         raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes, the most that are read")
     try:
-        text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        # a zero byte is UTF-16
+        text = raw.replace(b"\0", b"\xff").decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        # networkx orders the ends of edges that have no direction
+        if undirected is False and path.suffix.lower() == ".graphml":
+            text = re.sub(
+                r"(<(?:\w+:)?graph)(?=[\s/>])(?![^>]*edgedefault)", r'\1 edgedefault="directed"', text
+            )
         # the other packages warn of what comes in their next versions
         with ignored():
             content = parse(text, weight)
@@ -132,6 +143,8 @@ def load(
     except ImportError as error:
         package = str(error.name).partition(".")[0]
         raise ImportError(f"this kind of file is read by {package}: pip install {package}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} holds no graph of tokens: it is not in UTF-8, save it as UTF-8") from error
     # of the parsers of other packages, too
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
@@ -183,7 +196,7 @@ def _build(
     edges: dict[tuple[int, int], tuple[int, int, float]] = {}
     for sender, receiver, value in content.edges:
         number = 1.0 if value in (None, "") else parse_number(value)
-        if number is None:
+        if number is None or not math.isfinite(number):
             got = str(value)[:40]
             raise ValueError(f"the edge {sender} -> {receiver}: a weight is a finite number, got {got!r}")
         src, dst = position[sender], position[receiver]

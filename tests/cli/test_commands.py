@@ -180,6 +180,20 @@ def test_wrong_arguments(line, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["karate.graphml.gz", "a.txt", "folder"])
+@pytest.mark.parametrize("command", ["draw", "audit"])
+def test_a_path_with_an_ending_that_is_not_read(command, name, tmp_path, capsys):
+    (tmp_path / name).mkdir() if name == "folder" else (tmp_path / name).write_text("0 1\n")
+    assert main([command, str(tmp_path / name)]) == 2
+    assert f"{tmp_path / name}: expected a file that ends in .edges, .edgelist" in capsys.readouterr().err
+
+
+def test_a_long_expression_is_no_path(capsys):
+    assert main(["draw", " | ".join(["window(4, 2)"] * 30)]) == 0
+    picture = str(patterns.window(4, 2)).splitlines()[1:]
+    assert capsys.readouterr().out.splitlines()[1:] == picture
+
+
 COMMANDS = "verify audit bench explore graphs draw cost generate compare"
 
 

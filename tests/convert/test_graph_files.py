@@ -99,6 +99,11 @@ def as_table(pattern, header=""):
     return write
 
 
+def as_gephi(graph, file):
+    kind = "Directed" if graph.is_directed() else "Undirected"
+    as_table(f"{{u}},{{v}},{kind},{{w}}", "Source,Target,Type,Weight")(graph, file)
+
+
 # name of the file, who writes it, whether it says its direction, its labels, whether it has weights
 PROGRAMS = [
     ("networkx.edgelist", nx.write_edgelist, False, WORDS, True),
@@ -120,6 +125,9 @@ PROGRAMS = [
     ("columns.csv", as_table("{w}, {v}, x, {u}", "Weight, To, Type, FROM"), False, WORDS, True),
     ("header.tsv", as_table("{v}\t{u}\t{w}", "dst\tsrc\tweight"), False, WORDS, True),
     ("plain.csv", as_table('"{u}","{v}",{w}'), False, WORDS, True),
+    ("semicolons.csv", as_table("{u}; {v};{w}", "source;target;weight"), False, WORDS, True),
+    ("tabs.csv", as_table('"{u}"\t{v}\t{w}'), False, WORDS, True),
+    ("gephi.csv", as_gephi, True, WORDS, True),
 ]
 
 
@@ -154,6 +162,7 @@ class TestPrograms:
     def test_a_contradiction(self, row, tmp_path):
         """Only a general matrix does not say that it is directed."""
         file, theirs = tmp_path / row[0], nx.Graph([("the", "cat"), ("sat", "on")])
+        theirs.add_edges_from(theirs.edges, weight=1)
         row[1](theirs, file)
         with pytest.raises(ValueError, match="its edges are undirected, not undirected=False: leave"):
             files.load(file, undirected=False)
@@ -184,6 +193,73 @@ class TestPrograms:
         assert content.weights.tolist() == [4]
         assert str(content) == "a.json: 2 nodes, 1 directed edge, with weights"
         assert files.read(file, undirected=True).num_edges == 2
+
+
+def graphml(inside, keys="", direction="edgedefault='directed'"):
+    graph = f"{keys}<graph {direction}>{inside}</graph>"
+    return f"<graphml xmlns='http://graphml.graphdrawing.org/xmlns'>{graph}</graphml>"
+
+
+KEY = "<key id='w' for='{}' attr.name='{}' attr.type='{}'><default>7</default></key>"
+EDGES = """<node id='a'/><node id='b'><data key='w'>3</data></node>
+<edge source='a' target='b'/><edge source='b' target='a'><data key='w'>3</data></edge>"""
+GEXF = """<gexf xmlns="http://www.gexf.net/1.2draft" version="1.2"><graph defaultedgetype="directed">
+<attributes class="edge"><attribute id="0" title="weight" type="double"><default>7</default></attribute>
+</attributes><nodes><node id="a"/><node id="b"/></nodes><edges><edge id="0" source="a" target="b"/>
+<edge id="1" source="b" target="{}"><attvalues><attvalue for="0" value="3"/></attvalues></edge></edges>
+</graph></gexf>"""
+DOT = "digraph {x -> y; edge [weight=3]; x -> x -> z; y -> z [weight=5]; edge [weight=4, color=red] z -> y}"
+HEADERS = """source,target src,dst from,to sender,receiver Node1,Node2 U,V start,end head,tail
+origin,destination from_node,to_node
+FromNodeId,ToNodeId node_1,node_2 id_1,id_2 source_id,target_id src,target"""
+# labels, edges and weights as the definition of the format gives them
+DEFINED = [
+    ("a.graphml", graphml(EDGES, KEY.format("edge", "weight", "double")), "ab", "ab ba", [7, 3]),
+    ("a.graphml", graphml(EDGES, KEY.format("all", "weight", "int")), "ab", "ab ba", [7, 3]),
+    ("a.graphml", graphml(EDGES, KEY.format("node", "label", "string")), "37", "73 37", None),
+    ("a.gexf", GEXF.format("a"), "ab", "ab ba", [7, 3]),
+    ("a.dot", DOT, "xyz", "xy xx xz yz zy", [1, 3, 3, 5, 4]),
+    *[("a.csv", f"{header}\nb,a\na,c\n", "bac", "ba ac", None) for header in HEADERS.split()],
+    ("a.csv", "from,to,source\na,b,w\n", "ab", "ab", None),
+    ("a.csv", "source_id,target_id,source,target\n1,2,a,b\n", "ab", "ab", None),
+    ("a.tsv", "head\trelation\ttail\na\tlikes\tb\n", "ab", "ab", None),
+    ("a.csv", "Source,Target,Type\na,b,friend\nb,c,directed by\n", "abc", "ab bc", None),
+    ("a.csv", '"a";b;2\n', "ab", "ab", [2]),
+    ("a.edges", "0\t1\t5\t1999\n1\t2\t4\t1999\n", "012", "01 12", [5, 4]),
+    ("a.edges", "a x{ {'weight': 2}\n", ["a", "x{"], [("a", "x{")], [2]),
+    (
+        "a.json",
+        '{"nodes": [{"id": "b"}, {"id": "a"}], "links": [{"source": 1, "target": 0}]}',
+        "ba",
+        "ab",
+        None,
+    ),
+    ("a.json", '{"nodes": [{"id": 1}, {"id": 0}], "links": [{"source": 1, "target": 0}]}', "01", "10", None),
+    ("a.net", "*Vertices 3\n*Arcs\n1 2", "123", "12", None),
+    ("a.net", "*Vertices 3\n\n*Arcs\n3 2 5\n", "123", "32", [5]),
+    ("a.net", "*Vertices 3\n2 b\n3\n*Arcs\n1 2\n", "1b3", "1b", None),
+    ("a.net", "*Vertices 2\n*Matrix\n0 1\n0 0\n", "12", "12", [1]),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "labels", "pairs", "weights"), DEFINED)
+def test_what_a_format_defines(name, text, labels, pairs, weights, tmp_path):
+    needs("pydot" if name == "a.dot" else "networkx")
+    content = files.load(saved(tmp_path, name, text))
+    edges = [(content.labels[src], content.labels[dst]) for src, dst in content.graph.edge_index.T.tolist()]
+    read = {} if content.weights is None else dict(zip(edges, content.weights.tolist(), strict=True))
+    expected = [tuple(pair) for pair in (pairs.split() if isinstance(pairs, str) else pairs)]
+    assert (content.labels, sorted(edges)) == ([*labels], sorted(expected))
+    assert read == dict(zip(expected, weights or [], strict=weights is not None))
+
+
+@pytest.mark.parametrize(("undirected", "expected"), [(None, "ab ba"), (True, "ab ba"), (False, "ba")])
+def test_graphml_that_does_not_say_its_direction(undirected, expected, tmp_path):
+    """networkx takes it for undirected."""
+    text = graphml("<node id='a'/><node id='b'/><edge source='b' target='a'/>", direction="id='G'")
+    content = files.load(saved(tmp_path, "a.graphml", text), undirected)
+    assert sorted("ab"[u] + "ab"[v] for u, v in content.graph.edge_index.T.tolist()) == expected.split()
+    assert content.undirected is (undirected is not False)
 
 
 LABELS = [
@@ -224,8 +300,6 @@ class TestWeights:
             ("a.edges", "0 1 0.5\n1 2\n", [0.5, 1]),
             ("a.edges", "0 1 {'weight': 2, 'a': 'b c'}\n1 2 {}\n", [2, 1]),
             ("a.edges", "0 1 1e3 1999-12-31\n% KONECT\n1 2 -2\n", [1000, -2]),
-            ("a.edges", "0 1 friend\n1 2 foe\n", None),
-            ("a.csv", "0,1,friend\n1,2,foe\n", None),
             ("a.csv", "source,target,cost\n0,1,4\n", None),
             ("a.csv", "source,target,weight\n0,1,\n1,2,7\n", [1, 7]),
             ("a.tsv", "0\t1\t2\n0\t1\t3\n", [2]),
@@ -369,26 +443,63 @@ class TestReading:
         assert files.read(tmp_path / f"a{ending}", num_tokens=7).num_dst == 7
 
 
-def graphml(inside):
-    graph = f"<graph edgedefault='directed'>{inside}</graph>"
-    return f"<graphml xmlns='http://graphml.graphdrawing.org/xmlns'>{graph}</graphml>"
-
-
 BOMB = f"""<?xml version="1.0"?>
 <!DOCTYPE lolz [<!ENTITY a0 "lol">{"".join(f'<!ENTITY a{n + 1} "{f"&a{n};" * 10}">' for n in range(12))}]>
 {graphml("<node id='0'/><desc>&a12;</desc>")}"""
 OUTSIDE = "<!DOCTYPE a [<!ENTITY b SYSTEM 'file:///etc/passwd'>]>" + graphml("<node id='0'/><desc>&b;</desc>")
 
+OTHERS = [
+    *[
+        "0, 1, 2.5",
+        "a: b",
+        "a b;",
+        "a -> b",
+        "0 -> 1",
+        "0 -- 1",
+        "0 <-> 1",
+        "// hi",
+        "(0, 0) (0, 1) {}",
+        "a {}",
+    ],
+    *["p edge 3 2\ne 1 2", "p  sp 3 2 ", "New York Los Angeles {}", "%%MatrixMarket matrix", "*Vertices 3"],
+    *["a likes b", "0 1 1_000", "0 1 1999-12-31"],
+]
+OTHER_LISTS = ["a: b c", "a, b, c", "a -> b", "b {}"]
 WRONG = [
     ("a.txt", "0 1\n", "expected a file that ends in .edges, .edgelist, .adjlist, .graphml"),
     ("a.edges", "0 1\n2\n", "line 2: expected 'src dst', got '2' alone"),
     ("a.edges", "01 2\n1 2\n", "2 of its nodes are the same number 1: write it in one way"),
-    ("a.edges", "0 1 2\n1 2 x\n", "the edge 1 -> 2: a weight is a finite number, got 'x'"),
+    ("a.edges", "0 1 2\n1 2 x\n", "line 2: expected 'src dst' or 'src dst weight', got '1 2 x'"),
+    *[
+        ("a.edges", f"% a\n{line}\n", "line 2: expected 'src dst' or 'src dst weight', got '")
+        for line in OTHERS
+    ],
+    *[
+        ("a.adjlist", f"\n{line}\n", f"line 2: expected 'src dst dst ...', got '{line}")
+        for line in OTHER_LISTS
+    ],
+    ("a.csv", "0,1,friend\n1,2,foe\n", "line 1: .* its first line names those of the ends source and target"),
+    ("a.tsv", "a\t5\t\na\tlikes\tb\n", "line 2: expected 'src dst' or 'src dst weight', got 'a likes b'"),
+    ("a.csv", "a;b;0,5\nb;c;0,5\n", "line 1: expected 'src dst' or 'src dst weight', got 'a b 0,5'"),
+    ("a.csv", "a,b,3 km\n", "line 1: expected 'src dst' or 'src dst weight', got 'a b 3 km'"),
+    ("a.csv", "source,target,weight\na,b,3 km\n", "the edge a -> b: a weight is a finite number, got '3 km'"),
+    ("a.csv", "source,target,weight\na,b,1_000\n", "a weight is a finite number, got '1_000'"),
+    (
+        "a.csv",
+        "Source,Target,Type\na,b,Directed\nb,c,UNDIRECTED\n",
+        "Type has Directed and Undirected: expected",
+    ),
+    ("a.csv", "0,1,0,0\n0,0,1,0\n0,0,0,1\n1,0,0,0\n", r"a matrix of 4 x 4 numbers: use convert.from_scipy\("),
+    (
+        "a.edges",
+        "0 .5 0 0\n0 0 1 0\n0 0 0 1\n1 0 0 0\n",
+        r"a matrix of 4 x 4 numbers: use convert.from_scipy",
+    ),
     ("a.edges", "0 1 2\n1 2 nan\n", "the edge 1 -> 2: a weight is a finite number, got 'nan'"),
     ("a.edges", "0 1 {'weight': f()}\n", "line 1: expected a dictionary, got"),
     ("a.edges", f"0 1 {'{' * 5000}\n", "line 1: expected a dictionary, got"),
     ("a.csv", "source,target\n\n0\n", "line 3: expected 'src dst', got '0' alone"),
-    ("a.csv", "a;b\n", "line 1: expected 'src dst', got 'a;b' alone"),
+    ("a.csv", "a|b\n", "line 1: expected 'src dst', got 'a.b' alone"),
     ("a.csv", "person,friend\n0,1\n", "line 1: expected the columns source and target, got person, friend"),
     ("a.csv", "source,target,weight\n0,1,x\n", "the edge 0 -> 1: a weight is a finite number, got 'x'"),
     ("a.csv", f"0,{'x' * 200_000}\n", "field larger than field limit"),
@@ -419,12 +530,35 @@ WRONG = [
         "*vertices 2\n1 a\n2 a\n*arcs\n1 2\n",
         r"expected a line '\*vertices n', .* each with a label of its",
     ),
+    ("a.net", "*vertices 2\n5 a\n*arcs\n1 2\n", "expected a label of each vertex, or at most 100,000 vert"),
+    (
+        "a.net",
+        "*vertices 9999999999\n*arcs\n1 2\n",
+        "expected a label of each vertex, or at most 100,000 vert",
+    ),
+    ("a.net", "*vertices 3\n*arcs\n1 4\n", "and n nodes of one kind"),
     ("a.net", "*vertices 4 2\n", r"expected a line '\*vertices n', and n nodes of one kind"),
     ("a.json", "[" * 100_000, "RecursionError"),
     ("a.json", '{"nodes": [],\n]', "line 2 column 1"),
     ("a.json", '{"nodes": []}', "expected node-link data, an object with 'nodes' and 'links' or 'edges'"),
     ("a.json", '{"nodes": [{"id": 1}, {"id": "1"}], "links": []}', "2 of its nodes are the same number 1"),
     ("a.json", '{"nodes": [{"id": {}}], "links": []}', "TypeError: unhashable"),
+    *[
+        ("a.json", f'{{"nodes": [{nodes}], "links": [{{"source": {src}, "target": {dst}}}]}}', match)
+        for nodes, src, dst, match in [
+            ('{"id": "a"}, {"id": "b"}', 0, 2, "an edge names the node '0', which is not the id of a node"),
+            ('{"id": "a"}, {"id": 7}', 0, 1, "an edge names the node '0', which is not the id of a node"),
+            ('{"name": "a"}, {"name": "b"}', '"a"', '"b"', "an edge names the node 'a', which is not"),
+            ('"a", "b"', '"a"', '"b"', "expected an object for each node, and one with 'source' and"),
+        ]
+    ],
+    ("a.json", '{"nodes": [{"id": 1}], "edges": [{"from": 1, "to": 1}]}', "expected an object for each node"),
+    (
+        "a.graphml",
+        graphml("<node id='a'/><edge source='a' target='b'/>"),
+        "an edge names the node 'b', which is",
+    ),
+    ("a.gexf", GEXF.format("c"), "an edge names the node 'c', which is not the id of a node"),
 ]
 BY_PYDOT = [
     ("a.dot", "digraph {\na ->\n}", r"\(line:2, col:3\)"),
@@ -488,6 +622,14 @@ class TestRefusals:
         (tmp_path / "a.graphml").write_bytes(content)
         with pytest.raises(ValueError, match=r"a.graphml holds no graph of tokens"):
             files.read(tmp_path / "a.graphml")
+
+    @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
+    def test_other_encodings(self, encoding, tmp_path):
+        (tmp_path / "a.csv").write_bytes("é,b\n".encode(encoding))
+        with pytest.raises(
+            ValueError, match=r"a.csv holds no graph of tokens: it is not in UTF-8, save it as"
+        ):
+            files.load(tmp_path / "a.csv")
 
     def test_labels_cost_nothing(self, tmp_path):
         """No memory is taken for what a label or a header says."""
