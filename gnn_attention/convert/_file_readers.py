@@ -169,7 +169,7 @@ def _read_xml(parse: Callable[[str], Any], text: str, weight: str | None) -> Con
     if len(re.findall(r"<(?:\w+:)?graph[\s/>]", text)) > 1:
         raise ValueError("it holds several graphs: give each a file of its own")
     # networkx has no default of a key for all
-    graph = parse(re.sub(r"""(<(?:\w+:)?key\s[^>]*\bfor=["'])all\b""", r"\1edge", text))
+    graph = parse(re.sub(r"""(<(?:\w+:)?key\s[^<>]*\bfor=["'])all\b""", r"\1edge", text))
     for kind, items in (("node", graph.nodes.data()), ("edge", graph.edges.data())):
         for *_, attributes in items:
             attributes.update(graph.graph.get(f"{kind}_default", {}) | attributes)

@@ -131,7 +131,7 @@ def load(
         # networkx orders the ends of edges that have no direction
         if undirected is False and path.suffix.lower() == ".graphml":
             text = re.sub(
-                r"(<(?:\w+:)?graph)(?=[\s/>])(?![^>]*edgedefault)", r'\1 edgedefault="directed"', text
+                r"(<(?:\w+:)?graph)(?=[\s/>])(?![^<>]*edgedefault)", r'\1 edgedefault="directed"', text
             )
         # the other packages warn of what comes in their next versions
         with ignored():

@@ -519,6 +519,7 @@ WRONG = [
     ("a.graphml", graphml("<node id='0'><data key='x'>1</data></node>"), "a.graphml holds no graph of"),
     ("a.graphml", graphml("<node id='0'/><graph/>"), "it holds several graphs: give each a file of its own"),
     ("a.graphml", "<graphml>", "ParseError: no element found"),
+    ("a.graphml", "<key " * 20_000, "ParseError: not well-formed"),
     ("a.graphml", "\0", "a.graphml holds no graph of tokens"),
     ("a.gml", "graph [\nnode [ id 0 ]\nedge [ source 0 ]\n]", "edge #0 has no 'target' attribute"),
     ("a.gml", "graph [\n node ?\n]", r"cannot tokenize \? at \(2, 7\)"),
