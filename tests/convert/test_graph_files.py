@@ -224,7 +224,7 @@ DEFINED = [
     ("a.csv", "source_id,target_id,source,target\n1,2,a,b\n", "ab", "ab", None),
     ("a.tsv", "head\trelation\ttail\na\tlikes\tb\n", "ab", "ab", None),
     ("a.csv", "Source,Target,Type\na,b,friend\nb,c,directed by\n", "abc", "ab bc", None),
-    ("a.csv", '"a";b;2\n', "ab", "ab", [2]),
+    ("a.csv", '"a,,,";b;2\n', ["a,,,", "b"], [("a,,,", "b")], [2]),
     ("a.edges", "0\t1\t5\t1999\n1\t2\t4\t1999\n", "012", "01 12", [5, 4]),
     ("a.edges", "a x{ {'weight': 2}\n", ["a", "x{"], [("a", "x{")], [2]),
     (
