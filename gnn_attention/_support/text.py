@@ -6,8 +6,8 @@ _JOINERS = {"\u200c", "\u200d"}
 _LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
 
 
-def printable(text: str, line_ends: bool = False) -> str:
-    """The text with a space for what has no shape, U+FFFD for half a character, and ``\\n`` for line ends.
+def printable(text: str, line_end: str = " ") -> str:
+    """The text with a space for what has no shape, U+FFFD for half a character, ``line_end`` for line ends.
 
     What joins letters stays (U+200C, U+200D), which Persian, Indic scripts and emoji need.
 
@@ -15,9 +15,19 @@ def printable(text: str, line_ends: bool = False) -> str:
     ('a [31m b', True)
     """
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    allowed = _JOINERS | {"\n"} if line_ends else _JOINERS
-    lines = _LINE_END.sub("\n" if line_ends else " ", whole)
-    return "".join(letter if letter.isprintable() or letter in allowed else " " for letter in lines)
+    line = _LINE_END.sub(line_end, whole)
+    return "".join(letter if letter.isprintable() or letter in _JOINERS else " " for letter in line)
+
+
+def token_label(text: str, longest: int = 32) -> str:
+    """A token in a picture: ``⏎`` for a line end, ``␣`` for each of blanks alone, cut where it is long.
+
+    >>> [token_label(text, 8) for text in ("\\n", "  ", "):\\r\\n", " international")]
+    ['⏎', '␣␣', '):⏎', ' intern…']
+    """
+    label = printable(text, "⏎")
+    label = label if label.strip() else label.replace(" ", "␣")
+    return label if len(label) <= longest else f"{label[: longest - 1]}…"
 
 
 def one_line(text: str, longest: int = 400) -> str:

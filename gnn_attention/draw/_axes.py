@@ -28,6 +28,7 @@ BLACK, GREY, FAINT, LIGHT = "#222222", "#8C8C8C", "#CFCFCF", "#E9E9E9"
 # no edge, edge as before, given up, new
 CHANGES = [LIGHT, BLUE, GREY, ORANGE]
 
+Names = Sequence[str] | None
 Numbers = Sequence[float]
 Points = Float[Tensor, "points 2"]
 Curves = Float[Tensor, "edges points 2"]
@@ -52,19 +53,26 @@ def figure(width: float, height: float, **layout: Any) -> tuple[Figure, Any]:
     return made, made.subplots(**layout)
 
 
-def grid(count: int) -> tuple[Figure, list[Axes]]:
-    """Axes for so many masks, four in a row, or eight where there are more than 16."""
+def grid(count: int, *names: Names) -> tuple[Figure, list[Axes]]:
+    """Axes for so many masks, four in a row, or eight where there are more than 16; larger with names."""
     in_a_row = 4 if count <= 16 else 8
     columns, rows = min(count, in_a_row), -(-count // in_a_row)
-    made, axes = figure(0.6 + 2.7 * columns, 0.9 + 2.9 * rows, nrows=rows, ncols=columns, squeeze=False)
+    side = max(2.7, min(0.6 + 0.17 * max(map(len, filter(None, names)), default=0), 22 / columns))
+    width, height = 0.6 + side * columns + _room(names), 0.9 + (side + 0.2) * rows + _room(names)
+    made, axes = figure(width, height, nrows=rows, ncols=columns, squeeze=False)
     for unused in axes.flat[count:]:
         unused.set_axis_off()
     return made, list(axes.flat[:count])
 
 
-def of(ax: Axes | None, width: float, height: float) -> tuple[Figure, Axes]:
+def of(ax: Axes | None, width: float, height: float, *names: Names) -> tuple[Figure, Axes]:
     made: Any = None if ax is None else ax.figure.figure
-    return figure(width, height) if ax is None else (made, ax)
+    return figure(width + _room(names), height + _room(names)) if ax is None else (made, ax)
+
+
+def _room(names: Sequence[Names]) -> float:
+    """Inches that the longest name takes."""
+    return 0.075 * max((len(name) for some in names for name in some or ()), default=0)
 
 
 def title(ax: Axes, name: str, facts: str = "", width: int = 64) -> None:
@@ -79,14 +87,17 @@ def headline(made: Figure, name: str) -> None:
     made.suptitle(printable(name), fontsize=11, x=0.02, ha="left", **AS_IT_IS)
 
 
-def finish(made: Figure, ax: Axes | None, handles: Sequence[Any] = ()) -> Figure:
+def finish(made: Figure, ax: Axes | None, handles: Sequence[Any] = (), write: Any = lambda: None) -> Figure:
     """The figure with a legend below; untouched where the axes are part of the caller's own."""
+    write()
     if ax is not None:
         return made
     if handles:
         legend(made, handles, loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
     # the layout of axes with a fixed shape settles in the second of two passes, this is the first
     made.draw_without_rendering()
+    # the names took room from the axes, which may have too little now for each of them
+    write()
     return made
 
 
@@ -98,7 +109,17 @@ def legend(owner: Any, handles: Sequence[Any], **layout: Any) -> None:
         text.set(text=label, **AS_IT_IS)
 
 
-def ticks(ax: Axes, which: str, names: Sequence[str] | None, count: int, offset: int = 0) -> None:
+def write_tokens(grid: Sequence[Axes], dst: tuple[Names, int, int], src: tuple[Names, int, int]) -> None:
+    """The ticks of masks, of several the outer ones alone; a side is its names, number and offset."""
+    for ax in grid:
+        ticks(ax, "y", *dst)
+        ticks(ax, "x", *src, slanted=len(grid) == 1)
+        ax.set(xlabel="src (sender)", ylabel="dst (receiver)")
+        if len(grid) > 1:
+            ax.label_outer()
+
+
+def ticks(ax: Axes, which: str, names: Names, count: int, offset: int = 0, slanted: bool = True) -> None:
     """A tick with a name for each token where there is room, else for every second, fourth, ... token."""
     axis, step = getattr(ax, f"{which}axis"), 1
     ax.apply_aspect()  # cells that are squares do not fill their axes
@@ -109,9 +130,13 @@ def ticks(ax: Axes, which: str, names: Sequence[str] | None, count: int, offset:
     shown = [str(offset + token) if names is None else names[token] for token in range(0, count, step)]
     axis.set_ticks(range(0, count, step), shown, fontsize=9 if len(shown) <= 16 else 7, **AS_IT_IS)
     axis.set_tick_params(length=0 if step == 1 else 3)
-    if which == "x" and max(map(len, shown), default=0) > 4:
+    widths = [label.get_window_extent().width for label in axis.get_ticklabels()] if which == "x" else []
+    if widths and max(widths) > 0.9 * ax.bbox.width * step / count:
+        # not below one another in a narrow gap, nor below the next mask
+        slanted = slanted and inches * step > 0.25 * count
+        angle, side, mode = (40, "right", "anchor") if slanted else (90, "center", "default")
         for label in axis.get_ticklabels():
-            label.set(rotation=40, ha="right", rotation_mode="anchor")
+            label.set(rotation=angle, ha=side, rotation_mode=mode)
 
 
 def _step(count: int) -> int:

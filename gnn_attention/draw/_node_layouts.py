@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 MOST_LINES = 4000  # edges drawn; of more, a random sample of so many
 MOST_ARROWS = 600  # lines with heads; of more, width shows the direction
 
-Names = Sequence[str] | None
+Names = _axes.Names
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,13 +33,13 @@ def weights(
 ) -> Figure:
     """The heat map of attention weights: a row for each receiver, a column for each sender.
 
-    ``weights``: a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``; the
-    ``AttentionInfo`` of a call of ``attend`` with one sample; or ``(edge_index, weights [E, heads])``, as the
-    layer returns them, with the ``graph`` for the sizes. Several heads (up to 64) are drawn side by side in
-    one scale; ``heads`` chooses one or some of them. Weight 0 is white, a negative number orange; a pair that
-    is no edge of the graph, or NaN in a table, is grey. ``labels`` name the receivers, and the senders too
-    where there are as many. TypeError, ValueError or IndexError for other arguments, and ValueError above
-    4096 tokens a side.
+    ``weights``: a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``, a tensor or NumPy
+    array; the ``AttentionInfo`` of a call of ``attend`` with one sample; a layer of ``trace.record``; or
+    ``(edge_index, weights [E, heads])``, as the layer returns them, with the ``graph`` for the sizes. Several
+    heads (up to 64) are drawn side by side in one scale; ``heads`` chooses one or some of them. Weight 0 is
+    white, a negative number orange; a pair that is no edge of the graph, or NaN or -inf in a table, is grey.
+    ``labels`` name the receivers, and the senders too where there are as many. TypeError, ValueError or
+    IndexError for other arguments, and ValueError for +inf and above 4096 tokens a side.
 
     >>> picture = weights(torch.tensor([[1.0, torch.nan], [0.25, 0.75]]), labels=["the", "cat"])
     >>> picture.axes[0].get_title("left"), picture.axes[1].get_ylabel()
@@ -53,22 +54,20 @@ def weights(
     names = side_names("labels", labels, f"{num_dst} receivers", num_dst)
     src_names = side_names("src_labels", src_labels, f"{num_src} senders", num_src)
     if len(numbers) > 1:
-        made, grid = _axes.grid(len(numbers))
+        made, grid = _axes.grid(len(numbers), names, src_names)
         _axes.headline(made, title)
     else:
-        made, axes = _axes.of(ax, 6.6, _axes.mask_height(num_dst, num_src))
+        made, axes = _axes.of(ax, 6.6, _axes.mask_height(num_dst, num_src), names, src_names)
         grid = [axes]
     image = _axes.heat(grid, tables)
     for head, axes in zip(numbers, grid, strict=True):
-        _axes.ticks(axes, "x", src_names, num_src, graph.src_offset if graph else 0)
-        _axes.ticks(axes, "y", names, num_dst, graph.dst_offset if graph else 0)
-        axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
         _axes.title(axes, f"head {head}" if len(numbers) > 1 else title)
-        if len(numbers) > 1:
-            axes.label_outer()
     if ax is None and image is not None:
         made.colorbar(image, ax=grid, label="weight", shrink=0.8, fraction=0.05)
-    return _axes.finish(made, ax, _axes.weight_handles() if bool(tables.isnan().any()) else ())
+    offsets = (graph.dst_offset, graph.src_offset) if graph else (0, 0)
+    dst, src = (names, num_dst, offsets[0]), (src_names, num_src, offsets[1])
+    write = partial(_axes.write_tokens, grid, dst, src)
+    return _axes.finish(made, ax, _axes.weight_handles() if bool(tables.isnan().any()) else (), write)
 
 
 def _choose_heads(heads: int | Sequence[int] | None, count: int, ax: Axes | None) -> list[int]:
@@ -88,19 +87,31 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
         tables = _spread(weights[1], graph)
     elif isinstance(weights, Tensor):
         tables = weights
+    elif hasattr(weights, "__array__") and weights.__array__().dtype.kind in "fiub":
+        tables = torch.from_numpy(weights.__array__().astype("float64", order="C"))
+    elif hasattr(weights, "dense"):  # a LayerTrace, which stands above this package
+        no_edge = weights["attn.hook_attn_scores"] == -torch.inf
+        tables = weights["attn.hook_pattern"].masked_fill(no_edge, torch.nan)
     else:
         raise TypeError(
-            "weights must be a tensor, an AttentionInfo, or (edge_index, weights) with graph= for the sizes, "
-            f"got {checks.described(weights)}"
+            "weights must be a tensor, an array of numbers, an AttentionInfo, a LayerTrace (run.layers[0]), "
+            f"or (edge_index, weights) with graph= for the sizes, got {checks.described(weights)}"
         )
     tables = tables.detach().cpu().double()
     tables = tables[0] if tables.dim() == 4 and len(tables) == 1 else tables
     if tables.dim() not in (2, 3) or max(tables.shape[-2:]) > LARGEST_MASK:
         raise ValueError(
             "weights must be [dst, src] or [heads, dst, src] of one sample and at most "
-            f"{LARGEST_MASK} tokens a side, got {list(tables.shape)}: choose one, as weight_matrix()[b]"
+            f"{LARGEST_MASK} tokens a side, got {list(tables.shape)}: choose a sample: weights[b], of an "
+            "AttentionInfo weight_matrix()[b], of a LayerTrace ['attn.hook_pattern'][b]"
         )
-    tables = tables.unsqueeze(0) if tables.dim() == 2 else tables
+    tables = _without_non_edges(tables.unsqueeze(0) if tables.dim() == 2 else tables, graph)
+    if bool(tables.isposinf().any()):
+        raise ValueError("weights must be below +inf, got +inf in a table: -inf or NaN is drawn as no edge")
+    return tables.masked_fill(tables.isneginf(), torch.nan)
+
+
+def _without_non_edges(tables: Tensor, graph: TokenGraph | None) -> Tensor:
     if graph is None:
         return tables
     if tables.shape[1:] != (graph.num_dst, graph.num_src):

@@ -12,6 +12,7 @@ columns. With ``ax=`` a picture is drawn into axes of your own, without a legend
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from gnn_attention import analyse
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
-from gnn_attention._support.text import printable
+from gnn_attention._support.text import token_label
 from gnn_attention.analyse import _walks as walks
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.draw import _axes, _node_layouts
@@ -54,13 +55,11 @@ def mask(
         return _each_head(graph, title)
     _check("mask", graph, LARGEST_MASK)
     names, src_names = _names(graph, labels, src_labels)
-    made, axes = _axes.of(ax, 6.0, _axes.mask_height(graph.num_dst, graph.num_src))
+    made, axes = _axes.of(ax, 6.0, _axes.mask_height(graph.num_dst, graph.num_src), names, src_names)
     _axes.cells(axes, graph.mask())
-    _axes.ticks(axes, "x", src_names, graph.num_src, graph.src_offset)
-    _axes.ticks(axes, "y", names, graph.num_dst, graph.dst_offset)
-    axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
     _axes.title(axes, graph.name if title is None else title, _facts(graph))
-    return _axes.finish(made, ax, _axes.cell_handles())
+    dst, src = (names, graph.num_dst, graph.dst_offset), (src_names, graph.num_src, graph.src_offset)
+    return _axes.finish(made, ax, _axes.cell_handles(), partial(_axes.write_tokens, [axes], dst, src))
 
 
 def graph(
@@ -117,6 +116,8 @@ def arcs(
     weights = None if weights is None else torch.as_tensor(weights).detach().double().flatten()
     if weights is not None and len(weights) != graph.num_edges:
         raise ValueError(f"weights must be {graph.num_edges} numbers, one for each edge, got {len(weights)}")
+    if weights is not None and not bool(weights.isfinite().all()):
+        raise ValueError("weights must be finite, as each is the width of a line, got inf or NaN")
     drawn = Drawn.of(graph, weights, {(int(src), int(dst)) for src, dst in lit})
     height = 2.9 if bool((drawn.src <= drawn.dst).all()) else 4.4
     made, axes = _axes.of(ax, min(11.0, 3.6 + 0.8 * graph.num_dst), height)
@@ -267,7 +268,7 @@ def side_names(word: str, labels: Labels, tokens: str, count: int) -> list[str] 
     if labels is None:
         return None
     names = checks.labels(word, labels, count, tokens)
-    return [printable(str(name), line_ends=True) for name in names]
+    return [token_label(str(name)) for name in names]
 
 
 def _facts(graph: TokenGraph, drawn: Drawn | None = None) -> str:

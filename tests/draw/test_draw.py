@@ -14,7 +14,7 @@ from support.error_tables import assert_errors
 from support.extras import needs
 from support.refusals import assert_refusals
 
-from gnn_attention import MessagePassingAttention, StandardHeads, TokenGraph, attend, draw, patterns
+from gnn_attention import MessagePassingAttention, StandardHeads, TokenGraph, attend, draw, patterns, trace
 from gnn_attention.draw import _node_layouts
 
 Figure, LineCollection = needs("matplotlib.figure").Figure, needs("matplotlib.collections").LineCollection
@@ -52,6 +52,17 @@ def texts(axes):
 
 def tick_names(axis):
     return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def assert_apart(axis):
+    """No name lies on the next one: boxes of flat and upright ones, lines of slanted ones."""
+    for one, other in pairwise(axis.get_ticklabels()):
+        if one.get_rotation() in (0, 90):
+            assert not one.get_window_extent().overlaps(other.get_window_extent())
+        else:
+            gap = other.get_window_extent().x1 - one.get_window_extent().x1
+            across = gap * math.sin(math.radians(one.get_rotation()))
+            assert across > one.get_fontsize() * one.figure.dpi / 72
 
 
 def legend(figure):
@@ -112,6 +123,19 @@ class TestMask:
         assert (tick_names(axes.xaxis), tick_names(axes.yaxis)) == (list("abc"), list("xy"))
         (axes,) = draw.mask(patterns.cross(2, 3), labels="xy").axes
         assert (tick_names(axes.xaxis), tick_names(axes.yaxis)) == (list("012"), list("xy"))
+
+    def test_signs_stand_for_what_has_no_letters(self):
+        names = ["\n", "  ", "):\r\n", "a" * 300, " b"]
+        shown = ["⏎", "␣␣", "):⏎", "a" * 31 + "…", " b"]
+        figure = draw.mask(patterns.causal(5), labels=names)
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        assert tick_names(axes.xaxis) == tick_names(axes.yaxis) == shown
+        for label in axes.get_xticklabels() + axes.get_yticklabels():
+            box = label.get_window_extent()
+            assert min(box.x0, box.y0) >= 0
+            assert box.x1 <= figure.bbox.width
+        assert texts(draw.graph(patterns.causal(5), labels=names).axes[0]) == shown
 
     @pytest.mark.parametrize("n", [64, 100, 512, pytest.param(4096, marks=pytest.mark.nightly)])
     def test_many_tokens_have_few_ticks(self, n):
@@ -372,6 +396,8 @@ arcs(causal(1025)) -> ValueError: arcs\(\) draws at most 1024
 arcs(cross(2, 3)) -> ValueError: arcs\(\) draws graphs whose senders are their receivers
 arcs(causal(4).rows(1, 3)) -> ValueError: whose senders are their receivers
 arcs(ONE_WAY, weights=torch.ones(3)) -> ValueError: weights must be 4 numbers, one for each edge, got 3
+arcs(ONE_WAY, weights=torch.tensor([1, 1, 1, torch.nan])) -> ValueError: weights must be finite, .* NaN
+arcs(ONE_WAY, weights=torch.tensor([1, 1, 1, -torch.inf])) -> ValueError: weights must be finite, .*
 arcs(ONE_WAY, lit=[(0, 1)]) -> ValueError: lit must hold edges .* \(0, 1\) is none
 degrees(causal(4097)) -> ValueError: degrees\(\) draws at most 4096
 degrees(by_head) -> ValueError: degrees\(\) draws one plain graph
@@ -458,6 +484,58 @@ class TestWeights:
         square = draw.weights(torch.rand(5, 5), labels=self.words).axes[0]
         assert tick_names(square.xaxis) == tick_names(square.yaxis) == list(self.words)
 
+    @pytest.mark.parametrize("heads", [1, 2, 5])
+    @pytest.mark.parametrize(
+        "words",
+        [
+            [f"{'internationalisation'[: 4 + 4 * (token % 5)]}{token}" for token in range(12)],
+            ["the", "then"] * 6,
+            ["infrastructure", "of"] * 16,
+            [f"infrastructure {token}" for token in range(40)],
+        ],
+        ids=["long", "short", "many", "too many"],
+    )
+    def test_names_leave_room_for_the_tables_and_each_other(self, words, heads):
+        """Up to 32 tokens have a name each, which takes a letter's height of a cell."""
+        figure = draw.weights(torch.rand(heads, len(words), len(words)), labels=words)
+        figure.draw_without_rendering()
+        for axes in figure.axes[:heads]:
+            assert axes.get_window_extent().width >= (2.0 if heads > 1 else 4.0) * figure.dpi
+            for axis in (axes.xaxis, axes.yaxis):
+                assert_apart(axis)
+        if len(words) <= 32:
+            assert tick_names(figure.axes[0].yaxis) == words
+            assert tick_names(figure.axes[heads - 1].xaxis) == words
+
+    def test_few_letters_lie_flat_and_long_names_do_not(self):
+        for words, angle in (
+            (["to", "be"], 0),
+            (["infrastructure" * 4] * 9, 40),
+            (["infrastructure"] * 30, 90),
+        ):
+            axes = draw.weights(torch.rand(len(words), len(words)), labels=words).axes[0]
+            assert {label.get_rotation() for label in axes.get_xticklabels()} == {angle}
+
+    def test_scores_of_a_trace_have_no_number_where_there_is_no_edge(self):
+        graph = TokenGraph.from_rule(lambda b, h, dst, src: dst - src <= h, 5, heads=2) & patterns.causal(5)
+        run = trace.record(MessagePassingAttention(StandardHeads(8, 2)), torch.randn(5, 8), graph)
+        mask = torch.stack([graph.select(head=head).mask() for head in range(2)])
+        for number in ("attn.hook_attn_scores", "attn.hook_pattern"):
+            numbers = run[f"blocks.0.{number}"]
+            figure = draw.weights(numbers if "scores" in number else run.layers[0])
+            images = [axes.images[0] for axes in figure.axes[:2]]
+            largest = numbers[0][mask].abs().max().double()
+            for head, image in enumerate(images):
+                table = image.get_array()
+                assert torch.equal(torch.as_tensor(~table.mask), mask[head])
+                assert table.compressed().tolist() == numbers[0, head][mask[head]].tolist()
+                assert image.get_clim()[1] == largest
+            assert legend(figure) == ["no edge"]
+
+    def test_arrays(self):
+        for table in (torch.rand(3, 4).numpy(), torch.eye(3).bool().numpy(), torch.rand(4, 3).numpy()[::-1]):
+            assert draw.weights(table).axes[0].images[0].get_array().tolist() == table.tolist()
+
     def test_heads_are_drawn_in_one_scale_and_can_be_chosen(self):
         tables = torch.arange(24.0).view(1, 6, 2, 2)
         figure = draw.weights(tables)
@@ -488,12 +566,14 @@ class TestWeights:
         edges, weights = graph.edge_index, torch.rand(10, 2)
         assert_refusals(
             [
-                (lambda: draw.weights("x"), TypeError, "must be a tensor, an AttentionInfo, or"),
+                (lambda: draw.weights("x"), TypeError, "must be a tensor, an array of numbers, an"),
                 (lambda: draw.weights((edges, weights)), TypeError, "with graph= for the sizes"),
                 (lambda: draw.weights(table, graph=patterns.causal(5)), ValueError, "must fit TokenGraph"),
                 (lambda: draw.weights((edges, weights[:9]), graph=graph), ValueError, "for the 10 edges of"),
                 (lambda: draw.weights((edges, weights[:, 0]), graph=graph), ValueError, r"\[E, heads\] for"),
-                (lambda: draw.weights(table[None].repeat(2, 1, 1, 1)), ValueError, "of one sample"),
+                (lambda: draw.weights(table[None].repeat(2, 1, 1, 1)), ValueError, r"a sample: weights\[b\]"),
+                (lambda: draw.weights(table / 0), ValueError, r"below \+inf, got \+inf in a table"),
+                (lambda: draw.weights(table.numpy().astype("U")), TypeError, "an array of numbers, .* got a"),
                 (lambda: draw.weights(table[0, 0]), ValueError, r"got \[4\]"),
                 (lambda: draw.weights(table, heads=3), IndexError, "heads"),
                 (lambda: draw.weights(table, heads=[]), ValueError, "draws 1 to 64 heads, got 0"),
