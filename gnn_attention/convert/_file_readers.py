@@ -13,8 +13,6 @@ from itertools import product, repeat
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-import networkx as nx
-
 # of a file
 MOST_TOKENS = 2**24
 
@@ -160,6 +158,18 @@ def _read_matrix_market(text: str, weight: str | None) -> Content:
     return Content(edges, undirected=symmetry == "symmetric" or None, size=rows)
 
 
+def _read_graphml(text: str, weight: str | None) -> Content:
+    import networkx as nx
+
+    return _read_xml(partial(nx.parse_graphml, node_type=str), text, weight)
+
+
+def _read_gexf(text: str, weight: str | None) -> Content:
+    import networkx as nx
+
+    return _read_xml(lambda text: nx.read_gexf(io.BytesIO(text.encode()), node_type=str), text, weight)
+
+
 def _read_xml(parse: Callable[[str], Any], text: str, weight: str | None) -> Content:
     # networkx parses with Python's own XML parser, which would follow the entities of a DOCTYPE
     if forbidden := re.search(r"<!\s*(DOCTYPE|ENTITY)", text, re.IGNORECASE):
@@ -179,6 +189,8 @@ def _read_xml(parse: Callable[[str], Any], text: str, weight: str | None) -> Con
 
 
 def _read_gml(text: str, weight: str | None) -> Content:
+    import networkx as nx
+
     # without this word networkx refuses parallel edges, which other programs write
     if not re.search(r"\smultigraph\s", text):
         text = re.sub(r"(?m)^\s*graph\s*\[", r"\g<0> multigraph 1 ", text, count=1)
@@ -187,6 +199,8 @@ def _read_gml(text: str, weight: str | None) -> Content:
 
 def _read_pajek(text: str, weight: str | None) -> Content:
     """networkx takes whatever follows the first section of edges for edges of its kind."""
+    import networkx as nx
+
     text = re.sub(r"(?im)^\*(arcs|edges)\b[^\n]*\n(?=\s*(\*|\Z))", "", text)
     sections = re.findall(r"(?im)^\*(?!network|vertices)(\w+)", text)
     if len(sections) > 1 or not {section.lower() for section in sections} <= {"arcs", "edges", "matrix"}:
@@ -214,6 +228,8 @@ def _add_labels(text: str, head: re.Match[str]) -> str:
 
 
 def _read_json(text: str, weight: str | None) -> Content:
+    import networkx as nx
+
     data = json.loads(text)
     if not isinstance(data, dict) or "nodes" not in data or not {"edges", "links"} & {*data}:
         raise ValueError("expected node-link data, an object with 'nodes' and 'links' or 'edges'")
@@ -225,7 +241,7 @@ def _read_json(text: str, weight: str | None) -> Content:
     nodes = [*nx.node_link_graph(data | {"edges": [], "links": []})]
     ends = [edge[end] for edge in edges for end in ("source", "target")]
     # version 3 of D3 counts positions, also of nodes with ids
-    is_counted = len(nodes) == len(data["nodes"]) and not any(isinstance(n, int | float) for n in nodes)
+    is_counted = len(nodes) == len(data["nodes"]) and not any(isinstance(n, (int, float)) for n in nodes)
     if is_counted and all(type(end) is int and 0 <= end < len(nodes) for end in ends):
         edges = [edge | {end: nodes[edge[end]] for end in ("source", "target")} for edge in edges]
     graph = nx.node_link_graph({"directed": True} | data | {"edges": edges, "links": edges})
@@ -234,6 +250,8 @@ def _read_json(text: str, weight: str | None) -> Content:
 
 
 def _read_dot(text: str, weight: str | None) -> Content:
+    import networkx as nx
+
     pydot = importlib.import_module("pydot")
     # igraph writes names of nodes so, for which pydot has no place
     text = re.sub(r"(?m)^( +)name=", r"\1label=", text)
@@ -274,8 +292,8 @@ def _from_networkx(graph: Any, weight: str | None, ids: Collection[object] | Non
 READERS: Mapping[str, Callable[[str, str | None], Content]] = {
     **dict.fromkeys((".edges", ".edgelist"), _read_table),
     ".adjlist": _read_adjacency_list,
-    ".graphml": partial(_read_xml, partial(nx.parse_graphml, node_type=str)),
-    ".gexf": partial(_read_xml, lambda text: nx.read_gexf(io.BytesIO(text.encode()), node_type=str)),
+    ".graphml": _read_graphml,
+    ".gexf": _read_gexf,
     ".csv": partial(_read_table, delimiter=","),
     ".tsv": partial(_read_table, delimiter="\t"),
     ".mtx": _read_matrix_market,

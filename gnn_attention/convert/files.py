@@ -22,10 +22,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import networkx as nx
 
 from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.locks import ignored
@@ -243,10 +242,17 @@ def _generate_edge_list(graph: TokenGraph) -> Iterable[str]:
     return [f"# tokens {graph.num_dst}", *(f"{src} {dst}" for src, dst in graph.edge_index.t().tolist())]
 
 
+def _generate_by_networkx(name: str, graph: TokenGraph) -> Iterable[str]:
+    import networkx as nx
+
+    lines: Iterable[str] = getattr(nx, f"generate_{name}")(to_networkx(graph))
+    return lines
+
+
 WRITERS: Mapping[str, Callable[[TokenGraph], Iterable[str]]] = {
     **dict.fromkeys((".edges", ".edgelist"), _generate_edge_list),
-    ".adjlist": lambda graph: nx.generate_adjlist(to_networkx(graph)),
-    ".graphml": lambda graph: nx.generate_graphml(to_networkx(graph)),
+    ".adjlist": partial(_generate_by_networkx, "adjlist"),
+    ".graphml": partial(_generate_by_networkx, "graphml"),
 }
 
 

@@ -232,7 +232,9 @@ def test_every_long_command_is_followed_in_a_pipe(name, small, fast, capsys, tmp
     shown = capsys.readouterr()
     lines = [line for line in shown.err.splitlines() if " elapsed" in line]
     assert lines
-    assert all(re.match(rf"{name}: (\d+ (of \d+ )?(\w+|%), )?\d+:\d\d elapsed", line) for line in lines), lines
+    assert all(re.match(rf"{name}: (\d+ (of \d+ )?(\w+|%), )?\d+:\d\d elapsed", line) for line in lines), (
+        lines
+    )
     assert " elapsed" not in shown.out
 
 
