@@ -37,10 +37,7 @@ class Use:
 
     def covers(self, module: nn.Module) -> bool:
         name = self.names.get(id(module))
-        if name is None or getattr(module, "is_cross_attention", False):
-            return False
-        words = f"{name}.{type(module).__name__}".lower()
-        return not any(word in words for word in CROSS)
+        return name is not None and not crosses(name, module)
 
     def check(self, module: nn.Module, num_dst: int, num_src: int, masked: bool) -> None:
         """ValueError where it cannot be aligned with a mask without positions, or padding."""
@@ -169,6 +166,12 @@ def check_routed(model: nn.Module) -> None:
             raise NotImplementedError(f"model: {where} {reason}, so no graph can reach it; {advice}")
         got = f"{part.config._attn_implementation!r}: call model.set_attn_implementation({NAME!r})"
         raise ValueError(f"model: the attention of {where} is {got}, with this module imported")
+
+
+def crosses(name: str, module: nn.Module) -> bool:
+    """Whether a module of this name is cross-attention."""
+    words = f"{name}.{type(module).__name__}".lower()
+    return getattr(module, "is_cross_attention", False) or any(word in words for word in CROSS)
 
 
 def named(module: nn.Module) -> str:

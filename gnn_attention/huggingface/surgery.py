@@ -60,9 +60,9 @@ class Edit(_overrides.Use):
 
 @dataclass(frozen=True)
 class Watching(Backend):
-    """A backend that watches calls, ``watch(inner, changed, left, call)``; ``inner`` changes messages.
+    """A backend that watches calls, ``watch(inner, changed, place, call)``; ``inner`` changes messages.
 
-    ``changed``: graphs of edges with the function of their values; ``left``: slots of padding on the left.
+    ``changed``: graphs of edges with the function of their values; ``place``: the slots of the call.
     """
 
     inner: str | Backend = "auto"
@@ -70,9 +70,9 @@ class Watching(Backend):
 
     @classmethod
     def over(
-        cls, watch: Any, inner: str | Backend, changed: Sequence[Part] = (), left: Any = None
+        cls, watch: Any, inner: str | Backend, changed: Sequence[Part] = (), place: Any = None
     ) -> Watching:
-        return cls("watching", partial(watch, inner, changed, left), inner=inner, watch=watch)
+        return cls("watching", partial(watch, inner, changed, place), inner=inner, watch=watch)
 
 
 def check_layers(model: nn.Module, layers: Sequence[int] | None) -> None:
@@ -112,7 +112,7 @@ def changing(
     if len(found) > 1:
         inner = Backend("changed messages", partial(_run_changed, found, inner))
     if isinstance(backend, Watching):
-        return Watching.over(backend.watch, inner, found[1:], place.left)
+        return Watching.over(backend.watch, inner, found[1:], place)
     return inner
 
 

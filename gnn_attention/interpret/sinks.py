@@ -10,12 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from gnn_attention import edges
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import AttentionCall, Backend
 from gnn_attention.huggingface import attending
-from gnn_attention.huggingface._overrides import check_routed
+from gnn_attention.huggingface._alignment import Place
+from gnn_attention.huggingface._overrides import check_routed, crosses
+from gnn_attention.huggingface.surgery import Watching
+from gnn_attention.interpret.trace import pairs
 
 __all__ = ["MeanWeights", "mean_weights", "sinks"]
 
@@ -27,7 +31,7 @@ Group = Callable[[Tensor, Tensor], Tensor]
 class MeanWeights:
     """Means over groups of edges, in each layer and head: of weights, of their squares, of uniform weights.
 
-    NaN where a group has no edge.
+    Means over the edges of a text, then over the texts with an edge in the group; NaN where none has one.
     """
 
     weight: Float[Tensor, "layers heads groups"]
@@ -49,7 +53,9 @@ def sinks(model: nn.Module, ids: Int[Tensor, "batch tokens"], **inputs: Any) -> 
 
     A *sink* has a ``ratio`` far above 1: ``.over(8)`` lists layer, head and token of all that take more than
     eight times what uniform weights over the same edges would give. ``inputs`` go to the model beside ``ids``
-    (``attention_mask``). Graphs of ``use_graph`` count. Weights come from lse, in chunks of edges.
+    (``attention_mask``). Tokens count from the first of each text, and padding does not count: the result is
+    the mean over the texts of what each gives alone. Graphs of ``use_graph`` count. Weights come from lse, in
+    chunks of edges.
 
     Raises ValueError for a model on another attention than ``"gnn_attention"``, or one that calls none.
     Sources: arXiv 2309.17453, 2504.02732.
@@ -71,45 +77,66 @@ def mean_weights(
 ) -> MeanWeights:
     """Mean weights by ``group(dst, src)``, the number of an edge's group in ``0 .. groups - 1``.
 
-    By distance: ``mean_weights(model, ids, torch.sub, T)``. Raises as :func:`sinks` does.
+    By distance: ``mean_weights(model, ids, torch.sub, T)``. ``dst`` and ``src`` are ``[batch or 1, edges]``.
+    Raises as :func:`sinks` does.
     """
     check_routed(model)
-    found: dict[int, Tensor] = {}
-    with attending(lambda module: Backend("recording", partial(_record, found, id(module), group, groups))):
+    found: dict[int, list[Tensor]] = {}
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def watching(module: nn.Module) -> Watching:
+        is_cross = crosses(names.get(id(module), ""), module)
+        sums = partial(_record, found.setdefault(id(module), []), is_cross, group, groups)
+        return Watching.over(sums, "auto")
+
+    with attending(watching):
         model(ids, **inputs)
     if not found:
         raise ValueError(f"model must call its attention, but {type(model).__name__} did not")
-    sums = torch.stack(list(found.values()))
-    return MeanWeights(*(sums[:, :3] / sums[:, 3:]).unbind(1))
+    means = torch.stack([_mean_over_texts(torch.cat(calls, 1)) for calls in found.values()], 1)
+    return MeanWeights(*means)
 
 
 def _sender(dst: Tensor, src: Tensor) -> Tensor:
     return src
 
 
+def _mean_over_texts(sums: Float[Tensor, "4 batch heads groups"]) -> Float[Tensor, "3 heads groups"]:
+    # not nanmean, which would hide a weight that is NaN
+    count = sums[3]
+    means = torch.where(count > 0, sums[:3] / count, 0.0)
+    return means.sum(1) / (count > 0).sum(0)
+
+
 def _record(
-    found: dict[int, Tensor], module: int, group: Group, groups: int, call: AttentionCall
+    found: list[Tensor],
+    is_cross: bool,
+    group: Group,
+    groups: int,
+    inner: str | Backend,
+    changed: Any,
+    place: Place,
+    call: AttentionCall,
 ) -> tuple[Tensor, Tensor | None]:
-    """The call on any backend; the sums go into ``found[module]``."""
+    """The call on any backend; the sums of each text go to ``found``. Positions count a text's own tokens."""
     call = replace(call, with_lse=True)
-    out, lse = attended(call, "auto")
-    info, heads = AttentionInfo(call, lse), slice(call.first_head, call.first_head + call.q.shape[1])
-    degree = call.graph.in_degree().to(out.device)
-    for positions in torch.split(torch.arange(call.graph.num_edges, device=out.device), EDGES_AT_ONCE):
-        src, dst = call.graph.edges_on(out.device)[:, positions]
-        weight = info.weights(positions).double()
-        fair = (1.0 / degree[dst].double()).expand_as(weight)
-        values = torch.stack([weight, weight.square(), fair, torch.ones_like(weight)]).sum(1)
-        at = group(dst + call.graph.dst_offset, src + call.graph.src_offset)
-        sums = values.new_zeros(*values.shape[:2], groups).index_add_(2, at, values)
-        _room(found, module, heads.stop, groups)[:, heads] += sums.cpu()
+    out, lse = attended(call, inner)
+    lse, graph, (batch, heads) = AttentionInfo(call, lse).lse, call.graph, call.q.shape[:2]
+    left = lse.new_zeros(1, 1).long() if place.left is None else place.left.to(out.device).view(-1, 1)
+    tokens = None if is_cross or place.padding is None else place.padding.to(out.device)
+    degree = graph.in_degree().view(graph.batch or 1, graph.heads or 1, -1).to(out.device)
+    sums = lse.new_zeros(4, batch, heads, groups, dtype=torch.float64)
+    for ends in torch.split(pairs.union(graph, out.device), EDGES_AT_ONCE, 1):
+        src, dst = ends
+        weight = edges.weights_from_lse(pairs.logits(call, ends), dst, lse).double()
+        there = pairs.is_edge(graph, ends, batch, heads)
+        if tokens is not None:
+            there = there & tokens[:, None, dst + graph.dst_offset - graph.src_offset]
+        fair = (1.0 / degree[..., dst].double()).expand_as(weight)
+        values = torch.stack([weight, weight.square(), fair, torch.ones_like(weight)])
+        dst = dst + graph.dst_offset - (0 if is_cross else left)
+        at = group(dst, src + graph.src_offset - left).expand(batch, -1).where(there.any(1), 0)
+        values = values.masked_fill(~there, 0.0)
+        sums.scatter_add_(3, at.unsqueeze(1).expand(values.shape), values)
+    found.append(sums.cpu())
     return out, lse
-
-
-def _room(found: dict[int, Tensor], module: int, heads: int, groups: int) -> Tensor:
-    """The sums so far, for as many heads: parts of a graph that differs by head come one by one."""
-    old = found.get(module, torch.zeros(4, 0, groups, dtype=torch.float64))
-    if old.shape[1] < heads:
-        old = torch.cat([old, old.new_zeros(4, heads - old.shape[1], groups)], 1)
-        found[module] = old
-    return found[module]

@@ -212,9 +212,7 @@ def _recorder(
     number = numbers.setdefault(id(module), len(numbers)) if layer is None else int(layer)
     if layers is not None and number not in layers:
         return inner
-    words = f"{names[id(module)]}.{type(module).__name__}".lower()
-    crosses = any(word in words for word in sys.modules[f"{PACKAGE}._overrides"].CROSS)
-    crosses = crosses or getattr(module, "is_cross_attention", False)
+    crosses = sys.modules[f"{PACKAGE}._overrides"].crosses(names[id(module)], module)
     watch = partial(run, number, names[id(module)], crosses)
     watching: Backend = sys.modules[f"{PACKAGE}.surgery"].Watching.over(watch, inner)
     return watching
@@ -228,7 +226,7 @@ def _run(
     crosses: bool,
     inner: str | Backend,
     changed: Sequence[Any],
-    left: Tensor | None,
+    place: Any,
     call: AttentionCall,
 ) -> tuple[Tensor, Tensor | None]:
     finish()
@@ -237,7 +235,7 @@ def _run(
     # in the layout that the model reads, so that its projection is known by the memory of its input
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
     values = [(graph, change(call.v)) for graph, change in changed]
-    seen.append(_Seen(number, Projection(name, out.shape[1]), call, out, info, values, left, crosses))
+    seen.append(_Seen(number, Projection(name, out.shape[1]), call, out, info, values, place.left, crosses))
     return out, info._lse
 
 
