@@ -33,6 +33,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
+from gnn_attention.graph.edge_list import SIGNED
 from gnn_attention.huggingface import _overrides, _programs
 from gnn_attention.huggingface._alignment import Origin, Place
 from gnn_attention.huggingface._masks import LazyMask, of_choice, of_tensor, unmasked
@@ -139,8 +140,10 @@ def attention(
 ) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
     """The attention function: one call of ``attend`` on the graph of the mask.
 
-    Also returns the weights for ``output_attentions``. Keyword arguments of transformers that change nothing
-    here are ignored (``sliding_window``, for instance, which is in the mask).
+    Also returns the weights for ``output_attentions`` where the model passes it on. GPT-2 and OPT do not, and
+    have empty ``attentions``; ``trace.record(model, ids).layers[i]["attn.hook_pattern"]`` has the weights.
+    Keyword arguments of transformers that change nothing here are ignored (``sliding_window``, for instance,
+    which is in the mask).
 
     Raises NotImplementedError (an unsupported argument), ValueError (no mask, and the module does not say
     whether it is causal), RuntimeError (the mask function is not registered under this name).
@@ -308,14 +311,17 @@ def _first_leak(graph: TokenGraph, tokens: Tensor | None, positions: Tensor) -> 
 
 def _lengths(module: nn.Module, query: Tensor, key: Tensor, others: dict[str, Any]) -> tuple[int, ...]:
     """The lengths of the documents between which ``cu_seq_lens_q`` divides the tokens of one row."""
-    starts, of_keys = others["cu_seq_lens_q"], others.get("cu_seq_lens_k")
-    ends: list[int] = starts.tolist()
+    given = [others.get(f"cu_seq_lens_{end}") for end in "qk"]
+    starts = [torch.as_tensor(x) for x in given if x is not None]
+    if not all(x.dtype in SIGNED and x.dim() == 1 for x in starts):
+        raise TypeError(f"{named(module)}: cu_seq_lens_q and _k must be lists of integers, got {given}")
+    ends, *of_keys = (x.tolist() for x in starts)
     lengths = tuple(stop - start for start, stop in pairwise(ends))
     fits = ends[:1] == [0] and sum(lengths) == query.shape[2] == key.shape[2] and min(lengths) >= 0
-    if len(query) > 1 or not fits or not (of_keys is None or torch.equal(starts, of_keys)):
+    if len(query) > 1 or not fits or of_keys not in ([], [ends]):
         rows = f"{len(query)} rows of {query.shape[2]} receivers and {key.shape[2]} senders"
         raise NotImplementedError(
-            f"{named(module)} passes cu_seq_lens_q {starts.tolist()} for {rows}, which must divide one row "
+            f"{named(module)} passes cu_seq_lens_q {ends} for {rows}, which must divide one row "
             "into documents, from 0 to its length, and be cu_seq_lens_k, too: pack all documents into one "
             "row without a cache (use_cache=False), or leave cu_seq_lens_q out and pad"
         )

@@ -347,6 +347,16 @@ def test_documents_of_cu_seq_lens_are_separated(name, mask):
         assert_exact(replaced, logits_of(model, input_ids=ids))
 
 
+def test_a_list_of_cu_seq_lens_is_as_its_tensor():
+    """For both ends."""
+    q, k, v = qkv()
+    q, k, v = q[:1], k[:1], v[:1]
+    for names in (["cu_seq_lens_q"], ["cu_seq_lens_q", "cu_seq_lens_k"]):
+        found = attention(NO, q, k, v, None, **{name: [0, 2, 5] for name in names})[0]
+        same = torch.tensor([0, 0, 1, 1, 1])
+        assert_exact(found, oracle(q, k, v, same[:, None] == same))
+
+
 def test_documents_without_a_mask():
     """As in the towers of models for pictures, whose tokens attend to all of their picture."""
     (q, k, v), starts = qkv(), torch.tensor([0, 2, 5])
@@ -398,6 +408,7 @@ def test_cu_seq_lens_that_divide_no_row_are_refused(rows, dst, starts, of_keys):
 
 
 UNKNOWN = [
+    (NO, 5, None, {"cu_seq_lens_q": torch.tensor([0.0, 5.0])}, TypeError, "must be lists of integers"),
     (nn.Module(), 5, None, {}, ValueError, "does not say whether it is causal"),
     (YES, 3, None, {}, ValueError, "came with no mask, but has 3 receivers and 5 senders"),
     (YES, 5, lazily(), {"cache": object()}, NotImplementedError, "passes cache, a paged cache"),
