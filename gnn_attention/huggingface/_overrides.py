@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,6 +34,7 @@ class Use:
     numbers: dict[int, int] = field(default_factory=dict)
     calls: list[int] = field(default_factory=lambda: [0])
     open: list[bool] = field(default_factory=lambda: [True])
+    caller: ClassVar[str] = "use_graph"
 
     def covers(self, module: nn.Module) -> bool:
         name = self.names.get(id(module))
@@ -44,11 +45,17 @@ class Use:
         if num_dst != num_src:
             got = f"{num_dst} receivers and {num_src} senders, and a mask without their positions"
             advice = "leave attention_mask to the model, or give use_graph a part of it without this module"
-            raise ValueError(f"use_graph: {named(module)} has {got}; {advice}")
+            raise ValueError(f"{self.caller}: {named(module)} has {got}; {advice}")
         if masked and self.replace:
             got = f"{named(module)} got a mask as a tensor, in which padding cannot be recognised"
             advice = "pass a 2-D attention_mask, or let the graph be intersected (replace=False)"
             raise ValueError(f"use_graph(replace=True): {got}: {advice}")
+
+    def idle(self) -> str | None:
+        """What to warn of on leaving the block; None: it had its effect."""
+        if self.calls[0]:
+            return None
+        return f"no self-attention of {type(self.model).__name__} was computed in this {self.caller} block"
 
     def place(self, module: nn.Module, place: Place, heads: int) -> Place:
         layer = self._layer(module)
@@ -110,23 +117,22 @@ def uses_for(module: nn.Module) -> tuple[Use, ...]:
             _last[module] = uses
         return uses
     remembered: tuple[Use, ...] = own.get(module, _last.get(module, ()))
-    if not all(use.open[0] for use in remembered):
-        reason = "(gradient checkpointing) after its use_graph block was left"
+    if left := [use.caller for use in remembered if not use.open[0]]:
+        reason = f"(gradient checkpointing) after its {left[0]} block was left"
         raise RuntimeError(f"{named(module)} is recomputed {reason}: call backward() inside the block")
     return remembered
 
 
 @contextmanager
 def in_force(use: Use) -> Iterator[None]:
-    """The block; a warning on leaving it if nothing of the model was computed in it."""
+    """The block; a warning on leaving it if it had no effect."""
     use.calls[0], use.open[0] = 0, True
     token = _ACTIVE.set((*_ACTIVE.get(), use))
     try:
         with blocks.entering():
             yield
-        if not use.calls[0]:
-            kind = type(use.model).__name__
-            warnings.warn(f"no self-attention of {kind} was computed in this use_graph block", stacklevel=3)
+        if (text := use.idle()) is not None:
+            warnings.warn(text, stacklevel=3)
     finally:
         _ACTIVE.reset(token)
         use.open[0] = False

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from gnn_attention._support.shapes import Tensor
@@ -26,17 +27,29 @@ Part = tuple[TokenGraph, Callable[[Tensor], Tensor]]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Edit(_overrides.Use):
-    """A ``Surgery`` of ``interpret.trace`` in force, which ``check_fit(place, heads)`` may refuse."""
+    """A ``Surgery`` of ``interpret.trace`` in force, which ``check_fit(place, heads)`` may refuse.
+
+    Else it returns which of the listed pairs lie in the call; those that lay in none yet are ``missed``.
+    """
 
     surgery: Any
-    check_fit: Callable[[Place, int], None]
+    check_fit: Callable[[Place, int], Tensor]
+    missed: Tensor
+    caller: ClassVar[str] = "trace.operate"
     _chosen: dict[tuple[int, int], tuple[TokenGraph, TokenGraph]] = field(default_factory=dict)
+
+    def idle(self) -> str | None:
+        text, kind = super().idle(), self.surgery.kind
+        if text is not None or not self.missed.any():
+            return text
+        src, dst = self.surgery.edges[:, self.missed][:, 0].tolist()
+        return f"{src} -> {dst} lay in no call of this {self.caller} block: there was nothing to {kind}"
 
     def place(self, module: nn.Module, place: Place, heads: int) -> Place:
         """Without the edges that are cut."""
         if not self._holds_in(module):
             return place
-        self.check_fit(place, heads)
+        self.missed.logical_and_(~self.check_fit(place, heads))
         return place if self.surgery.change else self._parts(module, heads, place)[1]
 
     def divided(self, module: nn.Module, parts: list[Any], heads: int) -> list[Any]:
@@ -84,14 +97,15 @@ def check_layers(model: nn.Module, layers: Sequence[int] | None) -> None:
 
 
 def edited(
-    model: nn.Module, surgery: Any, check_fit: Callable[[Place, int], None]
+    model: nn.Module, surgery: Any, check_fit: Callable[[Place, int], Tensor]
 ) -> AbstractContextManager[None]:
     """A block with one :class:`Edit`; IndexError for a layer that the model lacks."""
     _overrides.check_routed(model)
     check_layers(model, surgery.layers)
     names = {id(module): name for name, module in model.named_modules()}
-    edit = Edit(model, _own_graph, False, names, surgery=surgery, check_fit=check_fit)
-    return _overrides.in_force(edit)
+    pairs = surgery.edges.shape[1] if isinstance(surgery.edges, Tensor) else 0
+    more: dict[str, Any] = {"check_fit": check_fit, "missed": torch.ones(pairs, dtype=torch.bool)}
+    return _overrides.in_force(Edit(model, _own_graph, False, names, surgery=surgery, **more))
 
 
 def _own_graph(layer: int, head: int, length: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+
 import pytest
 import torch
 from support.bounds import assert_exact
@@ -241,6 +244,41 @@ def test_record_runs_on_the_outer_backend():
         run = trace.record(model, tokens, surgery=trace.mute((0, 1), layers=1))
     assert len(calls) == 2 + 1 + 2
     assert run.layers[1].norms((0, 1)).max() == 0 < run.layers[0].norms((0, 1)).min()
+
+
+BEYOND = [
+    (
+        lambda model, ids: trace.record(model, ids, surgery=trace.mute([(0, 1), (0, 9)])),
+        "0 -> 9 lay in no call",
+    ),
+    (lambda model, ids: generate(model, ids, trace.cut([(0, 4), (5, 8)])), "5 -> 8 lay in no call .* to cut"),
+    (lambda model, ids: generate(model, ids, trace.cut([(0, 4), (5, 6)])), None),
+]
+
+
+def generate(model, ids, surgery):
+    """Of 3 tokens and 5 more the last one is not attended from: receivers are 0 .. 6."""
+    with trace.operate(model, surgery):
+        model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=None)
+
+
+@pytest.mark.parametrize(("run", "match"), BEYOND)
+def test_a_pair_beyond_every_call_of_a_block_warns(run, match):
+    """Not one that a growing sequence reaches."""
+    model, tokens = hf_models.built("llama", "gnn_attention"), torch.tensor([[3, 4, 5]])
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        run(model, tokens)
+    texts = [str(one.message) for one in caught if "trace.operate block" in str(one.message)]
+    assert len(texts) == (match is not None)
+    assert match is None or re.search(match, texts[0])
+
+
+def test_a_block_in_which_nothing_ran_is_named():
+    """By the function that was used."""
+    model = hf_models.built("llama", "gnn_attention")
+    with pytest.warns(UserWarning, match="in this trace.operate block"), trace.operate(model, trace.cut()):
+        pass
 
 
 def test_refusals():

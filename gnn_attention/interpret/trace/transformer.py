@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo, attend
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
@@ -178,16 +178,17 @@ def _package(model: nn.Module) -> Any:
     return package
 
 
-def _check_fit(surgery: Any, place: Any, heads: int) -> None:
-    # pairs that are within this call in the longest sample; a step of decoding has a part of them
+def _check_fit(surgery: Any, place: Any, heads: int) -> Bool[Tensor, " pairs"]:
+    # which pairs are within this call in the longest sample; a step of decoding has a part of them
     if surgery.heads and max(surgery.heads) >= heads:
         raise IndexError(f"heads must be in 0 .. {heads - 1}, got {max(surgery.heads)}")
     if not isinstance(surgery.edges, Tensor):
-        return
+        return torch.zeros(0, dtype=torch.bool)
     own, pad = place.own, 0 if place.left is None else int(place.left.min())
     slots = surgery.edges + pad - torch.tensor([[own.src_offset], [own.dst_offset]])
-    inside = (slots >= 0) & (slots < torch.tensor([[own.num_src], [own.num_dst]]))
-    surgery.check_listed(own, slots[:, inside.all(0)], heads)
+    inside = ((slots >= 0) & (slots < torch.tensor([[own.num_src], [own.num_dst]]))).all(0)
+    surgery.check_listed(own, slots[:, inside], heads)
+    return inside
 
 
 def _plain_maps(model: nn.Module) -> list[nn.Module]:
