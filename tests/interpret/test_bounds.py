@@ -171,3 +171,5 @@ def test_what_has_no_such_blocks_is_refused():
         influence_bound(layer, torch.zeros(3, 4), patterns.causal(3))
     with pytest.raises(ValueError, match="one sequence"):
         influence_bound(llama(), ids.repeat(2, 1))
+    with pytest.raises(ValueError, match="without padding on its left"):
+        influence_bound(llama(), ids, attention_mask=(ids > 1).long())

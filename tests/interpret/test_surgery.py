@@ -215,6 +215,12 @@ def patched(count: int, *edges: Any, copies: int = 1, **where: Any) -> trace.Sur
 
 WRONG_OPERATIONS = [
     (lambda: trace.cut(3), TypeError, r"edges must be a tensor \[2, K\] or a list of \(src, dst\), got 3"),
+    (lambda: trace.mute((-1, 2)), IndexError, r"edges: a pair is \(src, dst\).*, got \[\[-1, 2\]\]"),
+    (lambda: trace.mute(torch.tensor([[0, -2], [1, 1]])), IndexError, r"edges: a pair .*\[\[-2, 1\]\]"),
+    (lambda: trace.mute((0, 1, 2)), ValueError, r"edges: a pair is \(src, dst\).*, got \(0, 1, 2\)"),
+    (lambda: trace.mute([(0, 1), (1,)]), ValueError, r"edges: a pair is .*, got \[\(0, 1\), \(1,\)\]"),
+    (lambda: trace.mute([(0.0, 2.0)]), TypeError, r"edges: a pair is .*, got \[\(0\.0, 2\.0\)\]"),
+    (lambda: trace.mute(torch.zeros(3, 2).long()), ValueError, r"edges: a pair .* shape \[3, 2\]"),
     (lambda: trace.cut((0, 1), layers=-1), ValueError, "layers must be at least 0, got -1"),
     (lambda: trace.cut((0, 1), heads=[0, "x"]), TypeError, "each of heads must be an integer, got 'x'"),
     (lambda: trace.cut((0, 1), layers=[0, 3]), IndexError, "layers must be in 0 .. 2, the attention layers"),

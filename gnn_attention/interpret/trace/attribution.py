@@ -92,6 +92,8 @@ class Mixing(NamedTuple):
 @torch.no_grad()
 def _mixings(layers: Sequence[LayerTrace]) -> list[Mixing]:
     checks.check_order("layers", layers)
+    if not isinstance(layers, Sequence) or not all(isinstance(layer, LayerTrace) for layer in layers):
+        raise TypeError(f"layers must be a list of calls, as run.layers is, got {checks.described(layers)}")
     sizes = {(layer.graph.num_dst, layer.graph.num_src, len(layer.q)) for layer in layers}
     if len(sizes) != 1 or any(num_dst != num_src for num_dst, num_src, _ in sizes):
         raise ValueError(f"layers must be over the same tokens, got (dst, src, batch) {sorted(sizes)}")

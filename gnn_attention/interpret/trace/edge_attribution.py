@@ -50,7 +50,8 @@ def attribute(
     Args:
         model: a Hugging Face model whose attention is ``"gnn_attention"``, or a :class:`LanguageModel`. Under
             ``use_graph``, the model along that graph.
-        ids: tokens ``[B, T]``; effects are of an edge in all samples at once.
+        ids: tokens ``[B, T]``, texts of one length without padding; effects are of an edge in all samples at
+            once.
         metric: of the logits ``[B, T, vocabulary]``, a scalar; or a vector of parts, such as the losses of
             all tokens, whose effects would cancel in a sum. An effect is then the root of the sum of squares
             over parts, estimated with random signs of the parts in ``projections`` backward passes.

@@ -31,11 +31,19 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
     if not isinstance(pairs, Tensor):
         if not isinstance(pairs, Sequence) or isinstance(pairs, str):
             raise TypeError(f"edges must be a tensor [2, K] or a list of (src, dst), got {quoted(pairs)}")
-        rows = torch.tensor(pairs) if len(pairs) else torch.zeros(0, 2, dtype=torch.int64)
-        pairs = (rows.unsqueeze(0) if rows.dim() == 1 else rows).mT
-    pairs = edge_list.elements("edges", pairs)
-    highest = 1 if pairs.is_floating_point() or not pairs.numel() else int(pairs.max()) + 1
-    return edge_list.checked(pairs, highest, highest)
+        try:
+            rows = torch.tensor(pairs) if len(pairs) else torch.zeros(0, 2, dtype=torch.int64)
+        except (TypeError, ValueError, RuntimeError):
+            rows = torch.zeros(0)
+        columns = (rows.unsqueeze(0) if rows.dim() == 1 else rows).movedim(-1, 0)
+    else:
+        columns = edge_list.elements("edges", pairs)
+    is_table, is_integer = columns.dim() == 2 and len(columns) == 2, columns.dtype in edge_list.SIGNED
+    if not is_table or not is_integer or (columns < 0).any():
+        error = ValueError if not is_table else IndexError if is_integer else TypeError
+        got = quoted(columns[:, (columns < 0).any(0)].mT.tolist() if error is IndexError else pairs)
+        raise error(f"edges: a pair is (src, dst), integers from 0 on, or a column of [2, K], got {got}")
+    return columns.detach().to("cpu", torch.int64, copy=True)
 
 
 def positions(chosen: Tensor, count: int) -> Int[Tensor, " edges"]:

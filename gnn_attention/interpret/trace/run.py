@@ -69,10 +69,16 @@ class Run:
 
         Calls are counted instead where a layer was called more than once.
         """
+        if not isinstance(name, str):
+            expected = "'blocks.0.attn.hook_q', and its calls are in run.layers"
+            raise TypeError(f"a part of a run has a name, such as {expected}, got {checks.described(name)}")
         if name == "hook_embed" and self.phases:
             return self.phases[0].before
         word, _, rest = name.partition(".")
         number, _, part = rest.partition(".")
+        if not self.phases and (name == "hook_embed" or part in RESIDUAL_HOOKS):
+            reason = "a run of a Hugging Face model, or with edges= or heads=, has no phases of blocks"
+            raise KeyError(f"no part of this run is called {quoted(name)}: {reason}")
         numbers = [call.number for call in self.layers]
         numbers = numbers if len(set(numbers)) == len(numbers) else list(range(len(numbers)))
         if word != "blocks" or not number.isdecimal() or int(number) not in numbers:
