@@ -414,9 +414,10 @@ def test_a_scale_or_dropout_that_changes_with_every_call_leaves_nothing_behind()
     assert sizes[-1] == sizes[1]
 
 
+@pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("backend", ["auto", "dense"])
-def test_a_checkpointed_call_is_recomputed_by_the_backend_that_it_had(backend, reentrant, monkeypatch):
+def test_a_checkpointed_call_is_recomputed_by_the_backend_it_had(backend, reentrant, padded, monkeypatch):
     """Whatever memory is free by then: calls of one form and of others share a graph."""
     graph, runs, room = patterns.window(20, 3), [], [2**40]
     graph.edges_on(torch.device("cpu"))  # for which memory is asked for once
@@ -426,6 +427,8 @@ def test_a_checkpointed_call_is_recomputed_by_the_backend_that_it_had(backend, r
     monkeypatch.setattr(memory, "WORTH_ASKING", 0)
     monkeypatch.setattr(memory, "available", lambda: room[0])
     x = qkv(20, 20)[0]
+    keep = torch.ones(20, 1).double()
+    keep[-1] = 0.0 if padded else 1.0
     forms = [{}, {"score_mod": score_mods.softcap(3.0)}, {"sink_logits": torch.zeros(4).double()}, {}]
 
     def attended(backend):
@@ -433,7 +436,7 @@ def test_a_checkpointed_call_is_recomputed_by_the_backend_that_it_had(backend, r
         free = [2**40] * 3 + [0 if backend == "auto" else 2**40]
         for options, room[0] in zip(forms, free, strict=True):
             layer = lambda x, options=options: ga.attend(x, x, x, graph, backend=backend, **options)  # noqa: E731
-            out = checkpoint(layer, out, use_reentrant=reentrant)
+            out = checkpoint(layer, out * keep, use_reentrant=reentrant)
         room[0] = 0
         out.square().sum().backward()
         return leaf.grad
