@@ -12,16 +12,23 @@ import linecache
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from inspect import Parameter
 from pathlib import Path
 from types import MethodType
 from typing import Any, ClassVar, NoReturn
 
+from torch import nn
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.utils import is_sparse
+
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention.graph import TokenGraph
 
 _one = threading.RLock()
 STEPS = ("edge_update", "message", "aggregate", "update")
@@ -37,14 +44,23 @@ class Layer(MessagePassing):
         f"_orig_{name}": getattr(MessagePassing, name) for name in ("propagate", "edge_updater")
     }
 
+    # What a layer gives to its steps, besides what torch_geometric has for each: index, size_i, ...
+    inputs: ClassVar[dict[str, tuple[str, ...]]] = {}
+    _called: ClassVar[Any] = None
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if Layer in cls.__bases__:
             cls.functions = {step: getattr(cls, step) for step in STEPS} | Layer.functions
+            cls._called = cls.forward
 
     def __init__(self, node_dim: int) -> None:
         with _remove_rendered_files(self):
             super().__init__(aggr="add", flow="source_to_target", node_dim=node_dim)
+        kind = type(self)
+        functions = [getattr(kind, name, self.functions[name]) for name in Layer.functions]
+        if kind.forward is kind._called and functions == [*Layer.functions.values()]:
+            self._check_parameters()
 
     def __setstate__(self, data: dict[str, Any]) -> None:
         with _remove_rendered_files(self):
@@ -56,6 +72,27 @@ class Layer(MessagePassing):
             f"torch.jit.script cannot compile a {type(self).__name__}, whose graph is no tensor: "
             "use torch.compile, torch.export or torch.jit.trace"
         )
+
+    def _check_parameters(self) -> None:
+        """TypeError for a step that asks for what is not there: a global of its module would be read."""
+        # the layers give torch_geometric a list of edges, never a sparse adjacency
+        always = self.special_args - {"adj_t"}
+        for step, inputs in self.inputs.items():
+            for name, parameter in self.inspector.get_param_dict(step).items():
+                if name not in {*inputs, *always} and parameter.default is Parameter.empty:
+                    raise TypeError(
+                        f"{step} of {type(self).__name__} asks for {name}, which the layer does not give: "
+                        f"it may take {', '.join([*inputs, *sorted(always)])}"
+                    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # torch would file it under the submodules, and the function of the class would go on running
+        if isinstance(value, nn.Module) and name in (*STEPS, "propagate", "edge_updater"):
+            raise TypeError(
+                f"{name} must be a function, got the module {type(value).__name__}: "
+                f"write layer.{name} = module.forward, and keep the module under another name to train it"
+            )
+        super().__setattr__(name, value)
 
     def _is_watched(self) -> bool:
         """True while an explainer, a hook or a step of a user's own needs the messages of all edges."""
@@ -84,6 +121,17 @@ class Layer(MessagePassing):
                 f"decomposed_layers must stay 1, got {self.decomposed_layers}: "
                 "a message is made and updated with all its channels at once"
             )
+        # torch_geometric's own aggregate runs aggr_module, and none reads aggr
+        sums = MessagePassing.aggregate is not self.functions["aggregate"] is type(self).aggregate
+        if self.aggr != "add" or (sums and type(self.aggr_module) is not SumAggregation):
+            raise NotImplementedError(
+                f"aggr must stay 'add', got {self.aggr!r} and {self.aggr_module}: override aggregate instead"
+            )
+        own = getattr(self.edge_update, "__func__", None)
+        if self.functions["edge_update"] is MessagePassing.edge_update is not own:
+            raise NotImplementedError(
+                f"edge_update is no step of a {type(self).__name__} and would not run: override message"
+            )
         fuses_index = self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(g, EdgeIndex)
         if self.fuse and (is_sparse(g) or fuses_index):
             raise NotImplementedError(
@@ -92,26 +140,55 @@ class Layer(MessagePassing):
             )
 
 
+def check_size(size: Any, num_src: int, num_dst: int | None) -> int:
+    """The receivers of PyG's ``size``; TypeError or ValueError unless it is that of the states."""
+    sizes = checks.sizes("size", size) if isinstance(size, Iterable) else []
+    if len(sizes) != 2 or sizes[0] != num_src or num_dst not in (None, sizes[1]):
+        receivers = "any number" if num_dst is None else num_dst
+        raise ValueError(
+            f"size must be (senders, receivers) = ({num_src}, {receivers}), as x has them, got {quoted(size)}"
+        )
+    return sizes[1]
+
+
+def known_receivers(g: Any) -> int:
+    """The number of receivers that a graph knows by itself; ValueError for an edge_index, which does not."""
+    if isinstance(g, TokenGraph):
+        return g.num_dst
+    number = g.sparse_size(1) if isinstance(g, EdgeIndex) else None
+    number = g.size(0) if is_sparse(g) else number
+    if number is None:
+        raise ValueError(
+            "x=(x_src, None) does not say how many receivers there are: give size=(senders, receivers)"
+        )
+    return int(number)
+
+
 @contextmanager
 def _remove_rendered_files(layer: Any) -> Iterator[None]:
     """Let torch_geometric render in the block, one thread at a time, and remove the files that it wrote."""
+    kind = type(layer)
     with _one:
+        # torch_geometric takes what it rendered for a parent for the function of a class whose name the
+        # parent's begins with, and else for the original, in which an explainer would mask nothing
+        for name in ("propagate", "edge_updater"):
+            if name not in vars(kind) and _file_of(getattr(kind, name)):
+                setattr(kind, name, getattr(MessagePassing, name))
         yield
         for function in (layer.propagate, layer.edge_updater):
             file = _file_of(function)
             if file and Path(file).exists():
                 _remove(file)
-        # Of a subclass torch_geometric takes the rendered function of the parent for the original, and an
-        # explainer would mask nothing.
-        for name in ("propagate", "edge_updater"):
-            if _file_of(getattr(type(layer), f"_orig_{name}", None)):
-                setattr(type(layer), f"_orig_{name}", getattr(MessagePassing, name))
+                # A class that is defined again is rendered again; torch.compile imports a function's module.
+                module = sys.modules.pop(function.__module__)
+                module.__name__ = Path(file).stem
+                sys.modules[module.__name__] = module
 
 
 def _file_of(function: Any) -> str:
     """The file into which torch_geometric wrote the function, or an empty string."""
     module = getattr(function, "__module__", "")
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
     # a user's own script may stand in that folder too
     is_written = Path(file).name.startswith(f"{module}_")
     return file if is_written and Path(file).parent == Path(tempfile.gettempdir()) else ""

@@ -11,7 +11,7 @@ Read :class:`MessagePassingAttention` for the lesson. PyG calls, for the edges `
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch_geometric.utils import is_torch_sparse_tensor
@@ -29,7 +29,7 @@ from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import check_heads
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.heads.lazy import LazyHeads
-from gnn_attention.layer._pyg_layer import Layer
+from gnn_attention.layer._pyg_layer import Layer, check_size, known_receivers
 from gnn_attention.score_mods import RelativeBias, ScoreMod
 
 STEPS = {
@@ -68,6 +68,11 @@ class MessagePassingAttention(Layer):
     >>> layer(torch.zeros(5, 8), patterns.causal(5)).shape
     torch.Size([5, 8])
     """
+
+    inputs: ClassVar[dict[str, tuple[str, ...]]] = {
+        "edge_update": ("q_i", "k_j", "call", "q", "k", "q_j", "k_i"),
+        **dict.fromkeys(("message", "aggregate", "update"), ("v_j", "alpha", "v", "v_i")),
+    }
 
     def __init__(
         self,
@@ -130,22 +135,22 @@ class MessagePassingAttention(Layer):
                 ``[B, E, heads]`` for ``[B, T, d]``.
             edge_index: PyG's name for g, for calls by keyword.
             size: ``(senders, receivers)``, as in PyG's bipartite calls; they are those of x, and needed for
-                ``(x_src, None)`` with an ``edge_index``.
+                ``(x_src, None)`` with an ``edge_index`` that does not know them.
 
         Raises:
             ValueError, TypeError, IndexError: no graph or two; states, graph and size that do not fit.
             NotImplementedError: the walk over a graph that differs by head or sample; PyG's ``flow``,
                 ``decomposed_layers`` or ``message_and_aggregate``.
         """
-        x_src, x_dst = state_pair(self._with_receivers(x, g, size) if isinstance(x, (tuple, list)) else x)
-        sizes = x_src.shape[-2], x_dst.shape[-2]
-        if size not in (None, sizes, list(sizes)):
-            raise ValueError(f"size must be (senders, receivers) = {sizes}, as x has them, got {size}")
         if (g is None) == (edge_index is None):
             got = "none" if g is None else "both g and edge_index"
             raise TypeError(f"the layer needs one graph, a TokenGraph or PyG's edge_index, got {got}")
         g = edge_index if g is None else g
         self.check_settings(g)
+        x_src, x_dst = state_pair(self._with_receivers(x, g, size) if isinstance(x, (tuple, list)) else x)
+        sizes = x_src.shape[-2], x_dst.shape[-2]
+        if size is not None:
+            check_size(size, *sizes)
         read = fitting_graph if isinstance(g, TokenGraph) else self._as_graph
         graph = read(g, sizes[1], sizes[0])
         if isinstance(self.heads, LazyHeads):
@@ -175,15 +180,11 @@ class MessagePassingAttention(Layer):
 
     def _with_receivers(self, x: Any, g: Any, size: tuple[int, int] | None) -> Any:
         """x, with states of 0 in place of the None of PyG's ``(x_src, None)``."""
-        if len(x) != 2 or x[1] is not None:
+        if len(x) != 2 or x[1] is not None or not isinstance(x[0], Tensor):
             return x
-        if size is None and not isinstance(g, TokenGraph):
-            raise ValueError(
-                "x=(x_src, None) does not say how many receivers there are: give size=(senders, receivers)"
-            )
-        x_src = x[0]
+        x_src, _ = state_pair(x[0])
         width = x_src.shape[-1] if isinstance(self.heads, LazyHeads) else self.heads.width
-        num_dst = g.num_dst if size is None else size[1]
+        num_dst = known_receivers(g) if size is None else check_size(size, x_src.shape[-2], None)
         return x_src, x_src.new_zeros(*x_src.shape[:-2], num_dst, width)
 
     def _call(

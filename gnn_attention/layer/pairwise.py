@@ -13,7 +13,7 @@ These layers are for reading and comparing: they store a row as wide as a state 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -120,6 +120,10 @@ class PairwiseMessages(Layer):
     torch.Size([5, 8])
     """
 
+    inputs: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(
+        ("message", "aggregate", "update"), ("x_i", "x_j", "x")
+    )
+
     def __init__(
         self,
         message: OfAnEdge,
@@ -197,6 +201,11 @@ class StaticNodes(Layer):
     >>> nodes(torch.tensor([[1.0, 0.0, 2.0], [0.0, -1.0, 0.5]])).tolist()
     [[201.0], [50.0]]
     """
+
+    inputs: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(
+        ("message", "aggregate", "update"),
+        ("x_i", "pattern_j", "bias_j", "sent_j", "x", "pattern", "bias", "sent"),
+    )
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """Steps of a user's own: overridden in a subclass or replaced on a layer, they run whatever the backend."""
 
+import importlib
+import linecache
 import os
 import pickle
 import subprocess
@@ -9,6 +11,7 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from torch_geometric.explain.algorithm.utils import set_masks
+from torch_geometric.nn.aggr import MaxAggregation
 
 import gnn_attention as ga
 from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patterns
@@ -173,6 +176,7 @@ LAYERS = {
 SETTINGS = [
     ("flow", "target_to_source", r"flow must stay 'source_to_target', got 'target_to_source': reverse the"),
     ("decomposed_layers", 2, r"decomposed_layers must stay 1, got 2"),
+    ("aggr", "mean", r"aggr must stay 'add', got 'mean' .*: override aggregate instead"),
 ]
 
 
@@ -187,6 +191,96 @@ def test_settings_of_torch_geometric_are_not_ignored(name, setting, value, messa
         layer(x, GRAPH)
     setattr(layer, setting, before)
     assert torch.equal(layer(x, GRAPH), wanted)
+
+
+def test_an_aggregation_that_would_not_run_is_refused():
+    """Where aggregate is the layer's own sum; a subclass may use it, and so does torch_geometric's step."""
+    layer, x = MessagePassingAttention(heads(), backend="auto"), states(9, 12)
+    layer.aggr_module = MaxAggregation()
+    with pytest.raises(NotImplementedError, match=r"aggr must stay 'add', got .*MaxAggregation"):
+        layer(x, GRAPH)
+    layer = TwiceTheSum(heads())
+    layer.aggr_module = MaxAggregation()
+    assert layer(x, GRAPH).shape == (9, 12)
+
+
+@pytest.mark.parametrize("step", FUNCTIONS)
+def test_a_module_in_place_of_a_step_is_refused(step):
+    """torch would file it under the submodules; its forward is a function, and runs."""
+    layer, x = MessagePassingAttention(heads(), backend="auto"), states(9, 12)
+    with pytest.raises(TypeError, match=rf"{step} must be .* Linear: write layer.{step} = module.forward"):
+        setattr(layer, step, torch.nn.Linear(2, 2))
+    wanted = layer(x, GRAPH)
+    layer.update = torch.nn.Flatten(-2).forward
+    assert layer(x, GRAPH).shape == (9, 20) != wanted.shape
+
+
+@pytest.mark.parametrize("name", ["pairwise", "static"])
+def test_a_step_that_would_not_run_is_refused(name):
+    """These layers weigh in message."""
+    layer = LAYERS[name]()
+    layer.edge_update = lambda x_i: x_i
+    with pytest.raises(NotImplementedError, match=r"edge_update is no step of a .*: override message"):
+        layer(states(9, 12), GRAPH)
+
+
+ASKING = [
+    ("message", "v_j, alpha, edge_attr", r"message of Own asks for edge_attr, .* it may take v_j, alpha, v"),
+    ("message", "x_j, alpha", r"message of Own asks for x_j, which the layer does not give"),
+    ("update", "inputs, x", r"update of Own asks for x, which"),
+    ("edge_update", "q_i, v_j", r"edge_update of Own asks for v_j, .* it may take q_i, k_j, call"),
+    ("message", "*args", r"message of Own asks for args, which"),
+]
+
+
+@pytest.mark.parametrize(("step", "parameters", "message"), ASKING)
+def test_a_step_asks_for_what_the_layer_gives(step, parameters, message):
+    """A global of that name would be read; a subclass with a forward of its own may give more."""
+    space = {}
+    exec(f"def {step}(self, {parameters}): ...", space)
+    with pytest.raises(TypeError, match=message):
+        type("Own", (MessagePassingAttention,), {step: space[step]})(heads())
+    type("Own", (TwiceTheCall,), {step: space[step]})(heads())
+
+
+class Doubled(MessagePassingAttention):
+    def message(self, v_j, alpha):
+        return 2 * super().message(v_j, alpha)
+
+
+class Double(Doubled):
+    """Its parent's name begins with its own."""
+
+    def message(self, v_j, alpha, index, scale=2.0):
+        return scale * super().message(v_j, alpha)
+
+
+REDEFINED = """
+from gnn_attention import MessagePassingAttention
+class Own(MessagePassingAttention):
+    def message(self, v_j, alpha{more}):
+        return {factor} * super().message(v_j, alpha)
+"""
+
+
+def test_a_class_that_is_defined_again_runs_its_own_steps(tmp_path, monkeypatch):
+    """A cell of a notebook that is run again, or importlib.reload; and a class named as its parent begins."""
+    x, file = states(9, 12), tmp_path / "defined_again.py"
+    wanted = MessagePassingAttention(heads())(x, GRAPH)
+    assert_exact(Doubled(heads())(x, GRAPH), 2 * wanted)
+    assert_exact(Double(heads())(x, GRAPH), 4 * wanted)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    layers = []
+    for factor, more in ((2, ""), (3, ", index")):
+        file.write_text(REDEFINED.format(factor=factor, more=more))
+        linecache.checkcache()
+        importlib.invalidate_caches()
+        sys.modules.pop("defined_again", None)
+        layers.append(importlib.import_module("defined_again").Own(heads()))
+    for factor, layer in zip((2, 3), layers, strict=True):
+        assert layer.propagate.__module__ == "defined_again_Own_propagate"
+        assert_exact(layer(x, GRAPH), factor * wanted)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -1,5 +1,6 @@
 """torch_geometric's own world: batches, heterogeneous graphs, explainers, transforms, compilers."""
 
+import numpy as np
 import pytest
 import torch
 from support.bounds import assert_exact
@@ -412,6 +413,40 @@ def test_receivers_without_features_have_states_of_zero(way):
     assert_exact(weights, (1.0 / edges[1].bincount()[edges[1]].double()).unsqueeze(1).expand(-1, 3))
     with pytest.raises(ValueError, match=r"does not say how many receivers .* give size=\(senders, receiv"):
         layer((x, None), edges)
+    graph = ga.convert.from_edge_index(edges, 7, 10)
+    adj_t = ga.convert.to_pyg(graph, "adj_t")
+    layer = MessagePassingAttention(layer.heads, backend=way)
+    wanted = layer((x, torch.zeros(7, 12).double()), graph)
+    for given in (graph, EdgeIndex(edges, sparse_size=(10, 7)), adj_t, adj_t.to_sparse_csr()):
+        assert_exact(layer((x, None), given), wanted)
+        assert_exact(layer((x, None), edge_index=given), wanted)
+    assert_exact(layer((x, None), edges, size=np.array([10, 7])), wanted)
+
+
+SIZES_OF_NONE = [
+    (5, ValueError, r"size must be \(senders, receivers\) = \(10, any number\), as x has them, got 5"),
+    ((10,), ValueError, r"= \(10, any number\), as x has them, got \(10,\)"),
+    ((7, 10), ValueError, r"= \(10, any number\), as x has them, got \(7, 10\)"),
+    ((10, None), TypeError, "each of size must be an integer, got None"),
+    ((10, 7.0), TypeError, "each of size must be an integer, got 7.0"),
+    (("a", "b"), TypeError, "each of size must be an integer, got 'a'"),
+    ((10, -1), ValueError, "each of size must be at least 0, got -1"),
+]
+
+
+@pytest.mark.parametrize(("size", "error", "message"), SIZES_OF_NONE)
+def test_a_malformed_size_is_named(size, error, message):
+    """Of (x_src, None) it is all that says how many receivers there are."""
+    layer, edges = MessagePassingAttention(heads()), random_edges(7, 10, 23)
+    with pytest.raises(error, match=message):
+        layer((states(10, 12), None), edges, size=size)
+
+
+@pytest.mark.parametrize("x_src", [None, [1.0]])
+def test_no_senders_are_named(x_src):
+    layer, edges = MessagePassingAttention(heads()), random_edges(7, 10, 23)
+    with pytest.raises(TypeError, match=r"or a pair \(x_src, x_dst\), got (NoneType|list), NoneType"):
+        layer((x_src, None), edges, size=(10, 7))
 
 
 CHANNELS = [
