@@ -104,10 +104,12 @@ class Layer(MessagePassing):
         if [*map(partial(getattr, kind), self.functions)] != [*self.functions.values()]:
             return True
         # torch_geometric replaces these two while an explainer masks the edges.
-        propagate = own.get("propagate", kind.propagate)
+        return self._function_of("propagate") not in (kind._jinja_propagate, kind._orig_propagate)
+
+    def _function_of(self, step: str) -> Any:
+        method = self.__dict__.get(step, getattr(type(self), step))
         # Dynamo answers getattr(method, "__func__", None) with None
-        function = propagate.__func__ if isinstance(propagate, MethodType) else propagate
-        return function not in (kind._jinja_propagate, kind._orig_propagate)
+        return method.__func__ if isinstance(method, MethodType) else method
 
     def check_settings(self, g: Any) -> None:
         """Raise NotImplementedError for a setting of torch_geometric that the layer does not follow."""
@@ -127,7 +129,7 @@ class Layer(MessagePassing):
             raise NotImplementedError(
                 f"aggr must stay 'add', got {self.aggr!r} and {self.aggr_module}: override aggregate instead"
             )
-        own = getattr(self.edge_update, "__func__", None)
+        own = self._function_of("edge_update")
         if self.functions["edge_update"] is MessagePassing.edge_update is not own:
             raise NotImplementedError(
                 f"edge_update is no step of a {type(self).__name__} and would not run: override message"
