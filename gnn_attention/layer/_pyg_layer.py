@@ -46,20 +46,20 @@ class Layer(MessagePassing):
 
     # What a layer gives to its steps, besides what torch_geometric has for each: index, size_i, ...
     inputs: ClassVar[dict[str, tuple[str, ...]]] = {}
-    _called: ClassVar[Any] = None
+    _own_forward: ClassVar[Any] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if Layer in cls.__bases__:
             cls.functions = {step: getattr(cls, step) for step in STEPS} | Layer.functions
-            cls._called = cls.forward
+            cls._own_forward = cls.forward
 
     def __init__(self, node_dim: int) -> None:
         with _remove_rendered_files(self):
             super().__init__(aggr="add", flow="source_to_target", node_dim=node_dim)
         kind = type(self)
         functions = [getattr(kind, name, self.functions[name]) for name in Layer.functions]
-        if kind.forward is kind._called and functions == [*Layer.functions.values()]:
+        if kind.forward is kind._own_forward and functions == [*Layer.functions.values()]:
             self._check_parameters()
 
     def __setstate__(self, data: dict[str, Any]) -> None:
