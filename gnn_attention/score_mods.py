@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
@@ -97,7 +96,8 @@ def fit_score_mod(
         tried = {}
     key = tuple(size > 1 for size in shape), like.device
     if key not in tried:
-        tried[key] = _try_out(score_mod, shape, first, like.device)
+        arguments = score_mod, shape, first, like.device
+        tried[key] = single_pairs.call_apart(_needs_single_pairs, *arguments)
     # a mapped function is right wherever it runs, also where a transform replaces the tensors that it holds
     if tried[key] or (tried[key] is None and torch._C._are_functorch_transforms_active()):
         return partial(single_pairs.map_pairs, score_mod)
@@ -107,15 +107,10 @@ def fit_score_mod(
 @constant
 def _is_mapped_in_programs(score_mod: ScoreMod, device: torch.device) -> bool:
     """Whether a compiled program maps the score_mod: its operators for one pair decide it."""
-    return not _is_known(score_mod) and bool(_try_out(score_mod, (1, 1, 1, 1), (0, 0), device))
-
-
-def _try_out(
-    score_mod: ScoreMod, shape: tuple[int, ...], first: tuple[int, int], device: torch.device
-) -> bool | None:
-    # modes, transforms and a default device belong to a thread
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_needs_single_pairs, score_mod, shape, first, device).result()
+    if _is_known(score_mod):
+        return False
+    arguments = score_mod, (1, 1, 1, 1), (0, 0), device
+    return bool(single_pairs.call_apart(_needs_single_pairs, *arguments))
 
 
 def _needs_single_pairs(

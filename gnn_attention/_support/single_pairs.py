@@ -6,9 +6,10 @@ operators decide it, not its results: those of a few pairs may be equal by chanc
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from gnn_attention._support.shapes import Tensor
 
+T = TypeVar("T")
 # packages whose functions of indices broadcast
 BROADCASTING = ("gnn_attention", "transformers")
 # pairs that are mapped at once: the rows of a table that they look up are copied
@@ -75,6 +77,12 @@ def broadcasts(function: Any) -> bool:
         function = function.func
     owner = function if isinstance(function, FunctionType) else type(function)
     return (owner.__module__ or "").split(".")[0] in BROADCASTING
+
+
+def call_apart(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a thread of its own, which no mode, transform or compiler of the caller sees."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function, *arguments).result()
 
 
 def needs_single_pairs(

@@ -6,7 +6,6 @@ pickled; the four named parameters that FlexAttention and Hugging Face expect re
 
 import inspect
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -109,16 +108,12 @@ def past(rule: Rule, only: bool = True) -> Rule:
 
 
 def map_pairs(rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """A rule that is written for single numbers, on all pairs at once.
-
-    In a thread of its own: graphs are computed with transforms such as vmap switched off.
-    """
+    """A rule that is written for single numbers, on all pairs at once: no transform sees a graph's edges."""
     if isinstance(dst, Interval):
         return evaluate(rule, b, h, dst, src)
     if dst.dim() == 0 == src.dim():
         return rule(b, h, dst, src)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(single_pairs.map_pairs, rule, b, h, dst, src).result()
+    return single_pairs.call_apart(single_pairs.map_pairs, rule, b, h, dst, src)
 
 
 def check_signature(rule: object) -> None:

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 
 from gnn_attention._support import single_pairs
-from gnn_attention._support.dynamo import eagerly
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph.rules import Rule, map_pairs
 
@@ -49,18 +48,21 @@ def evaluate(rule: Rule, name: str, b: Tensor, h: Tensor, dst: Tensor, src: Tens
 
 def fit_rule(rule: Rule, name: str, shape: Shape) -> Rule:
     """The rule, or :func:`map_pairs` of it if it needs single numbers; raises the rule's own errors."""
-    if not single_pairs.broadcasts(rule):
-        with eagerly():
-            ends = single_pairs.probes(shape, (0, 0, 0, 0), "cpu")
-
-            def answers(function: Rule) -> Tensor:
-                return evaluate(function, name, *ends).expand([end.numel() for end in ends])
-
-            if single_pairs.needs_single_pairs(answers, rule, ends):
-                return partial(map_pairs, rule)
+    is_known = single_pairs.broadcasts(rule)
+    if not is_known and single_pairs.call_apart(_needs_single_pairs, rule, name, shape):
+        return partial(map_pairs, rule)
     zeros = (torch.zeros(size, dtype=torch.int64) for size in ((1, 1), (1, 1), (3, 1), (7,)))
     evaluate(rule, name, *zeros)
     return rule
+
+
+def _needs_single_pairs(rule: Rule, name: str, shape: Shape) -> bool | None:
+    ends = single_pairs.probes(shape, (0, 0, 0, 0), "cpu")
+
+    def answers(function: Rule) -> Tensor:
+        return evaluate(function, name, *ends).expand([end.numel() for end in ends])
+
+    return single_pairs.needs_single_pairs(answers, rule, ends)
 
 
 def row_blocks(rule: Rule, name: str, shape: Shape, device: torch.device | str = "cpu") -> Iterator[Tensor]:
