@@ -125,7 +125,7 @@ class Layer(MessagePassing):
             )
         # torch_geometric's own aggregate runs aggr_module, and none reads aggr
         sums = MessagePassing.aggregate is not self.functions["aggregate"] is type(self).aggregate
-        if self.aggr != "add" or (sums and type(self.aggr_module) is not SumAggregation):
+        if self.aggr != "add" or (sums and not isinstance(self.aggr_module, SumAggregation)):
             raise NotImplementedError(
                 f"aggr must stay 'add', got {self.aggr!r} and {self.aggr_module}: override aggregate instead"
             )
