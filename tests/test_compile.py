@@ -95,8 +95,8 @@ class Row:
 
 
 # earlier compilers cannot ask what a score_mod needs
-SINGLE = [Row(name, "list", "single numbers", lengths=LENGTHS) for name in ("auto", "dense")]
-SINGLE = SINGLE if TorchVersion(torch.__version__) >= "2.13" else []
+BACKENDS = ("auto", "dense") if TorchVersion(torch.__version__) >= "2.13" else ()
+SINGLE = [Row(name, "list", "single numbers", lengths=LENGTHS) for name in BACKENDS]
 COMPILED = [
     *SINGLE,
     Row("tiles", "window", "chain", "bias sink_logits scale return_info"),
@@ -105,10 +105,16 @@ COMPILED = [
     Row("auto", "window", "softcap", lengths=LENGTHS),
     Row("auto", "chosen", "softcap"),
 ]
-WRITTEN_OUT = ("auto", "dense", "tiles", "rows", "reference")
+WRITTEN_OUT = {
+    "auto": "by hand",
+    "dense": "softcap",
+    "tiles": "chain",
+    "rows": "multiplicity",
+    "reference": "table",
+}
 TRACED = [
     *SINGLE,
-    *(Row(name, "list", mod) for name, mod in zip(WRITTEN_OUT, MODS, strict=False)),
+    *(Row(name, "list", mod) for name, mod in WRITTEN_OUT.items()),
     Row("mixed", "both", "", "sink_logits return_info", LENGTHS),
     Row("tiles", "list", "multiplicity", "bias sink_logits dropout", LENGTHS),
     Row("dense", "causal", "by hand", "bias return_info"),

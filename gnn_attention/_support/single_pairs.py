@@ -21,14 +21,14 @@ from gnn_attention._support.shapes import Tensor
 T = TypeVar("T")
 # packages whose functions of indices broadcast
 BROADCASTING = ("gnn_attention", "transformers")
-# pairs that are mapped at once: the rows of a table that they look up are copied
+# More pairs are mapped in parts, because the rows of a table that they look up are copied.
 MOST_PAIRS = 2**16
-# of the tensors of indices: batch, heads, dst, src
+# The axes of the tensors of indices are batch, heads, dst and src.
 AXES = 4
-# operators that work number by number without being tagged so
+# These operators work number by number, but have no tag that says it.
 POINTWISE = {"_to_copy", "alias", "detach", "floor_divide", "full_like", "masked_fill", "masked_fill_"}
 POINTWISE |= {"ones_like", "rsub", "zeros_like"}
-# operators that look numbers up in a table, and the place of the table among their arguments
+# These operators look numbers up in a table; the number is its place among their arguments.
 LOOK_UPS = {"index": 0, "take": 0, "embedding": 0, "searchsorted": 0, "bucketize": 1}
 
 
@@ -116,7 +116,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, ends: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keep_pairs_apart = True
-        # by identity, and kept, so that none is taken for another
+        # They are known by identity. Keeping them prevents that a new tensor gets the identity of an old one.
         self._of_pairs = {id(end): end for end in ends}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -146,17 +146,14 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return id(table) not in self._of_pairs and comes_first and one_number and are_places
         if any(x.numel() > 1 and x.dim() > axes - AXES for x in constants):
             return False
-        dims = {x.name: n for n, x in enumerate(func._schema.arguments)}
         if name == "expand":
             return len(args[1]) == axes
-        if "dim" not in dims:
+        parameters = [parameter.name for parameter in func._schema.arguments]
+        if "dim" not in parameters:
             return name in POINTWISE or torch.Tag.pointwise in func.tags
-        place = dims["dim"]
-        dim = (
-            args[place]
-            if place < len(args)
-            else kwargs.get("dim", func._schema.arguments[place].default_value)
-        )
+        place = parameters.index("dim")
+        default = func._schema.arguments[place].default_value
+        dim = args[place] if place < len(args) else kwargs.get("dim", default)
         axes += name in ("unsqueeze", "stack")
         numbers = [dim] if isinstance(dim, int) else dim or [0]
         return all(number % axes >= AXES for number in numbers)

@@ -376,6 +376,6 @@ def _check_weights(graph: TokenGraph, weights: Tensor) -> Tensor:
         got = checks.quoted(weights)
         raise ValueError(f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {got}")
     weights = weights.detach().cpu()
-    # numbers that SciPy has
+    # SciPy has no other floating point numbers
     is_foreign = weights.is_floating_point() and weights.dtype not in (torch.float32, torch.float64)
     return weights.float() if is_foreign else weights
