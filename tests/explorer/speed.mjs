@@ -85,7 +85,9 @@ async function threadOf(context, page) {
 /** A long text: the time to the first picture and to a computed one, and of one selection. */
 export async function long(browser, job) {
   const { page, seen } = await open(browser, job.file);
-  const first = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? null);
+  // The browser records the paint a moment after it has drawn, later on a busy machine.
+  await page.waitForFunction(() => performance.getEntriesByName("first-contentful-paint").length);
+  const first = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0].startTime);
   const computed = await page.evaluate(() => performance.now());
   const selection = await page.evaluate(async () => {
     const times = [];
