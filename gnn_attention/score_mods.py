@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
@@ -35,6 +36,8 @@ _TAKEN = ("score", "b", "h", "dst", "src")
 _COMPILERS_KNOW_CODE = TorchVersion(torch.__version__) >= "2.11"
 # as arguments of a function whose result is a constant
 _COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
+# what a compiler makes a constant of, among the arguments of a partial
+_CONSTANTS = (Tensor, int, float, str, FunctionType)
 _FITTING: WeakSet[type] = WeakSet()  # types whose objects take these
 # score_mod -> {(the axes longer than 1, the device): whether it needs single numbers, None if neither works}
 _PROBED = WeakIdKeyDictionary()
@@ -83,9 +86,16 @@ def fit_score_mod(
 
     It is tried once on a few pairs of scores ``shape [B, Hq, dst, src]``, whose positions begin at ``first``.
     """
+    if hasattr(like, "fake_mode"):
+        is_mapped = _maps_one_pair(score_mod, like.device, like.fake_mode)
+        return partial(single_pairs.map_pairs, score_mod) if is_mapped else score_mod
     if torch.compiler.is_compiling():
-        is_constant = _COMPILERS_KNOW_OBJECTS and not isinstance(score_mod, (partial, MethodType))
-        is_mapped = is_constant and _is_mapped_in_programs(score_mod, like.device)
+        is_mapped = _COMPILERS_KNOW_OBJECTS and _is_mapped_in_programs(score_mod, like.device)
+        if is_mapped and torch.compiler.is_exporting():
+            raise NotImplementedError(
+                "torch.export(strict=True) cannot map a score_mod of single numbers over the pairs: "
+                "export with strict=False, the default"
+            )
         return partial(single_pairs.map_pairs, score_mod) if is_mapped else score_mod
     if _is_known(score_mod) or 0 in shape:
         return score_mod
@@ -96,7 +106,7 @@ def fit_score_mod(
         tried = {}
     key = tuple(size > 1 for size in shape), like.device
     if key not in tried:
-        arguments = score_mod, shape, first, like.device
+        arguments = score_mod, shape, first, like.device, nullcontext()
         tried[key] = single_pairs.call_apart(_needs_single_pairs, *arguments)
     # a mapped function is right wherever it runs, also where a transform replaces the tensors that it holds
     if tried[key] or (tried[key] is None and torch._C._are_functorch_transforms_active()):
@@ -104,30 +114,62 @@ def fit_score_mod(
     return score_mod if tried[key] is False else partial(_call_at_once, score_mod)
 
 
+def _is_mapped_in_programs(score_mod: Any, device: torch.device) -> bool:
+    """Whether a compiled program maps the score_mod. Its parts are constants, where a partial is none."""
+    function, names, values = score_mod, "", []
+    if isinstance(score_mod, MethodType):
+        function, values = score_mod.__func__, [score_mod.__self__]
+    elif isinstance(score_mod, partial):
+        function, names = score_mod.func, " ".join(score_mod.keywords)
+        values = [*score_mod.args, *score_mod.keywords.values()]
+        if not isinstance(function, FunctionType) or not all(isinstance(x, _CONSTANTS) for x in values):
+            return False
+    return _maps_parts(device, function, names, *values)
+
+
 @constant
-def _is_mapped_in_programs(score_mod: ScoreMod, device: torch.device) -> bool:
-    """Whether a compiled program maps the score_mod: its operators for one pair decide it."""
+def _maps_parts(device: torch.device, function: Any, names: str, *values: Any) -> bool:
+    keywords = names.split()
+    places = len(values) - len(keywords)
+    named = dict(zip(keywords, values[places:], strict=True))
+    score_mod = partial(function, *values[:places], **named) if values else function
+    return _maps_one_pair(score_mod, device, nullcontext())
+
+
+def _maps_one_pair(score_mod: ScoreMod, device: torch.device, mode: AbstractContextManager[Any]) -> bool:
+    """Whether a program maps the score_mod. Its sizes may be unknown, so operators for one pair decide.
+
+    ``mode`` is that of the fake tensors with which a program is traced.
+    """
+    if isinstance(score_mod, chain):
+        return any(_maps_one_pair(mod, device, mode) for mod in score_mod.mods)
     if _is_known(score_mod):
         return False
-    arguments = score_mod, (1, 1, 1, 1), (0, 0), device
+    # torch.export keeps the modules that are called on a stack, from which a call that fails is not removed
+    function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
+    arguments = function, (1, 1, 1, 1), (0, 0), device, mode
     return bool(single_pairs.call_apart(_needs_single_pairs, *arguments))
 
 
 def _needs_single_pairs(
-    score_mod: ScoreMod, shape: tuple[int, ...], first: tuple[int, int], device: torch.device
+    score_mod: ScoreMod,
+    shape: tuple[int, ...],
+    first: tuple[int, int],
+    device: torch.device,
+    mode: AbstractContextManager[Any],
 ) -> bool | None:
-    ends = single_pairs.probes(shape, (0, 0, *first), device)
-    sizes = [end.numel() for end in ends]
-    score = torch.linspace(-1, 1, math.prod(sizes), device=device).view(sizes)
-
-    def scores(mod: ScoreMod) -> Tensor:
-        changed = mod(score, *ends)
-        if not changed.is_floating_point():
-            raise TypeError(f"score_mod must return a float tensor, got {changed.dtype}")
-        return changed.expand(sizes)
-
     # its random numbers are not those of the call
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        ends = single_pairs.probes(shape, (0, 0, *first), device)
+        sizes = [end.numel() for end in ends]
+        score = torch.linspace(-1, 1, math.prod(sizes), device=device).view(sizes)
+
+        def scores(mod: ScoreMod) -> Tensor:
+            changed = mod(score, *ends)
+            if not changed.is_floating_point():
+                raise TypeError(f"score_mod must return a float tensor, got {changed.dtype}")
+            return changed.expand(sizes)
+
         return single_pairs.needs_single_pairs(scores, score_mod, [score, *ends])
 
 

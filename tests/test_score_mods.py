@@ -9,6 +9,7 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import pytest
@@ -18,6 +19,7 @@ from support.error_tables import assert_errors
 from support.extras import needs
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
 import gnn_attention as ga
@@ -316,6 +318,74 @@ def test_score_mods_of_single_numbers_in_modes_and_transforms(run):
     table = A[0, 0] @ B[0, 0].mT
     out = run(lambda x: ga.attend(x, k, v, FULL, score_mod=mod), q)
     assert_exact(out, run(lambda x: softmax_with(table, x, k, v), q))
+
+
+class Products(nn.Module):
+    """A score_mod as a module, or as its method."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(A[0, 0].clone())
+
+    def forward(self, s, b, h, dst, src):
+        return s + torch.dot(self.a[dst], B[0, 0][src])
+
+
+class CallableProducts:
+    def __call__(self, *numbers):
+        return add_product_of_tables(*numbers)
+
+
+def add_product_of_tables(s, b, h, dst, src):
+    return s + torch.dot(A[0, 0][dst], B[0, 0][src])
+
+
+def add_product(a, s, b, h, dst, src, *, by):
+    return s + torch.dot(a[dst], by[src])
+
+
+by_parts = partial(add_product, A[0, 0], by=B[0, 0])
+IN_PROGRAMS = {
+    "function": add_product_of_tables,
+    "module": Products(),
+    "object": CallableProducts(),
+    "method": Products().forward,
+    "partial": by_parts,
+    "chain of a function": score_mods.chain(add_product_of_tables, score_mods.softcap(99.0)),
+    "chain of a module": score_mods.chain(score_mods.softcap(99.0), Products()),
+    "chain of a chain": score_mods.chain(score_mods.chain(by_parts)),
+}
+
+
+class Attending(nn.Module):
+    def __init__(self, mod):
+        super().__init__()
+        self.mod = mod
+
+    def forward(self, q, k, v):
+        return ga.attend(q, k, v, FULL, score_mod=self.mod)
+
+
+@pytest.mark.parametrize("kind", IN_PROGRAMS)
+def test_score_mods_of_single_numbers_are_exported(kind):
+    """For any batch, also one that is mapped in parts otherwise."""
+    given, module = tuple(given_tensors()), Attending(IN_PROGRAMS[kind])
+    sizes = {0: torch.export.Dim("batch", max=1000)}
+    program = torch.export.export(module, given, dynamic_shapes=(sizes, sizes, sizes))
+    wider = [x.repeat(2, 1, 1, 1) for x in given]
+    assert_exact(program.module()(*wider), module(*wider))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TorchVersion(torch.__version__) < "2.13", reason="earlier compilers call it at once")
+@pytest.mark.parametrize("kind", IN_PROGRAMS)
+def test_score_mods_of_single_numbers_are_compiled(kind):
+    torch.compiler.reset()
+    given, module = given_tensors(), Attending(IN_PROGRAMS[kind])
+    program = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert_exact(program(*given), module(*given))
+    with pytest.raises(Exception, match=r"strict=True\) cannot map a score_mod of single numbers"):
+        torch.export.export(module, tuple(given), strict=True)
 
 
 def test_gradients_of_each_sample():

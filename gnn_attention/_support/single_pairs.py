@@ -53,10 +53,16 @@ def map_pairs(function: Callable[..., Tensor], *ends: Tensor) -> Tensor:
     # FlexAttention's kernels call the function with single numbers themselves.
     if all(end.dim() == 0 for end in ends):
         return function(*ends)
+
+    # vmap asks for the name of its function, which an object may not have in a compiled program
+    def of_one_pair(*numbers: Tensor) -> Tensor:
+        return function(*numbers)
+
     wide = torch.broadcast_tensors(*ends)  # type: ignore[no-untyped-call]
-    chunk = MOST_PAIRS if wide[0].numel() > MOST_PAIRS else None
+    # a compiled program would repeat the function for each part, and fuses the rows instead
+    in_parts = not torch.compiler.is_compiling() and wide[0].numel() > MOST_PAIRS
     with _LookUps():
-        mapped = torch.vmap(function, randomness="different", chunk_size=chunk)
+        mapped = torch.vmap(of_one_pair, randomness="different", chunk_size=MOST_PAIRS if in_parts else None)
         result: Tensor = mapped(*(end.reshape(-1) for end in wide))
     if result.dim() != 1:
         raise ValueError(f"a function of one pair must return one number, got shape {list(result.shape[1:])}")

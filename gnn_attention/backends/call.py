@@ -267,8 +267,7 @@ def _checked_scale(scale: float) -> float:
 
 def _fit_score_mod(score_mod: ScoreMod, graph: TokenGraph, q: Tensor) -> ScoreMod | None:
     mod = score_mods.checked(score_mod)
-    # a fake tensor may be of a device that is not there
-    if mod is None or q.is_meta or hasattr(q, "fake_device"):
+    if mod is None or q.is_meta:
         return mod
     shape, first = (*q.shape[:2], graph.num_dst, graph.num_src), (graph.dst_offset, graph.src_offset)
     return score_mods.fit_score_mod(mod, shape, first, q)

@@ -25,7 +25,7 @@ from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import plus_bias
-from gnn_attention.layer._pyg_layer import Layer
+from gnn_attention.layer._pyg_layer import Layer, check_size
 from gnn_attention.layer.attention import fitting_graph, state_pair
 from gnn_attention.patterns import cross
 
@@ -155,17 +155,21 @@ class PairwiseMessages(Layer):
             raise TypeError(f"heads must be Standard-, Factored- or MergedHeads, got {type(heads).__name__}")
         return cls(_SendersMessages(heads), _PatternLogits(heads), normaliser, _OutputBias(heads))
 
-    def forward(self, x: Tensor | tuple[Tensor, Tensor], graph: Any) -> Float[Tensor, "..."]:
+    def forward(
+        self, x: Tensor | tuple[Tensor, Tensor], graph: Any, *, size: tuple[int, int] | None = None
+    ) -> Float[Tensor, "..."]:
         """The update of every receiver, ``[N, out]`` or ``[B, T, out]``.
 
         ``x`` is ``[N, d]`` or ``[B, T, d]``, or a pair ``(x_src, x_dst)``; ``graph`` a :class:`TokenGraph` or
-        an ``edge_index``. TypeError or ValueError where they do not fit, NotImplementedError for a graph that
-        differs by head or sample.
+        an ``edge_index``; ``size``, as in PyG's bipartite calls, ``(senders, receivers)``. TypeError or
+        ValueError where they do not fit, NotImplementedError for a graph that differs by head or sample.
         """
         self.check_settings(graph)
         x_src, x_dst = state_pair(x)
-        size = (x_src.shape[-2], x_dst.shape[-2])
-        total: Tensor = self.propagate(_edge_index(graph, size, x_dst.device), size=size, x=(x_src, x_dst))
+        sizes = (x_src.shape[-2], x_dst.shape[-2])
+        if size is not None:
+            check_size(size, *sizes)
+        total: Tensor = self.propagate(_edge_index(graph, sizes, x_dst.device), size=sizes, x=(x_src, x_dst))
         total = total.to(x_dst.dtype)
         return total if self.update_of is None else self.update_of(total)
 

@@ -129,6 +129,16 @@ def test_both_ends_against_a_loop(normaliser, num_heads):
     assert_exact(layer((x_src, x_dst), LISTED), wanted)
 
 
+def test_size_is_that_of_the_states():
+    """PyG's bipartite calls: ``size=(senders, receivers)``, which must be those of x."""
+    layer = PairwiseMessages.of(heads())
+    x = drawn(LISTED.num_src, 12), drawn(LISTED.num_dst, 12, seed=1)
+    wanted = layer(x, LISTED)
+    assert_exact(layer(x, LISTED.edge_index, size=(LISTED.num_src, LISTED.num_dst)), wanted)
+    with pytest.raises(ValueError, match=r"size must be \(senders, receivers\) = .*, as x has them, got"):
+        layer(x, LISTED, size=(LISTED.num_dst, LISTED.num_src))
+
+
 def test_a_non_edge_carries_nothing():
     """Neither a NaN nor a gradient."""
     x = drawn(7, 12)
