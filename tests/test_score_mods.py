@@ -26,6 +26,7 @@ import gnn_attention as ga
 from gnn_attention import convert, patterns, score_mods
 
 HEADS, NUM_DST, NUM_SRC = 4, 9, 11
+IS_NEW_TORCH = TorchVersion(torch.__version__) >= "2.13"
 UNTRACED = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
 
@@ -228,14 +229,16 @@ def test_score_mods_of_single_numbers(mod, monkeypatch):
     graph = ga.TokenGraph.from_rule(rule, NUM_DST, NUM_SRC)
     q, k, v = given = given_tensors()
     block_mask = create_block_mask(rule, None, None, NUM_DST, NUM_SRC, device="cpu")
-    theirs = flex_attention(*given, score_mod=mod, block_mask=block_mask)
+    # FlexAttention of torch 2.9 cannot look up a table by indices among which are numbers or slices
+    theirs = flex_attention(*given, score_mod=mod, block_mask=block_mask) if IS_NEW_TORCH else None
     for x in given:
         x.requires_grad_()
     scores = q @ k.mT * 8**-0.5
     pairs = [torch.tensor(pair) for pair in product(*map(range, scores.shape))]
     changed = torch.stack([mod(scores[tuple(pair)], *pair) for pair in pairs]).view(scores.shape)
     expected = changed.masked_fill(~graph.mask(), -torch.inf).softmax(-1) @ v
-    assert_exact(expected, theirs)
+    if theirs is not None:
+        assert_exact(expected, theirs)
     direction = seeded(2, HEADS, NUM_DST, 8, seed=3)
     gradients = torch.autograd.grad((expected * direction).sum(), given)
     for backend in ("reference", "dense", "tiles", "rows", "auto"):
@@ -377,7 +380,7 @@ def test_score_mods_of_single_numbers_are_exported(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(TorchVersion(torch.__version__) < "2.13", reason="earlier compilers call it at once")
+@pytest.mark.skipif(not IS_NEW_TORCH, reason="earlier compilers call it at once")
 @pytest.mark.parametrize("kind", IN_PROGRAMS)
 def test_score_mods_of_single_numbers_are_compiled(kind):
     torch.compiler.reset()
