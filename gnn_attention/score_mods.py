@@ -87,7 +87,7 @@ def fit_score_mod(
     It is tried once on a few pairs of scores ``shape [B, Hq, dst, src]``, whose positions begin at ``first``.
     """
     if hasattr(like, "fake_mode"):
-        is_mapped = _maps_one_pair(score_mod, like.device, like.fake_mode)
+        is_mapped = _needs_mapping(score_mod, like.device, like.fake_mode)
         return partial(single_pairs.map_pairs, score_mod) if is_mapped else score_mod
     if torch.compiler.is_compiling():
         is_mapped = _COMPILERS_KNOW_OBJECTS and _is_mapped_in_programs(score_mod, like.device)
@@ -115,7 +115,7 @@ def fit_score_mod(
 
 
 def _is_mapped_in_programs(score_mod: Any, device: torch.device) -> bool:
-    """Whether a compiled program maps the score_mod. Its parts are constants, where a partial is none."""
+    """Whether a compiled program maps the score_mod, whose parts are constants although a partial is none."""
     function, names, values = score_mod, "", []
     if isinstance(score_mod, MethodType):
         function, values = score_mod.__func__, [score_mod.__self__]
@@ -124,25 +124,25 @@ def _is_mapped_in_programs(score_mod: Any, device: torch.device) -> bool:
         values = [*score_mod.args, *score_mod.keywords.values()]
         if not isinstance(function, FunctionType) or not all(isinstance(x, _CONSTANTS) for x in values):
             return False
-    return _maps_parts(device, function, names, *values)
+    return _parts_need_mapping(device, function, names, *values)
 
 
 @constant
-def _maps_parts(device: torch.device, function: Any, names: str, *values: Any) -> bool:
+def _parts_need_mapping(device: torch.device, function: Any, names: str, *values: Any) -> bool:
     keywords = names.split()
     places = len(values) - len(keywords)
     named = dict(zip(keywords, values[places:], strict=True))
     score_mod = partial(function, *values[:places], **named) if values else function
-    return _maps_one_pair(score_mod, device, nullcontext())
+    return _needs_mapping(score_mod, device, nullcontext())
 
 
-def _maps_one_pair(score_mod: ScoreMod, device: torch.device, mode: AbstractContextManager[Any]) -> bool:
-    """Whether a program maps the score_mod. Its sizes may be unknown, so operators for one pair decide.
+def _needs_mapping(score_mod: ScoreMod, device: torch.device, mode: AbstractContextManager[Any]) -> bool:
+    """Whether a program must map the score_mod. Its sizes may be unknown, so operators for one pair decide.
 
     ``mode`` is that of the fake tensors with which a program is traced.
     """
     if isinstance(score_mod, chain):
-        return any(_maps_one_pair(mod, device, mode) for mod in score_mod.mods)
+        return any(_needs_mapping(mod, device, mode) for mod in score_mod.mods)
     if _is_known(score_mod):
         return False
     # torch.export keeps the modules that are called on a stack, from which a call that fails is not removed
