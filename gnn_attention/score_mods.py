@@ -86,17 +86,8 @@ def fit_score_mod(
 
     It is tried once on a few pairs of scores ``shape [B, Hq, dst, src]``, whose positions begin at ``first``.
     """
-    if hasattr(like, "fake_mode"):
-        is_mapped = _needs_mapping(score_mod, like.device, like.fake_mode)
-        return partial(single_pairs.map_pairs, score_mod) if is_mapped else score_mod
-    if torch.compiler.is_compiling():
-        is_mapped = _COMPILERS_KNOW_OBJECTS and _is_mapped_in_programs(score_mod, like.device)
-        if is_mapped and torch.compiler.is_exporting():
-            raise NotImplementedError(
-                "torch.export(strict=True) cannot map a score_mod of single numbers over the pairs: "
-                "export with strict=False, the default"
-            )
-        return partial(single_pairs.map_pairs, score_mod) if is_mapped else score_mod
+    if torch.compiler.is_compiling() or hasattr(like, "fake_mode"):
+        return partial(single_pairs.map_pairs, score_mod) if _is_mapped(score_mod, like) else score_mod
     if _is_known(score_mod) or 0 in shape:
         return score_mod
     try:
@@ -114,8 +105,21 @@ def fit_score_mod(
     return score_mod if tried[key] is False else partial(_call_at_once, score_mod)
 
 
-def _is_mapped_in_programs(score_mod: Any, device: torch.device) -> bool:
-    """Whether a compiled program maps the score_mod, whose parts are constants although a partial is none."""
+def _is_mapped(score_mod: Any, like: Tensor) -> bool:
+    """Whether a program, in which ``like`` has no numbers, maps the score_mod."""
+    if hasattr(like, "fake_mode"):
+        return _needs_mapping(score_mod, like.device, like.fake_mode)
+    is_mapped = _COMPILERS_KNOW_OBJECTS and _is_mapped_by_a_compiler(score_mod, like.device)
+    if is_mapped and torch.compiler.is_exporting():
+        raise NotImplementedError(
+            "torch.export(strict=True) cannot map a score_mod of single numbers over the pairs: "
+            "export with strict=False, the default"
+        )
+    return is_mapped
+
+
+def _is_mapped_by_a_compiler(score_mod: Any, device: torch.device) -> bool:
+    # to a compiler the parts of a method or a partial are constants, but the whole is none
     function, names, values = score_mod, "", []
     if isinstance(score_mod, MethodType):
         function, values = score_mod.__func__, [score_mod.__self__]
