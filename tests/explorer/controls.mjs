@@ -297,6 +297,42 @@ export async function touch(browser, job) {
   return { receiver, selected, edits: (await state(page)).work.edits, seen };
 }
 
+/** Keys and clicks that come faster than the page is drawn: those of one line all in one task of the page, before any frame. */
+export async function hurried(browser, job) {
+  const { page, seen } = await open(browser, job.file);
+  const key = (...names) => page.evaluate(pressAtOnce, names);
+  const click = (selector, times) =>
+    page.locator(selector).evaluate((button, times) => Array.from({ length: times }, () => button.click()), times);
+  const noted = async (act) => {
+    await act;
+    await ready(page);
+    return await state(page);
+  };
+  await page.locator('.token[tabindex="0"]').focus();
+  const walked = await noted(key("ArrowLeft", "ArrowLeft", "Shift+Home", "Shift+ArrowRight", "x"));
+  const twice = await noted(key("x", "x"));
+  const mended = await noted(click(".dock .cut", 3));
+  const stepped = await noted(click('[aria-label="Next step"]', 3));
+  await page.locator('.port-button[tabindex="0"]').focus();
+  const ports = await noted(key("Home", "ArrowRight", "ArrowRight", "x"));
+  await press(page, "Reset");
+  await choose(page, "View", "reach");
+  await press(page, "Back");
+  const reached = await noted(click(".reach .player button:nth-child(3)", 2));
+  await choose(page, "View", "write");
+  await noted(click(".player.writing button:nth-child(3)", 2));
+  const ids = await page.evaluate(() => window.explorer.scene.tokens.map((token) => token.id));
+  return { walked, twice, mended, stepped, ports, reached, ids, seen };
+}
+
+/** In the page: keys on the element that has the focus, with `Shift+` before a name. */
+function pressAtOnce(names) {
+  for (const name of names) {
+    const options = { key: name.replace("Shift+", ""), shiftKey: name.startsWith("Shift+"), bubbles: true, cancelable: true };
+    document.activeElement.dispatchEvent(new KeyboardEvent("keydown", options));
+  }
+}
+
 /** A text of one's own, by keys alone: read, kept in the address, another one too long, and back to the first. */
 export async function typed(browser, job) {
   const { page, seen } = await open(browser, job.file);

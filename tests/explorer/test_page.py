@@ -185,6 +185,7 @@ def driven(files: Files, masks: dict[str, int]) -> Driven:
         "edits": {"scenario": "edits", "file": demo, "edits": EDITS},
         "typed": {"scenario": "typed", "file": demo, "text": TYPED},
         "keys": {"scenario": "keys", "file": demo},
+        "hurried": {"scenario": "hurried", "file": demo},
         "noted": {"scenario": "noted", "file": demo, "ahead": ahead, "strict": masks["strict_causal"]},
         "hostile": {"scenario": "hostile", "hostile": files("hostile"), "harmless": files("harmless")},
         "axe": {"scenario": "axe", "file": demo, "plan": QUICK},
@@ -299,6 +300,23 @@ def test_a_typed_text_is_read_in_the_page(driven: Driven, oracle: Oracle) -> Non
     oracle.check_chances(cut["chances"], without, last, likeliest)
     too_many = len(oracle.vocabulary.encode("name " * 90))
     assert shown["long"] == [f"{too_many} tokens, {too_many - 80} too many", True]
+    quiet(shown["seen"])
+
+
+def test_keys_and_clicks_that_come_before_the_next_frame_all_count(driven: Driven, oracle: Oracle) -> None:
+    """What a key or a button does follows the newest state, not the picture, which may be older."""
+    shown = driven["hurried"]
+    where = {name: [shown[name][one] for one in ("token", "sender")] for name in ("walked", "ports")}
+    assert where == {"walked": [8, 1], "ports": [8, 2]}
+    edits = {name: shown[name]["work"]["edits"] for name in ("walked", "twice", "mended", "ports")}
+    first, second = edit(1, 8, layer=LAYER), edit(2, 8, layer=LAYER)
+    # cut; put back and cut; put back, cut and put back; another one cut
+    assert edits == {"walked": [first], "twice": [first], "mended": [], "ports": [second]}
+    assert (shown["stepped"]["step"], shown["reached"]["reachLayers"]) == (3, 2)
+    ids = list(oracle.ids)
+    for _ in range(2):
+        ids.append(int(oracle.run(ids=ids).output[0, -1].argmax()))
+    assert shown["ids"] == ids
     quiet(shown["seen"])
 
 

@@ -6,6 +6,7 @@ import { heardMost, layerNumber, type Scene } from "./scene";
 import { clipped, counted, named, percent, visible } from "./words";
 
 export interface WriteHost {
+  scene(): Scene | null; // of the state as it is now, drawn or not
   write(token: number): void;
   unwrite(): void;
 }
@@ -25,7 +26,6 @@ export class Writer {
   private list = h("div", {});
   private temperature = 0;
   private timer = 0;
-  private scene: Scene | null = null;
 
   constructor(private host: WriteHost) {
     const intro =
@@ -43,7 +43,6 @@ export class Writer {
   }
 
   update(scene: Scene): void {
-    this.scene = scene;
     const last = scene.tokens.length - 1;
     const full = this.full(scene);
     this.how.update(
@@ -106,7 +105,7 @@ export class Writer {
   }
 
   private next(): void {
-    const { scene } = this;
+    const scene = this.host.scene();
     if (!scene || this.full(scene)) return this.stop();
     this.host.write(scene.engine.pick(scene.run, scene.tokens.length - 1, this.temperature, Math.random()));
   }

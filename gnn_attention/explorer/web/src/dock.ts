@@ -9,6 +9,7 @@ import type { Scope } from "./state";
 import { clipped, percent, rounded, visible } from "./words";
 
 export interface DockHost {
+  scene(): Scene | null; // of the state as it is now, drawn or not
   toggle(src: number, dst: number, head: number): void;
   scope(scope: Scope): void;
   reset(): void;
@@ -28,7 +29,6 @@ export class Dock {
   private title = h("h2", { id: "next-title" });
   private lines = h("div", { class: "predictions" });
   private next = h("div", { class: "dock-next" }, this.title, this.lines);
-  private scene: Scene | null = null;
 
   constructor(
     private host: DockHost,
@@ -43,7 +43,6 @@ export class Dock {
   }
 
   update(scene: Scene): void {
-    this.scene = scene;
     const { state } = scene;
     const layer = layerNumber(scene.data, state.layer);
     const edge = isEdge(scene.layer, state.head, scene.sender, state.token);
@@ -91,7 +90,8 @@ export class Dock {
   }
 
   private toggle(): void {
-    if (this.scene) this.host.toggle(this.scene.sender, this.scene.state.token, this.scene.state.head);
+    const scene = this.host.scene();
+    if (scene) this.host.toggle(scene.sender, scene.state.token, scene.state.head);
   }
 }
 

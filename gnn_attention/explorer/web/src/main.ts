@@ -50,8 +50,9 @@ class Page {
   private words: WordGraph;
   private tour: Tour;
   private table = new EdgeTable((src, dst, head) => this.toggle(src, dst, head));
-  private reach = new Reach({ reach: (change) => this.dispatch({ type: "look", change }) });
+  private reach = new Reach({ scene: () => this.current(), reach: (change) => this.dispatch({ type: "look", change }) });
   private writer = new Writer({
+    scene: () => this.current(),
     write: (token) => this.dispatch({ type: "write", token }),
     unwrite: () => this.dispatch({ type: "unwrite" }),
   });
@@ -114,6 +115,11 @@ class Page {
     this.state = next;
     this.dragging = dragging;
     if (!this.asked) this.asked = requestAnimationFrame(() => this.render());
+  }
+
+  /** The scene of the state as it is now. A key may come before the frame that draws what the key before it asked for. */
+  private current(): Scene | null {
+    return this.scene && this.scene.state !== this.state ? this.scenes.at(this.state) : this.scene;
   }
 
   /** Draws now what is asked for. */
@@ -185,6 +191,7 @@ class Page {
 
   private host() {
     return {
+      scene: () => this.current(),
       receive: (token: number, dragging: boolean) => this.dispatch({ type: "receiver", token }, dragging),
       study: (token: number | null) => this.dispatch({ type: "sender", token }),
       toggle: (src: number, dst: number, head: number) => this.toggle(src, dst, head),
@@ -208,7 +215,7 @@ class Page {
 
   /** Cuts the edge if it is there in this layer and head, else adds it, as far as the chosen scope goes. */
   private toggle(src: number, dst: number, head: number): void {
-    const { scene } = this;
+    const scene = this.current();
     if (!scene) return;
     const present = scene.layer.edges[(head * scene.layer.tokens + dst) * scene.layer.tokens + src] === 0;
     this.dispatch({ type: "edge", src, dst, head, present, given: given(scene, src, dst) });

@@ -7,6 +7,7 @@ import { pairOf, stepNames, stepParts } from "./steps";
 import { clipped, viewName, visible } from "./words";
 
 export interface PanelHost {
+  scene(): Scene | null; // of the state as it is now, drawn or not
   receive(token: number, dragging: boolean): void;
   study(src: number | null): void;
   head(head: number): void;
@@ -27,7 +28,6 @@ export class Panel {
   private on = button("›", () => this.move(1), { class: "icon", "aria-label": "Next step" });
   private title = h("h3", {});
   private body = h("div", { class: "step-body" });
-  private scene: Scene | null = null;
   private choices: { of: Scene["tokens"]; list: Choice[] } = { of: [], list: [] };
 
   constructor(private host: PanelHost) {
@@ -46,7 +46,6 @@ export class Panel {
   }
 
   update(scene: Scene): void {
-    this.scene = scene;
     const { state, tokens, layer } = scene;
     const pair = pairOf(scene, (src) => this.host.study(src));
     if (this.choices.of !== tokens)
@@ -91,7 +90,8 @@ export class Panel {
   }
 
   private move(by: number): void {
-    if (this.scene) this.host.step(this.scene.state.step + by);
+    const scene = this.host.scene();
+    if (scene) this.host.step(scene.state.step + by);
   }
 }
 

@@ -5,6 +5,7 @@ import { lastOf, type Scene } from "./scene";
 import { clipped, counted, named, visible } from "./words";
 
 export interface ReachHost {
+  scene(): Scene | null; // of the state as it is now, drawn or not
   reach(change: { reachToken?: number; reachLayers?: number }): void;
 }
 
@@ -120,8 +121,9 @@ export class Reach {
   }
 
   private move(by: number): void {
-    if (!this.scene) return;
-    const now = Math.min(this.scene.state.reachLayers, this.last);
+    const scene = this.host.scene();
+    if (!scene) return;
+    const now = Math.min(scene.state.reachLayers, this.last);
     this.host.reach({ reachLayers: Math.max(0, Math.min(this.last, now + by)) });
   }
 

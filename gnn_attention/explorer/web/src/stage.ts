@@ -9,6 +9,7 @@ import { Streams } from "./streams";
 import { clipped, named, rounded, visible } from "./words";
 
 export interface StageHost {
+  scene(): Scene | null; // of the state as it is now, drawn or not
   receive(token: number, dragging: boolean): void;
   study(src: number | null): void;
   select(src: number, dst: number, head: number): void;
@@ -318,7 +319,8 @@ export class Stage {
 
   private walkPorts(event: KeyboardEvent): void {
     const at = Array.from(this.portRow.children).indexOf(document.activeElement as Element);
-    if (isCut(event) && this.scene && at >= 0) return this.host.toggle(at, this.scene.state.token, this.scene.state.head);
+    const scene = this.host.scene();
+    if (isCut(event) && scene && at >= 0) return this.host.toggle(at, scene.state.token, scene.state.head);
     const next = step(event, at, this.portRow.childElementCount);
     if (next === null || at < 0) return;
     event.preventDefault();
@@ -329,7 +331,7 @@ export class Stage {
   }
 
   private walkTokens(event: KeyboardEvent): void {
-    const scene = this.scene;
+    const scene = this.host.scene();
     if (!scene) return;
     if (isCut(event)) return this.host.toggle(scene.sender, scene.state.token, scene.state.head);
     const from = event.shiftKey ? scene.sender : scene.state.token;
