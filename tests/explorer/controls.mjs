@@ -297,39 +297,52 @@ export async function touch(browser, job) {
   return { receiver, selected, edits: (await state(page)).work.edits, seen };
 }
 
-/** Keys and clicks that come faster than the page is drawn: those of one line all in one task of the page, before any frame. */
-export async function hurried(browser, job) {
+/** Keys, clicks and moves that come faster than the page is drawn: each call below sends all of its own before any frame. */
+export async function haste(browser, job) {
   const { page, seen } = await open(browser, job.file);
-  const key = (...names) => page.evaluate(pressAtOnce, names);
-  const click = (selector, times) =>
-    page.locator(selector).evaluate((button, times) => Array.from({ length: times }, () => button.click()), times);
-  const noted = async (act) => {
-    await act;
+  const after = async (sent) => {
+    await sent;
     await ready(page);
-    return await state(page);
+    return state(page);
   };
+  const keys = (...names) => after(page.evaluate(sendKeys, names));
+  const clicks = (selector, times) =>
+    after(page.locator(selector).evaluate((button, times) => Array.from({ length: times }, () => button.click()), times));
   await page.locator('.token[tabindex="0"]').focus();
-  const walked = await noted(key("ArrowLeft", "ArrowLeft", "Shift+Home", "Shift+ArrowRight", "x"));
-  const twice = await noted(key("x", "x"));
-  const mended = await noted(click(".dock .cut", 3));
-  const stepped = await noted(click('[aria-label="Next step"]', 3));
+  const walk = await keys("ArrowLeft", "ArrowLeft", "Shift+Home", "Shift+ArrowRight", "x");
+  const again = await keys("x", "x");
+  const button = await clicks(".dock .cut", 3);
+  const steps = await clicks('[aria-label="Next step"]', 3);
   await page.locator('.port-button[tabindex="0"]').focus();
-  const ports = await noted(key("Home", "ArrowRight", "ArrowRight", "x"));
+  const ports = await keys("Home", "ArrowRight", "ArrowRight", "x");
   await press(page, "Reset");
+  await page.locator('[data-token="8"]').hover();
+  await page.mouse.down();
+  const drag = await after(page.evaluate(sendMoves, [5, 8]));
+  await page.mouse.up();
   await choose(page, "View", "reach");
   await press(page, "Back");
-  const reached = await noted(click(".reach .player button:nth-child(3)", 2));
+  const reach = await clicks(".reach .player button:nth-child(3)", 2);
   await choose(page, "View", "write");
-  await noted(click(".player.writing button:nth-child(3)", 2));
+  await clicks(".player.writing button:nth-child(3)", 2);
   const ids = await page.evaluate(() => window.explorer.scene.tokens.map((token) => token.id));
-  return { walked, twice, mended, stepped, ports, reached, ids, seen };
+  return { walk, again, button, steps, ports, drag, reach, ids, seen };
 }
 
 /** In the page: keys on the element that has the focus, with `Shift+` before a name. */
-function pressAtOnce(names) {
+function sendKeys(names) {
   for (const name of names) {
     const options = { key: name.replace("Shift+", ""), shiftKey: name.startsWith("Shift+"), bubbles: true, cancelable: true };
     document.activeElement.dispatchEvent(new KeyboardEvent("keydown", options));
+  }
+}
+
+/** In the page: moves of a pressed pointer to the middles of tokens. */
+function sendMoves(tokens) {
+  for (const token of tokens) {
+    const { left, top, width, height } = document.querySelector(`[data-token="${token}"]`).getBoundingClientRect();
+    const place = { clientX: left + width / 2, clientY: top + height / 2 };
+    document.querySelector(".token-row").dispatchEvent(new PointerEvent("pointermove", place));
   }
 }
 

@@ -185,7 +185,7 @@ def driven(files: Files, masks: dict[str, int]) -> Driven:
         "edits": {"scenario": "edits", "file": demo, "edits": EDITS},
         "typed": {"scenario": "typed", "file": demo, "text": TYPED},
         "keys": {"scenario": "keys", "file": demo},
-        "hurried": {"scenario": "hurried", "file": demo},
+        "haste": {"scenario": "haste", "file": demo},
         "noted": {"scenario": "noted", "file": demo, "ahead": ahead, "strict": masks["strict_causal"]},
         "hostile": {"scenario": "hostile", "hostile": files("hostile"), "harmless": files("harmless")},
         "axe": {"scenario": "axe", "file": demo, "plan": QUICK},
@@ -305,14 +305,14 @@ def test_a_typed_text_is_read_in_the_page(driven: Driven, oracle: Oracle) -> Non
 
 def test_keys_and_clicks_that_come_before_the_next_frame_all_count(driven: Driven, oracle: Oracle) -> None:
     """What a key or a button does follows the newest state, not the picture, which may be older."""
-    shown = driven["hurried"]
-    where = {name: [shown[name][one] for one in ("token", "sender")] for name in ("walked", "ports")}
-    assert where == {"walked": [8, 1], "ports": [8, 2]}
-    edits = {name: shown[name]["work"]["edits"] for name in ("walked", "twice", "mended", "ports")}
+    shown = driven["haste"]
+    where = {name: [shown[name][one] for one in ("token", "sender")] for name in ("walk", "ports")}
+    assert where == {"walk": [8, 1], "ports": [8, 2]}
+    edits = {name: shown[name]["work"]["edits"] for name in ("walk", "again", "button", "ports")}
     first, second = edit(1, 8, layer=LAYER), edit(2, 8, layer=LAYER)
-    # cut; put back and cut; put back, cut and put back; another one cut
-    assert edits == {"walked": [first], "twice": [first], "mended": [], "ports": [second]}
-    assert (shown["stepped"]["step"], shown["reached"]["reachLayers"]) == (3, 2)
+    # two more keys put the edge back and cut it; three clicks put it back, cut it and put it back
+    assert edits == {"walk": [first], "again": [first], "button": [], "ports": [second]}
+    assert (shown["steps"]["step"], shown["drag"]["token"], shown["reach"]["reachLayers"]) == (3, 8, 2)
     ids = list(oracle.ids)
     for _ in range(2):
         ids.append(int(oracle.run(ids=ids).output[0, -1].argmax()))

@@ -2,11 +2,10 @@
 
 import { shares } from "./bars";
 import { bdi, button, fill, h, number, select, set, write } from "./dom";
-import { heardMost, layerNumber, type Scene } from "./scene";
+import { heardMost, layerNumber, type Scene, type SceneHost } from "./scene";
 import { clipped, counted, named, percent, visible } from "./words";
 
-export interface WriteHost {
-  scene(): Scene | null; // of the state as it is now, drawn or not
+export interface WriteHost extends SceneHost {
   write(token: number): void;
   unwrite(): void;
 }

@@ -4,12 +4,11 @@ import { bdi, button, fill, h, number, select, set, write } from "./dom";
 import { shares } from "./bars";
 import { headColour } from "./paint";
 import { nextLines, placeOf } from "./predict";
-import { given, isEdge, layerNumber, messageLength, rowOf, type Scene } from "./scene";
+import { given, isEdge, layerNumber, messageLength, rowOf, type Scene, type SceneHost } from "./scene";
 import type { Scope } from "./state";
 import { clipped, percent, rounded, visible } from "./words";
 
-export interface DockHost {
-  scene(): Scene | null; // of the state as it is now, drawn or not
+export interface DockHost extends SceneHost {
   toggle(src: number, dst: number, head: number): void;
   scope(scope: Scope): void;
   reset(): void;

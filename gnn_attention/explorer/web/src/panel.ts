@@ -1,13 +1,12 @@
 // The panel under the figure: which edge, which form, which step, and what that step computes.
 
 import { button, fill, h, radios, select, set, write, type Choice } from "./dom";
-import type { Scene } from "./scene";
+import type { Scene, SceneHost } from "./scene";
 import { STEPS, type Form } from "./state";
 import { pairOf, stepNames, stepParts } from "./steps";
 import { clipped, viewName, visible } from "./words";
 
-export interface PanelHost {
-  scene(): Scene | null; // of the state as it is now, drawn or not
+export interface PanelHost extends SceneHost {
   receive(token: number, dragging: boolean): void;
   study(src: number | null): void;
   head(head: number): void;

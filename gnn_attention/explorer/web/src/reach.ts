@@ -1,11 +1,10 @@
 // How far a token hears over several layers: a row for each layer, going back from the receiver to whom it has heard of.
 
 import { button, fill, freshId, h, number, set, svg, write } from "./dom";
-import { lastOf, type Scene } from "./scene";
+import { lastOf, type Scene, type SceneHost } from "./scene";
 import { clipped, counted, named, visible } from "./words";
 
-export interface ReachHost {
-  scene(): Scene | null; // of the state as it is now, drawn or not
+export interface ReachHost extends SceneHost {
   reach(change: { reachToken?: number; reachLayers?: number }): void;
 }
 
@@ -114,7 +113,8 @@ export class Reach {
 
   private toggle(): void {
     if (this.timer) return this.stop();
-    if (this.scene && this.scene.state.reachLayers >= this.last) this.host.reach({ reachLayers: 0 });
+    const scene = this.host.scene();
+    if (scene && scene.state.reachLayers >= this.last) this.host.reach({ reachLayers: 0 });
     if (window.matchMedia("(prefers-reduced-motion: reduce)").matches) return this.host.reach({ reachLayers: this.last });
     write(this.play, "Pause");
     this.timer = window.setInterval(() => this.move(1), BEAT);

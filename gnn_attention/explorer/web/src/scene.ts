@@ -17,6 +17,11 @@ export interface Scene {
   sender: number; // the sender under study
 }
 
+/** What gives a view the scene of the state as it is now. The scene that the view has drawn may be older. */
+export interface SceneHost {
+  scene(): Scene | null;
+}
+
 /** Who hears whom how much, for one receiver and head: rows of the run, not copies. */
 export interface Row {
   logits: Float64Array;

@@ -4,12 +4,11 @@ import { arcAt, arcsBehind, arcsInto, portsOf, type Arc } from "./arcs";
 import { bdi, h, set, write } from "./dom";
 import { lay, nearest, MOST_WORDS, type Layout } from "./layout";
 import { CanvasPainter, headColour, SvgPainter, type Painter, type Picture } from "./paint";
-import { messageLength, rowOf, type Scene } from "./scene";
+import { messageLength, rowOf, type Scene, type SceneHost } from "./scene";
 import { Streams } from "./streams";
 import { clipped, named, rounded, visible } from "./words";
 
-export interface StageHost {
-  scene(): Scene | null; // of the state as it is now, drawn or not
+export interface StageHost extends SceneHost {
   receive(token: number, dragging: boolean): void;
   study(src: number | null): void;
   select(src: number, dst: number, head: number): void;
@@ -282,7 +281,7 @@ export class Stage {
 
   private drag(event: PointerEvent): void {
     const token = this.tokenAt(event);
-    if (token !== null && this.scene && token !== this.scene.state.token) this.host.receive(token, true);
+    if (token !== null) this.host.receive(token, true);
   }
 
   private tokenAt(event: PointerEvent): number | null {
