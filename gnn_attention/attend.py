@@ -17,13 +17,20 @@ from gnn_attention._support.dynamo import eagerly
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, nonfinite
 from gnn_attention.backends.call import AttentionCall, joined
-from gnn_attention.backends.dispatch import Explanation, choose, explain, run_or_replace
+from gnn_attention.backends.dispatch import (
+    Explanation,
+    choose,
+    explain,
+    is_first_call,
+    run_or_replace,
+)
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["AttentionInfo", "Explanation", "attend", "explain", "list_backends"]
 
 MOST_CHOICES = 2**10  # calls along a graph that wait for their backward passes
+TOKENS_OF_IDENTITY = 64  # of q, k and v each, by whose sums a call is known again
 EDGES_AT_ONCE = 2**16  # edges whose q and k are gathered together when weights are computed
 
 
@@ -96,6 +103,18 @@ def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
         runner = partial(run_or_replace, _run, chosen) if replaceable else chosen.run
     else:
         runner = _runner(backend, call)
+    return _without_autocast(runner, call)
+
+
+def attended_once(call: AttentionCall) -> tuple[Tensor, Any]:
+    """As :func:`attended` by "auto", along a graph that is made for this call: nothing is kept with it."""
+    return _without_autocast(partial(_runner_of_auto(call), choose(call)), call)
+
+
+def _without_autocast(
+    runner: Callable[[AttentionCall], tuple[Tensor, Any]], call: AttentionCall
+) -> tuple[Tensor, Any]:
+    device = call.q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return runner(call)
     with torch.autocast(device, enabled=False):  # inside, products have the dtype of their factors
@@ -125,11 +144,12 @@ def _runner(backend: str | Backend, call: AttentionCall) -> Callable[[AttentionC
     own = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
     if own is not None:
         return own
-    chosen = _chosen(backend, call)
+    return partial(_runner_of_auto(call) if backend == "auto" else _run, _chosen(backend, call))
+
+
+def _runner_of_auto(call: AttentionCall) -> Callable[[Backend, AttentionCall], tuple[Tensor, Any]]:
     # a kernel that cannot be compiled or launched is replaced where "auto" took it
-    replaceable = backend == "auto" and call.q.device.type in nonfinite.ASYNCHRONOUS
-    run = partial(run_or_replace, _run) if replaceable else _run
-    return partial(run, chosen)
+    return partial(run_or_replace, _run) if call.q.device.type in nonfinite.ASYNCHRONOUS else _run
 
 
 def _run(chosen: Backend, call: AttentionCall) -> tuple[Tensor, Any]:
@@ -277,8 +297,11 @@ def checked_backend(backend: str | Backend) -> str | Backend:
 def _chosen(backend: str | Backend, call: AttentionCall) -> Backend:
     """The backend of a call, cached with the graph where like calls have the same one."""
     chosen = choose(call) if backend == "auto" else _supporting(backend, call)
-    if call.chosen is not None and isinstance(backend, str) and _is_lasting(chosen, call, backend):
-        call.chosen[backend] = chosen.name
+    is_first = backend == "auto" and is_first_call(call)
+    if is_first:
+        call.graph.count_call()
+    if not is_first and call.chosen is not None and _is_lasting(chosen, call, backend):
+        call.chosen[str(backend)] = chosen.name
     elif isinstance(backend, str) and chosen.capabilities.cached is True and _is_identified(call):
         choices = call.graph._memo.data.setdefault((_previous_choice,), {})
         choices[_identity(backend, call)] = chosen.name
@@ -308,19 +331,21 @@ def _is_identified(call: AttentionCall) -> bool:
 
 def _identity(backend: str, call: AttentionCall) -> tuple[Any, ...]:
     """What a call and its recomputation have in common, and hardly any other call along the graph has."""
-    # the last tokens may be padding, and the sum of all is rounded in a narrow dtype
-    tensors = [part.detach() for x in (call.q, call.k, call.v) for part in (x, x[:, :, -1:])]
+    # some tokens from all places: the last may be padding
     with eagerly():
+        tensors = [
+            x.detach()[:, :, :: -(-x.shape[2] // TOKENS_OF_IDENTITY) or 1] for x in (call.q, call.k, call.v)
+        ]
         sums = [float(x.sum()).hex() for x in tensors]
     options = [x is None for x in (call.score_mod, call.bias, call.sink_logits)]
     return backend, call.q.shape, call.v.shape, call.q.dtype, *options, call.dropout, call.with_lse, *sums
 
 
-def _is_lasting(chosen: Backend, call: AttentionCall, backend: str) -> bool:
+def _is_lasting(chosen: Backend, call: AttentionCall, backend: str | Backend) -> bool:
     """Whether every call of this form is supported, as one. Of much memory that is looked up each time."""
     cached = chosen.capabilities.cached
     whole = (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs
-    if not cached or not whole or BACKENDS.get(chosen.name) is not chosen:
+    if not isinstance(backend, str) or not cached or not whole or BACKENDS.get(chosen.name) is not chosen:
         return False
     if cached == "named":
         return backend == chosen.name and call.score_mod is None

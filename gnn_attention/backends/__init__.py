@@ -1,6 +1,6 @@
 """The table of backends: name -> how to run it and what it supports. None falls back to another."""
 
-from gnn_attention.backends import dense, flex, mixed, reference, rows, tiles, varlen
+from gnn_attention.backends import dense, flex, message_passing, mixed, reference, rows, tiles, varlen
 from gnn_attention.backends import traced_indices as traced_indices
 from gnn_attention.backends.backend import Backend, RefusalError
 from gnn_attention.backends.call import AttentionCall
@@ -9,5 +9,6 @@ from gnn_attention.backends.capabilities import Capabilities
 __all__ = ["BACKENDS", "AttentionCall", "Backend", "Capabilities", "RefusalError"]
 
 BACKENDS: dict[str, Backend] = {
-    module.BACKEND.name: module.BACKEND for module in (dense, tiles, rows, mixed, flex, varlen, reference)
+    module.BACKEND.name: module.BACKEND
+    for module in (dense, tiles, rows, mixed, flex, varlen, message_passing, reference)
 }

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gnn_attention import edges
 from gnn_attention._support import memory
-from gnn_attention._support.autograd import twice_differentiable
+from gnn_attention._support.autograd import needs_every_derivative, twice_differentiable
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
@@ -163,9 +163,11 @@ def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
         # of others SDPA has no fused kernel, and would make all weights
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     sdpa, scale, grouped = functional.scaled_dot_product_attention, call.scale, q.size(1) != k.size(1)
-    if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
-        return sdpa(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
     kernel = partial(sdpa, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
+    if needs_every_derivative((q, k, v)):
+        return _unfused(kernel, q, k, v)
+    if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
+        return kernel(q, k, v)
     return twice_differentiable(kernel, partial(_unfused, kernel), q, k, v)
 
 

@@ -9,8 +9,8 @@ On CUDA the backends stand in one list, and the first that supports the call is 
 """
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -30,6 +30,8 @@ from gnn_attention.graph.neighbours import neighbours_of
 from gnn_attention.graph.tiling import tiles
 
 SMALL = 128 * 128  # pairs up to which one dense call is fastest
+# edges x heads x channels up to which a plan of the edges takes longer than it saves
+FEW_NUMBERS = 2**20
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
 SLOWER = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
@@ -37,12 +39,17 @@ SLOWER = {
     "rows": {WRITTEN_OUT: 2.0},
 }
 FEW_PAIRS = "so few pairs are quickest in one dense call"
+FIRST_CALL = (
+    "by the number of its edges alone, since it may be used once; from the third call along it, or after "
+    "graph.prepare()"
+)
 UNSUPPORTED = "the others do not support it"
 VISITED = {
     "dense": "most pairs are edges",
     "tiles": "its edges lie in few, well filled tiles",
     "rows": "its edges are few and far between",
     "mixed": "some of its tiles are well filled, the other edges are few",
+    "message_passing": "its messages are so few that a plan of its edges would take longer",
 }
 
 TILE = 128  # tokens on the side of a tile of FlexAttention's kernels for CUDA
@@ -73,6 +80,8 @@ class Explanation:
         if self.rules:
             order = [f"{name:<12}{reason}" for name, reason in self.rules]
             return "\n".join([self.graph, f"auto takes {self.choice}: {self.reason}", *order])
+        if not self.rows:
+            return f"{self.graph}\n{self.choice}: {self.reason}"
         wide = max(12, *(len(name) + 2 for name, *_ in self.rows))
         head = f"{'backend':<{wide}}{'GFLOP':>12}{'extra MB':>12}{'estimated ms':>16}"
         lines = [f"{self.graph}", f"auto takes {self.choice}: {self.reason}", head]
@@ -109,29 +118,31 @@ def explain(
     kind = str(device or "cpu").partition(":")[0]
     if kind == "cuda":
         with FakeTensorMode():
-            return _explain_on_cuda(_empty_call(graph, heads, dim, "cuda", dtype or torch.bfloat16))
+            call = _empty_call(graph, heads, dim, "cuda", dtype or torch.bfloat16)
+            planned = _explain_on_cuda(call, ON_CUDA)
+            if not is_first_call(call):
+                return planned
+            first = _explain_on_cuda(call, _rules_of_first_call(call))
+            return replace(first, reason=f"{FIRST_CALL}, {planned.choice}: {planned.reason}")
     if kind != "cpu":
         raise ValueError(f"device must be 'cpu' or 'cuda', got {quoted(device)}")
     call = _empty_call(graph, heads, dim, "meta", dtype)
     choice, slices = choose(call), (graph.batch or 1) * heads
+    reason = _reason(choice.name, call)
+    if is_first_call(call):
+        later = _first_that_applies(_rules(call), call).name
+        reason = f"{FIRST_CALL}, {later}: {_reason(later, call)}"
     table = []
     for name, backend in BACKENDS.items():
         extra = backend.bytes_needed(call) if backend.bytes_needed else 0
         flops, seconds = _flops(graph, name), _seconds(graph, name, slices, dim)
         table.append((name, slices * dim * flops, extra, seconds))
-    return Explanation(repr(graph), choice.name, _reason(choice.name, call), tuple(table))
+    return Explanation(repr(graph), choice.name, reason, tuple(table))
 
 
 def choose(call: AttentionCall) -> Backend:
     """The backend for a call; NotImplementedError if none supports it."""
-    refusals = []
-    for rule in _rules(call):
-        reason = _refusal(rule, call)
-        if reason is None:
-            return BACKENDS[rule.backend]
-        refusals.append(f"{rule.backend}: {reason}")
-    what = f"{call.graph!r} with {call.q.shape[1]} heads"
-    raise NotImplementedError(f"no backend holds {what}: {'; '.join(refusals)}")
+    return _first_that_applies(_rules_of_first_call(call) if is_first_call(call) else _rules(call), call)
 
 
 def run_or_replace(
@@ -193,7 +204,7 @@ def _chosen_rows(call: AttentionCall) -> str | None:
 
 
 def _written_pairs(call: AttentionCall) -> str | None:
-    if call.graph.num_dst * call.graph.num_src <= SMALL:
+    if has_few_pairs(call.graph):
         return None
     reason = _chosen_rows(call)
     needed = dense.bytes_needed(call) if reason is None else 0
@@ -229,19 +240,63 @@ ON_CUDA = (
 )
 ON_CPU = {
     name: Rule(name, VISITED.get(name, ""), _much_memory if name == "dense" else _never)
-    for name in ("dense", "tiles", "rows", "mixed", "reference")
+    for name in ("dense", "tiles", "rows", "mixed", "message_passing", "reference")
 }
 
 
 def _rules(call: AttentionCall) -> tuple[Rule, ...]:
     """The rules to ask, the best first."""
-    graph = call.graph
     if call.q.device.type == "cuda":
         return ON_CUDA
-    if graph.num_dst * graph.num_src <= SMALL:
+    if has_few_pairs(call.graph):
         return ON_CPU["dense"], ON_CPU["rows"], ON_CPU["reference"]
-    names = memoized(_ordered, graph, call.q.shape[1], call.q.shape[3], _kind(call))
+    names = memoized(_ordered, call.graph, call.q.shape[1], call.q.shape[3], _kind(call))
+    if names[0] == "rows" and _has_few_messages(call):
+        names = ("message_passing", *names)
     return tuple(ON_CPU[name] for name in names)
+
+
+def has_few_pairs(graph: TokenGraph) -> bool:
+    return graph.num_dst * graph.num_src <= SMALL
+
+
+def _has_few_messages(call: AttentionCall) -> bool:
+    batch, heads, _, dim = call.q.shape
+    return batch * heads * call.graph.num_edges * max(dim, call.v.shape[3]) <= FEW_NUMBERS
+
+
+def is_first_call(call: AttentionCall) -> bool:
+    """Whether ``auto`` chooses by the numbers of tokens, edges, heads and channels alone.
+
+    A list of edges that is seen for the first time may be used once, and to count its tiles would take longer
+    than the call. A compiled program runs many times.
+    """
+    return not (torch.compiler.is_compiling() or call.graph.is_prepared or has_few_pairs(call.graph))
+
+
+def _rules_of_first_call(call: AttentionCall) -> tuple[Rule, ...]:
+    if call.q.device.type == "cuda":
+        return tuple(rule for rule in ON_CUDA if rule.backend not in ("varlen", "flex"))
+    if _has_few_messages(call):
+        names: tuple[str, ...] = ("message_passing", "rows", "reference")
+    else:
+        (batch, heads, num_dst, dim), num_src = call.q.shape, call.graph.num_src
+        by_pairs = Work(masked_pairs=num_dst * num_src)
+        by_edges = Work(calls=4, edges=call.graph.num_edges, nodes=num_dst)
+        dense, rows = (costs().seconds(work, batch * heads, dim) for work in (by_pairs, by_edges))
+        names = ("dense", "rows", "reference") if dense < rows else ("rows", "reference")
+    return tuple(ON_CPU[name] for name in names)
+
+
+def _first_that_applies(rules: Iterable[Rule], call: AttentionCall) -> Backend:
+    refusals = []
+    for rule in rules:
+        reason = _refusal(rule, call)
+        if reason is None:
+            return BACKENDS[rule.backend]
+        refusals.append(f"{rule.backend}: {reason}")
+    what = f"{call.graph!r} with {call.q.shape[1]} heads"
+    raise NotImplementedError(f"no backend holds {what}: {'; '.join(refusals)}")
 
 
 def _refusal(rule: Rule, call: AttentionCall) -> str | None:
@@ -276,10 +331,10 @@ def _empty_call(
     return AttentionCall.checked(q, k, k, graph)
 
 
-def _explain_on_cuda(call: AttentionCall) -> Explanation:
-    """What :func:`choose` takes on CUDA, with the reason of every backend that it passes over."""
+def _explain_on_cuda(call: AttentionCall, rules: Iterable[Rule]) -> Explanation:
+    """Which of the rules applies on CUDA, with the reason of every backend that is passed over."""
     answers = []
-    for rule in ON_CUDA:
+    for rule in rules:
         reason = _refusal(rule, call)
         if reason is None:
             strength = rule.strength
@@ -334,7 +389,7 @@ def _flops(graph: TokenGraph, name: str) -> int:
 
 def _reason(choice: str, call: AttentionCall) -> str:
     graph = call.graph
-    if graph.num_dst * graph.num_src <= SMALL:
+    if has_few_pairs(graph):
         return FEW_PAIRS if choice == "dense" else UNSUPPORTED
     if choice == "dense" and dense.bytes_needed(call) == 0:
         return "one SDPA call without a mask"

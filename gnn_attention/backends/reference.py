@@ -17,6 +17,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import Capabilities
+from gnn_attention.backends.message_passing import attend_along
 from gnn_attention.graph import TokenGraph, memoized
 
 MEMORY_LIMIT = 2 * 2**30
@@ -27,16 +28,7 @@ CHUNK_BYTES = MEMORY_LIMIT // 7
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    wide = _working_dtype(call.q)
-    heads = call.q.shape[1]
-    widened = replace(
-        call,
-        q=call.q.to(wide),
-        k=edges.per_query_head(call.k.to(wide), heads),
-        v=edges.per_query_head(call.v.to(wide), heads),
-        bias=None if call.bias is None else call.bias.to(wide),
-    )
-    out, lse = _all_chunks(widened)
+    out, lse = _all_chunks(call)
     return out.to(call.q.dtype), lse.to(edges.accumulation_dtype(call.q.dtype))
 
 
@@ -98,15 +90,11 @@ def _all_chunks(call: AttentionCall) -> tuple[Tensor, Tensor]:
 def _some_rows(
     call: AttentionCall, start: int, stop: int, src: Tensor, dst: Tensor, chosen: Tensor
 ) -> tuple[Tensor, Tensor]:
-    score = edges.logit(call.q[:, :, dst], call.k[:, :, src], call.scale)
-    logits = call.modified(score, dst, src)
-    if call.bias is not None:
-        logits = logits + call.bias[..., chosen]
-    weights, lse = edges.softmax(logits, dst - start, stop - start, call.sink_logits)
-    weights = call.dropped(weights, dst, src)
-    messages = weights.unsqueeze(-1) * call.v[:, :, src]
-    out = messages.new_zeros(*messages.shape[:2], stop - start, messages.shape[-1])
-    return out.index_add(2, dst - start, messages), lse
+    wide = _working_dtype(call.q)
+    bias = None if call.bias is None else call.bias[..., chosen].to(wide)
+    out, lse = attend_along(replace(call, with_lse=True), wide, src, dst, start, stop, bias)
+    assert lse is not None
+    return out, lse
 
 
 def _chunks_of_rows(graph: TokenGraph, most: int) -> list[tuple[int, int, int]]:

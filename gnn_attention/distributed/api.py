@@ -44,8 +44,8 @@ def local(
     attended to, "gather" all of them, "ring" passes the blocks of all ranks on from rank to rank; "auto"
     takes that of :func:`plan`. Cached for each graph; no collective.
 
-    Rotations, score_mods and dropout are those of one process. Layers need a backend other than None, the
-    message-passing path; ``torch.compile`` breaks its graph at their attention. Where one rank alone gives a
+    Rotations, score_mods and dropout are those of one process. Layers need a backend other than
+    "message_passing"; ``torch.compile`` breaks its graph at their attention. Where one rank alone gives a
     layer states of a wrong length, the others wait until the group's timeout; :func:`attend` raises on all.
 
     Raises ValueError where torch.distributed is not initialised, this process is not in the group, or the

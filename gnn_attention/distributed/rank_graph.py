@@ -51,7 +51,7 @@ class RankGraph(TokenGraph):
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
         """NotImplementedError: own receivers have in-edges from senders of other ranks too."""
         advice = "A per-edge bias goes through gnn_attention.distributed.attend"
-        others = "weights of edges and the message-passing path (backend=None) need one process"
+        others = "weights of edges and the message-passing path need one process"
         raise NotImplementedError(f"edges of {self!r} come from other ranks too. {advice}; {others}")
 
     def _cannot_change(self, *arguments: Any, **options: Any) -> NoReturn:

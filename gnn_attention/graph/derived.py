@@ -24,9 +24,9 @@ TAKE_ROWS = "take some rows(start, stop)"
 
 
 def mask(graph: Graph, device: torch.device) -> Tensor:
-    if device.type == "cpu":
+    if device.type == "cpu" and memory.shortage(needed := math.prod(graph.shape4)):
         instead = f"{TAKE_ROWS}, or attend along the graph without its mask"
-        memory.check(f"mask() of {graph!r}", math.prod(graph.shape4), instead)
+        memory.check(f"mask() of {graph!r}", needed, instead)
     if (chosen := neighbours_of(graph.rule)) is not None:
         return _squeeze(graph, edge_list.mask(chosen.keys[:-1].to(device), graph.shape4))
     if graph.listed_edges is not None:
@@ -54,8 +54,14 @@ def edge_index(graph: Graph, device: torch.device) -> Tensor:
     return counting.edge_list(graph.rule, repr(graph), graph.shape4)
 
 
+def receiver_order(graph: Graph) -> tuple[Tensor | None]:
+    """The order of a graph's list by receiver, then sender, on the CPU; None where it stands in it."""
+    return (edge_list.sort_by_receiver(graph.edge_index, graph.num_src)[1],)
+
+
 def in_degree(graph: Graph) -> Tensor:
-    memory.check(f"the in-degrees of {graph!r}", 24 * math.prod(graph.shape4[:3]), TAKE_ROWS)
+    if memory.shortage(needed := 24 * math.prod(graph.shape4[:3])):
+        memory.check(f"the in-degrees of {graph!r}", needed, TAKE_ROWS)
     if (chosen := neighbours_of(graph.rule)) is not None:
         return _squeeze(graph, chosen.degrees())
     if graph.listed_edges is not None:
@@ -82,11 +88,12 @@ def max_in_degree(graph: Graph) -> int:
 
 
 def has_empty_rows(graph: Graph) -> bool:
-    return bool((graph.in_degree() == 0).any())
+    degrees = graph.in_degree()
+    return bool(degrees.numel()) and int(degrees.min()) == 0
 
 
 def is_full(graph: Graph) -> bool:
-    if neighbours_of(graph.rule) is not None:
+    if graph.listed_edges is not None or neighbours_of(graph.rule) is not None:
         return bool(graph.num_edges == math.prod(graph.shape4))
     return bool(graph.has_edges_of(rules.everyone))
 
@@ -94,11 +101,13 @@ def is_full(graph: Graph) -> bool:
 def is_causal(graph: Graph) -> bool:
     if graph.num_dst != graph.num_src:
         return False
-    if neighbours_of(graph.rule) is not None:
+    if (listed := graph.listed_edges) is not None or neighbours_of(graph.rule) is not None:
         # a list is of another length nearly always
         slices = (graph.batch or 1) * (graph.heads or 1)
         if graph.num_edges != slices * graph.num_dst * (graph.num_dst + 1) // 2:
             return False
+        if listed is not None:
+            return bool((listed[0] <= listed[1]).all())
     return bool(graph.has_edges_of(rules.causal))
 
 

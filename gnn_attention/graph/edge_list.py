@@ -24,6 +24,15 @@ def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor |
     return both[:, first_of_each(both[1] * width + both[0])]
 
 
+def sort_by_receiver(edges: Tensor, num_src: int) -> tuple[Tensor, Tensor | None]:
+    """Return ``dst * num_src + src`` of every edge in ascending order, and that order of the edges.
+
+    The order is None for a list that is sorted and holds no edge twice.
+    """
+    keys = torch.add(edges[0], edges[1], alpha=num_src)
+    return (keys, None) if ascends(keys) else keys.sort()
+
+
 def ascends(key: Tensor) -> bool:
     """Whether each number is larger than the one before it: such a list is sorted, without duplicates."""
     return bool((key[1:] > key[:-1]).all())
@@ -128,6 +137,15 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
         shape = f"{list(plain.shape)}{hint}"
         raise ValueError(f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {shape}")
     edges = plain.detach().to("cpu", torch.int64, copy=True)
+    if edges.shape[1]:
+        _check_range(edges, num_dst, num_src)
+    return edges
+
+
+def _check_range(edges: Tensor, num_dst: int, num_src: int) -> None:
+    low, high = edges.aminmax()
+    if int(low) >= 0 and int(high) < min(num_dst, num_src):
+        return
     for row, word, size, count in ((0, "sender", "num_src", num_src), (1, "receiver", "num_dst", num_dst)):
         outside = (edges[row] < 0) | (edges[row] >= count)
         if outside.any():
@@ -135,7 +153,6 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
             wrong = f"edge_index[{row}, {first}] = {int(edges[row, first])} is no {word}"
             expected = f"0 .. {count - 1} ({size}={count}); negative indices do not count from the end"
             raise IndexError(f"{wrong}: expected {expected}")
-    return edges
 
 
 @not_compiled

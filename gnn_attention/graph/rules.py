@@ -19,6 +19,8 @@ from gnn_attention.graph.intervals.table_bounds import in_boxes
 from gnn_attention.graph.intervals.values import Interval
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+# after the keys of a list, so that every search ends inside the table
+LAST_KEY = torch.tensor([torch.iinfo(torch.int64).max], device="cpu")
 
 
 def everyone(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

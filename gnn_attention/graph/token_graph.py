@@ -28,6 +28,8 @@ from gnn_attention.graph import derived, edge_list, neighbours, operators, rules
 from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.rules import Rule
 
+# calls of attend along a list before its edges are looked at
+FIRST_CALLS = 2
 # nodes up to which str(graph) draws
 LARGEST_PICTURE = 32
 # characters of a name that repr(graph), and so every message, shows
@@ -122,22 +124,29 @@ class TokenGraph(Frozen):
         num_dst = checks.size("num_dst", num_dst)
         num_src = num_dst if num_src is None else checks.size("num_src", num_src)
         edges = edge_list.checked(edge_index, num_dst, num_src)
-        key = edges[1] * num_src + edges[0]
-        if not edge_list.ascends(key) and len(key) != len(order := edge_list.first_of_each(key)):
+        keys, order = edge_list.sort_by_receiver(edges, num_src)
+        if order is not None and not edge_list.ascends(keys):
             if not coalesce:
-                raise ValueError(edge_list.duplicate_message(edges, key))
-            edges = edges[:, order]
-        return cls.from_distinct_edges(edges, num_dst, num_src, name)
+                raise ValueError(edge_list.duplicate_message(edges, edges[1] * num_src + edges[0]))
+            edges = edges[:, edge_list.first_of_each(edges[1] * num_src + edges[0])]
+            return cls.from_distinct_edges(edges, num_dst, num_src, name)
+        return cls._from_sorted_keys(edges, keys, order, num_dst, num_src, name)
 
     @classmethod
     def from_distinct_edges(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
         """The graph of a list without duplicates, which is not checked."""
-        keys = edges[1] * num_src + edges[0]
-        keys = keys if edge_list.ascends(keys) else keys.sort().values
-        # so that every search ends inside the table
-        last = keys.new_tensor([torch.iinfo(torch.int64).max])
-        rule = partial(rules.is_listed, torch.cat([keys, last]), num_src)
-        return cls(rule, num_dst, num_src, name=name, _listed=edges)
+        keys, order = edge_list.sort_by_receiver(edges, num_src)
+        return cls._from_sorted_keys(edges, keys, order, num_dst, num_src, name)
+
+    @classmethod
+    def _from_sorted_keys(
+        cls, edges: Tensor, keys: Tensor, order: Tensor | None, num_dst: int, num_src: int, name: str
+    ) -> TokenGraph:
+        rule = partial(rules.is_listed, torch.cat([keys, rules.LAST_KEY]), num_src)
+        graph = cls(rule, num_dst, num_src, name=name, _listed=edges)
+        # the list is sorted once: plans find its order there
+        graph._memo[(derived.receiver_order,)] = (order,)
+        return graph
 
     @overload
     @classmethod
@@ -287,6 +296,28 @@ class TokenGraph(Frozen):
     def is_causal(self) -> bool:
         """True if the graph is square and its edges are exactly ``src <= dst``."""
         return bool(memoized(derived.is_causal, self))
+
+    def prepare(self) -> TokenGraph:
+        """Return the graph, marked as one that will be used many times.
+
+        A list of edges may be another one in every step, so that ``attend(backend="auto")`` chooses by its
+        length alone, and looks at the edges to count and plan at the third call along the same graph; after
+        ``prepare`` at the first. A rule is counted and planned at the first call in any case.
+
+        >>> TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3).prepare().num_edges
+        2
+        """
+        self._memo["calls"] = FIRST_CALLS
+        return self
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the edges are worth a look before a call: True unless it is one of the first on a list."""
+        return self._listed is None or self._memo.data.get("calls", 0) >= FIRST_CALLS
+
+    def count_call(self) -> None:
+        """Count a call along the graph, until :attr:`is_prepared`."""
+        self._memo["calls"] = self._memo.data.get("calls", 0) + 1
 
     def rows(self, start: int, stop: int) -> TokenGraph:
         """The receivers ``start .. stop - 1`` over all senders, as in a decoding step; else IndexError.

@@ -33,7 +33,7 @@ from gnn_attention.graph import TokenGraph
 _one = threading.RLock()
 STEPS = ("edge_update", "message", "aggregate", "update")
 # torch_geometric has none on update
-HOOKS = [f"_{step}_forward_{kind}hooks" for step in ("propagate", *STEPS) for kind in ("", "pre_")]
+HOOKS = {f"_{step}_forward_{kind}hooks": step for step in ("propagate", *STEPS) for kind in ("", "pre_")}
 
 
 class Layer(MessagePassing):
@@ -96,15 +96,23 @@ class Layer(MessagePassing):
 
     def _is_watched(self) -> bool:
         """True while an explainer, a hook or a step of a user's own needs the messages of all edges."""
+        return self._onlooker() is not None
+
+    def _onlooker(self) -> str | None:
+        """Who needs the messages of all edges, in words; None where nobody does."""
         kind, own = type(self), self.__dict__
-        if self.explain or any(map(own.get, HOOKS)):
-            return True
+        if self.explain:
+            return "an explainer masks the edges"
+        for name, step in HOOKS.items():
+            if own.get(name):
+                return f"there is a hook on {step}"
         if "edge_updater" in own or self.functions.keys() & own.keys():
-            return True
+            return "the layer has a step of its own"
         if [*map(partial(getattr, kind), self.functions)] != [*self.functions.values()]:
-            return True
+            return f"{kind.__name__} overrides a step"
         # torch_geometric replaces these two while an explainer masks the edges.
-        return self._function_of("propagate") not in (kind._jinja_propagate, kind._orig_propagate)
+        replaced = self._function_of("propagate") not in (kind._jinja_propagate, kind._orig_propagate)
+        return "propagate is replaced" if replaced else None
 
     def _function_of(self, step: str) -> Any:
         method = self.__dict__.get(step, getattr(type(self), step))

@@ -11,6 +11,7 @@ Read :class:`MessagePassingAttention` for the lesson. PyG calls, for the edges `
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,14 @@ from torch_geometric.utils.sparse import set_sparse_value
 from gnn_attention import convert, edges, score_mods
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.attend import AttentionInfo, attended, checked_backend
+from gnn_attention.attend import (
+    AttentionInfo,
+    Explanation,
+    attended,
+    attended_once,
+    checked_backend,
+    explain,
+)
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph, edge_list, rules
@@ -52,14 +60,18 @@ class MessagePassingAttention(Layer):
             call, for ``to_hetero``.
         score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module is trained with the layer.
         dropout: probability with which a weight is dropped, in training only.
-        backend: None walks message, aggregate and update edge by edge, the lesson; a name or "auto" goes
-            through ``attend``. While an explainer of PyG masks the edges, one of the functions has a hook, a
-            subclass overrides it or the layer has another in its place, or ``torch.jit.trace`` records, the
-            layer walks whatever its backend, as PyG's own layers leave their fused path then.
+        backend: "auto" or a name goes through ``attend``, the fastest way. "message_passing" calls
+            ``edge_update``, ``message``, ``aggregate`` and ``update`` for all edges, the lesson. The layer
+            takes this path whatever its backend while somebody looks on, as PyG's own layers leave their
+            fused path then: while an explainer of PyG masks the edges, one of the four functions has a hook,
+            a subclass overrides it or the layer has another in its place, or ``torch.jit.trace`` records.
+            :meth:`explain_path` says which path a call takes. None means "message_passing", and is
+            deprecated.
 
     Under ``torch.compile(fullgraph=True)`` and ``torch.export`` a :class:`TokenGraph` is a constant for every
-    backend. An ``edge_index`` that is an input of the program is for the walk: one program for any numbers of
-    tokens and edges (for PyG's ``EdgeIndex`` one for each of its sizes: give its ``as_tensor()``).
+    backend. An ``edge_index`` that is an input of the program takes the message-passing path: one program for
+    any numbers of tokens and edges (for PyG's ``EdgeIndex`` one for each of its sizes: give its
+    ``as_tensor()``).
 
     Sources: seeds S1.20, S4.16, S4.17; Gilmer et al. 2017 (arXiv 1704.01212), section 2.
 
@@ -79,7 +91,7 @@ class MessagePassingAttention(Layer):
         heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads,
         score_mod: ScoreMod | None = None,
         dropout: float = 0.0,
-        backend: str | Backend | None = None,
+        backend: str | Backend | None = "auto",
     ) -> None:
         """TypeError for other heads, score_mod or backend; ValueError for an unknown name or dropout."""
         check_heads(heads)
@@ -88,7 +100,17 @@ class MessagePassingAttention(Layer):
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mods.checked(score_mod)
         self.dropout = checks.probability("dropout", dropout)
-        self.backend = None if backend is None else checked_backend(backend)
+        self.backend = _without_none(backend, 4)
+
+    @property
+    def backend(self) -> str | Backend:
+        """The backend of the layer, which may be set at any time."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, backend: str | Backend | None) -> None:
+        # two __setattr__ of modules stand between
+        self._backend = checked_backend(_without_none(backend, 5))
 
     @property
     def in_channels(self) -> int | tuple[int, int]:
@@ -139,8 +161,8 @@ class MessagePassingAttention(Layer):
 
         Raises:
             ValueError, TypeError, IndexError: no graph or two; states, graph and size that do not fit.
-            NotImplementedError: the walk over a graph that differs by head or sample; PyG's ``flow``,
-                ``decomposed_layers`` or ``message_and_aggregate``.
+            NotImplementedError: the message-passing path over a graph that differs by head or sample; PyG's
+                ``flow``, ``decomposed_layers`` or ``message_and_aggregate``.
         """
         if (g is None) == (edge_index is None):
             got = "none" if g is None else "both g and edge_index"
@@ -160,7 +182,8 @@ class MessagePassingAttention(Layer):
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
         wants_weights = isinstance(return_attention_weights, bool)
-        y, weights = self._run(self._call(x_src, x_dst, graph, bias, wants_weights), batched)
+        call = self._call(x_src, x_dst, graph, bias, wants_weights)
+        y, weights = self._run(call, batched, isinstance(g, TokenGraph))
         y = y if batched else y.view(y.shape[-2:])
         if not wants_weights:
             return y
@@ -176,7 +199,8 @@ class MessagePassingAttention(Layer):
                 "decode makes no messages for a hook, an explainer or an overridden step: "
                 "remove it, or call the layer on all tokens"
             )
-        return cache.update(self.heads, x, layer, self.score_mod, backend=self.backend or "auto")
+        backend = "auto" if self.backend == "message_passing" else self.backend
+        return cache.update(self.heads, x, layer, self.score_mod, backend=backend)
 
     def _with_receivers(self, x: Any, g: Any, size: tuple[int, int] | None) -> Any:
         """x, with states of 0 in place of the None of PyG's ``(x_src, None)``."""
@@ -199,19 +223,20 @@ class MessagePassingAttention(Layer):
         options = self.score_mod, bias, None, self.dropout if self.training else 0.0, wants_weights
         return AttentionCall.checked(q, k, v, graph, self.heads.scale, *options)
 
-    def _run(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Any]:
+    def _run(self, call: AttentionCall, batched: bool, is_kept: bool) -> tuple[Tensor, Any]:
         """The update, and the weights where the call wants them (``with_lse``)."""
-        if self.backend is None or self._needs_walk():
+        if self._takes_messages() or isinstance(call.graph, TracedEdges):
             return self._walk(call, batched)
-        z, lse = attended(call, self.backend)
+        once = self.backend == "auto" and not is_kept
+        z, lse = attended_once(call) if once else attended(call, self.backend)
         return self.heads.collect(z), AttentionInfo(call, lse).weights().mT if call.with_lse else None
 
     def _walk(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Tensor]:
         """Edge by edge in float32 or better: nodes ``[N, H, D]``, edges ``[E, H]``, led by a batch if any."""
         if call.graph.heads is not None or call.graph.batch is not None:
             raise NotImplementedError(
-                f"the walk needs one edge list, but {call.graph!r} varies: use backend='auto', "
-                "without hooks, explainers and overridden steps, which need the walk"
+                f"the message-passing path needs one edge list, but {call.graph!r} varies: use "
+                "backend='auto' without hooks, explainers and overridden steps, which need this path"
             )
         q, k, v = _nodes(call, batched)
         edge_index = call.graph.edges_on(q.device)
@@ -252,15 +277,40 @@ class MessagePassingAttention(Layer):
         """The sum over heads, through W_O in the standard form: ``[..., N, H, D] -> [..., N, width]``."""
         return self.heads.collect(inputs.transpose(-3, -2))
 
-    def _needs_walk(self) -> bool:
-        return self._is_watched() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    def explain_path(self, g: Any, num_dst: int | None = None, num_src: int | None = None) -> Explanation:
+        """Which path a call along ``g`` takes, and why; for "auto" as :func:`gnn_attention.explain` says.
+
+        ``g`` is what the layer takes; an ``edge_index`` does not know its sizes, which ``num_dst`` and
+        ``num_src`` give. "message_passing" calls the four functions of PyG.
+
+        >>> layer = MessagePassingAttention(StandardHeads(width=8, num_heads=2))
+        >>> layer.explain_path(torch.tensor([[0, 1], [1, 2]]), num_dst=3).choice
+        'dense'
+        >>> _ = layer.register_message_forward_hook(lambda module, inputs, messages: None)
+        >>> layer.explain_path(torch.tensor([[0, 1], [1, 2]]), num_dst=3).reason
+        'somebody looks on: there is a hook on message'
+        """
+        graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
+        onlooker = self._onlooker()
+        if onlooker is not None:
+            return Explanation(repr(graph), "message_passing", f"somebody looks on: {onlooker}")
+        if self.backend != "auto":
+            name = self.backend.name if isinstance(self.backend, Backend) else self.backend
+            return Explanation(repr(graph), name, "it is the backend of the layer")
+        return explain(graph, self.heads.num_heads, self.heads.head_dim)
+
+    def _takes_messages(self) -> bool:
+        if self.backend == "message_passing" or self._is_watched():
+            return True
+        return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
     def _as_graph(self, g: Any, num_dst: int, num_src: int) -> TokenGraph:
-        for_walk = self.backend is None or self._needs_walk()
-        if for_walk and torch.compiler.is_compiling() and is_edge_list(g):
+        for_messages, is_program = self._takes_messages(), torch.compiler.is_compiling()
+        if is_program and is_edge_list(g) and (for_messages or self.backend == "auto"):
             return TracedEdges.of(g, num_dst, num_src)
-        if for_walk and type(g) is Tensor and g.dtype in edge_list.SIGNED and g.layout == torch.strided:
-            return _listed(g, num_dst, num_src)
+        if type(g) is Tensor and g.dtype in edge_list.SIGNED and g.layout == torch.strided:
+            read = _listed if for_messages else TokenGraph.from_edges
+            return read(g, num_dst, num_src)
         return fitting_graph(g, num_dst, num_src)
 
     def mapping(self) -> str:
@@ -273,6 +323,14 @@ class MessagePassingAttention(Layer):
         form = type(heads).__name__.removesuffix("Heads").lower()
         sizes = f"{form}, heads={heads.num_heads}, head_dim={heads.head_dim}"
         return f"{type(self).__name__}({sizes}, backend={self.backend!r})"
+
+
+def _without_none(backend: str | Backend | None, stacklevel: int) -> str | Backend:
+    if backend is not None:
+        return backend
+    message = "backend=None is deprecated: write backend='message_passing'"
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+    return "message_passing"
 
 
 def state_pair(x: Any) -> tuple[Tensor, Tensor]:
@@ -299,10 +357,9 @@ def fitting_graph(g: Any, num_dst: int, num_src: int) -> TokenGraph:
 def _listed(edge_index: Tensor, num_dst: int, num_src: int) -> TracedEdges:
     """The edges alone, with the checks of ``TokenGraph.from_edges`` but without its rule and memo."""
     edges = edge_list.checked(edge_index, num_dst, num_src)
-    key = edges[1] * num_src + edges[0]
-    ordered = key.sort().values
-    if (ordered[1:] == ordered[:-1]).any():
-        raise ValueError(edge_list.duplicate_message(edges, key))
+    keys, order = edge_list.sort_by_receiver(edges, num_src)
+    if order is not None and not edge_list.ascends(keys):
+        raise ValueError(edge_list.duplicate_message(edges, edges[1] * num_src + edges[0]))
     return TracedEdges(rules.everyone, num_dst, num_src, name="edges", _listed=edges.to(edge_index.device))
 
 

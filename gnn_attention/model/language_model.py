@@ -86,8 +86,8 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """Embedding, blocks, unembedding: from tokens to the logits of the token that comes next.
 
-    ``backend`` is that of all blocks' attention; None is the message-passing path of torch_geometric. It can
-    be set at any time: ``model.backend = "reference"``.
+    ``backend`` is that of all blocks' attention; "message_passing" is the path of torch_geometric. It can be
+    set at any time: ``model.backend = "reference"``.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), the decoder; seed S4.11.
 
@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.unembedding.weight, std=0.5 * config.width**-0.5)
 
     @property
-    def backend(self) -> str | Backend | None:
+    def backend(self) -> str | Backend:
         """That of all blocks' attention."""
         return self.layers[0].backend
 
@@ -143,7 +143,7 @@ class LanguageModel(nn.Module):
 
         A cache has a layer for each block: ``KeyValueCache(graph, model.config.num_layers)``. Raises as the
         model and :meth:`KeyValueCache.append` do, ValueError for a cache of other layers, NotImplementedError
-        for ``backend=None`` and with hooks on a block or its attention, since neither is called here.
+        for ``backend="message_passing"`` and with hooks on a block or its attention, which are not called.
         """
         if not hasattr(cache, "all_or_nothing"):
             raise TypeError(f"cache must be a KeyValueCache(graph, config.num_layers), got {quoted(cache)}")
@@ -152,7 +152,7 @@ class LanguageModel(nn.Module):
             expected = f"{len(self.blocks)} layers, one for each block"
             raise ValueError(f"cache must have {expected}, got {cache.layers}")
         if not self.can_proceed():
-            reason = "the message-passing path (backend=None) and hooks on blocks need all tokens at once"
+            reason = "the message-passing path and hooks on blocks need all tokens at once"
             advice = "use backend='auto' and remove the hooks, or call the model without a cache"
             raise NotImplementedError(f"{reason}: {advice}")
         state = self.embedding(tokens)
@@ -164,7 +164,7 @@ class LanguageModel(nn.Module):
 
     def can_proceed(self) -> bool:
         """False for the message-passing path, or hooks on a block or its attention."""
-        if any(layer.backend is None or layer._is_watched() for layer in self.layers):
+        if any(layer.backend == "message_passing" or layer._is_watched() for layer in self.layers):
             return False
         return not any(x._forward_hooks or x._forward_pre_hooks for x in (*self.blocks, *self.layers))
 

@@ -143,6 +143,6 @@ def _logits_agree(device: str, wide: Any, tokens: Tensor, path: Backend | None) 
         state = state + oracle.layer(plain_names(heads), x, x, case.mask, heads.head_dim**-0.5, dense)
         state = state + block.mlp(block.mlp_norm(state))
     own = copy.deepcopy(wide).to(device)
-    own.backend = path
+    own.backend = path or "message_passing"
     wanted = wide.unembedding(wide.norm(state))
     return worst([("the whole model", within("logits", own(tokens.to(device)).cpu(), wanted))])

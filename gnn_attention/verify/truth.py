@@ -223,7 +223,9 @@ class Problem:
                 leaves = {name: x for name, x in leaves.items() if name not in weights}
                 leaves |= weights if form is None else {}
                 own = (heads if form is None else form(heads)).to(device)
-                layer = MessagePassingAttention(own, options.pop("score_mod", None), backend=backend)
+                layer = MessagePassingAttention(
+                    own, options.pop("score_mod", None), backend=backend or "message_passing"
+                )
                 out = layer((leaves["x_src"], leaves["x_dst"]), self.graph, **options)
         return out, gradients_of(out, self.formula.direction.to(device), leaves)
 

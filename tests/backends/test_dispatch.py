@@ -30,7 +30,8 @@ def _no_file_of_costs(tmp_path, monkeypatch):
 def scattered(n, degree, seed=0):
     rng = torch.Generator().manual_seed(seed)
     src = torch.rand(n, n, generator=rng).topk(degree, 1).indices.flatten()
-    return ga.convert.from_edge_index(torch.stack([src, torch.arange(n).repeat_interleave(degree)]), n, n)
+    edges = torch.stack([src, torch.arange(n).repeat_interleave(degree)])
+    return ga.convert.from_edge_index(edges, n, n).prepare()
 
 
 def blocks(n, share, seed=0):
@@ -40,7 +41,7 @@ def blocks(n, share, seed=0):
 
 def listed(graph):
     order = torch.randperm(graph.num_edges, generator=torch.Generator().manual_seed(0))
-    return ga.convert.from_edge_index(graph.edge_index[:, order], graph.num_dst, graph.num_src)
+    return ga.convert.from_edge_index(graph.edge_index[:, order], graph.num_dst, graph.num_src).prepare()
 
 
 def window_and_few(n):
@@ -306,7 +307,7 @@ def tiles_with(edges_of_each, number=N // 128, apart=128):
     """A list of so many tiles of 128 along the diagonal, with so many edges each, row by row."""
     within, first = torch.arange(edges_of_each), torch.arange(0, number * apart, apart).view(-1, 1)
     edges = torch.stack([(first + within % 128).flatten(), (first + within // 128).flatten()])
-    return ga.TokenGraph.from_edges(edges, number * apart)
+    return ga.TokenGraph.from_edges(edges, number * apart).prepare()
 
 
 def test_flex_takes_tiles_of_which_an_eighth_is_filled():
@@ -319,9 +320,9 @@ def test_the_fill_of_a_long_list_is_counted_in_some_rows_of_tiles():
     """Of 64 rows of tiles the even ones; an odd one with an edge in each tile counts in a shorter list."""
     filled = tiles_with(2048, 32, apart=256)
     scattered_edges = torch.stack([torch.arange(0, 8192, 128), torch.full((64,), 128)])
-    long = ga.TokenGraph.from_edges(torch.cat([filled.edge_index, scattered_edges], 1), 8192)
+    long = ga.TokenGraph.from_edges(torch.cat([filled.edge_index, scattered_edges], 1), 8192).prepare()
     assert choice_on_cuda(long) == "flex"
-    assert choice_on_cuda(long.rows(0, 4096)) == "rows"
+    assert choice_on_cuda(long.rows(0, 4096).prepare()) == "rows"
 
 
 def own_mod(score, b, h, dst, src):

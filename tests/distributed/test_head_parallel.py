@@ -68,26 +68,29 @@ def chained() -> score_mods.chain:
 ALIBI = score_mods.alibi(score_mods.alibi_slopes(4))
 LAYERS: dict[str, tuple[Callable[[], ga.MessagePassingAttention], ga.TokenGraph]] = {
     "standard": (biased, PLAIN),
-    "standard, the walk": (lambda: biased(backend=None), PLAIN),
+    "standard, the walk": (lambda: biased(backend="message_passing"), PLAIN),
     "standard, the reference": (lambda: biased(backend="reference"), PLAIN),
     "2 groups": (lambda: biased(kv=2), PLAIN),
     "1 group": (lambda: biased(kv=1), PLAIN),
     "norms and rotary": (lambda: layer(standard(num_kv_heads=2, qk_norm=True, rotary=Rotary())), PLAIN),
     "factored": (lambda: layer(ga.FactoredHeads.of(standard(bias=True, num_kv_heads=2))), PLAIN),
-    "factored, the walk": (lambda: layer(ga.FactoredHeads.of(standard(bias=True)), backend=None), PLAIN),
+    "factored, the walk": (
+        lambda: layer(ga.FactoredHeads.of(standard(bias=True)), backend="message_passing"),
+        PLAIN,
+    ),
     "factored, senders": (lambda: layer(ga.FactoredHeads.of(standard(bias=True), side="sender")), PLAIN),
     "merged": (lambda: layer(ga.MergedHeads.of(standard(bias=True))), PLAIN),
     "latent": (lambda: layer(latent()), PLAIN),
     "alibi": (lambda: layer(standard(), ALIBI), PLAIN),
     "learned bias": (lambda: layer(standard(), relative()), PLAIN),
-    "learned bias, the walk": (lambda: layer(standard(), relative(), backend=None), PLAIN),
+    "learned bias, the walk": (lambda: layer(standard(), relative(), backend="message_passing"), PLAIN),
     "chain": (lambda: layer(standard(), chained()), PLAIN),
     "graphs by head": (lambda: layer(standard(num_kv_heads=2), relative()), BY_HEAD),
     "graphs by head and sample": (lambda: layer(standard()), BY_BOTH),
     "learned bias, isolated heads": (lambda: layer(standard(), relative(), backend="tiles"), BY_HALF),
     "chain, isolated heads": (lambda: layer(standard(), chained(), backend="tiles"), BY_HALF),
     "dropout": (lambda: biased(relative(), dropout=0.4), PLAIN),
-    "dropout, the walk": (lambda: biased(dropout=0.4, backend=None), PLAIN),
+    "dropout, the walk": (lambda: biased(dropout=0.4, backend="message_passing"), PLAIN),
     "dropout, graphs by head": (lambda: layer(standard(), ALIBI, dropout=0.4), BY_HEAD),
 }
 

@@ -132,7 +132,7 @@ def views(rank, world):
     graph, x, y = patterns.causal(6), torch.ones(1, 1, 3, 4), torch.zeros(6, 2)
     mine = distributed.local(graph)
     partition, layer = mine.partition, ga.MessagePassingAttention(ga.StandardHeads(4, 1))
-    walk, whole = "the message-passing path .backend=None. need", "graph must be the TokenGraph of all tokens"
+    walk, whole = "the message-passing path need", "graph must be the TokenGraph of all tokens"
     bias, axis = {"bias": torch.zeros(1)}, r"axis must be in -2 \.\. 1, one of x \[6, 2\], got 7"
     assert_refusals(
         [

@@ -49,7 +49,7 @@ def theirs() -> Tensor:
 
 
 @installed
-@pytest.mark.parametrize("backend", ["auto", "reference", None])
+@pytest.mark.parametrize("backend", ["auto", "reference", "message_passing"])
 def test_the_full_graph_gives_the_embeddings_of_transformers(encoder, theirs, backend):
     for attention in encoder.attention:
         attention.backend = backend

@@ -254,7 +254,7 @@ def _layer(form: str) -> MessagePassingAttention:
     heads = StandardHeads(WIDTH, 2, 3, 2, num_kv_heads=1, bias=True).double()
     for number, parameter in enumerate(heads.parameters()):
         parameter.data = _numbers(*parameter.shape).detach() / (number + 1)
-    return MessagePassingAttention(FORMS[form](heads))
+    return MessagePassingAttention(FORMS[form](heads), backend="message_passing")
 
 
 KINDS: dict[str, Callable[[str], str | None]] = {

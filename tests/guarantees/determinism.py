@@ -98,7 +98,8 @@ class _Call:
         rng = torch.Generator().manual_seed(2)
         for parameter in heads.parameters():
             parameter.data = torch.randn(parameter.shape, generator=rng) * WIDTH**-0.5
-        return {"out": MessagePassingAttention(heads.to(self.dtype))(inputs["x"], self.graph).square()}
+        layer = MessagePassingAttention(heads.to(self.dtype), backend="message_passing")
+        return {"out": layer(inputs["x"], self.graph).square()}
 
     def __str__(self) -> str:
         return f"{self.added} on {self.where}, {str(self.dtype).removeprefix('torch.')}"

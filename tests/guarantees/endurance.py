@@ -226,7 +226,7 @@ def _algebra(rng: random.Random) -> str | None:
 def _layer(rng: random.Random) -> str | None:
     graph, layer = (
         _graph(rng, 80),
-        MessagePassingAttention(StandardHeads(16, HEADS), backend=rng.choice([None, "auto"])),
+        MessagePassingAttention(StandardHeads(16, HEADS), backend=rng.choice(["message_passing", "auto"])),
     )
     x = _normal(rng, graph.num_src, 16).requires_grad_()
     out = layer(x, graph if rng.random() < 0.7 else graph.edge_index)

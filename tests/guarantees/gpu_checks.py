@@ -208,7 +208,7 @@ def run_compiled_layer(device: str, dtype: torch.dtype, case: GraphCase) -> Mapp
     shape = BATCH, case.graph.num_dst, WIDTH
     inputs = {name: torch.randn(shape, generator=rng).to(dtype) for name in ("x_src", "x_dst", "direction")}
     problem = Problem.of(case, FEATURES["plain"], inputs, device, heads)
-    layer = MessagePassingAttention(heads.to(device), backend=None)
+    layer = MessagePassingAttention(heads.to(device), backend="message_passing")
     x = leaves_of({name: problem.inputs[name] for name in ("x_src", "x_dst")}, device)
 
     def run(x_src: Tensor, x_dst: Tensor) -> Tensor:

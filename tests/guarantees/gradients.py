@@ -139,7 +139,9 @@ class GradientCase:
         for parameter in standard.parameters():
             parameter.data = self._leaf(*parameter.shape).data
         backend = None if self.triple[0] == "walk" else self.triple[0]
-        layer = MessagePassingAttention(form(standard), mod["score_mod"], backend=backend)
+        layer = MessagePassingAttention(
+            form(standard), mod["score_mod"], backend=backend or "message_passing"
+        )
         x, weights = (
             (self._leaf(batch, n, WIDTH) for n in (graph.num_src, graph.num_dst)),
             dict(layer.named_parameters()),

@@ -199,7 +199,9 @@ class LayerProblem:
     def run(self, backend: Backend | None) -> tuple[Tensor, dict[str, Tensor]]:
         x_src, x_dst, direction = (x.clone() for x in self._drawn)
         inputs = {"x_src": x_src.requires_grad_(), "x_dst": x_dst.requires_grad_()}
-        out = MessagePassingAttention(self._heads, backend=backend)((x_src, x_dst), self.draw.graph)
+        out = MessagePassingAttention(self._heads, backend=backend or "message_passing")(
+            (x_src, x_dst), self.draw.graph
+        )
         return out, gradients_of(out, direction, inputs | plain_names(self._heads))
 
 

@@ -53,7 +53,7 @@ def test_the_teaching_walk_makes_the_tensor_that_no_backend_makes():
     """A message for each edge: the measure sees it."""
     graph, heads = patterns.window(512, 64), StandardHeads(32, 4)
     x = torch.randn(1, 512, 32)
-    for backend, made in ((None, True), ("rows", False), ("tiles", False)):
+    for backend, made in (("message_passing", True), ("rows", False), ("tiles", False)):
         layer = MessagePassingAttention(heads, backend=backend)
         layer(x, graph)
         found = allocated(lambda layer=layer: layer(x, graph))

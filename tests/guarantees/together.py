@@ -33,7 +33,14 @@ from tests.guarantees.llama import llama
 WIDTH, HEADS = 12, 4
 FORMS = (lambda heads: heads, FactoredHeads.of, MergedHeads.of)
 EAGER = tuple(name for name, backend in BACKENDS.items() if not backend.compiled)
-ROUTES = (None, "auto", "dense", "rows", "mixed", "reference")  # of a layer; all hold any plain graph
+ROUTES = (
+    "message_passing",
+    "auto",
+    "dense",
+    "rows",
+    "mixed",
+    "reference",
+)  # of a layer; all hold any plain graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +129,7 @@ def _layer(rng: random.Random) -> Shared:
     """One layer, in any form and on any way through it, over one graph."""
     graph = _graph_of(rng, most=40)
     heads = rng.choice(FORMS)(StandardHeads(WIDTH, HEADS, num_kv_heads=2, bias=True))
-    layer = MessagePassingAttention(heads, backend=None)
+    layer = MessagePassingAttention(heads, backend="message_passing")
     layer.backend = rng.choice(ROUTES)
     given = graph.edge_index if rng.random() < 0.3 else graph
 

@@ -71,7 +71,7 @@ def written_out(heads: LatentHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) 
 
 
 @each_kind
-@pytest.mark.parametrize("backend", [None, "reference", "dense", "auto"])
+@pytest.mark.parametrize("backend", ["message_passing", "reference", "dense", "auto"])
 def test_the_absorbed_form_is_the_papers_formula(kind, backend):
     heads, x, graph = made(kind), seeded(2, 9, 12), patterns.strict_causal(9)
     found = MessagePassingAttention(heads, backend=backend)(x, graph)

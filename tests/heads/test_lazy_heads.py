@@ -84,7 +84,7 @@ def test_what_it_can_say_before():
     lazy = layer()
     assert (lazy.heads.num_heads, lazy.heads.num_kv_heads) == (4, 2)
     assert (lazy.heads.head_dim, lazy.heads.scale) == (6, 6**-0.5)
-    assert repr(lazy) == "MessagePassingAttention(lazy, heads=4, head_dim=6, backend=None)"
+    assert repr(lazy) == "MessagePassingAttention(lazy, heads=4, head_dim=6, backend='auto')"
     lazy.reset_parameters()
     assert lazy.heads.has_uninitialized_params()
 

@@ -160,7 +160,7 @@ def test_passes_what_is_clean(name):
     assert "exact" in str(verdict)
 
 
-BACKENDS = [None, "reference", "dense", "tiles", "rows", "mixed", "auto"]
+BACKENDS = ["message_passing", "reference", "dense", "tiles", "rows", "mixed", "auto"]
 EVERY = covering.pairwise(
     backend=BACKENDS,
     form=[lambda h: h, FactoredHeads.of, MergedHeads.of],

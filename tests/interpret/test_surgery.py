@@ -22,7 +22,7 @@ from gnn_attention.interpret import trace
 from gnn_attention.interpret.trace import interventions
 
 
-@pytest.mark.parametrize("backend", [*traces.BACKENDS, None])
+@pytest.mark.parametrize("backend", [*traces.BACKENDS, "message_passing"])
 def test_operations_on_a_model(backend: Any) -> None:
     """Only from the chosen layer on do states differ; a copy made inside is operated on; leaving restores."""
     model = new_model(backend)
@@ -80,7 +80,7 @@ def test_one_operation_on_many_graphs(kind: str) -> None:
     assert_exact(found.output, dense(made, x, CAUSAL, **{kind: window.mask()}).update)
 
 
-@pytest.mark.parametrize("backend", [*traces.BACKENDS, None])
+@pytest.mark.parametrize("backend", [*traces.BACKENDS, "message_passing"])
 @pytest.mark.parametrize("kind", traces.KINDS)
 def test_what_is_not_sent_is_never_read(kind: str, backend: Any) -> None:
     """A NaN in the message of a cut or muted edge stays with its sender, and so does its gradient."""

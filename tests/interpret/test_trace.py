@@ -26,10 +26,10 @@ from gnn_attention.verify.measure import EXACT
 
 def one_list(backend: Any, name: str, kind: str | None, chosen: Any) -> bool:
     """torch_geometric's own path takes graphs of one list of edges."""
-    return backend is not None or (chosen is None and not name.startswith("per"))
+    return backend != "message_passing" or (chosen is None and not name.startswith("per"))
 
 
-BACKENDS = [*traces.BACKENDS, None]
+BACKENDS = [*traces.BACKENDS, "message_passing"]
 OPERATIONS = {"kind": [None, *traces.KINDS], "chosen": [None, [2], [0, 2]]}
 EVERYTHING = pairwise(one_list, backend=BACKENDS, name=list(traces.GRAPHS), **OPERATIONS)
 

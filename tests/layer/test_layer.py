@@ -20,7 +20,7 @@ from gnn_attention import (
 )
 from gnn_attention.rotary import Rotary
 
-WAYS = [None, "dense", "reference", "auto"]
+WAYS = ["message_passing", "dense", "reference", "auto"]
 
 
 def heads(**options):
@@ -108,6 +108,12 @@ def test_every_form_of_a_graph(way):
             assert_exact(same.to_dense(), dense)
 
 
+def test_messages_are_made_along_one_list_of_edges():
+    layer = MessagePassingAttention(heads(), backend="message_passing")
+    with pytest.raises(NotImplementedError, match=r"needs one edge list, but .*heads 4"):
+        layer(X, BY_HEAD)
+
+
 def test_batch_axis_is_a_loop_over_samples():
     """[B, T, d] equals sample by sample [N, d], weights included."""
     x, graph = states(3, 7, 12), patterns.window(7, 3)
@@ -119,7 +125,7 @@ def test_batch_axis_is_a_loop_over_samples():
         assert_exact(weights, torch.stack([w for _, (_, w) in alone]))
 
 
-@pytest.mark.parametrize("way", [None, "dense"])
+@pytest.mark.parametrize("way", ["message_passing", "dense"])
 def test_rotary_positions_follow_decoding_rows(way):
     """Rows 5..8 of a graph are turned for positions 5..8: equal to the last rows of the whole."""
     torch.manual_seed(0)
@@ -144,7 +150,7 @@ def test_dropout_only_in_training(way):
     assert_exact(sums, torch.ones_like(sums))
 
 
-@pytest.mark.parametrize("way", [None, "dense", "reference"])
+@pytest.mark.parametrize("way", ["message_passing", "dense", "reference"])
 def test_copies_pickles_and_leaves_no_state(way):
     """Equal outputs after deepcopy and pickle; a call adds nothing to the layer."""
     layer = MessagePassingAttention(heads(), score_mods.RelativeBias(4, 3).double(), backend=way)
@@ -256,7 +262,6 @@ WRONG = [
     (X, "causal", TypeError, r"expected a torch_geometric Data, EdgeIndex, .* got 'causal'"),
     (X, CAUSAL.mask(), TypeError, r"got a Tensor of torch.bool .*from_mask"),
     (states(9, 11), CAUSAL, ValueError, r"x must be \[B, T, 12\] in torch.float64 .* got \[1, 9, 11\]"),
-    (X, BY_HEAD, NotImplementedError, r"the walk needs one edge list"),
 ]
 
 

@@ -18,7 +18,7 @@ from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patte
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.layer.pairwise import BothEnds, PairwiseMessages, StaticNodes
 
-WAYS = [None, "auto", "rows", "tiles", "dense"]
+WAYS = ["message_passing", "auto", "rows", "tiles", "dense"]
 GRAPH = patterns.window(9, 3)
 
 

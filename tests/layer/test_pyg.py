@@ -16,7 +16,7 @@ from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patte
 from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.interpret import trace
 
-WAYS = [None, "reference", "auto"]
+WAYS = ["message_passing", "reference", "auto"]
 REGRESSION = {"mode": "regression", "task_level": "node", "return_type": "raw"}
 
 

@@ -16,7 +16,7 @@ from gnn_attention import model as lm
 LISTED = ga.convert.from_edge_index(torch.tensor([[0, 3, 1, 3, 2, 4, 0], [2, 1, 1, 0, 4, 3, 4]]), 5)
 
 
-@pytest.fixture(params=[None, "reference", "dense"], ids=["walk", "reference", "dense"])
+@pytest.fixture(params=["message_passing", "reference", "dense"], ids=["walk", "reference", "dense"])
 def way(request: pytest.FixtureRequest) -> str | None:
     """Edge by edge as torch_geometric walks, and two backends (``attend`` has no walk: "auto")."""
     way: str | None = request.param

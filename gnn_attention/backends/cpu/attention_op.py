@@ -239,5 +239,5 @@ BACKWARD = (
     f"{PLAN}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _ATTENTION = operator("attention_pieces", FORWARD, _run, _fake, _differentiate, _save)
-OF_OURS = "the backends tiles, rows and mixed; use backend='reference' or 'dense'"
+OF_OURS = "the backends tiles, rows and mixed; use backend='message_passing'"
 _GRADIENTS = gradient_operator("attention_pieces_backward", BACKWARD, _run_backward, _fake_backward, OF_OURS)

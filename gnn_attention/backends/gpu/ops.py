@@ -149,5 +149,5 @@ _GRADIENTS = gradient_operator(
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _run_backward,
     _fake_backward,
-    "the kernel of the backend rows; use backend='reference' or 'dense'",
+    "the kernel of the backend rows; use backend='message_passing'",
 )

@@ -7,6 +7,7 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph.derived import receiver_order
 from gnn_attention.graph.neighbours import Neighbours, neighbours_of
 
 
@@ -27,12 +28,18 @@ def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"]:
 
 def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Edges, Tensor]:
     """The edges ``src -> dst`` by receiver, then sender; and where each stood before."""
-    found = order_by_receiver(src, dst, num_src)
-    order = torch.arange(len(src), device=src.device) if found is None else found
-    src, dst = src[order].int(), dst[order].int()
+    order = order_by_receiver(src, dst, num_src)
+    edges = _edges_in_order(src, dst, order, num_src, num_dst)
+    return edges, torch.arange(len(src), device=src.device) if order is None else order
+
+
+def _edges_in_order(src: Tensor, dst: Tensor, order: Tensor | None, num_src: int, num_dst: int) -> Edges:
+    src, dst = src.int(), dst.int()
+    if order is not None:
+        src, dst = src.index_select(0, order), dst.index_select(0, order)
     out_position = src.sort(stable=True).indices
     ptr, out_ptr = pointers(dst, num_dst).int(), pointers(src, num_src).int()
-    return Edges(ptr, src, dst, out_ptr, dst[out_position], out_position.int()), order
+    return Edges(ptr, src, dst, out_ptr, dst.index_select(0, out_position), out_position.int())
 
 
 def order_by_receiver(src: Tensor, dst: Tensor, num_src: int) -> Int[Tensor, " edges"] | None:
@@ -51,15 +58,14 @@ def _lowered(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
     chosen = neighbours_of(graph.rule)
     if chosen is not None:
         return _of_chosen(chosen, device)
-    src, dst = graph.edges_on(device)
-    found, _ = sorted_edges(src, dst, graph.num_src, graph.num_dst)
-    return tuple(found.tensors)
+    (src, dst), order = graph.edges_on(device), memoized(receiver_order, graph)[0]
+    order = None if order is None else order.to(device)
+    return tuple(_edges_in_order(src, dst, order, graph.num_src, graph.num_dst).tensors)
 
 
 def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
-    src, dst = graph.edges_on(device)
-    found = order_by_receiver(src, dst, graph.num_src)
-    return (torch.arange(len(src), device=device) if found is None else found,)
+    order = memoized(receiver_order, graph)[0]
+    return (torch.arange(graph.num_edges, device=device) if order is None else order.to(device),)
 
 
 def _of_chosen(of: Neighbours, device: torch.device) -> tuple[Tensor, ...]:

@@ -47,7 +47,7 @@ def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
     left, layers are by ``layer_idx``, cross-attention is unchanged; a listed pair is checked in the call
     that has both its ends, a :class:`TokenGraph` must be as long as the sequences (ValueError).
 
-    Every backend is supported; a layer on the message-passing path (``backend=None``)
+    Every backend is supported; a layer on the message-passing path (``backend="message_passing"``)
     runs through "auto" while messages are changed. Set a backend before, not inside.
 
     Raises TypeError or IndexError before anything changes for other arguments, or an unknown layer or head;
@@ -113,7 +113,7 @@ class LastSplit:
 
 
 @contextmanager
-def backend_replaced(layer: MessagePassingAttention, backend: str | Backend | None) -> Iterator[None]:
+def backend_replaced(layer: MessagePassingAttention, backend: str | Backend) -> Iterator[None]:
     before, layer.backend = layer.backend, backend
     try:
         yield
@@ -182,10 +182,10 @@ class Changing(Backend):
     """Runs calls on another backend, with the messages of some edges changed."""
 
     steps: tuple[tuple[LastSplit, Callable[[Any, Tensor], Tensor]], ...] = ()
-    inner: str | Backend | None = None
+    inner: str | Backend = "auto"
 
     @classmethod
-    def over(cls, inner: str | Backend | None, *steps: tuple[LastSplit, Any]) -> Changing:
+    def over(cls, inner: str | Backend, *steps: tuple[LastSplit, Any]) -> Changing:
         if isinstance(inner, Changing):
             return cls.over(inner.inner, *inner.steps, *steps)
         name = f"{inner.name if isinstance(inner, Backend) else inner or 'auto'} with changed messages"
@@ -214,9 +214,9 @@ def _divided(steps: Any, graph: TokenGraph, v: Tensor, heads: int) -> list[tuple
     return found
 
 
-def _run_changed(steps: Any, inner: str | Backend | None, call: AttentionCall) -> tuple[Tensor, Tensor]:
+def _run_changed(steps: Any, inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
     parts = [
         replace(call, graph=graph, v=v, bias=_bias_of(graph, call.graph, call.bias))
         for graph, v in _divided(steps, call.graph, call.v, call.q.shape[1])
     ]
-    return attended_in_parts(call, parts, inner or "auto")
+    return attended_in_parts(call, parts, inner)

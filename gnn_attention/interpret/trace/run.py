@@ -168,11 +168,11 @@ def _recorded_layer(
 
 
 def _run_and_append(
-    thread: int, inner: str | Backend | None, calls: list[Any], call: AttentionCall
+    thread: int, inner: str | Backend, calls: list[Any], call: AttentionCall
 ) -> tuple[Tensor, Tensor | None]:
     if threading.get_ident() != thread:
-        return attended(call, inner or "auto")
-    options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner or "auto")
+        return attended(call, inner)
+    options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
     out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
     calls.append((call, out, info))
     return out, info._lse
