@@ -3,11 +3,7 @@
 import signal
 import sys
 
-try:
-    from gnn_attention.cli.main import main
-except KeyboardInterrupt:  # while the commands are loaded
-    print("interrupted", file=sys.stderr)
-    sys.exit(130)
+from gnn_attention.cli.main import main
 
 __all__ = ["main", "run"]
 

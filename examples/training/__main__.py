@@ -21,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     train = commands.add_parser("train", help="train it on the standard library's sources")
     training.add_arguments(train)
     train.set_defaults(run=training.run)
-    compare.add_compare(commands)
+    about = "train one model over several graphs, all else equal: loss against edges"
+    compare.add_arguments(commands.add_parser("compare", help=about))
     reach = commands.add_parser("reach", help="a task that only reach can answer, over several graphs")
     tasks.add_arguments(reach)
     reach.set_defaults(run=tasks.run)

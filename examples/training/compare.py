@@ -34,7 +34,7 @@ from gnn_attention.cost.graph_cost import most_cached
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, induction_scores
 
-__all__ = ["GRAPHS", "RECIPE", "add_compare", "compare"]
+__all__ = ["GRAPHS", "RECIPE", "add_arguments", "compare"]
 
 GRAPHS = "causal; window(64); window(16); window(16) | sinks(4); window(16) | strides(16)"
 RECIPE = Recipe(steps=600, length=256, batch=4, warmup=60)
@@ -180,10 +180,8 @@ class _LineProgress(Progress):
             self.log(str(self))
 
 
-def add_compare(commands: json_option.Commands) -> None:
-    """Its options."""
-    described = "train one model over several graphs, all else equal: loss against edges"
-    command = commands.add_parser("compare", help=described)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``python -m examples.training compare``."""
     add, shown = command.add_argument, "(default: %(default)s)"
     add("--graphs", default=GRAPHS, metavar="LIST", help=f"{LISTED} {shown}")
     add("--seeds", type=int, default=SEEDS, help=f"trainings for each graph {shown}")

@@ -2,12 +2,8 @@
 
 import argparse
 import json
-from typing import TypeAlias
 
 from gnn_attention._support import atomic_files
-
-# what a command is added to: no class at run time
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

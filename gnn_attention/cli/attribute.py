@@ -69,10 +69,8 @@ def in_words(effect: Effect, words: Sequence[str]) -> str:
     return f"{layer}.{head}: {words[dst]!r} ({dst}) <- {words[src]!r} ({src}), {change:+.4g}"
 
 
-def add_attribute(commands: json_option.Commands) -> None:
-    """``gnn-attention attribute``."""
-    about = "which edges of which heads a language model needs for a text, and its loss on them alone"
-    command = commands.add_parser("attribute", help=about)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``gnn-attention attribute``."""
     add, default = command.add_argument, "(default %(default)s)"
     add("text", help="what the model reads, or @FILE")
     add("--model", default="smollm2", help=f"of gnn_attention.lm {default}")

@@ -6,16 +6,14 @@ import sys
 from gnn_attention import model
 from gnn_attention._support import json_option
 from gnn_attention._support.progress import Progress
-from gnn_attention.cli.graphs import read_graph
+from gnn_attention.cli.draw import read_graph
 from gnn_attention.interpret import audit as auditor
 
 LONGEST = 512  # tokens: every pair is looked at, in a model of any size
 
 
-def add_audit(commands: json_option.Commands) -> None:
-    """``gnn-attention audit``: exit code 1 if information leaks."""
-    about = "does information in a language model flow exactly along a graph?"
-    command = commands.add_parser("audit", help=about)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``gnn-attention audit``: exit code 1 if information leaks."""
     add = command.add_argument
     declared = command.add_mutually_exclusive_group(required=True)
     declared.add_argument(

@@ -101,10 +101,8 @@ GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
 }
 
 
-def add_bench(commands: json_option.Commands) -> None:
-    """``gnn-attention bench``."""
-    about = "time and memory of attention along graphs, next to what is installed"
-    command = commands.add_parser("bench", help=about)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``gnn-attention bench``."""
     add, instead = command.add_argument, "fit the cost model behind backend='auto' to this machine instead"
     add("what", nargs="?", choices=["calibrate"], help=instead)
     add("--tokens", type=int, default=TOKENS, metavar="N", help="of every graph (default %(default)s)")

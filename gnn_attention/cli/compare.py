@@ -43,10 +43,8 @@ def _timed(model: nn.Module, ids: Tensor) -> tuple[Tensor, float]:
     return model(ids, use_cache=False).logits, time.perf_counter() - began
 
 
-def add_compare(commands: json_option.Commands) -> None:
-    """``gnn-attention compare``."""
-    described = "loss and speed of a pretrained model along graphs, without training"
-    command = commands.add_parser("compare", help=described)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``gnn-attention compare``."""
     add, shown = command.add_argument, "(default: %(default)s)"
     add("--graphs", default=GRAPHS, metavar="LIST", help=f"{LISTED} {shown}")
     add("--model", default="smollm2", metavar="NAME", help=f"of gnn_attention.lm {shown}")

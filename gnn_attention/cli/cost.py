@@ -35,10 +35,8 @@ OPTIONS: list[tuple[str, Callable[[str], Any], str]] = [
 ]
 
 
-def add_cost(commands: json_option.Commands) -> None:
-    """``gnn-attention cost``."""
-    about = "multiply-accumulates, bytes and cache of the forms of attention and of a graph"
-    command = commands.add_parser("cost", help=about)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``gnn-attention cost``."""
     for names, kind, text in OPTIONS:
         flag, metavar = names.split()
         command.add_argument(flag, type=kind, metavar=metavar, help=text)

@@ -27,10 +27,8 @@ SENTENCE = "The red box holds a key and the blue box holds a coin. To get the ke
 LAYERS, EDGES, SHARES = 4, 10, (0.3, 0.1, 0.03)
 
 
-def add_explore(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """``gnn-attention explore``."""
-    about = "write a page that shows a text going through a model, edge by edge"
-    command = commands.add_parser("explore", help=about)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``gnn-attention explore``."""
     command.set_defaults(run=_explore)
     add = command.add_argument
     add("text", nargs="?", help="what the model reads (default: some lines, with a tour)")

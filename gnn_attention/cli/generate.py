@@ -55,10 +55,8 @@ def continued(
     return about | {"cached": len(cache.positions), "bytes": cache.nbytes}
 
 
-def add_generate(commands: json_option.Commands) -> None:
-    """``gnn-attention generate``."""
-    about = "let the trained model continue a text, along the edges of a graph"
-    command = commands.add_parser("generate", help=about)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``gnn-attention generate``."""
     add, default, file = command.add_argument, "(default %(default)s)", "weights that model.save wrote"
     add("prompt", help="the text to continue, such as 'def read('")
     add("--tokens", type=int, default=80, metavar="N", help=f"how many more {default}")

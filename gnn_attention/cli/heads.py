@@ -20,10 +20,8 @@ PAIR = re.compile(r"(\d+)(?:\.(\d+))?")
 SMOLLM2, TRAINED = "smollm2", "trained"
 
 
-def add_heads(commands: json_option.Commands) -> None:
-    """``gnn-attention heads``."""
-    about = "what each head looks for and says, in words, tested by cutting those edges"
-    command = commands.add_parser("heads", help=about)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``gnn-attention heads``."""
     command.set_defaults(run=_heads)
     add, default = command.add_argument, "(default %(default)s)"
     add("only", nargs="*", metavar="HEAD", help="layers (5) or heads (5.3) to read (default: all)")

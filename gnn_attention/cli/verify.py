@@ -19,17 +19,9 @@ from gnn_attention.verify.check import DTYPES
 from gnn_attention.verify.report import Report, Result
 
 
-def add_verify(added: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """``gnn-attention verify``."""
-    command = added.add_parser(
-        "verify", help="check every form and backend against dense attention in float64"
-    )
-    add_options(command)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of ``gnn-attention verify``, and of a command that runs more checks."""
     command.set_defaults(run=run_checks)
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Those of a command that runs checks."""
     add = command.add_argument
     add("--all", action="store_true", help="every check (default: few, which cover every pair of values)")
     add("--only", metavar="LABEL", help="only checks with this text in their label, as a failure prints it")

@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -194,7 +195,7 @@ def test_a_long_expression_is_no_path(capsys):
     assert capsys.readouterr().out.splitlines()[1:] == picture
 
 
-COMMANDS = "verify audit bench explore graphs draw cost generate compare"
+COMMANDS = "verify audit attribute bench explore graphs draw cost generate heads compare"
 
 
 def test_audit_of_a_file(tmp_path, capsys):
@@ -204,6 +205,39 @@ def test_audit_of_a_file(tmp_path, capsys):
     assert main(["audit", "--graph", str(tmp_path / "window.graphml")]) == 0
     assert capsys.readouterr().err.startswith("window.graphml: 6 nodes, 11 directed edges\n")
     assert main(["audit", str(tmp_path / "window.graphml"), "--run-over", "window(6, 4)"]) == 1
+
+
+LOADED = """
+import contextlib, io, json, sys
+import gnn_attention
+before, loaded = set(sys.modules), []
+from gnn_attention.__main__ import main
+for arguments in json.load(sys.stdin):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main(arguments)
+    loaded.append(sorted(set(sys.modules) - before))
+json.dump(loaded, sys.stdout)
+"""
+SLOW_TO_LOAD = {"matplotlib", "torch._dynamo", "torch_geometric", "transformers"}
+SLOW_TO_LOAD |= {f"gnn_attention.{name}" for name in ("explorer", "interpret", "layer", "model", "verify")}
+
+
+def test_a_command_loads_its_own_module_and_no_slow_package(tmp_path):
+    """In a fresh process, one command after the other, so that modules add up."""
+    file = tmp_path / "words.csv"
+    file.write_text("source,target\nthe,cat\ncat,sat\n", encoding="utf-8")
+    cases = [
+        (["--help"], set()),
+        (["draw", "window(6, 2)"], {"draw"}),
+        (["draw", str(file)], {"draw"}),
+        (["graphs"], {"draw", "graphs"}),
+    ]
+    command, asked = [sys.executable, "-c", LOADED], json.dumps([arguments for arguments, _ in cases])
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
+    for (arguments, modules), names in zip(cases, json.loads(done.stdout), strict=True):
+        commands = {name.removeprefix("gnn_attention.cli.") for name in names if ".cli." in name}
+        assert commands == modules | {"main"}, arguments
+        assert not SLOW_TO_LOAD & set(names), arguments
 
 
 class TestMain:

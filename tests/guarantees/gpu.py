@@ -13,7 +13,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
-from gnn_attention.cli.verify import add_options, run_checks
+from gnn_attention.cli.verify import add_arguments, run_checks
 from gnn_attention.verify.check import Check, Settings
 from tests.guarantees.gpu_core import MESSAGE_PASSING, TRIAL, Sizes, core_checks
 from tests.guarantees.gpu_record import markdown, status
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     description = "Check everything on a GPU."
     parser = argparse.ArgumentParser(prog="python -m tests.guarantees.gpu", description=description)
-    add_options(parser)
+    add_arguments(parser)
     said = "run nothing: print what is verified on a GPU"
     parser.add_argument("--status", action="store_true", help=f"{said}, in a sentence")
     parser.add_argument("--markdown", action="store_true", help=f"{said}, with a table")
