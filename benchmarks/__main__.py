@@ -1,9 +1,10 @@
 """Time and memory, measured here and now:
-``python -m benchmarks [attention | training | table]``.
+``python -m benchmarks [attention | training | start | table]``.
 
 ``attention`` (what runs without a name) times every backend and every peer that is installed; ``training``
-trains the shipped model on long windows, with ``attend`` and with SDPA; ``table`` shows a record that one of
-them wrote, or ``python -m benchmarks.gpu_run`` on a GPU. Times are those of this machine; ratios travel better.
+trains the shipped model on long windows, with ``attend`` and with SDPA; ``start`` starts commands of
+``gnn-attention``; ``table`` shows a record that one of them wrote, or ``python -m benchmarks.gpu_run`` on a
+GPU. Times are those of this machine; ratios travel better.
 A further suite is a module that measures and writes text, and one row of ``SUITES``.
 """
 
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attention, plots, records, table, training, workloads
+from benchmarks import attention, plots, records, start, table, training, workloads
 from benchmarks.attention import run_attention
 from benchmarks.gpu import table as gpu_table
 from benchmarks.measure import Settings
@@ -74,6 +75,11 @@ def _training(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     return run_training(tokens, steps, not args.no_peers, shown.begin)
 
 
+def _start(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
+    shown.expect(start.ROUNDS)
+    return start.run_start(progress=shown.begin)
+
+
 def _show(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     if args.record is None:
         raise ValueError("table needs the file of a record: python -m benchmarks table FILE")
@@ -102,6 +108,12 @@ SUITES = {
         frozenset({"tokens", "steps", "no_peers"}),
         _training,
         training.text,
+    ),
+    "start": Suite(
+        "how long gnn-attention takes to start, next to import gnn_attention (about 2 minutes)",
+        frozenset(),
+        _start,
+        start.text,
     ),
 }
 SUITES["table"] = Suite(

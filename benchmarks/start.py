@@ -1,0 +1,79 @@
+"""How long a command takes to start, next to ``import gnn_attention``: ``python -m benchmarks start``.
+
+Fresh processes, one after the other, each program once a round; a ratio is that of two least times of this
+run. ``import torch`` is what bounds every start. The record, as ``--json`` writes it:
+
+- ``bench``: "start"; ``schema`` 1; date, commit, processor, threads, versions, ...
+- ``cases``: one for each ``program``: ``seconds``, the least time, ``median``, the number of ``samples``, and
+  ``ratio``, the least time over that of ``import gnn_attention``
+- ``targets``: the ratio of each command, met or not
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from benchmarks import process, table
+from benchmarks.records import Record, circumstances
+from benchmarks.targets import Measure, Target, judge
+
+__all__ = ["PROGRAMS", "ROUNDS", "run_start", "seconds_of", "text"]
+
+ROUNDS = 10
+LIBRARY = "import gnn_attention"
+COMMANDS = ("--help", "graphs", "draw causal(6)")
+PROGRAMS: dict[str, Sequence[str]] = {name: ("-c", name) for name in ("import torch", LIBRARY)}
+PROGRAMS |= {f"gnn-attention {command}": ("-m", "gnn_attention", *command.split()) for command in COMMANDS}
+
+
+def _ratio(record: Record, target: Target) -> float:
+    return next(float(case["ratio"]) for case in record["cases"] if case["program"] == target.workload)
+
+
+MEASURES = {"ratio": Measure(False, "times the time of {against}", _ratio)}
+TARGETS = [Target(f"gnn-attention {command}", "start", "ratio", 1.3, LIBRARY) for command in COMMANDS]
+
+
+def run_start(rounds: int = ROUNDS, progress: Callable[[str], None] | None = None) -> Record:
+    """Every program in every round, as one record."""
+    times: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    for number in range(rounds):
+        if progress is not None:
+            progress(f"round {number + 1}")
+        for name, arguments in PROGRAMS.items():
+            times[name].append(seconds_of(arguments))
+    cases = [
+        {
+            "program": name,
+            "seconds": min(taken),
+            "median": statistics.median(taken),
+            "samples": rounds,
+            "ratio": min(taken) / min(times[LIBRARY]),
+        }
+        for name, taken in times.items()
+    ]
+    record = {"bench": "start", "schema": 1, **circumstances(), "cases": cases}
+    return {**record, "targets": judge(record, TARGETS, MEASURES)}
+
+
+def seconds_of(arguments: Sequence[str]) -> float:
+    """The time of a fresh interpreter with these arguments; CalledProcessError if it fails."""
+    command = [sys.executable, *arguments]
+    began = time.perf_counter()
+    subprocess.run(command, cwd=process.ROOT, capture_output=True, check=True)
+    return time.perf_counter() - began
+
+
+def text(record: Record) -> str:
+    """The record as two tables."""
+    head = ["program", "least, s", "median, s", f"of {LIBRARY}"]
+    rows = (
+        [case["program"], *(f"{case[name]:.2f}" for name in ("seconds", "median", "ratio"))]
+        for case in record["cases"]
+    )
+    title = f"{record['cases'][0]['samples']} rounds, {record['processor']}, {record['threads']} threads"
+    return "\n\n".join([title, table.markdown(head, rows), *table.targets_table(record)])
