@@ -40,7 +40,8 @@ def operator(
         # torch would drop the tangents of a registered operator in silence
         if has_forward_derivative(x for x in arguments if isinstance(x, Tensor)):
             raise NotImplementedError(
-                f"forward-mode derivatives do not pass through the operator {name}; use backend='message_passing'"
+                f"forward-mode derivatives do not pass through the operator {name}; "
+                "use backend='message_passing'"
             )
         return (transformed if torch._C._are_functorch_transforms_active() else registered)(*arguments)
 
