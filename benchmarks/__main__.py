@@ -1,10 +1,11 @@
 """Time and memory, measured here and now:
-``python -m benchmarks [attention | training | start | table]``.
+``python -m benchmarks [attention | training | start | batches | table]``.
 
 ``attention`` (what runs without a name) times every backend and every peer that is installed; ``training``
 trains the shipped model on long windows, with ``attend`` and with SDPA; ``start`` starts commands of
-``gnn-attention``; ``table`` shows a record that one of them wrote, or ``python -m benchmarks.gpu_run`` on a
-GPU. Times are those of this machine; ratios travel better.
+``gnn-attention``; ``batches`` times a layer with a new list of edges in every step; ``table`` shows a record
+that one of them wrote, or ``python -m benchmarks.gpu_run`` on a GPU. Times are those of this machine; ratios
+travel better.
 A further suite is a module that measures and writes text, and one row of ``SUITES``.
 """
 
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attention, plots, records, start, table, training, workloads
+from benchmarks import attention, batches, plots, records, start, table, training, workloads
 from benchmarks.attention import run_attention
 from benchmarks.gpu import table as gpu_table
 from benchmarks.measure import Settings
@@ -80,6 +81,11 @@ def _start(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     return start.run_start(progress=shown.begin)
 
 
+def _batches(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
+    shown.expect(len(batches.WORKLOADS))
+    return batches.run_batches(progress=shown.begin)
+
+
 def _show(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     if args.record is None:
         raise ValueError("table needs the file of a record: python -m benchmarks table FILE")
@@ -114,6 +120,12 @@ SUITES = {
         frozenset(),
         _start,
         start.text,
+    ),
+    "batches": Suite(
+        "a new list of edges in every step, beside torch_geometric's TransformerConv (about a minute)",
+        frozenset(),
+        _batches,
+        batches.text,
     ),
 }
 SUITES["table"] = Suite(

@@ -16,7 +16,7 @@ from gnn_attention.verify.circumstances import environment
 __all__ = ["Record", "case_of", "cases_of", "circumstances", "read", "value_of", "workload_of"]
 
 Record = dict[str, Any]
-SUITES = ("attention", "training", "start", "gpu")
+SUITES = ("attention", "training", "start", "batches", "gpu")
 PACKAGES = ("torch_geometric", "transformers", "networkx")
 
 

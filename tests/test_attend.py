@@ -20,7 +20,7 @@ from gnn_attention._support import memory
 from gnn_attention.backends import BACKENDS, flex
 from gnn_attention.verify.cases import graph_cases
 
-NAMES = ["dense", "mixed", "reference", "rows", "tiles"]
+NAMES = ["dense", "message_passing", "mixed", "reference", "rows", "tiles"]
 FULL = [name for name in NAMES if name != "mixed"]  # those that hold every option
 
 # torch's own compiler instantiates autograd.Function, which torch itself calls deprecated

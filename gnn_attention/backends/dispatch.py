@@ -32,6 +32,8 @@ from gnn_attention.graph.tiling import tiles
 SMALL = 128 * 128  # pairs up to which one dense call is fastest
 # edges x heads x channels up to which a plan of the edges takes longer than it saves
 FEW_NUMBERS = 2**20
+# of few messages, pairs for each edge from which the messages take less time than all pairs
+SPARSE = 32
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
 SLOWER = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
@@ -251,7 +253,7 @@ def _rules(call: AttentionCall) -> tuple[Rule, ...]:
     if has_few_pairs(call.graph):
         return ON_CPU["dense"], ON_CPU["rows"], ON_CPU["reference"]
     names = memoized(_ordered, call.graph, call.q.shape[1], call.q.shape[3], _kind(call))
-    if names[0] == "rows" and _has_few_messages(call):
+    if names[0] in ("dense", "rows") and _has_few_messages(call) and _is_sparse(call.graph):
         names = ("message_passing", *names)
     return tuple(ON_CPU[name] for name in names)
 
@@ -265,13 +267,20 @@ def _has_few_messages(call: AttentionCall) -> bool:
     return batch * heads * call.graph.num_edges * max(dim, call.v.shape[3]) <= FEW_NUMBERS
 
 
+def _is_sparse(graph: TokenGraph) -> bool:
+    return graph.num_edges * SPARSE <= graph.num_dst * graph.num_src
+
+
 def is_first_call(call: AttentionCall) -> bool:
     """Whether ``auto`` chooses by the numbers of tokens, edges, heads and channels alone.
 
     A list of edges that is seen for the first time may be used once, and to count its tiles would take longer
     than the call. A compiled program runs many times.
     """
-    return not (torch.compiler.is_compiling() or call.graph.is_prepared or has_few_pairs(call.graph))
+    if torch.compiler.is_compiling() or call.graph.is_prepared or has_few_pairs(call.graph):
+        return False
+    # senders that were chosen row by row are never counted tile by tile
+    return neighbours_of(call.graph.rule) is None
 
 
 def _rules_of_first_call(call: AttentionCall) -> tuple[Rule, ...]:

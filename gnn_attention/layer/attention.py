@@ -100,7 +100,7 @@ class MessagePassingAttention(Layer):
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mods.checked(score_mod)
         self.dropout = checks.probability("dropout", dropout)
-        self.backend = _without_none(backend, 4)
+        self.backend = _without_none(backend, 3)
 
     @property
     def backend(self) -> str | Backend:

@@ -89,7 +89,7 @@ ALL_PAIRS = "TokenGraph.from_rule(lambda b, h, i, j: (i >= 0) & (j >= 0), graph.
 GRAPH, SHIFTED = "graph/token_graph.py", "partial(rules.shifted, graph.rule, start)"
 PLANTED = {
     "mask transposed": [("graph/derived.py", DENSE, f"{DENSE}.mT.contiguous()")],
-    "scale dropped": [("edges.py", "(q_dst * k_src).sum(-1) * scale", "(q_dst * k_src).sum(-1)")],
+    "scale dropped": [("backends/message_passing.py", ".mT * call.scale", ".mT")],
     "grouped heads tiled instead of repeated": [("edges.py", GROUPS, TILED)],
     "b_Q dropped in the merged form": [("heads/model_space.py", FACTORS, FACTORS + LOST)],
     "b_V added to receivers without in-edges": [
@@ -98,7 +98,7 @@ PLANTED = {
     # two mistakes, because the rule of a list is a set by itself: the list is left as it came
     "duplicate edges counted twice": [
         (GRAPH, "if not coalesce:", "if False:"),
-        (GRAPH, "            edges = edges[:, order]\n", "            pass\n"),
+        (GRAPH, "            edges = edges[:, edge_list.first_of_each(edges[1] * num_src + edges[0])]\n", ""),
     ],
     "decode rows aligned top-left": [
         ("graph/operators.py", SHIFTED, "partial(rules.shifted, graph.rule, 0)")
