@@ -20,6 +20,7 @@ from gnn_attention.backends.call import AttentionCall, joined
 from gnn_attention.backends.dispatch import (
     Explanation,
     choose,
+    choose_by_size,
     explain,
     is_first_call,
     run_or_replace,
@@ -108,7 +109,7 @@ def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
 
 def attended_once(call: AttentionCall) -> tuple[Tensor, Any]:
     """As :func:`attended` by "auto", along a graph that is made for this call: nothing is kept with it."""
-    return _without_autocast(partial(_runner_of_auto(call), choose(call)), call)
+    return _without_autocast(partial(_runner_of_auto(call), choose_by_size(call)), call)
 
 
 def _without_autocast(

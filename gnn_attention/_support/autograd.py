@@ -89,12 +89,13 @@ class _Twice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if not torch.is_grad_enabled():
-            return None, None, *_gradients(ctx.out, ctx.inner, grad, retain_graph=True)
+            return None, None, *gradients(ctx.out, ctx.inner, grad, retain_graph=True)
         inputs = ctx.saved_tensors
-        return None, None, *_gradients(ctx.slow(*inputs), inputs, grad, create_graph=True)
+        return None, None, *gradients(ctx.slow(*inputs), inputs, grad, create_graph=True)
 
 
-def _gradients(out: Tensor, inputs: Any, grad: Tensor, **options: bool) -> list[Tensor | None]:
+def gradients(out: Tensor, inputs: Any, grad: Tensor, **options: bool) -> list[Tensor | None]:
+    """``torch.autograd.grad``, with None for an input that needs no gradient."""
     learning = [x for x in inputs if x.requires_grad]
     found = iter(torch.autograd.grad(out, learning, grad, **options))
     return [next(found) if x.requires_grad else None for x in inputs]

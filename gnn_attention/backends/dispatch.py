@@ -32,8 +32,8 @@ from gnn_attention.graph.tiling import tiles
 SMALL = 128 * 128  # pairs up to which one dense call is fastest
 # edges x heads x channels up to which a plan of the edges takes longer than it saves
 FEW_NUMBERS = 2**20
-# of few messages, pairs for each edge from which the messages take less time than all pairs
-SPARSE = 32
+# pairs that a dense kernel visits while a mask is made from a list
+PAIRS_OF_A_MASK = 2**15
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
 SLOWER = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
@@ -144,7 +144,7 @@ def explain(
 
 def choose(call: AttentionCall) -> Backend:
     """The backend for a call; NotImplementedError if none supports it."""
-    return _first_that_applies(_rules_of_first_call(call) if is_first_call(call) else _rules(call), call)
+    return choose_by_size(call) if is_first_call(call) else _first_that_applies(_rules(call), call)
 
 
 def run_or_replace(
@@ -253,7 +253,7 @@ def _rules(call: AttentionCall) -> tuple[Rule, ...]:
     if has_few_pairs(call.graph):
         return ON_CPU["dense"], ON_CPU["rows"], ON_CPU["reference"]
     names = memoized(_ordered, call.graph, call.q.shape[1], call.q.shape[3], _kind(call))
-    if names[0] in ("dense", "rows") and _has_few_messages(call) and _is_sparse(call.graph):
+    if names[0] in ("dense", "rows") and _has_few_messages(call):
         names = ("message_passing", *names)
     return tuple(ON_CPU[name] for name in names)
 
@@ -262,13 +262,17 @@ def has_few_pairs(graph: TokenGraph) -> bool:
     return graph.num_dst * graph.num_src <= SMALL
 
 
-def _has_few_messages(call: AttentionCall) -> bool:
-    batch, heads, _, dim = call.q.shape
-    return batch * heads * call.graph.num_edges * max(dim, call.v.shape[3]) <= FEW_NUMBERS
+def _has_few_messages(call: AttentionCall, mask_is_known: bool = True) -> bool:
+    """Whether the numbers of all messages are few, and fewer than the pairs that a dense kernel visits."""
+    (batch, heads, _, dim), graph = call.q.shape, call.graph
+    numbers = batch * heads * graph.num_edges * max(dim, call.v.shape[3])
+    pairs = batch * heads * graph.num_dst * graph.num_src + (0 if mask_is_known else PAIRS_OF_A_MASK)
+    return numbers <= min(FEW_NUMBERS, pairs)
 
 
-def _is_sparse(graph: TokenGraph) -> bool:
-    return graph.num_edges * SPARSE <= graph.num_dst * graph.num_src
+def choose_by_size(call: AttentionCall) -> Backend:
+    """The backend for a call along a list that is used once, by its size alone."""
+    return _first_that_applies(_rules_of_first_call(call), call)
 
 
 def is_first_call(call: AttentionCall) -> bool:
@@ -286,7 +290,7 @@ def is_first_call(call: AttentionCall) -> bool:
 def _rules_of_first_call(call: AttentionCall) -> tuple[Rule, ...]:
     if call.q.device.type == "cuda":
         return tuple(rule for rule in ON_CUDA if rule.backend not in ("varlen", "flex"))
-    if _has_few_messages(call):
+    if _has_few_messages(call, mask_is_known=False):
         names: tuple[str, ...] = ("message_passing", "rows", "reference")
     else:
         (batch, heads, num_dst, dim), num_src = call.q.shape, call.graph.num_src

@@ -94,10 +94,10 @@ def as_list(graph):
 def test_a_checkpointed_call_is_computed_again_as_it_was_though_the_list_is_counted_since(monkeypatch):
     """The first two calls along a list are chosen by its size; those after them, and recomputations, not."""
     looks = Looks(monkeypatch)
-    graph = as_list(patterns.window(300, 40))
-    q = torch.randn(1, 2, 300, 8, dtype=torch.float64, requires_grad=True)
+    graph = as_list(patterns.window(1024, 40))
+    q = torch.randn(1, 2, 1024, 8, dtype=torch.float64, requires_grad=True)
     outs = [checkpoint(ga.attend, q * n, q, q, graph, use_reentrant=False) for n in (1.0, 2.0, 3.0)]
-    assert looks.names == ["message_passing", "message_passing", "dense"]
+    assert looks.names == ["message_passing", "message_passing", "tiles"]
     found = torch.autograd.grad(sum(outs).sum(), q)[0]
     # the third is known to the graph, and is not chosen again
     assert looks.names[3:] == ["message_passing", "message_passing"]
