@@ -327,7 +327,7 @@ for method in ("edge_update", "message", "update"):
 # %% [markdown]
 # `edge_update` is steps 3 and 4: overlap and listening distribution. (`call.modified` and `call.bias` are where a change of the logits
 # by edge would come in; we use none here.) `message` is what travels along an edge: the sender's message, times its weight. Then comes
-# `aggregate`, step 6. It is not printed because PyG's own sum is used as it is. `update` is step 7. Steps 1, 2 and 5 happen
+# `aggregate`, step 6, which is a plain sum and not printed. `update` is step 7. Steps 1, 2 and 5 happen
 # at the nodes, before anything travels.
 #
 # Look at the formula again: a message may depend on $x_i$ and $x_j$. The weight $w_{ij}$ depends on more. Its denominator is a sum over
@@ -344,10 +344,11 @@ assert torch.allclose(total[:, :2] / total[:, 2:] @ W_O, updates, rtol=0, atol=1
 
 # %% [markdown]
 # The layer of the library gives the same numbers too. It takes our graph object, or the plain `edge_index` that PyG users have.
+# With `backend="message_passing"` it calls the methods above; without it, it takes the fastest way to the same numbers.
 
 # %%
 heads = ga.StandardHeads.from_arrays(W_Q[None], W_K[None], W_V[None], W_O[None])  # [None]: a list of one head
-layer = ga.MessagePassingAttention(heads)
+layer = ga.MessagePassingAttention(heads, backend="message_passing")
 
 y, (_, layer_weights) = layer(x, g, return_attention_weights=True)
 assert torch.allclose(y, updates, rtol=0, atol=1e-12)

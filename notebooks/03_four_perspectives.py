@@ -520,7 +520,8 @@ assert call["query"].data_ptr() == call["receiving channel"].data_ptr() == call[
 # %% tags=["S1.27"]
 edge = [(pieces.index("␣not"), receiver)]
 share = call.weights(edge, heads=head)[0, 0, 0]
-layer, sent = ga.MessagePassingAttention(heads, block.attention.score_mod), []
+layer = ga.MessagePassingAttention(heads, block.attention.score_mod, backend="message_passing")
+sent = []
 layer.register_message_forward_hook(lambda module, inputs, output: sent.append(output))
 layer(x, call.graph)  # torch_geometric calls message(): a row for each edge, for each head
 at = call.edge_index.T.tolist().index(list(edge[0]))

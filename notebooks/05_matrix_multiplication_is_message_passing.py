@@ -193,7 +193,7 @@ A = mass / mass.sum(1, keepdim=True)
 O = A @ V  # noqa: E741
 
 heads = ga.StandardHeads.from_arrays(W_Q[None], W_K[None], W_V[None], torch.eye(d, width)[None])
-layer = ga.MessagePassingAttention(heads)
+layer = ga.MessagePassingAttention(heads, backend="message_passing")
 assert torch.allclose(A, S.softmax(1))
 assert torch.allclose(layer(states, ga.patterns.full(n))[:, :d], O)
 print("edge by edge = by matrices")
