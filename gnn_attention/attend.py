@@ -254,7 +254,7 @@ def list_backends() -> dict[str, str]:
     """The names of the backends on this machine, with what each supports.
 
     >>> sorted(list_backends())
-    ['dense', 'flex', 'mixed', 'reference', 'rows', 'tiles', 'varlen']
+    ['dense', 'flex', 'message_passing', 'mixed', 'reference', 'rows', 'tiles', 'varlen']
     """
     return {
         name: f"{backend.supports}; {backend.capabilities.limits()}" for name, backend in BACKENDS.items()

@@ -108,9 +108,9 @@ def record(
     :func:`mute`, :func:`scale` and :func:`patch`. ``layers``, ``heads`` and ``edges`` choose, as in
     :func:`cut`, what is recorded; nothing else is stored, of other tokens neither (pairs are of tokens of the
     call). Phases and states are those of the blocks of ``gnn_attention.model``, where no edges or heads were
-    chosen. A layer on the message-passing path (``backend=None``) runs through "auto". Only calls of this
-    thread are recorded; threads that record one module take turns. It is differentiable; ``torch.no_grad()``
-    saves memory.
+    chosen. A layer with ``backend="message_passing"`` runs through "auto". Only calls of this thread are
+    recorded; threads that record one module take turns. It is differentiable; ``torch.no_grad()`` saves
+    memory.
 
     Raises ValueError for a module without such a layer, else as :func:`cut` and :func:`operate` do.
 
