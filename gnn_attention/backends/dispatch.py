@@ -253,7 +253,9 @@ def _rules(call: AttentionCall) -> tuple[Rule, ...]:
     if has_few_pairs(call.graph):
         return ON_CPU["dense"], ON_CPU["rows"], ON_CPU["reference"]
     names = memoized(_ordered, call.graph, call.q.shape[1], call.q.shape[3], _kind(call))
-    if names[0] in ("dense", "rows") and _has_few_messages(call):
+    work = _work(call.graph, names[0])
+    visited = 0 if work is None else work.cells + work.masked_pairs + work.plain_pairs
+    if _has_few_messages(call, visited or FEW_NUMBERS):
         names = ("message_passing", *names)
     return tuple(ON_CPU[name] for name in names)
 
@@ -262,12 +264,14 @@ def has_few_pairs(graph: TokenGraph) -> bool:
     return graph.num_dst * graph.num_src <= SMALL
 
 
-def _has_few_messages(call: AttentionCall, mask_is_known: bool = True) -> bool:
-    """Whether the numbers of all messages are few, and fewer than the pairs that a dense kernel visits."""
-    (batch, heads, _, dim), graph = call.q.shape, call.graph
-    numbers = batch * heads * graph.num_edges * max(dim, call.v.shape[3])
-    pairs = batch * heads * graph.num_dst * graph.num_src + (0 if mask_is_known else PAIRS_OF_A_MASK)
-    return numbers <= min(FEW_NUMBERS, pairs)
+def _has_few_messages(call: AttentionCall, pairs: int, extra: int = 0) -> bool:
+    """Whether the numbers of all messages are few, and fewer than the pairs that another kernel visits.
+
+    ``pairs`` are those of one head of one sample, ``extra`` those of the time that it takes besides.
+    """
+    batch, heads, _, dim = call.q.shape
+    numbers = batch * heads * call.graph.num_edges * max(dim, call.v.shape[3])
+    return numbers <= min(FEW_NUMBERS, batch * heads * pairs + extra)
 
 
 def choose_by_size(call: AttentionCall) -> Backend:
@@ -290,7 +294,7 @@ def is_first_call(call: AttentionCall) -> bool:
 def _rules_of_first_call(call: AttentionCall) -> tuple[Rule, ...]:
     if call.q.device.type == "cuda":
         return tuple(rule for rule in ON_CUDA if rule.backend not in ("varlen", "flex"))
-    if _has_few_messages(call, mask_is_known=False):
+    if _has_few_messages(call, call.graph.num_dst * call.graph.num_src, PAIRS_OF_A_MASK):
         names: tuple[str, ...] = ("message_passing", "rows", "reference")
     else:
         (batch, heads, num_dst, dim), num_src = call.q.shape, call.graph.num_src
