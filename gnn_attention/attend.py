@@ -104,22 +104,17 @@ def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
         runner = partial(run_or_replace, _run, chosen) if replaceable else chosen.run
     else:
         runner = _runner(backend, call)
-    return _without_autocast(runner, call)
-
-
-def attended_once(call: AttentionCall) -> tuple[Tensor, Any]:
-    """As :func:`attended` by "auto", along a graph that is made for this call: nothing is kept with it."""
-    return _without_autocast(partial(_runner_of_auto(call), choose_by_size(call)), call)
-
-
-def _without_autocast(
-    runner: Callable[[AttentionCall], tuple[Tensor, Any]], call: AttentionCall
-) -> tuple[Tensor, Any]:
-    device = call.q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return runner(call)
     with torch.autocast(device, enabled=False):  # inside, products have the dtype of their factors
         return runner(call)
+
+
+def attended_once(call: AttentionCall) -> tuple[Tensor, Any]:
+    """As :func:`attended` by "auto", along a list that is made for this call: no choice is kept with it."""
+    # a kernel that fails on a GPU is replaced where "auto" took it
+    is_eager = call.q.device.type not in nonfinite.ASYNCHRONOUS
+    return attended(call, choose_by_size(call) if is_eager else "auto")
 
 
 def attended_in_parts(
@@ -145,12 +140,11 @@ def _runner(backend: str | Backend, call: AttentionCall) -> Callable[[AttentionC
     own = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
     if own is not None:
         return own
-    return partial(_runner_of_auto(call) if backend == "auto" else _run, _chosen(backend, call))
-
-
-def _runner_of_auto(call: AttentionCall) -> Callable[[Backend, AttentionCall], tuple[Tensor, Any]]:
+    chosen = _chosen(backend, call)
     # a kernel that cannot be compiled or launched is replaced where "auto" took it
-    return partial(run_or_replace, _run) if call.q.device.type in nonfinite.ASYNCHRONOUS else _run
+    replaceable = backend == "auto" and call.q.device.type in nonfinite.ASYNCHRONOUS
+    run = partial(run_or_replace, _run) if replaceable else _run
+    return partial(run, chosen)
 
 
 def _run(chosen: Backend, call: AttentionCall) -> tuple[Tensor, Any]:

@@ -71,7 +71,7 @@ LAYER = {"edge list": edge_list(), "window": patterns.window(TOKENS, 8), "edge_i
 @torch.no_grad()
 def test_the_layer(name):
     """Edge by edge: message, aggregate and update; one module more looks for steps of a user's own."""
-    layer = ga.MessagePassingAttention(ga.StandardHeads(64, 8))
+    layer = ga.MessagePassingAttention(ga.StandardHeads(64, 8), backend="message_passing")
     found = visited(lambda: layer(torch.randn(TOKENS, 64), LAYER[name]))
     assert {"message", "update"} <= {name.split(".")[-1] for _, name in found}
     assert_few(found, 9)

@@ -137,15 +137,9 @@ def checked(edge_index: Tensor, num_dst: int, num_src: int) -> Tensor:
         shape = f"{list(plain.shape)}{hint}"
         raise ValueError(f"edge_index must have shape [2, E] (row 0 senders, row 1 receivers), got {shape}")
     edges = plain.detach().to("cpu", torch.int64, copy=True)
-    if edges.shape[1]:
-        _check_range(edges, num_dst, num_src)
-    return edges
-
-
-def _check_range(edges: Tensor, num_dst: int, num_src: int) -> None:
-    low, high = edges.aminmax()
-    if int(low) >= 0 and int(high) < min(num_dst, num_src):
-        return
+    low, high = edges.aminmax() if edges.shape[1] else (0, -1)
+    if low >= 0 and high < min(num_dst, num_src):
+        return edges
     for row, word, size, count in ((0, "sender", "num_src", num_src), (1, "receiver", "num_dst", num_dst)):
         outside = (edges[row] < 0) | (edges[row] >= count)
         if outside.any():
@@ -153,6 +147,7 @@ def _check_range(edges: Tensor, num_dst: int, num_src: int) -> None:
             wrong = f"edge_index[{row}, {first}] = {int(edges[row, first])} is no {word}"
             expected = f"0 .. {count - 1} ({size}={count}); negative indices do not count from the end"
             raise IndexError(f"{wrong}: expected {expected}")
+    return edges
 
 
 @not_compiled

@@ -100,17 +100,12 @@ class MessagePassingAttention(Layer):
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mods.checked(score_mod)
         self.dropout = checks.probability("dropout", dropout)
-        self.backend = _without_none(backend, 3)
+        self.backend = _without_none(backend)
 
-    @property
-    def backend(self) -> str | Backend:
-        """The backend of the layer, which may be set at any time."""
-        return self._backend
-
-    @backend.setter
-    def backend(self, backend: str | Backend | None) -> None:
-        # two __setattr__ of modules stand between
-        self._backend = checked_backend(_without_none(backend, 5))
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "backend":  # it may be set at any time
+            value = checked_backend(_without_none(value))
+        super().__setattr__(name, value)
 
     @property
     def in_channels(self) -> int | tuple[int, int]:
@@ -241,7 +236,7 @@ class MessagePassingAttention(Layer):
         q, k, v = _nodes(call, batched)
         edge_index = call.graph.edges_on(q.device)
         size = (call.graph.num_src, call.graph.num_dst)
-        if self._is_watched() or torch.compiler.is_compiling():
+        if self._onlooker() is not None or torch.compiler.is_compiling():
             alpha = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)
         else:  # the same, without what torch_geometric does for hooks
             src, dst = edge_index.unbind()
@@ -300,7 +295,7 @@ class MessagePassingAttention(Layer):
         return explain(graph, self.heads.num_heads, self.heads.head_dim)
 
     def _takes_messages(self) -> bool:
-        if self.backend == "message_passing" or self._is_watched():
+        if self.backend == "message_passing" or self._onlooker() is not None:
             return True
         return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
@@ -325,11 +320,12 @@ class MessagePassingAttention(Layer):
         return f"{type(self).__name__}({sizes}, backend={self.backend!r})"
 
 
-def _without_none(backend: str | Backend | None, stacklevel: int) -> str | Backend:
+def _without_none(backend: str | Backend | None) -> str | Backend:
+    """The backend, "message_passing" for None, of which the caller's caller is warned."""
     if backend is not None:
         return backend
     message = "backend=None is deprecated: write backend='message_passing'"
-    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
     return "message_passing"
 
 
@@ -357,9 +353,10 @@ def fitting_graph(g: Any, num_dst: int, num_src: int) -> TokenGraph:
 def _listed(edge_index: Tensor, num_dst: int, num_src: int) -> TracedEdges:
     """The edges alone, with the checks of ``TokenGraph.from_edges`` but without its rule and memo."""
     edges = edge_list.checked(edge_index, num_dst, num_src)
-    keys, order = edge_list.sort_by_receiver(edges, num_src)
-    if order is not None and not edge_list.ascends(keys):
-        raise ValueError(edge_list.duplicate_message(edges, edges[1] * num_src + edges[0]))
+    key = edges[1] * num_src + edges[0]
+    ordered = key.sort().values
+    if (ordered[1:] == ordered[:-1]).any():
+        raise ValueError(edge_list.duplicate_message(edges, key))
     return TracedEdges(rules.everyone, num_dst, num_src, name="edges", _listed=edges.to(edge_index.device))
 
 

@@ -117,7 +117,7 @@ class LanguageModel(nn.Module):
         return self.layers[0].backend
 
     @backend.setter
-    def backend(self, backend: str | Backend | None) -> None:
+    def backend(self, backend: str | Backend) -> None:
         for layer in self.layers:
             layer.backend = backend
 

@@ -12,6 +12,7 @@ from support.bounds import assert_exact
 from gnn_attention import algebra, patterns
 from gnn_attention import model as lm
 from gnn_attention.__main__ import main
+from gnn_attention.backends import Backend
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.cli import generate
 from gnn_attention.convert import expressions
@@ -101,6 +102,10 @@ def test_a_cache_goes_on_where_it_was(tiny: lm.LanguageModel) -> None:
     assert is_greedy(tiny, torch.cat([first[:-1], second]), len(text), graph)
 
 
+def refuse(call: Any) -> Any:
+    raise ValueError("refused in the second block")
+
+
 def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
     """They leave the cache as it was."""
     tokens, cache = torch.tensor([1, 2, 3]), KeyValueCache(patterns.causal(9), TINY.num_layers)
@@ -116,8 +121,8 @@ def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
             lm.generate(tiny, tokens, count, **options)
     with pytest.raises(ValueError, match="cache must have 2 layers, one for each block, got 1"):
         tiny.proceed(tokens[None], KeyValueCache(patterns.causal(9)))
-    tiny.layers[1].backend = "fast"
-    with pytest.raises(ValueError, match="backend must be one of"):
+    tiny.layers[1].backend = Backend("own", refuse)
+    with pytest.raises(ValueError, match="refused in the second block"):
         tiny.proceed(tokens[None], cache)
     tiny.layers[1].backend = "auto"
     assert cache.length == 0

@@ -231,7 +231,7 @@ def test_modules_that_cannot_be_recorded() -> None:
         trace.record(nn.Linear(2, 2), torch.zeros(2))
     with pytest.raises(TypeError, match="module must be a Module, got 'model'"):
         trace.record("model", torch.zeros(2))
-    walking, cut = new_model(None), trace.cut((0, 1), heads=1)
+    walking, cut = new_model("message_passing"), trace.cut((0, 1), heads=1)
     with pytest.raises(NotImplementedError, match="needs one edge list"), trace.operate(walking, cut):
         walking(TOKENS)
     # hooks of torch_geometric force the message-passing path, on which nothing is muted or recorded

@@ -54,14 +54,14 @@ def model_with(num_layers: int = 2) -> lm.LanguageModel:
     return model
 
 
-def run(heads: Any, x: Any, graph: ga.TokenGraph, way: str | None = None) -> Tensor:
+def run(heads: Any, x: Any, graph: ga.TokenGraph, way: str = "message_passing") -> Tensor:
     """The update of the layer."""
     update: Tensor = MessagePassingAttention(heads, backend=way)(x, graph)
     return update
 
 
 def run_with_weights(
-    heads: Any, x: Any, graph: ga.TokenGraph, way: str | None = None
+    heads: Any, x: Any, graph: ga.TokenGraph, way: str = "message_passing"
 ) -> tuple[Tensor, Tensor]:
     """The update, and the weights ``[heads, E]``."""
     layer = MessagePassingAttention(heads, backend=way)
