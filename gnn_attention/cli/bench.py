@@ -150,8 +150,8 @@ def measure(
 
     ``checks`` has one row a graph (is ``attend`` right on at most 512 tokens, by SDPA in float64), ``cases``
     one for each graph, pass and method: ``status`` "measured" with ``seconds``, ``bytes`` (the peak of a call
-    beyond its inputs) and both over those of attend (``time_ratio, memory_ratio``), or "skipped" with the
-    ``reason``.
+    beyond its inputs), both over those of attend (``time_ratio, memory_ratio``) and ``system``, the share of
+    the processor's time that the system takes, or "skipped" with the ``reason``.
     """
     names = list(METHODS) if with_peers else [OURS]
     shown.expect(len(GRAPHS) * len(names))
@@ -221,6 +221,18 @@ def _remarks(record: Record, names: list[str]) -> list[str]:
     if len(names) > 1:
         what = "twice the time and 30 times the memory of attend, the peak of a call without inputs"
         lines.append(f"2x, 30x: {what}.")
+    shares = [_largest_system_share(record, name) for name in names]
+    if any(shares):
+        why = "mostly fresh pages of memory, under the same settings of the allocator for all"
+        lines.append(f"system time, the largest share of a pass, {why}: {'; '.join(filter(None, shares))}.")
     if any(case.get("needs") for case in record["cases"]):
         lines.append("skipped, 16 GiB or 9 s: what a call would take, by a smaller graph of the same form.")
     return lines
+
+
+def _largest_system_share(record: Record, name: str) -> str | None:
+    cases = [case for case in record["cases"] if case["method"] == name and case["status"] == "measured"]
+    if not cases:
+        return None
+    most = max(cases, key=lambda case: case["system"])
+    return f"{name} {most['system']:.0%} ({most['graph']}, {most['pass']})"

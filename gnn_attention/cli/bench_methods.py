@@ -188,12 +188,21 @@ class SkippedError(Exception):
 
 @dataclass
 class _Candidate:
-    """A method on a pass: its call, and seconds by round."""
+    """A method on a pass: its call, seconds by round, and the processor's, in all and of the system."""
 
     call: Callable[[], object]
     bytes: int
     first: float
     samples: dict[int, float] = field(default_factory=dict)
+    busy: float = 0.0
+    system: float = 0.0
+
+    def sample(self, number: int, device: torch.device, times: int) -> None:
+        before = os.times()
+        self.samples[number] = _seconds(self.call, device, times)
+        after = os.times()
+        self.system += after.system - before.system
+        self.busy += after.system - before.system + after.user - before.user
 
 
 class Comparison:
@@ -275,7 +284,7 @@ class Comparison:
         for number in range(rounds):
             for one in candidates:
                 times = max(1, int(0.01 / max(one.first, 1e-7)))
-                one.samples[number] = _seconds(one.call, self.device, times)
+                one.sample(number, self.device, times)
         return [self._case(which, name, one, ready[OURS]) for name, one in ready.items()]
 
     def _case(
@@ -285,7 +294,8 @@ class Comparison:
         if isinstance(one, SkippedError):
             return {**place, "status": "skipped", "reason": one.reason, "needs": one.needs}
         seconds = statistics.median(one.samples.values())
-        found = {**place, "status": "measured", "seconds": seconds, "bytes": one.bytes}
+        system = one.system / one.busy if one.busy else 0.0
+        found = {**place, "status": "measured", "seconds": seconds, "bytes": one.bytes, "system": system}
         if isinstance(ours, SkippedError):
             return {**found, "time_ratio": None, "memory_ratio": None}
         if name == OURS:

@@ -164,3 +164,37 @@ def test_logits_of_a_large_rectangle_are_written_out_in_bands(graph, monkeypatch
     assert_exact(out, whole)
     assert_exact(found, wanted)
     assert made.numbers < q.shape[0] * q.shape[1] * 512 * 512 // 8
+
+
+def _list_of_many_masks() -> ga.TokenGraph:
+    """A list of edges in well filled tiles, hardly two of which are alike."""
+    edges = patterns.window(4096, 256).edge_index
+    kept = torch.rand(edges.shape[1], generator=torch.Generator().manual_seed(0)) < 0.9
+    return ga.convert.from_edge_index(edges[:, kept], 4096, 4096)
+
+
+def _gathered_blocks() -> ga.TokenGraph:
+    """Blocks of 64 whose senders are drawn anywhere."""
+    index = torch.rand(128, 128, generator=torch.Generator().manual_seed(0)).argsort(1)[:, :6]
+    return ga.TokenGraph.from_block_indices(index, 64, 8192, 8192)
+
+
+@pytest.mark.parametrize(
+    ("make", "batch", "score_mod"),
+    [
+        (lambda: patterns.window(8192, 256), 1, None),
+        (lambda: patterns.window(8192, 256), 1, score_mods.softcap(3.0)),
+        (lambda: patterns.documents([512] * 8), 4, score_mods.softcap(3.0)),
+        (_gathered_blocks, 1, None),
+        (_list_of_many_masks, 1, None),
+    ],
+    ids=["window", "window, score_mod", "documents, score_mod", "gathered blocks", "list"],
+)
+def test_no_tensor_but_results_takes_more_than_4_mib(make, batch, score_mod):
+    """What is larger is mapped anew by the allocator in every step, page by page."""
+    graph = make()
+    inputs = qkv(graph.num_dst, heads=4, kv_heads=4, dim=16, batch=batch, dtype=torch.float32)
+    assert inputs[0].numel() * 4 <= 2**22
+    with Largest() as seen:
+        gradients(ga.attend(*inputs, graph, score_mod=score_mod, backend=TILES), inputs)
+    assert seen.numbers * 4 <= 2**22

@@ -1,7 +1,8 @@
 """The command ``gnn-attention bench``: a table of attend and its peers, what is skipped, calibration."""
 
 import json
-from itertools import product
+from itertools import count, product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,3 +129,24 @@ def test_calibrate_is_reached_and_its_constants_are_read(monkeypatch, tmp_path, 
     assert main(["bench", "calibrate"]) == 0
     assert f"saved in {tmp_path / 'costs.json'}" in capsys.readouterr().out
     assert cost_model.read(tmp_path / "costs.json").edge != cost_model.Costs().edge
+
+
+def test_the_share_of_system_time(monkeypatch):
+    """Of a processor that spends a second in the system for every three in the program."""
+    seconds = count(1)
+
+    def times():
+        passed = float(next(seconds))
+        return SimpleNamespace(system=passed, user=3 * passed)
+
+    monkeypatch.setattr(bench_methods.os, "times", times)
+    found = cases([OURS, "SDPA"])
+    assert {case["system"] for case in found.values()} == {0.25}
+    rows = [{"graph": "window 8", "edges": 480, **case} for case in found.values()]
+    about = {"tokens": 64, "heads": 8, "dim": 64, "dtype": "float32", "device": "cpu", "torch": "2"}
+    line = next(
+        line
+        for line in bench.table({**about, "checks": [], "cases": rows}).splitlines()
+        if "system time" in line
+    )
+    assert "attend 25% (window 8, forward); SDPA 25% (window 8, forward)." in line

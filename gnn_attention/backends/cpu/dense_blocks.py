@@ -18,9 +18,9 @@ from gnn_attention import edges
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
 
-# bytes of queries, keys and values in one call of the kernel: as much as caches hold, and bounded memory
-BYTES_AT_ONCE = 2**25
-LARGEST_TABLE = 2**26  # bytes of masks that are made additive once for all calls
+# bytes of what is made for one call of the kernel: caches hold it, the allocator keeps it for the next
+BYTES_AT_ONCE = 2**22
+LARGEST_TABLE = 2**22  # bytes of masks that are made additive once for all calls
 FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 FLASH_BACKWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
@@ -33,7 +33,7 @@ def forward(
     """Attend inside the rectangles and write ``out`` and ``lse``, merged with what they hold unless fresh."""
     lse = lse.unsqueeze(-1)
     mask = _Additive(piece.masks, q.dtype)
-    for sample, part in _parts(piece, q, k):
+    for sample, part in _parts(piece, q, k, _made_forward(piece)):
         ends = take(q, sample, part.dst), take(k, sample, part.src), take(v, sample, part.src)
         additive = mask.of(part.masks)
         result, result_lse = _attention(*ends, additive, part.causal, scale)
@@ -55,7 +55,7 @@ def backward(
     """
     lse = lse.unsqueeze(-1)
     mask = _Additive(piece.masks, tensors[1].dtype)
-    for sample, part in _parts(piece, tensors[1], tensors[2]):
+    for sample, part in _parts(piece, tensors[1], tensors[2], _made_backward(piece)):
         sides = part.dst, part.dst, part.src, part.src, part.dst
         inputs = [take(x, sample, side) for x, side in zip(tensors, sides, strict=True)]
         lse_here = take(lse, sample, part.dst).squeeze(-1)
@@ -110,16 +110,34 @@ def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
     return not largest < torch.finfo(edges.accumulation_dtype(q.dtype)).max
 
 
-def _parts(piece: Rectangles, q: Tensor, k: Tensor) -> Iterator[tuple[int | None, Rectangles]]:
-    """Calls of the kernel: some groups of one sample, or one of all samples, whichever takes fewer calls."""
-    samples: Iterable[int | None]
-    batch, row = q.shape[0], q.shape[3] * q.element_size()
-    size = row * (piece.dst.size * q.shape[1] + 2 * piece.src.size * k.shape[1])
+def _parts(
+    piece: Rectangles, q: Tensor, k: Tensor, made: tuple[int, int]
+) -> Iterator[tuple[int | slice, Rectangles]]:
+    """Calls of the kernel: some groups of one sample, or one of some samples, whichever takes fewer calls.
+
+    ``made``: how many rows of q's width a call makes for each head of a receiver, and of a sender.
+    """
+    samples: Iterable[int | slice]
+    batch, number = q.shape[0], q.element_size()
+    of_dst, of_src = made[0] * piece.dst.size * q.shape[1], made[1] * piece.src.size * k.shape[1]
+    varied = piece.masks is not None and len(piece.masks.table) > 1
+    masks = piece.dst.size * piece.src.size if varied else 0
+    most = max(1, BYTES_AT_ONCE // (number * (q.shape[3] * (of_dst + of_src) + masks)))
     if batch > 1 and (piece.dst.count < batch or piece.dst.count == 1):
-        samples, most = (None,), 1
+        samples, most = [slice(first, first + most) for first in range(0, batch, most)], 1
     else:
-        samples, most = range(batch), max(1, BYTES_AT_ONCE // size)
+        samples = range(batch)
     return itertools.product(samples, (piece,) if piece.dst.count <= most else tuple(piece.parts(most)))
+
+
+def _made_forward(piece: Rectangles) -> tuple[int, int]:
+    """``out``, and copies of q, k and v where they are gathered."""
+    return 1 + isinstance(piece.dst, Gathered), 2 * isinstance(piece.src, Gathered)
+
+
+def _made_backward(piece: Rectangles) -> tuple[int, int]:
+    """The gradients of q, k and v, and copies of grad_out, q, out, k and v where they are gathered."""
+    return 1 + 3 * isinstance(piece.dst, Gathered), 2 + 2 * isinstance(piece.src, Gathered)
 
 
 def is_flash(x: Tensor) -> bool:
@@ -166,38 +184,38 @@ def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: floa
     return logits if mask is None else logits.masked_fill(mask == -torch.inf, -torch.inf)
 
 
-def take(x: Tensor, sample: int | None, groups: Groups) -> InGroups:
-    """The tokens of each group of one sample; with ``sample=None`` those of the only group, everywhere."""
+def take(x: Tensor, sample: int | slice, groups: Groups) -> InGroups:
+    """The tokens of each group of one sample; with a slice those of the only group, of some samples."""
     if isinstance(groups, Gathered):
-        if sample is None:
-            return x.index_select(2, groups.index[0])
+        if isinstance(sample, slice):
+            return x[sample].index_select(2, groups.index[0])
         rows = x[sample].transpose(0, 1).index_select(0, groups.index.flatten())
         return rows.view(*groups.index.shape, *rows.shape[1:]).transpose(1, 2)
-    if sample is None:
-        return x[:, :, groups.start : groups.start + groups.size]
+    if isinstance(sample, slice):
+        return x[sample, :, groups.start : groups.start + groups.size]
     head, token, channel = x[sample].stride()
     shape = (groups.count, x.shape[1], groups.size, x.shape[3])
     first = x[sample].storage_offset() + groups.start * token
     return x.as_strided(shape, (groups.stride * token, head, token, channel), first)
 
 
-def put(x: Tensor, sample: int | None, groups: Groups, value: InGroups) -> None:
+def put(x: Tensor, sample: int | slice, groups: Groups, value: InGroups) -> None:
     if isinstance(groups, Strided):
         take(x, sample, groups).copy_(value)
-    elif sample is None:
-        x.index_copy_(2, groups.index[0], value.to(x.dtype))
+    elif isinstance(sample, slice):
+        x[sample].index_copy_(2, groups.index[0], value.to(x.dtype))
     else:
         x[sample].transpose(0, 1).index_copy_(
             0, groups.index.flatten(), value.transpose(1, 2).flatten(0, 1).to(x.dtype)
         )
 
 
-def add(x: Tensor, sample: int | None, groups: Groups, value: InGroups) -> None:
+def add(x: Tensor, sample: int | slice, groups: Groups, value: InGroups) -> None:
     """Add to the groups' tokens, which may overlap."""
     if isinstance(groups, Gathered):
         index, rows = groups.index.flatten(), value.to(x.dtype)
-        if sample is None:
-            x.index_add_(2, index, rows)
+        if isinstance(sample, slice):
+            x[sample].index_add_(2, index, rows)
         else:
             x[sample].transpose(0, 1).index_add_(0, index, rows.transpose(1, 2).flatten(0, 1))
     elif groups.count == 1 or groups.stride >= groups.size:
@@ -208,7 +226,7 @@ def add(x: Tensor, sample: int | None, groups: Groups, value: InGroups) -> None:
         _add_in_strips(x, sample, groups, value)
 
 
-def _add_in_strips(x: Tensor, sample: int | None, groups: Strided, value: Tensor) -> None:
+def _add_in_strips(x: Tensor, sample: int | slice, groups: Strided, value: Tensor) -> None:
     """Overlapping groups, a strip of ``stride`` tokens of each at a time: these do not overlap."""
     for offset in range(0, groups.size, groups.stride):
         size = min(groups.stride, groups.size - offset)

@@ -15,7 +15,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.plan.plan import Groups, Plan, Rectangles, Strided
 from gnn_attention.graph import TokenGraph, memoized
 
-LOGITS_AT_ONCE = 2**25  # bytes
+LOGITS_AT_ONCE = 2**22  # bytes
 MOST_PARTS = 32  # the gradient of each part is as long as its input, so that there must not be many
 
 
