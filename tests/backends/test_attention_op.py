@@ -200,7 +200,7 @@ def test_opcheck_of_both_operators(name, dtype, without):
     plan, operators = (tensors, numbers, 0.3), torch.ops.gnn_attention
     saved = (*bare, sinks.detach(), out, lse, *plan)
     for operator, arguments in (
-        (operators.attention_pieces, (*inputs, sinks, *plan)),
+        (operators.attention_pieces, (*inputs, sinks, tensors, numbers, *plan)),
         (operators.attention_pieces_backward, (torch.ones_like(out), torch.ones_like(lse), *saved)),
     ):
         result = torch.library.opcheck(operator, arguments)

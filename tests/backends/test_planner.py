@@ -13,7 +13,7 @@ import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.backends.cost_model import costs
 from gnn_attention.backends.plan.dense_blocks import rectangles
-from gnn_attention.backends.plan.plan import Edges, Rectangles, Strided, packed
+from gnn_attention.backends.plan.plan import Edges, Rectangles, Strided, packed, unpacked
 from gnn_attention.backends.plan.planner import (
     PLANS,
     WORK,
@@ -38,7 +38,10 @@ def receivers(piece, num_dst):
 
 def check(kind, graph, mask=None):
     """The pieces are disjoint and together the graph; the flags of pieces and plan are true."""
-    plan, mask = PLANS[kind](graph), graph.mask().long() if mask is None else mask
+    return check_plan(PLANS[kind](graph), kind, graph, graph.mask().long() if mask is None else mask)
+
+
+def check_plan(plan, kind, graph, mask):
     assert torch.equal(visits(plan.pieces, graph.num_dst, graph.num_src), mask), (kind, graph.name)
     seen, ready = set(), set()
     for piece in plan.pieces:
@@ -65,10 +68,13 @@ def test_a_plan_is_its_graph(name):
     mask = graph.mask().long()
     for kind in PLANS:
         wanted, words = packed(check(kind, graph, mask))
-        tensors, numbers = packed_plan(kind, graph, CPU)
+        tensors, numbers = packed_plan(kind, graph, CPU, backward=True)
         assert numbers == words, kind
         assert all(torch.equal(x, y) for x, y in zip(tensors, wanted, strict=True)), kind
-        assert packed_plan(kind, graph, CPU)[0] is tensors
+        assert packed_plan(kind, graph, CPU, backward=True)[0] is tensors
+        forward = packed_plan(kind, graph, CPU)
+        check_plan(unpacked(*forward), kind, graph, mask)
+        assert packed_plan(kind, graph, CPU) is forward
 
 
 @pytest.mark.parametrize(
@@ -220,7 +226,7 @@ def two_of_three(b, h, dst, src):
     return (dst // 64 != 2) & ((src // 64 == dst // 64) | (src // 64 == dst // 64 + 3))
 
 
-WINDOW, STEPS = patterns.window(131072, 256), [Strided(256, 64, 2044, 64), Strided(1, 64, 2044, 319)]
+WINDOW, STEPS = patterns.window(131072, 256), [Strided(256, 64, 2044, 64), Strided(0, 64, 2044, 320)]
 SHAPES = {
     "full": (patterns.full(1000), [(1, 1000, 1000, 0)]),
     "documents": (patterns.documents([256, 256], causal=False), [(2, 256, 256, 0)]),
@@ -251,10 +257,10 @@ def test_few_pieces(graph, wanted):
 
 
 def test_a_long_window_is_one_strided_piece_with_one_mask():
-    """But for the rows at the beginning, where it is cut: steps of 64 tokens, 319 senders each."""
+    """But for the rows at the beginning, where it is cut: steps of 64 tokens, 319 senders and one more."""
     found = tile_pieces(WINDOW)
     largest = max(found, key=lambda piece: piece.cells)
     assert [largest.dst, largest.src] == STEPS
-    assert largest.masks.table.shape == (1, 64, 319)
+    assert largest.masks.table.shape == (1, 64, 320)
     assert len(found) <= 5
     assert sum(t.numel() for p in found for t in (p.masks.table, p.masks.which)) < 100_000

@@ -11,6 +11,9 @@ import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.cpu import dense_blocks_eager
+from gnn_attention.backends.plan import planner
+from gnn_attention.backends.plan.plan import unpacked
+from gnn_attention.backends.plan.planner import LOW, packed_plan
 from gnn_attention.verify import oracle
 from tests.backends.test_attention_op import Largest, gradients
 
@@ -198,3 +201,83 @@ def test_no_tensor_but_results_takes_more_than_4_mib(make, batch, score_mod):
     with Largest() as seen:
         gradients(ga.attend(*inputs, graph, score_mod=score_mod, backend=TILES), inputs)
     assert seen.numbers * 4 <= 2**22
+
+
+STRIPS = {
+    "window": patterns.window(331, 100),
+    "window, both sides": patterns.window(251, 70, causal=False),
+    "window and sinks": patterns.window(331, 60) | patterns.sinks(331, 3),
+    "rows of a window": patterns.window(400, 100).rows(23, 377),
+    "receivers without edges": patterns.window(350, 64) & ~patterns.dilated(350, 350, 3),
+}
+
+
+@pytest.fixture(scope="module", params=STRIPS)
+def strip_graph(request):
+    """A graph whose two plans differ: that of the forward pass has strips of 32 receivers."""
+    graph = STRIPS[request.param]
+    heights = [_heights(packed_plan("tiles", graph, torch.device("cpu"), passes)) for passes in (False, True)]
+    assert LOW in heights[0]
+    assert heights[0] != heights[1]
+    return graph
+
+
+def _heights(plan):
+    return [piece.dst.size for piece in unpacked(*plan).rectangles]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_pass_has_strips_of_its_own(strip_graph, dtype):
+    """Sizes that are no multiple of 16 or 64, edges at both ends, and heads that share keys."""
+    sizes = strip_graph.num_dst, strip_graph.num_src
+    given = qkv(*sizes, heads=4, kv_heads=2, dim=16, value_dim=16, dtype=dtype, batch=1)
+    direction = torch.randn(1, 4, sizes[0], 16, generator=torch.Generator().manual_seed(7)).to(dtype)
+    out = ga.attend(*given, strip_graph, backend="tiles")
+    slopes = dict(zip("qkv", torch.autograd.grad(out, given, direction), strict=True))
+    assert_rule(out, slopes, attention_truth(*given, strip_graph, direction))
+
+
+def test_every_derivative_meets_the_same_weights(strip_graph):
+    """Gradients of out and lse in float64, eager, and by ``torch.func``, equal those of the dense formula."""
+    q, k, v = qkv(strip_graph.num_dst, strip_graph.num_src, heads=2, kv_heads=1, dim=4, batch=1)
+
+    def loss(q, k, v):
+        out, info = ga.attend(q, k, v, strip_graph, backend="tiles", return_info=True)
+        lse = info.lse.masked_fill(info.lse == -torch.inf, 0.0)
+        return out.square().sum() + lse.sin().sum()
+
+    logits = (q @ k.mT * q.shape[3] ** -0.5).masked_fill(~strip_graph.mask(), -torch.inf)
+    isolated = strip_graph.in_degree() == 0
+    logits = logits.masked_fill(isolated.unsqueeze(1), 0.0)
+    out = (logits.softmax(-1) @ v).masked_fill(isolated.unsqueeze(1), 0.0)
+    wanted = out.square().sum() + logits.logsumexp(-1).masked_fill(isolated, 0.0).sin().sum()
+    expected = torch.autograd.grad(wanted, (q, k, v))
+    assert_exact(torch.autograd.grad(loss(q, k, v), (q, k, v)), expected)
+    plain = [x.detach() for x in (q, k, v)]
+    assert_exact(torch.func.grad(loss, argnums=(0, 1, 2))(*plain), expected)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_key_that_only_rounds_a_width_up_carries_nothing(strip_graph, number):
+    """A token that is not finite reaches those that attend to it, and no gradient of another."""
+    sizes, mask = (strip_graph.num_dst, strip_graph.num_src), strip_graph.mask()
+    for src in (0, sizes[1] // 2, sizes[1] - 1):
+        q, k, v = qkv(*sizes, heads=1, kv_heads=1, dim=4, batch=1, dtype=torch.float32)
+        with torch.no_grad():
+            k[:, :, src], v[:, :, src] = number, number
+        out = ga.attend(q, k, v, strip_graph, backend="tiles")
+        (slope,) = torch.autograd.grad(out.sum(), q)
+        assert torch.equal(out.isnan().any(-1)[0, 0], mask[:, src])
+        assert slope[0, 0, ~mask[:, src]].isfinite().all()
+
+
+def test_the_plan_of_a_backward_pass_waits_for_one():
+    """It is made where gradients are asked for, then kept."""
+    graph = patterns.window(777, 256)
+    key = (planner._packed_plan, "tiles", torch.device("cpu"), True)
+    given = qkv(777, heads=1, kv_heads=1, batch=1, dtype=torch.float32)
+    with torch.no_grad():
+        ga.attend(*given, graph, backend="tiles")
+    assert key not in graph._memo.data
+    ga.attend(*given, graph, backend="tiles")
+    assert key in graph._memo.data

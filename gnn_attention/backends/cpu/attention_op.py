@@ -36,8 +36,18 @@ def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
         plan = memoized(plan_on, call.graph, kind, device)
         out, lse = _attend(q, k, v, _sinks(q, sinks), plan, call.scale)
     else:
-        out, lse = attention(q, k, v, packed_plan(kind, call.graph, device), call.scale, sinks)
+        plan_of_forward, plan_of_backward = _plans(kind, call)
+        out, lse = attention(q, k, v, plan_of_forward, call.scale, sinks, plan_of_backward)
     return (out, lse) if sinks is None else (out, edges.sinks_alone(lse, sinks, call.has_in_edges))
+
+
+def _plans(kind: str, call: AttentionCall) -> tuple[Packed, Packed]:
+    """That of the forward and that of the backward pass, which is the same where none will come."""
+    forward = packed_plan(kind, call.graph, call.q.device)
+    transformed = torch._C._are_functorch_transforms_active()
+    if not transformed and not any_needs_gradients((call.q, call.k, call.v, call.sink_logits)):
+        return forward, forward
+    return forward, packed_plan(kind, call.graph, call.q.device, True)
 
 
 def reached(kind: str, call: AttentionCall, marked: Tensor) -> Tensor:
@@ -51,9 +61,13 @@ def attention(
     plan: Packed,
     scale: float,
     sink_logits: Float[Tensor, " heads"] | None = None,
+    plan_of_backward: Packed | None = None,
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)`` over the pieces of a plan; a receiver in none has out 0 and lse -inf, despite sinks."""
-    out, lse = _ATTENTION(q, k, v, _sinks(q, sink_logits), *plan, scale)
+    """``(out, lse)`` over the pieces of a plan; a receiver in none has out 0 and lse -inf, despite sinks.
+
+    ``plan_of_backward``: another one of the same edges, for the gradients.
+    """
+    out, lse = _ATTENTION(q, k, v, _sinks(q, sink_logits), *plan, *(plan_of_backward or plan), scale)
     return out, lse
 
 
@@ -61,9 +75,9 @@ def _sinks(q: Tensor, sink_logits: Tensor | None) -> Float[Tensor, "batch heads_
     return q.new_zeros(q.shape[0], 0) if sink_logits is None else sink_logits.expand(q.shape[0], -1)
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *plan_and_scale: Any) -> Pair:
-    *plan, scale = plan_and_scale
-    return _attend(q, k, v, sinks, unpacked(*plan), scale)
+def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *plans_and_scale: Any) -> Pair:
+    tensors, numbers, *_, scale = plans_and_scale
+    return _attend(q, k, v, sinks, unpacked(tensors, numbers), scale)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: float) -> Pair:
@@ -222,18 +236,22 @@ def _fake_backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
-    q, k, v, sinks, tensors, ctx.numbers, ctx.scale = inputs
+    q, k, v, sinks, of_forward, _, tensors, ctx.numbers, ctx.scale = inputs
+    ctx.of_forward = len(of_forward)
     ctx.save_for_backward(q, k, v, sinks, *output, *tensors)
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
     found = _GRADIENTS(*grads, q, k, v, sinks, out, lse, tensors, ctx.numbers, ctx.scale)
-    return *found, [None] * len(tensors), None, None
+    return *found, [None] * ctx.of_forward, None, [None] * len(tensors), None, None
 
 
 PLAN = "Tensor[] tensors, int[] numbers, float scale"
-FORWARD = f"(Tensor q, Tensor k, Tensor v, Tensor sinks, {PLAN}) -> (Tensor, Tensor)"
+FORWARD = (
+    "(Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor[] tensors, int[] numbers, "
+    "Tensor[] backward_tensors, int[] backward_numbers, float scale) -> (Tensor, Tensor)"
+)
 BACKWARD = (
     "(Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor out, Tensor lse, "
     f"{PLAN}) -> (Tensor, Tensor, Tensor, Tensor)"

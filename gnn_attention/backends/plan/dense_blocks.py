@@ -7,7 +7,7 @@ together; a large one on consecutive senders is a piece. Every receiver is in on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ from gnn_attention.backends.plan.tile_masks import classes, masks_of_tiles
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import ragged
 
+STEP = 16  # senders that the kernel takes at once: others of a width that is no multiple cost as much
 LARGE = 2**15  # pairs from which a rectangle is worth a call of the kernel, more than a copy of its senders
 
 
@@ -170,13 +171,39 @@ def _gathered(stack: _Stack, tokens: _Tokens) -> Rectangles:
 def _piece(stack: _Stack, tokens: _Tokens, dst: Groups, src: Groups) -> Rectangles:
     if not bool(stack.masked[0]):
         return Rectangles(dst, src)
-    masks = _masks(stack, tokens)
-    # without the senders at either end that have no edges
-    used = masks.table.any(1).any(0).nonzero().flatten()
-    first, stop = int(used[0]), int(used[-1]) + 1
-    table, src = masks.table[:, :, first:stop].contiguous(), src.band(first, stop)
-    src = Gathered(src.index.contiguous()) if isinstance(src, Gathered) else src
-    return Rectangles(dst, src, Masks(table, masks.which), has_empty_rows=bool((~table.any(-1)).any()))
+    return _trimmed(Rectangles(dst, src, _masks(stack, tokens)))
+
+
+def _trimmed(piece: Rectangles) -> Rectangles:
+    """A masked piece without senders that have no edge, but for those that make a width of whole steps.
+
+    Of strided ones only those at the ends go. The others are masked: ``masks`` has no edge of theirs.
+    """
+    assert piece.masks is not None
+    table = piece.masks.table
+    used = table.any(1).any(0)
+    if isinstance(piece.src, Strided):
+        number = used.nonzero().flatten()
+        first, stop = (int(number[0]), int(number[-1]) + 1) if len(number) else (0, 1)
+        width = _whole_steps(stop - first, len(used))
+        first = min(first, len(used) - width)
+        src: Groups = piece.src.band(first, first + width)
+        table = table[:, :, first : first + width].contiguous()
+    else:
+        width = _whole_steps(max(int(used.sum()), 1), len(used))
+        kept = used.to(torch.uint8).argsort(stable=True, descending=True)[:width].sort().values
+        src, table = Gathered(piece.src.index[:, kept].contiguous()), table[:, :, kept].contiguous()
+    masks = Masks(table, piece.masks.which)
+    return replace(piece, src=src, masks=masks, has_empty_rows=bool((~table.any(-1)).any()))
+
+
+def _whole_steps(width: int, most: int) -> int:
+    return min(-(-width // STEP) * STEP, most)
+
+
+def strips(piece: Rectangles, height: int) -> list[Rectangles]:
+    """The receivers of a masked piece, ``height`` at a time, each with the senders that it needs."""
+    return [_trimmed(band) for band in piece.bands(height)]
 
 
 def _masks(stack: _Stack, tokens: _Tokens) -> Masks:

@@ -13,7 +13,7 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
-from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles
+from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles, strips
 from gnn_attention.backends.plan.packing import packing
 from gnn_attention.backends.plan.plan import (
     Edges,
@@ -32,6 +32,7 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.regions.quadtree import CELLS, decompose
 
 BLOCK = 64  # tokens on the side of a tile
+LOW = 32  # receivers of a strip of the forward pass, which the kernel takes at once
 # rows of tiles taken together: what a cell costs then, measured
 HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}
 LONG = 512  # tokens of full tiles in a row from which they are a rectangle, merged with the rest of the row
@@ -90,13 +91,40 @@ def rows_plan(graph: TokenGraph) -> Plan:
 PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan, "rows": rows_plan}
 
 
-def packed_plan(kind: str, graph: TokenGraph, device: torch.device) -> Packed:
-    return memoized(_packed_plan, graph, kind, device)
+def packed_plan(kind: str, graph: TokenGraph, device: torch.device, backward: bool = False) -> Packed:
+    """The plan of this kind for a forward pass, or that for a backward pass; both have the same edges."""
+    return memoized(_packed_plan, graph, kind, device, backward)
 
 
-def _packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
-    tensors, numbers = packed(PLANS[kind](graph))
+def _packed_plan(graph: TokenGraph, kind: str, device: torch.device, backward: bool) -> Packed:
+    plan = memoized(_shared_plan, graph, kind)
+    # whole rows are for the formula written out, whose gradients cost more the more parts it has
+    if not backward and kind != "whole rows":
+        pieces = _in_low_strips(plan)
+        if len(pieces) == len(plan.pieces):  # none was cut
+            return packed_plan(kind, graph, device, backward=True)
+        plan = replace(plan, pieces=pieces)
+    tensors, numbers = packed(plan)
     return [x.to(device) for x in tensors], numbers
+
+
+def _shared_plan(graph: TokenGraph, kind: str) -> Plan:
+    return PLANS[kind](graph)
+
+
+def _in_low_strips(plan: Plan) -> tuple[Piece, ...]:
+    """The pieces, those with masks in strips of ``LOW`` receivers where these visit fewer pairs."""
+    # a backward pass has sums of each strip for all of its senders: low strips would make more of them
+    found: list[Piece] = []
+    for piece in plan.pieces:
+        if isinstance(piece, Edges) or piece.masks is None or piece.dst.size <= LOW:
+            found.append(piece)
+            continue
+        low = strips(piece, LOW)
+        pairs = sum(strip.cells for strip in low)
+        work = Work(len(low), 0, pairs, pairs * costs().low_cell)
+        found += low if _seconds(work) < _seconds(Work(1, 0, piece.cells, piece.cells)) else [piece]
+    return tuple(found)
 
 
 def plan_on(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
