@@ -19,6 +19,7 @@ from gnn_attention._support import atomic_files, json_files
 __all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
 VARIABLE = "GNN_ATTENTION_COSTS"  # names the file of constants, if it is not the usual one
+ADDED = ("low_cell",)  # constants that files of earlier versions lack
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,15 @@ def costs() -> Costs:
 
 
 def read(path: Path) -> Costs:
-    """The constants in a file; ValueError that names it if they are missing, OSError if it cannot be read."""
+    """The constants in a file; ValueError that names it if they are missing, OSError if it cannot be read.
+
+    One that earlier versions did not measure, ``ADDED``, takes its default there.
+    """
     names = [part.name for part in fields(Costs)]
     try:
         found: Any = json_files.read(path).get("costs")
+        if isinstance(found, dict):
+            found = {**{name: getattr(Costs(), name) for name in ADDED}, **found}
         json_files.check_fields(found, dict.fromkeys(names, is_positive), "costs")
     except ValueError as error:
         raise ValueError(

@@ -58,6 +58,19 @@ def test_what_is_saved_is_found_by_the_next_call_and_the_next_process(file):
     assert [path.name for path in file.parent.iterdir()] == ["costs.json"]
 
 
+def test_a_file_of_an_earlier_version_is_read(file):
+    """It lacks the price of low rectangles, which takes its default; a wrong one is refused."""
+    older = asdict(MEASURED)
+    del older["low_cell"]
+    file.write_text(json.dumps({"costs": older}))
+    assert costs() == MEASURED
+    assert costs().low_cell == Costs().low_cell
+    costs.cache_clear()
+    file.write_text(json.dumps({"costs": {**older, "low_cell": "high"}}))
+    with pytest.raises(ValueError, match="\"high\" for 'low_cell'"):
+        costs()
+
+
 def test_where_the_file_is(monkeypatch, tmp_path):
     """The path given, the variable, else the user's cache folder; folders are made."""
     assert path_of_costs() == tmp_path / "costs.json"
