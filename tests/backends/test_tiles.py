@@ -261,7 +261,8 @@ def test_every_derivative_meets_the_same_weights(strip_graph):
 def test_a_key_that_only_rounds_a_width_up_carries_nothing(strip_graph, number):
     """A token that is not finite reaches those that attend to it, and no gradient of another."""
     sizes, mask = (strip_graph.num_dst, strip_graph.num_src), strip_graph.mask()
-    for src in (0, sizes[1] // 2, sizes[1] - 1):
+    # every fourth, so that one of each few keys that round a strip up is among them
+    for src in range(0, sizes[1], 4):
         q, k, v = qkv(*sizes, heads=1, kv_heads=1, dim=4, batch=1, dtype=torch.float32)
         with torch.no_grad():
             k[:, :, src], v[:, :, src] = number, number
