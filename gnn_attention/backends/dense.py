@@ -109,8 +109,8 @@ def _form_of(graph: TokenGraph) -> _Form:
 
 
 def _needs_no_mask(graph: TokenGraph) -> bool:
-    form = memoized(_form_of, graph)
-    return form.full or form.causal
+    # the rest of its form is looked at when it runs
+    return graph.is_full() or graph.is_causal()
 
 
 def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:

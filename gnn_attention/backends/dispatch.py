@@ -1,7 +1,8 @@
 """Which backend ``backend="auto"`` takes, and why.
 
 A small graph goes to one dense call at once. On a CPU what each backend would visit (pairs, cells of tiles,
-edges, nodes) is counted once for other graphs, without building anything, and weighed with the constants of
+edges, nodes) is counted once for other lists, and estimated once for other rules, without building anything
+(:mod:`gnn_attention.backends.plan.work`), and weighed with the constants of
 :mod:`gnn_attention.backends.cost_model`: the least estimated time of those that support the call. ``flex``,
 which compiles before it runs, is taken there only by name.
 
@@ -24,7 +25,14 @@ from gnn_attention.backends.backend import CompilationError
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.gpu import row_attention
-from gnn_attention.backends.plan import planner
+from gnn_attention.backends.plan.work import (
+    WORK,
+    dense_work,
+    fill,
+    is_estimated,
+    num_edges,
+    rows_work,
+)
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import neighbours_of
 from gnn_attention.graph.tiling import tiles
@@ -70,6 +78,7 @@ class Explanation:
 
     ``rows``: for each backend its name, floating point operations, extra bytes, estimated seconds or None.
     ``rules``: for CUDA the backends in their order, each with why it is taken or passed over.
+    ``estimated``: the edges and tiles behind these figures are those of a sample, not counted.
     """
 
     graph: str
@@ -77,6 +86,7 @@ class Explanation:
     reason: str
     rows: tuple[tuple[str, int, int, float | None], ...] = ()
     rules: tuple[tuple[str, str], ...] = ()
+    estimated: bool = False
 
     def __str__(self) -> str:
         if self.rules:
@@ -90,6 +100,8 @@ class Explanation:
         for name, flops, extra, seconds in self.rows:
             time = "-" if seconds is None else f"{seconds * 1e3:.3f}"
             lines.append(f"{name:<{wide}}{flops / 1e9:>12.3f}{extra / 2**20:>12.1f}{time:>16}")
+        if self.estimated:
+            lines.append("edges and tiles are estimated from a sample of the rows, not counted")
         return "\n".join(lines)
 
 
@@ -139,7 +151,8 @@ def explain(
         extra = backend.bytes_needed(call) if backend.bytes_needed else 0
         flops, seconds = _flops(graph, name), _seconds(graph, name, slices, dim)
         table.append((name, slices * dim * flops, extra, seconds))
-    return Explanation(repr(graph), choice.name, reason, tuple(table))
+    by_sample = is_estimated(one_of(graph, 0, 0))
+    return Explanation(repr(graph), choice.name, reason, tuple(table), estimated=by_sample)
 
 
 def choose(call: AttentionCall) -> Backend:
@@ -220,7 +233,8 @@ def _empty_tiles(call: AttentionCall) -> str | None:
     filled = memoized(_filled, one_of(call.graph, 0, 0))
     if filled >= FILLED:
         return None
-    return f"{filled:.2%} of the pairs in its tiles of {TILE} are edges, fewer than {FILLED:.1%}"
+    about = "about " if is_estimated(one_of(call.graph, 0, 0)) else ""
+    return f"{about}{filled:.2%} of the pairs in its tiles of {TILE} are edges, fewer than {FILLED:.1%}"
 
 
 def _much_memory(call: AttentionCall) -> str | None:
@@ -326,7 +340,9 @@ def _refusal(rule: Rule, call: AttentionCall) -> str | None:
 
 
 def _filled(graph: TokenGraph) -> float:
-    """The share of the pairs in its tiles that are edges; of a list, in some rows of tiles."""
+    """The share of the pairs in its tiles that are edges; of lists and large rules, in some rows of tiles."""
+    if is_estimated(graph):
+        return fill(graph, TILE)
     edges, listed = graph.num_edges, graph.listed_edges
     if listed is None:
         kinds = tiles(graph, TILE)
@@ -368,7 +384,7 @@ def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, .
     # the fastest first, by estimate; of equals the simpler one
     if neighbours_of(graph.rule) is not None:
         # what is chosen anew in every step is not counted tile by tile
-        works = Work(masked_pairs=graph.num_dst * graph.num_src), planner.rows_work(graph)
+        works = Work(masked_pairs=graph.num_dst * graph.num_src), rows_work(graph)
         dense, rows = (costs().seconds(work, heads, dim) for work in works)
         first = ("dense", "rows") if dense < rows else ("rows", "dense")
         return (*first, "tiles", "reference")
@@ -386,9 +402,9 @@ def _kind(call: AttentionCall) -> str:
 
 def _work(graph: TokenGraph, name: str) -> Work | None:
     if name == "dense":
-        return planner.dense_work(graph)
+        return dense_work(graph)
     # of a graph that differs by head or sample, its first stands for all
-    return memoized(planner.WORK[name], one_of(graph, 0, 0)) if name in planner.WORK else None
+    return memoized(WORK[name], one_of(graph, 0, 0)) if name in WORK else None
 
 
 def _seconds(graph: TokenGraph, name: str, heads: int, dim: int) -> float | None:
@@ -400,7 +416,7 @@ def _flops(graph: TokenGraph, name: str) -> int:
     """Multiplications and additions for a channel of a head, of logits and weighted sums."""
     work = _work(graph, name)
     if work is None:
-        return 4 * one_of(graph, 0, 0).num_edges
+        return 4 * num_edges(one_of(graph, 0, 0))
     return 4 * (work.cells + work.edges + work.masked_pairs + work.plain_pairs)
 
 

@@ -5,7 +5,7 @@ from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
-from gnn_attention.backends.plan.planner import mixed_work
+from gnn_attention.backends.plan import work
 from gnn_attention.graph import memoized
 
 MOST_EDGES = 2**28  # whose list takes some GiB
@@ -16,7 +16,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    edges_left = memoized(mixed_work, one_of(call.graph, 0, 0)).edges
+    edges_left = memoized(work.mixed_work, one_of(call.graph, 0, 0)).edges
     if edges_left <= MOST_EDGES:
         return None
     return f"{edges_left} edges are left outside of well filled tiles, the limit is {MOST_EDGES}"

@@ -20,6 +20,7 @@ from gnn_attention.backends.call import AttentionCall, any_needs_gradients, join
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op, csr_ops
 from gnn_attention.backends.gpu import row_attention
+from gnn_attention.backends.plan import work
 from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.graph.neighbours import neighbours_of
 
@@ -57,8 +58,9 @@ def is_decoding_step(call: AttentionCall) -> bool:
 def unsupported_reason(call: AttentionCall) -> str | None:
     needed = bytes_needed(call)
     if not has_kernel(call):
-        if call.graph.num_edges > MOST_EDGES:
-            return f"it has {call.graph.num_edges} edges, the limit is {MOST_EDGES}"
+        count = work.num_edges(call.graph)
+        if count > MOST_EDGES:
+            return f"it has {count} edges, the limit is {MOST_EDGES}"
         if needed > MEMORY_LIMIT:
             limit = f"the limit is {MEMORY_LIMIT / 2**30:.0f} GiB"
             return f"its list of edges would need about {needed / 2**30:.1f} GiB, {limit}"
@@ -70,7 +72,7 @@ def bytes_needed(call: AttentionCall) -> int:
     if has_kernel(call):
         return row_attention.bytes_needed(call)
     wide = edges.accumulation_dtype(call.q.dtype).itemsize
-    count, heads = call.graph.num_edges, call.q.shape[0] * call.q.shape[1]
+    count, heads = work.num_edges(call.graph), call.q.shape[0] * call.q.shape[1]
     at_once = min(heads, 2 + AT_ONCE // max(count, 1))
     rows = (call.graph.num_dst + call.graph.num_src) * (call.q.shape[3] + call.v.shape[3]) * wide
     return count * (40 + 2 * wide * at_once) + 2 * rows

@@ -14,7 +14,8 @@ from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
-from gnn_attention.backends.plan.planner import mask_bytes, plan_on
+from gnn_attention.backends.plan.planner import plan_on
+from gnn_attention.backends.plan.work import mask_bytes
 from gnn_attention.graph import memoized
 
 MASK_LIMIT = 2**32  # bytes

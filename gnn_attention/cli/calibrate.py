@@ -18,7 +18,7 @@ from gnn_attention import patterns
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends.cost_model import Costs, Work, path_of_costs, save
-from gnn_attention.backends.plan.planner import WORK, dense_work
+from gnn_attention.backends.plan.work import WORK, dense_work
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.circumstances import environment
 

@@ -76,7 +76,8 @@ def hypercube(dimension: int) -> TokenGraph:
     [[1, 2, 0, 3, 0, 3, 1, 2], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
     dimension = checks.size("dimension", dimension)
-    return replace(torus(*[2] * dimension), name=f"hypercube({dimension})")
+    rule = partial(_hypercube, dimension)
+    return replace(torus(*[2] * dimension), rule=rule, name=f"hypercube({dimension})")
 
 
 def de_bruijn(k: int, length: int) -> TokenGraph:
@@ -154,6 +155,13 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
 
 def _de_bruijn(k: int, rest: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return dst // k == src % rest
+
+
+def _hypercube(dimension: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    differ, edge = dst ^ src, (dst < 0) & (src < 0)
+    for digit in range(dimension):
+        edge = edge | (differ == 2**digit)
+    return edge
 
 
 def _torus(axes: tuple[tuple[int, int], ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

@@ -206,10 +206,7 @@ def _power_attention(
 
 
 def _butterfly(block: int, levels: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    edge = dst // block == src // block
-    for level in range(levels):
-        edge = edge | _butterfly_factor(block, 2**level, b, h, dst, src)
-    return edge
+    return _zero_or_one_of(tuple(2**level for level in range(levels)), (dst // block) ^ (src // block))
 
 
 def _butterfly_factor(block: int, stride: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends.cpu import attention_op
-from gnn_attention.backends.plan.planner import WORK, packed_plan
+from gnn_attention.backends.plan.planner import packed_plan
+from gnn_attention.backends.plan.work import WORK
 from gnn_attention.verify import oracle
 
 CPU = torch.device("cpu")

@@ -203,7 +203,10 @@ def test_explain_prints_every_column():
     assert "window(2048, 256)" in lines[0]
     assert lines[1] == f"auto takes tiles: {found.reason}"
     assert lines[2].split() == ["backend", "GFLOP", "extra", "MB", "estimated", "ms"]
-    for line, (name, flops, extra, seconds) in zip(lines[3:], found.rows, strict=True):
+    assert found.estimated
+    assert "estimated from a sample" in lines[-1]
+    assert "sample" not in str(ga.explain(patterns.window(256, 64), heads=8, dim=64))
+    for line, (name, flops, extra, seconds) in zip(lines[3:-1], found.rows, strict=True):
         time = "-" if seconds is None else f"{seconds * 1e3:.3f}"
         assert line.split() == [name, f"{flops / 1e9:.3f}", f"{extra / 2**20:.1f}", time]
 

@@ -16,7 +16,7 @@ from gnn_attention.backends.plan.dense_blocks import rectangles
 from gnn_attention.backends.plan.plan import Edges, Rectangles, Strided, packed, unpacked
 from gnn_attention.backends.plan.planner import (
     PLANS,
-    WORK,
+    counted_work,
     documents_work,
     mixed_plan,
     packed_plan,
@@ -26,6 +26,7 @@ from gnn_attention.backends.plan.planner import (
 )
 from gnn_attention.backends.plan.planner import _documents as documents_of
 from gnn_attention.backends.plan.tile_density import divided
+from gnn_attention.backends.plan.work import WORK, is_estimated
 
 CPU = torch.device("cpu")
 
@@ -164,14 +165,17 @@ def test_any_packing(lengths, causal):
 
 @pytest.mark.parametrize("name", thinned(PLAIN, 1))
 def test_work_is_about_what_the_plan_visits(name):
-    """Lists exactly; cells not below the trimmed ones of the plan, nor above whole tiles at every border."""
+    """Lists exactly, rules of many pairs about; cells not below the trimmed ones of the plan, nor above whole
+    tiles at every border.
+    """
     for kind in WORK:
         check_work(kind, PLAIN[name])
 
 
 def check_work(kind, graph):
     work, plan = WORK[kind](graph), PLANS[kind](graph)
-    assert work.edges == sum(len(piece.src) for piece in plan.pieces if isinstance(piece, Edges))
+    edges = sum(len(piece.src) for piece in plan.pieces if isinstance(piece, Edges))
+    assert abs(work.edges - edges) <= (0.1 * edges if is_estimated(graph) else 0)
     cells = sum(piece.cells for piece in plan.pieces if isinstance(piece, Rectangles))
     if work.plain_pairs:
         assert cells in (work.plain_pairs, 2 * work.plain_pairs, 2 * work.plain_pairs + 1)
@@ -189,7 +193,7 @@ def test_documents_are_chosen_where_they_are_cheaper(lengths):
     by_tiles, by_length = runs_work(graph), documents_work(documents_of(graph))
     cheaper = costs().seconds(by_length, heads=8) <= costs().seconds(by_tiles, heads=8)
     assert any(piece.causal for piece in tiles_plan(graph).pieces) == cheaper
-    assert WORK["tiles"](graph) == (by_length if cheaper else by_tiles)
+    assert counted_work(graph) == (by_length if cheaper else by_tiles)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from gnn_attention.backends.plan.plan import (
 from gnn_attention.backends.plan.tile_density import Runs, cells_at, divided, left_over
 from gnn_attention.backends.plan.tile_masks import tile_boxes
 from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.regions.quadtree import CELLS, decompose
 
 BLOCK = 64  # tokens on the side of a tile
@@ -159,11 +160,25 @@ class Documents(NamedTuple):
 
 def _documents(graph: TokenGraph) -> Documents | None:
     """None for another graph, or a list of edges, whose tiles are as good."""
-    found = packing(graph) if _could_be_documents(graph.in_degree()) else None
+    if not _holds_intervals(graph) or not _could_be_documents(graph.in_degree()):
+        return None
+    found = packing(graph)
     if found is None or found.window not in ((-1, 0), (-1, -1)):
         return None
     bounds = found.cu_seqlens.long()
     return Documents(bounds[:-1], bounds.diff(), found.window == (-1, 0))
+
+
+def _holds_intervals(graph: TokenGraph) -> bool:
+    """Whether some receivers attend to successive senders, themselves among these; True without a look."""
+    if graph.listed_edges is not None or graph.num_dst != graph.num_src or enumerate_pairs.few(graph.shape4):
+        return True
+    number = min(64, max(1, 2**18 // graph.num_src))
+    dst = torch.linspace(0, graph.num_dst - 1, number, device="cpu").round().long().unsqueeze(1)
+    zero, src = torch.zeros(1, dtype=torch.int64, device="cpu"), torch.arange(graph.num_src, device="cpu")
+    edge = enumerate_pairs.evaluate(graph.rule, repr(graph), zero, zero, dst, src).expand(number, len(src))
+    starts = edge[:, :1].sum(1) + (edge[:, 1:] & ~edge[:, :-1]).sum(1)
+    return bool((starts == 1).all() & edge.gather(1, dst).all())
 
 
 def _could_be_documents(degree: Int[Tensor, " dst"]) -> bool:
@@ -182,38 +197,11 @@ def _of_length(documents: Documents, size: int) -> Rectangles:
     return Rectangles(groups, groups, causal=documents.causal and size > 1)
 
 
-def dense_work(graph: TokenGraph) -> Work:
-    pairs = graph.num_dst * graph.num_src
-    if graph.is_full() or graph.is_causal():
-        return Work(plain_pairs=pairs if graph.is_full() else pairs // 2)
-    return Work(masked_pairs=pairs)
-
-
-def tiles_work(graph: TokenGraph) -> Work:
-    if not graph.num_dst or not graph.num_src:
-        return Work()
-    if graph.is_full() or graph.is_causal():
-        return dense_work(graph) + Work(calls=1, rectangles=1)
+def counted_work(graph: TokenGraph) -> Work:
+    """What :func:`tiles_plan` visits on a plain graph that is neither full nor causal."""
     documents = memoized(_documents, graph)
     by_tiles = runs_work(graph)
     return by_tiles if documents is None else min(by_tiles, documents_work(documents), key=_seconds)
-
-
-def mixed_work(graph: TokenGraph) -> Work:
-    dense, sparse = divided(graph, BLOCK, LEAST_FILL)
-    rows, cells = len(torch.unique(dense.row)), cells_at(dense, 1)
-    edges = int(sparse.edges.sum())
-    listed = Work(calls=4, edges=edges, nodes=graph.num_dst) if edges else Work()
-    return Work(number_of_rectangles(graph, dense), rows, cells, float(cells)) + listed
-
-
-def rows_work(graph: TokenGraph) -> Work:
-    # of a chosen graph, which is not counted head by head, the mean
-    slices = (graph.batch or 1) * (graph.heads or 1)
-    return Work(calls=4, edges=graph.num_edges // slices, nodes=graph.num_dst)
-
-
-WORK = {"tiles": tiles_work, "mixed": mixed_work, "rows": rows_work}
 
 
 def runs_work(graph: TokenGraph) -> Work:

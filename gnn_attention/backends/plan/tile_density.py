@@ -9,7 +9,7 @@ import torch
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.plan.tile_masks import edges_in_tiles, tile_boxes
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.regions import counting
+from gnn_attention.graph.regions import counting, enumerate_pairs
 from gnn_attention.graph.regions.quadtree import ragged
 from gnn_attention.graph.tiling import tiles
 
@@ -42,6 +42,8 @@ def divided(graph: TokenGraph, block: int, least: float) -> tuple[Runs, Runs]:
 
 
 def counted_runs(graph: TokenGraph, block: int) -> Runs:
+    if graph.listed_edges is None and enumerate_pairs.few(graph.shape4):
+        return _runs_of_all_pairs(graph, block)
     found = tiles(graph, block)
     run, number = ragged(torch.where(found.full, 1, found.stop - found.first))
     first, full = found.first[run] + number, found.full[run]
@@ -49,6 +51,28 @@ def counted_runs(graph: TokenGraph, block: int) -> Runs:
     edges = torch.zeros_like(row)
     edges[~full] = _edges_of_tiles(graph, block, row[~full], first[~full])
     return Runs(block, row, first, stop, full, edges)
+
+
+def _runs_of_all_pairs(graph: TokenGraph, block: int) -> Runs:
+    """The runs of a few pairs, each of which is visited."""
+    down, across = -(-graph.num_dst // block), -(-graph.num_src // block)
+    if not down or not across:
+        nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
+        return Runs(block, nothing, nothing, nothing, nothing.bool(), nothing)
+    (mask,) = enumerate_pairs.row_blocks(graph.rule, repr(graph), graph.shape4)
+    border = 0, across * block - graph.num_src, 0, down * block - graph.num_dst
+    blocks = torch.nn.functional.pad(mask[0, 0], border).view(down, block, across, block)
+    edges = blocks.sum((1, 3))
+    height = (graph.num_dst - torch.arange(down, device="cpu") * block).clamp(max=block)
+    width = (graph.num_src - torch.arange(across, device="cpu") * block).clamp(max=block)
+    row, column = edges.nonzero(as_tuple=True)
+    full = (edges == height.unsqueeze(1) * width)[row, column]
+    # neighbouring full tiles are one run
+    starts = torch.ones_like(full)
+    starts[1:] = ~(full[1:] & full[:-1] & (row[1:] == row[:-1]) & (column[1:] == column[:-1] + 1))
+    ends = torch.cat([starts[1:], torch.ones_like(starts[:1])])
+    count = edges[row, column].masked_fill(full, 0)
+    return Runs(block, row[starts], column[starts], column[ends] + 1, full[starts], count[starts])
 
 
 def cells_at(runs: Runs, times: int) -> int:

@@ -24,7 +24,7 @@ from gnn_attention.graph.rules import Rule
 FULL, DST, SRC, DIFFERENCE, CELLS = 0, values.DST, values.SRC, values.DIFFERENCE, values.ANYTHING
 EMPTY = 255
 # tokens on the side of the smallest box
-LEAF = 8
+LEAF = 32
 # boxes evaluated together
 AT_ONCE = 2**15
 # rows and columns of the boxes of one piece, unless it is one box: a million tokens, or many heads of fewer

@@ -1,0 +1,221 @@
+"""A rule at a bounded number of pairs, drawn with a fixed seed: by which its edges and tiles are estimated.
+
+Some rows of tiles are drawn, two near each other from each part of the graph, and some receivers in each.
+Their senders are all tokens where these are few. Else they are those of some columns of tiles: the ones
+nearest to the diagonal, the first, the last, those a power of two away, which regular graphs prefer, and
+random others, each of which stands for several. Lists of edges inside a rule are read, not drawn.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from gnn_attention._support.shapes import Bool, Float, Int, Tensor
+from gnn_attention.graph.regions import enumerate_pairs
+from gnn_attention.graph.regions.split_edge_lists import listed_in_rows
+from gnn_attention.graph.rules import Rule
+
+# pairs at which a rule without its lists is evaluated
+PAIRS = 2**18
+# rows of tiles, two by two
+ROWS = 16
+# columns of tiles up to which all are taken, else how many, of them on either side of the diagonal
+COLUMNS, DRAWN, NEAR = 64, 80, 16
+# receivers in a row of tiles, at least
+RECEIVERS = 5
+
+
+class Sample(NamedTuple):
+    """Tiles with an edge at a receiver that was drawn, of rows of tiles that come two by two.
+
+    A tile lies in the row ``row`` of the list ``rows`` and in one of the ``columns``. It stands for
+    ``weight`` tiles of its row; ``seen`` of the ``receivers`` drawn there have an edge in it, about ``edges``
+    of its pairs are edges, all those drawn if ``full``. A row stands for ``stands_for`` rows of tiles.
+    """
+
+    block: int
+    columns: int
+    rows: Int[Tensor, " rows"]
+    stands_for: Float[Tensor, " rows"]
+    receivers: int
+    row: Int[Tensor, " tiles"]
+    column: Int[Tensor, " tiles"]
+    weight: Float[Tensor, " tiles"]
+    edges: Float[Tensor, " tiles"]
+    seen: Int[Tensor, " tiles"]
+    full: Bool[Tensor, " tiles"]
+
+    def unseen(self) -> Float[Tensor, " rows"]:
+        """About how many more tiles each row has at receivers that were not drawn (Chao, 1987)."""
+        once, twice = (
+            torch.zeros(len(self.rows), dtype=torch.float64, device="cpu").index_add_(
+                0, self.row, self.weight * (self.seen == times)
+            )
+            for times in (1, 2)
+        )
+        share = (self.receivers - 1) / self.receivers if self.receivers < self.block else 0.0
+        more = torch.where(twice > 0, once**2 / (2 * twice), once * (once - 1).clamp(min=0) / 2)
+        tiles = torch.zeros_like(once).index_add_(0, self.row, self.weight)
+        return torch.minimum(share * more, (self.columns - tiles).clamp(min=0))
+
+
+def sample_tiles(rule: Rule, num_dst: int, num_src: int, block: int, shift: int = 0) -> Sample:
+    """The sample of a plain rule; its diagonal is ``src = dst + shift``, stretched where sizes differ."""
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    rows, stands_for = _draw_rows(-(-num_dst // block), generator)
+    columns, weight = _draw_columns(rows, num_dst, num_src, block, shift, generator)
+    pairs = len(rows) * columns.shape[1] * block
+    receivers = min(block, max(RECEIVERS, PAIRS // max(pairs, 1)))
+    inside, listed = listed_in_rows(rule, num_dst, num_src, rows * block, block)
+    edge = _evaluate_rows(inside, rows, columns, receivers, num_dst, num_src, block, generator)
+    found = _tiles_of(edge, columns, weight, num_src)
+    sample = Sample(block, -(-num_src // block), rows, stands_for, receivers, *found)
+    return sample if listed is None else _with_lists(sample, rule, inside, listed, num_src)
+
+
+def _draw_rows(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Rows of tiles two by two, the first and the last ones among them, and how many each stands for.
+
+    The two are 1, 2 or 4 rows apart, in both halves of an aligned group of 2, 4 or 8 rows.
+    """
+    if rows <= ROWS:
+        return torch.arange(rows, device="cpu"), torch.ones(rows, dtype=torch.float64, device="cpu")
+    parts = ROWS // 2 - 2
+    bounds = torch.linspace(2, rows - 2, parts + 1, dtype=torch.float64, device="cpu").round().long().tolist()
+    chance = torch.rand(parts, generator=generator, dtype=torch.float64, device="cpu").tolist()
+    drawn, each = [0, 1], [1.0, 1.0]
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        apart = next(d for d in (2 ** (number % 3), 1) if d == 1 or 2 * d < stop - start)
+        choices = [row for row in range(start, stop - apart) if row % (2 * apart) < apart] or [start]
+        row = choices[int(chance[number] * len(choices))]
+        drawn += [row, row + apart]
+        each += [(stop - start) / 2] * 2
+    drawn += [rows - 2, rows - 1]
+    return torch.tensor(drawn, device="cpu"), torch.tensor([*each, 1, 1], dtype=torch.float64, device="cpu")
+
+
+def _draw_columns(
+    rows: Tensor, num_dst: int, num_src: int, block: int, shift: int, generator: torch.Generator
+) -> tuple[Int[Tensor, "rows columns"], Float[Tensor, "rows columns"]]:
+    """The same columns of tiles for both rows of a pair, and how many each stands for."""
+    count = -(-num_src // block)
+    if count <= COLUMNS:
+        every = torch.arange(count, device="cpu").expand(len(rows), count)
+        return every, torch.ones(len(rows), count, dtype=torch.float64, device="cpu")
+    columns, weights = [], []
+    for row in rows[::2].tolist():
+        stretched = 1.0 if shift or num_dst == num_src else num_src / num_dst
+        middle = int((row * block * stretched + shift) // block)
+        column, weight = _columns_around(min(max(middle, 0), count - 1), count, generator)
+        columns.append(column)
+        weights.append(weight)
+    pairs = torch.stack(columns), torch.stack(weights)
+    both, weight = (part.repeat_interleave(2, 0)[: len(rows)] for part in pairs)
+    return both, weight
+
+
+def _columns_around(middle: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    steps = [2**k for k in range(20)]
+    wanted = {0, count - 1, *range(middle - NEAR, middle + NEAR + 1)}
+    wanted |= {middle + step for step in steps} | {middle - step for step in steps}
+    near = torch.tensor(sorted(column for column in wanted if 0 <= column < count), device="cpu")
+    others = torch.ones(count, dtype=torch.bool, device="cpu")
+    others[near] = False
+    far = others.nonzero().flatten()
+    number = DRAWN - len(near)
+    # one from each of so many equal parts
+    place = torch.rand(number, generator=generator, dtype=torch.float64, device="cpu")
+    place = (place + torch.arange(number, device="cpu")) / number * len(far)
+    taken = far[place.long().clamp(max=len(far) - 1)]
+    weight = torch.cat([torch.ones(len(near)), torch.full((number,), len(far) / number)]).double()
+    return torch.cat([near, taken]), weight
+
+
+def _draw_receivers(
+    rows: int, receivers: int, block: int, generator: torch.Generator
+) -> Int[Tensor, "rows receivers"]:
+    """The first and the last of each row of tiles, which may reach further than others, and some between."""
+    if receivers == block:
+        return torch.arange(block, device="cpu").expand(rows, block)
+    place = torch.rand(rows, receivers, generator=generator, dtype=torch.float64, device="cpu")
+    between = receivers - 2
+    place = 1 + ((place + torch.arange(-1, between + 1, device="cpu")) * (block - 2) / between).long()
+    place[:, 0], place[:, -1] = 0, block - 1
+    return place
+
+
+def _evaluate_rows(
+    rule: Rule,
+    rows: Tensor,
+    columns: Tensor,
+    receivers: int,
+    num_dst: int,
+    num_src: int,
+    block: int,
+    generator: torch.Generator,
+) -> Bool[Tensor, "rows receivers columns block"]:
+    dst = (rows.unsqueeze(1) * block + _draw_receivers(len(rows), receivers, block, generator)).unsqueeze(2)
+    inner = torch.arange(block, device="cpu")
+    # rows of tiles over the same senders share what a rule computes about these
+    columns_of = columns if -(-num_src // block) > COLUMNS else columns[:1]
+    src = (columns_of.unsqueeze(2) * block + inner).view(len(columns_of), 1, -1)
+    zero = torch.zeros(1, dtype=torch.int64, device="cpu")
+    ends = dst.clamp(max=num_dst - 1), src.clamp(max=num_src - 1)
+    edge = enumerate_pairs.evaluate(rule, "this graph", zero, zero, *ends)
+    if num_dst % block or num_src % block:
+        edge = edge & (dst < num_dst) & (src < num_src)
+    return edge.expand(len(rows), receivers, -1).reshape(len(rows), receivers, -1, block)
+
+
+def _tiles_of(edge: Tensor, columns: Tensor, weight: Tensor, num_src: int) -> tuple[Tensor, ...]:
+    block = edge.shape[3]
+    inside = edge.sum(3)
+    row, place = (inside.sum(1) > 0).nonzero(as_tuple=True)
+    column = columns[row, place]
+    here = inside[row, :, place]
+    width = (num_src - column * block).clamp(max=block)
+    edges = here.double() @ _receivers_each(edge.shape[1], block)
+    full = (here == width.unsqueeze(1)).all(1)
+    return row, column, weight[row, place], edges, (here > 0).sum(1), full
+
+
+def _receivers_each(receivers: int, block: int) -> Float[Tensor, " receivers"]:
+    """How many receivers of a row of tiles each of :func:`_draw_receivers` stands for."""
+    each = torch.full((receivers,), (block - 2) / max(receivers - 2, 1), dtype=torch.float64, device="cpu")
+    each[0] = each[-1] = 1.0
+    return each
+
+
+def _with_lists(sample: Sample, rule: Rule, inside: Rule, listed: Tensor, num_src: int) -> Sample:
+    """The sample of the whole rule: of its lists all pairs in its rows of tiles count."""
+    dst, src = listed // max(num_src, 1), listed % max(num_src, 1)
+    zero = torch.zeros_like(dst)
+    at = partial(enumerate_pairs.evaluate, b=zero, h=zero, dst=dst, src=src)
+    change = at(rule, "this graph").to(torch.int64) - at(inside, "this graph").to(torch.int64)
+    columns = sample.columns
+    strip = torch.searchsorted(sample.rows, dst // sample.block)
+    key = torch.cat([sample.row * columns + sample.column, strip * columns + src // sample.block])
+    tile, place = torch.unique(key, return_inverse=True)
+    old, new = place[: len(sample.row)], place[len(sample.row) :]
+    edges = torch.zeros(len(tile), dtype=torch.float64, device="cpu").index_add_(
+        0, old, sample.edges.double()
+    )
+    edges.index_add_(0, new, change.double())
+    weight = torch.ones_like(edges).index_copy_(0, old, sample.weight)
+    # a listed tile is known: no unseen one is like it
+    seen = torch.full_like(tile, sample.receivers).index_copy_(0, old, sample.seen)
+    full = torch.zeros_like(tile, dtype=torch.bool).index_copy_(0, old, sample.full)
+    full[new] = False
+    some = edges > 0
+    return sample._replace(
+        row=(tile // columns)[some],
+        column=(tile % columns)[some],
+        weight=weight[some],
+        edges=edges[some],
+        seen=seen[some],
+        full=full[some],
+    )
