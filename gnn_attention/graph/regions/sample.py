@@ -33,8 +33,9 @@ class Sample(NamedTuple):
     """Tiles with an edge at a receiver that was drawn, of rows of tiles that come two by two.
 
     A tile lies in the row ``row`` of the list ``rows`` and in one of the ``columns``. It stands for
-    ``weight`` tiles of its row; ``seen`` of the ``receivers`` drawn there have an edge in it, about ``edges``
-    of its pairs are edges, all those drawn if ``full``. A row stands for ``stands_for`` rows of tiles.
+    ``weight`` tiles of its row; ``seen`` of the ``receivers`` drawn there, but for the first and the last,
+    have an edge in it; about ``edges`` of its pairs are edges, all those drawn if ``full``. A row stands for
+    ``stands_for`` rows of tiles.
     """
 
     block: int
@@ -50,14 +51,18 @@ class Sample(NamedTuple):
     full: Bool[Tensor, " tiles"]
 
     def unseen(self) -> Float[Tensor, " rows"]:
-        """About how many more tiles each row has at receivers that were not drawn (Chao, 1987)."""
+        """About how many more tiles each row has at receivers that were not drawn (Chao, 1987).
+
+        Those of columns that stand for others are left out: their squares would stand for too many.
+        """
         once, twice = (
             torch.zeros(len(self.rows), dtype=torch.float64, device="cpu").index_add_(
-                0, self.row, self.weight * (self.seen == times)
+                0, self.row, ((self.weight == 1) & (self.seen == times)).double()
             )
             for times in (1, 2)
         )
-        share = (self.receivers - 1) / self.receivers if self.receivers < self.block else 0.0
+        between = self.receivers - 2
+        share = (between - 1) / between if self.receivers < self.block else 0.0
         more = torch.where(twice > 0, once**2 / (2 * twice), once * (once - 1).clamp(min=0) / 2)
         tiles = torch.zeros_like(once).index_add_(0, self.row, self.weight)
         return torch.minimum(share * more, (self.columns - tiles).clamp(min=0))
@@ -180,7 +185,8 @@ def _tiles_of(edge: Tensor, columns: Tensor, weight: Tensor, num_src: int) -> tu
     width = (num_src - column * block).clamp(max=block)
     edges = here.double() @ _receivers_each(edge.shape[1], block)
     full = (here == width.unsqueeze(1)).all(1)
-    return row, column, weight[row, place], edges, (here > 0).sum(1), full
+    # the first and the last receiver are not like the others
+    return row, column, weight[row, place], edges, (here[:, 1:-1] > 0).sum(1), full
 
 
 def _receivers_each(receivers: int, block: int) -> Float[Tensor, " receivers"]:
