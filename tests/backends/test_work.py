@@ -71,6 +71,7 @@ ZOO = {
     "rows of list | window": lambda: (listed(N, 40_000) | patterns.window(N, 128)).rows(1000, 3000),
 }
 EDGES, TILES = 1.25, 1.6  # factors within which the estimates are
+DRAWN = 1.5  # of edges where columns of tiles are drawn too
 
 LARGE = {
     "natten": lambda: patterns.natten((128, 128), 7),
@@ -83,14 +84,14 @@ LARGE = {
 }
 
 
-def check_estimate(graph):
+def check_estimate(graph, edges=EDGES):
     """The exact edges are those of ``num_edges``, the exact tiles those of ``tiling.tiles``."""
     graph = one_of(graph, 0, 0)
     assert work.is_estimated(graph)
     found, exact = work.estimate(graph), tiles(graph, planner.BLOCK)
     for estimate, truth, factor in (
-        (found.edges, graph.num_edges, EDGES),
-        (work.num_edges(graph), graph.num_edges, EDGES),
+        (found.edges, graph.num_edges, edges),
+        (work.num_edges(graph), graph.num_edges, edges),
         (found.every.tiles, exact.num_full + exact.num_partial, TILES),
     ):
         assert truth / factor <= estimate <= truth * factor
@@ -104,7 +105,7 @@ def test_edges_and_tiles_are_within_a_factor_of_the_exact_counts(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_so_they_are_where_columns_are_drawn_too(name):
-    check_estimate(LARGE[name]())
+    check_estimate(LARGE[name](), DRAWN)
 
 
 @pytest.mark.parametrize("n", [1, 63, 300, 512])

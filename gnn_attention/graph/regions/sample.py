@@ -8,6 +8,7 @@ random others, each of which stands for several. Lists of edges inside a rule ar
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,12 +20,14 @@ from gnn_attention.graph.regions import enumerate_pairs
 from gnn_attention.graph.regions.split_edge_lists import listed_in_rows
 from gnn_attention.graph.rules import Rule
 
-# pairs at which a rule without its lists is evaluated
+# pairs up to which more receivers are drawn than RECEIVERS
 PAIRS = 2**18
+# of them evaluated together, so that the numbers of a rule stay in the cache
+AT_ONCE = 2**17
 # rows of tiles, two by two
 ROWS = 16
 # columns of tiles up to which all are taken, else how many, of them on either side of the diagonal
-COLUMNS, DRAWN, NEAR = 64, 80, 16
+COLUMNS, DRAWN, NEAR = 64, 72, 12
 # receivers in a row of tiles, at least
 RECEIVERS = 5
 
@@ -111,33 +114,30 @@ def _draw_columns(
     if count <= COLUMNS:
         every = torch.arange(count, device="cpu").expand(len(rows), count)
         return every, torch.ones(len(rows), count, dtype=torch.float64, device="cpu")
-    columns, weights = [], []
-    for row in rows[::2].tolist():
-        stretched = 1.0 if shift or num_dst == num_src else num_src / num_dst
+    stretched = 1.0 if shift or num_dst == num_src else num_src / num_dst
+    chance = torch.rand(len(rows), DRAWN, generator=generator, dtype=torch.float64, device="cpu").tolist()
+    drawn = []
+    for row, chances in zip(rows[::2].tolist(), chance, strict=False):
         middle = int((row * block * stretched + shift) // block)
-        column, weight = _columns_around(min(max(middle, 0), count - 1), count, generator)
-        columns.append(column)
-        weights.append(weight)
-    pairs = torch.stack(columns), torch.stack(weights)
-    both, weight = (part.repeat_interleave(2, 0)[: len(rows)] for part in pairs)
-    return both, weight
+        drawn.append(_columns_around(min(max(middle, 0), count - 1), count, chances))
+    columns, weight = zip(*drawn, strict=True)
+    both = torch.tensor(columns, device="cpu"), torch.tensor(weight, dtype=torch.float64, device="cpu")
+    each, stands_for = (part.repeat_interleave(2, 0)[: len(rows)] for part in both)
+    return each, stands_for
 
 
-def _columns_around(middle: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    steps = [2**k for k in range(20)]
-    wanted = {0, count - 1, *range(middle - NEAR, middle + NEAR + 1)}
-    wanted |= {middle + step for step in steps} | {middle - step for step in steps}
-    near = torch.tensor(sorted(column for column in wanted if 0 <= column < count), device="cpu")
-    others = torch.ones(count, dtype=torch.bool, device="cpu")
-    others[near] = False
-    far = others.nonzero().flatten()
-    number = DRAWN - len(near)
-    # one from each of so many equal parts
-    place = torch.rand(number, generator=generator, dtype=torch.float64, device="cpu")
-    place = (place + torch.arange(number, device="cpu")) / number * len(far)
-    taken = far[place.long().clamp(max=len(far) - 1)]
-    weight = torch.cat([torch.ones(len(near)), torch.full((number,), len(far) / number)]).double()
-    return torch.cat([near, taken]), weight
+def _columns_around(middle: int, count: int, chances: list[float]) -> tuple[list[int], list[float]]:
+    """``DRAWN`` columns, some for sure, and one from each of so many equal parts of the others."""
+    near = {0, count - 1, *range(middle - NEAR, middle + NEAR + 1)}
+    near |= {middle + sign * 2**k for k in range(20) for sign in (-1, 1)}
+    sure = sorted(column for column in near if 0 <= column < count)
+    # how many of the others are before each of them
+    before = [column - number for number, column in enumerate(sure)]
+    number = DRAWN - len(sure)
+    each = (count - len(sure)) / number
+    places = [int((part + chances[part]) * each) for part in range(number)]
+    others = [place + bisect_right(before, place) for place in places]
+    return sure + others, [1.0] * len(sure) + [each] * number
 
 
 def _draw_receivers(
@@ -163,22 +163,29 @@ def _evaluate_rows(
     block: int,
     generator: torch.Generator,
 ) -> Bool[Tensor, "rows receivers columns block"]:
-    dst = (rows.unsqueeze(1) * block + _draw_receivers(len(rows), receivers, block, generator)).unsqueeze(2)
-    inner = torch.arange(block, device="cpu")
+    place = _draw_receivers(len(rows), receivers, block, generator)
     # rows of tiles over the same senders share what a rule computes about these
-    columns_of = columns if -(-num_src // block) > COLUMNS else columns[:1]
-    src = (columns_of.unsqueeze(2) * block + inner).view(len(columns_of), 1, -1)
+    shared, together = -(-num_src // block) <= COLUMNS, 2 - len(rows) % 2
+    dst = (rows.unsqueeze(1) * block + place).view(len(rows) // together, together * receivers, 1)
+    columns_of = columns[:1] if shared else columns[::together]
+    src = columns_of.unsqueeze(2) * block + torch.arange(block, device="cpu")
+    src = src.view(len(columns_of), 1, -1)
     zero = torch.zeros(1, dtype=torch.int64, device="cpu")
-    ends = dst.clamp(max=num_dst - 1), src.clamp(max=num_src - 1)
-    edge = enumerate_pairs.evaluate(rule, "this graph", zero, zero, *ends)
-    if num_dst % block or num_src % block:
-        edge = edge & (dst < num_dst) & (src < num_src)
-    return edge.expand(len(rows), receivers, -1).reshape(len(rows), receivers, -1, block)
+    step = max(1, AT_ONCE // max(dst.shape[1] * src.shape[2], 1))
+    edges = []
+    for start in range(0, len(dst), step):
+        to, of = dst[start : start + step], src if shared else src[start : start + step]
+        ends = to.clamp(max=num_dst - 1), of.clamp(max=num_src - 1)
+        edge = enumerate_pairs.evaluate(rule, "this graph", zero, zero, *ends)
+        if num_dst % block or num_src % block:
+            edge = edge & (to < num_dst) & (of < num_src)
+        edges.append(edge.expand(len(to), dst.shape[1], src.shape[2]))
+    return torch.cat(edges).view(len(rows), receivers, columns.shape[1], block)
 
 
 def _tiles_of(edge: Tensor, columns: Tensor, weight: Tensor, num_src: int) -> tuple[Tensor, ...]:
     block = edge.shape[3]
-    inside = edge.sum(3)
+    inside = edge.sum(3, dtype=torch.int32)
     row, place = (inside.sum(1) > 0).nonzero(as_tuple=True)
     column = columns[row, place]
     here = inside[row, :, place]
