@@ -31,7 +31,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -302,6 +302,8 @@ def _check(cases: Sequence[_Case], problem: Problem, slowest: float) -> None:
             case.close("failed", process.one_line(error))
             continue
         errors = {"output_error": verdict.output, "gradient_error": verdict.gradient, "first_s": first}
+        if case.method.name == AUTO and not case.both:
+            errors["new_graph_s"] = _seconds_on_a_new_graph(case, problem)
         if not verdict.passed:
             case.close("wrong", str(verdict))
         elif case.estimate > slowest:
@@ -309,6 +311,12 @@ def _check(cases: Sequence[_Case], problem: Problem, slowest: float) -> None:
                 "too slow by estimate", f"a call took {case.estimate:.2g} s, the limit is {slowest:.2g}"
             )
         case.found |= errors
+
+
+def _seconds_on_a_new_graph(case: _Case, problem: Problem) -> float:
+    """The first call along a graph of which nothing is known: the choice, the plan and the call itself."""
+    new = replace(problem, graph=replace(problem.graph))
+    return _seconds_of(_call_of(case.method.prepare(new), new, case.both))
 
 
 def _seconds_of(call: Callable[[], object]) -> float:

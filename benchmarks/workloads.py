@@ -38,6 +38,7 @@ FAMILIES = {
     "g": "networkx graph",
     "h": "whole layer, window of 256",
     "i": "structured mix",
+    "j": "rules at 16384 tokens",
     "x": "density at 2048 tokens",
 }
 
@@ -261,6 +262,28 @@ def _random_edges(n: int, one_in: int) -> TokenGraph:
     return TokenGraph.from_edges(edges, n, name=f"{n // one_in} random senders each")
 
 
+def _image(n: int) -> tuple[int, int]:
+    """The sides of an image of about n tokens, multiples of 8."""
+    side = max(8, round(n**0.5) // 8 * 8)
+    return side, side
+
+
+def _volume(n: int) -> tuple[int, int, int]:
+    side = max(5, round((n / 4) ** (1 / 3)))
+    return 2 * side, 2 * side, side
+
+
+RULES: dict[str, Callable[[int], TokenGraph]] = {
+    "natten": lambda n: patterns.natten(_image(n), 7),
+    "natten3d": lambda n: patterns.natten(_volume(n), 5),
+    "swin": lambda n: patterns.swin(_image(n), 8, 4),
+    "longnet": lambda n: patterns.longnet(n, [256, 1024, 4096], [1, 4, 16]),
+    "sliding_tile": lambda n: patterns.sliding_tile(_image(max(n, 24**2)), 8, 3),
+    "butterfly": patterns.butterfly,
+    "hypercube": lambda n: patterns.hypercube(n.bit_length() - 1),
+}
+
+
 def _table() -> list[Workload]:
     dense, tiled = (CAUSAL, MASKED, FLEX, EAGER), (MASKED, FLEX)
     every, edges = (MASKED, FLEX, PYG, SPARSE, EAGER), (MASKED, PYG, SPARSE)
@@ -297,6 +320,7 @@ def _table() -> list[Workload]:
         Workload("h2048", "layer, window 256, T=2048", 2048, _window, (MHA, MASKED, PYG), True, True),
         Workload("i-global", "window | sinks | global, T=16384", 16384, _mixed_with_global, (FLEX, SPARSE)),
         Workload("i-random", "window | 4 random edges, T=16384", 16384, _mixed_with_random, (SPARSE,)),
+        *(Workload(f"j-{name}", f"{name}, T=16384", 16384, build, ()) for name, build in RULES.items()),
         *_crossover(),
     ]
 
