@@ -31,6 +31,13 @@ def permuted(n, seed=0):
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
+def hub(n, token, to=True, of=True):
+    """Edges from all tokens to one, or from one to all, and each token's to itself."""
+    return TokenGraph.from_rule(
+        lambda b, h, dst, src: (to & (dst == token)) | (of & (src == token)) | (dst == src), n
+    )
+
+
 ZOO = {
     "no self": lambda: patterns.no_self(N),
     "anti-causal": lambda: patterns.anti_causal(N),
@@ -53,6 +60,15 @@ ZOO = {
     "sinks": lambda: patterns.sinks(N, 4),
     "longformer": lambda: patterns.longformer(N, 128, [0, 100], causal=False),
     "star": lambda: patterns.star(N // 2),
+    "star about the middle": lambda: hub(N, 1777),
+    "receiver in the middle": lambda: hub(N, 1777, of=False),
+    "sink in the middle": lambda: hub(N, 1777, to=False),
+    "global tokens": lambda: patterns.global_tokens(N, [0, 2000]),
+    "global tokens in the middle": lambda: patterns.global_tokens(N, range(100, N, 700), causal=False),
+    "block of global tokens": lambda: patterns.global_tokens(N, range(2000, 2100)),
+    "longformer about the middle": lambda: patterns.longformer(N, 128, [1000, 2500], causal=False),
+    "global tokens | few edges": lambda: patterns.global_tokens(N, [2000]) | listed(N, 500),
+    "window | few edges": lambda: patterns.window(N, 128) | listed(N, 500),
     "log-sparse": lambda: patterns.log_sparse(N),
     "butterfly": lambda: patterns.butterfly(N),
     "hypercube": lambda: patterns.hypercube(12),
@@ -81,6 +97,9 @@ LARGE = {
     "sliding tiles": lambda: patterns.sliding_tile((128, 128), 8, 3),
     "butterfly": lambda: patterns.butterfly(16384),
     "hypercube": lambda: patterns.hypercube(14),
+    "global tokens": lambda: patterns.global_tokens(16384, [0, 7000, 9000]),
+    "star about the middle": lambda: hub(16384, 7777),
+    "sink in the middle": lambda: hub(16384, 7777, to=False),
 }
 
 

@@ -134,9 +134,11 @@ def _tiling(sample: Sample, chosen: Bool[Tensor, " tiles"]) -> Tiling:
     union = torch.zeros(pairs + 1, dtype=torch.float64, device="cpu").index_add_(0, pair, each)[:pairs]
     above, below, share = tiles[0 : 2 * pairs : 2], tiles[1::2], sample.stands_for[1::2]
     distance = sample.rows[1::2] - sample.rows[0 : 2 * pairs : 2]
+    # a hub is as far from the rows that are further on
+    hub = sample.hub[0 : 2 * pairs : 2] | sample.hub[1::2]
     apart: list[float] = []
     for d in (1, 2, 4):
-        at = distance == d
+        at = (distance == d) | hub
         mean = float(((above + below) * share)[at].sum()) / 2
         twice = min(1.0, 2 * apart[-1]) if apart else 0.0
         apart.append(float((union * share)[at].sum()) / mean - 1 if mean else twice)
