@@ -82,3 +82,11 @@ def test_classes(rows):
     assert len(some) == len({tuple(row) for row in rows})
     for row, kind in zip(rows, number.tolist(), strict=True):
         assert rows[int(some[kind])] == row
+
+
+def test_rows_of_words_with_equal_sums_are_told_apart(monkeypatch):
+    """All factors are 1 here, so that (1, 2) and (2, 1) have the sum 3."""
+    monkeypatch.setattr(torch, "randint", lambda high, size, **options: torch.zeros(size).long())
+    which, some = classes(torch.tensor([[1, 2], [2, 1], [1, 2], [3, 0]]))
+    assert which[0] == which[2]
+    assert len(set(which.tolist())) == len(some) == 3

@@ -61,12 +61,23 @@ def edges_in_tiles(
 
 def classes(rows: Int[Tensor, "rows words"]) -> tuple[Int[Tensor, " rows"], Int[Tensor, " classes"]]:
     """Which rows are equal: the class of each, and a row of every class."""
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    factors = torch.randint(2**62, rows.shape[1:], generator=generator, device="cpu")
+    # equal rows have equal sums; where others have too, the words are compared one after the other
+    _, number = torch.unique(rows @ (2 * factors + 1), return_inverse=True)
+    some = _one_of_each(number)
+    if torch.equal(rows[some][number], rows):
+        return number, some
     number = torch.zeros(len(rows), dtype=torch.int64, device="cpu")
     for word in rows.unbind(1):
         _, value = torch.unique(word, return_inverse=True)
         _, number = torch.unique(number * (len(rows) + 1) + value, return_inverse=True)
-    some = torch.zeros(int(number.max()) + 1 if len(rows) else 0, dtype=torch.int64, device="cpu")
-    return number, some.scatter_(0, number, torch.arange(len(rows), device="cpu"))
+    return number, _one_of_each(number)
+
+
+def _one_of_each(number: Int[Tensor, " rows"]) -> Int[Tensor, " classes"]:
+    some = torch.zeros(int(number.max()) + 1 if len(number) else 0, dtype=torch.int64, device="cpu")
+    return some.scatter_(0, number, torch.arange(len(number), device="cpu"))
 
 
 def packed_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows words"]:
