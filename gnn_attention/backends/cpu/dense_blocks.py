@@ -122,7 +122,9 @@ def _parts(
     of_dst, of_src = made[0] * piece.dst.size * q.shape[1], made[1] * piece.src.size * k.shape[1]
     varied = piece.masks is not None and len(piece.masks.table) > 1
     masks = piece.dst.size * piece.src.size if varied else 0
-    most = max(1, BYTES_AT_ONCE // (number * (q.shape[3] * (of_dst + of_src) + masks)))
+    # copies of keys and values are two tensors, each of which stays within the limit
+    room = 2 * BYTES_AT_ONCE if isinstance(piece.src, Gathered) else BYTES_AT_ONCE
+    most = max(1, room // (number * (q.shape[3] * (of_dst + of_src) + masks)))
     if batch > 1 and (piece.dst.count < batch or piece.dst.count == 1):
         samples, most = [slice(first, first + most) for first in range(0, batch, most)], 1
     else:
