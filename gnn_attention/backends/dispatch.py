@@ -267,9 +267,9 @@ def _rules(call: AttentionCall) -> tuple[Rule, ...]:
     if has_few_pairs(call.graph):
         return ON_CPU["dense"], ON_CPU["rows"], ON_CPU["reference"]
     names = memoized(_ordered, call.graph, call.q.shape[1], call.q.shape[3], _kind(call))
-    work = _work(call.graph, names[0])
-    visited = 0 if work is None else work.cells + work.masked_pairs + work.plain_pairs
-    if _has_few_messages(call, visited or FEW_NUMBERS):
+    best, listed = (_work(call.graph, name) or Work() for name in (names[0], "rows"))
+    pairs = best.cells + best.masked_pairs + best.plain_pairs
+    if _has_few_messages(call, listed.edges, pairs or FEW_NUMBERS):
         names = ("message_passing", *names)
     return tuple(ON_CPU[name] for name in names)
 
@@ -278,13 +278,14 @@ def has_few_pairs(graph: TokenGraph) -> bool:
     return graph.num_dst * graph.num_src <= SMALL
 
 
-def _has_few_messages(call: AttentionCall, pairs: int, extra: int = 0) -> bool:
+def _has_few_messages(call: AttentionCall, edges: int, pairs: int, extra: int = 0) -> bool:
     """Whether the numbers of all messages are few, and fewer than the pairs that another kernel visits.
 
-    ``pairs`` are those of one head of one sample, ``extra`` those of the time that it takes besides.
+    ``edges`` and ``pairs`` are those of one head of one sample, ``extra`` those of the time that it takes
+    besides.
     """
     batch, heads, _, dim = call.q.shape
-    numbers = batch * heads * call.graph.num_edges * max(dim, call.v.shape[3])
+    numbers = batch * heads * edges * max(dim, call.v.shape[3])
     return numbers <= min(FEW_NUMBERS, batch * heads * pairs + extra)
 
 
@@ -308,10 +309,10 @@ def is_first_call(call: AttentionCall) -> bool:
 def _rules_of_first_call(call: AttentionCall) -> tuple[Rule, ...]:
     if call.q.device.type == "cuda":
         return tuple(rule for rule in ON_CUDA if rule.backend not in ("varlen", "flex"))
-    if _has_few_messages(call, call.graph.num_dst * call.graph.num_src, PAIRS_OF_A_MASK):
+    (batch, heads, num_dst, dim), num_src = call.q.shape, call.graph.num_src
+    if _has_few_messages(call, call.graph.num_edges, num_dst * num_src, PAIRS_OF_A_MASK):
         names: tuple[str, ...] = ("message_passing", "rows", "reference")
     else:
-        (batch, heads, num_dst, dim), num_src = call.q.shape, call.graph.num_src
         by_pairs = Work(masked_pairs=num_dst * num_src)
         by_edges = Work(calls=4, edges=call.graph.num_edges, nodes=num_dst)
         dense, rows = (costs().seconds(work, batch * heads, dim) for work in (by_pairs, by_edges))
