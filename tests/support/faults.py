@@ -89,7 +89,7 @@ ALL_PAIRS = "TokenGraph.from_rule(lambda b, h, i, j: (i >= 0) & (j >= 0), graph.
 GRAPH, SHIFTED = "graph/token_graph.py", "partial(rules.shifted, graph.rule, start)"
 PLANTED = {
     "mask transposed": [("graph/derived.py", DENSE, f"{DENSE}.mT.contiguous()")],
-    "scale dropped": [("backends/message_passing.py", ".mT * call.scale", ".mT")],
+    "scale dropped": [("backends/message_passing.py", ".sum(-1) * call.scale", ".sum(-1)")],
     "grouped heads tiled instead of repeated": [("edges.py", GROUPS, TILED)],
     "b_Q dropped in the merged form": [("heads/model_space.py", FACTORS, FACTORS + LOST)],
     "b_V added to receivers without in-edges": [
