@@ -19,8 +19,8 @@ from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.graph import TokenGraph, memoized
 
-Rows = Float[Tensor, "tokens heads dim"]
-Index = Int[Tensor, " edges"]
+Rows = Float[Tensor, "_ heads _"]
+Index = Int[Tensor, "_"]
 
 # tensors of the size of the messages in a training step: the gathered q, k and v, products and gradients
 COPIES = 8

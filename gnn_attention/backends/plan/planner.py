@@ -124,7 +124,7 @@ def _in_low_strips(plan: Plan) -> tuple[Piece, ...]:
         low = strips(piece, LOW)
         pairs = sum(strip.cells for strip in low)
         work = Work(len(low), 0, pairs, pairs * costs().low_cell)
-        found += low if _seconds(work) < _seconds(Work(1, 0, piece.cells, piece.cells)) else [piece]
+        found += low if _seconds(work) < _seconds(Work(1, 0, piece.cells, float(piece.cells))) else [piece]
     return tuple(found)
 
 
