@@ -192,9 +192,11 @@ def _of_layers() -> list[Case]:
         ),
         of.type("^backend must", "got int", lambda _: MessagePassingAttention(heads_of_two(), backend=3)),
         of.refused(
-            "the walk needs one edge list",
+            "the message-passing path needs one edge list",
             "varies",
-            lambda o: o.layer(o.x, TokenGraph.from_rule(lambda b, h, dst, src: src + h <= dst, 5, heads=2)),
+            lambda o: MessagePassingAttention(heads_of_two(), backend="message_passing")(
+                o.x, TokenGraph.from_rule(lambda b, h, dst, src: src + h <= dst, 5, heads=2)
+            ),
         ),
         of.type("^message must", "got None", lambda _: PairwiseMessages(None)),
         of.value(
