@@ -217,8 +217,8 @@ class _ShardedLayer:
         mod = shard.copy(call.score_mod)
         return replace(call, score_mod=mod, q=keep_in_graph(call.q, *mod.parameters()))
 
-    def _run(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Any]:
-        update, weights = super()._run(call, batched)  # type: ignore[misc]
+    def _run(self, call: AttentionCall, batched: bool, is_kept: bool) -> tuple[Tensor, Any]:
+        update, weights = super()._run(call, batched, is_kept)  # type: ignore[misc]
         return update, self.shard.all_gather(weights) if call.with_lse else weights
 
 
