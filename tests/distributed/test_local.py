@@ -131,7 +131,8 @@ def views(rank, world):
     """What a rank's part of a graph does not support, and its repr."""
     graph, x, y = patterns.causal(6), torch.ones(1, 1, 3, 4), torch.zeros(6, 2)
     mine = distributed.local(graph)
-    partition, layer = mine.partition, ga.MessagePassingAttention(ga.StandardHeads(4, 1))
+    partition = mine.partition
+    layer = ga.MessagePassingAttention(ga.StandardHeads(4, 1), backend="message_passing")
     walk, whole = "the message-passing path need", "graph must be the TokenGraph of all tokens"
     bias, axis = {"bias": torch.zeros(1)}, r"axis must be in -2 \.\. 1, one of x \[6, 2\], got 7"
     assert_refusals(
