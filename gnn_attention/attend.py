@@ -110,7 +110,7 @@ def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
         return runner(call)
 
 
-def attended_once(call: AttentionCall) -> tuple[Tensor, Any]:
+def attend_once(call: AttentionCall) -> tuple[Tensor, Any]:
     """As :func:`attended` by "auto", along a list that is made for this call: no choice is kept with it."""
     # a kernel that fails on a GPU is replaced where "auto" took it
     is_eager = call.q.device.type not in nonfinite.ASYNCHRONOUS
@@ -295,9 +295,11 @@ def _chosen(backend: str | Backend, call: AttentionCall) -> Backend:
     is_first = backend == "auto" and is_first_call(call)
     if is_first:
         call.graph.count_call()
+    if not isinstance(backend, str):
+        return chosen
     if not is_first and call.chosen is not None and _is_lasting(chosen, call, backend):
-        call.chosen[str(backend)] = chosen.name
-    elif isinstance(backend, str) and chosen.capabilities.cached is True and _is_identified(call):
+        call.chosen[backend] = chosen.name
+    elif chosen.capabilities.cached is True and _is_identified(call):
         choices = call.graph._memo.data.setdefault((_previous_choice,), {})
         choices[_identity(backend, call)] = chosen.name
         for oldest in list(choices)[:-MOST_CHOICES]:
@@ -336,11 +338,11 @@ def _identity(backend: str, call: AttentionCall) -> tuple[Any, ...]:
     return backend, call.q.shape, call.v.shape, call.q.dtype, *options, call.dropout, call.with_lse, *sums
 
 
-def _is_lasting(chosen: Backend, call: AttentionCall, backend: str | Backend) -> bool:
+def _is_lasting(chosen: Backend, call: AttentionCall, backend: str) -> bool:
     """Whether every call of this form is supported, as one. Of much memory that is looked up each time."""
     cached = chosen.capabilities.cached
     whole = (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs
-    if not isinstance(backend, str) or not cached or not whole or BACKENDS.get(chosen.name) is not chosen:
+    if not cached or not whole or BACKENDS.get(chosen.name) is not chosen:
         return False
     if cached == "named":
         return backend == chosen.name and call.score_mod is None

@@ -49,6 +49,9 @@ SLOWER = {
     "rows": {WRITTEN_OUT: 2.0},
 }
 FEW_PAIRS = "so few pairs are quickest in one dense call"
+BY_SIZE = (
+    "by the number of its edges alone: a list is read anew in every call, and a TokenGraph is planned once"
+)
 FIRST_CALL = (
     "by the number of its edges alone, since it may be used once; from the third call along it, or after "
     "graph.prepare()"
@@ -142,10 +145,10 @@ def explain(
         raise ValueError(f"device must be 'cpu' or 'cuda', got {quoted(device)}")
     call = _empty_call(graph, heads, dim, "meta", dtype)
     choice, slices = choose(call), (graph.batch or 1) * heads
-    reason = _reason(choice.name, call)
+    final_choice = _first_that_applies(_rules(call), call).name
+    reason = _reason(final_choice, call)
     if is_first_call(call):
-        later = _first_that_applies(_rules(call), call).name
-        reason = f"{FIRST_CALL}, {later}: {_reason(later, call)}"
+        reason = f"{FIRST_CALL}, {final_choice}: {reason}"
     table = []
     for name, backend in BACKENDS.items():
         extra = backend.bytes_needed(call) if backend.bytes_needed else 0
@@ -153,6 +156,12 @@ def explain(
         table.append((name, slices * dim * flops, extra, seconds))
     by_sample = is_estimated(one_of(graph, 0, 0))
     return Explanation(repr(graph), choice.name, reason, tuple(table), estimated=by_sample)
+
+
+def explain_by_size(graph: TokenGraph, heads: int, dim: int) -> Explanation:
+    """Which backend a call takes along a list that is made for it, as a layer's is from an ``edge_index``."""
+    choice = choose_by_size(_empty_call(graph, heads, dim, "meta", None))
+    return Explanation(repr(graph), choice.name, BY_SIZE)
 
 
 def choose(call: AttentionCall) -> Backend:

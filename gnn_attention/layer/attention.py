@@ -24,13 +24,14 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import (
     AttentionInfo,
     Explanation,
+    attend_once,
     attended,
-    attended_once,
     checked_backend,
     explain,
 )
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.dispatch import explain_by_size
 from gnn_attention.graph import TokenGraph, edge_list, rules
 from gnn_attention.graph.traced import TracedEdges, is_edge_list
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
@@ -223,7 +224,7 @@ class MessagePassingAttention(Layer):
         if self._takes_messages() or isinstance(call.graph, TracedEdges):
             return self._walk(call, batched)
         once = self.backend == "auto" and not is_kept
-        z, lse = attended_once(call) if once else attended(call, self.backend)
+        z, lse = attend_once(call) if once else attended(call, self.backend)
         return self.heads.collect(z), AttentionInfo(call, lse).weights().mT if call.with_lse else None
 
     def _walk(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Tensor]:
@@ -279,10 +280,11 @@ class MessagePassingAttention(Layer):
         ``num_src`` give. "message_passing" calls the four functions of PyG.
 
         >>> layer = MessagePassingAttention(StandardHeads(width=8, num_heads=2))
-        >>> layer.explain_path(torch.tensor([[0, 1], [1, 2]]), num_dst=3).choice
+        >>> graph = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3)
+        >>> layer.explain_path(graph).choice
         'dense'
         >>> _ = layer.register_message_forward_hook(lambda module, inputs, messages: None)
-        >>> layer.explain_path(torch.tensor([[0, 1], [1, 2]]), num_dst=3).reason
+        >>> layer.explain_path(graph).reason
         'somebody looks on: there is a hook on message'
         """
         graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
@@ -292,7 +294,8 @@ class MessagePassingAttention(Layer):
         if self.backend != "auto":
             name = self.backend.name if isinstance(self.backend, Backend) else self.backend
             return Explanation(repr(graph), name, "it is the backend of the layer")
-        return explain(graph, self.heads.num_heads, self.heads.head_dim)
+        explain_auto = explain if graph is g else explain_by_size
+        return explain_auto(graph, self.heads.num_heads, self.heads.head_dim)
 
     def _takes_messages(self) -> bool:
         if self.backend == "message_passing" or self._onlooker() is not None:
