@@ -181,6 +181,7 @@ TARGETS = (
     *_pair("a8192", "time", 1.05, 1.05, CAUSAL),
     *_pair("b2048", "faster", 100, 60, PYG),
     *_pair("b2048", "smaller", 50, 50, PYG),
+    *_pair("b2048", "time", 0.9, None, FLEX),
     *_pair("b8192", "faster", 25, 20, MASKED),
     *_pair("b8192", "faster", 1.3, None, FLEX),
     *_pair("b8192", "roofline", 0.55, 0.55),

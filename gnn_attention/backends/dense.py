@@ -147,6 +147,11 @@ def _zero_empty_rows(call: AttentionCall, form: _Form, out: Tensor) -> Tensor:
 
 def _opened_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The mask for SDPA, bool or additive, with all edges in an isolated row, which it would make NaN."""
+    listed = graph.listed_edges
+    if listed is not None and dtype != torch.bool and not graph.has_empty_rows:
+        keys = torch.add(listed[0], listed[1], alpha=graph.num_src).to(device)
+        cells = torch.full((graph.num_dst * graph.num_src,), -torch.inf, dtype=dtype, device=device)
+        return cells.index_fill_(0, keys, 0.0).view(graph.num_dst, graph.num_src)
     mask = graph.mask(device)
     if graph.has_empty_rows:
         mask = mask | ~mask.any(-1, keepdim=True)

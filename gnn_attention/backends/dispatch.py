@@ -42,6 +42,8 @@ SMALL = 128 * 128  # pairs up to which one dense call is fastest
 FEW_NUMBERS = 2**20
 # pairs that a dense kernel visits while a mask is made from a list
 PAIRS_OF_A_MASK = 2**15
+# pairs up to which the operators of the message-passing formula take longer than one dense call and its mask
+PAIRS_OF_MESSAGES = 2**12
 PLAIN, WITH_LSE, WRITTEN_OUT = "plain", "with lse or sinks", "with score_mod, bias or dropout"
 SLOWER = {
     "dense": {PLAIN: 1.0, WITH_LSE: 4.0, WRITTEN_OUT: 4.0},
@@ -319,8 +321,10 @@ def _rules_of_first_call(call: AttentionCall) -> tuple[Rule, ...]:
     if call.q.device.type == "cuda":
         return tuple(rule for rule in ON_CUDA if rule.backend not in ("varlen", "flex"))
     (batch, heads, num_dst, dim), num_src = call.q.shape, call.graph.num_src
-    if _has_few_messages(call, call.graph.num_edges, num_dst * num_src, PAIRS_OF_A_MASK):
-        names: tuple[str, ...] = ("message_passing", "rows", "reference")
+    if num_dst * num_src <= PAIRS_OF_MESSAGES:
+        names: tuple[str, ...] = ("dense", "rows", "reference")
+    elif _has_few_messages(call, call.graph.num_edges, num_dst * num_src, PAIRS_OF_A_MASK):
+        names = ("message_passing", "rows", "reference")
     else:
         by_pairs = Work(masked_pairs=num_dst * num_src)
         by_edges = Work(calls=4, edges=call.graph.num_edges, nodes=num_dst)

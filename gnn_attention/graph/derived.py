@@ -29,9 +29,9 @@ def mask(graph: Graph, device: torch.device) -> Tensor:
         memory.check(f"mask() of {graph!r}", needed, instead)
     if (chosen := neighbours_of(graph.rule)) is not None:
         return _squeeze(graph, edge_list.mask(chosen.keys[:-1].to(device), graph.shape4))
-    if graph.listed_edges is not None:
-        src, dst = graph.listed_edges.to(device)
-        return edge_list.mask(dst * graph.num_src + src, (graph.num_dst, graph.num_src))
+    if (listed := graph.listed_edges) is not None:
+        keys = torch.add(listed[0], listed[1], alpha=graph.num_src)
+        return edge_list.mask(keys.to(device), (graph.num_dst, graph.num_src))
     return _squeeze(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device))
 
 
@@ -42,7 +42,8 @@ def edge_index(graph: Graph, device: torch.device) -> Tensor:
         return cast("Tensor", (graph.edge_index if listed is None else listed).to(device))
     if graph.listed_edges is not None:
         # a clone is no inference tensor, so that it can be used in training
-        return cast("Tensor", graph.listed_edges.clone())
+        listed = graph.listed_edges
+        return cast("Tensor", listed.clone() if listed.is_inference() else listed)
     chosen = neighbours_of(graph.rule)
     if chosen is not None and chosen.slices == 1:
         return chosen.edges()
@@ -56,7 +57,7 @@ def edge_index(graph: Graph, device: torch.device) -> Tensor:
 
 def receiver_order(graph: Graph) -> tuple[Tensor | None]:
     """The order of a graph's list by receiver, then sender, on the CPU; None where it stands in it."""
-    return (edge_list.sort_by_receiver(graph.edge_index, graph.num_src)[1],)
+    return (edge_list.order_by_receiver(graph.edge_index, graph.num_src),)
 
 
 def in_degree(graph: Graph) -> Tensor:

@@ -124,8 +124,8 @@ class TokenGraph(Frozen):
         num_dst = checks.size("num_dst", num_dst)
         num_src = num_dst if num_src is None else checks.size("num_src", num_src)
         edges = edge_list.checked(edge_index, num_dst, num_src)
-        keys, order = edge_list.sort_by_receiver(edges, num_src)
-        if order is not None and not edge_list.ascends(keys):
+        keys, order = edge_list.sort_keys(edges, num_src)
+        if not edge_list.ascends(keys):
             if not coalesce:
                 raise ValueError(edge_list.duplicate_message(edges, edges[1] * num_src + edges[0]))
             edges = edges[:, edge_list.first_of_each(edges[1] * num_src + edges[0])]
@@ -135,17 +135,23 @@ class TokenGraph(Frozen):
     @classmethod
     def from_distinct_edges(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
         """The graph of a list without duplicates, which is not checked."""
-        keys, order = edge_list.sort_by_receiver(edges, num_src)
+        keys, order = edge_list.sort_keys(edges, num_src)
         return cls._from_sorted_keys(edges, keys, order, num_dst, num_src, name)
 
     @classmethod
     def _from_sorted_keys(
-        cls, edges: Tensor, keys: Tensor, order: Tensor | None, num_dst: int, num_src: int, name: str
+        cls,
+        edges: Tensor,
+        keys: Tensor,
+        order: tuple[Tensor | None] | None,
+        num_dst: int,
+        num_src: int,
+        name: str,
     ) -> TokenGraph:
         rule = partial(rules.is_listed, torch.cat([keys, rules.LAST_KEY]), num_src)
         graph = cls(rule, num_dst, num_src, name=name, _listed=edges)
-        # the list is sorted once: plans find its order there
-        graph._memo[(derived.receiver_order,)] = (order,)
+        if order is not None:  # the list is sorted once: plans find its order there
+            graph._memo[(derived.receiver_order,)] = order
         return graph
 
     @overload

@@ -13,6 +13,7 @@ import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import dispatch
 from gnn_attention.backends.call import AttentionCall
+from gnn_attention.graph import edge_list
 
 # the name of the module is that of its function
 attending = sys.modules["gnn_attention.attend"]
@@ -118,13 +119,14 @@ class Sorts(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("order", "sorts"), [("receivers", 0), ("random", 1)])
-def test_a_list_is_sorted_once_and_not_at_all_if_it_comes_sorted(order, sorts):
+def test_a_long_list_is_sorted_once_and_not_at_all_if_it_comes_sorted(order, sorts):
     """From the edge_index of a step to the update, where messages are few."""
-    edges = fresh_list().edge_index
+    edges = as_list(patterns.window(1000, 18)).edge_index
+    assert edges.shape[1] > edge_list.SHORT
     edges = edges if order == "receivers" else edges[:, torch.randperm(edges.shape[1])]
     layer = ga.MessagePassingAttention(ga.StandardHeads(8, 2))
     with Sorts() as counted:
-        layer(torch.randn(400, 8), edges).sum().backward()
+        layer(torch.randn(1000, 8), edges).sum().backward()
     assert counted.count == sorts
 
 

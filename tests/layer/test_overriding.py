@@ -366,7 +366,8 @@ def test_an_edge_index_that_is_an_input_of_a_program_takes_messages_by_default()
 def test_explain_path_names_who_looks_on():
     layer = MessagePassingAttention(heads())
     assert layer.explain_path(GRAPH).choice == "dense"
-    assert layer.explain_path(GRAPH.edge_index, 9).choice == "message_passing"
+    assert layer.explain_path(GRAPH.edge_index, 9).choice == "dense"
+    assert layer.explain_path(GRAPH.edge_index, 100).choice == "message_passing"
     layer.register_aggregate_forward_hook(lambda *arguments: None)
     kept, replacing = MessagePassingAttention(heads()), MessagePassingAttention(heads(), backend="rows")
     replacing.message = replacing.message
