@@ -45,11 +45,17 @@ def _documents(tokens: int) -> TokenGraph:
     return patterns.documents([stop - start for start, stop in pairwise(bounds)])
 
 
-def _edge_list(tokens: int) -> TokenGraph:
-    """32 random in-edges for each token, as a list."""
-    dst = torch.arange(tokens).repeat_interleave(min(32, tokens))
+@lru_cache(maxsize=4)
+def _random_edges(tokens: int, degree: int) -> Tensor:
+    """Up to ``degree`` random in-edges for each token."""
+    dst = torch.arange(tokens).repeat_interleave(min(degree, tokens))
     src = torch.randint(tokens, dst.shape, generator=torch.Generator().manual_seed(0))
-    return TokenGraph.from_edges(torch.stack([src, dst]), tokens, coalesce=True, name="edge list")
+    edges: Tensor = torch.unique(torch.stack([src, dst]), dim=1)
+    return edges
+
+
+def _edge_list(degree: int, tokens: int) -> TokenGraph:
+    return TokenGraph.from_edges(_random_edges(tokens, degree), tokens, name="edge list")
 
 
 def _window(tokens: int) -> TokenGraph:
@@ -93,7 +99,8 @@ GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
     "window 128": _window,
     "window 128, 4 sinks": lambda tokens: _window(tokens) | patterns.sinks(tokens, min(4, tokens)),
     "8 documents": _documents,
-    "random edges, 32 each": _edge_list,
+    "random edges, 32 each": partial(_edge_list, 32),
+    "random edges, 4 each, a new list in every call": Anew(partial(_edge_list, 4)),
     "top 64 a head, chosen anew": Anew(partial(_top, HEADS)),
     "top 64 of all heads, chosen anew": Anew(partial(_top, 1)),
     "4 blocks of 128 a head, chosen anew": Anew(_blocks),
