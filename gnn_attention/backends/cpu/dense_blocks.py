@@ -20,9 +20,9 @@ from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles
 
 # bytes of what is made for one call of the kernel: caches hold it, the allocator keeps it for the next
 BYTES_AT_ONCE = 2**22
-# the same for gradients and for gathered tokens: a call of more rectangles takes a tenth less time, and the
-# allocator still keeps its tensors
-MORE_BYTES_AT_ONCE = 2**24
+# the same for gradients and for gathered tokens, most of whose tensors are keys, values and their gradients:
+# with 2**22 a call takes a tenth more time on some machines, with 2**24 on others
+MORE_BYTES_AT_ONCE = 2**23
 LARGEST_TABLE = 2**22  # bytes of masks that are made additive once for all calls
 FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 FLASH_BACKWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
