@@ -91,7 +91,7 @@ def attend(
 
 def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
     """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
-    cached, device = call.chosen, call.q.device.type
+    cached = call.chosen
     # -1 outside of backward passes, in which checkpointed calls are computed again
     is_recomputed = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
     previous = _previous_choice(backend, call) if is_recomputed else None
@@ -100,21 +100,29 @@ def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
         runner = partial(_run, previous)
     elif cached is not None and isinstance(backend, str) and backend in cached:
         chosen = BACKENDS[cached[backend]]
-        replaceable = backend == "auto" and device in nonfinite.ASYNCHRONOUS
+        replaceable = backend == "auto" and call.q.device.type in nonfinite.ASYNCHRONOUS
         runner = partial(run_or_replace, _run, chosen) if replaceable else chosen.run
     else:
         runner = _runner(backend, call)
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return runner(call)
-    with torch.autocast(device, enabled=False):  # inside, products have the dtype of their factors
-        return runner(call)
+    return _without_autocast(runner, call)
 
 
 def attend_once(call: AttentionCall) -> tuple[Tensor, Any]:
     """As :func:`attended` by "auto", along a list that is made for this call: no choice is kept with it."""
     # a kernel that fails on a GPU is replaced where "auto" took it
-    is_eager = call.q.device.type not in nonfinite.ASYNCHRONOUS
-    return attended(call, choose_by_size(call) if is_eager else "auto")
+    if call.q.device.type in nonfinite.ASYNCHRONOUS:
+        return attended(call, "auto")
+    return _without_autocast(partial(_run, choose_by_size(call)), call)
+
+
+def _without_autocast(
+    runner: Callable[[AttentionCall], tuple[Tensor, Any]], call: AttentionCall
+) -> tuple[Tensor, Any]:
+    device = call.q.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return runner(call)
+    with torch.autocast(device, enabled=False):  # inside, products have the dtype of their factors
+        return runner(call)
 
 
 def attended_in_parts(

@@ -166,10 +166,11 @@ def _has_in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
 
 def are_plain(tensors: Iterable[Tensor | None]) -> bool:
     """True where an operator would have nothing to add: eager tensors, outside of modes and transforms."""
-    if torch.compiler.is_compiling() or any(
-        x is not None and (type(x) is not Tensor or x.is_meta) for x in tensors
-    ):
+    if torch.compiler.is_compiling():
         return False
+    for x in tensors:
+        if x is not None and (type(x) is not Tensor or x.is_meta):
+            return False
     modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
     transformed = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
     return not modes and not transformed and torch._C._get_tracing_state() is None

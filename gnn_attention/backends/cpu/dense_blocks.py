@@ -76,20 +76,21 @@ class _Additive:
     def __init__(self, masks: Masks | None, dtype: torch.dtype) -> None:
         small = masks is not None and masks.table.numel() * dtype.itemsize <= LARGEST_TABLE
         self.dtype = dtype
-        self.table = _additive(masks.table, dtype) if masks is not None and small else None
+        self.table = additive(masks.table, dtype) if masks is not None and small else None
 
     def of(self, masks: Masks | None) -> Tensor | None:
         """``[M, N]``, or ``[groups, 1, M, N]`` where they differ."""
         if masks is None:
             return None
         if len(masks.table) == 1:
-            return self.table[0] if self.table is not None else _additive(masks.table[0], self.dtype)
+            return self.table[0] if self.table is not None else additive(masks.table[0], self.dtype)
         if self.table is not None:
             return self.table.index_select(0, masks.which).unsqueeze(1)
-        return _additive(masks.table.index_select(0, masks.which), self.dtype).unsqueeze(1)
+        return additive(masks.table.index_select(0, masks.which), self.dtype).unsqueeze(1)
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 for True and -inf for False, as kernels want masks."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
