@@ -136,7 +136,7 @@ def _calibrated(args: argparse.Namespace) -> Record:
     if (args.tokens, args.device, args.dtype, args.no_peers) != (TOKENS, "cpu", None, False):
         why = "it measures graphs of its own on the CPU"
         raise ValueError(f"bench calibrate takes no option but --json: {why}")
-    with Progress("bench calibrate", len(calibrate.CASES), "cases") as shown:
+    with Progress("bench calibrate", len(calibrate.CASES) + 1, "cases") as shown:
         return calibrate.run_calibration(shown.begin)
 
 

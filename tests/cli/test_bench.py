@@ -128,7 +128,9 @@ def test_calibrate_is_reached_and_its_constants_are_read(monkeypatch, tmp_path, 
     monkeypatch.setattr(calibrate, "CASES", {"few edges": ("rows", lambda: patterns.random_senders(64, 4))})
     assert main(["bench", "calibrate"]) == 0
     assert f"saved in {tmp_path / 'costs.json'}" in capsys.readouterr().out
-    assert cost_model.read(tmp_path / "costs.json").edge != cost_model.Costs().edge
+    saved, default = cost_model.read(tmp_path / "costs.json"), cost_model.Costs()
+    assert saved.edge != default.edge
+    assert saved.low_cell != default.low_cell
 
 
 def test_the_share_of_system_time(monkeypatch):
