@@ -32,7 +32,6 @@ __all__ = ["AttentionInfo", "Explanation", "attend", "explain", "list_backends"]
 
 MOST_CHOICES = 2**10  # calls along a graph that wait for their backward passes
 TOKENS_OF_IDENTITY = 64  # of q, k and v each, by whose sums a call is known again
-EDGES_AT_ONCE = 2**16  # edges whose q and k are gathered together when weights are computed
 
 
 def attend(
@@ -192,7 +191,7 @@ class AttentionInfo:
 
     def logits(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
         """``score_mod(scale * q . k) + bias`` of every edge, or of the chosen ones as in :meth:`weights`."""
-        parts = torch.split(self._positions(edges), EDGES_AT_ONCE)
+        parts = torch.split(self._positions(edges), self.call.edges_at_once)
         # for gradients the gathered ends are recomputed, not saved
         return torch.cat([recomputed(self._logits, part) for part in parts], dim=-1)
 

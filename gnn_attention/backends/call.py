@@ -17,6 +17,9 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import neighbours_of
 from gnn_attention.score_mods import ScoreMod
 
+# of a tensor that is gathered for some edges: the allocator keeps such a one for the next step
+GATHERED_BYTES = 2**22
+
 
 @dataclass(eq=False)
 class AttentionCall:
@@ -121,6 +124,14 @@ class AttentionCall:
         """Which receivers have in-edges, broadcastable to lse."""
         found: Tensor = memoized(_has_in_edges, self.graph, self.q.device)[0]
         return found
+
+    @property
+    def edges_at_once(self) -> int:
+        """Edges whose queries take ``GATHERED_BYTES``."""
+        # a compiled program is for any number of samples
+        samples = 1 if torch.compiler.is_compiling() else self.q.shape[0]
+        number = edges.accumulation_dtype(self.q.dtype).itemsize
+        return max(1, GATHERED_BYTES // max(1, samples * self.q.shape[1] * self.q.shape[3] * number))
 
     @property
     def is_plain(self) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
-AT_ONCE = 2**20  # weights whose numbers are drawn together
+AT_ONCE = 2**18  # weights whose numbers are drawn together, in 4 MiB
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 

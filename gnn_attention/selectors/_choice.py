@@ -13,8 +13,8 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.neighbours import Rows, fields_of
 from gnn_attention.graph.regions.enumerate_pairs import evaluate, few
 
-# 64 MB of float32
-SCORES_AT_ONCE = 2**24
+# 4 MiB of float32
+SCORES_AT_ONCE = 2**20
 
 
 def checked(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGraph:

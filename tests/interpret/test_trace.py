@@ -347,7 +347,7 @@ def test_pairs_in_parts_are_the_pairs_at_once(monkeypatch: pytest.MonkeyPatch) -
     made, x = heads(), drawn(1, 7, 12).requires_grad_()
     call, chosen = recorded(made, x, LISTED, score_mods.softcap(2.0)), torch.tensor([8, 1, 2, 3, 4, 5, 0, 7])
     wanted = call.logits(chosen)
-    monkeypatch.setattr("gnn_attention.interpret.trace.pairs.AT_ONCE", 3)
+    monkeypatch.setattr("gnn_attention.backends.call.GATHERED_BYTES", 1)
     found = call.logits(chosen)
     assert_exact(found, wanted)
     losses = (logits.square().sum() for logits in (found, wanted))

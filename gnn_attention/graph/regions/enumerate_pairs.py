@@ -15,8 +15,8 @@ from gnn_attention.graph.rules import Rule, map_pairs
 
 Shape = tuple[int, int, int, int]
 
-# 4 MB of booleans
-CELLS_AT_ONCE = 2**22
+# 4 MiB of the int64 numbers that a rule computes
+CELLS_AT_ONCE = 2**19
 # pairs up to which visiting all of them is the quickest way
 FEW = 2**18
 

@@ -20,8 +20,6 @@ from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.graph import TokenGraph, edge_list, memoized
 from gnn_attention.graph.regions import enumerate_pairs
 
-# pairs whose ends are gathered together
-AT_ONCE = 2**16
 # numbers of chosen heads; None: all
 Heads = tuple[int, ...] | None
 
@@ -127,9 +125,8 @@ def overlaps(
     """
     if rows is None and _is_edge_index(pairs, call.graph):
         return _overlaps_of_edges(call)
-    parts = zip(
-        *(torch.split(x, AT_ONCE, dim=1) for x in (pairs, pairs if rows is None else rows)), strict=True
-    )
+    both = pairs, pairs if rows is None else rows
+    parts = zip(*(torch.split(x, call.edges_at_once, dim=1) for x in both), strict=True)
     return torch.cat([recomputed(_overlaps, call, *part) for part in parts], dim=-1)
 
 
