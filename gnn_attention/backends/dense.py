@@ -24,7 +24,7 @@ from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import Capabilities
-from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive, is_flash
+from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive_mask, is_flash
 from gnn_attention.backends.cpu.dense_blocks_eager import written_out
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import TokenGraph, memoized
@@ -158,7 +158,7 @@ def _opened_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) ->
         mask = mask | ~mask.any(-1, keepdim=True)
     # one of three axes keeps SDPA from its fused kernel
     mask = mask.unsqueeze(0) if mask.dim() == 3 else mask
-    return mask if dtype == torch.bool else additive(mask, dtype)
+    return mask if dtype == torch.bool else additive_mask(mask, dtype)
 
 
 def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
@@ -190,7 +190,7 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, slow: Run, mask: Tensor | None, causal: bool, scale: float, *inputs: Any) -> Tensor:
         if mask is not None and mask.dtype == torch.bool:
-            mask = additive(mask, inputs[0].dtype)
+            mask = additive_mask(mask, inputs[0].dtype)
         out: Tensor
         out, lse = FLASH(*inputs, is_causal=causal, attn_mask=mask, scale=scale)
         ctx.save_for_backward(*inputs, out, lse, mask)

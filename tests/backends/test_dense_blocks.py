@@ -119,7 +119,6 @@ def test_one_piece(name, batch, way):
 def test_a_few_rectangles_at_a_time(room, batch, way, monkeypatch):
     """The same however many go into one call, with masks made additive at once or part by part."""
     monkeypatch.setattr(kernels, "BYTES_AT_ONCE", room)
-    monkeypatch.setattr(kernels, "MORE_BYTES_AT_ONCE", room)
     given = inputs(batch)
     for piece in PIECES.values():
         for largest in (0, 10**9):

@@ -20,9 +20,6 @@ from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles
 
 # bytes of what is made for one call of the kernel: caches hold it, the allocator keeps it for the next
 BYTES_AT_ONCE = 2**22
-# the same for gradients and for gathered tokens, most of whose tensors are keys, values and their gradients:
-# with 2**22 a call takes a tenth more time on some machines, with 2**24 on others
-MORE_BYTES_AT_ONCE = 2**23
 LARGEST_TABLE = 2**22  # bytes of masks that are made additive once for all calls
 FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 FLASH_BACKWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
@@ -36,8 +33,7 @@ def forward(
     """Attend inside the rectangles and write ``out`` and ``lse``, merged with what they hold unless fresh."""
     lse = lse.unsqueeze(-1)
     mask = _Additive(piece.masks, q.dtype)
-    room = MORE_BYTES_AT_ONCE if isinstance(piece.src, Gathered) else BYTES_AT_ONCE
-    for sample, part in _parts(piece, q, k, _made_forward(piece), room):
+    for sample, part in _parts(piece, q, k, _made_forward(piece)):
         ends = take(q, sample, part.dst), take(k, sample, part.src), take(v, sample, part.src)
         additive = mask.of(part.masks)
         result, result_lse = _attention(*ends, additive, part.causal, scale)
@@ -59,7 +55,7 @@ def backward(
     """
     lse = lse.unsqueeze(-1)
     mask = _Additive(piece.masks, tensors[1].dtype)
-    for sample, part in _parts(piece, tensors[1], tensors[2], _made_backward(piece), MORE_BYTES_AT_ONCE):
+    for sample, part in _parts(piece, tensors[1], tensors[2], _made_backward(piece)):
         sides = part.dst, part.dst, part.src, part.src, part.dst
         inputs = [take(x, sample, side) for x, side in zip(tensors, sides, strict=True)]
         lse_here = take(lse, sample, part.dst).squeeze(-1)
@@ -76,20 +72,20 @@ class _Additive:
     def __init__(self, masks: Masks | None, dtype: torch.dtype) -> None:
         small = masks is not None and masks.table.numel() * dtype.itemsize <= LARGEST_TABLE
         self.dtype = dtype
-        self.table = additive(masks.table, dtype) if masks is not None and small else None
+        self.table = additive_mask(masks.table, dtype) if masks is not None and small else None
 
     def of(self, masks: Masks | None) -> Tensor | None:
         """``[M, N]``, or ``[groups, 1, M, N]`` where they differ."""
         if masks is None:
             return None
         if len(masks.table) == 1:
-            return self.table[0] if self.table is not None else additive(masks.table[0], self.dtype)
+            return self.table[0] if self.table is not None else additive_mask(masks.table[0], self.dtype)
         if self.table is not None:
             return self.table.index_select(0, masks.which).unsqueeze(1)
-        return additive(masks.table.index_select(0, masks.which), self.dtype).unsqueeze(1)
+        return additive_mask(masks.table.index_select(0, masks.which), self.dtype).unsqueeze(1)
 
 
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """0 for True and -inf for False, as kernels want masks."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
@@ -116,18 +112,19 @@ def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
 
 
 def _parts(
-    piece: Rectangles, q: Tensor, k: Tensor, made: tuple[int, int], room: int
+    piece: Rectangles, q: Tensor, k: Tensor, made: tuple[int, int]
 ) -> Iterator[tuple[int | slice, Rectangles]]:
     """Calls of the kernel: some groups of one sample, or one of some samples, whichever takes fewer calls.
 
-    ``made``: how many rows of q's width a call makes for each head of a receiver, and of a sender. They take
-    at most ``room`` bytes unless one group takes more.
+    ``made``: how many rows of q's width a call makes for each head of a receiver, and of a sender.
     """
     samples: Iterable[int | slice]
     batch, number = q.shape[0], q.element_size()
     of_dst, of_src = made[0] * piece.dst.size * q.shape[1], made[1] * piece.src.size * k.shape[1]
     varied = piece.masks is not None and len(piece.masks.table) > 1
     masks = piece.dst.size * piece.src.size if varied else 0
+    # copies of keys and values are two tensors, each of which stays within the limit
+    room = 2 * BYTES_AT_ONCE if isinstance(piece.src, Gathered) else BYTES_AT_ONCE
     most = max(1, room // (number * (q.shape[3] * (of_dst + of_src) + masks)))
     if batch > 1 and (piece.dst.count < batch or piece.dst.count == 1):
         samples, most = [slice(first, first + most) for first in range(0, batch, most)], 1
