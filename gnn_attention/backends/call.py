@@ -17,7 +17,7 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import neighbours_of
 from gnn_attention.score_mods import ScoreMod
 
-# of a tensor that is gathered for some edges: the allocator keeps such a one for the next step
+# of the queries that are gathered together: the allocator keeps a tensor of this size for the next step
 GATHERED_BYTES = 2**22
 
 

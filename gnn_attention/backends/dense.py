@@ -22,7 +22,7 @@ from gnn_attention._support.autograd import Run, gradients, needs_every_derivati
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.call import AttentionCall, are_plain
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive_mask, is_flash
 from gnn_attention.backends.cpu.dense_blocks_eager import written_out
@@ -173,7 +173,7 @@ def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
     if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
         return kernel(q, k, v)
     slow = partial(_unfused, kernel)
-    if is_flash(q) and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+    if is_flash(q) and are_plain((q, k, v)):
         choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
         if choice == SDPBackend.FLASH_ATTENTION.value:
             out: Tensor = _Flash.apply(slow, mask, is_causal, scale, q, k, v)  # type: ignore[no-untyped-call]
@@ -184,7 +184,8 @@ def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
 class _Flash(torch.autograd.Function):
     """SDPA's kernel for a CPU; a gradient that will be differentiated again is that of the equal ``slow``.
 
-    For a graph of few tokens it takes two thirds of the time that ``twice_differentiable`` takes.
+    For few tokens the second graph of autograd, which ``twice_differentiable`` makes, takes longer than the
+    kernel.
     """
 
     @staticmethod
