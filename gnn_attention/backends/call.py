@@ -19,6 +19,8 @@ from gnn_attention.score_mods import ScoreMod
 
 # of the queries that are gathered together: the allocator keeps a tensor of this size for the next step
 GATHERED_BYTES = 2**22
+# edges whose queries are gathered together in a compiled program, where each part is code of its own
+COMPILED_EDGES = 2**16
 
 
 @dataclass(eq=False)
@@ -127,11 +129,14 @@ class AttentionCall:
 
     @property
     def edges_at_once(self) -> int:
-        """Edges whose queries take ``GATHERED_BYTES``."""
-        # a compiled program is for any number of samples
-        samples = 1 if torch.compiler.is_compiling() else self.q.shape[0]
-        number = edges.accumulation_dtype(self.q.dtype).itemsize
-        return max(1, GATHERED_BYTES // max(1, samples * self.q.shape[1] * self.q.shape[3] * number))
+        """Edges gathered at a time: ``GATHERED_BYTES`` of queries, with gradients at least one a token."""
+        if torch.compiler.is_compiling():
+            return COMPILED_EDGES
+        batch, heads, num_dst, dim = self.q.shape
+        of_edge = batch * heads * dim * edges.accumulation_dtype(self.q.dtype).itemsize
+        at_once = max(1, GATHERED_BYTES // max(1, of_edge))
+        # the gradient of each part is a tensor like q or k
+        return max(at_once, num_dst, self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else at_once
 
     @property
     def is_plain(self) -> bool:
