@@ -285,6 +285,19 @@ class Largest(TorchDispatchMode):
         return result
 
 
+def test_ends_of_edges_are_gathered_in_parts():
+    """For weights and their gradients no tensor of more than 4 MiB is made."""
+    graph = patterns.window(2048, 64)
+    q, k, v = qkv(graph.num_dst, heads=4, kv_heads=4, dim=32, dtype=torch.float32)
+    info = ga.attend(q, k, v, graph, return_info=True)[1]
+    with Largest() as seen, torch.no_grad():
+        info.weights()
+    assert seen.numbers * 4 <= 2**22
+    with Largest() as seen:
+        gradients(info.weights(), (q, k))
+    assert seen.numbers * 4 <= 2**22
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_of_the_size_of_all_pairs_is_made(name):
     n = 4096
