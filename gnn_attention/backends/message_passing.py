@@ -18,7 +18,7 @@ from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain
 from gnn_attention.backends.capabilities import Capabilities
-from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph import TokenGraph, edge_list, memoized
 
 Rows = Float[Tensor, "_ heads _"]
 Index = Int[Tensor, "_"]
@@ -136,7 +136,7 @@ def _dtype_of_sums(call: AttentionCall) -> torch.dtype:
 
 
 def _has_hubs(graph: TokenGraph) -> bool:
-    ends = graph.edge_index.numpy()
+    ends = edge_list.numbers(graph.edge_index)
     # few nodes have so many edges in both directions together, and for short lists NumPy is faster than torch
     if int(np.bincount(ends.ravel()).max()) <= LONGEST_SUM:
         return False

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gnn_attention._support import memory
-from gnn_attention._support.dynamo import not_compiled
+from gnn_attention._support.dynamo import eagerly, not_compiled
 from gnn_attention._support.locks import accept_sparse_matrices
 from gnn_attention._support.shapes import Tensor
 
@@ -34,7 +36,7 @@ def sort_keys(edges: Tensor, num_src: int) -> tuple[Tensor, tuple[Tensor | None]
     if len(keys) > SHORT:
         keys, order = _sort(keys)
         return keys, (order,)
-    keys.numpy().sort()
+    numbers(keys).sort()
     return keys, None
 
 
@@ -50,8 +52,16 @@ def _sort(keys: Tensor) -> tuple[Tensor, Tensor | None]:
 def ascends(key: Tensor) -> bool:
     """Whether each number is larger than the one before it: such a list is sorted, without duplicates."""
     # for short lists NumPy takes a third of the time
-    numbers = key.numpy()
-    return bool((numbers[1:] > numbers[:-1]).all())
+    array = numbers(key)
+    return bool((array[1:] > array[:-1]).all())
+
+
+def numbers(x: Tensor) -> NDArray[np.int64]:
+    """The memory of an integer tensor as an array, also inside the transforms of ``torch.func``."""
+    while torch._C._functorch.is_gradtrackingtensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    with eagerly():
+        return x.numpy()
 
 
 def first_of_each(key: Tensor) -> Tensor:
