@@ -17,7 +17,7 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import neighbours_of
 from gnn_attention.score_mods import ScoreMod
 
-# of the queries that are gathered together: the allocator keeps a tensor of this size for the next step
+# bytes of the queries that are gathered together: the allocator keeps a tensor of this size for the next step
 GATHERED_BYTES = 2**22
 # edges whose queries are gathered together in a compiled program, where each part is code of its own
 COMPILED_EDGES = 2**16

@@ -148,11 +148,6 @@ def _zero_empty_rows(call: AttentionCall, form: _Form, out: Tensor) -> Tensor:
 
 def _opened_mask(graph: TokenGraph, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The mask for SDPA, bool or additive, with all edges in an isolated row, which it would make NaN."""
-    listed = graph.listed_edges
-    if listed is not None and dtype != torch.bool and not graph.has_empty_rows:
-        keys = torch.add(listed[0], listed[1], alpha=graph.num_src).to(device)
-        cells = torch.full((graph.num_dst * graph.num_src,), -torch.inf, dtype=dtype, device=device)
-        return cells.index_fill_(0, keys, 0.0).view(graph.num_dst, graph.num_src)
     mask = graph.mask(device)
     if graph.has_empty_rows:
         mask = mask | ~mask.any(-1, keepdim=True)
@@ -202,11 +197,11 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         *inputs, out, lse, mask = ctx.saved_tensors
         if torch.is_grad_enabled():
-            found = gradients(ctx.slow(*inputs), inputs, grad, create_graph=True)
+            grads = gradients(ctx.slow(*inputs), inputs, grad, create_graph=True)
         else:
             options = {"attn_mask": mask, "scale": ctx.scale}
-            found = FLASH_BACKWARD(grad, *inputs, out, lse, 0.0, ctx.causal, **options)
-        return None, None, None, None, *found
+            grads = FLASH_BACKWARD(grad, *inputs, out, lse, 0.0, ctx.causal, **options)
+        return None, None, None, None, *grads
 
 
 def _unfused(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def mask(graph: Graph, device: torch.device) -> Tensor:
     if (chosen := neighbours_of(graph.rule)) is not None:
         return _squeeze(graph, edge_list.mask(chosen.keys[:-1].to(device), graph.shape4))
     if (listed := graph.listed_edges) is not None:
-        keys = torch.add(listed[0], listed[1], alpha=graph.num_src)
+        keys = edge_list.keys_of(listed, graph.num_src)
         return edge_list.mask(keys.to(device), (graph.num_dst, graph.num_src))
     return _squeeze(graph, enumerate_pairs.dense(graph.rule, repr(graph), graph.shape4, device))
 

@@ -26,13 +26,18 @@ def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor |
     return both[:, first_of_each(both[1] * width + both[0])]
 
 
+def keys_of(edges: Tensor, num_src: int) -> Tensor:
+    """``dst * num_src + src`` of every edge."""
+    return torch.add(edges[0], edges[1], alpha=num_src)
+
+
 def sort_keys(edges: Tensor, num_src: int) -> tuple[Tensor, tuple[Tensor | None] | None]:
     """Return ``dst * num_src + src`` of every edge in ascending order, and the order of the edges if known.
 
-    The order of a short list is not known: NumPy sorts numbers alone in a third of the time, and few edges
-    need no order where they are used once.
+    The order is ``(None,)`` for a list that stands in it and holds no edge twice. That of a short list is not
+    known: NumPy sorts numbers alone in a third of the time, and few edges need no order for one use.
     """
-    keys = torch.add(edges[0], edges[1], alpha=num_src)
+    keys = keys_of(edges, num_src)
     if len(keys) > SHORT:
         keys, order = _sort(keys)
         return keys, (order,)
@@ -42,7 +47,7 @@ def sort_keys(edges: Tensor, num_src: int) -> tuple[Tensor, tuple[Tensor | None]
 
 def order_by_receiver(edges: Tensor, num_src: int) -> Tensor | None:
     """The order of the edges by receiver, then sender; None for a list that stands in it."""
-    return _sort(torch.add(edges[0], edges[1], alpha=num_src))[1]
+    return _sort(keys_of(edges, num_src))[1]
 
 
 def _sort(keys: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -73,8 +78,8 @@ def first_of_each(key: Tensor) -> Tensor:
 
 def positions(edges: Tensor, wanted: Tensor, num_src: int, name: str) -> Tensor:
     """Where each wanted edge stands in a list without duplicates; ValueError if one is missing."""
-    keys, order = (edges[1] * num_src + edges[0]).sort()
-    key = wanted[1] * num_src + wanted[0]
+    keys, order = keys_of(edges, num_src).sort()
+    key = keys_of(wanted, num_src)
     place = torch.searchsorted(keys, key).clamp(max=max(len(keys) - 1, 0))
     missing = torch.ones_like(key, dtype=torch.bool) if not len(keys) else keys[place] != key
     if missing.any():

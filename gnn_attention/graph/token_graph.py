@@ -125,10 +125,10 @@ class TokenGraph(Frozen):
         num_src = num_dst if num_src is None else checks.size("num_src", num_src)
         edges = edge_list.checked(edge_index, num_dst, num_src)
         keys, order = edge_list.sort_keys(edges, num_src)
-        if not edge_list.ascends(keys):
+        if order != (None,) and not edge_list.ascends(keys):
             if not coalesce:
-                raise ValueError(edge_list.duplicate_message(edges, edges[1] * num_src + edges[0]))
-            edges = edges[:, edge_list.first_of_each(edges[1] * num_src + edges[0])]
+                raise ValueError(edge_list.duplicate_message(edges, edge_list.keys_of(edges, num_src)))
+            edges = edges[:, edge_list.first_of_each(edge_list.keys_of(edges, num_src))]
             return cls.from_distinct_edges(edges, num_dst, num_src, name)
         return cls._from_sorted_keys(edges, keys, order, num_dst, num_src, name)
 

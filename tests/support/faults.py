@@ -98,7 +98,7 @@ PLANTED = {
     # two mistakes, because the rule of a list is a set by itself: the list is left as it came
     "duplicate edges counted twice": [
         (GRAPH, "if not coalesce:", "if False:"),
-        (GRAPH, "            edges = edges[:, edge_list.first_of_each(edges[1] * num_src + edges[0])]\n", ""),
+        (GRAPH, "edges[:, edge_list.first_of_each(edge_list.keys_of(edges, num_src))]", "edges"),
     ],
     "decode rows aligned top-left": [
         ("graph/operators.py", SHIFTED, "partial(rules.shifted, graph.rule, 0)")
