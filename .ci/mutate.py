@@ -2,7 +2,7 @@
 notice.
 
     pip install cosmic-ray==8.7.0  # only its operators are used
-    python .ci/mutate.py graph/token_graph edges --count 40 --jobs 2 --json mutants.json
+    python .ci/mutate.py graph/token_graph edge_softmax --count 40 --jobs 2 --json mutants.json
 
 Prints for each module the share of mutants that tests catch, and the change of each that they do not. Drawn
 by a seed, each place once, from those that change what runs (annotations and docstrings do not). A mutant
@@ -39,7 +39,7 @@ BACKEND = (
     "test_verify",
 )
 TESTS = {
-    "edges": ("test_edges", "test_merge_lse", "test_layer", "test_equality"),
+    "edge_softmax": ("test_edge_softmax", "test_merge_lse", "test_layer", "test_equality"),
     "graph/token_graph": ("test_graph", "test_counting", "test_algebra", "test_convert", "test_indices"),
     "heads/model_space": ("heads/test_heads", "test_lazy_heads", "test_layer"),
     "heads/standard": ("heads/test_heads", "test_lazy_heads", "test_layer"),

@@ -24,7 +24,7 @@ from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.edges import per_query_head
+from gnn_attention.edge_softmax import per_query_head
 from gnn_attention.interpret.trace import attribute
 
 TOKENS = {"trained": 48, "smollm2": 32}

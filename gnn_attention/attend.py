@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import edges as arithmetic
+from gnn_attention import edge_softmax
 from gnn_attention._support import checks, memory
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.checks import quoted
@@ -137,7 +137,7 @@ def attended_in_parts(
         out, lse = attended(bare, backend)
         lse = AttentionInfo(bare, lse).lse
         result = out.to(lse.dtype), lse
-        found = result if found is None else arithmetic.merge(*found, *result)
+        found = result if found is None else edge_softmax.merge(*found, *result)
     assert found is not None
     out, lse = call.with_sinks(*found)
     return out.to(call.q.dtype), lse
@@ -187,7 +187,7 @@ class AttentionInfo:
         """
         chosen = self._positions(edges)
         dst = self.call.graph.edges_on(chosen.device)[1, chosen]
-        return arithmetic.weights_from_lse(self.logits(chosen), dst, self.lse)
+        return edge_softmax.weights_from_lse(self.logits(chosen), dst, self.lse)
 
     def logits(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
         """``score_mod(scale * q . k) + bias`` of every edge, or of the chosen ones as in :meth:`weights`."""
@@ -220,9 +220,9 @@ class AttentionInfo:
         """:meth:`logits` of all pairs, -inf at non-edges; ``rows`` as in :meth:`weight_matrix`."""
         call, graph = self.call, self.call.graph if rows is None else self.call.graph.rows(*rows)
         start, stop = rows or (0, graph.num_dst)
-        wide = dtype or arithmetic.accumulation_dtype(call.q.dtype)
+        wide = dtype or edge_softmax.accumulation_dtype(call.q.dtype)
         dst, src = (torch.arange(*span, device=call.q.device) for span in ((start, stop), (graph.num_src,)))
-        k = arithmetic.per_query_head(call.k, call.q.shape[1]).to(wide)
+        k = edge_softmax.per_query_head(call.k, call.q.shape[1]).to(wide)
         score = call.q[:, :, start:stop].to(wide) @ k.mT * call.scale
         score = call.modified(score, dst.unsqueeze(-1), src)
         if call.bias is not None:
@@ -242,11 +242,11 @@ class AttentionInfo:
         return self.call.graph.positions_of(edges).to(device)
 
     def _logits(self, positions: Tensor) -> Tensor:
-        call, wide = self.call, arithmetic.accumulation_dtype(self.call.q.dtype)
+        call, wide = self.call, edge_softmax.accumulation_dtype(self.call.q.dtype)
         src, dst = call.graph.edges_on(call.q.device)[:, positions]
-        k = arithmetic.per_query_head(call.k.to(wide), call.q.shape[1])
+        k = edge_softmax.per_query_head(call.k.to(wide), call.q.shape[1])
         # gradients of index_select are summed in one order
-        score = arithmetic.logit(call.q.to(wide).index_select(2, dst), k.index_select(2, src), call.scale)
+        score = edge_softmax.logit(call.q.to(wide).index_select(2, dst), k.index_select(2, src), call.scale)
         logits = call.modified(score, dst, src)
         return logits if call.bias is None else logits + call.bias.to(wide).index_select(2, positions)
 

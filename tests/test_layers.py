@@ -14,7 +14,7 @@ PACKAGE = Path(gnn_attention.__file__).parent
 # makes no circle.
 LAYERS = """
 _support
-graph edges score_mods rotary
+graph edge_softmax score_mods rotary
 heads patterns algebra analyse backends
 attend convert draw
 layer selectors cache huggingface

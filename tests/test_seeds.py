@@ -25,7 +25,7 @@ from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import gnn_attention as ga
-from gnn_attention import FactoredHeads, MergedHeads, StandardHeads, edges, explorer, patterns
+from gnn_attention import FactoredHeads, MergedHeads, StandardHeads, edge_softmax, explorer, patterns
 from gnn_attention import model as lm
 from tests import test_seeds_lessons, test_seeds_matrices, test_seeds_told
 
@@ -76,10 +76,10 @@ def test_S0_10_words_before_and_after_the_softmax():
     """logits_i = P_i X^T come before the softmax, "scores" (here: weights) after it."""
     q, k, v = (drawn(1, 3, 5, 4, seed=s) for s in range(3))
     src, dst = LISTED.edge_index
-    logits = edges.logit(q[:, :, dst], k[:, :, src], 0.5)
+    logits = edge_softmax.logit(q[:, :, dst], k[:, :, src], 0.5)
     assert_exact(logits, (q @ k.mT * 0.5)[:, :, dst, src])
     expected = softmaxed(q, k, LISTED.mask())[:, :, dst, src]
-    assert_exact(edges.softmax(logits, dst, 5)[0], expected)
+    assert_exact(edge_softmax.softmax(logits, dst, 5)[0], expected)
     assert_exact(ga.attend(q, k, v, LISTED, return_info=True)[1].weights(), expected)
     public = {*ga.__all__, *ga._ON_DEMAND, *edges.__all__, *dir(StandardHeads), *dir(MergedHeads)}
     public |= set(inspect.signature(ga.attend).parameters)
@@ -322,7 +322,7 @@ def test_S2_9_variance_of_dot_products(d_head, measured, measured_scaled):
     # five standard errors of a variance: the sum's excess kurtosis is 6 / d_head
     error = 5 * ((2 + 6 / d_head) / n) ** 0.5
     for factor, variance, seen in ((1.0, d_head, measured), (scale, 1.0, measured_scaled)):
-        scores = edges.logit(q, k, factor)
+        scores = edge_softmax.logit(q, k, factor)
         assert abs(scores.mean()) < 5 * (variance / n) ** 0.5
         assert abs(scores.var() - variance) < error * variance
         assert abs(scores.var() - seen) < error * variance

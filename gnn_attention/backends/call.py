@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import edges, score_mods
+from gnn_attention import edge_softmax, score_mods
 from gnn_attention._support import checks, edge_checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import dropout as backends_dropout
@@ -119,7 +119,7 @@ class AttentionCall:
         """The result with ``sink_logits`` in every softmax, if there are any."""
         if self.sink_logits is None:
             return out, lse
-        return edges.add_sinks(out, lse, self.sink_logits, self.has_in_edges)
+        return edge_softmax.add_sinks(out, lse, self.sink_logits, self.has_in_edges)
 
     @property
     def has_in_edges(self) -> Bool[Tensor, "..."]:
@@ -133,7 +133,7 @@ class AttentionCall:
         if torch.compiler.is_compiling():
             return COMPILED_EDGES
         batch, heads, num_dst, dim = self.q.shape
-        of_edge = batch * heads * dim * edges.accumulation_dtype(self.q.dtype).itemsize
+        of_edge = batch * heads * dim * edge_softmax.accumulation_dtype(self.q.dtype).itemsize
         at_once = max(1, GATHERED_BYTES // max(1, of_edge))
         # the gradient of each part is a tensor like q or k
         return max(at_once, num_dst, self.k.shape[2]) if any_needs_gradients((self.q, self.k)) else at_once

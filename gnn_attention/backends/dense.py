@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support import memory
 from gnn_attention._support.autograd import Run, gradients, needs_every_derivative, twice_differentiable
 from gnn_attention._support.shapes import Tensor
@@ -71,7 +71,7 @@ def bytes_needed(call: AttentionCall) -> int:
     masks = cells * (call.graph.batch or 1) * (call.graph.heads or 1)
     if (_plain(call) and _has_fused_kernel(call)) or _has_flash_lse(call):
         return 0 if _needs_no_mask(call.graph) else 5 * masks
-    number = edges.accumulation_dtype(call.q.dtype).itemsize
+    number = edge_softmax.accumulation_dtype(call.q.dtype).itemsize
     logits = 5 * call.q.shape[0] * call.q.shape[1] * cells * number
     return logits + (0 if call.score_mod is None else 34 * masks)
 
@@ -236,7 +236,7 @@ def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:
 def _formula(call: AttentionCall) -> tuple[Tensor, Tensor]:
     # without an edge there are no ends for a score_mod
     call = call if call.graph.num_edges else replace(call, score_mod=None)
-    mask, wide = call.graph.mask(call.q.device), edges.accumulation_dtype(call.q.dtype)
+    mask, wide = call.graph.mask(call.q.device), edge_softmax.accumulation_dtype(call.q.dtype)
     bias = None if call.bias is None else spread(call.bias.to(wide), call.graph)
     dst, src = (torch.arange(size, device=mask.device) for size in mask.shape[-2:])
     out, lse = written_out(call, (call.q, call.k, call.v), mask, dst, src, bias)
@@ -253,7 +253,7 @@ def spread(bias: Tensor, graph: TokenGraph) -> Tensor:
 
 def _reached(call: AttentionCall, marked: Tensor) -> Tensor:
     """Which receivers ``[B, Hq, dst]`` have an edge from a marked sender ``[B, Hkv, src]``."""
-    graph, marked = call.graph, edges.per_query_head(marked, call.q.shape[1])
+    graph, marked = call.graph, edge_softmax.per_query_head(marked, call.q.shape[1])
     if graph.is_full():
         return marked.any(-1, keepdim=True).expand(*marked.shape[:2], graph.num_dst)
     if graph.is_causal():

@@ -24,7 +24,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support.custom_op import operator
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Tensor
@@ -128,14 +128,14 @@ def _attends(call: AttentionCall, marked: Tensor) -> Tensor:
     """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal logits."""
     # on one graph for all heads one head does it for all, whose channels are the marks of each
     heads, same = call.q.shape[1], call.graph.heads is None
-    values = marked.mT.unsqueeze(1) if same else edges.per_query_head(marked, heads).unsqueeze(-1)
+    values = marked.mT.unsqueeze(1) if same else edge_softmax.per_query_head(marked, heads).unsqueeze(-1)
     values = functional.pad(values.to(torch.float32), (0, -values.shape[-1] % FEWEST_CHANNELS))
     k = torch.zeros_like(values[..., :FEWEST_CHANNELS])
     q = k[:, :, :1].expand(-1, -1, call.graph.num_dst, -1).contiguous()
     out, _ = _run_finite(AttentionCall(q, k, values, call.graph, scale=1.0))
     if not same:
         return out[..., 0] > 0
-    return edges.per_query_head(out[:, 0, :, : marked.shape[1]].mT > 0, heads)
+    return edge_softmax.per_query_head(out[:, 0, :, : marked.shape[1]].mT > 0, heads)
 
 
 def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:

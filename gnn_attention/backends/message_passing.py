@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support import memory
 from gnn_attention._support.autograd import gradients
 from gnn_attention._support.shapes import Float, Int, Tensor
@@ -35,7 +35,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return _run_plain(call, wide, src, dst), None
     bias = None if call.bias is None else call.bias.to(wide)
     out, lse = attend_along(call, wide, src, dst, 0, call.graph.num_dst, bias)
-    lse = None if lse is None else lse.to(edges.accumulation_dtype(call.q.dtype))
+    lse = None if lse is None else lse.to(edge_softmax.accumulation_dtype(call.q.dtype))
     return out.to(call.q.dtype), lse
 
 
@@ -51,7 +51,7 @@ def _run_plain(call: AttentionCall, dtype: torch.dtype, src: Tensor, dst: Tensor
 def _sum_messages(q: Rows, k: Rows, v: Rows, src: Index, dst: Index, scale: float) -> Rows:
     """``out_dst = sum of w_e v_src`` for rows of tokens, ``[tokens, heads, dim]``."""
     logits = (q.index_select(0, dst) * k.index_select(0, src)).sum(-1) * scale
-    weights = edges.weights_of(logits.mT, dst, len(q)).mT
+    weights = edge_softmax.weights_of(logits.mT, dst, len(q)).mT
     messages = weights.unsqueeze(-1) * v.index_select(0, src)
     return messages.new_zeros(len(q), *messages.shape[1:]).index_add_(0, dst, messages)
 
@@ -66,7 +66,7 @@ class _Messages(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Rows, k: Rows, v: Rows, src: Index, dst: Index, scale: float) -> Rows:
         query, key, value = q.index_select(0, dst), k.index_select(0, src), v.index_select(0, src)
-        weights = edges.weights_of((query * key).sum(-1).mul_(scale).mT, dst, len(q)).mT
+        weights = edge_softmax.weights_of((query * key).sum(-1).mul_(scale).mT, dst, len(q)).mT
         out = v.new_zeros(len(q), *v.shape[1:]).index_add_(0, dst, weights.unsqueeze(-1) * value)
         ctx.scale = scale
         ctx.save_for_backward(q, k, v, src, dst, query, key, value, weights, out)
@@ -106,7 +106,7 @@ def attend_along(
     logits = (q.index_select(0, of_dst) * k.index_select(0, of_src)).sum(-1) * call.scale
     logits = call.modified(logits.view(batch, len(dst), heads).mT, dst, src)
     logits = logits if bias is None else logits + bias
-    weights, lse = edges.softmax(logits, row, stop - start, call.sink_logits)
+    weights, lse = edge_softmax.softmax(logits, row, stop - start, call.sink_logits)
     weights = call.dropped(weights, dst, src) if call.dropout else weights
     messages = weights.mT.reshape(batch * len(dst), heads, 1) * v.index_select(0, of_src)
     out = messages.new_zeros(batch * (stop - start), *messages.shape[1:])
@@ -117,7 +117,7 @@ def attend_along(
 def _rows(x: Float[Tensor, "batch heads_of_x tokens dim"], heads: int) -> Rows:
     """The rows of all heads of every token, one sample after the other."""
     # along its first axis torch gathers and sums rows in a third of the time of any other
-    x = x if x.shape[1] == heads else edges.per_query_head(x, heads)
+    x = x if x.shape[1] == heads else edge_softmax.per_query_head(x, heads)
     return x.transpose(1, 2).flatten(0, 1)
 
 
@@ -132,7 +132,7 @@ def _index(tokens: Int[Tensor, " edges"], batch: int, count: int) -> Index:
 def _dtype_of_sums(call: AttentionCall) -> torch.dtype:
     """float64 for hubs: messages are added one after the other, and so are gradients of senders."""
     has_hubs = call.graph.num_edges > LONGEST_SUM and memoized(_has_hubs, call.graph)
-    return torch.float64 if has_hubs else edges.accumulation_dtype(call.q.dtype)
+    return torch.float64 if has_hubs else edge_softmax.accumulation_dtype(call.q.dtype)
 
 
 def _has_hubs(graph: TokenGraph) -> bool:

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall
@@ -28,7 +28,7 @@ CHUNK_BYTES = MEMORY_LIMIT // 7
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     out, lse = _all_chunks(call)
-    return out.to(call.q.dtype), lse.to(edges.accumulation_dtype(call.q.dtype))
+    return out.to(call.q.dtype), lse.to(edge_softmax.accumulation_dtype(call.q.dtype))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:

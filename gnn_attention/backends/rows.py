@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support import memory
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Tensor
@@ -71,7 +71,7 @@ def bytes_needed(call: AttentionCall) -> int:
     """The extra memory, estimated: the list, two numbers for each edge, and rows of one head."""
     if has_kernel(call):
         return row_attention.bytes_needed(call)
-    wide = edges.accumulation_dtype(call.q.dtype).itemsize
+    wide = edge_softmax.accumulation_dtype(call.q.dtype).itemsize
     count, heads = work.num_edges(call.graph), call.q.shape[0] * call.q.shape[1]
     at_once = min(heads, 2 + AT_ONCE // max(count, 1))
     rows = (call.graph.num_dst + call.graph.num_src) * (call.q.shape[3] + call.v.shape[3]) * wide
@@ -82,13 +82,13 @@ def _run_decoding_step(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """A step of decoding, which takes less than lists for it would: the heads of a group are rows."""
     chosen = None if torch.compiler.is_compiling() else neighbours_of(call.graph.rule)
     src = call.graph.edges_on(call.q.device)[0] if chosen is None else chosen.src.to(call.q.device)
-    wide = edges.accumulation_dtype(call.q.dtype)
+    wide = edge_softmax.accumulation_dtype(call.q.dtype)
     (batch, kv_heads), shape = call.k.shape[:2], call.q.shape[:3]
     q = (call.q.to(wide) * call.scale).reshape(batch, kv_heads, -1, call.k.shape[3])
     logits, lse = q @ _gathered(call.k, src).to(wide).mT, None
     if call.with_lse or call.sink_logits is not None:
         sinks = None if call.sink_logits is None else call.sink_logits.to(wide).view(kv_heads, -1, 1)
-        weights, lse = edges.row_softmax(logits, sinks)
+        weights, lse = edge_softmax.row_softmax(logits, sinks)
     else:  # in half the time
         weights = logits.softmax(-1).masked_fill_(logits.amax(-1, keepdim=True) == -torch.inf, 0.0)
     out = weights @ _gathered(call.v, src).to(wide)
@@ -116,14 +116,14 @@ def _run_written_out(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 def _formula(call: AttentionCall, listed: Sequence[Tensor], order: Tensor) -> tuple[Tensor, Tensor]:
     """``sum over in-edges of dropout(softmax(score_mod(scale q . k) + bias)) v``, and lse."""
-    wide = edges.accumulation_dtype(call.q.dtype)
+    wide = edge_softmax.accumulation_dtype(call.q.dtype)
     q, k, v = (x.to(wide) for x in (call.q, call.k, call.v))
     src, dst = listed[1].long(), listed[2].long()
     logits = call.modified(csr_ops.products(q, k, listed) * call.scale, dst, src)
     if call.bias is not None:
         logits = logits + call.bias.to(wide).index_select(2, order)
     sinks = None if call.sink_logits is None else call.sink_logits.to(wide)
-    weights, lse = edges.softmax(logits, dst, call.graph.num_dst, sinks)
+    weights, lse = edge_softmax.softmax(logits, dst, call.graph.num_dst, sinks)
     return csr_ops.incoming(call.dropped(weights, dst, src), v, listed).to(call.q.dtype), lse
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.custom_op import define
 from gnn_attention._support.shapes import Bool, Int, Tensor
@@ -99,7 +99,7 @@ def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
     if call.sink_logits is None:
         return out, lse
     has_in_edges = graph.lists[0].diff().view(*graph.shape4[:3]) > 0
-    return out, edges.sinks_alone(lse, call.sink_logits, has_in_edges)
+    return out, edge_softmax.sinks_alone(lse, call.sink_logits, has_in_edges)
 
 
 def _along_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ def _along_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
     out, lse = (x.reshape(batch, heads, -1, *x.shape[3:])[:, :, :num_dst] for x in found)
     if call.sink_logits is None:
         return out, lse
-    return edges.add_sinks(out, lse, call.sink_logits, edge.any(-1).flatten(2)[..., :num_dst])
+    return edge_softmax.add_sinks(out, lse, call.sink_logits, edge.any(-1).flatten(2)[..., :num_dst])
 
 
 def _rectangles(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support.checks import described
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Tensor
@@ -71,12 +71,12 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
         # from any rank
         parts = subgraphs.rank_subgraphs(*graph.share, exchange)
         has_in_edges = torch.stack([part.graph.in_degree() > 0 for part in parts]).any(0)
-        out, lse = edges.add_sinks(out, lse, call.sink_logits, has_in_edges.to(out.device))
+        out, lse = edge_softmax.add_sinks(out, lse, call.sink_logits, has_in_edges.to(out.device))
     return out.to(dtype), lse
 
 
 def in_accumulation_dtype(call: AttentionCall, *tensors: Tensor) -> tuple[Tensor, ...]:
-    wide = edges.accumulation_dtype(call.q.dtype)
+    wide = edge_softmax.accumulation_dtype(call.q.dtype)
     return tuple(x.to(wide) for x in tensors)
 
 
@@ -110,7 +110,7 @@ def _exchanged(
             pending = PendingExchange(_transfer(call, graph, exchange, step), graph.group, dtype)
             buffer = start(pending, rows)
         result = _attend_part(call, graph, part, k, v, backend)
-        total = edges.merge(*total, *result) if step else result
+        total = edge_softmax.merge(*total, *result) if step else result
         if others_come:
             rows = finish(pending, buffer).to(rows.dtype)
             k, v = _keys_and_values(rows, call.k, call.v)
@@ -190,7 +190,7 @@ def _attend_part(
 
 def no_result(call: AttentionCall) -> Result:
     """Of receivers without in-edges: 0 and -inf."""
-    wide = edges.accumulation_dtype(call.q.dtype)
+    wide = edge_softmax.accumulation_dtype(call.q.dtype)
     out = call.q.new_zeros(*call.q.shape[:3], call.v.shape[3], dtype=wide)
     return out, out.new_full(out.shape[:3], -torch.inf)
 

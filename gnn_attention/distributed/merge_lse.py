@@ -1,8 +1,8 @@
 """Results over disjoint sets of in-edges joined by log-sum-exp, each for a range of the receivers.
 
-``lse = log sum_p e^(lse_p)``, the share of part p is ``s_p = e^(lse_p) / sum_p e^(lse_p)`` (``edges.shares``)
-and ``out = sum_p s_p out_p``. The gradient is written out, so that nothing is saved but the parts themselves:
-``d_out_p = s_p g`` and ``d_lse_p = s_p (g . out_p - g . out + g_lse)``.
+``lse = log sum_p e^(lse_p)``, the share of part p is ``s_p = e^(lse_p) / sum_p e^(lse_p)``
+(``edge_softmax.shares``) and ``out = sum_p s_p out_p``. The gradient is written out, so that nothing is
+saved but the parts themselves: ``d_out_p = s_p g`` and ``d_lse_p = s_p (g . out_p - g . out + g_lse)``.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import AttentionCall
@@ -25,7 +25,7 @@ def in_merge_dtype(call: AttentionCall) -> AttentionCall:
 
     On CUDA halves stay halves, for the sake of the matrix units.
     """
-    wide = call.q.dtype if call.q.device.type != "cpu" else edges.accumulation_dtype(call.q.dtype)
+    wide = call.q.dtype if call.q.device.type != "cpu" else edge_softmax.accumulation_dtype(call.q.dtype)
     return replace(call, q=call.q.to(wide), k=call.k.to(wide), v=call.v.to(wide))
 
 
@@ -81,8 +81,8 @@ class _Merged(torch.autograd.Function):
 
 def _shares(firsts: Sequence[int], num_dst: int, lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The share of each part for all receivers ``[parts, batch, heads, dst]``, and lse of all together."""
-    dtype = edges.accumulation_dtype(lses[0].dtype)
-    return edges.shares(_among_all([lse.to(dtype) for lse in lses], firsts, num_dst, -torch.inf))
+    dtype = edge_softmax.accumulation_dtype(lses[0].dtype)
+    return edge_softmax.shares(_among_all([lse.to(dtype) for lse in lses], firsts, num_dst, -torch.inf))
 
 
 def _among_all(parts: Sequence[Tensor], firsts: Sequence[int], num_dst: int, value: float) -> list[Tensor]:

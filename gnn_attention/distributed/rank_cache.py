@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import attended
@@ -129,7 +129,7 @@ class RankCache:
         out, lse = _merged_over_ranks(out, lse, self.group)
         if sink_logits is not None:
             has_in_edges = memoized(last_senders, self.graph)[start:stop] >= 0
-            out, lse = edges.add_sinks(out, lse, sink_logits, has_in_edges.to(lse.device))
+            out, lse = edge_softmax.add_sinks(out, lse, sink_logits, has_in_edges.to(lse.device))
         return out.to(q.dtype)
 
     @torch.no_grad()

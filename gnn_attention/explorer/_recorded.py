@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
-from gnn_attention import edges as arithmetic
-from gnn_attention import huggingface
+from gnn_attention import edge_softmax, huggingface
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.backends.call import AttentionCall
@@ -106,7 +105,7 @@ def _layer(trace: LayerTrace) -> dict[str, Any]:
         if not tensor.isfinite().all():
             raise ValueError(f"{name} of layer {number} has non-finite numbers: there is nothing to show")
     W_O, b_O = trace.heads.W_O.detach(), trace.heads.b_O
-    values = arithmetic.per_query_head(call.v.double(), len(W_O))[0]
+    values = edge_softmax.per_query_head(call.v.double(), len(W_O))[0]
     as_messages = call.v.shape[2] < call.v.shape[3]
     return {
         "number": number,
@@ -125,7 +124,7 @@ def _layer(trace: LayerTrace) -> dict[str, Any]:
 
 def _bias(call: AttentionCall) -> Float[Tensor, "heads dst src"]:
     # what the score_mod makes of the logit of every pair, less what it was
-    keys = arithmetic.per_query_head(call.k.double(), call.q.shape[1])
+    keys = edge_softmax.per_query_head(call.k.double(), call.q.shape[1])
     plain = call.scale * call.q.double() @ keys.mT
     dst, src = torch.meshgrid(torch.arange(plain.shape[2]), torch.arange(plain.shape[3]), indexing="ij")
     changed = call.modified(plain, dst.to(plain.device), src.to(plain.device))

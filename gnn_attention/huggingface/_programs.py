@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import is_above_lowest
@@ -74,8 +74,8 @@ def attention(
     wanted = bool(others.get("output_attentions"))
     if not wanted and all(x is None for x in (cap, position_bias, sinks, numbers)):
         return _by_sdpa(query, key, value, edge, scale, dropout).transpose(1, 2).contiguous(), None
-    wide, heads = edges.accumulation_dtype(query.dtype), query.shape[1]
-    k, v = (edges.per_query_head(x.to(wide), heads) for x in (key, value))
+    wide, heads = edge_softmax.accumulation_dtype(query.dtype), query.shape[1]
+    k, v = (edge_softmax.per_query_head(x.to(wide), heads) for x in (key, value))
     logits = query.to(wide) @ k.mT * scale
     logits = logits if cap is None else softcap(cap)(logits, *[torch.tensor(0)] * 4)
     for table in (position_bias, numbers):
@@ -87,7 +87,7 @@ def attention(
         sinks = sinks.to(wide).view(1, -1, 1, 1) if sinks.numel() == heads else sinks.to(wide)
         sinks = sinks.reshape(-1, heads, sinks.shape[2], 1).expand(*logits.shape[:3], 1)
         sinks = sinks.masked_fill(nothing, -torch.inf)
-    weights, _ = edges.row_softmax(logits, sinks)
+    weights, _ = edge_softmax.row_softmax(logits, sinks)
     out = (functional.dropout(weights, dropout) if dropout else weights) @ v
     out = out.to(query.dtype).transpose(1, 2).contiguous()
     return out, weights.to(query.dtype) if wanted else None

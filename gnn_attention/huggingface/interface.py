@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Float, Tensor
@@ -222,7 +222,7 @@ def _backend_of(module: nn.Module) -> str | Backend:
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Out and lse with a sink for each receiver and head, ``[B, heads, dst, 1]``, whose value is 0."""
     wide, sinks = out.to(lse.dtype), sinks.reshape(lse.shape).to(lse.dtype)
-    merged, lse = edges.merge(wide, lse, torch.zeros_like(wide), sinks)
+    merged, lse = edge_softmax.merge(wide, lse, torch.zeros_like(wide), sinks)
     return merged.to(out.dtype), lse
 
 

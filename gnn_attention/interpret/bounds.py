@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.edges import per_query_head
+from gnn_attention.edge_softmax import per_query_head
 from gnn_attention.heads import StandardHeads
 from gnn_attention.heads.arrays import grouped
 from gnn_attention.interpret.trace import LayerTrace, record

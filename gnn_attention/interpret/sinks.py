@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo, attended
@@ -129,7 +129,7 @@ def _record(
     sums = lse.new_zeros(4, batch, heads, groups, dtype=torch.float64)
     for ends in torch.split(pairs.union(graph, out.device), EDGES_AT_ONCE, 1):
         src, dst = ends
-        weight = edges.weights_from_lse(pairs.logits(call, ends), dst, lse).double()
+        weight = edge_softmax.weights_from_lse(pairs.logits(call, ends), dst, lse).double()
         there = pairs.is_edge(graph, ends, batch, heads)
         if tokens is not None:
             there = there & tokens[:, None, dst + graph.dst_offset - graph.src_offset]

@@ -18,7 +18,7 @@ import torch
 from torch_geometric.utils import is_torch_sparse_tensor
 from torch_geometric.utils.sparse import set_sparse_value
 
-from gnn_attention import convert, edges, score_mods
+from gnn_attention import convert, edge_softmax, score_mods
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import (
@@ -258,7 +258,7 @@ class MessagePassingAttention(Layer):
             score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(index)), index, edge_index_j)
             score = score if call.bias is None else score + call.bias.to(score.dtype)
             logits = score.mT.reshape(logits.shape)
-        return edges.weights_of(logits.mT, index, size_i).mT
+        return edge_softmax.weights_of(logits.mT, index, size_i).mT
 
     def message(self, v_j: Tensor, alpha: Tensor) -> Tensor:
         """What travels along an edge: the sender's message, weighted."""
@@ -368,7 +368,7 @@ def _nodes(call: AttentionCall, batched: bool) -> list[Tensor]:
     wide, num_heads = torch.promote_types(call.q.dtype, torch.float32), int(call.q.shape[1])
     nodes = []
     for x in (call.q, call.k, call.v):
-        x = x if x.shape[1] == num_heads else edges.per_query_head(x, num_heads)
+        x = x if x.shape[1] == num_heads else edge_softmax.per_query_head(x, num_heads)
         x = (x if x.dtype == wide else x.to(wide)).transpose(1, 2)
         nodes.append(x if batched else x.squeeze(0))
     return nodes

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.checks import described, quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
@@ -64,7 +64,7 @@ def weigh(
     ([0.5, 0.5, 1.0], [0.0, 0.0, 0.0])
     """
     if _checked_normaliser(normaliser) == "softmax":
-        return edges.softmax(logits, dst, num_dst)[0]
+        return edge_softmax.softmax(logits, dst, num_dst)[0]
     return (_OF_ONE_LOGIT[normaliser] if isinstance(normaliser, str) else normaliser)(logits)
 
 
@@ -286,8 +286,8 @@ class StaticNodes(Layer):
         self, x_i: Tensor, pattern_j: Tensor, bias_j: Tensor, sent_j: Tensor, index: Tensor, size_i: int
     ) -> Tensor:
         """The node's message, weighted by how well the token fits its pattern."""
-        wide = edges.accumulation_dtype(x_i.dtype)
-        logits = edges.logit(x_i.to(wide), pattern_j.to(wide), 1.0) + bias_j.squeeze(-1)
+        wide = edge_softmax.accumulation_dtype(x_i.dtype)
+        logits = edge_softmax.logit(x_i.to(wide), pattern_j.to(wide), 1.0) + bias_j.squeeze(-1)
         return weigh(logits, index, size_i, self.normaliser).unsqueeze(-1) * sent_j.to(wide)
 
 
@@ -302,8 +302,8 @@ class _OfHeads(nn.Module):
 class _PatternLogits(_OfHeads):
     def forward(self, x_dst: Tensor, x_src: Tensor) -> Tensor:
         q, (k, _) = self.heads.receive(_batched(x_dst)), self.heads.send(_batched(x_src))
-        wide = edges.accumulation_dtype(q.dtype)
-        logits = edges.logit(q.to(wide), k.to(wide), self.heads.scale).mT  # [B, edges, heads]
+        wide = edge_softmax.accumulation_dtype(q.dtype)
+        logits = edge_softmax.logit(q.to(wide), k.to(wide), self.heads.scale).mT  # [B, edges, heads]
         return logits.reshape(*x_dst.shape[:-1], logits.shape[-1])
 
 
@@ -344,7 +344,7 @@ def _checked_messages(found: Tensor, x_dst: Tensor) -> Tensor:
         wanted = f"[..., {x_dst.shape[-2]} edges, out] or [..., {x_dst.shape[-2]} edges, heads, out]"
         raise ValueError(f"message must return {wanted} for these states, got {list(found.shape)}")
     found = found.unsqueeze(-2) if found.dim() == axes else found
-    return found.to(edges.accumulation_dtype(found.dtype))
+    return found.to(edge_softmax.accumulation_dtype(found.dtype))
 
 
 def _checked_logits(logits: Tensor, messages: Tensor) -> Tensor:

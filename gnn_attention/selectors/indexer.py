@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from gnn_attention import edges as arithmetic
+from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Float, Int, Tensor
@@ -178,7 +178,7 @@ def _of_edges(
     queries: Tensor, weights: Tensor, keys: Tensor, graph: TokenGraph
 ) -> Float[Tensor, "batch edges"]:
     """``I`` by receiver, then sender."""
-    wide, listed = arithmetic.accumulation_dtype(keys.dtype), edges_of(graph, keys.device)
+    wide, listed = edge_softmax.accumulation_dtype(keys.dtype), edges_of(graph, keys.device)
     products = csr_ops.products(queries.to(wide), keys.unsqueeze(1).to(wide), listed.tensors).relu()
     return (products * weights.to(wide).index_select(2, listed.dst)).sum(1)
 
@@ -207,5 +207,5 @@ def _along_edges(info: AttentionInfo, queries: Tensor, weights: Tensor, keys: Te
         total = p.new_zeros(len(p), graph.num_dst).index_add_(1, dst, p)
         p = p / total.clamp(min=torch.finfo(p.dtype).tiny)[:, dst]
     scores = _of_edges(queries, weights, keys, graph).to(p.dtype)
-    lse = arithmetic.softmax(scores, dst, graph.num_dst)[1]
+    lse = edge_softmax.softmax(scores, dst, graph.num_dst)[1]
     return (torch.xlogy(p, p) - p * (scores - lse.masked_fill(lse == -torch.inf, 0.0)[:, dst])).sum()

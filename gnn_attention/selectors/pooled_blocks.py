@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import AttentionCall
@@ -46,7 +46,10 @@ class PooledBlocks(nn.Module):
         """
         graph = _choice.checked(graph, q, k)
         AttentionCall.checked(q, k, k, graph)
-        queries, keys = self._query_features(q), edges.per_query_head(self._key_features(k), q.shape[1])
+        queries, keys = (
+            self._query_features(q),
+            edge_softmax.per_query_head(self._key_features(k), q.shape[1]),
+        )
 
         def scores(rows: tuple[int, int]) -> Tensor:
             found = queries[:, :, slice(*rows)] @ keys.mT

@@ -9,7 +9,7 @@ from support.inputs import random_edges, scattered
 from support.kernel_cases import lse_bound
 
 import gnn_attention as ga
-from gnn_attention import edges, patterns
+from gnn_attention import edge_softmax, patterns
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.cpu import csr_primitives
 from gnn_attention.backends.cpu.csr import backward, forward
@@ -56,7 +56,7 @@ def empty_like(*tensors):
 
 
 def run(mask, q, k, v, grad, grad_lse, add=False):
-    wide = edges.accumulation_dtype(q.dtype)
+    wide = edge_softmax.accumulation_dtype(q.dtype)
     out = torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=q.dtype)
     lse = torch.full(q.shape[:3], torch.nan, dtype=wide)
     forward(q, k, v, listed(mask), SCALE, out, lse)

@@ -6,7 +6,7 @@ from support.bounds import assert_exact, assert_results, assert_rule, assert_sum
 from support.covering import thinned
 from support.plans import tokens
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.cpu import dense_blocks as kernels
 from gnn_attention.backends.plan.plan import Gathered, Masks, Rectangles, Strided
@@ -74,7 +74,7 @@ def mask_of(pieces):
 
 def run(pieces, q, k, v, grad):
     """Out, lse and the gradients as in the fused operator: pieces in turn, lse = inf without edges."""
-    wide = edges.accumulation_dtype(q.dtype)
+    wide = edge_softmax.accumulation_dtype(q.dtype)
     out = torch.zeros(q.shape, dtype=wide).transpose(1, 2).contiguous().transpose(1, 2)
     lse = torch.full(q.shape[:3], -torch.inf, dtype=wide)
     for piece in pieces:

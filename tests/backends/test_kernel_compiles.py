@@ -18,7 +18,7 @@ from support.extras import needs
 from gnn_attention import patterns
 from gnn_attention.backends.gpu.csr import rows_of
 from gnn_attention.backends.gpu.problem import Problem
-from gnn_attention.edges import accumulation_dtype
+from gnn_attention.edge_softmax import accumulation_dtype
 
 OLD = os.environ.get("GNN_ATTENTION_OLD_TRITON")
 CPU, TOKENS, HEADS, KV_HEADS = torch.device("cpu"), 64, 4, 2

@@ -21,7 +21,7 @@ def drawn(*, dtype=torch.float64, seed=0):
         size = (2, 3, stop - start)
         out = torch.randn(*size, 4, generator=generator, dtype=torch.float64)
         lse = torch.randn(size, generator=generator, dtype=torch.float64)
-        results.append((out.to(dtype), 3 * lse.to(ga.edges.accumulation_dtype(dtype))))
+        results.append((out.to(dtype), 3 * lse.to(ga.edge_softmax.accumulation_dtype(dtype))))
     results[1][0][:, :, -1] = 0
     results[1][1][:, :, -1] = -torch.inf
     return results

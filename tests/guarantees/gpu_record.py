@@ -33,15 +33,12 @@ RUNS = {
     "rows": (
         *("gnn_attention/backends/gpu/**/*.py", "!gnn_attention/backends/gpu/flash_varlen.py"),
         *("gnn_attention/backends/rows.py", "gnn_attention/backends/dropout.py"),
-        *("gnn_attention/edges.py", "gnn_attention/edge_softmax.py"),
+        "gnn_attention/edge_softmax.py",
     ),
     "dense": ("gnn_attention/backends/dense.py",),
     "varlen": ("gnn_attention/backends/varlen.py", "gnn_attention/backends/gpu/flash_varlen.py"),
     "flex": ("gnn_attention/backends/flex.py", "gnn_attention/backends/_flex_block_mask.py"),
-    "reference": (
-        *("gnn_attention/backends/reference.py", "gnn_attention/edges.py"),
-        "gnn_attention/edge_softmax.py",
-    ),
+    "reference": (*("gnn_attention/backends/reference.py", "gnn_attention/edge_softmax.py"),),
     MESSAGE_PASSING: ("gnn_attention/layer/**/*.py",),
 }
 CHECKS = "checks"  # the digest of what judges
@@ -51,7 +48,6 @@ JUDGES = (
     *("!gnn_attention/verify/report.py", "!gnn_attention/verify/__init__.py"),
     *("tests/guarantees/gpu_*.py", "!tests/guarantees/gpu_record.py"),
 )
-RENAMED = {"edge_softmax": "edges"}  # a module that gets another name, which changes nothing
 
 
 # ---- digests of sources
@@ -112,7 +108,7 @@ def _plain(node: Any, numbers: dict[str, int]) -> str:
 def _public_name(name: str, numbers: dict[str, int]) -> str:
     if name.startswith("_") and not name.startswith("__"):
         return f"_{numbers.setdefault(name, len(numbers))}"
-    return RENAMED.get(name, name)
+    return name
 
 
 # ---- records

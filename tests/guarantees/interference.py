@@ -27,7 +27,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
-from gnn_attention.edges import accumulation_dtype, per_query_head
+from gnn_attention.edge_softmax import accumulation_dtype, per_query_head
 from tests.guarantees.draws import DTYPES, Draw, Numbers
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 from tests.guarantees.problems import AttendProblem, usual_backends

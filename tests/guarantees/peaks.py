@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import edges, patterns, score_mods
+from gnn_attention import edge_softmax, patterns, score_mods
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import BACKENDS
@@ -147,7 +147,7 @@ def _judged(
     forward: Allocated,
     backward: Allocated,
 ) -> Peak:
-    wide = edges.accumulation_dtype(call.q.dtype).itemsize
+    wide = edge_softmax.accumulation_dtype(call.q.dtype).itemsize
     of_edges, of_nodes = _visited(cell, call.graph), call.q[..., 0].numel() * DIM
     formula = FACTOR * (of_edges + of_nodes) * wide
     workspace = stated(call) if stated is not None else 0

@@ -37,7 +37,7 @@ def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: int | None 
         degree = ptr.diff()
         index = torch.arange(len(degree), device=ptr.device).repeat_interleave(degree)
     count = int(index.max()) + 1 if num_nodes is None and len(index) else num_nodes or 0
-    return edges.softmax(src.movedim(dim, -1), index, count)[0].movedim(-1, dim)
+    return edge_softmax.softmax(src.movedim(dim, -1), index, count)[0].movedim(-1, dim)
 
 
 def our_layer(name: str) -> type:
@@ -114,7 +114,7 @@ if __name__ == "__main__":
     from torch_geometric.nn import Linear
     from torch_geometric.utils import softmax as theirs
 
-    from gnn_attention import MessagePassingAttention, StandardHeads, edges
+    from gnn_attention import MessagePassingAttention, StandardHeads, edge_softmax
     from gnn_attention.heads.lazy import LazyHeads
 
     sys.exit(main())

@@ -90,7 +90,7 @@ GRAPH, SHIFTED = "graph/token_graph.py", "partial(rules.shifted, graph.rule, sta
 PLANTED = {
     "mask transposed": [("graph/derived.py", DENSE, f"{DENSE}.mT.contiguous()")],
     "scale dropped": [("backends/message_passing.py", ".sum(-1) * call.scale", ".sum(-1)")],
-    "grouped heads tiled instead of repeated": [("edges.py", GROUPS, TILED)],
+    "grouped heads tiled instead of repeated": [("edge_softmax.py", GROUPS, TILED)],
     "b_Q dropped in the merged form": [("heads/model_space.py", FACTORS, FACTORS + LOST)],
     "b_V added to receivers without in-edges": [
         ("heads/standard.py", MIXED, MIXED.replace("z.to(self.W_O.dtype)", f"({BIASED})"))

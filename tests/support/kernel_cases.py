@@ -7,7 +7,7 @@ import torch
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.edges import accumulation_dtype
+from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, softcap
 from gnn_attention.verify.measure import summation_bound
 

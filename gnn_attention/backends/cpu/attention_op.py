@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
@@ -38,7 +38,7 @@ def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
     else:
         plan_of_forward, plan_of_backward = _plans(kind, call)
         out, lse = attention(q, k, v, plan_of_forward, call.scale, sinks, plan_of_backward)
-    return (out, lse) if sinks is None else (out, edges.sinks_alone(lse, sinks, call.has_in_edges))
+    return (out, lse) if sinks is None else (out, edge_softmax.sinks_alone(lse, sinks, call.has_in_edges))
 
 
 def _plans(kind: str, call: AttentionCall) -> tuple[Packed, Packed]:
@@ -138,7 +138,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: T
             dense_blocks.forward(ends[0], ends[1], ends[2], piece, scale, out, lse)
     if sinks is not None and sinks.shape[1]:
         every = sinks.to(wide).unsqueeze(-1).expand(lse.shape)
-        (share, _), total = edges.shares((lse, every), lse == -torch.inf)
+        (share, _), total = edge_softmax.shares((lse, every), lse == -torch.inf)
         out.mul_(share.unsqueeze(-1))
         lse.copy_(total)
     return out.to(q.dtype), lse
@@ -155,7 +155,7 @@ def _backward(
     grad_out: Tensor, grad_lse: Tensor, ends: Triple, out: Tensor, lse: Tensor, plan: Plan, scale: float
 ) -> Triple:
     q, k, v = ends
-    wide, flash = edges.accumulation_dtype(q.dtype), bool(plan.rectangles) and dense_blocks.is_flash(q)
+    wide, flash = edge_softmax.accumulation_dtype(q.dtype), bool(plan.rectangles) and dense_blocks.is_flash(q)
     grads = [_token_major(x, x.shape[3], wide) for x in ends]
     for total in grads if plan.rectangles or not plan.pieces else ():
         total.zero_()
@@ -224,7 +224,7 @@ def _reached(marked: Tensor, q: Tensor, plan: Packed) -> Tensor:
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Pair:
-    lse = _token_major(q, 1, edges.accumulation_dtype(q.dtype)).squeeze(-1)
+    lse = _token_major(q, 1, edge_softmax.accumulation_dtype(q.dtype)).squeeze(-1)
     return _token_major(q, v.shape[3], q.dtype), lse
 
 

@@ -3,7 +3,7 @@
 The forward pass is products, softmax, weighted sums; the backward pass computes the weights again from lse.
 Only edges are ever read: what a non-edge holds, NaN too, cannot leak. Memory beyond the results is that of
 one head: two numbers for each edge and a few rows for each token. So the softmax is in place and never
-normalised edge by edge, unlike that of ``edges.py``: what belongs to a receiver is applied to its row.
+normalised edge by edge, unlike that of ``edge_softmax.py``: what belongs to a receiver is applied to its row.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.cpu.csr_primitives import Head, batches, row_maxima, row_sums, sampled_products
 from gnn_attention.backends.plan.plan import Edges
-from gnn_attention.edges import REACH, accumulation_dtype, shares, within_reach
+from gnn_attention.edge_softmax import REACH, accumulation_dtype, shares, within_reach
 
 Receivers = Float[Tensor, "batch heads dst _"]
 Senders = Float[Tensor, "batch kv_heads src _"]

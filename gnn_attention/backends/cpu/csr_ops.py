@@ -10,7 +10,7 @@ derivatives are each other:
 
 ``edges`` are the tensors of :class:`plan.plan.Edges`. Each map is registered with torch, so that compilers,
 ``torch.export`` and ``torch.vmap`` take it as it is, and can be differentiated any number of times. The
-softmax between them is that of ``edges.py``. They compute in the dtype that comes in.
+softmax between them is that of ``edge_softmax.py``. They compute in the dtype that comes in.
 """
 
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
 
@@ -40,7 +40,9 @@ def forward(
         result_lse = _lse_of_empty_rows(result_lse, ends[0], ends[1], part, additive, scale)
         if not part.fresh:
             before = take(out, sample, part.dst), take(lse, sample, part.dst).squeeze(-1)
-            result, result_lse = edges.merge(*before, result[..., : out.shape[-1]].to(out.dtype), result_lse)
+            result, result_lse = edge_softmax.merge(
+                *before, result[..., : out.shape[-1]].to(out.dtype), result_lse
+            )
         put(out, sample, part.dst, result[..., : out.shape[-1]])
         put(lse, sample, part.dst, result_lse.unsqueeze(-1))
 
@@ -108,7 +110,7 @@ def _lse_of_empty_rows(
 def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
     """Whether some logit of finite q and k may be infinite."""
     largest = float(q.abs().amax()) * float(k.abs().amax()) * q.shape[-1] * max(1.0, abs(scale))
-    return not largest < torch.finfo(edges.accumulation_dtype(q.dtype)).max
+    return not largest < torch.finfo(edge_softmax.accumulation_dtype(q.dtype)).max
 
 
 def _parts(
@@ -154,8 +156,8 @@ def _attention(
     if is_flash(q):
         out, lse = FLASH(q, k, v, is_causal=causal, attn_mask=mask, scale=scale)
         return out, lse
-    weights, lse = edges.row_softmax(_logits(q, k, mask, causal, scale))
-    return (weights @ edges.per_query_head(v, q.shape[1]).to(weights.dtype)).to(q.dtype), lse
+    weights, lse = edge_softmax.row_softmax(_logits(q, k, mask, causal, scale))
+    return (weights @ edge_softmax.per_query_head(v, q.shape[1]).to(weights.dtype)).to(q.dtype), lse
 
 
 def _attention_backward(
@@ -166,20 +168,20 @@ def _attention_backward(
     if is_flash(q):
         found = FLASH_BACKWARD(*tensors, lse, 0.0, causal, attn_mask=mask, scale=scale)
         return found[0], found[1], found[2]
-    wide, heads = edges.accumulation_dtype(q.dtype), k.shape[1]
+    wide, heads = edge_softmax.accumulation_dtype(q.dtype), k.shape[1]
     weights = (_logits(q, k, mask, causal, scale) - lse.unsqueeze(-1)).exp()
     grad = grad.to(wide)
-    slope = grad @ edges.per_query_head(v, q.shape[1]).to(wide).mT - delta
+    slope = grad @ edge_softmax.per_query_head(v, q.shape[1]).to(wide).mT - delta
     slope = weights * slope * scale
-    dq = slope @ edges.per_query_head(k, q.shape[1]).to(wide)
+    dq = slope @ edge_softmax.per_query_head(k, q.shape[1]).to(wide)
     products = slope.mT @ q.to(wide), weights.mT @ grad
     dk, dv = (x.view(len(x), heads, -1, *x.shape[2:]).sum(2) for x in products)
     return dq, dk, dv
 
 
 def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    wide = edges.accumulation_dtype(q.dtype)
-    logits = q.to(wide) @ edges.per_query_head(k, q.shape[1]).to(wide).mT * scale
+    wide = edge_softmax.accumulation_dtype(q.dtype)
+    logits = q.to(wide) @ edge_softmax.per_query_head(k, q.shape[1]).to(wide).mT * scale
     if causal:
         below = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
         logits = logits.masked_fill(~below, -torch.inf)

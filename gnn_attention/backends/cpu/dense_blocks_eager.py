@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import AttentionCall
@@ -35,7 +35,7 @@ def formula(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor]:
 
 def isolated(call: AttentionCall, num_dst: int) -> tuple[Tensor, Tensor]:
     """The result of receivers without in-edges, in float32 or better, with gradients that are 0."""
-    wide, shape = edges.accumulation_dtype(call.q.dtype), (*call.q.shape[:2], num_dst)
+    wide, shape = edge_softmax.accumulation_dtype(call.q.dtype), (*call.q.shape[:2], num_dst)
     zero = sum(x[..., :0].sum() for x in (call.q, call.k, call.v))
     out = call.q.new_zeros(*shape, call.v.shape[3], dtype=wide)
     return out + zero, call.q.new_full(shape, -torch.inf, dtype=wide) + zero
@@ -43,7 +43,7 @@ def isolated(call: AttentionCall, num_dst: int) -> tuple[Tensor, Tensor]:
 
 def _parts(plan: Plan, call: AttentionCall) -> Iterator[Rectangles]:
     total = sum(piece.cells for piece in plan.pieces if isinstance(piece, Rectangles))
-    cell = call.q.shape[0] * call.q.shape[1] * edges.accumulation_dtype(call.q.dtype).itemsize
+    cell = call.q.shape[0] * call.q.shape[1] * edge_softmax.accumulation_dtype(call.q.dtype).itemsize
     most = max(LOGITS_AT_ONCE // max(cell, 1), total // MOST_PARTS)
     for piece in plan.pieces:
         assert isinstance(piece, Rectangles)
@@ -56,7 +56,7 @@ def _attend(call: AttentionCall, part: Rectangles) -> tuple[Tensor, Tensor]:
     dst, src = _tokens(part.dst, call.q.device), _tokens(part.src, call.q.device)
     mask, bias = _mask(part, call.q.device), None
     if call.bias is not None:
-        wide = edges.accumulation_dtype(call.q.dtype)
+        wide = edge_softmax.accumulation_dtype(call.q.dtype)
         bias = call.bias.to(wide)[..., _positions(call.graph, dst, mask)]
     ends = _rows(call.q, dst), _rows(call.k, src), _rows(call.v, src)
     out, lse = written_out(call, ends, mask, dst, src, bias)
@@ -75,15 +75,15 @@ def written_out(
 
     ``ends``: q, k and v of the receivers ``dst`` and the senders ``src``, ``[B, H, ..., tokens, D]``.
     """
-    wide, heads = edges.accumulation_dtype(call.q.dtype), call.q.shape[1]
-    q, k, v = (edges.per_query_head(x.to(wide), heads) for x in ends)
+    wide, heads = edge_softmax.accumulation_dtype(call.q.dtype), call.q.shape[1]
+    q, k, v = (edge_softmax.per_query_head(x.to(wide), heads) for x in ends)
     logits = call.modified(q @ k.mT * call.scale, *_ends(call, dst, src, mask))
     logits = (logits if bias is None else logits + bias).masked_fill(~mask, -torch.inf)
     sinks = None
     if call.sink_logits is not None:
         sinks = call.sink_logits.to(wide).view(-1, *[1] * (q.dim() - 2))
         sinks = torch.where(mask.any(-1, keepdim=True), sinks, -torch.inf)
-    weights, lse = edges.row_softmax(logits, sinks)
+    weights, lse = edge_softmax.row_softmax(logits, sinks)
     # a row that is NaN gives non-edges no gradient
     weights = call.dropped(weights.masked_fill(~mask, 0.0), dst.unsqueeze(-1), src.unsqueeze(-2))
     return weights @ v, lse

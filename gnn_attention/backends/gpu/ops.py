@@ -17,7 +17,7 @@ from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import any_needs_gradients, are_plain
 from gnn_attention.backends.gpu.csr import Side
 from gnn_attention.backends.gpu.problem import Packed, Problem, unpack
-from gnn_attention.edges import accumulation_dtype
+from gnn_attention.edge_softmax import accumulation_dtype
 
 
 def attention(

@@ -15,7 +15,7 @@ from gnn_attention.backends.call import AttentionCall, any_needs_gradients, join
 from gnn_attention.backends.gpu import ops, score_terms
 from gnn_attention.backends.gpu.csr import MOST_EDGES, bytes_of, hands_over, rows_of
 from gnn_attention.backends.gpu.problem import Packed, Problem, pack
-from gnn_attention.edges import accumulation_dtype
+from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import TokenGraph, memoized
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -16,7 +16,7 @@ from gnn_attention import score_mods
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu.csr import order_of, rows_of
-from gnn_attention.edges import accumulation_dtype
+from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod, alibi, chain, softcap
 

@@ -8,7 +8,7 @@ import torch
 
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.edges import accumulation_dtype, logit, per_query_head
+from gnn_attention.edge_softmax import accumulation_dtype, logit, per_query_head
 from gnn_attention.graph import TokenGraph, edge_list
 from gnn_attention.heads import StandardHeads
 from gnn_attention.heads.model_space import SIDES

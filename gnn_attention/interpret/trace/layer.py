@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
@@ -283,7 +283,7 @@ class LayerTrace:
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
         """Each head's part of the update (seed S1.2); their sum is the update less ``b_O``."""
-        z = self.z.to(edges.accumulation_dtype(self.z.dtype))
+        z = self.z.to(edge_softmax.accumulation_dtype(self.z.dtype))
         return torch.stack([_product(z[:, head], self._matrix(head)) for head in self._chosen(heads)], dim=2)
 
     def delivered(self) -> Float[Tensor, "batch heads edges"]:
@@ -300,7 +300,7 @@ class LayerTrace:
 
     @cached_property
     def _all_weights(self) -> Tensor:
-        return edges.weights_from_lse(self._all_logits, self._at(self.edge_index)[1], self.lse)
+        return edge_softmax.weights_from_lse(self._all_logits, self._at(self.edge_index)[1], self.lse)
 
     def _logits(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
         return self._all_logits if pairs is self.edge_index else self._computed_logits(pairs)
@@ -311,7 +311,7 @@ class LayerTrace:
     def _weights(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
         if pairs is self.edge_index:
             return self._all_weights
-        return edges.weights_from_lse(self._logits(pairs), self._at(pairs)[1], self.lse)
+        return edge_softmax.weights_from_lse(self._logits(pairs), self._at(pairs)[1], self.lse)
 
     def _carried_measure(self, measure: Callable[..., Tensor], edges: Any, heads: Heads) -> Tensor:
         # weight * measure(message): a measure of each sender and head, not of each edge
@@ -345,7 +345,7 @@ class LayerTrace:
         return torch.stack(found, dim=1)
 
     def _values(self, v: Tensor) -> Float[Tensor, "batch heads src value_dim"]:
-        return edges.per_query_head(v.to(edges.accumulation_dtype(v.dtype)), self.q.shape[1])
+        return edge_softmax.per_query_head(v.to(edge_softmax.accumulation_dtype(v.dtype)), self.q.shape[1])
 
     def _matrix(self, head: int) -> Tensor | None:
         # from a value of a head to its message; None if values are messages already
@@ -357,7 +357,7 @@ class LayerTrace:
                 factor: Tensor = getattr(self.heads, name)[
                     head if self._numbers is None else self._numbers[head]
                 ]
-                factor = factor.to(edges.accumulation_dtype(factor.dtype))
+                factor = factor.to(edge_softmax.accumulation_dtype(factor.dtype))
                 matrix = factor if matrix is None else matrix @ factor
         return matrix
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
@@ -106,7 +106,7 @@ def part_of(call: AttentionCall, graph: TokenGraph, heads: Heads, rows: Any) -> 
 
 def chosen_rows(x: Tensor, count: int, heads: Heads, rows: Tensor | None) -> Tensor:
     """Of ``x [B, heads or key/value heads, tokens, ...]``, those of query heads and tokens."""
-    x = x if heads is None else edges.per_query_head(x, count)[:, list(heads)]
+    x = x if heads is None else edge_softmax.per_query_head(x, count)[:, list(heads)]
     return x if rows is None else x.index_select(2, rows)
 
 
@@ -152,7 +152,7 @@ def _is_edge_index(pairs: Tensor, graph: TokenGraph) -> bool:
 
 def _overlaps_of_edges(call: AttentionCall) -> Tensor:
     # by the operator over edge lists, which gathers nothing
-    wide, device = edges.accumulation_dtype(call.q.dtype), call.q.device
+    wide, device = edge_softmax.accumulation_dtype(call.q.dtype), call.q.device
     tensors = edges_of(call.graph, device).tensors
     score = csr_ops.products(call.q.to(wide), call.k.to(wide), tensors) * call.scale
     score = call.modified(score, tensors[2].long(), tensors[1].long())
@@ -161,7 +161,7 @@ def _overlaps_of_edges(call: AttentionCall) -> Tensor:
 
 def _overlaps(call: AttentionCall, pairs: Tensor, rows: Tensor) -> Tensor:
     # widened before the gather, so that gradients are summed in the wide dtype too
-    wide, (src, dst) = edges.accumulation_dtype(call.q.dtype), rows
+    wide, (src, dst) = edge_softmax.accumulation_dtype(call.q.dtype), rows
     q_dst, k_src = call.q.to(wide).index_select(2, dst), call.k.to(wide).index_select(2, src)
-    score = edges.logit(q_dst, edges.per_query_head(k_src, call.q.shape[1]), call.scale)
+    score = edge_softmax.logit(q_dst, edge_softmax.per_query_head(k_src, call.q.shape[1]), call.scale)
     return call.modified(score, pairs[1], pairs[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention import edges, score_mods
+from gnn_attention import edge_softmax, score_mods
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend, explain
 from gnn_attention.backends import Backend, RefusalError
@@ -220,23 +220,29 @@ def _of_table() -> list[Case]:
 
 LOGITS, DST = torch.tensor([0.0, 0.0, 5.0]), torch.tensor([0, 0, 2])
 SOFTMAX = Subject(
-    "edges.softmax",
+    "edge_softmax.softmax",
     lambda: None,
-    lambda _: edges.softmax(LOGITS, DST, 3)[0],
+    lambda _: edge_softmax.softmax(LOGITS, DST, 3)[0],
     lambda _: torch.tensor([0.5, 0.5, 1.0]),
 )
 LOGIT = Subject(
-    "edges.logit", lambda: None, lambda _: edges.logit(LOGITS, LOGITS, 0.5), lambda _: torch.tensor(12.5)
+    "edge_softmax.logit",
+    lambda: None,
+    lambda _: edge_softmax.logit(LOGITS, LOGITS, 0.5),
+    lambda _: torch.tensor(12.5),
 )
 ONE, LSE = torch.ones(2, 1), torch.zeros(2)
 MERGE = Subject(
-    "edges.merge", lambda: None, lambda _: edges.merge(ONE, LSE, 3 * ONE, LSE)[0], lambda _: 2 * ONE
+    "edge_softmax.merge",
+    lambda: None,
+    lambda _: edge_softmax.merge(ONE, LSE, 3 * ONE, LSE)[0],
+    lambda _: 2 * ONE,
 )
 OUT, HAS_EDGES = torch.ones(1, 1, 1, 1), torch.ones(1, dtype=torch.bool)
 SINKS = Subject(
-    "edges.add_sinks",
+    "edge_softmax.add_sinks",
     lambda: None,
-    lambda _: edges.add_sinks(OUT, torch.zeros(1, 1, 1), torch.zeros(1), HAS_EDGES)[0],
+    lambda _: edge_softmax.add_sinks(OUT, torch.zeros(1, 1, 1), torch.zeros(1), HAS_EDGES)[0],
     lambda _: OUT / 2,
 )
 MODS = Subject("score_mods", lambda: None, lambda _: score_mods.alibi_slopes(4)[0], lambda _: 0.25)
@@ -244,13 +250,13 @@ MODS = Subject("score_mods", lambda: None, lambda _: score_mods.alibi_slopes(4)[
 
 def _of_edges() -> list[Case]:
     def softmax(error: type[BaseException], argument: str, came: str, *given: Any) -> Case:
-        return Case(SOFTMAX, error, argument, came, lambda _: edges.softmax(*given))
+        return Case(SOFTMAX, error, argument, came, lambda _: edge_softmax.softmax(*given))
 
     def merge(error: type[BaseException], argument: str, came: str, *given: Any) -> Case:
-        return Case(MERGE, error, argument, came, lambda _: edges.merge(*given))
+        return Case(MERGE, error, argument, came, lambda _: edge_softmax.merge(*given))
 
     def sinks(error: type[BaseException], argument: str, came: str, *given: Any) -> Case:
-        return Case(SINKS, error, argument, came, lambda _: edges.add_sinks(*given))
+        return Case(SINKS, error, argument, came, lambda _: edge_softmax.add_sinks(*given))
 
     return [
         softmax(TypeError, "^logits must", "torch.int64", DST, DST, 3),
@@ -261,11 +267,13 @@ def _of_edges() -> list[Case]:
         softmax(IndexError, "^dst must be receivers", r"-1 \.\. 1", LOGITS, DST - 1, 3),
         softmax(TypeError, "^num_dst must", "got 3.0", LOGITS, DST, 3.0),
         softmax(ValueError, "^sink_logits must", r"got \[2\]", LOGITS, DST, 3, torch.ones(2)),
-        Of(LOGIT).value("q_dst and k_src", "3 and 2", lambda _: edges.logit(LOGITS, LOGITS[:2], 1.0)),
+        Of(LOGIT).value("q_dst and k_src", "3 and 2", lambda _: edge_softmax.logit(LOGITS, LOGITS[:2], 1.0)),
         Of(LOGIT).value(
-            "q_dst and k_src", r"\[3, 1\]", lambda _: edges.logit(torch.ones(2, 1), torch.ones(3, 1), 1.0)
+            "q_dst and k_src",
+            r"\[3, 1\]",
+            lambda _: edge_softmax.logit(torch.ones(2, 1), torch.ones(3, 1), 1.0),
         ),
-        Of(LOGIT).type("^scale must", "got '1'", lambda _: edges.logit(LOGITS, LOGITS, "1")),
+        Of(LOGIT).type("^scale must", "got '1'", lambda _: edge_softmax.logit(LOGITS, LOGITS, "1")),
         merge(ValueError, "^lse_a must", r"\[3\]", ONE, torch.zeros(3), ONE, LSE),
         merge(ValueError, "^out_b must", r"\[2, 2\]", ONE, LSE, torch.ones(2, 2), LSE),
         merge(TypeError, "^lse_b must", "got int", ONE, LSE, ONE, 0),
@@ -287,9 +295,11 @@ def _of_edges() -> list[Case]:
             torch.zeros(1),
             HAS_EDGES.float(),
         ),
-        Of(LOGIT).value("^num_heads must", "got 3", lambda _: edges.per_query_head(torch.ones(1, 2, 1), 3)),
+        Of(LOGIT).value(
+            "^num_heads must", "got 3", lambda _: edge_softmax.per_query_head(torch.ones(1, 2, 1), 3)
+        ),
         Of(SOFTMAX).value(
-            "^lse must", r"\[1, 3\]", lambda _: edges.weights_from_lse(LOGITS, DST, torch.ones(1, 3))
+            "^lse must", r"\[1, 3\]", lambda _: edge_softmax.weights_from_lse(LOGITS, DST, torch.ones(1, 3))
         ),
         Of(SOFTMAX).value("^normaliser must", "'hard'", lambda _: weigh(LOGITS, DST, 3, "hard")),
     ]

@@ -19,7 +19,7 @@ import triton.language as tl
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import dropout
 from gnn_attention.backends.gpu.problem import Problem
-from gnn_attention.edges import accumulation_dtype
+from gnn_attention.edge_softmax import accumulation_dtype
 
 Given = tuple[Any, ...]  # arguments of a kernel
 MOST_SLICES = 65535  # programs along the second axis of a grid

@@ -9,7 +9,7 @@ import torch
 from support.bounds import assert_exact, assert_sum
 from torch import Tensor
 
-from gnn_attention import edges
+from gnn_attention import edge_softmax
 from gnn_attention.verify.measure import summation_bound
 
 INF = torch.inf
@@ -57,13 +57,13 @@ def test_logit_is_the_scaled_dot_product():
     q, k = seeded(2, 3, 5, 4), seeded(2, 3, 5, 4, seed=1)
     pairs = zip(q.view(-1, 4).tolist(), k.view(-1, 4).tolist(), strict=True)
     by_hand = [0.3 * sum(a * b for a, b in zip(one, other, strict=True)) for one, other in pairs]
-    assert_exact(edges.logit(q, k, 0.3), torch.tensor(by_hand, dtype=torch.float64).view(2, 3, 5))
+    assert_exact(edge_softmax.logit(q, k, 0.3), torch.tensor(by_hand, dtype=torch.float64).view(2, 3, 5))
 
 
 @pytest.mark.parametrize(("kv_heads", "heads"), [(1, 4), (2, 6), (3, 3), (1, 2)])
 def test_query_head_h_is_served_by_its_group(kv_heads, heads):
     x = seeded(2, kv_heads, 3, 4)
-    wide = edges.per_query_head(x, heads)
+    wide = edge_softmax.per_query_head(x, heads)
     assert wide.shape == (2, heads, 3, 4)
     for h in range(heads):
         assert torch.equal(wide[:, h], x[:, h // (heads // kv_heads)])
@@ -77,20 +77,22 @@ class TestSoftmax:
         """Without in-edges lse is -inf, despite sinks; the weights alone are those of ``weights_of``, too."""
         logits = 3 * seeded(*lead, len(dst))
         sinks = 2 * seeded(*lead[-1:], seed=1) if with_sinks else None
-        weights, lse = edges.softmax(logits, dst, num_dst, sinks)
+        weights, lse = edge_softmax.softmax(logits, dst, num_dst, sinks)
         expected, expected_lse = loop_softmax(logits, dst, num_dst, sinks)
         assert_each(weights, expected)
         assert_exact(lse, expected_lse)
         for size, shift in ((0.1, 0.0), (9.0, 0.0), (1.0, -1e3)) if not with_sinks else ():
             moved = logits * size + shift
-            assert_each(edges.weights_of(moved, dst, num_dst), loop_softmax(moved, dst, num_dst)[0])
+            assert_each(edge_softmax.weights_of(moved, dst, num_dst), loop_softmax(moved, dst, num_dst)[0])
 
     def test_a_sink_of_minus_infinity_is_no_sink_and_a_large_one_takes_everything(self):
         logits = seeded(6)
-        without = edges.softmax(logits, MIXED, FIVE)
-        for ours, theirs in zip(edges.softmax(logits, MIXED, FIVE, torch.tensor(-INF)), without, strict=True):
+        without = edge_softmax.softmax(logits, MIXED, FIVE)
+        for ours, theirs in zip(
+            edge_softmax.softmax(logits, MIXED, FIVE, torch.tensor(-INF)), without, strict=True
+        ):
             assert torch.equal(ours, theirs)
-        weights, lse = edges.softmax(torch.zeros(2), torch.tensor([0, 0]), 1, torch.tensor(1e4))
+        weights, lse = edge_softmax.softmax(torch.zeros(2), torch.tensor([0, 0]), 1, torch.tensor(1e4))
         assert (weights.tolist(), lse.tolist()) == ([0.0, 0.0], [1e4])
 
     @pytest.mark.parametrize("sink", [None, torch.tensor(0.7)], ids=["no sink", "sink"])
@@ -98,7 +100,7 @@ class TestSoftmax:
         """Receiver 0: one of two; receiver 1: all. Weights 0 there, and finite gradients."""
         logits = torch.tensor([1.0, -INF, -INF, -INF, 2.0], dtype=torch.float64, requires_grad=True)
         dst = torch.tensor([0, 0, 1, 1, 2])
-        weights, lse = edges.softmax(logits, dst, 3, sink)
+        weights, lse = edge_softmax.softmax(logits, dst, 3, sink)
         expected, expected_lse = loop_softmax(logits.detach(), dst, 3, sink)
         assert_each(weights, expected)
         assert_exact(lse, expected_lse)
@@ -108,7 +110,7 @@ class TestSoftmax:
     @pytest.mark.parametrize("shift", [1e4, -1e4, 700.0])
     def test_large_logits_neither_overflow_nor_vanish(self, shift):
         shifted = seeded(6) + shift
-        weights, lse = edges.softmax(shifted, MIXED, FIVE)
+        weights, lse = edge_softmax.softmax(shifted, MIXED, FIVE)
         # shifted back without a rounding: the sum has fewer digits after the point than float64 has near 0
         expected, expected_lse = loop_softmax(shifted - shift, MIXED, FIVE)
         assert_each(weights, expected)
@@ -119,7 +121,7 @@ class TestSoftmax:
     def test_a_bad_logit_reaches_its_receiver_alone(self, bad, sink):
         clean = seeded(6).requires_grad_()
         poisoned = clean.detach().clone().index_fill(0, torch.tensor([2]), bad).requires_grad_()
-        results = [edges.softmax(logits, MIXED, FIVE, sink) for logits in (clean, poisoned)]
+        results = [edge_softmax.softmax(logits, MIXED, FIVE, sink) for logits in (clean, poisoned)]
         (weights, lse), (bad_weights, bad_lse) = results
         hit, spared = MIXED == 3, MIXED != 3
         assert bad_weights[hit].isnan().all()
@@ -136,7 +138,7 @@ class TestSoftmax:
         inputs = [seeded(2, 6).requires_grad_()] + [seeded(2, seed=1).requires_grad_()] * sink
 
         def call(logits, sinks=None):
-            weights, lse = edges.softmax(logits, MIXED, FIVE, sinks)
+            weights, lse = edge_softmax.softmax(logits, MIXED, FIVE, sinks)
             return weights, lse[..., MIXED.unique()]
 
         assert torch.autograd.gradcheck(call, inputs)
@@ -145,9 +147,9 @@ class TestSoftmax:
     def test_of_rows(self):
         """A row of -inf has weights 0 and lse -inf; with a sink, which takes all, lse is the sink."""
         logits = torch.tensor([[-INF, -INF], [0.0, -INF]]).view(1, 1, 2, 2)
-        weights, lse = edges.row_softmax(logits)
+        weights, lse = edge_softmax.row_softmax(logits)
         assert (weights.tolist(), lse.tolist()) == ([[[[0, 0], [1, 0]]]], [[[-INF, 0]]])
-        weights, lse = edges.row_softmax(logits[:, :, :1], torch.tensor([0.5]).view(1, 1, 1, 1))
+        weights, lse = edge_softmax.row_softmax(logits[:, :, :1], torch.tensor([0.5]).view(1, 1, 1, 1))
         assert (weights.tolist(), lse.tolist()) == ([[[[0, 0]]]], [[[0.5]]])
 
 
@@ -155,13 +157,13 @@ class TestWeightsFromLse:
     @each_list
     def test_they_are_those_of_the_softmax(self, dst, num_dst):
         logits = seeded(2, len(dst))
-        weights, lse = edges.softmax(logits, dst, num_dst)
+        weights, lse = edge_softmax.softmax(logits, dst, num_dst)
         for some in (slice(None), slice(1, None, 2)):
-            assert_each(edges.weights_from_lse(logits[:, some], dst[some], lse), weights[:, some])
+            assert_each(edge_softmax.weights_from_lse(logits[:, some], dst[some], lse), weights[:, some])
 
     def test_minus_infinity_is_weight_zero_and_nan_is_carried(self):
         logits, dst = torch.tensor([-INF, 0.0, 0.0], requires_grad=True), torch.tensor([0, 1, 2])
-        weights = edges.weights_from_lse(logits, dst, torch.tensor([-INF, torch.nan, 0.0]))
+        weights = edge_softmax.weights_from_lse(logits, dst, torch.tensor([-INF, torch.nan, 0.0]))
         assert weights[0] == 0
         assert weights[1].isnan()
         assert weights[2] == 1
@@ -174,7 +176,7 @@ LOGITS, VALUES = 3 * seeded(2, 7), seeded(2, 7, 3, seed=1)
 
 def part(chosen: Tensor, logits: Tensor = LOGITS, values: Tensor = VALUES) -> tuple[Tensor, Tensor]:
     """Attention over some of the edges: out [heads, dst, dim] and lse [heads, dst]."""
-    weights, lse = edges.softmax(logits[:, chosen], DST_OF_PARTS[chosen], 5)
+    weights, lse = edge_softmax.softmax(logits[:, chosen], DST_OF_PARTS[chosen], 5)
     out = torch.zeros(logits.shape[0], 5, values.shape[-1], dtype=values.dtype)
     return out.index_add(1, DST_OF_PARTS[chosen], weights.unsqueeze(-1) * values[:, chosen]), lse
 
@@ -185,19 +187,19 @@ class TestMerge:
         """Receivers with in-edges in one half only, in both, in none; and an empty half; in either order."""
         second = torch.tensor([e for e in range(7) if e not in first], dtype=torch.int64)
         halves = part(torch.tensor(first, dtype=torch.int64)), part(second)
-        out, lse = edges.merge(*halves[0], *halves[1])
+        out, lse = edge_softmax.merge(*halves[0], *halves[1])
         for found, expected in zip((out, lse), part(ALL), strict=True):
             assert_exact(found, expected)
         assert bool((out[:, [2, 4]] == 0).all())
         assert bool((lse[:, [2, 4]] == -INF).all())
-        turned = edges.merge(*halves[1], *halves[0])
+        turned = edge_softmax.merge(*halves[1], *halves[0])
         assert all(torch.equal(a, b) for a, b in zip((out, lse), turned, strict=True))
 
     def test_shares_sum_to_one(self):
         """Up to some roundings, however large lse is; ``e^(lse_a - lse)`` has the rounding of lse."""
         lse_a, lse_b = (300 + 2 * seeded(2, 500, seed=seed).float() for seed in (0, 1))
         ones = torch.ones(2, 500, 1)
-        out, _ = edges.merge(ones, lse_a, ones, lse_b)
+        out, _ = edge_softmax.merge(ones, lse_a, ones, lse_b)
         # the sum of both masses, its reciprocal, a product with it, the sum of both shares
         assert_sum(out, ones, terms=4, magnitude=1.0)
 
@@ -206,21 +208,21 @@ class TestMerge:
         slopes = []
         for dtype in (torch.float32, torch.float64):
             inputs = [x.to(dtype).requires_grad_() for x in (y.float() for y in given)]
-            slopes.append(torch.autograd.grad(edges.merge(*inputs)[0].sum(), inputs[3])[0].double())
+            slopes.append(torch.autograd.grad(edge_softmax.merge(*inputs)[0].sum(), inputs[3])[0].double())
         # e^lse_b (2 roundings) times the difference of two sums of 3, weighted by shares of their own
         reach = given[3].float().double().exp() * (given[0].abs().sum(-1) + given[2].abs().sum(-1))
         assert ((slopes[0] - slopes[1]).abs() <= summation_bound(16, reach, torch.float32)).all()
 
     def test_gradcheck(self):
         inputs = [seeded(2, 3, seed=0), seeded(2, seed=1), seeded(2, 3, seed=2), seeded(2, seed=3)]
-        assert torch.autograd.gradcheck(edges.merge, [x.requires_grad_() for x in inputs])
-        assert torch.autograd.gradgradcheck(edges.merge, inputs)
+        assert torch.autograd.gradcheck(edge_softmax.merge, [x.requires_grad_() for x in inputs])
+        assert torch.autograd.gradgradcheck(edge_softmax.merge, inputs)
 
     def test_gradients_where_halves_are_empty(self):
         """Row 0: both, whose gradients are 0; row 1: the second, and the first passes its gradient on."""
         out_a, lse_a = torch.zeros(2, 3, requires_grad=True), torch.tensor([-INF, 0.5], requires_grad=True)
         out_b, lse_b = torch.zeros(2, 3, requires_grad=True), torch.full((2,), -INF, requires_grad=True)
-        out, lse = edges.merge(out_a, lse_a, out_b, lse_b)
+        out, lse = edge_softmax.merge(out_a, lse_a, out_b, lse_b)
         ((out * torch.tensor([1.0, 2.0, 3.0])).sum() + lse[1]).backward()
         assert out_a.grad.tolist() == [[0, 0, 0], [1, 2, 3]]
         assert (lse_a.grad.tolist(), lse_b.grad.tolist()) == ([0, 1], [0, 0])
@@ -228,9 +230,9 @@ class TestMerge:
 
     def test_nan_stays_in_its_row(self):
         out_a, lse_a, out_b, lse_b = seeded(3, 2), seeded(3, seed=2), seeded(3, 2, seed=1), seeded(3, seed=3)
-        clean = edges.merge(out_a, lse_a, out_b, lse_b)
+        clean = edge_softmax.merge(out_a, lse_a, out_b, lse_b)
         out_a[1], lse_a[1] = torch.nan, torch.nan
-        for found, wanted in zip(edges.merge(out_a, lse_a, out_b, lse_b), clean, strict=True):
+        for found, wanted in zip(edge_softmax.merge(out_a, lse_a, out_b, lse_b), clean, strict=True):
             assert found[1].isnan().all()
             assert torch.equal(found[[0, 2]], wanted[[0, 2]])
 
@@ -244,11 +246,11 @@ class TestAddSinks:
         sink_logits, results = torch.tensor(sinks, dtype=torch.float64), []
         dst = torch.tensor([3, 0, 3, 1, 0, 3, 1])
         for sink in (None, sink_logits):
-            weights, lse = edges.softmax(logits, dst, 5, sink)
+            weights, lse = edge_softmax.softmax(logits, dst, 5, sink)
             out = torch.zeros(3, 2, 5, 4, dtype=torch.float64)
             results.append((out.index_add(2, dst, weights.unsqueeze(-1) * values), lse))
         has_in_edges = torch.tensor([True, True, False, True, False])
-        out, lse = edges.add_sinks(*results[0], sink_logits, has_in_edges)
+        out, lse = edge_softmax.add_sinks(*results[0], sink_logits, has_in_edges)
         # a logit less 700 is rounded by half an ulp of 700, 6e-14: 1e-12 of each number is more than both
         assert_each(out, results[1][0])
         assert_exact(lse, results[1][1])
@@ -258,10 +260,10 @@ class TestAddSinks:
     def test_gradients(self):
         sinks, out = seeded(2).requires_grad_(), seeded(1, 2, 3, 4, seed=1).requires_grad_()
         lse = seeded(1, 2, 3, seed=2).requires_grad_()
-        assert torch.autograd.gradcheck(edges.add_sinks, (out, lse, sinks, torch.tensor(True)))
+        assert torch.autograd.gradcheck(edge_softmax.add_sinks, (out, lse, sinks, torch.tensor(True)))
         empty = torch.full((1, 2, 3), -INF, dtype=torch.float64, requires_grad=True)
         sinks = torch.tensor([0.3, -INF], dtype=torch.float64, requires_grad=True)
-        result, result_lse = edges.add_sinks(out, empty, sinks, torch.tensor(False))
+        result, result_lse = edge_softmax.add_sinks(out, empty, sinks, torch.tensor(False))
         found = torch.autograd.grad(result.sum() + result_lse.sum(), (out, empty, sinks))
         assert [gradient.abs().max().item() for gradient in found] == [0.0, 0.0, 0.0]
 
@@ -275,5 +277,5 @@ def compiled(function):
 def test_programs_that_must_not_depend_on_numbers(program):
     """Mapped and compiled, where no logit can be looked at."""
     logits, dst = seeded(2, 3, 6), torch.tensor([0, 2, 2, 0, 3, 2])
-    found = program(lambda x: edges.weights_of(x, dst, 4))(logits)
+    found = program(lambda x: edge_softmax.weights_of(x, dst, 4))(logits)
     assert_each(found, loop_softmax(logits, dst, 4)[0])
