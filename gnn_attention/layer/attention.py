@@ -25,12 +25,11 @@ from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.arrays import check_heads
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.heads.lazy import LazyHeads
-from gnn_attention.layer import _inputs as inputs
-from gnn_attention.layer._paths import TwoPathLayer
+from gnn_attention.layer import _torch_geometric as pyg
 from gnn_attention.score_mods import RelativeBias, ScoreMod
 
 
-class MessagePassingAttention(TwoPathLayer):
+class MessagePassingAttention(pyg.TwoPathLayer):
     """Multi-head attention as one round of message passing over a token graph.
 
     ``update_dst = sum_h sum_(src -> dst) w_h(src -> dst) message_h(src) + b_O``: for heads of any form equal
@@ -76,11 +75,11 @@ class MessagePassingAttention(TwoPathLayer):
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mods.checked(score_mod)
         self.dropout = checks.probability("dropout", dropout)
-        self.backend = inputs.replace_none(backend)
+        self.backend = pyg.replace_none(backend)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "backend":  # it may be set at any time
-            value = checked_backend(inputs.replace_none(value))
+            value = checked_backend(pyg.replace_none(value))
         super().__setattr__(name, value)
 
     def reset_parameters(self) -> None:
@@ -120,23 +119,27 @@ class MessagePassingAttention(TwoPathLayer):
             NotImplementedError: the message-passing path over a graph that differs by head or sample; PyG's
                 ``flow``, ``decomposed_layers`` or ``message_and_aggregate``.
         """
-        g = inputs.one_graph(g, edge_index)
+        if (g is None) == (edge_index is None):
+            got = "none" if g is None else "both g and edge_index"
+            raise TypeError(f"the layer needs one graph, a TokenGraph or PyG's edge_index, got {got}")
+        g = edge_index if g is None else g
         self.check_settings(g)
         # LazyHeads do not know the width of a receiver yet; it is that of a sender
         width = None if isinstance(self.heads, LazyHeads) else self.heads.width
-        x_src, x_dst = inputs.read_states(x, g, size, width)
+        x_src, x_dst = pyg.read_states(x, g, size, width)
         graph = self._read_graph(g, x_dst.shape[-2], x_src.shape[-2])
         if isinstance(self.heads, LazyHeads):
             # another thread may have given them their class by now
             LazyHeads.meet(self.heads, x_dst.shape[-1], x_src.shape[-1])
         batched, wants_weights = x_dst.dim() == 3, isinstance(return_attention_weights, bool)
-        x_src, x_dst = inputs.batch_of(x_src), inputs.batch_of(x_dst)
+        if not batched:
+            x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
         call = self._make_call(x_src, x_dst, graph, bias, wants_weights)
         y, weights = self._run(call, batched, is_kept=isinstance(g, TokenGraph))
         y = y if batched else y.view(y.shape[-2:])
         if not wants_weights:
             return y
-        return y, inputs.with_edges(g, graph, weights if batched else weights.view(weights.shape[-2:]))
+        return y, pyg.with_edges(g, graph, weights if batched else weights.view(weights.shape[-2:]))
 
     def decode(self, x: Tensor, cache: Any, layer: int = 0) -> Tensor:
         """The updates of new tokens with states ``x [B, T, d]``, after those in a layer of a cache.
@@ -181,7 +184,7 @@ class MessagePassingAttention(TwoPathLayer):
                 f"the message-passing path needs one edge list, but {call.graph!r} varies: use "
                 "backend='auto' without hooks, explainers and overridden steps, which need this path"
             )
-        q, k, v = (inputs.nodes(x, call, batched) for x in (call.q, call.k, call.v))
+        q, k, v = [pyg.nodes(x, call, batched) for x in (call.q, call.k, call.v)]
         edge_index = call.graph.edges_on(q.device)
         size = (call.graph.num_src, call.graph.num_dst)
         alpha: Tensor = self.edge_updater(edge_index, size=size, q=q, k=k, call=call)

@@ -20,7 +20,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.trace import transformer
 from gnn_attention.interpret.trace.surgeries import Parts, Surgery
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.layer._inputs import fitting_graph, state_pair
+from gnn_attention.layer._torch_geometric import fitting_graph, state_pair
 
 # the arguments of a layer
 INPUTS = ("x", "g", "bias", "return_attention_weights")

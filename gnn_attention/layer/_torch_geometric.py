@@ -1,9 +1,11 @@
-"""The two paths of the layer: who needs the messages of all edges, and what torch_geometric allows."""
+"""What stands between the layer and torch_geometric: two paths, settings, and what callers hand in."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import warnings
+from collections.abc import Iterable
 from inspect import Parameter
 from types import MethodType
 from typing import Any, ClassVar, NoReturn
@@ -13,17 +15,21 @@ from torch import nn
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
-from torch_geometric.utils import is_sparse
+from torch_geometric.utils import is_sparse, is_torch_sparse_tensor
+from torch_geometric.utils.sparse import set_sparse_value
 
-from gnn_attention import convert
+from gnn_attention import convert, edge_softmax
+from gnn_attention._support import checks
+from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import Explanation, explain
 from gnn_attention.backends import Backend
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import explain_by_size
-from gnn_attention.graph import TokenGraph
+from gnn_attention.graph import TokenGraph, edge_list, rules
 from gnn_attention.graph.traced import TracedEdges, is_edge_list
 from gnn_attention.heads import StandardHeads
 from gnn_attention.heads.lazy import LazyHeads
-from gnn_attention.layer._inputs import fitting_graph
 
 STEPS = ("edge_update", "message", "aggregate", "update")
 # torch_geometric renders these two for each class, and has no hook on update
@@ -134,9 +140,9 @@ class TwoPathLayer(MessagePassing):
 
     def takes_messages(self) -> bool:
         """Whether a call runs the four steps for all edges, whatever its graph."""
-        if self.backend == "message_passing" or self.watcher() is not None:
-            return True
-        return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+        return (
+            self.backend == "message_passing" or self.watcher() is not None or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+        )
 
     def explain_path(self, g: Any, num_dst: int | None = None, num_src: int | None = None) -> Explanation:
         """Which path a call along ``g`` takes, and why; for "auto" as :func:`gnn_attention.explain` says.
@@ -164,9 +170,15 @@ class TwoPathLayer(MessagePassing):
         return explain_auto(graph, self.heads.num_heads, self.heads.head_dim)
 
     def _read_graph(self, g: Any, num_dst: int, num_src: int) -> TokenGraph:
-        is_input = torch.compiler.is_compiling() and is_edge_list(g)
-        if is_input and (self.backend == "auto" or self.takes_messages()):
+        if isinstance(g, TokenGraph):
+            return fitting_graph(g, num_dst, num_src)
+        for_messages = self.takes_messages()
+        # the edges are an input of a program: the sizes and numbers of later calls are others
+        if torch.compiler.is_compiling() and is_edge_list(g) and (for_messages or self.backend == "auto"):
             return TracedEdges.of(g, num_dst, num_src)
+        if type(g) is Tensor and g.dtype in edge_list.SIGNED and g.layout == torch.strided:
+            read = list_edges if for_messages else TokenGraph.from_edges
+            return read(g, num_dst, num_src)
         return fitting_graph(g, num_dst, num_src)
 
     @property
@@ -198,10 +210,107 @@ class TwoPathLayer(MessagePassing):
                     f"{setting} must stay {value!r}, got {getattr(self, setting)!r}: {advice}"
                 )
         # an aggregate of a subclass may use aggr_module; the layer's own sums
-        if self._is_own("aggregate") and not isinstance(self.aggr_module, SumAggregation):
+        if not isinstance(self.aggr_module, SumAggregation) and self._is_own("aggregate"):
             raise NotImplementedError(f"aggr must stay 'add', got {self.aggr_module}: {SETTINGS['aggr'][1]}")
         if self.fuse and (is_sparse(g) or (self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(g, EdgeIndex))):
             raise NotImplementedError(
                 "message_and_aggregate is no step of this layer and would not run for a sparse graph: "
                 "override message and aggregate, or give edge_index"
             )
+
+
+def read_states(x: Any, g: Any, size: Any, width: int | None) -> tuple[Tensor, Tensor]:
+    """``(x_src, x_dst)``, with states of 0 and this width (None: the senders') in place of PyG's None."""
+    if isinstance(x, (tuple, list)) and len(x) == 2 and x[1] is None and isinstance(x[0], Tensor):
+        x_src, _ = state_pair(x[0])
+        num_dst = _known_receivers(g) if size is None else _check_size(size, x_src.shape[-2], None)
+        width = x_src.shape[-1] if width is None else width
+        x = x_src, x_src.new_zeros(*x_src.shape[:-2], num_dst, width)
+    x_src, x_dst = state_pair(x)
+    if size is not None:
+        _check_size(size, x_src.shape[-2], x_dst.shape[-2])
+    return x_src, x_dst
+
+
+def state_pair(x: Any) -> tuple[Tensor, Tensor]:
+    """``(x_src, x_dst)`` of states, or of a pair of them; TypeError or ValueError for anything else."""
+    pair = tuple(x) if isinstance(x, (tuple, list)) else (x, x)
+    x_src, x_dst = pair if len(pair) == 2 else (pair, pair)
+    if not isinstance(x_src, Tensor) or not isinstance(x_dst, Tensor):
+        got = ", ".join(type(states).__name__ for states in pair)
+        raise TypeError(f"x must be a tensor [N, d] or [B, T, d], or a pair (x_src, x_dst), got {got}")
+    if x_src.dim() not in (2, 3) or x_src.shape[:-2] != x_dst.shape[:-2] or x_src.dim() != x_dst.dim():
+        shapes = f"{list(x_src.shape)} and {list(x_dst.shape)}"
+        raise ValueError(f"x must be [N, d] or [B, T, d] (both of a pair alike), got {shapes}")
+    return x_src, x_dst
+
+
+def fitting_graph(g: Any, num_dst: int, num_src: int) -> TokenGraph:
+    """``g``, or the graph of what torch_geometric has; ValueError where it does not fit the states."""
+    graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
+    if (graph.num_src, graph.num_dst) != (num_src, num_dst):
+        raise ValueError(f"{graph!r} does not fit x with {num_src} senders and {num_dst} receivers")
+    return graph
+
+
+def list_edges(edge_index: Tensor, num_dst: int, num_src: int) -> TracedEdges:
+    """The edges alone, with the checks of ``TokenGraph.from_edges`` but without its rule and memo."""
+    edges = edge_list.checked(edge_index, num_dst, num_src)
+    key = edges[1] * num_src + edges[0]
+    ordered = key.sort().values
+    if (ordered[1:] == ordered[:-1]).any():
+        raise ValueError(edge_list.duplicate_message(edges, key))
+    return TracedEdges(rules.everyone, num_dst, num_src, name="edges", _listed=edges.to(edge_index.device))
+
+
+def nodes(x: Tensor, call: AttentionCall, batched: bool) -> Tensor:
+    """q, k or v of the call as ``[B, N, H, D]``, or without a batch ``[N, H, D]``, in the dtype of sums."""
+    num_heads = int(call.q.shape[1])
+    x = x if x.shape[1] == num_heads else edge_softmax.per_query_head(x, num_heads)
+    x = x.to(torch.promote_types(x.dtype, torch.float32)).transpose(1, 2)
+    return x if batched else x.squeeze(0)
+
+
+def with_edges(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]:
+    """The edges in the form they came in, and their weights: the values of a sparse adjacency, as in PyG."""
+    if isinstance(g, TokenGraph):
+        return graph.edges_on(weights.device), weights
+    if not is_torch_sparse_tensor(g) or weights.dim() != 2:
+        return g, weights
+    if g.layout == torch.sparse_coo:  # as stored, which need not be sorted
+        size = (*g.shape, weights.shape[1])
+        return torch.sparse_coo_tensor(g._indices(), weights, size, is_coalesced=g.is_coalesced()), weights
+    return set_sparse_value(g, weights), weights
+
+
+def replace_none(backend: str | Backend | None) -> str | Backend:
+    """The backend, "message_passing" for None, of which the caller's caller is warned."""
+    if backend is not None:
+        return backend
+    message = "backend=None is deprecated: write backend='message_passing'"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    return "message_passing"
+
+
+def _check_size(size: Any, num_src: int, num_dst: int | None) -> int:
+    """The receivers of PyG's ``size``; TypeError or ValueError unless it is that of the states."""
+    sizes = checks.sizes("size", size) if isinstance(size, Iterable) else []
+    if len(sizes) != 2 or sizes[0] != num_src or num_dst not in (None, sizes[1]):
+        receivers = "any number" if num_dst is None else num_dst
+        raise ValueError(
+            f"size must be (senders, receivers) = ({num_src}, {receivers}), as x has them, got {quoted(size)}"
+        )
+    return sizes[1]
+
+
+def _known_receivers(g: Any) -> int:
+    """The number of receivers that a graph knows by itself; ValueError for an edge_index, which does not."""
+    if isinstance(g, TokenGraph):
+        return g.num_dst
+    number = g.sparse_size(1) if isinstance(g, EdgeIndex) else None
+    number = g.size(0) if is_sparse(g) else number
+    if number is None:
+        raise ValueError(
+            "x=(x_src, None) does not say how many receivers there are: give size=(senders, receivers)"
+        )
+    return int(number)
