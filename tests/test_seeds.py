@@ -41,7 +41,7 @@ ELSEWHERE = {
     "backends": "S2.3",
 }
 # what chapters of the book compute and assert
-IN_NOTEBOOKS = "S0.11 S1.7 S1.26 S3.4 S4.15"
+IN_NOTEBOOKS = "S1.7 S1.26 S3.4 S4.15"
 # what notebooks show beyond numbers: their cells are tagged with it
 SHOWN = (
     "S0.7 S0.9 S0.10 S1.7 S1.10 S1.11 S1.16 S1.26 S1.27 S2.7 S3.4 S3.8 S4.3 S4.5 S4.8 S4.9 S4.11 S4.12 S4.15 "
@@ -87,6 +87,16 @@ def test_S0_10_words_before_and_after_the_softmax():
     public |= set(inspect.signature(ga.attend).parameters)
     # FlexAttention's word, before the softmax
     assert {name for name in public if "score" in name} == {"score_mods", "score_mod"}
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("[0-9]*.ipynb")), ids=lambda path: path.stem[:2])
+def test_S0_11_applications_illustrations_experiments(path):
+    """In every chapter a picture that it drew, an assert, and at least three exercises with a check."""
+    code = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert any("image/png" in output.get("data", ()) for output in outputs)
+    assert any("assert " in line for cell in code for line in cell["source"])
+    assert sum("check" in cell["metadata"].get("tags", ()) for cell in code) >= 3
 
 
 def test_S1_2_heads_are_separable(way):
