@@ -20,30 +20,24 @@ from typing import Any
 
 import torch
 
-from tests.guarantees import equality
-from tests.guarantees.draws import Draw
 from tests.guarantees.guarantee import Guarantee, Tell
-from tests.guarantees.problems import problem_of
 from tests.guarantees.registry import GUARANTEES
 
 PACKAGES = ("torch", "torch_geometric", "networkx", "transformers", "triton", "numpy")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(arguments)
-    if args.case is not None:
-        return repeat(args.case)
-    try:
-        names = _names(args.names)
-        if args.count is not None and args.count < 1:
-            raise ValueError(f"--count {args.count}: expected 1 or more")
-        if args.json is not None and not Path(args.json).absolute().parent.is_dir():
-            raise ValueError(f"--json {args.json}: expected a file in a folder that exists")
-    except ValueError as error:
-        print(f"guarantees: {error}", file=sys.stderr)
-        return 2
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    for name in args.names:
+        if name not in GUARANTEES:
+            parser.error(f"{name!r} is no guarantee; expected one of {', '.join(GUARANTEES)}")
+    if args.count is not None and args.count < 1:
+        parser.error(f"--count {args.count}: expected 1 or more")
+    if args.json is not None and not Path(args.json).absolute().parent.is_dir():
+        parser.error(f"--json {args.json}: expected a file in a folder that exists")
     results: list[dict[str, Any]] = []
-    for name in names:
+    for name in args.names or GUARANTEES:
         results.append(measure(GUARANTEES[name], args.count, Ticker(name)))
         print(describe(results[-1]), flush=True)
         if args.json is not None:
@@ -61,17 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(GUARANTEES)} (default: all)")
     parser.add_argument("--count", type=int, metavar="N", help="cases of each (default: all of its own)")
     parser.add_argument("--json", metavar="FILE", help="write the record as it grows")
-    parser.add_argument(
-        "--case", type=int, metavar="N", help="repeat random case N of F1 alone, backend by backend"
-    )
     return parser
-
-
-def _names(names: Sequence[str]) -> list[str]:
-    for name in names:
-        if name not in GUARANTEES:
-            raise ValueError(f"{name!r} is no guarantee; expected one of {', '.join(GUARANTEES)}")
-    return list(names or GUARANTEES)
 
 
 class Ticker:
@@ -145,21 +129,6 @@ def _git(*words: str) -> str | None:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def repeat(number: int) -> int:
-    """F1's case ``number`` on every backend, line by line; exit code 1 if one is not equal to the formula."""
-    draw, failed = Draw(number), False
-    print(draw)
-    for name, outcome in equality.outcomes(problem_of(draw)):
-        if outcome is None:
-            print(f"  {name:<20} refused by name")
-        elif outcome.passed:
-            print(f"  {name:<20} equal: {outcome.share:.3g} of the error that is allowed")
-        else:
-            failed = True
-            print(f"  {name:<20} MISMATCH: {outcome.where}")
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.measure import ALLOWED_GRADIENT, ALLOWED_OUTPUT, Attempt, badness, judge
+from gnn_attention.verify.measure import ALLOWED_GRADIENT, ALLOWED_OUTPUT, Attempt, badness, judge, largest
 from tests.guarantees.draws import Draw, Numbers
 from tests.guarantees.families import Definition, any_family
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
@@ -115,9 +115,9 @@ def _shares(problem: AttendProblem, name: str, attempt: Attempt) -> Iterator[tup
     plain, fused = problem.attempts
     if truth.out.numel() >= FEWEST_NUMBERS:
         yield "mean", _mean_share(attempt[0], truth.out, [[out for out, _ in plain]])
-    largest = max((_largest(gradient) for gradient in truth.gradients.values()), default=0.0)
+    most = max((largest(gradient) for gradient in truth.gradients.values()), default=0.0)
     for key, gradient in truth.gradients.items():
-        if gradient.numel() >= FEWEST_NUMBERS and _largest(gradient) > VANISHED * largest:
+        if gradient.numel() >= FEWEST_NUMBERS and largest(gradient) > VANISHED * most:
             # the fused kernel computes weights again in its backward pass, as such a backend does
             groups = [plain, fused] if backend.recomputes and key in fused[0][1] else [plain]
             others = [[gradients[key] for _, gradients in group] for group in groups]
@@ -140,10 +140,6 @@ def _mean_rounding(true: Tensor, dtype: torch.dtype) -> float:
 
 def _mean_error(x: Tensor, true: Tensor) -> float:
     return float((x.detach().double() - true.detach()).abs().mean())
-
-
-def _largest(x: Tensor) -> float:
-    return float(x.detach().abs().max()) if x.numel() else 0.0
 
 
 GUARANTEE = Guarantee(

@@ -114,10 +114,8 @@ FAMILIES: dict[str, Family] = {
 }
 VARYING = ("by head", "by sample")
 
-
-LONG = (
-    60  # beyond it no graph that differs by sample or head is drawn: its definition is read for each of them
-)
+# beyond it no graph that differs by sample or head is drawn: its definition is read for each of them
+LONG = 60
 
 
 def any_family(rng: Chance, n: int, batch: int, heads: int) -> Defined:

@@ -62,13 +62,13 @@ class Poisoning:
         where, poison = draw.poison
         x, rng = self.clean[where].detach().clone(), random.Random(f"spot {draw.number}")
         if x.numel():
-            sample, channel, mask = rng.randrange(x.shape[0]), rng.randrange(x.shape[3]), draw.mask[0]
-            degree = mask.any(0).sum(-1 if where == "q" else -2)
-            partly = ((degree > 0) & (degree < mask.shape[-1 if where == "q" else -2])).nonzero()
-            token = rng.choice(partly.flatten().tolist() or range(x.shape[2]))
+            sample, channel = rng.randrange(x.shape[0]), rng.randrange(x.shape[3])
+            mask = draw.mask[sample]
+            table = mask.any(0) if where == "q" else mask.any(0).T  # [token, whom it meets]
+            partly = (table.any(-1) & ~table.all(-1)).nonzero().flatten().tolist()
+            token = rng.choice(partly or range(x.shape[2]))
             x[sample, :, token, channel] = poison
             self.poisoned[where] = x.requires_grad_()
-            mask = draw.mask[sample]
             if where == "q":
                 self.receivers[sample, :, token] = mask[:, token].any(-1)
             else:
@@ -82,17 +82,15 @@ class Poisoning:
         return spoiled.view(numbers.batch, numbers.kv_heads, numbers.group, -1).any(2)
 
     def results(self, inputs: Mapping[str, Tensor], backend: Backend) -> dict[str, Tensor]:
-        """Output, lse in every second case, and the gradients of q, k and v in their places."""
-        qkv = self.problem.laid_out(inputs)
-        out, lse = self.problem.attended(inputs, qkv, backend, with_lse=self.draw.number % 2 == 0)
+        """Output, lse in every second dozen of cases, and the gradients of q, k and v in their places."""
+        qkv, with_lse = self.problem.laid_out(inputs), self.draw.number // len(POISONS) % 2 == 1
+        out, lse = self.problem.attended(inputs, qkv, backend, with_lse)
         results = {"out": out} if lse is None else {"out": out, "lse": lse}
         along = [self.problem.direction, *(torch.ones_like(x) for x in (lse,) if x is not None)]
-        gradients = torch.autograd.grad(
-            list(results.values()), qkv, along, allow_unused=True, materialize_grads=True
-        )
-        return results | dict(
-            zip(("gradient of q", "gradient of k", "gradient of v"), gradients, strict=True)
-        )
+        outs = list(results.values())
+        gradients = torch.autograd.grad(outs, qkv, along, allow_unused=True, materialize_grads=True)
+        named = zip("qkv", gradients, strict=True)
+        return results | {f"gradient of {letter}": x for letter, x in named}
 
     def change(self, backend: Backend) -> tuple[float, str]:
         """The largest change of a stranger as a share of the allowed one, and what is wrong in words."""

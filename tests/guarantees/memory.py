@@ -207,23 +207,15 @@ ANSWERED: dict[str, Callable[[], Any]] = {
 }
 
 
-def refusal_fault(work: Callable[[], Any]) -> str | None:
-    """None if ``work`` is refused by name, with an estimate or a limit, before it takes memory."""
+def fault_of(work: Callable[[], Any], is_refused: bool) -> str | None:
+    """None if ``work`` is refused by name with an estimate or a limit, or answered, within little memory."""
     outcome = allocated(work)
-    if outcome.error is None:
+    if is_refused and outcome.error is None:
         return "not refused"
-    if not isinstance(outcome.error, (ValueError, NotImplementedError)):
+    if not isinstance(outcome.error, (ValueError, NotImplementedError) if is_refused else type(None)):
         return f"{type(outcome.error).__name__}: {outcome.error}"[:200]
-    if not ESTIMATE.search(str(outcome.error)):
+    if is_refused and not ESTIMATE.search(str(outcome.error)):
         return f"without an estimate or a limit: {outcome.error}"[:200]
-    return f"{outcome.peak / 2**20:.0f} MiB were taken first" if outcome.peak > MOST else None
-
-
-def answer_fault(work: Callable[[], Any]) -> str | None:
-    """None if ``work`` is answered within little memory."""
-    outcome = allocated(work)
-    if outcome.error is not None:
-        return f"{type(outcome.error).__name__}: {outcome.error}"[:200]
     return f"{outcome.peak / 2**20:.0f} MiB were taken" if outcome.peak > MOST else None
 
 
@@ -245,11 +237,10 @@ def _measure(count: int, tell: Tell) -> Measured:
             failures += [f"{case}: {share:.2f} of what is allowed {what}"] if share > 1 else []
         failures += [f"{case}: {peak.largest:.2f} of E H C in a tensor"] if peak.largest >= 1 else []
         worst = Peak(*map(max, vars(worst).values(), vars(peak).values()))
-    for fault, works in ((refusal_fault, REFUSED), (answer_fault, ANSWERED)):
-        for name, work in works.items():
-            tell(name)
-            wrong = fault(work)
-            failures += [] if wrong is None else [f"{name}: {wrong}"]
+    for name, work in (REFUSED | ANSWERED).items():
+        tell(name)
+        fault = fault_of(work, name in REFUSED)
+        failures += [] if fault is None else [f"{name}: {fault}"]
     calls = f"{min(count, len(CALLS))} calls took at most {worst.forward:.2f} and {worst.backward:.2f}"
     value = (
         f"{calls} of what is allowed to each pass, largest tensor {worst.largest:.2f} of E H C; "

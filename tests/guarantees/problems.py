@@ -67,18 +67,6 @@ class AttendProblem:
         shape = (numbers.batch, numbers.heads, self.draw.graph.num_dst, numbers.value_dim)
         return torch.randn(*shape, generator=rng, dtype=torch.float64).to(DTYPES[numbers.dtype])
 
-    @property
-    def _scale(self) -> float:
-        return self.draw.numbers.scale or self.draw.numbers.dim**-0.5
-
-    def _laid_out(self, x: Tensor) -> Tensor:
-        layout = self.draw.numbers.layout
-        if layout == "tokens first":
-            return x.transpose(1, 2).contiguous().transpose(1, 2)
-        if layout == "every second channel":
-            return torch.stack([x, x], -1).flatten(-2)[..., ::2]
-        return x.expand(self.draw.numbers.batch, -1, -1, -1)
-
     def run(self, backend: Backend | None) -> tuple[Tensor, dict[str, Tensor]]:
         assert backend is not None
         inputs = self.inputs()
@@ -100,7 +88,13 @@ class AttendProblem:
         return {name: x.clone().requires_grad_() for name, x in self._leaves.items()}
 
     def laid_out(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return tuple(self._laid_out(inputs[name]) for name in "qkv")
+        """q, k and v with the strides of the draw."""
+        qkv, numbers = tuple(inputs[name] for name in "qkv"), self.draw.numbers
+        if numbers.layout == "tokens first":
+            return tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv)
+        if numbers.layout == "every second channel":
+            return tuple(torch.stack([x, x], -1).flatten(-2)[..., ::2] for x in qkv)
+        return tuple(x.expand(numbers.batch, -1, -1, -1) for x in qkv)
 
     def _score_mod(self, inputs: Mapping[str, Tensor]) -> ScoreMod | None:
         wanted = [
@@ -126,10 +120,11 @@ class AttendProblem:
         """The formula in float64, and SDPA's errors over neighbouring problems."""
         return self._formula.truth(self._leaves)
 
-    @property
+    @cached_property
     def _formula(self) -> Formula:
+        scale = self.draw.numbers.scale or self.draw.numbers.dim**-0.5
         additive = "softcap" not in self.draw.numbers.mod
-        return Formula(self.draw.mask, self.direction, self._scale, self._modified, additive)
+        return Formula(self.draw.mask, self.direction, scale, self._modified, additive)
 
     @cached_property
     def attempts(self) -> tuple[list[Attempt], list[Attempt]]:

@@ -13,7 +13,7 @@ from tests.guarantees.__main__ import main
 from tests.guarantees.draws import Draw
 from tests.guarantees.equality import outcomes
 from tests.guarantees.guarantee import Measured
-from tests.guarantees.memory import REFUSED, refusal_fault
+from tests.guarantees.memory import REFUSED, fault_of
 from tests.guarantees.problems import problem_of
 from tests.guarantees.registry import GUARANTEES
 
@@ -21,22 +21,18 @@ from tests.guarantees.registry import GUARANTEES
 measured = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
-def ignore(text):
-    pass
-
-
 @measured
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GUARANTEES)
 def test_the_quick_count_holds(name):
-    outcome = GUARANTEES[name].measure(GUARANTEES[name].quick, ignore)
+    outcome = GUARANTEES[name].measure(GUARANTEES[name].quick, print)
     assert outcome.holds, outcome
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in GUARANTEES if name != "F12"])
 def test_nothing_measured_does_not_hold(name):
-    assert not GUARANTEES[name].measure(0, ignore).holds
+    assert not GUARANTEES[name].measure(0, print).holds
 
 
 # ---- planted faults
@@ -92,13 +88,9 @@ def rounded_again(out):
     return out
 
 
-def no_such_attribute(call):
-    return call.no_such_attribute
-
-
 FAULTS = {
     "F1: a wrong number": ("F1", 4, changed(lambda out: out * 1.01), ", rows: output"),
-    "F1: an exception": ("F1", 4, no_such_attribute, ", rows: AttributeError"),
+    "F1: an exception": ("F1", 4, lambda call: call.no_such_attribute, ", rows: AttributeError"),
     "F1: a NaN": ("F1", 4, changed(lambda out: out * torch.nan), ", rows: output"),
     "F1: a wrong gradient": ("F1", 4, changed(HalfGradient.apply), ", rows: gradient"),
     "F2: float64 lost on the way": (
@@ -112,7 +104,12 @@ FAULTS = {
     "F4: a NaN that is lost": ("F4", 12, changed(torch.nan_to_num), "that attend to it are finite"),
     "F6: a wrong derivative": ("F6", 2, changed(HalfGradient.apply), ", rows: GradcheckError"),
     "F7: a graph break": ("F7", 2, lambda call: torch._dynamo.graph_break() or ROWS.run(call), "Unsupported"),
-    "F7: another program": ("F7", 2, changed(compiled_otherwise), "another output than eager"),
+    "F7: another program": (
+        "F7",
+        2,
+        changed(compiled_otherwise),
+        "AssertionError: Tensor-likes are not close",
+    ),
     "F8: chance": ("F8", 1, changed(lambda out: out + 1e-6 * torch.rand(())), "rows, repeats: out"),
     "F8: threads": (
         "F8",
@@ -130,7 +127,7 @@ FAULTS = {
 def test_a_fault_in_a_backend_is_noticed(fault, monkeypatch):
     name, count, run, said = FAULTS[fault]
     monkeypatch.setitem(BACKENDS, "rows", dataclasses.replace(ROWS, run=run))
-    failures = GUARANTEES[name].measure(count, ignore).failures
+    failures = GUARANTEES[name].measure(count, print).failures
     assert any(said in failure for failure in failures), failures
 
 
@@ -141,16 +138,8 @@ def test_a_chunk_that_is_stored_backwards_is_noticed(monkeypatch):
         KeyValueCache, "append", lambda cache, k, v, layer=0: append(cache, k.flip(2), v, layer)
     )
     assert any(
-        "times the error that is allowed" in line for line in GUARANTEES["F9"].measure(6, ignore).failures
+        "times the error that is allowed" in line for line in GUARANTEES["F9"].measure(6, print).failures
     )
-
-
-@pytest.mark.slow
-def test_a_mask_that_greedy_text_ignores_is_noticed(monkeypatch):
-    transformers = pytest.importorskip("transformers")
-    causal = lambda **options: None  # noqa: E731
-    monkeypatch.setitem(transformers.AttentionMaskInterface._global_mapping, "gnn_attention", causal)
-    assert any("eager" in line for line in GUARANTEES["F9"].measure(24, ignore).failures)
 
 
 def test_memory_that_grows_and_wrong_work_are_noticed():
@@ -162,40 +151,30 @@ def test_memory_that_grows_and_wrong_work_are_noticed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize(
+    "what",
+    [
+        "the mask of a million tokens",
+        "the list of half a trillion edges",
+        "the in-degrees of a trillion tokens",
+    ],
+)
 def test_a_refusal_without_its_check_is_noticed(what, monkeypatch):
-    """The checks ask how much memory there is; where they are told that all fits, the refusal is gone."""
-    from gnn_attention._support import memory
-
-    if what not in ("the mask of a million tokens", "the in-degrees of a trillion tokens"):
-        pytest.skip("others have a limit of their own")
-    assert refusal_fault(REFUSED[what]) is None
-    monkeypatch.setattr(memory, "shortage", lambda needed: None)
-    assert refusal_fault(REFUSED[what]).startswith("RuntimeError: ")
+    monkeypatch.setattr("gnn_attention._support.memory.shortage", lambda needed: None)
+    assert fault_of(REFUSED[what], is_refused=True).startswith("RuntimeError: ")
 
 
 # ---- draws that were wrong once
 
-WERE_WRONG = {
-    911: "a merge whose shares did not sum to 1 by the rounding of a large lse",
-    1212: "the same, of three parts, through a merged layer",
-    1993: "the same, of a row of one edge in each part",
-    2111: "the same, with a learned table",
-    2366: "the same, with one channel",
-    3480: "the same, inside mixed",
-    922: "a share of the sink that a sigmoid near 1 had no derivative for",
-    3293: "float16 rounded twice by the kernel of torch",
-    3417: "sinks that were added to a rounded result",
-    4037: "taken for wrong: lse of hundreds in float32",
-    1713: "taken for wrong: SDPA's luck with a softcap, in a layer",
-    6937: "the same",
-}
+# shares of a merge that did not sum to 1, a sink's share without derivative, halves rounded twice, and three
+# where the yardstick was wrong
+WERE_WRONG = (911, 1212, 1993, 2111, 2366, 3480, 922, 3293, 3417, 4037, 1713, 6937)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", WERE_WRONG, ids=str)
+@pytest.mark.parametrize("number", WERE_WRONG)
 def test_draws_that_were_wrong(number):
-    wrong = [name for name, found in outcomes(problem_of(Draw(number))) if found and not found.passed]
+    wrong = [name for name, outcome in outcomes(problem_of(Draw(number))) if outcome and not outcome.passed]
     assert wrong == []
 
 
@@ -239,10 +218,6 @@ def test_the_command_writes_a_record(two_guarantees, tmp_path, capsys):
     ],
 )
 def test_wrong_options_are_named(arguments, message, capsys):
-    assert main(arguments) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
     assert message in capsys.readouterr().err
-
-
-def test_a_case_is_repeated_alone(capsys):
-    assert main(["--case", "12"]) == 0
-    assert "equal: " in capsys.readouterr().out
