@@ -142,12 +142,13 @@ def test_a_chunk_that_is_stored_backwards_is_noticed(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_memory_that_grows_and_wrong_work_are_noticed():
     leak = []
-    works = {"a leak": lambda chance: leak.append(b"x" * 2**20), "work": lambda chance: 1 / 0}
-    faults = endurance.judge(endurance.soak(0.1, works))
-    assert faults[0] == "round 0, work: ZeroDivisionError: division by zero"
-    assert faults[-1].startswith("memory grew from ")
+    outcome = endurance.soak(0, {"a leak": lambda chance: leak.append(b"x" * 2**24)})
+    assert endurance.judge(outcome)[0].startswith("memory grew from ")
+    outcome = endurance.soak(0, {"work": lambda chance: 1 / 0}) | {"memory": 8 * [1.0]}
+    assert endurance.judge(outcome)[0] == "round 0, work: ZeroDivisionError: division by zero"
 
 
 @pytest.mark.slow
