@@ -36,12 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--count {args.count}: expected 1 or more")
     if args.json is not None and not Path(args.json).absolute().parent.is_dir():
         parser.error(f"--json {args.json}: expected a file in a folder that exists")
-    results: list[dict[str, Any]] = []
+    record: dict[str, Any] = {"environment": environment(), "guarantees": []}
+    results = record["guarantees"]
     for name in args.names or GUARANTEES:
         results.append(measure(GUARANTEES[name], args.count, Ticker(name)))
         print(describe(results[-1]), flush=True)
         if args.json is not None:
-            record = {"environment": environment(), "guarantees": results}
             Path(args.json).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
     failed = sum(not result["holds"] for result in results)
     print(f"{len(results)} guarantees, {f'{failed} FAILED' if failed else 'all hold'}")
