@@ -138,7 +138,7 @@ def test_a_value_reaches_the_receivers_of_its_edges_alone(where, value, name):
 FEW_SENDERS = [patterns.causal(1), patterns.cross(5, 3), patterns.self_loops(20), patterns.documents([3, 9])]
 
 
-@pytest.mark.parametrize(("where", "graph", "name"), product("qk", FEW_SENDERS, [*NAMES, "dense"]))
+@pytest.mark.parametrize(("where", "graph", "name"), list(product("qk", FEW_SENDERS, [*NAMES, "dense"])))
 def test_a_nan_of_few_senders_is_not_lost(where, graph, name):
     q, k, v = (x.detach() for x in qkv(graph.num_dst))
     k, v = k[:, :, : graph.num_src], v[:, :, : graph.num_src]
@@ -152,7 +152,7 @@ def test_a_nan_of_few_senders_is_not_lost(where, graph, name):
 
 @pytest.mark.parametrize(
     ("where", "value", "name"),
-    product(["q", "k", "v", "qkv"], [torch.nan, torch.inf], NAMES),
+    list(product(["q", "k", "v", "qkv"], [torch.nan, torch.inf], NAMES)),
 )
 def test_a_nan_without_edges(where, value, name):
     graph, (q, k, v) = patterns.strict_causal(70), qkv(70)
@@ -183,7 +183,7 @@ def test_exported_saved_and_loaded(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "without"),
-    product(NAMES, [torch.float64, torch.bfloat16], [True, False]),
+    list(product(NAMES, [torch.float64, torch.bfloat16], [True, False])),
 )
 def test_opcheck_of_both_operators(name, dtype, without):
     """Schema, fake tensors, autograd registration, and compilation by aot_dispatch; without sinks, and with

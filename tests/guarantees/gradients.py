@@ -37,6 +37,7 @@ KINDS = (
     *("prefix", "documents", "tree", "globals", "by head", "full"),
 )
 FORMS = ("attend", "standard", "attend", "factored", "attend", "merged")
+OUTCOMES = ("checked", "checked twice", "refused", "refused twice")
 TWICE = ("dense", "reference", MESSAGE_PASSING)  # these refuse no second derivative
 
 
@@ -134,9 +135,7 @@ def _measure(count: int, tell: Tell) -> Measured:
         for outcome in ("checked", "checked twice") if name in TWICE else ("checked",):
             if not outcomes[name, outcome]:
                 failures.append(f"no call of {name} was {outcome}")
-    total: Counter[str] = Counter()
-    for (_, outcome), times in outcomes.items():
-        total[outcome] += times
+    total = {outcome: sum(outcomes[key] for key in outcomes if key[1] == outcome) for outcome in OUTCOMES}
     checked = f"{total['checked']:,} gradients and {total['checked twice']:,} second derivatives checked"
     refused = f"{total['refused']:,} calls and {total['refused twice']:,} second derivatives"
     value = f"{wrong} failures in {count:,} cases: {checked}; refused by name {refused}"

@@ -13,7 +13,6 @@ from tests.guarantees.__main__ import main
 from tests.guarantees.draws import Draw
 from tests.guarantees.equality import outcomes
 from tests.guarantees.guarantee import Measured
-from tests.guarantees.memory import REFUSED, fault_of
 from tests.guarantees.problems import problem_of
 from tests.guarantees.registry import GUARANTEES
 
@@ -149,20 +148,6 @@ def test_memory_that_grows_and_wrong_work_are_noticed():
     assert endurance.judge(outcome)[0].startswith("memory grew from ")
     outcome = endurance.soak(0, {"work": lambda chance: 1 / 0}) | {"memory": 8 * [1.0]}
     assert endurance.judge(outcome)[0] == "round 0, work: ZeroDivisionError: division by zero"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "what",
-    [
-        "the mask of a million tokens",
-        "the list of half a trillion edges",
-        "the in-degrees of a trillion tokens",
-    ],
-)
-def test_a_refusal_without_its_check_is_noticed(what, monkeypatch):
-    monkeypatch.setattr("gnn_attention._support.memory.shortage", lambda needed: None)
-    assert fault_of(REFUSED[what], is_refused=True).startswith("RuntimeError: ")
 
 
 # ---- draws that were wrong once
