@@ -126,7 +126,9 @@ def _export(what: str) -> None:
     file.seek(0)
     loaded = torch.export.load(file).module()
     for n in (9, 2, 3, 17, 60):
-        torch.testing.assert_close(loaded(*inputs(n)), run(*inputs(n)), rtol=0, atol=1e-10)
+        wanted = run(*inputs(n))
+        allowed = EXACT * float(wanted.abs().max())
+        torch.testing.assert_close(loaded(*inputs(n)), wanted, rtol=0, atol=allowed)
 
 
 def _attend(graph: TokenGraph, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

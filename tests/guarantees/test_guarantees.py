@@ -150,8 +150,6 @@ def test_memory_that_grows_and_wrong_work_are_noticed():
     assert endurance.judge(outcome)[0] == "round 0, work: ZeroDivisionError: division by zero"
 
 
-# ---- draws that were wrong once
-
 # shares of a merge that did not sum to 1, a sink's share without derivative, halves rounded twice, and three
 # where the yardstick was wrong
 WERE_WRONG = (911, 1212, 1993, 2111, 2366, 3480, 922, 3293, 3417, 4037, 1713, 6937)
