@@ -78,7 +78,7 @@ EQUIVALENT = {
         "False, k.shape[ 2]",
     ),
 }
-DRAWS = "from tests.guarantees import GUARANTEES; import sys; sys.exit(not GUARANTEES['F1'].measure(150, str).holds)"
+DRAWS = "from tests.guarantees.registry import GUARANTEES; import sys; sys.exit(not GUARANTEES['F1'].measure(150, str).holds)"
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def backends() -> str:
 def guarantees() -> str:
     """Each guarantee with its threshold and what was measured, then what is verified on a GPU."""
     # not of the package: found once the checkout is on the path
-    from tests.guarantees import GUARANTEES
+    from tests.guarantees.registry import GUARANTEES
 
     path = max(RECORDS.glob("*-guarantees.json"))
     record = read(path)
@@ -103,8 +103,10 @@ def guarantees() -> str:
         "Guarantees",
         "What the library promises, each with its threshold, measured with "
         f"{versions(record['environment'])} "
-        f"({link(path)}). `python -m tests.guarantees` in a checkout measures all of them (an hour or two), "
-        "`python -m tests.guarantees F4` one.",
+        f"({link(path)}). `python -m tests.guarantees` in a checkout measures all of them in a quarter of an "
+        "hour, `python -m tests.guarantees F4` one. That malformed input is refused by name is held by "
+        f"{link(ROOT / 'tests' / 'test_malformed.py', '`tests/test_malformed.py`')}, that threads do not "
+        f"disturb each other by {link(ROOT / 'tests' / 'guarantees' / 'test_threads.py')}.",
         table(["", "promise", "threshold", "measured"], rows),
         "## On a GPU",
         _gpus(),

@@ -1,11 +1,12 @@
 """The fused operator: against the dense formula in float64, and under compilers, exports and transforms."""
 
 import io
+from itertools import product
 
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.covering import pairwise
+from support.covering import thinned
 from support.inputs import qkv
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -103,7 +104,7 @@ def test_a_nan_gradient_of_an_isolated_receiver_reaches_no_token(name):
 
 @pytest.mark.parametrize(
     ("where", "value", "name"),
-    pairwise(where="qkv", value=[torch.nan, torch.inf, -torch.inf, 1e4], name=[*NAMES, "written out"]),
+    thinned(product("qkv", [torch.nan, torch.inf, -torch.inf, 1e4], [*NAMES, "written out"])),
 )
 def test_a_value_reaches_the_receivers_of_its_edges_alone(where, value, name):
     """The others' outputs and gradients are those of the same call without it; those of a NaN are NaN."""
@@ -137,9 +138,7 @@ def test_a_value_reaches_the_receivers_of_its_edges_alone(where, value, name):
 FEW_SENDERS = [patterns.causal(1), patterns.cross(5, 3), patterns.self_loops(20), patterns.documents([3, 9])]
 
 
-@pytest.mark.parametrize(
-    ("where", "graph", "name"), pairwise(where="qk", graph=FEW_SENDERS, name=[*NAMES, "dense"])
-)
+@pytest.mark.parametrize(("where", "graph", "name"), list(product("qk", FEW_SENDERS, [*NAMES, "dense"])))
 def test_a_nan_of_few_senders_is_not_lost(where, graph, name):
     q, k, v = (x.detach() for x in qkv(graph.num_dst))
     k, v = k[:, :, : graph.num_src], v[:, :, : graph.num_src]
@@ -153,7 +152,7 @@ def test_a_nan_of_few_senders_is_not_lost(where, graph, name):
 
 @pytest.mark.parametrize(
     ("where", "value", "name"),
-    pairwise(where=["q", "k", "v", "qkv"], value=[torch.nan, torch.inf], name=NAMES),
+    list(product(["q", "k", "v", "qkv"], [torch.nan, torch.inf], NAMES)),
 )
 def test_a_nan_without_edges(where, value, name):
     graph, (q, k, v) = patterns.strict_causal(70), qkv(70)
@@ -184,7 +183,7 @@ def test_exported_saved_and_loaded(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "without"),
-    pairwise(name=NAMES, dtype=[torch.float64, torch.bfloat16], without=[True, False]),
+    list(product(NAMES, [torch.float64, torch.bfloat16], [True, False])),
 )
 def test_opcheck_of_both_operators(name, dtype, without):
     """Schema, fake tensors, autograd registration, and compilation by aot_dispatch; without sinks, and with

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bounds import assert_exact, assert_rule, attention_truth
-from support.covering import pairwise, thinned
+from support.covering import thinned
 from support.decoding import (
     DIM,
     GRAPHS,
@@ -193,12 +194,16 @@ def test_every_form_of_the_weights(form: str) -> None:
 
 @pytest.mark.parametrize(
     ("form", "keep", "kind", "where"),
-    pairwise(
-        lambda form, keep, **_: keep == "messages" or "sender" not in form,
-        form=["factored", "merged", "factored, sender", "merged, sender"],
-        keep=["messages", "states"],
-        kind=list(HEADS_OF),
-        where=[("window | sinks", "1"), ("strict causal", "7"), ("by head", "mixed"), ("tree", "3")],
+    thinned(
+        product(
+            ["factored", "merged"],
+            ["messages", "states"],
+            HEADS_OF,
+            [("window | sinks", "1"), ("strict causal", "7"), ("by head", "mixed"), ("tree", "3")],
+        )
+    )
+    + thinned(
+        product(["factored, sender", "merged, sender"], ["messages"], HEADS_OF, [("window | sinks", "1")])
     ),
 )
 @torch.no_grad()

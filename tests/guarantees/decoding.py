@@ -1,117 +1,211 @@
-"""F9: decoding. Chunks through the caches equal all tokens at once; greedy text of Hugging Face models is
-that of eager.
+"""F9: decoding in chunks through the caches gives what all tokens at once give.
 
-A case is its number: which of the cells (way, family and chunk, or architecture, cache and padding) and which
-seed. As many cases as there are cells meet every one of them once; the first few of them meet every kind.
+A case is a causal family of graphs, a way of decoding and a size of chunks. Its truth is dense
+attention in float64 along a mask that is read off the family's definition; of rotated and latent heads the
+projections are their own, of a language model so are all other parts. The rule is that of
+``gnn_attention.verify``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import inf, isnan
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from gnn_attention.verify.measure import ALLOWED_OUTPUT
-from tests.guarantees import chunked, greedy
+import torch
+
+from gnn_attention._support.shapes import Bool, Tensor
+from gnn_attention.cache import KeyValueCache, PatternMessageCache
+from gnn_attention.graph import TokenGraph
+from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
+from gnn_attention.heads.latent import LatentHeads
+from gnn_attention.model import Config, LanguageModel
+from gnn_attention.rotary import Rotary
+from gnn_attention.verify import oracle
+from gnn_attention.verify.measure import Truth, badness, judge
+from gnn_attention.verify.truth import Formula
+from tests.guarantees.families import FAMILIES
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
+from tests.guarantees.problems import layer_truth
 
-CELLS: tuple[chunked.Cell | greedy.Cell, ...] = (*chunked.CELLS, *greedy.CELLS)
-# from one case to the next through the cells: a prime that does not divide their number, and 23 meet all
-# kinds
-STRIDE = 103
-
-
-@dataclass
-class _Seen:
-    chunks: int = 0
-    texts: int = 0
-    tokens: int = 0
-    share: float = 0.0
-    margin: float = inf
-    difference: float = 0.0
-    failures: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-
-    def value(self) -> str:
-        parts = []
-        if self.chunks:
-            parts.append(
-                f"{self.chunks:,} decoded in chunks, largest error {self.share:.2g} of what is allowed"
-            )
-        if self.texts:
-            text = f"{self.texts:,} greedy texts, {self.tokens:,} tokens; the two best scores came as near as {self.margin:.2g}"
-            parts.append(f"{text}, scores differed by {self.difference:.2g}")
-        return (
-            f"{len(self.failures):,} of {self.chunks + self.texts:,} differ: "
-            f"{'; '.join(parts) or 'nothing was measured'}"
-        )
-
-    def chunk(self, cell: chunked.Cell, seed: int, name: str) -> None:
-        self.chunks += 1
-        found = chunked.judged(cell, seed)
-        share = found.output / (1.0 if "float64" in cell.way else ALLOWED_OUTPUT)
-        self.share = _worse(self.share, share)
-        if not found.passed:
-            self.failures.append(
-                f"{name}: error {found.error:.3g}, {found.output:.3g} of the yardstick {found.unit:.3g}"
-            )
-
-    def text(self, cell: greedy.Cell, seed: int, name: str) -> None:
-        self.texts += 1
-        found = greedy.compared(cell, seed)
-        self.tokens += found.tokens
-        self.margin, self.difference = (
-            min(self.margin, found.margin),
-            _worse(self.difference, found.difference),
-        )
-        if found.differs is not None:
-            self.failures.append(f"{name}: {found.differs}")
+BATCH, HEADS, KV_HEADS, DIM, VALUE_DIM, WIDTH, VOCABULARY = 4, 4, 2, 6, 5, 12, 50
+CHUNKS = (1, 3, 7)
+CAUSAL = (
+    *("causal", "window", "window and sinks", "dilated", "documents", "tree", "strict causal"),
+    *("powers of two", "by head"),
+)
 
 
-def _worse(one: float, other: float) -> float:
-    """The larger of two errors; NaN is the largest."""
-    return max(one, other, key=lambda error: inf if isnan(error) else error)
+@dataclass(frozen=True)
+class Case:
+    """Case ``number``; 33 in a row meet every way of decoding with every size of chunks."""
+
+    number: int
+
+    @property
+    def way(self) -> str:
+        return list(WAYS)[self.number % len(WAYS)]
+
+    @property
+    def chunk(self) -> int:
+        return CHUNKS[self.number % len(CHUNKS)]
+
+    @property
+    def family(self) -> str:
+        return CAUSAL[self.number * 2 % len(CAUSAL)]
+
+    def __str__(self) -> str:
+        return f"case {self.number}: {self.way}, {self.family}, chunks of {self.chunk}"
+
+    def error(self) -> float:
+        """The error of decoding in chunks as a share of what is allowed.
+
+        >>> Case(0).error() <= 1
+        True
+        """
+        with torch.no_grad():
+            out, truth = WAYS[self.way](Decoding(self))
+            return badness(judge(out, {}, truth).share)
 
 
-def case(number: int) -> tuple[chunked.Cell | greedy.Cell, int]:
-    """The cell of a case and its seed.
+class Decoding:
+    """A case with its graph, its mask from the definition, and its numbers drawn."""
 
-    >>> str(case(0)[0]), case(len(CELLS))[1]
-    ('attend, float64, causal, chunks of 1', 1)
-    """
-    seed, place = divmod(number, len(CELLS))
-    return CELLS[place * STRIDE % len(CELLS)], seed
+    def __init__(self, case: Case) -> None:
+        chance = random.Random(case.number)
+        n = chance.randint(40, 68)
+        self.graph: TokenGraph
+        self.graph, definition = FAMILIES[case.family](chance, n, BATCH, HEADS)
+        cells = [definition(0, h, i, j) for h in range(HEADS) for i in range(n) for j in range(n)]
+        table = torch.tensor(cells).view(1, HEADS, n, n)
+        self.mask: Bool[Tensor, "batch heads dst src"] = table.expand(BATCH, -1, -1, -1)
+        self.chunk = case.chunk
+        self.rng = torch.Generator().manual_seed(case.number)
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.randn(*shape, generator=self.rng, dtype=torch.float64).to(dtype)
+
+    def states(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        return self.normal(BATCH, self.graph.num_dst, WIDTH, dtype=dtype)
+
+    def with_drawn_weights(self, module: Any) -> Any:
+        """The module in float64 with every parameter drawn, biases and norms too."""
+        for parameter in module.double().parameters():
+            spread = parameter.shape[-2] ** -0.5 if parameter.dim() > 1 else 0.5
+            parameter.data = self.normal(*parameter.shape) * spread + (parameter.dim() == 1)
+        return module
+
+    def standard_heads(self, **options: Any) -> Any:
+        heads = StandardHeads(WIDTH, HEADS, DIM, VALUE_DIM, KV_HEADS, bias=True, **options)
+        return self.with_drawn_weights(heads)
+
+    def updated(self, update: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """``update`` of each chunk, one after the other."""
+        return torch.cat([update(part) for part in torch.split(x, self.chunk, dim=1)], dim=1)
 
 
-def measure(count: int, tell: Tell) -> Measured:
-    """The first ``count`` cases; without transformers those of its models are skipped, under one line."""
-    seen, missing = _Seen(), greedy.available()
-    for number in range(count):
-        cell, seed = case(number)
-        name = f"case {number}: {cell}, seed {seed}"
-        if isinstance(cell, greedy.Cell) and missing is not None:
-            seen.skipped = [f"greedy text of {', '.join(greedy.ARCHITECTURES)}: {missing}"]
-            continue
+Way = Callable[[Decoding], tuple[Tensor, Truth]]
+
+
+def _attend(dtype: torch.dtype, decoding: Decoding) -> tuple[Tensor, Truth]:
+    """Grouped heads, and values of another width."""
+    n, sizes = decoding.graph.num_dst, ((HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, VALUE_DIM))
+    q, k, v = (decoding.normal(BATCH, heads, n, dim, dtype=dtype) for heads, dim in sizes)
+    cache, outs = KeyValueCache(decoding.graph), []
+    for part in zip(*(torch.split(x, decoding.chunk, dim=2) for x in (q, k, v)), strict=True):
+        cache.append(*part[1:])
+        outs.append(cache.attend(part[0]))
+    out = torch.cat(outs, dim=2)
+    inputs = {"q": q, "k": k, "v": v}
+    return out, Formula(decoding.mask, torch.ones_like(out), DIM**-0.5).truth(inputs)
+
+
+def _layer(
+    form: Callable[[StandardHeads], Any], dtype: torch.dtype, decoding: Decoding
+) -> tuple[Tensor, Truth]:
+    heads, x = form(decoding.standard_heads()).to(dtype), decoding.states(dtype)
+    out = decoding.updated(partial(KeyValueCache(decoding.graph).update, heads), x)
+    return out, layer_truth(heads, x, x, x, decoding.mask)
+
+
+def _projected(heads: Any, latent: int | None, decoding: Decoding) -> tuple[Tensor, Truth]:
+    """Heads whose projections know positions: the truth lies between ``receive`` and ``collect``."""
+    x, positions = decoding.states(), torch.arange(decoding.graph.num_dst)
+    q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
+    truth = heads.collect(oracle.attention(q, k, v, decoding.mask, heads.scale))
+    cache = KeyValueCache(decoding.graph, latent=latent)
+    return decoding.updated(partial(cache.update, heads), x), Truth(truth, {}, {})
+
+
+def _rotated(decoding: Decoding) -> tuple[Tensor, Truth]:
+    return _projected(decoding.standard_heads(rotary=Rotary(), qk_norm=True), None, decoding)
+
+
+def _latent(decoding: Decoding) -> tuple[Tensor, Truth]:
+    heads = LatentHeads(
+        WIDTH, HEADS, content_dim=4, rotary_dim=2, latent_dim=VALUE_DIM, query_dim=8, bias=True
+    )
+    return _projected(decoding.with_drawn_weights(heads), VALUE_DIM, decoding)
+
+
+def _messages(side: str, keep: str, decoding: Decoding) -> tuple[Tensor, Truth]:
+    """The seeds' cache: a pattern and a message for each token, or its state alone."""
+    standard, x = decoding.standard_heads(), decoding.states()
+    cache = PatternMessageCache(MergedHeads.of(standard, side), decoding.graph, keep)
+    return decoding.updated(cache.update, x), layer_truth(standard, x, x, x, decoding.mask)
+
+
+def _model(decoding: Decoding) -> tuple[Tensor, Truth]:
+    """All layers of a language model; the truth is its full pass, edge by edge."""
+    sizes = {"num_layers": 2, "num_heads": HEADS, "head_dim": DIM, "mlp_width": 16, "reach": 4}
+    model = decoding.with_drawn_weights(LanguageModel(Config(VOCABULARY, width=WIDTH, **sizes)))
+    tokens = torch.randint(VOCABULARY, (BATCH, decoding.graph.num_dst), generator=decoding.rng)
+    cache = KeyValueCache(decoding.graph, model.config.num_layers)
+    out = decoding.updated(lambda part: model.proceed(part, cache), tokens)
+    model.backend = "reference"
+    return out, Truth(model(tokens, decoding.graph), {}, {})
+
+
+WAYS: dict[str, Way] = {
+    "attend, float64": partial(_attend, torch.float64),
+    "attend, float32": partial(_attend, torch.float32),
+    "attend, bfloat16": partial(_attend, torch.bfloat16),
+    "standard heads, float32": partial(_layer, lambda heads: heads, torch.float32),
+    "factored heads, float64": partial(_layer, FactoredHeads.of, torch.float64),
+    "merged heads, float32": partial(_layer, MergedHeads.of, torch.float32),
+    "rotated heads, float64": _rotated,
+    "latent heads, float64": _latent,
+    "patterns and messages, float64": partial(_messages, "sender", "messages"),
+    "states, float64": partial(_messages, "receiver", "states"),
+    "language model, float64": _model,
+}
+
+
+def _measure(count: int, tell: Tell) -> Measured:
+    worst, failures = 0.0, []
+    for case in map(Case, range(count)):
+        tell(str(case))
         try:
-            seen.text(cell, seed, name) if isinstance(cell, greedy.Cell) else seen.chunk(cell, seed, name)
+            share = case.error()
         except Exception as error:  # whatever is raised is a failure
-            seen.failures.append(f"{name}: {type(error).__name__}: {error}"[:300])
-        tell(name)
-    unmeasured = [
-        word for word, many in (("chunk", seen.chunks), ("text", seen.texts or len(seen.skipped))) if not many
-    ]
-    seen.skipped += [f"no {word} was measured: ask for {len(CELLS)} cases" for word in unmeasured]
-    return Measured(seen.value(), tuple(seen.failures), tuple(seen.skipped))
+            failures.append(f"{case}: {type(error).__name__}: {error}"[:300])
+            continue
+        worst = max(worst, share)
+        failures += [] if share <= 1 else [f"{case}: {share:.3g} times the error that is allowed"]
+    value = f"{len(failures):,} of {count:,} differ, largest error {worst:.2g} of what is allowed"
+    return Measured(value, tuple(failures), () if count else ("no case was decoded",))
 
 
 GUARANTEE = Guarantee(
     name="F9",
     promise="decoding token by token gives what all tokens at once give",
     bar=(
-        "8 families x chunks of 1, 3 and 7, through every cache, within the rule of verify; greedy tokens "
-        "of 5 Hugging Face "
-        "architectures x 3 caches x 4 paddings all those of eager attention"
+        f"{len(CAUSAL)} families x chunks of 1, 3 and 7, through every cache and form of heads, within the "
+        "rule of verify"
     ),
-    quick=24,
-    full=len(CELLS),
-    measure=measure,
+    quick=11,
+    full=33,
+    measure=_measure,
 )

@@ -1,123 +1,97 @@
-"""F1: random cases on every backend against the float64 formula, output and every gradient.
+"""F1 and F2: random cases on every backend against the float64 formula, the output and every gradient.
 
-The rule is that of ``gnn_attention.verify``: at most twice the error of torch's SDPA in the same dtype
-(gradients three times), in float64 1e-12 of the largest number. A NaN where the truth has a number fails; so
-does every error that a backend raises, except a named refusal.
+F1 draws every dtype and judges by the rule of ``gnn_attention.verify``: at most twice the error of torch's
+SDPA in the same dtype, for gradients three times. F2 draws the same cases in float64, where an error may be
+1e-12 of the largest number. A NaN where the formula has a number fails, and so does every exception except a
+named refusal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
-from gnn_attention.backends import BACKENDS, Backend, RefusalError
-from gnn_attention.verify.measure import ALLOWED_GRADIENT, ALLOWED_OUTPUT, Outcome, judge
-from tests.guarantees.draws import Draw
+from gnn_attention.backends import Backend
+from gnn_attention.verify.measure import EXACT, Outcome, badness, holds, judge
+from tests.guarantees.draws import Draw, Numbers
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-from tests.guarantees.problems import LayerProblem, Problem, problem_of
+from tests.guarantees.problems import MESSAGE_PASSING, Problem, problem_of, results, usual_backends
 
 
 @dataclass(frozen=True)
-class Mismatch:
-    """A backend that is not equal to the formula on a draw: ``--case NUMBER`` repeats it."""
+class DoubleDraw(Draw):
+    """Case ``number`` of F1, in float64.
 
-    number: int
-    backend: str
-    message: str
-    case: str
+    >>> DoubleDraw(3).numbers.dtype
+    'float64'
+    """
 
-
-@dataclass(frozen=True)
-class Tally:
-    """What came of some draws: calls judged, calls refused by name, and every mismatch."""
-
-    cases: int
-    judged: int
-    refused: int
-    worst: float
-    mismatches: tuple[Mismatch, ...]
+    @cached_property
+    def numbers(self) -> Numbers:
+        return replace(Numbers.drawn(random.Random(self.number)), dtype="float64")
 
 
-def run(
-    numbers: Iterable[int],
-    backends: Sequence[Backend] | None = None,
-    tell: Callable[[int], None] | None = None,
-) -> Tally:
-    """Judge these draws; ``tell(number)`` is called after each."""
-    cases = judged = refused = 0
-    worst, mismatches = 0.0, []
-    for number in numbers:
-        cases += 1
-        for _, found in case(number, backends):
-            refused += found is None
-            judged += found is not None
-            if isinstance(found, Mismatch):
-                mismatches.append(found)
-            elif found is not None:
-                worst = max(worst, _share(number, found))
-        if tell is not None:
-            tell(number)
-    return Tally(cases, judged, refused, worst, tuple(mismatches))
+def outcomes(
+    problem: Problem, backends: Mapping[str, Backend] | None = None
+) -> Iterator[tuple[str, Outcome | None]]:
+    """The errors of each backend on a problem, or None where the backend refuses it by name."""
+    backends = usual_backends() if backends is None else backends
+    for name, result in results(problem, backends):
+        if result is None:
+            yield name, None
+        elif isinstance(result, Exception):
+            yield name, holds(False, f"{type(result).__name__}: {str(result)[:200]}")
+        else:
+            yield name, judge(*result, problem.truth.for_backend(backends.get(name)))
 
 
-def _share(number: int, found: Outcome) -> float:
-    strict = Draw(number).numbers.dtype == "float64"
-    return max(
-        found.output / (1.0 if strict else ALLOWED_OUTPUT),
-        found.gradient / (1.0 if strict else ALLOWED_GRADIENT),
-    )
-
-
-def case(
-    number: int, backends: Sequence[Backend] | None = None
-) -> Iterator[tuple[str, Outcome | Mismatch | None]]:
-    """For each backend what came of the draw: its errors, a mismatch, or None where it refuses by name."""
-    draw = Draw(number)
-    problem = problem_of(draw)
-    usual: list[Backend | None] = [backend for backend in BACKENDS.values() if not backend.compiled]
-    for backend in usual if backends is None else backends:
-        name = "walk" if backend is None else backend.name
-        yield name, _judged(problem, backend, name)
-    if backends is None and isinstance(problem, LayerProblem) and draw.edges is not None:
-        yield "walk", _judged(problem, None, "walk")
-
-
-def _judged(problem: Problem, backend: Backend | None, name: str) -> Outcome | Mismatch | None:
-    try:
-        found = judge(*problem.run(backend), problem.truth.for_backend(backend))
-    except RefusalError:
-        return None
-    except Exception as error:  # whatever it raises is a mismatch
-        return Mismatch(problem.draw.number, name, f"{type(error).__name__}: {error}", str(problem.draw))
-    if found.passed:
-        return found
-    message = f"output {found.output:.3g}, gradient {found.gradient:.3g} of the yardstick"
-    return Mismatch(problem.draw.number, name, message, str(problem.draw))
-
-
-def _measure(count: int, tell: Tell) -> Measured:
-    tally = run(range(count), tell=lambda number: tell(f"case {number:,} of {count:,}"))
-    value = (
-        f"{len(tally.mismatches)} mismatches in {tally.cases:,} cases: {tally.judged:,} calls judged, "
-        f"{tally.refused:,} refused "
-        f"by name, worst error {tally.worst:.2f} of what is allowed"
-    )
-    failures = [
-        f"case {wrong.number} [{wrong.backend}] {wrong.message} ({wrong.case})" for wrong in tally.mismatches
+def _measure(draw: type[Draw], count: int, tell: Tell) -> Measured:
+    judged: Counter[str] = Counter()
+    refused, worst, failures = 0, 0.0, []
+    for number in range(count):
+        tell(f"case {number:,} of {count:,}")
+        problem = problem_of(draw(number))
+        for name, outcome in outcomes(problem):
+            if outcome is None:
+                refused += 1
+                continue
+            judged[name] += 1
+            worst = max(worst, badness(outcome.share))
+            if not outcome.passed:
+                failures.append(f"case {problem.draw}, {name}: {outcome.where}")
+    mismatches = len(failures)
+    failures += [
+        f"no case of {name} was judged" for name in (*usual_backends(), MESSAGE_PASSING) if not judged[name]
     ]
-    if tally.judged < 4 * max(tally.cases, 1):
-        failures.append(f"only {tally.judged} calls were judged in {tally.cases} cases")
+    calls = f"{judged.total():,} calls judged, {refused:,} refused by name"
+    value = f"{mismatches} mismatches in {count:,} cases: {calls}, worst error {worst:.2g} of what is allowed"
     return Measured(value, tuple(failures))
 
 
-GUARANTEE = Guarantee(
-    name="F1",
-    promise=(
-        "random graphs, sizes, dtypes and options on every backend equal the float64 formula, output and "
-        "every gradient"
+GUARANTEES = (
+    Guarantee(
+        name="F1",
+        promise=(
+            "random graphs, sizes, dtypes and options on every backend equal the float64 formula, output and "
+            "every gradient"
+        ),
+        bar="0 mismatches: at most twice the error of SDPA in the same dtype, for gradients three times",
+        quick=100,
+        full=1000,
+        measure=partial(_measure, Draw),
     ),
-    bar="0 mismatches in 10,000 cases",
-    quick=100,
-    full=10_000,
-    measure=_measure,
+    Guarantee(
+        name="F2",
+        promise=(
+            "in float64, outputs and gradients of every backend and of the message-passing path are those of "
+            "the formula"
+        ),
+        bar=f"0 mismatches: at most {EXACT:g} of the largest number",
+        quick=25,
+        full=200,
+        measure=partial(_measure, DoubleDraw),
+    ),
 )

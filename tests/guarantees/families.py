@@ -70,10 +70,6 @@ def _globals(rng: Chance, n: int, batch: int, heads: int) -> Defined:
     return patterns.global_tokens(n, hubs), lambda b, h, i, j: j <= i and (i in hubs or j in hubs)
 
 
-def _power(rng: Chance, n: int, batch: int, heads: int) -> Defined:
-    return patterns.log_sparse(n), lambda b, h, i, j: i == j or (j < i and (i - j) & (i - j - 1) == 0)
-
-
 def _by_head(rng: Chance, n: int, batch: int, heads: int) -> Defined:
     def rule(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
         return (src <= dst) & (dst - src <= 2 * h)
@@ -108,16 +104,16 @@ FAMILIES: dict[str, Family] = {
     "tree": _tree,
     "blocks": _blocks,
     "globals": _globals,
-    "powers of two": _power,
+    "powers of two": _plain(
+        patterns.log_sparse, lambda b, h, i, j: i == j or (j < i and (i - j) & (i - j - 1) == 0)
+    ),
     "by head": _by_head,
     "by sample": _by_sample,
 }
 VARYING = ("by head", "by sample")
 
-
-LONG = (
-    60  # beyond it no graph that differs by sample or head is drawn: its definition is read for each of them
-)
+# beyond it no graph that differs by sample or head is drawn: its definition is read for each of them
+LONG = 60
 
 
 def any_family(rng: Chance, n: int, batch: int, heads: int) -> Defined:

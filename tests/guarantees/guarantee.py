@@ -8,25 +8,22 @@ from dataclasses import dataclass
 Tell = Callable[[str], None]
 
 
-def no_progress(text: str) -> None:
-    """Show nothing."""
-
-
 @dataclass(frozen=True)
 class Measured:
-    """What came of a guarantee: ``value`` in words, and every case that fails or could not be run here."""
+    """The outcome of a guarantee: what was measured in words, every case that failed or could not run.
+
+    ``skipped`` cases could not run on this machine. Each has its reason, and the guarantee does not hold.
+    """
 
     value: str
     failures: tuple[str, ...] = ()
-    skipped: tuple[
-        str, ...
-    ] = ()  # cases that could not be run here, each with its reason: the bar does not hold on them
+    skipped: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
         """True if no case failed and none was skipped.
 
-        >>> Measured("0 of 10 mismatches").holds, Measured("1 of 10 mismatches", ("case 7: output 2.1",)).holds
+        >>> Measured("0 of 10 differ").holds, Measured("1 of 10 differs", ("case 7: off by 2",)).holds
         (True, False)
         """
         return not self.failures and not self.skipped
@@ -36,9 +33,8 @@ class Measured:
 class Guarantee:
     """A promise that ``python -m tests.guarantees`` measures.
 
-    ``measure(count, tell)`` runs ``count`` cases and calls ``tell(text)`` now and then, with what it is at;
-    it never raises for a failing case. ``quick`` cases are those of the ordinary tests, ``full`` those of the
-    guarantee.
+    ``measure(count, tell)`` runs ``count`` cases and calls ``tell(text)`` now and then to report what it
+    does. It returns failures and never raises them. The slow tests run ``quick`` cases, the command ``full``.
     """
 
     name: str

@@ -1,120 +1,252 @@
-"""F12: memory. A call takes what its edges and tokens are worth, and what would exhaust memory is refused
-before it begins.
+"""F12: a call takes memory by its edges and tokens, and what would exhaust memory is refused before it begins.
 
-Three kinds of cases: one call of a backend, both passes (``peaks``); what is refused with an estimate or a
-limit, and what is answered although a careless way would need terabytes (``refusals``). The first few cases
-meet all kinds, as many as there are cells meet every one.
+A call may take ``6 (E H + N H C) itemsize`` beyond its inputs in each pass, in numbers as wide as they are
+summed (float32 or better), or, where that is more, the workspace that its backend states
+(``Backend.bytes_needed``). ``E`` counts the edges; all pairs for ``dense``, and for ``tiles`` on edges drawn at
+random, which lie in all its tiles. No single tensor has ``E H C`` numbers, but in ``reference``, which keeps to
+the workspace that it states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import zip_longest
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from tests.guarantees import peaks, refusals
+import torch
+
+from gnn_attention import convert, draw, edge_softmax, patterns, score_mods
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.attend import attend, explain
+from gnn_attention.backends import BACKENDS
+from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.dispatch import choose
+from gnn_attention.explorer import page
+from gnn_attention.graph import TokenGraph
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
 
-STRIDE = 37  # from one call to the next: prime, so that few of them meet every backend
+HEADS, DIM, FACTOR = 8, 64, 6
+TOKENS, FEWER = 2048, 1024  # fewer where all pairs are visited
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
-@dataclass(frozen=True)
-class Refused:
-    """Something that must be refused by name."""
+@dataclass(frozen=True, eq=False)
+class Allocated:
+    """The result or the exception, the peak of bytes beyond those before, and the largest single tensor."""
 
-    name: str
-
-    def __str__(self) -> str:
-        return f"refused: {self.name}"
-
-
-@dataclass(frozen=True)
-class Answered:
-    """Something that must be answered within little memory."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f"answered: {self.name}"
+    result: Any
+    error: Exception | None
+    peak: int
+    largest: int
 
 
-Cell = peaks.Cell | Refused | Answered
+def allocated(work: Callable[[], Any]) -> Allocated:
+    """Run ``work`` once on a CPU and watch every allocation of torch.
 
-
-def _cells() -> Iterator[Cell]:
-    """One call, two refusals, one answer, ...: until each kind is used up."""
-    calls = [peaks.CELLS[number * STRIDE % len(peaks.CELLS)] for number in range(len(peaks.CELLS))]
-    names = [Refused(name) for name in refusals.REFUSED]
-    for together in zip_longest(calls, names[::2], names[1::2], map(Answered, refusals.ANSWERED)):
-        yield from (cell for cell in together if cell is not None)
-
-
-CELLS: tuple[Cell, ...] = tuple(_cells())
-
-
-@dataclass
-class _Seen:
-    calls: int = 0
-    refused: int = 0
-    answered: int = 0
-    forward: float = 0.0
-    backward: float = 0.0
-    piece: float = 0.0
-    failures: list[str] = field(default_factory=list)
-
-    def value(self) -> str:
-        calls = f"{self.calls:,} calls took at most {self.forward:.2f} and {self.backward:.2f} of what is allowed to each pass"
-        pieces = f"largest piece {self.piece:.2f} of E H C"
-        return (
-            f"{calls}, {pieces}; {self.refused:,} refused and {self.answered:,} answered, "
-            f"{len(self.failures):,} failures"
-        )
-
-    def call(self, cell: peaks.Cell, seed: int, name: str) -> None:
-        self.calls += 1
-        found = peaks.measured(cell, seed)
-        self.forward, self.backward = max(self.forward, found.forward), max(self.backward, found.backward)
-        self.piece = max(self.piece, found.piece)
-        if found.forward > 1 or found.backward > 1:
-            self.failures.append(f"{name}: {found.what}")
-        if found.piece >= 1:
-            self.failures.append(f"{name}: a piece of {found.piece:.2f} of E H C numbers; {found.what}")
-
-    def one(self, cell: Cell, seed: int, name: str) -> None:
-        if isinstance(cell, peaks.Cell):
-            return self.call(cell, seed, name)
-        refused = isinstance(cell, Refused)
-        ask: Callable[[str], str | None] = refusals.refused if refused else refusals.answered
-        self.refused, self.answered = self.refused + refused, self.answered + (not refused)
-        fault = ask(cell.name)
-        if fault is not None:
-            self.failures.append(f"{name}: {fault}")
-        return None
-
-
-def case(number: int) -> tuple[Cell, int]:
-    """The cell of a case and its seed.
-
-    >>> [str(case(number)[0]) for number in (0, 1)]
-    ['auto, window, plain', 'refused: the mask of a million tokens']
+    >>> one_by_one = allocated(lambda: [torch.ones(1000).sum().item() for _ in range(5)])
+    >>> 4000 <= one_by_one.peak < 8000, one_by_one.largest
+    (True, 4000)
     """
-    seed, place = divmod(number, len(CELLS))
-    return CELLS[place], seed + place
-
-
-def measure(count: int, tell: Tell) -> Measured:
-    seen = _Seen()
-    for number in range(count):
-        cell, seed = case(number)
-        name = f"case {number}: {cell}, seed {seed}"
+    # torch's profiler announces itself on stderr, unless this is set before its first use
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    result, error = None, None
+    cpu = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
         try:
-            seen.one(cell, seed, name)
+            result = work()
+        except Exception as raised:  # the caller judges it
+            error = raised
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held, peak, largest = 0, 0, 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held, largest = held + event.nbytes(), max(largest, event.nbytes())
+        peak = max(peak, held)
+    return Allocated(result, error, peak, largest)
+
+
+# ---- calls
+
+
+def _listed(n: int) -> TokenGraph:
+    """64 random senders for every token, duplicates dropped."""
+    src = torch.randint(n, (64 * n,), generator=torch.Generator().manual_seed(n))
+    edges = torch.stack([src, torch.arange(n).repeat_interleave(64)])
+    return TokenGraph.from_edges(edges, n, coalesce=True, name="listed")
+
+
+def _by_head(n: int) -> TokenGraph:
+    def rule(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+        return (src <= dst) & (dst - src <= 64 + 8 * h)
+
+    return TokenGraph.from_rule(rule, n, heads=HEADS, name="by head")
+
+
+GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
+    "window": lambda n: patterns.window(n, 128),
+    "documents": lambda n: patterns.documents([n // 16] * 16),
+    "list": _listed,
+    "by head": _by_head,
+}
+CALLS = (
+    *(("auto", "window", "plain"), ("auto", "list", "sinks"), ("auto", "documents", "score_mod")),
+    *(("rows", "list", "plain"), ("rows", "by head", "sinks"), ("rows", "window", "bias")),
+    *(("tiles", "window", "plain"), ("tiles", "documents", "dropout"), ("tiles", "list", "sinks")),
+    *(("mixed", "window", "plain"), ("mixed", "list", "sinks"), ("mixed", "by head", "plain")),
+    *(("dense", "window", "plain"), ("dense", "by head", "score_mod"), ("reference", "window", "plain")),
+)
+
+
+def _options(kind: str, graph: TokenGraph, dtype: torch.dtype) -> dict[str, Any]:
+    if kind == "sinks":
+        return {"sink_logits": torch.zeros(HEADS, dtype=dtype)}
+    if kind == "score_mod":
+        return {"score_mod": score_mods.alibi(score_mods.alibi_slopes(HEADS))}
+    if kind == "bias":
+        return {"bias": torch.zeros(HEADS, graph.num_edges, dtype=dtype)}
+    return {"dropout": 0.1} if kind == "dropout" else {}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Memory of both passes as shares of what is allowed, and the largest tensor as a share of ``E H C``."""
+
+    forward: float
+    backward: float
+    largest: float
+
+
+def peak_of_call(name: str, family: str, kind: str, dtype: torch.dtype, tokens: int = TOKENS) -> Peak:
+    """Both passes of a second call: what is cached with the graph was made by the first.
+
+    >>> peak_of_call("rows", "window", "plain", torch.float32, tokens=256).forward <= 1
+    True
+    """
+    all_pairs = name == "dense" or (name, family) == ("tiles", "list")
+    n = min(tokens, FEWER) if all_pairs or name == "reference" else tokens
+    graph, rng = GRAPHS[family](n), torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, HEADS, n, DIM, generator=rng, dtype=dtype).requires_grad_() for _ in range(3))
+    options = _options(kind, graph, dtype)
+    call = AttentionCall.checked(q, k, v, graph, **options)
+    backend = choose(call) if name == "auto" else BACKENDS[name]
+
+    def forward() -> Tensor:
+        out: Tensor = attend(q, k, v, graph, backend=backend, **options)
+        return out
+
+    def backward(out: Tensor) -> Any:
+        return torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+
+    backward(forward())
+    first = _without_error(allocated(forward))
+    second = _without_error(allocated(partial(backward, first.result)))
+    edges = HEADS * n * n if all_pairs else graph.num_edges * (1 if graph.heads else HEADS)
+    wide, own = edge_softmax.accumulation_dtype(dtype).itemsize, dtype.itemsize
+    formula = 0 if name == "reference" else FACTOR * (edges + n * HEADS * DIM) * wide
+    workspace = backend.bytes_needed(call) if backend.bytes_needed is not None else 0
+    # a workspace comes on top of the results: out and its logits in one pass, three gradients in the other
+    allowed = [max(formula, workspace + count * n * HEADS * DIM * (wide + own)) for count in (2, 4)]
+    largest = 0 if name == "reference" else max(first.largest, second.largest)
+    return Peak(first.peak / allowed[0], second.peak / allowed[1], largest / (edges * DIM * own))
+
+
+def _without_error(outcome: Allocated) -> Allocated:
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome
+
+
+# ---- refusals
+
+MILLION, TRILLION = 10**6, 10**12
+MOST = 2**28  # bytes that a refusal or an answer may take: some numbers for each of a million tokens
+ESTIMATE = re.compile(r"[\d,.]+ GiB|at most \d+|limit is \d+|holds at most \d+")
+
+
+def _attend_to(graph: TokenGraph, backend: str) -> Tensor:
+    q, k = (torch.zeros(1, 1, n, 1) for n in (graph.num_dst, graph.num_src))
+    out: Tensor = attend(q, k, k, graph, backend=backend)
+    return out
+
+
+def _everyone_through_a_hub() -> TokenGraph:
+    """Two hops that join every pair of a million: all attend to the hub, which attends to all."""
+    star = torch.stack([torch.zeros(MILLION, dtype=torch.int64), torch.arange(MILLION)])
+    return TokenGraph.from_edges(star, MILLION) @ TokenGraph.from_edges(star.flip(0), MILLION)
+
+
+def _unstructured(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (dst * 7 + src * src) % 11 == 0
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "the mask of a million tokens": lambda: patterns.causal(MILLION).mask(),
+    "the mask of a rule": lambda: TokenGraph.from_rule(_unstructured, MILLION, heads=2).mask(),
+    "the list of half a trillion edges": lambda: patterns.causal(MILLION).edge_index,
+    "the in-degrees of a trillion tokens": lambda: patterns.causal(TRILLION).in_degree(),
+    "two hops between all of a million tokens": _everyone_through_a_hub,
+    "SDPA's mask of a million tokens": lambda: convert.to_sdpa_mask(patterns.window(MILLION, 4)),
+    "a networkx graph": lambda: convert.to_networkx(patterns.causal(MILLION)),
+    "dense over a window of a million": lambda: _attend_to(patterns.window(MILLION, 4), "dense"),
+    "rows of half a trillion edges": lambda: _attend_to(patterns.causal(MILLION), "rows"),
+    "the reference on a million tokens": lambda: _attend_to(patterns.causal(MILLION), "reference"),
+    "a drawing of a million tokens": lambda: draw.mask(patterns.causal(MILLION)),
+    "nodes and links of a million tokens": lambda: draw.graph(patterns.causal(MILLION)),
+    "a page of a million tokens": lambda: page([5] * MILLION),
+}
+ANSWERED: dict[str, Callable[[], Any]] = {
+    "explain for 100,000 tokens": lambda: explain(patterns.causal(MILLION // 10), 8, 64),
+    "edges of a causal graph": lambda: patterns.causal(MILLION).num_edges,
+    "decoding rows": lambda: patterns.causal(MILLION).rows(MILLION - 2, MILLION).mask(),
+    "edges of a list between 2^31 tokens": lambda: (
+        convert.from_edge_index(torch.tensor([[0, 1], [0, 2**30]]), 2**31).num_edges
+    ),
+    "a page with a graph of a million": lambda: page("ab", graph=f"full({MILLION})", room=2),
+}
+
+
+def fault_of(work: Callable[[], Any], is_refused: bool) -> str | None:
+    """None if ``work`` is refused by name with an estimate or a limit, or answered, within little memory."""
+    outcome = allocated(work)
+    if is_refused and outcome.error is None:
+        return "not refused"
+    if not isinstance(outcome.error, (ValueError, NotImplementedError) if is_refused else type(None)):
+        return f"{type(outcome.error).__name__}: {outcome.error}"[:200]
+    if is_refused and not ESTIMATE.search(str(outcome.error)):
+        return f"without an estimate or a limit: {outcome.error}"[:200]
+    return f"{outcome.peak / 2**20:.0f} MiB were taken" if outcome.peak > MOST else None
+
+
+# ---- the guarantee
+
+
+def _measure(count: int, tell: Tell) -> Measured:
+    """``count`` calls, and all refusals and answers."""
+    worst, failures = Peak(0.0, 0.0, 0.0), []
+    for number, call in enumerate(CALLS[:count]):
+        case = ", ".join(call)
+        tell(case)
+        try:
+            peak = peak_of_call(*call, DTYPES[number % 3])
         except Exception as error:  # whatever is raised is a failure
-            seen.failures.append(f"{name}: {type(error).__name__}: {error}"[:300])
+            failures.append(f"{case}: {type(error).__name__}: {error}"[:300])
+            continue
+        for what, share in (("forward", peak.forward), ("backward", peak.backward)):
+            failures += [f"{case}: {share:.2f} of what is allowed {what}"] if share > 1 else []
+        failures += [f"{case}: {peak.largest:.2f} of E H C in a tensor"] if peak.largest >= 1 else []
+        worst = Peak(*map(max, vars(worst).values(), vars(peak).values()))
+    for name, work in (REFUSED | ANSWERED).items():
         tell(name)
-    kinds = (("call", seen.calls), ("refusal", seen.refused), ("answer", seen.answered))
-    skipped = tuple(f"no {word} was measured: ask for {len(CELLS)} cases" for word, many in kinds if not many)
-    return Measured(seen.value(), tuple(seen.failures), skipped)
+        fault = fault_of(work, name in REFUSED)
+        failures += [] if fault is None else [f"{name}: {fault}"]
+    calls = f"{min(count, len(CALLS))} calls took at most {worst.forward:.2f} and {worst.backward:.2f}"
+    value = (
+        f"{calls} of what is allowed to each pass, largest tensor {worst.largest:.2f} of E H C; "
+        f"{len(REFUSED)} refused and {len(ANSWERED)} answered, {len(failures)} failures"
+    )
+    return Measured(value, tuple(failures), () if count else ("no call was measured",))
 
 
 GUARANTEE = Guarantee(
@@ -122,11 +254,10 @@ GUARANTEE = Guarantee(
     promise="a call takes memory by its edges and tokens, and what would exhaust memory is refused by name",
     bar=(
         "forward and backward within 6 (E H + N H C) numbers, or within the workspace that a backend states "
-        "where that is more; "
-        "never a tensor of E H C outside of the reference; the reference and all that cannot fit refused "
-        "with the estimate"
+        "where that is more; never a tensor of E H C outside of the reference; what cannot fit refused with "
+        "an estimate or a limit"
     ),
     quick=4,
-    full=len(CELLS),
-    measure=measure,
+    full=len(CALLS),
+    measure=_measure,
 )

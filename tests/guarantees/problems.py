@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from gnn_attention import score_mods
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import BACKENDS, Backend
+from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.score_mods import ScoreMod
@@ -20,6 +20,7 @@ from gnn_attention.verify.measure import Truth, gradients_of
 from gnn_attention.verify.truth import ORDERS, Attempt, Formula, plain_names
 from tests.guarantees.draws import DTYPES, Draw
 
+MESSAGE_PASSING = "message-passing path"  # of a layer, edge by edge
 REACH, CAP, WIDTH = 4, 3.0, 12
 FORMS: Mapping[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
@@ -66,21 +67,6 @@ class AttendProblem:
         shape = (numbers.batch, numbers.heads, self.draw.graph.num_dst, numbers.value_dim)
         return torch.randn(*shape, generator=rng, dtype=torch.float64).to(DTYPES[numbers.dtype])
 
-    @property
-    def _scale(self) -> float:
-        return self.draw.numbers.scale or self.draw.numbers.dim**-0.5
-
-    def _inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        return {name: x.to(dtype, copy=True).requires_grad_() for name, x in self._leaves.items()}
-
-    def _laid_out(self, x: Tensor) -> Tensor:
-        layout = self.draw.numbers.layout
-        if layout == "tokens first":
-            return x.transpose(1, 2).contiguous().transpose(1, 2)
-        if layout == "every second channel":
-            return torch.stack([x, x], -1).flatten(-2)[..., ::2]
-        return x.expand(self.draw.numbers.batch, -1, -1, -1)
-
     def run(self, backend: Backend | None) -> tuple[Tensor, dict[str, Tensor]]:
         assert backend is not None
         inputs = self.inputs()
@@ -99,10 +85,16 @@ class AttendProblem:
 
     def inputs(self) -> dict[str, Tensor]:
         """Fresh inputs in the dtype of the draw, which want gradients."""
-        return self._inputs(DTYPES[self.draw.numbers.dtype])
+        return {name: x.clone().requires_grad_() for name, x in self._leaves.items()}
 
     def laid_out(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return tuple(self._laid_out(inputs[name]) for name in "qkv")
+        """q, k and v with the strides of the draw."""
+        qkv, numbers = tuple(inputs[name] for name in "qkv"), self.draw.numbers
+        if numbers.layout == "tokens first":
+            return tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv)
+        if numbers.layout == "every second channel":
+            return tuple(torch.stack([x, x], -1).flatten(-2)[..., ::2] for x in qkv)
+        return tuple(x.expand(numbers.batch, -1, -1, -1) for x in qkv)
 
     def _score_mod(self, inputs: Mapping[str, Tensor]) -> ScoreMod | None:
         wanted = [
@@ -128,10 +120,11 @@ class AttendProblem:
         """The formula in float64, and SDPA's errors over neighbouring problems."""
         return self._formula.truth(self._leaves)
 
-    @property
+    @cached_property
     def _formula(self) -> Formula:
+        scale = self.draw.numbers.scale or self.draw.numbers.dim**-0.5
         additive = "softcap" not in self.draw.numbers.mod
-        return Formula(self.draw.mask, self.direction, self._scale, self._modified, additive)
+        return Formula(self.draw.mask, self.direction, scale, self._modified, additive)
 
     @cached_property
     def attempts(self) -> tuple[list[Attempt], list[Attempt]]:
@@ -196,13 +189,19 @@ class LayerProblem:
         """The seeds' formula in float64, and the errors of SDPA between the layer's own projections."""
         return layer_truth(self._heads, *self._drawn, self.draw.mask)
 
+    def layer(self, backend: Backend | None) -> MessagePassingAttention:
+        """The layer on a backend, or with None on its message-passing path."""
+        return MessagePassingAttention(self._heads, backend=backend or "message_passing")
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Fresh states in the dtype of the draw, which want gradients."""
+        x_src, x_dst, _ = (x.clone() for x in self._drawn)
+        return {"x_src": x_src.requires_grad_(), "x_dst": x_dst.requires_grad_()}
+
     def run(self, backend: Backend | None) -> tuple[Tensor, dict[str, Tensor]]:
-        x_src, x_dst, direction = (x.clone() for x in self._drawn)
-        inputs = {"x_src": x_src.requires_grad_(), "x_dst": x_dst.requires_grad_()}
-        out = MessagePassingAttention(self._heads, backend=backend or "message_passing")(
-            (x_src, x_dst), self.draw.graph
-        )
-        return out, gradients_of(out, direction, inputs | plain_names(self._heads))
+        inputs = self.inputs()
+        out = self.layer(backend)((inputs["x_src"], inputs["x_dst"]), self.draw.graph)
+        return out, gradients_of(out, self._drawn[2], inputs | plain_names(self._heads))
 
 
 def layer_truth(heads: Any, x_src: Tensor, x_dst: Tensor, direction: Tensor, mask: Tensor) -> Truth:
@@ -215,9 +214,31 @@ Problem = AttendProblem | LayerProblem
 
 
 def usual_backends() -> dict[str, Backend]:
-    """The backends that need neither a compiler nor another device; varlen refuses every call on a CPU."""
+    """The backends that run on a CPU without a compiler: varlen refuses every call there."""
     return {name: each for name, each in BACKENDS.items() if not each.compiled and name != "varlen"}
 
 
 def problem_of(draw: Draw) -> Problem:
     return AttendProblem(draw) if draw.numbers.form == "attend" else LayerProblem(draw)
+
+
+def results(
+    problem: Problem, backends: Mapping[str, Backend]
+) -> Iterator[tuple[str, Attempt | Exception | None]]:
+    """What each backend, and for a layer the message-passing path, makes of a problem.
+
+    It is a result, the exception that was raised, or None where the backend refuses the problem by name.
+    """
+    for name, backend in backends.items():
+        yield name, _result(problem, backend)
+    if isinstance(problem, LayerProblem) and problem.draw.edges is not None:
+        yield MESSAGE_PASSING, _result(problem, None)
+
+
+def _result(problem: Problem, backend: Backend | None) -> Attempt | Exception | None:
+    try:
+        return problem.run(backend)
+    except RefusalError:
+        return None
+    except Exception as error:  # a guarantee reports whatever a backend raises
+        return error

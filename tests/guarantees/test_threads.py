@@ -1,199 +1,181 @@
-"""One object in eight threads at once; each mend of what that uncovered; and faults that are seen."""
+"""One graph, layer, model or cache in eight threads at once gives, bit for bit, what it gives alone."""
 
+import random
+import sys
 import threading
-import time
-import warnings
+from functools import partial
 
 import pytest
 import torch
 from support.extras import needs
 
-from gnn_attention import LazyHeads, MessagePassingAttention, StandardHeads, patterns
-from gnn_attention._support import locks
+from gnn_attention import LazyHeads, MessagePassingAttention, attend, patterns
+from gnn_attention.cache import KeyValueCache
 from gnn_attention.interpret import trace
 from gnn_attention.model import Config, LanguageModel
-from tests.guarantees import threads
-from tests.guarantees.together import Shared
 
-needs("transformers")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated:FutureWarning"),
+]
 
-from gnn_attention.huggingface import _overrides  # noqa: E402
+THREADS = 8
+SIZES = {"vocabulary_size": 20, "width": 12, "num_layers": 2, "num_heads": 4, "head_dim": 3, "mlp_width": 16}
 
-pytestmark = pytest.mark.slow  # a guarantee is measured: by default those of test_guarantees alone
+
+def numbers(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def in_a_thread(work):
-    """What a call in another thread returns or raises."""
-    found = []
+def tokens(thread, count):
+    return torch.randint(20, (2, count), generator=torch.Generator().manual_seed(thread))
 
-    def run():
+
+def graph_of(case):
+    return patterns.window(40, 3 + case) | patterns.sinks(40, 2)
+
+
+def with_gradients(out, inputs):
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
+
+
+def of_a_graph(case):
+    """What is worked out of a graph at its first use, by each thread in another order."""
+    graph, other = graph_of(case), patterns.window(40, 2)
+    queries = [
+        lambda: graph.edge_index,
+        lambda: graph.mask(),
+        lambda: graph.in_degree(),
+        lambda: (graph - other).T.mask(),
+        lambda: (graph @ other).edge_index,
+        lambda: torch.tensor([graph.num_edges, graph.max_in_degree, graph.is_causal(), graph == other]),
+    ]
+
+    def call(thread):
+        order = random.Random(thread).sample(range(len(queries)), len(queries))
+        answers = {number: queries[number]() for number in order}
+        return [answers[number] for number in range(len(queries))]
+
+    return call
+
+
+def of_a_call(case):
+    """One new graph through several backends, forward and backward."""
+    graph, backends = graph_of(case), ("auto", "tiles", "rows", "dense", "reference")
+
+    def call(thread):
+        qkv = [numbers(seed, 1, 4, 40, 8).requires_grad_() for seed in range(3)]
+        return with_gradients(attend(*qkv, graph, backend=backends[thread % len(backends)]), qkv)
+
+    return call
+
+
+def of_a_layer(case):
+    """A layer whose heads learn their widths from whichever thread comes first."""
+    graph, layer = graph_of(case), MessagePassingAttention(LazyHeads(4, 3))
+
+    def call(thread):
+        out = layer(numbers(thread, 40, 12), graph)
+        return with_gradients(out, list(layer.parameters()))
+
+    return call
+
+
+def of_a_recorded_model(case):
+    """All threads record a model, some with an edge cut; or some record it while others use it."""
+    model, graph, all_record = LanguageModel(Config(**SIZES)).eval(), patterns.causal(10), case % 2 == 0
+
+    def call(thread):
+        if thread % 2 and not all_record:
+            return [model(tokens(thread, 10), graph).detach()]
+        surgery = [trace.cut([(0, 1)], layers=0)] if thread % 2 else []
+        run = trace.record(model, tokens(thread, 10), graph, surgery=surgery)
+        return [x.detach() for x in (run.output, *(layer.weights() for layer in run.layers), *run.states)]
+
+    return call
+
+
+def of_a_cache(case):
+    """All threads fork one cache and go on, each with its own tokens."""
+    model = LanguageModel(Config(**SIZES)).eval()
+    cache = KeyValueCache(patterns.window(20, 4 + case), model.config.num_layers)
+    with torch.no_grad():
+        model.proceed(tokens(50, 3), cache)
+
+    @torch.no_grad()
+    def call(thread):
+        return [model.proceed(tokens(thread, 5), cache.fork())]
+
+    return call
+
+
+def of_a_hugging_face_model(case):
+    """``use_graph`` with another graph in each thread; layers are recomputed in the backward pass."""
+    transformers = needs("transformers")
+    huggingface = pytest.importorskip("gnn_attention.huggingface")
+    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(**sizes, attn_implementation="gnn_attention")
+    model = transformers.LlamaModel(config).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def call(thread):
+        with huggingface.use_graph(model, patterns.window(12, 1 + (thread + case) % 4)):
+            out = model(tokens(thread, 12), use_cache=False).last_hidden_state
+            inputs = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            return with_gradients(out, inputs)
+
+    return call
+
+
+KINDS = [of_a_graph, of_a_call, of_a_layer, of_a_recorded_model, of_a_cache, of_a_hugging_face_model]
+
+
+def at_once(calls):
+    """What calls return that start at the same moment, each in its thread."""
+    start, results = threading.Barrier(len(calls)), {}
+
+    def run(number):
+        start.wait()
         try:
-            found.append(work())
+            results[number] = calls[number]()
         except Exception as error:
-            found.append(error)
+            results[number] = error
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(60)
-    return found[0]
-
-
-class Faulty:
-    """An object with state for each call: what a thread leaves there, another finds."""
-
-    def __init__(self):
-        self.last = None
-
-    def __call__(self, thread):
-        self.last = thread
-        time.sleep(0.002)
-        return [torch.tensor(self.last)]
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return [results[number] for number in range(len(calls))]
 
 
-FAULTS = {
-    "state of a call": lambda rng: Shared(Faulty()),
-    "NaN": lambda rng: Shared(lambda thread: [torch.tensor(torch.nan)]),
-    "an error": lambda rng: Shared(lambda thread: [torch.zeros(2)[thread]]),
-    "a change of the object": lambda rng: (
-        lambda seen: Shared(lambda t: [seen.append(t) or torch.ones(1)], lambda: list(seen))
-    )([]),
-    "a filter of warnings": lambda rng: Shared(
-        lambda t: [warnings.filterwarnings("ignore", f"{t}") or torch.ones(1)]
-    ),
-    "a maker that fails": lambda rng: 1 / 0,
-}
+def made(kind, case):
+    torch.manual_seed(case)
+    return kind(case)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_reported(monkeypatch, fault):
-    monkeypatch.setattr(threads, "KINDS", {fault: FAULTS[fault]})
-    with warnings.catch_warnings():
-        measured = threads.measure(1, lambda text: None)
-    assert not measured.holds
-    assert measured.failures[0].startswith(f"case 0, {fault}: ")
-
-
-def test_a_kind_that_cannot_run_is_skipped(monkeypatch):
-    def missing(rng):
-        raise ImportError("no transformers")
-
-    monkeypatch.setattr(threads, "KINDS", {"use_graph": missing})
-    measured = threads.measure(1, lambda text: None)
-    assert (measured.failures, measured.skipped) == ((), ("case 0, use_graph: no transformers",))
-
-
-def test_a_call_that_hangs_is_reported(monkeypatch):
-    stop = threading.Event()
-    monkeypatch.setattr(threads, "PATIENCE", 0.05)
-    assert threads.together([lambda: stop.wait(30) and []]) == ["did not end"]
-    stop.set()
-
-
-def test_lazy_heads_become_what_they_are_when_they_are_whole(monkeypatch):
-    """A thread that comes while another draws the parameters waits for them."""
-    layer, drawing = MessagePassingAttention(LazyHeads(2, 4)), threading.Event()
-    drawn = StandardHeads.reset_parameters
-
-    def slowly(heads):
-        drawing.set()
-        time.sleep(0.05)
-        drawn(heads)
-
-    monkeypatch.setattr(StandardHeads, "reset_parameters", slowly)
-    first = threading.Thread(target=layer, args=(torch.ones(3, 8), patterns.causal(3)))
-    first.start()
-    drawing.wait(10)
-    at_once = layer(torch.ones(3, 8), patterns.causal(3))
-    first.join()
-    assert type(layer.heads) is StandardHeads
-    assert torch.equal(at_once, layer(torch.ones(3, 8), patterns.causal(3)))
-
-
-def test_heads_that_met_meanwhile_are_left_as_they_are():
-    heads = LazyHeads(2, 4)
-    heads.meet(8, 8)
-    before = heads.W_Q.clone()
-    LazyHeads.meet(heads, 5, 5)
-    assert torch.equal(heads.W_Q, before)
-
-
-def small_model():
-    sizes = Config(vocabulary_size=9, width=8, num_layers=1, num_heads=2, head_dim=4, mlp_width=8)
-    return LanguageModel(sizes).eval()
-
-
-def test_a_recording_holds_what_its_own_thread_computed():
-    model, tokens = small_model(), torch.tensor([[1, 2, 3]])
-    others = []
-
-    def meanwhile(module, inputs):
-        if not others:
-            others.append(None)
-            others[0] = in_a_thread(lambda: model(tokens.flip(1)))
-
-    expected = model(tokens.flip(1))
-    model.blocks[0].mlp.register_forward_pre_hook(meanwhile)
-    run = trace.record(model, tokens)
-    assert torch.equal(others[0], expected)
-    assert (len(run.layers), len(run.states)) == (1, 3)
-
-
-def test_recordings_of_one_module_wait_for_each_other():
-    """The second would have left the first's recorder behind as the layer's backend."""
-    model, tokens, inside = small_model(), torch.tensor([[1, 2, 3]]), threading.Event()
-    before = model.blocks[0].attention.backend
-    model.blocks[0].mlp.register_forward_pre_hook(lambda module, inputs: inside.set() or time.sleep(0.05))
-    first = threading.Thread(target=trace.record, args=(model, tokens))
-    first.start()
-    inside.wait(10)
-    run = trace.record(model, tokens)
-    first.join()
-    assert len(run.layers) == 1
-    assert model.blocks[0].attention.backend == before
+@pytest.mark.parametrize("case", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_at_once_give_what_they_give_alone(kind, case):
+    alone = made(kind, case)
+    truth = [alone(thread) for thread in range(THREADS)]
+    shared, interval = made(kind, case), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # seconds: threads meet often
+    try:
+        results = at_once([partial(shared, thread) for thread in range(THREADS)])
+    finally:
+        sys.setswitchinterval(interval)
+    for mine, expected in zip(results, truth, strict=True):
+        assert not isinstance(mine, Exception), mine
+        assert all(map(torch.equal, mine, expected))
 
 
 def test_a_second_thread_is_refused_an_operate_block():
-    model, tokens = small_model(), torch.tensor([[1, 2, 3]])
-    with trace.operate(model, trace.mute()), trace.operate(model, trace.cut([(0, 1)])):
-        second = trace.operate(model, trace.mute())
-        for work in (lambda: trace.record(model, tokens), second.__enter__):
-            found = in_a_thread(work)
-            assert isinstance(found, NotImplementedError)
-            assert "another thread is in an operate block" in str(found)
-    assert len(trace.record(model, tokens).layers) == 1
-    assert not locks._owners
-
-
-def test_layers_computed_again_use_the_graph_of_their_own_thread(monkeypatch):
-    """Without a mask that carries them: the uses of the last forward pass of any thread were taken."""
-    module, model = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    mine, theirs = (_overrides.Use(model, patterns.window(4, w), False, {}) for w in (1, 2))
-
-    def forward(use):
-        with _overrides.in_force(use):
-            use.calls[0] = 1
-            return _overrides.uses_for(module)
-
-    assert forward(mine) == (mine,)
-    assert in_a_thread(lambda: forward(theirs)) == (theirs,)
-    mine.open[0] = theirs.open[0] = True
-    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 0)
-    assert _overrides.uses_for(module) == (mine,)
-    assert in_a_thread(lambda: _overrides.uses_for(module)) == (theirs,)  # a thread of torch's own: the last
-
-
-def test_filters_of_warnings_are_changed_by_one_thread_at_a_time():
-    before, inside = list(warnings.filters), threading.Event()
-
-    def hold():
-        with locks.ignored("one"):
-            inside.set()
-            time.sleep(0.05)
-
-    first = threading.Thread(target=hold)
-    first.start()
-    inside.wait(10)
-    with locks.ignored("another"):
-        assert not first.is_alive() or "one" not in str(warnings.filters)
-    first.join()
-    assert list(warnings.filters) == before
+    """It could wait for the first, which may wait for it."""
+    model = LanguageModel(Config(**SIZES)).eval()
+    with trace.operate(model, trace.mute()):
+        (error,) = at_once([lambda: trace.record(model, tokens(0, 3))])
+        assert isinstance(error, NotImplementedError)
+        assert "another thread is in an operate block" in str(error)
+    assert len(trace.record(model, tokens(0, 3)).layers) == 2

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from support import traces
 from support.bounds import assert_exact, assert_rule, assert_sum, attention_truth
-from support.covering import pairwise
 from support.refusals import assert_refusals
 from support.traces import CAUSAL, LISTED, TOKENS, at, cells, dense, drawn, heads, new_model, recorded
 from torch import Tensor, nn
@@ -31,10 +32,10 @@ def one_list(backend: Any, name: str, kind: str | None, chosen: Any) -> bool:
 
 BACKENDS = [*traces.BACKENDS, "message_passing"]
 OPERATIONS = {"kind": [None, *traces.KINDS], "chosen": [None, [2], [0, 2]]}
-EVERYTHING = pairwise(one_list, backend=BACKENDS, name=list(traces.GRAPHS), **OPERATIONS)
+EVERYTHING = [row for row in product(BACKENDS, traces.GRAPHS, *OPERATIONS.values()) if one_list(*row)]
 
 
-@pytest.mark.parametrize(("backend", "name", "kind", "chosen"), EVERYTHING)
+@pytest.mark.parametrize(("backend", "name", "kind", "chosen"), random.Random(0).sample(EVERYTHING, 40))
 def test_everything_equals_the_dense_formula(backend: Any, name: str, kind: str | None, chosen: Any) -> None:
     """As it is, and with edges cut or muted in some heads; gradients of the states and parameters too."""
     made, x, graph = heads(), drawn(2, 7, 12).requires_grad_(), traces.GRAPHS[name]
