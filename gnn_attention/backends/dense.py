@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import memory
-from gnn_attention._support.autograd import Run, gradients, needs_every_derivative, twice_differentiable
+from gnn_attention._support.autograd import gradients, needs_every_derivative
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
@@ -167,24 +167,35 @@ def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
         return _unfused(kernel, q, k, v)
     if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
         return kernel(q, k, v)
-    slow = partial(_unfused, kernel)
-    if is_flash(q) and are_plain((q, k, v)):
-        choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
-        if choice == SDPBackend.FLASH_ATTENTION.value:
-            out: Tensor = _Flash.apply(slow, mask, is_causal, scale, q, k, v)  # type: ignore[no-untyped-call]
-            return out
-    return twice_differentiable(kernel, slow, q, k, v)
+    if not are_plain((q, k, v)):
+        return kernel(q, k, v)
+    choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
+    out: Tensor
+    if is_flash(q) and choice == SDPBackend.FLASH_ATTENTION.value:
+        slow = partial(_unfused, kernel)
+        out = _Flash.apply(slow, mask, is_causal, scale, q, k, v)  # type: ignore[no-untyped-call]
+        return out
+    out = kernel(q, k, v)
+    if choice != SDPBackend.MATH.value:
+        out.register_hook(_refuse_second_derivative)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _refuse_second_derivative(grad: Tensor) -> None:
+    if torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"second derivatives do not pass through the kernel of the backend dense on {grad.device.type}; "
+            "use backend='message_passing'"
+        )
 
 
 class _Flash(torch.autograd.Function):
-    """SDPA's kernel for a CPU; a gradient that will be differentiated again is that of the equal ``slow``.
-
-    For few tokens the second graph of autograd, which ``twice_differentiable`` makes, takes longer than the
-    kernel.
-    """
+    """SDPA's kernel for a CPU; a gradient that will be differentiated again is that of the equal ``slow``."""
 
     @staticmethod
-    def forward(ctx: Any, slow: Run, mask: Tensor | None, causal: bool, scale: float, *inputs: Any) -> Tensor:
+    def forward(
+        ctx: Any, slow: Callable[..., Tensor], mask: Tensor | None, causal: bool, scale: float, *inputs: Any
+    ) -> Tensor:
         if mask is not None and mask.dtype == torch.bool:
             mask = additive_mask(mask, inputs[0].dtype)
         out: Tensor
