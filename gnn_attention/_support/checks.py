@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -56,14 +56,11 @@ def index(name: str, value: object, count: int) -> int:
     return number
 
 
-def is_dict(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    # the nodes of a networkx graph are a mapping too, but name themselves in their order
-    return isinstance(value, Mapping) and not isinstance(value, AbstractSet)
-
-
 def check_order(name: str, values: object) -> None:
     """TypeError for a set or dict where the order of the values counts."""
-    if isinstance(values, (set, frozenset)) or is_dict(values):
+    # The nodes of a networkx graph are a mapping too, but name themselves in their order.
+    is_dict = isinstance(values, Mapping) and not isinstance(values, AbstractSet)
+    if is_dict or isinstance(values, (set, frozenset)):
         reason = "the order counts, and this has none of its own"
         raise TypeError(f"{name} must be a list in its order, got {described(values)}: {reason}")
 
@@ -82,15 +79,10 @@ def sizes(name: str, values: object, minimum: int = 0, any_order: bool = False) 
 
 
 def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
-    """A label for each node, from a list in their order or a dict position -> label.
-
-    TypeError for a set or another dict, ValueError for another number; ``nodes`` says of what.
-    """
-    if is_dict(values) and set(values) == set(range(count)):
-        values = [values[i] for i in range(count)]
-    if is_dict(values) or isinstance(values, (set, frozenset)) or not isinstance(values, Iterable):
-        expected = f"a list of {count} labels in their order, or a dict position -> label of 0 .. {count - 1}"
-        raise TypeError(f"{name} must be {expected}, got {described(values)}")
+    """A list of a label for each node, in their order; ``nodes`` says in an error of what."""
+    check_order(name, values)
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of {count} labels in their order, got {described(values)}")
     names = list(values)
     if len(names) != count:
         raise ValueError(f"{name} must hold a name for each of the {nodes}, got {len(names)}")
@@ -98,28 +90,22 @@ def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
 
 
 def places_of_names(argument: str, order: object, names: Iterable[Hashable]) -> dict[Hashable, int]:
-    """``{name: place}`` of a list that holds each name once, or of a dict that is it already.
-
-    TypeError for a set, which has no order, and ValueError where the names or the places are others.
+    """``{name: place}`` of a list that holds each name once, else TypeError or ValueError.
 
     >>> places_of_names("order", ["b", "a"], "ab")
     {'b': 0, 'a': 1}
     """
-    if not isinstance(order, Iterable) or isinstance(order, (set, frozenset)):
-        expected = "must be a list of nodes, every one once, or a dict node -> position"
-        raise TypeError(f"{argument} {expected}, got {described(order)}")
-    nodes, ordered = list(names), list(order)
+    check_order(argument, order)
+    if not isinstance(order, Iterable):
+        raise TypeError(f"{argument} must be a list of nodes, every one once, got {described(order)}")
+    ordered, nodes = list(order), list(names)
     try:
-        places = dict(order) if is_dict(order) else {name: at for at, name in enumerate(ordered)}
-        is_permutation = set(places.values()) == set(range(len(nodes)))
+        places = {name: place for place, name in enumerate(ordered)}
+        wrong = [n for n in nodes if n not in places] + [n for n in ordered if n not in set(nodes)]
     except TypeError:
         raise TypeError(f"{argument} must hold the nodes themselves, got {described(order)}") from None
-    if set(places) != set(nodes) or not len(ordered) == len(places) == len(nodes):
-        wrong = list(set(nodes) ^ set(places))[:3]
-        raise ValueError(f"{argument} must hold every node once, got {wrong or 'a repeated node'}")
-    if not is_permutation:
-        expected = f"the positions 0 .. {len(nodes) - 1} in any order"
-        raise ValueError(f"{argument} as a dict must give its nodes {expected}, got {quoted(order)}")
+    if wrong or not len(ordered) == len(nodes) == len(places):
+        raise ValueError(f"{argument} must hold every node once, got {wrong[:3] or 'a repeated node'}")
     return places
 
 
@@ -168,10 +154,7 @@ def path(name: str, value: object) -> Path:
 
 
 def takes(name: str, function: Callable[..., Any], *words: str) -> None:
-    """TypeError unless ``function`` takes these positional arguments, where it has a signature.
-
-    >>> takes("call", lambda module, x: x, "module", "x")
-    """
+    """TypeError unless ``function`` takes these positional arguments, where it has a signature."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -179,8 +162,7 @@ def takes(name: str, function: Callable[..., Any], *words: str) -> None:
     try:
         signature.bind(*words)
     except TypeError:
-        parameters = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
-        got = f"a {type(function).__name__} of ({parameters})"
+        got = f"a {type(function).__name__} of {signature}"
         raise TypeError(f"{name} must take ({', '.join(words)}), got {got}") from None
 
 

@@ -11,16 +11,9 @@ from gnn_attention._support.dynamo import constant
 
 WORTH_ASKING = 2**28  # bytes below which nothing is checked
 UNKNOWN = 2**40  # where the system does not say
-# the controllers of a group -> where it is, and its files
-FILES = {
-    "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    "memory": (
-        "sys/fs/cgroup/memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
-}
+V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+FILES = {"memory": V1, "": V2}  # the controllers of a group -> where it is, and its files
 
 
 @constant

@@ -6,7 +6,7 @@ thread of its own shows it, so that a step of any length is followed. What canno
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 import threading
 import time
@@ -104,10 +104,7 @@ class Progress:
         return self._put(f"{self}\n")
 
     def _draw(self) -> bool:
-        try:
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns - 1
-        except (OSError, ValueError, AttributeError):
-            return False
+        columns = shutil.get_terminal_size().columns - 1
         erasure, self._erasure = self._erasure, f"\r{' ' * columns}\r"
         return self._put(erasure + self._meter(columns))
 
