@@ -162,7 +162,8 @@ def takes(name: str, function: Callable[..., Any], *words: str) -> None:
     try:
         signature.bind(*words)
     except TypeError:
-        got = f"a {type(function).__name__} of {signature}"
+        parameters = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
+        got = f"a {type(function).__name__} of ({parameters})"
         raise TypeError(f"{name} must take ({', '.join(words)}), got {got}") from None
 
 

@@ -19,11 +19,11 @@ def axes(**tensors: tuple[Tensor, str]) -> None:
         words = form.removeprefix("... ").split()
         lead = x.dim() - len(words)
         if lead < 0 or (lead and not form.startswith("...")):
-            raise ValueError(f"{name} must be [{form}], got shape {list(x.shape)}")
+            raise ValueError(f"{name} must be [{form}], got {list(x.shape)}")
         for word, size in zip(("...", *words), (x.shape[:lead], *x.shape[lead:]), strict=True):
             if sizes.setdefault(word, size) != size:
                 expected = f"[{form}] with {word} = {sizes[word]}, as in {next(iter(tensors))}"
-                raise ValueError(f"{name} must be {expected}, got shape {list(x.shape)}")
+                raise ValueError(f"{name} must be {expected}, got {list(x.shape)}")
 
 
 def groups(x: Tensor, num_heads: int) -> None:
@@ -40,8 +40,11 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
     floats("q_dst", q_dst, "[..., dim]")
     floats("k_src", k_src, "[..., dim]")
     q, k = list(q_dst.shape), list(k_src.shape)
-    if q[-1:] != k[-1:] or not (q == k or _broadcast(q, k)):
-        raise ValueError(f"q_dst and k_src must be [..., dim] of the same edges, got {q} and {k}")
+    if not q or not k or q[-1] != k[-1]:
+        dims = f"{q[-1] if q else 'none'} and {k[-1] if k else 'none'}"
+        raise ValueError(f"q_dst and k_src must have the same dim, their last axis, got {dims}")
+    if q != k and not _broadcast(q, k):
+        raise ValueError(f"q_dst and k_src must be of the same edges, got {q} and {k}")
     if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat, Tensor)):
         raise TypeError(f"scale must be a number, such as dim ** -0.5, got {described(scale)}")
 

@@ -10,7 +10,6 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 from tqdm import tqdm
 
@@ -42,7 +41,6 @@ class Progress:
     ) -> None:
         self.name, self.unit, self.shown = name, unit, shown
         self._count, self._output, self._over = threading.Lock(), threading.Lock(), threading.Event()
-        self._poll: Callable[[], int] | None = None
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
         self._erasure = ""  # what removes the bar that is drawn
         self.expect(total, before)
@@ -65,10 +63,6 @@ class Progress:
         """A step begins, which ends the one before."""
         self.advance(int(self.note != ""), note)
 
-    def follow(self, done: Callable[[], int]) -> None:
-        """From here on ``done()`` is the number of steps done, read whenever it is shown."""
-        self._poll = done
-
     def write(self, text: str) -> None:
         """A line on stderr, above the bar if there is one; also where progress itself is not shown."""
         self._put(f"{self._erasure}{text}\n")
@@ -77,7 +71,6 @@ class Progress:
         return self._meter(None)
 
     def _meter(self, columns: int | None) -> str:
-        self.done = self.done if self._poll is None else self._poll()
         options = {"initial": self.before, "prefix": self.name, "unit": f" {self.unit}", "postfix": self.note}
         elapsed = time.monotonic() - self.since
         return str(tqdm.format_meter(self.done, self.total, elapsed, ncols=columns, **options))

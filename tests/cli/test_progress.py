@@ -65,13 +65,6 @@ class TestText:
             seen.append((progress.done, progress.note))
         assert seen == [(0, "a"), (1, "b"), (2, "c")]
 
-    def test_what_is_followed_is_read_when_it_is_shown(self, clock):
-        progress, done = Progress("generate", 10, "tokens"), iter([2, 7])
-        progress.follow(lambda: next(done))
-        clock.now = 4.0
-        assert "2/10 [00:04<00:16," in str(progress)
-        assert "7/10 [00:04<" in str(progress)
-
 
 class TestPipe:
     def test_what_is_quick_shows_nothing(self, capfd):
