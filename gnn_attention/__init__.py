@@ -65,7 +65,6 @@ _ON_DEMAND = {
     "cost_model": "backends.cost_model",
     "expressions": "convert.expressions",
     "foreign": "model.foreign",
-    "general": "layer.pairwise",
     "graph_files": "convert.files",
     "heads_of": "model.foreign:heads_of",
     "rotary": "rotary",

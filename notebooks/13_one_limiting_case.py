@@ -27,6 +27,7 @@
 
 # %%
 import inspect
+import sys
 import textwrap
 import warnings
 
@@ -44,7 +45,9 @@ warnings.filterwarnings(
 from torch_geometric.nn import EdgeConv, GATConv, MessagePassing  # noqa: E402
 
 from gnn_attention import patterns  # noqa: E402
-from gnn_attention.layer import pairwise  # noqa: E402
+
+sys.path.append("..")  # the examples are beside the notebooks, no part of the package
+from examples import pairwise  # noqa: E402
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -105,7 +108,7 @@ print("strict message passing gives what ga.attend gives")
 #
 # $$y_i = \sum_{j \to i} w_{ij} \, m(x_i, x_j), \qquad w_{ij} = \text{normaliser of the logits } a(x_i, x_{j'}) \text{ of all } j' \to i$$
 #
-# The library has this as `pairwise.PairwiseMessages`: you give it two functions of an edge, `logit` and `message`, and the name of a
+# The examples have this as `pairwise.PairwiseMessages`: you give it two functions of an edge, `logit` and `message`, and the name of a
 # normaliser that makes weights of logits. This is what it does along an edge:
 
 # %%

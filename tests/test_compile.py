@@ -15,7 +15,6 @@ from torch.torch_version import TorchVersion
 
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
-from gnn_attention.layer.pairwise import BothEnds, PairwiseMessages
 
 HEADS, KV_HEADS = 4, 2
 LENGTHS = (37, 50, 41)  # no multiple of a tile
@@ -214,14 +213,3 @@ def test_the_layer_is_compiled(graph, way, compiler):
             for call in (program, layer)
         ]
         assert_same(*results)
-
-
-@quiet
-def test_messages_of_pairs_are_compiled():
-    """Dynamo sees that no step is a user's own."""
-    torch.manual_seed(0)
-    x = torch.randn(9, 8, dtype=torch.float64)
-    message = BothEnds(8, 16, 8).double()
-    layer = PairwiseMessages(message, logit=lambda x_dst, x_src: (x_dst * x_src).sum(-1))
-    program = compiled(layer, "aot_eager_decomp_partition")
-    assert_exact(program(x, patterns.window(9, 3)), layer(x, patterns.window(9, 3)))

@@ -14,7 +14,7 @@ PUBLIC = """
 algebra analyse backends backends.cost_model cache convert convert.catalogue convert.expressions convert.files
 cost distributed draw edge_softmax explorer graph graph.tiling heads heads.factored_matrix heads.latent
 heads.lazy huggingface interpret.audit interpret.bounds interpret.circuits interpret.sinks interpret.trace
-layer layer.pairwise lm model model.foreign patterns rotary score_mods selectors verify
+layer lm model model.foreign patterns rotary score_mods selectors verify
 """.split()  # noqa: SIM905
 # what needs transformers
 OF_TRANSFORMERS = {"lm", "huggingface", "use_graph", "interpret.sinks"}

@@ -282,11 +282,8 @@ def test_the_book_is_in_order() -> None:
 
 def test_printed_methods_are_those_of_the_library() -> None:
     """What two chapters print of the layer is the layer, without a run."""
-    layer, general = (
-        importlib.import_module(f"gnn_attention.layer.{name}") for name in ("attention", "pairwise")
-    )
-    own = layer.MessagePassingAttention
-    printed = {"01": (own.edge_update, own.message, own.update), "13": (general.PairwiseMessages.message,)}
+    own = gnn_attention.MessagePassingAttention
+    printed = {"01": (own.edge_update, own.message, own.update), "13": (pairwise.PairwiseMessages.message,)}
     for number, methods in printed.items():
         source = next(source for source in SOURCES if source.stem.startswith(number))
         for method in methods:

@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import gnn_attention as ga
 from gnn_attention import FactoredHeads, MergedHeads, StandardHeads, edge_softmax, explorer, patterns
 from gnn_attention import model as lm
-from tests import test_seeds_lessons, test_seeds_matrices, test_seeds_told
+from tests import test_seeds_matrices
 
 # what the tests of a package promise already: tests/<package>
 ELSEWHERE = {
@@ -40,6 +40,8 @@ ELSEWHERE = {
     "interpret": "S1.24 S1.25 S4.1 S4.3 S4.11 S4.17 S4.19",
     "backends": "S2.3",
 }
+# what chapters of the book compute and assert
+IN_NOTEBOOKS = "S1.7 S1.26 S3.4 S4.15"
 # what notebooks show beyond numbers: their cells are tagged with it
 SHOWN = (
     "S0.7 S0.9 S0.10 S1.7 S1.10 S1.11 S1.16 S1.26 S1.27 S2.7 S3.4 S3.8 S4.3 S4.5 S4.8 S4.9 S4.11 S4.12 S4.15 "
@@ -81,10 +83,20 @@ def test_S0_10_words_before_and_after_the_softmax():
     expected = softmaxed(q, k, LISTED.mask())[:, :, dst, src]
     assert_exact(edge_softmax.softmax(logits, dst, 5)[0], expected)
     assert_exact(ga.attend(q, k, v, LISTED, return_info=True)[1].weights(), expected)
-    public = {*ga.__all__, *ga._ON_DEMAND, *edges.__all__, *dir(StandardHeads), *dir(MergedHeads)}
+    public = {*ga.__all__, *ga._ON_DEMAND, *edge_softmax.__all__, *dir(StandardHeads), *dir(MergedHeads)}
     public |= set(inspect.signature(ga.attend).parameters)
     # FlexAttention's word, before the softmax
     assert {name for name in public if "score" in name} == {"score_mods", "score_mod"}
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("[0-9]*.ipynb")), ids=lambda path: path.stem[:2])
+def test_S0_11_applications_illustrations_experiments(path):
+    """In every chapter a picture that it drew, an assert, and at least three exercises with a check."""
+    code = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert any("image/png" in output.get("data", ()) for output in outputs)
+    assert any("assert " in line for cell in code for line in cell["source"])
+    assert sum("check" in cell["metadata"].get("tags", ()) for cell in code) >= 3
 
 
 def test_S1_2_heads_are_separable(way):
@@ -338,19 +350,11 @@ def test_notebooks_show_it():
 
 
 def test_every_seed_is_tested():
-    """Here, by the matrices' file, or by a package's own tests, and by one of them alone."""
+    """Here, by the matrices' file, by a package's own tests or by a notebook, and by one of them alone."""
     every = {f"S{text}.{n}" for text, last in enumerate((11, 28, 9, 8, 25)) for n in range(1, last + 1)}
-    found = [
-        re.match(r"test_S(\d)_(\d+)_", name)
-        for name in (
-            *globals(),
-            *vars(test_seeds_matrices),
-            *vars(test_seeds_lessons),
-            *vars(test_seeds_told),
-        )
-    ]
+    found = [re.match(r"test_S(\d)_(\d+)_", name) for name in (*globals(), *vars(test_seeds_matrices))]
     here = [f"S{match[1]}.{match[2]}" for match in found if match]
-    others = " ".join(ELSEWHERE.values()).split()
+    others = " ".join([*ELSEWHERE.values(), IN_NOTEBOOKS]).split()
     assert len(here + others) == len(every)
     assert {*here, *others} == every
     assert all((Path(__file__).parent / package).is_dir() for package in ELSEWHERE)

@@ -19,7 +19,7 @@ from gnn_attention import (
     FactoredHeads,
     MessagePassingAttention,
     StandardHeads,
-    edges,
+    edge_softmax,
     explorer,
     patterns,
 )
@@ -31,7 +31,7 @@ def test_S3_1_pairwise_similarities():
     """(AB)_ij = a_i . b_j: a pairwise similarity matrix of two sets of vectors, n and m of them."""
     a, b, graph = drawn(4, 3), drawn(6, 3, seed=1), patterns.cross(4, 6)
     src, dst = graph.edge_index
-    similarity = table_of(edges.logit(a[dst], b[src], 1.0), graph)
+    similarity = table_of(edge_softmax.logit(a[dst], b[src], 1.0), graph)
     assert_exact(similarity, torch.tensor([[sum(a_i * b_j) for b_j in b] for a_i in a], dtype=torch.float64))
     _, info = ga.attend(a[None, None], b[None, None], b[None, None], graph, scale=1.0, return_info=True)
     assert_exact(table_of(info.weights().log()[0, 0] + info.lse[0, 0, dst], graph), a @ b.T)
@@ -238,7 +238,7 @@ def test_S4_13_the_attention_transform():
     assert heads.pattern_matrix().rank().tolist() == [4] == [torch.linalg.matrix_rank(W_A)]
     src, dst = graph.edge_index
     q, (k, _) = heads.receive(X.T[None]), heads.send(X.T[None])
-    A = table_of(edges.logit(q[:, :, dst], k[:, :, src], 1.0), graph)[0, 0].T
+    A = table_of(edge_softmax.logit(q[:, :, dst], k[:, :, src], 1.0), graph)[0, 0].T
     assert_exact(A, torch.stack([torch.stack([x_j @ W_A @ x_i for x_i in X.T]) for x_j in X.T]))
     even, odd = (W_A + W_A.T) / 2, (W_A - W_A.T) / 2  # how far two tokens match, and in which direction
     assert_exact(A + A.T, 2 * X.T @ even @ X)

@@ -1,13 +1,12 @@
 """Graphs from graphs: what the operators ``| & - ^ ~ .T @ **`` of a graph leave to functions.
 
 ``stacks``: many graphs of the same nodes (union, intersection, one for each head, one for each sample).
-``products``: graphs on more tokens (disjoint sum, Cartesian, strong and tensor product). ``tokens``: other
-tokens (some of them, in another order, further ones). ``blocks``: a token as a block, a group as a token.
-``walks``: several hops (closure, ancestry).
+``products``: graphs on more tokens (disjoint sum, Cartesian product). ``tokens``: other tokens (some of them,
+in any order, further ones). ``blocks``: a group of tokens as a token. ``walks``: several hops (closure).
 
 The result is a rule made of the operands' rules, so that nothing is enumerated; where all operands carry
-their edges as lists, so does the result, in the order each docstring states. ``closure``, ``quotient`` and
-``ancestry`` must look at the edges and say so. Graphs that differ by head or by sample take part everywhere.
+their edges as lists, so does the result, in the order each docstring states. ``closure`` and ``quotient``
+must look at the edges and say so. Graphs that differ by head or by sample take part everywhere.
 Tokens that become other tokens begin at position 0.
 
 TypeError for what is no graph (no integer, no sequence of them), IndexError for a token that is none.

@@ -1,7 +1,7 @@
-"""Between tokens and groups of tokens: every token becomes a block, or every group becomes a token."""
+"""Groups of tokens as tokens."""
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -10,37 +10,11 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.stacks import each_alone
-from gnn_attention.algebra.tokens import gathered
 from gnn_attention.graph import TokenGraph, edge_list, text
 
-__all__ = ["blow_up", "quotient"]
+__all__ = ["quotient"]
 
 EDGES_AT_ONCE = 2**22  # of a rule, while a quotient looks at them
-
-
-@not_compiled
-def blow_up(
-    g: TokenGraph, sizes: int | Iterable[int], src_sizes: int | Iterable[int] | None = None
-) -> TokenGraph:
-    """Every token becomes a block of tokens, every edge all pairs between its two blocks.
-
-    ``mask[i, j] = g.mask()[block(i), block(j)]``. ``sizes``: one for all, or one for each token (0 allowed);
-    ``src_sizes`` where the senders are others, None = the same. A graph of blocks as a graph of tokens:
-    ``E * size^2`` edges. The blow-up of Phan 2026 (arXiv 2605.06725, section 1), with self loops as well.
-    Lists: edge by edge; for each, by receiver, then sender. ValueError unless there are as many.
-
-    >>> from gnn_attention import patterns
-    >>> blow_up(patterns.causal(2), [1, 2]).edge_index.tolist()
-    [[0, 0, 1, 2, 0, 1, 2], [0, 1, 1, 1, 2, 2, 2]]
-    """
-    varies = _operands.from_zero("blow_up", g)
-    of_dst, of_src, name = _both_sides("blow_up", "sizes", g, sizes, src_sizes, 0, _for_each)
-    num_dst, num_src = int(of_dst.sum()), int(of_src.sum())
-    if g.listed_edges is not None:
-        edges = _block_edges(g.listed_edges, of_dst, of_src)
-        return TokenGraph.from_edges(edges, num_dst, num_src, name=name)
-    blocks = [torch.arange(len(sizes), device="cpu").repeat_interleave(sizes) for sizes in (of_dst, of_src)]
-    return TokenGraph.from_rule(partial(gathered, g.rule, *blocks), num_dst, num_src, **varies, name=name)
 
 
 @not_compiled
@@ -60,60 +34,37 @@ def quotient(
     True
     """
     _operands.from_zero("quotient", g)
-    of_dst, of_src, name = _both_sides("quotient", "groups", g, groups, src_groups, 1, _owners)
+    of_dst = _group_of("groups", groups, g.num_dst)
+    shown = [_text_of("groups", groups)]
+    if src_groups is not None:
+        of_src = _group_of("src_groups", src_groups, g.num_src)
+        shown.append(_text_of("src_groups", src_groups))
+    elif g.num_dst != g.num_src and isinstance(groups, Iterable):
+        raise ValueError(f"quotient of {g!r} needs src_groups too: it has other senders than receivers")
+    else:
+        of_src = _group_of("groups", groups, g.num_src)
+    name = _operands.name("quotient", (g,), *shown)
     return each_alone(lambda plain: _quotient_of(plain, of_dst, of_src), g, name)
 
 
-Given = int | list[int]  # one number for all tokens, or one for each
-Numbering = Callable[[str, Given, int], Tensor]
-
-
-def _both_sides(
-    function: str, word: str, g: TokenGraph, own: object, others: object, smallest: int, of: Numbering
-) -> tuple[Tensor, Tensor, str]:
-    """A number for each receiver and each sender, the same where no others are given; the call as text."""
-    given, senders = [_numbers(word, own, smallest)], word if others is None else f"src_{word}"
-    if others is not None:
-        given.append(_numbers(senders, others, smallest))
-    elif g.num_dst != g.num_src and isinstance(given[0], list):
-        raise ValueError(f"{function} of {g!r} needs src_{word} too: it has other senders than receivers")
-    shown = (str(value) if isinstance(value, int) else text.listed(value, word) for value in given)
-    name = _operands.name(function, (g,), *shown)
-    return of(word, given[0], g.num_dst), of(senders, given[-1], g.num_src), name
-
-
-def _numbers(word: str, value: object, smallest: int) -> Given:
-    checks.check_order(word, value)
-    value = value.tolist() if isinstance(value, Tensor) else value
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        return checks.size(word, value, smallest)
-    return [checks.size(f"each of {word}", number) for number in value]
-
-
-def _for_each(word: str, numbers: Given, count: int) -> Tensor:
-    """One number for each token, the same for all where a single one was given."""
-    values = [numbers] * count if isinstance(numbers, int) else numbers
-    if len(values) != count:
-        raise ValueError(f"{word} must hold one number for each of {count} tokens, got {len(values)}")
-    return torch.tensor(values, dtype=torch.int64, device="cpu")
-
-
-def _owners(word: str, value: Given, count: int) -> Tensor:
-    if isinstance(value, int):
-        return torch.arange(count, device="cpu") // value
-    if gaps := set(range(max(value, default=0))) - set(value):
-        got = f"{max(value)} but no {min(gaps)}"
+def _group_of(word: str, groups: object, count: int) -> Tensor:
+    """The group of each of ``count`` tokens, from a block length or a list of groups."""
+    checks.check_order(word, groups)
+    groups = groups.tolist() if isinstance(groups, Tensor) else groups
+    if isinstance(groups, str) or not isinstance(groups, Iterable):
+        return torch.arange(count, device="cpu") // checks.size(word, groups, 1)
+    numbers = [checks.size(f"each of {word}", number) for number in groups]
+    if gaps := set(range(max(numbers, default=0))) - set(numbers):
+        got = f"{max(numbers)} but no {min(gaps)}"
         raise ValueError(f"{word} must be numbered 0, 1, ... without gaps, got {got}")
-    return _for_each(word, value, count)
+    if len(numbers) != count:
+        raise ValueError(f"{word} must hold one number for each of {count} tokens, got {len(numbers)}")
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
-def _block_edges(edges: Tensor, of_dst: Tensor, of_src: Tensor) -> Tensor:
-    src, dst = edges
-    pairs = of_dst[dst] * of_src[src]
-    edge = torch.arange(len(pairs), device="cpu").repeat_interleave(pairs)
-    inside = torch.arange(len(edge), device="cpu") - (pairs.cumsum(0) - pairs)[edge]
-    first_dst, first_src, width = of_dst.cumsum(0) - of_dst, of_src.cumsum(0) - of_src, of_src[src][edge]
-    return torch.stack([first_src[src][edge] + inside % width, first_dst[dst][edge] + inside // width])
+def _text_of(word: str, groups: Any) -> str:
+    groups = groups.tolist() if isinstance(groups, Tensor) else groups
+    return text.listed(list(groups), word) if isinstance(groups, Iterable) else str(groups)
 
 
 def _quotient_of(g: TokenGraph, of_dst: Tensor, of_src: Tensor) -> TokenGraph:

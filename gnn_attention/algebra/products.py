@@ -1,10 +1,10 @@
-"""Graphs on more tokens than their operands have: the disjoint sum, and the products on pairs of tokens.
+"""Graphs on more tokens than their operands have: the disjoint sum, and the product on pairs of tokens.
 
 In a product the pair (i, j) is token ``i * n2 + j``: j runs fastest, as in a picture read row by row. A
 product of a graph of the rows and a graph of the columns is a graph on the grid.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from gnn_attention.graph.intervals.arithmetic import evaluate
 from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.rules import Rule, no_pair
 
-__all__ = ["cartesian_product", "disjoint_sum", "strong_product", "tensor_product"]
+__all__ = ["cartesian_product", "disjoint_sum"]
 
 
 @not_compiled
@@ -56,62 +56,20 @@ def cartesian_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
     >>> cartesian_product(patterns.strict_causal(2), patterns.full(2)).in_degree().tolist()
     [2, 2, 3, 3]
     """
-    return _square_product("cartesian_product", g1, g2, _cartesian, _along_one)
-
-
-@not_compiled
-def strong_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
-    """One step along one axis or along both at once: the edges of the Cartesian and of the tensor product.
-
-    ``n2 * E1 + n1 * E2 + E1 * E2`` edges of graphs without self loops. The product of two paths is the king's
-    graph. networkx's ``strong_product``. Lists: :func:`cartesian_product`'s, then :func:`tensor_product`'s.
-
-    >>> from gnn_attention import patterns
-    >>> step = patterns.window(3, 2) - patterns.window(3, 1)
-    >>> strong_product(step, step).edge_index[0, -3:].tolist()  # the last token's senders
-    [4, 5, 7]
-    """
-    return _square_product("strong_product", g1, g2, _strong, _along_one_or_both)
-
-
-@not_compiled
-def tensor_product(g1: TokenGraph, g2: TokenGraph) -> TokenGraph:
-    """A step along both axes at once.
-
-    ``k -> i in g1 and l -> j in g2``, for receiver (i, j) and sender (k, l). ``E1 * E2`` edges; the mask is
-    the Kronecker product of the masks. Bipartite graphs have one too. networkx's ``tensor_product``, also
-    called direct or categorical. Lists: for each edge of g1 all edges of g2.
-
-    >>> from gnn_attention import patterns
-    >>> tensor_product(patterns.full(3), patterns.causal(2)).in_degree().tolist()
-    [3, 6, 3, 6, 3, 6]
-    """
-    sizes = _operands.from_zero("tensor_product", g1, g2)
-    num_dst, num_src = g1.num_dst * g2.num_dst, g1.num_src * g2.num_src
-    name = _operands.name("tensor_product", (g1, g2))
+    sizes = _operands.from_zero("cartesian_product", g1, g2)
+    for graph in (g1, g2):
+        _operands.square("cartesian_product", graph, "a step along one axis stays on the other")
+    n, name = g1.num_dst * g2.num_dst, _operands.name("cartesian_product", (g1, g2))
     if (lists := _operands.edge_lists((g1, g2))) is not None:
-        edges = _along_both(lists[0], lists[1], g2.num_dst, g2.num_src)
-        return TokenGraph.from_edges(edges, num_dst, num_src, name=name)
-    rule = partial(_tensor, g1.rule, g2.rule, g2.num_dst, g2.num_src)
-    return TokenGraph.from_rule(rule, num_dst, num_src, **sizes, name=name)
+        edges = _along_one(lists[0], lists[1], g1.num_dst, g2.num_dst)
+        return TokenGraph.from_edges(edges, n, coalesce=True, name=name)
+    rule = partial(_cartesian, g1.rule, g2.rule, g2.num_dst)
+    return TokenGraph.from_rule(rule, n, **sizes, name=name)
 
 
 def _cartesian(left: Rule, right: Rule, n: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     i, j, k, l = dst // n, dst % n, src // n, src % n  # noqa: E741
     return ((i == k) & evaluate(right, b, h, j, l)) | ((j == l) & evaluate(left, b, h, i, k))
-
-
-def _strong(left: Rule, right: Rule, n: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    i, j, k, l = dst // n, dst % n, src // n, src % n  # noqa: E741
-    first, second = evaluate(left, b, h, i, k), evaluate(right, b, h, j, l)
-    return ((i == k) & second) | ((j == l) & first) | (first & second)
-
-
-def _tensor(
-    left: Rule, right: Rule, num_dst: int, num_src: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    first = evaluate(left, b, h, dst // num_dst, src // num_src)
-    return first & evaluate(right, b, h, dst % num_dst, src % num_src)
 
 
 def corner(
@@ -146,18 +104,6 @@ def block_edges(parts: Sequence[Part]) -> Tensor:
     return torch.cat(lists, dim=1)
 
 
-def _square_product(
-    function: str, g1: TokenGraph, g2: TokenGraph, rule: Callable[..., Tensor], join: Callable[..., Tensor]
-) -> TokenGraph:
-    sizes = _operands.from_zero(function, g1, g2)
-    for graph in (g1, g2):
-        _operands.square(function, graph, "tensor_product takes bipartite graphs")
-    n, name = g1.num_dst * g2.num_dst, _operands.name(function, (g1, g2))
-    if (lists := _operands.edge_lists((g1, g2))) is not None:
-        return TokenGraph.from_edges(join(*lists, g1.num_dst, g2.num_dst), n, coalesce=True, name=name)
-    return TokenGraph.from_rule(partial(rule, g1.rule, g2.rule, g2.num_dst), n, **sizes, name=name)
-
-
 def _along_both(left: Tensor, right: Tensor, num_dst: int, num_src: int) -> Tensor:
     stride = torch.tensor([[num_src], [num_dst]], device="cpu")
     return ((left * stride)[:, :, None] + right[:, None, :]).flatten(1)
@@ -166,7 +112,3 @@ def _along_both(left: Tensor, right: Tensor, num_dst: int, num_src: int) -> Tens
 def _along_one(left: Tensor, right: Tensor, n1: int, n2: int) -> Tensor:
     stay1, stay2 = (torch.arange(n, device="cpu").expand(2, -1) for n in (n1, n2))
     return torch.cat([_along_both(left, stay2, n2, n2), _along_both(stay1, right, n2, n2)], dim=1)
-
-
-def _along_one_or_both(left: Tensor, right: Tensor, n1: int, n2: int) -> Tensor:
-    return torch.cat([_along_one(left, right, n1, n2), _along_both(left, right, n2, n2)], dim=1)

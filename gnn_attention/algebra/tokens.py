@@ -19,7 +19,7 @@ from gnn_attention.algebra.stacks import at_positions_of
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.graph.rules import Rule
 
-__all__ = ["extend", "relabel", "restrict"]
+__all__ = ["extend", "restrict"]
 
 
 @not_compiled
@@ -42,33 +42,6 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
     src_chosen = dst_chosen if src is None else _distinct("src", src, g.num_src)
     shown = text.listed(dst_chosen, "tokens"), "" if src is None else text.listed(src_chosen, "tokens")
     return _gathered_graph(g, sizes, dst_chosen, src_chosen, _operands.name("restrict", (g,), *shown))
-
-
-@not_compiled
-def relabel(g: TokenGraph, order: Iterable[int]) -> TokenGraph:
-    """The same graph, its tokens in another order: token ``order[i]`` stands at position i.
-
-    ``mask[i, j] = g.mask()[order[i], order[j]]``. With ``rank[i]`` the step at which token i is generated,
-    ``relabel(causal(n), rank)`` is a generation order as a graph: i attends to j iff ``rank[j] <= rank[i]``.
-    Lists keep their order. A rule in a shuffled order is evaluated on nearly every pair: where tokens are
-    many and edges few, list them first, ``relabel(TokenGraph.from_edges(g.edge_index, n), order)``.
-    ValueError unless every token is named once.
-
-    >>> from gnn_attention import patterns
-    >>> print(relabel(patterns.causal(3), [2, 0, 1]))
-    relabel(causal(3), [2, 0, 1]): mask[dst, src] and in-edges
-    0 ■ ■ ■   0 <- 0 1 2
-    1 · ■ ·   1 <- 1
-    2 · ■ ■   2 <- 1 2
-    """
-    hint = "restrict(g, tokens, src) reorders the two sides of a bipartite graph"
-    sizes = _operands.square("relabel", g, hint)
-    chosen = _distinct("order", order, g.num_dst)
-    if len(chosen) != g.num_dst:
-        got = f"got {len(chosen)}; restrict(g, tokens) takes some"
-        raise ValueError(f"order must hold each of the {g.num_dst} tokens once, {got}")
-    name = _operands.name("relabel", (g,), text.listed(chosen, "tokens"))
-    return at_positions_of(g, _gathered_graph(g, sizes, chosen, chosen, name))
 
 
 @not_compiled
@@ -116,8 +89,7 @@ def _distinct(word: str, values: object, count: int) -> list[int]:
     chosen = _operands.positions(word, values, count)
     if len(set(chosen)) != len(chosen):
         twice = next(token for token, count in Counter(chosen).items() if count > 1)
-        hint = "blow_up makes copies of a token"
-        raise ValueError(f"{word} must hold a token at most once, got {twice} twice; {hint}")
+        raise ValueError(f"{word} must hold a token at most once, got {twice} twice")
     return chosen
 
 

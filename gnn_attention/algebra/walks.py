@@ -1,20 +1,12 @@
-"""Several hops: which tokens reach which in the end, and through which edges a token is reached at all."""
-
-from functools import partial
-
-import torch
+"""Several hops: which tokens reach which in the end."""
 
 from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
-from gnn_attention.algebra.stacks import at_positions_of, each_alone
-from gnn_attention.analyse.reach import receptive_field
+from gnn_attention.algebra.stacks import each_alone
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.intervals.arithmetic import evaluate
-from gnn_attention.graph.rules import Rule
 
-__all__ = ["ancestry", "closure"]
+__all__ = ["closure"]
 
 
 @not_compiled
@@ -44,32 +36,6 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
     return each_alone(lambda plain: _closure_of(plain, most, reflexive), g, name)
 
 
-@not_compiled
-def ancestry(g: TokenGraph, token: int, hops: int | None = None) -> TokenGraph:
-    """The edges through which anything reaches a token.
-
-    Its line of descent in a tree, its receptive field in ``hops`` layers. The edges of g whose receiver is
-    ``token`` or one of its ancestors at most ``hops - 1`` hops away; None = however far. All else about the
-    graph stays: ``attend`` gives ``token`` the same in both after ``hops`` layers. It looks at the edges; the
-    result is g's rule where g is a rule, and lists keep their order. Forward: ``ancestry(g.T, token).T``.
-
-    >>> from gnn_attention import patterns
-    >>> ancestry(patterns.tree([-1, 0, 0, 1]), 3).edge_index.tolist()
-    [[0, 0, 1, 0, 1, 3], [0, 1, 1, 3, 3, 3]]
-    """
-    _operands.square("ancestry", g, "only their walks can be longer than a hop")
-    token = checks.position("token", token)
-    if not 0 <= token < g.num_dst:
-        raise IndexError(f"token must be in 0 .. {g.num_dst - 1}, got {token}")
-    most = g.num_dst if hops is None else checks.size("hops", hops)
-    name = _operands.name("ancestry", (g,), str(token), "" if hops is None else str(most))
-    return each_alone(lambda plain: _edges_to(plain, token, most), g, name)
-
-
-def _of_receivers(inner: Rule, receives: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return receives.to(dst.device)[dst] & evaluate(inner, b, h, dst, src)
-
-
 def _closure_of(g: TokenGraph, hops: int, reflexive: bool) -> TokenGraph:
     if reflexive:
         return _walks_up_to(g, hops)
@@ -87,14 +53,3 @@ def _walks_up_to(g: TokenGraph, hops: int) -> TokenGraph:
             return result @ power if hops else result
         power = twice
     return result
-
-
-def _edges_to(g: TokenGraph, token: int, hops: int) -> TokenGraph:
-    receives = torch.zeros(g.num_dst, dtype=torch.bool, device="cpu")
-    if hops:
-        receives[receptive_field(g, token, hops - 1)] = True
-    if g.listed_edges is None:
-        graph = TokenGraph.from_rule(partial(_of_receivers, g.rule, receives), g.num_dst)
-    else:
-        graph = TokenGraph.from_edges(g.listed_edges[:, receives[g.listed_edges[1]]], g.num_dst)
-    return at_positions_of(g, graph)

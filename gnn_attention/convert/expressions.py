@@ -43,7 +43,7 @@ LARGEST_NUMBER = 2**24
 LARGEST_POWER = 1024
 # (dst, src), of graphs whose edges are listed, and entries of randn
 MOST_PAIRS = 2**24
-LISTING = {"ancestry", "closure", "edge_types", "k_hop", "quotient", "shortest_paths", "virtual_nodes"}
+LISTING = {"closure", "edge_types", "k_hop", "quotient", "shortest_paths", "virtual_nodes"}
 
 OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenGraph]] = {
     ast.BitOr: or_,

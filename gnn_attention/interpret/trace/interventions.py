@@ -20,7 +20,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.trace import transformer
 from gnn_attention.interpret.trace.surgeries import Parts, Surgery
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.layer.attention import fitting_graph, state_pair
+from gnn_attention.layer._torch_geometric import fitting_graph, state_pair
 
 # the arguments of a layer
 INPUTS = ("x", "g", "bias", "return_attention_weights")
@@ -161,7 +161,7 @@ def _checked_inputs(split: LastSplit, layer: MessagePassingAttention, args: Any,
 
 def check_no_hooks(layer: MessagePassingAttention, what: str) -> None:
     """NotImplementedError where the layer takes the message-passing path whatever its backend."""
-    if layer._is_watched():
+    if layer.watcher() is not None:
         reason = "a hook, an explainer or an overridden step forces the message-passing path"
         raise NotImplementedError(f"{reason}: remove it to {what}")
 

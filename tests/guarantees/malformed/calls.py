@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from examples.pairwise import weigh
 from gnn_attention import edge_softmax, score_mods
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend, explain
@@ -15,7 +16,6 @@ from gnn_attention.backends import Backend, RefusalError
 from gnn_attention.backends import dense as dense_backend
 from gnn_attention.convert import from_mask
 from gnn_attention.graph import TokenGraph
-from gnn_attention.layer.pairwise import weigh
 from gnn_attention.patterns import causal, window
 from tests.guarantees.malformed.case import Case, Of, Subject
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from examples.pairwise import BothEnds, PairwiseMessages, StaticNodes
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.graph import TokenGraph
@@ -17,7 +18,6 @@ from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.heads.lazy import LazyHeads
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.layer.pairwise import BothEnds, PairwiseMessages, StaticNodes
 from gnn_attention.patterns import window
 from gnn_attention.rotary import Rotary
 from tests.guarantees.malformed.case import Case, Of, Subject
