@@ -22,7 +22,7 @@ from gnn_attention._support.autograd import gradients, needs_every_derivative
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import AttentionCall, are_plain
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive_mask, is_flash
 from gnn_attention.backends.cpu.dense_blocks_eager import written_out
@@ -165,16 +165,12 @@ def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
     kernel = partial(sdpa, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
     if needs_every_derivative((q, k, v)):
         return _unfused(kernel, q, k, v)
-    if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
-        return kernel(q, k, v)
-    if not are_plain((q, k, v)):
+    if not are_plain((q, k, v)) or not any_needs_gradients((q, k, v)):
         return kernel(q, k, v)
     choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
-    out: Tensor
     if is_flash(q) and choice == SDPBackend.FLASH_ATTENTION.value:
         slow = partial(_unfused, kernel)
-        out = _Flash.apply(slow, mask, is_causal, scale, q, k, v)  # type: ignore[no-untyped-call]
-        return out
+        return _Flash.apply(slow, mask, is_causal, scale, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
     out = kernel(q, k, v)
     if choice != SDPBackend.MATH.value:
         out.register_hook(_refuse_second_derivative)  # type: ignore[no-untyped-call]
@@ -184,8 +180,7 @@ def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
 def _refuse_second_derivative(grad: Tensor) -> None:
     if torch.is_grad_enabled():
         raise NotImplementedError(
-            f"second derivatives do not pass through the kernel of the backend dense on {grad.device.type}; "
-            "use backend='message_passing'"
+            "second derivatives do not pass through SDPA; use backend='message_passing'"
         )
 
 
@@ -193,9 +188,7 @@ class _Flash(torch.autograd.Function):
     """SDPA's kernel for a CPU; a gradient that will be differentiated again is that of the equal ``slow``."""
 
     @staticmethod
-    def forward(
-        ctx: Any, slow: Callable[..., Tensor], mask: Tensor | None, causal: bool, scale: float, *inputs: Any
-    ) -> Tensor:
+    def forward(ctx: Any, slow: Any, mask: Tensor | None, causal: bool, scale: float, *inputs: Any) -> Tensor:
         if mask is not None and mask.dtype == torch.bool:
             mask = additive_mask(mask, inputs[0].dtype)
         out: Tensor
@@ -210,8 +203,7 @@ class _Flash(torch.autograd.Function):
         if torch.is_grad_enabled():
             grads = gradients(ctx.slow(*inputs), inputs, grad, create_graph=True)
         else:
-            options = {"attn_mask": mask, "scale": ctx.scale}
-            grads = FLASH_BACKWARD(grad, *inputs, out, lse, 0.0, ctx.causal, **options)
+            grads = FLASH_BACKWARD(grad, *inputs, out, lse, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale)
         return None, None, None, None, *grads
 
 
