@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import html
-import re
 import sys
 from pathlib import Path
-from typing import Any
 
 # before the package: annotations then name the axes of each tensor
 import jaxtyping  # noqa: F401
-from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
@@ -28,14 +24,19 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "site_math",
+    "site_pages",
     "site_seeds",
 ]
-exclude_patterns = ["**/*.py"]
+root_doc = "docs/index"
+include_patterns = ["docs/**", "notebooks/[0-9]*.ipynb", "notebooks/README.md"]
+include_patterns += ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"]
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 myst_enable_extensions = ["dollarmath", "attrs_block", "attrs_inline", "deflist"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
+DESCRIPTION = "An attention mask is a graph: attention as torch_geometric message passing, verified equal to dense attention"
+myst_html_meta = {"description": DESCRIPTION}
 nb_execution_mode = "off"
 nb_merge_streams = True
 
@@ -53,6 +54,7 @@ html_title = "gnn_attention"
 html_static_path = [str(ROOT / "docs" / "site")]
 html_css_files = ["site.css"]
 html_js_files = [("live.js", {"defer": "defer"})]
+html_extra_path = [str(ROOT / "docs" / "explore.html"), str(ROOT / "docs" / "site" / "index.html")]
 html_favicon = str(ROOT / "docs" / "site" / "favicon.svg")
 html_copy_source = False
 html_show_sourcelink = False
@@ -63,19 +65,3 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#1d4ed8", "color-brand-content": "#1d4ed8"},
     "dark_css_variables": {"color-brand-primary": "#93b4ff", "color-brand-content": "#93b4ff"},
 }
-
-DESCRIPTION = "An attention mask is a graph: attention as torch_geometric message passing, verified equal to dense attention"
-
-
-def head(app: Sphinx, name: str, template: str, context: dict[str, Any], tree: object) -> None:
-    """What a search engine shows of a page; the level of the side bar's headings, which Sphinx leaves out."""
-    title = re.sub("<.*?>", "", context.get("title", name))  # the index and the search have none
-    text = html.escape(f"{title}. {DESCRIPTION}", quote=True)
-    context["metatags"] = context.get("metatags", "") + f'<meta name="description" content="{text}" />'
-    side_bar = context.get("furo_navigation_tree", "")
-    context["furo_navigation_tree"] = side_bar.replace('role="heading"', 'role="heading" aria-level="2"')
-
-
-def setup(app: Sphinx) -> None:
-    # after furo has written the side bar
-    app.connect("html-page-context", head, priority=900)

@@ -9,7 +9,6 @@ import html
 import json
 import re
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +27,20 @@ def figures() -> dict[str, Figure]:
 
 
 def placed(chapter: str, cells: list[Figure]) -> list[Figure]:
-    """The cells of a chapter's notebook, with its figure at the end of the section that it belongs to."""
+    """The cells of a chapter's notebook, cut at its headings, with its figure where the section it belongs to ends."""
     build, section = FIGURES[chapter.partition("_")[2]]
-    cells, inside = list(cells), False
-    for at, cell in enumerate(cells):
-        if cell["cell_type"] != "markdown":
-            continue
-        text = "".join(cell["source"])
-        if not inside:
-            found = re.search(rf"^## (?:\d+\. )?{re.escape(section)}$", text, re.MULTILINE)
-            inside, start = found is not None, found.end() if found else 0
-        else:
-            start = 0
-        end = re.compile("^## ", re.MULTILINE).search(text, start) if inside else None
-        if end:
-            parts = [_cell(chapter, "before", text[: end.start()]), _cell(chapter, "live", markup(build()))]
-            return [*cells[:at], *parts, {**cell, "source": text[end.start() :]}, *cells[at + 1 :]]
-    raise ValueError(f"{chapter} has no section {section!r} with another one after it")
-
-
-def _cell(chapter: str, name: str, text: str) -> Figure:
-    return {"cell_type": "markdown", "id": f"{name}-{chapter[:2]}", "metadata": {}, "source": text}
+    parts, is_inside = [], False
+    for cell in cells:
+        text, is_text = "".join(cell["source"]), cell["cell_type"] == "markdown"
+        for number, part in enumerate(re.split("^(?=## )", text, flags=re.MULTILINE) if is_text else [text]):
+            if is_text and part.startswith("## "):
+                if is_inside:
+                    parts.append(
+                        {"cell_type": "markdown", "id": "live", "metadata": {}, "source": markup(build())}
+                    )
+                is_inside = bool(re.match(rf"## (\d+\. )?{re.escape(section)}\n", part + "\n"))
+            parts.append({**cell, "id": f"{cell['id']}-{number}", "source": part})
+    return parts
 
 
 def markup(figure: Figure) -> str:
@@ -100,27 +92,20 @@ def by_hand() -> Figure:
     }
 
 
-@cache
-def trained_call(text: str, layer: int) -> tuple[list[str], Any]:
-    """Names of tokens, and what a layer of the shipped model did with them."""
+def head_of(text: str, layer: int, head: int) -> Figure:
+    """A head of the shipped model on a text."""
     model, vocabulary = ga.model.load_trained()
     ids = vocabulary.encode(text)
     with torch.no_grad():
-        run = ga.trace.record(model.double(), torch.tensor([ids]))
-    return [vocabulary.decode([token]) for token in ids], run.layers[layer]
-
-
-def head_of(text: str, layer: int, head: int) -> Figure:
-    """A head of the shipped model on a text."""
-    tokens, call = trained_call(text, layer)
-    size = len(tokens)
+        call: Any = ga.trace.record(model.double(), torch.tensor([ids])).layers[layer]
+    size = len(ids)
     logits = torch.zeros(size, size, dtype=torch.float64)
     src, dst = call.edge_index
     logits[dst, src] = call.logits()[0, :, head]
     return {
         "kind": "attention",
         "size": size,
-        "tokens": tokens,
+        "tokens": [vocabulary.decode([token]) for token in ids],
         "cells": patterns.causal(size).mask().int().tolist(),
         "logits": logits.tolist(),
     }
@@ -230,10 +215,7 @@ def zoo() -> Figure:
         4096,
         [EDGES, EACH, ("share", "of the pairs of a causal graph", "%")],
         {"each": "67.4"},
-        sliders=[
-            window(64, 4096),
-            sinks(4, 64),
-        ],
+        sliders=[window(64, 4096), sinks(4, 64)],
     )
 
 
@@ -261,11 +243,7 @@ def within_reach() -> Figure:
             EDGES,
         ],
         {"first": "layers until everybody is reached: 17"},
-        sliders=[
-            slider("layers", "layers", 1, 30, 30),
-            window(16, 256),
-            sinks(0, 16),
-        ],
+        sliders=[slider("layers", "layers", 1, 30, 30), window(16, 256), sinks(0, 16)],
     )
 
 
@@ -276,11 +254,7 @@ def needle() -> Figure:
         [EACH, ("reach", "of 64 in reach", 0), ("best", "at best right", "%")],
         {"each": "7.6", "reach": "22 of 64", "best": "51%"},
         classes=4,
-        sliders=[
-            window(8, 64),
-            sinks(0, 8),
-            slider(**LAYERS, value=3),
-        ],
+        sliders=[window(8, 64), sinks(0, 8), slider(**LAYERS, value=3)],
     )
 
 
@@ -290,10 +264,7 @@ def talk() -> Figure:
         8,
         [("edges", "of 64 blocks are not zero", 0), ("share", "of the causal ones", "%")],
         {"edges": "26 of 64 blocks"},
-        sliders=[
-            window(3, 8),
-            sinks(1, 8),
-        ],
+        sliders=[window(3, 8), sinks(1, 8)],
     )
 
 
@@ -351,10 +322,7 @@ def sink() -> Figure:
         768,
         [EDGES, ("share", "of the causal ones", "%")],
         {"edges": "90,176 edges"},
-        sliders=[
-            window(127, 768),
-            sinks(1, 16),
-        ],
+        sliders=[window(127, 768), sinks(1, 16)],
     )
 
 
@@ -416,9 +384,8 @@ def ranks() -> Figure:
 
 def record(name: str) -> Figure:
     """The newest record of a benchmark."""
-    found: Figure = json.loads(
-        max((ROOT / "tests" / "records").glob(f"*-{name}.json")).read_text(encoding="utf-8")
-    )
+    path = max((ROOT / "tests" / "records").glob(f"*-{name}.json"))
+    found: Figure = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 

@@ -3,8 +3,8 @@
     python docs/make.py          # write them
     python docs/make.py --check  # exit code 1 if one of them is not what would be written
 
-``backends.md`` comes from ``list_backends()``, ``zoo.md`` from ``patterns``, ``guarantees.md`` and
-``benchmarks.md`` from the newest records in ``tests/records``. ``explore.html`` is what ``gnn-attention explore``
+``backends.md`` comes from ``list_backends()``, ``guarantees.md`` and ``benchmarks.md`` from the newest records
+in ``tests/records``. ``explore.html`` is what ``gnn-attention explore``
 writes, so that a link to it opens without an install. In ``glossary.md`` the table of views is made;
 in ``sources.md`` the claims are written by hand, and the last column, where each is shown, is made here.
 """
@@ -21,7 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from gnn_attention import explorer, list_backends, patterns
+from gnn_attention import explorer, list_backends
 from gnn_attention.layer import glossary
 
 DOCS = Path(__file__).resolve().parent
@@ -76,12 +76,10 @@ def backends() -> str:
     return page(
         "Backends",
         '`attend(..., backend="auto")` takes the cheapest that supports the call; `ga.explain(graph, heads, dim)` prints the '
-        "estimate of each. A backend that is named never falls back to another: where it does not support a "
-        "call it raises "
+        "estimate of each. A backend that is named never falls back to another: where it does not support a call it raises "
         "`RefusalError` with the reason. `ga.list_backends()` gives this table for your machine.",
         table(["backend", "what it supports"], rows),
-        "The table is "
-        f"{link(ROOT / 'gnn_attention' / 'backends' / '__init__.py', '`gnn_attention/backends`')}; "
+        f"The table is {link(ROOT / 'gnn_attention' / 'backends' / '__init__.py', '`gnn_attention/backends`')}; "
         "how to add a row is in [CONTRIBUTING.md](../CONTRIBUTING.md#a-backend).",
     )
 
@@ -178,7 +176,7 @@ def on_a_gpu() -> Iterator[str]:
 
 
 def chosen_anew(path: Path) -> Iterator[str]:
-    """The targets of graphs that are made, planned and run in every step, and what bounds those that are missed."""
+    """The targets of graphs that are made, planned and run in every step."""
     from benchmarks.chosen_graphs import judged
 
     record = read(path)
@@ -187,50 +185,33 @@ def chosen_anew(path: Path) -> Iterator[str]:
         "seconds of one thread, in turns, on a machine with other work "
         f"({link(path)}, `{record['command']}`)."
     )
-    rows = (
+    rows = [
         [
             *(one["row"], f"{one['value']:.3g} {one['words']}", f"{one['sense']} {one['bound']:g}"),
             "yes" if one["met"] else "no",
         ]
         for one in judged(record)
-    )
-    yield table(["selection", "measured", "asked", "met"], list(rows))
-    long = record["rows"]["top-64 a head, T=32768"]
-    small, large = (long["GiB/s of random rows of 256 bytes"][n] for n in ("4096", "32768"))
-    each, pages = long["growth of each"], long["fresh pages"]["32768"]
-    forward = record["rows"]["4 blocks of 128 a head, T=16384"]["forward"]
-    yield (
-        f"Eight times the tokens take more than eight times as long since one head's keys no longer fit into the cache next "
-        f"to the core: random rows of 256 bytes come at {small:.0f} GiB/s from a table of 4,096 and at {large:.0f} from one "
-        f"of 32,768, and a step reads seven of them for each edge. Making the graph grows {each['make']:.1f} times, a forward "
-        f"pass {each['forward']:.1f}, a step along the same graph {each['same']:.1f}; {pages:,} fresh pages of memory take "
-        f"{long['seconds in the system']['32768']:.2f} s of {long['seconds']['32768']['new']:.2f}. Along chosen blocks a graph "
-        f"that is there runs in {forward['ours']:.2f} s forward (FlexAttention {forward['flex']:.2f}), a new one in "
-        f"{forward['ours anew']:.2f} ({forward['flex anew']:.2f}): cutting eight heads into rectangles, one after the other, "
-        "takes the rest."
-    )
+    ]
+    yield table(["selection", "measured", "asked", "met"], rows)
 
 
 def pruned(path: Path) -> Iterator[str]:
-    """The losses of SmolLM2 along what is left of its graph, and the fewest pairs within 1 % of causal."""
+    """The losses of SmolLM2 along what is left of its graph."""
     record = read(path)
-    causal = next(point["loss"] for point in record["points"] if point["choice"] == "causal")
-    points = sorted((p for p in record["points"]), key=lambda p: -p["share"])
-    near = min((p for p in points if p["loss"] <= 1.01 * causal), key=lambda p: p["share"])
+    points = sorted(record["points"], key=lambda point: -point["share"])
+    causal = next(point["loss"] for point in points if point["choice"] == "causal")
     yield (
         f"SmolLM2 (135 M parameters, 30 layers of 9 heads) on the first {record['tokens']:,} tokens of "
         f"`{record['text']}`: the mean loss after position {record['loss_after']} along a share of the pairs of "
         "head and edge, run by `use_graph` without training. Attribution and weights are those of this same "
-        f"text. The fewest measured pairs within 1 % of causal ({1.01 * causal:.3f}) are {near['share']:.1%}, "
-        f"by {near['choice']}; at 5 % within 1 % was the goal, which is not reached ({link(path)}, "
-        f"`{record['command']}`). {record.get('note', '')}".rstrip()
+        f"text. 5 % of the pairs within 1 % of causal was the goal ({link(path)}, `{record['command']}`)."
     )
     yield "![Loss against the share of the pairs of head and edge that are left](lm_graphs.png)"
-    rows = (
+    rows = [
         [p["choice"], f"{p['share']:.1%}", f"{p['loss']:.3f}", f"{p['loss'] / causal - 1:+.1%}"]
         for p in points
-    )
-    yield table(["choice", "pairs left", "loss", "against causal"], list(rows))
+    ]
+    yield table(["choice", "pairs left", "loss", "against causal"], rows)
 
 
 def cut_alone(path: Path) -> Iterator[str]:
@@ -242,68 +223,51 @@ def cut_alone(path: Path) -> Iterator[str]:
         f"({link(path)}, `python -m benchmarks.edge_cuts RECORD --model MODEL --edges EDGES`)."
     )
     ways = list(dict.fromkeys(way for model in models.values() for way in model["correlations"]))
-    rows = (
-        [
-            name,
-            f"{one['tokens']}",
-            f"{one['edges']:,} of {one['of']:,}",
-            *(f"{one['correlations'][w]:.3f}" for w in ways),
-        ]
+    rows = [
+        [name, str(one["tokens"]), f"{one['edges']:,} of {one['of']:,}"]
+        + [f"{one['correlations'][way]:.3f}" for way in ways]
         for name, one in models.items()
-    )
+    ]
     yield table(["model", "tokens", "edges", *ways], rows)
 
 
 def choosing(path: Path) -> Iterator[str]:
     """The losses of a small model whose layers choose their graphs, by the graph of its last steps."""
     record = read(path)
-    causal = record["loss of control"]
     steps = record["steps"]
     yield (
-        f"A model of two layers from nothing, {sum(steps.values()):,} steps on the sources of the standard library, "
-        f"{record['cpu minutes of training']:.0f} CPU minutes with all continuations: 512 tokens at first, then "
+        f"A model of two layers from nothing on the sources of the standard library: 512 tokens at first, then "
         f"{steps['dense']} steps of {record['tokens']:,} tokens along all causal pairs, from which its indexers learn, "
-        f"then {steps['continued']} steps along {record['senders']} senders that they choose. Losses of "
-        f"{record['texts held out']} held-out texts ({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
+        f"then {steps['continued']} steps along {record['senders']} senders that they choose. The control goes on along "
+        f"all pairs. Losses of {record['texts held out']} held-out texts "
+        f"({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
     )
     yield "![Left: the losses in training. Right: recall of indexers for SmolLM2 over k](indexers.png)"
-    rows = (
-        [
-            name.removeprefix("loss of ")
-            .replace("control along", "all causal pairs, run along")
-            .replace("control", "all causal pairs")
-            .replace("chosen", "what indexers choose"),
-            *(f"{loss:.3f} ({loss / by - 1:+.1%})" for loss, by in zip(found, causal, strict=True)),
-        ]
-        for name, found in record.items()
+    causal = record["loss of control"]
+    rows = [
+        [name.removeprefix("loss of ")]
+        + [f"{loss:.3f} ({loss / base - 1:+.1%})" for loss, base in zip(losses, causal, strict=True)]
+        for name, losses in record.items()
         if name.startswith("loss of ")
-    )
-    yield table(["last steps along", "loss", "of the second half of each text"], list(rows))
+    ]
+    yield table(["model", "loss", "of the second half of each text"], rows)
 
 
 def watching(path: Path) -> Iterator[str]:
-    """What indexers that learned from SmolLM2's attention hold of it, by layer and number of senders."""
+    """What indexers that learned from SmolLM2's attention hold of it, by number of senders."""
     record = read(path)
-    texts, means = record["texts"], record["mean over layers"]
+    texts, mean, senders = record["texts"], record["mean over layers"], record["recall for k of"]
     yield (
         f"Indexers for SmolLM2, one for each key head, learned by the divergence alone from {texts['training']} texts "
         f"of {record['tokens']:,} tokens ({record['training']['steps']} steps): the share of the attention on k senders, in "
-        f"{texts['held out']} held-out texts. The best choice for each key head, and the best that all heads share, "
-        f"stand beside it ({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
+        f"{texts['held out']} held-out texts, as a mean over layers. The best choice for each key head, and the best that "
+        f"all heads share, stand beside it ({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
     )
-    senders = record["recall for k of"]
-    head = ["", *(f"k = {k}" for k in senders), "best of 64 by key head", "best of 64 for all"]
-    at = senders.index(64)
-    layers = [(f"layer {number}", one) for number, one in enumerate(record["layers"])]
     rows = [
-        [name, *(f"{x:.3f}" for x in (*one["indexer"], one["best"][at], one["best for all heads"][at]))]
-        for name, one in (("mean over layers", means), *layers)
+        [name, *(f"{share:.3f}" for share in mean[name])]
+        for name in ("indexer", "best", "best for all heads")
     ]
-    yield table(head, rows)
-    losses = {"all causal pairs": record["loss causal"], **record["loss"]}
-    rows = [[name, *(f"{x:.3f}" for x in found)] for name, found in losses.items()]
-    yield "The loss of each held-out text when the model, whose weights know nothing of them, runs along these graphs:"
-    yield table(["", *(f"text {n + 1}" for n in range(texts["held out"]))], rows)
+    yield table(["choice", *(f"k = {k}" for k in senders)], rows)
 
 
 def reached(bound: Path) -> Iterator[str]:
@@ -315,24 +279,19 @@ def reached(bound: Path) -> Iterator[str]:
         "--graph window`, `sinks` or `strided`). Over the strided graph two hops reach everything: what counts there "
         "is the text, and these means know little of it."
     )
-    paths = [newest(f"*-influence{name}.json") for name in ("", "-sinks", "-strided")]
-    head = ["graph", "powers of ten", "pairs", "by pair, of distance alone", "by distance"]
     names = ("spearman_by_pair", "spearman_by_pair_of_distance_alone", "spearman_by_distance")
-    rows = []
-    for path in paths:
-        one = read(path)
-        rows.append(
-            [link(path, f"`{one['graph']}`"), f"{one['orders']:.1f}", *(f"{one[x]:.3f}" for x in names)]
-        )
-    yield table(head, rows)
+    paths = [newest(f"*-influence{name}.json") for name in ("", "-sinks", "-strided")]
+    rows = [
+        [link(path, f"`{one['graph']}`"), f"{one['orders']:.1f}", *(f"{one[name]:.3f}" for name in names)]
+        for path, one in zip(paths, map(read, paths), strict=True)
+    ]
+    yield table(["graph", "powers of ten", "pairs", "by pair, of distance alone", "by distance"], rows)
     record = read(bound)
-    slack = sorted(one["median_slack"] for one in record["graphs"])
     least = min(one["least_slack"] for one in record["graphs"])
     yield (
-        f"`interpret.bounds.influence_bound` against the exact norms of the model that ships, {record['tokens']} "
-        f"tokens in float64: {record['violations']} of {record['pairs']:,} pairs over {len(record['graphs'])} graphs "
-        f"are above it. It is {least:.1f} times the norm at least, {slack[0]:.0f} to {slack[-1]:.0f} times in the "
-        f"median of a graph ({link(bound)}, `{record['command']}`)."
+        f"`influence_bound` against the exact norms of the model that ships, {record['tokens']} tokens in float64: "
+        f"{record['violations']} of {record['pairs']:,} pairs over {len(record['graphs'])} graphs are above it, and it is "
+        f"{least:.1f} times the norm at least ({link(bound)}, `{record['command']}`)."
     )
 
 
@@ -357,11 +316,8 @@ def own(cases: dict[tuple[str, str, str], Record], workload: Record) -> Iterator
     yield f"{workload['edges']:,}" if "edges" in workload else "-"
     ours = [cases.get((workload["workload"], "auto", which)) for which in PASSES]
     for name, (factor, unit) in UNITS.items():
-        numbers = [
-            rounded(case[name] * factor) + unit if case and case.get(name) is not None else "-"
-            for case in ours
-        ]
-        yield " / ".join(numbers)
+        numbers = (case.get(name) if case else None for case in ours)
+        yield " / ".join("-" if x is None else rounded(x * factor) + unit for x in numbers)
 
 
 def peer_cell(cases: dict[tuple[str, str, str], Record], workload: str, peer: str) -> str:
@@ -410,12 +366,9 @@ def trained(record: Record, path: Path) -> str:
     """The shipped architecture on long windows, next to SDPA with a mask."""
     recipe, (ours, _) = record["recipe"], record["runs"]
     return (
-        f"{recipe['steps']} steps of {recipe['length']:,} tokens over `{recipe['graph']}`: "
-        f"{record['faster']:.1f} times faster "
-        f"and {record['smaller']:.1f} times smaller than SDPA with a mask "
-        f"({ours['seconds'] / recipe['steps']:.1f} s and "
-        f"{ours['peak_memory_mb'] / 1e3:.1f} GB a step), losses apart by at most {record['apart']:g} "
-        f"({link(path)})."
+        f"{recipe['steps']} steps of {recipe['length']:,} tokens over `{recipe['graph']}`: {record['faster']:.1f} times faster "
+        f"and {record['smaller']:.1f} times smaller than SDPA with a mask ({ours['seconds'] / recipe['steps']:.1f} s and "
+        f"{ours['peak_memory_mb'] / 1e3:.1f} GB a step), losses apart by at most {record['apart']:g} ({link(path)})."
     )
 
 
@@ -444,28 +397,25 @@ def sources() -> str:
 
 def named(paper: str) -> Iterator[str]:
     """Where a paper is named: notebooks, then modules and tests."""
-    for path in sorted((ROOT / "notebooks").glob("[0-9]*.py")):
+    yield from places(lambda path: paper in path.read_text(encoding="utf-8"))
+    for path in sorted((ROOT / "tests").rglob("*.py")):
         if paper in path.read_text(encoding="utf-8"):
-            yield link(path.with_suffix(".ipynb"), f"notebook {path.name[:2]}")
-    for folder, start in (("gnn_attention", ROOT / "gnn_attention"), ("tests", ROOT)):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if paper in path.read_text(encoding="utf-8"):
-                yield link(path, f"`{path.relative_to(start).as_posix()}`")
+            yield link(path, f"`{path.relative_to(ROOT).as_posix()}`")
 
 
 def shown(source: str) -> Iterator[str]:
     """Where a claim is shown: its test, the notebooks that carry its id, and the modules that cite it."""
-    yield from (
-        f"{link(path, '`' + name + '`')}"
-        for name, path in tests()
-        if name.startswith(f"test_{source.replace('.', '_')}_")
-    )
-    for path in sorted((ROOT / "notebooks").glob("[0-9]*.py")):
-        if source in cited(path):
-            yield link(path.with_suffix(".ipynb"), f"notebook {path.name[:2]}")
-    for path in sorted((ROOT / "gnn_attention").rglob("*.py")):
-        if source in cited(path):
-            yield link(path, f"`{path.relative_to(ROOT / 'gnn_attention').as_posix()}`")
+    prefix = f"test_{source.replace('.', '_')}_"
+    yield from (link(path, f"`{name}`") for name, path in tests() if name.startswith(prefix))
+    yield from places(lambda path: source in cited(path))
+
+
+def places(has: Callable[[Path], bool]) -> Iterator[str]:
+    """Links to the notebooks, then to the modules of the package, that have something."""
+    for path in filter(has, sorted((ROOT / "notebooks").glob("[0-9]*.py"))):
+        yield link(path.with_suffix(".ipynb"), f"notebook {path.name[:2]}")
+    for path in filter(has, sorted((ROOT / "gnn_attention").rglob("*.py"))):
+        yield link(path, f"`{path.relative_to(ROOT / 'gnn_attention').as_posix()}`")
 
 
 @cache
@@ -485,26 +435,7 @@ def cited(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-# ---- zoo and glossary
-
-
-def zoo() -> str:
-    """Every builder, by family."""
-    families: dict[str, list[str]] = {}
-    for name in patterns.__all__:
-        families.setdefault(getattr(patterns, name).__module__.rpartition(".")[2], []).append(f"`{name}`")
-    folder = ROOT / "gnn_attention" / "patterns"
-    return page(
-        "Zoo",
-        f"{len(patterns.__all__)} builders of graphs. `gnn-attention graphs` lists them, `gnn-attention graphs window` shows "
-        'one, `gnn-attention draw "window(64, 8) | sinks(64, 2)" -o out.svg` draws one. In the site (`python '
-        "docs/build.py`) each has a page: picture, exact edges, papers, the theorem that tests check, and which other "
-        f"builders give the same graph. Theorems are rows of {link(ROOT / 'tests' / 'support' / 'zoo')}.",
-        table(
-            ["family", "builders"],
-            ([link(folder / f"{family}.py", family), ", ".join(names)] for family, names in families.items()),
-        ),
-    )
+# ---- glossary
 
 
 VIEWED = re.compile(r"(?<=<!-- views -->\n\n).*?(?=\nA word that)", re.DOTALL)
@@ -546,7 +477,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "benchmarks.md": benchmarks,
     "sources.md": sources,
     "glossary.md": words,
-    "zoo.md": zoo,
     "explore.html": lambda: explorer.page().html,
     **{name: partial(with_gpu_line, name) for name in ("limits.md", "../README.md", "../CONTRIBUTING.md")},
 }

@@ -168,7 +168,7 @@ def weights_from_lse(
     logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], lse: Float[Tensor, "... dst"]
 ) -> Float[Tensor, "... edges"]:
     """Weights of chosen edges from a finished softmax: ``exp(logit - lse[dst])``, 0 where lse is -inf."""
-    check.normalisers(lse, logits)
+    check.axes(logits=(logits, "... edges"), lse=(lse, "... dst"))
     check.edges("logits", logits, dst, lse.shape[-1])
     base = lse.gather(-1, dst.expand(logits.shape))
     return (logits - base.masked_fill(base == -torch.inf, 0.0)).exp().masked_fill(base == -torch.inf, 0.0)
@@ -190,8 +190,9 @@ def add_sinks(
     >>> out.flatten().tolist(), [round(v, 4) for v in lse.flatten().tolist()]
     ([0.5, 0.0], [0.6931, -inf])
     """
-    check.result("out", out, "lse", lse)
-    check.head_sinks(sink_logits, lse)
+    check.axes(
+        out=(out, "batch heads dst dim"), lse=(lse, "batch heads dst"), sink_logits=(sink_logits, "heads")
+    )
     check.receivers(has_in_edges, lse)
     sinks = sink_logits.to(lse.dtype).view(1, -1, 1).expand(lse.shape)
     nothing = ~has_in_edges | ((lse == -torch.inf) & (sinks == -torch.inf))
@@ -210,7 +211,7 @@ def sinks_alone(
     >>> sinks_alone(torch.full((1, 1, 2), -torch.inf), torch.ones(1), has_in_edges).tolist()
     [[[1.0, -inf]]]
     """
-    check.head_sinks(sink_logits, lse)
+    check.axes(lse=(lse, "batch heads dst"), sink_logits=(sink_logits, "heads"))
     check.receivers(has_in_edges, lse)
     return torch.where((lse == -torch.inf) & has_in_edges, sink_logits.to(lse.dtype).unsqueeze(-1), lse)
 
@@ -227,9 +228,8 @@ def merge(
     >>> out.item(), round(lse.item(), 4)
     (2.0, 0.6931)
     """
-    check.result("out_a", out_a, "lse_a", lse_a)
-    check.result("out_b", out_b, "lse_b", lse_b)
-    check.alike("out_b", out_b, "out_a", out_a)
+    outs, lses = "... dst dim", "... dst"
+    check.axes(out_a=(out_a, outs), lse_a=(lse_a, lses), out_b=(out_b, outs), lse_b=(lse_b, lses))
     (share_a, share_b), lse = shares((lse_a, lse_b))
     return out_a * share_a.unsqueeze(-1) + out_b * share_b.unsqueeze(-1), lse
 

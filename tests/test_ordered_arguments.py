@@ -63,6 +63,8 @@ ORDERED = [
     ("graphs", [GRAPH, patterns.full(3)], draw.hops),
     ("graphs", [GRAPH, patterns.full(3)], draw.over_time),
     ("weights", NUMBERS, lambda values: draw.arcs(patterns.causal(2), weights=values)),
+    ("labels", ["a", "b", "c"], lambda values: draw.mask(GRAPH, labels=values)),
+    ("src_labels", ["a", "b", "c"], lambda values: draw.mask(GRAPH, src_labels=values)),
     ("titles", ["a", "b"], lambda values: draw.over_time([GRAPH, GRAPH], values)),
     ("graph", ["window(n, 4)", "causal(n)"], lambda values: explorer.page([1, 2], graph=values)),
     ("masks", ["window(n, 4)", "causal(n)"], lambda values: explorer.page([1, 2], masks=values)),
@@ -94,20 +96,6 @@ def test_what_has_no_order_is_refused(name, values, call, kind):
 @pytest.mark.parametrize(("name", "values", "call"), ORDERED)
 def test_the_same_values_in_a_list_are_taken(name, values, call):
     call(list(values))
-
-
-@pytest.mark.parametrize("word", ["labels", "src_labels"])
-@pytest.mark.parametrize("values", [{"a", "b", "c"}, {0: "a", 1: "b", 3: "c"}, {"a": 0, "b": 1, "c": 2}])
-def test_labels_refuse_a_set_and_a_dict_of_other_keys(word, values):
-    with pytest.raises(TypeError, match=rf"^{word} must be a list of 3 labels in their order, or a dict"):
-        draw.mask(GRAPH, **{word: values})
-
-
-def test_labels_are_a_dict_of_positions():
-    names = {2: "c", 0: "a", 1: "b"}
-    axes = draw.mask(patterns.cross(3, 2), labels=names, src_labels={1: "y", 0: "x"}).axes[0]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["x", "y"]
 
 
 def test_the_nodes_of_networkx_have_an_order():

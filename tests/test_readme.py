@@ -14,6 +14,8 @@ import pytest
 import torch
 from support.extras import needs, with_weights
 
+import gnn_attention as ga
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -33,14 +35,6 @@ def make():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "docs")
         yield importlib.import_module("make")
-
-
-@pytest.fixture(scope="module")
-def picture():
-    """``docs/loop.py``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "docs")
-        yield importlib.import_module("loop")
 
 
 # ---- code
@@ -85,14 +79,23 @@ def test_real_model_says_what_the_readme_says(capsys):
     assert capsys.readouterr().out.splitlines() == re.findall(r'"( [^"]*)"', code.partition("#")[2])
 
 
-def test_numbers_of_the_picture(picture):
+def test_numbers_of_the_picture():
     """The model that ships has the probabilities that the picture, and the words for it, give."""
-    found = picture.numbers()
-    before, after = picture.percent(found.before), picture.percent(found.after)
-    drawn = text_of(picture.FILE)
-    assert f"falls from {before} to {after}." in drawn
-    assert [drawn.count(f">{share}<") for share in (before, after)] == [1, 1]
-    assert f"falls from {before[:-2]} to {after}]" in text_of(README)
+    model, vocabulary = ga.model.load_trained()
+    tokens = torch.tensor([vocabulary.encode("for name in names:\n    print(name)\nfor name in")])
+    # " name" after the first "in" -> the last token
+    cut = ga.trace.cut([(3, tokens.shape[1] - 1)], layers=1)
+    with torch.no_grad():
+        shares = [model(tokens)[0, -1].softmax(-1)]
+        with ga.trace.operate(model, cut):
+            shares.append(model(tokens)[0, -1].softmax(-1))
+    word = int(shares[0].argmax())
+    assert vocabulary.decode([word]) == " name"
+    before, after = (f"{100 * share[word]:.0f}" for share in shares)
+    drawn = text_of(ROOT / "docs" / "loop.svg")
+    assert f"falls from {before} % to {after} %." in drawn
+    assert [drawn.count(f">{share} %<") for share in (before, after)] == [1, 1]
+    assert f"falls from {before} to {after} %]" in text_of(README)
 
 
 # ---- links

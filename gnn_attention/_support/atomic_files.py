@@ -13,7 +13,7 @@ from typing import BinaryIO
 def written(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file open for writing that replaces ``path`` when the block ends well, and is removed otherwise.
 
-    A link stays a link to what is replaced, a mode stays as it was; what is no regular file (a pipe,
+    A link stays a link to what is replaced, and a mode stays as it was. What is no regular file (a pipe,
     ``/dev/stdout``) is written to directly. OSError where nothing can be written.
     """
     target = Path(path).resolve()
@@ -42,16 +42,11 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
 
 
 def check_place(option: str, path: str | None) -> None:
-    """ValueError where a file that an option names could not be written; "-" and None pass.
-
-    >>> check_place("--json", "no/such/folder/a.json")
-    Traceback (most recent call last):
-    ValueError: --json no/such/folder/a.json: expected a folder that exists, make no/such/folder first
-    """
+    """ValueError where a file that an option names could not be written; "-" and None pass."""
     if path in (None, "-"):
         return
-    place = Path(str(path))
-    if not place.parent.is_dir():
-        raise ValueError(f"{option} {path}: expected a folder that exists, make {place.parent} first")
-    if place.is_dir():
+    folder = Path(str(path)).parent
+    if not folder.is_dir():
+        raise ValueError(f"{option} {path}: expected a folder that exists, make {folder} first")
+    if Path(str(path)).is_dir():
         raise ValueError(f"{option} {path} is a folder: give a file in it")

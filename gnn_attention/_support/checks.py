@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -44,39 +44,25 @@ def size(name: str, value: object, minimum: int = 0) -> int:
     return number
 
 
-def is_dict(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    # the nodes of a networkx graph are a mapping too, but name themselves in their order
-    return isinstance(value, Mapping) and not isinstance(value, AbstractSet)
+def position(name: str, value: object) -> int:
+    return size(name, value, -(2**63))
+
+
+def index(name: str, value: object, count: int) -> int:
+    """``value`` as an int in ``0 .. count - 1``; TypeError or ValueError as :func:`size`, else IndexError."""
+    number = size(name, value)
+    if number >= count:
+        raise IndexError(f"{name} must be in 0 .. {count - 1}, got {number}")
+    return number
 
 
 def check_order(name: str, values: object) -> None:
-    """TypeError for a set or dict where the order of the values counts.
-
-    >>> check_order("lengths", [3, 1]), check_order("lengths", (n for n in range(3)))
-    (None, None)
-    """
-    if isinstance(values, (set, frozenset)) or is_dict(values):
+    """TypeError for a set or dict where the order of the values counts."""
+    # The nodes of a networkx graph are a mapping too, but name themselves in their order.
+    is_dict = isinstance(values, Mapping) and not isinstance(values, AbstractSet)
+    if is_dict or isinstance(values, (set, frozenset)):
         reason = "the order counts, and this has none of its own"
         raise TypeError(f"{name} must be a list in its order, got {described(values)}: {reason}")
-
-
-def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
-    """A label for each node, from a list in their order or a dict position -> label.
-
-    TypeError for a set or another dict, ValueError for another number; ``nodes`` says of what.
-
-    >>> labels("labels", ["a", "b"], 2, "2 nodes"), labels("labels", {1: "b", 0: "a"}, 2, "2 nodes")
-    (['a', 'b'], ['a', 'b'])
-    """
-    if is_dict(values) and set(values) == set(range(count)):
-        return [values[i] for i in range(count)]
-    if is_dict(values) or isinstance(values, (set, frozenset)) or not isinstance(values, Iterable):
-        expected = f"a list of {count} labels in their order, or a dict position -> label of 0 .. {count - 1}"
-        raise TypeError(f"{name} must be {expected}, got {described(values)}")
-    names = list(values)
-    if len(names) != count:
-        raise ValueError(f"{name} must hold a name for each of the {nodes}, got {len(names)}")
-    return names
 
 
 def sizes(name: str, values: object, minimum: int = 0, any_order: bool = False) -> list[int]:
@@ -92,31 +78,34 @@ def sizes(name: str, values: object, minimum: int = 0, any_order: bool = False) 
     return [size(f"each of {name}", value, minimum) for value in values]
 
 
-def places_of_names(argument: str, order: object, names: Iterable[Hashable]) -> dict[Hashable, int]:
-    """``{name: place}`` of a list that holds each name once, or of a dict that is it already.
+def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
+    """A list of a label for each node, in their order; ``nodes`` says in an error of what."""
+    check_order(name, values)
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of {count} labels in their order, got {described(values)}")
+    names = list(values)
+    if len(names) != count:
+        raise ValueError(f"{name} must hold a name for each of the {nodes}, got {len(names)}")
+    return names
 
-    TypeError for a set, which has no order, and ValueError where the names or the places are others.
+
+def places_of_names(argument: str, order: object, names: Iterable[Hashable]) -> dict[Hashable, int]:
+    """``{name: place}`` of a list that holds each name once, else TypeError or ValueError.
 
     >>> places_of_names("order", ["b", "a"], "ab")
     {'b': 0, 'a': 1}
     """
-    if not isinstance(order, Iterable) or isinstance(order, (set, frozenset)):
-        expected = "must be a list of nodes, every one once, or a dict node -> position"
-        raise TypeError(f"{argument} {expected}, got {described(order)}")
-    listed, ordered = list(names), list(order)
-    positions = range(len(listed))
+    check_order(argument, order)
+    if not isinstance(order, Iterable):
+        raise TypeError(f"{argument} must be a list of nodes, every one once, got {described(order)}")
+    ordered, nodes = list(order), list(names)
     try:
-        nodes = set(listed)
-        places = dict(order) if is_dict(order) else dict(zip(ordered, positions, strict=False))
-        is_permutation = set(places.values()) == set(positions)
+        places = {name: place for place, name in enumerate(ordered)}
+        wrong = [n for n in nodes if n not in places] + [n for n in ordered if n not in set(nodes)]
     except TypeError:
         raise TypeError(f"{argument} must hold the nodes themselves, got {described(order)}") from None
-    if set(places) != nodes or not len(ordered) == len(nodes) == len(listed):
-        wrong = [n for n in listed if n not in places] + [n for n in ordered if n not in nodes]
+    if wrong or not len(ordered) == len(nodes) == len(places):
         raise ValueError(f"{argument} must hold every node once, got {wrong[:3] or 'a repeated node'}")
-    if not is_permutation:
-        expected = f"the positions 0 .. {len(listed) - 1} in any order"
-        raise ValueError(f"{argument} as a dict must give its nodes {expected}, got {quoted(order)}")
     return places
 
 
@@ -134,18 +123,6 @@ def head_sizes(
     return width, num_heads, head_dim, value_dim, num_kv_heads
 
 
-def index(name: str, value: object, count: int) -> int:
-    """``value`` as an int in ``0 .. count - 1``; TypeError or ValueError as :func:`size`, else IndexError."""
-    number = size(name, value)
-    if number >= count:
-        raise IndexError(f"{name} must be in 0 .. {count - 1}, got {number}")
-    return number
-
-
-def position(name: str, value: object) -> int:
-    return size(name, value, -(2**63))
-
-
 def number(name: str, value: object, positive: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {described(value)}")
@@ -157,11 +134,10 @@ def number(name: str, value: object, positive: bool = False) -> float:
 
 
 def probability(name: str, value: float, certain: bool = False) -> float:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not (0.0 <= value < 1.0 or (certain and value == 1.0)):
-        raise ValueError(
-            f"{name} must be a probability in [0, 1{']' if certain else ')'}, got {quoted(value)}"
-        )
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not (0.0 <= value < 1.0 or (certain and value == 1.0)):
+        end = "]" if certain else ")"
+        raise ValueError(f"{name} must be a probability in [0, 1{end}, got {quoted(value)}")
     return float(value)
 
 
@@ -178,19 +154,16 @@ def path(name: str, value: object) -> Path:
 
 
 def takes(name: str, function: Callable[..., Any], *words: str) -> None:
-    """TypeError unless ``function`` takes these positional arguments, where it has a signature.
-
-    >>> takes("call", lambda module, x: x, "module", "x")
-    """
+    """TypeError unless ``function`` takes these positional arguments, where it has a signature."""
     try:
-        found = inspect.signature(function)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return
     try:
-        found.bind(*words)
+        signature.bind(*words)
     except TypeError:
-        takes = ", ".join(str(p.replace(annotation=p.empty)) for p in found.parameters.values())
-        got = f"a {type(function).__name__} of ({takes})"
+        parameters = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
+        got = f"a {type(function).__name__} of ({parameters})"
         raise TypeError(f"{name} must take ({', '.join(words)}), got {got}") from None
 
 

@@ -62,19 +62,16 @@ def operator(
 
 
 def _vmap_rule(call: Callable[..., Any], count: int) -> Callable[..., Any]:
+    def join(size: int, x: Tensor, dim: int | None) -> Tensor:
+        return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
-
-        def joined(x: Tensor, dim: int | None) -> Tensor:
-            return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
-
-        def separate(x: Tensor) -> Tensor:
-            return x.view(size, x.shape[0] // size, *x.shape[1:])
-
-        result = call(*map(joined, arguments[:count], in_dims[:count]), *arguments[count:])
-        if isinstance(result, Tensor):
-            return separate(result), 0
-        return tuple(map(separate, result)), (0,) * len(result)
+        joined = [join(size, *pair) for pair in zip(arguments[:count], in_dims, strict=False)]
+        result = call(*joined, *arguments[count:])
+        results = (result,) if isinstance(result, Tensor) else result
+        separate = tuple(x.view(size, x.shape[0] // size, *x.shape[1:]) for x in results)
+        return (separate[0], 0) if isinstance(result, Tensor) else (separate, (0,) * len(separate))
 
     return rule
 

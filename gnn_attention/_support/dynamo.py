@@ -41,5 +41,5 @@ def eagerly() -> AbstractContextManager[None]:
     modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
     modes += _len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
     seen = modes or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
-    # to leave what is not there takes ten times as long as to ask
+    # Exiting these context managers costs ten times as much as asking whether they are needed.
     return _unseen() if seen else nullcontext()

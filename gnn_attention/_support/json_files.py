@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gnn_attention._support.text import one_line
+from gnn_attention._support.checks import quoted
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -15,36 +15,20 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parsed(content: str) -> dict[str, Any]:
-    """The JSON object of a text.
-
-    >>> parsed("[1]")
-    Traceback (most recent call last):
-    ValueError: it is a list, expected a JSON object
-    """
+    """The JSON object of a text."""
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except RecursionError:
         raise ValueError("it nests deeper than Python's recursion goes") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"it is a {type(found).__name__}, expected a JSON object")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a {type(value).__name__}, expected a JSON object")
+    return value
 
 
-def check_fields(found: object, kinds: Mapping[str, Callable[[Any], bool]], what: str) -> None:
-    """ValueError unless ``found`` is an object that has these fields, each of its kind.
-
-    >>> check_fields({"n": "1"}, {"n": lambda value: isinstance(value, int)}, "the record")
-    Traceback (most recent call last):
-    ValueError: the record has "1" for 'n'
-    """
-    if not isinstance(found, dict):
-        raise ValueError(f"{what} is {_shown(found)}, expected an object")
+def check_fields(value: object, kinds: Mapping[str, Callable[[Any], bool]], what: str) -> None:
+    """ValueError unless ``value`` is an object that has these fields, each of its kind."""
+    fields = value if isinstance(value, dict) else {}
     for name, fits in kinds.items():
-        if name not in found:
-            raise ValueError(f"{what} has no {name!r}")
-        if not fits(found[name]):
-            raise ValueError(f"{what} has {_shown(found[name])} for {name!r}")
-
-
-def _shown(value: object) -> str:
-    return one_line(json.dumps(value), 60)
+        if name not in fields or not fits(fields[name]):
+            got = quoted(fields[name]) if name in fields else "none"
+            raise ValueError(f"{what} must have a valid {name!r}, got {got}")

@@ -4,22 +4,24 @@ Each ancestor of a group may set a limit, and the least of them counts. Callers 
 a request that cannot be met is one sentence and not the end of the process.
 """
 
-import os
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 from gnn_attention._support.dynamo import constant
 
 WORTH_ASKING = 2**28  # bytes below which nothing is checked
 UNKNOWN = 2**40  # where the system does not say
-V2 = ("memory.max", "memory.current", "inactive_file")
-V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+FILES = {"memory": V1, "": V2}  # the controllers of a group -> where it is, and its files
 
 
 @constant
 def available(root: str = "/") -> int:
-    return max(0, min([_of_the_system(Path(root)), *_of_groups(Path(root))]))
+    """The bytes that are free, in the system whose files are below ``root``."""
+    lines = _text(Path(root, "proc/meminfo")).splitlines()
+    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return max(0, min(*(free or [UNKNOWN]), UNKNOWN, *_left_in_groups(Path(root))))
 
 
 def shortage(needed: int) -> str | None:
@@ -34,51 +36,25 @@ def shortage(needed: int) -> str | None:
 
 
 def check(what: str, needed: int, instead: str) -> None:
-    """ValueError where ``what`` needs more bytes than there are; ``instead`` says what to do.
-
-    >>> check("mask()", 2**60, "take a part")
-    Traceback (most recent call last):
-    ValueError: mask(): it would need 1,073,741,824.0 GiB, and ... GiB are left; take a part
-    """
+    """ValueError where ``what`` needs more bytes than there are; ``instead`` says what to do."""
     reason = shortage(needed)
     if reason is not None:
         raise ValueError(f"{what}: {reason}; {instead}")
 
 
-def _of_the_system(root: Path) -> int:
-    for line in _text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # Windows
-        return UNKNOWN
-
-
-def _of_groups(root: Path) -> Iterator[int]:
-    """What each group leaves: those of ``/proc/self/cgroup``, in both versions, and all their ancestors."""
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """What the control group of this process and each of its ancestors leave, in both versions of groups."""
     for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            mounts, files = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], V2
-        elif "memory" in controllers.split(","):
-            mounts, files = ["sys/fs/cgroup/memory"], V1
-        else:
-            continue
-        group = Path(path.strip("/"))
-        for mount, folder in product(mounts, (group, *group.parents)):
-            left = _left(root / mount / folder, *files)
-            if left is not None:
-                yield left
-
-
-def _left(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
-    most, used = _text(group / limit).strip(), _text(group / usage).strip()
-    if not most.isdigit() or not used.isdigit():
-        return None
-    lines = _text(group / "memory.stat").splitlines()
-    cache = sum(int(line.split()[1]) for line in lines if line.startswith(reclaimable + " "))
-    return int(most) - int(used) + cache
+        _, controllers, own = line.split(":", 2)
+        if controllers in FILES:
+            mount, *names, reclaimable = FILES[controllers]
+            group = Path(own.strip("/"))
+            for folder in (root / mount / parent for parent in (group, *group.parents)):
+                limit, used = (_text(folder / name).strip() for name in names)
+                if limit.isdigit() and used.isdigit():
+                    # Files that are cached can be given back.
+                    numbers = dict(entry.split() for entry in _text(folder / "memory.stat").splitlines())
+                    yield int(limit) - int(used) + int(numbers.get(reclaimable, 0))
 
 
 def _text(file: Path) -> str:

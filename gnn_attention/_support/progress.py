@@ -1,28 +1,25 @@
 """How far a long command has come, on stderr: a bar on a terminal, a line every 5 s elsewhere.
 
-``verify: 123 of 410 checks, 0:21 elapsed, about 0:40 left (attend, float32)``. A thread of its own shows it,
-so that a step of any length is followed. What cannot be written (a closed or broken stderr) is left out.
+``verify:  30%|███       | 123/410 [00:21<00:49, 5.86 checks/s, attend, float32]`` is the form of tqdm. A
+thread of its own shows it, so that a step of any length is followed. What cannot be written is left out.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+
+from tqdm import tqdm
 
 EVERY = 5.0  # seconds between lines
 DELAY = 1.0  # seconds before the bar of a terminal
 REFRESH = 0.2  # seconds between its pictures
 
 
-def _minutes(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
-
-
 def on_terminal() -> bool:
+    """Whether stderr is a terminal."""
     try:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):
@@ -37,9 +34,6 @@ class Progress:
 
     >>> with Progress("verify", total=2, unit="checks") as progress:
     ...     progress.advance(note="attend, float32")
-    ...     progress.advance()
-    >>> progress.done
-    2
     """
 
     def __init__(
@@ -47,14 +41,12 @@ class Progress:
     ) -> None:
         self.name, self.unit, self.shown = name, unit, shown
         self._count, self._output, self._over = threading.Lock(), threading.Lock(), threading.Event()
-        self._poll: Callable[[], int] | None = None
-        self._bar: Any = None
-        self._thread: threading.Thread | None = None
-        self._begun = False
+        self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
+        self._erasure = ""  # what removes the bar that is drawn
         self.expect(total, before)
-        self.began = self.since
 
     def expect(self, total: int | None, before: int = 0, note: str = "") -> None:
+        """From here on ``total`` steps are counted, ``before`` of which are done."""
         self.total, self.done, self.before, self.note = total, before, before, note
         self.since = time.monotonic()
 
@@ -68,81 +60,53 @@ class Progress:
         self.done, self.total = done, total
 
     def begin(self, note: str) -> None:
-        self.advance(int(self._begun), note)
-        self._begun = True
-
-    def follow(self, done: Callable[[], int]) -> None:
-        """From here on ``done()`` is the number of steps done, read whenever it is shown."""
-        self._poll = done
-
-    @property
-    def left(self) -> float | None:
-        if self.total is None or not self.before < self.done < self.total:
-            return None
-        return (time.monotonic() - self.since) / (self.done - self.before) * (self.total - self.done)
+        """A step begins, which ends the one before."""
+        self.advance(int(self.note != ""), note)
 
     def write(self, text: str) -> None:
         """A line on stderr, above the bar if there is one; also where progress itself is not shown."""
-        with self._output:
-            if self._bar is not None:
-                self._attempt(self._bar.clear)
-            self._attempt(lambda: _write(text))
+        self._put(f"{self._erasure}{text}\n")
 
     def __str__(self) -> str:
-        self.done = self.done if self._poll is None else self._poll()
-        of_total = "" if self.total is None else f" of {self.total}"
-        count = f"{self.done}{of_total} {self.unit}, " if self.done or of_total else ""
-        text = f"{self.name}: {count}{_minutes(time.monotonic() - self.began)} elapsed"
-        left = self.left
-        text += "" if left is None else f", about {_minutes(left)} left"
-        return f"{text} ({self.note})" if self.note else text
+        return self._meter(None)
+
+    def _meter(self, columns: int | None) -> str:
+        options = {"initial": self.before, "prefix": self.name, "unit": f" {self.unit}", "postfix": self.note}
+        elapsed = time.monotonic() - self.since
+        return str(tqdm.format_meter(self.done, self.total, elapsed, ncols=columns, **options))
 
     def __enter__(self) -> Progress:
-        self.began = self.since = time.monotonic()
+        self.since = time.monotonic()
         if self.shown and sys.stderr is not None:
-            self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        if self._thread is not None:
-            self._thread.join(1.0)  # not for ever: a pipe that is full and not read blocks the thread
+        if self._thread.ident is not None:
+            # A pipe that is full and not read blocks the thread for ever.
+            self._thread.join(1.0)
 
-    def _follow(self) -> None:
-        terminal = on_terminal()
-        show, wait = (self._draw, DELAY) if terminal else (lambda: _write(str(self)), EVERY)
-        while not self._over.wait(wait):
-            with self._output:
-                if not self._attempt(show):
-                    break
-            wait = REFRESH if terminal else EVERY
+    def _show(self) -> None:
+        show, wait, pause = (self._draw, DELAY, REFRESH) if on_terminal() else (self._print, EVERY, EVERY)
+        while not self._over.wait(wait) and show():
+            wait = pause
+        self._put(self._erasure)
+
+    def _print(self) -> bool:
+        return self._put(f"{self}\n")
+
+    def _draw(self) -> bool:
+        columns = shutil.get_terminal_size().columns - 1
+        erasure, self._erasure = self._erasure, f"\r{' ' * columns}\r"
+        return self._put(erasure + self._meter(columns))
+
+    def _put(self, text: str) -> bool:
+        """Whether it could be written: stderr may be None, closed, broken or replaced at any time."""
         with self._output:
-            if self._bar is not None:
-                self._attempt(self._bar.close)
-
-    def _attempt(self, write: Callable[[], object]) -> bool:
-        """Whether it could be written: stderr may be closed, broken or replaced at any time."""
-        try:
-            write()
-        except (OSError, ValueError, AttributeError):
-            return False
+            try:
+                sys.stderr.write(text)
+                sys.stderr.flush()
+            except (OSError, ValueError, AttributeError):
+                return False
         return True
-
-    def _draw(self) -> None:
-        if self._bar is None:
-            from tqdm import tqdm
-
-            # without tqdm's own thread and lock between processes
-            bar = type("Bar", (tqdm,), {"monitor_interval": 0, "_lock": threading.RLock()})
-            self._bar = bar(bar_format="{desc}", file=sys.stderr, leave=False, dynamic_ncols=True)
-        text = str(self)
-        self._bar.n, self._bar.total = self.done, self.total
-        self._bar.bar_format = "|{bar:10}| {desc}" if self.total else "{desc}"
-        self._bar.set_description_str(text)
-
-
-def _write(text: str) -> None:
-    # where stderr is closed it is None, for which print would write to stdout
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

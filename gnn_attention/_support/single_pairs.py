@@ -1,8 +1,9 @@
 """Functions of one pair, as FlexAttention writes its mask_mods and score_mods, on all pairs at once.
 
 Such a function may take vectors from tables by its indices, and multiply or sum them up. Called with tensors
-of indices it would raise an error, or compute something else in silence. ``torch.vmap`` calls it instead. Its
-operators decide it, not its results: those of a few pairs may be equal by chance.
+of indices it would raise an error, or compute something else in silence. ``torch.vmap`` calls it instead, but
+for functions whose operators all work number by number, which are faster without. Their results for a few
+pairs would not tell: they may be equal by chance.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,13 +24,9 @@ T = TypeVar("T")
 BROADCASTING = ("gnn_attention", "transformers")
 # More pairs are mapped in parts, because the rows of a table that they look up are copied.
 MOST_PAIRS = 2**16
-# The axes of the tensors of indices are batch, heads, dst and src.
-AXES = 4
 # These operators work number by number, but have no tag that says it.
-POINTWISE = {"_to_copy", "alias", "detach", "floor_divide", "full_like", "masked_fill", "masked_fill_"}
-POINTWISE |= {"ones_like", "rsub", "zeros_like"}
-# These operators look numbers up in a table; the number is its place among their arguments.
-LOOK_UPS = {"index": 0, "take": 0, "embedding": 0, "searchsorted": 0, "bucketize": 1}
+POINTWISE = {"_to_copy", "alias", "detach", "expand", "floor_divide", "full_like", "masked_fill"}
+POINTWISE |= {"masked_fill_", "ones_like", "rsub", "zeros_like"}
 
 
 class _LookUps(TorchFunctionMode):
@@ -94,7 +91,7 @@ def call_apart(function: Callable[..., T], *arguments: Any) -> T:
 def needs_single_pairs(
     call: Callable[[Callable[..., Tensor]], Tensor], function: Callable[..., Tensor], ends: Sequence[Tensor]
 ) -> bool | None:
-    """False if a call with tensors of indices computes each pair alone, else True, or None if neither works.
+    """False if all operators of a call work number by number, else True if ``vmap`` can map it, else None.
 
     ``call`` checks and returns the result of a function for the pairs ``ends``, all of four axes.
     """
@@ -114,10 +111,7 @@ def needs_single_pairs(
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees whether each operator computes the numbers of a pair from those of this pair alone.
-
-    Tensors that depend on the pair begin with the four axes of the indices; what vectors a pair has follow.
-    """
+    """Sees whether each operator works number by number, or looks a number up in a table."""
 
     def __init__(self, ends: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -126,40 +120,18 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._of_pairs = {id(end): end for end in ends}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        of_pairs = [x for x in tensors if id(x) in self._of_pairs]
-        result = func(*args, **kwargs)
-        if of_pairs:
-            constants = [x for x in tensors if id(x) not in self._of_pairs]
-            self.keep_pairs_apart &= self._keeps_apart(func, args, kwargs, of_pairs, constants)
+        tensors = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
+        result = func(*args, **(kwargs or {}))
+        if any(id(x) in self._of_pairs for x in tensors):
+            name = func.overloadpacket.__name__
+            if name == "index":
+                # An index of each axis gives a number; one of bool would be a mask.
+                table, indices = tensors[0], tensors[1:]
+                are_places = all(x.dtype not in (torch.bool, torch.uint8) for x in indices)
+                self.keep_pairs_apart &= len(indices) == table.dim() and are_places
+                tensors = [x for x in indices if x is not table]
+            else:
+                self.keep_pairs_apart &= name in POINTWISE or torch.Tag.pointwise in func.tags
+            self.keep_pairs_apart &= all(id(x) in self._of_pairs or x.numel() == 1 for x in tensors)
             self._of_pairs |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
         return result
-
-    def _keeps_apart(
-        self, func: Any, args: Any, kwargs: Any, of_pairs: list[Tensor], constants: list[Tensor]
-    ) -> bool:
-        name, axes = func.overloadpacket.__name__, of_pairs[0].dim()
-        if any(x.dim() != axes for x in of_pairs):
-            return False
-        if name in LOOK_UPS:
-            table = args[LOOK_UPS[name]]
-            indices = [x for x in args[1] if x is not None] if name == "index" else []
-            # behind whole axes the axes of the indices would not come first
-            comes_first = name != "index" or None not in args[1][: len(indices)]
-            one_number = all(x is table or x.numel() == 1 for x in constants)
-            are_places = all(x.dtype not in (torch.bool, torch.uint8) for x in indices)
-            return id(table) not in self._of_pairs and comes_first and one_number and are_places
-        if any(x.numel() > 1 and x.dim() > axes - AXES for x in constants):
-            return False
-        if name == "expand":
-            return len(args[1]) == axes
-        parameters = [parameter.name for parameter in func._schema.arguments]
-        if "dim" not in parameters:
-            return name in POINTWISE or torch.Tag.pointwise in func.tags
-        place = parameters.index("dim")
-        default = func._schema.arguments[place].default_value
-        dim = args[place] if place < len(args) else kwargs.get("dim", default)
-        axes += name in ("unsqueeze", "stack")
-        numbers = [dim] if isinstance(dim, int) else dim or [0]
-        return all(number % axes >= AXES for number in numbers)

@@ -18,11 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import memory
-from gnn_attention._support.autograd import Run, gradients, needs_every_derivative, twice_differentiable
+from gnn_attention._support.autograd import gradients, needs_every_derivative
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import AttentionCall, are_plain
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive_mask, is_flash
 from gnn_attention.backends.cpu.dense_blocks_eager import written_out
@@ -165,26 +165,30 @@ def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
     kernel = partial(sdpa, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
     if needs_every_derivative((q, k, v)):
         return _unfused(kernel, q, k, v)
-    if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad or v.requires_grad):
+    if not are_plain((q, k, v)) or not any_needs_gradients((q, k, v)):
         return kernel(q, k, v)
-    slow = partial(_unfused, kernel)
-    if is_flash(q) and are_plain((q, k, v)):
-        choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
-        if choice == SDPBackend.FLASH_ATTENTION.value:
-            out: Tensor = _Flash.apply(slow, mask, is_causal, scale, q, k, v)  # type: ignore[no-untyped-call]
-            return out
-    return twice_differentiable(kernel, slow, q, k, v)
+    choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
+    if is_flash(q) and choice == SDPBackend.FLASH_ATTENTION.value:
+        slow = partial(_unfused, kernel)
+        return _Flash.apply(slow, mask, is_causal, scale, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
+    out = kernel(q, k, v)
+    if choice != SDPBackend.MATH.value:
+        out.register_hook(_refuse_second_derivative)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _refuse_second_derivative(grad: Tensor) -> None:
+    if torch.is_grad_enabled():
+        raise NotImplementedError(
+            "second derivatives do not pass through SDPA; use backend='message_passing'"
+        )
 
 
 class _Flash(torch.autograd.Function):
-    """SDPA's kernel for a CPU; a gradient that will be differentiated again is that of the equal ``slow``.
-
-    For few tokens the second graph of autograd, which ``twice_differentiable`` makes, takes longer than the
-    kernel.
-    """
+    """SDPA's kernel for a CPU; a gradient that will be differentiated again is that of the equal ``slow``."""
 
     @staticmethod
-    def forward(ctx: Any, slow: Run, mask: Tensor | None, causal: bool, scale: float, *inputs: Any) -> Tensor:
+    def forward(ctx: Any, slow: Any, mask: Tensor | None, causal: bool, scale: float, *inputs: Any) -> Tensor:
         if mask is not None and mask.dtype == torch.bool:
             mask = additive_mask(mask, inputs[0].dtype)
         out: Tensor
@@ -199,8 +203,7 @@ class _Flash(torch.autograd.Function):
         if torch.is_grad_enabled():
             grads = gradients(ctx.slow(*inputs), inputs, grad, create_graph=True)
         else:
-            options = {"attn_mask": mask, "scale": ctx.scale}
-            grads = FLASH_BACKWARD(grad, *inputs, out, lse, 0.0, ctx.causal, **options)
+            grads = FLASH_BACKWARD(grad, *inputs, out, lse, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale)
         return None, None, None, None, *grads
 
 

@@ -47,8 +47,7 @@ def continued(
         raise ValueError("prompt must have at least one character, got none")
     edges = patterns.causal(len(start) + tokens) if graph is None else expressions.parse(graph)
     cache = KeyValueCache(edges, language_model.config.num_layers)
-    progress.expect(tokens)
-    progress.follow(lambda: max(cache.length - len(start), 0))
+    progress.begin(f"{tokens} tokens")
     found = model.generate(language_model, torch.tensor(start), tokens, temperature, seed, cache=cache)
     about = {"text": vocabulary.decode(found.tolist()), "tokens": found.tolist(), "prompt_tokens": len(start)}
     about |= {"graph": edges.name, "temperature": temperature, "seed": seed, "computed": cache.length}

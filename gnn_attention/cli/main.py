@@ -6,13 +6,14 @@ Exit code 0 if all checks passed, 1 if a check failed, 2 for wrong arguments, 13
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from gnn_attention import __version__
-from gnn_attention._support import atomic_files, output
+from gnn_attention._support import atomic_files
 
 # names of modules of this package, and the lines of the help
 COMMANDS = {
@@ -32,7 +33,9 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, by default that of ``sys.argv``, and return its exit code."""
-    output.prepare()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):  # a closed stream is None, and some are no file
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         return _run(_parser().parse_args(arguments))
     except KeyboardInterrupt as interrupt:
@@ -44,14 +47,16 @@ def _run(args: argparse.Namespace) -> int:
     try:
         atomic_files.check_place("--json", getattr(args, "json", None))
         code: int = args.run(args)
-    except BrokenPipeError:  # the reader, a pager for example, has closed the pipe
-        output.finish()
+        print(end="", flush=True)
+    except BrokenPipeError:
+        # The reader, a pager for example, has closed the pipe: Python's last flush would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
         with suppress(OSError):  # a stderr without a reader
             print(f"gnn-attention {args.command}: {error}", file=sys.stderr)
         return 2
-    return code if output.finish() else 0
+    return code
 
 
 class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]

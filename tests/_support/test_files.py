@@ -1,4 +1,4 @@
-"""Files whole or not at all: what was there stays until everything is written."""
+"""Files whole or not at all, and JSON of this package: read, or refused in one short sentence."""
 
 import os
 import subprocess
@@ -6,37 +6,25 @@ from contextlib import suppress
 
 import pytest
 
-from gnn_attention._support import atomic_files
+from gnn_attention._support import atomic_files, json_files
+from gnn_attention._support.text import printable
 
 
-def test_a_file_takes_its_place_when_all_is_written(tmp_path):
-    place = tmp_path / "a.json"
-    place.write_text("before")
-    with atomic_files.written(place) as file:
-        file.write(b"after")
-        assert place.read_text() == "before"
-    assert place.read_bytes() == b"after"
-    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
-
-
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError, SystemExit])
-def test_an_interrupt_leaves_what_was_there_and_nothing_else(tmp_path, stop):
-    place = tmp_path / "a.json"
-    place.write_text("before")
-    with suppress(stop), atomic_files.written(place) as file:
-        file.write(b"half of ")
-        raise stop
-    assert place.read_text() == "before"
-    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_a_link_stays_and_a_mode_stays(tmp_path):
+@pytest.mark.parametrize("stop", [None, KeyboardInterrupt, OSError, SystemExit])
+def test_a_file_takes_its_place_when_all_is_written(tmp_path, stop):
+    """An interrupt leaves what was there; either way nothing else is left, a link and a mode stay."""
     place, link = tmp_path / "a.txt", tmp_path / "link.txt"
     place.write_text("before")
     place.chmod(0o640)
     link.symlink_to(place)
-    atomic_files.write(link, "after")
-    assert (link.is_symlink(), place.read_text(), place.stat().st_mode & 0o777) == (True, "after", 0o640)
+    with suppress(stop or ()), atomic_files.written(link) as file:
+        file.write(b"after")
+        assert place.read_text() == "before"
+        if stop is not None:
+            raise stop
+    assert place.read_text() == ("after" if stop is None else "before")
+    assert (link.is_symlink(), place.stat().st_mode & 0o777) == (True, 0o640)
+    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "link.txt"}
 
 
 def test_what_is_no_regular_file_is_written_to_and_never_replaced(tmp_path):
@@ -55,3 +43,36 @@ def test_places_where_none_can_be_are_named(tmp_path):
         atomic_files.check_place("--json", str(tmp_path / "no" / "a.json"))
     with pytest.raises(ValueError, match=r"-o .* is a folder: give a file in it"):
         atomic_files.check_place("-o", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Expecting value"),
+        ("[]", "it is a list, expected a JSON object"),
+        ("[" * 100_000, "it nests deeper"),
+        ('{"a": ' + "1" * 100_000 + "}", "Exceeds the limit"),
+    ],
+    ids=["empty", "a list", "deep", "long"],
+)
+def test_what_is_wrong_with_json_is_one_short_sentence(text, message, tmp_path):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        json_files.read(tmp_path / "a.json")
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\r\nb\u2028c", "a b c"),
+        ("\x00\x1b[2J\x7f\x9b", "  [2J  "),
+        ("\ud83d!", "\ufffd!"),
+        ("\ud83d\udc68", "\U0001f468"),
+        ("\U0001f468\u200d\U0001f469 \u0645\u06cc\u200c", "\U0001f468\u200d\U0001f469 \u0645\u06cc\u200c"),
+        ("\u202e\u2066\u200b\u00ad\ufeff", "     "),
+    ],
+)
+def test_texts_that_can_be_printed(text, shown):
+    assert printable(text) == shown
+    printable(text).encode()

@@ -241,36 +241,23 @@ class TestNetworkx:
             with pytest.raises(ValueError, match=match):
                 convert.from_networkx(nx.DiGraph([("a", "b")]), order)
 
-    def test_an_order_may_be_a_dict_of_positions(self):
+    def test_an_order_is_a_list_of_the_nodes(self):
         network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
-        graph = convert.from_networkx(network, order={"the": 1, "sat": 0, "cat": 2})
-        assert graph == convert.from_networkx(network, order=["sat", "the", "cat"])
-        cases = [
-            ({"the": 1, "sat": 0, "cat": 3}, ValueError, r"must give its nodes the positions 0 \.\. 2"),
-            ({"the": 1, "sat": 0, "cat": 1}, ValueError, r"must give its nodes the positions 0 \.\. 2"),
-            ({"the": "x", "sat": [], "cat": 1}, TypeError, "order must hold the nodes themselves"),
-            ({"the": 0, "cat": 1}, ValueError, r"every node once, got \['sat'\]"),
-            ({"the", "cat", "sat"}, TypeError, "must be a list of nodes, every one once, or a dict"),
-            (frozenset(network), TypeError, "must be a list of nodes, every one once, or a dict"),
-            ([["the"], "cat", "sat"], TypeError, "order must hold the nodes themselves"),
-        ]
-        for order, error, match in cases:
-            with pytest.raises(error, match=match):
+        for order in ({"the": 1, "sat": 0, "cat": 2}, {"the", "cat", "sat"}, frozenset(network), 3):
+            with pytest.raises(TypeError, match="order must be a list"):
                 convert.from_networkx(network, order)
+        with pytest.raises(TypeError, match="order must hold the nodes themselves"):
+            convert.from_networkx(network, [["the"], "cat", "sat"])
 
     def test_labels_out(self):
         network = convert.to_networkx(patterns.strict_causal(3), labels=["the", "cat", "sat"])
         assert dict(network.nodes(data="label")) == {0: "the", 1: "cat", 2: "sat"}
         assert set(network.edges) == {(0, 1), (0, 2), (1, 2)}
         assert network.name == "strict_causal(3)"
-        same = convert.to_networkx(patterns.strict_causal(3), labels={2: "sat", 0: "the", 1: "cat"})
-        assert nx.utils.graphs_equal(network, same)
         with pytest.raises(ValueError, match="labels must hold a name for each of the 3 nodes, got 2"):
             convert.to_networkx(patterns.causal(3), labels=["a", "b"])
         for wrong in ({"the": 0, "cat": 1, "sat": 2}, {"a", "b", "c"}, 3):
-            with pytest.raises(
-                TypeError, match="labels must be a list of 3 labels in their order, or a dict"
-            ):
+            with pytest.raises(TypeError, match="labels must be a list"):
                 convert.to_networkx(patterns.causal(3), labels=wrong)
 
     def test_two_kinds_of_node(self):

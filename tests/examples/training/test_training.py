@@ -113,8 +113,8 @@ def test_progress_is_shown_only_with_the_option(capsys: Any, monkeypatch: Any) -
     monkeypatch.setattr(progress, "EVERY", 0.001)
     monkeypatch.setattr(training, "_STEPS_BETWEEN_LOOKS", 10)
     _, _, report = training.train(SHORT, CORPUS, SIZES, progress=True)
-    left = r"0:\d\d elapsed, about 0:\d\d left \(loss \d\.\d{3}, [\d,]+ tokens/s(.*)\)"
-    found = re.findall(rf"train: (\d+) of 20 steps, {left}", capsys.readouterr().err)
+    form = r"train: .*\| (\d+)/20 \[.* steps/s, loss \d\.\d{3}, [\d,]+ tokens/s(.*)\]"
+    found = re.findall(form, capsys.readouterr().err)
     assert all(("held_out_loss" in note) == (int(step) >= 10) for step, note in found if step != "10")
     assert {int(step) < 10 for step, _ in found} == {True, False}
     assert [look["step"] for look in report["history"]] == [10, 20]
