@@ -9,8 +9,8 @@ predicates without tensors inside (causal, a window) are cached across forward p
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -23,32 +23,14 @@ from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.values import Interval
-from gnn_attention.graph.neighbours import Neighbours, fields_of
 from gnn_attention.graph.rules import Rule, map_pairs
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Origin, Place, framed
 
-# receivers of a mask at once
-ROWS = 256
-
-
-class OnDemand:
-    """What any tensor operation makes a tensor."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dense(), name)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map_only(OnDemand, lambda x: x.dense(), (args, kwargs or {}))
-        return func(*args, **kwargs)
-
 
 @dataclass(frozen=True, eq=False)
-class LazyMask(OnDemand):
-    """A mask ``[B, 1, dst, src]`` that is a tensor only on demand.
+class LazyMask:
+    """A mask ``[B, 1, dst, src]`` that any operation of torch makes a tensor.
 
     ``function`` is the predicate on absolute positions, ``tokens`` the 2-D mask of padding over all slots;
     ``scalars``: the predicate takes single numbers (torch.vmap). ``uses``: the graphs in force when it was
@@ -67,20 +49,27 @@ class LazyMask(OnDemand):
     uses: tuple[Any, ...] = ()
     # not empty once a layer has looked at the positions
     checked: list[bool] = field(default_factory=list)
-    _places: list[Place] = field(default_factory=list)
 
     dtype = torch.bool
     ndim = 4
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dense(), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(LazyMask, lambda x: x.dense(), (args, kwargs or {}))
+        return func(*args, **kwargs)
 
     @property
     def shape(self) -> torch.Size:
         return torch.Size((self.batch, 1, self.num_dst, self.num_src))
 
-    @property
+    @cached_property
     def place(self) -> Place:
-        if not self._places:
-            self._places.append(_place(self))
-        return self._places[0]
+        return _place(self)
 
     def dense(self) -> Bool[Tensor, "batch one dst src"]:
         return self.place.own.mask(self.device).expand(self.shape).as_subclass(DenseMask)
@@ -100,63 +89,7 @@ class LazyMask(OnDemand):
         return self.shape if axis is None else self.shape[axis]
 
     def __getitem__(self, index: Any) -> Any:
-        # what indexers ask for
-        if (
-            isinstance(index, tuple)
-            and index[1:2] == (0,)
-            and all(i == slice(None) for i in (index[0], *index[2:]))
-        ):
-            return OneHead(self)
         return self.dense()[index]
-
-
-@dataclass(frozen=True, eq=False)
-class OneHead(OnDemand):
-    """A :class:`LazyMask` without its axis of heads, ``[B, dst, src]``, or the pairs that are no edges.
-
-    ``scores.masked_fill(~mask, value)`` reads it a few receivers at a time; others make it a tensor.
-    """
-
-    of: LazyMask
-    inverted: bool = False
-
-    dtype = torch.bool
-    ndim = 3
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self.of.batch, self.of.num_dst, self.of.num_src))
-
-    def dense(self) -> Tensor:
-        mask = self.of.dense()[:, 0]
-        return ~mask if self.inverted else mask
-
-    def rows(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """Of some receivers, ``[B or 1, stop - start, src]``."""
-        own = self.of.place.own
-        edges = own.rows(start, stop).mask(device)
-        edges = edges[:, 0] if own.batch is not None else edges[None]
-        return ~edges if self.inverted else edges
-
-    def __invert__(self) -> OneHead:
-        return replace(self, inverted=not self.inverted)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.masked_fill and not kwargs and isinstance(args[1], cls):
-            scores, mask, value = args
-            if isinstance(scores, Tensor) and scores.shape == mask.shape:
-                return _filled(scores, mask, value)
-        return super().__torch_function__(func, types, args, kwargs)
-
-
-@not_compiled
-def _filled(scores: Tensor, mask: OneHead, value: Any) -> Tensor:
-    parts = []
-    for start in range(0, scores.shape[1], ROWS):
-        part = scores[:, start : start + ROWS]
-        parts.append(part.masked_fill(mask.rows(start, start + part.shape[1], scores.device), value))
-    return torch.cat(parts, dim=1) if parts else scores.clone()
 
 
 class DenseMask(torch.Tensor):
@@ -183,7 +116,7 @@ def _place(mask: LazyMask) -> Place:
     sizes, at = (mask.num_dst, mask.num_src), (mask.dst_offset, mask.src_offset)
     known = alignment.recipe(mask.function) is not None
     if known and padding is None:
-        return Place(_of_positions(Known(mask.function), *sizes, at), mask.batch, None, left, cached=True)
+        return Place(_of_positions(Known.of(mask.function), *sizes, at), mask.batch, None, left, cached=True)
     function = partial(map_pairs, mask.function) if mask.scalars and not known else mask.function
     rule = partial(_of_slots, function, padding, at, mask.device)
     varies = mask.batch > 1 and (not known or (padding is not None and len(padding) > 1))
@@ -250,18 +183,6 @@ def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Flo
         return graph, None
     table = _checked(mask, num_dst, num_src)
     return graph, table.masked_fill(~additive_edges(table.detach()), 0.0)
-
-
-def of_choice(mask: Float[Tensor, "batch one dst src"]) -> TokenGraph:
-    """The graph of the senders that a model chose and made an additive mask of; read some rows at a time."""
-    batch, _, num_dst, num_src = mask.shape
-    rows, found = mask.detach().flatten(0, 2), [torch.zeros(2, 0, dtype=torch.int64, device=mask.device)]
-    for first in range(0, len(rows), ROWS):
-        row, src = additive_edges(rows[first : first + ROWS]).nonzero(as_tuple=True)
-        found.append(torch.stack([row + first, src]))
-    row, src = torch.cat(found, 1)
-    chosen = Neighbours.of_edges(row, src, (batch, 1, num_dst, num_src))
-    return TokenGraph(**fields_of(chosen, batch, None), name="chosen")
 
 
 def _checked(mask: Tensor, num_dst: int, num_src: int) -> Tensor:

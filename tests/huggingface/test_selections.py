@@ -9,7 +9,6 @@ from support.bounds import assert_exact, attention_truth
 from support.extras import needs
 from support.refusals import assert_refusals
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 transformers = needs("transformers")
 
@@ -19,7 +18,7 @@ from transformers.masking_utils import causal_mask_function
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.huggingface import _masks, attending, attention, interface, mask
+from gnn_attention.huggingface import attention, mask
 from gnn_attention.verify.measure import EXACT
 
 pytestmark = pytest.mark.usefixtures("wide")
@@ -173,54 +172,6 @@ def test_graphs_and_cuts_hold_within_a_selection():
     with ga.use_graph(module, window):
         found = attention(module, q, k, v, lazy(), indices=index)[0].transpose(1, 2)
     assert_exact(found, truth(q, k, v, own & window.mask()))
-
-
-class Shapes(TorchDispatchMode):
-    """The shapes of all bool and integer tensors that are made."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and not out.is_floating_point():
-            self.seen.append(out.shape)
-        return out
-
-
-def test_nothing_as_large_as_tokens_by_tokens_is_made(monkeypatch):
-    """No mask; the floats of tokens x tokens are scores of transformers' own indexer."""
-    monkeypatch.setattr(_masks, "ROWS", 32)
-    model = built("deepseek_v32", "gnn_attention", max_position_embeddings=1024)
-    # so many that "auto" does not take one dense call, with its mask
-    tokens = 400
-    ids = torch.randint(3, 60, (2, tokens), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), Shapes() as shapes:
-        model(input_ids=ids, attention_mask=(torch.arange(tokens) > torch.tensor([[-1], [9]])).long())
-    # the chunks of 32 rows were seen
-    assert 2 * 32 * tokens <= max(math.prod(shape) for shape in shapes.seen) < tokens * tokens
-
-
-def test_a_mask_of_choices_is_read_some_rows_at_a_time(monkeypatch):
-    """glm5_next makes its mask of tokens x tokens itself: ours are rows of it, and the edges."""
-    monkeypatch.setattr(_masks, "ROWS", 4)
-    module, (q, k, v), chosen = choosing(), qkv(), cells_of(drawn((BATCH, DST, MOST), SRC))[:, None]
-    module.build_attention_mask_from_topk = None
-    table = torch.zeros(chosen.shape, dtype=q.dtype).masked_fill_(~chosen, torch.finfo(q.dtype).min)
-    with Shapes() as shapes, attending("rows"):
-        found = attention(module, q, k, v, table)[0].transpose(1, 2)
-    assert_exact(found, truth(q, k, v, chosen))
-    assert (4, SRC) in shapes.seen
-    assert not any(shape[-1:] == (SRC,) and math.prod(shape) > 4 * SRC for shape in shapes.seen)
-
-
-def test_every_layer_of_glm5_next_is_read_so(monkeypatch):
-    needs("transformers.models.glm5_next")
-    read, plain = [], _masks.of_choice
-    monkeypatch.setattr(interface, "of_choice", lambda mask: read.append(mask.shape) or plain(mask))
-    built("glm5_next", "gnn_attention")(**inputs("glm5_next"))
-    assert read == [(hf_models.BATCH, 1, hf_models.TOKENS, hf_models.TOKENS)] * 2
 
 
 def test_layers_that_share_a_selection_share_its_graph(monkeypatch):
