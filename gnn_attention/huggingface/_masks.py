@@ -8,9 +8,8 @@ predicates without tensors inside (causal, a window) are cached across forward p
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -26,26 +25,20 @@ from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.rules import Rule, map_pairs
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Origin, Place, framed
+from gnn_attention.huggingface._overrides import uses_now
 
 
 @dataclass(frozen=True, eq=False)
 class LazyMask:
-    """A mask ``[B, 1, dst, src]`` that any operation of torch makes a tensor.
+    """A mask ``[B, 1, dst, src]``, as a place with its graph, that any operation of torch makes a tensor.
 
-    ``function`` is the predicate on absolute positions, ``tokens`` the 2-D mask of padding over all slots;
-    ``scalars``: the predicate takes single numbers (torch.vmap). ``uses``: the graphs in force when it was
-    made, for a layer that is recomputed.
+    ``tokens`` is the 2-D mask of padding over all slots; ``uses``: the graphs in force when it was made, for
+    a layer that is recomputed.
     """
 
-    function: Callable[..., Tensor]
-    batch: int
-    num_dst: int
-    num_src: int
-    dst_offset: int = 0
-    src_offset: int = 0
-    tokens: Bool[Tensor, "batch slots"] | None = None
-    scalars: bool = False
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    place: Place
+    tokens: Bool[Tensor, "batch slots"] | None
+    device: torch.device
     uses: tuple[Any, ...] = ()
     # not empty once a layer has looked at the positions
     checked: list[bool] = field(default_factory=list)
@@ -65,11 +58,8 @@ class LazyMask:
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((self.batch, 1, self.num_dst, self.num_src))
-
-    @cached_property
-    def place(self) -> Place:
-        return _place(self)
+        own = self.place.own
+        return torch.Size((self.place.batch, 1, own.num_dst, own.num_src))
 
     def dense(self) -> Bool[Tensor, "batch one dst src"]:
         return self.place.own.mask(self.device).expand(self.shape).as_subclass(DenseMask)
@@ -111,25 +101,46 @@ ARITHMETIC = {*"add radd iadd sub rsub isub mul rmul imul div truediv baddbmm ne
 
 
 @not_compiled
-def _place(mask: LazyMask) -> Place:
-    left, padding = (None, None) if mask.tokens is None else _padding(mask, mask.tokens)
-    sizes, at = (mask.num_dst, mask.num_src), (mask.dst_offset, mask.src_offset)
-    known = alignment.recipe(mask.function) is not None
+def lazy_mask(
+    sizes: tuple[int, int, int],
+    offsets: tuple[Any, Any],
+    function: Any,
+    tokens: Any,
+    scalars: bool,
+    device: Any,
+) -> LazyMask:
+    """The mask of transformers' ``function`` for ``(batch, dst, src)`` slots from these positions on.
+
+    ``tokens``: the 2-D mask of padding, or a mask that was made before; ``scalars``: the function takes
+    single numbers (torch.vmap). ValueError without a function.
+    """
+    if isinstance(tokens, LazyMask):
+        return tokens
+    if function is None:
+        advice = "transformers 5.21 or newer gives it, pip install 'gnn_attention[hf]'"
+        raise ValueError(f"mask_function is missing: {advice}")
+    batch, num_dst, num_src = sizes
+    at = int(offsets[0]), int(offsets[1])  # copies: a static cache counts on in the same tensor
+    left, padding = (None, None) if tokens is None else _padding(tokens, at[1], num_src)
+    known = alignment.recipe(function) is not None
     if known and padding is None:
-        return Place(_of_positions(Known.of(mask.function), *sizes, at), mask.batch, None, left, cached=True)
-    function = partial(map_pairs, mask.function) if mask.scalars and not known else mask.function
-    rule = partial(_of_slots, function, padding, at, mask.device)
-    varies = mask.batch > 1 and (not known or (padding is not None and len(padding) > 1))
-    return Place(framed(rule, *sizes, at, batch=mask.batch if varies else None), mask.batch, padding, left)
+        own = _of_positions(Known.of(function), num_dst, num_src, at)
+    else:
+        broadcast = partial(map_pairs, function) if scalars and not known else function
+        rule = partial(_of_slots, broadcast, padding, at, device)
+        varies = batch > 1 and (not known or (padding is not None and len(padding) > 1))
+        own = framed(rule, num_dst, num_src, at, batch=batch if varies else None)
+    place = Place(own, batch, padding, left, cached=known and padding is None)
+    return LazyMask(place, tokens, device, uses_now())
 
 
-def _padding(mask: LazyMask, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _padding(tokens: Tensor, first_src: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:
     """Slots before a sample's first token, and which senders are tokens; None for no padding."""
-    slots = mask.src_offset + mask.num_src
+    slots = first_src + num_src
     tokens = tokens.to(torch.bool)[:, :slots]
     # False beyond the end of the 2-D mask
     tokens = torch.nn.functional.pad(tokens, (0, slots - tokens.shape[1]))
-    first, padding = tokens.to(torch.uint8).argmax(1).cpu(), _collapsed(tokens[:, mask.src_offset :])
+    first, padding = tokens.to(torch.uint8).argmax(1).cpu(), _collapsed(tokens[:, first_src:])
     return _collapsed(first) if bool(first.any()) else None, None if bool(padding.all()) else padding
 
 

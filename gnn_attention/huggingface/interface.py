@@ -36,7 +36,7 @@ from gnn_attention.graph.edge_list import SIGNED
 from gnn_attention.huggingface import _overrides, _programs
 from gnn_attention.huggingface._alignment import Origin, Place
 from gnn_attention.huggingface._arguments import Arguments
-from gnn_attention.huggingface._masks import LazyMask, of_tensor, unmasked
+from gnn_attention.huggingface._masks import LazyMask, lazy_mask, of_tensor, unmasked
 from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, blocks, named
 from gnn_attention.huggingface._selections import narrowed
 from gnn_attention.huggingface.surgery import changing
@@ -75,27 +75,12 @@ def mask(
     """
     sizes, offsets = (batch_size, q_length, kv_length), (q_offset, kv_offset)
     if not _programs.is_whole():
-        return _lazy_mask(sizes, offsets, mask_function, attention_mask, use_vmap, torch.device(device))
+        return lazy_mask(sizes, offsets, mask_function, attention_mask, use_vmap, torch.device(device))
     skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     table: Tensor = sdpa_mask(
         *sizes, *offsets, mask_function, attention_mask, **skips, use_vmap=use_vmap, device=device
     )
     return table
-
-
-@not_compiled
-def _lazy_mask(
-    sizes: tuple[int, ...], offsets: tuple[Any, ...], function: Any, tokens: Any, scalars: bool, device: Any
-) -> LazyMask:
-    if isinstance(tokens, LazyMask):
-        return tokens
-    if function is None:
-        advice = "transformers 5.21 or newer gives it, pip install 'gnn_attention[hf]'"
-        raise ValueError(f"mask_function is missing: {advice}")
-    batch, num_dst, num_src = sizes
-    dst_offset, src_offset = map(int, offsets)  # copies: a static cache counts on in the same tensor
-    places = dst_offset, src_offset, tokens, scalars, device
-    return LazyMask(function, batch, num_dst, num_src, *places, uses=_overrides.uses_now())
 
 
 @contextmanager
@@ -219,9 +204,9 @@ def _placed(given: Arguments) -> tuple[Place, list[Use], Tensor | None]:
     sizes, numbers = (query.shape[2], key.shape[2]), None
     if isinstance(mask, LazyMask):
         if tuple(mask.shape[2:]) != sizes:
-            got = f"{sizes[0]} receivers and {sizes[1]} senders, but its mask has {mask.num_dst} and"
+            got = "{} receivers and {} senders, but its mask has {} and {}".format(*sizes, *mask.shape[2:])
             reason = "it attends to senders of its own making, which have no position; use 'eager'"
-            raise ValueError(f"{named(module)} has {got} {mask.num_src}: {reason}")
+            raise ValueError(f"{named(module)} has {got}: {reason}")
         place, uses = mask.place, mask.uses
     else:
         if mask is None:
