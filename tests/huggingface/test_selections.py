@@ -13,55 +13,16 @@ from torch import nn
 transformers = needs("transformers")
 
 from support import hf_models
-from support.hf_models import CHOOSING, built, generated, gradients, inputs
+from support.hf_models import CHOOSING, built, inputs
 from transformers.masking_utils import causal_mask_function
 
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.huggingface import attention, mask
-from gnn_attention.verify.measure import EXACT
 
 pytestmark = pytest.mark.usefixtures("wide")
 # a model of an older transformers may not be there
 HERE = [name for name, family in CHOOSING.items() if hasattr(transformers, family.config)]
-
-
-# MiniMax's own indexer scores padding before the first token, so its eager and its sdpa differ there
-COUNTED_IN_SLOTS = [("minimax_m3_vl", "left")]
-# of these the text model alone is built
-WITHOUT_GENERATION = [(name, cache) for name in ("glm5_next", "mistral_large4") for cache in hf_models.CACHES]
-
-
-def cases(*of, without=()):
-    """The default families in the default run, the others in the slow tier."""
-    marks = [() if CHOOSING[name].default else pytest.mark.slow for name in HERE]
-    return [
-        pytest.param(name, each, marks=mark, id=f"{name}-{each}")
-        for name, mark in zip(HERE, marks, strict=True)
-        for each in of
-        if (name, each) not in without
-    ]
-
-
-@pytest.mark.parametrize(("name", "pad"), cases(None, "left", "right", without=COUNTED_IN_SLOTS))
-def test_logits_and_gradients_are_those_of_eager(name, pad):
-    model, given = built(name), inputs(name, pad)
-    assert hf_models.difference(name, model, given) <= EXACT
-    found = gradients(name, model, given)
-    model.set_attn_implementation("eager")
-    expected = gradients(name, model, given)
-    assert found.keys() == expected.keys()
-    assert_exact(list(found.values()), list(expected.values()))
-
-
-@pytest.mark.parametrize(("name", "cache"), cases(*hf_models.CACHES, without=WITHOUT_GENERATION))
-def test_generation_is_that_of_eager(name, cache):
-    model = built(name)
-    given = inputs(name, None if name == "minimax_m3_vl" else "left")
-    tokens, scores = generated(model, given, "eager", **hf_models.CACHES[cache])
-    found, found_scores = generated(model, given, **hf_models.CACHES[cache])
-    assert torch.equal(found, tokens)
-    assert_exact(found_scores, scores)
 
 
 @pytest.mark.slow
