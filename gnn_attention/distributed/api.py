@@ -115,7 +115,7 @@ def gather(
     every, none = torch.arange(len(rows), device="cpu"), torch.arange(0, device="cpu")
     send = [none if r == rank else every for r in range(shares.world_size)]
     receive = [0 if r == rank else size for r, size in enumerate(shares.sizes)]
-    whole = collectives.exchange(rows.flatten(1), send, receive, group)
+    whole = collectives.exchange(rows.unsqueeze(-1).flatten(1), send, receive, group)
     order = torch.cat([shares.tokens(r) for r in (rank, *others)]).argsort().to(x.device)
     return whole[order].view(shares.num_tokens, *rows.shape[1:]).movedim(0, axis)
 

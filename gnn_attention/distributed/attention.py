@@ -48,14 +48,14 @@ class Neighbourhood:
     order: Int[Tensor, " senders"]
 
 
-def neighbourhood(graph: TokenGraph, partition: Partition, rank: int) -> Neighbourhood:
-    """The :class:`Neighbourhood` of a rank. No collective."""
+def neighbourhood(graph: TokenGraph, partition: Partition, rank: int, device: torch.device) -> Neighbourhood:
+    """The :class:`Neighbourhood` of a rank, with indices on a device. No collective."""
     own, arriving = partition.src.tokens(rank), halo(graph, partition, rank)
     senders, order = torch.cat([own, *arriving]).sort()
     wanted = (remote_senders(graph, partition, other)[own] for other in range(partition.world_size))
-    send = tuple(rows.nonzero().flatten() for rows in wanted)
+    send = tuple(rows.nonzero().flatten().to(device) for rows in wanted)
     part = subgraph(graph, partition.dst.tokens(rank), senders)
-    return Neighbourhood(part, send, tuple(map(len, arriving)), order)
+    return Neighbourhood(part, send, tuple(map(len, arriving)), order.to(device))
 
 
 @not_compiled
@@ -77,7 +77,7 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
     _check_agreement(call, graph, backend)
     if call.seed is not None:
         distributed.broadcast(call.seed, group=graph.group, group_src=0)
-    near: Neighbourhood = memoized(neighbourhood, *graph.share)
+    near: Neighbourhood = memoized(neighbourhood, *graph.share, call.q.device)
     # a row for each sender, with keys and values of all samples and heads
     rows = torch.cat([x.permute(2, 0, 1, 3).flatten(1) for x in (call.k, call.v)], dim=1)
     rows = collectives.exchange(rows, near.send, near.receive, graph.group)
@@ -95,7 +95,7 @@ def _run(call: AttentionCall, backend: BackendLike) -> Result:
 def _keys_and_values(rows: Tensor, near: Neighbourhood, call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``k [B, Hkv, src, D]`` and ``v [B, Hkv, src, Dv]`` of the rows, sorted by position."""
     batch, kv_heads, _, dim = call.k.shape
-    rows = rows.index_select(0, near.order.to(rows.device))
+    rows = rows.index_select(0, near.order)
     k, v = rows.tensor_split([batch * kv_heads * dim], dim=1)
     k, v = k.view(len(rows), batch, kv_heads, dim), v.view(len(rows), batch, kv_heads, call.v.shape[3])
     return k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)
@@ -157,7 +157,7 @@ def _check_agreement(call: AttentionCall, graph: RankGraph, backend: BackendLike
     collectives.check_agreement(values, "", graph.group, call.q.device)
     if backend != "auto":
         chosen = BACKENDS[backend] if isinstance(backend, str) else backend
-        reason = _unsupported(call, memoized(neighbourhood, *graph.share).part, chosen)
+        reason = _unsupported(call, memoized(neighbourhood, *graph.share, call.q.device).part, chosen)
         collectives.check_agreement({}, reason, graph.group, call.q.device)
     agreed.add(key)
 
