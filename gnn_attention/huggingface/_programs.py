@@ -5,7 +5,7 @@ no step may leave the program to make a plan of them. The mask is made as a tabl
 own attention has it, and attention is the formula over all pairs, or SDPA where that holds the call.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,11 +15,29 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import is_above_lowest
-from gnn_attention.huggingface._arguments import Arguments
 from gnn_attention.huggingface._overrides import blocks, named
 from gnn_attention.score_mods import softcap
 
 UNSUPPORTED = ("cache", "cu_seq_lens_q", "indices", "block_indices")
+
+
+class Arguments(NamedTuple):
+    """The arguments of one call; ``dropout`` is 0 outside of training.
+
+    ``tensors`` are query, key and value. ``mask`` is what the mask function gave, a tensor, or None.
+    ``others`` are keyword arguments that some models pass.
+    """
+
+    module: nn.Module
+    tensors: tuple[Tensor, ...]
+    mask: Any
+    scaling: float | Tensor | None
+    dropout: float
+    is_causal: bool | None
+    cap: float | None
+    position_bias: Tensor | None
+    sinks: Tensor | None
+    others: dict[str, Any]
 
 
 def is_whole() -> bool:
@@ -56,7 +74,9 @@ def attention(
             "torch.export), which knows no edges: compile it without fullgraph=True"
         )
     if mask is None and query.shape[2] > 1:
-        mask = _causal_mask(given.module, given.is_causal, query.shape[2], key.shape[2], query.device)
+        causal = getattr(given.module, "is_causal", None) if given.is_causal is None else given.is_causal
+        pairs = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+        mask = pairs.tril() if causal else None
     scale = query.shape[-1] ** -0.5 if given.scaling is None else given.scaling
     if isinstance(scale, Tensor):
         query, scale = query * scale, 1.0
@@ -80,14 +100,6 @@ def attention(
     out = (functional.dropout(weights, dropout) if dropout else weights) @ v
     out = out.to(query.dtype).transpose(1, 2).contiguous()
     return out, weights.to(query.dtype) if wanted else None
-
-
-def _causal_mask(
-    module: nn.Module, is_causal: bool | None, num_dst: int, num_src: int, device: torch.device
-) -> Tensor | None:
-    """The causal mask of a module without a mask, or None if all pairs are edges."""
-    causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
-    return torch.ones(1, 1, num_dst, num_src, dtype=torch.bool, device=device).tril() if causal else None
 
 
 def _edges(mask: Tensor | None, num_src: int) -> tuple[Bool[Tensor, "..."] | None, Tensor | None]:

@@ -35,9 +35,9 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.edge_list import SIGNED
 from gnn_attention.huggingface import _overrides, _programs
 from gnn_attention.huggingface._alignment import Origin, Place
-from gnn_attention.huggingface._arguments import Arguments
 from gnn_attention.huggingface._masks import LazyMask, lazy_mask, of_tensor, unmasked
 from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, blocks, named
+from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.huggingface._selections import narrowed
 from gnn_attention.huggingface.surgery import changing
 from gnn_attention.score_mods import ScoreMod, chain, softcap
