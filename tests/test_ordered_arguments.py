@@ -17,7 +17,6 @@ from gnn_attention import (
     patterns,
 )
 from gnn_attention.cache import KeyValueCache
-from gnn_attention.distributed import merge_lse, partition
 from gnn_attention.interpret import circuits, trace
 from gnn_attention.interpret.circuits import signs
 from gnn_attention.model.tokenizer import BytePair
@@ -28,8 +27,6 @@ CALL = trace.record(LAYER, STATES, GRAPH).layers[0]
 NUMBERS = [0, 1, 2]
 SURGERIES = [trace.scale(2.0, heads=0), trace.mute(heads=1)]
 PAIRS = [(b"a", b"b"), (b"c", b"d")]
-RANGES = [((0, 1), (3, 4)), ((1, 3),)]
-PART = (torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2))
 
 
 def reorder(samples):
@@ -68,10 +65,6 @@ ORDERED = [
     ("titles", ["a", "b"], lambda values: draw.over_time([GRAPH, GRAPH], values)),
     ("graph", ["window(n, 4)", "causal(n)"], lambda values: explorer.page([1, 2], graph=values)),
     ("masks", ["window(n, 4)", "causal(n)"], lambda values: explorer.page([1, 2], masks=values)),
-    ("ranges", RANGES, lambda values: partition.of_ranges(4, values)),
-    ("bounds", [0, 2, 4], partition.of_bounds),
-    ("results", [PART], lambda values: merge_lse.merged(values, [0], 2)),
-    ("firsts", [0], lambda values: merge_lse.merged([PART], values, 2)),
     ("index", NUMBERS, reorder),
     ("layers", [CALL], trace.rollout),
     ("layers", [CALL], lambda values: trace.flow(values, 0, 2)),
@@ -116,5 +109,3 @@ def test_a_set_is_taken_where_the_order_does_not_count():
         patterns.duo_attention(6, 3, {2, 0}, 2).mask(), patterns.duo_attention(6, 3, [0, 2], 2).mask()
     )
     assert sorted(trace.cut(heads={2, 0}).heads) == [0, 2]
-    in_a_set = partition.of_ranges(4, [{(3, 4), (0, 1)}, [(1, 3)]])
-    assert in_a_set == partition.of_ranges(4, [[(0, 1), (3, 4)], [(1, 3)]])

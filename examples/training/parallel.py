@@ -44,7 +44,7 @@ class Layout:
     """How many ranks share the tokens of a window and the heads; others share the batch.
 
     ``data`` is what replicas store: "ddp" whole weights, "fsdp" a part of them (FSDP2); None takes "ddp"
-    where heads stay together, "fsdp" where they do not. ``partition`` and ``exchange`` are those of
+    where heads stay together, "fsdp" where they do not. ``partition`` is that of
     :func:`gnn_attention.distributed.local`.
     """
 
@@ -52,7 +52,6 @@ class Layout:
     tokens: int = 1
     heads: int = 1
     partition: str = "contiguous"
-    exchange: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("tokens", "heads"):
@@ -151,7 +150,7 @@ class Ranks(Alone):
         inputs, targets = own[:, :-1], own[:, 1:]
         if self.layout.tokens > 1:
             group = self.mesh["tokens"]
-            graph = distributed.local(graph, self.layout.partition, group, self.layout.exchange)
+            graph = distributed.local(graph, self.layout.partition, group)
             inputs = distributed.scatter(inputs, graph.partition, -1, group=group)
             targets = distributed.scatter(targets, graph.partition, -1, group=group)
         logits = predicted(called, inputs, graph, precision)

@@ -27,7 +27,6 @@ from gnn_attention._support.progress import Progress, on_terminal
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.distributed import PARTITIONS
-from gnn_attention.distributed.attention import EXCHANGES
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, save
 from gnn_attention.model.tokenizer import BytePair
@@ -220,7 +219,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=int, default=1, help=f"ranks that share the tokens of a window {shown}")
     add("--heads", type=int, default=1, help=f"ranks that share the heads of a layer {shown}")
     add("--partition", default="contiguous", choices=list(PARTITIONS), help=f"of tokens {shown}")
-    add("--exchange", default="auto", choices=list(EXCHANGES), help=f"of senders {shown}")
     add("--timeout", type=float, default=120.0, help=f"seconds that a rank waits for another {shown}")
 
 
@@ -254,7 +252,7 @@ def _run(args: argparse.Namespace) -> int:
     checkpoints = None if args.checkpoints is None else Checkpoints(args.checkpoints, args.every)
     with started(args.device, args.timeout) as device:
         if device is None and layout != Layout():
-            ranked = "--data, --tokens, --heads, --partition and --exchange"
+            ranked = "--data, --tokens, --heads and --partition"
             raise ValueError(f"{ranked} are for several ranks: start with torchrun")
         ranks = Alone(args.device) if device is None else Ranks(layout, recipe, device)
         options = {name: getattr(args, name) for name in ("minutes", "out", "progress", "backend")}

@@ -16,7 +16,7 @@ from gnn_attention.convert import expressions
 from gnn_attention.cost import FormCost, tables
 from gnn_attention.cost.configs import CONFIGS, ModelSizes, config, custom
 from gnn_attention.cost.rate_table import Sizes
-from gnn_attention.distributed.rank_plan import PARTITIONS
+from gnn_attention.distributed import PARTITIONS
 from gnn_attention.graph import TokenGraph
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -42,7 +42,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         command.add_argument(flag, type=kind, metavar=metavar, help=text)
     dtype, partition = "of all numbers (default %(default)s)", "of the tokens, with --ranks"
     command.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help=dtype)
-    command.add_argument("--partition", choices=list(PARTITIONS), help=f"{partition} (default: the best)")
+    command.add_argument("--partition", choices=list(PARTITIONS), help=f"{partition} (default: contiguous)")
     json_option.add_json(command)
     command.set_defaults(run=_cost)
 
@@ -79,7 +79,8 @@ def _of_forms(
 def _of_ranks(
     args: argparse.Namespace, model: ModelSizes, graph: TokenGraph | None, tokens: int
 ) -> tuple[dict[str, Any], str]:
-    plans = cost.of_ranks(model, args.ranks, tokens, graph, DTYPES[args.dtype], partition=args.partition)
+    partition = args.partition or "contiguous"
+    plans = cost.of_ranks(model, args.ranks, tokens, graph, DTYPES[args.dtype], partition)
     values = {"model": asdict(model), "plans": [{"layers": count} | plan.to_dict() for plan, count in plans]}
     heads = [f"{model.name}: {count} {'layer' if count == 1 else 'layers'}, each" for _, count in plans]
     return values, "\n\n".join(f"{head}\n{plan}" for head, (plan, _) in zip(heads, plans, strict=True))

@@ -206,7 +206,7 @@ def of_ranks(
     tokens: int = 8192,
     graph: TokenGraph | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    partition: Partition | str | None = None,
+    partition: Partition | str = "contiguous",
 ) -> list[tuple[Plan, int]]:
     """A model on ranks that share the tokens: a plan for each graph, with its number of layers.
 
@@ -214,8 +214,8 @@ def of_ranks(
     expanded form, with a key and a value for each head. Raises as :func:`of_config` and ``plan``.
 
     >>> [(found, layers)] = of_ranks("llama-3-8b", 64, graph=patterns.window(100_000, 512))
-    >>> layers, found.exchange, found.ranks[9].halo
-    (32, 'halo', 511)
+    >>> layers, found.ranks[9].halo
+    (32, 511)
     """
     model = config(model) if isinstance(model, str) else model
     sizes = model.heads

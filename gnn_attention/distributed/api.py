@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,38 +10,24 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import described
-from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.attend import attended
+from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention.attend import attended, checked_backend
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.distributed import collectives, subgraphs
-from gnn_attention.distributed.attention import EXCHANGES, check_backend, run, with_bias
-from gnn_attention.distributed.partition import Partition, Shares, check_partition
-from gnn_attention.distributed.rank_cache import RankCache
+from gnn_attention.distributed import collectives
+from gnn_attention.distributed.attention import run
+from gnn_attention.distributed.partition import PARTITIONS, Partition, Shares, check_partition
 from gnn_attention.distributed.rank_graph import RankGraph
-from gnn_attention.distributed.rank_plan import PARTITIONS
+from gnn_attention.distributed.subgraphs import subgraph
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod
 
-FIELDS = ("rule", "num_dst", "num_src", "heads", "batch", "name", "dst_offset", "src_offset", "_listed")
 
-
-@dataclass(frozen=True, eq=False)
-class RankInfo:
-    """What :func:`attend` can return besides its output: ``lse [B, Hq, own dst]``, sinks included."""
-
-    lse: Tensor
-
-
-def local(
-    graph: TokenGraph, partition: Partition | str = "contiguous", group: Any = None, exchange: str = "auto"
-) -> RankGraph:
+def local(graph: TokenGraph, partition: Partition | str = "contiguous", group: Any = None) -> RankGraph:
     """The own part of ``graph``, for layers and models in its place, with the states of the own tokens.
 
     ``partition``: who owns which tokens, or the name of one of :data:`PARTITIONS`. ``group``: a ProcessGroup
-    or a DeviceMesh of one axis, all ranks by default. ``exchange``: "halo" fetches the senders that are
-    attended to, "gather" all of them, "ring" passes the blocks of all ranks on from rank to rank; "auto"
-    takes that of :func:`plan`. Cached for each graph; no collective.
+    or a DeviceMesh of one axis, all ranks by default. Cached for each graph; no collective.
 
     Rotations, score_mods and dropout are those of one process. Layers need a backend other than
     "message_passing"; ``torch.compile`` breaks its graph at their attention. Where one rank alone gives a
@@ -53,8 +38,7 @@ def local(
     """
     group = _group(group)
     partition = _partition(graph, partition, group)
-    exchange = checks.choice("exchange", exchange, EXCHANGES)
-    view: RankGraph = memoized(_local, graph, partition, distributed.get_rank(group), group, exchange)
+    view: RankGraph = memoized(_local, graph, partition, distributed.get_rank(group), group)
     return view
 
 
@@ -66,63 +50,35 @@ def attend(
     partition: Partition | str = "contiguous",
     scale: float | None = None,
     score_mod: ScoreMod | None = None,
-    bias: Float[Tensor, "..."] | None = None,
     sink_logits: Float[Tensor, " heads"] | None = None,
     dropout: float = 0.0,
     backend: str | Backend = "auto",
-    exchange: str = "auto",
     group: Any = None,
-    return_info: bool = False,
-) -> Any:
-    """``gnn_attention.attend`` for the receivers that this rank owns. A collective.
+) -> Float[Tensor, "batch heads dst value_dim"]:
+    """``gnn_attention.attend`` for the receivers that this rank owns, without a per-edge bias. A collective.
 
-    Args (others as of ``gnn_attention.attend``; partition, exchange and group as of :func:`local`):
+    Args (others as of ``gnn_attention.attend``; partition and group as of :func:`local`):
         q: queries of the own receivers, ``[B, Hq, own dst, D]``, in ascending order.
         k: keys of the own senders ``[B, Hkv, own src, D]``, in ascending order.
         v: values of the own senders ``[B, Hkv, own src, Dv]``.
         graph: the whole graph, the same on every rank.
         score_mod: called at absolute positions.
-        bias: broadcastable to ``[B, Hq, E]`` for the edges of the own receivers, ordered as :func:`in_edges`.
         dropout: the first rank's seed serves all, so that the same edges are dropped as in one process.
-        return_info: also return a :class:`RankInfo`.
 
     Returns:
-        ``out [B, Hq, own dst, Dv]``, or ``(out, info)``; empty on a rank without receivers.
+        ``out [B, Hq, own dst, Dv]``, empty on a rank without receivers. For lse call
+        ``gnn_attention.attend(q, k, v, local(graph), return_info=True)``.
 
     Raises:
         ValueError: on every rank, if arguments do not fit on any of them, or if ranks have different graphs,
             partitions, sizes or options. Nothing has travelled then, and the next call runs.
-
-    In training "ring" and "gather" keep all ranks' keys and values for the backward pass, "halo" the halo's.
     """
     ranks = _group(group)
     with collectives.raised_on_all_ranks(ranks, q):
-        view = local(graph, partition, ranks, exchange)
-        check_backend(backend)
-        options = (scale, score_mod, None, sink_logits, dropout)
-        call = with_bias(AttentionCall.checked(q, k, v, view, *options, with_lse=True), bias)
-    out, lse = attended(call, backend)
-    return (out, RankInfo(lse)) if return_info else out
-
-
-def cache(graph: TokenGraph, group: Any = None, layers: int = 1, block: int = 1) -> RankCache:
-    """A cache for decoding whose tokens are spread over ranks: see :class:`RankCache`.
-
-    ``group`` as in :func:`local`; ``block``: how many neighbouring tokens go to one rank before the next.
-    """
-    return RankCache(graph, _group(group), layers, block)
-
-
-def in_edges(
-    graph: TokenGraph, partition: Partition | str = "contiguous", group: Any = None, rank: int | None = None
-) -> Int[Tensor, "2 edges"]:
-    """The edges whose receivers a rank owns (this one by default), in the order of ``graph.edge_index``.
-
-    ``graph.positions_of`` of them picks the rank's share of a per-edge bias.
-    """
-    group = _group(group)
-    partition = _partition(graph, partition, group)
-    return subgraphs.in_edges(graph, partition, distributed.get_rank(group) if rank is None else rank)
+        view = local(graph, partition, ranks)
+        checked_backend(backend)
+        call = AttentionCall.checked(q, k, v, view, scale, score_mod, None, sink_logits, dropout)
+    return attended(call, backend)[0]
 
 
 def scatter(
@@ -155,26 +111,22 @@ def gather(
     grad = "wanted" if torch.is_grad_enabled() and x.requires_grad else "not wanted"
     values = {"partition": shares, "a row of x": f"{list(rows.shape[1:])} in {x.dtype}", "gradients": grad}
     collectives.check_agreement(values, "", group, x.device)
-    whole = _joined(rows.flatten(1), shares, rank, group)
-    return whole.view(shares.num_tokens, *rows.shape[1:]).movedim(0, axis)
+    others = [r for r in range(shares.world_size) if r != rank]
+    every, none = torch.arange(len(rows), device="cpu"), torch.arange(0, device="cpu")
+    send = [none if r == rank else every for r in range(shares.world_size)]
+    receive = [0 if r == rank else size for r, size in enumerate(shares.sizes)]
+    whole = collectives.exchange(rows.unsqueeze(-1).flatten(1), send, receive, group)
+    order = torch.cat([shares.tokens(r) for r in (rank, *others)]).argsort().to(x.device)
+    return whole[order].view(shares.num_tokens, *rows.shape[1:]).movedim(0, axis)
 
 
-def _joined(rows: Tensor, shares: Shares, rank: int, group: Any) -> Tensor:
-    transfer = subgraphs.to_all_ranks(shares.sizes, rank, rows.device)
-    pending = collectives.PendingExchange(transfer, group)
-    others, before = collectives.finish(pending, collectives.start(pending, rows)), sum(shares.sizes[:rank])
-    joined = torch.cat([others[:before], rows, others[before:]])
-    order = torch.cat([shares.tokens(r) for r in range(shares.world_size)]).argsort()
-    return joined[order.to(rows.device)]
-
-
-def _local(graph: TokenGraph, partition: Partition, rank: int, group: Any, exchange: str) -> RankGraph:
+def _local(graph: TokenGraph, partition: Partition, rank: int, group: Any) -> RankGraph:
     dst, src = partition.dst.tokens(rank), partition.src.tokens(rank)
-    own = subgraphs.subgraph(graph, dst, src).graph
-    values: dict[str, Any] = {name: getattr(own, name) for name in FIELDS}
+    own = subgraph(graph, dst, src).graph
+    names = ("rule", "num_dst", "num_src", "heads", "batch", "name", "dst_offset", "src_offset", "_listed")
+    values: dict[str, Any] = {name: getattr(own, name) for name in names}
     values |= {"dst_at": dst + graph.dst_offset, "src_at": src + graph.src_offset}
-    values |= {"whole": graph, "partition": partition, "rank": rank, "group": group, "exchange": exchange}
-    return RankGraph(**values, run=run)
+    return RankGraph(**values, whole=graph, partition=partition, rank=rank, group=group, run=run)
 
 
 def _group(group: Any) -> Any:

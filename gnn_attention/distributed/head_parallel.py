@@ -2,13 +2,12 @@
 
 The weights become DTensors under their old names: checkpoints, optimizers and FSDP2 see whole tensors. In a
 call the heads are a copy with the part of this rank, so the same code computes some heads or all. What all
-heads share (states, norms, a learned score_mod, keys and values of several ranks' queries) enters as a copy
-whose gradients are summed. The layer, heads and score_mod become subclasses made here.
+heads share (states, norms, a learned score_mod) enters as a copy whose gradients are summed. The layer, its
+heads and its score_mod become subclasses made here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,9 +36,9 @@ from gnn_attention.score_mods import chain
 
 Heads = StandardHeads | FactoredHeads | MergedHeads | LatentHeads
 
-# parameters whose first axis is that of query heads, or of key/value heads
-OF_QUERIES = ("W_Q", "b_Q", "W_O", "pattern", "message", "W_UQ", "W_QR", "W_UK", "W_UV")
-OF_KEYS = ("W_K", "W_V", "b_K", "b_V")
+# parameters whose first axis is that of heads
+OF_HEADS: tuple[str, ...] = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "pattern", "message")
+OF_HEADS += ("W_UQ", "W_QR", "W_UK", "W_UV")  # latent heads
 AFTER_THE_SUM = "b_O"  # added once, to what the all-reduce gives
 
 
@@ -49,9 +48,9 @@ class HeadwiseParallel(ParallelStyle):
     ``update = all_reduce(sum over own heads of weighted messages) + b_O``; states go in and come out whole on
     every rank. All forms of heads, score_mods, per-edge bias (for each head, or for all), graphs that differ
     by head and dropout give what they give in one process; attention weights are gathered. Key/value heads go
-    with the query heads they serve; where one serves several ranks, each of these computes it.
+    with the query heads they serve.
 
-    Raises ValueError for heads that do not go into as many parts, or groups (GQA) that would be cut;
+    Raises ValueError for heads or key/value heads that do not go into as many parts as there are ranks;
     TypeError for a module that is no attention layer, or heads without parameters yet.
 
     Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3, the two conjugate operators around the heads.
@@ -64,50 +63,36 @@ class HeadwiseParallel(ParallelStyle):
         _shard_parameters(module.heads, shard, self.src_data_rank)
         for inner in module.score_mod.modules() if isinstance(module.score_mod, nn.Module) else ():
             if any(True for _ in inner.parameters()):
-                _distribute(inner, _replicated(inner), device_mesh, self.src_data_rank)
+                _distribute(inner, device_mesh, self.src_data_rank)
                 _derive(inner, _ShardedScoreMod, shard)
         _derive(module, _ShardedLayer, shard)
         return module
 
 
-def heads_plan(model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
-    """The plan for ``parallelize_module``: every attention layer by heads, every MLP by hidden channels.
+def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """``model`` itself, its attention sharded by heads and its MLPs by hidden channels over a mesh's ranks.
 
     An MLP is a ``Sequential`` called ``mlp`` of a linear layer, an activation and a linear layer, as in
-    ``model.Block``; other MLPs stay whole on every rank. ValueError where heads or groups do not divide.
-
-    >>> from gnn_attention.model import Config, LanguageModel
-    >>> for name, style in heads_plan(LanguageModel(Config(300, num_layers=1)), ranks=2).items():
-    ...     print(name, type(style).__name__)
-    blocks.0.attention HeadwiseParallel
-    blocks.0.mlp.0 ColwiseParallel
-    blocks.0.mlp.2 RowwiseParallel
-    """
-    plan: dict[str, ParallelStyle] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, MessagePassingAttention):
-            _checked_sizes(module.heads, ranks)
-            plan[name] = HeadwiseParallel()
-        elif name.rpartition(".")[2] == "mlp" and (width := _hidden_width(module)) and width % ranks == 0:
-            plan |= {f"{name}.0": ColwiseParallel(), f"{name}.2": RowwiseParallel()}
-    return dict(sorted(plan.items()))
-
-
-def shard_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """``model`` itself, sharded by :func:`heads_plan` over the ranks of a mesh of one axis.
-
-    The first rank's weights are taken. ``state_dict`` then has DTensors under the same names, which
-    ``torch.distributed.checkpoint`` saves and loads at any number of ranks. Dropout is that of one process
-    where all ranks seed torch's generator alike. In use:
+    ``model.Block``; other MLPs stay whole on every rank. The first rank's weights are taken. ``state_dict``
+    then has DTensors under the same names, which ``torch.distributed.checkpoint`` saves and loads at any
+    number of ranks. Dropout is that of one process where all ranks seed torch's generator alike. In use:
     ``shard_heads(model, init_device_mesh("cpu", (2,)))``.
 
-    Raises as :func:`heads_plan` does, before anything is changed, and ValueError for a mesh of several axes
-    or a model without attention.
+    Raises ValueError, before anything is changed, where heads do not divide, for a mesh of several
+    axes, and for a model without attention.
     """
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one axis, got {mesh.ndim}: take for example mesh['heads']")
-    plan = heads_plan(model, mesh.size())
-    if not plan:
+    plan: dict[str, ParallelStyle] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, MessagePassingAttention):
+            _checked_size(module.heads, mesh.size())
+            plan[name] = HeadwiseParallel()
+        elif (
+            name.rpartition(".")[2] == "mlp" and (width := _hidden_width(module)) and width % mesh.size() == 0
+        ):
+            plan |= {f"{name}.0": ColwiseParallel(), f"{name}.2": RowwiseParallel()}
+    if not any(isinstance(style, HeadwiseParallel) for style in plan.values()):
         raise ValueError(f"model has no MessagePassingAttention: expected one in {type(model).__name__}")
     return parallelize_module(model, mesh, plan[""] if list(plan) == [""] else plan)
 
@@ -126,15 +111,12 @@ class HeadShard:
     first: int
     count: int
     total: int
-    kv_first: int
-    kv_count: int
 
     @classmethod
     def of(cls, heads: nn.Module, mesh: DeviceMesh) -> HeadShard:
-        ranks, rank = mesh.size(), mesh.get_local_rank()
-        total, group = _checked_sizes(heads, ranks)
-        count = total // ranks
-        return cls(mesh, rank * count, count, total, rank * count // group, max(1, count // group))
+        total = _checked_size(heads, mesh.size())
+        count = total // mesh.size()
+        return cls(mesh, mesh.get_local_rank() * count, count, total)
 
     def enter(self, x: Tensor) -> Tensor:
         """``x``, which is the same on all ranks; backward, the sum of all ranks' gradients."""
@@ -182,10 +164,8 @@ class HeadShard:
         if not isinstance(parameter, DTensor):
             return parameter
         local = parameter.to_local()
-        if name == AFTER_THE_SUM or parameter.placements[0].is_shard():
-            return local
-        shared = self.enter(local)
-        return shared[self.kv_first : self.kv_first + self.kv_count] if name in OF_KEYS else shared
+        own = name == AFTER_THE_SUM or parameter.placements[0].is_shard()
+        return local if own else self.enter(local)
 
 
 def _graph_of_heads(graph: TokenGraph, first: int, count: int) -> TokenGraph:
@@ -266,8 +246,8 @@ def _derive(module: Any, mixed_in: type, shard: HeadShard) -> None:
     module.shard = shard
 
 
-def _checked_sizes(heads: nn.Module, ranks: int) -> tuple[int, int]:
-    """The number of query heads, and how many of them share a key/value head."""
+def _checked_size(heads: nn.Module, ranks: int) -> int:
+    """The number of query heads, which can be shared by the ranks."""
     kind = type(heads).__name__
     if not isinstance(heads, Heads) or isinstance(heads, LazyHeads):
         raise TypeError(f"sharded heads must have their parameters, got {kind}; call the layer once")
@@ -276,15 +256,11 @@ def _checked_sizes(heads: nn.Module, ranks: int) -> tuple[int, int]:
     standard = heads.standard if isinstance(heads, FactoredHeads) else heads
     if isinstance(standard, StandardHeads) and standard.W_O is None:
         raise ValueError("heads without W_O are concatenated, but only a sum can be sharded over ranks")
-    total = standard.num_heads
-    group = total // standard.num_kv_heads if isinstance(standard, StandardHeads) else 1
-    if total % ranks:
-        raise ValueError(f"num_heads must be a multiple of the {ranks} ranks that share them, got {total}")
-    own = total // ranks
-    if own % group and group % own:
-        cut = f"groups of {group} query heads would be cut by {ranks} ranks of {own} heads"
-        raise ValueError(f"{cut}; take as many ranks as a divisor or multiple of num_kv_heads")
-    return total, group
+    kv_heads = standard.num_kv_heads if isinstance(standard, StandardHeads) else standard.num_heads
+    for name, number in (("num_heads", standard.num_heads), ("num_kv_heads", kv_heads)):
+        if number % ranks:
+            raise ValueError(f"{name} must be a multiple of the {ranks} ranks that share them, got {number}")
+    return int(standard.num_heads)
 
 
 def _shard_parameters(heads: Any, shard: HeadShard, source: int | None) -> None:
@@ -292,24 +268,14 @@ def _shard_parameters(heads: Any, shard: HeadShard, source: int | None) -> None:
     if isinstance(heads, FactoredHeads):
         _shard_parameters(heads.standard, shard, source)
     else:
-        parts, ranks = heads.named_parameters(recurse=False), shard.mesh.size()
-        placements = {name: _placement(name, len(part), ranks) for name, part in parts}
-        _distribute(heads, placements, shard.mesh, source)
-        for norm in heads.children():
-            _distribute(norm, _replicated(norm), shard.mesh, source)
+        for part in (heads, *heads.children()):
+            _distribute(part, shard.mesh, source)
     _derive(heads, _ShardedHeads, shard)
 
 
-def _placement(name: str, size: int, ranks: int) -> Placement:
-    return Shard(0) if name in OF_QUERIES or (name in OF_KEYS and size % ranks == 0) else Replicate()
-
-
-def _replicated(module: nn.Module) -> dict[str, Placement]:
-    return {name: Replicate() for name, _ in module.named_parameters(recurse=False)}
-
-
-def _distribute(module: nn.Module, placements: Mapping[str, Placement], mesh: Any, source: Any) -> None:
-    for name, placement in placements.items():
-        parameter = module.get_parameter(name)
+def _distribute(module: nn.Module, mesh: DeviceMesh, source: int | None) -> None:
+    # norms and score_mods, which all heads share, have parameters of other names
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        placement: Placement = Shard(0) if name in OF_HEADS else Replicate()
         whole = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=source)
         module._parameters[name] = nn.Parameter(whole, requires_grad=parameter.requires_grad)

@@ -24,7 +24,6 @@ class RankGraph(TokenGraph):
     partition: Any = None
     rank: int = 0
     group: Any = None
-    exchange: str = "auto"
     dst_at: Any = None
     src_at: Any = None
     # (call, backend=...) -> (out, lse): attention of these tokens along the whole graph
@@ -50,9 +49,9 @@ class RankGraph(TokenGraph):
 
     def edges_on(self, device: torch.device) -> Int[Tensor, "2 edges"]:
         """NotImplementedError: own receivers have in-edges from senders of other ranks too."""
-        advice = "A per-edge bias goes through gnn_attention.distributed.attend"
-        others = "weights of edges and the message-passing path need one process"
-        raise NotImplementedError(f"edges of {self!r} come from other ranks too. {advice}; {others}")
+        reason = f"edges of {self!r} come from other ranks too"
+        advice = "a per-edge bias, weights of edges and the message-passing path need one process"
+        raise NotImplementedError(f"{reason}: {advice}, but a score_mod may add a number for each pair")
 
     def _cannot_change(self, *arguments: Any, **options: Any) -> NoReturn:
         """NotImplementedError: only the whole graph can be changed."""

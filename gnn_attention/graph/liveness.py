@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph.regions import enumerate_pairs, quadtree
+from gnn_attention.graph.regions import quadtree
 from gnn_attention.graph.regions.quadtree import Boxes, cells, decompose, profile, ragged, root
 from gnn_attention.graph.rules import Rule
 from gnn_attention.graph.token_graph import TokenGraph
@@ -24,7 +24,7 @@ def last_receivers(graph: TokenGraph) -> Int[Tensor, " src"]:
     """
     last = torch.full((graph.num_src,), -1, dtype=torch.int64, device="cpu")
     listed = graph.listed_edges
-    for src, dst in _ends(graph.rule, graph.shape4) if listed is None else [listed]:
+    for src, dst in ends(graph.rule, root(graph.shape4)) if listed is None else [listed]:
         last.scatter_reduce_(0, src, dst, "amax")
     return last
 
@@ -34,9 +34,9 @@ def last_senders(graph: TokenGraph) -> Int[Tensor, " dst"]:
     return last_receivers(graph.T)
 
 
-def _ends(rule: Rule, shape: enumerate_pairs.Shape) -> Iterator[tuple[Tensor, Tensor]]:
-    """Senders and receivers, among them for every sender its last receiver."""
-    for piece in decompose(rule, root(shape)):
+def ends(rule: Rule, boxes: Boxes) -> Iterator[tuple[Int[Tensor, " edges"], Int[Tensor, " edges"]]]:
+    """Senders and receivers of edges in some boxes, among them for every sender its last receiver there."""
+    for piece in decompose(rule, boxes):
         boxes = piece.boxes
         if piece.kind == quadtree.FULL:
             yield _whole_columns(boxes, boxes.height - 1)

@@ -61,22 +61,20 @@ class Place:
         A sample's positions count from its first token. ValueError, which names the caller ``who``, for a
         graph that is too short, does not begin at 0, or attends to senders that a cache has dropped.
         """
-        key = (Known(graph), instead)
+        key = (Known.of(graph), instead)
         if key not in self._made:
             _check_length(self, graph, who)
             if instead:
                 _check_senders_resident(self, graph, who)
             cacheable = self.cached and self.left is None
-            joined = _cached_join(Known(self.own), *key) if cacheable else _join(self, graph, instead)
+            joined = _cached_join(Known.of(self.own), *key) if cacheable else _join(self, graph, instead)
             self._made[key] = replace(self, own=joined, _made={})
         return self._made[key]
 
     def within_documents(self, lengths: tuple[int, ...]) -> Place:
         """The place with the edges inside of documents of these lengths, which fill the slots."""
-        if lengths not in self._made:
-            own = _cached_join(Known(self.own), Known(_documents(lengths)), False)
-            self._made[lengths] = replace(self, own=own, _made={})
-        return self._made[lengths]
+        own = _cached_join(Known.of(self.own), Known.of(_documents(lengths)), False)
+        return replace(self, own=own, _made={})
 
     def by_head(self, places: Sequence[Place]) -> Place:
         key = tuple(id(place) for place in places)
@@ -185,24 +183,25 @@ def _below(slots: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor
 
 
 def _placed(place: Place, graph: TokenGraph) -> Rule:
+    """The rule of the graph at the slots of the place; no edges where an end is no token of it."""
     own, left = place.own, place.left
-    if left is not None and len(left) > 1:
-        return partial(_at_own, graph.rule, left, (own.dst_offset, own.src_offset), graph.num_src)
-    pad = 0 if left is None else int(left)
-    origin = own.dst_offset - pad, own.src_offset - pad
-    if min(origin) >= 0 and origin[1] + own.num_src <= graph.num_src:
+    pad = 0 if left is None or len(left) > 1 else int(left)
+    origin, left = (
+        (own.dst_offset - pad, own.src_offset - pad),
+        None if left is None or len(left) == 1 else left,
+    )
+    if left is None and min(origin) >= 0 and origin[1] + own.num_src <= graph.num_src:
         return partial(shifted, graph.rule, *origin) if any(origin) else graph.rule
-    return partial(_inside, graph.rule, origin, graph.num_src)
+    return partial(_inside, graph.rule, origin, graph.num_src, left)
 
 
-def _at_own(rule: Rule, left: Tensor, at: Origin, num_src: int, b: Any, h: Any, dst: Any, src: Any) -> Tensor:
-    pad = left[b] if isinstance(b, Interval) else left.to(b.device)[b]
-    return _inside(rule, (0, 0), num_src, b, h, dst + at[0] - pad, src + at[1] - pad)
-
-
-def _inside(rule: Rule, at: Origin, num_src: int, b: Any, h: Any, dst: Any, src: Any) -> Tensor:
-    """The rule where both ends are tokens of its graph; no edges elsewhere."""
-    dst, src = dst + at[0], src + at[1]
+def _inside(
+    rule: Rule, at: Origin, num_src: int, left: Tensor | None, b: Any, h: Any, dst: Any, src: Any
+) -> Tensor:
+    pad: Any = 0
+    if left is not None:
+        pad = left[b] if isinstance(b, Interval) else left.to(b.device)[b]
+    dst, src = dst + at[0] - pad, src + at[1] - pad
     known = (dst >= 0) & (src >= 0) & (src < num_src)
     edge: Tensor = known & evaluate(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
     return edge
@@ -265,19 +264,16 @@ def _all_of(kind: type, *values: object) -> Hashable | None:
     return None if None in parts else (kind, *parts)
 
 
+@dataclass(frozen=True)
 class Known:
     """A rule or a graph as a key, equal to others of the same recipe; without a recipe, to itself alone."""
 
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
-        if isinstance(thing, TokenGraph):
-            found = None if thing._listed is not None else recipe(thing.rule)
-            self.key: Hashable = id(thing) if found is None else (found, thing.frame)
-        else:
-            self.key = recipe(thing) or id(thing)
+    key: Hashable
+    thing: Any = field(compare=False)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Known) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+    @classmethod
+    def of(cls, thing: Any) -> Known:
+        if not isinstance(thing, TokenGraph):
+            return cls(recipe(thing) or id(thing), thing)
+        rule = None if thing._listed is not None else recipe(thing.rule)
+        return cls(id(thing) if rule is None else (rule, thing.frame), thing)

@@ -8,8 +8,7 @@ predicates without tensors inside (causal, a window) are cached across forward p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -23,17 +22,29 @@ from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import additive_edges
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.intervals.values import Interval
-from gnn_attention.graph.neighbours import Neighbours, fields_of
 from gnn_attention.graph.rules import Rule, map_pairs
 from gnn_attention.huggingface import _alignment as alignment
 from gnn_attention.huggingface._alignment import CACHED, Known, Origin, Place, framed
-
-# receivers of a mask at once
-ROWS = 256
+from gnn_attention.huggingface._overrides import uses_now
 
 
-class OnDemand:
-    """What any tensor operation makes a tensor."""
+@dataclass(frozen=True, eq=False)
+class LazyMask:
+    """A mask ``[B, 1, dst, src]``, as a place with its graph, that any operation of torch makes a tensor.
+
+    ``tokens`` is the 2-D mask of padding over all slots; ``uses``: the graphs in force when it was made, for
+    a layer that is recomputed.
+    """
+
+    place: Place
+    tokens: Bool[Tensor, "batch slots"] | None
+    device: torch.device
+    uses: tuple[Any, ...] = ()
+    # not empty once a layer has looked at the positions
+    checked: list[bool] = field(default_factory=list)
+
+    dtype = torch.bool
+    ndim = 4
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -42,45 +53,13 @@ class OnDemand:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map_only(OnDemand, lambda x: x.dense(), (args, kwargs or {}))
+        args, kwargs = tree_map_only(LazyMask, lambda x: x.dense(), (args, kwargs or {}))
         return func(*args, **kwargs)
-
-
-@dataclass(frozen=True, eq=False)
-class LazyMask(OnDemand):
-    """A mask ``[B, 1, dst, src]`` that is a tensor only on demand.
-
-    ``function`` is the predicate on absolute positions, ``tokens`` the 2-D mask of padding over all slots;
-    ``scalars``: the predicate takes single numbers (torch.vmap). ``uses``: the graphs in force when it was
-    made, for a layer that is recomputed.
-    """
-
-    function: Callable[..., Tensor]
-    batch: int
-    num_dst: int
-    num_src: int
-    dst_offset: int = 0
-    src_offset: int = 0
-    tokens: Bool[Tensor, "batch slots"] | None = None
-    scalars: bool = False
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    uses: tuple[Any, ...] = ()
-    # not empty once a layer has looked at the positions
-    checked: list[bool] = field(default_factory=list)
-    _places: list[Place] = field(default_factory=list)
-
-    dtype = torch.bool
-    ndim = 4
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((self.batch, 1, self.num_dst, self.num_src))
-
-    @property
-    def place(self) -> Place:
-        if not self._places:
-            self._places.append(_place(self))
-        return self._places[0]
+        own = self.place.own
+        return torch.Size((self.place.batch, 1, own.num_dst, own.num_src))
 
     def dense(self) -> Bool[Tensor, "batch one dst src"]:
         return self.place.own.mask(self.device).expand(self.shape).as_subclass(DenseMask)
@@ -100,63 +79,7 @@ class LazyMask(OnDemand):
         return self.shape if axis is None else self.shape[axis]
 
     def __getitem__(self, index: Any) -> Any:
-        # what indexers ask for
-        if (
-            isinstance(index, tuple)
-            and index[1:2] == (0,)
-            and all(i == slice(None) for i in (index[0], *index[2:]))
-        ):
-            return OneHead(self)
         return self.dense()[index]
-
-
-@dataclass(frozen=True, eq=False)
-class OneHead(OnDemand):
-    """A :class:`LazyMask` without its axis of heads, ``[B, dst, src]``, or the pairs that are no edges.
-
-    ``scores.masked_fill(~mask, value)`` reads it a few receivers at a time; others make it a tensor.
-    """
-
-    of: LazyMask
-    inverted: bool = False
-
-    dtype = torch.bool
-    ndim = 3
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self.of.batch, self.of.num_dst, self.of.num_src))
-
-    def dense(self) -> Tensor:
-        mask = self.of.dense()[:, 0]
-        return ~mask if self.inverted else mask
-
-    def rows(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """Of some receivers, ``[B or 1, stop - start, src]``."""
-        own = self.of.place.own
-        edges = own.rows(start, stop).mask(device)
-        edges = edges[:, 0] if own.batch is not None else edges[None]
-        return ~edges if self.inverted else edges
-
-    def __invert__(self) -> OneHead:
-        return replace(self, inverted=not self.inverted)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.masked_fill and not kwargs and isinstance(args[1], cls):
-            scores, mask, value = args
-            if isinstance(scores, Tensor) and scores.shape == mask.shape:
-                return _filled(scores, mask, value)
-        return super().__torch_function__(func, types, args, kwargs)
-
-
-@not_compiled
-def _filled(scores: Tensor, mask: OneHead, value: Any) -> Tensor:
-    parts = []
-    for start in range(0, scores.shape[1], ROWS):
-        part = scores[:, start : start + ROWS]
-        parts.append(part.masked_fill(mask.rows(start, start + part.shape[1], scores.device), value))
-    return torch.cat(parts, dim=1) if parts else scores.clone()
 
 
 class DenseMask(torch.Tensor):
@@ -178,25 +101,46 @@ ARITHMETIC = {*"add radd iadd sub rsub isub mul rmul imul div truediv baddbmm ne
 
 
 @not_compiled
-def _place(mask: LazyMask) -> Place:
-    left, padding = (None, None) if mask.tokens is None else _padding(mask, mask.tokens)
-    sizes, at = (mask.num_dst, mask.num_src), (mask.dst_offset, mask.src_offset)
-    known = alignment.recipe(mask.function) is not None
+def lazy_mask(
+    sizes: tuple[int, int, int],
+    offsets: tuple[Any, Any],
+    function: Any,
+    tokens: Any,
+    scalars: bool,
+    device: Any,
+) -> LazyMask:
+    """The mask of transformers' ``function`` for ``(batch, dst, src)`` slots from these positions on.
+
+    ``tokens``: the 2-D mask of padding, or a mask that was made before; ``scalars``: the function takes
+    single numbers (torch.vmap). ValueError without a function.
+    """
+    if isinstance(tokens, LazyMask):
+        return tokens
+    if function is None:
+        advice = "transformers 5.21 or newer gives it, pip install 'gnn_attention[hf]'"
+        raise ValueError(f"mask_function is missing: {advice}")
+    batch, num_dst, num_src = sizes
+    at = int(offsets[0]), int(offsets[1])  # copies: a static cache counts on in the same tensor
+    left, padding = (None, None) if tokens is None else _padding(tokens, at[1], num_src)
+    known = alignment.recipe(function) is not None
     if known and padding is None:
-        return Place(_of_positions(Known(mask.function), *sizes, at), mask.batch, None, left, cached=True)
-    function = partial(map_pairs, mask.function) if mask.scalars and not known else mask.function
-    rule = partial(_of_slots, function, padding, at, mask.device)
-    varies = mask.batch > 1 and (not known or (padding is not None and len(padding) > 1))
-    return Place(framed(rule, *sizes, at, batch=mask.batch if varies else None), mask.batch, padding, left)
+        own = _of_positions(Known.of(function), num_dst, num_src, at)
+    else:
+        broadcast = partial(map_pairs, function) if scalars and not known else function
+        rule = partial(_of_slots, broadcast, padding, at, device)
+        varies = batch > 1 and (not known or (padding is not None and len(padding) > 1))
+        own = framed(rule, num_dst, num_src, at, batch=batch if varies else None)
+    place = Place(own, batch, padding, left, cached=known and padding is None)
+    return LazyMask(place, tokens, device, uses_now())
 
 
-def _padding(mask: LazyMask, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _padding(tokens: Tensor, first_src: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:
     """Slots before a sample's first token, and which senders are tokens; None for no padding."""
-    slots = mask.src_offset + mask.num_src
+    slots = first_src + num_src
     tokens = tokens.to(torch.bool)[:, :slots]
     # False beyond the end of the 2-D mask
     tokens = torch.nn.functional.pad(tokens, (0, slots - tokens.shape[1]))
-    first, padding = tokens.to(torch.uint8).argmax(1).cpu(), _collapsed(tokens[:, mask.src_offset :])
+    first, padding = tokens.to(torch.uint8).argmax(1).cpu(), _collapsed(tokens[:, first_src:])
     return _collapsed(first) if bool(first.any()) else None, None if bool(padding.all()) else padding
 
 
@@ -250,18 +194,6 @@ def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Flo
         return graph, None
     table = _checked(mask, num_dst, num_src)
     return graph, table.masked_fill(~additive_edges(table.detach()), 0.0)
-
-
-def of_choice(mask: Float[Tensor, "batch one dst src"]) -> TokenGraph:
-    """The graph of the senders that a model chose and made an additive mask of; read some rows at a time."""
-    batch, _, num_dst, num_src = mask.shape
-    rows, found = mask.detach().flatten(0, 2), [torch.zeros(2, 0, dtype=torch.int64, device=mask.device)]
-    for first in range(0, len(rows), ROWS):
-        row, src = additive_edges(rows[first : first + ROWS]).nonzero(as_tuple=True)
-        found.append(torch.stack([row + first, src]))
-    row, src = torch.cat(found, 1)
-    chosen = Neighbours.of_edges(row, src, (batch, 1, num_dst, num_src))
-    return TokenGraph(**fields_of(chosen, batch, None), name="chosen")
 
 
 def _checked(mask: Tensor, num_dst: int, num_src: int) -> Tensor:

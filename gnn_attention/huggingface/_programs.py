@@ -5,7 +5,7 @@ no step may leave the program to make a plan of them. The mask is made as a tabl
 own attention has it, and attention is the formula over all pairs, or SDPA where that holds the call.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +19,25 @@ from gnn_attention.huggingface._overrides import blocks, named
 from gnn_attention.score_mods import softcap
 
 UNSUPPORTED = ("cache", "cu_seq_lens_q", "indices", "block_indices")
+
+
+class Arguments(NamedTuple):
+    """The arguments of one call; ``dropout`` is 0 outside of training.
+
+    ``tensors`` are query, key and value. ``mask`` is what the mask function gave, a tensor, or None.
+    ``others`` are keyword arguments that some models pass.
+    """
+
+    module: nn.Module
+    tensors: tuple[Tensor, ...]
+    mask: Any
+    scaling: float | Tensor | None
+    dropout: float
+    is_causal: bool | None
+    cap: float | None
+    position_bias: Tensor | None
+    sinks: Tensor | None
+    others: dict[str, Any]
 
 
 def is_whole() -> bool:
@@ -36,69 +55,51 @@ def _has_one_piece() -> bool:
 
 
 def attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | Tensor | None,
-    dropout: float | None,
-    is_causal: bool | None,
-    cap: float | None,
-    position_bias: Tensor | None,
-    sinks: Tensor | None,
-    others: dict[str, Any],
+    given: Arguments,
 ) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
     """The output, and the weights for ``output_attentions``.
 
     NotImplementedError for :data:`UNSUPPORTED`, and inside of a block of ``use_graph`` or ``attending``.
     """
+    (query, key, value), mask, dropout = given.tensors, given.mask, given.dropout
     if blocks.entered:
         raise NotImplementedError(
             "use_graph and attending hold in no program of one piece (fullgraph=True or torch.export): "
             "compile the model without fullgraph=True"
         )
-    passed = [name for name in UNSUPPORTED if others.get(name) is not None]
+    passed = [name for name in UNSUPPORTED if given.others.get(name) is not None]
     if passed:
         raise NotImplementedError(
-            f"{named(module)} passes {passed[0]} in a program of one piece (fullgraph=True or torch.export), "
-            "which knows no edges: compile it without fullgraph=True"
+            f"{named(given.module)} passes {passed[0]} in a program of one piece (fullgraph=True or "
+            "torch.export), which knows no edges: compile it without fullgraph=True"
         )
     if mask is None and query.shape[2] > 1:
-        mask = _causal_mask(module, is_causal, query.shape[2], key.shape[2], query.device)
-    dropout = float(dropout or 0.0) if module.training else 0.0
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        causal = getattr(given.module, "is_causal", None) if given.is_causal is None else given.is_causal
+        pairs = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+        mask = pairs.tril() if causal else None
+    scale = query.shape[-1] ** -0.5 if given.scaling is None else given.scaling
     if isinstance(scale, Tensor):
         query, scale = query * scale, 1.0
     edge, numbers = _edges(mask, key.shape[2])
-    wanted = bool(others.get("output_attentions"))
-    if not wanted and all(x is None for x in (cap, position_bias, sinks, numbers)):
+    wanted = bool(given.others.get("output_attentions"))
+    cap, sinks, tables = given.cap, given.sinks, (given.position_bias, numbers)
+    if not wanted and all(x is None for x in (cap, sinks, *tables)):
         return _by_sdpa(query, key, value, edge, scale, dropout).transpose(1, 2).contiguous(), None
     wide, heads = edge_softmax.accumulation_dtype(query.dtype), query.shape[1]
     k, v = (edge_softmax.per_query_head(x.to(wide), heads) for x in (key, value))
     logits = query.to(wide) @ k.mT * scale
     logits = logits if cap is None else softcap(cap)(logits, *[torch.tensor(0)] * 4)
-    for table in (position_bias, numbers):
+    for table in tables:
         logits = logits if table is None else logits + table[..., : key.shape[2]].to(wide)
     if edge is not None:
         logits = logits.masked_fill(~edge, -torch.inf)
     if sinks is not None:
         nothing = (logits == -torch.inf).all(-1, keepdim=True)
-        sinks = sinks.to(wide).view(1, -1, 1, 1) if sinks.numel() == heads else sinks.to(wide)
-        sinks = sinks.reshape(-1, heads, sinks.shape[2], 1).expand(*logits.shape[:3], 1)
-        sinks = sinks.masked_fill(nothing, -torch.inf)
+        sinks = sinks.to(wide).view(1, -1, 1, 1).expand(*logits.shape[:3], 1).masked_fill(nothing, -torch.inf)
     weights, _ = edge_softmax.row_softmax(logits, sinks)
     out = (functional.dropout(weights, dropout) if dropout else weights) @ v
     out = out.to(query.dtype).transpose(1, 2).contiguous()
     return out, weights.to(query.dtype) if wanted else None
-
-
-def _causal_mask(
-    module: nn.Module, is_causal: bool | None, num_dst: int, num_src: int, device: torch.device
-) -> Tensor | None:
-    """The causal mask of a module without a mask, or None if all pairs are edges."""
-    causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
-    return torch.ones(1, 1, num_dst, num_src, dtype=torch.bool, device=device).tril() if causal else None
 
 
 def _edges(mask: Tensor | None, num_src: int) -> tuple[Bool[Tensor, "..."] | None, Tensor | None]:

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Float, Tensor
@@ -36,8 +35,9 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.edge_list import SIGNED
 from gnn_attention.huggingface import _overrides, _programs
 from gnn_attention.huggingface._alignment import Origin, Place
-from gnn_attention.huggingface._masks import LazyMask, of_choice, of_tensor, unmasked
+from gnn_attention.huggingface._masks import LazyMask, lazy_mask, of_tensor, unmasked
 from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, blocks, named
+from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.huggingface._selections import narrowed
 from gnn_attention.huggingface.surgery import changing
 from gnn_attention.score_mods import ScoreMod, chain, softcap
@@ -73,35 +73,14 @@ def mask(
     In a program of one piece (``fullgraph=True``, ``torch.export``) it is a tensor, as torch's own attention
     has it.
     """
-    given = batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask
+    sizes, offsets = (batch_size, q_length, kv_length), (q_offset, kv_offset)
     if not _programs.is_whole():
-        return _lazy_mask(*given, use_vmap, device)
+        return lazy_mask(sizes, offsets, mask_function, attention_mask, use_vmap, torch.device(device))
     skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    table: Tensor = sdpa_mask(*given, **skips, use_vmap=use_vmap, device=device)
+    table: Tensor = sdpa_mask(
+        *sizes, *offsets, mask_function, attention_mask, **skips, use_vmap=use_vmap, device=device
+    )
     return table
-
-
-@not_compiled
-def _lazy_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor,
-    kv_offset: int | Tensor,
-    mask_function: Callable[..., Tensor] | None,
-    attention_mask: Any,
-    use_vmap: bool,
-    device: torch.device | str,
-) -> LazyMask:
-    if isinstance(attention_mask, LazyMask):
-        return attention_mask
-    if mask_function is None:
-        advice = "transformers 5.21 or newer gives it, pip install 'gnn_attention[hf]'"
-        raise ValueError(f"mask_function is missing: {advice}")
-    sizes = batch_size, q_length, kv_length
-    offsets = int(q_offset), int(kv_offset)  # copies: a static cache counts on in the same tensor
-    where = torch.device(device)
-    return LazyMask(mask_function, *sizes, *offsets, attention_mask, use_vmap, where, _overrides.uses_now())
 
 
 @contextmanager
@@ -148,65 +127,47 @@ def attention(
     Raises NotImplementedError (an unsupported argument), ValueError (no mask, and the module does not say
     whether it is causal), RuntimeError (the mask function is not registered under this name).
     """
-    run: Callable[..., tuple[Tensor, Tensor | None]] = _attention
-    if _programs.is_whole():
-        run = _programs.attention
-        query, key, value = _in_one_dtype(query, key, value)
-    tensors = module, query, key, value, attention_mask
     sinks = s_aux if sinks is None else sinks
-    return run(*tensors, scaling, dropout, is_causal, softcap, position_bias, sinks, others)
+    if sinks is not None and sinks.numel() != query.shape[1]:
+        what = "passes a sink for each receiver"
+        raise NotImplementedError(f"{named(module)} {what}: unsupported, use 'eager'")
+    whole = _programs.is_whole()
+    if whole:
+        query, key, value = _in_one_dtype((query, key, value))
+    dropout = float(dropout or 0.0) if module.training else 0.0
+    tensors: tuple[Tensor, ...] = query, key, value
+    given = Arguments(
+        module, tensors, attention_mask, scaling, dropout, is_causal, softcap, position_bias, sinks, others
+    )
+    return _programs.attention(given) if whole else _attention(given)
 
 
 @not_compiled
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: LazyMask | Tensor | None,
-    scaling: float | Tensor | None,
-    dropout: float | None,
-    is_causal: bool | None,
-    softcap: float | None,
-    position_bias: Tensor | None,
-    sinks: Tensor | None,
-    others: dict[str, Any],
-) -> tuple[Tensor, Tensor | None]:
+def _attention(given: Arguments) -> tuple[Tensor, Tensor | None]:
+    module, mask, sinks, others = given.module, given.mask, given.sinks, given.others
     if others.get("cache") is not None:
         what = "passes cache, a paged cache (continuous batching)"
         raise NotImplementedError(f"{named(module)} {what}: unsupported, use 'eager'")
-    query, key, value = _in_one_dtype(query, key, value)
-    place, uses, numbers = _placed(module, query, key, attention_mask, is_causal, others)
-    place = narrowed(module, place, query.shape[1], others)
-    graph = place.own
-    if isinstance(attention_mask, LazyMask) and not attention_mask.checked:
-        attention_mask.checked.append(True)
-        _warn_of_packing(module, graph, attention_mask.tokens, others.get("position_ids"))
+    query, key, value = _in_one_dtype(given.tensors)
+    heads, scaling = query.shape[1], given.scaling
+    place, uses, numbers = _placed(given)
+    place = narrowed(module, place, heads, others)
+    if isinstance(mask, LazyMask) and not mask.checked:
+        mask.checked.append(True)
+        _warn_of_packing(module, place.own, mask.tokens, others.get("position_ids"))
     if isinstance(scaling, Tensor):
         query, scaling = query * scaling, 1.0
-    score_mod = _score_mod(graph, softcap, position_bias, numbers)
-
-    wanted = bool(others.get("output_attentions"))
-    by_head = sinks is None or sinks.numel() == query.shape[1]
-    backend = _backend_of(module)
-    if not by_head and isinstance(backend, Backend):
-        what = "passes a sink for each receiver, which is added after the backend and unseen by it"
-        raise NotImplementedError(
-            f"{named(module)} {what}: unsupported with a backend of your own or a record"
-        )
-    out = attend(
-        *(query, key, value, graph, scaling, score_mod),
-        sink_logits=sinks.reshape(-1) if by_head and sinks is not None else None,
-        dropout=float(dropout or 0.0) if module.training else 0.0,
-        backend=changing(uses, module, place, query.shape[1], backend),
-        return_info=wanted or not by_head,
-    )
-    if not wanted and by_head:
+    backend = _backend.get()
+    backend = backend if isinstance(backend, (str, Backend)) else backend(module)
+    options: dict[str, Any] = {"scale": scaling, "dropout": given.dropout}
+    options["score_mod"] = _score_mod(place.own, given.cap, given.position_bias, numbers)
+    options["sink_logits"] = None if sinks is None else sinks.reshape(-1)
+    options["backend"] = changing(uses, module, place, heads, backend)
+    if not others.get("output_attentions"):
+        out: Tensor = attend(query, key, value, place.own, **options)
         return out.transpose(1, 2).contiguous(), None
-    out, info = out
-    out, lse = (out, None) if by_head or sinks is None else _with_sinks(out, info.lse, sinks)
-    weights = info.weight_matrix(lse).to(out.dtype) if wanted else None
-    return out.transpose(1, 2).contiguous(), weights
+    out, info = attend(query, key, value, place.own, return_info=True, **options)
+    return out.transpose(1, 2).contiguous(), info.weight_matrix().to(out.dtype)
 
 
 def backend_now() -> str | Backend | BackendFunction:
@@ -214,19 +175,7 @@ def backend_now() -> str | Backend | BackendFunction:
     return _backend.get()
 
 
-def _backend_of(module: nn.Module) -> str | Backend:
-    chosen = _backend.get()
-    return chosen if isinstance(chosen, (str, Backend)) else chosen(module)
-
-
-def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Out and lse with a sink for each receiver and head, ``[B, heads, dst, 1]``, whose value is 0."""
-    wide, sinks = out.to(lse.dtype), sinks.reshape(lse.shape).to(lse.dtype)
-    merged, lse = edge_softmax.merge(wide, lse, torch.zeros_like(wide), sinks)
-    return merged.to(out.dtype), lse
-
-
-def _in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _in_one_dtype(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Under autocast q, k and v may differ in dtype, which SDPA makes one."""
     kind = tensors[0].device.type
     if len({x.dtype for x in tensors}) > 1 and torch.is_autocast_enabled(kind):
@@ -249,31 +198,29 @@ def _added(table: Tensor, first: Origin, score: Tensor, b: Any, h: Any, dst: Ten
     return score + table.squeeze()[at].to(score.dtype)
 
 
-def _placed(
-    module: nn.Module, query: Tensor, key: Tensor, given: Any, is_causal: bool | None, others: dict[str, Any]
-) -> tuple[Place, list[Use], Tensor | None]:
+def _placed(given: Arguments) -> tuple[Place, list[Use], Tensor | None]:
+    """The place of a call under the graphs in force, those that cover it, and numbers that its mask adds."""
+    module, mask, (query, key, _) = given.module, given.mask, given.tensors
     sizes, numbers = (query.shape[2], key.shape[2]), None
-    if isinstance(given, LazyMask):
-        if tuple(given.shape[2:]) != sizes:
-            got = f"{sizes[0]} receivers and {sizes[1]} senders, but its mask has {given.num_dst} and"
+    if isinstance(mask, LazyMask):
+        if tuple(mask.shape[2:]) != sizes:
+            got = "{} receivers and {} senders, but its mask has {} and {}".format(*sizes, *mask.shape[2:])
             reason = "it attends to senders of its own making, which have no position; use 'eager'"
-            raise ValueError(f"{named(module)} has {got} {given.num_src}: {reason}")
-        place, uses = given.place, given.uses
+            raise ValueError(f"{named(module)} has {got}: {reason}")
+        place, uses = mask.place, mask.uses
     else:
-        if given is None:
-            own = _without_mask(module, *sizes, is_causal)
-        elif hasattr(module, "build_attention_mask_from_topk"):
-            own = of_choice(given)
+        if mask is None:
+            own = _without_mask(module, *sizes, given.is_causal)
         else:
-            own, numbers = of_tensor(given, *sizes)
+            own, numbers = of_tensor(mask, *sizes)
         place, uses = Place(own, query.shape[0], cached=True), _overrides.uses_for(module)
-    if others.get("cu_seq_lens_q") is not None:
-        place = place.within_documents(_lengths(module, query, key, others))
+    if given.others.get("cu_seq_lens_q") is not None:
+        place = place.within_documents(_lengths(given))
     covering = [use for use in uses if use.covers(module)]
     for use in covering:
         use.calls[0] += 1
-        if not isinstance(given, LazyMask):
-            use.check(module, *sizes, masked=given is not None)
+        if not isinstance(mask, LazyMask):
+            use.check(module, *sizes, masked=mask is not None)
         place = use.place(module, place, query.shape[1])
     return place, covering, numbers
 
@@ -282,39 +229,32 @@ def _warn_of_packing(module: nn.Module, graph: TokenGraph, tokens: Tensor | None
     """Where positions begin again and a token attends to the one before, documents are not separated."""
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != graph.num_dst:
         return
-    leak = _first_leak(graph, tokens, positions)
-    if leak is not None:
-        what = "position_ids begin again (sample {}, token {}), but that token attends to the one before it"
-        advice = "pass attention_mask=None and use_cache=False, or use_graph with patterns.documents(lengths)"
-        text = f"{named(module)}: {what.format(*leak)}: packed documents are not separated; {advice}"
-        warnings.warn(text, stacklevel=2)
-
-
-def _first_leak(graph: TokenGraph, tokens: Tensor | None, positions: Tensor) -> tuple[int, int] | None:
-    """The first (sample, receiver) whose position begins again though it attends to the token before it."""
     sample, dst = (positions[:, 1:] <= positions[:, :-1]).nonzero().unbind(1)
     dst = dst + 1
     slot = dst + graph.dst_offset
     before = slot - 1 - graph.src_offset
     there = before >= 0
     if tokens is not None:  # a mask may end before the slots do, and no slot beyond it is a token
-        mask = torch.nn.functional.pad(
-            tokens.to(slot.device, torch.bool), (0, graph.dst_offset + graph.num_dst)
-        )
+        ends = (0, graph.dst_offset + graph.num_dst)
+        mask = torch.nn.functional.pad(tokens.to(slot.device, torch.bool), ends)
         there &= mask[sample % len(mask), slot]
     sample, dst, before = sample[there], dst[there], before[there]
-    if not len(dst):
-        return None
-    leaks = graph.rule(sample, torch.zeros_like(dst), dst, before).expand(dst.shape).nonzero()
-    return (int(sample[leaks[0]]), int(dst[leaks[0]])) if len(leaks) else None
+    if len(dst) and len(
+        leaks := graph.rule(sample, torch.zeros_like(dst), dst, before).expand(dst.shape).nonzero()
+    ):
+        first = f"(sample {int(sample[leaks[0]])}, token {int(dst[leaks[0]])})"
+        what = f"position_ids begin again {first}, but that token attends to the one before it"
+        advice = "pass attention_mask=None and use_cache=False, or use_graph with patterns.documents(lengths)"
+        warnings.warn(f"{named(module)}: {what}: packed documents are not separated; {advice}", stacklevel=2)
 
 
-def _lengths(module: nn.Module, query: Tensor, key: Tensor, others: dict[str, Any]) -> tuple[int, ...]:
+def _lengths(given: Arguments) -> tuple[int, ...]:
     """The lengths of the documents between which ``cu_seq_lens_q`` divides the tokens of one row."""
-    given = [others.get(f"cu_seq_lens_{end}") for end in "qk"]
-    starts = [torch.as_tensor(x) for x in given if x is not None]
+    (query, key, _), module = given.tensors, given.module
+    bounds = [given.others.get(f"cu_seq_lens_{end}") for end in "qk"]
+    starts = [torch.as_tensor(x) for x in bounds if x is not None]
     if not all(x.dtype in SIGNED and x.dim() == 1 for x in starts):
-        raise TypeError(f"{named(module)}: cu_seq_lens_q and _k must be lists of integers, got {given}")
+        raise TypeError(f"{named(module)}: cu_seq_lens_q and _k must be lists of integers, got {bounds}")
     ends, *of_keys = (x.tolist() for x in starts)
     lengths = tuple(stop - start for start, stop in pairwise(ends))
     fits = ends[:1] == [0] and sum(lengths) == query.shape[2] == key.shape[2] and min(lengths) >= 0

@@ -105,11 +105,7 @@ def edited(
     names = {id(module): name for name, module in model.named_modules()}
     pairs = surgery.edges.shape[1] if isinstance(surgery.edges, Tensor) else 0
     more: dict[str, Any] = {"check_fit": check_fit, "missed": torch.ones(pairs, dtype=torch.bool)}
-    return _overrides.in_force(Edit(model, _own_graph, False, names, surgery=surgery, **more))
-
-
-def _own_graph(layer: int, head: int, length: int) -> None:
-    return None
+    return _overrides.in_force(Edit(model, lambda *_: None, False, names, surgery=surgery, **more))
 
 
 def changing(

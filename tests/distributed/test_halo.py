@@ -1,18 +1,16 @@
 """The halo against the mask: a rank receives the senders of its rows, less those it owns."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.covering import thinned
 
 from gnn_attention import patterns
 from gnn_attention.convert import catalogue, expressions
 from gnn_attention.distributed import halo_sets
-from gnn_attention.distributed.api import FIELDS
-from gnn_attention.distributed.halo_sets import edges_between, halo, halo_sizes
-from gnn_attention.distributed.partition import Partition, contiguous, of_owners, zigzag
-from gnn_attention.distributed.partitioners import by_edges
+from gnn_attention.distributed.halo_sets import halo, halo_sizes
+from gnn_attention.distributed.partition import Partition, Shares, by_edges, contiguous, zigzag
 from gnn_attention.graph import TokenGraph
 
 ASYMMETRIC = TokenGraph.from_edges(torch.tensor([[0, 2, 1, 8, 3, 3], [1, 1, 2, 0, 7, 8]]), 9)
@@ -22,13 +20,13 @@ def scattered(graph, world, seed=0):
     """Every receiver and every sender on a random rank."""
     draw = torch.Generator().manual_seed(seed)
     sizes = graph.num_dst, graph.num_src
-    return Partition(*(of_owners(torch.randint(0, world, (n,), generator=draw), world) for n in sizes))
+    return Partition(*(Shares(torch.randint(0, world, (n,), generator=draw), world) for n in sizes))
 
 
 def check(graph, partition):
-    """Halo, its sizes and the edges between ranks are those of the mask."""
+    """The halo and its sizes are those of the mask."""
     mask = graph.mask().reshape((graph.batch or 1) * (graph.heads or 1), graph.num_dst, graph.num_src)
-    sizes, edges = halo_sizes(graph, partition), edges_between(graph, partition)
+    sizes = halo_sizes(graph, partition)
     for rank in range(partition.world_size):
         rows = mask[:, partition.dst.tokens(rank)]
         attended = rows.any(0).any(0)
@@ -39,7 +37,6 @@ def check(graph, partition):
             expected = own[attended[own]] if other != rank else own[:0]
             assert torch.equal(arriving[other], expected)
             assert int(sizes[rank, other]) == len(expected)
-            assert int(edges[rank, other]) == int(rows[:, :, own].sum())
 
 
 HANDFUL = {
@@ -56,14 +53,13 @@ HANDFUL = {
 }
 
 
-@pytest.mark.parametrize(("boxes", "unmerged"), [(2**18, 2**22), (1, 1), (7, 2)])
+@pytest.mark.parametrize("side", [2**13, 7])
 @pytest.mark.parametrize("name", thinned(HANDFUL, 0))
-def test_a_handful_of_graphs(name, boxes, unmerged, monkeypatch):
-    """The same where runs of senders are grouped, and ranges merged a few at a time."""
-    monkeypatch.setattr(halo_sets, "MAX_BOXES", boxes)
-    monkeypatch.setattr(halo_sets, "MAX_UNMERGED", unmerged)
+def test_a_handful_of_graphs(name, side, monkeypatch):
+    """The same where rules are asked of small boxes."""
+    monkeypatch.setattr(halo_sets, "SIDE", side)
     for make, world in ((contiguous, 3), (zigzag, 3), (scattered, 4)):
-        graph = TokenGraph(**{field: getattr(HANDFUL[name], field) for field in FIELDS})
+        graph = replace(HANDFUL[name])  # with nothing cached
         check(graph, make(graph, world))
 
 
@@ -77,15 +73,6 @@ def test_the_whole_zoo(name):
         check(graph, make(graph, world))
 
 
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
-@given(*(st.integers(*ends) for ends in ((1, 40), (1, 12), (0, 5), (1, 20), (0, 9))), st.booleans())
-def test_random_mixtures(n, w, sinks, world, seed, transposed):
-    graph = (patterns.window(n, w) ^ patterns.sinks(n, sinks)) | patterns.strides(n, w)
-    graph = graph.T if transposed else graph
-    check(graph, scattered(graph, world, seed))
-
-
 @pytest.mark.parametrize(("n", "w", "world"), [(100, 60, 7), (100, 100, 5), (1_000_000, 4096, 64)])
 def test_the_halo_of_a_window_is_the_tokens_before_its_first(n, w, world):
     """min(w - 1, start) senders, whatever the number of tokens; of a causal graph (w = n) all before."""
@@ -97,16 +84,10 @@ def test_the_halo_of_a_window_is_the_tokens_before_its_first(n, w, world):
     assert torch.equal(last, torch.arange(starts[-1] - min(w - 1, starts[-1]), starts[-1]))
 
 
-def test_no_edge_is_lost_or_counted_twice():
-    for graph in (patterns.window(100_000, 999) | patterns.sinks(100_000, 4), patterns.causal(30_011)):
-        assert int(edges_between(graph, zigzag(graph, 16)).sum()) == graph.num_edges
-
-
-def test_counts_are_cached_and_other_partitions_and_ranks_raise():
+def test_sizes_are_cached_and_other_partitions_and_ranks_raise():
     graph = patterns.window(8, 2)
-    for count in (halo_sizes, edges_between):
-        assert count(graph, contiguous(graph, 4)) is count(graph, contiguous(graph, 4))
-    for count in (halo_sizes, edges_between, lambda graph, partition: halo(graph, partition, 0)):
+    assert halo_sizes(graph, contiguous(graph, 4)) is halo_sizes(graph, contiguous(graph, 4))
+    for count in (halo_sizes, lambda graph, partition: halo(graph, partition, 0)):
         with pytest.raises(ValueError, match=r"is of 7 receivers and 7 senders, but .*window.* has 8 and 8"):
             count(graph, contiguous(patterns.causal(7), 2))
     with pytest.raises(IndexError, match=r"rank must be in 0 .. 1, got 2"):

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 import gnn_attention as ga
 from gnn_attention import distributed, patterns, score_mods
 from gnn_attention.cache import KeyValueCache
-from gnn_attention.distributed.head_parallel import HeadwiseParallel, heads_plan, shard_heads
+from gnn_attention.distributed.head_parallel import HeadwiseParallel, shard_heads
 from gnn_attention.model import Config, LanguageModel
 from gnn_attention.rotary import Rotary
 
@@ -30,7 +30,6 @@ PLAIN = patterns.window(TOKENS, 4) - patterns.window(TOKENS, 1)
 BY_HEAD = ga.TokenGraph.from_rule(
     lambda b, h, dst, src: (src <= dst) & (dst - src <= h), TOKENS, heads=4, name="reach h"
 )
-BY_BOTH = ga.TokenGraph.from_rule(lambda b, h, dst, src: (dst - src + b) % (h + 2) == 0, TOKENS, 9, 4, 2)
 BY_HALF = ga.TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (h < 2), TOKENS, heads=4)
 SIZES = Config(vocabulary_size=40, width=16, num_heads=4, head_dim=4, mlp_width=32, reach=3)
 
@@ -69,28 +68,18 @@ ALIBI = score_mods.alibi(score_mods.alibi_slopes(4))
 LAYERS: dict[str, tuple[Callable[[], ga.MessagePassingAttention], ga.TokenGraph]] = {
     "standard": (biased, PLAIN),
     "standard, the walk": (lambda: biased(backend="message_passing"), PLAIN),
-    "standard, the reference": (lambda: biased(backend="reference"), PLAIN),
     "2 groups": (lambda: biased(kv=2), PLAIN),
-    "1 group": (lambda: biased(kv=1), PLAIN),
     "norms and rotary": (lambda: layer(standard(num_kv_heads=2, qk_norm=True, rotary=Rotary())), PLAIN),
     "factored": (lambda: layer(ga.FactoredHeads.of(standard(bias=True, num_kv_heads=2))), PLAIN),
-    "factored, the walk": (
-        lambda: layer(ga.FactoredHeads.of(standard(bias=True)), backend="message_passing"),
-        PLAIN,
-    ),
     "factored, senders": (lambda: layer(ga.FactoredHeads.of(standard(bias=True), side="sender")), PLAIN),
     "merged": (lambda: layer(ga.MergedHeads.of(standard(bias=True))), PLAIN),
     "latent": (lambda: layer(latent()), PLAIN),
     "alibi": (lambda: layer(standard(), ALIBI), PLAIN),
     "learned bias": (lambda: layer(standard(), relative()), PLAIN),
-    "learned bias, the walk": (lambda: layer(standard(), relative(), backend="message_passing"), PLAIN),
     "chain": (lambda: layer(standard(), chained()), PLAIN),
     "graphs by head": (lambda: layer(standard(num_kv_heads=2), relative()), BY_HEAD),
-    "graphs by head and sample": (lambda: layer(standard()), BY_BOTH),
     "learned bias, isolated heads": (lambda: layer(standard(), relative(), backend="tiles"), BY_HALF),
-    "chain, isolated heads": (lambda: layer(standard(), chained(), backend="tiles"), BY_HALF),
     "dropout": (lambda: biased(relative(), dropout=0.4), PLAIN),
-    "dropout, the walk": (lambda: biased(dropout=0.4, backend="message_passing"), PLAIN),
     "dropout, graphs by head": (lambda: layer(standard(), ALIBI, dropout=0.4), BY_HEAD),
 }
 
@@ -143,9 +132,8 @@ def compare_layers(rank: int, world_size: int, names: list[str]) -> dict[str, fl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_layers_are_those_of_one_process(world_size: int) -> None:
-    assert_allowed(ranks.run(world_size, compare_layers, list(LAYERS), deadline=30.0 * world_size))
+def test_layers_are_those_of_one_process() -> None:
+    assert_allowed(ranks.run(2, compare_layers, list(LAYERS)))
 
 
 def assert_allowed(results: list[dict[str, float]]) -> None:
@@ -186,14 +174,12 @@ def compare_with_tokens(rank: int, world_size: int, names: list[str]) -> dict[st
     return errors
 
 
-TOGETHER = ["2 groups", "norms and rotary", "learned bias", "graphs by head", "dropout", "merged"]
-QUICK = "dropout, graphs by head"
+TOGETHER = ["norms and rotary", "learned bias, isolated heads", "dropout, graphs by head", "merged"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [[QUICK], [*TOGETHER, "learned bias, isolated heads"]])
-def test_tokens_and_heads_together_are_one_process(names: list[str]) -> None:
-    assert_allowed(ranks.run(4, compare_with_tokens, names))
+def test_tokens_and_heads_together_are_one_process() -> None:
+    assert_allowed(ranks.run(4, compare_with_tokens, TOGETHER))
 
 
 def compare_models(rank: int, world_size: int) -> tuple[float, dict[str, list[int]]]:
@@ -246,7 +232,7 @@ def checkpointed(rank: int, world_size: int, folder: str, what: str) -> dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("saved", "loaded"), [(2, 4), (4, 2), (2, 1)])
+@pytest.mark.parametrize(("saved", "loaded"), [(2, 4), (4, 2)])
 def test_checkpoints_load_at_another_world_size(tmp_path: Path, saved: int, loaded: int) -> None:
     state = ranks.run(saved, checkpointed, str(tmp_path), "save")[0]
     for again in ranks.run(loaded, checkpointed, str(tmp_path), "load"):
@@ -265,31 +251,22 @@ def test_a_plain_model_loads_what_shards_saved(tmp_path: Path) -> None:
     assert all(torch.equal(part, own[name]) for name, part in state.items())
 
 
-def test_heads_that_cannot_be_sharded() -> None:
-    groups = "groups of 4 query heads would be cut by 2 ranks of 6 heads"
-    side_by_side = ga.StandardHeads.from_arrays(*torch.randn(3, 4, 8, 2))
-    cases = [
-        (ga.StandardHeads(8, 4), 3, ValueError, "num_heads must be a multiple of the 3 ranks .*, got 4"),
-        (ga.StandardHeads(12, 12, num_kv_heads=3), 2, ValueError, groups),
-        (ga.LazyHeads(4, 2), 2, TypeError, "sharded heads must have their parameters, got LazyHeads"),
-        (side_by_side, 2, ValueError, "heads without W_O are concatenated"),
-    ]
-    assert_refusals(
-        (lambda heads=heads, count=count: heads_plan(nn.ModuleList([layer(heads)]), count), kind, message)
-        for heads, count, kind, message in cases
-    )
-
-
 def wrong_calls(rank: int, world_size: int) -> list[int]:
     mesh, x = init_device_mesh("cpu", (world_size,)), torch.zeros(1, TOKENS, 8)
     flat, plain = init_device_mesh("cpu", (world_size, 1)), layer(ga.StandardHeads(8, 4))
-    done, linear = layer(ga.StandardHeads(8, 4)), nn.Linear(2, 2)
+    done, linear, odd = layer(ga.StandardHeads(8, 4)), nn.Linear(2, 2), layer(ga.StandardHeads(9, 3))
+    cut, side_by_side = ga.StandardHeads(12, 12, num_kv_heads=3), torch.randn(3, 4, 8, 2)
+    joined = ga.StandardHeads.from_arrays(*side_by_side)
     graph = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, TOKENS, heads=3)
     shard_heads(done, mesh)
     style = HeadwiseParallel()
     assert_refusals(
         [
             (lambda: shard_heads(linear, mesh), ValueError, "model has no MessagePassingAttention"),
+            (lambda: shard_heads(odd, mesh), ValueError, "must be a multiple of the 2 ranks .*, got 3"),
+            (lambda: shard_heads(layer(cut), mesh), ValueError, "num_kv_heads must be a multiple .*, got 3"),
+            (lambda: shard_heads(layer(ga.LazyHeads(4, 2)), mesh), TypeError, "parameters, got LazyHeads"),
+            (lambda: shard_heads(layer(joined), mesh), ValueError, "heads without W_O are concatenated"),
             (lambda: shard_heads(plain, flat), ValueError, "mesh must have one axis, got 2"),
             (lambda: shard_heads(done, mesh), ValueError, "sharded already"),
             (lambda: parallelize_module(linear, mesh, style), TypeError, "Attention, got Linear"),

@@ -1,23 +1,43 @@
-"""The audit over all families of ``hf_models``: this library's attention, and what transformers' own does."""
+"""The audit of every family of text in ``hf_models``: exactly the edges that its masks promise."""
 
 # ruff: noqa: E402
 from __future__ import annotations
 
+import inspect
+
 import pytest
+import torch
 from support.extras import needs
 
 transformers = needs("transformers")
 
-from support import hf_audits
-from support.hf_audits import ANSWER, PAD, audited, subjects
-from support.hf_models import FAMILIES, TOKENS, build
+from support.hf_models import FAMILIES, TOKENS, VOCABULARY, build
 
 import gnn_attention as ga
+import gnn_attention.huggingface  # registers the attention
 from gnn_attention import patterns
-from gnn_attention.interpret.audit import audit
-from gnn_attention.verify.measure import EXACT
+from gnn_attention.interpret.audit import PartOf, audit
 
 pytestmark = pytest.mark.slow
+
+PAD, CHUNKS = 3, (7, 1, 1, 3)
+EXPERTS = ("gpt_oss", "deepseek_v3", "mixtral")  # torch's grouped_mm, which their experts use, has no float64
+TEXT = [name for name, family in FAMILIES.items() if family.inputs == "text"]
+IDS = torch.randint(3, VOCABULARY - 1, (1, TOKENS), generator=torch.Generator().manual_seed(3))
+CAUSAL, FULL = patterns.causal(TOKENS), patterns.full(TOKENS)
+WINDOW, CHUNKED = patterns.window(TOKENS, 5), patterns.chunked(TOKENS, 5)
+LAYERS = {
+    "mistral": (WINDOW, WINDOW),
+    "phi3": (WINDOW, WINDOW),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma4", "gpt_oss", "cohere2"), (WINDOW, CAUSAL)),
+    "llama4": (CHUNKED, CAUSAL),
+    "modernbert": (FULL, patterns.band(TOKENS, 2, 2), FULL),  # local_attention=4 counts both sides together
+    **dict.fromkeys(("bert", "roberta", "distilbert"), (FULL, FULL)),
+}
+# of all others: model.layers
+BLOCKS = {"gpt2": "transformer.h", "opt": "model.decoder.layers", "gpt_neox": "gpt_neox.layers"}
+BLOCKS |= {"bert": "bert.encoder.layer", "roberta": "roberta.encoder.layer"}
+BLOCKS |= {"distilbert": "distilbert.transformer.layer"}
 
 
 def on_graphs(name):
@@ -26,49 +46,50 @@ def on_graphs(name):
     return model
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+def padded(model, ids):
+    """With the last tokens as padding in all samples."""
+    mask = (torch.arange(TOKENS) < TOKENS - PAD).long().expand(len(ids), -1)
+    return model(input_ids=ids, attention_mask=mask)
+
+
+def decoded(model, ids):
+    """The logits of all tokens, fed in chunks with a cache."""
+    # its name since transformers 5.24, and before
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    cache, logits = None, []
+    for chunk in ids.split(CHUNKS, 1):
+        out = model(chunk, **{name: cache}, use_cache=True)
+        cache = out[name]
+        logits.append(out.logits)
+    return torch.cat(logits, 1)
+
+
+@pytest.mark.parametrize("name", TEXT)
 def test_every_family_follows_its_graphs(name):
-    """Each layer, padding, decoding, encoder to decoder: exactly the promised edges, not even for a NaN."""
-    for what, subject in subjects(name).items():
-        # swin's own mask of its shifted windows is finite: a weight of e^-100 is left
-        options = {"tolerance": EXACT} if (name, what) == ("swin", "stage 0 layer 1") else {}
-        verdict = audited(name, subject, **options)
+    """All layers together, each alone, and decoding: exactly the promised edges, not even for a NaN."""
+    model, graphs = on_graphs(name), LAYERS.get(name, (CAUSAL, CAUSAL))
+    dtype = torch.float32 if name in EXPERTS else torch.float64
+    verdicts = {"tokens": audit(model, graphs, (TOKENS,), dtype=dtype)}
+    for number, graph in enumerate(graphs):
+        layer = PartOf(model, f"{BLOCKS.get(name, 'model.layers')}.{number}", input_ids=IDS)
+        verdicts[f"layer {number}"] = audit(layer, graph, (TOKENS, 32), dtype=dtype)
+    if "Masked" not in FAMILIES[name].model:
+        verdicts["decoding"] = audit(model, graphs, (TOKENS,), call=decoded, dtype=dtype)
+    for what, verdict in verdicts.items():
         assert verdict.exact, (what, verdict)
-        assert options or not verdict.poisoned, what
+        assert not verdict.poisoned, what
 
 
 NEAR = patterns.band(TOKENS, 1, 1)
 FAR = patterns.global_tokens(TOKENS, [0], causal=False) | patterns.self_loops(TOKENS)
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert"])
-def test_an_encoder_under_a_graph(name):
-    """Each layer follows its graph, within its own; two layers together both."""
-    model = on_graphs(name)
+def test_an_encoder_under_a_graph():
+    """Two layers follow a graph each; padding sends nothing."""
+    model = on_graphs("bert")
     with ga.use_graph(model, lambda layer, head, length: NEAR if layer == 0 else FAR):
-        for what, subject in subjects(name).items():
-            if what.startswith("layer"):
-                graph = subject.graphs[0] & (NEAR if what == "layer 0" else FAR)
-                assert audit(subject.of(model), graph, subject.shape).exact
-        if name == "bert":
-            assert audit(model, [NEAR, FAR], (TOKENS,)).exact
-            assert not audit(model, [FAR, NEAR], (TOKENS,)).exact
-            call = hf_audits.masked(slice(TOKENS - PAD, None))
-            verdict = audit(model, [NEAR, FAR], (TOKENS,), call=call)
-            assert verdict.ok
-            assert {src for src, dst in verdict.unused} == set(range(TOKENS - PAD, TOKENS))
-
-
-@pytest.mark.parametrize("name", ["t5", "bart"])
-def test_an_encoder_decoder_under_graphs(name):
-    """One graph for the encoder, one for the decoder, and cross-attention unchanged."""
-    model, audits = on_graphs(name), subjects(name)
-    near, few = patterns.band(TOKENS, 1, 1), patterns.window(ANSWER, 2)
-    with ga.use_graph(model.get_encoder(), near), ga.use_graph(model.get_decoder(), few):
-        assert audit(model.get_encoder(), near, (TOKENS,), layers=2).exact
-        for what, graphs in (("decoder", few), ("decoding", few), ("encoder to decoder", None)):
-            one = audits[what]
-            given = {"call": one.call, "embedding": one.embedding} | ({"layers": 2} if graphs else {})
-            verdict = audit(model, graphs or one.graphs, one.shape, **given)
-            assert verdict.exact, (what, verdict)
-            assert graphs is None or verdict.allowed == patterns.window(ANSWER, 3)
+        assert audit(model, [NEAR, FAR], (TOKENS,)).exact
+        assert not audit(model, [FAR, NEAR], (TOKENS,)).exact
+        verdict = audit(model, [NEAR, FAR], (TOKENS,), call=padded)
+        assert verdict.ok
+        assert {src for src, dst in verdict.unused} == set(range(TOKENS - PAD, TOKENS))

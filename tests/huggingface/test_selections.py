@@ -9,60 +9,20 @@ from support.bounds import assert_exact, attention_truth
 from support.extras import needs
 from support.refusals import assert_refusals
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 transformers = needs("transformers")
 
 from support import hf_models
-from support.hf_models import CHOOSING, built, generated, gradients, inputs
+from support.hf_models import CHOOSING, built, inputs
 from transformers.masking_utils import causal_mask_function
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.huggingface import _masks, attending, attention, interface, mask
-from gnn_attention.verify.measure import EXACT
+from gnn_attention.huggingface import attention, mask
 
 pytestmark = pytest.mark.usefixtures("wide")
 # a model of an older transformers may not be there
 HERE = [name for name, family in CHOOSING.items() if hasattr(transformers, family.config)]
-
-
-# MiniMax's own indexer scores padding before the first token, so its eager and its sdpa differ there
-COUNTED_IN_SLOTS = [("minimax_m3_vl", "left")]
-# of these the text model alone is built
-WITHOUT_GENERATION = [(name, cache) for name in ("glm5_next", "mistral_large4") for cache in hf_models.CACHES]
-
-
-def cases(*of, without=()):
-    """The default families in the default run, the others in the slow tier."""
-    marks = [() if CHOOSING[name].default else pytest.mark.slow for name in HERE]
-    return [
-        pytest.param(name, each, marks=mark, id=f"{name}-{each}")
-        for name, mark in zip(HERE, marks, strict=True)
-        for each in of
-        if (name, each) not in without
-    ]
-
-
-@pytest.mark.parametrize(("name", "pad"), cases(None, "left", "right", without=COUNTED_IN_SLOTS))
-def test_logits_and_gradients_are_those_of_eager(name, pad):
-    model, given = built(name), inputs(name, pad)
-    assert hf_models.difference(name, model, given) <= EXACT
-    found = gradients(name, model, given)
-    model.set_attn_implementation("eager")
-    expected = gradients(name, model, given)
-    assert found.keys() == expected.keys()
-    assert_exact(list(found.values()), list(expected.values()))
-
-
-@pytest.mark.parametrize(("name", "cache"), cases(*hf_models.CACHES, without=WITHOUT_GENERATION))
-def test_generation_is_that_of_eager(name, cache):
-    model = built(name)
-    given = inputs(name, None if name == "minimax_m3_vl" else "left")
-    tokens, scores = generated(model, given, "eager", **hf_models.CACHES[cache])
-    found, found_scores = generated(model, given, **hf_models.CACHES[cache])
-    assert torch.equal(found, tokens)
-    assert_exact(found_scores, scores)
 
 
 @pytest.mark.slow
@@ -173,54 +133,6 @@ def test_graphs_and_cuts_hold_within_a_selection():
     with ga.use_graph(module, window):
         found = attention(module, q, k, v, lazy(), indices=index)[0].transpose(1, 2)
     assert_exact(found, truth(q, k, v, own & window.mask()))
-
-
-class Shapes(TorchDispatchMode):
-    """The shapes of all bool and integer tensors that are made."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and not out.is_floating_point():
-            self.seen.append(out.shape)
-        return out
-
-
-def test_nothing_as_large_as_tokens_by_tokens_is_made(monkeypatch):
-    """No mask; the floats of tokens x tokens are scores of transformers' own indexer."""
-    monkeypatch.setattr(_masks, "ROWS", 32)
-    model = built("deepseek_v32", "gnn_attention", max_position_embeddings=1024)
-    # so many that "auto" does not take one dense call, with its mask
-    tokens = 400
-    ids = torch.randint(3, 60, (2, tokens), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), Shapes() as shapes:
-        model(input_ids=ids, attention_mask=(torch.arange(tokens) > torch.tensor([[-1], [9]])).long())
-    # the chunks of 32 rows were seen
-    assert 2 * 32 * tokens <= max(math.prod(shape) for shape in shapes.seen) < tokens * tokens
-
-
-def test_a_mask_of_choices_is_read_some_rows_at_a_time(monkeypatch):
-    """glm5_next makes its mask of tokens x tokens itself: ours are rows of it, and the edges."""
-    monkeypatch.setattr(_masks, "ROWS", 4)
-    module, (q, k, v), chosen = choosing(), qkv(), cells_of(drawn((BATCH, DST, MOST), SRC))[:, None]
-    module.build_attention_mask_from_topk = None
-    table = torch.zeros(chosen.shape, dtype=q.dtype).masked_fill_(~chosen, torch.finfo(q.dtype).min)
-    with Shapes() as shapes, attending("rows"):
-        found = attention(module, q, k, v, table)[0].transpose(1, 2)
-    assert_exact(found, truth(q, k, v, chosen))
-    assert (4, SRC) in shapes.seen
-    assert not any(shape[-1:] == (SRC,) and math.prod(shape) > 4 * SRC for shape in shapes.seen)
-
-
-def test_every_layer_of_glm5_next_is_read_so(monkeypatch):
-    needs("transformers.models.glm5_next")
-    read, plain = [], _masks.of_choice
-    monkeypatch.setattr(interface, "of_choice", lambda mask: read.append(mask.shape) or plain(mask))
-    built("glm5_next", "gnn_attention")(**inputs("glm5_next"))
-    assert read == [(hf_models.BATCH, 1, hf_models.TOKENS, hf_models.TOKENS)] * 2
 
 
 def test_layers_that_share_a_selection_share_its_graph(monkeypatch):

@@ -42,7 +42,7 @@ LAYOUTS = {
         "heads": Layout(heads=2),
         "tokens": Layout(tokens=2),
         "tokens under fsdp, zigzag": Layout(tokens=2, data="fsdp", partition="zigzag"),
-        "tokens by ring": Layout(tokens=2, exchange="ring"),
+        "tokens by edges": Layout(tokens=2, partition="by_edges"),
     },
     4: {
         "ddp": Layout(),
