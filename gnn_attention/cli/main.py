@@ -1,4 +1,4 @@
-"""``gnn-attention verify | audit | bench | explore | graphs | draw | cost | generate | ...``.
+"""``gnn-attention verify | audit | bench | graphs | draw | explore | attribute``.
 
 A command's module is imported when the command is called, or its help.
 Exit code 0 if all checks passed, 1 if a check failed, 2 for wrong arguments, 130 after Ctrl-C.
@@ -19,14 +19,11 @@ COMMANDS = {
     "verify": "check every form and backend against dense attention in float64",
     "audit": "does information in a language model flow exactly along a graph?",
     "attribute": "which edges of which heads a language model needs for a text, and its loss on them alone",
-    "bench": "time and memory of attention along graphs, next to what is installed",
+    "bench": "the time of attention along a few graphs, beside what else is installed",
     "graphs": "list the zoo: every builder, its definition, an example",
     "draw": "draw a graph, e.g. 'window(64, 8)' or karate.graphml",
-    "generate": "let the trained model continue a text, along the edges of a graph",
     "explore": "write a page that shows a text going through a model, edge by edge",
     "heads": "what each head looks for and says, in words, tested by cutting those edges",
-    "compare": "loss and speed of a pretrained model along graphs, without training",
-    "cost": "multiply-accumulates, bytes and cache of the forms of attention and of a graph",
 }
 
 

@@ -47,20 +47,26 @@ def without_reader():
         yield made
 
 
-def test_a_stderr_without_a_reader_changes_nothing_else(without_reader, monkeypatch, capsys):
-    """The text stands on stdout, the line about it goes to stderr."""
+@pytest.fixture
+def file(tmp_path):
+    """Its picture goes to stdout, a line about what was read to stderr."""
+    (tmp_path / "words.csv").write_text("source,target\nthe,cat\n", encoding="utf-8")
+    return str(tmp_path / "words.csv")
+
+
+def test_a_stderr_without_a_reader_changes_nothing_else(without_reader, file, monkeypatch, capsys):
     without_reader.reconfigure(line_buffering=True)
     monkeypatch.setattr(sys, "stderr", without_reader)
     assert main(["draw", "causal(2"]) == 2
-    assert main(["generate", "def f(", "--tokens", "2"]) == 0
-    assert capsys.readouterr().out.startswith("def f(")
+    assert main(["draw", file]) == 0
+    assert capsys.readouterr().out.endswith("0 the, 1 cat\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", ["2>&-", ">&-", ">&- 2>&-", "2> >(true)", "> >(true)"])
-def test_as_a_program(streams):
+def test_as_a_program(streams, file):
     """In particular at the end, when Python flushes what is left: no exit code 120."""
-    command = f"{sys.executable} -W ignore -m gnn_attention generate 'def f(' --tokens 2 {streams}"
+    command = f"{sys.executable} -W ignore -m gnn_attention draw {file} {streams}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.startswith("def f(")) == (0, streams.startswith("2"))
+    assert (done.returncode, done.stdout.endswith("0 the, 1 cat\n")) == (0, streams.startswith("2"))
     assert "Error" not in done.stderr

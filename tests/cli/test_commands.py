@@ -152,19 +152,10 @@ draw 'window(6, 2)' -o {}/a.svg --kind arcs --layers 3 | --layers belongs to
 draw 'window(6, 2)' -o {}/a.svg --kind layers --token 6 | token must be a position in 0 .. 5, got 6
 draw 'window(9000, 2)' -o {}/a.svg | mask() draws at most 4096 tokens a side
 draw 'cross(3, 4)' -o {}/a.svg --kind arcs | arcs() draws graphs whose senders are their receivers
-generate '' --tokens 3 | prompt must have at least one character, got none
-generate def --tokens -1 | tokens must be at least 0, got -1
-generate def --graph 'windw(9, 2)' | there is no builder 'windw'; did you mean 'window'?
-generate def --graph 'causal(9)' --tokens 80 | graph must have the 81 tokens that there will be in the end
-generate def --graph 'cross(200, 300)' | a cache needs a graph whose receivers and senders are the same tokens
-generate def --temperature -1 | temperature >= 0, got 1 tokens and -1.0
-generate def --json no/such/file | --json no/such/file: expected a folder that exists
-generate def --model no_such_file | no_such_file
 bench --tokens 0 | --tokens must be at least 1, got 0
 bench --device tpu7 | --device must be cpu, cuda, cuda:1, ..., got 'tpu7'
 bench --device cuda:99 | --device cuda:99: torch finds
 bench --json no/such/record.json | expected a folder that exists
-bench calibrate --tokens 5 | bench calibrate takes no option but --json
 """
 
 
@@ -195,7 +186,7 @@ def test_a_long_expression_is_no_path(capsys):
     assert capsys.readouterr().out.splitlines()[1:] == picture
 
 
-COMMANDS = "verify audit attribute bench explore graphs draw cost generate heads compare"
+COMMANDS = "verify audit bench graphs draw explore attribute"
 
 
 def test_audit_of_a_file(tmp_path, capsys):

@@ -18,7 +18,6 @@ from examples.training.__main__ import main as train
 from examples.training.text_corpus import Corpus
 from gnn_attention import cost, distributed, draw, explorer
 from gnn_attention.__main__ import main
-from gnn_attention.cli import generate
 from gnn_attention.interpret import circuits
 from gnn_attention.interpret import trace as tracing
 from gnn_attention.interpret.audit import audit
@@ -214,8 +213,6 @@ def _of_trainings() -> list[Case]:
         of.type("^recipe must", "got 'short'", lambda _: training.train("short")),
         of.value("^minutes must", "got 0", lambda _: training.train(minutes=0)),
         of.value("^depth must", "got 0", lambda _: tasks.neighbours_match(0, 1)),
-        of.value("^prompt must", "got none", lambda _: generate.continued("", 1)),
-        of.type("text|prompt", "int", lambda _: generate.continued(3, 1)),
     ]
 
 
@@ -248,7 +245,6 @@ def _of_others() -> list[Case]:
         ),
         priced.type("^graph must", "got 3", lambda _: cost.of_form("merged", 8, 2, graph=3)),
         priced.type("^dtype must", "'float32'", lambda _: cost.of_form("merged", 8, 2, dtype="float32")),
-        priced.value("no configuration 'llama-9'", "llama", lambda _: cost.of_config("llama-9")),
         ranks.value("torch.distributed", "init", lambda _: distributed.local(causal(3))),
         ranks.value(
             "torch.distributed", "init_process_group", lambda _: distributed.attend(x, x, x, causal(3))
@@ -289,9 +285,8 @@ def _of_commands() -> list[Case]:
         _line("-o picture", "expected a file name", "draw causal(3) -o picture"),
         _line("-o no/such", "expected a folder", "draw causal(3) -o no/such/p.svg"),
         _line("no builder 'windw'", "did you mean", "graphs windw"),
-        _line("--tokens", "invalid int value: 'many'", "generate def --tokens many"),
-        _line("tokens must", "got -1", "generate def --tokens -1"),
-        _line("no configuration", "'llama-9'", "cost --config llama-9"),
+        _line("--tokens", "invalid int value: 'many'", "bench --tokens many"),
+        _line("tokens must", "got -1", "bench --tokens -1"),
         _line("seeds must", "got 0", f"compare --seeds 0 --out {out}"),
         _line("steps must", "got 0", "train --steps 0"),
     ]
