@@ -103,24 +103,41 @@ class _Rates(NamedTuple):
 
 
 def _standard(d: int, H: int, D: int, V: int, G: int) -> _Rates:
-    cache = {"key, value": G * (D + V)}
-    made = H * (D + V), G * (D + V)
-    return _Rates(d * H * D, d * G * (D + V), D, V, H * V * d, d * (H + G) * (D + V), *made, cache)
+    return _Rates(
+        receive=d * H * D,
+        send=d * G * (D + V),
+        logit=D,
+        weighting=V,
+        collect=H * V * d,
+        parameters=d * (H + G) * (D + V),
+        received=H * (D + V),
+        sent=G * (D + V),
+        cache={"key, value": G * (D + V)},
+    )
 
 
 def _factored(d: int, H: int, D: int, V: int, G: int) -> _Rates:
-    # values are shared by a group of heads, W_O is not: every query head has messages of its own
-    return _in_model_space(d, H, 2 * d * H * D, 2 * d * H * V, d * (H + G) * (D + V))
+    # Values are shared by a group of heads and W_O is not: every query head has messages of its own.
+    return _in_model_space(d, H, receive=2 * d * H * D, send=2 * d * H * V, parameters=d * (H + G) * (D + V))
 
 
 def _merged(d: int, H: int, D: int, V: int, G: int) -> _Rates:
-    return _in_model_space(d, H, H * d * d, H * d * d, 2 * H * d * d)
+    return _in_model_space(d, H, receive=H * d * d, send=H * d * d, parameters=2 * H * d * d)
 
 
 def _in_model_space(d: int, H: int, receive: int, send: int, parameters: int) -> _Rates:
-    # patterns and messages are as wide as the states, and heads are summed without a matrix
-    cache = {"pattern, message": 2 * H * d, "state, message": d + H * d, "state and a 1": d + 1}
-    return _Rates(receive, send, d, d, 0, parameters, 2 * H * d, H * d, cache)
+    # Patterns and messages are as wide as the states, and heads are summed without a matrix.
+    return _Rates(
+        receive=receive,
+        send=send,
+        logit=d,
+        weighting=d,
+        collect=0,
+        parameters=parameters,
+        received=2 * H * d,
+        sent=H * d,
+        cache={"pattern, message": 2 * H * d, "state, message": d + H * d, "state and a 1": d + 1},
+    )
 
 
 FORMS: Mapping[str, Callable[[int, int, int, int, int], _Rates]]
@@ -142,7 +159,7 @@ def of_form(
 
     Sizes are those of :class:`gnn_attention.StandardHeads`. Without tokens and graph it is one token with a
     self loop. Raises ValueError for an unknown form, for tokens and graph at once, and for a graph of another
-    number of heads.
+    number of heads. An example with a head of Llama 3 8B (seed S1.12):
 
     >>> step = {form: of_form(form, 4096, 1, head_dim=128, tokens=8192).step.total for form in FORMS}
     >>> {form: round(macs / step["standard"], 1) for form, macs in step.items()}
@@ -192,8 +209,6 @@ class GraphCost:
     """
 
     name: str
-    num_dst: int
-    num_src: int
     edges: int
     causal: int
     full: int
@@ -233,8 +248,6 @@ def of_graph(graph: TokenGraph, block: int = 128) -> GraphCost:
     counts = torch.arange(first, first + graph.num_dst, device="cpu")
     return GraphCost(
         name=graph.name,
-        num_dst=graph.num_dst,
-        num_src=graph.num_src,
         edges=graph.num_edges,
         causal=copies * int(counts.clamp(0, graph.num_src).sum()),
         full=copies * graph.num_dst * graph.num_src,

@@ -8,7 +8,6 @@ or not there is a self loop. All raise TypeError, ValueError or IndexError for w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import islice
 
 import torch
@@ -22,7 +21,7 @@ from gnn_attention.analyse._everyone import (
     reached_in_the_end,
     unpacked,
 )
-from gnn_attention.analyse._walks import edges_of, receivers_of, senders_for, spread, stack, token
+from gnn_attention.analyse._walks import receivers_of, senders_for, spread, stack, token
 from gnn_attention.graph import TokenGraph, rules, text
 
 Layers = TokenGraph | Sequence[TokenGraph]
@@ -141,12 +140,10 @@ def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
     return TokenGraph.from_edges(missing.nonzero().T.flip(0), stacked[0].num_dst, name=name)
 
 
-def path_counts(graphs: Layers, layers: int, src: int | None = None, exact: bool = True) -> Tensor:
-    """How many walks of exactly ``layers`` hops lead from src to dst.
+def path_counts(graphs: Layers, layers: int) -> Int[Tensor, "dst src"]:
+    """How many walks of exactly ``layers`` hops lead from src to dst: the product of the layers' masks.
 
-    Int64 ``[dst, src]``, the product of the layers' masks; with ``src`` those from one token, ``[dst]``, at
-    any size. ``exact=False`` returns float64, at most the largest. ValueError where there are 2^53 walks or
-    more, or above 8192 tokens without ``src``.
+    ValueError above 8192 tokens, and where there are 2^53 walks or more, too many to count in float64.
 
     >>> from gnn_attention import patterns
     >>> path_counts(patterns.causal(4), 3).tolist()
@@ -154,17 +151,16 @@ def path_counts(graphs: Layers, layers: int, src: int | None = None, exact: bool
     """
     stacked = stack(graphs)
     layers, count = checks.size("layers", layers), stacked[0].num_dst
-    if src is None:
-        check_all_pairs("path_counts", stacked[0], "take the walks from one token, src=...")
-        hops = [graph.mask().double().matmul for graph in stacked]
-        walks = torch.eye(count, dtype=torch.float64, device="cpu")
-    else:
-        hops = [partial(_hop, edges_of(graph)) for graph in stacked]
-        walks = torch.zeros(count, dtype=torch.float64, device="cpu")
-        walks[token("src", src, count)] = 1.0
+    check_all_pairs("path_counts", stacked[0], "take fewer")
+    masks = [graph.mask().double() for graph in stacked]
+    walks = torch.eye(count, dtype=torch.float64, device="cpu")
     for layer in range(layers):
-        walks = hops[layer % len(hops)](walks).clamp(max=torch.finfo(torch.float64).max)
-    return _integers(walks, layers) if exact else walks
+        walks = masks[layer % len(masks)] @ walks
+        if bool((walks >= TOO_MANY).any()):
+            raise ValueError(
+                f"layers must be fewer: 2^53 walks of {layer + 1} hops or more join a pair of tokens"
+            )
+    return walks.long()
 
 
 def _path_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
@@ -183,14 +179,3 @@ def _target_bits(what: str, stacked: list[TokenGraph], target: TokenGraph | None
     if stack(target)[0].frame != stacked[0].frame:
         raise ValueError(f"target must have the tokens of the graphs, got {target!r} for {stacked[0]!r}")
     return packed(target.mask())
-
-
-def _hop(edges: Tensor, walks: Tensor) -> Tensor:
-    return torch.zeros_like(walks).index_add(0, edges[1], walks[edges[0]])
-
-
-def _integers(walks: Tensor, layers: int) -> Tensor:
-    if bool((walks >= TOO_MANY).any()):
-        joined = f"layers must be fewer: a pair of tokens is joined by 2^53 walks of {layers} hops or more"
-        raise ValueError(f"{joined}, too many to count exactly; or take exact=False for rounded numbers")
-    return walks.long()

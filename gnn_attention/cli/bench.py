@@ -107,9 +107,9 @@ def _transformer_conv(problem: Problem) -> Function | str:
     conv = layer(HEADS * DIM, DIM, HEADS, root_weight=False, bias=False)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        ends = {name: x[0].transpose(0, 1) for name, x in (("query", q), ("key", k), ("value", v))}
-        out: Tensor = conv.propagate(edges, size=(k.shape[2], q.shape[2]), edge_attr=None, **ends)
-        return out.transpose(0, 1).unsqueeze(0)
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        out = conv.propagate(edges, size=(len(k), len(q)), edge_attr=None, query=q, key=k, value=v)
+        return out.transpose(0, 1).unsqueeze(0)  # type: ignore[no-any-return]
 
     return function
 
@@ -141,12 +141,11 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _device(name: str) -> torch.device:
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"--device must be cpu, cuda, cuda:1, ..., got {checks.quoted(name)}")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {name}: torch finds {torch.cuda.device_count()} such devices")
-    return device
+    match, count = re.fullmatch(r"cpu|cuda(:(?P<index>\d+))?", name), torch.cuda.device_count()
+    if match is None or (name != "cpu" and int(match["index"] or 0) >= count):
+        found = f"a CUDA device, of which torch finds {count}"
+        raise ValueError(f"--device must be cpu or {found}, got {checks.quoted(name)}")
+    return torch.device(name)
 
 
 def measure(

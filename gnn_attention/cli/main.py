@@ -9,7 +9,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from gnn_attention import __version__
 from gnn_attention._support import atomic_files, output
@@ -31,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, by default that of ``sys.argv``, and return its exit code."""
     output.prepare()
     try:
-        return _run(_parser().parse_args(arguments))
+        arguments = sys.argv[1:] if arguments is None else arguments
+        return _run(_parser(arguments).parse_args(arguments))
     except KeyboardInterrupt as interrupt:
         print(": ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130
@@ -51,21 +51,12 @@ def _run(args: argparse.Namespace) -> int:
     return code if output.finish() else 0
 
 
-class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
-    """A module adds the arguments of its command when the command stands on the command line."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *option: Any
-    ) -> None:
-        command = values[0]
-        importlib.import_module(f"gnn_attention.cli.{command}").add_arguments(self.choices[command])
-        super().__call__(parser, namespace, values, *option)
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gnn-attention", description="Attention masks as graphs.")
     parser.add_argument("--version", action="version", version=f"gnn_attention {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command", action=_Commands)
-    for command, text in COMMANDS.items():
-        commands.add_parser(command, help=text)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        if name in arguments[:1]:
+            importlib.import_module(f"gnn_attention.cli.{name}").add_arguments(command)
     return parser

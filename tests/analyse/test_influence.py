@@ -52,13 +52,6 @@ def test_influence_of_a_list_of_layers_is_the_product():
     assert_exact(analyse.influence(graphs, 2, [0.1, 0.6], weights), wanted)
 
 
-def test_horizon_is_the_farthest_share_above_eps():
-    """Down a path all of the attention's share moves on: share C(3, k) / 8 at distance k."""
-    graph = patterns.window(9, 2) - patterns.self_loops(9)
-    assert [analyse.horizon(graph, 3, eps) for eps in (0.3, 0.2, 0.125, 0.1)] == [2, 2, 3, 3]
-    assert analyse.horizon(graph, 3, 0.5) == 0
-
-
 @pytest.mark.parametrize(
     "wrong", [{"residual": 1.5}, {"weights": torch.ones(2)}, {"weights": -torch.ones(7)}]
 )

@@ -14,14 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from examples import training
-from examples.training import Corpus, compare, metrics
-from examples.training.__main__ import main as training_main
 from gnn_attention.__main__ import main
 from gnn_attention._support import progress as support_progress
 from gnn_attention._support.progress import Progress
 from gnn_attention.cli import bench
-from gnn_attention.model import Config
 
 
 @pytest.fixture
@@ -69,13 +65,6 @@ class TestText:
             progress.begin(name)
             seen.append((progress.done, progress.note))
         assert seen == [(0, "a"), (1, "b"), (2, "c")]
-
-    def test_what_is_followed_is_read_when_it_is_shown(self, clock):
-        progress, done = Progress("generate", 10, "tokens"), iter([2, 7])
-        progress.follow(lambda: next(done))
-        clock.now = 4.0
-        assert str(progress) == "generate: 2 of 10 tokens, 0:04 elapsed, about 0:16 left"
-        assert str(progress).startswith("generate: 7 of 10")
 
 
 class TestPipe:
@@ -183,14 +172,7 @@ class TestTerminal:
         assert failed == []
 
 
-TEXT = Corpus(
-    {"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10}
-)
-SMALL = ["--steps", "2", "--batch", "2", "--length", "16", "--pieces", "260"]
 LONG = {
-    "train": ["train", *SMALL, "--out", "{}/weights.safetensors"],
-    "compare": ["compare", "--graphs", "causal", "--seeds", "1", *SMALL, "--out", "{}/compared"],
-    "reach": ["reach", "--depth", "1", "--seeds", "1", "--steps", "2"],
     "audit": ["audit", "window(8, 2)"],
     "explore": ["explore", "a b", "-o", "{}/page.html"],
     "draw": ["draw", "causal(8)", "-o", "{}/graph.svg"],
@@ -198,31 +180,15 @@ LONG = {
 }
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Little text, small models; the benchmark takes 20 ms and does nothing."""
-    config = Config(1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
-    for module in (training, compare):
-        monkeypatch.setattr(module, "corpus", lambda: TEXT)
-    monkeypatch.setattr(compare, "Config", lambda _: config)
-    monkeypatch.setattr(metrics, "_WINDOWS_JUDGED", 8)
-
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_every_long_command_is_followed_in_a_pipe(name, fast, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(bench, "measure", lambda *arguments: time.sleep(0.02))
     monkeypatch.setattr(bench, "table", lambda record: "the record")
-
-
-@pytest.mark.parametrize(
-    "name", [name if name == "draw" else pytest.param(name, marks=pytest.mark.slow) for name in LONG]
-)
-def test_every_long_command_is_followed_in_a_pipe(name, small, fast, capsys, tmp_path):
-    if name == "draw":
-        pytest.importorskip("matplotlib")
-    run = training_main if name in ("train", "compare", "reach") else main
-    assert run([word.format(tmp_path) for word in LONG[name]]) in (0, 1)
+    assert main([word.format(tmp_path) for word in LONG[name]]) in (0, 1)
     shown = capsys.readouterr()
     lines = [line for line in shown.err.splitlines() if " elapsed" in line]
     assert lines
-    assert all(re.match(rf"{name}: (\d+ (of \d+ )?(\w+|%), )?\d+:\d\d elapsed", line) for line in lines), (
-        lines
-    )
+    for line in lines:
+        assert re.match(rf"{name}: (\d+ (of \d+ )?(\w+|%), )?\d+:\d\d elapsed", line)
     assert " elapsed" not in shown.out
