@@ -52,7 +52,7 @@ def influence(
 
     Raises:
         ValueError, TypeError, IndexError: wrong layers, shares, weights or tokens; all pairs of more than
-        8192 tokens. Sources: arXiv 2406.04267, 2504.02732; Abnar and Zuidema 2020 (arXiv 2005.00928).
+        8192 tokens. Sources: arXiv 2406.04267, 2504.02732, 2005.00928; Xiao 2025.
 
     >>> from gnn_attention import patterns
     >>> influence(patterns.window(4, 2), 2, residual=0.5, receivers=[3]).tolist()  # binomial(2, 1/4)

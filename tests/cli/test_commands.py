@@ -118,7 +118,7 @@ draw 'window(6, 2)' -o {}/a.svg --kind layers --token 6 | token must be a positi
 draw 'window(9000, 2)' -o {}/a.svg | mask() draws at most 4096 tokens a side
 draw 'cross(3, 4)' -o {}/a.svg --kind arcs | arcs() draws graphs whose senders are their receivers
 bench --tokens 0 | --tokens must be at least 1, got 0
-bench --device tpu7 | --device must be cpu or one of
+bench --device tpu7 | --device must be cpu or a CUDA device, of which torch finds
 bench --device cuda:99 | got 'cuda:99'
 bench --json no/such/record.json | expected a folder that exists
 """
