@@ -21,8 +21,6 @@ from gnn_attention.analyse import cost
 from gnn_attention.convert import expressions
 from gnn_attention.graph import TokenGraph
 
-DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
-
 
 class Model(NamedTuple):
     """The sizes of a model's attention; ``window_layers`` of its layers have a ``window``."""
@@ -65,10 +63,8 @@ def graphs_of(model: Model, tokens: int) -> list[tuple[TokenGraph, int]]:
     return graphs
 
 
-def of_model(
-    model: Model, layers: list[tuple[TokenGraph, int]], dtype: torch.dtype = torch.bfloat16
-) -> dict[str, dict[str, int]]:
-    """For each form the sums over all layers, by what is counted.
+def of_model(model: Model, layers: list[tuple[TokenGraph, int]]) -> dict[str, dict[str, int]]:
+    """For each form the sums over all layers, by what is counted, with numbers in bfloat16.
 
     >>> model = MODELS["llama-3-8b"]
     >>> of_model(model, graphs_of(model, 10))["standard"]["cache of a token, key, value (bytes)"]
@@ -79,7 +75,7 @@ def of_model(
         sums[form] = {}
         for graph, count in layers:
             sizes = model.width, model.heads, model.head_dim, None, model.kv_heads
-            one = cost.of_form(form, *sizes, graph=graph, dtype=dtype)
+            one = cost.of_form(form, *sizes, graph=graph, dtype=torch.bfloat16)
             for name, number in _counts(one).items():
                 sums[form][name] = sums[form].get(name, 0) + count * number
     return sums
@@ -99,9 +95,9 @@ def _cost(args: argparse.Namespace) -> None:
         layers = graphs_of(model, args.tokens)
     else:
         layers = [(expressions.parse(args.graph, n=args.tokens), model.layers)]
-    sums = of_model(model, layers, DTYPES[args.dtype])
+    sums = of_model(model, layers)
     graphs = [cost.of_graph(graph) for graph, _ in layers]
-    lines = [f"{args.model}: {model.source}; {args.tokens} tokens, {args.dtype}", ""]
+    lines = [f"{args.model}: {model.source}; {args.tokens} tokens, bfloat16", ""]
     lines.append(f"{'':<44}" + "".join(f"{form:>22}" for form in sums))
     for name in dict.fromkeys(name for counts in sums.values() for name in counts):
         cells = (f"{counts[name]:,}" if name in counts else "-" for counts in sums.values())
@@ -124,7 +120,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add(
         "--graph", metavar="EXPR", help="of all layers, e.g. 'window(4096) | sinks(4)' (default: the model's)"
     )
-    add("--dtype", choices=list(DTYPES), default="bfloat16", help=f"of all numbers {default}")
     json_option.add_json(parser)
     return commands.run(parser, arguments, _cost)
 

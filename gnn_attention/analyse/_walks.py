@@ -74,21 +74,17 @@ def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
     for number, graph in enumerate(layers):
         if not isinstance(graph, TokenGraph):
             raise TypeError(f"{wanted}; got {type(graph).__name__} as number {number}")
-        _check_square(graph)
+        if graph.varying_axes:
+            hint = "take one with select(batch, head), or join several by |"
+            raise ValueError(f"graphs must be plain, but {graph!r} differs by {graph.varying_axes}: {hint}")
+        if not is_square(graph):
+            expected = "graphs of layers, whose senders and receivers are the same tokens"
+            raise ValueError(f"graphs must be {expected}, got {graph!r}; compose others by @ first")
         if graph.frame != layers[0].frame:
             raise ValueError(f"graphs must have the same tokens, got {layers[0]!r} and {graph!r}")
     if not layers:
         raise ValueError("graphs must hold at least one layer's graph, got an empty list")
     return layers
-
-
-def _check_square(graph: TokenGraph) -> None:
-    if graph.varying_axes:
-        hint = "take one with select(batch, head), or join several by |"
-        raise ValueError(f"graphs must be plain, but {graph!r} differs by {graph.varying_axes}: {hint}")
-    if not is_square(graph):
-        expected = "graphs of layers, whose senders and receivers are the same tokens"
-        raise ValueError(f"graphs must be {expected}, got {graph!r}; compose others by @ first")
 
 
 def is_square(graph: TokenGraph) -> bool:

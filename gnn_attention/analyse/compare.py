@@ -161,6 +161,9 @@ def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
         yield second == moved, f"the second is the first with every sender one token {word}: off by one"
     if is_square(first):
         yield second == first.T, "the second is the first transposed: senders and receivers are exchanged"
+        past = graph_like(first, rules.causal)
+        yield second == first & past, "the second is the first with the edges src <= dst alone"
+        yield first == second & past, "the first is the second with the edges src <= dst alone"
 
 
 def _about_loops(less: TokenGraph, more: TokenGraph) -> list[str]:

@@ -49,11 +49,6 @@ class Macs:
     collect: int = 0
 
     @property
-    def projections(self) -> int:
-        """What the matrices take, whatever the graph."""
-        return self.receive + self.send + self.collect
-
-    @property
     def edges(self) -> int:
         """What the edges take, in proportion to their number."""
         return self.logits + self.weighting
@@ -61,7 +56,7 @@ class Macs:
     @property
     def total(self) -> int:
         """The sum of all five."""
-        return self.projections + self.edges
+        return self.receive + self.send + self.edges + self.collect
 
     def __add__(self, other: Macs) -> Macs:
         return Macs(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(Macs)))

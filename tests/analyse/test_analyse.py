@@ -22,11 +22,6 @@ def graph_of(n, edges, name="graph"):
     return TokenGraph.from_edges(pairs, n, name=name)
 
 
-def cycle_graph(n, directed=False):
-    edges = [(i, (i + 1) % n) for i in range(n)]
-    return graph_of(n, edges if directed else edges + [(b, a) for a, b in edges])
-
-
 @st.composite
 def graphs(draw, most=7):
     n = draw(st.integers(1, most))
@@ -176,7 +171,7 @@ class TestSummary:
         assert analyse.summary(patterns.full(0)).in_degree == analyse.Degrees(0, 0.0, 0)
 
     def test_too_many_edges_are_not_walked(self, monkeypatch):
-        graph = cycle_graph(9, directed=True)
+        graph = graph_of(9, [(i, (i + 1) % 9) for i in range(9)])
         assert analyse.summary(graph).acyclic is False
         monkeypatch.setattr(structure, "MOST_EDGES", 8)
         assert analyse.summary(graph).acyclic is None

@@ -90,7 +90,7 @@ class TestForms:
         by_head = cost.of_form(form, 12, 3, graph=algebra.per_head(*graphs))
         by_sample = cost.of_form(form, 12, 3, graph=algebra.per_sample(*graphs))
         assert 3 * by_head.macs.edges == sum(each.macs.edges for each in alone)
-        assert by_head.macs.projections == alone[0].macs.projections
+        assert by_head.macs.total - by_head.macs.edges == alone[0].macs.total - alone[0].macs.edges
         assert by_sample.macs == alone[0].macs + alone[1].macs + alone[2].macs
         assert by_sample.step == alone[0].step + alone[1].step + alone[2].step
         assert by_sample.activations == 3 * by_head.activations == 3 * alone[0].activations
@@ -101,8 +101,6 @@ class TestForms:
         graph, form = patterns.causal(3), partial(cost.of_form, "merged", 8)
         wrong: dict[str, Callable[[], object]] = {
             "form must be one of 'standard', 'factored', 'merged', got 'm'": lambda: cost.of_form("m", 8, 2),
-            "num_heads must be a multiple of num_kv_heads": lambda: form(4, num_kv_heads=3),
-            "width 9 is no multiple of num_heads 2: give head_dim": lambda: cost.of_form("merged", 9, 2),
             "tokens must be at least 1, got 0": lambda: form(2, tokens=0),
             "give tokens or graph, not both": lambda: form(2, tokens=3, graph=graph),
             "graph must be a TokenGraph, got 3 of type int": lambda: form(2, graph=3),
@@ -255,4 +253,3 @@ class TestGraphs:
         assert (found.cached, found.causal, found.full) == (w + 4, n * (n + 1) // 2, n * n)
         tiles = sum(range(1, 34)) + 34 * (n // 128 - 33)  # up to 33 in a row for the window, 1 for the sinks
         assert found.cells == tiles * 128**2 + 64 * (32 * 128 + 64 + 128)  # the border cuts the last row
-        assert not {"_enumerate", "_dense"} & {key[0] for key in graph._memo if isinstance(key[0], str)}

@@ -29,7 +29,8 @@ def masks(draw):
 COMPLEMENT = "the second is the complement of the first"
 TRANSPOSED = "the second is the first transposed"
 LATER, EARLIER = "every sender one token later", "every sender one token earlier"
-KINDS = (COMPLEMENT, TRANSPOSED, LATER, EARLIER, "self loops alone")
+PAST = "with the edges src <= dst alone"
+KINDS = (PAST, COMPLEMENT, TRANSPOSED, LATER, EARLIER, "self loops alone")
 
 
 def kinds(first, second):
@@ -71,6 +72,8 @@ class TestNumbers:
         moved[COMPLEMENT] = ~a
         if a.shape[0] == a.shape[1]:
             moved[TRANSPOSED] = a.T
+            half = torch.equal(b, a.tril()) or torch.equal(a, b.tril())
+            expected |= {PAST} if half else set()
         off_diagonal = ~torch.ones_like(a).tril().logical_and(torch.ones_like(a).triu())
         expected |= {"self loops alone"} if not bool(((a ^ b) & off_diagonal).any()) else set()
         expected |= {kind for kind, mask in moved.items() if torch.equal(mask, b)}
@@ -81,10 +84,7 @@ CAUSAL, WINDOW = patterns.causal(9), patterns.window(9, 3)
 BOTH_WAYS, MEMORY = patterns.window(10, 5, causal=False), patterns.sinks(8, 2, causal=False)
 MORE, WIDER = "the second has 2 more senders per receiver", patterns.window(12, 4).rows(8, 12)
 ONE_IS_CAUSAL = "the {} is causal, the {} has edges from later tokens (src > dst)"
-DOCUMENTS = (
-    "the second has 1 more sender per receiver from receiver 5 on",
-    "their dst - src is in 1 .. 5",
-)
+DOCUMENTS = "the second has 1 more sender per receiver from receiver 5 on", "their dst - src is in 1 .. 5"
 SOME = TokenGraph.from_edges(torch.tensor([[3, 2], [4, 7]]), 9)
 SINKS = (f"{MORE} from receiver 4 on, fewer from receiver 3 on",)
 SHARED = "the same edges among the tokens that they share"

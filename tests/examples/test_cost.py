@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from support.extras import needs
 
 from examples import cost as program
@@ -67,8 +68,6 @@ def test_the_numbers_of_a_graph(capsys):
         "window(40) | sinks(4)",
         "--tokens",
         "300",
-        "--dtype",
-        "float32",
     ]
     assert program.main([*arguments, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -76,7 +75,7 @@ def test_the_numbers_of_a_graph(capsys):
     shown = capsys.readouterr().out
     graph = patterns.window(300, 40) | patterns.sinks(300, 4)
     for form, counts in record["forms"].items():
-        one = cost.of_form(form, 128, 4, graph=graph)
+        one = cost.of_form(form, 128, 4, graph=graph, dtype=torch.bfloat16)
         assert counts["multiply-accumulates"] == 2 * one.macs.total
         assert counts["activations (bytes)"] == 2 * one.activations
         assert f"{2 * one.macs.total:,}" in shown
