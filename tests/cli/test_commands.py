@@ -104,7 +104,6 @@ class TestDraw:
 WRONG = """
 graphs wndow | there is no builder 'wndow'; did you mean 'window'?
 graphs --json no/such/file | --json no/such/file: expected a folder that exists
-draw 'windw(6, 2)' | column 1, 'windw(6, 2)': there is no builder 'windw'; did you mean 'window'?
 draw 'window(64, 8)' | has no picture in text, which is for one head and at most 32 tokens; add for example -o
 draw no/such.graphml | No such file or directory: 'no/such.graphml'
 draw 'window(6, 2)' --undirected | --undirected belongs to a file of edges, not to 'window(6, 2)'
@@ -114,9 +113,6 @@ draw 'window(6, 2)' -o no/such/folder.svg | -o no/such/folder.svg: expected a fo
 draw 'window(6, 2)' -o {}/a.xyz | 'xyz' is not supported
 draw 'window(6, 2)' -o {}/a | /a: expected a file name whose ending says what to write, such as picture.svg
 draw 'window(6, 2)' -o {}/a.svg --token 3 | --token belongs to --kind layers and --kind hops, not to mask
-draw 'window(6, 2)' -o {}/a.svg --kind layers --token 6 | token must be a position in 0 .. 5, got 6
-draw 'window(9000, 2)' -o {}/a.svg | mask() draws at most 4096 tokens a side
-draw 'cross(3, 4)' -o {}/a.svg --kind arcs | arcs() draws graphs whose senders are their receivers
 bench --tokens 0 | --tokens must be at least 1, got 0
 bench --device tpu7 | --device must be cpu or a CUDA device, of which torch finds
 bench --device cuda:99 | got 'cuda:99'
