@@ -1,9 +1,10 @@
 """Time and memory, measured here and now:
-``python -m benchmarks [attention | training | start | batches | table]``.
+``python -m benchmarks [attention | training | start | batches | calibrate | table]``.
 
 ``attention`` (what runs without a name) times every backend and every peer that is installed; ``training``
 trains the shipped model on long windows, with ``attend`` and with SDPA; ``start`` starts commands of
-``gnn-attention``; ``batches`` times a layer with a new list of edges in every step; ``table`` shows a record
+``gnn-attention``; ``batches`` times a layer with a new list of edges in every step; ``calibrate`` fits the cost model behind
+``backend="auto"`` to this machine and saves it; ``table`` shows a record
 that one of them wrote, or ``python -m benchmarks.gpu_run`` on a GPU. Times are those of this machine; ratios
 travel better.
 A further suite is a module that measures and writes text, and one row of ``SUITES``.
@@ -20,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import attention, batches, plots, records, start, table, training, workloads
+from benchmarks import attention, batches, calibrate, plots, records, start, table, training, workloads
 from benchmarks.attention import run_attention
 from benchmarks.gpu import table as gpu_table
 from benchmarks.measure import Settings
@@ -86,6 +87,11 @@ def _batches(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     return batches.run_batches(progress=shown.begin)
 
 
+def _calibrate(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
+    shown.expect(len(calibrate.CASES) + 1)
+    return calibrate.run_calibration(shown.begin)
+
+
 def _show(args: argparse.Namespace, shown: Progress) -> dict[str, Any]:
     if args.record is None:
         raise ValueError("table needs the file of a record: python -m benchmarks table FILE")
@@ -128,6 +134,12 @@ SUITES = {
         batches.text,
     ),
 }
+SUITES["calibrate"] = Suite(
+    "fit the cost model behind backend='auto' to this machine (half a minute)",
+    frozenset(),
+    _calibrate,
+    calibrate.text,
+)
 SUITES["table"] = Suite(
     "a record as text, and with --plots as pictures",
     frozenset({"record", "plots", "markdown"}),

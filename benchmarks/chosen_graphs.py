@@ -14,7 +14,8 @@ import os
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import gnn_attention as ga
-from gnn_attention.cli.bench import spread
-from gnn_attention.cli.bench_methods import peak_bytes
 from gnn_attention.selectors import Indexer
 from gnn_attention.verify.circumstances import environment
 
@@ -53,6 +52,30 @@ TARGETS: dict[str, dict[str, tuple[str, str, float]]] = {
         "float32": ("times faster, in float32", "at least", 4.0),
     },
 }
+
+
+@lru_cache(maxsize=4)
+def spread(heads: int, tokens: int, count: int) -> torch.Tensor:
+    """For each head and token one of each of ``count`` equal parts of those not after it, once."""
+    dst, rng = torch.arange(tokens).unsqueeze(1), torch.Generator().manual_seed(0)
+    place = torch.rand(heads, tokens, count, generator=rng) + torch.arange(count)
+    found = (place * ((dst + 1) / count)).long().clamp(max=dst)
+    return torch.where(found.diff(dim=-1, prepend=torch.full_like(found[..., :1], -1)) > 0, found, -1)
+
+
+def peak_bytes(call: Call) -> int:
+    """What a call takes at most beyond what was there before, results included.
+
+    >>> peak_bytes(lambda: torch.ones(1000).add(1.0).sum()) >= 8000
+    True
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler writes to stderr
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        call()
+    events: Any = profile.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return int(max([0, *accumulate(change for _, change in changes)]))
 
 
 def least(calls: Mapping[str, Call], rounds: int, clock: Callable[[], float] = time.process_time) -> Row:
@@ -124,7 +147,7 @@ def growth() -> Row:
         after = resource.getrusage(resource.RUSAGE_SELF)
         pages[tokens], system[tokens] = after.ru_minflt - before.ru_minflt, after.ru_stime - before.ru_stime
         numbers = graph.num_edges + tokens * HEADS * DIM
-        memory = peak_bytes(new, torch.device("cpu")) / 4 / numbers
+        memory = peak_bytes(new) / 4 / numbers
         table, rows = torch.randn(tokens, DIM), torch.randint(tokens, (2**21,))
         bag = partial(torch.nn.functional.embedding_bag, rows.view(-1, K), table, mode="sum")
         gathered[tokens] = len(rows) * DIM * 4 / 2**30 / least({"bag": bag}, 5)["bag"]

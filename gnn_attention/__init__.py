@@ -16,7 +16,8 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 
 if TYPE_CHECKING:
-    from gnn_attention import analyse, cache, cost, distributed, draw, explorer, lm, model, verify
+    from gnn_attention import analyse, cache, distributed, draw, explorer, lm, model, verify
+    from gnn_attention.analyse import cost
     from gnn_attention.huggingface import use_graph
     from gnn_attention.interpret import trace
     from gnn_attention.interpret.audit import audit
@@ -28,18 +29,8 @@ __version__ = "0.2.0"
 __all__ = ["TokenGraph", "algebra", "analyse", "convert", "draw", "patterns"]
 __all__ += ["Backend", "RefusalError", "attend", "explain", "list_backends", "score_mods"]
 __all__ += ["FactoredHeads", "MergedHeads", "MessagePassingAttention", "StandardHeads"]
-__all__ += [
-    "audit",
-    "cache",
-    "cost",
-    "distributed",
-    "explorer",
-    "lm",
-    "model",
-    "trace",
-    "use_graph",
-    "verify",
-]
+__all__ += ["audit", "cache", "cost", "distributed", "explorer", "lm", "model", "trace", "use_graph"]
+__all__ += ["verify"]
 
 # Loaded on first use: the module, or a name in it.
 _ON_DEMAND = {
@@ -47,7 +38,7 @@ _ON_DEMAND = {
     "analyse": "analyse",
     "audit": "interpret.audit:audit",
     "cache": "cache",
-    "cost": "cost",
+    "cost": "analyse.cost",
     "distributed": "distributed",
     "draw": "draw",
     "explorer": "explorer",

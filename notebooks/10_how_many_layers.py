@@ -301,7 +301,7 @@ print("right:", " -> ".join(map(str, answer)))
 # * S. Li et al., [Enhancing the Locality and Breaking the Memory Bottleneck of Transformer on Time Series
 #   Forecasting](https://arxiv.org/abs/1907.00235), 2019: powers of two.
 # * C. Yun et al., [O(n) Connections are Expressive Enough](https://arxiv.org/abs/2006.04862), 2020: which sparse graphs lose
-#   nothing. `analyse.yun_conditions` checks their conditions.
+#   nothing. `examples.expressive.yun_conditions` checks their conditions.
 
 # %% [markdown]
 # ---

@@ -11,10 +11,10 @@ from support.extras import needs
 import gnn_attention as ga
 
 PUBLIC = """
-algebra analyse backends backends.cost_model cache convert convert.catalogue convert.expressions convert.files
-cost distributed draw edge_softmax explorer graph graph.tiling heads heads.factored_matrix heads.latent
-heads.lazy huggingface interpret.audit interpret.bounds interpret.circuits interpret.sinks interpret.trace
-layer lm model model.foreign patterns rotary score_mods selectors verify
+algebra analyse analyse.cost backends backends.cost_model cache convert convert.catalogue convert.expressions
+convert.files distributed draw edge_softmax explorer graph graph.tiling heads heads.factored_matrix
+heads.latent heads.lazy huggingface interpret.audit interpret.bounds interpret.circuits interpret.sinks
+interpret.trace layer lm model model.foreign patterns rotary score_mods selectors verify
 """.split()  # noqa: SIM905
 # what needs transformers
 OF_TRANSFORMERS = {"lm", "huggingface", "use_graph", "interpret.sinks"}

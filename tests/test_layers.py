@@ -19,7 +19,7 @@ heads patterns algebra analyse backends
 attend convert draw
 layer selectors cache huggingface
 model distributed lm
-interpret cost explorer verify
+interpret explorer verify
 cli __main__
 """.strip().splitlines()
 LEVEL = {package: level for level, row in enumerate(LAYERS) for package in row.split()}

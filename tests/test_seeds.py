@@ -35,7 +35,7 @@ ELSEWHERE = {
     "S1.23 S2.1 S3.8",
     "layer": "S1.20 S2.6 S4.21",
     "cache": "S1.14",
-    "cost": "S1.5 S1.22",
+    "analyse": "S1.5 S1.22",
     "convert": "S4.16",
     "interpret": "S1.24 S1.25 S4.1 S4.3 S4.11 S4.17 S4.19",
     "backends": "S2.3",

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from examples.compare_graphs import LISTED, Contender, Graphs, contenders
 from examples.training.compare_results import Outcome, check_plot, plot, rows, table
 from examples.training.compare_store import Store
 from examples.training.recipe import Recipe, add_recipe
@@ -28,9 +29,8 @@ from gnn_attention import algebra
 from gnn_attention._support import atomic_files, checks, json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.analyse.cost import most_cached
 from gnn_attention.cache import KeyValueCache
-from gnn_attention.cli.compare_graphs import LISTED, Contender, Graphs, contenders
-from gnn_attention.cost.graph_cost import most_cached
 from gnn_attention.graph import TokenGraph
 from gnn_attention.model import Config, LanguageModel, generate, induction_scores
 

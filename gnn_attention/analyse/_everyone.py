@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from functools import reduce
 
+import numpy as np
 import torch
-from torch.nn import functional
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 
 ALL_PAIRS = 8192  # tokens up to which every pair is looked at
 BITS = 8  # of a word: the senders that are looked up at once
-PLACES = torch.arange(BITS, dtype=torch.uint8, device="cpu")
 
 
 def check_all_pairs(what: str, graph: TokenGraph, instead: str) -> None:
@@ -65,14 +64,12 @@ def compose(later: Int[Tensor, "dst words"], earlier: Int[Tensor, "mid words"]) 
 
 
 def packed(mask: Bool[Tensor, "dst src"]) -> Int[Tensor, "dst words"]:
-    bits = functional.pad(mask, (0, -mask.shape[1] % BITS)).view(len(mask), -(-mask.shape[1] // BITS), BITS)
-    words: Tensor = (bits << PLACES).sum(-1, dtype=torch.uint8)
-    return words
+    return torch.from_numpy(np.packbits(mask.numpy(), axis=1, bitorder="little"))
 
 
 def unpacked(words: Int[Tensor, "dst words"], num_src: int) -> Bool[Tensor, "dst src"]:
-    bits = words.unsqueeze(-1) >> PLACES & 1
-    return bits.flatten(1)[:, :num_src].bool()
+    bits = np.unpackbits(words.numpy(), axis=1, count=num_src, bitorder="little")
+    return torch.from_numpy(bits).bool()
 
 
 def _layer(graph: TokenGraph) -> Tensor:
@@ -92,7 +89,7 @@ def _misses(reached: Tensor, wanted: Tensor) -> bool:
 
 
 def _unions(rows: Tensor) -> Tensor:
-    # in row k the union of those whose bits are set in k
+    # row k is the union of the rows whose bits are set in k
     unions = rows.new_zeros(1, rows.shape[1])
     for row in rows:
         unions = torch.cat([unions, unions | row])

@@ -34,6 +34,14 @@ class Neighbours:
         neighbours: Tensor = torch.unique(self.of(tokens)[1])
         return neighbours
 
+    def step(self, tokens: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """The neighbours that were not seen before, each with the first of the tokens that leads there."""
+        place, others = self.of(tokens)
+        unseen = ~seen[others]
+        new, number = torch.unique(others[unseen], return_inverse=True)
+        before = torch.zeros_like(new)
+        return new, before.scatter_reduce(0, number, tokens[place[unseen]], "amin", include_self=False)
+
 
 @dataclass(frozen=True)
 class RuleSenders:
@@ -44,6 +52,12 @@ class RuleSenders:
     def of_any(self, tokens: Tensor) -> Tensor:
         rule = partial(_of_these, self.graph.rule, tokens.sort().values)
         return TokenGraph(rule, len(tokens), self.graph.num_src).T.in_degree().nonzero().flatten()
+
+    def step(self, tokens: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """The senders that were not seen before, and -1 for each: a rule does not say who leads there."""
+        senders = self.of_any(tokens)
+        new = senders[~seen[senders]]
+        return new, torch.full_like(new, -1)
 
 
 Walks = Neighbours | RuleSenders
@@ -60,21 +74,17 @@ def stack(graphs: TokenGraph | Sequence[TokenGraph]) -> list[TokenGraph]:
     for number, graph in enumerate(layers):
         if not isinstance(graph, TokenGraph):
             raise TypeError(f"{wanted}; got {type(graph).__name__} as number {number}")
-        _check_square(graph)
+        if graph.varying_axes:
+            hint = "take one with select(batch, head), or join several by |"
+            raise ValueError(f"graphs must be plain, but {graph!r} differs by {graph.varying_axes}: {hint}")
+        if not is_square(graph):
+            expected = "graphs of layers, whose senders and receivers are the same tokens"
+            raise ValueError(f"graphs must be {expected}, got {graph!r}; compose others by @ first")
         if graph.frame != layers[0].frame:
             raise ValueError(f"graphs must have the same tokens, got {layers[0]!r} and {graph!r}")
     if not layers:
         raise ValueError("graphs must hold at least one layer's graph, got an empty list")
     return layers
-
-
-def _check_square(graph: TokenGraph) -> None:
-    if graph.varying_axes:
-        hint = "take one with select(batch, head), or join several by |"
-        raise ValueError(f"graphs must be plain, but {graph!r} differs by {graph.varying_axes}: {hint}")
-    if not is_square(graph):
-        expected = "graphs of layers, whose senders and receivers are the same tokens"
-        raise ValueError(f"graphs must be {expected}, got {graph!r}; compose others by @ first")
 
 
 def is_square(graph: TokenGraph) -> bool:
@@ -95,7 +105,7 @@ def edges_of(graph: TokenGraph) -> Tensor:
     return graph.edge_index
 
 
-def receivers(graph: TokenGraph) -> Neighbours:
+def receivers_of(graph: TokenGraph) -> Neighbours:
     return _neighbours(edges_of(graph), graph.num_src)
 
 
@@ -130,33 +140,14 @@ def spread(layers: Sequence[Walks], start: int, tokens: int) -> Iterator[tuple[T
     """
     seen = torch.zeros(tokens, dtype=torch.bool, device="cpu")
     seen[start] = True
-    mark = torch.empty(tokens, dtype=torch.int64, device="cpu")
     waiting, quiet = [[torch.tensor([start], device="cpu")] for _ in layers], 0
-    for neighbours, queue in cycle(zip(layers, waiting, strict=True)):
-        frontier = torch.cat(queue)
+    for walks, queue in cycle(zip(layers, waiting, strict=True)):
+        new, origin = walks.step(torch.cat(queue), seen)
+        seen[new] = True
         queue.clear()
-        new, origin = _step(neighbours, frontier, seen, mark)
         for other in waiting:
             other.append(new)
         quiet = 0 if len(new) else quiet + 1
         yield new, origin
         if quiet == len(layers):
             return
-
-
-def _step(neighbours: Walks, frontier: Tensor, seen: Tensor, mark: Tensor) -> tuple[Tensor, Tensor]:
-    """Mark and return the unseen neighbours of the frontier, each with a token before it."""
-    if isinstance(neighbours, RuleSenders):
-        reached = neighbours.of_any(frontier)
-        new = reached[~seen[reached]]
-        seen[new] = True
-        return new, torch.full_like(new, -1)
-    place, reached = neighbours.of(frontier)
-    fresh = ~seen[reached]
-    place, reached = place[fresh], reached[fresh]
-    order = torch.arange(len(reached), device="cpu")
-    # of several ways to the same token the first
-    mark.scatter_reduce_(0, reached, order, "amin", include_self=False)
-    once = mark[reached] == order
-    seen[reached] = True
-    return reached[once], frontier[place[once]]

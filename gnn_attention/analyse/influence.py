@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -51,7 +52,7 @@ def influence(
 
     Raises:
         ValueError, TypeError, IndexError: wrong layers, shares, weights or tokens; all pairs of more than
-        8192 tokens. Sources: arXiv 2406.04267, 2504.02732; Abnar and Zuidema 2020 (arXiv 2005.00928).
+        8192 tokens. Sources: arXiv 2406.04267, 2504.02732, 2005.00928; Xiao 2025.
 
     >>> from gnn_attention import patterns
     >>> influence(patterns.window(4, 2), 2, residual=0.5, receivers=[3]).tolist()  # binomial(2, 1/4)
@@ -67,31 +68,6 @@ def influence(
     parts = [_followed(mixings, part, by_rows, count) for part in torch.split(wanted[not by_rows], AT_ONCE)]
     found = torch.cat(parts, 1) if parts else torch.zeros(count, 0, dtype=torch.float64, device="cpu")
     return found.T[:, wanted[1]] if by_rows else found[wanted[0]]
-
-
-def horizon(
-    graphs: Layers,
-    layers: int,
-    eps: float,
-    residual: float | Sequence[float] = 0.5,
-    weights: Tensor | Sequence[Tensor] | None = None,
-    receiver: int | None = None,
-) -> int:
-    """The farthest distance ``|receiver - src|`` from which :func:`influence` is at least ``eps``.
-
-    0 where not even the receiver's own is. ``receiver`` is the last token by default. With ``residual=0`` and
-    a window of w it grows as ``w * sqrt(layers)`` about the middle ``layers * (w - 1) / 2``, not as the reach
-    ``layers * (w - 1)`` (Xiao 2025). Raises as :func:`influence`, ValueError for an eps that is not positive.
-
-    >>> from gnn_attention import patterns
-    >>> [horizon(patterns.window(9, 2), 2, eps) for eps in (0.07, 0.06)]  # shares 9/16, 6/16, 1/16
-    [1, 2]
-    """
-    count = stack(graphs)[0].num_dst
-    receiver = token("receiver", count - 1 if receiver is None else receiver, count)
-    shares = influence(graphs, layers, residual, weights, receivers=[receiver])[0]
-    far = (shares >= checks.number("eps", eps, positive=True)).nonzero() - receiver
-    return int(far.abs().max()) if len(far) else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,23 +198,19 @@ def _mixings(
             f"residual must be in 0 .. 1, one number or one for each layer, got {quoted(residual)}"
         )
     given = [weights] if weights is None or isinstance(weights, Tensor) else list(weights)
-    made: dict[tuple[int, int, int], Tensor] = {}
-    keys = [(layer % len(stacked), layer % len(own), layer % len(given)) for layer in range(layers)]
-    for key in keys:
-        if key not in made:
-            made[key] = _mixing(stacked[key[0]], own[key[1]], given[key[2]])
-    return [made[key] for key in keys]
+    mixing = cache(lambda g, o, w: _mixing(stacked[g], own[o], given[w]))
+    return [mixing(layer % len(stacked), layer % len(own), layer % len(given)) for layer in range(layers)]
 
 
 def _mixing(graph: TokenGraph, own: float, weights: Tensor | None) -> Tensor:
     edges, loops = edges_of(graph), torch.arange(graph.num_dst, device="cpu").expand(2, -1)
-    values = edge_weights(graph, weights)
+    values = _edge_weights(graph, weights)
     places = torch.cat([loops, edges.flip(0)], 1)
     values = torch.cat([torch.full_like(loops[0], own, dtype=torch.float64), (1.0 - own) * values])
     return torch.sparse_coo_tensor(places, values, (graph.num_dst,) * 2, check_invariants=False).coalesce()
 
 
-def edge_weights(graph: TokenGraph, weights: Tensor | None) -> Float[Tensor, " edges"]:
+def _edge_weights(graph: TokenGraph, weights: Tensor | None) -> Float[Tensor, " edges"]:
     """``weights`` in float64, or 1 / in-degree; ValueError unless one number of at least 0 for each edge."""
     edges = edges_of(graph)
     if weights is None:

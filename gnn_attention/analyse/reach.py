@@ -7,23 +7,25 @@ or not there is a self loop. All raise TypeError, ValueError or IndexError for w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import islice
 
 import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.analyse import _everyone
-from gnn_attention.analyse._everyone import check_all_pairs, packed
-from gnn_attention.analyse._hamiltonian import present
-from gnn_attention.analyse._walks import edges_of, receivers, senders_for, senders_of, spread, stack, token
+from gnn_attention.analyse._everyone import (
+    check_all_pairs,
+    layers_until,
+    packed,
+    reached_in_the_end,
+    unpacked,
+)
+from gnn_attention.analyse._walks import receivers_of, senders_for, spread, stack, token
 from gnn_attention.graph import TokenGraph, rules, text
 
 Layers = TokenGraph | Sequence[TokenGraph]
 TOO_MANY = 2.0**53  # below it float64 holds every integer
-MOST_LISTED = 2**22  # edges up to which a walk from one token costs less than one product of all pairs
 
 
 def receptive_field(
@@ -66,8 +68,8 @@ def layers_between(graphs: Layers, src: int, dst: int) -> int | None:
     src, dst = token("src", src, count), token("dst", dst, count)
     if src == dst:
         return 0
-    steps = enumerate(_rule_steps(stacked, src), 1)
-    return next((layer for layer, new in steps if dst in new), None)
+    steps = enumerate(spread([senders_for(graph.T) for graph in stacked], src, count), 1)
+    return next((layer for layer, (new, _) in steps if dst in new), None)
 
 
 def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> list[int] | None:
@@ -86,31 +88,12 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
     limit = None if layers is None else checks.size("layers", layers)
     origin = torch.full((count,), -1, device="cpu")
     since = torch.zeros(count, dtype=torch.int64, device="cpu")
-    walks = spread([receivers(graph) for graph in stacked], src, count)
+    walks = spread([receivers_of(graph) for graph in stacked], src, count)
     for layer, (new, sender) in enumerate(islice(walks, limit), 1):
         if origin[dst] >= 0 or src == dst:
             break
         origin[new], since[new] = sender, layer
     return _path_back(origin, since, dst) if src == dst or origin[dst] >= 0 else None
-
-
-def eccentricity(graphs: Layers, src: int) -> int | None:
-    """The fewest layers after which every token has received from ``src``, None if some token never will.
-
-    At any size; :func:`diameter` is the largest over all tokens.
-
-    >>> from gnn_attention import patterns
-    >>> [eccentricity(patterns.window(7, 2, causal=False), token) for token in range(7)]
-    [6, 5, 4, 3, 4, 5, 6]
-    """
-    stacked = stack(graphs)
-    count = stacked[0].num_dst
-    missing, layers = count - 1, 0
-    for new in _rule_steps(stacked, token("src", src, count)):
-        if not missing:
-            break
-        missing, layers = missing - len(new), layers + 1
-    return None if missing else layers
 
 
 def diameter(graphs: Layers) -> int | None:
@@ -138,9 +121,7 @@ def layers_to_full_reach(graphs: Layers, target: TokenGraph | None = None) -> in
     (33, None)
     """
     stacked = stack(graphs)
-    wanted = _target_bits("layers_to_full_reach", stacked, target)
-    target = _admissible(stacked) if target is None else target
-    return None if _is_out_of_reach(stacked, target) else _everyone.layers_until(stacked, wanted)
+    return layers_until(stacked, _target_bits("layers_to_full_reach", stacked, target))
 
 
 def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
@@ -154,17 +135,15 @@ def never_hears(graphs: Layers, target: TokenGraph | None = None) -> TokenGraph:
     """
     stacked = stack(graphs)
     wanted = _target_bits("never_hears", stacked, target)
-    missing = _everyone.unpacked(wanted & ~_everyone.reached_in_the_end(stacked), stacked[0].num_src)
+    missing = unpacked(wanted & ~reached_in_the_end(stacked), stacked[0].num_src)
     name = f"never_hears({', '.join(text.bracketed(graph.name) for graph in stacked)})"
     return TokenGraph.from_edges(missing.nonzero().T.flip(0), stacked[0].num_dst, name=name)
 
 
-def path_counts(graphs: Layers, layers: int, src: int | None = None, exact: bool = True) -> Tensor:
-    """How many walks of exactly ``layers`` hops lead from src to dst.
+def path_counts(graphs: Layers, layers: int) -> Int[Tensor, "dst src"]:
+    """How many walks of exactly ``layers`` hops lead from src to dst: the product of the layers' masks.
 
-    Int64 ``[dst, src]``, the product of the layers' masks; with ``src`` those from one token, ``[dst]``, at
-    any size. ``exact=False`` returns float64, at most the largest. ValueError where there are 2^53 walks or
-    more, or above 8192 tokens without ``src``.
+    ValueError above 8192 tokens, and where there are 2^53 walks or more, too many to count in float64.
 
     >>> from gnn_attention import patterns
     >>> path_counts(patterns.causal(4), 3).tolist()
@@ -172,23 +151,16 @@ def path_counts(graphs: Layers, layers: int, src: int | None = None, exact: bool
     """
     stacked = stack(graphs)
     layers, count = checks.size("layers", layers), stacked[0].num_dst
-    if src is None:
-        check_all_pairs("path_counts", stacked[0], "take the walks from one token, src=...")
-        hops = [graph.mask().double().matmul for graph in stacked]
-        walks = torch.eye(count, dtype=torch.float64, device="cpu")
-    else:
-        hops = [partial(_hop, edges_of(graph)) for graph in stacked]
-        walks = torch.zeros(count, dtype=torch.float64, device="cpu")
-        walks[token("src", src, count)] = 1.0
+    check_all_pairs("path_counts", stacked[0], "take fewer")
+    masks = [graph.mask().double() for graph in stacked]
+    walks = torch.eye(count, dtype=torch.float64, device="cpu")
     for layer in range(layers):
-        walks = hops[layer % len(hops)](walks).clamp(max=torch.finfo(torch.float64).max)
-    return _integers(walks, layers) if exact else walks
-
-
-def _rule_steps(stacked: list[TokenGraph], src: int) -> Iterator[Tensor]:
-    # the tokens that receive from src for the first time in layer 1, 2, ...
-    walks = [senders_for(graph.T) for graph in stacked]
-    return (new for new, _ in spread(walks, src, stacked[0].num_dst))
+        walks = masks[layer % len(masks)] @ walks
+        if bool((walks >= TOO_MANY).any()):
+            raise ValueError(
+                f"layers must be fewer: 2^53 walks of {layer + 1} hops or more join a pair of tokens"
+            )
+    return walks.long()
 
 
 def _path_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
@@ -200,46 +172,10 @@ def _path_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
 
 
 def _target_bits(what: str, stacked: list[TokenGraph], target: TokenGraph | None) -> Tensor:
-    check_all_pairs(what, stacked[0], "take single tokens: receptive_field, layers_between or eccentricity")
-    target = _admissible(stacked) if target is None else target
+    check_all_pairs(what, stacked[0], "take single tokens: receptive_field or layers_between")
+    if target is None:
+        causal = not any(bool(graph.mask().triu(1).any()) for graph in stacked)
+        target = TokenGraph.from_rule(rules.causal if causal else rules.everyone, stacked[0].num_dst)
     if stack(target)[0].frame != stacked[0].frame:
         raise ValueError(f"target must have the tokens of the graphs, got {target!r} for {stacked[0]!r}")
     return packed(target.mask())
-
-
-def _admissible(stacked: list[TokenGraph]) -> TokenGraph:
-    causal = not any(bool(graph.mask().triu(1).any()) for graph in stacked)
-    return TokenGraph.from_rule(rules.causal if causal else rules.everyone, stacked[0].num_dst)
-
-
-def _is_out_of_reach(stacked: list[TokenGraph], target: TokenGraph) -> bool:
-    """True if a wanted pair is never joined, where a look at the edges decides it; False leaves it open.
-
-    Own states stay and the layers are cycled, so each edge of a layer can be taken after any other.
-    """
-    num_edges = sum(graph.num_edges for graph in stacked)
-    if target.rule is rules.everyone and target.num_dst and num_edges <= MOST_LISTED:
-        # all pairs are joined if token 0 reaches every token, and every token reaches token 0
-        ways = [receivers(graph) for graph in stacked], [senders_of(graph) for graph in stacked]
-        return any(
-            sum(len(new) for new, _ in spread(way, 0, target.num_dst)) + 1 < target.num_dst for way in ways
-        )
-    if target.rule is rules.causal and all(
-        (graph & target).num_edges == graph.num_edges for graph in stacked
-    ):
-        # the only way from a token to the next one is an edge
-        tokens = torch.arange(target.num_dst, device="cpu")
-        has_edge = [present(graph, tokens[:-1], tokens[1:]) for graph in stacked]
-        return not bool(torch.stack(has_edge).any(0).all())
-    return False
-
-
-def _hop(edges: Tensor, walks: Tensor) -> Tensor:
-    return torch.zeros_like(walks).index_add(0, edges[1], walks[edges[0]])
-
-
-def _integers(walks: Tensor, layers: int) -> Tensor:
-    if bool((walks >= TOO_MANY).any()):
-        joined = f"layers must be fewer: a pair of tokens is joined by 2^53 walks of {layers} hops or more"
-        raise ValueError(f"{joined}, too many to count exactly; or take exact=False for rounded numbers")
-    return walks.long()

@@ -9,10 +9,11 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.analyse._walks import MOST_EDGES, edges_of, is_square, stack
+from gnn_attention.analyse._walks import edges_of, is_square, stack
 from gnn_attention.graph import TokenGraph, rules
 
 EXAMPLES = 5  # tokens that a sentence names
+MOST_EDGES = 2**20  # up to which networkx looks for cycles
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Summary:
 
     ``isolated_dst``: receivers without in-edges (which receive exactly 0), ``isolated_src``: senders without
     out-edges, at most five of each. ``causal``: no edge with ``src > dst``. ``acyclic``: no directed cycle
-    but self loops, None if that would take more than 2^26 edges to find out. The last four are None where
+    but self loops, None if that would take a list of more than 2^20 edges. The last four are None where
     receivers and senders are not the same tokens.
     """
 
@@ -113,10 +114,16 @@ def components(graph: TokenGraph, strong: bool = False) -> Int[Tensor, " tokens"
     >>> components(graph).tolist(), components(graph, strong=True).tolist()
     ([0, 0, 1, 1, 1], [0, 1, 2, 3, 4])
     """
+    import networkx
+
     stack(graph)
-    src, dst = edges_of(graph)
-    leader = _strong_leaders(graph, src, dst) if strong else _component_leaders(src, dst, graph.num_dst)
-    number: Tensor = torch.unique(leader, return_inverse=True)[1]
+    digraph = networkx.DiGraph()
+    digraph.add_nodes_from(range(graph.num_dst))
+    digraph.add_edges_from(edges_of(graph).T.tolist())
+    find = networkx.strongly_connected_components if strong else networkx.weakly_connected_components
+    number = torch.zeros(graph.num_dst, dtype=torch.int64, device="cpu")
+    for position, part in enumerate(sorted(find(digraph), key=min)):
+        number[list(part)] = position
     return number
 
 
@@ -151,34 +158,3 @@ def graph_like(graph: TokenGraph, rule: rules.Rule) -> TokenGraph:
 
 def same_token(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return dst == src
-
-
-def _component_leaders(src: Tensor, dst: Tensor, tokens: int) -> Tensor:
-    """For each token the least of those joined to it: leaders hook to lesser ones, then the ways halve."""
-    leader = torch.arange(tokens, device="cpu")
-    while True:
-        a, b = leader[src], leader[dst]
-        apart = a != b
-        if not bool(apart.any()):
-            return leader
-        src, dst, a, b = src[apart], dst[apart], a[apart], b[apart]
-        leader = leader.scatter_reduce(0, torch.maximum(a, b), torch.minimum(a, b), "amin")
-        while not torch.equal(leader, leader[leader]):
-            leader = leader[leader]
-
-
-def _strong_leaders(graph: TokenGraph, src: Tensor, dst: Tensor) -> Tensor:
-    import networkx
-
-    mutual = graph.T.rule(0 * dst, 0 * dst, dst, src)
-    leader = _component_leaders(src[mutual], dst[mutual], graph.num_dst)
-    src, dst = leader[src], leader[dst]
-    if not bool((src > dst).any()) or not bool((src < dst).any()):
-        return leader  # one-sided: nothing else comes back
-    contracted, least = networkx.DiGraph(), list(range(graph.num_dst))
-    contracted.add_edges_from(zip(src.tolist(), dst.tolist(), strict=True))
-    for part in networkx.strongly_connected_components(contracted):
-        first = min(part)
-        for member in part:
-            least[member] = first
-    return torch.tensor(least, dtype=torch.int64, device="cpu")[leader]

@@ -2,7 +2,7 @@
 
 The time of a pass is a sum over what a backend visits: calls of a kernel, rectangles, cells (pairs inside
 them), edges, nodes. The constants below were measured on two cores of a current server CPU;
-``gnn-attention bench calibrate`` measures those of another machine and saves them in a file.
+``python -m benchmarks calibrate`` measures those of another machine and saves them in a file.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def read(path: Path) -> Costs:
     except ValueError as error:
         raise ValueError(
             f"{path} does not hold the constants of gnn_attention.backends.cost_model ({error}); "
-            "measure them again with `gnn-attention bench calibrate`, or remove the file"
+            "measure them again with `python -m benchmarks calibrate`, or remove the file"
         ) from error
     return Costs(**{name: float(found[name]) for name in names})
 

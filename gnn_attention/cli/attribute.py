@@ -12,24 +12,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gnn_attention._support import checks, json_option
+from gnn_attention._support import json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.interpret.trace import Effect, attribute, prune
 
-METRICS = ("losses", "last")
 
-
-def attributed(
-    model: nn.Module,
-    ids: Tensor,
-    words: Sequence[str],
-    share: float = 0.05,
-    edges: int = 10,
-    metric: str = "losses",
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """The strongest ``edges`` in words, and the loss along all and along a ``share`` of the pairs.
+def find_edges(
+    model: nn.Module, ids: Tensor, share: float, count: int, metric: str, progress: Progress
+) -> tuple[list[Effect], dict[str, Any]]:
+    """The ``count`` strongest edges, and the loss along all and along a ``share`` of the pairs.
 
     ``metric``: "losses" of all tokens, whose squared effects add up, or the loss of the "last" token, whose
     effects have signs. Raises ValueError for a text of fewer than two tokens.
@@ -39,28 +31,26 @@ def attributed(
 
     if ids.shape[1] < 2:
         raise ValueError(f"text must have at least two tokens, got {ids.shape[1]}")
-    progress = progress or Progress("attribute", shown=False)
-    last = checks.choice("metric", metric, METRICS) == "last"
 
     def losses(logits: Tensor) -> Tensor:
-        found = functional.cross_entropy(logits[0, :-1].float(), ids[0, 1:], reduction="none")
-        return found[-1] if last else found
+        each = functional.cross_entropy(logits[0, :-1].float(), ids[0, 1:], reduction="none")
+        return each[-1] if metric == "last" else each
 
     @torch.no_grad()
-    def loss() -> float:
+    def mean_loss() -> float:
         return float(losses(model(ids, use_cache=False).logits).mean())
 
     progress.begin("all edges")
     effects = attribute(model, ids, losses, projections=3)
     pairs = sum(effects.scores(layer).numel() for layer in effects.layers)
-    top = [{**effect._asdict(), "text": in_words(effect, words)} for effect in effects.top(edges)]
     watch = lambda part: progress.begin(f"{100 * part:g} % of pairs")  # noqa: E731
     pruned = prune(model, ids, losses, share, first=effects, watch=watch)
-    whole = loss()
+    loss = mean_loss()
     with use_graph(model, pruned):
-        along = loss()
-    about = {"tokens": ids.shape[1], "metric": metric, "edges": top, "pairs": pairs, "loss": whole}
-    return about | {"pairs_left": pruned.count, "share": pruned.share, "loss_of_these": along}
+        loss_of_these = mean_loss()
+    numbers = {"tokens": ids.shape[1], "metric": metric, "pairs": pairs, "loss": loss}
+    numbers |= {"pairs_left": pruned.count, "share": pruned.share, "loss_of_these": loss_of_these}
+    return effects.top(count), numbers
 
 
 def in_words(effect: Effect, words: Sequence[str]) -> str:
@@ -76,7 +66,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--model", default="smollm2", help=f"of gnn_attention.lm {default}")
     add("--keep", type=float, default=0.05, metavar="SHARE", help=f"of all pairs of head and edge {default}")
     add("--edges", type=int, default=10, metavar="N", help=f"how many are shown {default}")
-    add("--metric", default="losses", choices=METRICS, help=f"of all tokens, or of the last {default}")
+    add("--metric", choices=["losses", "last"], default="losses", help="of all tokens, or of the last alone")
     add("--tokens", type=int, default=1024, metavar="N", help=f"of the text, at most {default}")
     json_option.add_json(command)
     command.set_defaults(run=_attribute)
@@ -95,10 +85,11 @@ def _attribute(args: argparse.Namespace) -> int:
         model.requires_grad_(False)
         ids = tokenizer(text, return_tensors="pt").input_ids[:, : args.tokens]
         words = [tokenizer.decode([token]) for token in ids[0].tolist()]
-        found = attributed(model, ids, words, args.keep, args.edges, args.metric, progress)
-    lines = ["layer.head: receiver <- sender, effect of the cut on the loss"]
-    lines += [edge["text"] for edge in found["edges"]]
+        edges, numbers = find_edges(model, ids, args.keep, args.edges, args.metric, progress)
+    texts = [in_words(edge, words) for edge in edges]
+    numbers["edges"] = [{**edge._asdict(), "text": text} for edge, text in zip(edges, texts, strict=True)]
     whole = "loss {loss:.4f} along all {pairs:,} pairs of head and edge, "
     part = "{loss_of_these:.4f} along {pairs_left:,} ({share:.3%})"
-    json_option.write_json(args.json, found, "\n".join([*lines, (whole + part).format_map(found)]))
+    title = "layer.head: receiver <- sender, effect of the cut on the loss"
+    json_option.write_json(args.json, numbers, "\n".join([title, *texts, (whole + part).format_map(numbers)]))
     return 0

@@ -15,23 +15,17 @@ LONGEST = 512  # tokens: every pair is looked at, in a model of any size
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``gnn-attention audit``: exit code 1 if information leaks."""
     add = command.add_argument
-    declared = command.add_mutually_exclusive_group(required=True)
-    declared.add_argument(
-        "expression", nargs="?", help="the declared graph: 'window(32, 8) | sinks(32, 2)', or a file"
-    )
-    declared.add_argument("--graph", metavar="FILE", help="the declared graph, read from a file")
+    add("expression", help="the declared graph: 'window(32, 8) | sinks(32, 2)', or a file")
     add("--model", metavar="FILE", help="of gnn_attention.model.save (default: the one that ships)")
     add("--run-over", metavar="EXPRESSION", help="the graph that the model uses (default: the declared one)")
-    add(
-        "--layers", type=int, metavar="L", help="how often the graph may be used (default: as the model does)"
-    )
+    add("--layers", type=int, metavar="L", help="uses of the graph (default: as many as the model's)")
     add("--seed", type=int, default=0, help="of the random inputs (default 0)")
     json_option.add_json(command)
     command.set_defaults(run=_audit)
 
 
 def _audit(args: argparse.Namespace) -> int:
-    graph = read_graph(args.expression if args.graph is None else args.graph)[0]
+    graph = read_graph(args.expression)[0]
     if graph.num_dst > LONGEST:
         advice = f"take at most {LONGEST} tokens, the rule is the same"
         raise ValueError(f"{graph!r} is too long for an audit of a model: {advice}")

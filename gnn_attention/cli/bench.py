@@ -1,117 +1,127 @@
-"""The command ``gnn-attention bench``: time and memory of ``attend`` and of what is installed, as one table.
+"""The command ``gnn-attention bench``: the time of ``attend`` along a few graphs, beside installed peers.
 
-It takes about a minute. The whole suite (more graphs, sizes and peers, ceilings, targets, every GPU kernel)
-is ``python -m benchmarks`` in the repository. ``gnn-attention bench calibrate`` fits the cost model behind
-``backend="auto"`` to this machine.
+It takes one or two minutes. ``python -m benchmarks`` in the repository measures memory, too, and more graphs
+and peers; ``gnn-attention verify`` says whether the results are right.
 """
 
 import argparse
+import importlib
+import os
 import re
+import statistics
 import time
-from collections.abc import Callable
-from functools import lru_cache, partial
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from gnn_attention import patterns
-from gnn_attention._support import checks, json_option
+from gnn_attention import convert, patterns
+from gnn_attention._support import checks, json_option, memory
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.cli import calibrate
-from gnn_attention.cli.bench_methods import (
-    DIM,
-    HEADS,
-    METHODS,
-    OURS,
-    PASSES,
-    Anew,
-    Comparison,
-    largest_errors,
-)
+from gnn_attention.attend import attend
+from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends.dispatch import choose
 from gnn_attention.graph import TokenGraph
-from gnn_attention.selectors import Indexer
-from gnn_attention.verify.circumstances import environment
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TOKENS, SECONDS = 2048, 50.0
-Record = dict[str, Any]
-
-
-def _documents(tokens: int) -> TokenGraph:
-    """Eight packed documents of different lengths."""
-    bounds = [tokens * part // 36 for part in (0, 1, 3, 6, 10, 15, 21, 28, 36)]
-    return patterns.documents([stop - start for start, stop in pairwise(bounds)])
-
-
-@lru_cache(maxsize=4)
-def _random_edges(tokens: int, degree: int) -> Tensor:
-    """Up to ``degree`` random in-edges for each token."""
-    dst = torch.arange(tokens).repeat_interleave(min(degree, tokens))
-    src = torch.randint(tokens, dst.shape, generator=torch.Generator().manual_seed(0))
-    edges: Tensor = torch.unique(torch.stack([src, dst]), dim=1)
-    return edges
+HEADS, DIM, TOKENS = 8, 64, 2048
+PASSES = ("forward", "with backward")
+SECONDS, ROUNDS = 2.0, 15  # of one graph and pass, at most
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _edge_list(degree: int, tokens: int) -> TokenGraph:
-    return TokenGraph.from_edges(_random_edges(tokens, degree), tokens, name="edge list")
+    return TokenGraph.from_edges(patterns.random_senders(tokens, min(degree, tokens)).edge_index, tokens)
 
 
-def _window(tokens: int) -> TokenGraph:
-    return patterns.window(tokens, min(128, tokens))
-
-
-@lru_cache(maxsize=4)
-def spread(heads: int, tokens: int, count: int) -> Tensor:
-    """For each head and token one of each of ``count`` equal parts of those not after it, once."""
-    dst, rng = torch.arange(tokens).unsqueeze(1), torch.Generator().manual_seed(0)
-    place = torch.rand(heads, tokens, count, generator=rng) + torch.arange(count)
-    found = (place * ((dst + 1) / count)).long().clamp(max=dst)
-    return torch.where(found.diff(dim=-1, prepend=torch.full_like(found[..., :1], -1)) > 0, found, -1)
-
-
-def _top(heads: int, tokens: int) -> TokenGraph:
-    index = spread(heads, tokens, 64)
-    return TokenGraph.from_indices(index if heads > 1 else index[0], tokens, causal=True)
-
-
-@lru_cache(maxsize=4)
-def _indexed(tokens: int) -> tuple[Indexer, Any, Tensor]:
-    """An indexer, what it needs of the last token, and the keys that it has cached of all."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        indexer, states, places = Indexer(64, 512), torch.randn(1, tokens, 64), torch.arange(tokens)
-        return indexer, indexer.receive(states[:, -1:], places[-1:]), indexer.send(states, places)
-
-
-def _decoding(tokens: int) -> TokenGraph:
-    indexer, received, keys = _indexed(tokens)
-    return indexer.choose(received, keys, patterns.causal(tokens).rows(tokens - 1, tokens))
-
-
-def _blocks(tokens: int) -> TokenGraph:
-    return TokenGraph.from_block_indices(spread(HEADS, -(-tokens // 128), 4), 128, tokens, tokens, True)
-
-
+NEW_LIST = "random edges, 4 each, a new list in every call"
 GRAPHS: dict[str, Callable[[int], TokenGraph]] = {
     "causal": patterns.causal,
-    "window 128": _window,
-    "window 128, 4 sinks": lambda tokens: _window(tokens) | patterns.sinks(tokens, min(4, tokens)),
-    "8 documents": _documents,
+    "window 256": lambda tokens: patterns.window(tokens, 256),
+    "window 252, 4 sinks": lambda tokens: patterns.window(tokens, 252) | patterns.sinks(tokens, 4),
+    "documents of 256": lambda tokens: patterns.documents([256] * (tokens // 256) + [tokens % 256]),
     "random edges, 32 each": partial(_edge_list, 32),
-    "random edges, 4 each, a new list in every call": Anew(partial(_edge_list, 4)),
-    "top 64 a head, chosen anew": Anew(partial(_top, HEADS)),
-    "top 64 of all heads, chosen anew": Anew(partial(_top, 1)),
-    "4 blocks of 128 a head, chosen anew": Anew(_blocks),
-    "one token to 512 by an indexer": Anew(_decoding),
+    NEW_LIST: partial(_edge_list, 4),
 }
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A graph of ``GRAPHS`` and q, k and v ``[3, 1, H, T, D]``, laid out as projections leave them."""
+
+    title: str
+    graph: TokenGraph
+    inputs: Tensor
+    backward: bool
+
+    def call(self, function: Function) -> Callable[[], object]:
+        """A call without gradients, or with those of q, k and v."""
+        leaves = [x.detach().requires_grad_(self.backward) for x in self.inputs]
+        if self.backward:
+            return lambda: torch.autograd.grad(function(*leaves), leaves, self.inputs[0])
+        return torch.no_grad()(lambda: function(*leaves))
+
+    def lacks_memory(self, needed: int) -> bool:
+        """Whether so many bytes are more than half of what is free."""
+        cuda = self.inputs.device.type == "cuda"
+        return 2 * needed > (torch.cuda.mem_get_info(self.inputs.device)[0] if cuda else memory.available())
+
+
+def _attend(problem: Problem) -> Function:
+    if problem.title != NEW_LIST:
+        return partial(attend, graph=problem.graph)
+    edges, tokens = problem.graph.edge_index, problem.graph.num_dst
+    return lambda q, k, v: attend(q, k, v, TokenGraph.from_edges(edges, tokens))
+
+
+def _sdpa(problem: Problem) -> Function | str:
+    graph, sdpa = problem.graph, functional.scaled_dot_product_attention
+    if graph.is_causal():
+        return partial(sdpa, is_causal=True)
+    if problem.lacks_memory(8 * HEADS * graph.num_dst * graph.num_src):
+        return "SDPA with a mask needs more memory than is free"
+    return partial(sdpa, attn_mask=graph.mask(problem.inputs.device))
+
+
+def _flex(problem: Problem) -> Function | str:
+    if problem.backward and problem.inputs.device.type == "cpu":
+        return "FlexAttention has no backward pass on a CPU"
+    if problem.graph.listed_edges is not None:
+        return "FlexAttention takes a rule, not an edge list"
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    mask = convert.to_block_mask(problem.graph, device=problem.inputs.device)
+    return partial(torch.compile(flex.flex_attention, dynamic=False), block_mask=mask)
+
+
+def _transformer_conv(problem: Problem) -> Function | str:
+    """``propagate`` of PyG's TransformerConv on q, k and v alone, without its projections."""
+    if problem.lacks_memory(20 * HEADS * DIM * problem.graph.num_edges):
+        return "TransformerConv needs more memory than is free"
+    edges = problem.graph.edges_on(problem.inputs.device)
+    layer = importlib.import_module("torch_geometric.nn").TransformerConv
+    conv = layer(HEADS * DIM, DIM, HEADS, root_weight=False, bias=False)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        out = conv.propagate(edges, size=(len(k), len(q)), edge_attr=None, query=q, key=k, value=v)
+        return out.transpose(0, 1).unsqueeze(0)  # type: ignore[no-any-return]
+
+    return function
+
+
+# Each makes what a user would reuse (mask, edges, kernel) and returns f(q, k, v), or says why it cannot.
+PEERS: dict[str, Callable[[Problem], Function | str]]
+PEERS = {"SDPA": _sdpa, "FlexAttention": _flex, "TransformerConv": _transformer_conv}
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of ``gnn-attention bench``."""
-    add, instead = command.add_argument, "fit the cost model behind backend='auto' to this machine instead"
-    add("what", nargs="?", choices=["calibrate"], help=instead)
+    add = command.add_argument
     add("--tokens", type=int, default=TOKENS, metavar="N", help="of every graph (default %(default)s)")
     add("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     add("--dtype", choices=list(DTYPES), help="of q, k, v (default: float32, on a GPU bfloat16)")
@@ -121,125 +131,117 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    if args.what == "calibrate":
-        record, text = _calibrated(args), calibrate.text
-    else:
-        tokens, device = checks.size("--tokens", args.tokens, 1), _device(args.device)
-        dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
-        with Progress("bench", unit="cases") as shown:
-            record, text = measure(tokens, device, dtype, not args.no_peers, SECONDS, shown), table
-    json_option.write_json(args.json, record, text(record))
-    return 0 if all(row["passed"] for row in record.get("checks", ())) else 1
-
-
-def _calibrated(args: argparse.Namespace) -> Record:
-    if (args.tokens, args.device, args.dtype, args.no_peers) != (TOKENS, "cpu", None, False):
-        why = "it measures graphs of its own on the CPU"
-        raise ValueError(f"bench calibrate takes no option but --json: {why}")
-    with Progress("bench calibrate", len(calibrate.CASES) + 1, "cases") as shown:
-        return calibrate.run_calibration(shown.begin)
+    tokens, device = checks.size("--tokens", args.tokens, 1), _device(args.device)
+    dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
+    peers = [] if args.no_peers else list(PEERS)
+    with Progress("bench", len(GRAPHS) * len(PASSES) * (1 + len(peers)), "cases") as shown:
+        record = measure(tokens, device, dtype, peers, shown)
+    json_option.write_json(args.json, record, table(record))
+    return 0
 
 
 def _device(name: str) -> torch.device:
-    """ValueError for one that is not there."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"--device must be cpu, cuda, cuda:1, ..., got {checks.quoted(name)}")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {name}: torch finds {torch.cuda.device_count()} such devices")
-    return device
+    match, count = re.fullmatch(r"cpu|cuda(:(?P<index>\d+))?", name), torch.cuda.device_count()
+    if match is None or (name != "cpu" and int(match["index"] or 0) >= count):
+        found = f"a CUDA device, of which torch finds {count}"
+        raise ValueError(f"--device must be cpu or {found}, got {checks.quoted(name)}")
+    return torch.device(name)
 
 
 def measure(
-    tokens: int, device: torch.device, dtype: torch.dtype, with_peers: bool, seconds: float, shown: Progress
-) -> Record:
+    tokens: int, device: torch.device, dtype: torch.dtype, peers: Sequence[str], shown: Progress
+) -> dict[str, Any]:
     """Every graph with every method, forward and forward with backward: the record that ``--json`` writes.
 
-    ``checks`` has one row a graph (is ``attend`` right on at most 512 tokens, by SDPA in float64), ``cases``
-    one for each graph, pass and method: ``status`` "measured" with ``seconds``, ``bytes`` (the peak of a call
-    beyond its inputs), both over those of attend (``time_ratio, memory_ratio``) and ``system``, the share of
-    the processor's time that the system takes, or "skipped" with the ``reason``.
+    ``cases`` has a row for each graph, pass and method, with ``seconds``, their ``ratio`` to those of attend,
+    and ``system``, the share of the processor's time that the system takes; or with the reason why it was
+    ``skipped``. Rows of attend have the ``backend``, too.
     """
-    names = list(METHODS) if with_peers else [OURS]
-    shown.expect(len(GRAPHS) * len(names))
-    checked, cases = [], []
-    end = time.monotonic() + seconds
-    for position, (title, build) in enumerate(GRAPHS.items()):
-        share = (end - time.monotonic()) / (len(GRAPHS) - position)
-        compared = Comparison(build, tokens, device, dtype, max(share, 2.0))
-        checked.append({"graph": title, **largest_errors(compared.small)})
-        found = compared.cases(names, f"{title}: ", shown)
-        cases += [{"graph": title, "edges": compared.graph.num_edges, **case} for case in found]
+    cases, rng = [], torch.Generator(device).manual_seed(0)
+    for (title, build), which in product(GRAPHS.items(), PASSES):
+        inputs = torch.randn(3, 1, tokens, HEADS, DIM, generator=rng, device=device, dtype=dtype)
+        problem = Problem(title, build(tokens), inputs.transpose(2, 3), which == PASSES[1])
+        about = {"graph": title, "edges": problem.graph.num_edges, "pass": which}
+        shown.begin(f"{title}, {which}: attend")
+        ours = Samples(problem.call(_attend(problem)))
+        ours.call()
+        samples: dict[str, Samples | str] = {"attend": ours}
+        for name in peers:
+            shown.begin(f"{title}, {which}: {name}")
+            samples[name] = _prepare(name, problem)
+        timed = [one for one in samples.values() if isinstance(one, Samples)]
+        end = time.monotonic() + SECONDS
+        while len(ours.seconds) < ROUNDS and time.monotonic() < end:
+            # the calls take turns, so that a ratio is of two times taken one after the other
+            for one in timed:
+                one.take()
+        cases += [{**about, "method": name, **_numbers(one, ours)} for name, one in samples.items()]
+        q, k, v = problem.inputs
+        cases[-len(samples)]["backend"] = choose(AttentionCall.checked(q, k, v, problem.graph)).name
     sizes = {"tokens": tokens, "heads": HEADS, "dim": DIM, "dtype": str(dtype).removeprefix("torch.")}
-    about = {"bench": "short", "schema": 1, **environment(str(device)), **sizes}
-    return {**about, "checks": checked, "cases": cases}
+    about = {"device": str(device), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    return {"bench": "short", "schema": 2, **about, **sizes, "cases": cases}
 
 
-def table(record: Record) -> str:
-    """A row for each graph and pass: the time and memory of ``attend``, and how many times these of peers."""
-    names = list(dict.fromkeys(case["method"] for case in record["cases"]))
-    skipped = (case for case in record["cases"] if case["status"] == "skipped" and not case["needs"])
-    reasons = list(dict.fromkeys(case["reason"] for case in skipped))
-    rows = [["graph", "edges", "pass", "backend", "time", "memory", *names[1:]]]
-    for title in dict.fromkeys(case["graph"] for case in record["cases"]):
-        rows += [_row(record, title, which, names, reasons) for which in PASSES]
-    notes = [f"[{number}] skipped: {reason}" for number, reason in enumerate(reasons, 1)]
+@dataclass
+class Samples:
+    """A call, its seconds in each round, and those of the processor: all, and the system's."""
+
+    call: Callable[[], object]
+    seconds: list[float] = field(default_factory=list)
+    busy: float = 0.0
+    system: float = 0.0
+
+    def take(self) -> None:
+        """Measure a round of 10 ms or of one call."""
+        before, start, calls = os.times(), time.perf_counter(), 0
+        while not calls or time.perf_counter() - start < 0.01:
+            self.call()
+            calls += 1
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds.append((time.perf_counter() - start) / calls)
+        after = os.times()
+        self.system += after.system - before.system
+        self.busy += after.system - before.system + after.user - before.user
+
+
+def _prepare(name: str, problem: Problem) -> Samples | str:
+    """What can be timed, or why it cannot; kernels are compiled."""
+    try:
+        if isinstance(function := PEERS[name](problem), str):
+            return function
+        call = problem.call(function)
+        call()
+    except Exception as error:  # a peer may fail in any way, and the others go on
+        return f"{name} failed: {type(error).__name__}: {error}".splitlines()[0][:150]
+    return Samples(call)
+
+
+def _numbers(one: Samples | str, ours: Samples) -> dict[str, Any]:
+    if isinstance(one, str):
+        return {"skipped": one}
+    ratio = statistics.median(a / b for a, b in zip(one.seconds, ours.seconds, strict=True))
+    system = one.system / one.busy if one.busy else 0.0
+    return {"seconds": statistics.median(one.seconds), "ratio": ratio, "system": system}
+
+
+def table(record: dict[str, Any]) -> str:
+    """A row for each graph and pass: milliseconds, and the share of system time, of each method."""
+    cases = record["cases"]
+    names = list(dict.fromkeys(case["method"] for case in cases))
+    reasons = list(dict.fromkeys(case["skipped"] for case in cases if "skipped" in case))
+    rows = [["graph", "edges", "pass", "backend", *names]]
+    for case in cases:
+        if case["method"] == "attend":
+            rows.append([case["graph"], f"{case['edges']:,}", case["pass"], case["backend"]])
+        if "skipped" in case:
+            rows[-1].append(f"[{reasons.index(case['skipped']) + 1}]")
+        else:
+            rows[-1].append(f"{case['seconds'] * 1e3:.3g} ({case['ratio']:.2g}x), {case['system']:.0%}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    head = "{tokens:,} tokens, {heads} heads of {dim}, {dtype}; {device}, torch {torch}".format(**record)
-    return "\n".join([head, "", *lines, "", *_remarks(record, names), *notes])
-
-
-def _row(record: Record, title: str, which: str, names: list[str], reasons: list[str]) -> list[str]:
-    cases = (case for case in record["cases"] if (case["graph"], case["pass"]) == (title, which))
-    wanted = {case["method"]: case for case in cases}
-    ours, peers = wanted[OURS], [wanted[name] for name in names[1:]]
-    cells = [title, f"{ours['edges']:,}"] if which == PASSES[0] else ["", ""]
-    if ours["status"] == "skipped":
-        cells += [which, "-", _shares(ours, reasons), "-"]
-    else:
-        taken = f"{_rounded(ours['seconds'] * 1e3)} ms", f"{_rounded(ours['bytes'] / 2**20)} MB"
-        cells += [which, ours["backend"], *taken]
-    return [*cells, *(_shares(peer, reasons) for peer in peers)]
-
-
-def _shares(case: Record, reasons: list[str]) -> str:
-    """Time and memory over those of attend, or why there are none."""
-    if case["status"] == "skipped":
-        return f"skipped, {case['needs']}" if case["needs"] else f"[{reasons.index(case['reason']) + 1}]"
-    times, memory = case["time_ratio"], case["memory_ratio"]
-    return "-" if times is None else f"{_rounded(times)}x, {_rounded(memory)}x"
-
-
-def _rounded(value: float) -> str:
-    """Two digits: what is less is noise.
-
-    >>> _rounded(0.0123), _rounded(1.234), _rounded(34.5), _rounded(1234.5)
-    ('0.012', '1.2', '34', '1,234')
-    """
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def _remarks(record: Record, names: list[str]) -> list[str]:
-    """How the numbers are read, and whether the results are right."""
-    wrong = [f"{row['graph']} ({row['worst']})" for row in record["checks"] if not row["passed"]]
-    verdict = f"WRONG on {', '.join(wrong)}" if wrong else "equal to SDPA in float64 up to rounding"
-    lines = [f"attend, results and gradients of at most 512 tokens: {verdict}."]
-    if len(names) > 1:
-        what = "twice the time and 30 times the memory of attend, the peak of a call without inputs"
-        lines.append(f"2x, 30x: {what}.")
-    shares = [_largest_system_share(record, name) for name in names]
-    if any(shares):
-        why = "mostly fresh pages of memory, under the same settings of the allocator for all"
-        lines.append(f"system time, the largest share of a pass, {why}: {'; '.join(filter(None, shares))}.")
-    if any(case.get("needs") for case in record["cases"]):
-        lines.append("skipped, 16 GiB or 9 s: what a call would take, by a smaller graph of the same form.")
-    return lines
-
-
-def _largest_system_share(record: Record, name: str) -> str | None:
-    cases = [case for case in record["cases"] if case["method"] == name and case["status"] == "measured"]
-    if not cases:
-        return None
-    most = max(cases, key=lambda case: case["system"])
-    return f"{name} {most['system']:.0%} ({most['graph']}, {most['pass']})"
+    head = "{tokens:,} tokens, {heads} heads of {dim}, {dtype}; {device}, {threads} threads, torch {torch}"
+    notes = ["ms (times that of attend), share of it that the system takes, mostly for new pages of memory"]
+    notes += [f"[{number}] skipped: {reason}" for number, reason in enumerate(reasons, 1)]
+    return "\n".join([head.format_map(record), "", *lines, "", *notes])

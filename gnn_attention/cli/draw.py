@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def read_graph(text: str, undirected: bool = False) -> tuple[TokenGraph, list[st
             raise ValueError(f"--undirected belongs to a file of edges, not to {text!r}")
         return expressions.parse(text), None
     content = files.load(text, undirected or None)
-    print(content, file=sys.stderr)
+    with suppress(OSError):  # a stderr without a reader
+        print(content, file=sys.stderr)
     return content.graph, content.labels
 
 

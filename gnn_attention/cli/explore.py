@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from gnn_attention import explorer
 from gnn_attention._support import atomic_files
@@ -39,76 +37,61 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--model", metavar="NAME", help=model)
     graph = "a first graph, e.g. 'window(n, 4) | sinks(n, 1)', n being tokens and room; may be repeated"
     add("--graph", action="append", metavar="EXPR", help=graph)
-    add(
-        "--room", type=int, default=16, metavar="N", help="how many tokens may be added (default %(default)s)"
-    )
+    add("--room", type=int, default=16, metavar="N", help="tokens that may be added (default %(default)s)")
     add("--layers", type=int, nargs="+", metavar="L", help="of a Hugging Face model: only these layers")
     add("--title", help="of the page (default: the text)")
     add("--force", action="store_true", help="replace a file that is no such page, too")
 
 
 def _explore(args: argparse.Namespace) -> int:
-    out = Path(args.out)
-    _check_out(out, args.force)
+    _check_out(out := Path(args.out), args.force)
     whole = args.model not in SHOWN
     if not (text := _text(args.text, args.file, explorer.FIRST if whole else SENTENCE)):
         raise ValueError("the text is empty: give some, such as 'Llamas do not output words'")
     with Progress("explore") as progress:
         progress.advance(0, "the model reads the text")
-        options = {"room": args.room, "title": args.title, "layers": args.layers}
-        strongest: Iterable[str] = ()
         if whole:
-            shown = explorer.page(text, args.model, args.graph, **options)
+            options = {"room": args.room, "title": args.title, "layers": args.layers}
+            page, lines = explorer.page(text, args.model, args.graph, **options), list[str]()
         else:
-            shown, strongest = attributed(text, args.model, args.graph, options, progress)
-        shown.save(out)
-    size = f"{shown.tokens} tokens, {len(shown.html) / 1e6:.1f} MB"
-    print(f"{out}: {size}; open it in a browser, it needs no network")
-    for line in strongest:
-        print(line.replace("; #at=", f"; {out}#at="))
+            page, lines = _of_language_model(text, args, progress)
+        page.save(out)
+    size = f"{page.tokens} tokens, {len(page.html) / 1e6:.1f} MB"
+    print("\n".join([f"{out}: {size}; open it in a browser, it needs no network", *lines]))
     return 0
 
 
-def attributed(
-    text: str, name: str, graphs: Any, options: dict[str, Any], progress: Progress
+def _of_language_model(
+    text: str, args: argparse.Namespace, progress: Progress
 ) -> tuple[explorer.Page, list[str]]:
     """The page of a model of ``gnn_attention.lm``, and lines with its strongest edges and their addresses.
 
-    Edges are weighed by what a cut adds to log p, p that of the likeliest next token. Shown are the
-    ``layers`` of the options, or those where edges weigh most; to choose from are graphs of the strongest
-    edges there.
+    Edges are weighed by what a cut adds to log p, p that of the likeliest next token. Shown are the layers of
+    ``--layers``, or those where edges weigh most; to choose from are graphs of the strongest edges there.
     """
     # optional: it needs transformers
     from gnn_attention import lm
 
-    progress.begin(f"loading {name}")
-    model, tokenizer = lm.load(name)
+    progress.begin(f"loading {args.model}")
+    model, tokenizer = lm.load(args.model)
+    model.requires_grad_(False)
     ids = tokenizer(text, return_tensors="pt").input_ids
     check_length(ids[0])
     progress.begin("what cutting an edge does to the next token, for all edges")
-    effects, p, token = _effects(model, ids)
+    with torch.no_grad():
+        best, token = model(ids, use_cache=False).logits[0, -1].float().log_softmax(-1).max(0)
+    effects = attribute(model, ids, lambda logits: logits[0, -1].float().log_softmax(-1)[token])
     weights = {layer: effects.scores(layer).double().square().sum(0) for layer in effects.layers}
-    layers = _layers(options["layers"], weights)
+    layers = _layers(args.layers, weights)
     progress.begin(f"layers {' '.join(map(str, layers))} are recorded")
     total = torch.stack([weights[layer] for layer in layers]).sum(0)
     masks = [_strongest(effects.edge_index(layers[0]), total, share) for share in SHARES]
-    shown = explorer.page(text, (model, tokenizer), graphs, masks, **{**options, "layers": layers})
-    said = f"next: {tokenizer.decode([token])!r}, p = {p:.3g}; what a cut adds to log p, and where to see it"
-    return shown, [said, *_lines(effects, layers, [tokenizer.decode([one]) for one in ids[0].tolist()])]
-
-
-def _effects(model: nn.Module, ids: Tensor) -> tuple[Attribution, float, int]:
-    """Of edges on log p of the likeliest next token; with p and the token."""
-    found: list[Tensor] = []
-
-    def log_p(logits: Tensor) -> Tensor:
-        best, token = logits[0, -1].float().log_softmax(-1).max(0)
-        found[:] = best.detach(), token
-        return best
-
-    model.requires_grad_(False)
-    effects = attribute(model, ids, log_p)
-    return effects, float(found[0].exp()), int(found[1])
+    options = {"room": args.room, "title": args.title, "layers": layers}
+    page = explorer.page(text, (model, tokenizer), args.graph, masks, **options)
+    next_token = f"next: {tokenizer.decode([token])!r}, p = {float(best.exp()):.3g}"
+    words = [tokenizer.decode([one]) for one in ids[0].tolist()]
+    title = f"{next_token}; what a cut adds to log p, and where to see it"
+    return page, [title, *_lines(effects, layers, words, args.out)]
 
 
 def _layers(wanted: list[int] | None, weights: dict[int, Tensor]) -> list[int]:
@@ -126,11 +109,11 @@ def _strongest(pairs: Tensor, weights: Tensor, share: float) -> Choice:
     return Choice(f"the strongest {share:.0%} of edges", meaning, mask, size)
 
 
-def _lines(effects: Attribution, layers: list[int], words: list[str]) -> Iterator[str]:
+def _lines(effects: Attribution, layers: list[int], words: list[str], out: str) -> Iterator[str]:
     graphs = {layer: effects.graphs[layer] for layer in layers}
     for effect in Attribution(graphs, {"cut": {n: effects.scores(n) for n in layers}}).top(EDGES):
         place = f"{layers.index(effect.layer)}.{effect.head}.{effect.dst}.{effect.src}"
-        yield f"{in_words(effect, words)}; #at=listen.{place}.0"
+        yield f"{in_words(effect, words)}; {out}#at=listen.{place}.0"
 
 
 def _text(text: str | None, file: str | None, default: str) -> str:

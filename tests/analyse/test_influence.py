@@ -1,8 +1,7 @@
-"""Influence, resistance, curvature and the gap of weights: closed forms, theorems, other libraries."""
+"""Influence: closed forms, and torch_geometric's own."""
 
 import math
 
-import networkx
 import pytest
 import torch
 from support.bounds import assert_exact
@@ -11,14 +10,12 @@ from torch_geometric.nn import SAGEConv, Sequential
 from torch_geometric.utils import total_influence
 from torch_geometric.utils.influence import jacobian_l1
 
-from gnn_attention import TokenGraph, analyse, convert, patterns
+from gnn_attention import TokenGraph, analyse, patterns
 
 
-def cycle(tokens, loops=False):
+def cycle(tokens):
     src = torch.arange(tokens)
-    edges = torch.stack([src, (src + 1) % tokens])
-    edges = torch.cat([edges, torch.stack([src, src])], 1) if loops else edges
-    return TokenGraph.from_edges(edges, tokens)
+    return TokenGraph.from_edges(torch.stack([src, (src + 1) % tokens]), tokens)
 
 
 def test_influence_along_a_window_of_two_is_binomial():
@@ -55,13 +52,6 @@ def test_influence_of_a_list_of_layers_is_the_product():
     assert_exact(analyse.influence(graphs, 2, [0.1, 0.6], weights), wanted)
 
 
-def test_horizon_is_the_farthest_share_above_eps():
-    """Down a path all of the attention's share moves on: share C(3, k) / 8 at distance k."""
-    graph = patterns.window(9, 2) - patterns.self_loops(9)
-    assert [analyse.horizon(graph, 3, eps) for eps in (0.3, 0.2, 0.125, 0.1)] == [2, 2, 3, 3]
-    assert analyse.horizon(graph, 3, 0.5) == 0
-
-
 @pytest.mark.parametrize(
     "wrong", [{"residual": 1.5}, {"weights": torch.ones(2)}, {"weights": -torch.ones(7)}]
 )
@@ -96,57 +86,3 @@ def test_projections_estimate_the_frobenius_norm():
     found = analyse.jacobian_norms(lambda x: matrix @ x, torch.randn(3, 6).double(), projections=4000)
     wanted = matrix.abs() * 6**0.5
     assert bool(((found - wanted).abs() <= 5 / 2000**0.5 * wanted).all())
-
-
-@pytest.mark.parametrize("graph", [patterns.window(9, 3), patterns.documents([4, 5]), patterns.causal(7)])
-def test_resistances_of_edges_sum_as_foster_says(graph):
-    """Tokens less components."""
-    parts = int(analyse.components(graph).max()) + 1
-    total = analyse.effective_resistance(graph).sum()
-    assert_exact(total, torch.tensor(float(graph.num_dst - parts), dtype=torch.float64))
-
-
-def test_resistance_on_paths_cycles_and_by_spanning_trees():
-    """|i - j|; k (n - k) / n; by determinants; inf between components."""
-    pairs = torch.tensor([[0, 0, 1], [1, 4, 6]])
-    exact = lambda *v: torch.tensor(v, dtype=torch.float64)  # noqa: E731
-    assert_exact(analyse.effective_resistance(patterns.window(7, 2), pairs), exact(1, 4, 5))
-    assert_exact(analyse.effective_resistance(cycle(7), pairs), exact(6 / 7, 12 / 7, 10 / 7))
-    graph = patterns.window(7, 3)
-    # Kirchhoff: spanning forests that part i from j, over spanning trees
-    joined = (graph | graph.T).mask().double().fill_diagonal_(0.0)
-    laplacian = joined.sum(1).diag() - joined
-    less = lambda *out: torch.det(laplacian[(k := [t for t in range(7) if t not in out])][:, k])  # noqa: E731
-    wanted = torch.stack([less(i, j) / less(i) for i, j in pairs.T.tolist()])
-    assert_exact(analyse.effective_resistance(graph, pairs), wanted)
-    apart = analyse.effective_resistance(patterns.documents([2, 2]), torch.tensor([[0], [3]]))
-    assert apart.tolist() == [math.inf]
-
-
-@pytest.mark.parametrize(
-    ("graph", "wanted"),
-    [(cycle(3), 1.5), (cycle(4), 1.0), (cycle(5), 0.0), (cycle(9), 0.0), (patterns.no_self(6), 6 / 5)],
-)
-def test_curvature_of_cycles_and_complete_graphs(graph, wanted):
-    """The table of arXiv 2111.14522: 3/2, 1, 0, n / (n - 1)."""
-    values = analyse.curvature(graph)
-    assert_exact(values, torch.full_like(values, wanted))
-
-
-def test_curvature_of_a_tree_and_of_a_grid():
-    """4 / (r + 1) - 2 inside a tree of r children; 0 inside a grid."""
-    tree = convert.from_networkx(networkx.balanced_tree(3, 3))
-    inside = torch.tensor([[1], [4]])
-    assert_exact(analyse.curvature(tree, inside)[0], torch.tensor(4 / 4 - 2, dtype=torch.float64))
-    grid = convert.from_networkx(networkx.convert_node_labels_to_integers(networkx.grid_2d_graph(6, 6)))
-    middle = torch.tensor([[14], [15]])
-    assert_exact(analyse.curvature(grid, middle)[0], torch.tensor(0.0, dtype=torch.float64))
-    with pytest.raises(ValueError, match="edges"):
-        analyse.curvature(grid, torch.tensor([[0], [35]]))
-
-
-def test_gap_of_weights_on_a_cycle():
-    """Half stays, half moves on: eigenvalues (1 + w) / 2, of size cos(pi k / n)."""
-    graph = cycle(8, loops=True)
-    gap = analyse.spectral_gap(graph, weights=torch.full((16,), 0.5))
-    assert abs(gap - (1 - math.cos(math.pi / 8))) < 1e-12

@@ -96,7 +96,7 @@ NOT_NUMBERS = [
 )
 def test_a_damaged_file_is_named(file, text):
     file.write_text(text, encoding="latin-1")
-    message = r"costs\.json does not hold the constants of .*bench calibrate`, or remove the file"
+    message = r"costs\.json does not hold the constants of .*benchmarks calibrate`, or remove the file"
     with pytest.raises(ValueError, match=message):
         costs()
     save(MEASURED)

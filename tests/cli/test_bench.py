@@ -1,4 +1,4 @@
-"""The command ``gnn-attention bench``: a table of attend and its peers, what is skipped, calibration."""
+"""The command ``gnn-attention bench``: what is measured, what is skipped, the table."""
 
 import json
 from itertools import count, product
@@ -7,148 +7,87 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gnn_attention import attend, patterns
+from gnn_attention import attend
 from gnn_attention.__main__ import main
-from gnn_attention._support.progress import Progress
-from gnn_attention.backends import cost_model
-from gnn_attention.cli import bench, bench_methods, calibrate
-from gnn_attention.cli.bench_methods import METHODS, OURS, PASSES, Anew, Comparison, Method, Problem
-
-CPU = torch.device("cpu")
+from gnn_attention.cli import bench
+from gnn_attention.cli.bench import GRAPHS, NEW_LIST, PASSES, PEERS, Problem
 
 
-def problem(tokens=40):
-    return Problem.draw(lambda n: patterns.window(n, 5), tokens, CPU, torch.float32)
+def problem(title, tokens=40, dtype=torch.float32, backward=False):
+    rng = torch.Generator().manual_seed(0)
+    inputs = torch.randn(3, 1, bench.HEADS, tokens, bench.DIM, generator=rng, dtype=dtype)
+    return Problem(title, GRAPHS[title](tokens), inputs, backward)
 
 
-def cases(names):
-    compared = Comparison(lambda n: patterns.window(n, 8), 64, CPU, torch.float32, 0.1)
-    found = compared.cases(names, "", Progress("bench", shown=False))
-    return {(case["method"], case["pass"]): case for case in found}
-
-
-@pytest.mark.slow
-def test_the_record_and_the_table_have_every_graph_and_pass(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(bench, "SECONDS", 1.0)  # nothing is compiled
+@pytest.fixture
+def record(monkeypatch, tmp_path, capsys):
+    """The record of a short run without FlexAttention, which would be compiled, and what is printed."""
+    monkeypatch.setattr(bench, "SECONDS", 0.001)
+    monkeypatch.setitem(PEERS, "FlexAttention", lambda problem: "not compiled")
     file = tmp_path / "record.json"
     assert main(["bench", "--tokens", "64", "--json", str(file)]) == 0
-    record = json.loads(file.read_text(encoding="utf-8"))
-    found = {(case["graph"], case["pass"], case["method"]) for case in record["cases"]}
-    assert found == set(product(bench.GRAPHS, PASSES, METHODS))
-    assert [row["passed"] for row in record["checks"]] == [True] * len(bench.GRAPHS)
-    measured = [case for case in record["cases"] if case["status"] == "measured"]
-    assert all(case["seconds"] > 0 and case["bytes"] > 0 for case in measured)
-    assert (record["torch"], record["tokens"], record["dtype"]) == (torch.__version__, 64, "float32")
-    out = capsys.readouterr().out
-    assert all(f"\n{graph} " in out for graph in bench.GRAPHS)
-    assert "skipped: FlexAttention has no backward pass on a CPU" in out
-    assert "skipped: FlexAttention takes a rule, not an edge list" in out
+    return json.loads(file.read_text(encoding="utf-8")), capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_ours_alone_as_json(capsys):
-    assert main(["bench", "--tokens", "16", "--no-peers", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert {case["method"] for case in record["cases"]} == {OURS}
-    assert all(case["backend"] for case in record["cases"])
+def test_the_record_and_the_table_have_every_graph_and_pass(record):
+    found, shown = record
+    cases = {(case["graph"], case["pass"], case["method"]): case for case in found["cases"]}
+    assert set(cases) == set(product(GRAPHS, PASSES, ["attend", *PEERS]))
+    for (_, _, method), case in cases.items():
+        assert case.get("skipped") == "not compiled" if method == "FlexAttention" else case["seconds"] > 0
+        assert ("backend" in case) == (method == "attend")
+    assert {case["ratio"] for case in cases.values() if case["method"] == "attend"} == {1.0}
+    assert (found["torch"], found["tokens"], found["dtype"]) == (torch.__version__, 64, "float32")
+    assert all(f"\n{graph} " in shown for graph in GRAPHS)
+    assert "[1] skipped: not compiled" in shown
 
 
-def test_a_chosen_graph_is_made_anew_for_every_call():
-    """Not by peers, which take a mask that was made before."""
-    made = []
-    posed = Problem.draw(Anew(lambda n: made.append(n) or patterns.window(n, 5)), 40, CPU, torch.float32)
-    ours, peer = (METHODS[name].prepare(posed) for name in (OURS, "SDPA"))
-    made.clear()
-    for function in (ours, peer, ours):
-        function(posed.q, posed.k, posed.v)
-    assert made == [40, 40]
+def test_a_new_list_is_made_for_every_call(monkeypatch):
+    """The others attend along one graph, whose plan is kept."""
+    seen = []
+    monkeypatch.setattr(bench, "attend", lambda q, k, v, graph: seen.append(graph))
+    for title in ("causal", NEW_LIST):
+        posed = problem(title)
+        function = bench._attend(posed)
+        seen.clear()
+        for _ in range(2):
+            function(*posed.inputs)
+        assert seen[0] == seen[1] == posed.graph
+        assert (seen[0] is seen[1]) == (title == "causal")
 
 
-@pytest.mark.parametrize("name", ["SDPA", "PyG TransformerConv"])
-@pytest.mark.parametrize("build", bench.GRAPHS.values(), ids=bench.GRAPHS)
-def test_peers_compute_the_same(name, build):
-    posed = Problem.draw(build, 40, CPU, torch.float64)
-    if METHODS[name].unsupported(posed, False):
-        return
-    out = METHODS[name].prepare(posed)(posed.q, posed.k, posed.v)
-    torch.testing.assert_close(out, attend(posed.q, posed.k, posed.v, posed.graph))
+@pytest.mark.parametrize("name", ["SDPA", "TransformerConv"])
+@pytest.mark.parametrize("title", GRAPHS)
+def test_peers_compute_the_same(name, title):
+    posed = problem(title, dtype=torch.float64)
+    out = PEERS[name](posed)(*posed.inputs)
+    torch.testing.assert_close(out, attend(*posed.inputs, posed.graph))
 
 
-def test_a_wrong_result_is_seen_and_ends_with_code_1(monkeypatch, capsys):
-    wider = lambda posed: lambda q, k, v: attend(q, k, v, patterns.window(q.shape[2], 6))  # noqa: E731
-    monkeypatch.setattr(bench_methods, "_attend", wider)
-    assert not bench_methods.largest_errors(problem())["passed"]
-    graphs = {"window": lambda n: patterns.window(n, 5), "right": lambda n: patterns.window(n, 6)}
-    monkeypatch.setattr(bench, "GRAPHS", graphs)
-    assert main(["bench", "--tokens", "16", "--no-peers"]) == 1
-    assert "WRONG on window (" in capsys.readouterr().out
-    nan = lambda posed: lambda q, k, v: attend(q, k, v, posed.graph) * torch.nan  # noqa: E731
-    monkeypatch.setattr(bench_methods, "_attend", nan)
-    assert not bench_methods.largest_errors(problem())["passed"]
+def test_why_a_peer_is_skipped(monkeypatch):
+    monkeypatch.setattr(bench.memory, "available", lambda: 2000)
+    monkeypatch.setitem(PEERS, "broken", lambda problem: 1 / 0)
+    skipped = [
+        ("SDPA", problem("random edges, 32 each"), "SDPA with a mask needs more memory than is free"),
+        ("TransformerConv", problem("causal"), "TransformerConv needs more memory than is free"),
+        ("FlexAttention", problem("causal", backward=True), "FlexAttention has no backward pass on a CPU"),
+        ("FlexAttention", problem(NEW_LIST), "FlexAttention takes a rule, not an edge list"),
+        ("broken", problem("causal"), "broken failed: ZeroDivisionError: division by zero"),
+    ]
+    for name, posed, reason in skipped:
+        assert bench._prepare(name, posed) == reason
 
 
-class TestSkipped:
-    def test_what_does_not_fit_into_memory(self, monkeypatch):
-        monkeypatch.setattr(bench_methods, "SMALL", 16)
-        monkeypatch.setattr(bench_methods, "_room", lambda device: 1000.0)
-        found = cases([OURS, "SDPA"])
-        case = found["SDPA", "forward"]
-        assert case["status"] == "skipped"
-        assert (case["reason"][:17], case["needs"][-3:]) == ("SDPA needs about ", "GiB")
-
-    def test_what_takes_too_long(self, monkeypatch):
-        monkeypatch.setattr(bench_methods, "SMALL", 16)
-        monkeypatch.setattr(bench_methods, "LONGEST", 0.0)
-        assert cases([OURS, "SDPA"])["SDPA", "forward"]["reason"].startswith("a call of SDPA takes about ")
-
-    def test_what_fails_leaves_the_others(self, monkeypatch):
-        def broken(posed):
-            raise RuntimeError("no kernel\nand more")
-
-        monkeypatch.setitem(METHODS, "broken", Method(broken))
-        found = cases([OURS, "broken"])
-        assert found["broken", "forward"]["reason"] == "broken failed: RuntimeError: no kernel"
-        assert found[OURS, "with backward"]["time_ratio"] == 1.0
-
-
-def test_the_peak_is_what_lives_at_a_time():
-    """Two of three tensors of 4 MB live together."""
-
-    def call():
-        first = torch.ones(2**20)
-        second = first + 1
-        del first
-        return second + 1
-
-    assert 8 * 2**20 <= bench_methods.peak_bytes(call, CPU) < 9 * 2**20
-
-
-def test_calibrate_is_reached_and_its_constants_are_read(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "costs.json"))
-    monkeypatch.setattr(calibrate, "CASES", {"few edges": ("rows", lambda: patterns.random_senders(64, 4))})
-    assert main(["bench", "calibrate"]) == 0
-    assert f"saved in {tmp_path / 'costs.json'}" in capsys.readouterr().out
-    saved, default = cost_model.read(tmp_path / "costs.json"), cost_model.Costs()
-    assert saved.edge != default.edge
-    assert saved.low_cell != default.low_cell
-
-
-def test_the_share_of_system_time(monkeypatch):
-    """Of a processor that spends a second in the system for every three in the program."""
+def test_the_share_of_the_system(monkeypatch):
+    """One second in the system for every three in the program."""
     seconds = count(1)
 
     def times():
         passed = float(next(seconds))
         return SimpleNamespace(system=passed, user=3 * passed)
 
-    monkeypatch.setattr(bench_methods.os, "times", times)
-    found = cases([OURS, "SDPA"])
-    assert {case["system"] for case in found.values()} == {0.25}
-    rows = [{"graph": "window 8", "edges": 480, **case} for case in found.values()]
-    about = {"tokens": 64, "heads": 8, "dim": 64, "dtype": "float32", "device": "cpu", "torch": "2"}
-    line = next(
-        line
-        for line in bench.table({**about, "checks": [], "cases": rows}).splitlines()
-        if "system time" in line
-    )
-    assert "attend 25% (window 8, forward); SDPA 25% (window 8, forward)." in line
+    monkeypatch.setattr(bench.os, "times", times)
+    samples = bench.Samples(lambda: None)
+    samples.take()
+    assert bench._numbers(samples, samples)["system"] == 0.25

@@ -14,14 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from examples import training
-from examples.training import Corpus, compare, metrics
-from examples.training.__main__ import main as training_main
 from gnn_attention.__main__ import main
 from gnn_attention._support import progress as support_progress
 from gnn_attention._support.progress import Progress
-from gnn_attention.cli import bench, calibrate
-from gnn_attention.model import Config
+from gnn_attention.cli import bench
 
 
 @pytest.fixture
@@ -171,65 +167,22 @@ class TestTerminal:
         assert failed == []
 
 
-TEXT = Corpus(
-    {"a.py": "def one(x):\n    return x + 1\n" * 40}, {"b.py": "def two(x):\n    return x + 2\n" * 10}
-)
-SMALL = ["--steps", "2", "--batch", "2", "--length", "16", "--pieces", "260"]
 LONG = {
-    "train": ["train", *SMALL, "--out", "{}/weights.safetensors"],
-    "compare": ["compare", "--graphs", "causal", "--seeds", "1", *SMALL, "--out", "{}/compared"],
-    "reach": ["reach", "--depth", "1", "--seeds", "1", "--steps", "2"],
     "audit": ["audit", "window(8, 2)"],
-    "generate": ["generate", "def f(", "--tokens", "3"],
     "explore": ["explore", "a b", "-o", "{}/page.html"],
     "draw": ["draw", "causal(8)", "-o", "{}/graph.svg"],
-    "cost": ["cost", "--graph", "window(4096, 64)"],
     "bench": ["bench"],
-    "bench calibrate": ["bench", "calibrate"],
 }
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Little text, small models; a suite of the benchmark takes 20 ms and do nothing."""
-    config = Config(1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
-    for module in (training, compare):
-        monkeypatch.setattr(module, "corpus", lambda: TEXT)
-    monkeypatch.setattr(compare, "Config", lambda _: config)
-    monkeypatch.setattr(metrics, "_WINDOWS_JUDGED", 8)
-
-    def measured(*arguments, progress=None):
-        (progress or arguments[-1])("one case")
-        time.sleep(0.02)
-        return {}
-
-    monkeypatch.setattr(bench, "measure", lambda *arguments: measured(arguments[-1].begin))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_every_long_command_is_followed_in_a_pipe(name, fast, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(bench, "measure", lambda *arguments: time.sleep(0.02))
     monkeypatch.setattr(bench, "table", lambda record: "the record")
-    monkeypatch.setattr(calibrate, "run_calibration", measured)
-    monkeypatch.setattr(calibrate, "text", lambda record: "the record")
-
-
-@pytest.mark.parametrize(
-    "name", [name if name == "draw" else pytest.param(name, marks=pytest.mark.slow) for name in LONG]
-)
-def test_every_long_command_is_followed_in_a_pipe(name, small, fast, capsys, tmp_path):
-    if name == "draw":
-        pytest.importorskip("matplotlib")
-    run = training_main if name in ("train", "compare", "reach") else main
-    assert run([word.format(tmp_path) for word in LONG[name]]) in (0, 1)
+    assert main([word.format(tmp_path) for word in LONG[name]]) in (0, 1)
     shown = capsys.readouterr()
     lines = [line for line in shown.err.splitlines() if line.startswith(f"{name}: ")]
     assert lines
     assert all(re.search(r"\[\d+:\d\d(<|, )", line) for line in lines), lines
     assert f"{name}: " not in shown.out
-
-
-def test_a_home_that_cannot_be_written_is_named_before_anything_is_measured(monkeypatch, capsys, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.delenv("GNN_ATTENTION_COSTS", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert main(["bench", "calibrate"]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    message = "costs.json cannot be written (Not a directory): set GNN_ATTENTION_COSTS to a file that can\n"
-    assert message in shown.err

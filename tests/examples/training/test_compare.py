@@ -22,10 +22,10 @@ from examples.training import trainer as training
 from examples.training.__main__ import main
 from examples.training.compare_results import Outcome, rows
 from gnn_attention import patterns
+from gnn_attention.analyse.cost import most_cached
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.convert import expressions
 from gnn_attention.convert import files as convert_files
-from gnn_attention.cost.graph_cost import most_cached
 from gnn_attention.model import Config, induction_scores
 
 SIZES = Config(1, width=16, num_layers=1, num_heads=2, head_dim=8, mlp_width=32, reach=4)

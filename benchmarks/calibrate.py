@@ -1,4 +1,4 @@
-"""``gnn-attention bench calibrate``: the cost model behind ``backend="auto"``, fitted to a few calls.
+"""``python -m benchmarks calibrate``: the cost model behind ``backend="auto"``, fitted to a few calls.
 
 Each backend attends over graphs whose work (calls, rectangles, cells, edges, nodes, pairs) is known and
 differs; the constants of :mod:`gnn_attention.backends.cost_model` are those that come nearest to the measured
@@ -21,7 +21,6 @@ from gnn_attention.attend import attend
 from gnn_attention.backends.cost_model import Costs, Work, path_of_costs, save
 from gnn_attention.backends.plan.work import WORK, dense_work
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.circumstances import environment
 
 HEADS, DIM = 8, 64  # the model counts nanoseconds for a head of 64 channels
 CASES: dict[str, tuple[str, Callable[[], TokenGraph]]] = {
@@ -65,7 +64,7 @@ def run_calibration(progress: Callable[[str], None]) -> dict[str, Any]:
     found = replace(fit(list(works.values()), list(seconds.values())), low_cell=_low_cell())
     predicted = {name: found.seconds(work, HEADS) for name, work in works.items()}
     cases = [{"case": name, "seconds": seconds[name], "predicted": predicted[name]} for name in CASES]
-    about = {"bench": "calibrate", **environment("cpu"), "costs": asdict(found)}
+    about = {"bench": "calibrate", "torch": torch.__version__, "costs": asdict(found)}
     return {**about, "cases": cases, "file": str(save(found, path))}
 
 

@@ -1,4 +1,4 @@
-"""``gnn-attention compare --model``: loss and speed over graphs without training."""
+"""``examples.compare``: loss and speed of a pretrained model over graphs, without training."""
 
 import json
 
@@ -7,8 +7,8 @@ import torch
 from support.extras import needs
 from torch.nn import functional
 
+from examples.compare import main
 from gnn_attention import lm, patterns
-from gnn_attention.__main__ import main
 
 needs("transformers")
 
@@ -55,7 +55,7 @@ def test_losses_are_those_of_the_model_with_the_masks(small, tmp_path, capsys):
     model, file = small
     record = tmp_path / "found.json"
     given = ["--graphs", GRAPHS, "--text", str(file), "--tokens", "12", "--json", str(record)]
-    assert main(["compare", "--model", "small", *given]) == 0
+    assert main(["--model", "small", *given]) == 0
     rows, shown = json.loads(record.read_text())["rows"], capsys.readouterr().out
     ids = torch.tensor([[ord(letter) - 96 for letter in "abcabdabeabf"]])
     graphs = [patterns.causal(12), patterns.window(12, 2) | patterns.sinks(12, 1)]
@@ -72,5 +72,5 @@ def test_losses_are_those_of_the_model_with_the_masks(small, tmp_path, capsys):
 )
 def test_what_cannot_be_compared_is_refused(small, capsys, given, word):
     """By name, with exit code 2."""
-    assert main(["compare", "--model", "small", "--text", str(small[1]), *given]) == 2
+    assert main(["--model", "small", "--text", str(small[1]), *given]) == 2
     assert word in capsys.readouterr().err

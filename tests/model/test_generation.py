@@ -1,8 +1,7 @@
-"""The model goes on with a text: through a cache exactly as without one; and ``gnn-attention generate``."""
+"""The model goes on with a text: through a cache exactly as without one."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ from support.bounds import assert_exact
 
 from gnn_attention import algebra, patterns
 from gnn_attention import model as lm
-from gnn_attention.__main__ import main
 from gnn_attention.backends import Backend
 from gnn_attention.cache import KeyValueCache
-from gnn_attention.cli import generate
 from gnn_attention.convert import expressions
 from gnn_attention.model.tokenizer import BytePair
 
@@ -127,39 +124,3 @@ def test_wrong_arguments(tiny: lm.LanguageModel) -> None:
     tiny.layers[1].backend = "auto"
     assert cache.length == 0
     assert_exact(tiny.proceed(tokens[None], cache), tiny(tokens[None]))
-
-
-@pytest.mark.slow
-def test_the_command_of_the_readme(shipped: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its tokens, its options, and what it says on stderr."""
-    model, vocabulary = shipped
-    graph = "window(512, 64) | sinks(512, 4)"
-    options = ["--tokens", "80", "--temperature", "0", "--seed", "0"]
-    assert main(["generate", PROMPT, "--graph", graph, *options]) == 0
-    shown = capsys.readouterr()
-    found = lm.generate(model, prompt_of(vocabulary), 80, temperature=0.0, graph=expressions.parse(graph))
-    assert shown.out == vocabulary.decode(found.tolist()) + "\n"
-    assert is_greedy(model, found, len(prompt_of(vocabulary)), expressions.parse(graph))
-    came = len(prompt_of(vocabulary)) + 79
-    assert shown.err.startswith(f"{came} tokens along {graph}: {64 + 4} senders cached, ")
-
-
-def test_as_json(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", PROMPT, "--tokens", "5", "--seed", "3"]
-    assert main([*arguments, "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["text"].startswith(PROMPT)
-    assert record["computed"] == record["cached"] == len(record["tokens"]) - 1
-    model, vocabulary = lm.load_trained()
-    prompt, graph = prompt_of(vocabulary), patterns.causal(len(prompt_of(vocabulary)) + 5)
-    assert record["tokens"] == lm.generate(model, prompt, 5, 0.7, seed=3, graph=graph).tolist()
-    assert main([*arguments, "--json", str(tmp_path / "found.json")]) == 0
-    assert json.loads((tmp_path / "found.json").read_text()) == record
-    assert capsys.readouterr().out == record["text"] + "\n"
-
-
-def test_another_model(tiny: lm.LanguageModel, tmp_path: Any) -> None:
-    vocabulary = BytePair(tuple((bytes([97 + i]), b"x") for i in range(4)))
-    lm.save(tmp_path / "tiny.safetensors", tiny.float(), vocabulary, {})
-    record = generate.continued("abc", 4, file=tmp_path / "tiny.safetensors", temperature=0.0)
-    assert (record["prompt_tokens"], len(record["tokens"])) == (3, 7)

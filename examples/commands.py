@@ -1,0 +1,26 @@
+"""What the programs of this folder share: their errors are one line, and they end with an exit code."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from gnn_attention._support import atomic_files
+
+
+def run(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    command: Callable[[argparse.Namespace], object],
+) -> int:
+    """Parse the arguments and call the command: 0, 2 for wrong arguments, 130 after Ctrl-C."""
+    args = parser.parse_args(arguments)
+    try:
+        atomic_files.check_place("--json", getattr(args, "json", None))
+        command(args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    return 0

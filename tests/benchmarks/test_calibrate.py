@@ -1,0 +1,27 @@
+"""The constants of the cost model, measured by ``python -m benchmarks calibrate``, and read by ``auto``."""
+
+from benchmarks import calibrate
+from benchmarks.__main__ import main
+from gnn_attention import patterns
+from gnn_attention.backends import cost_model
+
+
+def test_calibrate_is_reached_and_its_constants_are_read(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv(cost_model.VARIABLE, str(tmp_path / "costs.json"))
+    monkeypatch.setattr(calibrate, "CASES", {"few edges": ("rows", lambda: patterns.random_senders(64, 4))})
+    assert main(["calibrate"]) == 0
+    assert f"saved in {tmp_path / 'costs.json'}" in capsys.readouterr().out
+    saved, default = cost_model.read(tmp_path / "costs.json"), cost_model.Costs()
+    assert saved.edge != default.edge
+    assert saved.low_cell != default.low_cell
+
+
+def test_a_home_that_cannot_be_written_is_named_before_anything_is_measured(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("GNN_ATTENTION_COSTS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert main(["calibrate"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    message = "costs.json cannot be written (Not a directory): set GNN_ATTENTION_COSTS to a file that can\n"
+    assert message in shown.err
