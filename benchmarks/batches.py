@@ -11,6 +11,7 @@ Times are taken in turns, and a ratio is that of two least times of this run. Th
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,18 +20,16 @@ from functools import partial
 
 import networkx as nx
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn import TransformerConv
 
 from benchmarks import table
 from benchmarks.records import Record, circumstances
 from benchmarks.targets import Measure, Target, judge
 from gnn_attention import MessagePassingAttention, StandardHeads, TokenGraph
-from gnn_attention._support.shapes import Int, Tensor
 
-__all__ = ["ROUNDS", "WORKLOADS", "run_batches", "text"]
+__all__ = ["WORKLOADS", "add_options", "run", "text"]
 
-ROUNDS = 40
 NEW, PYG, KEPT, MAPS = "auto, a new list", "PyG TransformerConv", "auto, a graph that is kept", "linear maps"
 
 
@@ -38,13 +37,13 @@ NEW, PYG, KEPT, MAPS = "auto, a new list", "PyG TransformerConv", "auto, a graph
 class Workload:
     """Edges, the number of nodes, and the width and heads of the layer."""
 
-    edges: Callable[[], Int[Tensor, "2 edges"]]
+    edges: Callable[[], Tensor]
     nodes: int
     width: int
     heads: int
 
 
-def molecules(number: int, atoms: int, bonds: int) -> Int[Tensor, "2 edges"]:
+def molecules(number: int, atoms: int, bonds: int) -> Tensor:
     """Random graphs of ``atoms`` nodes side by side with ``bonds`` undirected edges in all, as a batch."""
     counts = [bonds // number + (index < bonds % number) for index in range(number)]
     parts = [nx.gnm_random_graph(atoms, count, seed=seed) for seed, count in enumerate(counts)]
@@ -52,12 +51,12 @@ def molecules(number: int, atoms: int, bonds: int) -> Int[Tensor, "2 edges"]:
     return torch.tensor(sorted(batch.edges)).t().contiguous()
 
 
-def karate_club() -> Int[Tensor, "2 edges"]:
+def karate_club() -> Tensor:
     """The 156 edges of Zachary's karate club, both directions."""
     return torch.tensor(sorted(nx.karate_club_graph().to_directed().edges)).t().contiguous()
 
 
-def random_in_degree(nodes: int, degree: int) -> Int[Tensor, "2 edges"]:
+def random_in_degree(nodes: int, degree: int) -> Tensor:
     """``degree`` random senders for each node."""
     generator = torch.Generator().manual_seed(0)
     names = torch.randperm(nodes, generator=generator)
@@ -85,16 +84,21 @@ TARGETS = [Target(name, "both", "ratio", 1.05, PYG, NEW) for name in WORKLOADS]
 TARGETS += [Target(name, "both", "ratio", 1.15, KEPT, NEW) for name in ("256 molecules", "in-degree 4")]
 
 
-def run_batches(rounds: int = ROUNDS, progress: Callable[[str], None] | None = None) -> Record:
-    """Every method on every workload in turns, as one record."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the suite."""
+    parser.add_argument("--rounds", type=int, default=40, help="samples of each method (default: 40)")
+
+
+def run(args: argparse.Namespace) -> Record:
+    """Time every method on every workload in turns, as one record."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        cases = []
-        for name, workload in WORKLOADS.items():
-            if progress is not None:
-                progress(name)
-            cases += [{"workload": name, **case} for case in measure(workload, rounds)]
+        cases = [
+            {"workload": name, **case}
+            for name, workload in WORKLOADS.items()
+            for case in measure(workload, args.rounds)
+        ]
         record = {"bench": "batches", "schema": 1, **circumstances(), "cases": cases}
     finally:
         torch.set_num_threads(threads)

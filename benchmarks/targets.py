@@ -1,8 +1,6 @@
 """The targets as data: what is promised of which workload, against what, and whether a record meets it.
 
-A measure takes the record and the target and returns the value, or None where something was not measured.
-Both of a ratio are of one run; on a CPU times are paired, "auto" is ``attend`` throughout, with the default
-allocator.
+Both numbers of a ratio are of one run; on a CPU times are paired, and "auto" is ``attend`` throughout.
 """
 
 from __future__ import annotations
@@ -11,18 +9,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.methods import AUTO
-from benchmarks.records import Record, case_of, cases_of, value_of, workload_of
+from benchmarks.records import Record, case_of, value_of, workload_of
 from benchmarks.workloads import CAUSAL, FLEX, MASKED, MHA, PYG, SPARSE
 
-__all__ = ["COMMON", "MEASURES", "TARGETS", "Measure", "Target", "judge", "judged", "own", "pair_of_targets"]
-
-FORWARD, BOTH = "forward", "both"
+__all__ = [
+    "COMMON",
+    "MEASURES",
+    "TARGETS",
+    "Measure",
+    "Target",
+    "judge",
+    "judged",
+    "pair_of_targets",
+    "value_of_own",
+]
 
 
 @dataclass(frozen=True)
 class Target:
-    """``measure`` of a method on a workload and pass, against a peer ("A|B": the faster) or a workload, meets
-    ``bound``.
+    """A ``measure`` of a method on a workload and pass meets ``bound``.
+
+    ``against`` is a peer ("A|B": the faster), or a workload for growth.
     """
 
     workload: str
@@ -35,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Measure:
-    """``value(record, target)`` in ``words``; ``at_least``: more is better."""
+    """``value(record, target)`` in ``words``, None where it was not measured; ``at_least``: more is better."""
 
     at_least: bool
     words: str
@@ -43,63 +50,57 @@ class Measure:
 
 
 def judge(record: Record, targets: Sequence[Target], measures: Mapping[str, Measure]) -> list[Record]:
-    """Every target with its measured ``value`` (None where something was not measured) and ``met`` (None
-    likewise).
-    """
+    """Every target with its ``value`` and whether it is ``met``; both None where it was not measured."""
     return [_judge(record, target, measures[target.measure]) for target in targets]
 
 
 def _judge(record: Record, target: Target, measure: Measure) -> Record:
-    value = measure.value(record, target)
-    met = (
-        None if value is None else bool(value >= target.bound if measure.at_least else value <= target.bound)
-    )
-    place = {
+    value, bound = measure.value(record, target), target.bound
+    return {
         "workload": target.workload,
         "pass": target.which,
         "method": target.method,
         "measure": target.measure,
+        "against": target.against,
+        "words": measure.words.format(against=target.against.replace("|", " or ")),
+        "sense": "at least" if measure.at_least else "at most",
+        "bound": bound,
+        "value": value,
+        "met": None if value is None else bool(value >= bound if measure.at_least else value <= bound),
     }
-    words = measure.words.format(against=target.against.replace("|", " or "))
-    promise = {"sense": "at least" if measure.at_least else "at most", "bound": target.bound}
-    return {**place, "against": target.against, "words": words, **promise, "value": value, "met": met}
 
 
-def own(record: Record, target: Target, name: str, workload: str | None = None) -> float | None:
-    """A number of the target's method, on its workload unless another is given."""
-    return value_of(case_of(record, workload or target.workload, target.method, target.which), name)
+def value_of_own(record: Record, target: Target, name: str) -> float | None:
+    """A number of the target's method on its workload."""
+    return value_of(case_of(record, target.workload, target.method, target.which), name)
 
 
 def _peer(record: Record, target: Target) -> Record | None:
     """The fastest of the peers that were measured."""
-    found = (case_of(record, target.workload, peer, target.which) for peer in target.against.split("|"))
-    measured = [case for case in found if case is not None and case["status"] == "measured"]
+    peers = (case_of(record, target.workload, peer, target.which) for peer in target.against.split("|"))
+    measured = [case for case in peers if case is not None and case["status"] == "measured"]
     return min(measured, key=lambda case: float(case["seconds"]), default=None)
 
 
 def _faster(record: Record, target: Target) -> float | None:
-    """How many times faster than the peer: paired where the record has that."""
-    peer = _peer(record, target)
-    if peer is not None and "ratio" in peer:
-        return value_of(peer, "ratio")
-    return _ratio(value_of(peer, "seconds"), own(record, target, "seconds"))
+    """How many times faster than the peer."""
+    return value_of(_peer(record, target), "ratio")
 
 
-def _time_ratio(record: Record, target: Target) -> float | None:
+def _time(record: Record, target: Target) -> float | None:
     return _ratio(1.0, _faster(record, target))
 
 
 def _smaller(record: Record, target: Target) -> float | None:
-    """The peer's memory over ours; of MB at least 1 counts."""
-    peer, mine = _peer(record, target), own(record, target, "memory_mb")
-    if mine is not None:
-        return _ratio(value_of(peer, "memory_mb"), max(mine, 1.0))
-    return _ratio(value_of(peer, "bytes"), own(record, target, "bytes"))
+    """The peer's memory over ours, which counts as at least 1 MB."""
+    mine = value_of_own(record, target, "memory_mb")
+    return _ratio(value_of(_peer(record, target), "memory_mb"), None if mine is None else max(mine, 1.0))
 
 
 def _growth(record: Record, target: Target) -> float | None:
     """Our time over our time on the workload ``against``."""
-    return _ratio(own(record, target, "seconds"), own(record, target, "seconds", target.against))
+    other = value_of(case_of(record, target.against, target.method, target.which), "seconds")
+    return _ratio(value_of_own(record, target, "seconds"), other)
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
@@ -108,72 +109,62 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 def _over_outputs(record: Record, target: Target) -> float | None:
     """Our memory over the bytes of the output, with the backward pass of output and the three gradients."""
-    memory, workload = own(record, target, "memory_mb"), workload_of(record, target.workload)
-    if memory is None or workload is None:
+    memory, about = value_of_own(record, target, "memory_mb"), workload_of(record, target.workload)
+    if memory is None or about is None:
         return None
-    tensors = 4 if target.which == BOTH else 1
-    return float(memory / (tensors * workload["tokens"] * workload["heads"] * workload["dim"] * 4 / 2**20))
-
-
-def _runs_alone(record: Record, target: Target) -> float | None:
-    """1 if ours was measured where the peer was not, else 0."""
-    peer = case_of(record, target.workload, target.against, target.which)
-    if peer is None:
-        return None
-    return float(own(record, target, "seconds") is not None and peer["status"] != "measured")
+    tensors = 4 if target.which == "both" else 1
+    return float(memory / (tensors * about["tokens"] * about["heads"] * about["dim"] * 4 / 2**20))
 
 
 def _over_the_best(record: Record, target: Target) -> float | None:
     """The time of auto over that of the best backend (paired)."""
-    wanted = {"workload": target.workload, "pass": target.which, "allocator": "default", "ours": True}
-    ratios = [case["ratio"] for case in cases_of(record, **wanted) if case.get("ratio")]
-    return None if own(record, target, "seconds") is None or not ratios else 1 / min(ratios)
+    own = {"workload": target.workload, "pass": target.which, "status": "measured", "ours": True}
+    ratios = [case["ratio"] for case in record["cases"] if own.items() <= case.items() and case.get("ratio")]
+    return None if value_of_own(record, target, "seconds") is None or not ratios else 1 / min(ratios)
 
 
 def _over_a_call(record: Record, target: Target) -> float | None:
     """The first call along a new graph over a call, which counts as at least 2.5 ms: so 20 is 50 ms too."""
-    seconds = own(record, target, "seconds")
-    return None if seconds is None else _ratio(own(record, target, "new_graph_s"), max(seconds, 2.5e-3))
+    seconds = value_of_own(record, target, "seconds")
+    return (
+        None if seconds is None else _ratio(value_of_own(record, target, "new_graph_s"), max(seconds, 2.5e-3))
+    )
+
+
+def _own(name: str) -> Callable[[Record, Target], float | None]:
+    return lambda record, target: value_of_own(record, target, name)
 
 
 COMMON = {
     "faster": Measure(True, "times faster than {against}", _faster),
-    "time": Measure(False, "of the time of {against}", _time_ratio),
-    "smaller": Measure(True, "times less memory than {against}", _smaller),
-    "growth": Measure(False, "times the time of {against}", _growth),
+    "time": Measure(False, "of the time of {against}", _time),
 }
 MEASURES = {
     **COMMON,
-    "roofline": Measure(
-        True, "of the matrix-product rate", lambda record, target: own(record, target, "roofline")
-    ),
+    "smaller": Measure(True, "times less memory than {against}", _smaller),
+    "growth": Measure(False, "times the time of {against}", _growth),
+    "roofline": Measure(True, "of the matrix-product rate", _own("roofline")),
     "outputs": Measure(False, "times the memory of outputs and gradients", _over_outputs),
-    "seconds": Measure(False, "seconds", lambda record, target: own(record, target, "seconds")),
-    "megabytes": Measure(False, "MB", lambda record, target: own(record, target, "memory_mb")),
-    "alone": Measure(True, "runs where {against} does not", _runs_alone),
+    "seconds": Measure(False, "seconds", _own("seconds")),
+    "megabytes": Measure(False, "MB", _own("memory_mb")),
     "first": Measure(False, "times a call, of 2.5 ms or more, for the first along a graph", _over_a_call),
     "best": Measure(False, "of the time of the best backend", _over_the_best),
 }
 
 
 def pair_of_targets(
-    passes: tuple[str, str],
-    workload: str,
-    measure: str,
-    *bounds: float | None,
-    against: str = "",
-    method: str = AUTO,
+    passes: tuple[str, str], workload: str, measure: str, *bounds: float | None, against: str = ""
 ) -> Iterator[Target]:
     """The targets of both passes that have a bound."""
     for which, bound in zip(passes, bounds, strict=True):
         if bound is not None:
-            yield Target(workload, which, measure, bound, against, method)
+            yield Target(workload, which, measure, bound, against)
 
 
 def _pair(
     workload: str, measure: str, forward: float | None, both: float | None, against: str = ""
 ) -> Iterator[Target]:
-    return pair_of_targets((FORWARD, BOTH), workload, measure, forward, both, against=against)
+    return pair_of_targets(("forward", "both"), workload, measure, forward, both, against=against)
 
 
 TARGETS = (
@@ -195,10 +186,8 @@ TARGETS = (
     *_pair("e16384", "faster", 4, 15, SPARSE),
     *_pair("e65536", "seconds", 0.2, 0.9),
     *_pair("e65536", "megabytes", 250, 800),
-    *_pair("e65536", "alone", 1, 1, PYG),
     *_pair("g100000", "faster", 25, None, PYG),
     *_pair("g100000", "smaller", 40, None, PYG),
-    *_pair("g100000", "alone", None, 1, PYG),
     *_pair("f1024", "faster", 1.5, 2, MASKED),
     *_pair("f64", "time", 1.05, 1.05, MASKED),
     *_pair("g34", "time", 1.0, 1.0, MASKED),
@@ -208,10 +197,12 @@ TARGETS = (
 
 
 def judged(record: Record) -> list[Record]:
-    """Every target of the record's workloads; the last ones hold for all: auto within 1.3 times the best
-    backend, and the first call along a graph within 20 times a later one, or 50 ms.
+    """Every target of the record's workloads, and two that hold for all of them.
+
+    These are that auto is within 1.3 times the best backend, and the first call along a graph within 20 times
+    a later one, or 50 ms.
     """
-    names = dict.fromkeys(w["workload"] for w in record["workloads"])
-    best = [target for name in names for target in _pair(name, "best", 1.3, 1.3)]
-    best += [target for name in names for target in _pair(name, "first", 20, None)]
-    return judge(record, [target for target in (*TARGETS, *best) if target.workload in names], MEASURES)
+    names = [about["workload"] for about in record["workloads"]]
+    every = [target for name in names for target in _pair(name, "best", 1.3, 1.3)]
+    every += [target for name in names for target in _pair(name, "first", 20, None)]
+    return judge(record, [target for target in (*TARGETS, *every) if target.workload in names], MEASURES)

@@ -1,56 +1,63 @@
-"""One method on one workload: right first, then its memory and its time, forward and backward, as two cases.
+"""The workloads of a GPU as tasks, and the record that their results make.
 
-- ``status``: "measured", or why not, with its ``reason``: "missing", "refused", "out of memory" (also by
-  estimate), "failed", "wrong", "slow" (its first call took a minute)
-- ``seconds``: the median; ``least``, ``p10``, ``p90``, ``samples``; backward is the backward pass alone
+A method on a workload is right first, then its memory and its time are measured, forward and backward, as two
+cases:
+
+- ``status``: "measured", or why not, with its ``reason``: "missing", "refused", "out of memory", "failed",
+  "wrong", "slow" (its first call took a minute)
+- ``seconds``: the median; ``least``, ``p10``, ``p90``, ``samples``; backward is the backward pass alone; ``ratio``
+  to the time of auto
 - ``first_s``: the first call: the plan of this graph, and what is compiled
 - ``takes``: the backend that auto took
 - ``bytes``: peak memory of a call beyond its inputs, outputs included; of backward, of a whole training step
 - ``share``: of what the measured ceilings allow for this work
 - ``output_error``, ``gradient_error``: in units of SDPA's own. A peer whose errors are larger than what is
   allowed of ours is timed up to 16 times SDPA's own, with that as its ``reason``
+
+The record has these ``cases``, the ``workloads``, why a workload has no graph (``unbuilt``), the names of all
+(``due``), the ``ceilings`` of :func:`~benchmarks.gpu.machine.ceilings`, and the ``targets``; ``measurement`` is
+False for a rehearsal.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.checked import Checked, Verdict
-from benchmarks.gpu.machine import Ceilings, Watch, gather_rate, peak_memory
-from benchmarks.gpu.methods import call_of
+from benchmarks.gpu import machine, targets
+from benchmarks.gpu.machine import Watch
+from benchmarks.gpu.methods import methods_of
+from benchmarks.gpu.processes import Lines, Task
 from benchmarks.gpu.workloads import PASSES, bytes_of
-from benchmarks.methods import Method, Prepared
+from benchmarks.methods import AUTO, Method, Prepared, call_of, refusal
 from benchmarks.process import is_out_of_memory, one_line
+from benchmarks.records import Record, case_of, value_of
 from benchmarks.workloads import Problem, Workload
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends.dispatch import choose
 
-__all__ = ["Bench", "LostDeviceError", "Pace", "failed_by"]
+__all__ = ["REHEARSAL", "Bench", "Pace", "record_of", "tasks_of"]
 
 CACHE_BYTES, FEWEST_SETS, MOST_SETS, TIMES_CACHE = 50e6, 4, 16, 3
 PEERS_ERROR = 16.0  # times SDPA's own, up to which a peer is timed; its case says so
 OUT_OF_MEMORY = "out of memory"
-Case = dict[str, Any]
 Marks = list[tuple[Any, Any]]
-
-
-class LostDeviceError(RuntimeError):
-    """The device answers nothing any more: only a new process can go on."""
 
 
 @dataclass(frozen=True)
 class Pace:
     """``budget`` seconds of samples for a pass of a method, ``fewest`` to ``most`` of them, after ``warm`` calls.
 
-    A call that takes more than ``slow`` seconds is warm at once, and measured twice. After a first call of
-    more than ``slowest`` seconds, with what it compiles, nothing is timed.
+    A call that takes more than ``slow`` seconds is measured twice. After a first call of more than ``slowest``
+    seconds, with what it compiles, nothing is timed.
     """
 
     budget: float = 0.4
@@ -67,36 +74,36 @@ class Pace:
         return min(self.most, max(self.fewest, int(self.budget / max(seconds, 1e-7))))
 
 
+REHEARSAL = Pace(0.0, 1, 1, 1)
+
+
 class Bench:
     """A workload on a device: its inputs, the truth about some receivers, and :meth:`cases` of a method."""
 
-    def __init__(self, workload: Workload, watch: Watch, ceilings: Ceilings, pace: Pace) -> None:
+    def __init__(
+        self, workload: Workload, device: torch.device, ceilings: dict[str, float], pace: Pace
+    ) -> None:
         """Build the graph and draw the inputs, so many sets that they do not stay in the cache."""
-        self.workload, self.watch, self.pace, self.ceilings = workload, watch, pace, ceilings
+        self.workload, self.watch, self.pace, self.ceilings = workload, Watch(device), pace, ceilings
         start = time.perf_counter()
         graph = workload.graph()
         self.build_s = time.perf_counter() - start
-        first = workload.problem(graph, watch.device)
-        more = [workload.problem(graph, watch.device, seed) for seed in range(1, _sets(first))]
-        self.sets = [first, *more]
-        self.checked = Checked(first)
-        width = first.heads * first.dim
-        self.gathers = gather_rate(graph, width, watch.device) if workload.kind == "gathers" else None
+        self.problem = workload.problem(graph, device)
+        others = (workload.problem(graph, device, seed) for seed in range(1, _sets(self.problem)))
+        self.sets = [self.problem, *others]
+        self.checked = Checked(self.problem)
+        width = self.problem.heads * self.problem.dim
+        self.gathers = machine.gather_rate(graph, width, device) if workload.kind == "gathers" else None
 
-    @property
-    def problem(self) -> Problem:
-        """The first set of inputs."""
-        return self.sets[0]
-
-    def about(self) -> Case:
+    def about(self) -> Record:
         """The description of the workload."""
-        problem = self.problem
+        problem, graph = self.problem, self.problem.graph
         return {
             "workload": self.workload.name,
             "title": self.workload.title,
-            "tokens": problem.graph.num_dst,
-            "senders": problem.graph.num_src,
-            "edges": problem.graph.num_edges,
+            "tokens": graph.num_dst,
+            "senders": graph.num_src,
+            "edges": graph.num_edges,
             "heads": problem.heads,
             "dim": problem.dim,
             "dtype": str(problem.inputs[0].dtype).removeprefix("torch."),
@@ -108,46 +115,36 @@ class Bench:
             "least_bytes": {which: bytes_of(problem, which) for which in PASSES},
         }
 
-    def cases(self, method: Method) -> list[Case]:
-        """Both passes. :class:`LostDeviceError` if the device does not survive it."""
-        place: Case = {"workload": self.workload.name, "method": method.name, "ours": method.ours}
-        refused = self._tried(partial(self._refusal, method))
-        prepared = cache(partial(method.prepare, self.problem))
-        cases = []
+    def cases(self, method: Method) -> list[Record]:
+        """Both passes."""
+        prepared, cases = cache(partial(method.prepare, self.problem)), list[Record]()
+        ended: Record | None = None
         for which in PASSES:
-            case = refused or self._tried(partial(self._measured, method, prepared, which)) or {}
-            cases.append({**place, "pass": which, **case})
+            try:
+                case = (
+                    ended
+                    or refusal(method, self.problem, "forward")
+                    or self._measured(method, prepared, which)
+                )
+            except Exception as error:
+                case = _failed_by(error)
+                gc.collect()
+            cases.append(
+                {
+                    "workload": self.workload.name,
+                    "method": method.name,
+                    "ours": method.ours,
+                    "pass": which,
+                    **case,
+                }
+            )
             # the other pass would take longer still
-            refused = case if case["status"] in ("slow", OUT_OF_MEMORY) else refused
+            ended = case if case["status"] in ("slow", OUT_OF_MEMORY) else None
         return cases
 
-    def _tried(self, work: Callable[[], Case | None]) -> Case | None:
-        """What it returns, or why it failed."""
-        try:
-            return work()
-        except Exception as error:
-            failed = failed_by(error)
-        self._release_memory()
-        return failed
-
-    def _refusal(self, method: Method) -> Case | None:
-        """The case where nothing is run."""
-        missing = method.missing()
-        if missing is not None:
-            return {"status": "missing", "reason": f"not there: {missing}"}
-        reason = None if method.unsupported_reason is None else method.unsupported_reason(self.problem)
-        if reason is not None:
-            return {"status": "refused", "reason": reason}
-        needed = 0.0 if method.bytes_needed is None else method.bytes_needed(self.problem, False)
-        free = torch.cuda.mem_get_info(self.watch.device)[0] if self.watch.on_gpu else None
-        if free is not None and needed > free:
-            text = f"about {needed / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB are free"
-            return {"status": OUT_OF_MEMORY, "reason": text}
-        return None
-
-    def _measured(self, method: Method, prepare: Callable[[], Prepared], which: str) -> Case:
+    def _measured(self, method: Method, prepare: Callable[[], Prepared], which: str) -> Record:
         backward = which == "backward"
-        about: Case = {"takes": choose(call_of(self.problem)).name} if method.name.startswith("auto") else {}
+        about: Record = {"takes": choose(call_of(self.problem)).name} if method.name.startswith(AUTO) else {}
         start = time.perf_counter()
         prepared = prepare()
         if method.same:
@@ -160,38 +157,31 @@ class Bench:
         self.watch.wait()
         about["first_s"] = round(time.perf_counter() - start, 3)
         if about["first_s"] > self.pace.slowest:
-            return {"status": "slow", "reason": f"its first call took {about['first_s']:.0f} s", **about}
+            return {"status": "slow", **about, "reason": f"its first call took {about['first_s']:.0f} s"}
         return {"status": "measured", **about, **self._timed(prepared, which)}
 
-    def _timed(self, prepared: Prepared, which: str) -> Case:
+    def _timed(self, prepared: Prepared, which: str) -> Record:
         step = self._forward if which == "forward" else self._training_step
         marks: Marks = []
-        memory = peak_memory(self.watch.device, lambda: step(prepared, 0, marks))
-        seconds = self._warm(partial(step, prepared))
+        memory = machine.peak_memory(self.watch.device, lambda: step(prepared, 0, marks))
+        for number in range(self.pace.warm):
+            step(prepared, number, marks)
+        self.watch.wait()
+        samples = self.pace.samples(self.watch.seconds(*marks.pop()))
         marks.clear()
-        for number in range(self.pace.samples(seconds)):
+        for number in range(samples):
             step(prepared, number, marks)
         self.watch.wait()
         times = sorted(self.watch.seconds(*pair) for pair in marks)
-        return {**_figures(times), "bytes": memory, "share": self.floor(which) / times[len(times) // 2]}
+        median, low, high = (times[min(samples - 1, int(share * samples))] for share in (0.5, 0.1, 0.9))
+        spread = {"seconds": median, "least": times[0], "p10": low, "p90": high, "samples": samples}
+        return {**spread, "bytes": memory, "share": self.floor(which) / median}
 
     def floor(self, which: str) -> float:
         """Seconds that the measured ceilings allow: products of all edges, or their gathers."""
         if self.gathers is None:
-            return self.problem.flops(which) / self.ceilings.products
+            return self.problem.flops(which) / self.ceilings["products"]
         return bytes_of(self.problem, which) / self.gathers
-
-    def _warm(self, step: Callable[[int, Marks], object]) -> float:
-        """Seconds of the last of the first calls."""
-        marks: Marks = []
-        seconds = 0.0
-        for number in range(self.pace.warm):
-            step(number, marks)
-            self.watch.wait()
-            seconds = self.watch.seconds(*marks[-1])
-            if seconds > self.pace.slow:
-                break
-        return seconds
 
     def _forward(self, prepared: Prepared, number: int, marks: Marks) -> Tensor:
         inputs = self.sets[number % len(self.sets)].inputs
@@ -211,17 +201,6 @@ class Bench:
         marks.append((start, self.watch.mark()))
         return gradients
 
-    def _release_memory(self) -> None:
-        """Free what a failed method allocated. :class:`LostDeviceError` if the device is lost with it."""
-        gc.collect()
-        if not self.watch.on_gpu:
-            return
-        try:
-            torch.cuda.synchronize(self.watch.device)
-            torch.cuda.empty_cache()
-        except RuntimeError as error:
-            raise LostDeviceError(one_line(error)) from error
-
 
 def _is_nearly_exact(verdict: Verdict) -> bool:
     """Whether a peer computes the same, though with larger errors: it may sum in the short dtype itself."""
@@ -236,16 +215,71 @@ def _sets(problem: Problem) -> int:
     return int(min(MOST_SETS, max(FEWEST_SETS, -(-TIMES_CACHE * CACHE_BYTES // max(size, 1)))))
 
 
-def _figures(times: Sequence[float]) -> Case:
-    """Median, least, and tenths of sorted times."""
-    last = len(times) - 1
-    median, low, high = (times[min(last, int(share * len(times)))] for share in (0.5, 0.1, 0.9))
-    return {"seconds": median, "least": times[0], "p10": low, "p90": high, "samples": len(times)}
-
-
-def failed_by(error: Exception) -> Case:
+def _failed_by(error: Exception) -> Record:
     """The case of a method that raised."""
-    if is_out_of_memory(one_line(error)):
-        return {"status": OUT_OF_MEMORY, "reason": one_line(error)}
-    refused = isinstance(error, NotImplementedError) or "No viable backend" in str(error)
-    return {"status": "refused" if refused else "failed", "reason": one_line(error)}
+    reason = one_line(error)
+    refused = isinstance(error, NotImplementedError) or "No viable backend" in reason
+    status = OUT_OF_MEMORY if is_out_of_memory(reason) else "refused" if refused else "failed"
+    return {"status": status, "reason": reason}
+
+
+# ---- tasks, and the record
+
+
+def tasks_of(workloads: Sequence[Workload], device: torch.device, pace: Pace, file: Path) -> Iterator[Task]:
+    """The ceilings, then for each workload its description and the cases of each method.
+
+    A process that comes after a death reads the ceilings from the ``file`` of all results.
+    """
+
+    @lru_cache(maxsize=1)
+    def bench(workload: Workload) -> Bench:
+        gc.collect()
+        return Bench(workload, device, Lines.read(file).results["ceilings"], pace)
+
+    def describe(workload: Workload) -> Record:
+        try:
+            return {"workload": bench(workload).about()}
+        except Exception as error:
+            return {"unbuilt": f"the workload cannot be built: {one_line(error)}"}
+
+    def measure(workload: Workload, method: Method) -> Record:
+        why = Lines.read(file).results[workload.name].get("unbuilt")
+        return {"cases": _failed(workload, method, why) if why else bench(workload).cases(method)}
+
+    yield Task("ceilings", "ceilings", lambda: machine.ceilings(device))
+    for workload in workloads:
+        yield Task(workload.name, workload.name, partial(describe, workload))
+        for method in methods_of(workload):
+            name = f"{workload.name}: {method.name}"
+            yield Task(name, workload.name, partial(measure, workload, method))
+
+
+def _failed(workload: Workload, method: Method, reason: str) -> list[Record]:
+    place = {"workload": workload.name, "method": method.name, "ours": method.ours}
+    return [{**place, "pass": which, "status": "failed", "reason": reason} for which in PASSES]
+
+
+def record_of(workloads: Sequence[Workload], file: Path, about: Record, measurement: bool) -> Record | None:
+    """What the results in a file come to; None before the ceilings are measured."""
+    results = Lines.read(file).results
+    if "products" not in results.get("ceilings", {}):
+        return None
+    record: Record = {"bench": "gpu", "schema": 1, **about, "measurement": measurement}
+    record |= {"ceilings": results["ceilings"], "workloads": [], "cases": [], "unbuilt": {}}
+    record["due"] = [workload.name for workload in workloads]
+    for workload in workloads:
+        described = results.get(workload.name, {})
+        if "workload" in described:
+            record["workloads"].append(described["workload"])
+        elif described:
+            record["unbuilt"][workload.name] = described.get("unbuilt") or described["death"]
+        for method in methods_of(workload):
+            result = results.get(f"{workload.name}: {method.name}", {})
+            death = _failed(workload, method, result["death"]) if "death" in result else []
+            record["cases"] += result.get("cases", death)
+    for case in record["cases"]:
+        auto = value_of(case_of(record, case["workload"], AUTO, case["pass"]), "seconds")
+        if auto is not None and case["status"] == "measured":
+            case["ratio"] = case["seconds"] / auto
+    return {**record, "targets": targets.judged(record)}

@@ -7,18 +7,18 @@ refused with the reason; a peer that is missing is a row that says so.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from benchmarks import gpu_peers, methods
 from benchmarks.gpu.workloads import (
+    AGAIN,
     ANEMOI,
     CUDNN,
     EFFICIENT,
@@ -27,29 +27,24 @@ from benchmarks.gpu.workloads import (
     VARLEN,
     new_selection,
 )
-from benchmarks.methods import AUTO, Method, Prepared, attended, call_of, of_backend
-from benchmarks.workloads import FLEX, PYG, SPARSE, Problem
+from benchmarks.methods import AUTO, Method, Prepared, along_graph, call_of
+from benchmarks.workloads import FLEX, PYG, SPARSE, Problem, Workload
 from gnn_attention import attend, convert
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.backends.plan.packing import packing
 
-__all__ = ["AGAIN", "AUTO", "NEW_GRAPH", "OURS", "PEERS", "call_of", "methods_of"]
+__all__ = ["ANEMOI_MODULE", "OURS", "PEERS", "methods_of"]
 
-AGAIN = "auto again"  # the same twice: how far apart two measurements of one thing are
-NEW_GRAPH = "auto, a new graph each time"
 ANEMOI_MODULE = "anemoi.models.triton.gt"
 MOST_EDGES = 2**24  # of a workload on which the backends other than auto and rows are timed
-HALF = (torch.float16, torch.bfloat16)
 
 
-def methods_of(workload: str, peers: Sequence[str]) -> list[Method]:
-    """Auto, the peers of these names, our other backends, and auto again, in this order."""
-    new_graph = (
-        [Method(NEW_GRAPH, _new_graph, ours=True, same=False)] if workload.startswith("chosen") else []
-    )
-    again = replace(OURS[AUTO], name=AGAIN)
-    return [OURS[AUTO], *new_graph, *(PEERS[name] for name in peers), *list(OURS.values())[1:], again]
+def methods_of(workload: Workload) -> list[Method]:
+    """Auto, the peers of a workload, our other backends, and auto again, in this order."""
+    own = [OURS[AUTO]]
+    if workload.name.startswith("chosen"):
+        own.append(Method("auto, a new graph each time", _new_graph, ours=True, same=False))
+    peers = [PEERS[name] for name in workload.peers]
+    return [*own, *peers, *list(OURS.values())[1:], replace(OURS[AUTO], name=AGAIN)]
 
 
 def _new_graph(problem: Problem) -> Prepared:
@@ -75,61 +70,57 @@ def _not_compiled(problem: Problem) -> str | None:
     return None if problem.device.type == "cuda" else "it is compiled for a GPU here"
 
 
-def _of_backend(name: str) -> Method:
-    return of_backend(BACKENDS[name], partial(_refusal, BACKENDS[name]))
-
-
-OURS = {AUTO: Method(AUTO, partial(attended, AUTO), ours=True)}
-OURS |= {name: _of_backend(name) for name in ("rows", "flex", "varlen", "dense")}
-
-
-def _kernel_of(name: str) -> contextlib.AbstractContextManager[Any]:
-    attention = importlib.import_module("torch.nn.attention")
-    context: contextlib.AbstractContextManager[Any] = attention.sdpa_kernel(
-        getattr(attention.SDPBackend, name)
+OURS = {AUTO: Method(AUTO, partial(along_graph, AUTO), ours=True)}
+OURS |= {
+    name: Method(
+        name,
+        partial(along_graph, BACKENDS[name]),
+        ours=True,
+        unsupported_reason=partial(_refusal, BACKENDS[name]),
     )
-    return context
+    for name in ("rows", "flex", "varlen", "dense")
+}
 
 
 def _sdpa(kernel: str, problem: Problem) -> Prepared:
     """One kernel of SDPA by name, for a causal or a full graph."""
+    attention = importlib.import_module("torch.nn.attention")
     causal = problem.graph.is_causal()
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with _kernel_of(kernel):
+        with attention.sdpa_kernel(getattr(attention.SDPBackend, kernel)):
             return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return Prepared(run)
 
 
-def _needs_whole(problem: Problem) -> str | None:
-    return (
-        None
-        if problem.graph.is_causal() or problem.graph.is_full()
-        else "the graph is neither causal nor full"
-    )
+def _sdpa_refusal(problem: Problem) -> str | None:
+    whole = problem.graph.is_causal() or problem.graph.is_full()
+    return None if whole else "the graph is neither causal nor full"
 
 
 def _varlen(problem: Problem) -> Prepared:
     """``torch.nn.attention.varlen.varlen_attn`` on tokens ``[T, H, D]``, as it wants them."""
     varlen = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    found = convert.to_varlen(problem.graph)
-    bounds, longest = found.cu_seqlens.to(problem.inputs[0].device), found.max_seqlen
+    packed = convert.to_varlen(problem.graph)
+    bounds, longest = packed.cu_seqlens.to(problem.device), packed.max_seqlen
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        packed = (x[0].transpose(0, 1) for x in (q, k, v))
-        out: Tensor = varlen(*packed, bounds, bounds, longest, longest, window_size=found.window)
+        tokens = (x[0].transpose(0, 1) for x in (q, k, v))
+        out: Tensor = varlen(*tokens, bounds, bounds, longest, longest, window_size=packed.window)
         return out.transpose(0, 1).unsqueeze(0)
 
     return Prepared(run)
 
 
 def _varlen_refusal(problem: Problem) -> str | None:
-    if problem.inputs[0].dtype not in HALF or problem.inputs[0].device.type != "cuda":
-        got = f"{problem.inputs[0].dtype} on {problem.inputs[0].device}"
-        return f"it computes in float16 and bfloat16 on CUDA, got {got}"
-    if packing(problem.graph) is None:
-        return "the graph is no packing of documents with one window for all of them"
+    q = problem.inputs[0]
+    if q.dtype not in (torch.float16, torch.bfloat16) or q.device.type != "cuda":
+        return f"it computes in float16 and bfloat16 on CUDA, got {q.dtype} on {q.device}"
+    try:
+        convert.to_varlen(problem.graph)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -186,37 +177,21 @@ def _sorted_edges(
 
 
 def _anemoi_refusal(problem: Problem) -> str | None:
-    q = problem.inputs[0]
-    if q.device.type != "cuda":
-        return "its operators are for CUDA alone"
-    if len(q) != 1:
-        return f"it takes one sample, got {len(q)}"
-    return None if q.dtype != torch.float64 else "it computes in float32 and shorter"
-
-
-def _anemoi_bytes(problem: Problem, both: bool) -> float:
-    """A vector for each edge, and its gradient."""
-    size = problem.grad_out.element_size()
-    return float(problem.graph.num_edges * problem.heads * problem.dim * size * (2 if both else 1))
+    return None if problem.device.type == "cuda" else "its operators are for CUDA alone"
 
 
 def _peers() -> Iterator[Method]:
     kernels = {FLASH: "FLASH_ATTENTION", CUDNN: "CUDNN_ATTENTION", EFFICIENT: "EFFICIENT_ATTENTION"}
     for name, kernel in kernels.items():
-        yield Method(name, partial(_sdpa, kernel), unsupported_reason=_needs_whole)
+        yield Method(name, partial(_sdpa, kernel), unsupported_reason=_sdpa_refusal)
     varlen = ("torch.nn.attention.varlen",)
     yield Method(VARLEN, _varlen, modules=varlen, unsupported_reason=_varlen_refusal)
     yield replace(methods.PEERS[FLEX], unsupported_reason=_flex_refusal, backward=None)
     pyg = methods.PEERS[PYG]
     yield pyg
     yield replace(pyg, name=PYG_COMPILED, prepare=_pyg_compiled, unsupported_reason=_not_compiled)
-    yield Method(
-        ANEMOI,
-        _anemoi,
-        modules=("triton", ANEMOI_MODULE),
-        unsupported_reason=_anemoi_refusal,
-        bytes_needed=_anemoi_bytes,
-    )
+    anemoi = ("triton", ANEMOI_MODULE)
+    yield Method(ANEMOI, _anemoi, modules=anemoi, unsupported_reason=_anemoi_refusal)
     yield methods.PEERS[SPARSE]
 
 

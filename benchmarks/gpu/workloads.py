@@ -10,15 +10,15 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from benchmarks.workloads import FLEX, PYG, SPARSE, Problem, Workload
-from gnn_attention import convert, patterns
-from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph import TokenGraph
+from gnn_attention import TokenGraph, convert, patterns
 
 __all__ = ["PASSES", "WORKLOADS", "bytes_of", "new_selection"]
 
 PASSES = ("forward", "backward")
+AGAIN = "auto again"  # the same twice: how far apart two measurements of one thing are
 FLASH, CUDNN, EFFICIENT = "SDPA flash", "SDPA cuDNN", "SDPA efficient"
 VARLEN, PYG_COMPILED, ANEMOI = "torch varlen", "PyG compiled", "anemoi graph transformer"
 IRREGULAR = (ANEMOI, PYG_COMPILED, PYG, SPARSE)
@@ -38,19 +38,16 @@ def bytes_of(problem: Problem, which: str) -> float:
     return (streams + gathered) * (1.0 if which == "forward" else 2.0)
 
 
-def random_senders(n: int, degree: int, num_src: int | None = None) -> TokenGraph:
+def random_senders(n: int, degree: int) -> TokenGraph:
     """Every receiver has ``degree`` different random senders, listed by receiver, then sender.
 
-    Sorted numbers drawn from ``0 .. num_src - degree`` plus ``0, 1, 2, ...`` are all different.
+    Sorted numbers drawn from ``0 .. n - degree`` plus ``0, 1, 2, ...`` are all different.
     """
-    num_src = n if num_src is None else num_src
-    degree = min(degree, num_src)
+    degree = min(degree, n)
     rng = torch.Generator().manual_seed(0)
-    drawn = torch.randint(0, num_src - degree + 1, (n, degree), generator=rng).sort(1).values
-    src = drawn + torch.arange(degree)
-    dst = torch.arange(n).repeat_interleave(degree)
-    name = f"{degree} of {num_src} senders"
-    return TokenGraph.from_distinct_edges(torch.stack([src.flatten(), dst]), n, num_src, name)
+    drawn = torch.randint(0, n - degree + 1, (n, degree), generator=rng).sort(1).values
+    src, dst = drawn + torch.arange(degree), torch.arange(n).repeat_interleave(degree)
+    return TokenGraph.from_distinct_edges(torch.stack([src.flatten(), dst]), n, n, f"{degree} random senders")
 
 
 def clusters(n: int, degree: int = 492, size: int = 2048) -> TokenGraph:
@@ -73,7 +70,7 @@ def clusters(n: int, degree: int = 492, size: int = 2048) -> TokenGraph:
     return TokenGraph.from_distinct_edges(edges, n, n, f"communities of {size}")
 
 
-def _one_of_each_range(rows: int, count: int, total: int, rng: torch.Generator) -> Int[Tensor, "rows count"]:
+def _one_of_each_range(rows: int, count: int, total: int, rng: torch.Generator) -> Tensor:
     """In each row one number of each of ``count`` ranges of equal length below ``total``."""
     ends = torch.arange(count + 1) * total // count
     width = ends.diff().int()
@@ -114,13 +111,10 @@ def filled_tiles(n: int, one_in: int) -> TokenGraph:
 
 def documents(total: int, number: int = 67) -> TokenGraph:
     """Packed documents, causal inside, of log-normal lengths that add up to ``total``."""
-    return patterns.documents(_lengths(total, max(1, min(number, total // 8))).tolist())
-
-
-def _lengths(total: int, number: int) -> Int[Tensor, " documents"]:
+    number = max(1, min(number, total // 8))
     drawn = torch.randn(number, generator=torch.Generator().manual_seed(0)).exp()
     ends = (drawn.cumsum(0) / drawn.sum() * total).round().long()
-    return ends.diff(prepend=ends.new_zeros(1)).clamp(min=0)
+    return patterns.documents(ends.diff(prepend=ends.new_zeros(1)).tolist())
 
 
 def _window(n: int) -> TokenGraph:

@@ -1,0 +1,121 @@
+"""This checkout against another one, workload by workload, in one run: ``python -m benchmarks compare CHECKOUT``.
+
+For each workload two processes hold the same inputs, one with the package of this checkout, one with that of the
+other; calls of ``backend="auto"`` are timed in turns. The record, as ``--json`` writes it:
+
+- ``bench``: "compare"; ``other``: the other checkout; date, commit, processor, threads, versions, ...
+- ``cases``: one for each workload and pass: ``seconds`` and ``other_seconds``, the least times, ``median`` and
+  ``other_median``, ``samples``, and ``ratio``, the least time over that of the other
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.process import BOUND_THREADS, ROOT
+from benchmarks.records import Record, circumstances
+from benchmarks.table import markdown
+from benchmarks.workloads import TWELVE, select
+
+__all__ = ["add_options", "run", "text"]
+
+PASSES, WARM = ("forward", "both"), 3
+# the package of the checkout, then the benchmarks of this one
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import gnn_attention
+sys.path.insert(0, sys.argv[2])
+from benchmarks.timer import time_calls
+time_calls(sys.argv[3])
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the suite."""
+    parser.add_argument("checkout", type=Path, help="of another commit, such as a git worktree")
+    parser.add_argument("--workloads", metavar="A,B,...", default=",".join(TWELVE))
+    parser.add_argument("--rounds", type=int, default=20, help="samples of each (default: 20)")
+
+
+def run(args: argparse.Namespace) -> Record:
+    """Both checkouts on every workload; ValueError for a folder that holds no package, or an unknown workload."""
+    if not (args.checkout / "gnn_attention").is_dir():
+        raise ValueError(f"{args.checkout} holds no package gnn_attention: give another checkout")
+    cases = []
+    for workload in select(args.workloads.split(",")):
+        print(workload.title, file=sys.stderr, flush=True)
+        with _timer(ROOT, workload.name) as ours, _timer(args.checkout, workload.name) as theirs:
+            for which in PASSES:
+                for _ in range(WARM):
+                    _ask(ours, which), _ask(theirs, which)
+                times = [(_ask(ours, which), _ask(theirs, which)) for _ in range(args.rounds)]
+                cases.append({"workload": workload.name, "pass": which, **_figures(times)})
+    return {"bench": "compare", "schema": 1, "other": str(args.checkout), **circumstances(), "cases": cases}
+
+
+def _figures(times: list[tuple[float, float]]) -> Record:
+    (least, median), (other, other_median) = (
+        (min(x), statistics.median(x)) for x in zip(*times, strict=True)
+    )
+    figures = {"seconds": least, "median": median, "other_seconds": other, "other_median": other_median}
+    return {**figures, "samples": len(times), "ratio": least / other}
+
+
+@contextmanager
+def _timer(checkout: Path, workload: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that times a call along a workload whenever it is asked."""
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(checkout.resolve()), str(ROOT), workload]
+    # nothing but the given checkouts on the path
+    environment = {**os.environ, **BOUND_THREADS, "PYTHONPATH": ""}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd="/", stdin=pipe, stdout=pipe, text=True, env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _ask(process: subprocess.Popen[str], which: str) -> float:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(which, file=process.stdin, flush=True)
+    answer = process.stdout.readline()
+    if not answer:
+        raise ValueError(f"{process.args[4]} ended with {process.wait()}")  # type: ignore[index]
+    return float(answer)
+
+
+def text(record: Record) -> str:
+    """The record as a table: milliseconds, least and median, here and in the other checkout."""
+    names = ("seconds", "other_seconds", "median", "other_median")
+    rows = [
+        [
+            case["workload"],
+            case["pass"],
+            *(f"{case[name] * 1e3:.3f}" for name in names),
+            f"{case['ratio']:.3f}",
+        ]
+        for case in record["cases"]
+    ]
+    head = [
+        "workload",
+        "pass",
+        "least, ms",
+        "of the other",
+        "median, ms",
+        "of the other",
+        "ratio of the least",
+    ]
+    title = (
+        f"{record['commit']} against {record['other']}, {record['processor']}, {record['threads']} threads"
+    )
+    return f"{title}\n\n{markdown(head, rows)}"
