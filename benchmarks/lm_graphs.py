@@ -15,29 +15,31 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from benchmarks.records import environment
 from gnn_attention import lm, patterns, use_graph
 from gnn_attention._support import atomic_files
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.huggingface import attending
 from gnn_attention.interpret.trace import Attribution, PrunedGraphs, attribute
-from gnn_attention.verify.circumstances import environment
 
 TOKENS, FIRST, PROJECTIONS = 1024, 256, 3
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
 STEPS = (0.2, 0.12, 0.08, 0.065, 0.055, 0.05)  # shares of the refinement
 REFINED = "attribution, again at each step"
-REFERENCE = {"text": "GPL-3 of Debian's base-files", "file": "/usr/share/common-licenses/GPL-3"}
+WINDOWS = (1, 2, 5, 9, 25, 50, 100, 300)
+TEXT = Path("/usr/share/common-licenses/GPL-3")  # of Debian's base-files
 
 
 class Study:
-    """A model, a text, and a record of losses by choice and share."""
+    """A model, a text, and a record of losses by choice and share, written after each."""
 
     def __init__(self, record: Path, text: Path) -> None:
         self.file = record
@@ -46,20 +48,18 @@ class Study:
         self.ids = tokenizer(text.read_text(), return_tensors="pt").input_ids[:, :TOKENS]
         self.causal = patterns.causal(TOKENS)
         self.pairs = self.causal.num_edges
-        self.record = json.loads(record.read_text()) if record.exists() else self._empty(text)
-        if record.exists():
-            self.record["continued"] = environment("cpu")
-
-    def _empty(self, text: Path) -> dict[str, Any]:
-        about = {"tokens": TOKENS, "loss_after": FIRST, "model": "smollm2", "text": str(text)}
-        command = "python -m benchmarks.lm_graphs"
-        return {
+        self.record: dict[str, Any] = {
             "bench": "lm-graphs",
-            "command": command,
-            **about,
+            "command": "python -m benchmarks.lm_graphs",
+            "tokens": TOKENS,
+            "loss_after": FIRST,
+            "model": "smollm2",
+            "text": str(text),
             "points": [],
             "environment": environment("cpu"),
         }
+        if record.exists():
+            self.record = {**json.loads(record.read_text()), "continued": environment("cpu")}
 
     def losses(self, logits: torch.Tensor) -> torch.Tensor:
         """Of the targets that count."""
@@ -72,32 +72,27 @@ class Study:
         with use_graph(self.model, graph), attending(backend):
             return float(self.losses(self.model(self.ids, use_cache=False).logits).mean())
 
-    def has(self, choice: str, share: float) -> bool:
-        return any((p["choice"], p["asked"]) == (choice, share) for p in self.record["points"])
-
-    def measure(self, choice: str, asked: float, share: float, graph: Any) -> None:
-        if self.has(choice, asked):
+    def measure(self, choice: str, asked: float, graph: Callable[[], Any]) -> None:
+        """A point of the record, unless it is there."""
+        if any((p["choice"], p["asked"]) == (choice, asked) for p in self.record["points"]):
             return
+        made = graph()
+        share = made.share if isinstance(made, PrunedGraphs) else made.num_edges / self.pairs
         point = {
             "choice": choice,
             "asked": asked,
             "share": round(share, 6),
-            "loss": round(self.loss(graph), 4),
+            "loss": round(self.loss(made), 4),
         }
         self.record["points"].append(point)
         atomic_files.write(self.file, json.dumps(self.record, indent=1) + "\n")
         print(time.strftime("%H:%M:%S"), *point.values(), flush=True)
 
-    def missing(self, choice: str, shares: Sequence[float]) -> list[float]:
-        return [share for share in shares if not self.has(choice, share)]
-
-    def rank(self, choice: str, found: Callable[[], Attribution], shares: Sequence[float] = SHARES) -> None:
-        """Points of the edges that lead in ``found()``, which is computed if a point is missing."""
-        missing = self.missing(choice, shares)
-        effects = found() if missing else None
-        for share in missing:
-            pruned = effects.keep(share)  # type: ignore[union-attr]
-            self.measure(choice, share, pruned.share, pruned)
+    def rank(self, choice: str, effects: Callable[[], Attribution], shares: Sequence[float] = SHARES) -> None:
+        """Points of the edges that lead in ``effects()``, which is computed if a point is missing."""
+        once = cache(effects)
+        for share in shares:
+            self.measure(choice, share, lambda share=share: once().keep(share))  # type: ignore[misc]
 
 
 def weights(study: Study) -> Attribution:
@@ -128,63 +123,47 @@ def random(study: Study) -> Attribution:
     return Attribution(dict.fromkeys(found, study.causal), {"slope": found})
 
 
-def windows(study: Study) -> None:
-    """Windows with 4 sinks."""
-    edges = {
-        w: (patterns.window(TOKENS, w) | patterns.sinks(TOKENS, 4)) for w in (1, 2, 5, 9, 25, 50, 100, 300)
-    }
-    for width, graph in edges.items():
-        share = graph.num_edges / study.pairs
-        study.measure(f"window({width}) | sinks(4)", 0.0, share, graph)
-
-
-def refined(study: Study) -> None:
+def refine(study: Study) -> None:
     """The slopes along the graph that is left, again at each step: edges may come back.
 
     Squares are means of the steps so far, the last with weight 1/2, so that random signs matter less.
     """
-    if not study.missing(REFINED, range(len(STEPS))):
+    steps = [p["asked"] for p in study.record["points"] if p["choice"] == REFINED]
+    if len(steps) == len(STEPS):
         return
     pruned: Any = study.causal
     squares: dict[int, torch.Tensor] = {}
     for step, share in enumerate(STEPS):
         with use_graph(study.model, pruned):
-            found = attribute(
+            effects = attribute(
                 study.model, study.ids, study.losses, study.causal, projections=PROJECTIONS, seed=step
             )
-        for layer in found.layers:
-            new = found.scores(layer, "slope").square()
+        for layer in effects.layers:
+            new = effects.scores(layer, "slope").square()
             squares[layer] = (squares[layer] + new) / 2 if layer in squares else new
-        pruned = Attribution(found.graphs, {"slope": squares}).keep(share)
-        study.measure(REFINED, step, pruned.share, pruned)
+        pruned = Attribution(effects.graphs, {"slope": squares}).keep(share)
+        study.measure(REFINED, step, lambda: pruned)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the points that the record lacks, and draw them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--record", type=Path, default=Path("lm-graphs.json"))
     parser.add_argument("--picture", type=Path)
-    parser.add_argument("--text", type=Path, default=Path(REFERENCE["file"]))
-    args = parser.parse_args()
+    parser.add_argument("--text", type=Path, default=TEXT)
+    args = parser.parse_args(arguments)
     study = Study(args.record, args.text)
-    study.measure("causal", 1.0, 1.0, study.causal)
-    windows(study)
+    study.measure("causal", 1.0, lambda: study.causal)
+    for width in WINDOWS:
+        graph = patterns.window(TOKENS, width) | patterns.sinks(TOKENS, 4)
+        study.measure(f"window({width}) | sinks(4)", 0.0, lambda graph=graph: graph)  # type: ignore[misc]
     study.rank("by weight", lambda: weights(study))
     study.rank("random", lambda: random(study), (0.05, 0.2))
-    refined(study)
-    study.rank(
-        "attribution, once", lambda: attribute(study.model, study.ids, study.losses, projections=PROJECTIONS)
-    )
+    refine(study)
+    once = partial(attribute, study.model, study.ids, study.losses, projections=PROJECTIONS)
+    study.rank("attribution, once", once)
     if args.picture:
         draw(study.record, args.picture)
-
-
-def lines_of(points: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """By choice the shares in per cent and the losses, from few pairs to many."""
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for point in points:
-        choice = "window | sinks(4)" if point["choice"].startswith("window") else point["choice"]
-        lines.setdefault(choice, []).append((100 * point["share"], point["loss"]))
-    return {choice: sorted(found) for choice, found in lines.items()}
 
 
 def draw(record: dict[str, Any], file: Path) -> None:
@@ -192,21 +171,20 @@ def draw(record: dict[str, Any], file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained", facecolor="white")
-    axes, lines = figure.subplots(), lines_of(record["points"])
+    axes, lines = figure.subplots(), dict[str, list[tuple[float, float]]]()
+    for point in record["points"]:
+        choice = "window | sinks(4)" if point["choice"].startswith("window") else point["choice"]
+        lines.setdefault(choice, []).append((100 * point["share"], point["loss"]))
     ((_, causal),) = lines.pop("causal")
     for (choice, points), marker in zip(lines.items(), "osx^v", strict=False):
-        axes.plot(
-            *zip(*points, strict=True),
-            marker=marker,
-            markersize=4,
-            label=choice if min(points, key=lambda p: p[1])[1] < causal + 1 else f"{choice} (above)",
-        )
+        label = choice if min(loss for _, loss in points) < causal + 1 else f"{choice} (above)"
+        axes.plot(*zip(*sorted(points), strict=True), marker=marker, markersize=4, label=label)
     axes.axhline(causal, color="black", linewidth=0.8, label=f"causal, all pairs: {causal:.3f}")
     axes.axhline(1.01 * causal, color="black", linewidth=0.8, linestyle=":", label="1 % above")
-    axes.set(xscale="log", ylim=(causal - 0.05, causal + 1), xticks=(1, 2, 5, 10, 20, 50))
-    axes.set_xticklabels(["1", "2", "5", "10", "20", "50"])
+    axes.set(xscale="log", ylim=(causal - 0.05, causal + 1), ylabel=f"loss after position {FIRST}")
+    axes.set_xticks((1, 2, 5, 10, 20, 50), ("1", "2", "5", "10", "20", "50"))
     axes.minorticks_off()
-    axes.set(xlabel="% of the pairs of head and edge that are left", ylabel=f"loss after position {FIRST}")
+    axes.set(xlabel="% of the pairs of head and edge that are left")
     axes.set_title("SmolLM2 on 1,024 tokens: which edges does this text need?", fontsize=11)
     axes.legend(fontsize=8)
     figure.savefig(file, dpi=150)
