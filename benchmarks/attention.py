@@ -4,18 +4,14 @@ Each workload runs in a fresh process: every method and pass is held against flo
 measured, then all are timed in interleaved rounds. The record, as ``--json`` writes it:
 
 - ``bench``: "attention"; ``quick`` true or false; date, commit, processor, threads, versions, ...
-- ``settings``: how long was measured, see :class:`~benchmarks.measure.Settings`
+- ``settings``: how long was measured, see :class:`~benchmarks.measuring.Settings`
 - ``workloads``: one for each graph: ``workload, title, tokens, edges, heads, dim``, ``plan_s`` (graph built) and
   ``limits`` (``gemm_gflops``, measured in the same process)
-- ``cases``: one for each workload, method and pass ("forward", "both" = forward and backward): ``status``
-  "measured" or why not ("missing", "refused", "out of memory", "too slow", "failed", "wrong") with its
-  ``reason``; of a measured one ``seconds`` (median), ``fastest``, ``first_s`` (its first call: plans, compilers),
-  ``samples``, ``ratio`` (median paired ratio to "auto": how many times faster auto is), ``memory_mb`` (peak of a
-  call, outputs and gradients included), ``roofline`` (share of the matrix-product rate), ``output_error`` and
-  ``gradient_error`` (of SDPA's own); of auto ``new_graph_s``, the first call along a graph
+- ``cases``: one for each workload, method and pass ("forward", "both" = forward and backward), with the fields of
+  :mod:`benchmarks.measuring` (the least is ``fastest``), and ``ratio`` (median paired ratio to "auto": how many
+  times faster auto is), ``memory_mb`` (peak of a call, outputs and gradients included), ``roofline`` (share of the
+  matrix-product rate); of auto ``new_graph_s``, the first call along a graph
 - ``targets``: :mod:`benchmarks.targets` with the measured value of each, met or not
-
-``allocator`` is "default" throughout; older records may hold others.
 """
 
 from __future__ import annotations
@@ -24,22 +20,23 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise, product
 from typing import Any
 
 import torch
 
 from benchmarks import process, targets
-from benchmarks.checked import Checked
-from benchmarks.measure import Settings, paired_ratio, product_rate, seconds_of, timed_rounds
-from benchmarks.methods import AUTO, PEERS, Method, ours, refusal, timed_call
+from benchmarks.measuring import Bench, Settings, Trial, paired_ratio, timed_rounds
+from benchmarks.methods import AUTO, PEERS, Method, ours
 from benchmarks.records import Record, circumstances
-from benchmarks.workloads import FAMILIES, WORKLOADS, Problem, Workload, select
+from benchmarks.workloads import FAMILIES, WORKLOADS, Workload, select
 
-__all__ = ["PASSES", "add_options", "measure_problem", "measure_workload", "run"]
+__all__ = ["PASSES", "add_options", "measure", "measure_workload", "run"]
 
 PASSES = ("forward", "both")
+PLACE = {"allocator": "default"}  # a field of older records
 QUICK = Settings(budget=0.3, most=9, slowest=4.0)
 
 
@@ -91,19 +88,16 @@ def run(args: argparse.Namespace) -> Record:
 
 def _in_a_child(
     workload: Workload, settings: Settings, with_peers: bool, threads: int, variables: dict[str, str]
-) -> dict[str, Any]:
+) -> Record:
     """A workload in a fresh process; if that dies, all its methods have failed."""
     arguments = {"name": workload.name, "settings": asdict(settings)}
     arguments |= {"with_peers": with_peers, "threads": threads}
     try:
-        result: dict[str, Any] = process.in_a_process(__name__, "measure_workload", arguments, variables)
+        result: Record = process.in_a_process(__name__, "measure_workload", arguments, variables)
     except RuntimeError as error:
-        place = {"workload": workload.name, "allocator": "default"}
-        failed = {**place, "status": "failed", "reason": process.one_line(error)}
-        methods = _methods(workload, with_peers)
-        cases = [
-            {**failed, "method": m.name, "ours": m.ours, "pass": which} for m in methods for which in PASSES
-        ]
+        failed = {"workload": workload.name, **PLACE, "status": "failed", "reason": process.one_line(error)}
+        pairs = product(_methods(workload, with_peers), PASSES)
+        cases = [{**failed, "method": m.name, "ours": m.ours, "pass": which} for m, which in pairs]
         return {"workload": {**failed, "title": workload.title, "tokens": workload.tokens}, "cases": cases}
     return result
 
@@ -113,109 +107,49 @@ def _methods(workload: Workload, with_peers: bool) -> list[Method]:
 
 
 def measure_workload(name: str, settings: dict[str, Any], with_peers: bool, threads: int) -> Record:
-    """Measure a workload of the table in this process."""
+    """Measure a workload of the table in this process: its description, and its cases."""
     workload, limited = WORKLOADS[name], Settings(**settings)
     process.limit_memory(int(limited.memory) + 3 * 2**30)
     torch.set_num_threads(threads)
-    start = time.perf_counter()
-    problem = workload.problem()
-    place = {"workload": name, "allocator": "default"}
-    about = {**place, "title": workload.title, "tokens": workload.tokens}
-    about["plan_s"] = time.perf_counter() - start
-    more, cases = measure_problem(problem, _methods(workload, with_peers), limited)
-    return {"workload": {**about, **more}, "cases": [{**place, **case} for case in cases]}
+    return measure(workload, _methods(workload, with_peers), limited)
 
 
-@dataclass
-class Case:
-    """One method and pass: what is known of it, and its call while it is to be timed."""
-
-    method: Method
-    which: str
-    known: Record = field(default_factory=dict)
-    call: Callable[[], object] | None = None
-    estimate: float = 0.0
-
-    def close(self, status: str, reason: str) -> None:
-        """Leave the case out, with the reason."""
-        self.known |= {"status": status, "reason": reason}
-        self.call = None
-
-
-def measure_problem(
-    problem: Problem, methods: Sequence[Method], settings: Settings
-) -> tuple[Record, list[Record]]:
-    """Correctness, memory and time of every method on a problem: the workload's description, and its cases."""
-    cases = [Case(method, which) for method in methods for which in PASSES]
-    checked, rate = Checked(problem), product_rate()
-    for forward, both in zip(cases[::2], cases[1::2], strict=True):
-        for case in (forward, both):
-            if case is both and forward.call is None:
-                both.known = {name: forward.known[name] for name in ("status", "reason")}
-            else:
-                _attempt(case, problem, checked, settings)
+def measure(workload: Workload, methods: Sequence[Method], settings: Settings) -> Record:
+    """Every method on a workload: ``workload`` describes it, ``cases`` are those of both passes."""
+    bench, rate = Bench(workload, torch.device("cpu"), settings), _product_rate()
+    trials = [trial for method in methods for trial in _trials(bench, method)]
+    problem = bench.problem
     for which in PASSES:
-        _time([case for case in cases if case.call and case.which == which], problem, settings, rate)
-    graph = problem.graph
-    about = {"edges": graph.num_edges, "heads": problem.heads, "dim": problem.dim}
-    about |= {"layer": problem.layer is not None, "limits": {"gemm_gflops": rate}}
-    return about, [
-        {"method": case.method.name, "ours": case.method.ours, "pass": case.which, **case.known}
-        for case in cases
-    ]
+        own = [trial for trial in trials if trial.case["pass"] == which and trial.step is not None]
+        auto = next((trial for trial in own if trial.case["method"] == AUTO), None)
+        timed_rounds(bench, own)
+        for trial in own:
+            if trial.step is not None:
+                trial.case |= trial.figures()
+                trial.case["fastest"] = trial.case.pop("least")
+                trial.case["ratio"] = None if auto is None else paired_ratio(auto, trial)
+                trial.case["roofline"] = problem.flops(which) / trial.case["seconds"] / (1e9 * rate)
+    about = {"workload": workload.name, "title": workload.title, "tokens": workload.tokens, **PLACE}
+    about |= {"plan_s": bench.build_s, "limits": {"gemm_gflops": rate}, "layer": workload.layer}
+    about |= {"edges": problem.graph.num_edges, "heads": problem.heads, "dim": problem.dim}
+    return {"workload": about, "cases": [{**PLACE, **trial.case} for trial in trials]}
 
 
-def _attempt(case: Case, problem: Problem, checked: Checked, settings: Settings) -> None:
-    """Hold a case against float64 and measure the memory of a call, or say why not."""
-    refused = refusal(case.method, problem, case.which)
-    if refused is not None:
-        return case.close(**refused)
-    backward = case.which == "both"
-    try:
-        start = time.perf_counter()
-        prepared = case.method.prepare(problem)
-        verdict = checked.verdict(prepared, backward)
-        case.known["first_s"] = time.perf_counter() - start
-        case.known |= {"output_error": verdict.output, "gradient_error": verdict.gradient}
-        if not verdict.passed:
-            return case.close("wrong", str(verdict))
-        case.call = timed_call(prepared, problem, backward)
-        start = time.perf_counter()
-        case.known["memory_mb"] = process.peak_memory(case.call)
-        case.estimate = time.perf_counter() - start
-        if case.estimate > settings.slowest:
-            reason = f"a call took {case.estimate:.2g} s, the limit is {settings.slowest:.2g}"
-            return case.close("too slow", reason)
-        if case.method.name == AUTO and not backward:
-            # the choice, the plan and the call along a graph of which nothing is known
-            new = replace(problem, graph=replace(problem.graph))
-            case.known["new_graph_s"] = seconds_of(timed_call(case.method.prepare(new), new, backward))
-    except Exception as error:
-        _fail(case, error)
+def _trials(bench: Bench, method: Method) -> tuple[Trial, Trial]:
+    """Both passes of a method; what cannot run forward is not tried with its backward pass."""
+    forward = bench.trial(method, "forward")
+    if forward.step is None:
+        return forward, Trial({**forward.case, "pass": "both"})
+    if method.name == AUTO:
+        forward.case["new_graph_s"] = bench.first_call(method)
+    return forward, bench.trial(method, "both")
 
 
-def _fail(case: Case, error: Exception) -> None:
-    message = process.one_line(error)
-    refused = isinstance(error, NotImplementedError)
-    short = process.is_out_of_memory(message)
-    case.close("refused" if refused else "out of memory" if short else "failed", message)
-
-
-def _time(cases: Sequence[Case], problem: Problem, settings: Settings, rate: float) -> None:
-    """Time the cases of a pass in interleaved rounds."""
-    calls = {case.method.name: case.call for case in cases if case.call is not None}
-    timings = timed_rounds(calls, settings, {case.method.name: case.estimate for case in cases})
-    auto = timings.get(AUTO)
-    for case in cases:
-        timing = timings[case.method.name]
-        if timing.error is not None:
-            _fail(case, timing.error)
-            continue
-        case.known |= {
-            "status": "measured",
-            "seconds": timing.median,
-            "fastest": min(timing.seconds.values()),
-            "samples": len(timing.seconds),
-            "ratio": None if auto is None or auto.error else paired_ratio(auto, timing),
-            "roofline": problem.flops(case.which) / timing.median / (1e9 * rate),
-        }
+def _product_rate(side: int = 2048) -> float:
+    """The best rate of eight products of square matrices, in GFLOP/s: what this machine can do here and now."""
+    a, b = (torch.ones(side, side) for _ in range(2))
+    start = [time.perf_counter()]
+    for _ in range(8):
+        torch.mm(a, b)
+        start.append(time.perf_counter())
+    return 2e-9 * float(side) ** 3 / min(stop - start for start, stop in pairwise(start))

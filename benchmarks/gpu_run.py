@@ -4,11 +4,11 @@
    memory beside others, and the sizes that need 64-bit offsets, each alone.
 2. The workloads, irregular graphs first, each with its peers (:mod:`benchmarks.gpu.workloads`).
 
-The call ends by itself. Each result is a line of a file in FOLDER as soon as it is there; ``summary.txt`` says
-what came of all, and ``<date>-<device>.json`` is the record of the core: put it and ``bench.json``, as
-``<date>-bench-gpu.json``, under ``tests/records``. ``--archive FILE.tar.gz`` holds all of that in one file,
-written anew every 15 s, and ``--earlier FILE.tar.gz`` carries it on. ``--trial`` rehearses the whole on a CPU:
-interpreted kernels, small sizes, few checks.
+The call ends by itself. Each result is a line of ``results.jsonl`` in FOLDER as soon as it is there;
+``summary.txt`` says what came of all, and ``<date>-<device>.json`` is the record of the core: put it and
+``bench.json``, as ``<date>-bench-gpu.json``, under ``tests/records``. A further call with the same FOLDER, or
+with a copy of it, carries it on. ``--trial`` rehearses the whole on a CPU: interpreted kernels, small sizes, few
+checks.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ import argparse
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,11 +31,10 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import table
-from benchmarks.gpu.measuring import REHEARSAL, Pace, record_of, tasks_of
-from benchmarks.gpu.processes import PATIENCE, Group, Lines, Task, run_groups, run_tasks
+from benchmarks.gpu.processes import Group, Lines, Task, append, run_groups, run_tasks
+from benchmarks.gpu.tasks import MEASUREMENT, REHEARSAL, Tasks
 from benchmarks.gpu.workloads import WORKLOADS
 from benchmarks.records import environment
-from benchmarks.workloads import Workload
 from gnn_attention._support import atomic_files
 from gnn_attention.verify import Check, Result
 from tests.guarantees import gpu_core, gpu_record
@@ -46,7 +42,8 @@ from tests.guarantees import gpu_core, gpu_record
 __all__ = ["Run", "main"]
 
 SECONDS, MOST_OF_CORE = 470.0, 280.0
-PACKED_EVERY, LAST_SECONDS = 15.0, 10.0  # the last seconds are those of the summary and the archive
+LAST_SECONDS = 10.0  # are those of the summary
+PATIENCE = 150.0  # seconds that a task may take
 FAR, BENCH = "far", "bench"
 SHOWN = 40  # failures in full
 # a run is carried on only where these are the same
@@ -77,28 +74,28 @@ class Run:
                 few.setdefault((check.backend, check.dtype), check)
         return list(few.values())
 
+    @property
+    def file(self) -> Path:
+        """Where all results are written."""
+        return self.out / "results.jsonl"
+
     @cached_property
-    def workloads(self) -> list[Workload]:
-        """The workloads, small ones for a rehearsal."""
+    def bench(self) -> Tasks:
+        """The tasks of the workloads, small ones for a rehearsal."""
+        device, workloads = torch.device(self.device), list(WORKLOADS.values())
         if not self.trial:
-            return list(WORKLOADS.values())
-        small = {"tokens": TRIAL_TOKENS, "heads": 2, "dim": 16}
-        return [replace(WORKLOADS[name], **small) for name in TRIAL_WORKLOADS]  # type: ignore[arg-type]
+            return Tasks(workloads, device, MEASUREMENT, self.file)
+        small = (replace(WORKLOADS[name], tokens=TRIAL_TOKENS, heads=2, dim=16) for name in TRIAL_WORKLOADS)
+        return Tasks(list(small), device, REHEARSAL, self.file)
 
     def groups(self, alone: bool = False) -> dict[str, Group]:
         """The groups of the core by name, and that of the workloads."""
         parts = gpu_core.parts(self.core, 2 if self.trial else gpu_core.PROCESSES)
         tasks = {name: [_task_of(check) for check in checks] for name, checks in parts.items()}
-        device, pace = torch.device(self.device), REHEARSAL if self.trial else Pace()
-        tasks[BENCH] = list(tasks_of(self.workloads, device, pace, self.file(BENCH)))
+        tasks[BENCH] = list(self.bench.all())
         return {
-            name: Group(self.file(name), some, self._command(name, alone), alone)
-            for name, some in tasks.items()
+            name: Group(self.file, some, self._command(name, alone), alone) for name, some in tasks.items()
         }
-
-    def file(self, name: str) -> Path:
-        """Where the results of a group are written."""
-        return self.out / f"{name.replace(' ', '-')}.jsonl"
 
     def _command(self, name: str, alone: bool) -> list[str]:
         options = ["--work", name, "--out", str(self.out), "--device", self.device]
@@ -109,8 +106,7 @@ class Run:
 
     def results(self) -> dict[str, Result]:
         """The results of the core by the label of their check."""
-        lines = [Lines.read(group.file).results for name, group in self.groups().items() if name != BENCH]
-        answers = {label: answer for some in lines for label, answer in some.items()}
+        answers = Lines.read(self.file).results
         return {c.label: _result_of(c, answers[c.label]) for c in self.core if c.label in answers}
 
 
@@ -129,27 +125,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what there is time for: 0 if all that is done passed, 1 if not, 2 for wrong arguments."""
     args = _parser().parse_args(arguments)
     device = "cpu" if args.trial else args.device
-    run = Run(Path(args.out), device, args.trial, args.jobs, time.time() + args.seconds)
+    run = Run(Path(args.out), device, args.trial, args.jobs, time.time() + args.seconds - LAST_SECONDS)
     if args.work:
         if args.work != BENCH:
             # every tensor that is made without values is full of NaN: a kernel that forgets some cannot pass
             torch.use_deterministic_algorithms(True, warn_only=True)
-        return run_tasks(run.groups(args.alone)[args.work])
+        return run_tasks(run.groups(args.alone)[args.work], PATIENCE * (10 if run.trial else 1))
     try:
-        place = _begin(run, args.earlier)
+        place = _begin(run)
     except (OSError, ValueError, RuntimeError, AssertionError) as error:
         print(f"gpu_run: {error}", file=sys.stderr)
         return 2
-    with _packing(run, args.archive):
-        _run_core(run)
-        results = run.results()
-        if results and not run.trial:
-            gpu_record.write_record(results.values(), place, run.out)
-        _summarize(run, place)
-        if not args.core_only:
-            patience = PATIENCE * (10 if run.trial else 1)
-            run_groups([run.groups()[BENCH]], 1, run.until - LAST_SECONDS, patience)
-        print(_summarize(run, place), flush=True)
+    _run_core(run)
+    results = run.results()
+    if results and not run.trial:
+        gpu_record.write_record(results.values(), place, run.out)
+    _summarize(run, place)
+    if not args.core_only:
+        run_groups([run.groups()[BENCH]], 1, run.until)
+    print(_summarize(run, place), flush=True)
     return int(any(not result.passed and result.skipped is None for result in results.values()))
 
 
@@ -157,8 +151,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu_run", description=__doc__)
     add = parser.add_argument
     add("--out", default="gpu/run", metavar="FOLDER", help="where results are written (default: gpu/run)")
-    add("--archive", type=Path, metavar="FILE.tar.gz", help="all that is in FOLDER as one file")
-    add("--earlier", metavar="FILE.tar.gz", help="the archive of an earlier call, to be carried on")
     add("--seconds", type=float, default=SECONDS, help=f"of this call (default: {SECONDS:.0f})")
     add("--core-only", action="store_true", help="leave the workloads out, as after a repair")
     add("--device", default="cuda")
@@ -169,13 +161,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _begin(run: Run, earlier: str | None) -> dict[str, Any]:
-    """Take over what an earlier call left, and describe the machine; ValueError if that call was elsewhere."""
+def _begin(run: Run) -> dict[str, Any]:
+    """Describe the machine, and begin a call; ValueError if an earlier call was made elsewhere."""
     if run.trial and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("--trial interprets the kernel: set TRITON_INTERPRET=1 before Python starts")
     run.out.mkdir(parents=True, exist_ok=True)
-    if earlier is not None:
-        shutil.unpack_archive(earlier, run.out, filter="data")
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "gnn_attention-triton"))
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     triton = importlib.util.find_spec("triton")
@@ -189,22 +179,19 @@ def _begin(run: Run, earlier: str | None) -> dict[str, Any]:
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else place
     different = [name for name in SAME if known.get(name) != place[name]]
     if different:
-        raise ValueError(
-            f"--earlier was made with another {different[0]}; begin a new folder and leave it out"
-        )
+        raise ValueError(f"--out {run.out} was made with another {different[0]}; begin a new folder")
     atomic_files.write(file, json.dumps(place))
+    append(run.file, task=None)
     return place
 
 
 def _run_core(run: Run) -> None:
     """Several groups at once, then one at a time what ran out of memory, then far offsets."""
-    patience = PATIENCE * (10 if run.trial else 1)
-    last = run.until - LAST_SECONDS
     groups = {name: group for name, group in run.groups().items() if name != BENCH}
     far = groups.pop(FAR, None)
-    run_groups(list(groups.values()), run.jobs, min(last, time.time() + MOST_OF_CORE), patience)
-    again = [group for name, group in run.groups(alone=True).items() if name in groups and group.waiting]
-    run_groups([*again, *([far] if far else [])], 1, last, patience)
+    run_groups(list(groups.values()), run.jobs, min(run.until, time.time() + MOST_OF_CORE))
+    again = [group for name, group in run.groups(alone=True).items() if name in groups]
+    run_groups([*again, *([far] if far else [])], 1, run.until)
 
 
 def _summarize(run: Run, place: dict[str, Any]) -> str:
@@ -216,7 +203,7 @@ def _summarize(run: Run, place: dict[str, Any]) -> str:
         *_cells(run),
         "",
     ]
-    record = record_of(run.workloads, run.file(BENCH), place, measurement=run.device != "cpu")
+    record = run.bench.record(place, measurement=run.device != "cpu")
     if record is not None:
         atomic_files.write(run.out / "bench.json", json.dumps(record, indent=1) + "\n")
     lines.append("no workload was measured" if record is None else table.report(record))
@@ -240,34 +227,6 @@ def _cells(run: Run) -> Iterator[str]:
         for result in failed[:SHOWN]:
             yield f"  FAILED {result.group}: {result.name} [{backend}, {dtype}]\n    {result.message[:300]}"
     yield f"{len(results)} of {len(run.core)} checks have a result"
-
-
-@contextmanager
-def _packing(run: Run, archive: Path | None) -> Iterator[None]:
-    """Write the archive anew every 15 s, and once at the end, whole or not at all."""
-    if archive is None:
-        yield
-        return
-    over = threading.Event()
-
-    def pack() -> None:
-        with tempfile.TemporaryDirectory(dir=archive.resolve().parent) as folder:
-            made = shutil.make_archive(str(Path(folder) / "all"), "gztar", run.out)
-            Path(made).replace(archive)
-
-    def pack_repeatedly() -> None:
-        while not over.wait(PACKED_EVERY):
-            with suppress(OSError):  # of a file that is just replaced
-                pack()
-
-    thread = threading.Thread(target=pack_repeatedly, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        pack()
 
 
 if __name__ == "__main__":

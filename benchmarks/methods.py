@@ -21,7 +21,7 @@ from gnn_attention import MessagePassingAttention, attend, convert
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
 
-__all__ = ["AUTO", "PEERS", "Method", "Prepared", "along_graph", "call_of", "ours", "refusal", "timed_call"]
+__all__ = ["AUTO", "PEERS", "Method", "Prepared", "along_graph", "call_of", "ours", "refusal"]
 
 AUTO = "auto"
 MOST_REFERENCE_EDGES = 20_000  # the reference is the lesson, not a competitor
@@ -62,15 +62,6 @@ def refusal(method: Method, problem: Problem, which: str) -> dict[str, Any] | No
             return {"status": "missing", "reason": f"{name} is not installed ({type(error).__name__})"}
     reason = (method.backward if which != "forward" else None) or method.unsupported_reason(problem)
     return None if reason is None else {"status": "refused", "reason": reason}
-
-
-def timed_call(prepared: Prepared, problem: Problem, backward: bool) -> Callable[[], object]:
-    """One call: forward without gradients, or forward and the gradients of inputs and parameters."""
-    if not backward:
-        return torch.no_grad()(partial(prepared.call, *problem.inputs))
-    inputs = [x.detach().requires_grad_() for x in problem.inputs]
-    wanted = [*inputs, *prepared.parameters]
-    return lambda: torch.autograd.grad(prepared.call(*inputs), wanted, problem.grad_out)
 
 
 def ours(backends: Sequence[str] | None = None) -> list[Method]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.methods import AUTO
-from benchmarks.records import Record, case_of, value_of, workload_of
+from benchmarks.records import Record, case_of, value_of
 from benchmarks.workloads import CAUSAL, FLEX, MASKED, MHA, PYG, SPARSE
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 class Target:
     """A ``measure`` of a method on a workload and pass meets ``bound``.
 
-    ``against`` is a peer ("A|B": the faster), or a workload for growth.
+    ``against`` is a peer, or "A|B": the faster.
     """
 
     workload: str
@@ -97,23 +97,8 @@ def _smaller(record: Record, target: Target) -> float | None:
     return _ratio(value_of(_peer(record, target), "memory_mb"), None if mine is None else max(mine, 1.0))
 
 
-def _growth(record: Record, target: Target) -> float | None:
-    """Our time over our time on the workload ``against``."""
-    other = value_of(case_of(record, target.against, target.method, target.which), "seconds")
-    return _ratio(value_of_own(record, target, "seconds"), other)
-
-
 def _ratio(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None or b == 0 else a / b
-
-
-def _over_outputs(record: Record, target: Target) -> float | None:
-    """Our memory over the bytes of the output, with the backward pass of output and the three gradients."""
-    memory, about = value_of_own(record, target, "memory_mb"), workload_of(record, target.workload)
-    if memory is None or about is None:
-        return None
-    tensors = 4 if target.which == "both" else 1
-    return float(memory / (tensors * about["tokens"] * about["heads"] * about["dim"] * 4 / 2**20))
 
 
 def _over_the_best(record: Record, target: Target) -> float | None:
@@ -131,10 +116,6 @@ def _over_a_call(record: Record, target: Target) -> float | None:
     )
 
 
-def _own(name: str) -> Callable[[Record, Target], float | None]:
-    return lambda record, target: value_of_own(record, target, name)
-
-
 COMMON = {
     "faster": Measure(True, "times faster than {against}", _faster),
     "time": Measure(False, "of the time of {against}", _time),
@@ -142,11 +123,9 @@ COMMON = {
 MEASURES = {
     **COMMON,
     "smaller": Measure(True, "times less memory than {against}", _smaller),
-    "growth": Measure(False, "times the time of {against}", _growth),
-    "roofline": Measure(True, "of the matrix-product rate", _own("roofline")),
-    "outputs": Measure(False, "times the memory of outputs and gradients", _over_outputs),
-    "seconds": Measure(False, "seconds", _own("seconds")),
-    "megabytes": Measure(False, "MB", _own("memory_mb")),
+    "roofline": Measure(
+        True, "of the matrix-product rate", lambda record, target: value_of_own(record, target, "roofline")
+    ),
     "first": Measure(False, "times a call, of 2.5 ms or more, for the first along a graph", _over_a_call),
     "best": Measure(False, "of the time of the best backend", _over_the_best),
 }
@@ -176,16 +155,12 @@ TARGETS = (
     *_pair("b8192", "faster", 25, 20, MASKED),
     *_pair("b8192", "faster", 1.3, None, FLEX),
     *_pair("b8192", "roofline", 0.55, 0.55),
-    *_pair("b131072", "growth", 17, 19, "b8192"),
-    *_pair("b131072", "outputs", 1.1, 1.2),
     *_pair("c16384", "faster", 20, 20, MASKED),
     *_pair("c16384", "time", 1.1, None, FLEX),
     *_pair("d34", "faster", 30, 25, MASKED),
     *_pair("e16384", "faster", 30, 20, PYG),
     *_pair("e16384", "smaller", 40, 25, PYG),
     *_pair("e16384", "faster", 4, 15, SPARSE),
-    *_pair("e65536", "seconds", 0.2, 0.9),
-    *_pair("e65536", "megabytes", 250, 800),
     *_pair("g100000", "faster", 25, None, PYG),
     *_pair("g100000", "smaller", 40, None, PYG),
     *_pair("f1024", "faster", 1.5, 2, MASKED),

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import Tensor

@@ -19,7 +19,7 @@ from gnn_attention import StandardHeads, TokenGraph, patterns
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["FAMILIES", "TWELVE", "WORKLOADS", "Problem", "Workload", "draw", "select"]
+__all__ = ["FAMILIES", "TWELVE", "WORKLOADS", "Problem", "Workload", "documents", "draw", "select"]
 
 FAMILIES = {
     "a": "causal",
@@ -170,12 +170,11 @@ def _short_documents(n: int) -> TokenGraph:
     return patterns.documents([16] * (n // 16))
 
 
-def _documents(total: int, number: int) -> TokenGraph:
-    """Documents whose lengths are log-normal (sigma 1) and add up to ``total``."""
-    drawn = torch.randn(number, generator=torch.Generator().manual_seed(0)).exp()
+def documents(total: int, number: int) -> TokenGraph:
+    """Packed documents, causal inside, whose lengths are log-normal (sigma 1) and add up to ``total``."""
+    drawn = torch.randn(min(number, max(1, total // 8)), generator=torch.Generator().manual_seed(0)).exp()
     ends = (drawn.cumsum(0) / drawn.sum() * total).round().long()
-    lengths = ends.diff(prepend=ends.new_zeros(1))
-    return patterns.documents([int(n) for n in lengths])
+    return patterns.documents(ends.diff(prepend=ends.new_zeros(1)).tolist())
 
 
 def _tree(n: int) -> TokenGraph:
@@ -241,7 +240,7 @@ def _table() -> list[Workload]:
         ),
         Workload("c4096", "BigBird, T=4096", 4096, _bigbird, every, True),
         Workload("c16384", "BigBird, T=16384", 16384, _bigbird, (*tiled, PYG)),
-        Workload("d34", "34 packed documents, T=16384", 16384, partial(_documents, number=34), tiled),
+        Workload("d34", "34 packed documents, T=16384", 16384, partial(documents, number=34), tiled),
         Workload("d1024", "1024 documents of 16", 16384, _short_documents, (FLEX, PYG, SPARSE), True),
         *(
             Workload(

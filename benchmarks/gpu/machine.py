@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.process import peak_memory
 from gnn_attention import TokenGraph
 
-__all__ = ["Watch", "ceilings", "gather_rate", "peak_memory"]
+__all__ = ["Watch", "ceilings", "gather_rate", "peak_bytes"]
 
 COPIED, SIDE = int(4.3e9), 8192  # bytes, and rows of a matrix
 MOST_ROWS, EACH = 2**24, 64  # rows that are gathered, and added up together
@@ -58,18 +59,16 @@ class Watch:
         return amount / statistics.median(self.seconds(*pair) for pair in marks[3:])
 
 
-def peak_memory(device: torch.device, work: Callable[[], object]) -> float | None:
-    """Bytes that are allocated at most while ``work`` runs, its results included; None on a CPU."""
-    if device.type != "cuda":
-        work()
-        return None
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    result = work()
-    torch.cuda.synchronize(device)
-    del result
-    return float(torch.cuda.max_memory_allocated(device) - before)
+def peak_bytes(watch: Watch, work: Callable[[], object]) -> dict[str, float]:
+    """What is allocated at most while ``work`` runs: ``bytes`` on CUDA, ``memory_mb`` of the process on a CPU."""
+    if not watch.on_gpu:
+        return {"memory_mb": peak_memory(work)}
+    watch.wait()
+    torch.cuda.reset_peak_memory_stats(watch.device)
+    before = torch.cuda.memory_allocated(watch.device)
+    work()
+    watch.wait()
+    return {"bytes": float(torch.cuda.max_memory_allocated(watch.device) - before)}
 
 
 def ceilings(device: torch.device) -> dict[str, float]:

@@ -1,14 +1,15 @@
-"""Tasks in processes, whose results are lines of JSON in a file as soon as they are there.
+"""Tasks in processes, whose results are lines of JSON in one file as soon as they are there.
 
 A process that dies, or loses its GPU (after an illegal access every call fails), costs the task that it was at:
-the group goes on behind it in a new process. After :data:`MOST_DEATHS` at tasks of one kind its other tasks of
-the group are left out; those of other kinds are not. A task that runs out of memory beside others is run once
-more at the end, alone. A process is ended together with all that it started.
+its group goes on behind that in a new process. After :data:`MOST_DEATHS` at tasks of one kind the other tasks of
+that kind in the group are left out; those of other kinds are not. A task that runs out of memory beside others is
+run once more at the end, alone. A process is ended together with all that it started.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -28,9 +29,8 @@ import torch
 
 from benchmarks.process import is_out_of_memory
 
-__all__ = ["STOPPED", "Group", "Lines", "Task", "run_groups", "run_tasks"]
+__all__ = ["STOPPED", "Group", "Lines", "Task", "append", "run_groups", "run_tasks"]
 
-PATIENCE = 150.0  # seconds without a line after which a process is ended
 MOST_DEATHS = 3
 MOST_RESERVED = 2**30  # bytes that a process may hold on to between two tasks
 FINISHED, LOST = 0, 75  # exit codes of a process: all done, its GPU is lost
@@ -60,30 +60,32 @@ class Group:
     def waiting(self) -> list[Task]:
         """The tasks that are still to be done."""
         lines = Lines.read(self.file)
+        deaths = Counter(task.kind for task in self.tasks if task.name in lines.deaths)
         return [
             task
             for task in self.tasks
             if task.name not in lines.results
             and (task.name in lines.short_of_memory) is self.alone
-            and max(lines.deaths[task.kind], lines.deaths[None]) < MOST_DEATHS
+            and deaths[task.kind] < MOST_DEATHS
         ]
 
 
 @dataclass
 class Lines:
-    """What stands in the file of a group: results, what ran out of memory, and deaths by kind of task.
+    """What stands in a file: the results of tasks, and the names of those at which something happened.
 
-    The result of a task that ended its process is ``{"death": why}``.
+    The result of a task that ended its process is ``{"death": why}``. ``begun`` are those without a result,
+    ``deaths`` those at which a process or its GPU was lost in this call.
     """
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     short_of_memory: set[str] = field(default_factory=set)
-    deaths: Counter[str | None] = field(default_factory=Counter)  # None: before any task
-    begun: str | None = None  # the last one, if nothing came of it
+    deaths: set[str] = field(default_factory=set)
+    begun: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, file: Path) -> Lines:
-        """Read a file; a line that a death cut off counts for nothing, and deaths only since the last call."""
+        """Read a file; a line that a death cut off counts for nothing."""
         lines = cls()
         for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
             with suppress(ValueError):
@@ -91,45 +93,47 @@ class Lines:
         return lines
 
     def _take(self, line: dict[str, Any]) -> None:
-        match line:
-            case {"call": _}:
-                self.deaths.clear()
-                self.begun = None
-            case {"begin": name}:
-                self.begun = name
-            case {"short of memory": name}:
-                self.short_of_memory.add(name)
-                self.begun = None
-            case {"death": reason, "kind": kind}:
-                self.deaths[kind] += 1
-                if self.begun is not None:
-                    self.results[self.begun] = {"death": reason}
-                self.begun = None
-            case {"task": name, "result": result}:
-                self.results[name] = result
-                self.begun = None
+        name = line["task"]
+        if name is None:  # a new call
+            self.deaths.clear()
+            self.begun.clear()
+        elif "begin" in line:
+            self.begun.add(name)
+            return
+        elif "short of memory" in line:
+            self.short_of_memory.add(name)
+        elif "death" in line:
+            self.deaths.add(name)
+            self.results.setdefault(name, {"death": line["death"]})
+        else:
+            self.results[name] = line["result"]
+        self.begun.discard(name)
 
 
-def append(file: Path, line: dict[str, Any]) -> None:
-    """Append a line at once: the next moment may be the last."""
+def append(file: Path, **line: object) -> None:
+    """Append a line at once, by one call of the system: the next moment may be the last."""
     with file.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(line) + "\n")
 
 
-def run_tasks(group: Group) -> int:
-    """Do in this process what the file of the group does not hold yet, and return an exit code."""
+def run_tasks(group: Group, patience: float) -> int:
+    """Do in this process what the file does not hold yet, and return an exit code.
+
+    A task that takes more than ``patience`` seconds ends the process.
+    """
     _die_with_parent()
     for task in group.waiting:
-        append(group.file, {"begin": task.name})
+        append(group.file, task=task.name, begin=True)
+        faulthandler.dump_traceback_later(patience, exit=True)
         start = time.monotonic()
         result = task.run()
+        faulthandler.cancel_dump_traceback_later()
         if not group.alone and is_out_of_memory(str(result.get("message", ""))):
-            append(group.file, {"short of memory": task.name})
+            append(group.file, task=task.name, **{"short of memory": True})
         else:
-            took = round(time.monotonic() - start, 3)
-            append(group.file, {"task": task.name, "result": result, "seconds": took})
+            append(group.file, task=task.name, result=result, seconds=round(time.monotonic() - start, 3))
         if _gpu_is_lost():
-            append(group.file, {"death": "its GPU is lost", "kind": task.kind})
+            append(group.file, task=task.name, death="its GPU was lost")
             return LOST
     return FINISHED
 
@@ -154,10 +158,10 @@ def _die_with_parent() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def run_groups(groups: Sequence[Group], jobs: int, until: float, patience: float = PATIENCE) -> None:
-    """Run groups in ``jobs`` processes at once until then; a silent process is ended after ``patience``."""
+def run_groups(groups: Sequence[Group], jobs: int, until: float) -> None:
+    """Run groups in ``jobs`` processes at once until then."""
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(_run_group, group, until, patience) for group in groups]
+        futures = [pool.submit(_run_group, group, until) for group in groups]
         try:
             for future in futures:
                 future.result()
@@ -166,32 +170,29 @@ def run_groups(groups: Sequence[Group], jobs: int, until: float, patience: float
             raise
 
 
-def _run_group(group: Group, until: float, patience: float) -> None:
-    append(group.file, {"call": time.time()})
-    kinds = {task.name: task.kind for task in group.tasks}
-    while group.waiting:
-        code = _run_process(group, until, patience)
+def _run_group(group: Group, until: float) -> None:
+    failures = 0  # of processes that began no task
+    while group.waiting and failures < MOST_DEATHS:
+        code = _run_process(group.command, group.file.with_suffix(".log"), until)
         if code in (FINISHED, None):
             return
-        begun = Lines.read(group.file).begun or ""
-        print(f"{group.file.stem}: its process ended with {code} {begun}", file=sys.stderr, flush=True)
-        if code != LOST:
-            append(group.file, {"death": f"its process ended with {code}", "kind": kinds.get(begun)})
+        begun = Lines.read(group.file).begun & {task.name for task in group.tasks}
+        print(f"a process ended with {code}", *begun, file=sys.stderr, flush=True)
+        for name in begun:
+            append(group.file, task=name, death=f"its process ended with {code}")
+        failures = 0 if begun or code == LOST else failures + 1
 
 
-def _run_process(group: Group, until: float, patience: float) -> int | None:
+def _run_process(command: Sequence[str], log: Path, until: float) -> int | None:
     """Its exit code; None where time was up."""
-    os.utime(group.file)
-    with group.file.with_suffix(".log").open("ab") as log:
+    with log.open("ab") as stream:
         process = subprocess.Popen(
-            group.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, process_group=0
+            command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, process_group=0
         )
     try:
         while not STOPPED.wait(0.1) and time.time() < until:
-            code = process.poll()
-            silent = time.time() - group.file.stat().st_mtime > patience
-            if code is not None or silent:
-                return code if code is not None else -signal.SIGKILL
+            if (code := process.poll()) is not None:
+                return code
         return None
     finally:
         with suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
 """The targets of a GPU as data: what is promised of which workload, and whether a record meets it.
 
-A time is a share of what the ceilings of the same run allow (:meth:`benchmarks.gpu.measuring.Bench.floor`), or a
-ratio to a peer of the same record.
+A time is a share of what the ceilings of the same run allow (:func:`benchmarks.gpu.tasks.floor`), or a ratio to a
+peer of the same record.
 """
 
 from __future__ import annotations
@@ -9,22 +9,19 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.gpu.workloads import (
-    AGAIN,
     ANEMOI,
     CUDNN,
     EFFICIENT,
-    FILLS,
     FLASH,
     PASSES,
     PYG_COMPILED,
     VARLEN,
 )
-from benchmarks.methods import AUTO
-from benchmarks.records import Record, case_of, value_of
-from benchmarks.targets import COMMON, Measure, Target, judge, pair_of_targets, value_of_own
+from benchmarks.records import Record
+from benchmarks.targets import COMMON, Measure, judge, pair_of_targets, value_of_own
 from benchmarks.workloads import FLEX, PYG, SPARSE
 
-__all__ = ["TARGETS", "fill_ratios", "judged", "noise"]
+__all__ = ["TARGETS", "judged"]
 
 SDPA = f"{FLASH}|{CUDNN}|{EFFICIENT}"  # the fastest of those that ran
 PYG_ANY = f"{PYG}|{PYG_COMPILED}"
@@ -43,8 +40,6 @@ TARGETS = (
     *_both("narrow1m", "faster", 5.0, 5.0, against=PYG_ANY),
     *_both("clusters", "share", 0.5, 0.5),
     *_both("clusters", "faster", 1.0, 1.0, against=ANEMOI),
-    *_both("clusters1", "share", 0.5, 0.5),
-    *_both("clusters1", "faster", 1.0, 1.0, against=ANEMOI),
     *_both("mesh", "faster", 1.0, 1.0, against=ANEMOI),
     *_both("mesh", "faster", 5.0, 5.0, against=PYG_ANY),
     *_both("bigbird131k", "faster", 0.9, 0.9, against=FLEX),
@@ -52,24 +47,6 @@ TARGETS = (
     *_both("documents131k", "time", 1.05, 1.05, against=VARLEN),
     *_both("causal8k", "time", 1.02, 1.02, against=SDPA),
 )
-
-
-def noise(record: Record, workload: str, which: str) -> float | None:
-    """How far apart auto and auto again are: the larger time over the smaller, less 1."""
-    cases = (case_of(record, workload, method, which) for method in (AUTO, AGAIN))
-    times = [seconds for case in cases if (seconds := value_of(case, "seconds")) is not None]
-    return max(times) / min(times) - 1.0 if len(times) == 2 else None
-
-
-def fill_ratios(record: Record) -> dict[int, float]:
-    """The time of flex over that of rows, forward, by 1/fill: it decides the constant of ``auto``."""
-    ratios = {}
-    for one_in in FILLS:
-        cases = (case_of(record, f"fill{one_in}", name, "forward") for name in ("flex", "rows"))
-        flex, rows = (value_of(case, "seconds") for case in cases)
-        if flex is not None and rows is not None:
-            ratios[one_in] = flex / rows
-    return ratios
 
 
 def judged(record: Record) -> list[Record]:

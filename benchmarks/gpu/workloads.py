@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.workloads import FLEX, PYG, SPARSE, Problem, Workload
+from benchmarks.workloads import FLEX, PYG, SPARSE, Problem, Workload, documents
 from gnn_attention import TokenGraph, convert, patterns
 
 __all__ = ["PASSES", "WORKLOADS", "bytes_of", "new_selection"]
@@ -109,14 +109,6 @@ def filled_tiles(n: int, one_in: int) -> TokenGraph:
     return convert.from_edge_index(edges, n, n)
 
 
-def documents(total: int, number: int = 67) -> TokenGraph:
-    """Packed documents, causal inside, of log-normal lengths that add up to ``total``."""
-    number = max(1, min(number, total // 8))
-    drawn = torch.randn(number, generator=torch.Generator().manual_seed(0)).exp()
-    ends = (drawn.cumsum(0) / drawn.sum() * total).round().long()
-    return patterns.documents(ends.diff(prepend=ends.new_zeros(1)).tolist())
-
-
 def _window(n: int) -> TokenGraph:
     return patterns.window(n, min(256, n // 4))
 
@@ -168,18 +160,10 @@ def _rows() -> list[Workload]:
         *fills[1:3],
         _row("chosen32k", "a new top-64 graph in every step, 32k", 32_768, _chosen),
         _row("window131k", "window of 256, 131k", 131_072, _window, VARLEN, FLEX),
-        _row("documents131k", "67 packed documents, 131k", 131_072, documents, VARLEN, FLEX),
-        _row("causal8k", "causal, 8k", 8192, patterns.causal, FLASH, CUDNN, EFFICIENT, FLEX),
         _row(
-            "clusters1",
-            "the same, one head of 128 in float16",
-            232_965,
-            clusters,
-            *IRREGULAR,
-            heads=1,
-            dim=128,
-            dtype=torch.float16,
+            "documents131k", "67 packed documents, 131k", 131_072, partial(documents, number=67), VARLEN, FLEX
         ),
+        _row("causal8k", "causal, 8k", 8192, patterns.causal, FLASH, CUDNN, EFFICIENT, FLEX),
         fills[0],
         fills[3],
     ]

@@ -1,0 +1,143 @@
+"""The workloads of a GPU as tasks, and the record that their results make.
+
+The record has the ``ceilings`` of :func:`~benchmarks.gpu.machine.ceilings`, the ``workloads``, why one has no
+graph (``unbuilt``), the names of all (``due``), and the ``targets``; ``measurement`` is False for a rehearsal. Its
+``cases``, forward and backward, have the fields of :mod:`benchmarks.measuring`, and
+
+- ``takes``: the backend that auto took
+- ``bytes``: peak memory of a call beyond its inputs, outputs included; of backward, of a whole training step
+- ``share``: of what the measured ceilings allow for this work; ``ratio`` to the time of auto
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu import machine, targets
+from benchmarks.gpu.methods import methods_of
+from benchmarks.gpu.processes import Lines, Task
+from benchmarks.gpu.workloads import PASSES, bytes_of
+from benchmarks.measuring import Bench, Settings
+from benchmarks.methods import AUTO, Method, call_of
+from benchmarks.process import one_line
+from benchmarks.records import Record, case_of, value_of
+from benchmarks.workloads import Problem, Workload
+from gnn_attention.backends.dispatch import choose
+
+__all__ = ["MEASUREMENT", "REHEARSAL", "Tasks"]
+
+MEASUREMENT = Settings(budget=0.4, fewest=10, most=60, long=0.5)
+REHEARSAL = Settings(budget=0.0, fewest=1, most=1, long=0.0, slowest=300.0)
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The ceilings, then for each workload its description and the cases of each method, and what comes of them.
+
+    All results stand in ``file``: there a process that comes after a death finds those before it.
+    """
+
+    workloads: Sequence[Workload]
+    device: torch.device
+    settings: Settings
+    file: Path
+
+    def all(self) -> Iterator[Task]:
+        """In the order in which they are done."""
+        yield Task("ceilings", "ceilings", partial(machine.ceilings, self.device))
+        for workload in self.workloads:
+            yield Task(workload.name, workload.name, partial(self.describe, workload))
+            for method in methods_of(workload):
+                run = partial(self.measure, workload, method)
+                yield Task(f"{workload.name}: {method.name}", workload.name, run)
+
+    def describe(self, workload: Workload) -> Record:
+        """The description of a workload, or why it has none."""
+        try:
+            bench = _bench(workload, self.device, self.settings)
+            problem, graph = bench.problem, bench.problem.graph
+            gathers = None
+            if workload.kind == "gathers":
+                gathers = machine.gather_rate(graph, problem.heads * problem.dim, self.device)
+        except Exception as error:
+            return {"unbuilt": f"the workload cannot be built: {one_line(error)}"}
+        ceilings = Lines.read(self.file).results["ceilings"]
+        about = {
+            "workload": workload.name,
+            "title": workload.title,
+            "kind": workload.kind,
+            "gathers": gathers,
+        }
+        about |= {"tokens": graph.num_dst, "senders": graph.num_src, "edges": graph.num_edges}
+        about |= {"heads": problem.heads, "dim": problem.dim, "build_s": round(bench.build_s, 2)}
+        about["dtype"] = str(problem.inputs[0].dtype).removeprefix("torch.")
+        about["floors_ms"] = {which: 1e3 * floor(problem, which, ceilings, gathers) for which in PASSES}
+        return {"workload": about}
+
+    def measure(self, workload: Workload, method: Method) -> Record:
+        """Both passes of a method."""
+        about = Lines.read(self.file).results[workload.name]
+        if "workload" not in about:
+            return {"cases": _failed(workload, method, about.get("unbuilt") or about["death"])}
+        bench, cases = _bench(workload, self.device, self.settings), []
+        for which in PASSES:
+            trial = bench.trial(method, which)
+            if trial.step is not None:
+                bench.sample(trial, range(self.settings.samples(trial.seconds)))
+            if trial.step is not None:
+                trial.case |= trial.figures()
+                trial.case["share"] = about["workload"]["floors_ms"][which] / 1e3 / trial.case["seconds"]
+            if method.name.startswith(AUTO):
+                trial.case["takes"] = choose(call_of(bench.problem)).name
+            cases.append(trial.case)
+            del trial
+            gc.collect()
+        return {"cases": cases}
+
+    def record(self, about: Record, measurement: bool) -> Record | None:
+        """What all results come to; None before the ceilings are measured."""
+        results = Lines.read(self.file).results
+        if "products" not in results.get("ceilings", {}):
+            return None
+        record: Record = {"bench": "gpu", "schema": 1, **about, "measurement": measurement}
+        record |= {"ceilings": results["ceilings"], "workloads": [], "cases": [], "unbuilt": {}}
+        record["due"] = [workload.name for workload in self.workloads]
+        for workload in self.workloads:
+            described = results.get(workload.name, {})
+            if "workload" in described:
+                record["workloads"].append(described["workload"])
+            elif described:
+                record["unbuilt"][workload.name] = described.get("unbuilt") or described["death"]
+            for method in methods_of(workload):
+                result = results.get(f"{workload.name}: {method.name}", {})
+                death = _failed(workload, method, result["death"]) if "death" in result else []
+                record["cases"] += result.get("cases", death)
+        for case in record["cases"]:
+            auto = value_of(case_of(record, case["workload"], AUTO, case["pass"]), "seconds")
+            if auto is not None and case["status"] == "measured":
+                case["ratio"] = case["seconds"] / auto
+        return {**record, "targets": targets.judged(record)}
+
+
+@lru_cache(maxsize=1)
+def _bench(workload: Workload, device: torch.device, settings: Settings) -> Bench:
+    gc.collect()
+    return Bench(workload, device, settings)
+
+
+def floor(problem: Problem, which: str, ceilings: Record, gathers: float | None) -> float:
+    """Seconds that the measured ceilings allow: products of all edges, or their gathers."""
+    if gathers is None:
+        return float(problem.flops(which) / ceilings["products"])
+    return bytes_of(problem, which) / gathers
+
+
+def _failed(workload: Workload, method: Method, reason: str) -> list[Record]:
+    place = {"workload": workload.name, "method": method.name, "ours": method.ours}
+    return [{**place, "pass": which, "status": "failed", "reason": reason} for which in PASSES]
