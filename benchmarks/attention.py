@@ -10,7 +10,7 @@ measured, then all are timed in interleaved rounds. The record, as ``--json`` wr
 - ``cases``: one for each workload, method and pass ("forward", "both" = forward and backward), with the fields of
   :mod:`benchmarks.measuring` (the least is ``fastest``), and ``ratio`` (median paired ratio to "auto": how many
   times faster auto is), ``memory_mb`` (peak of a call, outputs and gradients included), ``roofline`` (share of the
-  matrix-product rate); of auto ``new_graph_s``, the first call along a graph
+  matrix-product rate)
 - ``targets``: :mod:`benchmarks.targets` with the measured value of each, met or not
 """
 
@@ -37,30 +37,25 @@ __all__ = ["PASSES", "add_options", "measure", "measure_workload", "run"]
 
 PASSES = ("forward", "both")
 PLACE = {"allocator": "default"}  # a field of older records
-QUICK = Settings(budget=0.3, most=9, slowest=4.0)
+QUICK = Settings(budget=0.3, most=9)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the suite."""
-    add, default = parser.add_argument, Settings()
+    add = parser.add_argument
     letters = ", ".join(f"{letter} {family}" for letter, family in FAMILIES.items())
     add("--workloads", metavar="A,B,...", help=f"letters ({letters}) or names such as b8192")
     add("--quick", action="store_true", help="the small workloads, few samples (about 3 minutes)")
     add("--no-peers", action="store_true", help="ours alone")
     add("--memory", type=float, metavar="GIB", default=14.0, help="leave out what needs more (default: 14)")
-    add("--budget", type=float, help=f"seconds for each method and pass (default: {default.budget:g})")
-    add("--slowest", type=float, help=f"leave out what takes more seconds (default: {default.slowest:g})")
+    add("--slowest", type=float, default=20.0, help="leave out what takes more seconds (default: 20)")
 
 
 def run(args: argparse.Namespace) -> Record:
-    """All chosen workloads as one record, after Ctrl-C those that were measured; ValueError for wrong options."""
+    """All chosen workloads as one record, after Ctrl-C those that were measured; ValueError for an unknown one."""
     names = [name.strip() for name in args.workloads.split(",")] if args.workloads else None
-    workloads, settings = select(names, args.quick), QUICK if args.quick else Settings()
-    given = {"memory": args.memory * 2**30, "budget": args.budget, "slowest": args.slowest}
-    for option, value in given.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"--{option} must be above 0, got {getattr(args, option)}")
-    settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
+    workloads = select(names, args.quick)
+    settings = replace(QUICK if args.quick else Settings(), memory=args.memory * 2**30, slowest=args.slowest)
     start, measured, threads = time.perf_counter(), [], torch.get_num_threads()
     # compiled by one child, used by the next, and by no other process
     with tempfile.TemporaryDirectory() as kernels:
@@ -140,8 +135,6 @@ def _trials(bench: Bench, method: Method) -> tuple[Trial, Trial]:
     forward = bench.trial(method, "forward")
     if forward.step is None:
         return forward, Trial({**forward.case, "pass": "both"})
-    if method.name == AUTO:
-        forward.case["new_graph_s"] = bench.first_call(method)
     return forward, bench.trial(method, "both")
 
 

@@ -16,7 +16,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -154,15 +154,6 @@ class Bench:
             trial.fail(error)
             return
         trial.times |= {number: self.watch.seconds(*pair) for number, pair in marks.items()}
-
-    def first_call(self, method: Method) -> float:
-        """The seconds of the choice, the plan and the forward call along a graph of which nothing is known."""
-        problem = replace(self.problem, graph=replace(self.problem.graph))
-        prepared = method.prepare(problem)
-        with torch.no_grad():
-            start = time.perf_counter()
-            prepared.call(*problem.inputs)
-            return time.perf_counter() - start
 
     def _step(self, prepared: Prepared, which: str, number: int) -> tuple[Any, Any]:
         """One call and the marks around it; of "backward" the backward pass is marked alone."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from benchmarks.methods import AUTO
 from benchmarks.records import Record, case_of, value_of
 
 __all__ = ["cell", "markdown", "methods_table", "pair", "report", "rounded", "targets_table"]
@@ -64,9 +63,8 @@ def targets_table(record: Record) -> Iterator[str]:
 
 def _target(row: Record) -> list[str]:
     value = "not measured" if row["value"] is None else f"{row['value']:.3g}"
-    method = "" if row.get("method", AUTO) == AUTO else f"{row['method']} "
-    promise = f"{method}{row['sense']} {row['bound']:g} {row['words']}"
-    return [row["workload"], row["pass"], promise, value, {True: "yes", False: "NO", None: "-"}[row["met"]]]
+    promise, met = f"{row['sense']} {row['bound']:g} {row['words']}", {True: "yes", False: "NO", None: "-"}
+    return [row["workload"], row["pass"], promise, value, met[row["met"]]]
 
 
 def pair(cases: Iterable[Record | None], name: str, factor: float, suffix: str = "", digits: int = 2) -> str:

@@ -43,14 +43,11 @@ def _with_mask(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """
     if call.with_lse:
         return BACKENDS["dense"].run(call)
-    dst, src = (torch.arange(n, device=call.q.device) for n in (call.graph.num_dst, call.graph.num_src))
-    nothing = call.q.new_zeros(()).expand(1, call.q.shape[1], len(dst), len(src))
-    added = call.modified(nothing, dst.unsqueeze(-1), src).masked_fill(
-        ~call.graph.mask(call.q.device), -torch.inf
-    )
-    return functional.scaled_dot_product_attention(
-        call.q, call.k, call.v, attn_mask=added, scale=call.scale
-    ), None
+    q, graph = call.q, call.graph
+    dst, src = torch.arange(graph.num_dst)[:, None], torch.arange(graph.num_src)
+    logits = q.new_zeros(()).expand(1, q.shape[1], graph.num_dst, graph.num_src)
+    mask = call.modified(logits, dst, src).masked_fill(~graph.mask(), -torch.inf)
+    return functional.scaled_dot_product_attention(q, call.k, call.v, mask, scale=call.scale), None
 
 
 METHODS: dict[str, str | Backend] = {"auto": "auto", "SDPA mask": Backend("SDPA mask", _with_mask)}
@@ -72,7 +69,12 @@ def run(args: argparse.Namespace) -> Record:
         sizes = {"method": method, "tokens": args.tokens, "steps": args.steps}
         runs.append(process.in_a_process(__name__, "measure", sizes))
     record = {"bench": "training", "schema": 1, **circumstances(), "recipe": asdict(recipe), "runs": runs}
-    return record if args.no_peers else {**record, **_compared(*runs)}
+    if not args.no_peers:
+        ours, theirs = runs
+        record["faster"] = theirs["seconds"] / ours["seconds"]
+        record["smaller"] = theirs["peak_memory_mb"] / ours["peak_memory_mb"]
+        record["apart"] = max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True))
+    return record
 
 
 def measure(method: str, tokens: int, steps: int) -> Record:
@@ -86,27 +88,14 @@ def _recipe(tokens: int, steps: int) -> Recipe:
     return Recipe(steps=steps, batch=1, length=tokens, warmup=0, precision="float32", graph=graph)
 
 
-def _compared(ours: Record, theirs: Record) -> dict[str, float]:
-    return {
-        "faster": theirs["seconds"] / ours["seconds"],
-        "smaller": theirs["peak_memory_mb"] / ours["peak_memory_mb"],
-        "apart": max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True)),
-    }
-
-
 def text(record: Record) -> str:
     """The record in some lines."""
     recipe = record["recipe"]
-    steps = f"{recipe['steps']} steps of {recipe['length']:,} tokens"
-    lines = [f"{recipe['graph']}, {steps}, {record['threads']} threads"]
+    lines = [f"{recipe['graph']}, {recipe['steps']} steps, {record['threads']} threads"]
     for run in record["runs"]:
         taken = f"{run['seconds'] / recipe['steps']:8.2f} s a step, peak memory {run['peak_memory_mb']:7,} MB"
-        first, *_, last = run["losses"]
-        loss = f"loss {first:.4f} -> {last:.4f}, on other text {run['held_out_loss']:.4f}"
+        loss = f"loss {run['losses'][0]:.4f} -> {run['losses'][-1]:.4f}, on other text {run['held_out_loss']:.4f}"
         lines.append(f"{run['method']:10} {taken}, {loss}")
-    if "faster" in record:
-        lines.append(
-            f"auto is {record['faster']:.1f} x faster and {record['smaller']:.1f} x smaller; "
-            f"no loss of a step differs by more than {record['apart']:.4f}"
-        )
+    for name in ("faster", "smaller", "apart"):
+        lines += [f"{name}: {record[name]:.4g}"] if name in record else []
     return "\n".join(lines)

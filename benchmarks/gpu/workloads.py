@@ -12,10 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks.methods import AUTO
+from benchmarks.targets import Target
 from benchmarks.workloads import FLEX, PYG, SPARSE, Problem, Workload, documents
 from gnn_attention import TokenGraph, convert, patterns
 
-__all__ = ["PASSES", "WORKLOADS", "bytes_of", "new_selection"]
+__all__ = ["PASSES", "TARGETS", "WORKLOADS", "bytes_of", "new_selection"]
 
 PASSES = ("forward", "backward")
 AGAIN = "auto again"  # the same twice: how far apart two measurements of one thing are
@@ -169,4 +171,22 @@ def _rows() -> list[Workload]:
     ]
 
 
+SDPA = f"{FLASH}|{CUDNN}|{EFFICIENT}"  # the fastest of those that ran
+TARGETS: list[Target] = [
+    ("random1m", "share", AUTO, 0.75, 0.75),
+    ("random1m", "ratio", ANEMOI, 1.0, 1.0),
+    ("random1m", "ratio", f"{PYG}|{PYG_COMPILED}", 5.0, 5.0),
+    ("random1m", "ratio", SPARSE, 1.0, 1.0),
+    ("narrow1m", "share", AUTO, 0.5, 0.5),
+    ("narrow1m", "ratio", ANEMOI, 1.0, 1.0),
+    ("narrow1m", "ratio", f"{PYG}|{PYG_COMPILED}", 5.0, 5.0),
+    ("clusters", "share", AUTO, 0.5, 0.5),
+    ("clusters", "ratio", ANEMOI, 1.0, 1.0),
+    ("mesh", "ratio", ANEMOI, 1.0, 1.0),
+    ("mesh", "ratio", f"{PYG}|{PYG_COMPILED}", 5.0, 5.0),
+    ("bigbird131k", "ratio", FLEX, 0.9, 0.9),
+    ("window131k", "ratio", VARLEN, 0.95, 0.95),
+    ("documents131k", "ratio", VARLEN, 0.95, 0.95),
+    ("causal8k", "ratio", SDPA, 0.98, 0.98),
+]
 WORKLOADS = {workload.name: workload for workload in _rows()}
