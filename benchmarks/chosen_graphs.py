@@ -1,9 +1,8 @@
-"""Graphs that the data choose anew in every step: ``python -m benchmarks.chosen_graphs RECORD [--rows NAME ...]``.
+"""Graphs that the data choose anew in every step: ``python -m benchmarks.chosen_graphs RECORD``.
 
 8 heads of 64, float32. A step is: the graph is made, planned and run, forward and backward. Times are CPU seconds
 of one thread, the least of interleaved rounds, so that what else runs on the machine counts as little as it
-can; those of decoding with two threads are wall-clock. Rows that are named replace those of the record, which
-is written after each of them. All take some ten CPU minutes and 8 GB.
+can. All take some ten CPU minutes and 8 GB.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import gnn_attention as ga
 from benchmarks.process import peak_memory
-from benchmarks.records import environment
-from gnn_attention._support import atomic_files
+from benchmarks.records import environment, write
 from gnn_attention.selectors import Indexer
 
 HEADS, DIM, K = 8, 64, 64
@@ -56,15 +54,15 @@ TARGETS: dict[str, dict[str, tuple[str, str, float]]] = {
 }
 
 
-def least(calls: Mapping[str, Call], rounds: int, clock: Callable[[], float] = time.process_time) -> Row:
+def least(calls: Mapping[str, Call], rounds: int) -> Row:
     """The least seconds of each call, which take turns; each is called once before."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 1):
         for name, call in calls.items():
-            start = clock()
+            start = time.process_time()
             call()
             if turn:
-                times[name].append(clock() - start)
+                times[name].append(time.process_time() - start)
     return {name: min(seconds) for name, seconds in times.items()}
 
 
@@ -185,19 +183,15 @@ def decoding() -> Row:
     Dense is the faster of SDPA and ours; the step chooses from cached keys, makes the graph and attends.
     """
     row: Row = {"seconds a layer": {}}
-    for dtype in (torch.float32, torch.bfloat16):
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            seconds = decode(dtype, time.process_time if threads == 1 else time.perf_counter)
-            name = str(dtype).removeprefix("torch.") + (f", {threads} threads" if threads > 1 else "")
-            row["seconds a layer"][name] = seconds
-            row[name] = min(seconds["dense, SDPA"], seconds["dense, ours"]) / seconds["chosen"]
-    torch.set_num_threads(1)
+    for name in ("float32", "bfloat16"):
+        seconds = decode(getattr(torch, name))
+        row["seconds a layer"][name] = seconds
+        row[name] = min(seconds["dense, SDPA"], seconds["dense, ours"]) / seconds["chosen"]
     return row
 
 
 @torch.no_grad()
-def decode(dtype: torch.dtype, clock: Callable[[], float]) -> Row:
+def decode(dtype: torch.dtype) -> Row:
     """The mean seconds of a layer, whose indexer has its keys cached in a dtype."""
     places, now = torch.arange(CACHE), list[ga.TokenGraph]()
 
@@ -226,7 +220,7 @@ def decode(dtype: torch.dtype, clock: Callable[[], float]) -> Row:
 
     calls = {name: call for number in range(LAYERS) for name, call in calls_of(number).items()}
     # the layers of one way come one after another
-    seconds = least(dict(sorted(calls.items())), 60, clock)
+    seconds = least(dict(sorted(calls.items())), 60)
     names = dict.fromkeys(name.rpartition(" ")[0] for name in calls)
     return {name: sum(seconds[f"{name} {n}"] for n in range(LAYERS)) / LAYERS for name in names}
 
@@ -247,23 +241,18 @@ def judged(record: Row) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure the rows that are named, or all, and write the record."""
+    """Measure all rows, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("record", type=Path)
-    parser.add_argument("--rows", nargs="+", choices=list(MEASURES), default=list(MEASURES), metavar="NAME")
     options = parser.parse_args(arguments)
-    rows = json.loads(options.record.read_text("utf-8"))["rows"] if options.record.exists() else {}
-    for name in options.rows:
+    torch.set_num_threads(1)
+    record: Row = {"bench": "chosen graphs", "command": "python -m benchmarks.chosen_graphs RECORD"}
+    record |= {"environment": environment("cpu"), "rows": {}}
+    for name, measure in MEASURES.items():
         torch.manual_seed(0)
-        torch.set_num_threads(1)
-        rows[name] = {**MEASURES[name](), "load": os.getloadavg()[0]}
-        record = {"bench": "chosen graphs", "command": "python -m benchmarks.chosen_graphs RECORD"}
-        record |= {
-            "environment": environment("cpu"),
-            "rows": {row: rows[row] for row in MEASURES if row in rows},
-        }
-        atomic_files.write(options.record, json.dumps(record, indent=1) + "\n")
-    for one in judged(record):
+        record["rows"][name] = {**measure(), "load": os.getloadavg()[0]}
+    write(options.record, record)
+    for one in judged(json.loads(options.record.read_text("utf-8"))):
         print(f"{one['row']}: {one['value']:.3g} {one['words']}, {one['sense']} {one['bound']:g}")
 
 

@@ -15,7 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from benchmarks.workloads import TWELVE, select
 
 __all__ = ["add_options", "run", "text"]
 
-PASSES, WARM = ("forward", "both"), 3
+WARM = 3  # rounds before those that count
 # The package of a checkout, then the workloads of this one. Each line that is read is answered by the least
 # seconds of the calls that fit into 20 ms.
 PROGRAM = """
@@ -69,51 +69,38 @@ def run(args: argparse.Namespace) -> Record:
     for workload in select(args.workloads.split(",")):
         print(workload.title, file=sys.stderr, flush=True)
         with _timer(ROOT, workload.name) as ours, _timer(args.checkout, workload.name) as theirs:
-            for which in PASSES:
-                for _ in range(WARM):
-                    _ask(ours, which), _ask(theirs, which)
-                times = [(_ask(ours, which), _ask(theirs, which)) for _ in range(args.rounds)]
-                cases.append({"workload": workload.name, "pass": which, **_figures(times)})
+            for which in ("forward", "both"):
+                turns = [(ours(which), theirs(which)) for _ in range(args.rounds + WARM)]
+                own, other = zip(*turns[WARM:], strict=True)
+                case = {"workload": workload.name, "pass": which, "samples": len(own)}
+                case |= {"seconds": min(own), "median": statistics.median(own)}
+                case |= {"other_seconds": min(other), "other_median": statistics.median(other)}
+                cases.append({**case, "ratio": min(own) / min(other)})
     return {"bench": "compare", "schema": 1, "other": str(args.checkout), **circumstances(), "cases": cases}
 
 
-def _figures(times: list[tuple[float, float]]) -> Record:
-    (least, median), (other, other_median) = (
-        (min(x), statistics.median(x)) for x in zip(*times, strict=True)
-    )
-    figures = {"seconds": least, "median": median, "other_seconds": other, "other_median": other_median}
-    return {**figures, "samples": len(times), "ratio": least / other}
-
-
 @contextmanager
-def _timer(checkout: Path, workload: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that times a call along a workload whenever it is asked."""
+def _timer(checkout: Path, workload: str) -> Iterator[Callable[[str], float]]:
+    """A function that gives the seconds of a call of a pass, timed in a process of its own."""
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(checkout.resolve()), str(ROOT), workload]
-    # nothing but the given checkouts on the path
-    environment = {**os.environ, **BOUND_THREADS, "PYTHONPATH": ""}
+    environment = {**os.environ, **BOUND_THREADS, "PYTHONPATH": ""}  # but for the checkouts
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, cwd="/", stdin=pipe, stdout=pipe, text=True, env=environment)
-    try:
-        yield process
-    finally:
+    with subprocess.Popen(command, cwd="/", stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+
+        def ask(which: str) -> float:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(which, file=process.stdin, flush=True)
+            return float(process.stdout.readline() or "nan")
+
+        yield ask
         process.kill()
-        process.wait()
-
-
-def _ask(process: subprocess.Popen[str], which: str) -> float:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    print(which, file=process.stdin, flush=True)
-    answer = process.stdout.readline()
-    if not answer:
-        raise ValueError(f"{process.args[4]} ended with {process.wait()}")  # type: ignore[index]
-    return float(answer)
 
 
 def text(record: Record) -> str:
     """The record as a table: milliseconds, least and median, here and in the other checkout."""
     names = ("seconds", "other_seconds", "median", "other_median")
-    rows = [
+    rows = (
         [
             case["workload"],
             case["pass"],
@@ -121,7 +108,7 @@ def text(record: Record) -> str:
             f"{case['ratio']:.3f}",
         ]
         for case in record["cases"]
-    ]
+    )
     head = [
         "workload",
         "pass",

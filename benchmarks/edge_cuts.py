@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchmarks.records import rank_correlation, write
 from gnn_attention import huggingface, lm
 from gnn_attention import model as language_models
-from gnn_attention._support import atomic_files
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.edge_softmax import per_query_head
@@ -78,9 +78,9 @@ class Trained:
     def logits(self, edges: torch.Tensor, way: str, layer: int) -> torch.Tensor:
         """Of all tokens, for the model as it is and each of its changes."""
         self.model.backend = changing(edges, way, layer)
-        found: torch.Tensor = self.model(self.ids[:, :-1].expand(len(edges) + 1, -1))
+        logits: torch.Tensor = self.model(self.ids[:, :-1].expand(len(edges) + 1, -1))
         self.model.backend = "auto"
-        return found
+        return logits
 
 
 class SmolLM2:
@@ -109,14 +109,14 @@ class SmolLM2:
         self.model.model.layers = self.layers[layer:]
         try:
             with huggingface.attending(changing(edges, way, 0)):
-                found: torch.Tensor = self.model(
+                logits: torch.Tensor = self.model(
                     inputs_embeds=self.states[layer][:, first:].expand(samples, -1, -1),
                     **({self.cache_name: DynamicCache(before)} if first else {}),
                     use_cache=bool(first),
                 ).logits
         finally:
             self.model.model.layers = self.layers
-        return found
+        return logits
 
 
 MODELS: dict[str, Callable[[], Any]] = {"trained": Trained, "smollm2": SmolLM2}
@@ -143,12 +143,6 @@ def measured(model: Any, edges: torch.Tensor, way: str) -> torch.Tensor:
         changes[part] = losses(logits, targets).double()
         print(f"edges {way}, batch {number}", file=sys.stderr, flush=True)
     return changes
-
-
-def rank_correlation(x: torch.Tensor, y: torch.Tensor) -> float:
-    """Spearman's."""
-    ranks = torch.stack([x.argsort().argsort(), y.argsort().argsort()]).double()
-    return round(float(torch.corrcoef(ranks)[0, 1]), 4)
 
 
 def correlations(name: str, count: int) -> dict[str, Any]:
@@ -179,10 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     models = {name: correlations(name, args.edges) for name in args.model or ["trained"]}
     if args.record and args.record.exists():
         models = json.loads(args.record.read_text(encoding="utf-8"))["models"] | models
-    text = json.dumps({"bench": "edge-cuts", "models": models}, indent=1)
-    print(text)
+    print(json.dumps(models, indent=1))
     if args.record:
-        atomic_files.write(args.record, text + "\n")
+        write(args.record, {"bench": "edge-cuts", "models": models})
 
 
 if __name__ == "__main__":

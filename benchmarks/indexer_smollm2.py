@@ -11,7 +11,6 @@ and the loss of the model along the chosen graphs.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,10 +20,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks.records import environment
+from benchmarks.records import environment, write
 from examples.training.text_corpus import corpus
 from gnn_attention import lm, patterns
-from gnn_attention._support import atomic_files
 from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import AttentionCall, Backend
 from gnn_attention.huggingface.interface import attending
@@ -202,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "mean over layers": {name: means(one[name] for one in layers) for name in names},
         "loss": {f"k = {k}": [loss_along(model, part, indexers, k) for part in ids[1]] for k in (64, 128)},
     }
-    atomic_files.write(args.out, json.dumps(result, indent=1) + "\n")
+    write(args.out, result)
     print(result["loss"], flush=True)
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -31,10 +30,9 @@ from torch import nn
 from torch.nn import functional
 
 import gnn_attention as ga
-from benchmarks.records import environment
+from benchmarks.records import environment, write
 from examples.training.text_corpus import corpus
 from gnn_attention import StandardHeads, patterns
-from gnn_attention._support import atomic_files
 from gnn_attention.model import load_trained
 from gnn_attention.rotary import Rotary
 from gnn_attention.selectors import Indexer, recall
@@ -207,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result["cpu minutes of training"] = round((time.process_time() - began) / 60, 1)
     result |= measured(models, held_out)
     result["recall after the warm-up"] = recalls(model, held_out)
-    atomic_files.write(args.out, json.dumps(result, indent=1) + "\n")
+    write(args.out, result)
     print({name: value for name, value in result.items() if "loss" in name or "recall" in name}, flush=True)
 
 

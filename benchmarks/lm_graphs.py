@@ -4,27 +4,25 @@
 
 SmolLM2 (135 M parameters, float32) reads the first 1,024 tokens of a text; the loss is the mean over the
 targets after position 256, along graphs of several choices run by ``use_graph``. Attribution sees the losses
-of these same targets, so its graphs are those that this text needs, not those of any text. The record is
-written after every point, and points that it holds are not measured again. It takes about 15 minutes of one
-core. ``asked`` is the share that was asked for, or the number of the step.
+of these same targets, so its graphs are those that this text needs, not those of any text. It takes about 15
+minutes of one core. ``asked`` is the share that was asked for, or the number of the step.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from benchmarks.records import environment
+from benchmarks.records import environment, write
 from gnn_attention import lm, patterns, use_graph
-from gnn_attention._support import atomic_files
+from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.huggingface import attending
@@ -39,27 +37,11 @@ TEXT = Path("/usr/share/common-licenses/GPL-3")  # of Debian's base-files
 
 
 class Study:
-    """A model, a text, and a record of losses by choice and share, written after each."""
+    """A model, the ids of a text, and points: the loss by choice and share."""
 
-    def __init__(self, record: Path, text: Path) -> None:
-        self.file = record
-        self.model, tokenizer = lm.load("smollm2")
-        self.model.requires_grad_(False)
-        self.ids = tokenizer(text.read_text(), return_tensors="pt").input_ids[:, :TOKENS]
-        self.causal = patterns.causal(TOKENS)
-        self.pairs = self.causal.num_edges
-        self.record: dict[str, Any] = {
-            "bench": "lm-graphs",
-            "command": "python -m benchmarks.lm_graphs",
-            "tokens": TOKENS,
-            "loss_after": FIRST,
-            "model": "smollm2",
-            "text": str(text),
-            "points": [],
-            "environment": environment("cpu"),
-        }
-        if record.exists():
-            self.record = {**json.loads(record.read_text()), "continued": environment("cpu")}
+    def __init__(self, model: Any, ids: torch.Tensor) -> None:
+        self.model, self.ids, self.points = model.requires_grad_(False), ids, list[dict[str, Any]]()
+        self.causal = patterns.causal(ids.shape[1])
 
     def losses(self, logits: torch.Tensor) -> torch.Tensor:
         """Of the targets that count."""
@@ -72,65 +54,50 @@ class Study:
         with use_graph(self.model, graph), attending(backend):
             return float(self.losses(self.model(self.ids, use_cache=False).logits).mean())
 
-    def measure(self, choice: str, asked: float, graph: Callable[[], Any]) -> None:
-        """A point of the record, unless it is there."""
-        if any((p["choice"], p["asked"]) == (choice, asked) for p in self.record["points"]):
-            return
-        made = graph()
-        share = made.share if isinstance(made, PrunedGraphs) else made.num_edges / self.pairs
-        point = {
-            "choice": choice,
-            "asked": asked,
-            "share": round(share, 6),
-            "loss": round(self.loss(made), 4),
-        }
-        self.record["points"].append(point)
-        atomic_files.write(self.file, json.dumps(self.record, indent=1) + "\n")
-        print(time.strftime("%H:%M:%S"), *point.values(), flush=True)
+    def measure(self, choice: str, asked: float, graph: Any) -> None:
+        """Add a point."""
+        share = graph.share if isinstance(graph, PrunedGraphs) else graph.num_edges / self.causal.num_edges
+        numbers = {"share": round(share, 6), "loss": round(self.loss(graph), 4)}
+        self.points.append({"choice": choice, "asked": asked, **numbers})
+        print(time.strftime("%H:%M:%S"), *self.points[-1].values(), flush=True)
 
-    def rank(self, choice: str, effects: Callable[[], Attribution], shares: Sequence[float] = SHARES) -> None:
-        """Points of the edges that lead in ``effects()``, which is computed if a point is missing."""
-        once = cache(effects)
+    def rank(self, choice: str, effects: Attribution, shares: Sequence[float] = SHARES) -> None:
+        """Add points of the edges that lead in ``effects``."""
         for share in shares:
-            self.measure(choice, share, lambda share=share: once().keep(share))  # type: ignore[misc]
+            self.measure(choice, share, effects.keep(share))
 
 
 def weights(study: Study) -> Attribution:
     """The weight of each edge in the place of its effect."""
-    found: dict[int, torch.Tensor] = {}
-    src, dst = study.causal.edge_index
+    by_layer: dict[int, torch.Tensor] = {}
 
     def backend(module: Any) -> Backend:
-        def run(call: AttentionCall) -> tuple[torch.Tensor, None]:
-            k, v = (x.repeat_interleave(call.q.shape[1] // x.shape[1], 1) for x in (call.k, call.v))
-            logits = (call.q @ k.mT * call.scale).masked_fill(~call.graph.mask(), -torch.inf)
-            table = logits.softmax(-1)
-            found[module.layer_idx] = table[0][:, dst, src]
-            return table @ v, None
+        def run(call: AttentionCall) -> Any:
+            call = replace(call, with_lse=True)
+            out, lse = attended(call, "auto")
+            by_layer[module.layer_idx] = AttentionInfo(call, lse).weights()[0]
+            return out, lse
 
         return Backend("weights", run)
 
-    with torch.no_grad(), attending(backend):
+    with torch.no_grad(), use_graph(study.model, study.causal), attending(backend):
         study.model(study.ids, use_cache=False)
-    return Attribution(dict.fromkeys(found, study.causal), {"slope": found})
+    return Attribution(dict.fromkeys(by_layer, study.causal), {"slope": by_layer})
 
 
 def random(study: Study) -> Attribution:
     """Numbers in the place of effects."""
-    signs = torch.Generator().manual_seed(0)
-    layers, heads = study.model.config.num_hidden_layers, study.model.config.num_attention_heads
-    found = {layer: torch.rand(heads, study.pairs, generator=signs) for layer in range(layers)}
-    return Attribution(dict.fromkeys(found, study.causal), {"slope": found})
+    rng, config = torch.Generator().manual_seed(0), study.model.config
+    sizes = config.num_attention_heads, study.causal.num_edges
+    by_layer = {layer: torch.rand(sizes, generator=rng) for layer in range(config.num_hidden_layers)}
+    return Attribution(dict.fromkeys(by_layer, study.causal), {"slope": by_layer})
 
 
 def refine(study: Study) -> None:
-    """The slopes along the graph that is left, again at each step: edges may come back.
+    """Add points of the slopes along the graph that is left, again at each step: edges may come back.
 
     Squares are means of the steps so far, the last with weight 1/2, so that random signs matter less.
     """
-    steps = [p["asked"] for p in study.record["points"] if p["choice"] == REFINED]
-    if len(steps) == len(STEPS):
-        return
     pruned: Any = study.causal
     squares: dict[int, torch.Tensor] = {}
     for step, share in enumerate(STEPS):
@@ -142,37 +109,40 @@ def refine(study: Study) -> None:
             new = effects.scores(layer, "slope").square()
             squares[layer] = (squares[layer] + new) / 2 if layer in squares else new
         pruned = Attribution(effects.graphs, {"slope": squares}).keep(share)
-        study.measure(REFINED, step, lambda: pruned)
+        study.measure(REFINED, step, pruned)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure the points that the record lacks, and draw them."""
+    """Measure all points, and draw them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--record", type=Path, default=Path("lm-graphs.json"))
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--text", type=Path, default=TEXT)
     args = parser.parse_args(arguments)
-    study = Study(args.record, args.text)
-    study.measure("causal", 1.0, lambda: study.causal)
+    model, tokenizer = lm.load("smollm2")
+    study = Study(model, tokenizer(args.text.read_text(), return_tensors="pt").input_ids[:, :TOKENS])
+    study.measure("causal", 1.0, study.causal)
     for width in WINDOWS:
         graph = patterns.window(TOKENS, width) | patterns.sinks(TOKENS, 4)
-        study.measure(f"window({width}) | sinks(4)", 0.0, lambda graph=graph: graph)  # type: ignore[misc]
-    study.rank("by weight", lambda: weights(study))
-    study.rank("random", lambda: random(study), (0.05, 0.2))
+        study.measure(f"window({width}) | sinks(4)", 0.0, graph)
+    study.rank("by weight", weights(study))
+    study.rank("random", random(study), (0.05, 0.2))
     refine(study)
-    once = partial(attribute, study.model, study.ids, study.losses, projections=PROJECTIONS)
-    study.rank("attribution, once", once)
+    study.rank("attribution, once", attribute(model, study.ids, study.losses, projections=PROJECTIONS))
+    record = {"bench": "lm-graphs", "command": "python -m benchmarks.lm_graphs", "tokens": TOKENS}
+    record |= {"loss_after": FIRST, "model": "smollm2", "text": str(args.text), "points": study.points}
+    write(args.record, {**record, "environment": environment("cpu")})
     if args.picture:
-        draw(study.record, args.picture)
+        draw(study.points, args.picture)
 
 
-def draw(record: dict[str, Any], file: Path) -> None:
+def draw(measured: Sequence[dict[str, Any]], file: Path) -> None:
     """Loss against the share, on a logarithmic axis; a line for each choice. White behind, for dark pages."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained", facecolor="white")
     axes, lines = figure.subplots(), dict[str, list[tuple[float, float]]]()
-    for point in record["points"]:
+    for point in measured:
         choice = "window | sinks(4)" if point["choice"].startswith("window") else point["choice"]
         lines.setdefault(choice, []).append((100 * point["share"], point["loss"]))
     ((_, causal),) = lines.pop("causal")

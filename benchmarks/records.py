@@ -9,10 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from gnn_attention._support import atomic_files
 from gnn_attention.verify.circumstances import environment
 
-__all__ = ["Record", "case_of", "circumstances", "environment", "read", "value_of", "workload_of"]
+__all__ = [
+    "Record",
+    "case_of",
+    "circumstances",
+    "environment",
+    "rank_correlation",
+    "read",
+    "value_of",
+    "write",
+]
 
 Record = dict[str, Any]
 SUITES = ("attention", "batches", "compare", "gpu", "start", "training")
@@ -42,16 +53,22 @@ def case_of(record: Record, workload: str, method: str, which: str) -> Record | 
     return next(cases, None)
 
 
-def workload_of(record: Record, name: str) -> Record | None:
-    """What the record says of a workload; None if it says nothing."""
-    return next((about for about in record["workloads"] if about["workload"] == name), None)
-
-
 def value_of(case: Record | None, name: str) -> float | None:
     """A number of a measured case; None where there is none."""
     if case is None or case["status"] != "measured" or case.get(name) is None:
         return None
     return float(case[name])
+
+
+def write(path: Path, record: Record) -> None:
+    """Write a record, whole or not at all."""
+    atomic_files.write(path, json.dumps(record, indent=1) + "\n")
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> float:
+    """Spearman's."""
+    ranks = torch.stack([x.argsort().argsort(), y.argsort().argsort()]).double()
+    return round(float(torch.corrcoef(ranks)[0, 1]), 4)
 
 
 def circumstances() -> Record:
