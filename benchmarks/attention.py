@@ -31,11 +31,20 @@ from benchmarks import process, targets
 from benchmarks.measuring import Bench, Settings, Trial, paired_ratio, timed_rounds
 from benchmarks.methods import AUTO, PEERS, Method, ours
 from benchmarks.records import Record, circumstances
-from benchmarks.workloads import FAMILIES, WORKLOADS, Workload, select
+from benchmarks.table import Columns, methods_table, targets_table
+from benchmarks.workloads import WORKLOADS, Workload, select
 
-__all__ = ["PASSES", "add_options", "measure", "measure_workload", "run"]
+__all__ = ["PASSES", "add_options", "measure", "measure_workload", "run", "text"]
 
 PASSES = ("forward", "both")
+COLUMNS: Columns = {
+    "ms": ("seconds", 1e3, ""),
+    "least, ms": ("fastest", 1e3, ""),
+    "of auto": ("ratio", 1.0, "x"),
+    "MB": ("memory_mb", 1.0, ""),
+    "roofline": ("roofline", 100.0, " %"),
+    "samples": ("samples", 1.0, ""),
+}
 PLACE = {"allocator": "default"}  # a field of older records
 QUICK = Settings(budget=0.3, most=9)
 
@@ -43,8 +52,7 @@ QUICK = Settings(budget=0.3, most=9)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the suite."""
     add = parser.add_argument
-    letters = ", ".join(f"{letter} {family}" for letter, family in FAMILIES.items())
-    add("--workloads", metavar="A,B,...", help=f"letters ({letters}) or names such as b8192")
+    add("--workloads", metavar="A,B,...", help="names such as b8192, or their letters")
     add("--quick", action="store_true", help="the small workloads, few samples (about 3 minutes)")
     add("--no-peers", action="store_true", help="ours alone")
     add("--memory", type=float, metavar="GIB", default=14.0, help="leave out what needs more (default: 14)")
@@ -146,3 +154,16 @@ def _product_rate(side: int = 2048) -> float:
         torch.mm(a, b)
         start.append(time.perf_counter())
     return 2e-9 * float(side) ** 3 / min(stop - start for start, stop in pairwise(start))
+
+
+def text(record: Record) -> str:
+    """Every workload with every method, forward / forward and backward, then the targets."""
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
+    machine = f"{record['processor']}, {record['threads']} threads, {record['memory_gib']} GiB"
+    parts = [f"{machine}; {versions}; {record['date']}, {record['took_s']:.0f} s"]
+    for about in record["workloads"]:
+        title = f"{about['workload']}: {about['title']}"
+        if "limits" in about:
+            title += f": {about['edges']:,} edges; {about['limits']['gemm_gflops']:.0f} GFLOP/s"
+        parts.append(f"{title}\n{methods_table(record, about['workload'], PASSES, COLUMNS)}")
+    return "\n\n".join([*parts, *targets_table(record)])

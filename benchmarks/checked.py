@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,27 +21,13 @@ from benchmarks.methods import Prepared
 from benchmarks.workloads import Problem
 from gnn_attention import TokenGraph
 from gnn_attention.verify import oracle
-from gnn_attention.verify.measure import Truth, gradients_of, judge, worst_errors
+from gnn_attention.verify.measure import Outcome, Truth, gradients_of, judge, worst_errors
 
-__all__ = ["Checked", "Verdict", "in_edges_of", "sampled_receivers"]
+__all__ = ["Checked", "in_edges_of", "sampled_receivers"]
 
 SAMPLED, FEW, LONG = 64, 16, 2**15  # receivers; fewer of them above LONG senders
 ORDERS = 3  # of the sums from which SDPA's own error is taken
 MOST_LOGITS = 2**20  # of one head, in the truth
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Errors in units of SDPA's own, and whether they are allowed."""
-
-    passed: bool
-    output: float
-    gradient: float | None
-
-    def __str__(self) -> str:
-        """As a reason for leaving a method out."""
-        gradient = "" if self.gradient is None else f", gradient {self.gradient:.3g} (allowed 3)"
-        return f"error {self.output:.3g} of SDPA's own (allowed 2){gradient}"
 
 
 class Checked:
@@ -60,7 +45,7 @@ class Checked:
         attempts = (self._solved(problem.grad_out.dtype, order) for order in orders)
         self.truth = Truth(out, gradients, worst_errors(attempts, out, gradients))
 
-    def verdict(self, prepared: Prepared, backward: bool) -> Verdict:
+    def verdict(self, prepared: Prepared, backward: bool) -> Outcome:
         """Run a method once, forward and, if ``backward``, backward, on memory that was filled with NaN before."""
         leaves = {name: x.detach().requires_grad_(backward) for name, x in self._inputs().items()}
         likely = [self.problem.grad_out, *(leaves.values() if backward else ())]
@@ -69,8 +54,7 @@ class Checked:
         with torch.set_grad_enabled(backward):
             out = prepared.call(*leaves.values())
         gradients = self._sampled(gradients_of(out, self._grad_out(), leaves)) if backward else {}
-        outcome = judge(out.index_select(self.axis, self.rows), gradients, self.truth)
-        return Verdict(outcome.passed, outcome.output, outcome.gradient if backward else None)
+        return judge(out.index_select(self.axis, self.rows), gradients, self.truth)
 
     def _inputs(self) -> dict[str, Tensor]:
         return dict(zip("qkv" if self.problem.layer is None else "x", self.problem.inputs, strict=True))

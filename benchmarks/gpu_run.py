@@ -1,7 +1,7 @@
 """Everything that is owed on a GPU, in one call of eight minutes: ``python3 -m benchmarks.gpu_run --out FOLDER``.
 
-1. The core of checks (:mod:`tests.guarantees.gpu_core`) in 16 processes, at most 280 s; then what ran out of
-   memory beside others, and the sizes that need 64-bit offsets, each alone.
+1. The core of checks (:mod:`tests.guarantees.gpu_core`) in 16 processes, at most 280 s; then the sizes that need
+   64-bit offsets, alone.
 2. The workloads, irregular graphs first, each with its peers (:mod:`benchmarks.gpu.workloads`).
 
 The call ends by itself. Each result is a line of ``results.jsonl`` in FOLDER as soon as it is there;
@@ -88,21 +88,20 @@ class Run:
         small = (replace(WORKLOADS[name], tokens=TRIAL_TOKENS, heads=2, dim=16) for name in TRIAL_WORKLOADS)
         return Tasks(list(small), device, REHEARSAL, self.file)
 
-    def groups(self, alone: bool = False) -> dict[str, Group]:
+    @cached_property
+    def groups(self) -> dict[str, Group]:
         """The groups of the core by name, and that of the workloads."""
         parts = gpu_core.parts(self.core, 2 if self.trial else gpu_core.PROCESSES)
         tasks = {name: [_task_of(check) for check in checks] for name, checks in parts.items()}
         tasks[BENCH] = list(self.bench.all())
-        return {
-            name: Group(self.file, some, self._command(name, alone), alone) for name, some in tasks.items()
-        }
+        return {name: Group(self.file, some, self._command(name)) for name, some in tasks.items()}
 
-    def _command(self, name: str, alone: bool) -> list[str]:
+    def _command(self, name: str) -> list[str]:
         options = ["--work", name, "--out", str(self.out), "--device", self.device]
-        flags = [*(["--trial"] if self.trial else []), *(["--alone"] if alone else [])]
         # the checks of the core run side by side
         threads = [] if name == BENCH else ["env", "OMP_NUM_THREADS=1"]
-        return [*threads, sys.executable, "-W", "ignore", "-m", "benchmarks.gpu_run", *options, *flags]
+        command = [*threads, sys.executable, "-W", "ignore", "-m", "benchmarks.gpu_run", *options]
+        return [*command, "--trial"] if self.trial else command
 
     def results(self) -> dict[str, Result]:
         """The results of the core by the label of their check."""
@@ -130,19 +129,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.work != BENCH:
             # every tensor that is made without values is full of NaN: a kernel that forgets some cannot pass
             torch.use_deterministic_algorithms(True, warn_only=True)
-        return run_tasks(run.groups(args.alone)[args.work], PATIENCE * (10 if run.trial else 1))
+        return run_tasks(run.groups[args.work], PATIENCE * (10 if run.trial else 1))
     try:
         place = _begin(run)
     except (OSError, ValueError, RuntimeError, AssertionError) as error:
         print(f"gpu_run: {error}", file=sys.stderr)
         return 2
-    _run_core(run)
+    core = {name: group for name, group in run.groups.items() if name != BENCH}
+    far = [core.pop(FAR)] if FAR in core else []
+    run_groups(list(core.values()), run.jobs, min(run.until, time.time() + MOST_OF_CORE))
+    run_groups(far, 1, run.until)
     results = run.results()
     if results and not run.trial:
         gpu_record.write_record(results.values(), place, run.out)
     _summarize(run, place)
     if not args.core_only:
-        run_groups([run.groups()[BENCH]], 1, run.until)
+        run_groups([run.groups[BENCH]], 1, run.until)
     print(_summarize(run, place), flush=True)
     return int(any(not result.passed and result.skipped is None for result in results.values()))
 
@@ -157,7 +159,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     add("--trial", action="store_true", help="a rehearsal on a CPU: small, and no record")
     add("--work", help=argparse.SUPPRESS)
-    add("--alone", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
@@ -183,15 +184,6 @@ def _begin(run: Run) -> dict[str, Any]:
     atomic_files.write(file, json.dumps(place))
     append(run.file, task=None)
     return place
-
-
-def _run_core(run: Run) -> None:
-    """Several groups at once, then one at a time what ran out of memory, then far offsets."""
-    groups = {name: group for name, group in run.groups().items() if name != BENCH}
-    far = groups.pop(FAR, None)
-    run_groups(list(groups.values()), run.jobs, min(run.until, time.time() + MOST_OF_CORE))
-    again = [group for name, group in run.groups(alone=True).items() if name in groups]
-    run_groups([*again, *([far] if far else [])], 1, run.until)
 
 
 def _summarize(run: Run, place: dict[str, Any]) -> str:

@@ -21,16 +21,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.checked import Checked, Verdict
+from benchmarks.checked import Checked
 from benchmarks.gpu.machine import Watch, peak_bytes
 from benchmarks.methods import Method, Prepared, refusal
 from benchmarks.process import is_out_of_memory, one_line
 from benchmarks.records import Record
-from benchmarks.workloads import Problem, Workload
+from benchmarks.workloads import Workload
 
 __all__ = ["Bench", "Settings", "Trial", "paired_ratio", "timed_rounds"]
 
-CACHE_BYTES, FEWEST_SETS, MOST_SETS, TIMES_CACHE = 50e6, 4, 16, 3  # of a GPU
+FLUSHED = 2**28  # bytes that are written before a call on a GPU, so that nothing is left in its cache
 PEERS_ERROR = 16.0  # times SDPA's own, up to which a peer is timed; its case says so
 
 
@@ -60,12 +60,12 @@ class Settings:
 class Trial:
     """A method and a pass: its case so far, and its call while it is to be timed.
 
-    ``step(number)`` runs a call and returns the marks around it, ``seconds`` is what it took before, and
+    ``step()`` runs a call and returns the marks around it, ``seconds`` is what it took before, and
     ``times`` are its samples by round.
     """
 
     case: Record
-    step: Callable[[int], tuple[Any, Any]] | None = None
+    step: Callable[[], tuple[Any, Any]] | None = None
     seconds: float = 0.0
     times: dict[int, float] = field(default_factory=dict)
 
@@ -94,14 +94,13 @@ class Bench:
     """A workload on a device: its inputs, the truth about some receivers, and trials of methods."""
 
     def __init__(self, workload: Workload, device: torch.device, settings: Settings) -> None:
-        """Build the graph and draw the inputs, on a GPU so many sets that they do not stay in its cache."""
+        """Build the graph, draw the inputs, and compute the truth."""
         self.workload, self.watch, self.settings = workload, Watch(device), settings
         start = time.perf_counter()
         graph = workload.graph()
         self.build_s = time.perf_counter() - start
         self.problem = workload.problem(graph, device)
-        count = _sets(self.problem) if self.watch.on_gpu else 1
-        self.sets = [self.problem, *(workload.problem(graph, device, seed) for seed in range(1, count))]
+        self.flushed = torch.empty(FLUSHED if self.watch.on_gpu else 0, dtype=torch.uint8, device=device)
         self.checked = Checked(self.problem)
 
     def trial(self, method: Method, which: str) -> Trial:
@@ -115,15 +114,21 @@ class Bench:
             start = time.perf_counter()
             prepared = method.prepare(self.problem)
             if method.same:
-                verdict = self.checked.verdict(prepared, which != "forward")
-                trial.case |= {"output_error": verdict.output, "gradient_error": verdict.gradient}
-                if not verdict.passed and (method.ours or not _is_nearly_exact(verdict)):
-                    return trial.close("wrong", str(verdict))
-                if not verdict.passed:
-                    trial.case["reason"] = str(verdict)
+                backward = which != "forward"
+                outcome = self.checked.verdict(prepared, backward)
+                errors = outcome.output, outcome.gradient if backward else None
+                trial.case |= dict(zip(("output_error", "gradient_error"), errors, strict=True))
+                if not outcome.passed:
+                    reason = (
+                        f"errors {outcome.output:.3g} and {outcome.gradient:.3g} of SDPA's own (allowed 2, 3)"
+                    )
+                    nearly = max(outcome.output, outcome.gradient) <= PEERS_ERROR
+                    if method.ours or not nearly:  # a peer may sum in the short dtype itself
+                        return trial.close("wrong", reason)
+                    trial.case["reason"] = reason
             self.watch.wait()
             trial.case["first_s"] = round(time.perf_counter() - start, 4)
-            trial.step = lambda number: self._step(prepared, which, number)
+            trial.step = lambda: self._step(prepared, which)
             self._weigh(trial)
         except Exception as error:
             return trial.fail(error)
@@ -138,7 +143,7 @@ class Bench:
 
         def work() -> None:
             assert trial.step is not None
-            marks.append(trial.step(0))
+            marks.append(trial.step())
 
         trial.case |= peak_bytes(self.watch, work)
         self.watch.wait()
@@ -148,16 +153,17 @@ class Bench:
         """Time a call in each of these rounds; a trial that fails is left out from then on."""
         try:
             assert trial.step is not None
-            marks = {number: trial.step(number) for number in rounds}
+            marks = {number: trial.step() for number in rounds}
             self.watch.wait()
         except Exception as error:
             trial.fail(error)
             return
         trial.times |= {number: self.watch.seconds(*pair) for number, pair in marks.items()}
 
-    def _step(self, prepared: Prepared, which: str, number: int) -> tuple[Any, Any]:
+    def _step(self, prepared: Prepared, which: str) -> tuple[Any, Any]:
         """One call and the marks around it; of "backward" the backward pass is marked alone."""
-        problem, mark = self.sets[number % len(self.sets)], self.watch.mark
+        problem, mark = self.problem, self.watch.mark
+        self.flushed.zero_()
         if which == "forward":
             with torch.no_grad():
                 start = mark()
@@ -171,19 +177,6 @@ class Bench:
         stop = mark()
         del gradients
         return start, stop
-
-
-def _is_nearly_exact(verdict: Verdict) -> bool:
-    """Whether a peer computes the same, though with larger errors: it may sum in the short dtype itself."""
-    return all(error <= PEERS_ERROR for error in (verdict.output, verdict.gradient or 0.0))
-
-
-def _sets(problem: Problem) -> int:
-    """How many sets of inputs are taken in turn: one that is three times the cache needs no other."""
-    size = sum(x.numel() * x.element_size() for x in problem.inputs)
-    if size >= TIMES_CACHE * CACHE_BYTES:
-        return 1
-    return int(min(MOST_SETS, max(FEWEST_SETS, -(-TIMES_CACHE * CACHE_BYTES // max(size, 1)))))
 
 
 def timed_rounds(bench: Bench, trials: Sequence[Trial], seed: int = 0) -> None:

@@ -6,31 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.records import Record, case_of, value_of
 
-__all__ = ["cell", "markdown", "methods_table", "pair", "report", "rounded", "targets_table"]
+__all__ = ["Columns", "cell", "markdown", "methods_table", "rounded", "targets_table"]
 
 # of each column its field in a case, the factor of its unit, and what stands behind a number
 Columns = Mapping[str, tuple[str, float, str]]
-COLUMNS: Columns = {
-    "ms": ("seconds", 1e3, ""),
-    "least, ms": ("fastest", 1e3, ""),
-    "of auto": ("ratio", 1.0, "x"),
-    "MB": ("memory_mb", 1.0, ""),
-    "roofline": ("roofline", 100.0, " %"),
-    "samples": ("samples", 1.0, ""),
-}
-
-
-def report(record: Record) -> str:
-    """Every workload with every method, forward / forward and backward, then the targets."""
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
-    machine = f"{record['processor']}, {record['threads']} threads, {record['memory_gib']} GiB"
-    parts = [f"{machine}; {versions}; {record['date']}, {record['took_s']:.0f} s"]
-    for about in record["workloads"]:
-        title = f"{about['workload']}: {about['title']}"
-        if "limits" in about:
-            title += f": {about['edges']:,} edges; {about['limits']['gemm_gflops']:.0f} GFLOP/s"
-        parts.append(f"{title}\n{methods_table(record, about['workload'], ('forward', 'both'), COLUMNS)}")
-    return "\n\n".join([*parts, *targets_table(record)])
 
 
 def methods_table(
@@ -41,7 +20,7 @@ def methods_table(
     rows = []
     for name in names:
         cases = [case_of(record, workload, name, which) for which in passes]
-        numbers = (pair(cases, *column, digits=digits) for column in columns.values())
+        numbers = (_pair(cases, *column, digits=digits) for column in columns.values())
         rows.append([name, *numbers, _remark(cases)])
     return markdown(["method", *columns, "remark"], rows)
 
@@ -67,7 +46,7 @@ def _target(row: Record) -> list[str]:
     return [row["workload"], row["pass"], promise, value, met[row["met"]]]
 
 
-def pair(cases: Iterable[Record | None], name: str, factor: float, suffix: str = "", digits: int = 2) -> str:
+def _pair(cases: Iterable[Record | None], name: str, factor: float, suffix: str = "", digits: int = 2) -> str:
     """A number of both passes, or one dash."""
     words = [cell(case, name, factor, suffix, digits) for case in cases]
     return "-" if set(words) == {"-"} else " / ".join(words)

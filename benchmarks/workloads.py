@@ -16,19 +16,8 @@ from torch import Tensor
 
 from gnn_attention import StandardHeads, TokenGraph, patterns
 
-__all__ = ["FAMILIES", "TWELVE", "WORKLOADS", "Problem", "Workload", "documents", "draw", "select"]
+__all__ = ["TWELVE", "WORKLOADS", "Problem", "Workload", "documents", "draw", "select"]
 
-FAMILIES = {
-    "a": "causal",
-    "b": "window of 256",
-    "c": "BigBird",
-    "d": "packed documents",
-    "e": "random in-degree",
-    "f": "speculative tree",
-    "g": "networkx graph",
-    "h": "whole layer, window of 256",
-    "i": "structured mix",
-}
 # those by which two commits are compared
 TWELVE = ("a2048", "b2048", "b8192", "b131072", "c16384", "d34")
 TWELVE += ("e16384", "e65536", "f1024", "g34", "g100000", "h2048")
@@ -131,21 +120,21 @@ def draw(
 
 
 def select(wanted: Sequence[str] | None = None, quick: bool = False) -> list[Workload]:
-    """The workloads of these names or letters, or all; ``quick``: the small ones, and those named in full.
+    """The workloads of these names or first letters, or all; ``quick``: the small ones.
 
     ValueError for an unknown name.
 
     >>> [workload.name for workload in select(["f", "b8192"])]
     ['b8192', 'f64', 'f256', 'f1024']
     """
-    names = wanted or list(WORKLOADS)
-    for name in names:
-        if name not in WORKLOADS and name not in FAMILIES:
+    letters = "".join(dict.fromkeys(name[0] for name in WORKLOADS))
+    for name in wanted or ():
+        if name not in WORKLOADS and name not in letters:
             raise ValueError(
-                f"there is no workload {name!r}; give letters ({', '.join(FAMILIES)}) or names: {', '.join(WORKLOADS)}"
+                f"there is no workload {name!r}; give letters ({letters}) or names: {', '.join(WORKLOADS)}"
             )
-    chosen = [w for w in WORKLOADS.values() if w.name in names or w.name[0] in names]
-    return [w for w in chosen if w.tokens <= QUICK or not quick or w.name in (wanted or ())]
+    chosen = (w for w in WORKLOADS.values() if not wanted or w.name in wanted or w.name[0] in wanted)
+    return [w for w in chosen if w.tokens <= QUICK or not quick]
 
 
 def _window(n: int) -> TokenGraph:

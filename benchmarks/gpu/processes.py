@@ -3,7 +3,7 @@
 A process that dies, or loses its GPU (after an illegal access every call fails), costs the task that it was at:
 its group goes on behind that in a new process. After :data:`MOST_DEATHS` at tasks of one kind the other tasks of
 that kind in the group are left out; those of other kinds are not. A task that runs out of memory beside others is
-run once more at the end, alone. A process is ended together with all that it started.
+tried again a little later. A process is ended together with all that it started.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from benchmarks.process import is_out_of_memory
 __all__ = ["STOPPED", "Group", "Lines", "Task", "append", "run_groups", "run_tasks"]
 
 MOST_DEATHS = 3
+WAITS = (5.0, 20.0)  # seconds for memory that others may give back
 MOST_RESERVED = 2**30  # bytes that a process may hold on to between two tasks
 FINISHED, LOST = 0, 75  # exit codes of a process: all done, its GPU is lost
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -49,25 +50,19 @@ class Task:
 
 @dataclass(frozen=True)
 class Group:
-    """Tasks that one process does after another, started by ``command``; ``alone``: those short of memory."""
+    """Tasks that one process, started by ``command``, does one after another."""
 
     file: Path
     tasks: Sequence[Task]
     command: Sequence[str]
-    alone: bool = False
 
     @property
     def waiting(self) -> list[Task]:
         """The tasks that are still to be done."""
         lines = Lines.read(self.file)
         deaths = Counter(task.kind for task in self.tasks if task.name in lines.deaths)
-        return [
-            task
-            for task in self.tasks
-            if task.name not in lines.results
-            and (task.name in lines.short_of_memory) is self.alone
-            and deaths[task.kind] < MOST_DEATHS
-        ]
+        left = (task for task in self.tasks if task.name not in lines.results)
+        return [task for task in left if deaths[task.kind] < MOST_DEATHS]
 
 
 @dataclass
@@ -79,7 +74,6 @@ class Lines:
     """
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    short_of_memory: set[str] = field(default_factory=set)
     deaths: set[str] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
 
@@ -100,8 +94,6 @@ class Lines:
         elif "begin" in line:
             self.begun.add(name)
             return
-        elif "short of memory" in line:
-            self.short_of_memory.add(name)
         elif "death" in line:
             self.deaths.add(name)
             self.results.setdefault(name, {"death": line["death"]})
@@ -127,11 +119,13 @@ def run_tasks(group: Group, patience: float) -> int:
         faulthandler.dump_traceback_later(patience, exit=True)
         start = time.monotonic()
         result = task.run()
+        for seconds in WAITS:
+            if is_out_of_memory(str(result.get("message", ""))):
+                _gpu_is_lost()
+                time.sleep(seconds)
+                result = task.run()
         faulthandler.cancel_dump_traceback_later()
-        if not group.alone and is_out_of_memory(str(result.get("message", ""))):
-            append(group.file, task=task.name, **{"short of memory": True})
-        else:
-            append(group.file, task=task.name, result=result, seconds=round(time.monotonic() - start, 3))
+        append(group.file, task=task.name, result=result, seconds=round(time.monotonic() - start, 3))
         if _gpu_is_lost():
             append(group.file, task=task.name, death="its GPU was lost")
             return LOST
