@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -92,16 +92,14 @@ def run(args: argparse.Namespace) -> Record:
 def _in_a_child(
     workload: Workload, settings: Settings, with_peers: bool, threads: int, variables: dict[str, str]
 ) -> Record:
-    """A workload in a fresh process; if that dies, all its methods have failed."""
-    arguments = {"name": workload.name, "settings": asdict(settings)}
+    """A workload in a fresh process; if that dies, the record says why."""
+    arguments: Record = {"name": workload.name, "settings": asdict(settings)}
     arguments |= {"with_peers": with_peers, "threads": threads}
     try:
         result: Record = process.in_a_process(__name__, "measure_workload", arguments, variables)
     except RuntimeError as error:
-        failed = {"workload": workload.name, **PLACE, "status": "failed", "reason": process.one_line(error)}
-        pairs = product(_methods(workload, with_peers), PASSES)
-        cases = [{**failed, "method": m.name, "ours": m.ours, "pass": which} for m, which in pairs]
-        return {"workload": {**failed, "title": workload.title, "tokens": workload.tokens}, "cases": cases}
+        about = {"workload": workload.name, "title": workload.title, "tokens": workload.tokens, **PLACE}
+        return {"workload": {**about, "status": "failed", "reason": process.one_line(error)}, "cases": []}
     return result
 
 
@@ -132,7 +130,7 @@ def measure(workload: Workload, methods: Sequence[Method], settings: Settings) -
                 trial.case["fastest"] = trial.case.pop("least")
                 trial.case["ratio"] = None if auto is None else paired_ratio(auto, trial)
                 trial.case["roofline"] = problem.flops(which) / trial.case["seconds"] / (1e9 * rate)
-    about = {"workload": workload.name, "title": workload.title, "tokens": workload.tokens, **PLACE}
+    about: Record = {"workload": workload.name, "title": workload.title, "tokens": workload.tokens, **PLACE}
     about |= {"plan_s": bench.build_s, "limits": {"gemm_gflops": rate}, "layer": workload.layer}
     about |= {"edges": problem.graph.num_edges, "heads": problem.heads, "dim": problem.dim}
     return {"workload": about, "cases": [{**PLACE, **trial.case} for trial in trials]}

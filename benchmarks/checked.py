@@ -27,7 +27,6 @@ __all__ = ["Checked", "in_edges_of", "sampled_receivers"]
 
 SAMPLED, FEW, LONG = 64, 16, 2**15  # receivers; fewer of them above LONG senders
 ORDERS = 3  # of the sums from which SDPA's own error is taken
-MOST_LOGITS = 2**20  # of one head, in the truth
 
 
 class Checked:
@@ -97,8 +96,6 @@ class Checked:
 def sampled_receivers(graph: TokenGraph) -> Tensor:
     """All receivers of a small graph; else the first, the last, random ones and a run of neighbours.
 
-    They are so few that the logits over all of their senders are no burden.
-
     >>> from gnn_attention import patterns
     >>> [len(sampled_receivers(patterns.window(n, 9))) for n in (40, 10_000)]
     [40, 64]
@@ -112,9 +109,7 @@ def sampled_receivers(graph: TokenGraph) -> Tensor:
         drawn = torch.randperm(num_dst, generator=rng)[: 2 * count].tolist()
         ordered = dict.fromkeys([0, num_dst - 1, *range(first, first + count // 2), *drawn])
         rows = torch.tensor(sorted(list(ordered)[:count]))
-    senders = min(int(graph.in_degree()[rows].sum()), num_src)
-    most = max(2, min(len(rows), MOST_LOGITS // max(senders, 1)))
-    return rows[torch.linspace(0, len(rows) - 1, min(most, len(rows))).round().long()]
+    return rows
 
 
 def in_edges_of(graph: TokenGraph, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -76,9 +76,9 @@ def random_senders(heads: int, tokens: int) -> torch.Tensor:
     return src.gather(2, torch.rand(heads, tokens, K).argsort(-1))
 
 
-def inputs(tokens: int, heads: int = HEADS) -> list[torch.Tensor]:
+def inputs(tokens: int) -> list[torch.Tensor]:
     """q, k, v with gradients and the gradient of the output, as projections lay them out."""
-    drawn = [torch.randn(1, tokens, heads, DIM).transpose(1, 2) for _ in range(4)]
+    drawn = [torch.randn(1, tokens, HEADS, DIM).transpose(1, 2) for _ in range(4)]
     return [*(x.requires_grad_() for x in drawn[:3]), drawn[3]]
 
 
@@ -116,7 +116,8 @@ def growth() -> Row:
     seconds, pages, system, memory, gathered = {}, {}, {}, 0.0, {}
     for tokens, rounds in ((4096, 6), (32768, 3)):
         problem = Problem(tokens, HEADS)
-        forward = torch.no_grad()(partial(ga.attend, *problem.inputs[:3], problem.graph))
+        q, k, v = (x.detach() for x in problem.inputs[:3])
+        forward = partial(ga.attend, q, k, v, problem.graph)
         calls = {"make": problem.make, "forward": forward, "same": problem.same, "new": problem.new}
         seconds[tokens] = least(calls, rounds)
         before = resource.getrusage(resource.RUSAGE_SELF)
@@ -194,6 +195,7 @@ def decoding() -> Row:
 def decode(dtype: torch.dtype) -> Row:
     """The mean seconds of a layer, whose indexer has its keys cached in a dtype."""
     places, now = torch.arange(CACHE), list[ga.TokenGraph]()
+    calls: dict[str, Call] = {}
 
     def graph_of(number: int) -> ga.TokenGraph:
         """The last token and all before it: the first layer makes it for all layers of a step."""
@@ -201,28 +203,22 @@ def decode(dtype: torch.dtype) -> Row:
             now[:] = [ga.patterns.causal(CACHE).rows(CACHE - 1, CACHE)]
         return now[0]
 
-    def calls_of(number: int) -> dict[str, Call]:
+    def choose(number: int, indexer: Indexer, keys: Any, x: Any, q: Any, k: Any, v: Any) -> None:
+        received = indexer.receive(x, places[-1:])
+        ga.attend(q, k, v, indexer.choose(received, keys, graph_of(number)))
+
+    for number in range(LAYERS):
         indexer = Indexer(WIDTH, INDEXED, num_heads=4, head_dim=32, dtype=dtype)
-        past = torch.randn(1, CACHE, WIDTH)
-        keys, q = indexer.send(past, places).to(dtype), torch.randn(1, HEADS, 1, DIM)
+        past, q = torch.randn(1, CACHE, WIDTH), torch.randn(1, HEADS, 1, DIM)
         k, v = torch.randn(2, 1, HEADS, CACHE, DIM).unbind()
-
-        def chosen() -> None:
-            received = indexer.receive(past[:, -1:], places[-1:])
-            ga.attend(q, k, v, indexer.choose(received, keys, graph_of(number)))
-
-        ways = {
-            "dense, SDPA": lambda: sdpa(q, k, v),
-            "dense, ours": lambda: ga.attend(q, k, v, graph_of(number)),
-            "chosen": chosen,
-        }
-        return {f"{name} {number}": way for name, way in ways.items()}
-
-    calls = {name: call for number in range(LAYERS) for name, call in calls_of(number).items()}
+        keys = indexer.send(past, places).to(dtype)
+        calls[f"dense, SDPA {number}"] = partial(sdpa, q, k, v)
+        calls[f"dense, ours {number}"] = lambda n=number, q=q, k=k, v=v: ga.attend(q, k, v, graph_of(n))  # type: ignore[misc]
+        calls[f"chosen {number}"] = partial(choose, number, indexer, keys, past[:, -1:], q, k, v)
     # the layers of one way come one after another
     seconds = least(dict(sorted(calls.items())), 60)
-    names = dict.fromkeys(name.rpartition(" ")[0] for name in calls)
-    return {name: sum(seconds[f"{name} {n}"] for n in range(LAYERS)) / LAYERS for name in names}
+    ways = ("dense, SDPA", "dense, ours", "chosen")
+    return {way: sum(seconds[f"{way} {n}"] for n in range(LAYERS)) / LAYERS for way in ways}
 
 
 MEASURES = dict(zip(TARGETS, (top_64, growth, shared, blocks, decoding), strict=True))

@@ -57,7 +57,7 @@ for line in sys.stdin:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the suite."""
     parser.add_argument("checkout", type=Path, help="of another commit, such as a git worktree")
-    parser.add_argument("--workloads", metavar="A,B,...", default=",".join(TWELVE))
+    parser.add_argument("--workloads", metavar="A,B,...", default=TWELVE)
     parser.add_argument("--rounds", type=int, default=20, help="samples of each (default: 20)")
 
 

@@ -29,8 +29,7 @@ from gnn_attention.interpret.trace import attribute
 
 TOKENS = {"trained": 48, "smollm2": 32}
 EDGES, WAYS = 2000, ("cut", "mute")
-# samples and rows of a batch
-AT_ONCE, ROWS = 50, 1024
+AT_ONCE = 50  # samples of a batch
 TEXT = (
     "def read(self, size=-1):\n    data = self.file.read(size)\n    if not data:\n        raise EOFError\n"
     * 4
@@ -122,15 +121,11 @@ class SmolLM2:
 MODELS: dict[str, Callable[[], Any]] = {"trained": Trained, "smollm2": SmolLM2}
 
 
-def batches(edges: torch.Tensor, tokens: int) -> Iterator[torch.Tensor]:
+def batches(edges: torch.Tensor) -> Iterator[torch.Tensor]:
     """Positions of edges (layer, head, src, dst) of one layer, receivers in order."""
-    for layer in sorted(set(edges[:, 0].tolist())):
-        here = (edges[:, 0] == layer).nonzero().flatten()
-        here = here[edges[here, 3].argsort()]
-        while len(here):
-            count = min(AT_ONCE, max(1, ROWS // (tokens - int(edges[here[0], 3]))))
-            yield here[:count]
-            here = here[count:]
+    for layer in range(int(edges[:, 0].max()) + 1):
+        own = (edges[:, 0] == layer).nonzero().flatten()
+        yield from torch.split(own[edges[own, 3].argsort()], AT_ONCE)
 
 
 @torch.no_grad()
@@ -138,7 +133,7 @@ def measured(model: Any, edges: torch.Tensor, way: str) -> torch.Tensor:
     """The change of the mean loss by each edge (layer, head, src, dst)."""
     targets = model.ids[:, 1:]
     changes = torch.zeros(len(edges), dtype=torch.float64)
-    for number, part in enumerate(batches(edges, targets.shape[1])):
+    for number, part in enumerate(batches(edges)):
         logits = model.logits(edges[part, 1:], way, int(edges[part[0], 0]))
         changes[part] = losses(logits, targets).double()
         print(f"edges {way}, batch {number}", file=sys.stderr, flush=True)

@@ -34,7 +34,7 @@ from benchmarks.gpu import table
 from benchmarks.gpu.processes import Group, Lines, Task, append, run_groups, run_tasks
 from benchmarks.gpu.tasks import MEASUREMENT, REHEARSAL, Tasks
 from benchmarks.gpu.workloads import WORKLOADS
-from benchmarks.records import environment
+from benchmarks.records import environment, write
 from gnn_attention._support import atomic_files
 from gnn_attention.verify import Check, Result
 from tests.guarantees import gpu_core, gpu_record
@@ -189,17 +189,12 @@ def _begin(run: Run) -> dict[str, Any]:
 def _summarize(run: Run, place: dict[str, Any]) -> str:
     """Write the record of the workloads, and one page: what passed in each cell, what failed, and the workloads."""
     versions = f"torch {place['torch']}, triton {place['triton']}, ptxas {place['ptxas']}"
-    lines = [
-        f"{place['device']}, {versions}, commit {place['commit']}, {place['date']}",
-        "",
-        *_cells(run),
-        "",
-    ]
+    head = f"{place['device']}, {versions}, commit {place['commit']}, {place['date']}"
     record = run.bench.record(place, measurement=run.device != "cpu")
     if record is not None:
-        atomic_files.write(run.out / "bench.json", json.dumps(record, indent=1) + "\n")
-    lines.append("no workload was measured" if record is None else table.report(record))
-    text = "\n".join(lines) + "\n"
+        write(run.out / "bench.json", record)
+    bench = "no workload was measured" if record is None else table.report(record)
+    text = "\n".join([head, "", *_cells(run), "", bench, ""])
     atomic_files.write(run.out / "summary.txt", text)
     return text
 

@@ -4,14 +4,13 @@ The model is never changed. Its states, queries and keys of some texts are recor
 of each layer an ``Indexer`` learns by the KL divergence alone from the three heads that share its keys: one
 selection for each group of heads, as in NSA (arXiv 2502.11089). Reported on texts that it has not seen: the share
 of attention on the chosen edges (``selectors.recall``) by layer and k, of the indexers, of the best graphs of as
-many senders for each group (``TopK(per="all")`` of its heads) and for all heads, and of a window with four sinks;
-and the loss of the model along the chosen graphs.
+many senders for each group (``TopK(per="all")`` of its heads) and for all heads; and the loss of the model along
+the chosen graphs.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +30,8 @@ from gnn_attention.selectors import Indexer, TopK, recall
 TOKENS, ROWS, STEPS, RATE = 1024, 256, 500, 1e-2
 TRAINING, HELD_OUT = 40, 4  # texts
 SENDERS = (16, 32, 64, 128, 256)
-WINDOW = "window(60) | sinks(4)"
 GROUPS = 3  # of heads that share a key head, and one indexer for each
-INDEXER = {"num_heads": 4, "head_dim": 32}
+INDEXER: dict[str, Any] = {"num_heads": 4, "head_dim": 32}
 
 States = dict[str, torch.Tensor]
 Attention = tuple[torch.Tensor, AttentionInfo]
@@ -86,13 +84,12 @@ def attention(states: States, group: int = 0, groups: int = 1) -> Attention:
     return states["x"].float(), AttentionInfo(call, attended(call, "auto")[1])
 
 
-def train(training: list[Attention], seed: int) -> tuple[Indexer, list[float]]:
-    """An indexer and the divergence at each step, over ``ROWS`` receivers and all causal pairs of one text."""
+def train(training: list[Attention], seed: int) -> Indexer:
+    """An indexer that learned from the divergence over ``ROWS`` receivers and all causal pairs of one text a step."""
     torch.manual_seed(seed)
     indexer = Indexer(training[0][0].shape[-1], 64, **INDEXER)
     optimizer = torch.optim.AdamW(indexer.parameters(), lr=RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, STEPS)
-    curve = []
     for step in range(STEPS):
         # every text, then every text at other receivers
         start = ROWS * ((step + step // len(training)) % (TOKENS // ROWS))
@@ -102,8 +99,7 @@ def train(training: list[Attention], seed: int) -> tuple[Indexer, list[float]]:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-        curve.append(loss.item())
-    return indexer, curve
+    return indexer
 
 
 def share(info: AttentionInfo, graph: Any) -> float:
@@ -118,17 +114,15 @@ def best(info: AttentionInfo) -> list[float]:
 
 @torch.no_grad()
 def measure(indexer: Indexer, held_out: list[Attention]) -> dict[str, list[float]]:
-    """The mean recall over texts, of the indexer and the best choice for each k, and of the window."""
-    found: dict[str, list[Any]] = {"indexer": [], "best": [], WINDOW: []}
-    window = patterns.window(TOKENS, 60) | patterns.sinks(TOKENS, 4)
+    """The mean recall over texts, of the indexer and of the best choice, for each k."""
+    lists: dict[str, list[Any]] = {"indexer": [], "best": []}
     for x, info in held_out:
         own = []
         for indexer.k in SENDERS:
             own.append(share(info, indexer.select(x, x)))
-        found["indexer"].append(own)
-        found["best"].append(best(info))
-        found[WINDOW].append([share(info, window)])
-    return {name: means(lists) for name, lists in found.items()}
+        lists["indexer"].append(own)
+        lists["best"].append(best(info))
+    return {name: means(some) for name, some in lists.items()}
 
 
 def means(lists: Iterable[Sequence[float]]) -> list[float]:
@@ -140,16 +134,14 @@ def study_layer(
     layer: int, training: list[dict[int, States]], held_out: list[dict[int, States]]
 ) -> tuple[dict[str, Any], list[Indexer]]:
     """What was measured of a layer, mean over its groups of heads, and their indexers."""
-    began, parts, curves, indexers = time.process_time(), [], [], []
+    parts, indexers = [], []
     for group in range(GROUPS):
         own, other = ([attention(one[layer], group, GROUPS) for one in part] for part in (training, held_out))
-        indexer, curve = train(own, layer)
+        indexer = train(own, layer)
         parts.append(measure(indexer, other))
-        curves.append([sum(curve[i : i + 50]) / 50 for i in range(0, STEPS, 50)])
         indexers.append(indexer)
     found: dict[str, Any] = {name: means(part[name] for part in parts) for name in parts[0]}
     found["best for all heads"] = means(best(attention(one[layer])[1]) for one in held_out)
-    found |= {"kl": means(curves), "cpu seconds": round(time.process_time() - began, 1)}
     print(layer, found, flush=True)
     return found, indexers
 
@@ -183,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     states = [layers for layers, _ in training], [layers for layers, _ in held_out]
     studies = [study_layer(layer, *states) for layer in range(model.config.num_hidden_layers)]
     layers, indexers = [found for found, _ in studies], [own for _, own in studies]
-    names = ("indexer", "best", "best for all heads", WINDOW)
+    names = ("indexer", "best", "best for all heads")
     result = {
         "bench": "indexer-smollm2",
         "command": "python -m benchmarks.indexer_smollm2",

@@ -197,29 +197,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model.load_state_dict(brief.state_dict())
     dense = model, Learning(model, "long")
     result["dense"] = train(*dense, texts[SHORT:last].unsqueeze(1), CAUSAL, SHORT)
-    models = {}
+    models: dict[str, Model] = {}
     for name, graph in {"control": CAUSAL, "chosen": "chosen", "window": WINDOW}.items():
         # model and optimizer are copied together, so that the copy of one trains the copy of the other
         models[name], learning = copy.deepcopy(dense)
         result[name] = train(models[name], learning, texts[last : last + CONTINUED].unsqueeze(1), graph, last)
     result["cpu minutes of training"] = round((time.process_time() - began) / 60, 1)
-    result |= measured(models, held_out)
+    ways = {"control": ("control", CAUSAL), "chosen": ("chosen", "chosen"), WINDOW.name: ("window", WINDOW)}
+    ways["control along its indexers' choice"] = "control", "chosen"
+    ways[f"control along {WINDOW.name}"] = "control", WINDOW
+    for way, (name, graph) in ways.items():
+        result[f"loss of {way}"] = held_out_loss(models[name], held_out, graph)
+    result["recall"] = recalls(models["chosen"], held_out)
     result["recall after the warm-up"] = recalls(model, held_out)
     write(args.out, result)
     print({name: value for name, value in result.items() if "loss" in name or "recall" in name}, flush=True)
-
-
-def measured(models: dict[str, Model], held_out: torch.Tensor) -> dict[str, Any]:
-    """What each loses on held-out text along its own graph, and the control along the others."""
-    control = models["control"]
-    return {
-        "loss of control": held_out_loss(control, held_out, CAUSAL),
-        "loss of chosen": held_out_loss(models["chosen"], held_out, "chosen"),
-        f"loss of {WINDOW.name}": held_out_loss(models["window"], held_out, WINDOW),
-        "loss of control along its indexers' choice": held_out_loss(control, held_out, "chosen"),
-        f"loss of control along {WINDOW.name}": held_out_loss(control, held_out, WINDOW),
-        "recall": recalls(models["chosen"], held_out),
-    }
 
 
 if __name__ == "__main__":

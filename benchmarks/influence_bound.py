@@ -63,13 +63,10 @@ def main() -> None:
     tokens = torch.tensor([vocabulary.encode(options.text.read_text(encoding="utf-8"))[:T]])
     lm = lm.double().requires_grad_(False)
     rows = [measured(lm, tokens, graph) for graph in graphs()]
-    record = {
-        "bench": "influence-bound",
-        "command": "python -m benchmarks.influence_bound",
-        "model": "trained",
-    }
+    record: dict[str, Any] = {"bench": "influence-bound", "command": "python -m benchmarks.influence_bound"}
     record |= {name: sum(one[name] for one in rows) for name in ("pairs", "violations")}
-    record |= {"tokens": T, "text": options.text.name, "graphs": rows, "environment": environment("cpu")}
+    record |= {"model": "trained", "tokens": T, "text": options.text.name, "graphs": rows}
+    record["environment"] = environment("cpu")
     write(options.out, record)
     print(record["pairs"], "pairs,", record["violations"], "violations")
 

@@ -147,10 +147,11 @@ def main() -> None:
     graph = GRAPHS[options.graph]
     guess = predicted(graph, *statistics(model, graph, texts[0]), receivers)
     found = measured(model, graph, texts[1], receivers, options.projections)
-    pairs = [
-        torch.cat([row[: r + 1] for row, r in zip(rows, receivers, strict=True)]) for rows in (found, guess)
-    ]
-    distances = torch.cat([r - torch.arange(r + 1) for r in receivers])
+    behind = torch.tensor(receivers)[:, None] >= torch.arange(T)
+    pairs, distances = (
+        (found[behind], guess[behind]),
+        (torch.tensor(receivers)[:, None] - torch.arange(T))[behind],
+    )
     command = f"python -m benchmarks.lm_influence --graph {options.graph} --step {options.step}"
     folded = [by_distance(rows, receivers) for rows in (found, guess)]
     scaled = (folded[1] / folded[0]).log10()

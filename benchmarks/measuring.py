@@ -116,38 +116,26 @@ class Bench:
             if method.same:
                 backward = which != "forward"
                 outcome = self.checked.verdict(prepared, backward)
-                errors = outcome.output, outcome.gradient if backward else None
-                trial.case |= dict(zip(("output_error", "gradient_error"), errors, strict=True))
+                output, gradient = outcome.output, outcome.gradient
+                trial.case |= {"output_error": output, "gradient_error": gradient if backward else None}
                 if not outcome.passed:
-                    reason = (
-                        f"errors {outcome.output:.3g} and {outcome.gradient:.3g} of SDPA's own (allowed 2, 3)"
-                    )
-                    nearly = max(outcome.output, outcome.gradient) <= PEERS_ERROR
+                    reason = f"errors {output:.3g} and {gradient:.3g} of SDPA's own (allowed 2, 3)"
+                    nearly = max(output, gradient) <= PEERS_ERROR
                     if method.ours or not nearly:  # a peer may sum in the short dtype itself
                         return trial.close("wrong", reason)
                     trial.case["reason"] = reason
             self.watch.wait()
             trial.case["first_s"] = round(time.perf_counter() - start, 4)
             trial.step = lambda: self._step(prepared, which)
-            self._weigh(trial)
+            trial.case |= peak_bytes(self.watch, trial.step)
         except Exception as error:
             return trial.fail(error)
+        self.sample(trial, [0])
+        trial.seconds = trial.times.pop(0, 0.0)
         if trial.seconds > self.settings.slowest:
             limit = self.settings.slowest
             return trial.close("too slow", f"a call took {trial.seconds:.2g} s, the limit is {limit:g}")
         return trial
-
-    def _weigh(self, trial: Trial) -> None:
-        """Note the memory of a call, and its seconds."""
-        marks: list[tuple[Any, Any]] = []
-
-        def work() -> None:
-            assert trial.step is not None
-            marks.append(trial.step())
-
-        trial.case |= peak_bytes(self.watch, work)
-        self.watch.wait()
-        trial.seconds = self.watch.seconds(*marks[0])
 
     def sample(self, trial: Trial, rounds: Sequence[int]) -> None:
         """Time a call in each of these rounds; a trial that fails is left out from then on."""

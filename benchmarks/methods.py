@@ -64,23 +64,6 @@ def refusal(method: Method, problem: Problem, which: str) -> dict[str, Any] | No
     return None if reason is None else {"status": "refused", "reason": reason}
 
 
-def ours(backends: Sequence[str] | None = None) -> list[Method]:
-    """``backend="auto"`` and every backend of the table, or those named."""
-    names = list(BACKENDS) if backends is None else list(backends)
-    return [
-        Method(AUTO, partial(along_graph, AUTO), ours=True),
-        *(
-            Method(
-                name,
-                partial(along_graph, BACKENDS[name]),
-                ours=True,
-                unsupported_reason=partial(_refusal, BACKENDS[name]),
-            )
-            for name in names
-        ),
-    ]
-
-
 def _refusal(backend: Backend, problem: Problem) -> str | None:
     graph = problem.graph
     if backend.name == "reference" and graph.num_edges > MOST_REFERENCE_EDGES:
@@ -91,6 +74,16 @@ def _refusal(backend: Backend, problem: Problem) -> str | None:
             f"the dense backend is not timed above {MOST_DENSE_CELLS} pairs: 'SDPA mask' is the same kernel"
         )
     return backend.unsupported_reason(call_of(problem))
+
+
+def ours(
+    backends: Sequence[str] = tuple(BACKENDS), reason: Callable[[Backend, Problem], str | None] = _refusal
+) -> Iterator[Method]:
+    """``backend="auto"`` and backends of ours; ``reason(backend, problem)`` says why one is not run."""
+    yield Method(AUTO, partial(along_graph, AUTO), ours=True)
+    for backend in (BACKENDS[name] for name in backends):
+        refused = partial(reason, backend)
+        yield Method(backend.name, partial(along_graph, backend), ours=True, unsupported_reason=refused)
 
 
 def along_graph(backend: str | Backend, problem: Problem) -> Prepared:

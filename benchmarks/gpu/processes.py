@@ -121,7 +121,7 @@ def run_tasks(group: Group, patience: float) -> int:
         result = task.run()
         for seconds in WAITS:
             if is_out_of_memory(str(result.get("message", ""))):
-                _gpu_is_lost()
+                torch.cuda.empty_cache()
                 time.sleep(seconds)
                 result = task.run()
         faulthandler.cancel_dump_traceback_later()
@@ -134,7 +134,7 @@ def run_tasks(group: Group, patience: float) -> int:
 
 def _gpu_is_lost() -> bool:
     """Whether no call succeeds any more; else give other processes what a large task left to the allocator."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     try:
         torch.cuda.synchronize()

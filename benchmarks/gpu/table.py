@@ -24,8 +24,6 @@ def report(record: Record) -> str:
     products, copies = (record["ceilings"][name] / 1e12 for name in ("products", "copy"))
     parts.append(f"{record['device']}: products {products:.3g} TFLOP/s, copies {copies:.3g} TB/s")
     parts += [table(record), *(f"{name}: {reason}" for name, reason in record["unbuilt"].items())]
-    begun = {about["workload"] for about in record["workloads"]} | record["unbuilt"].keys()
-    parts += [f"{name}: not begun, no time was left" for name in record["due"] if name not in begun]
     return "\n\n".join([*parts, *targets_table(record)])
 
 

@@ -1,8 +1,7 @@
 """The workloads of a GPU as tasks, and the record that their results make.
 
 The record has the ``ceilings`` of :func:`~benchmarks.gpu.machine.ceilings`, the ``workloads``, why one has no
-graph (``unbuilt``), the names of all (``due``), and the ``targets``; ``measurement`` is False for a rehearsal. Its
-``cases``, forward and backward, have the fields of :mod:`benchmarks.measuring`, and
+graph (``unbuilt``), and the ``targets``; ``measurement`` is False for a rehearsal. Its ``cases``, forward and backward, have the fields of :mod:`benchmarks.measuring`, and
 
 - ``takes``: the backend that auto took
 - ``bytes``: peak memory of a call beyond its inputs, outputs included; of backward, of a whole training step
@@ -60,6 +59,7 @@ class Tasks:
 
     def describe(self, workload: Workload) -> Record:
         """The description of a workload, or why it has none."""
+        _bench.cache_clear()  # the one before it goes before the next one comes
         try:
             bench = _bench(workload, self.device, self.settings)
             problem, graph = bench.problem, bench.problem.graph
@@ -69,7 +69,7 @@ class Tasks:
         except Exception as error:
             return {"unbuilt": f"the workload cannot be built: {one_line(error)}"}
         ceilings = Lines.read(self.file).results["ceilings"]
-        about = {
+        about: Record = {
             "workload": workload.name,
             "title": workload.title,
             "kind": workload.kind,
@@ -86,7 +86,7 @@ class Tasks:
         about = Lines.read(self.file).results[workload.name]
         if "workload" not in about:
             return {"cases": _failed(workload, method, about.get("unbuilt") or about["death"])}
-        bench, cases = _bench(workload, self.device, self.settings), []
+        bench, cases = _bench(workload, self.device, self.settings), list[Record]()
         for which in PASSES:
             if cases and cases[0]["status"] != "measured":
                 # what cannot run forward is not tried with its backward pass
@@ -112,13 +112,13 @@ class Tasks:
             return None
         record: Record = {"bench": "gpu", "schema": 1, **about, "measurement": measurement}
         record |= {"ceilings": results["ceilings"], "workloads": [], "cases": [], "unbuilt": {}}
-        record["due"] = [workload.name for workload in self.workloads]
-        for workload in self.workloads:
+            for workload in self.workloads:
             described = results.get(workload.name, {})
             if "workload" in described:
                 record["workloads"].append(described["workload"])
-            elif described:
-                record["unbuilt"][workload.name] = described.get("unbuilt") or described["death"]
+            else:
+                reason = described.get("unbuilt") or described.get("death") or "not begun, no time was left"
+                record["unbuilt"][workload.name] = reason
             for method in methods_of(workload):
                 result = results.get(f"{workload.name}: {method.name}", {})
                 death = _failed(workload, method, result["death"]) if "death" in result else []
