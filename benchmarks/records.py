@@ -74,7 +74,7 @@ def rank_correlation(x: Tensor, y: Tensor) -> float:
 def circumstances() -> Record:
     """Date, commit, processor, memory, threads and versions, without which a time says little."""
     cpu = Path("/proc/cpuinfo")
-    installed = {package.name: package.version for package in metadata.distributions()}
+    installed = {package.name.replace("-", "_"): package.version for package in metadata.distributions()}
     lines = cpu.read_text(encoding="utf-8").splitlines() if cpu.exists() else []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return {

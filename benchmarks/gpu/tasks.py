@@ -112,7 +112,7 @@ class Tasks:
             return None
         record: Record = {"bench": "gpu", "schema": 1, **about, "measurement": measurement}
         record |= {"ceilings": results["ceilings"], "workloads": [], "cases": [], "unbuilt": {}}
-            for workload in self.workloads:
+        for workload in self.workloads:
             described = results.get(workload.name, {})
             if "workload" in described:
                 record["workloads"].append(described["workload"])

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import process
 from gnn_attention import StandardHeads, patterns, verify
 from gnn_attention.verify import processes
 
@@ -70,26 +69,6 @@ def test_processes_of_checks_ignore_interrupts_and_end_with_us():
         child.join(10)
         assert not child.is_alive()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="only Linux kills a child with its parent")
-def test_a_fork_of_the_benchmark_dies_with_the_process_that_made_it():
-    reading, writing = os.pipe()
-    middle = os.fork()
-    if middle == 0:
-        try:
-            process.in_a_fork(lambda: os.write(writing, str(os.getpid()).encode()) and time.sleep(60))
-        finally:
-            os._exit(1)
-    innermost = int(os.read(reading, 100))
-    os.kill(middle, signal.SIGKILL)
-    os.waitpid(middle, 0)
-    until = time.monotonic() + 10
-    while Path(f"/proc/{innermost}/stat").exists() and time.monotonic() < until:
-        if Path(f"/proc/{innermost}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            break
-        time.sleep(0.02)
-    assert time.monotonic() < until
 
 
 @pytest.fixture

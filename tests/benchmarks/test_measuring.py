@@ -1,0 +1,153 @@
+"""What is measured: every method against the oracle, wrong ones caught, times paired, targets judged."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import attention
+from benchmarks.checked import Checked
+from benchmarks.measuring import Bench, Settings, Trial, timed_rounds
+from benchmarks.methods import PEERS, Method, Prepared, ours
+from benchmarks.targets import judge, judged
+from benchmarks.workloads import CAUSAL, EAGER, FLEX, MASKED, MHA, PYG, WORKLOADS, Workload, draw
+from gnn_attention import TokenGraph, attend, patterns
+from gnn_attention.verify.measure import EXACT
+
+pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
+
+QUICK = Settings(budget=0.0, fewest=3, most=3)
+# not symmetric; receiver 2 is isolated
+EDGES = torch.tensor([[0, 1, 2, 2, 5, 6, 3, 3, 0], [1, 1, 0, 3, 4, 4, 5, 6, 6]])
+GRAPHS = {
+    "causal": patterns.causal(40),
+    "window": patterns.window(70, 9),
+    "listed": TokenGraph.from_edges(EDGES, 7),
+    "long": patterns.window(700, 20),  # of which receivers are sampled
+}
+FITS = {
+    CAUSAL: ["causal"],
+    FLEX: [],
+    MHA: [],
+    EAGER: ["causal", "window", "long"],
+}  # of FLEX, a compiler is slow
+
+
+def verdict(graph, prepare, layer=False):
+    problem = draw(graph, layer, heads=2, dim=8)
+    return Checked(problem).verdict(prepare(problem), backward=True)
+
+
+@pytest.mark.parametrize(("peer", "graph"), [(p, g) for p in PEERS for g in FITS.get(p, GRAPHS)])
+def test_peers_agree_with_the_oracle(peer, graph):
+    assert verdict(GRAPHS[graph], PEERS[peer].prepare).passed
+
+
+@pytest.mark.parametrize("name", [MHA, MASKED, PYG, "auto"])
+@pytest.mark.parametrize("graph", ["window", "long"])
+def test_layers_agree_with_the_oracle(name, graph):
+    methods = {**PEERS, **{method.name: method for method in ours([])}}
+    assert verdict(GRAPHS[graph], methods[name].prepare, layer=True).passed
+
+
+def one_row_off(out):
+    last = torch.zeros_like(out)
+    last[:, :, -1] = 1e-4
+    return out + last
+
+
+FAULTS = {
+    "one sender more": lambda q, k, v, graph: attend(q, k, v, patterns.window(graph.num_dst, 21)),
+    "no scale": lambda q, k, v, graph: attend(q, k, v, graph, scale=1.0),
+    "one row off": lambda q, k, v, graph: one_row_off(attend(q, k, v, graph)),
+    "a gradient less": lambda q, k, v, graph: attend(q, 0.99 * k + 0.01 * k.detach(), v, graph),
+}
+
+
+@pytest.mark.parametrize("graph", ["window", "long"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_method_is_caught(graph, fault):
+    """Also where it is wrong on one sampled receiver only, or in the gradient of k only."""
+    prepare = lambda problem: Prepared(lambda *qkv: FAULTS[fault](*qkv, problem.graph))  # noqa: E731
+    assert not verdict(GRAPHS[graph], prepare).passed
+
+
+def test_slow_methods_take_part_in_few_rounds_evenly_and_ratios_are_paired():
+    bench = Bench(WORKLOADS["g34"], torch.device("cpu"), Settings(budget=1.0, fewest=2, most=10))
+    fast, slow = (Trial({}, lambda: (0.0, 1.0), seconds) for seconds in (0.01, 0.4))
+    timed_rounds(bench, [fast, slow])
+    assert (sorted(fast.times), sorted(slow.times)) == (list(range(10)), [4, 9])
+
+
+def fail(*tensors):
+    raise torch.OutOfMemoryError("too much")
+
+
+def test_every_case_is_measured_or_says_why_not():
+    small = Workload("small", "a window", 70, lambda n: patterns.window(n, 9), (), heads=2, dim=8)
+    auto = next(ours([]))
+    methods = [
+        *ours(["dense", "reference"]),
+        *(PEERS[name] for name in (MASKED, CAUSAL, PYG)),
+        Method("absent", auto.prepare, modules=("no_such_package",)),
+        replace(auto, name="forward only", backward="no backward pass"),
+        Method("wrong", lambda problem: Prepared(lambda *qkv: FAULTS["no scale"](*qkv, problem.graph))),
+        Method("hungry", lambda problem: Prepared(fail)),
+    ]
+    result = attention.measure(small, methods, QUICK)
+    cases = {(case["method"], case["pass"]): case for case in result["cases"]}
+    assert (result["workload"]["edges"], len(cases)) == (9 * 70 - 36, 2 * len(methods))
+    both = {name: (cases[name, "both"]["status"], cases[name, "both"].get("reason")) for name, _ in cases}
+    assert both["absent"] == ("missing", "no_such_package is not installed (ModuleNotFoundError)")
+    assert both["forward only"] == ("refused", "no backward pass")
+    assert both["hungry"] == ("out of memory", "OutOfMemoryError: too much")
+    assert cases["wrong", "forward"]["output_error"] > 2
+    assert cases[CAUSAL, "both"]["reason"] == "the graph is not causal"
+    measured = [case for case in cases.values() if case["status"] == "measured"]
+    assert {case["method"] for case in measured} == {
+        "auto",
+        "dense",
+        "reference",
+        MASKED,
+        PYG,
+        "forward only",
+    }
+    for case in measured:
+        assert case["samples"] == 3
+        assert 0 < case["fastest"] <= case["seconds"]
+        assert min(case["memory_mb"], case["ratio"] - EXACT, 2 - case["output_error"]) >= 0
+    slow = attention.measure(small, methods[:1], replace(QUICK, slowest=-1.0))
+    assert [case["status"] for case in slow["cases"]] == ["too slow"] * 2
+
+
+def test_targets_follow_from_what_was_measured():
+    """Of the fastest peer, of memory that counts as 1 MB at least, and None where a peer was not measured."""
+
+    def case(method, **numbers):
+        place = {"workload": "w", "method": method, "pass": "forward", "status": "measured"}
+        return place | numbers
+
+    cases = [
+        case("auto", ours=True, seconds=1.0, ratio=1.0, memory_mb=0.5, share=0.5),
+        case("tiles", ours=True, seconds=0.5, ratio=0.5),
+        case(PYG, ours=False, seconds=9.0, ratio=9.0, memory_mb=40.0),
+        case(MASKED, ours=False, seconds=4.0, ratio=4.0),
+        case(FLEX, ours=False, status="failed"),
+    ]
+    record = {"workloads": [{"workload": "w"}], "cases": cases}
+    targets = [
+        ("ratio", f"{PYG}|{MASKED}", 5.0),
+        ("smaller", PYG, 40.0),
+        ("ratio", FLEX, 1.0),
+        ("share", "auto", 0.5),
+    ]
+    rows = judge(record, [("w", *target) for target in targets], ["forward"])
+    assert [(row["value"], row["met"]) for row in rows] == [
+        (4.0, False),
+        (40.0, True),
+        (None, None),
+        (0.5, True),
+    ]
+    assert rows[0]["words"] == f"times faster than {PYG} or {MASKED}"
+    best = judged(record)[0]
+    assert (best["value"], best["met"]) == (2.0, False)
