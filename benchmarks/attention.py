@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -117,7 +116,9 @@ def measure_workload(name: str, settings: dict[str, Any], with_peers: bool, thre
 
 def measure(workload: Workload, methods: Sequence[Method], settings: Settings) -> Record:
     """Every method on a workload: ``workload`` describes it, ``cases`` are those of both passes."""
-    bench, rate = Bench(workload, torch.device("cpu"), settings), _product_rate()
+    bench, a = Bench(workload, torch.device("cpu"), settings), torch.ones(2048, 2048)
+    # what this machine can do here and now, in GFLOP/s
+    rate = bench.watch.rate(lambda: a @ a, 2e-9 * 2048**3)
     trials = [trial for method in methods for trial in _trials(bench, method)]
     problem = bench.problem
     for which in PASSES:
@@ -142,16 +143,6 @@ def _trials(bench: Bench, method: Method) -> tuple[Trial, Trial]:
     if forward.step is None:
         return forward, Trial({**forward.case, "pass": "both"})
     return forward, bench.trial(method, "both")
-
-
-def _product_rate(side: int = 2048) -> float:
-    """The best rate of eight products of square matrices, in GFLOP/s: what this machine can do here and now."""
-    a, b = (torch.ones(side, side) for _ in range(2))
-    start = [time.perf_counter()]
-    for _ in range(8):
-        torch.mm(a, b)
-        start.append(time.perf_counter())
-    return 2e-9 * float(side) ** 3 / min(stop - start for start, stop in pairwise(start))
 
 
 def text(record: Record) -> str:

@@ -49,7 +49,8 @@ SHOWN = 40  # failures in full
 # a run is carried on only where these are the same
 SAME = ("device", "cuda", "torch", "triton", "triton_key", "core", "digests", "trial")
 # what the interpreter of the kernel does in seconds: sixteen tokens, and of each backend a check or two
-TRIAL_WORKLOADS, TRIAL_TOKENS = ("fill8",), 16
+TRIAL_WORKLOADS: tuple[str, ...] = ("fill8",)
+TRIAL_SIZES: dict[str, Any] = {"tokens": 16, "heads": 2, "dim": 16}
 TRIAL_BACKENDS, TRIAL_GROUPS = ("rows", "dense", gpu_core.MESSAGE_PASSING), ("large", "layer")
 
 
@@ -58,7 +59,6 @@ class Run:
     """Where, for how long, and whether it is a rehearsal."""
 
     out: Path
-    device: str
     trial: bool
     jobs: int
     until: float
@@ -75,6 +75,11 @@ class Run:
         return list(few.values())
 
     @property
+    def device(self) -> str:
+        """Where all is run."""
+        return "cpu" if self.trial else "cuda"
+
+    @property
     def file(self) -> Path:
         """Where all results are written."""
         return self.out / "results.jsonl"
@@ -85,19 +90,22 @@ class Run:
         device, workloads = torch.device(self.device), list(WORKLOADS.values())
         if not self.trial:
             return Tasks(workloads, device, MEASUREMENT, self.file)
-        small = (replace(WORKLOADS[name], tokens=TRIAL_TOKENS, heads=2, dim=16) for name in TRIAL_WORKLOADS)
+        small = (replace(WORKLOADS[name], **TRIAL_SIZES) for name in TRIAL_WORKLOADS)
         return Tasks(list(small), device, REHEARSAL, self.file)
 
     @cached_property
     def groups(self) -> dict[str, Group]:
         """The groups of the core by name, and that of the workloads."""
         parts = gpu_core.parts(self.core, 2 if self.trial else gpu_core.PROCESSES)
-        tasks = {name: [_task_of(check) for check in checks] for name, checks in parts.items()}
+        tasks = {
+            name: [Task(c.label, c.backend, lambda c=c: asdict(c())) for c in checks]  # type: ignore[misc]
+            for name, checks in parts.items()
+        }
         tasks[BENCH] = list(self.bench.all())
         return {name: Group(self.file, some, self._command(name)) for name, some in tasks.items()}
 
     def _command(self, name: str) -> list[str]:
-        options = ["--work", name, "--out", str(self.out), "--device", self.device]
+        options = ["--work", name, "--out", str(self.out)]
         # the checks of the core run side by side
         threads = [] if name == BENCH else ["env", "OMP_NUM_THREADS=1"]
         command = [*threads, sys.executable, "-W", "ignore", "-m", "benchmarks.gpu_run", *options]
@@ -107,10 +115,6 @@ class Run:
         """The results of the core by the label of their check."""
         answers = Lines.read(self.file).results
         return {c.label: _result_of(c, answers[c.label]) for c in self.core if c.label in answers}
-
-
-def _task_of(check: Check) -> Task:
-    return Task(check.label, check.backend, lambda: asdict(check()))
 
 
 def _result_of(check: Check, answer: dict[str, Any]) -> Result:
@@ -123,8 +127,7 @@ def _result_of(check: Check, answer: dict[str, Any]) -> Result:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what there is time for: 0 if all that is done passed, 1 if not, 2 for wrong arguments."""
     args = _parser().parse_args(arguments)
-    device = "cpu" if args.trial else args.device
-    run = Run(Path(args.out), device, args.trial, args.jobs, time.time() + args.seconds - LAST_SECONDS)
+    run = Run(Path(args.out), args.trial, args.jobs, time.time() + args.seconds - LAST_SECONDS)
     if args.work:
         if args.work != BENCH:
             # every tensor that is made without values is full of NaN: a kernel that forgets some cannot pass
@@ -155,7 +158,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", default="gpu/run", metavar="FOLDER", help="where results are written (default: gpu/run)")
     add("--seconds", type=float, default=SECONDS, help=f"of this call (default: {SECONDS:.0f})")
     add("--core-only", action="store_true", help="leave the workloads out, as after a repair")
-    add("--device", default="cuda")
     add("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     add("--trial", action="store_true", help="a rehearsal on a CPU: small, and no record")
     add("--work", help=argparse.SUPPRESS)

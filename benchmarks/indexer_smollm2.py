@@ -4,8 +4,8 @@ The model is never changed. Its states, queries and keys of some texts are recor
 of each layer an ``Indexer`` learns by the KL divergence alone from the three heads that share its keys: one
 selection for each group of heads, as in NSA (arXiv 2502.11089). Reported on texts that it has not seen: the share
 of attention on the chosen edges (``selectors.recall``) by layer and k, of the indexers, of the best graphs of as
-many senders for each group (``TopK(per="all")`` of its heads) and for all heads; and the loss of the model along
-the chosen graphs.
+many senders for each group (``TopK(per="all")`` of its heads) and for all heads, and of a window with four sinks; and
+the loss of the model along the chosen graphs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from gnn_attention.selectors import Indexer, TopK, recall
 TOKENS, ROWS, STEPS, RATE = 1024, 256, 500, 1e-2
 TRAINING, HELD_OUT = 40, 4  # texts
 SENDERS = (16, 32, 64, 128, 256)
+WINDOW = "window(60) | sinks(4)"
 GROUPS = 3  # of heads that share a key head, and one indexer for each
 INDEXER: dict[str, Any] = {"num_heads": 4, "head_dim": 32}
 
@@ -114,14 +115,16 @@ def best(info: AttentionInfo) -> list[float]:
 
 @torch.no_grad()
 def measure(indexer: Indexer, held_out: list[Attention]) -> dict[str, list[float]]:
-    """The mean recall over texts, of the indexer and of the best choice, for each k."""
-    lists: dict[str, list[Any]] = {"indexer": [], "best": []}
+    """The mean recall over texts, of the indexer and of the best choice, for each k, and of the window."""
+    lists: dict[str, list[Any]] = {"indexer": [], "best": [], WINDOW: []}
+    window = patterns.window(TOKENS, 60) | patterns.sinks(TOKENS, 4)
     for x, info in held_out:
         own = []
         for indexer.k in SENDERS:
             own.append(share(info, indexer.select(x, x)))
         lists["indexer"].append(own)
         lists["best"].append(best(info))
+        lists[WINDOW].append([share(info, window)])
     return {name: means(some) for name, some in lists.items()}
 
 
@@ -175,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     states = [layers for layers, _ in training], [layers for layers, _ in held_out]
     studies = [study_layer(layer, *states) for layer in range(model.config.num_hidden_layers)]
     layers, indexers = [found for found, _ in studies], [own for _, own in studies]
-    names = ("indexer", "best", "best for all heads")
+    names = ("indexer", "best", "best for all heads", WINDOW)
     result = {
         "bench": "indexer-smollm2",
         "command": "python -m benchmarks.indexer_smollm2",

@@ -38,13 +38,10 @@ norm = torch.linalg.matrix_norm
 
 def kinds(graph: ga.TokenGraph) -> Any:
     src, dst = graph.edge_index
+    if graph is not GRAPHS["sinks"]:
+        return dst - src
     far = torch.where(src < SINKS, T + src, dst - src)
-    # a window alone has no sinks
-    return (
-        far.where((dst >= SINKS) | (src >= SINKS), T + SINKS + SINKS * src + dst)
-        if graph is GRAPHS["sinks"]
-        else dst - src
-    )
+    return far.where((dst >= SINKS) | (src >= SINKS), T + SINKS + SINKS * src + dst)
 
 
 def measured(model: Any, graph: ga.TokenGraph, ids: Any, receivers: list[int], projections: int) -> Any:

@@ -13,15 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "BOUND_THREADS",
-    "ROOT",
-    "in_a_process",
-    "is_out_of_memory",
-    "limit_memory",
-    "one_line",
-    "peak_memory",
-]
+__all__ = ["ROOT", "in_a_process", "is_out_of_memory", "limit_memory", "one_line", "peak_memory"]
 
 ROOT = Path(__file__).resolve().parent.parent  # of the repository, where this package lies
 # Two workers of OpenMP that are not bound may land on one core: every parallel region then costs 8 ms.

@@ -262,9 +262,8 @@ def choosing(path: Path) -> Iterator[str]:
         f"{record['cpu minutes of training']:.0f} CPU minutes with all continuations: 512 tokens at first, then "
         f"{steps['dense']} steps of {record['tokens']:,} tokens along all causal pairs, from which its indexers learn, "
         f"then {steps['continued']} steps along {record['senders']} senders that they choose. Losses of "
-        f"{record['texts held out']} held-out texts ({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
+        f"{record['texts held out']} held-out texts ({link(path)}, `{record['command']} --out RECORD`)."
     )
-    yield "![Left: the losses in training. Right: recall of indexers for SmolLM2 over k](indexers.png)"
     rows = (
         [
             name.removeprefix("loss of ")
@@ -287,7 +286,7 @@ def watching(path: Path) -> Iterator[str]:
         f"Indexers for SmolLM2, one for each key head, learned by the divergence alone from {texts['training']} texts "
         f"of {record['tokens']:,} tokens ({record['training']['steps']} steps): the share of the attention on k senders, in "
         f"{texts['held out']} held-out texts. The best choice for each key head, and the best that all heads share, "
-        f"stand beside it ({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
+        f"stand beside it ({link(path)}, `{record['command']} --out RECORD`)."
     )
     senders = record["recall for k of"]
     head = ["", *(f"k = {k}" for k in senders), "best of 64 by key head", "best of 64 for all"]

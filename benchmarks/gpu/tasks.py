@@ -78,7 +78,9 @@ class Tasks:
         about |= {"tokens": graph.num_dst, "senders": graph.num_src, "edges": graph.num_edges}
         about |= {"heads": problem.heads, "dim": problem.dim, "build_s": round(bench.build_s, 2)}
         about["dtype"] = str(problem.inputs[0].dtype).removeprefix("torch.")
-        about["floors_ms"] = {which: 1e3 * floor(problem, which, ceilings, gathers) for which in PASSES}
+        # what the measured ceilings allow: products of all edges, or their gathers
+        rate, amount = (gathers, bytes_of) if gathers else (ceilings["products"], Problem.flops)
+        about["floors_ms"] = {which: 1e3 * amount(problem, which) / rate for which in PASSES}
         return {"workload": about}
 
     def measure(self, workload: Workload, method: Method) -> Record:
@@ -137,13 +139,6 @@ class Tasks:
 def _bench(workload: Workload, device: torch.device, settings: Settings) -> Bench:
     gc.collect()
     return Bench(workload, device, settings)
-
-
-def floor(problem: Problem, which: str, ceilings: Record, gathers: float | None) -> float:
-    """Seconds that the measured ceilings allow: products of all edges, or their gathers."""
-    if gathers is None:
-        return float(problem.flops(which) / ceilings["products"])
-    return bytes_of(problem, which) / gathers
 
 
 def _failed(workload: Workload, method: Method, reason: str) -> list[Record]:

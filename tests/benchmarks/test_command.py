@@ -3,7 +3,6 @@
 import argparse
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ def test_wrong_options(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", sorted(RECORDS.glob("*-bench-*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECORDS.glob("*-bench-[!g]*.json")), ids=lambda path: path.stem)
 def test_old_records_are_shown(path, capsys):
     assert main(["table", str(path)]) == 0
     assert "threads" in capsys.readouterr().out
@@ -45,20 +44,13 @@ def test_attention_measures_a_workload_in_a_process_of_its_own(tmp_path, capsys)
     assert "karate club: 190 edges" in capsys.readouterr().out
     record = json.loads(file.read_text())
     auto = [case for case in record["cases"] if case["method"] == "auto"]
-    assert [(case["pass"], case["status"], case["ratio"]) for case in auto] == [
-        ("forward", "measured", 1.0),
-        ("both", "measured", 1.0),
-    ]
+    assert [(case["status"], case["ratio"]) for case in auto] == [("measured", 1.0)] * 2
     assert {target["workload"] for target in record["targets"]} == {"g34"}
 
 
 def test_two_checkouts_are_compared_in_one_run():
-    arguments = argparse.Namespace(checkout=Path(ROOT), workloads="g34", rounds=2)
-    record = compare.run(arguments)
-    assert [(case["workload"], case["pass"]) for case in record["cases"]] == [
-        ("g34", "forward"),
-        ("g34", "both"),
-    ]
+    record = compare.run(argparse.Namespace(checkout=ROOT, workloads="g34", rounds=2))
+    assert [case["pass"] for case in record["cases"]] == ["forward", "both"]
     for case in record["cases"]:
         assert case["ratio"] == case["seconds"] / case["other_seconds"] > 0
     assert "| g34 " in compare.text(record)
@@ -87,10 +79,8 @@ def test_batches_have_the_edges_that_they_state(monkeypatch):
 
 def test_both_methods_learn_the_same(monkeypatch):
     """On a little text, in this process."""
-    read = Corpus(
-        {"a.py": "def read(self, size=-1):\n    return self.read(size)\n" * 40}, {"b.py": "pass\n" * 90}
-    )
-    monkeypatch.setattr(training, "train", partial(train, text=read))
+    text = Corpus({"a.py": "def read(self):\n    return 1\n" * 60}, {"b.py": "pass\n" * 90})
+    monkeypatch.setattr(training, "train", partial(train, text=text))
     call = lambda module, function, arguments: getattr(training, function)(**arguments)  # noqa: E731
     monkeypatch.setattr(training.process, "in_a_process", call)
     record = training.run(argparse.Namespace(tokens=64, steps=3, no_peers=False))
