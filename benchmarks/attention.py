@@ -63,14 +63,16 @@ def run(args: argparse.Namespace) -> Record:
     names = [name.strip() for name in args.workloads.split(",")] if args.workloads else None
     workloads = select(names, args.quick)
     settings = replace(QUICK if args.quick else Settings(), memory=args.memory * 2**30, slowest=args.slowest)
-    start, measured, threads = time.perf_counter(), [], torch.get_num_threads()
+    start, measured = time.perf_counter(), []
+    arguments: Record = {"settings": asdict(settings), "with_peers": not args.no_peers}
+    arguments["threads"] = torch.get_num_threads()
     # compiled by one child, used by the next, and by no other process
     with tempfile.TemporaryDirectory() as kernels:
         variables = {**process.BOUND_THREADS, "TORCHINDUCTOR_CACHE_DIR": kernels}
         try:
             for number, workload in enumerate(workloads, 1):
                 print(f"{number} of {len(workloads)}: {workload.title}", file=sys.stderr, flush=True)
-                measured.append(_in_a_child(workload, settings, not args.no_peers, threads, variables))
+                measured.append(_in_a_child(workload, arguments, variables))
         except KeyboardInterrupt:
             if not measured:
                 raise
@@ -88,12 +90,9 @@ def run(args: argparse.Namespace) -> Record:
     return {**record, "targets": targets.judged(record)}
 
 
-def _in_a_child(
-    workload: Workload, settings: Settings, with_peers: bool, threads: int, variables: dict[str, str]
-) -> Record:
+def _in_a_child(workload: Workload, arguments: Record, variables: dict[str, str]) -> Record:
     """A workload in a fresh process; if that dies, the record says why."""
-    arguments: Record = {"name": workload.name, "settings": asdict(settings)}
-    arguments |= {"with_peers": with_peers, "threads": threads}
+    arguments = {"name": workload.name, **arguments}
     try:
         result: Record = process.in_a_process(__name__, "measure_workload", arguments, variables)
     except RuntimeError as error:

@@ -72,10 +72,8 @@ def run(args: argparse.Namespace) -> Record:
         for against, bound in ((PYG, 1.05), (KEPT, 1.15)):
             # of a small graph, what one call costs counts, not what is kept
             if against == PYG or workload[1] >= 5000:
-                ratio = min(times[NEW]) / min(times[against])
-                targets.append(
-                    target_row(name, "both", "at most", bound, f"times the time of {against}", ratio)
-                )
+                ratio, words = min(times[NEW]) / min(times[against]), f"times the time of {against}"
+                targets.append(target_row(name, "both", "at most", bound, words, ratio))
     torch.set_num_threads(threads)
     return {"bench": "batches", "schema": 1, **circumstances(), "cases": cases, "targets": targets}
 

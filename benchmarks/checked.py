@@ -52,7 +52,9 @@ class Checked:
         del poisoned
         with torch.set_grad_enabled(backward):
             out = prepared.call(*leaves.values())
-        gradients = self._sampled(gradients_of(out, self._grad_out(), leaves)) if backward else {}
+        # 0 for all other receivers
+        grad_out = torch.zeros_like(out).index_copy(self.axis, self.rows, self.direction)
+        gradients = self._sampled(gradients_of(out, grad_out, leaves)) if backward else {}
         return judge(out.index_select(self.axis, self.rows), gradients, self.truth)
 
     def _inputs(self) -> dict[str, Tensor]:
@@ -63,9 +65,6 @@ class Checked:
         if name == "x":
             return torch.arange(self.problem.graph.num_dst)
         return self.rows if name == "q" else self.senders
-
-    def _grad_out(self) -> Tensor:
-        return torch.zeros_like(self.problem.grad_out).index_copy(self.axis, self.rows, self.direction)
 
     def _sampled(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The gradients where the truth is known; all others must be 0, else they are NaN throughout."""

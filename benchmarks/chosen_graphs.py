@@ -8,7 +8,6 @@ can. All take some ten CPU minutes and 8 GB.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import time
@@ -82,9 +81,7 @@ def inputs(tokens: int) -> list[torch.Tensor]:
     return [*(x.requires_grad_() for x in drawn[:3]), drawn[3]]
 
 
-def step(
-    attend: Callable[..., torch.Tensor], tensors: Sequence[torch.Tensor], graph: Call | None = None
-) -> Any:
+def step(attend: Callable[..., Any], tensors: Sequence[torch.Tensor], graph: Call | None = None) -> Any:
     """Forward and backward, along a graph that is made first."""
     *leaves, gradient = tensors
     out = attend(*leaves) if graph is None else attend(*leaves, graph())
@@ -231,8 +228,8 @@ def judged(record: Row) -> list[Row]:
         for name, (words, sense, bound) in numbers.items() if row in record["rows"] else ():
             value = record["rows"][row][name]
             met = value >= bound if sense == "at least" else value <= bound
-            one = {"row": row, "words": words, "sense": sense, "bound": bound, "value": value, "met": met}
-            targets.append(one)
+            bounds = {"sense": sense, "bound": bound, "value": value, "met": met}
+            targets.append({"row": row, "words": words, **bounds})
     return targets
 
 
@@ -248,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.manual_seed(0)
         record["rows"][name] = {**measure(), "load": os.getloadavg()[0]}
     write(options.record, record)
-    for one in judged(json.loads(options.record.read_text("utf-8"))):
+    for one in judged(record):
         print(f"{one['row']}: {one['value']:.3g} {one['words']}, {one['sense']} {one['bound']:g}")
 
 

@@ -19,7 +19,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -169,7 +168,6 @@ def _begin(run: Run) -> dict[str, Any]:
     if run.trial and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("--trial interprets the kernel: set TRITON_INTERPRET=1 before Python starts")
     run.out.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "gnn_attention-triton"))
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     triton = importlib.util.find_spec("triton")
     if triton is not None and triton.origin is not None:

@@ -11,7 +11,6 @@ minutes of one core. ``asked`` is the share that was asked for, or the number of
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +58,7 @@ class Study:
         share = graph.share if isinstance(graph, PrunedGraphs) else graph.num_edges / self.causal.num_edges
         numbers = {"share": round(share, 6), "loss": round(self.loss(graph), 4)}
         self.points.append({"choice": choice, "asked": asked, **numbers})
-        print(time.strftime("%H:%M:%S"), *self.points[-1].values(), flush=True)
+        print(*self.points[-1].values(), flush=True)
 
     def rank(self, choice: str, effects: Attribution, shares: Sequence[float] = SHARES) -> None:
         """Add points of the edges that lead in ``effects``."""

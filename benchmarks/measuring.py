@@ -4,7 +4,7 @@ A trial is a method and a pass: "forward", "backward" (the backward pass alone) 
 
 - ``status``: "measured", or why not, with its ``reason``: "missing", "refused", "out of memory", "failed",
   "wrong", "too slow"
-- ``seconds``: the median; ``least``, ``p10``, ``p90``, ``samples``
+- ``seconds``: the median; ``least``, ``samples``
 - ``first_s``: the first call: the plan of this graph, and what is compiled
 - ``output_error``, ``gradient_error``: in units of SDPA's own. A peer whose errors are larger than what is
   allowed of ours is timed up to 16 times SDPA's own, with that as its ``reason``
@@ -83,11 +83,10 @@ class Trial:
         return self.close(status, reason)
 
     def figures(self) -> Record:
-        """Median, least, and tenths of the samples."""
-        times = sorted(self.times.values())
-        low, high = (times[int(share * (len(times) - 1))] for share in (0.1, 0.9))
-        spread = {"seconds": statistics.median(times), "least": times[0], "p10": low, "p90": high}
-        return {"status": "measured", **spread, "samples": len(times)}
+        """Median and least of the samples."""
+        times = list(self.times.values())
+        figures = {"seconds": statistics.median(times), "least": min(times), "samples": len(times)}
+        return {"status": "measured", **figures}
 
 
 class Bench:

@@ -94,7 +94,7 @@ def text(record: Record) -> str:
     lines = [f"{recipe['graph']}, {recipe['steps']} steps, {record['threads']} threads"]
     for run in record["runs"]:
         taken = f"{run['seconds'] / recipe['steps']:8.2f} s a step, peak memory {run['peak_memory_mb']:7,} MB"
-        loss = f"loss {run['losses'][0]:.4f} -> {run['losses'][-1]:.4f}, on other text {run['held_out_loss']:.4f}"
+        loss = f"loss {run['losses'][0]:.4f} -> {run['losses'][-1]:.4f}, held out {run['held_out_loss']:.4f}"
         lines.append(f"{run['method']:10} {taken}, {loss}")
     for name in ("faster", "smaller", "apart"):
         lines += [f"{name}: {record[name]:.4g}"] if name in record else []

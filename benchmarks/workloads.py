@@ -171,10 +171,6 @@ def _both_ways(graph: networkx.Graph) -> TokenGraph:
     return TokenGraph.from_edges(every, graph.number_of_nodes(), coalesce=True)
 
 
-def _mixed_with_global(n: int) -> TokenGraph:
-    return patterns.window(n, 256) | patterns.sinks(n, 4) | patterns.global_tokens(n, [n // 4, n // 2])
-
-
 def _table() -> Iterator[Workload]:
     dense, tiled, edges = (CAUSAL, MASKED, FLEX, EAGER), (MASKED, FLEX), (MASKED, PYG, SPARSE)
     every, long = (MASKED, FLEX, PYG, SPARSE, EAGER), (MASKED, FLEX, PYG, SPARSE)
@@ -200,8 +196,9 @@ def _table() -> Iterator[Workload]:
     yield Workload("g34", "karate club", 34, karate, (*edges, EAGER))
     yield Workload("g100000", "Barabasi-Albert 100k, m=8", 100_000, scale_free, edges)
     yield Workload("h2048", "layer, window 256, T=2048", 2048, _window, (MHA, MASKED, PYG), layer=True)
-    yield Workload("i-global", "window | sinks | global, T=16384", 16384, _mixed_with_global, (FLEX, SPARSE))
-    mixed = lambda n: patterns.window(n, 256) | patterns.random_senders(n, 4)  # noqa: E731
+    hubs = lambda n: _window(n) | patterns.sinks(n, 4) | patterns.global_tokens(n, [n // 4, n // 2])  # noqa: E731
+    yield Workload("i-global", "window | sinks | global, T=16384", 16384, hubs, (FLEX, SPARSE))
+    mixed = lambda n: _window(n) | patterns.random_senders(n, 4)  # noqa: E731
     yield Workload("i-random", "window | 4 random edges, T=16384", 16384, mixed, (SPARSE,))
 
 

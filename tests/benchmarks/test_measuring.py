@@ -34,16 +34,14 @@ def verdict(graph, prepare, layer=False):
     return Checked(problem).verdict(prepare(problem), backward=True)
 
 
-@pytest.mark.parametrize(("peer", "graph"), [(p, g) for p in PEERS for g in FITS.get(p, GRAPHS)])
-def test_peers_agree_with_the_oracle(peer, graph):
-    assert verdict(GRAPHS[graph], PEERS[peer].prepare).passed
+METHODS = {**PEERS, "auto": next(ours([]))}
+CASES = [(name, graph, False) for name in METHODS for graph in FITS.get(name, GRAPHS)]
+CASES += [(name, graph, True) for name in (MHA, MASKED, PYG, "auto") for graph in ("window", "long")]
 
 
-@pytest.mark.parametrize("name", [MHA, MASKED, PYG, "auto"])
-@pytest.mark.parametrize("graph", ["window", "long"])
-def test_layers_agree_with_the_oracle(name, graph):
-    methods = {**PEERS, **{method.name: method for method in ours([])}}
-    assert verdict(GRAPHS[graph], methods[name].prepare, layer=True).passed
+@pytest.mark.parametrize(("name", "graph", "layer"), CASES)
+def test_methods_agree_with_the_oracle(name, graph, layer):
+    assert verdict(GRAPHS[graph], METHODS[name].prepare, layer).passed
 
 
 def one_row_off(q, k, v, graph):
@@ -66,20 +64,19 @@ def test_a_wrong_method_is_caught(graph, fault):
     assert not verdict(GRAPHS[graph], prepare).passed
 
 
-def fail(*tensors):
+def fail(problem):
     raise torch.OutOfMemoryError("too much")
 
 
 def test_every_case_is_measured_or_says_why_not():
     small = Workload("small", "a window", 70, lambda n: patterns.window(n, 9), (), heads=2, dim=8)
-    auto = next(ours([]))
     methods = [
         *ours(["dense", "reference"]),
         *(PEERS[name] for name in (MASKED, CAUSAL, PYG)),
-        Method("absent", auto.prepare, modules=("no_such_package",)),
-        replace(auto, name="forward only", backward="no backward pass"),
+        Method("absent", fail, modules=("no_such_package",)),
+        replace(METHODS["auto"], name="forward only", backward="no backward pass"),
         Method("wrong", lambda problem: Prepared(lambda *qkv: FAULTS["no scale"](*qkv, problem.graph))),
-        Method("hungry", lambda problem: Prepared(fail)),
+        Method("hungry", fail),
     ]
     result = attention.measure(small, methods, QUICK)
     cases = {(case["method"], case["pass"]): case for case in result["cases"]}
@@ -89,7 +86,6 @@ def test_every_case_is_measured_or_says_why_not():
     assert both["forward only"] == ("refused", "no backward pass")
     assert both["hungry"] == ("out of memory", "OutOfMemoryError: too much")
     assert cases["wrong", "forward"]["output_error"] > 2
-    assert cases[CAUSAL, "both"]["reason"] == "the graph is not causal"
     measured = [case for case in cases.values() if case["status"] == "measured"]
     assert len(measured) == 2 * 5 + 1
     for case in measured:
@@ -102,8 +98,7 @@ def test_targets_follow_from_what_was_measured():
     """Of the fastest peer, of memory that counts as 1 MB at least, and None where a peer was not measured."""
 
     def case(method, **numbers):
-        place = {"workload": "w", "method": method, "pass": "forward", "status": "measured"}
-        return place | numbers
+        return {"workload": "w", "method": method, "pass": "forward", "status": "measured"} | numbers
 
     cases = [
         case("auto", ours=True, seconds=1.0, ratio=1.0, memory_mb=0.5, share=0.5),
@@ -122,5 +117,4 @@ def test_targets_follow_from_what_was_measured():
     rows = judge(record, [("w", *target) for target in targets], ["forward"])
     assert [row["value"] for row in rows] == [4.0, 40.0, None, 0.5]
     assert [row["met"] for row in rows] == [False, True, None, True]
-    assert rows[0]["words"] == f"times faster than {PYG} or {MASKED}"
     assert judged(record)[0]["value"] == 2.0

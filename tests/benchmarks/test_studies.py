@@ -64,7 +64,6 @@ def test_points_have_the_shares_that_were_asked_for(monkeypatch):
     study.rank("random", lm_graphs.random(study), (0.2,))
     # the budget is a whole number of the 2 x 300 pairs
     assert [point["share"] for point in study.points] == pytest.approx([0.5, 0.3, 0.2], abs=1 / 600)
-    assert len({point["loss"] for point in study.points}) == 3
     weights = lm_graphs.weights(study).scores(0, "slope")
     rows = torch.zeros(2, 24).index_add_(1, study.causal.edge_index[1], weights)
     # float32 sums of at most 24 numbers
@@ -80,7 +79,6 @@ def test_an_indexer_learns_what_a_layer_looks_at(monkeypatch):
     found, indexers = indexer_smollm2.study_layer(0, [states], [states])
     # 64 senders are all
     assert found["indexer"][1] == found["best"][1] == found["best for all heads"][1] == 1.0
-    assert found["indexer"][0] <= found["best"][0] < 1.0
     assert indexer_smollm2.loss_along(model, ids, [indexers] * 2, 64) == pytest.approx(loss, abs=1e-3)
 
 
