@@ -47,10 +47,10 @@ FAR, BENCH = "far", "bench"
 SHOWN = 40  # failures in full
 # a run is carried on only where these are the same
 SAME = ("device", "cuda", "torch", "triton", "triton_key", "core", "digests", "trial")
-# what the interpreter of the kernel does in seconds: sixteen tokens, and of each backend a check or two
+# what the interpreter of the kernel does in seconds: sixteen tokens, and a check of each backend and dtype
 TRIAL_WORKLOADS: tuple[str, ...] = ("fill8",)
 TRIAL_SIZES: dict[str, Any] = {"tokens": 16, "heads": 2, "dim": 16}
-TRIAL_BACKENDS, TRIAL_GROUPS = ("rows", "dense", gpu_core.MESSAGE_PASSING), ("large", "layer")
+TRIAL_BACKENDS, TRIAL_DTYPES = ("rows", "dense", gpu_core.MESSAGE_PASSING), ("bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Run:
             return gpu_core.core_checks(self.device)
         few: dict[tuple[str, str], Check] = {}
         for check in gpu_core.core_checks(self.device, gpu_core.TRIAL):
-            if check.backend in TRIAL_BACKENDS and check.group in TRIAL_GROUPS and check.skipped is None:
+            is_quick = check.group in ("large", "layer") and check.skipped is None
+            if is_quick and check.backend in TRIAL_BACKENDS and check.dtype in TRIAL_DTYPES:
                 few.setdefault((check.backend, check.dtype), check)
         return list(few.values())
 

@@ -72,7 +72,7 @@ def test_a_rehearsal_that_is_killed_is_carried_on_to_the_end(tmp_path):
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     file = tmp_path / "results.jsonl"
     killed = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
-    while killed.poll() is None and len(Lines.read(file).results) < 4:
+    while killed.poll() is None and len(Lines.read(file).results) < 2:
         time.sleep(0.2)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
@@ -86,7 +86,7 @@ def test_a_rehearsal_that_is_killed_is_carried_on_to_the_end(tmp_path):
     summary = (tmp_path / "summary.txt").read_text()
     for line in (
         "rows bfloat16: 1 of 1 checks, all passed",
-        "12 of 12 checks have a result",
+        "6 of 6 checks have a result",
         "| auto again ",
     ):
         assert line in summary
