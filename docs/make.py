@@ -240,9 +240,8 @@ def choosing(path: Path) -> Iterator[str]:
         f"{steps['dense']} steps of {record['tokens']:,} tokens along all causal pairs, from which its indexers learn, "
         f"then {steps['continued']} steps along {record['senders']} senders that they choose. The control goes on along "
         f"all pairs. Losses of {record['texts held out']} held-out texts "
-        f"({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
+        f"({link(path)}, `{record['command']} --out RECORD`)."
     )
-    yield "![Left: the losses in training. Right: recall of indexers for SmolLM2 over k](indexers.png)"
     causal = record["loss of control"]
     rows = [
         [name.removeprefix("loss of ")]
@@ -261,7 +260,7 @@ def watching(path: Path) -> Iterator[str]:
         f"Indexers for SmolLM2, one for each key head, learned by the divergence alone from {texts['training']} texts "
         f"of {record['tokens']:,} tokens ({record['training']['steps']} steps): the share of the attention on k senders, in "
         f"{texts['held out']} held-out texts, as a mean over layers. The best choice for each key head, and the best that "
-        f"all heads share, stand beside it ({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
+        f"all heads share, stand beside it ({link(path)}, `{record['command']} --out RECORD`)."
     )
     rows = [
         [name, *(f"{share:.3f}" for share in mean[name])]
