@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from examples.bounds import influence_bound
 from gnn_attention import TokenGraph, model, patterns
 from gnn_attention._support import atomic_files
-from gnn_attention.interpret.bounds import influence_bound
 from gnn_attention.verify.circumstances import environment
 
 T = 40

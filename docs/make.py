@@ -327,7 +327,7 @@ def reached(bound: Path) -> Iterator[str]:
     slack = sorted(one["median_slack"] for one in record["graphs"])
     least = min(one["least_slack"] for one in record["graphs"])
     yield (
-        f"`interpret.bounds.influence_bound` against the exact norms of the model that ships, {record['tokens']} "
+        f"`examples.bounds.influence_bound` against the exact norms of the model that ships, {record['tokens']} "
         f"tokens in float64: {record['violations']} of {record['pairs']:,} pairs over {len(record['graphs'])} graphs "
         f"are above it. It is {least:.1f} times the norm at least, {slack[0]:.0f} to {slack[-1]:.0f} times in the "
         f"median of a graph ({link(bound)}, `{record['command']}`)."
@@ -445,7 +445,7 @@ def named(paper: str) -> Iterator[str]:
     for path in sorted((ROOT / "notebooks").glob("[0-9]*.py")):
         if paper in path.read_text(encoding="utf-8"):
             yield link(path.with_suffix(".ipynb"), f"notebook {path.name[:2]}")
-    for folder, start in (("gnn_attention", ROOT / "gnn_attention"), ("tests", ROOT)):
+    for folder, start in (("gnn_attention", ROOT / "gnn_attention"), ("examples", ROOT), ("tests", ROOT)):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if paper in path.read_text(encoding="utf-8"):
                 yield link(path, f"`{path.relative_to(start).as_posix()}`")

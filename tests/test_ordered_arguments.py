@@ -19,7 +19,6 @@ from gnn_attention import (
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.distributed import merge_lse, partition
 from gnn_attention.interpret import circuits, trace
-from gnn_attention.interpret.circuits import signs
 from gnn_attention.model.tokenizer import BytePair
 
 GRAPH = patterns.causal(3)
@@ -73,13 +72,8 @@ ORDERED = [
     ("results", [PART], lambda values: merge_lse.merged(values, [0], 2)),
     ("firsts", [0], lambda values: merge_lse.merged([PART], values, 2)),
     ("index", NUMBERS, reorder),
-    ("layers", [CALL], trace.rollout),
-    ("layers", [CALL], lambda values: trace.flow(values, 0, 2)),
-    ("receivers", [0, 2], lambda values: trace.rollout([CALL], values)),
     ("surgery", SURGERIES, lambda values: trace.record(LAYER, STATES, GRAPH, surgery=values)),
     ("run", [CALL], lambda values: circuits.match(values, GRAPH)),
-    ("p", [0.1, 0.2], signs.holm),
-    ("ids", range(192), circuits.passages),
     ("ids", [104, 105], BytePair().decode),
     ("ids", [104, 105], BytePair().pieces),
     ("merges", PAIRS, BytePair),

@@ -1,8 +1,11 @@
 """``gnn-attention compare``: loss and speed of a pretrained model along graphs, without training."""
 
 import argparse
+import inspect
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +16,6 @@ from gnn_attention._support import json_option
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.cli.compare_graphs import LISTED, Contender, contenders
-from gnn_attention.cli.heads import text_of
 
 GRAPHS = "causal; window(256); window(252) | sinks(4); window(64); window(60) | sinks(4)"
 
@@ -77,3 +79,13 @@ def _compare(args: argparse.Namespace) -> int:
     title = f"{args.model}, {tokens} tokens, untrained\n    loss    edges   tokens/s  graph"
     json_option.write_json(args.json, about, "\n".join([title, *lines]))
     return 0
+
+
+def text_of(file: str | None) -> str:
+    """The text of a file; of Python's collections.py without one."""
+    if file is None:
+        return inspect.getsource(inspect.getmodule(OrderedDict))  # type: ignore[arg-type]
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--text {file} is no text in UTF-8: {error.reason} at byte {error.start}") from None

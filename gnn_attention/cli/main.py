@@ -24,7 +24,6 @@ COMMANDS = {
     "draw": "draw a graph, e.g. 'window(64, 8)' or karate.graphml",
     "generate": "let the trained model continue a text, along the edges of a graph",
     "explore": "write a page that shows a text going through a model, edge by edge",
-    "heads": "what each head looks for and says, in words, tested by cutting those edges",
     "compare": "loss and speed of a pretrained model along graphs, without training",
     "cost": "multiply-accumulates, bytes and cache of the forms of attention and of a graph",
 }

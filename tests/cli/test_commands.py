@@ -195,7 +195,7 @@ def test_a_long_expression_is_no_path(capsys):
     assert capsys.readouterr().out.splitlines()[1:] == picture
 
 
-COMMANDS = "verify audit attribute bench explore graphs draw cost generate heads compare"
+COMMANDS = "verify audit attribute bench explore graphs draw cost generate compare"
 
 
 def test_audit_of_a_file(tmp_path, capsys):

@@ -36,10 +36,7 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
 
 
 def compositions(
-    layers: LanguageModel | Sequence[Sequence[Circuit]],
-    kind: str,
-    distance: int | None = None,
-    relative: bool = False,
+    layers: LanguageModel | Sequence[Sequence[Circuit]], kind: str, relative: bool = False
 ) -> Float[Tensor, "later_layer later_head earlier_layer earlier_head"]:
     """:func:`composition` of all pairs, ``[later layer, head, earlier layer, head]``; else 0.
 
@@ -53,7 +50,7 @@ def compositions(
     if len(set(counts)) != 1 or 0 in counts:
         raise ValueError(f"layers must be one or more, all with one number of heads, got {counts}")
     written = [[_unit_rows(head.message) for head in row] for row in rows]
-    read = [[_unit_rows(_reader(head, kind, distance).T) for head in row] for row in rows]
+    read = [[_unit_rows(_reader(head, kind, None).T) for head in row] for row in rows]
     scores = written[0][0].new_zeros(len(rows), len(rows[0]), len(rows), len(rows[0]))
     for later in range(len(rows)):
         for earlier in range(later):
@@ -70,14 +67,16 @@ def _reader(later: Circuit, kind: str, distance: int | None) -> FactoredMatrix:
 
 
 def _unit_rows(matrix: FactoredMatrix) -> Float[Tensor, "few width"]:
-    # R of left = Q R times right: as few rows as the rank, with the norms of the matrix, since Q changes none
+    # With left = Q R, the rows R right are as few as the rank, and Q changes no norm.
     rows: Tensor = torch.linalg.qr(matrix.left, mode="r").R @ matrix.right
     return rows / rows.norm() if bool(rows.any()) else rows
 
 
 def _product_norm(written: Tensor, read: Tensor) -> Tensor:
     if written.shape[1] != read.shape[1]:
-        got = f"states of width {written.shape[1]}, the later reads vectors of width {read.shape[1]}"
-        raise ValueError(f"the earlier head writes {got} (latent heads read latents): take others")
+        raise ValueError(
+            f"the earlier head writes states of width {written.shape[1]}, "
+            f"the later reads vectors of width {read.shape[1]}: take heads of one residual stream"
+        )
     norm: Tensor = (written @ read.to(written).mT).norm()
     return norm

@@ -117,9 +117,6 @@ def _of_circuits() -> list[Case]:
         of.type("heads", "got Linear|Linear", lambda _: one.of(nn.Linear(2, 2), 0)),
         of.value("^kind must", "'o'", lambda heads: one.composition(one.of(heads, 0), one.of(heads, 1), "o")),
         of.type("^earlier must", "got 1", lambda heads: one.composition(1, one.of(heads, 1), "q")),
-        of.type("^patterns and states must", r"got \[1.0\]", lambda _: one.split([1.0], [1.0])),
-        of.value("^patterns and states must", r"\[3\]", lambda _: one.split(torch.ones(2), torch.ones(3))),
-        of.type("^x must", "heads or a layer", lambda heads: one.pattern_lengths(heads)),
         of.value("^layers must", r"got \[\]", lambda _: one.compositions([], "q")),
     ]
 

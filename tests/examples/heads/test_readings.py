@@ -13,11 +13,12 @@ from support.refusals import assert_refusals
 from torch.nn import functional
 
 import gnn_attention as ga
+from examples.heads import Reading, cuts, jobs, passages, reading, readings, signs
 from gnn_attention import model as lm
 from gnn_attention import patterns
 from gnn_attention.convert import from_mask
-from gnn_attention.interpret import circuits, trace
-from gnn_attention.interpret.circuits import cuts, jobs, reading, signs, stack
+from gnn_attention.interpret import trace
+from gnn_attention.interpret.circuits import stack
 
 KINDS, LENGTH, PASSAGES = 16, 24, 32
 SIZES = {"width": 3 * KINDS, "num_heads": 3, "head_dim": KINDS, "mlp_width": 4, "reach": 4}
@@ -74,8 +75,7 @@ def looks_for(model: lm.LanguageModel, layer: int, head: int, receiver: slice, s
 def direction(model: lm.LanguageModel) -> int:
     """The sign with which a table entry of the distance 1 means the token before."""
     at_distance(model, 0, 0, 1)
-    call = stack.of(model).call(0, model.embedding(texts(1)))
-    weights = call.attended(patterns.causal(LENGTH))[1].weight_matrix()[0, 0]
+    weights = stack.Forward(stack.of(model), texts(1)).layer(0)[1][0, 0]
     model.blocks[0].attention.score_mod.table.data.zero_()
     return 1 if weights[5, 4] > 0.9 else -1
 
@@ -101,8 +101,8 @@ def with_four_jobs() -> lm.LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def four() -> dict[tuple[int, int], circuits.Reading]:
-    found = circuits.readings(with_four_jobs(), texts())
+def four() -> dict[tuple[int, int], Reading]:
+    found = readings(with_four_jobs(), texts())
     return {(reading.layer, reading.head): reading for reading in found}
 
 
@@ -143,7 +143,7 @@ class TestPlantedHeads:
             heads.W_K[0, [3, 5], 0] = 1.0
             heads.W_V[0, [3, 5], 0] = 1.0
             heads.W_O[0, 0, OUT.start + 7] = 1.0
-        [reading] = circuits.readings(model, texts(), heads=[(0, 0)])
+        [reading] = readings(model, texts(), heads=[(0, 0)])
         assert reading.job == "certain tokens"
         assert {"3", "5"} == set(reading.senders[:2])
         assert reading.raised[0] == "7"
@@ -155,7 +155,7 @@ class TestPlantedHeads:
         sends(model, 0, 0, WORD, OUT)
         at_distance(model, 1, 0, 0)
         sends(model, 1, 0, OUT, OUT, -2.0)
-        [reading] = circuits.readings(model, texts(), heads=[(0, 0)])
+        [reading] = readings(model, texts(), heads=[(0, 0)])
         assert (reading.job, reading.says) == ("previous token", "that token itself")
         assert reading.looks.p_holm < 0.01
         assert reading.said.claimed < 0 < 0.99 < reading.said.p
@@ -195,7 +195,7 @@ class TestNull:
         p = []
         with torch.no_grad():
             for seed in range(40):
-                run = stack.Forward(stack.of(model), texts(10, seed))
+                run = cuts.Passages(stack.of(model), texts(10, seed))
                 sentence = sentence or reading._read(run, 0, 0)
                 claimed, control = reading._tested(run, 0, 0, sentence, generator)[:, 0]
                 p.append(signs.flip_test(claimed - control))
@@ -242,7 +242,7 @@ class TestCuts:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = lm.LanguageModel(lm.Config(vocabulary_size=KINDS, num_layers=3, **SIZES)).double()
-        run = stack.Forward(stack.of(model), self.tokens)
+        run = cuts.Passages(stack.of(model), self.tokens)
         claimed = jobs.claimed_edges("previous token", self.tokens)
         words = self.tokens.unsqueeze(-1)
         with torch.no_grad():
@@ -276,14 +276,14 @@ class TestCuts:
             for parameter in model.parameters():
                 # logits of freshly drawn weights hardly depend on attention
                 parameter.mul_(4.0 if parameter.dim() == 2 else 1.0)
-            run = stack.Forward(stack.of(model), self.tokens)
+            run = cuts.Passages(stack.of(model), self.tokens)
             before = patterns.window(LENGTH, 2) - patterns.window(LENGTH, 1)
             rest = patterns.causal(LENGTH) - before
             with ga.use_graph(model, lambda layer, head, length: rest if (layer, head) == (1, 3) else None):
                 wanted = model(self.tokens).logits
-            call = run.layer(1)[0].of(3)
-            gone = (call.attended(rest)[0] - call.attended(patterns.causal(LENGTH))[0]).squeeze(1)
-            change = gone @ run.layer(1)[2][3].message.right
+            call = cuts.head_of(run.layer(1)[0], 3)
+            along = [ga.attend(*call[:3], graph) for graph in (rest, patterns.causal(LENGTH))]
+            change = (along[0] - along[1]).squeeze(1) @ run.layer(1)[2][3].message.right
             found = run.stack.resumed(1, run.middle[1] + change) @ run.stack.unembedding.mT
             whole = model(self.tokens).logits
         bound = 300 * 2**-24 * float(whole.abs().max())
@@ -297,26 +297,26 @@ class TestRefusals:
         assert_refusals(
             [
                 (
-                    lambda: circuits.readings(torch.nn.Linear(2, 2), tokens),
+                    lambda: readings(torch.nn.Linear(2, 2), tokens),
                     NotImplementedError,
                     "got 'Linear'",
                 ),
                 (
-                    lambda: circuits.readings(model, tokens.float()),
+                    lambda: readings(model, tokens.float()),
                     TypeError,
                     "passages .samples, T. of int64",
                 ),
-                (lambda: circuits.readings(model, tokens[:1]), ValueError, r"got \[1, 24\]"),
-                (lambda: circuits.readings(model, tokens, heads=[(1, 0)]), IndexError, r"got \(1, 0\)"),
-                (lambda: circuits.readings(model, tokens, heads=[]), ValueError, "at least one pair"),
-                (lambda: circuits.passages([1] * 100), ValueError, "at least 192 tokens.*got 100"),
+                (lambda: readings(model, tokens[:1]), ValueError, r"got \[1, 24\]"),
+                (lambda: readings(model, tokens, heads=[(1, 0)]), IndexError, r"got \(1, 0\)"),
+                (lambda: readings(model, tokens, heads=[]), ValueError, "at least one pair"),
+                (lambda: passages([1] * 100), ValueError, "at least 192 tokens.*got 100"),
             ]
         )
 
     def test_passages(self):
-        assert circuits.passages(range(10_000)).shape == (32, 48)
-        assert circuits.passages(range(1000)).shape == (20, 48)
-        short = circuits.passages(range(200))
+        assert passages(range(10_000)).shape == (32, 48)
+        assert passages(range(1000)).shape == (20, 48)
+        short = passages(range(200))
         assert short.shape == (12, 16)
         assert short[0, 0] == 0
         assert short[-1, -1] == 199
@@ -328,7 +328,7 @@ def test_two_heads_of_smollm2():
     """A previous-token and an induction head, found by their weights and by cutting."""
     model, tokenizer = ga.lm.load("smollm2")
     ids = tokenizer(inspect.getsource(inspect.getmodule(OrderedDict)), verbose=False).input_ids
-    found = circuits.readings(model, circuits.passages(ids), heads=[(11, 1), (18, 6)])
+    found = readings(model, passages(ids), heads=[(11, 1), (18, 6)])
     assert [reading.job for reading in found] == ["previous token", "induction"]
     assert all(reading.looks.p_holm < 0.001 for reading in found)
     assert all(reading.looks.claimed > 10 * abs(reading.looks.control) for reading in found)

@@ -12,9 +12,9 @@ from gnn_attention.interpret.circuits.templates import Template, duplicate_token
 
 NEAR = 4
 TOKENS, NONE = "certain tokens", "none of these"
-# shares of a head's attention: of all for a head that rests, of what does not rest for the others
+# Shares of a head's attention: of all of it for a head that rests, of what does not rest for the others.
 RESTING, MOSTLY_RESTING, ENOUGH, NEARLY_ALL = 0.9, 0.6, 0.4, 0.7
-# times what equal weights over the same senders would give
+# A job must have this many times what equal weights over the same senders would give.
 LIFT = 2.0
 
 
