@@ -10,7 +10,6 @@ import torch
 from gnn_attention import attend, convert, patterns
 from gnn_attention._support import checks
 from gnn_attention.graph import edge_list
-from gnn_attention.interpret.audit.detectors import groups_of
 from tests.guarantees import malformed
 from tests.guarantees.guarantee import no_progress
 from tests.guarantees.malformed.case import COMPILED, EAGER, Case, Subject, faults
@@ -125,16 +124,6 @@ def test_a_check_that_is_gone_is_reported_by_the_figure(monkeypatch):
 def test_the_edges_of_a_huge_list_are_counted_without_an_array_of_receivers():
     """``in_degree`` of 2^31 receivers takes 17 GB."""
     assert convert.from_edge_index(torch.tensor([[0, 1], [0, 2**30]]), 2**31).num_edges == 2
-
-
-def test_groups_of_an_audit_cover_every_pair_on_its_own():
-    """Gains are updated instead of being computed anew; every pair still has a group of its own."""
-    for graph in (patterns.window(70, 5), patterns.erdos_renyi(64, 0.05, seed=1), patterns.self_loops(40)):
-        mask = graph.mask()
-        found = groups_of(mask)
-        senders_of = found.long() @ mask.long()
-        alone = found.unsqueeze(2) & (senders_of.unsqueeze(1) - mask.long() == 0)
-        assert bool(alone.any(0).all())
 
 
 def test_a_score_mod_may_take_more_by_default_and_any_number():

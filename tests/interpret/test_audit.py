@@ -183,7 +183,7 @@ def test_flow_is_the_sparsity_of_the_module(seed):
     rates = torch.tensor([0.1, 0.04])[:, None, None]
     flows, allowed = torch.rand(2, 30, 30, generator=torch.Generator().manual_seed(seed)) < rates
     graph = ga.convert.from_mask(allowed)
-    if seed % 3 == 0:  # one leak among many clean pairs, which groups of receivers must not hide
+    if seed % 3 == 0:  # one leak among many clean pairs
         flows, leak = allowed.clone(), (~allowed).nonzero()[seed]
         flows[*leak] = True
     verdict = audit(Linear(flows), graph, (30, 3))
@@ -191,13 +191,6 @@ def test_flow_is_the_sparsity_of_the_module(seed):
     assert torch.equal(verdict.flow.mask(), flows)
     assert pairs(verdict) == off_graph(flows, graph)
     assert set(verdict.unused) == {(src, dst) for dst, src in unused.nonzero().tolist()}
-
-
-def test_far_fewer_passes_than_receivers():
-    for graph, most in ((patterns.window(256, 8), 80), (patterns.causal(64), 128)):
-        verdict = audit(Linear(graph.mask()), graph, (graph.num_src, 3), witnesses=["jacobian"])
-        assert verdict.exact
-        assert (verdict.probes <= most, verdict.backward_passes <= 4) == (True, True), verdict
 
 
 def test_each_detector_sees_what_another_cannot():
@@ -347,13 +340,14 @@ class Tokens(nn.Module):
 
 
 def test_token_ids_are_audited_from_their_embedding():
-    """The table that gets the ids is found; it can be named too, or be given."""
+    """The table that gets the ids is named, or given; with one table alone it is known."""
     module = Tokens(BEFORE)
-    for embedding in (None, "word", module.word):
+    for embedding in ("word", module.word):
         assert audit(module, CAUSAL, (T,), embedding=embedding).exact
-    assert pairs(audit(Tokens(ALL), CAUSAL, (T,))) == AHEAD
-    # what the last id decides without its embedding has no gradient
-    verdict = audit(Tokens(BEFORE, scaled=True), CAUSAL, (T,))
+    assert audit(nn.Embedding(20, WIDTH), LOOPS, (T,)).exact
+    assert pairs(audit(Tokens(ALL), CAUSAL, (T,), embedding="word")) == AHEAD
+    # What the last id decides without its embedding has no gradient.
+    verdict = audit(Tokens(BEFORE, scaled=True), CAUSAL, (T,), embedding="word")
     assert pairs(verdict) == {(T - 1, dst) for dst in range(T - 1)}
     assert not any("jacobian" in leak.witnesses for leak in verdict.leaks)
 
@@ -432,12 +426,21 @@ WRONG = [
     ({"inputs": torch.full((1, *SHAPE), torch.inf)}, ValueError, "inputs must be finite"),
     ({"inputs": torch.full((1, *SHAPE), 6.0), "module": FAILS_AT_6}, ValueError, "returns NaN or inf"),
     (
-        {"module": Tokens(BEFORE), **IDS, "inputs": torch.zeros(1, T)},
+        {"module": Tokens(BEFORE), **IDS, "embedding": "word", "inputs": torch.zeros(1, T)},
         TypeError,
         "token ids .* got torch.float32",
     ),
-    ({"module": Tokens(BEFORE), **IDS, "inputs": torch.full((1, T), -1)}, IndexError, "from -1 to -1"),
-    ({"module": nn.Linear(3, 3), **IDS}, ValueError, "0 of the module's embeddings"),
+    (
+        {"module": Tokens(BEFORE), **IDS, "embedding": "word", "inputs": torch.full((1, T), -1)},
+        IndexError,
+        "from -1 to -1",
+    ),
+    ({"module": nn.Linear(3, 3), **IDS}, ValueError, "the module has 0 embeddings"),
+    (
+        {"module": Tokens(BEFORE), **IDS},
+        ValueError,
+        r"2 embeddings .'word', 'place'.*: give embedding='name'",
+    ),
     ({"module": Tokens(BEFORE), **IDS, "embedding": "words"}, ValueError, "or its name, got 'words'"),
     ({"module": Tokens(BEFORE), **IDS, "embedding": "block"}, ValueError, "embedding must have a weight"),
     ({"module": Tokens(BEFORE), **IDS, "embedding": "place"}, ValueError, "not called with the token ids"),

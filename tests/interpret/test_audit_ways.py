@@ -1,34 +1,16 @@
-"""Ways to an audit: the fixture of pytest, the command, and a model on the graphs of ``use_graph``."""
+"""Ways to an audit: the command, and a model on the graphs of ``use_graph``."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import subprocess
-import sys
 
-import pytest
 from support.extras import needs
 
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.__main__ import main
-from gnn_attention.interpret.audit import audit, pytest_plugin
-
-
-@pytest.mark.slow
-def test_the_fixture_in_a_run_of_pytest(tmp_path):
-    (tmp_path / "test_them.py").write_text(
-        "import torch\nfrom gnn_attention import patterns\nmodule, inputs = torch.nn.Identity(), (6, 3)\n\n"
-        "def test_unused(audited):\n    audited(module, patterns.causal(6), inputs)\n\n"
-        "def test_exact(audited):\n    audited(module, patterns.causal(6), inputs, exact=True)\n\n"
-        "def test_leaky(audited):\n    audited(torch.nn.LayerNorm([6, 3]), patterns.causal(6), inputs)\n"
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", pytest_plugin.__name__, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert "2 failed, 1 passed" in done.stdout
-    assert "15 of 15 allowed pairs unused" in done.stdout
-    assert "causal(6), 1 layer: 15 leaks" in done.stdout
+from gnn_attention.interpret.audit import audit
 
 
 def test_the_exit_code_and_json_of_the_command(capsys, tmp_path):

@@ -186,8 +186,8 @@ def test_formula(name, pad, key, use_formula, monkeypatch):
             assert_exact(found[sample][:, own][..., own], true[sample][:, slot][..., slot])
             assert not found[sample][:, own][..., ~own].any()
         received = torch.zeros_like(layer.update)
-        for pairs, carried in layer.each_carried(at_once=50):
-            received.index_add_(1, pairs[1], carried.sum(2))
+        for pairs in layer.edge_index.split(50, 1):
+            received.index_add_(1, pairs[1], layer.carried(pairs).sum(2))
         bias = 0.0 if layer.heads.b_O is None else layer.heads.b_O
         assert_exact((received + bias)[real], layer.update[real])
 

@@ -62,8 +62,8 @@ def test_weights_and_messages(name, pad, monkeypatch):
             weights, real = of_own_tokens(weights, real, 2, 3), of_own_tokens(real, real, 1)
         assert_exact(found[real], weights.transpose(1, 2)[real])
         received = torch.zeros_like(layer.update)
-        for pairs, carried in layer.each_carried(at_once=7):
-            received.index_add_(1, pairs[1], carried.sum(2))
+        for pairs in layer.edge_index.split(7, 1):
+            received.index_add_(1, pairs[1], layer.carried(pairs).sum(2))
         bias = layer.heads.b_O
         assert_exact((received if bias is None else received + bias)[real], layer.update[real])
 
@@ -103,8 +103,6 @@ def test_a_pair_is_the_same_in_a_padded_batch_and_alone(name, pad, key, monkeypa
                     assert_exact(getattr(some, measure)(asked)[sample], wanted[:, 1:2])
                 assert_exact(whole.update[sample, own], one.update[0])
                 assert_exact(whole.dense(whole.weights())[sample, :, own, own], one.dense(one.weights())[0])
-            shares = ga.trace.rollout(batch.layers, [4])[sample, :, own]
-            assert_exact(shares, ga.trace.rollout(alone.layers, [4])[0])
 
 
 @pytest.mark.parametrize("pad", ["left", "right"])

@@ -2,9 +2,9 @@
 
 Where the Jacobian from inputs to outputs is not zero, information flows. Three detectors run:
 
-* **jacobian**: the zeros of the derivative in float64, by random cotangents on groups of receivers such
-  that every pair of tokens is isolated by one group. Random directions and a second random input make it
-  improbable that influences cancel or are 0 by chance. A gradient is exactly zero, or it is a flow.
+* **jacobian**: the zeros of the derivative in float64, by a random cotangent on each receiver. Random
+  directions and a second random input make it improbable that influences cancel or are 0 by chance. A
+  gradient is exactly zero, or it is a flow.
 * **perturbation**: the input of one sender is replaced, and all outputs compared: flows without gradient too.
 * **nan**: one sender is NaN. Alone it shows nothing (dense attention multiplies NaN by a weight of zero), so
   pairs that only a NaN crosses are listed separately.
@@ -13,8 +13,8 @@ The audit can refute that a module keeps to its graph, and cannot prove it: the 
 two random inputs and at those of ``inputs``, and a flow that is off there (behind a gate that none of them
 opens) stays unseen.
 
-``assert audit(...).ok`` is a test of a model, ``gnn_attention.interpret.audit.pytest_plugin`` a fixture for
-it, and ``gnn-attention audit`` a command for the file of a language model.
+``verdict = audit(...)`` and ``assert verdict.ok, verdict`` test a model; ``gnn-attention audit`` is a command
+for the file of a language model.
 
 Of a Hugging Face model, with T tokens (``ids [1, T]`` are any):
 
@@ -87,7 +87,7 @@ def audit(
         layers: how often the graph may be used; by default the number of :class:`MessagePassingAttention`
             calls, else one (irrelevant for a causal graph, where two hops lead no further than one).
         call: ``call(module, x)`` for another calling convention; it receives the copy, and must use that.
-        embedding: the submodule that turns ids into states, or its name, where it is ambiguous.
+        embedding: the submodule that turns ids into states, or its name, where there are several embeddings.
         witnesses: the detectors to run, of "jacobian", "perturbation" and "nan".
         samples: the most samples in one pass; 1 for a module that takes one at a time.
         tolerance: gradients up to this share of the largest count as zero; for modules with an FFT or running
@@ -141,7 +141,7 @@ def audit(
             layers = _attention_calls(runner) or len(graphs)
         layers = checks.size("layers", layers, 1)
         bounds = Bounds.of(graphs, layers)
-        detections = Detections.run(runner, bounds.after[-1], chosen, float(tolerance))
+        detections = Detections.run(runner, chosen, float(tolerance))
         return _verdict(graphs, bounds, detections, runner)
 
 

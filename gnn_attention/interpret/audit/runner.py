@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -68,8 +68,7 @@ class Runner:
         self.forwards = self.backwards = self.expected = 0
         tensors = (*self.module.parameters(), *self.module.buffers())
         self.device = next((t.device for t in tensors), torch.device("cpu"))
-        name = _name_of(embedding, module)
-        self.embedding = None if len(shape) > 1 else embedding_of(self.module, name, call, shape[0])
+        self.embedding = None if len(shape) > 1 else _embedding_of(module, self.module, embedding)
         self.samples, self.crosses_samples = samples, False
         self.own = [self._sample_of(one) for one in inputs]
         self._check_finite()
@@ -279,27 +278,23 @@ def _joined(one: Sample, other: Sample) -> Sample:
     return Sample(torch.cat([one.states, other.states]), ids)
 
 
-def _name_of(part: nn.Module | str | None, module: nn.Module) -> str | None:
-    names = [name for name, other in module.named_modules() if part is other or part == name]
-    if part is not None and not names:
-        raise ValueError(f"embedding must be a submodule of the module, or its name, got {quoted(part)}")
-    return names[0] if names else None
-
-
-def embedding_of(module: nn.Module, name: str | None, call: Call, tokens: int) -> nn.Module:
-    """The part of that name, else ``get_input_embeddings()``, else the one ``nn.Embedding`` of the ids."""
-    if name is not None:
-        return module.get_submodule(name)
-    if hasattr(module, "get_input_embeddings"):
-        embedding: nn.Module = module.get_input_embeddings()  # type: ignore[operator]
+def _embedding_of(module: nn.Module, twin: nn.Module, given: nn.Module | str | None) -> nn.Module:
+    """In the copy: the part that is given, that of ``get_input_embeddings()``, or the only table."""
+    if given is not None:
+        names = [name for name, part in module.named_modules() if part is given or name == given]
+        if not names:
+            raise ValueError(f"embedding must be a submodule of the module, or its name, got {quoted(given)}")
+        return twin.get_submodule(names[0])
+    if hasattr(twin, "get_input_embeddings"):
+        embedding: nn.Module = twin.get_input_embeddings()  # type: ignore[operator]
         return embedding
-    tables = {name: part for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
-    parts = list(tables.values())
-    called = parts if len(parts) < 2 else _given_ids(module, parts, call, tokens)
-    if len(called) != 1:
-        found = f"{len(called)} of the module's embeddings {list(tables)} take the token ids"
-        raise ValueError(f"{found}: give embedding='name', or input_shape=(T, width) for states")
-    return called[0]
+    tables = {name: part for name, part in twin.named_modules() if isinstance(part, nn.Embedding)}
+    if len(tables) != 1:
+        raise ValueError(
+            f"the module has {len(tables)} embeddings {list(tables)}, one of which takes the token ids: "
+            "give embedding='name', or input_shape=(T, width) for states"
+        )
+    return next(iter(tables.values()))
 
 
 def random_ids(embedding: nn.Module, tokens: int, generator: torch.Generator) -> Int[Tensor, "batch tokens"]:
@@ -314,23 +309,6 @@ def other_ids(ids: Int[Tensor, "batch tokens"], embedding: nn.Module) -> Int[Ten
     size = _vocabulary_size(embedding)
     following, padding = (ids + 1) % size, getattr(embedding, "padding_idx", None)
     return following if padding is None else torch.where(following == padding, (ids + 2) % size, following)
-
-
-def _given_ids(module: nn.Module, tables: list[nn.Embedding], call: Call, tokens: int) -> list[nn.Module]:
-    smallest = min(tables, key=_vocabulary_size)
-    ids = random_ids(smallest, tokens, torch.Generator().manual_seed(0)).to(smallest.weight.device)
-    called: list[nn.Module] = []
-
-    def note(part: nn.Module, arguments: tuple[Any, ...]) -> None:
-        first = arguments[0] if arguments else None
-        if isinstance(first, Tensor) and torch.equal(first, ids) and part not in called:
-            called.append(part)
-
-    with ExitStack() as hooks, torch.no_grad():
-        for part in tables:
-            hooks.enter_context(part.register_forward_pre_hook(note))
-        call(module, ids)
-    return called
 
 
 def _vocabulary_size(embedding: nn.Module) -> int:

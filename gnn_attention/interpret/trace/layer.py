@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
@@ -118,8 +118,8 @@ class LayerTrace:
         update = self.update if receivers is None else self.update.index_select(1, receivers)
         changed = [(g, trace_pairs.chosen_rows(v, count, numbers, senders)) for g, v in self._changed]
         tensors: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v, "z": z, "update": update}
-        tensors |= {"_changed": changed, "_numbers": numbers, "_rows": rows}
-        return replace(self, graph=graph, call=call, _info=AttentionInfo(call, lse), **tensors)
+        tensors |= {"_info": AttentionInfo(call, lse), "_changed": changed}
+        return replace(self, graph=graph, call=call, _numbers=numbers, _rows=rows, **tensors)
 
     def _part_of_graph(self, edges: Any, numbers: tuple[int, ...] | None) -> TokenGraph:
         if isinstance(edges, TokenGraph):
@@ -172,12 +172,12 @@ class LayerTrace:
 
     @cached_property
     def W_A(self) -> FactoredMatrix:
-        """``W_Q W_K^T`` of each head (seed S4.13)."""
+        """``W_Q W_K^T`` of each head (seed S4.13). ValueError for other heads than StandardHeads."""
         return self._standard().pattern_matrix()
 
     @cached_property
     def W_I(self) -> FactoredMatrix:
-        """``W_V W_O`` of each head (seed S4.14)."""
+        """``W_V W_O`` of each head (seed S4.14). ValueError for other heads than StandardHeads."""
         return self._standard().message_matrix()
 
     def _standard(self) -> StandardHeads:
@@ -188,9 +188,9 @@ class LayerTrace:
     @cached_property
     def u(self) -> Float[Tensor, "batch heads src width"]:
         """``u_j = x_j W_V W_O``: the message of every sender (seed S4.14)."""
-        heads = self._chosen(None)
+        values = self._values(self.v)
         return torch.stack(
-            [_product(self._values(self.v)[:, head], self._matrix(head)) for head in heads], dim=1
+            [_product(values[:, head], self._matrix(head)) for head in self._chosen(None)], dim=1
         )
 
     @cached_property
@@ -208,23 +208,15 @@ class LayerTrace:
 
     def norms(self, edges: Any = None, heads: Heads = None) -> Numbers:
         """The length of what each edge carried, ``|weight * message|``."""
-        return self._carried_measure(lambda v, matrix: _product(v, matrix).norm(dim=-1), edges, heads)
+        pairs, numbers = self._pairs(edges), self._chosen(heads)
+        src = self._at(pairs)[0]
 
-    def along(self, direction: Float[Tensor, " width"], edges: Any = None, heads: Heads = None) -> Numbers:
-        """What each edge carried, projected on a direction: ``(weight * message) . direction``.
+        def lengths(values: Tensor) -> Tensor:
+            # A length for each sender and head, not for each edge.
+            each = [_product(values[:, head], self._matrix(head)).norm(dim=-1) for head in numbers]
+            return torch.stack(each, dim=1)[:, :, src]
 
-        Of a row of the unembedding: what the edge adds to that logit before the last norm. ValueError for
-        another width.
-        """
-        width = self.update.shape[-1]
-        if not isinstance(direction, Tensor) or tuple(direction.shape) != (width,):
-            raise ValueError(f"direction must be a tensor [{width}], got {quoted(direction)}")
-
-        def projection(values: Tensor, matrix: Tensor | None) -> Tensor:
-            line = direction.to(values)
-            return values @ (line if matrix is None else matrix @ line)
-
-        return self._carried_measure(projection, edges, heads)
+        return self._carried(lengths, pairs, numbers)
 
     def overlap(self, pairs: Any = None) -> Float[Tensor, "..."]:
         """``q . k`` of any pairs, edges or not, ``[B, K, heads]``, without scale (seed S4.17).
@@ -239,14 +231,12 @@ class LayerTrace:
 
     def _of_any(self, call: AttentionCall, pairs: Any) -> Tensor:
         num_dst, num_src = self.graph.num_dst, self.graph.num_src
-        if pairs is not None:
-            chosen = edge_list.checked(trace_pairs.as_pairs(pairs), num_dst, num_src)
-            chosen = chosen.to(self.q.device)
-            return trace_pairs.overlaps(call, chosen, self._rows_of(chosen)).mT
-        grid = torch.cartesian_prod(torch.arange(num_dst), torch.arange(num_src)).mT.flip(0)
-        grid = grid.to(self.q.device)
-        numbers = trace_pairs.overlaps(call, grid, self._rows_of(grid))
-        return numbers.view(*numbers.shape[:2], num_dst, num_src)
+        if pairs is None:
+            grid = torch.cartesian_prod(torch.arange(num_dst), torch.arange(num_src)).mT.flip(0)
+            numbers = self._of_any(call, grid).mT
+            return numbers.reshape(*numbers.shape[:2], num_dst, num_src)
+        chosen = edge_list.checked(trace_pairs.as_pairs(pairs), num_dst, num_src).to(self.q.device)
+        return trace_pairs.overlaps(call, chosen, self._rows_of(chosen)).mT
 
     def dense(self, numbers: Numbers, fill: float = 0.0) -> Float[Tensor, "batch heads dst src"]:
         """Numbers of all edges as matrices ``[B, heads, dst, src]``, with ``fill`` where there is no edge.
@@ -269,17 +259,10 @@ class LayerTrace:
         """What came along each edge: the weight times the message that it had.
 
         Over all in-edges and heads this sums to the receiver's update, less ``b_O``. ``edges`` must be given,
-        as this makes edges x heads x width; for many edges take :meth:`each_carried`.
+        as this makes edges x heads x width: of many edges take some at a time.
         """
         pairs, numbers = self._pairs(edges), self._chosen(heads)
         return self._carried(partial(self._messages, self._at(pairs)[0], numbers), pairs, numbers)
-
-    def each_carried(
-        self, edges: Any = None, heads: Heads = None, at_once: int = 4096
-    ) -> Iterator[tuple[Int[Tensor, "2 some"], Float[Tensor, "batch some heads width"]]]:
-        """``(edges, carried)``, ``at_once`` edges at a time."""
-        parts = torch.split(self._pairs(edges), checks.size("at_once", at_once, 1), dim=1)
-        return ((part, self.carried(part, heads)) for part in parts)
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
         """Each head's part of the update (seed S1.2); their sum is the update less ``b_O``."""
@@ -313,17 +296,6 @@ class LayerTrace:
             return self._all_weights
         return edge_softmax.weights_from_lse(self._logits(pairs), self._at(pairs)[1], self.lse)
 
-    def _carried_measure(self, measure: Callable[..., Tensor], edges: Any, heads: Heads) -> Tensor:
-        # weight * measure(message): a measure of each sender and head, not of each edge
-        pairs, numbers = self._pairs(edges), self._chosen(heads)
-        src = self._at(pairs)[0]
-
-        def measures(values: Tensor) -> Tensor:
-            each = [measure(values[:, head], self._matrix(head)) for head in numbers]
-            return torch.stack(each, dim=1)[:, :, src]
-
-        return self._carried(measures, pairs, numbers)
-
     def _carried(self, of_values: Callable[[Tensor], Tensor], pairs: Tensor, numbers: list[int]) -> Tensor:
         """``weight * of_values``, ``[B, edges, heads, ...]``: of the values that came along each edge."""
         found = of_values(self._values(self.v))
@@ -348,15 +320,14 @@ class LayerTrace:
         return edge_softmax.per_query_head(v.to(edge_softmax.accumulation_dtype(v.dtype)), self.q.shape[1])
 
     def _matrix(self, head: int) -> Tensor | None:
-        # from a value of a head to its message; None if values are messages already
+        """From a value of a head to its message; None if values are messages already."""
         if isinstance(self.heads, StandardHeads) and self.heads.W_O is None:
             raise ValueError("heads without W_O have values but no messages")
+        number = head if self._numbers is None else self._numbers[head]
         matrix: Tensor | None = None
         for name in ("W_UV", "W_O"):
             if hasattr(self.heads, name):
-                factor: Tensor = getattr(self.heads, name)[
-                    head if self._numbers is None else self._numbers[head]
-                ]
+                factor: Tensor = getattr(self.heads, name)[number]
                 factor = factor.to(edge_softmax.accumulation_dtype(factor.dtype))
                 matrix = factor if matrix is None else matrix @ factor
         return matrix

@@ -19,9 +19,8 @@ from gnn_attention.attend import AttentionInfo, attend, attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.interpret.trace import interventions, transformer
-from gnn_attention.interpret.trace.interventions import attention_layers, checked_layers, operate
+from gnn_attention.interpret.trace.interventions import Intervention, Numbers, cut, operate
 from gnn_attention.interpret.trace.layer import LayerTrace
-from gnn_attention.interpret.trace.surgeries import Numbers, Surgery, cut
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
 
@@ -94,7 +93,7 @@ class Run:
 def record(
     module: nn.Module,
     *inputs: Any,
-    surgery: Surgery | Iterable[Surgery] = (),
+    surgery: Intervention | Iterable[Intervention] = (),
     edges: Any = None,
     layers: Numbers = None,
     heads: Numbers = None,
@@ -124,19 +123,19 @@ def record(
     True
     """
     checks.check_order("surgery", surgery)
-    surgeries = (surgery,) if isinstance(surgery, Surgery) else tuple(surgery)
+    steps = (surgery,) if isinstance(surgery, Intervention) else tuple(surgery)
     chosen = cut(edges, layers, heads)
     part = partial(LayerTrace.only, edges=chosen.edges, heads=chosen.heads)
     if transformer.is_transformer(module):
-        with operate(module, *surgeries), transformer.recording(module, chosen.layers, part) as found:
+        with operate(module, *steps), transformer.recording(module, chosen.layers, part) as found:
             output = module(*inputs, **options)
         return Run(output, tuple(found), ())
     traces: list[LayerTrace] = []
     phases: list[Phase] = []
-    modules = attention_layers(module)
-    numbers = checked_layers(chosen, modules)
+    modules = interventions.attention_layers(module)
+    numbers = interventions.checked_layers(chosen, modules)
     blocks = [block for block in module.modules() if isinstance(block, Block)]
-    with turn(modules, brief=True), operate(module, *surgeries), ExitStack() as stack:
+    with turn(modules, brief=True), operate(module, *steps), ExitStack() as stack:
         for number in numbers:
             stack.enter_context(_recorded_layer(number, modules[number], traces, part))
         for number, block in enumerate(blocks if edges is None and heads is None else ()):

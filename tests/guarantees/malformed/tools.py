@@ -96,9 +96,6 @@ def _of_traces() -> list[Case]:
         of.value("heads", "got -1", lambda _: tracing.mute(heads=-1)),
         of.index("heads", "7", operated(tracing.cut([(0, 1)], heads=7))),
         of.index("layers", "3", operated(tracing.cut([(0, 1)], layers=3))),
-        of.value("^layers must", r"got", lambda _: tracing.rollout([])),
-        of.index("receivers", "got 9", lambda layer: tracing.rollout(_recorded(layer).layers, [9])),
-        of.index("^src must", "got 9", lambda layer: tracing.flow(_recorded(layer).layers, 9, 0)),
         Of(TRACE).refused(
             "no part of this run", "blocks.9", lambda layer: _recorded(layer)["blocks.9.q"], KeyError
         ),
