@@ -1,60 +1,12 @@
 """Edges of one head cut, as many random ones as a control, and what the model's predictions lose."""
 
 from collections.abc import Sequence
-from functools import cached_property, partial
 
 import torch
 
+from examples.heads.stack import Forward, States
 from gnn_attention import convert, patterns
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.attend import attend
-from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.circuits.stack import Call, Forward, States
-from gnn_attention.score_mods import ScoreMod
-
-
-class Passages(Forward):
-    """The states and predictions of a model on some passages, and what a message does to its logits."""
-
-    @cached_property
-    def last(self) -> States:
-        """The last states, normed."""
-        return self.stack.resumed(len(self.stack.layers) - 1, self.middle[-1])
-
-    @cached_property
-    def predicted(self) -> Float[Tensor, "samples tokens vocabulary"]:
-        """The probabilities of the token that follows."""
-        return (self.last @ self.stack.unembedding.mT).softmax(-1)
-
-    @cached_property
-    def readout(self) -> Float[Tensor, "vocabulary width"]:
-        """What a change of the last state does to the logits, up to its length; the mean over words is 0."""
-        rows = self.stack.unembedding.detach() * self.stack.norm.get_parameter("weight").detach()
-        return rows - rows.mean(0)
-
-    @cached_property
-    def spread(self) -> Float[Tensor, "width width"]:
-        """``R^T R / vocabulary`` of the readout R: the variance over words of a message m is ``m S m``."""
-        return self.readout.mT @ self.readout / len(self.readout)
-
-
-def head_of(call: Call, head: int) -> Call:
-    """The call of one head alone."""
-    kv_head = head * call.k.shape[1] // call.q.shape[1]
-    mod = None if call.score_mod is None else partial(_of_head, call.score_mod, head)
-    k, v = (x[:, kv_head : kv_head + 1] for x in (call.k, call.v))
-    return Call(call.q[:, head : head + 1], k, v, mod)
-
-
-def _of_head(
-    mod: ScoreMod, head: int, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    return mod(score, b, h + head, dst, src)
-
-
-def _along(call: Call, graph: TokenGraph) -> Tensor:
-    out: Tensor = attend(call.q, call.k, call.v, graph, score_mod=call.score_mod)
-    return out
 
 
 def matched(
@@ -74,16 +26,17 @@ def matched(
 
 
 def measured(
-    run: Passages, layer: int, head: int, cut: Bool[Tensor, "samples dst src"], words: Int[Tensor, "..."]
+    run: Forward, layer: int, head: int, cut: Bool[Tensor, "samples dst src"], words: Int[Tensor, "..."]
 ) -> Float[Tensor, "measures samples"]:
     """KL divergence, fall of the words' logits and rise of the loss of each passage, one head's edges cut.
 
     ``words [samples, tokens, some]`` are those of each receiver; the fall is that of receivers of cut edges.
     """
     call, _, circuits = run.layer(layer)
-    call, causal = head_of(call, head), patterns.causal(run.tokens.shape[1])
+    call, causal = call.of(head), patterns.causal(run.tokens.shape[1])
     left = causal - convert.from_mask(cut.unsqueeze(1))
-    change = (_along(call, left) - _along(call, causal)).squeeze(1) @ circuits[head].message.right
+    lost = (call.attended(left)[0] - call.attended(causal)[0]).squeeze(1)
+    change = lost @ circuits[head].message.right
     last = run.stack.resumed(layer, run.middle[layer] + change)
     falls = zip(run.tokens, run.predicted, run.last - last, words, cut.any(-1), strict=True)
     return torch.stack([_of_passage(run.stack.unembedding, *passage) for passage in falls], dim=1)

@@ -17,12 +17,11 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from examples.heads import cuts, jobs, signs
-from examples.heads.cuts import Passages
+from examples.heads import cuts, jobs, signs, stack
+from examples.heads.stack import Forward, Stack, States
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.interpret.circuits import Circuit, stack, top_tokens
-from gnn_attention.interpret.circuits.stack import Stack, States
+from gnn_attention.interpret.circuits import Circuit, top_tokens
 
 DISTANCES = (1, 2, 4, 8, 16, 32)
 SENDERS, RECEIVERS, WORDS = 6, 3, 5
@@ -97,7 +96,7 @@ class _Sentence(NamedTuple):
 
 
 def passages(ids: Sequence[int], samples: int = 32, length: int = 48) -> Int[Tensor, "samples tokens"]:
-    """Passages of a text's tokens, spread evenly over it, half to read and half to test.
+    """Forward of a text's tokens, spread evenly over it, half to read and half to test.
 
     A text too short for that gives fewer, and not below 12 shorter ones. ValueError below 192 tokens.
     """
@@ -146,7 +145,7 @@ def readings(
     _check(tokens)
     layers = stack.of(model)
     chosen = _chosen(layers, heads)
-    read, tested = (Passages(layers, tokens[first::2]) for first in (0, 1))
+    read, tested = (Forward(layers, tokens[first::2]) for first in (0, 1))
     tests: list[tuple[_Sentence, Tensor]] = []
     for layer, head in tqdm(chosen, "heads", mininterval=5.0, disable=not progress):
         sentence = _read(read, layer, head)
@@ -156,7 +155,7 @@ def readings(
     return _rows(chosen, tests, word)
 
 
-def _read(run: Passages, layer: int, head: int) -> _Sentence:
+def _read(run: Forward, layer: int, head: int) -> _Sentence:
     _, weights, circuits = run.layer(layer)
     mine, tokens = weights[:, head], run.tokens
     kinds, receivers, distance = _looked_for(run, layer, circuits[head])
@@ -173,7 +172,7 @@ def _claimed(job: str, kinds: Tensor, tokens: Tensor) -> Bool[Tensor, "samples d
     return jobs.claimed_edges(job, tokens) if job in jobs.JOBS else jobs.edges_to(kinds, tokens)
 
 
-def _looked_for(run: Passages, layer: int, circuit: Circuit) -> tuple[Tensor, Tensor, int]:
+def _looked_for(run: Forward, layer: int, circuit: Circuit) -> tuple[Tensor, Tensor, int]:
     """Senders that patterns give most beyond their number, receivers of the first, and the distance."""
     kinds, counts, states = _mean_states(run.tokens, run.before[layer])
     near = [distance for distance in DISTANCES if distance < run.tokens.shape[1]]
@@ -186,9 +185,9 @@ def _looked_for(run: Passages, layer: int, circuit: Circuit) -> tuple[Tensor, Te
     return kinds[senders], kinds[receivers], _distance(run, layer, circuit, states.mean(0))
 
 
-def _distance(run: Passages, layer: int, circuit: Circuit, state: Tensor) -> int:
+def _distance(run: Forward, layer: int, circuit: Circuit, state: Tensor) -> int:
     """dst - src at which a mean token's logit for a mean token is largest."""
-    mod = cuts.head_of(run.layer(layer)[0], circuit.head).score_mod
+    mod = run.layer(layer)[0].of(circuit.head).score_mod
     zero, logits = torch.tensor(0), []
     for distance in range(run.tokens.shape[1] if circuit.heads.rotary is not None or mod is not None else 1):
         P = circuit.pattern_at(distance)
@@ -208,7 +207,7 @@ def _mean_states(tokens: Tensor, before: States) -> tuple[Tensor, Tensor, Float[
 
 
 def _said(
-    run: Passages, messages: States, weights: Tensor, claimed: Bool[Tensor, "samples dst src"]
+    run: Forward, messages: States, weights: Tensor, claimed: Bool[Tensor, "samples dst src"]
 ) -> tuple[str, Int[Tensor, " words"]]:
     """Whether messages raise or lower their own token, and the words that the mean one raises.
 
@@ -225,14 +224,14 @@ def _said(
     return kind, seen[top_tokens(mean, run.readout[seen], min(WORDS, len(seen))).tokens]
 
 
-def _raise_of(run: Passages, messages: States, tokens: Tensor) -> Float[Tensor, "samples tokens"]:
+def _raise_of(run: Forward, messages: States, tokens: Tensor) -> Float[Tensor, "samples tokens"]:
     """How far each message raises one token, in standard deviations over the vocabulary."""
     spread = ((messages @ run.spread) * messages).sum(-1).clamp(min=1e-20).sqrt()
     return (messages * run.readout[tokens]).sum(-1) / spread
 
 
 def _tested(
-    run: Passages, layer: int, head: int, sentence: _Sentence, generator: torch.Generator
+    run: Forward, layer: int, head: int, sentence: _Sentence, generator: torch.Generator
 ) -> Float[Tensor, "cuts measures samples"]:
     """KL, fall of the logits said and rise of the loss of each passage, for claimed and random edges.
 

@@ -13,12 +13,11 @@ from support.refusals import assert_refusals
 from torch.nn import functional
 
 import gnn_attention as ga
-from examples.heads import Reading, cuts, jobs, passages, reading, readings, signs
+from examples.heads import Reading, cuts, jobs, passages, reading, readings, signs, stack
 from gnn_attention import model as lm
 from gnn_attention import patterns
 from gnn_attention.convert import from_mask
 from gnn_attention.interpret import trace
-from gnn_attention.interpret.circuits import stack
 
 KINDS, LENGTH, PASSAGES = 16, 24, 32
 SIZES = {"width": 3 * KINDS, "num_heads": 3, "head_dim": KINDS, "mlp_width": 4, "reach": 4}
@@ -195,7 +194,7 @@ class TestNull:
         p = []
         with torch.no_grad():
             for seed in range(40):
-                run = cuts.Passages(stack.of(model), texts(10, seed))
+                run = stack.Forward(stack.of(model), texts(10, seed))
                 sentence = sentence or reading._read(run, 0, 0)
                 claimed, control = reading._tested(run, 0, 0, sentence, generator)[:, 0]
                 p.append(signs.flip_test(claimed - control))
@@ -242,7 +241,7 @@ class TestCuts:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = lm.LanguageModel(lm.Config(vocabulary_size=KINDS, num_layers=3, **SIZES)).double()
-        run = cuts.Passages(stack.of(model), self.tokens)
+        run = stack.Forward(stack.of(model), self.tokens)
         claimed = jobs.claimed_edges("previous token", self.tokens)
         words = self.tokens.unsqueeze(-1)
         with torch.no_grad():
@@ -276,14 +275,14 @@ class TestCuts:
             for parameter in model.parameters():
                 # logits of freshly drawn weights hardly depend on attention
                 parameter.mul_(4.0 if parameter.dim() == 2 else 1.0)
-            run = cuts.Passages(stack.of(model), self.tokens)
+            run = stack.Forward(stack.of(model), self.tokens)
             before = patterns.window(LENGTH, 2) - patterns.window(LENGTH, 1)
             rest = patterns.causal(LENGTH) - before
             with ga.use_graph(model, lambda layer, head, length: rest if (layer, head) == (1, 3) else None):
                 wanted = model(self.tokens).logits
-            call = cuts.head_of(run.layer(1)[0], 3)
-            along = [ga.attend(*call[:3], graph) for graph in (rest, patterns.causal(LENGTH))]
-            change = (along[0] - along[1]).squeeze(1) @ run.layer(1)[2][3].message.right
+            call = run.layer(1)[0].of(3)
+            gone = (call.attended(rest)[0] - call.attended(patterns.causal(LENGTH))[0]).squeeze(1)
+            change = gone @ run.layer(1)[2][3].message.right
             found = run.stack.resumed(1, run.middle[1] + change) @ run.stack.unembedding.mT
             whole = model(self.tokens).logits
         bound = 300 * 2**-24 * float(whole.abs().max())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,8 @@ from gnn_attention import patterns
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import attend
-from gnn_attention.interpret.circuits.head import Circuit, each
+from gnn_attention.graph import TokenGraph
+from gnn_attention.interpret.circuits import Circuit, each
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import LanguageModel, foreign
 from gnn_attention.score_mods import ScoreMod
@@ -42,6 +43,25 @@ class Call(NamedTuple):
     k: Float[Tensor, "samples kv_heads tokens dim"]
     v: Float[Tensor, "samples kv_heads tokens value_dim"]
     score_mod: ScoreMod | None
+
+    def attended(self, graph: TokenGraph) -> tuple[Tensor, Any]:
+        """The values that arrive in every head, ``[samples, heads, dst, value_dim]``, and the weights."""
+        options = {"score_mod": self.score_mod, "return_info": True}
+        out, info = attend(self.q, self.k, self.v, graph, **options)  # type: ignore[arg-type, misc]
+        return out, info
+
+    def of(self, head: int) -> Call:
+        """The call of one head alone."""
+        kv_head = head * self.k.shape[1] // self.q.shape[1]
+        mod = None if self.score_mod is None else partial(_of_head, self.score_mod, head)
+        k, v = (x[:, kv_head : kv_head + 1] for x in (self.k, self.v))
+        return Call(self.q[:, head : head + 1], k, v, mod)
+
+
+def _of_head(
+    mod: ScoreMod, head: int, score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
+    return mod(score, b, h + head, dst, src)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +95,29 @@ class Stack:
 
 
 class Forward:
-    """A stack's states on some passages: ``before`` each layer, and in its ``middle``, after attention."""
+    """A stack's states on some passages, its predictions, and what a message does to its logits."""
 
     def __init__(self, stack: Stack, tokens: Int[Tensor, "samples tokens"]) -> None:
         self.stack, self.tokens = stack, tokens.to(stack.unembedding.device)
         self.before, self.middle = stack.middles(self.tokens)
+        self.last = stack.resumed(len(stack.layers) - 1, self.middle[-1])
         self._layer: tuple[int, Call, Tensor, list[Circuit]] | None = None
+
+    @cached_property
+    def predicted(self) -> Float[Tensor, "samples tokens vocabulary"]:
+        """The probabilities of the token that follows."""
+        return (self.last @ self.stack.unembedding.mT).softmax(-1)
+
+    @cached_property
+    def readout(self) -> Float[Tensor, "vocabulary width"]:
+        """What a change of the last state does to the logits, up to its length; the mean over words is 0."""
+        rows = self.stack.unembedding.detach() * self.stack.norm.get_parameter("weight").detach()
+        return rows - rows.mean(0)
+
+    @cached_property
+    def spread(self) -> Float[Tensor, "width width"]:
+        """``R^T R / vocabulary`` of the readout R: the variance over words of a message m is ``m S m``."""
+        return self.readout.mT @ self.readout / len(self.readout)
 
     def layer(self, number: int) -> tuple[Call, Float[Tensor, "samples heads dst src"], list[Circuit]]:
         """The call of a layer, its weights and its circuits; those of the last layer asked for are cached."""
@@ -90,8 +127,7 @@ class Forward:
             normed = norm(self.before[number])
             k, v = heads.send(normed)
             call = Call(heads.receive(normed), k, v, attention.score_mod)
-            graph = patterns.causal(self.tokens.shape[1])
-            _, info = attend(*call[:3], graph, score_mod=call.score_mod, return_info=True)
+            _, info = call.attended(patterns.causal(self.tokens.shape[1]))
             circuits = each(attention, norm.get_parameter("weight"))
             self._layer = (number, call, info.weight_matrix(), circuits)
         return self._layer[1:]
@@ -99,8 +135,7 @@ class Forward:
     def messages(self, layer: int, head: int) -> Float[Tensor, "samples tokens width"]:
         """The message of each token in one head."""
         call, _, circuits = self.layer(layer)
-        values = call.v[:, head * call.v.shape[1] // call.q.shape[1]]
-        return values @ circuits[head].message.right
+        return call.of(head).v.squeeze(1) @ circuits[head].message.right
 
 
 @torch.no_grad()
@@ -127,7 +162,7 @@ def of(model: Any) -> Stack:
     stack = Stack(body.embed_tokens, layers, body.norm, model.lm_head.weight)  # type: ignore[union-attr]
     tokens = torch.arange(8, device=stack.unembedding.device).expand(1, -1)
     own = model(tokens, use_cache=False).logits
-    ours = stack.resumed(0, stack.middles(tokens)[1][0]) @ stack.unembedding.mT
+    ours = Forward(stack, tokens).last @ stack.unembedding.mT
     error = float((own - ours).abs().max() / own.abs().max())
     if not error < SAME:
         raise NotImplementedError(
