@@ -80,9 +80,9 @@ def test_nothing_else_is_kept():
         # no view of what is larger
         assert all(x.untyped_storage().nbytes() == x.numel() * x.element_size() for x in tensors)
         assert_same(call, whole.layers[call.number], [(0, 5), (2, 5), (2, 6)], [1])
-    assert run["blocks.2.attn.hook_q"].shape == (2, 2, 1, 4)
+    assert run.layers[1]["attn.hook_q"].shape == (2, 2, 1, 4)
     layers = trace.record(model, TOKENS, layers=2)
-    assert_exact(layers["blocks.2.hook_resid_mid"], whole["blocks.2.hook_resid_mid"])
+    assert_exact(layers.states[1], whole.states[5])
     assert len(layers.states) == 3
 
 

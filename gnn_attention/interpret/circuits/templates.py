@@ -63,7 +63,7 @@ def match(run: Run | Sequence[LayerTrace], template: TokenGraph) -> Float[Tensor
     """How much of each head's attention lies on the edges of the template, ``[layers, heads]``.
 
     It is the mean, over the receivers that have in-edges in the template, of the weight that they give to
-    them. An edge that carried nothing, because it was cut, muted or never there, counts 0.
+    them. An edge that was cut or was never there counts 0; a muted one keeps its weight.
 
     ``template`` may differ by sample (and head) as the run's tokens do; ``run`` is what ``trace.record``
     returns, or calls of it. Raises ValueError for layers of different numbers of heads or a template over
@@ -112,7 +112,7 @@ def detect(
 
 def _score(layer: LayerTrace, template: TokenGraph) -> Float[Tensor, " heads"]:
     layer.check_whole("a template")
-    weights = layer.delivered()
+    weights = layer.weights().mT
     batch, heads, _ = weights.shape
     tokens = template.shape4[2:] == layer.graph.shape4[2:]
     if not tokens or template.batch not in (None, batch) or template.heads not in (None, heads):

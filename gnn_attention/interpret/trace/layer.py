@@ -32,9 +32,9 @@ class LayerTrace:
     """One call of one attention layer: its tensors, and what follows from them for any edge and head.
 
     ``graph`` is without the edges that were cut; ``z`` are the results of heads, ``update`` what the layer
-    returned. ``edges`` of the methods are positions ``[K]`` in :attr:`edge_index`, pairs (``[2, K]``, a list
-    of ``(src, dst)``, one such pair), or None for all; ``heads`` a number, numbers, or None for all. Numbers
-    of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
+    returned. ``edges`` of the methods are pairs (``[2, K]``, a list of ``(src, dst)``, one such pair), or
+    None for all; ``heads`` a number, numbers, or None for all. Numbers of edges are ``[B, edges, heads]``,
+    with a batch of one for a single sequence.
 
     A pair counts each sample's own tokens, as in :func:`cut`: in a batch with padding on the left, token 0
     is the first that is no padding, in every tensor here; the padding lies behind the tokens. A pair that is
@@ -269,14 +269,6 @@ class LayerTrace:
         z = self.z.to(edge_softmax.accumulation_dtype(self.z.dtype))
         return torch.stack([_product(z[:, head], self._matrix(head)) for head in self._chosen(heads)], dim=2)
 
-    def delivered(self) -> Float[Tensor, "batch heads edges"]:
-        """The weights of all edges, 0 where nothing came along."""
-        pairs, numbers = self.edge_index, list(range(self.q.shape[1]))
-        if not self._changed:
-            return self._all_weights
-        src = self._at(pairs)[0]
-        return self._carried(lambda v: (v != 0).any(-1)[:, :, src].to(v), pairs, numbers).mT
-
     @cached_property
     def _all_logits(self) -> Tensor:
         return self._computed_logits(self.edge_index)
@@ -367,9 +359,6 @@ class LayerTrace:
     def _pairs(self, chosen: Any) -> Int[Tensor, "2 edges"]:
         if chosen is None or chosen is self.edge_index:
             return self.edge_index
-        if isinstance(chosen, Tensor) and chosen.dim() == 1:
-            places = trace_pairs.positions(chosen, self.edge_index.shape[1])
-            return self.edge_index[:, places.to(self.q.device)]
         pairs, advice = trace_pairs.as_pairs(chosen), "nothing came along; overlap(pairs) takes any pair"
         trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], self._numbers, advice)
         return pairs.to(self.q.device)

@@ -15,8 +15,6 @@ from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import AttentionCall, one_of
-from gnn_attention.backends.cpu import csr_ops
-from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.graph import TokenGraph, edge_list, memoized
 from gnn_attention.graph.regions import enumerate_pairs
 
@@ -42,14 +40,6 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
         got = quoted(columns[:, (columns < 0).any(0)].mT.tolist() if error is IndexError else pairs)
         raise error(f"edges: a pair is (src, dst), integers from 0 on, or a column of [2, K], got {got}")
     return columns.detach().to("cpu", torch.int64, copy=True)
-
-
-def positions(chosen: Tensor, count: int) -> Int[Tensor, " edges"]:
-    if chosen.is_floating_point() or chosen.dtype == torch.bool:
-        raise TypeError(f"edges must be integers, got {chosen.dtype}; of a bool mask use nonzero()")
-    if ((chosen < 0) | (chosen >= count)).any():
-        raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {quoted(chosen.tolist())}")
-    return chosen.long()
 
 
 def union(graph: TokenGraph, device: torch.device, heads: Heads = None) -> Int[Tensor, "2 pairs"]:
@@ -123,8 +113,6 @@ def overlaps(
 
     ``rows``: where q and k have the ends of the pairs, if not at their own numbers.
     """
-    if rows is None and _is_edge_index(pairs, call.graph):
-        return _overlaps_of_edges(call)
     both = pairs, pairs if rows is None else rows
     parts = zip(*(torch.split(x, call.edges_at_once, dim=1) for x in both), strict=True)
     return torch.cat([recomputed(_overlaps, call, *part) for part in parts], dim=-1)
@@ -136,27 +124,13 @@ def logits(
     """The logit of edges, bias included; -inf for the samples and heads in which a pair is no edge."""
     numbers, bias = overlaps(call, pairs, rows), call.bias
     if bias is not None:
-        all_edges = _is_edge_index(pairs, call.graph)
-        bias = bias if all_edges else bias[..., call.graph.positions_of(pairs).to(pairs.device)]
+        bias = bias[..., call.graph.positions_of(pairs).to(pairs.device)]
         numbers = numbers + bias.to(numbers.dtype)
     if not call.graph.varying_axes:
         return numbers
     batch, count = numbers.shape[:2]
     there = is_edge(call.graph, pairs, batch, count if heads is None else heads)
     return numbers.masked_fill(~there, -torch.inf)
-
-
-def _is_edge_index(pairs: Tensor, graph: TokenGraph) -> bool:
-    return not graph.varying_axes and pairs is graph.edges_on(pairs.device)
-
-
-def _overlaps_of_edges(call: AttentionCall) -> Tensor:
-    # by the operator over edge lists, which gathers nothing
-    wide, device = edge_softmax.accumulation_dtype(call.q.dtype), call.q.device
-    tensors = edges_of(call.graph, device).tensors
-    score = csr_ops.products(call.q.to(wide), call.k.to(wide), tensors) * call.scale
-    score = call.modified(score, tensors[2].long(), tensors[1].long())
-    return torch.empty_like(score).index_copy(2, order_of(call.graph, device), score)
 
 
 def _overlaps(call: AttentionCall, pairs: Tensor, rows: Tensor) -> Tensor:

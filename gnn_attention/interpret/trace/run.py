@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.locks import of_this_thread, turn
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import AttentionInfo, attend, attended
@@ -23,14 +22,6 @@ from gnn_attention.interpret.trace.interventions import Intervention, Numbers, c
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
-
-# of a block: the phase, and the tensor of that phase
-RESIDUAL_HOOKS = {
-    "hook_resid_pre": (0, "before"),
-    "hook_resid_mid": (0, "after"),
-    "hook_mlp_out": (1, "update"),
-    "hook_resid_post": (1, "after"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,32 +53,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({len(self.layers)} calls of attention layers, {len(self.states)} states)"
-
-    def __getitem__(self, name: str) -> Any:
-        """``"blocks.<layer>.<name>"``, the name one of :class:`LayerTrace` or a residual hook.
-
-        Calls are counted instead where a layer was called more than once.
-        """
-        if not isinstance(name, str):
-            expected = "'blocks.0.attn.hook_q', and its calls are in run.layers"
-            raise TypeError(f"a part of a run has a name, such as {expected}, got {checks.described(name)}")
-        if name == "hook_embed" and self.phases:
-            return self.phases[0].before
-        word, _, rest = name.partition(".")
-        number, _, part = rest.partition(".")
-        if not self.phases and (name == "hook_embed" or part in RESIDUAL_HOOKS):
-            reason = "a run of a Hugging Face model, or with edges= or heads=, has no phases of blocks"
-            raise KeyError(f"no part of this run is called {quoted(name)}: {reason}")
-        numbers = [call.number for call in self.layers]
-        numbers = numbers if len(set(numbers)) == len(numbers) else list(range(len(numbers)))
-        if word != "blocks" or not number.isdecimal() or int(number) not in numbers:
-            expected = f"expected a block of {numbers}, as in 'blocks.{numbers[0]}.attn.hook_q'"
-            raise KeyError(f"no part of this run is called {quoted(name)}: {expected}")
-        place = numbers.index(int(number))
-        if part not in RESIDUAL_HOOKS or 2 * place >= len(self.phases):
-            return self.layers[place][part]
-        which, attribute = RESIDUAL_HOOKS[part]
-        return getattr(self.phases[2 * place + which], attribute)
 
 
 def record(

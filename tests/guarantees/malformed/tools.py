@@ -90,14 +90,14 @@ def _of_traces() -> list[Case]:
             "attention layer|MessagePassingAttention", "Linear", lambda _: tracing.record(nn.Linear(2, 2), x)
         ),
         of.type("^module must", "got 3", lambda _: tracing.record(3, x)),
-        of.type("surger", "got 'cut'|got str", operated("cut")),
+        of.type("interventions", "got 'cut'|got str", operated("cut")),
         of.value("0 -> 4 is no edge", "window", operated(tracing.cut([(0, 4)]))),
         of.type("edges", "got int|got 3", lambda _: tracing.cut(3)),
         of.value("heads", "got -1", lambda _: tracing.mute(heads=-1)),
         of.index("heads", "7", operated(tracing.cut([(0, 1)], heads=7))),
         of.index("layers", "3", operated(tracing.cut([(0, 1)], layers=3))),
         Of(TRACE).refused(
-            "no part of this run", "blocks.9", lambda layer: _recorded(layer)["blocks.9.q"], KeyError
+            "no part of attention", "blocks", lambda layer: _recorded(layer).layers[0]["blocks.9.q"], KeyError
         ),
     ]
 
