@@ -47,7 +47,7 @@ class Call(NamedTuple):
     def attended(self, graph: TokenGraph) -> tuple[Tensor, Any]:
         """The values that arrive in every head, ``[samples, heads, dst, value_dim]``, and the weights."""
         options = {"score_mod": self.score_mod, "return_info": True}
-        out, info = attend(self.q, self.k, self.v, graph, **options)  # type: ignore[arg-type, misc]
+        out, info = attend(self.q, self.k, self.v, graph, **options)  # type: ignore[arg-type]
         return out, info
 
     def of(self, head: int) -> Call:

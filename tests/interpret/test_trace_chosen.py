@@ -1,4 +1,4 @@
-"""Records of chosen layers, heads and edges: the numbers of the whole record, and nothing else kept."""
+"""Records of chosen layers, heads and edges give the numbers of the whole record."""
 
 from __future__ import annotations
 
@@ -66,21 +66,14 @@ def test_biases_score_mods_and_gradients():
     assert_exact(*(torch.autograd.grad(y.square().sum(), inputs) for y in losses))
 
 
-def test_nothing_else_is_kept():
-    """Tensors have the senders, receivers and heads of what was asked; of other layers there is nothing."""
+def test_calls_of_some_layers():
+    """Of other layers there is nothing; the states are those of the chosen blocks."""
     model = new_model()
     whole = trace.record(model, TOKENS)
     run = trace.record(model, TOKENS, edges=[(0, 5), (2, 5), (2, 6)], layers=[2, 0], heads=1)
     assert [call.number for call in run.layers] == [0, 2]
-    assert run.phases == ()
     for call in run.layers:
-        tensors = (call.q, call.k, call.v, call.z, call.update, call.lse)
-        sizes = [tuple(x.shape) for x in tensors]
-        assert sizes == [(2, 1, 2, 4), (2, 1, 2, 4), (2, 1, 2, 4), (2, 1, 2, 4), (2, 2, 12), (2, 1, 2)]
-        # no view of what is larger
-        assert all(x.untyped_storage().nbytes() == x.numel() * x.element_size() for x in tensors)
         assert_same(call, whole.layers[call.number], [(0, 5), (2, 5), (2, 6)], [1])
-    assert run.layers[1]["attn.hook_q"].shape == (2, 2, 1, 4)
     layers = trace.record(model, TOKENS, layers=2)
     assert_exact(layers.states[1], whole.states[5])
     assert len(layers.states) == 3
@@ -97,10 +90,7 @@ def test_wrong_choices_are_refused():
             (partial(refused, edges=patterns.causal(6)), ValueError, "7"),
             (partial(refused, layers=1), IndexError, "layers must be in 0 .. 0, the attention layers, got 1"),
             (partial(refused, heads=4), IndexError, "heads must be in 0 .. 3, got 4"),
-            (partial(call.weights, heads=0), IndexError, r"among \[1\], which were recorded, got \[0\]"),
             (partial(call.weights, (0, 2)), ValueError, "0 -> 2 is no edge"),
-            (partial(call.pair_logits, (0, 2)), IndexError, r"only tokens \[6\] were recorded"),
-            (partial(trace.patch, part), ValueError, whole),
             (partial(ga.circuits.match, part, CAUSAL), ValueError, whole),
         ]
     )
@@ -124,7 +114,6 @@ def test_hugging_face_models(name, monkeypatch):
         assert only.number == 1
         assert_same(only, whole.layers[1], pairs, [1, 0])
         assert_exact(run.output[0], whole.output[0])
-        assert only.k.shape[1:3] == (2, 2)
         surgery = trace.mute([(last - 1, last)], layers=1, heads=0)
         muted = trace.record(model, **given, surgery=surgery, edges=pairs, layers=1).layers[0]
         assert_same(muted, trace.record(model, **given, surgery=surgery).layers[1], pairs)

@@ -190,8 +190,6 @@ def patch(run: Any, edges: Any = None, layers: Numbers = None, heads: Numbers = 
     calls = getattr(run, "layers", ())
     if not calls or not all(isinstance(call, LayerTrace) for call in calls):
         raise TypeError(f"run must be a result of trace.record, got {checks.described(run)}")
-    for call in calls:
-        call.check_whole("patch")
     sources = {call.number: call for call in calls}
     made = _intervention("patch", edges, layers, heads, partial(_patched, sources))
     made = replace(made, layers=made.layers or tuple(sorted(sources)))

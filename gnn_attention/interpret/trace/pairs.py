@@ -4,8 +4,6 @@ A pair is a column ``(src, dst)`` of an int64 ``[2, K]``; numbers of pairs are `
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.graph import TokenGraph, edge_list, memoized
 from gnn_attention.graph.regions import enumerate_pairs
 
-# numbers of chosen heads; None: all
+# Numbers of chosen heads; None: all.
 Heads = tuple[int, ...] | None
 
 
@@ -80,62 +78,27 @@ def check_edges(graph: TokenGraph, pairs: Tensor, heads: int, chosen: Sequence[i
         raise ValueError(f"{src} -> {dst} is no edge of {graph!r}: {why}")
 
 
-def part_of(call: AttentionCall, graph: TokenGraph, heads: Heads, rows: Any) -> AttentionCall:
-    """The chosen heads along a part of the graph, with the ``rows`` (senders, receivers) that are needed."""
-    count, (senders, receivers) = call.q.shape[1], rows or (None, None)
-    bias, score_mod = call.bias, call.score_mod
-    if bias is not None:
-        bias = bias.expand(-1, count, -1)[:, list(range(count) if heads is None else heads)]
-        bias = bias[..., call.graph.positions_of(graph.edge_index).to(bias.device)]
-    if score_mod is not None and heads is not None:
-        score_mod = partial(_of_heads, score_mod, heads)
-    q, k, v = chosen_rows(call.q, count, heads, receivers), call.k, call.v
-    k, v = (chosen_rows(x, count, heads, senders) for x in (k, v))
-    return replace(call, q=q, k=k, v=v, graph=graph, score_mod=score_mod, bias=bias, sink_logits=None)
+def overlaps(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
+    """``score_mod(scale * q_dst . k_src)`` of any pairs, edges or not; in float32 or better."""
+    parts = torch.split(pairs, call.edges_at_once, dim=1)
+    return torch.cat([recomputed(_overlaps, call, part) for part in parts], dim=-1)
 
 
-def chosen_rows(x: Tensor, count: int, heads: Heads, rows: Tensor | None) -> Tensor:
-    """Of ``x [B, heads or key/value heads, tokens, ...]``, those of query heads and tokens."""
-    x = x if heads is None else edge_softmax.per_query_head(x, count)[:, list(heads)]
-    return x if rows is None else x.index_select(2, rows)
-
-
-def _of_heads(
-    inner: Any, heads: tuple[int, ...], score: Tensor, b: Any, h: Tensor, dst: Any, src: Any
-) -> Any:
-    return inner(score, b, torch.tensor(heads, device=h.device)[h], dst, src)
-
-
-def overlaps(
-    call: AttentionCall, pairs: Int[Tensor, "2 pairs"], rows: Int[Tensor, "2 pairs"] | None = None
-) -> Float[Tensor, "batch heads pairs"]:
-    """``score_mod(scale * q_dst . k_src)`` of any pairs, edges or not; in float32 or better.
-
-    ``rows``: where q and k have the ends of the pairs, if not at their own numbers.
-    """
-    both = pairs, pairs if rows is None else rows
-    parts = zip(*(torch.split(x, call.edges_at_once, dim=1) for x in both), strict=True)
-    return torch.cat([recomputed(_overlaps, call, *part) for part in parts], dim=-1)
-
-
-def logits(
-    call: AttentionCall, pairs: Int[Tensor, "2 pairs"], rows: Tensor | None = None, heads: Heads = None
-) -> Float[Tensor, "batch heads pairs"]:
+def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
     """The logit of edges, bias included; -inf for the samples and heads in which a pair is no edge."""
-    numbers, bias = overlaps(call, pairs, rows), call.bias
-    if bias is not None:
-        bias = bias[..., call.graph.positions_of(pairs).to(pairs.device)]
+    numbers = overlaps(call, pairs)
+    if call.bias is not None:
+        bias = call.bias[..., call.graph.positions_of(pairs).to(pairs.device)]
         numbers = numbers + bias.to(numbers.dtype)
     if not call.graph.varying_axes:
         return numbers
-    batch, count = numbers.shape[:2]
-    there = is_edge(call.graph, pairs, batch, count if heads is None else heads)
+    there = is_edge(call.graph, pairs, *numbers.shape[:2])
     return numbers.masked_fill(~there, -torch.inf)
 
 
-def _overlaps(call: AttentionCall, pairs: Tensor, rows: Tensor) -> Tensor:
-    # widened before the gather, so that gradients are summed in the wide dtype too
-    wide, (src, dst) = edge_softmax.accumulation_dtype(call.q.dtype), rows
+def _overlaps(call: AttentionCall, pairs: Tensor) -> Tensor:
+    # Widened before the gather, so that gradients are summed in the wide dtype too.
+    wide, (src, dst) = edge_softmax.accumulation_dtype(call.q.dtype), pairs
     q_dst, k_src = call.q.to(wide).index_select(2, dst), call.k.to(wide).index_select(2, src)
     score = edge_softmax.logit(q_dst, edge_softmax.per_query_head(k_src, call.q.shape[1]), call.scale)
-    return call.modified(score, pairs[1], pairs[0])
+    return call.modified(score, dst, src)

@@ -69,12 +69,11 @@ def record(
     ``module`` is any module with a ``MessagePassingAttention`` in it, or a Hugging Face model whose attention
     is ``"gnn_attention"`` (pairs count each sample's own tokens, see :class:`LayerTrace`; senders are those
     of a cache too); it is unchanged afterwards. ``surgery`` is one or several results of :func:`cut`,
-    :func:`mute`, :func:`scale` and :func:`patch`. ``layers``, ``heads`` and ``edges`` choose, as in
-    :func:`cut`, what is recorded; nothing else is stored, of other tokens neither (pairs are of tokens of the
-    call). Phases and states are those of the blocks of ``gnn_attention.model``, where no edges or heads were
-    chosen. A layer with ``backend="message_passing"`` runs through "auto". Only calls of this thread are
-    recorded; threads that record one module take turns. It is differentiable; ``torch.no_grad()`` saves
-    memory.
+    :func:`mute`, :func:`scale` and :func:`patch`. ``layers`` chooses, as in :func:`cut`, whose calls are
+    stored; ``edges`` and ``heads`` choose what all edges and all heads stand for in them (pairs are of
+    tokens of the call). Phases and states are those of the blocks of ``gnn_attention.model``. A layer with
+    ``backend="message_passing"`` runs through "auto". Only calls of this thread are recorded; threads that
+    record one module take turns. It is differentiable; ``torch.no_grad()`` saves memory.
 
     Raises ValueError for a module without such a layer, else as :func:`cut` and :func:`operate` do.
 
@@ -103,7 +102,7 @@ def record(
     with turn(modules, brief=True), operate(module, *steps), ExitStack() as stack:
         for number in numbers:
             stack.enter_context(_recorded_layer(number, modules[number], traces, part))
-        for number, block in enumerate(blocks if edges is None and heads is None else ()):
+        for number, block in enumerate(blocks):
             if number in numbers:
                 stack.enter_context(_recorded_block(number, block, phases))
         output = module(*inputs, **options)
