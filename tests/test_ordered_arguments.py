@@ -25,7 +25,7 @@ GRAPH = patterns.causal(3)
 LAYER, STATES = MessagePassingAttention(StandardHeads(8, 2)), torch.ones(3, 8)
 CALL = trace.record(LAYER, STATES, GRAPH).layers[0]
 NUMBERS = [0, 1, 2]
-SURGERIES = [trace.scale(2.0, heads=0), trace.mute(heads=1)]
+SURGERIES = [trace.mute(heads=0, factor=2.0), trace.mute(heads=1)]
 PAIRS = [(b"a", b"b"), (b"c", b"d")]
 RANGES = [((0, 1), (3, 4)), ((1, 3),)]
 PART = (torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2))

@@ -205,7 +205,6 @@ def test_each_detector_sees_what_another_cannot():
     (leak,) = verdict.leaks
     assert (leak.src, leak.dst, leak.witnesses) == (5, 2, ("jacobian", "nan"))
     assert 0 < leak.size < 1e-28
-    assert "tolerance" in str(verdict)
     # a leak whose path no gradient can follow
     verdict = audit(nn.Sequential(Block(BEFORE), Reads(lambda x: x.detach().flip(1))), CAUSAL, SHAPE)
     assert {leak.witnesses[0] for leak in verdict.leaks} == {"perturbation"}
@@ -269,8 +268,6 @@ def test_layers_are_counted_or_given():
     blocks = nn.Sequential(Block(window.mask()), Block(window.mask()))
     shallow = audit(blocks, window, SHAPE)
     assert pairs(shallow) == off_graph((window**2).mask(), window)
-    seems = "the module seems to have 2 layers: if each may use the graph nothing leaks, say layers=2"
-    assert seems in str(shallow)
     deep = audit(blocks, window, SHAPE, layers=2)
     assert (deep.exact, deep.allowed) == (True, patterns.window(T, 5))
     verdict = audit(nn.Sequential(Block(patterns.window(T, 2).mask()), blocks[1]), window, SHAPE, layers=2)

@@ -32,17 +32,21 @@ SURGERIES = {
         trace.mute(ga.patterns.window(64, 3), heads=1),
         trace.cut(ga.patterns.dilated(64, 2, 2), heads=0),
     ],
-    "scale": [trace.scale(FACTOR, PAIRS, layers=1, heads=[0, 2])],
-    "scale again": [trace.scale(FACTOR, PAIRS, heads=[0, 1]), trace.scale(FACTOR), trace.mute((0, 2))],
+    "scale": [trace.mute(PAIRS, layers=1, heads=[0, 2], factor=FACTOR)],
+    "scale again": [
+        trace.mute(PAIRS, heads=[0, 1], factor=FACTOR),
+        trace.mute(factor=FACTOR),
+        trace.mute((0, 2)),
+    ],
 }
 # of a run: each is given it
 PATCHES = {
     "patch": lambda run: [trace.patch(run, PAIRS, layers=1, heads=[1, 2])],
     "patch all": lambda run: [trace.patch(run)],
     "patch several": lambda run: [
-        trace.scale(FACTOR, heads=1),
+        trace.mute(heads=1, factor=FACTOR),
         trace.patch(run, ga.patterns.window(64, 3), heads=[0, 1]),
-        trace.scale(FACTOR, (2, 4)),
+        trace.mute((2, 4), factor=FACTOR),
         trace.cut((1, 3)),
     ],
 }

@@ -140,8 +140,8 @@ def test_scaled_and_patched_messages(graph: str, backend: str) -> None:
     g, layer = traces.GRAPHS[graph], MessagePassingAttention(heads(), backend=backend)
     source = trace.record(MessagePassingAttention(made), other, patterns.causal(5))
     early = [pair for pair in listed if pair[0] < 5]
-    surgery = [trace.scale(-3.0, listed[:2], heads=2), trace.patch(source, early, heads=[1, 2])]
-    surgery.append(trace.scale(0.5, listed[:1], heads=2))
+    surgery = [trace.mute(listed[:2], heads=2, factor=-3.0), trace.patch(source, early, heads=[1, 2])]
+    surgery.append(trace.mute(listed[:1], heads=2, factor=0.5))
     plain, given = dense(made, x, g), dense(made, other, patterns.causal(5)).messages
     sent = plain.messages.unsqueeze(2).expand(2, 4, 7, 7, 12).clone()
     for src, dst in listed[:2]:
@@ -221,8 +221,8 @@ WRONG_OPERATIONS = [
     (lambda: trace.mute([(0, 1), (5, 2)]), ValueError, NO_EDGE.format(2, "mute")),
     (lambda: trace.mute((0, 7)), IndexError, r"edge_index\[1, 0\] = 7 is no receiver: expected 0 .. 6"),
     (lambda: trace.cut(patterns.causal(8)), ValueError, "graphs joined by & must have the same nodes"),
-    (lambda: trace.scale(math.inf, (0, 1)), ValueError, "factor must be finite, got inf"),
-    (lambda: trace.scale("2", (0, 1)), TypeError, "factor must be a number, got"),
+    (lambda: trace.mute((0, 1), factor=math.inf), ValueError, "factor must be finite, got inf"),
+    (lambda: trace.mute((0, 1), factor="2"), TypeError, "factor must be a number, got"),
     (lambda: trace.patch(new_model(), (0, 1)), TypeError, "run must be a result of trace.record, got"),
     (
         lambda: patched(7, (0, 1), layers=3),

@@ -71,7 +71,10 @@ def test_weights_and_messages(name, pad, monkeypatch):
 SURGERIES = {
     "none": lambda run: (),
     "mute": lambda run: ga.trace.mute((0, 2), heads=1),
-    "scale and cut": lambda run: (ga.trace.scale(3.0, [(1, 2), (0, 4)]), ga.trace.cut((1, 4), layers=1)),
+    "scale and cut": lambda run: (
+        ga.trace.mute([(1, 2), (0, 4)], factor=3.0),
+        ga.trace.cut((1, 4), layers=1),
+    ),
     "patch": lambda run: ga.trace.patch(run, [(0, 3), (2, 2)]),
 }
 

@@ -79,7 +79,7 @@ def match(run: Run | Sequence[LayerTrace], template: TokenGraph) -> Float[Tensor
     checks.check_order("run", run)
     checks.instance("template", template, TokenGraph)
     layers = tuple(run.layers if isinstance(run, Run) else run)
-    counts = {layer.q.shape[1] for layer in layers}
+    counts = {layer.weights().shape[2] for layer in layers}
     if len(counts) != 1:
         got = sorted(counts) or "no layers"
         raise ValueError(f"run must hold layers with one number of heads, got {got}")
@@ -111,7 +111,6 @@ def detect(
 
 
 def _score(layer: LayerTrace, template: TokenGraph) -> Float[Tensor, " heads"]:
-    layer.check_whole("a template")
     weights = layer.weights().mT
     batch, heads, _ = weights.shape
     tokens = template.shape4[2:] == layer.graph.shape4[2:]

@@ -90,7 +90,6 @@ def prune(
     ids: Int[Tensor, "batch tokens"],
     metric: Metric,
     share: float,
-    without: str = "slope",
     projections: int = 3,
     first: Attribution | None = None,
     watch: Callable[[float], None] = lambda share: None,
@@ -106,27 +105,17 @@ def prune(
     from gnn_attention.huggingface import use_graph
 
     whole = attribute(model, ids, metric, projections=projections) if first is None else first
-    shares = shares_to(share)
-    pruned = whole.keep(shares[0], without=without)
+    shares = [share]
+    while 0 < 2 * shares[0] <= 0.3:
+        shares.insert(0, 2 * shares[0])
+    pruned = whole.keep(shares[0])
     edges = whole.graphs[whole.layers[0]]
     for step, next_share in enumerate(shares[1:], 1):
         watch(next_share)
         with use_graph(model, pruned):
             again = attribute(model, ids, metric, edges, projections, seed=step)
-        pruned = again.keep(next_share, without=without)
+        pruned = again.keep(next_share)
     return pruned
-
-
-def shares_to(share: float) -> list[float]:
-    """``share`` times powers of 2, of at most 0.3, the largest first: the steps of :func:`prune`.
-
-    >>> shares_to(0.05), shares_to(0.4)
-    ([0.2, 0.1, 0.05], [0.4])
-    """
-    shares = [share]
-    while 0 < 2 * shares[0] <= 0.3:
-        shares.insert(0, 2 * shares[0])
-    return shares
 
 
 def _logits_of(model: nn.Module, ids: Tensor, recording: _Recording) -> Tensor:

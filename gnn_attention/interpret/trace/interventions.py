@@ -2,8 +2,7 @@
 
 ======  =========================================  ==========================================================
 cut     the graph without the edge                 softmax renormalises the receiver's remaining weights
-mute    the edge with its message taken away       its weight stays, and nothing comes along it
-scale   the message times a factor                 its weight stays
+mute    the edge with its message taken away       its weight stays, and nothing comes along it, or a part
 patch   the message of another run                 its weight stays, as this run's q and k make it
 ======  =========================================  ==========================================================
 
@@ -49,7 +48,7 @@ INPUTS = ("x", "g", "bias", "return_attention_weights")
 
 @dataclass(frozen=True, eq=False)
 class Intervention:
-    """The result of :func:`cut`, :func:`mute`, :func:`scale` and :func:`patch`: which edges, and the change.
+    """The result of :func:`cut`, :func:`mute` and :func:`patch`: which edges, and the change.
 
     ``change(layer, first, v)`` are the values that the edges carry instead of ``v``, whose first sender has
     the position ``first``; None: the edges are cut.
@@ -141,31 +140,26 @@ def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Int
     return _intervention("cut", edges, layers, heads)
 
 
-def mute(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
-    """Take the messages of edges away: all weights stay, what the edges carried is missing from the update.
-
-    Arguments and errors are those of :func:`cut`; ``mute(heads=3)`` takes head 3 out of the model.
-    """
-    return _intervention("mute", edges, layers, heads, partial(_scaled, 0.0))
-
-
-def scale(factor: float, edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
+def mute(
+    edges: Any = None, layers: Numbers = None, heads: Numbers = None, factor: float = 0.0
+) -> Intervention:
     """Multiply the messages of edges by a factor: ``w_e (factor v_src)`` in place of ``w_e v_src``.
 
-    Edges, layers, heads and errors are those of :func:`cut`; TypeError or ValueError for a factor that is no
-    finite number.
+    By default they are taken away: all weights stay, what the edges carried is missing from the update;
+    ``mute(heads=3)`` takes head 3 out of the model. Edges, layers, heads and errors are those of :func:`cut`;
+    TypeError or ValueError for a factor that is no finite number.
 
     >>> import torch
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
     >>> layer = MessagePassingAttention(StandardHeads(8, 2)).double()
     >>> x, graph = torch.randn(5, 8).double(), patterns.causal(5)
-    >>> with trace.operate(layer, trace.scale(2.0)):
+    >>> with trace.operate(layer, trace.mute(factor=2.0)):
     ...     twice = layer(x, graph)
     >>> torch.allclose(twice, 2 * layer(x, graph), rtol=0, atol=1e-12)
     True
     """
     change = partial(_scaled, checks.number("factor", factor))
-    return _intervention("scale", edges, layers, heads, change)
+    return _intervention("scale" if factor else "mute", edges, layers, heads, change)
 
 
 def patch(run: Any, edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
@@ -276,11 +270,12 @@ def operate(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Modu
     for one in interventions:
         if not isinstance(one, Intervention):
             raise TypeError(
-                "interventions must be made by cut(...), mute(...), scale(...) or patch(...), "
-                f"got {type(one).__name__}"
+                f"interventions must be made by cut(...), mute(...) or patch(...), got {type(one).__name__}"
             )
     if transformer.is_transformer(module):
-        with transformer.operating(module, interventions):
+        with ExitStack() as stack:
+            for one in interventions:
+                stack.enter_context(transformer.edited(module, one))
             yield module
         return
     layers = attention_layers(module)

@@ -122,11 +122,6 @@ class LayerTrace:
             bias = bias[..., self.graph.positions_of(graph.edge_index).to(bias.device)]
         return replace(self, graph=graph, call=replace(self.call, graph=graph, bias=bias), _heads=chosen)
 
-    def check_whole(self, what: str) -> None:
-        """ValueError for a record of chosen heads or edges."""
-        if self._heads is not None or self.call.graph is not self._info.call.graph:
-            raise ValueError(f"{what} needs all edges and heads: record without edges= and heads=")
-
     def __getitem__(self, name: str) -> Any:
         """By name, hook (``"attn.hook_q"``) or term of a view (``"listening distribution"``), else KeyError.
 

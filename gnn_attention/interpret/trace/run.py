@@ -69,7 +69,7 @@ def record(
     ``module`` is any module with a ``MessagePassingAttention`` in it, or a Hugging Face model whose attention
     is ``"gnn_attention"`` (pairs count each sample's own tokens, see :class:`LayerTrace`; senders are those
     of a cache too); it is unchanged afterwards. ``surgery`` is one or several results of :func:`cut`,
-    :func:`mute`, :func:`scale` and :func:`patch`. ``layers`` chooses, as in :func:`cut`, whose calls are
+    :func:`mute` and :func:`patch`. ``layers`` chooses, as in :func:`cut`, whose calls are
     stored; ``edges`` and ``heads`` choose what all edges and all heads stand for in them (pairs are of
     tokens of the call). Phases and states are those of the blocks of ``gnn_attention.model``. A layer with
     ``backend="message_passing"`` runs through "auto". Only calls of this thread are recorded; threads that

@@ -12,14 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from gnn_attention import convert
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo, attend
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.intervals.arithmetic import evaluate
-from gnn_attention.graph.intervals.values import Interval
-from gnn_attention.graph.rules import Rule
 from gnn_attention.interpret.trace.layer import LayerTrace
 
 Shifts = tuple[Tensor, Tensor]
@@ -75,29 +73,22 @@ def _roll_samples(x: Tensor, shifts: Int[Tensor, " batch"], axis: int) -> Tensor
 
 
 def _roll_graph(graph: TokenGraph, turns: tuple[tuple[int, ...], tuple[int, ...]]) -> TokenGraph:
-    to_dst, to_src = (torch.tensor(turn, device="cpu") for turn in turns)
-    rule = partial(_evaluate_at_slots, graph.rule, (graph.num_dst, graph.num_src), (to_dst, to_src))
-    return replace(graph, rule=rule, batch=len(to_dst), _listed=None)
-
-
-def _slots_of(shifts: Shifts, sizes: tuple[int, int], b: Any, dst: Any, src: Any) -> tuple[Any, Any]:
-    to_dst, to_src = (x[b] if isinstance(b, Interval) else x.to(b.device)[b] for x in shifts)
-    return (dst + to_dst) % sizes[0], (src + to_src) % sizes[1]
-
-
-def _evaluate_at_slots(
-    rule: Rule, sizes: tuple[int, int], shifts: Shifts, b: Any, h: Any, dst: Any, src: Any
-) -> Tensor:
-    edge: Tensor = evaluate(rule, b, h, *_slots_of(shifts, sizes, b, dst, src))
-    return edge
+    mask = graph.mask()
+    masks = mask.view(*[1] * (4 - mask.dim()), *mask.shape).expand(len(turns[0]), -1, -1, -1)
+    parts = [part.roll((-dst, -src), (1, 2)) for part, dst, src in zip(masks, *turns, strict=True)]
+    rolled = convert.from_mask(torch.stack(parts))
+    offsets = {"dst_offset": graph.dst_offset, "src_offset": graph.src_offset}
+    moved: TokenGraph = replace(rolled, name=graph.name, **offsets)
+    return moved
 
 
 def _score_at_slots(
     inner: Any, own: TokenGraph, shifts: Shifts, score: Tensor, b: Any, h: Any, dst: Any, src: Any
 ) -> Tensor:
-    sizes, ends = (own.num_dst, own.num_src), (dst - own.dst_offset, src - own.src_offset)
-    dst, src = _slots_of(shifts, sizes, b, *ends)
-    changed: Tensor = inner(score, b, h, dst + own.dst_offset, src + own.src_offset)
+    to_dst, to_src = (x.to(b.device)[b] for x in shifts)
+    dst = (dst - own.dst_offset + to_dst) % own.num_dst + own.dst_offset
+    src = (src - own.src_offset + to_src) % own.num_src + own.src_offset
+    changed: Tensor = inner(score, b, h, dst, src)
     return changed
 
 
@@ -196,15 +187,10 @@ class _Recorder:
             )
 
 
-@contextmanager
-def operating(model: nn.Module, interventions: Sequence[Any]) -> Iterator[None]:
+def edited(model: nn.Module, one: Any) -> Any:
     """A block in which edges are cut or changed; ValueError where the attention is another."""
     _package(model)
-    with ExitStack() as stack:
-        for one in interventions:
-            edited = sys.modules[f"{PACKAGE}.surgery"].edited(model, one, partial(_check_fit, one))
-            stack.enter_context(edited)
-        yield
+    return sys.modules[f"{PACKAGE}.surgery"].edited(model, one, partial(_check_fit, one))
 
 
 def _package(model: nn.Module) -> Any:
