@@ -65,11 +65,11 @@ class LeakPath(NamedTuple):
 
 def leak_paths(runner: Runner, leaks: Sequence[Pair], bounds: Bounds) -> dict[Pair, LeakPath]:
     """The path of every leak ``(src, dst)`` in a module of square graphs, at an input that shows it."""
-    paths = _paths_at(runner.draw(0), runner, leaks, bounds)
-    for sample in runner.own:
+    paths: dict[Pair, LeakPath] = {}
+    for sample in (runner.draw(0), *runner.own):
         hidden = [leak for leak in leaks if leak not in paths or paths[leak].layer is None]
         shown = _paths_at(sample, runner, hidden, bounds) if hidden else {}
-        paths |= {leak: path for leak, path in shown.items() if path.layer is not None}
+        paths |= {leak: path for leak, path in shown.items() if path.layer or leak not in paths}
     return paths
 
 

@@ -25,13 +25,12 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.trace.edge_effects import Attribution, PrunedGraphs
+from gnn_attention.interpret.trace.edge_effects import KINDS, Attribution, PrunedGraphs
 from gnn_attention.model import LanguageModel
 
 Metric = Callable[[Tensor], Tensor]
-KINDS = ("cut", "mute", "slope")
-# Receivers, and pairs at most, whose logits and effects are there at once.
-ROWS, CELLS = 256, 2**22
+# Receivers whose logits and effects are there at once.
+ROWS = 256
 
 
 def attribute(
@@ -178,7 +177,9 @@ class _Recording:
         if asked.shape != has.shape[2:]:
             raise ValueError(f"edges must be a graph over the tokens of {call.graph!r}, got {self.edges!r}")
         graph = next((x.graph for x in self.layers.values() if torch.equal(x.asked, asked)), None)
-        graph = _listed(asked) if graph is None else graph
+        if graph is None:
+            pairs, sizes = asked.nonzero().T.flip(0).contiguous(), (asked.shape[0], asked.shape[1])
+            graph = TokenGraph.from_distinct_edges(pairs, *sizes, "attributed edges")
         dtype = torch.promote_types(call.q.dtype, torch.float32)
         memory.check("attribute", 3 * dtype.itemsize * heads * graph.num_edges, "ask for fewer edges")
         effects = torch.zeros(len(KINDS), heads, graph.num_edges, dtype=dtype)
@@ -214,28 +215,16 @@ def _unsupported(call: AttentionCall) -> str | None:
     return None if call.bias is None else "a bias beside edges, give it as a score_mod"
 
 
-def _listed(asked: Tensor) -> TokenGraph:
-    pairs = asked.nonzero().T.flip(0).contiguous()
-    return TokenGraph.from_distinct_edges(pairs, asked.shape[0], asked.shape[1], "attributed edges")
-
-
 class _Piece(NamedTuple):
     """One head and some receivers, with the senders up to the last that any of them has."""
 
     head: int
-    kv_head: int
     rows: slice
     columns: slice
     edges: slice  # of these receivers in the layer's list
     places: Int[Tensor, " edges"]  # of these edges in rows x columns
-
-    @property
-    def receiving(self) -> tuple[Any, ...]:
-        return slice(None), self.head, self.rows
-
-    @property
-    def sending(self) -> tuple[Any, ...]:
-        return slice(None), self.kv_head, self.columns
+    receiving: tuple[Any, ...]  # the index of their queries
+    sending: tuple[Any, ...]  # the index of the keys of these senders
 
     def of(self, table: Tensor) -> Tensor:
         """``[samples or 1, rows, columns]`` of a table ``[samples or 1, heads or 1, dst, src]``."""
@@ -243,17 +232,17 @@ class _Piece(NamedTuple):
 
 
 def _pieces(call: AttentionCall, layer: _Layer) -> Iterator[_Piece]:
-    batch, heads, num_dst, _ = call.q.shape
-    wide, group, first = layer.asked.shape[1], heads // call.k.shape[1], 0
-    height = max(1, min(ROWS, CELLS // max(1, batch * wide)))
-    for start in range(0, num_dst, height):
-        rows = slice(start, min(start + height, num_dst))
+    heads, num_dst = call.q.shape[1:3]
+    group, first = heads // call.k.shape[1], 0
+    for start in range(0, num_dst, ROWS):
+        rows = slice(start, min(start + ROWS, num_dst))
         there = (layer.asked[rows] | layer.has[:, :, rows].flatten(0, 1).any(0)).any(0).nonzero()
         columns = slice(0, int(there[-1]) + 1 if len(there) else 1)
         places = layer.asked[rows, columns].flatten().nonzero().flatten()
         edges = slice(first, first := first + len(places))
         for head in range(heads):
-            yield _Piece(head, head // group, rows, columns, edges, places)
+            receiving, sending = (slice(None), head, rows), (slice(None), head // group, columns)
+            yield _Piece(head, rows, columns, edges, places, receiving, sending)
 
 
 def _raw(call: AttentionCall, at: _Piece) -> Float[Tensor, "batch rows columns"]:

@@ -13,7 +13,7 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.neighbours import Neighbours, fields_of
 
-WAYS = ("cut", "mute", "slope")
+KINDS = ("cut", "mute", "slope")
 ALWAYS = torch.iinfo(torch.int32).max
 
 
@@ -69,7 +69,7 @@ class Attribution:
 
     def scores(self, layer: int, without: str = "cut") -> Float[Tensor, "heads edges"]:
         """The change of the metric without an edge, beside :meth:`edge_index`: "cut", "mute" or "slope"."""
-        return self.effects[checks.choice("without", without, WAYS)][self._known(layer)]
+        return self.effects[checks.choice("without", without, KINDS)][self._known(layer)]
 
     def top(self, k: int, without: str = "cut") -> list[Effect]:
         """The ``k`` effects of the largest size, over all layers and heads, the largest first."""
@@ -83,8 +83,10 @@ class Attribution:
             effects = sorted(effects, key=lambda effect: -abs(effect.change))[:k]
         return effects
 
-    def keep(self, amount: float, at_least: int = 1, sinks: int = 1, without: str = "slope") -> PrunedGraphs:
-        """The graphs of the edges whose effects are largest in size, for ``use_graph``.
+    def keep(self, amount: float, at_least: int = 1, sinks: int = 1) -> PrunedGraphs:
+        """The graphs of the edges whose slopes are largest in size, for ``use_graph``.
+
+        The slope holds for many cuts at once.
 
         Args:
             amount: a share of all pairs of head and edge (a float up to 1.0), or their count (an int). Equal
@@ -92,7 +94,6 @@ class Attribution:
             at_least: edges that each receiver has in each head, sinks among them: its own largest effects.
             sinks: first tokens that all receivers keep. These and at_least count towards the amount, and stay
                 where they alone exceed it (short texts).
-            without: effects of "cut" or "mute", or the "slope", which holds for many cuts at once.
 
         >>> from gnn_attention import patterns
         >>> a = Attribution({0: patterns.causal(3)}, {"slope": {0: torch.tensor([[0, 1, 9, 1, 5, -2.0]])}})
@@ -104,21 +105,21 @@ class Attribution:
         >>> pruned(0, 0, 3).mask().int().tolist()
         [[[1, 0, 0], [1, 1, 0], [1, 0, 0]]]
         """
-        pairs = sum(self.scores(layer, without).numel() for layer in self.layers)
+        pairs = sum(self.scores(layer, "slope").numel() for layer in self.layers)
         share = _share(amount, pairs)
         checks.size("at_least", at_least)
         checks.size("sinks", sinks)
-        ranks = {n: self._ranks(n, at_least, sinks, without) for n in self.layers}
+        ranks = {n: self._ranks(n, at_least, sinks) for n in self.layers}
         least = _least(list(ranks.values()), round(share * pairs))
         graphs = {n: self._graph(n, rank >= least) for n, rank in ranks.items()}
         count = sum(int((rank >= least).count_nonzero()) for rank in ranks.values())
         return PrunedGraphs(graphs, count, count / pairs)
 
-    def _ranks(self, layer: int, at_least: int, sinks: int, without: str) -> Int[Tensor, "heads edges"]:
+    def _ranks(self, layer: int, at_least: int, sinks: int) -> Int[Tensor, "heads edges"]:
         """The bits of the sizes of effects, which order as the sizes do; largest where an edge must stay."""
         graph = self.graphs[layer]
         src, dst = graph.edge_index
-        ranks = self.scores(layer, without).float().abs().view(torch.int32).clone()
+        ranks = self.scores(layer, "slope").float().abs().view(torch.int32).clone()
         ranks[:, src < sinks] = ALWAYS
         for rank in ranks if at_least else ():
             table = rank.new_full((graph.num_dst, graph.num_src), -1)

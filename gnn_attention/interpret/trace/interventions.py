@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -385,13 +385,10 @@ def _divided(steps: Any, graph: TokenGraph, v: Tensor, heads: int) -> list[tuple
     parts: Parts = [(graph, ())]
     for one, number in steps:
         parts = one.divided(parts, partial(one.split, num_heads=heads), partial(one.change, number))
-    result = []
-    for part, changes in parts:
-        values = v
-        for change in changes:
-            values = change(graph.src_offset, values)
-        result.append((part, values))
-    return result
+    return [
+        (part, reduce(lambda values, change: change(graph.src_offset, values), changes, v))
+        for part, changes in parts
+    ]
 
 
 def _run_changed(steps: Any, inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:

@@ -112,8 +112,8 @@ class LayerTrace:
             graph = edges & self.graph
         else:
             pairs, sizes = trace_pairs.as_pairs(edges), (self.graph.num_dst, self.graph.num_src)
-            advice = "there is nothing to record"
-            trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], chosen, advice)
+            why = "there is nothing to record"
+            trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], chosen, why)
             graph = TokenGraph.from_edges(pairs, *sizes, name="chosen edges")
             graph = replace(graph, dst_offset=self.graph.dst_offset, src_offset=self.graph.src_offset)
             graph = graph & self.graph if self.graph.varying_axes else graph

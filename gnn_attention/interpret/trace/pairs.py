@@ -16,9 +16,6 @@ from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.graph import TokenGraph, edge_list, memoized
 from gnn_attention.graph.regions import enumerate_pairs
 
-# Numbers of chosen heads; None: all.
-Heads = tuple[int, ...] | None
-
 
 def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
     """``[2, K]`` from a tensor of that shape, a list of ``(src, dst)`` or a single such pair."""
@@ -40,15 +37,15 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
     return columns.detach().to("cpu", torch.int64, copy=True)
 
 
-def union(graph: TokenGraph, device: torch.device, heads: Heads = None) -> Int[Tensor, "2 pairs"]:
-    """All pairs that are an edge for some sample and chosen head; by receiver where the graph varies."""
+def union(graph: TokenGraph, device: torch.device, heads: Any = None) -> Int[Tensor, "2 pairs"]:
+    """All pairs that are an edge for some sample and chosen head (a tuple); sorted where it varies."""
     if not graph.varying_axes:
         return graph.edges_on(device)
     pairs: Tensor = memoized(_union, graph, heads if graph.heads else None)
     return pairs.to(device)
 
 
-def _union(graph: TokenGraph, heads: Heads) -> Tensor:
+def _union(graph: TokenGraph, heads: tuple[int, ...] | None) -> Tensor:
     numbers = range(graph.heads or 1) if heads is None else heads
     parts = [one_of(graph, b, h).edge_index for b in range(graph.batch or 1) for h in numbers]
     src, dst = torch.cat(parts, dim=1)

@@ -24,7 +24,7 @@ from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Phase:
     """One step of the residual stream of a Block, ``after = before + update`` (seeds S4.11, S4.19)."""
 
@@ -33,9 +33,6 @@ class Phase:
     before: Float[Tensor, "batch tokens width"]
     update: Float[Tensor, "batch tokens width"]
     after: Float[Tensor, "batch tokens width"]
-
-    def __repr__(self) -> str:
-        return f"Phase(layer {self.layer}, {self.name}, {list(self.after.shape)})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -196,8 +196,10 @@ def edited(model: nn.Module, one: Any) -> Any:
 def _package(model: nn.Module) -> Any:
     package = sys.modules.get(PACKAGE)
     if package is None:
-        advice = f"import {PACKAGE} and call model.set_attn_implementation('gnn_attention')"
-        raise ValueError(f"trace: the attention of {type(model).__name__} is another: {advice}")
+        raise ValueError(
+            f"trace: the attention of {type(model).__name__} is another: import {PACKAGE} and call "
+            "model.set_attn_implementation('gnn_attention')"
+        )
     sys.modules[f"{PACKAGE}._overrides"].check_routed(model)
     return package
 

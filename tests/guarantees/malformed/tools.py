@@ -114,7 +114,7 @@ def _of_circuits() -> list[Case]:
         of.type("heads", "got Linear|Linear", lambda _: one.of(nn.Linear(2, 2), 0)),
         of.value("^kind must", "'o'", lambda heads: one.composition(one.of(heads, 0), one.of(heads, 1), "o")),
         of.type("^earlier must", "got 1", lambda heads: one.composition(1, one.of(heads, 1), "q")),
-        of.value("^layers must", r"got \[\]", lambda _: one.compositions([], "q")),
+        of.type("^model must", r"got \[\]", lambda _: one.compositions([], "q")),
     ]
 
 
