@@ -53,8 +53,9 @@ def _recorded(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     tables = []
     for name in dict.fromkeys(args.model or [TRAINED]):
         language_model, ids, word = _loaded(name, text)
-        sizes = _sizes(language_model)
-        heads = [pair for only in args.only for pair in _pairs(only, sizes)] or None
+        config = language_model.config
+        num_heads = config.num_heads if name == TRAINED else config.num_attention_heads
+        heads = [pair for only in args.only for pair in _pairs(only, num_heads)] or None
         tokens = passages(ids, args.passages, args.length)
         of_model = readings(language_model, tokens, word, heads, args.seed, progress=True)
         rows += [{"model": name} | _row(reading) for reading in of_model]
@@ -73,25 +74,16 @@ def _loaded(name: str, text: str) -> tuple[Any, Sequence[int], Callable[[int], s
     return smollm2, ids, lambda token: str(tokenizer.decode([token]))
 
 
-def _sizes(language_model: Any) -> tuple[int, int]:
-    config = language_model.config
-    if isinstance(language_model, model.LanguageModel):
-        return config.num_layers, config.num_heads
-    return config.num_hidden_layers, config.num_attention_heads
-
-
-def _pairs(text: str, sizes: tuple[int, int]) -> list[tuple[int, int]]:
+def _pairs(text: str, num_heads: int) -> list[tuple[int, int]]:
     """Heads that an argument names; ValueError for one that names none.
 
-    >>> _pairs("5.3", (30, 9)), _pairs("5", (30, 2))
+    >>> _pairs("5.3", 9), _pairs("5", 2)
     ([(5, 3)], [(5, 0), (5, 1)])
     """
-    found = PAIR.fullmatch(text)
-    layer, head = (0, None) if found is None else (int(found[1]), found[2])
-    if found is None or layer >= sizes[0] or int(head or 0) >= sizes[1]:
-        expected = f"a layer below {sizes[0]}, or with a head below {sizes[1]} such as 1.3"
-        raise ValueError(f"HEAD must be {expected}, got {text!r}")
-    return [(layer, int(head))] if head is not None else [(layer, number) for number in range(sizes[1])]
+    named = PAIR.fullmatch(text)
+    if named is None:
+        raise ValueError(f"HEAD must be a layer such as 5, or a layer and a head such as 5.3, got {text!r}")
+    return [(int(named[1]), head) for head in ([int(named[2])] if named[2] else range(num_heads))]
 
 
 def _row(reading: Reading) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from support import covering
+from support.extras import needs
 from support.refusals import assert_refusals
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
@@ -393,7 +395,24 @@ def test_random_numbers_are_the_same_in_every_pass():
     assert alone.backward_passes >= alone.probes > together.backward_passes
 
 
-ENDLESS, IDS = nn.Identity(), {"input_shape": (T,)}
+def test_a_block_of_use_graph_holds_for_the_copy_that_is_audited():
+    """And for it alone while it is audited: what the block knows is as it was afterwards."""
+    needs("transformers")
+    importlib.import_module("gnn_attention.huggingface")
+    model = importlib.import_module("support.hf_models").build("llama")
+    graph = patterns.window(12, 3) | patterns.sinks(12, 1)
+    model.set_attn_implementation("gnn_attention")
+    with ga.use_graph(model, graph):
+        (use,) = importlib.import_module("gnn_attention.huggingface._overrides").uses_now()
+        known = dict(use.names), dict(use.numbers)
+        assert audit(model, graph, (12,), layers=2, witnesses="jacobian").exact
+        assert (use.names, use.numbers) == known
+    beyond = (patterns.causal(12) - graph @ graph).edge_index
+    leaks = audit(model, graph, (12,), layers=2, witnesses="jacobian").leaks
+    assert {(leak.src, leak.dst) for leak in leaks} == set(map(tuple, beyond.T.tolist()))
+
+
+ENDLESS, IDS = nn.Identity(), {"module": Tokens(BEFORE), "input_shape": (T,)}
 ENDLESS.endless = (x for x in ())
 OUR_LAYER = MessagePassingAttention(StandardHeads(4, 1))
 THREE = Reads(lambda x: x[:, :3])
@@ -414,32 +433,16 @@ WRONG = [
     ({"module": ENDLESS}, NotImplementedError, "Identity cannot be copied"),
     ({"inputs": 3}, TypeError, "inputs must be a tensor or a list of tensors, got 3"),
     ({"inputs": [[0.0]]}, TypeError, "inputs must be a tensor or a list of tensors"),
-    (
-        {"inputs": torch.zeros(SHAPE)},
-        ValueError,
-        r"inputs must .* \(8, 4\), got the shape \(8, 4\): give a batch",
-    ),
+    ({"inputs": torch.zeros(SHAPE)}, ValueError, r"inputs must .* got the shape \(8, 4\): give a batch"),
     ({"inputs": torch.zeros(1, *SHAPE).long()}, TypeError, "floating states .* got torch.int64"),
     ({"inputs": torch.full((1, *SHAPE), 6.0), "module": FAILS_AT_6}, ValueError, "returns NaN or inf"),
-    (
-        {"module": Tokens(BEFORE), **IDS, "embedding": "word", "inputs": torch.zeros(1, T)},
-        TypeError,
-        "token ids .* got torch.float32",
-    ),
-    (
-        {"module": Tokens(BEFORE), **IDS, "embedding": "word", "inputs": torch.full((1, T), -1)},
-        IndexError,
-        "from -1 to -1",
-    ),
-    ({"module": nn.Linear(3, 3), **IDS}, ValueError, "the module has 0 embeddings"),
-    (
-        {"module": Tokens(BEFORE), **IDS},
-        ValueError,
-        r"2 embeddings .'word', 'place'.*: give embedding='name'",
-    ),
-    ({"module": Tokens(BEFORE), **IDS, "embedding": "words"}, ValueError, "or its name, got 'words'"),
-    ({"module": Tokens(BEFORE), **IDS, "embedding": "block"}, ValueError, "embedding must have a weight"),
-    ({"module": Tokens(BEFORE), **IDS, "embedding": "place"}, ValueError, "not called with the token ids"),
+    ({**IDS, "embedding": "word", "inputs": torch.zeros(1, T)}, TypeError, "token ids .* got torch.float32"),
+    ({**IDS, "embedding": "word", "inputs": torch.full((1, T), -1)}, IndexError, "from -1 to -1"),
+    ({**IDS, "module": nn.Linear(3, 3)}, ValueError, "the module has 0 embeddings"),
+    (IDS, ValueError, r"2 embeddings .'word', 'place'.*: give embedding='name'"),
+    ({**IDS, "embedding": "words"}, ValueError, "or its name, got 'words'"),
+    ({**IDS, "embedding": "block"}, ValueError, "embedding must have a weight"),
+    ({**IDS, "embedding": "place"}, ValueError, "not called with the token ids"),
 ]
 
 

@@ -120,16 +120,6 @@ def test_a_pair_beyond_a_text_is_no_edge_of_it(pad):
         layer.weights([(7, 6)])
 
 
-def test_a_padded_run_is_patched_from_its_own_tokens():
-    """What a shorter sample lacks is not taken from its padding."""
-    model, given = hf_models.built("llama", "gnn_attention"), hf_models.inputs("llama", "left")
-    with torch.no_grad():
-        run = ga.trace.record(model, **given)
-        patched = ga.trace.record(model, **given, surgery=ga.trace.patch(run)).layers
-    for layer, other in zip(patched, run.layers, strict=True):
-        assert_exact(layer.update, other.update)
-
-
 def test_other_attention_is_refused():
     """With what to call."""
     with pytest.raises(ValueError, match="set_attn_implementation"):

@@ -1,16 +1,11 @@
-"""Ways to an audit: the command, and a model on the graphs of ``use_graph``."""
+"""``gnn-attention audit``: its exit code, its JSON and what it refuses."""
 
 from __future__ import annotations
 
-import importlib
 import json
 
-from support.extras import needs
-
 import gnn_attention as ga
-from gnn_attention import patterns
 from gnn_attention.__main__ import main
-from gnn_attention.interpret.audit import audit
 
 
 def test_the_exit_code_and_json_of_the_command(capsys, tmp_path):
@@ -38,20 +33,3 @@ def test_the_exit_code_and_json_of_the_command(capsys, tmp_path):
     ):
         assert main(["audit", *arguments]) == 2
         assert words in capsys.readouterr().err
-
-
-def test_a_block_of_use_graph_holds_for_the_copy_that_is_audited():
-    """And for it alone while it is audited: what the block knows is as it was afterwards."""
-    needs("transformers")
-    importlib.import_module("gnn_attention.huggingface")
-    model = importlib.import_module("support.hf_models").build("llama")
-    graph = patterns.window(12, 3) | patterns.sinks(12, 1)
-    model.set_attn_implementation("gnn_attention")
-    with ga.use_graph(model, graph):
-        (use,) = importlib.import_module("gnn_attention.huggingface._overrides").uses_now()
-        known = dict(use.names), dict(use.numbers)
-        assert audit(model, graph, (12,), layers=2, witnesses="jacobian").exact
-        assert (use.names, use.numbers) == known
-    beyond = (patterns.causal(12) - graph @ graph).edge_index
-    leaks = audit(model, graph, (12,), layers=2, witnesses="jacobian").leaks
-    assert {(leak.src, leak.dst) for leak in leaks} == set(map(tuple, beyond.T.tolist()))
