@@ -320,6 +320,7 @@ class Rounds(nn.Module):
         return x
 
 
+# %%
 @torch.no_grad()
 def rollout(calls, receiver):
     """The share of each token in the receiver's last state: shares multiplied along each way, ways added up."""
@@ -342,8 +343,7 @@ def flow(calls, src, dst):
 
 with torch.no_grad():
     only_relay = trace.record(Rounds([edge(NOT, OUTPUT), edge(OUTPUT, LAST)]), x)
-share = rollout(only_relay.layers, LAST)[NOT].item()
-pipe = flow(only_relay.layers, NOT, LAST)
+share, pipe = rollout(only_relay.layers, LAST)[NOT].item(), flow(only_relay.layers, NOT, LAST)
 print(f"from 'not' to 'words': rollout {share:.2f}, flow {pipe:.2f}")
 assert (share, pipe) == (0.25, 0.5)
 
