@@ -43,7 +43,7 @@ PARTS = {"weighted_cells" if name == "cell" else f"{name}s": name for name in CO
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """This suite has no options of its own."""
+    """Add no option."""
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

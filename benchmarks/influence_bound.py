@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks.records import environment, write
+from examples.bounds import influence_bound
 from gnn_attention import TokenGraph, model, patterns
-from gnn_attention.interpret.bounds import influence_bound
 
 T = 40
 TEXT = Path("/usr/share/common-licenses/GPL-3")

@@ -288,9 +288,9 @@ def reached(bound: Path) -> Iterator[str]:
     record = read(bound)
     least = min(one["least_slack"] for one in record["graphs"])
     yield (
-        f"`influence_bound` against the exact norms of the model that ships, {record['tokens']} tokens in float64: "
-        f"{record['violations']} of {record['pairs']:,} pairs over {len(record['graphs'])} graphs are above it, and it is "
-        f"{least:.1f} times the norm at least ({link(bound)}, `{record['command']}`)."
+        f"`examples.bounds.influence_bound` against the exact norms of the model that ships, {record['tokens']} "
+        f"tokens in float64: {record['violations']} of {record['pairs']:,} pairs over {len(record['graphs'])} graphs "
+        f"are above it, and it is {least:.1f} times the norm at least ({link(bound)}, `{record['command']}`)."
     )
 
 
@@ -415,6 +415,8 @@ def places(has: Callable[[Path], bool]) -> Iterator[str]:
         yield link(path.with_suffix(".ipynb"), f"notebook {path.name[:2]}")
     for path in filter(has, sorted((ROOT / "gnn_attention").rglob("*.py"))):
         yield link(path, f"`{path.relative_to(ROOT / 'gnn_attention').as_posix()}`")
+    for path in filter(has, sorted((ROOT / "examples").rglob("*.py"))):
+        yield link(path, f"`{path.relative_to(ROOT).as_posix()}`")
 
 
 @cache

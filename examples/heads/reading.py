@@ -15,21 +15,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+from tqdm import tqdm
 
+from examples.heads import cuts, jobs, signs, stack
+from examples.heads.stack import Forward, Stack, States
 from gnn_attention._support import checks
-from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.interpret.circuits import cuts, jobs, signs
-from gnn_attention.interpret.circuits import stack as stacks
-from gnn_attention.interpret.circuits.head import Circuit
-from gnn_attention.interpret.circuits.stack import Forward, Stack, States
-from gnn_attention.interpret.circuits.vocabulary import top_tokens
+from gnn_attention.interpret.circuits import Circuit, top_tokens
 
 DISTANCES = (1, 2, 4, 8, 16, 32)
 SENDERS, RECEIVERS, WORDS = 6, 3, 5
-# of tokens that the mean states are made of: fewer say more about the place than about the token
+# A mean state is made of at least so many tokens: fewer say more about the place than about the token.
 SEEN = 2
-# standard deviations over the vocabulary by which a message must raise its own token to be a copy
+# A message is a copy if it raises its own token by so many standard deviations over the vocabulary.
 COPIES = 1.0
 LEVEL = 0.05
 
@@ -98,12 +96,11 @@ class _Sentence(NamedTuple):
 
 
 def passages(ids: Sequence[int], samples: int = 32, length: int = 48) -> Int[Tensor, "samples tokens"]:
-    """Passages of a text's tokens, spread evenly over it, half to read and half to test.
+    """Forward of a text's tokens, spread evenly over it, half to read and half to test.
 
     A text too short for that gives fewer, and not below 12 shorter ones. ValueError below 192 tokens.
     """
     samples, length = checks.size("samples", samples, 12), checks.size("length", length, 16)
-    checks.check_order("ids", ids)
     if len(ids) < 12 * 16:
         raise ValueError(f"the text must have at least {12 * 16} tokens, 12 passages of 16, got {len(ids)}")
     samples = min(samples, max(12, len(ids) // length)) // 2 * 2
@@ -119,7 +116,7 @@ def readings(
     word: Callable[[int], str] = str,
     heads: Iterable[tuple[int, int]] | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: bool = False,
 ) -> list[Reading]:
     """The sentence of each head with the effect of cutting its edges, in the order of layers and heads.
 
@@ -130,7 +127,7 @@ def readings(
         word: how a token is written.
         heads: pairs (layer, head); all unless given. p-values are corrected over these.
         seed: of the random edges.
-        progress: what shows how many heads are done.
+        progress: shows on stderr how many heads are done.
 
     Raises TypeError or ValueError for tokens that are no such passages, NotImplementedError for another
     model, IndexError for a head that it does not have.
@@ -146,18 +143,15 @@ def readings(
     ('previous token', 'the token just before')
     """
     _check(tokens)
-    stack, progress = stacks.of(model), progress or Progress("heads", shown=False)
-    chosen = _chosen(stack, heads)
-    read, tested = (Forward(stack, tokens[first::2]) for first in (0, 1))
-    progress.expect(len(chosen))
+    layers = stack.of(model)
+    chosen = _chosen(layers, heads)
+    read, tested = (Forward(layers, tokens[first::2]) for first in (0, 1))
     tests: list[tuple[_Sentence, Tensor]] = []
-    for layer, head in chosen:
-        progress.advance(0, f"layer {layer}, head {head}")
+    for layer, head in tqdm(chosen, "heads", mininterval=5.0, disable=not progress):
         sentence = _read(read, layer, head)
-        # its own: the edges drawn for a head do not depend on which others are read
+        # Each head has its own generator: its random edges do not depend on which others are read.
         generator = torch.Generator().manual_seed(2**20 * seed + 2**10 * layer + head)
         tests.append((sentence, _tested(tested, layer, head, sentence, generator)))
-        progress.advance()
     return _rows(chosen, tests, word)
 
 
@@ -183,9 +177,9 @@ def _looked_for(run: Forward, layer: int, circuit: Circuit) -> tuple[Tensor, Ten
     kinds, counts, states = _mean_states(run.tokens, run.before[layer])
     near = [distance for distance in DISTANCES if distance < run.tokens.shape[1]]
     found = [circuit.pattern_at(distance) for distance in near]
-    logits = sum(states @ P.left @ (states @ P.right.mT).mT for P in found) / len(found) * circuit.scale
+    logits = sum(states @ P.left @ (states @ P.right.mT).mT for P in found) / len(found) * circuit.heads.scale
     weights = (logits + counts.log()).softmax(-1)
-    # attention beyond that of equal logits
+    # The attention beyond that of equal logits.
     senders = (weights.mean(0) - counts / counts.sum()).topk(min(SENDERS, len(kinds))).indices
     receivers = weights[:, senders[0]].topk(min(RECEIVERS, len(kinds))).indices
     return kinds[senders], kinds[receivers], _distance(run, layer, circuit, states.mean(0))
@@ -195,9 +189,9 @@ def _distance(run: Forward, layer: int, circuit: Circuit, state: Tensor) -> int:
     """dst - src at which a mean token's logit for a mean token is largest."""
     mod = run.layer(layer)[0].of(circuit.head).score_mod
     zero, logits = torch.tensor(0), []
-    for distance in range(run.tokens.shape[1] if circuit._is_rotary or mod is not None else 1):
+    for distance in range(run.tokens.shape[1] if circuit.heads.rotary is not None or mod is not None else 1):
         P = circuit.pattern_at(distance)
-        logit = (state @ P.left) @ (P.right @ state) * circuit.scale
+        logit = (state @ P.left) @ (P.right @ state) * circuit.heads.scale
         logits.append(float(logit if mod is None else mod(logit, zero, zero, zero + distance, zero)))
     return max(range(len(logits)), key=logits.__getitem__)
 
@@ -219,21 +213,21 @@ def _said(
 
     A message counts with the attention that the claimed edges give it, less the mean: what a cut takes away.
     """
-    stack, given = run.stack, (weights * claimed).sum(1)
+    given = (weights * claimed).sum(1)
     centred = messages - messages[:, 1:].mean((0, 1))
     mean = (given.unsqueeze(-1) * centred).sum((0, 1)) / given.sum().clamp(min=1e-9)
-    own = _raise_of(stack, centred, run.tokens) - _raise_of(stack, centred, run.tokens.roll(1, 0))
+    own = _raise_of(run, centred, run.tokens) - _raise_of(run, centred, run.tokens.roll(1, 0))
     copies = float((given * own).sum() / given.sum().clamp(min=1e-9))
     kind = "copy" if copies >= COPIES else "against" if copies <= -COPIES else "words"
-    # of the words of the text: of all, those with long rows that are in no text come first
+    # Only words of the text: among all, those with long rows that are in no text would come first.
     seen = torch.unique(run.tokens)
-    return kind, seen[top_tokens(mean, stack.readout[seen], min(WORDS, len(seen))).tokens]
+    return kind, seen[top_tokens(mean, run.readout[seen], min(WORDS, len(seen))).tokens]
 
 
-def _raise_of(stack: Stack, messages: States, tokens: Tensor) -> Float[Tensor, "samples tokens"]:
+def _raise_of(run: Forward, messages: States, tokens: Tensor) -> Float[Tensor, "samples tokens"]:
     """How far each message raises one token, in standard deviations over the vocabulary."""
-    spread = ((messages @ stack.spread) * messages).sum(-1).clamp(min=1e-20).sqrt()
-    return (messages * stack.readout[tokens]).sum(-1) / spread
+    spread = ((messages @ run.spread) * messages).sum(-1).clamp(min=1e-20).sqrt()
+    return (messages * run.readout[tokens]).sum(-1) / spread
 
 
 def _tested(
@@ -263,7 +257,7 @@ def _rows(
     measured = torch.stack([numbers for _, numbers in tests]).double()
     differences = measured[:, 0] - measured[:, 1]
     p = [[signs.flip_test(of_measure) for of_measure in of_head] for of_head in differences]
-    # the loss is shown, not claimed: a family of its own
+    # The loss is shown, not claimed: its p-values are a family of their own.
     looks, said, loss = zip(*p, strict=True)
     claims = signs.holm([*looks, *said])
     holm = zip(claims[: len(p)], claims[len(p) :], signs.holm(loss), strict=True)

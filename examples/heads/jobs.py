@@ -7,41 +7,14 @@ import torch
 
 from gnn_attention import patterns
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.circuits.templates import Template, duplicate_token, induction, previous_token
 
 NEAR = 4
 TOKENS, NONE = "certain tokens", "none of these"
-# shares of a head's attention: of all for a head that rests, of what does not rest for the others
+# Shares of a head's attention: of all of it for a head that rests, of what does not rest for the others.
 RESTING, MOSTLY_RESTING, ENOUGH, NEARLY_ALL = 0.9, 0.6, 0.4, 0.7
-# times what equal weights over the same senders would give
+# A job must have this many times what equal weights over the same senders would give.
 LIFT = 2.0
-
-
-def sink(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
-    """Each token attends to the first one: ``src = 0 < dst``.
-
-    >>> sink(torch.tensor([7, 8, 9])).edge_index.tolist()
-    [[0, 0], [1, 2]]
-    """
-    length = tokens.shape[-1]
-    return patterns.sinks(length, 1) - patterns.window(length, 1)
-
-
-def itself(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
-    """Each token attends to itself: ``src = dst``."""
-    return patterns.window(tokens.shape[-1], 1)
-
-
-def two_back(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
-    """Each token attends to the one before the last: ``src = dst - 2``."""
-    return patterns.window(tokens.shape[-1], 3) - patterns.window(tokens.shape[-1], 2)
-
-
-def nearby(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
-    """Each token attends to the ``NEAR`` before it: ``1 <= dst - src <= 4``."""
-    length = tokens.shape[-1]
-    return patterns.window(length, NEAR + 1) - patterns.window(length, 1)
 
 
 class Job(NamedTuple):
@@ -51,14 +24,28 @@ class Job(NamedTuple):
     looks_for: str
 
 
+def back(first: int, last: int) -> Template:
+    """Each token attends to those before it at some distances: ``first <= dst - src <= last``.
+
+    >>> back(2, 2)(torch.tensor([7, 8, 9, 7])).edge_index.tolist()
+    [[0, 1], [2, 3]]
+    """
+    return lambda tokens: (
+        patterns.window(tokens.shape[-1], last + 1) - patterns.window(tokens.shape[-1], first)
+    )
+
+
 JOBS: Mapping[str, Job] = {
-    "sink": Job(sink, "the first token, whatever it is"),
-    "self": Job(itself, "itself"),
+    "sink": Job(
+        lambda tokens: patterns.sinks(tokens.shape[-1], 1) - patterns.window(tokens.shape[-1], 1),
+        "the first token, whatever it is",
+    ),
+    "self": Job(lambda tokens: patterns.window(tokens.shape[-1], 1), "itself"),
     "previous token": Job(previous_token, "the token just before"),
-    "two back": Job(two_back, "the token two before"),
+    "two back": Job(back(2, 2), "the token two before"),
     "duplicate token": Job(duplicate_token, "earlier occurrences of its own token"),
     "induction": Job(induction, "what followed earlier occurrences of its own token"),
-    "local window": Job(nearby, f"any of the {NEAR} tokens before"),
+    "local window": Job(back(1, NEAR), f"any of the {NEAR} tokens before"),
 }
 
 

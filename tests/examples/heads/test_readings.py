@@ -13,11 +13,11 @@ from support.refusals import assert_refusals
 from torch.nn import functional
 
 import gnn_attention as ga
+from examples.heads import Reading, cuts, jobs, passages, reading, readings, signs, stack
 from gnn_attention import model as lm
 from gnn_attention import patterns
 from gnn_attention.convert import from_mask
-from gnn_attention.interpret import circuits, trace
-from gnn_attention.interpret.circuits import cuts, jobs, reading, signs, stack
+from gnn_attention.interpret import trace
 
 KINDS, LENGTH, PASSAGES = 16, 24, 32
 SIZES = {"width": 3 * KINDS, "num_heads": 3, "head_dim": KINDS, "mlp_width": 4, "reach": 4}
@@ -74,8 +74,7 @@ def looks_for(model: lm.LanguageModel, layer: int, head: int, receiver: slice, s
 def direction(model: lm.LanguageModel) -> int:
     """The sign with which a table entry of the distance 1 means the token before."""
     at_distance(model, 0, 0, 1)
-    call = stack.of(model).call(0, model.embedding(texts(1)))
-    weights = call.attended(patterns.causal(LENGTH))[1].weight_matrix()[0, 0]
+    weights = stack.Forward(stack.of(model), texts(1)).layer(0)[1][0, 0]
     model.blocks[0].attention.score_mod.table.data.zero_()
     return 1 if weights[5, 4] > 0.9 else -1
 
@@ -101,8 +100,8 @@ def with_four_jobs() -> lm.LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def four() -> dict[tuple[int, int], circuits.Reading]:
-    found = circuits.readings(with_four_jobs(), texts())
+def four() -> dict[tuple[int, int], Reading]:
+    found = readings(with_four_jobs(), texts())
     return {(reading.layer, reading.head): reading for reading in found}
 
 
@@ -143,7 +142,7 @@ class TestPlantedHeads:
             heads.W_K[0, [3, 5], 0] = 1.0
             heads.W_V[0, [3, 5], 0] = 1.0
             heads.W_O[0, 0, OUT.start + 7] = 1.0
-        [reading] = circuits.readings(model, texts(), heads=[(0, 0)])
+        [reading] = readings(model, texts(), heads=[(0, 0)])
         assert reading.job == "certain tokens"
         assert {"3", "5"} == set(reading.senders[:2])
         assert reading.raised[0] == "7"
@@ -155,7 +154,7 @@ class TestPlantedHeads:
         sends(model, 0, 0, WORD, OUT)
         at_distance(model, 1, 0, 0)
         sends(model, 1, 0, OUT, OUT, -2.0)
-        [reading] = circuits.readings(model, texts(), heads=[(0, 0)])
+        [reading] = readings(model, texts(), heads=[(0, 0)])
         assert (reading.job, reading.says) == ("previous token", "that token itself")
         assert reading.looks.p_holm < 0.01
         assert reading.said.claimed < 0 < 0.99 < reading.said.p
@@ -297,26 +296,26 @@ class TestRefusals:
         assert_refusals(
             [
                 (
-                    lambda: circuits.readings(torch.nn.Linear(2, 2), tokens),
+                    lambda: readings(torch.nn.Linear(2, 2), tokens),
                     NotImplementedError,
                     "got 'Linear'",
                 ),
                 (
-                    lambda: circuits.readings(model, tokens.float()),
+                    lambda: readings(model, tokens.float()),
                     TypeError,
                     "passages .samples, T. of int64",
                 ),
-                (lambda: circuits.readings(model, tokens[:1]), ValueError, r"got \[1, 24\]"),
-                (lambda: circuits.readings(model, tokens, heads=[(1, 0)]), IndexError, r"got \(1, 0\)"),
-                (lambda: circuits.readings(model, tokens, heads=[]), ValueError, "at least one pair"),
-                (lambda: circuits.passages([1] * 100), ValueError, "at least 192 tokens.*got 100"),
+                (lambda: readings(model, tokens[:1]), ValueError, r"got \[1, 24\]"),
+                (lambda: readings(model, tokens, heads=[(1, 0)]), IndexError, r"got \(1, 0\)"),
+                (lambda: readings(model, tokens, heads=[]), ValueError, "at least one pair"),
+                (lambda: passages([1] * 100), ValueError, "at least 192 tokens.*got 100"),
             ]
         )
 
     def test_passages(self):
-        assert circuits.passages(range(10_000)).shape == (32, 48)
-        assert circuits.passages(range(1000)).shape == (20, 48)
-        short = circuits.passages(range(200))
+        assert passages(range(10_000)).shape == (32, 48)
+        assert passages(range(1000)).shape == (20, 48)
+        short = passages(range(200))
         assert short.shape == (12, 16)
         assert short[0, 0] == 0
         assert short[-1, -1] == 199
@@ -328,7 +327,7 @@ def test_two_heads_of_smollm2():
     """A previous-token and an induction head, found by their weights and by cutting."""
     model, tokenizer = ga.lm.load("smollm2")
     ids = tokenizer(inspect.getsource(inspect.getmodule(OrderedDict)), verbose=False).input_ids
-    found = circuits.readings(model, circuits.passages(ids), heads=[(11, 1), (18, 6)])
+    found = readings(model, passages(ids), heads=[(11, 1), (18, 6)])
     assert [reading.job for reading in found] == ["previous token", "induction"]
     assert all(reading.looks.p_holm < 0.001 for reading in found)
     assert all(reading.looks.claimed > 10 * abs(reading.looks.control) for reading in found)

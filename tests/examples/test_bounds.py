@@ -9,9 +9,9 @@ from support.extras import needs
 
 import gnn_attention as ga
 from benchmarks import influence_bound as bench
+from examples.bounds import influence_bound
 from gnn_attention import model as lm
 from gnn_attention import patterns
-from gnn_attention.interpret.bounds import influence_bound
 
 TOKENS = torch.tensor([[0, 1]])
 

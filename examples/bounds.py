@@ -20,7 +20,7 @@ from gnn_attention.score_mods import RelativeBias
 
 __all__ = ["influence_bound"]
 
-# norm, attention, norm and MLP of a block: here, in Llama, in GPT-2
+# Norm, attention, norm and MLP of a block: here, in Llama, in GPT-2.
 PARTS = (
     ("attention_norm", "attention", "mlp_norm", "mlp"),
     ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp"),
@@ -77,8 +77,8 @@ def influence_bound(model: nn.Module, *inputs: Any, **options: Any) -> Sizes:
 
 
 def _save(state: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, *output: Any) -> None:
-    found = (output or inputs)[0]
-    state[name] = found[0] if isinstance(found, tuple) else found
+    value = (output or inputs)[0]
+    state[name] = value[0] if isinstance(value, tuple) else value
 
 
 def _gains(block: nn.Module, names: tuple[str, ...], state: dict[str, Tensor], call: LayerTrace) -> Sizes:
@@ -90,7 +90,8 @@ def _gains(block: nn.Module, names: tuple[str, ...], state: dict[str, Tensor], c
     _check(block, torch.stack([y, state["after"]]), torch.stack([x + call.update, compute(y)]))
     update = _of_attention(attention, norm(x), call) * _of_tokens(norm, x[0])
     gains = _of_tokens(compute, y[0]).unsqueeze(1) * (update + torch.eye(len(update)).to(update))
-    return gains.cpu().double()  # products over 30 layers are beyond float32
+    # Products over 30 layers are beyond float32.
+    return gains.cpu().double()
 
 
 def _check(part: nn.Module, found: Tensor, wanted: Tensor) -> None:

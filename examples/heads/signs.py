@@ -5,10 +5,9 @@ from functools import lru_cache
 
 import torch
 
-from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
 
-# pairs of which all 2^n signs are tried; beyond, as many random ones
+# Up to this many pairs all 2^n choices of signs are tried; beyond, as many random ones.
 EXACT = 16
 
 
@@ -26,7 +25,8 @@ def flip_test(differences: Float[Tensor, " pairs"]) -> float:
     if not known.any():
         return 1.0
     signs = _signs(len(known))
-    # equal sums may round differently: a sum of n numbers is off by less than n eps of that of their sizes
+    # Equal sums may round differently: a sum of n numbers is off by less than n eps times that of their
+    # sizes.
     slack = len(known) * torch.finfo(torch.float64).eps * float(known.abs().sum())
     return float((signs @ known >= known.sum() - slack).double().mean())
 
@@ -39,11 +39,10 @@ def holm(p: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    checks.check_order("p", p)
     corrected, largest = [0.0] * len(p), 0.0
-    for rank, place in enumerate(sorted(range(len(p)), key=p.__getitem__)):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[place]))
-        corrected[place] = largest
+    for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
+        corrected[index] = largest
     return corrected
 
 

@@ -1,4 +1,4 @@
-"""``gnn-attention heads``: sentences about heads in a table, and as JSON."""
+"""``python -m examples.heads``: sentences about heads in a table, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gnn_attention.__main__ import main
-from gnn_attention.interpret import circuits
+from examples.heads import JOBS
+from examples.heads.__main__ import main
 
-RECORD = Path(__file__).parents[1] / "records" / "2026-11-24-heads.json"
+RECORD = Path(__file__).parents[2] / "records" / "2026-11-24-heads.json"
 CODE = "".join(
     f"def read_{name}(self, {name}):\n    return self.{name} if {name} else None\n"
     for name in ["key", "name", "path"] * 8
@@ -34,7 +34,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reported(text: Path) -> Any:
     place = text.with_suffix(".json")
     sizes = ["--passages", "24", "--length", "16"]
-    assert main(["heads", "1.0", "0.2", "1.3", "--text", str(text), *sizes, "--json", str(place)]) == 0
+    assert main(["1.0", "0.2", "1.3", "--text", str(text), *sizes, "--json", str(place)]) == 0
     return json.loads(place.read_text(encoding="utf-8"))
 
 
@@ -50,11 +50,11 @@ def test_rows_of_chosen_heads(reported):
         assert all(row[claim]["p"] <= row[claim]["p_holm"] for claim in ("looks", "said", "loss"))
 
 
-def test_a_head_by_itself_has_the_same_effects(reported, text, capsys):
+def test_a_head_by_itself_has_the_same_effects(reported, text, tmp_path):
     """Of one head fewer p-values are corrected, and nothing else changes."""
-    options = ["--passages", "24", "--length", "16", "--json"]
-    assert main(["heads", "1.0", "--text", str(text), *options]) == 0
-    [alone] = json.loads(capsys.readouterr().out)["rows"]
+    options = ["--passages", "24", "--length", "16", "--json", str(tmp_path / "alone.json")]
+    assert main(["1.0", "--text", str(text), *options]) == 0
+    [alone] = json.loads((tmp_path / "alone.json").read_text(encoding="utf-8"))["rows"]
     among = reported["rows"][1]
     for claim in ("looks", "said"):
         assert alone[claim]["p"] == among[claim]["p"]
@@ -64,7 +64,7 @@ def test_a_head_by_itself_has_the_same_effects(reported, text, capsys):
 
 
 def test_the_table(text, capsys):
-    assert main(["heads", "0", "--text", str(text), "--passages", "12", "--length", "16"]) == 0
+    assert main(["0", "--text", str(text), "--passages", "12", "--length", "16"]) == 0
     title, _, *lines = capsys.readouterr().out.splitlines()
     assert title.startswith("trained: 4 heads (")
     assert lines[::2][2].startswith("layer 0, head 2, previous token: looks for the token just before, says ")
@@ -73,19 +73,20 @@ def test_the_table(text, capsys):
 
 @pytest.mark.parametrize("only", ["2", "0.4", "x", "-", "1.", "0.1.1"])
 def test_a_head_that_there_is_not(only, text, capsys):
-    assert main(["heads", "--text", str(text), "--", only]) == 2
-    assert (
-        f"HEAD must be a layer below 2, or with a head below 4 such as 1.3, got {only!r}"
-        in capsys.readouterr().err
+    assert main(["--text", str(text), "--", only]) == 2
+    unknown, unread = (
+        "heads must be pairs (layer, head) of 2 layers of 4 heads, got",
+        "HEAD must be a layer such as 5",
     )
+    assert (unknown if only in ("2", "0.4") else unread) in capsys.readouterr().err
 
 
 def test_text_that_is_none(tmp_path, capsys):
     (tmp_path / "no.txt").write_bytes(b"\xff\xfe\xff")
-    assert main(["heads", "--text", str(tmp_path / "no.txt")]) == 2
+    assert main(["--text", str(tmp_path / "no.txt")]) == 2
     assert "no text in UTF-8" in capsys.readouterr().err
     (tmp_path / "short.txt").write_text("def", encoding="utf-8")
-    assert main(["heads", "--text", str(tmp_path / "short.txt")]) == 2
+    assert main(["--text", str(tmp_path / "short.txt")]) == 2
     assert "at least 192 tokens" in capsys.readouterr().err
 
 
@@ -94,5 +95,5 @@ def test_the_record_has_a_row_for_every_head(record):
     smollm2 = [("smollm2", layer, head) for layer in range(30) for head in range(9)]
     assert places == smollm2 + [("trained", layer, head) for layer in range(2) for head in range(4)]
     for row in record["rows"]:
-        assert row["job"] in {*circuits.JOBS, "certain tokens", "none of these"}
+        assert row["job"] in {*JOBS, "certain tokens", "none of these"}
         assert row["holds"] == (max(row["looks"]["p_holm"], row["said"]["p_holm"]) <= 0.05)

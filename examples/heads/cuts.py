@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from examples.heads.stack import Forward, States
 from gnn_attention import convert, patterns
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.interpret.circuits.stack import Forward, Stack, States
 
 
 def matched(
@@ -32,25 +32,25 @@ def measured(
 
     ``words [samples, tokens, some]`` are those of each receiver; the fall is that of receivers of cut edges.
     """
-    call = run.layer(layer)[0].of(head)
-    causal = patterns.causal(run.tokens.shape[1])
-    whole = call.attended(causal)[0]
+    call, _, circuits = run.layer(layer)
+    call, causal = call.of(head), patterns.causal(run.tokens.shape[1])
     left = causal - convert.from_mask(cut.unsqueeze(1))
-    change = (call.attended(left)[0] - whole).squeeze(1) @ run.layer(layer)[2][head].message.right
+    lost = (call.attended(left)[0] - call.attended(causal)[0]).squeeze(1)
+    change = lost @ circuits[head].message.right
     last = run.stack.resumed(layer, run.middle[layer] + change)
     falls = zip(run.tokens, run.predicted, run.last - last, words, cut.any(-1), strict=True)
-    return torch.stack([_of_passage(run.stack, *passage) for passage in falls], dim=1)
+    return torch.stack([_of_passage(run.stack.unembedding, *passage) for passage in falls], dim=1)
 
 
 def _of_passage(
-    stack: Stack, tokens: Tensor, predicted: Tensor, lost: Tensor, words: Tensor, receives: Tensor
+    unembedding: Tensor, tokens: Tensor, predicted: Tensor, lost: Tensor, words: Tensor, receives: Tensor
 ) -> Float[Tensor, " measures"]:
     """KL divergence, fall of the words' logits (their mean over the vocabulary 0), rise of the loss.
 
     From the predictions p and the fall z of each logit alone, without differences of large numbers:
     ``log E_p exp(-z)`` is what the normaliser loses, and ``KL = E_p z + log E_p exp(-z)``.
     """
-    fall = lost @ stack.unembedding.mT
+    fall = lost @ unembedding.mT
     normaliser = (predicted * (-fall).expm1()).sum(-1).log1p()
     moved = ((predicted * fall).sum(-1) + normaliser).mean()
     loss = (fall[:-1].gather(1, tokens[1:].unsqueeze(1)).squeeze(1) + normaliser[:-1]).mean()
