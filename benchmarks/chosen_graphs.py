@@ -25,7 +25,7 @@ import gnn_attention as ga
 from gnn_attention.cli.bench import spread
 from gnn_attention.cli.bench_methods import peak_bytes
 from gnn_attention.selectors import Indexer
-from gnn_attention.verify.circumstances import environment
+from gnn_attention.verify.report import environment
 
 HEADS, DIM, K = 8, 64, 64
 BLOCK, TOP = 128, 4

@@ -30,10 +30,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from benchmarks.gpu import outcome, processes, running
 from benchmarks.gpu.processes import Group
 from benchmarks.gpu.workloads import WORKLOADS
-from gnn_attention import verify
 from gnn_attention._support import atomic_files
 from gnn_attention.verify import Check
 from tests.guarantees import gpu_core, gpu_record
@@ -314,13 +315,15 @@ def _work(run: Run, name: str, group: str | None, alone: bool) -> int:
         processes.patch_interpreter()
     if name == "place":
         core = gpu_core.digest(check.label for check in run.core)
-        place = verify.environment(run.device)
+        place = gpu_record.gpu_environment(run.device)
         place |= {"core": core, "digests": gpu_record.digests(), "trial": run.trial}
         atomic_files.write(str(run.out / "here.json"), json.dumps(place))
         return 0
     if name == "bench":
         file = run.out / outcome.BENCH
         return running.run_workloads(file, run.workloads, run.device, run.trial, run.until)
+    # float32 is judged as float32, whatever an image of the machine sets
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
     wanted = run.groups[str(group)]
     return processes.run_checks(wanted.checks, wanted.file, run.until, alone)
 

@@ -30,7 +30,7 @@ from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import AttentionCall, Backend
 from gnn_attention.huggingface.interface import attending
 from gnn_attention.selectors import Indexer, TopK, recall
-from gnn_attention.verify.circumstances import environment
+from gnn_attention.verify.report import environment
 
 TOKENS, ROWS, STEPS, RATE = 1024, 256, 500, 1e-2
 TRAINING, HELD_OUT = 40, 4  # texts

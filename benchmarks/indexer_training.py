@@ -36,7 +36,7 @@ from gnn_attention._support import atomic_files
 from gnn_attention.model import load_trained
 from gnn_attention.rotary import Rotary
 from gnn_attention.selectors import Indexer, recall
-from gnn_attention.verify.circumstances import environment
+from gnn_attention.verify.report import environment
 
 TOKENS, SENDERS, WIDTH, LAYERS, VOCABULARY = 2048, 128, 128, 2, 1024
 SHORT, BRIEF = 1240, 512  # steps on texts of so many tokens, four at a time

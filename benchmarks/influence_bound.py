@@ -18,7 +18,7 @@ import torch
 from gnn_attention import TokenGraph, model, patterns
 from gnn_attention._support import atomic_files
 from gnn_attention.interpret.bounds import influence_bound
-from gnn_attention.verify.circumstances import environment
+from gnn_attention.verify.report import environment
 
 T = 40
 TEXT = Path("/usr/share/common-licenses/GPL-3")

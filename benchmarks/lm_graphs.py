@@ -27,7 +27,7 @@ from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.huggingface import attending
 from gnn_attention.interpret.trace import Attribution, PrunedGraphs, attribute
-from gnn_attention.verify.circumstances import environment
+from gnn_attention.verify.report import environment
 
 TOKENS, FIRST, PROJECTIONS = 1024, 256, 3
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)

@@ -24,7 +24,7 @@ from gnn_attention import analyse, patterns
 from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import Backend
 from gnn_attention.huggingface import attending
-from gnn_attention.verify.circumstances import environment
+from gnn_attention.verify.report import environment
 
 T, WINDOW, SINKS = 512, 32, 4
 KINDS = T + SINKS + SINKS**2

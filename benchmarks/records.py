@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention.verify.circumstances import environment
+from gnn_attention.verify.report import environment
 
 __all__ = ["Record", "case_of", "cases_of", "circumstances", "read", "value_of", "workload_of"]
 

@@ -26,11 +26,11 @@ import torch
 from benchmarks.process import is_out_of_memory
 from gnn_attention._support import atomic_files
 from gnn_attention.verify import Check, Result
-from gnn_attention.verify.processes import LOST
 from gnn_attention.verify.report import fields_of, label, result_of
 
 __all__ = ["Group", "Lines", "exit_code_of", "forget_deaths", "python", "results", "run_checks", "run_groups"]
 
+LOST = ("CUDA error", "AcceleratorError", "Triton Error [CUDA]")  # after which every call fails
 PATIENCE = 150.0  # seconds without a line after which a process is ended
 MOST_DEATHS = 3
 MOST_RESERVED = 2**30  # bytes that a process may hold on to between two checks

@@ -3,7 +3,7 @@
 The fields of a record, which is written whole or not at all:
 
 - ``bench``: "gpu"; ``schema`` 1; ``measurement``: False for a rehearsal on a CPU
-- the fields of :func:`gnn_attention.verify.environment`, and ``memory`` of the device
+- the fields of :func:`tests.guarantees.gpu_record.gpu_environment`, and ``memory`` of the device
 - ``ceilings``: :class:`~benchmarks.gpu.machine.Ceilings`, measured first
 - ``workloads`` and ``cases``: see :mod:`benchmarks.gpu.measuring`
 - ``begun``: how often each method of a workload was begun; one that took its process with it twice has failed
@@ -32,8 +32,8 @@ from benchmarks.methods import Method
 from benchmarks.process import one_line
 from benchmarks.records import Record
 from benchmarks.workloads import Workload
-from gnn_attention import verify
 from gnn_attention._support import atomic_files
+from tests.guarantees.gpu_record import gpu_environment
 
 __all__ = ["read_bench", "run_workloads", "waiting"]
 
@@ -120,7 +120,7 @@ def read_bench(file: Path) -> Record | None:
 
 def _new_record(place: torch.device) -> Record:
     on_gpu = place.type == "cuda"
-    about = {**verify.environment(str(place)), "measurement": on_gpu}
+    about = {**gpu_environment(str(place)), "measurement": on_gpu}
     about["memory"] = torch.cuda.get_device_properties(place).total_memory if on_gpu else None
     ceilings = asdict(machine.ceilings(place))
     empty: Record = {"workloads": [], "cases": [], "begun": {}, "due": [], "unbuilt": {}, "targets": []}

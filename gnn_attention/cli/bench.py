@@ -32,7 +32,7 @@ from gnn_attention.cli.bench_methods import (
 )
 from gnn_attention.graph import TokenGraph
 from gnn_attention.selectors import Indexer
-from gnn_attention.verify.circumstances import environment
+from gnn_attention.verify.report import environment
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENS, SECONDS = 2048, 50.0

@@ -21,7 +21,7 @@ from gnn_attention.attend import attend
 from gnn_attention.backends.cost_model import Costs, Work, path_of_costs, save
 from gnn_attention.backends.plan.work import WORK, dense_work
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.circumstances import environment
+from gnn_attention.verify.report import environment
 
 HEADS, DIM = 8, 64  # the model counts nanoseconds for a head of 64 channels
 CASES: dict[str, tuple[str, Callable[[], TokenGraph]]] = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress
-from gnn_attention.verify.circumstances import environment
+from gnn_attention.verify.report import environment
 from tests.guarantees import equality, runner
 from tests.guarantees.draws import Draw
 from tests.guarantees.record import VERSIONS, Results
