@@ -107,12 +107,23 @@ def _is_possible(row: Row) -> bool:
     return option is None or FEATURES[option].unsupported(CASES[row["graph"]]) is None
 
 
-LAYERS = {"form": FORMS, "kind": KINDS, "graph": GRAPHS, "option": LAYER_OPTIONS, "size": SIZES}
-CALLS = {"graph": GRAPHS | SHAPES, "option": FEATURES, "size": SIZES}
-EXACT_FORMS = {"dtype": ["float64"], "form": FORMS, "kind": KINDS, "graph": LAYER_GRAPHS}
+LAYERS: Mapping[str, Iterable[str]] = {
+    "form": FORMS,
+    "kind": KINDS,
+    "graph": GRAPHS,
+    "option": LAYER_OPTIONS,
+    "size": SIZES,
+}
+CALLS: Mapping[str, Iterable[str]] = {"graph": GRAPHS | SHAPES, "option": FEATURES, "size": SIZES}
+EXACT_FORMS: Mapping[str, Iterable[str]] = {
+    "dtype": ["float64"],
+    "form": FORMS,
+    "kind": KINDS,
+    "graph": LAYER_GRAPHS,
+}
 GROUPS = (
     Group("attend", partial(run_problem, attend_problem), CALLS, forward=True),
-    Group("layer", partial(run_problem, layer_problem), LAYERS | {"graph": LAYER_GRAPHS}, forward=True),
+    Group("layer", partial(run_problem, layer_problem), {**LAYERS, "graph": LAYER_GRAPHS}, forward=True),
     Group("layer", partial(run_problem, layer_problem), LAYERS, strength=2, forward=True),
     Group("forms", partial(run_problem, form_problem), EXACT_FORMS),
     Group("rules", run_rule, {"rule": RULES}),

@@ -25,7 +25,9 @@ from gnn_attention.verify.measure import badness
 PACKAGE = Path(__file__).resolve().parent.parent
 COMMIT = "GNN_ATTENTION_COMMIT"  # the commit of a copy that holds no repository
 SHOWN = 20  # failures
-UNITS = "Allowed: 1e-12 of the largest number; below float64 2 times the error of torch's SDPA, 3 for gradients."
+UNITS = (
+    "Allowed: 1e-12 of the largest number; below float64 2 times the error of torch's SDPA, 3 for gradients."
+)
 NUMBERS = ("output", "gradient", "error", "unit", "share")
 TEXTS = ("group", "backend", "dtype", "name")
 SAME = ("device", "torch", "triton", "seed", "sources")  # where these differ, a record is not carried on
@@ -162,7 +164,8 @@ def environment(device: str) -> dict[str, Any]:
     >>> environment("cpu")["cuda"] is None
     True
     """
-    on_gpu, versions = device.startswith("cuda"), {"torch": torch.__version__, "triton": None, "numpy": None}
+    on_gpu = device.startswith("cuda")
+    versions: dict[str, str | None] = {"torch": torch.__version__, "triton": None, "numpy": None}
     for package in ("triton", "numpy"):
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)

@@ -234,8 +234,8 @@ def _large_checks(device: str, sizes: Sizes) -> Iterator[Check]:
         if takes("flex", dtype, GRAPHS["causal"].graph):
             # tables of bits as large as those of small graphs, since another size would be another kernel
             width = WIDTHS[(number + turn) % 2]
-            sizes_of_call = {"samples": 2, "dim": int(width.split()[0])}
-            make = partial(LargeCase, device, large, DTYPES[dtype], sizes.flex, **sizes_of_call)
+            dim = int(width.split()[0])
+            make = partial(LargeCase, device, large, DTYPES[dtype], sizes.flex, samples=2, dim=dim)
             name = f"{large.name}, {sizes.flex} tokens, {width}"
             run = partial(_run_large, functools.cache(make), "flex")
             yield Check("large", "flex", dtype, name, run, factors={"channels": width})
