@@ -19,11 +19,10 @@ import torch
 
 from gnn_attention._support.checks import choice, quoted, size
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.verify import processes
+from gnn_attention.verify import processes, rules
 from gnn_attention.verify.cases import DTYPES, FEATURES, GRAPHS, SHAPES
 from gnn_attention.verify.check import Check
-from gnn_attention.verify.groups import GROUPS, unsupported
-from gnn_attention.verify.problems import FORMS
+from gnn_attention.verify.groups import FORMS, GROUPS, unsupported
 from gnn_attention.verify.report import SAME, Report, Result, environment, label, sources
 from gnn_attention.verify.selection import covering
 
@@ -124,7 +123,7 @@ def _checks(
     labels = set[str]()
     for compiled in (False, True):
         those = [backend for backend in backends if backend.compiled == compiled]
-        for group in GROUPS if those else ():
+        for group in (*GROUPS, rules.GROUP) if those else ():
             for check in group.checks(device, seed, those, allowed):
                 if check.label not in labels:
                     yield check

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -119,22 +119,17 @@ def _listed_case(num_dst: int, num_src: int) -> GraphCase:
 
 def shape_cases() -> Iterator[GraphCase]:
     """Other heads, samples, widths and lengths, on graphs that differ by head and sample or not at all."""
-    same: Any = lambda b, h, i, j: (i - j < 100) & (j % 5 != 1)  # noqa: E731
-    other: Any = lambda b, h, i, j: (i + j) % (2 + b + h) != 1  # noqa: E731
-    shapes = [  # samples, query heads, key heads, receivers, senders, channels of keys and of values
-        (1, 4, 1, 13, 13, 16, 16),
-        (2, 3, 3, 5, 37, 24, 40),
-        (1, 2, 1, 150, 150, 20, 8),
-        (3, 1, 1, 1, 300, 64, 64),
-        (2, 4, 2, 64, 64, 32, 32),
-    ]
-    for number, (samples, heads, kv_heads, dst, src, *dims) in enumerate(shapes):
-        varies = number % 2 == 1
-        by = {"heads": heads, "batch": samples} if varies else {}
-        graph = TokenGraph.from_rule(other if varies else same, dst, src, name="other shapes", **by)
-        name = f"{samples} samples, {heads} over {kv_heads} heads, {dst} x {src}, {dims[0]} channels"
-        edge, widths = other if varies else same, (dims[0], dims[1])
-        yield GraphCase(name, graph, edge, sizes=(samples, heads), kv_heads=kv_heads, dims=widths)
+    near: Any = lambda b, h, i, j: (i - j < 100) & (j % 5 != 1)  # noqa: E731
+    mixed: Any = lambda b, h, i, j: (i + j) % (2 + b + h) != 1  # noqa: E731
+    rule = TokenGraph.from_rule
+    same, varied = partial(GraphCase, edge=near), partial(GraphCase, edge=mixed)
+    yield same("4 heads over 1, 13 x 13", rule(near, 13), sizes=(1, 4), kv_heads=1, dims=(16, 16))
+    yield same("2 heads over 1, 150 x 150", rule(near, 150), sizes=(1, 2), kv_heads=1, dims=(20, 8))
+    yield same("4 heads over 2, 64 x 64", rule(near, 64), sizes=(2, 4), kv_heads=2, dims=(32, 32))
+    graph = rule(mixed, 5, 37, heads=3, batch=2)
+    yield varied("3 heads over 3, 5 x 37, varied", graph, sizes=(2, 3), kv_heads=3, dims=(24, 40))
+    graph = rule(mixed, 1, 300, heads=1, batch=3)
+    yield varied("1 head over 1, 1 x 300, varied", graph, sizes=(3, 1), kv_heads=1, dims=(64, 64))
 
 
 GRAPHS = {case.name: case for case in graph_cases()}

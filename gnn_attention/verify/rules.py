@@ -1,6 +1,5 @@
 """Rules that no error bound can express: isolated rows are exactly 0, a NaN stays in its rows, and more."""
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.cases import CASES, DTYPES, OPTIONS
+from gnn_attention.verify.cases import CASES
+from gnn_attention.verify.groups import Group, attend_problem
 from gnn_attention.verify.measure import Outcome, Truth, gradients_of, holds, judge, worst_of
-from gnn_attention.verify.problems import drawn
 from gnn_attention.verify.truth import Problem, leaves_of
 
 
@@ -31,7 +30,7 @@ class Trial:
 
     def problem(self, graph: str, option: str = "plain", rows: tuple[int, ...] | None = None) -> Problem:
         """A graph with an option; gradients are those of the receivers ``rows`` (None: of all)."""
-        return rule_problem(self.device, self.seed, self.dtype, graph, option, rows)
+        return attend_problem(self.device, self.seed, self.dtype, graph, option, "inputs x1", rows)
 
     def attend(self, inputs: Mapping[str, Tensor], graph: TokenGraph, **options: Any) -> Any:
         q, k, v = (inputs[name] for name in "qkv")
@@ -43,19 +42,6 @@ class Trial:
 
 Outcomes = Iterator[tuple[str, Outcome]]
 Rule = Callable[[Trial], Outcomes]
-
-
-@functools.lru_cache(maxsize=256)
-def rule_problem(
-    device: str, seed: int, dtype: str, graph: str, option: str, rows: tuple[int, ...] | None
-) -> Problem:
-    """The problem that rules share; gradients are those of some receivers, or of all."""
-    case, feature = CASES[graph], OPTIONS[option]
-    inputs = drawn(seed + 2, DTYPES[dtype], case, feature)
-    if rows is not None:
-        others = [row for row in range(case.graph.num_dst) if row not in rows]
-        inputs["direction"][:, :, others] = 0.0
-    return Problem.of(case, feature, {name: x.to(device) for name, x in inputs.items()}, device)
 
 
 def run_rule(device: str, seed: int, backend: Backend, row: Mapping[str, str]) -> Mapping[str, Any]:
@@ -126,21 +112,22 @@ def _lse(trial: Trial) -> Outcomes:
     """Half of a sink is given to the call, and half is added to its result by lse, with right gradients.
 
     With ``a = sink - log 2`` the whole sink leaves ``exp(lse) / (exp(lse) + exp(a))`` of an output whose lse
-    counts a sink of a already.
+    counts a sink of a already. That is computed from the lse that is stored, as weights are by a backend that
+    computes them again.
     """
     options = ("sinks", "bias and sinks", "score_mod, sink_logits", "score_mod, bias, sink_logits")
     for name, option in product(("causal", "listed", "decode rows"), options):
         problem, what = trial.problem(name, option), f"{name} with {option}"
-        leaves = leaves_of(problem.inputs, trial.device)
+        truth, leaves = problem.truth.of_recomputed_weights(), leaves_of(problem.inputs, trial.device)
         half = leaves["sink_logits"] - math.log(2)
         halved = problem.options(leaves) | {"sink_logits": half}
         out, info = trial.attend(leaves, problem.graph, return_info=True, **halved)
         remains = (info.lse - half.to(info.lse.dtype).unsqueeze(-1)).sigmoid().unsqueeze(-1)
-        whole = out.to(info.lse.dtype) * remains
-        gradients = gradients_of(whole, problem.formula.direction.to(trial.device), leaves)
-        yield f"a sink added by lse, {what}", trial.judge(whole, gradients, problem.truth)
+        whole, qkv = out.to(info.lse.dtype) * remains, {key: leaves[key] for key in "qkv"}
+        gradients = gradients_of(whole, problem.formula.direction.to(trial.device), qkv)
+        yield f"a sink added by lse, {what}", judge(whole, gradients, truth)
         plain = trial.attend(leaves, problem.graph, **halved)
-        yield f"the output without lse, {what}", trial.judge(plain * remains, {}, problem.truth)
+        yield f"the output without lse, {what}", judge(plain * remains, {}, truth)
 
 
 def _weights_of_edges(trial: Trial) -> Outcomes:
@@ -181,3 +168,7 @@ RULES: dict[str, tuple[Rule, str]] = {
     "weights come in edge order and agree with lse": (_weights_of_edges, "plain"),
     "a sender named twice is refused, or counted once": (_duplicates, "plain"),
 }
+# rules differentiate by themselves
+GROUP = Group(
+    "rules", run_rule, {"rule": RULES}, option=lambda row: RULES[row["rule"]][1], with_gradients=False
+)

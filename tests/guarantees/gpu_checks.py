@@ -1,30 +1,24 @@
-"""What only a GPU shows: the same bits in every run, a bound on memory, and operators that compilers may use."""
+"""What only a GPU shows: the same bits in every run, and operators that compilers may use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnn_attention import convert
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
-from gnn_attention.backends.call import AttentionCall
-from gnn_attention.graph import TokenGraph
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify.cases import FEATURES, GraphCase
+from gnn_attention.verify.groups import drawn, layer_problem
 from gnn_attention.verify.measure import gradients_of, verdict
-from gnn_attention.verify.problems import drawn, layer_problem
 from gnn_attention.verify.truth import Problem, leaves_of
 from tests.guarantees.gpu_large import LargeCase
 
 REPEATS = 3
-WORKSPACE = 64 * 2**20
-MEMORY_HEADS, MEMORY_DIM = 8, 64
 
 
 def run_again(case: LargeCase, backend: Backend, kernel: str = "") -> Mapping[str, Any]:
@@ -41,65 +35,6 @@ def run_again(case: LargeCase, backend: Backend, kernel: str = "") -> Mapping[st
             if not torch.equal(first[name].nan_to_num(0.5), again.nan_to_num(0.5)):
                 return {"passed": False, "message": f"{name} differs from run to run"}
     return {"passed": True}
-
-
-def run_memory(
-    device: str, dtype: torch.dtype, tokens: int, hubs: bool, backend: Backend
-) -> Mapping[str, Any]:
-    """What a call allocates is bounded by its results, what the backend says it needs, and 64 MiB."""
-    graph, rng = _random_graph(tokens, hubs), torch.Generator().manual_seed(6)
-    drawn = (torch.randn(1, MEMORY_HEADS, tokens, MEMORY_DIM, generator=rng) for _ in range(4))
-    q, k, v, direction = (x.to(device, dtype) for x in drawn)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    needed = (
-        0 if backend.bytes_needed is None else backend.bytes_needed(AttentionCall.checked(q, k, v, graph))
-    )
-    # the output, and lse in float32 with as much again
-    outputs = q.numel() * q.element_size() + 8 * q[..., 0].numel()
-    allowed = {
-        "graph": needed + WORKSPACE // 16,
-        "forward": outputs + WORKSPACE,
-        "backward": 4 * outputs + max(needed, WORKSPACE),
-    }
-    used = _used(device, partial(attend, q, k, v, graph, backend=backend), leaves, direction)
-    over = [name for name in allowed if used[name] > allowed[name]]
-    sizes = (f"{name} {used[name] >> 20} of {allowed[name] >> 20} MiB" for name in allowed)
-    return {"passed": not over, "message": ", ".join(sizes)}
-
-
-def _used(
-    device: str, run: Callable[[], Tensor], leaves: Sequence[Tensor], direction: Tensor
-) -> dict[str, int]:
-    """What a first call leaves on the device, and the most that a later pass allocates beyond that."""
-    before = _allocated(device)
-    torch.autograd.grad(run(), list(leaves), direction)
-    graph = _allocated(device) - before
-    out, forward = _peak(device, run)
-    _, backward = _peak(device, partial(torch.autograd.grad, out, list(leaves), direction))
-    return {"graph": graph, "forward": forward, "backward": backward}
-
-
-def _allocated(device: str) -> int:
-    torch.cuda.synchronize(device)
-    return torch.cuda.memory_allocated(device)
-
-
-def _peak(device: str, run: Callable[[], Any]) -> tuple[Any, int]:
-    before = _allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    result = run()
-    torch.cuda.synchronize(device)
-    return result, torch.cuda.max_memory_allocated(device) - before
-
-
-def _random_graph(n: int, hubs: bool) -> TokenGraph:
-    """32 random senders each; with hubs, a receiver attends to all and all attend to a sender."""
-    src = torch.randint(n, (n, 32), generator=torch.Generator().manual_seed(n)).flatten()
-    dst = torch.arange(n).repeat_interleave(32)
-    if hubs:
-        every, hub = torch.arange(n), torch.full((n,), 5)
-        src, dst = torch.cat([src, every, hub]), torch.cat([dst, hub, every])
-    return convert.from_edge_index(torch.stack([src, dst]), n, n, coalesce=True)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

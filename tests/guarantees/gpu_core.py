@@ -28,13 +28,19 @@ from gnn_attention.backends.plan.packing import packing
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import DTYPES, FEATURES, GRAPHS
 from gnn_attention.verify.check import FORWARD, Check
-from gnn_attention.verify.groups import DROPOUT_GRAPHS, LAYER_OPTIONS
+from gnn_attention.verify.groups import (
+    DROPOUT_GRAPHS,
+    KINDS,
+    LAYER_OPTIONS,
+    drawn,
+    dropout_problem,
+    layer_problem,
+)
 from gnn_attention.verify.measure import verdict
-from gnn_attention.verify.problems import KINDS, drawn, dropout_problem, layer_problem
 from gnn_attention.verify.rules import RULES, run_rule
 from gnn_attention.verify.selection import covering, grid
 from gnn_attention.verify.truth import Problem
-from tests.guarantees.gpu_checks import run_again, run_compiled, run_compiled_layer, run_memory, run_opcheck
+from tests.guarantees.gpu_checks import run_again, run_compiled, run_compiled_layer, run_opcheck
 from tests.guarantees.gpu_large import LARGE, LargeCase, large_layer
 from tests.guarantees.gpu_shapes import OPTIONS_OF_SHAPES, SHAPES, run_far, shape_graphs, shape_problem
 
@@ -56,7 +62,7 @@ COMPILED = "compiled as one graph"
 PROCESSES = 16
 # seconds on a GPU, by which the parts are balanced: of the float64 truth and SDPA, measured on a CPU core
 SECONDS_OF_TRUTH = {"attend": 0.4, "layer": 0.5, "shapes": 1.0, "dropout": 0.4, "rules": 1.0, "large": 2.5}
-SECONDS_OF_TRUTH |= {"repeat": 0.3, "memory": 2.0, "operators": 0.5, "far": 20.0}
+SECONDS_OF_TRUTH |= {"repeat": 0.3, "operators": 0.5, "far": 20.0}
 SECONDS_OF_KERNEL = 10.0  # compiled by Inductor, forward or backward
 
 Row = Mapping[str, str]
@@ -64,17 +70,16 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tokens of the larger graphs, also of FlexAttention and of layers, of shapes, memory and far offsets."""
+    """Tokens of the larger graphs, also of FlexAttention and of layers, of shapes and far offsets."""
 
     large: int = 2131
     flex: int = 1200
     layer: int = 500
     shapes: int = 150
-    memory: int = 65_536
     far: int = 2**22 + 77
 
 
-TRIAL = Sizes(large=16, flex=16, layer=16, shapes=12, memory=64, far=20)  # for a rehearsal on a CPU
+TRIAL = Sizes(large=16, flex=16, layer=16, shapes=12, far=20)  # for a rehearsal on a CPU
 
 
 def core_checks(device: str = "cuda", sizes: Sizes = Sizes()) -> list[Check]:
@@ -95,7 +100,6 @@ def core_checks(device: str = "cuda", sizes: Sizes = Sizes()) -> list[Check]:
         _rule_checks(device),
         _large_checks(device, sizes),
         _repeat_checks(device, sizes.large),
-        _memory_checks(device, sizes.memory),
         _operator_checks(device),
         _far_checks(device, sizes.far),
     )
@@ -256,14 +260,6 @@ def _repeat_checks(device: str, tokens: int) -> Iterator[Check]:
         make = partial(LargeCase, device, large, DTYPES[dtype], tokens, full=large.listed)
         name = f"{large.name}, {tokens} tokens: three runs give the same bits"
         yield Check("repeat", "rows", dtype, name, partial(_run_again, make, kernel))
-
-
-def _memory_checks(device: str, tokens: int) -> Iterator[Check]:
-    skipped = None if device.startswith("cuda") else "memory is measured on CUDA alone"
-    for dtype, hubs in product(("bfloat16", "float32"), (False, True)):
-        name = f"{'hubs' if hubs else 'random'}, {tokens} tokens: its graph, results and 64 MiB"
-        run = partial(run_memory, device, DTYPES[dtype], tokens, hubs, BACKENDS["rows"])
-        yield Check("memory", "rows", dtype, name, run, skipped=skipped)
 
 
 def _operator_checks(device: str) -> Iterator[Check]:

@@ -21,8 +21,8 @@ from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import HEADS, KV_HEADS
+from gnn_attention.verify.groups import drawn_heads
 from gnn_attention.verify.measure import Attempt, Truth, gradients_of, verdict, worst_errors
-from gnn_attention.verify.problems import drawn_heads
 from gnn_attention.verify.truth import Formula, Problem, plain_names
 
 ORDERS = 4  # of the yardstick: among so many numbers the worst is no matter of luck

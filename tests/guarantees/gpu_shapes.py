@@ -20,8 +20,8 @@ from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import DTYPES, OPTIONS, GraphCase
+from gnn_attention.verify.groups import drawn, tokens_first
 from gnn_attention.verify.measure import gradients_of, verdict
-from gnn_attention.verify.problems import drawn, tokens_first
 from gnn_attention.verify.truth import Formula, Problem
 
 SAMPLES = 2

@@ -16,7 +16,7 @@ from gnn_attention.__main__ import main
 from gnn_attention.backends import BACKENDS, Backend, dense
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import CASES, FEATURES, GRAPHS, SHAPES
-from gnn_attention.verify.problems import FORMS
+from gnn_attention.verify.groups import FORMS
 from gnn_attention.verify.report import Report, Result
 
 FEW = {
@@ -119,7 +119,7 @@ def received_when_isolated(call, out):
 
 
 LSE, POISON = "rules: lse is that of the logits", "rules: NaN, inf and 1e4 reach only"
-SHAPE, ATTEND = "3 samples, 1 over 1 heads", "attend: causal, plain, inputs x1 ["
+SHAPE, ATTEND = "1 head over 1, 1 x 300", "attend: causal, plain, inputs x1 ["
 NO_SCALE = changed(lambda call: replace(call, scale=1.0))
 WRONG = {
     "graph transposed": (ATTEND, changed(transposed)),
