@@ -32,8 +32,9 @@ Formula = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
 def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor) -> Truth:
     """``truth`` with yardsticks no smaller than what roundings do to it."""
     single, own = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
-    wide = {name: x.detach().cpu().double() for name, x in leaves.items()}
-    wide_direction = direction.detach().cpu().double()
+    place = truth.out.device
+    wide = {name: x.detach().to(place, torch.float64) for name, x in leaves.items()}
+    wide_direction = direction.detach().to(place, torch.float64)
 
     def moved(number: int, delta: float, lse: float) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Output and gradients, inputs moved by a rounding of float32, delta and lse by these."""
@@ -63,7 +64,7 @@ def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direct
 
 def _signs(x: Tensor, rng: torch.Generator) -> Tensor:
     """Numbers in [-1, 1]."""
-    return 2 * torch.rand(x.shape, generator=rng, dtype=torch.float64) - 1
+    return 2 * torch.rand(x.shape, generator=rng, dtype=torch.float64).to(x.device) - 1
 
 
 def lse_of(

@@ -45,7 +45,8 @@ class Formula:
     With ``heads`` it is a whole layer: inputs are "x_src", "x_dst" and the heads' weights by their names.
     ``mask [B, H, dst, src]``; ``factors`` multiply the weights; gradients are those of ``(out *
     direction).sum()`` for all inputs. ``additive`` says that ``dense`` is a sum, which SDPA can be given as a
-    mask; without it, or with factors, the yardstick is the plain formula in the inputs' dtype.
+    mask; without it, or with factors, the yardstick is the plain formula in the inputs' dtype. SDPA runs on
+    ``device``, the formula in ``place``.
     """
 
     mask: Tensor
@@ -56,6 +57,8 @@ class Formula:
     factors: Tensor | None = None
     device: str = "cpu"
     heads: Any = None
+    place: str = "cpu"
+    neighbours: int = NEIGHBOURS
 
     @torch.enable_grad()
     def truth(self, inputs: Mapping[str, Tensor]) -> Truth:
@@ -67,7 +70,7 @@ class Formula:
         out, gradients = self._solve(inputs)
         if self.direction.dtype == torch.float64:
             return Truth(out, gradients, {})
-        errors = [self._errors_nearby(inputs, number) for number in range(NEIGHBOURS)]
+        errors = [self._errors_nearby(inputs, number) for number in range(self.neighbours)]
         plain, fused = (largest_of(by_kernel) for by_kernel in zip(*errors, strict=True))
         return rounded(Truth(out, gradients, plain, fused), self.sums, inputs, self.direction)
 
@@ -79,19 +82,19 @@ class Formula:
 
     def _solve(self, inputs: Mapping[str, Tensor]) -> Attempt:
         """By the formulas alone, no weight of a layer passing through its own projections."""
-        wide = leaves_of(inputs, "cpu", torch.float64)
+        wide = leaves_of(inputs, self.place, torch.float64)
         dense = partial(self.dense, wide)
         if self.heads is None:
             out = self._called(wide, self._attention(wide))[0]
         else:
             out = oracle.layer(wide, wide["x_src"], wide["x_dst"], self.mask, self.scale, dense)
-        return out.detach(), gradients_of(out, self.direction.cpu().double(), wide)
+        return out.detach(), gradients_of(out, self.direction.to(self.place, torch.float64), wide)
 
     def sums(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """The output, the sums of its heads, and lse, of inputs on the CPU; of a layer q, k and v, too."""
+        """The output, the sums of its heads, and lse; of a layer q, k and v, too."""
         out, z, (q, k, v) = self._called(inputs, self._attention(inputs))
         logits = torch.einsum("bhid,bhjd->bhij", q, oracle.per_query_head(k, q)) * self.scale
-        lse = lse_of(self.dense(inputs, logits), self.mask, inputs.get("sink_logits"))
+        lse = lse_of(self.dense(inputs, logits), self.mask.to(q.device), inputs.get("sink_logits"))
         return (out, z, lse) if self.heads is None else (out, z, lse, q, k, v)
 
     def baseline(self, inputs: Mapping[str, Tensor], number: int, widened: bool) -> Attempt:

@@ -41,7 +41,7 @@ from gnn_attention.verify.rules import RULES, run_rule
 from gnn_attention.verify.selection import covering, grid
 from gnn_attention.verify.truth import Problem
 from tests.guarantees.gpu_checks import run_again, run_compiled, run_compiled_layer, run_opcheck
-from tests.guarantees.gpu_large import LARGE, LargeCase, large_layer
+from tests.guarantees.gpu_large import LARGE, large_layer, large_problem
 from tests.guarantees.gpu_shapes import OPTIONS_OF_SHAPES, SHAPES, run_far, shape_graphs, shape_problem
 
 CORE_DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -218,30 +218,26 @@ def _rule_checks(device: str) -> Iterator[Check]:
             yield Check("rules", backend, row["dtype"], row["rule"], run, factors={"rule": row["rule"]})
 
 
-def _run_large(make: Callable[[], LargeCase], backend: str) -> Mapping[str, Any]:
-    return make().run(BACKENDS[backend])
-
-
 def _large_checks(device: str, sizes: Sizes) -> Iterator[Check]:
     """Larger graphs: all of rows and of dense, the plain ones of reference, what varlen and flex take."""
     packed = {name: large.graph(sizes.large) for name, large in LARGE.items() if not large.listed}
     for dtype, (graph, large) in product(CORE_DTYPES, LARGE.items()):
         for full in (False, True) if large.listed else (False,):
-            case = functools.cache(partial(LargeCase, device, large, DTYPES[dtype], sizes.large, full))
+            case = functools.cache(partial(large_problem, device, large, DTYPES[dtype], sizes.large, full))
             backends = ["rows", "dense", *([] if full else ["reference"])]
             if graph in packed and takes("varlen", dtype, packed[graph]):
                 backends.append("varlen")
             name = f"{graph}, {sizes.large} tokens{', bias and sinks' if full else ''}"
             for backend in backends:
-                yield Check("large", backend, dtype, name, partial(_run_large, case, backend))
+                yield Check("large", backend, dtype, name, partial(_solve, case, backend))
     for (number, large), (turn, dtype) in product(enumerate(LARGE.values()), enumerate(CORE_DTYPES)):
         if takes("flex", dtype, GRAPHS["causal"].graph):
             # tables of bits as large as those of small graphs, since another size would be another kernel
             width = WIDTHS[(number + turn) % 2]
             dim = int(width.split()[0])
-            make = partial(LargeCase, device, large, DTYPES[dtype], sizes.flex, samples=2, dim=dim)
+            make = partial(large_problem, device, large, DTYPES[dtype], sizes.flex, samples=2, dim=dim)
             name = f"{large.name}, {sizes.flex} tokens, {width}"
-            run = partial(_run_large, functools.cache(make), "flex")
+            run = partial(_solve, functools.cache(make), "flex")
             yield Check("large", "flex", dtype, name, run, factors={"channels": width})
     for dtype, graph in product(CORE_DTYPES, ("documents", "random, in-degree 32", "hubs")):
         layer = partial(large_layer, device, LARGE[graph], DTYPES[dtype], sizes.layer)
@@ -249,7 +245,7 @@ def _large_checks(device: str, sizes: Sizes) -> Iterator[Check]:
         yield Check("large", MESSAGE_PASSING, dtype, f"{graph}, {sizes.layer} tokens, a layer", run)
 
 
-def _run_again(make: Callable[[], LargeCase], kernel: str) -> Mapping[str, Any]:
+def _run_again(make: Callable[[], Problem], kernel: str) -> Mapping[str, Any]:
     return run_again(make(), BACKENDS["rows"], kernel)
 
 
@@ -257,7 +253,7 @@ def _repeat_checks(device: str, tokens: int) -> Iterator[Check]:
     """rows on the larger graphs: the same bits three times."""
     kernel = KERNEL_OF_ROWS if device.startswith("cuda") else ""
     for dtype, large in product(CORE_DTYPES, LARGE.values()):
-        make = partial(LargeCase, device, large, DTYPES[dtype], tokens, full=large.listed)
+        make = partial(large_problem, device, large, DTYPES[dtype], tokens, full=large.listed)
         name = f"{large.name}, {tokens} tokens: three runs give the same bits"
         yield Check("repeat", "rows", dtype, name, partial(_run_again, make, kernel))
 

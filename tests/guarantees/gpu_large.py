@@ -9,21 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
-from typing import Any
+from functools import cache, partial
 
 import torch
 
 from gnn_attention import convert, patterns
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.attend import attend
-from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import HEADS, KV_HEADS
 from gnn_attention.verify.groups import drawn_heads
-from gnn_attention.verify.measure import Attempt, Truth, gradients_of, verdict, worst_errors
-from gnn_attention.verify.truth import Formula, Problem, plain_names
+from gnn_attention.verify.truth import Formula, Problem, plain_names, unchanged
 
 ORDERS = 4  # of the yardstick: among so many numbers the worst is no matter of luck
 
@@ -100,96 +95,42 @@ def _graph(large: LargeGraph, tokens: int) -> TokenGraph:
     return large.graph(tokens)
 
 
-@dataclass(frozen=True, eq=False)
-class LargeCase:
-    """One call with grouped heads, which all backends share; ``full`` adds a bias and sinks."""
+def large_problem(
+    device: str,
+    large: LargeGraph,
+    dtype: torch.dtype,
+    tokens: int,
+    full: bool = False,
+    samples: int = 1,
+    dim: int = 64,
+) -> Problem:
+    """One call with grouped heads, whose truth is computed on the device; ``full`` adds a bias and sinks."""
+    graph, rng = _graph(large, tokens), torch.Generator().manual_seed(5)
+    heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS, "direction": HEADS}
+    shapes: dict[str, tuple[int, ...]] = {name: (samples, n, tokens, dim) for name, n in heads.items()}
+    shapes |= {"bias": (1, HEADS, graph.num_edges), "sink_logits": (HEADS,)} if full else {}
+    inputs = {name: torch.randn(*shape, generator=rng) for name, shape in shapes.items()}
+    inputs = {name: x.to(device, dtype) for name, x in inputs.items()}
+    formula = Formula(
+        mask=large.mask(tokens).to(device).expand(samples, HEADS, -1, -1),
+        direction=inputs.pop("direction"),
+        scale=dim**-0.5,
+        dense=partial(_add_bias, graph) if full else unchanged,
+        device=device,
+        place=device,
+        neighbours=ORDERS,
+    )
+    return Problem(
+        graph, formula, inputs, lambda given: {name: given[name] for name in given.keys() - set("qkv")}
+    )
 
-    device: str
-    large: LargeGraph
-    dtype: torch.dtype
-    tokens: int
-    full: bool = False
-    samples: int = 1
-    dim: int = 64
 
-    @cached_property
-    def graph(self) -> TokenGraph:
-        return _graph(self.large, self.tokens)
-
-    @cached_property
-    def _drawn(self) -> dict[str, Tensor]:
-        rng = torch.Generator().manual_seed(5)
-        heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS, "direction": HEADS}
-        shapes = {name: (self.samples, count, self.tokens, self.dim) for name, count in heads.items()}
-        learned = {"bias": (1, HEADS, self.graph.num_edges), "sink_logits": (HEADS,)}
-        every = {**shapes, **(learned if self.full else {})}
-        return {
-            name: torch.randn(*shape, generator=rng).to(self.device, self.dtype)
-            for name, shape in every.items()
-        }
-
-    def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Leaves for one forward and backward pass."""
-        inputs = {name: x for name, x in self._drawn.items() if name != "direction"}
-        return {name: x.to(dtype, copy=True).requires_grad_() for name, x in inputs.items()}
-
-    def attend(self, backend: Backend, inputs: Mapping[str, Tensor], **options: Any) -> Any:
-        """The output of the backend, with ``return_info=True`` with its info."""
-        learned: dict[str, Any] = {name: x for name, x in inputs.items() if name not in "qkv"}
-        q, k, v = (inputs[name] for name in "qkv")
-        return attend(q, k, v, self.graph, backend=backend, **learned, **options)
-
-    def results(self, backend: Backend) -> dict[str, Tensor]:
-        """Output, lse and every gradient."""
-        inputs = self.inputs(self.dtype)
-        out, info = self.attend(backend, inputs, return_info=True)
-        gradients = gradients_of(out, self._drawn["direction"], inputs)
-        return {"output": out.detach(), "lse": info.lse.detach(), **gradients}
-
-    def run(self, backend: Backend) -> Mapping[str, Any]:
-        """The fields of a check's result."""
-        inputs = self.inputs(self.dtype)
-        out = self.attend(backend, inputs)
-        gradients = gradients_of(out, self._drawn["direction"], inputs)
-        return verdict(out, gradients, self.truth.for_backend(backend))
-
-    @cached_property
-    @torch.enable_grad()
-    def truth(self) -> Truth:
-        """The float64 output and gradients, and the errors of SDPA's plain and fused kernels."""
-        out, gradients = self._solve(torch.float64)
-        if self.dtype == torch.float64:
-            return Truth(out, gradients, {})
-        plain, fused = (
-            worst_errors(
-                (self._solve(self.dtype, number, widened) for number in range(ORDERS)), out, gradients
-            )
-            for widened in (False, True)
-        )
-        return Truth(out, gradients, plain, fused)
-
-    def _solve(self, dtype: torch.dtype, number: int | None = None, widened: bool = False) -> Attempt:
-        """Output and gradients by the formula, or by SDPA in the order of a number."""
-        inputs = self.inputs(dtype)
-        q, k, v = (inputs[name] for name in "qkv")
-        mask = self.large.mask(self.tokens).to(self.device).expand(1, 1, -1, -1)
-        added, sinks, scale = self._added(inputs), inputs.get("sink_logits"), self.dim**-0.5
-        if number is None:
-            modify = None if added is None else added.__add__
-            out = oracle.attention(q, k, v, mask, scale, modify, sinks)
-        else:
-            out = oracle.sdpa(q, k, v, mask, scale, added, sinks, widened, number)
-        learned = {name: x for name, x in inputs.items() if name in "qkv" or not widened}
-        return out.detach(), gradients_of(out, self._drawn["direction"], learned)
-
-    def _added(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
-        """The bias as a table ``[1, H, dst, src]``."""
-        if "bias" not in inputs:
-            return None
-        src, dst = self.graph.edge_index.to(self.device)
-        table = inputs["bias"].new_zeros(1, HEADS, self.tokens, self.tokens)
-        heads = torch.arange(HEADS, device=self.device).view(-1, 1)
-        return table.index_put((torch.zeros_like(heads), heads, dst, src), inputs["bias"][0])
+def _add_bias(graph: TokenGraph, inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
+    """Logits ``[B, H, dst, src]`` with the bias of each edge."""
+    src, dst = graph.edge_index.to(logits.device)
+    heads = torch.arange(HEADS, device=logits.device).view(-1, 1)
+    table = torch.zeros_like(logits[0]).index_put((heads, dst, src), inputs["bias"][0].to(logits.dtype))
+    return logits + table
 
 
 def large_layer(device: str, large: LargeGraph, dtype: torch.dtype, tokens: int) -> Problem:

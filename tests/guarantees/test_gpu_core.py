@@ -11,7 +11,7 @@ from gnn_attention.backends import BACKENDS, Backend, _flex_block_mask, dense, r
 from gnn_attention.verify.cases import FEATURES, GRAPHS
 from tests.guarantees import gpu_checks, gpu_core, gpu_shapes
 from tests.guarantees.gpu_core import CORE_DTYPES, CORE_GRAPHS, EVERYWHERE, TRIAL, core_checks, parts
-from tests.guarantees.gpu_large import LARGE, LargeCase
+from tests.guarantees.gpu_large import LARGE, large_problem
 
 HALVES = ("bfloat16", "float16")
 
@@ -175,7 +175,7 @@ def test_noise_and_a_missing_kernel_are_caught():
         out, lse = dense.run(call)
         return out * (1 + 1e-3 * torch.rand(())), lse
 
-    case = LargeCase("cpu", LARGE["hubs"], torch.float32, 64)
+    case = large_problem("cpu", LARGE["hubs"], torch.float32, 64)
     assert gpu_checks.run_again(case, BACKENDS["dense"]) == {"passed": True}
     caught = gpu_checks.run_again(case, Backend("noisy", noisy))
     assert caught == {"passed": False, "message": "output differs from run to run"}
