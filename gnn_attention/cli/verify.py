@@ -23,7 +23,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--only", metavar="LABEL", help="only checks with this text in their label, as a failure prints it")
     add("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     add("--backend", action="append", choices=list(BACKENDS), help="only this backend; may be repeated")
-    record = "write every result at the end, or when interrupted (no FILE: to stdout)"
+    record = "write the results, also those of an interrupted run (no FILE: to stdout)"
     add("--json", nargs="?", const="-", metavar="FILE", help=record)
     add("--resume", metavar="FILE", help="carry on the record in FILE: its checks are not run again")
 

@@ -29,6 +29,7 @@ from gnn_attention.verify.selection import covering
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
 
 FEW = 8  # checks that are not worth another process
+KEPT_EVERY = 10.0  # seconds, of which a run that is killed loses no more
 
 
 def run(
@@ -47,9 +48,9 @@ def run(
     ``selection`` "pairs" takes few checks that cover every pair of values, "all" takes every check; ``only``
     takes those whose label, ``group: name [backend, dtype]``, has a text in it, whatever the selection.
     ``which`` are further arguments of :func:`checks`. ``progress(done, due, result)`` is called after each
-    check, ``keep(report_so_far)`` on Ctrl-C. ``jobs`` processes run checks at once (backends by name then),
-    each with one thread unless ``OMP_NUM_THREADS`` is set. ``resumed`` is the report of an earlier run, whose
-    results stay and are not run again, whatever they were.
+    check, ``keep(report_so_far)`` every ten seconds and on Ctrl-C. ``jobs`` processes run checks at once
+    (backends by name then), each with one thread unless ``OMP_NUM_THREADS`` is set. ``resumed`` is the report
+    of an earlier run, whose results stay and are not run again, whatever they were.
 
     ValueError for an unknown name, an absent device, a report from elsewhere, a text that no label has.
     """
@@ -71,13 +72,16 @@ def run(
         place = {**earlier.environment, "runs": [*earlier.environment.get("runs", []), run]}
         return Report((*earlier.results, *results), place, len(missing) - len(done))
 
-    due = list(missing.values())
+    due, written = list(missing.values()), began
     one_by_one = (check() for check in due)
     try:
         for result in one_by_one if jobs == 1 or len(due) < FEW else processes.results(due, jobs):
             done[label(result)] = result
             if progress is not None:
                 progress(len(done), len(due), result)
+            if time.time() - written > KEPT_EVERY:
+                keep(report())
+                written = time.time()
     except KeyboardInterrupt:
         keep(report())
         raise

@@ -153,10 +153,9 @@ class Feature:
     additive: bool = True
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def unsupported(self, case: GraphCase) -> str | None:
-        """Why it cannot be on a graph: a bias for each edge needs an order of edges."""
-        reason = "a per-edge bias has no order on a graph that differs by head or sample"
-        return reason if "bias" in self.learns and case.varies else None
+    def fits(self, case: GraphCase) -> bool:
+        """Whether it can be on a graph: a bias for each edge needs an order of edges."""
+        return "bias" not in self.learns or not case.varies
 
     def learned(self, case: GraphCase, rng: torch.Generator) -> dict[str, Tensor]:
         batch, heads = case.sizes

@@ -84,7 +84,9 @@ class Group:
         """The checks of all rows on all backends; factors in ``allowed`` have those values alone."""
         values = {"dtype": tuple(DTYPES), **self.values}
         values |= {name: [x for x in values[name] if x in allowed[name]] for name in allowed.keys() & values}
-        rows = [row for row in grid(**values) if _is_possible(row)]
+        rows = grid(**values)
+        if "option" in values:
+            rows = [row for row in rows if FEATURES[row["option"]].fits(CASES[row["graph"]])]
         rows = [rows[number] for number in covering(rows, self.strength)]
         forward = set(covering(rows, 2)) if "size" in values else set()
         for (number, row), backend in itertools.product(enumerate(rows), backends):
@@ -107,12 +109,6 @@ class Group:
             factors=factors,
             skipped=skipped,
         )
-
-
-def _is_possible(row: Row) -> bool:
-    """Whether the graph has an order of edges where the option needs one."""
-    option = row.get("option")
-    return option is None or FEATURES[option].unsupported(CASES[row["graph"]]) is None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -86,7 +86,7 @@ def core_checks(device: str = "cuda", sizes: Sizes = Sizes()) -> list[Check]:
     """All checks of the core, those of one problem next to each other, far offsets last."""
     graphs = shape_graphs(sizes.shapes)
     calls = grid(graph=CORE_GRAPHS, option=FEATURES)
-    calls = [row for row in calls if FEATURES[row["option"]].unsupported(GRAPHS[row["graph"]]) is None]
+    calls = [row for row in calls if FEATURES[row["option"]].fits(GRAPHS[row["graph"]])]
     wide = [{**row, "channels": width} for width in WIDTHS for row in calls if row["option"] in FLEX_OPTIONS]
     calls = [*wide, *(row for row in calls if row["option"] not in FLEX_OPTIONS)]
     lists = [name for name in CORE_GRAPHS if not GRAPHS[name].varies]
