@@ -144,6 +144,17 @@ def _weights_of_edges(trial: Trial) -> Outcomes:
     yield "weights in edge order", judge(out, {"v": gradient}, problem.truth.of_recomputed_weights())
 
 
+def _decoding(trial: Trial) -> Outcomes:
+    """Some receivers over all senders give the same rows as the whole graph."""
+    for name in ("causal", "window | sinks", "prefix", "tree"):
+        problem = trial.problem(name)
+        for start, stop in ((0, 13), (0, 1), (5, 8), (12, 13)):
+            inputs = {**problem.inputs, "q": problem.inputs["q"][:, :, start:stop]}
+            part = trial.attend(inputs, problem.graph.rows(start, stop))
+            expected = problem.truth.rows(torch.arange(start, stop), torch.arange(0))
+            yield f"rows {start} .. {stop - 1} of {name}", trial.judge(part, {}, expected)
+
+
 def _duplicates(trial: Trial) -> Outcomes:
     edges = torch.tensor([[0, 1, 0, 2], [1, 1, 1, 2]])
     try:
@@ -166,6 +177,7 @@ RULES: dict[str, tuple[Rule, str]] = {
     "what a score_mod makes of a non-edge reaches no row": (_score_mod_on_non_edges, "softcap"),
     "lse is that of the logits, bias and sinks, and so are its gradients": (_lse, EVERY),
     "weights come in edge order and agree with lse": (_weights_of_edges, "plain"),
+    "decoding row by row equals the whole": (_decoding, "plain"),
     "a sender named twice is refused, or counted once": (_duplicates, "plain"),
 }
 # rules differentiate by themselves
