@@ -30,7 +30,9 @@ LONGEST_SUM = 64  # messages that are added one after the other in float32
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     src, dst = call.graph.edges_on(call.q.device)
-    wide = _dtype_of_sums(call)
+    # messages are added one after the other, and so are gradients of senders
+    has_hubs = call.graph.num_edges > LONGEST_SUM and memoized(_has_hubs, call.graph)
+    wide = torch.float64 if has_hubs else edge_softmax.accumulation_dtype(call.q.dtype)
     if call.is_plain and not call.with_lse and call.sink_logits is None:
         return _run_plain(call, wide, src, dst), None
     bias = None if call.bias is None else call.bias.to(wide)
@@ -127,12 +129,6 @@ def _index(tokens: Int[Tensor, " edges"], batch: int, count: int) -> Index:
         return tokens
     first = count * torch.arange(batch, device=tokens.device)
     return (first.unsqueeze(1) + tokens).flatten()
-
-
-def _dtype_of_sums(call: AttentionCall) -> torch.dtype:
-    """float64 for hubs: messages are added one after the other, and so are gradients of senders."""
-    has_hubs = call.graph.num_edges > LONGEST_SUM and memoized(_has_hubs, call.graph)
-    return torch.float64 if has_hubs else edge_softmax.accumulation_dtype(call.q.dtype)
 
 
 def _has_hubs(graph: TokenGraph) -> bool:

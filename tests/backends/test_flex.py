@@ -1,7 +1,6 @@
 """FlexAttention with one mask_mod for every graph: right, compiled rarely, and with clear refusals."""
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ from support.bounds import assert_rule, attention_truth, error, formula
 from support.covering import thinned
 from support.kernel_cases import lse_bound
 from torch._dynamo.utils import counters
+from torch._subclasses import FakeTensorMode
 from torch.nn.attention import flex_attention
 
 from gnn_attention import attend, patterns, score_mods
@@ -393,8 +393,9 @@ def test_inside_a_compiled_program():
 def test_cuda_needs_triton(installed, monkeypatch):
     """For a call whose q is on CUDA."""
     monkeypatch.setattr(flex, "_has_triton", lambda: installed)
-    call = SimpleNamespace(q=SimpleNamespace(device=torch.device("cuda")))
-    refused = flex._refusal_of_device(call)
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 5, 8, device="cuda")
+        refused = flex.unsupported_reason(flex.AttentionCall(q, q, q, patterns.causal(5), 1.0))
     assert (refused is None) == installed
     assert installed or "needs Triton" in refused
 
@@ -405,7 +406,7 @@ def test_the_flash_kernel_is_asked_for_where_it_is_installed(major, dtype, insta
     """For halves, on devices that it runs on; after it failed no more."""
     # torch 2.9 has no choice of kernels
     monkeypatch.setitem(flex_attention.FlexKernelOptions.__annotations__, "BACKEND", str)
-    monkeypatch.setattr(flex.flash_varlen, "is_installed", lambda module: installed)
+    monkeypatch.setattr(flex.importlib.util, "find_spec", lambda module: "found" if installed else None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
     monkeypatch.setattr(flex, "_REFUSED", set())
     wanted = "FLASH" if installed and (major, dtype) == (9, torch.bfloat16) else ""

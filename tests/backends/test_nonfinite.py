@@ -185,12 +185,6 @@ def test_a_cuda_graph_is_recorded_without_repair(monkeypatch):
     assert not nonfinite.is_checked(call)
 
 
-def test_which_receivers_have_edges_is_put_on_a_device_once():
-    """A copy in every call would wait for it."""
-    call = AttentionCall.checked(*drawn(), GRAPHS["listed"])
-    assert call.has_in_edges is call.has_in_edges
-
-
 @pytest.mark.usefixtures("asynchronous")
 @pytest.mark.parametrize(("requires_grad", "attentions"), [(False, 1), (True, 2)])
 def test_flex_needs_no_second_attention_without_gradients(requires_grad, attentions, monkeypatch):
@@ -199,7 +193,7 @@ def test_flex_needs_no_second_attention_without_gradients(requires_grad, attenti
 
     def formula(call):
         seen.append(call)
-        return dense._formula(call)
+        return dense._run_finite(replace(call, with_lse=True))
 
     monkeypatch.setattr(flex, "_run_finite", formula)
     given = drawn(2, torch.nan, requires_grad)

@@ -1,16 +1,10 @@
-"""What the GPU kernel takes: a problem (tensors and what is added to a logit), and a graph as rows.
-
-The rows of a graph cross into a custom operator as a list of tensors and a list of integers.
-"""
+"""What the GPU kernel computes on the rows of a graph: tensors, and what is added to a logit."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends.gpu.csr import Side
-
-Packed = tuple[list[Tensor], list[int]]
 
 
 class Problem(NamedTuple):
@@ -37,16 +31,3 @@ class Problem(NamedTuple):
     src_offset: int = 0
     first_sample: int = 0
     first_head: int = 0
-
-
-def pack(sides: tuple[Side, Side]) -> Packed:
-    """The rows of receivers and of senders as tensors and integers; :func:`unpack` undoes it."""
-    tensors = [x for side in sides for x in side[:-1]]
-    return tensors, [side.limit for side in sides]
-
-
-def unpack(tensors: list[Tensor], limits: list[int]) -> tuple[Side, Side]:
-    """The two sides that were packed."""
-    half = len(tensors) // 2
-    receivers, senders = tensors[:half], tensors[half:]
-    return Side._make([*receivers, limits[0]]), Side._make([*senders, limits[1]])

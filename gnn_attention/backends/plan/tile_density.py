@@ -49,7 +49,12 @@ def counted_runs(graph: TokenGraph, block: int) -> Runs:
     first, full = found.first[run] + number, found.full[run]
     row, stop = found.row[run], torch.where(full, found.stop[run], first + 1)
     edges = torch.zeros_like(row)
-    edges[~full] = _edges_of_tiles(graph, block, row[~full], first[~full])
+    if graph._listed is None:
+        boxes = tile_boxes(graph, block, row[~full], first[~full])
+        edges[~full] = counting.edges_of_each(graph.rule, boxes, len(boxes))
+    else:
+        tile, _ = edges_in_tiles(graph, block, row[~full], first[~full])
+        edges[~full] = torch.bincount(tile, minlength=int((~full).sum()))
     return Runs(block, row, first, stop, full, edges)
 
 
@@ -94,10 +99,3 @@ def left_over(graph: TokenGraph, sparse: Runs) -> Int[Tensor, "2 edges"]:
     _, (src, dst) = edges_in_tiles(graph, sparse.block, sparse.row, sparse.first)
     order = (dst * graph.num_src + src).argsort()
     return torch.stack([src[order], dst[order]])
-
-
-def _edges_of_tiles(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Tensor:
-    if graph._listed is None:
-        return counting.edges_of_each(graph.rule, tile_boxes(graph, block, row, column), len(row))
-    tile, _ = edges_in_tiles(graph, block, row, column)
-    return torch.bincount(tile, minlength=len(row))

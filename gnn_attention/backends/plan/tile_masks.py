@@ -13,7 +13,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions import quadtree
 from gnn_attention.graph.regions.quadtree import CELLS, DIFFERENCE, DST, FULL, Boxes, Piece, decompose
 
-Found = tuple[Tensor, Tensor, Tensor]  # numbers of tiles, which mask each has, the masks
+Masks = tuple[Tensor, Tensor, Tensor]  # numbers of tiles, which mask each has, the masks
 
 
 def tile_boxes(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Boxes:
@@ -29,7 +29,11 @@ def masks_of_tiles(
 ) -> tuple[Int[Tensor, " tiles"], Bool[Tensor, "masks block block"]]:
     """``(which, table)``: the mask of tile t is ``table[which[t]]``, False beyond the border of the graph."""
     if graph._listed is not None:
-        found = [_listed_masks(graph, block, row, column)]
+        tile, (src, dst) = edges_in_tiles(graph, block, row, column)
+        masks = torch.zeros(len(row), block, block, dtype=torch.bool, device="cpu")
+        masks.view(-1)[(tile * block + dst % block) * block + src % block] = True
+        kinds, some = classes(packed_bits(masks.flatten(1)))
+        found = [(torch.arange(len(row), device="cpu"), kinds, masks[some])]
     else:
         pieces = decompose(graph.rule, tile_boxes(graph, block, row, column), leaf=block)
         found = [part for piece in pieces for part in _piece_masks(graph, block, piece)]
@@ -88,15 +92,7 @@ def packed_bits(bits: Bool[Tensor, "rows bits"]) -> Int[Tensor, "rows words"]:
     return in_bytes.sum(-1, dtype=torch.uint8).view(torch.int64)
 
 
-def _listed_masks(graph: TokenGraph, block: int, row: Tensor, column: Tensor) -> Found:
-    tile, (src, dst) = edges_in_tiles(graph, block, row, column)
-    masks = torch.zeros(len(row), block, block, dtype=torch.bool, device="cpu")
-    masks.view(-1)[(tile * block + dst % block) * block + src % block] = True
-    which, some = classes(packed_bits(masks.flatten(1)))
-    return torch.arange(len(row), device="cpu"), which, masks[some]
-
-
-def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Found]:
+def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Masks]:
     boxes = piece.boxes
     size = boxes.height * (block + 1) + boxes.width
     for one in torch.unique(size).tolist():
@@ -105,22 +101,17 @@ def _piece_masks(graph: TokenGraph, block: int, piece: Piece) -> Iterator[Found]
             for boxes_of, edge in quadtree.cells(graph.rule, part.boxes):
                 which, some = classes(packed_bits(edge.flatten(1)))
                 yield boxes_of.owner, which, _padded(edge[some], block)
-        else:
-            yield _of_profile(graph, part, block)
-
-
-def _of_profile(graph: TokenGraph, piece: Piece, block: int) -> Found:
-    boxes = piece.boxes
-    height, width = int(boxes.height[0]), int(boxes.width[0])
-    if piece.kind == FULL:
-        full = torch.ones(1, height, width, dtype=torch.bool)
-        return boxes.owner, torch.zeros_like(boxes.owner), _padded(full, block)
-    edge, _, _ = quadtree.profile(graph.rule, piece)
-    edge = edge.view(len(boxes), -1)
-    which, some = classes(packed_bits(edge))
-    row, column = torch.arange(height, device="cpu").unsqueeze(1), torch.arange(width, device="cpu")
-    place = {DST: row + 0 * column, DIFFERENCE: row - column + width - 1}.get(piece.kind, column + 0 * row)
-    return boxes.owner, which, _padded(edge[some][:, place], block)
+            continue
+        count, height, width = len(part.boxes), int(part.boxes.height[0]), int(part.boxes.width[0])
+        row, column = torch.arange(height, device="cpu").unsqueeze(1), torch.arange(width, device="cpu")
+        edge = torch.ones(count, 1, dtype=torch.bool, device="cpu")
+        place = 0 * row + 0 * column
+        if piece.kind != FULL:
+            edge = quadtree.profile(graph.rule, part)[0].view(count, -1)
+            places = {DST: row + 0 * column, DIFFERENCE: row - column + width - 1}
+            place = places.get(piece.kind, column + 0 * row)
+        which, some = classes(packed_bits(edge))
+        yield part.boxes.owner, which, _padded(edge[some][:, place], block)
 
 
 def _padded(masks: Tensor, block: int) -> Tensor:

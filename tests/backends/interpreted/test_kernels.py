@@ -82,7 +82,7 @@ def test_long_rows_in_chunks(case, device, short_steps, monkeypatch):
     monkeypatch.setattr(csr, "CHUNK", 2)
     monkeypatch.setattr(rows, "WORKSPACE", 64)
     monkeypatch.setattr(rows, "TOGETHER", 2)
-    sides = csr.rows_of(kernel_cases.listed(6, 5, 0.3), torch.device(device))
+    sides = csr.sides_of(*csr.rows_of(kernel_cases.listed(6, 5, 0.3), torch.device(device)))
     assert min(side.chunk_row.numel() for side in sides) >= 5
     check(CASES[case], device)
 
@@ -234,7 +234,7 @@ def test_the_last_chunk_of_very_many_edges(device):
 def test_wide_numbers_of_edges_and_tokens(device):
     """A graph whose lists are int64, as those of more than 2^31 edges are, gives the same bits."""
     given = [x.detach() for x in CASES["plain"].inputs(torch.float32, device)[:3]]
-    form = csr.rows_of(GRAPH, given[0].device, for_edges=True)
+    form = csr.sides_of(*csr.rows_of(GRAPH, given[0].device))
     bias = torch.randn(2, 2, GRAPH.num_edges, device=device)
     problem = Problem(*given, 0.5, bias=bias)
     wide = tuple(csr.Side(*(x.long() for x in side[:-1]), side.limit) for side in form)
