@@ -95,12 +95,6 @@ def test_costs_from_the_file_of_the_machine_decide():
         dispatch.choose(call())
 
 
-def test_lse_of_a_causal_graph_takes_no_table_of_all_pairs():
-    graph = patterns.causal(4096)
-    assert dispatch.choose(call_on(graph)).name == "dense"
-    assert dispatch.choose(call_on(graph, with_lse=True)).name == "tiles"
-
-
 def half_of(score, b, h, dst, src):
     return score / 2
 

@@ -46,7 +46,10 @@ def inputs(dtype=torch.float64, tokens=200):
 
 
 def test_the_next_backend_takes_the_call_and_one_warning_says_so(monkeypatch):
-    """Here ``rows`` takes a causal graph after ``dense``, which is one SDPA call without a mask."""
+    """Here ``rows`` takes a causal graph after ``dense``, which is one SDPA call without a mask.
+
+    Calls of the same kind do not try it again, those of another dtype do; one that names it raises.
+    """
     calls = fail(monkeypatch, "dense")
     graph = patterns.causal(200)
     message = (
@@ -57,7 +60,15 @@ def test_the_next_backend_takes_the_call_and_one_warning_says_so(monkeypatch):
         out = ga.attend(*inputs(), graph)
     assert len(caught) == 1
     assert_exact(out, ga.attend(*inputs(), graph, backend="reference"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for other in (graph, patterns.causal(200), patterns.causal(300)):
+            ga.attend(*inputs(tokens=other.num_dst), other)
     assert len(calls) == 1
+    with pytest.warns(RuntimeWarning, match="failed on cpu in torch.float32"):
+        ga.attend(*inputs(torch.float32), graph)
+    with pytest.raises(RuntimeError, match="launch failed"):
+        ga.attend(*inputs(), graph, backend="dense")
 
 
 def test_a_kernel_that_flex_cannot_compile_is_replaced(monkeypatch):
@@ -68,22 +79,6 @@ def test_a_kernel_that_flex_cannot_compile_is_replaced(monkeypatch):
     with pytest.warns(RuntimeWarning, match="cannot compile this call"):
         out = ga.attend(*inputs(), patterns.causal(200))
     assert_exact(out, ga.attend(*inputs(), patterns.causal(200), backend="reference"))
-
-
-def test_calls_of_the_same_kind_do_not_try_it_again(monkeypatch):
-    """On the same graph and on others; a call of another dtype, width or option does."""
-    calls = fail(monkeypatch, "dense")
-    graph = patterns.causal(200)
-    with pytest.warns(RuntimeWarning, match="failed on cpu in torch.float64"):
-        ga.attend(*inputs(), graph)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for other in (graph, patterns.causal(200), patterns.causal(300)):
-            ga.attend(*inputs(tokens=other.num_dst), other)
-    assert len(calls) == 1
-    with pytest.warns(RuntimeWarning, match="failed on cpu in torch.float32"):
-        ga.attend(*inputs(torch.float32), graph)
-    assert len(calls) == 2
 
 
 @pytest.mark.parametrize(
@@ -102,13 +97,6 @@ def test_the_last_error_is_raised_where_no_backend_is_left(monkeypatch):
     with pytest.warns(RuntimeWarning) as caught, pytest.raises(RuntimeError, match="launch failed"):
         ga.attend(*inputs(), patterns.causal(200))
     assert ["'dense' failed" in str(each.message) for each in caught] == [True, False]
-
-
-def test_a_backend_that_was_named_raises(monkeypatch):
-    fail(monkeypatch, "dense")
-    with pytest.raises(RuntimeError, match="launch failed"):
-        ga.attend(*inputs(), patterns.causal(200), backend="dense")
-    assert not failures._FAILURES
 
 
 @pytest.fixture

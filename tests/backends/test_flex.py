@@ -267,29 +267,6 @@ def test_score_mods_that_cannot_be_compiled():
         attend(q, k, v, graph, score_mod=lambda score, b, h, dst, src: score.sort().values, backend=FLEX)
 
 
-BEYOND = "the score_mod reads beyond the end of a tensor: index out"
-ERRORS = [
-    (RuntimeError("index out of bounds: 0 <= tmp3 < 3L"), IndexError, BEYOND),
-    (RuntimeError("out of memory"), RuntimeError, "^out of memory$"),
-    (NotImplementedError("index out of bounds"), NotImplementedError, "^index out of bounds$"),
-]
-
-
-@pytest.mark.parametrize(("error", "kind", "message"), ERRORS)
-def test_errors_of_a_kernel(error, kind, message, monkeypatch):
-    """What a compiled score_mod says about an index is put in words; every other error comes as it is."""
-
-    def fails(*arguments):
-        raise error
-
-    monkeypatch.setattr(flex, "_compiled", lambda threads: fails)
-    monkeypatch.setattr(flex, "_cpu_cannot_compile", lambda: None)
-    graph = patterns.causal(5)
-    with pytest.raises(kind, match=message) as caught:
-        attend(*(x.float() for x in draw(graph)), graph, backend=FLEX)
-    assert type(caught.value) is kind
-
-
 def test_a_score_mod_that_reads_beyond_the_end(kernel):
     """Is an IndexError, compiled or not."""
     graph, table = patterns.causal(20), torch.zeros(3)

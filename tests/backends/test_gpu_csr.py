@@ -2,27 +2,15 @@
 
 import pytest
 import torch
-from support.covering import thinned
 from support.inputs import scattered
-from support.kernel_cases import edgeless
-from support.plans import PLAIN
 
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends.gpu import csr
-from gnn_attention.backends.gpu.csr import order_of, rows_of, sides_of
+from gnn_attention.backends.gpu.csr import rows_of, sides_of
 from gnn_attention.graph.neighbours import Neighbours
 
 CPU = torch.device("cpu")
-LISTS = {
-    "no edges": edgeless(20, 30),
-    "no tokens": edgeless(0, 0),
-    "full": patterns.full(40),
-    "wide": scattered(3, 40, 60),
-    "tall": scattered(30, 2, 31),
-}
-NAMES = ("causal", "window and sinks", "cross", "no receivers", "no senders", "rows of a window", "no ranges")
-GRAPHS = {name: PLAIN[name] for name in (*NAMES, "random 0.1", "random, in no order")} | LISTS
 
 
 def pairs_of(side):
@@ -42,12 +30,6 @@ def assert_rows(graph, pairs, group=1):
     assert pairs_of(receivers) == pairs
     assert pairs_of(senders) == sorted((src, dst) for dst, src in pairs)
     assert [pairs[e][::-1] for e in senders.position.tolist()] == pairs_of(senders)
-
-
-@pytest.mark.parametrize("name", thinned(GRAPHS, 2))
-def test_plain_graphs(name):
-    graph = GRAPHS[name]
-    assert_rows(graph, [(dst, src) for src, dst in graph.edge_index.T.tolist()])
 
 
 BATCH, HEADS, DST, SRC = 2, 4, 5, 6
@@ -100,14 +82,6 @@ def test_no_list_of_a_chosen_graph_is_made_on_the_host(sizes, monkeypatch):
     monkeypatch.setattr(ga.TokenGraph, "edge_index", None)
     graph = ga.TokenGraph.from_indices(torch.tensor([[1, 0], [2, -1]]).expand(*sizes, 2, 2), 3)
     assert pairs_of(sides(graph)[0])[:3] == [(0, 0), (0, 1), (1, 2)]
-
-
-@pytest.mark.parametrize("name", thinned(GRAPHS, 2))
-def test_the_order_is_that_of_edge_index(name):
-    """None only where edges stand by receiver, then sender, already."""
-    order, pairs = order_of(GRAPHS[name], CPU), GRAPHS[name].edge_index.flip(0).T.tolist()
-    assert (order is None) == (pairs == sorted(pairs))
-    assert order is None or [pairs[e] for e in order.tolist()] == sorted(pairs)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])

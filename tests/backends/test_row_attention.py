@@ -19,7 +19,7 @@ from gnn_attention.backends import call as calls
 from gnn_attention.backends import failures, rows
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import csr, ops, row_attention, score_terms
-from gnn_attention.backends.gpu.score_terms import Added, added_to, added_to_edges
+from gnn_attention.backends.gpu.score_terms import added_to_edges
 from gnn_attention.score_mods import alibi, alibi_slopes, chain, relative_bias, softcap
 
 GRAPH, CPU = patterns.window(6, 3), torch.device("cpu")
@@ -98,18 +98,6 @@ def test_torch_operators_compute_what_the_kernel_does_not_serve(heads, monkeypat
 
 
 TABLE = relative_bias(torch.zeros(4, 3))
-PARTS = {
-    "nothing": (None, Added()),
-    "one": (softcap(2.0), Added(softcap=2.0)),
-    "in order": (chain(TABLE, softcap(2.0), alibi((1.0,))), Added(None, (TABLE,), 2.0, (alibi((1.0,)),))),
-    "without a cap": (chain(TABLE, alibi((1.0,))), Added((1.0,), (), 0.0, (TABLE,))),
-    "chains of chains": (chain(chain(alibi((1.0,)), chain()), chain(alibi((0.5,)))), Added((1.5,))),
-}
-
-
-@pytest.mark.parametrize(("mod", "parts"), PARTS.values(), ids=PARTS)
-def test_the_parts_of_a_score_mod(mod, parts):
-    assert added_to(mod) == parts
 
 
 def test_what_is_added_to_each_edge():

@@ -188,27 +188,6 @@ def test_what_is_joined_in_a_program_is_refused(blocks, last):
 
 
 @pytest.mark.slow
-def test_a_program_of_blocks_raises_what_the_eager_call_does():
-    torch._dynamo.reset()
-    inputs, index = qkv(), drawn_blocks((BATCH, HEADS), 0)
-    compiled = torch.compile(along_blocks, fullgraph=True, backend="eager")
-    compiled(*inputs, index)
-    far, twice = index.clone(), index.clone()
-    far[1, 2, 3, 0], twice[1, 2, 3, :2] = COLUMNS, 4
-    cases = [
-        (
-            lambda: compiled(*inputs, far),
-            IndexError,
-            "holds 6 for block of receivers 3 of sample 1 of head 2",
-        ),
-        (lambda: compiled(*inputs, twice), ValueError, "block 4 more than once for block of receivers 3"),
-        (lambda: compiled(*inputs, index[..., 1:, :]), Exception, "a row for each of the 5 blocks"),
-        (lambda: compiled(*inputs, index, backend="rows"), Exception, "does not run with backend='rows'"),
-    ]
-    assert_refusals(cases)
-
-
-@pytest.mark.slow
 def test_a_program_raises_what_the_eager_call_does():
     """Of the numbers when it runs; of options that it cannot take when it is traced."""
     torch._dynamo.reset()

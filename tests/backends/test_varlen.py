@@ -56,11 +56,13 @@ def test_equal_to_the_reference(name, with_sinks):
 
 
 @pytest.mark.usefixtures("on_a_cpu")
-@pytest.mark.parametrize("graph", [patterns.causal(14), patterns.full(14)], ids=["causal", "full"])
+@pytest.mark.parametrize("graph", [patterns.causal(14), patterns.full(14), patterns.cross(14, 5)], ids=repr)
 def test_dense_takes_lse_from_the_kernel(graph, monkeypatch):
     """Without logits of all pairs, with gradients; and says so before."""
     monkeypatch.setattr(dense, "DEVICES_OF_FLASH", ("cpu",))
-    given, sinks = drawn(), torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
+    q, k, v = drawn()
+    given = [q, *(x[:, :, : graph.num_src].detach().requires_grad_() for x in (k, v))]
+    sinks = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
     call = ga.backends.AttentionCall.checked(*(x.detach() for x in given), graph, with_lse=True)
     assert dense.bytes_needed(call) == 0
     monkeypatch.setattr(dense, "written_out", None)

@@ -87,27 +87,6 @@ def test_what_one_head_of_a_group_may_not_see_another_may(device, monkeypatch):
         assert_exact([other.nan_to_num()], [one.nan_to_num()])
 
 
-MANY = 2**20  # tokens
-CHOSEN = {
-    "one head, cached": ((2**15, 2**15, 8, 1, 64, 2), (1, 1)),
-    "one head, not cached": ((MANY, MANY, 8, 1, 64, 2), (8, 1)),
-    "too wide together": ((MANY, MANY, 16, 1, 64, 2), (1, 1)),
-    "a group": ((2**15, 2**15, 2, 4, 64, 2), (1, 4)),
-    "a group that is too wide": ((2**15, 2**15, 2, 8, 128, 2), (1, 4)),
-    "a group of six that is too wide": ((2**15, 2**15, 1, 6, 128, 2), (1, 3)),
-    "groups, not cached": ((MANY, MANY, 2, 4, 64, 2), (2, 4)),
-    "few programs": ((1024, 1024, 1, 8, 64, 2), (1, 2)),
-    "very few programs": ((100, 100, 1, 8, 64, 2), (1, 1)),
-    "widest": ((MANY, MANY, 8, 8, 512, 8), (1, 1)),
-}
-
-
-@pytest.mark.parametrize(("sizes", "taken"), CHOSEN.values(), ids=CHOSEN)
-def test_what_sizes_take(sizes, taken):
-    """(rows, others, key/value heads, group, channels, bytes) -> (key/value heads, members of a group)."""
-    assert rows.together(*sizes) == taken
-
-
 HANDED = {"a group of eight": TAKEN["a group of eight"], "a learned table": TAKEN["a learned table"]}
 HANDED |= {"plain": (Case(graph=FEW, heads=(4, 2), widths=(20, 24)), Together(2, 1))}
 
