@@ -16,7 +16,6 @@ lengths that are symbols, for which the kernel checks its border even if tiles d
 
 import importlib.util
 import shutil
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, partial, reduce
 from typing import Any
@@ -26,7 +25,6 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from gnn_attention import edge_softmax
-from gnn_attention._support.custom_op import operator
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import _flex_block_mask, nonfinite
@@ -68,6 +66,9 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     if call.q.device.type == "cuda":
         missing = "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
         reason = None if _has_triton() else missing
+    elif torch.compiler.is_compiling():
+        # the compiler would join what a program computes before and after it to the kernel, which cannot be
+        reason = "FlexAttention on a CPU does not run inside a compiled program; take backend='tiles'"
     elif torch.is_grad_enabled() and call.score_mod is not None and _first_score(call).requires_grad:
         reason = "it has no backward pass on cpu, and the score_mod has parameters"
         reason = f"{reason}; {REMEDIES['backward']}, or use backend='dense'"
@@ -180,9 +181,8 @@ def _flex(
     """FlexAttention, compiled; where the caller is being compiled, as part of it."""
     on_cpu = tokens[0].device.type == "cpu"
     if torch.compiler.is_compiling():
-        q, k, v = (_separate(x) for x in tokens)
-        out, lse = _attention(q, k, v, *plan, score_mod, scale, with_lse, _kernel(q.device, q.dtype))
-        return _separate(out), lse
+        flash = _kernel(tokens[0].device, tokens[0].dtype)
+        return _attention(*tokens, *plan, score_mod, scale, with_lse, flash)
     q, k, v = (_of_any_size(x.detach() if on_cpu else x, 0, 2) for x in tokens)
     lists = tuple(_of_any_size(x, *range(x.dim())) for x in plan.lists)
     kernel = _compiled(torch.get_num_threads() if on_cpu else 0)
@@ -226,22 +226,6 @@ def _kernel(device: torch.device, dtype: torch.dtype) -> str:
     except ImportError:  # of its parent
         found = None
     return "FLASH" if found and torch.cuda.get_device_capability(device)[0] in (9, 10) else ""
-
-
-def _copy(x: Tensor) -> Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-# What a program computes before and after a kernel for CPUs, the compiler would join to it. After it that is
-# an error, and before it (torch 2.13) the kernel reads numbers that were computed in another order of axes as
-# if they stood in their own.
-_copied: Callable[..., Tensor] = operator(
-    "apart", "(Tensor x) -> Tensor", _copy, _copy, lambda ctx, grad: (grad,), lambda ctx, inputs, output: None
-)
-
-
-def _separate(x: Tensor) -> Tensor:
-    return _copied(x) if x.device.type == "cpu" else x
 
 
 def _of_any_size(x: Tensor, *axes: int) -> Tensor:

@@ -152,17 +152,14 @@ def _like_chosen_edges(index: Tensor, count: Tensor | None, num_src: int, *optio
     return tuple(index.new_empty(size, dtype=torch.int32) for size in sizes)
 
 
-def _chosen_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int) -> Tensor:
-    return neighbours.rows_of_blocks(index, block_size, num_dst, num_src).sorted
-
-
-def _like_chosen_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int) -> Tensor:
-    return torch.empty_like(index[(None,) * (4 - index.dim())], dtype=torch.int32)
-
-
 SIX = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 OF_TOKENS = f"(Tensor index, Tensor? count, SymInt num_src, bool coalesce, bool causal) -> {SIX}"
 OF_BLOCKS = "(Tensor index, SymInt block_size, SymInt num_dst, SymInt num_src) -> Tensor"
 define("chosen_edges", OF_TOKENS, _chosen_edges, _like_chosen_edges)
-define("chosen_blocks", OF_BLOCKS, _chosen_blocks, _like_chosen_blocks)
+define(
+    "chosen_blocks",
+    OF_BLOCKS,
+    lambda *arguments: neighbours.rows_of_blocks(*arguments).sorted,
+    lambda index, *sizes: torch.empty_like(index[(None,) * (4 - index.dim())], dtype=torch.int32),
+)
 TokenGraph.traced_indices, TokenGraph.traced_blocks = TracedIndices.of, TracedIndices.of_blocks

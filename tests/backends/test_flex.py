@@ -296,29 +296,12 @@ def test_a_kernel_too_many_is_an_error(traced, monkeypatch):
     assert traced == [{"cpp.threads": torch.get_num_threads()}]
 
 
-@needs_compiler
-@pytest.mark.slow
-def test_inside_a_compiled_program():
-    """As a part of it, whatever it computes before and after; a NaN reaches the receivers of its edges."""
-    graph, slopes = patterns.window(130, 20), score_mods.alibi_slopes(HEADS)
-    q, k, v = (x.float() for x in draw(graph))
-    distance = (torch.arange(130).view(-1, 1) - torch.arange(130)).abs()
-
-    def program(q, k, v):
-        return 2 * attend(
-            q + 1, k.mT.contiguous().mT * 2, v, graph, score_mod=score_mods.alibi(slopes), backend=FLEX
-        )
-
-    def bent(logits):
-        return logits - logits.new_tensor(slopes).view(-1, 1, 1) * distance
-
-    fast = torch.compile(program, fullgraph=True)
-    truth = truth_of(q + 1, 2 * k, v, graph.mask(), modify=bent)
-    assert_rule(fast(q, k, v) / 2, {}, truth)
-    spoilt = v.index_put((torch.tensor([1]), torch.tensor([1]), torch.tensor([60])), torch.tensor(torch.nan))
-    edges = torch.zeros(BATCH, HEADS, 130, dtype=torch.bool)
-    edges[1, 2:] = graph.mask()[:, 60]
-    assert torch.equal(fast(q, k, spoilt).isnan().any(-1), edges)
+def test_a_compiled_program_on_a_cpu_is_refused():
+    """The compiler would join what it computes before and after to the kernel."""
+    graph = patterns.causal(5)
+    program = torch.compile(lambda *x: attend(*x, graph, backend=FLEX), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="does not run inside a compiled program; take backend='tiles'"):
+        program(*(x.float() for x in draw(graph)))
 
 
 @pytest.mark.parametrize("installed", [True, False])

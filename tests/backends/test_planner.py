@@ -21,7 +21,7 @@ from gnn_attention.backends.plan.planner import (
     tiles_plan,
 )
 from gnn_attention.backends.plan.planner import _documents as documents_of
-from gnn_attention.backends.plan.tile_density import divided
+from gnn_attention.backends.plan.tile_masks import divided
 
 CPU = torch.device("cpu")
 

@@ -39,7 +39,17 @@ def forward(
         ends = take(q, sample, part.dst), take(k, sample, part.src), take(v, sample, part.src)
         additive = mask.of(part.masks)
         result, result_lse = FLASH(*ends, is_causal=part.causal, attn_mask=additive, scale=scale)
-        result_lse = _lse_of_empty_rows(result_lse, ends[0], ends[1], part, additive, scale)
+        # where no logit is finite the kernel gives out 0, but lse 0 instead of -inf
+        if part.has_empty_rows:
+            assert part.masks is not None
+            empty = ~part.masks.table.any(-1).index_select(0, part.masks.which).unsqueeze(1)
+            # a NaN stays, as it does in out
+            result_lse = result_lse.masked_fill(empty & ~result_lse.isnan(), -torch.inf)
+        if bool((result_lse == 0).any()) and _may_overflow(ends[0], ends[1], scale):
+            # the sums of the weights
+            options = {"is_causal": part.causal, "attn_mask": additive, "scale": scale}
+            sums, _ = FLASH(ends[0], ends[1], torch.ones_like(ends[1]), **options)
+            result_lse = result_lse.masked_fill(sums[..., 0] == 0, -torch.inf)
         if not part.fresh:
             before = take(out, sample, part.dst), take(lse, sample, part.dst).squeeze(-1)
             result, result_lse = edge_softmax.merge(
@@ -97,24 +107,10 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
-def _lse_of_empty_rows(
-    lse: Tensor, q: Tensor, k: Tensor, part: Rectangles, mask: Tensor | None, scale: float
-) -> Tensor:
-    """``lse``, with -inf where no logit is finite: there the kernel gives out 0, but lse 0."""
-    if part.has_empty_rows:
-        assert part.masks is not None
-        empty = ~part.masks.table.any(-1).index_select(0, part.masks.which).unsqueeze(1)
-        # a NaN stays, as it does in out
-        lse = lse.masked_fill(empty & ~lse.isnan(), -torch.inf)
-    if not bool((lse == 0).any()):
-        return lse
-    # logits of finite q and k are infinite only where a bound of them is
-    bound = float(q.abs().amax()) * float(k.abs().amax()) * q.shape[-1] * max(1.0, abs(scale))
-    if bound < torch.finfo(edge_softmax.accumulation_dtype(q.dtype)).max:
-        return lse
-    # of the weights
-    sums, _ = FLASH(q, k, torch.ones_like(k), is_causal=part.causal, attn_mask=mask, scale=scale)
-    return lse.masked_fill(sums[..., 0] == 0, -torch.inf)
+def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
+    """Whether some logit of finite q and k may be infinite."""
+    largest = float(q.abs().amax()) * float(k.abs().amax()) * q.shape[-1] * max(1.0, abs(scale))
+    return not largest < torch.finfo(edge_softmax.accumulation_dtype(q.dtype)).max
 
 
 def _parts(

@@ -15,8 +15,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
-from gnn_attention.backends.plan.tile_density import Runs
-from gnn_attention.backends.plan.tile_masks import classes, masks_of_tiles
+from gnn_attention.backends.plan.tile_masks import Runs, classes, masks_of_tiles
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import ragged
 

@@ -26,7 +26,7 @@ from gnn_attention.backends.plan.plan import (
     packed,
     unpacked,
 )
-from gnn_attention.backends.plan.tile_density import Runs, cells_at, divided, left_over
+from gnn_attention.backends.plan.tile_masks import Runs, cells_at, divided, left_over
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.regions import enumerate_pairs
 

@@ -18,8 +18,7 @@ from gnn_attention.backends.call import one_of
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.plan import planner
 from gnn_attention.backends.plan.dense_blocks import LARGE, number_of_rectangles
-from gnn_attention.backends.plan.tile_density import cells_at, divided
-from gnn_attention.backends.plan.tile_masks import tile_boxes
+from gnn_attention.backends.plan.tile_masks import cells_at, divided, tile_boxes
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import has_neighbours
 from gnn_attention.graph.regions.enumerate_pairs import few
