@@ -83,7 +83,7 @@ class AttentionCall:
         if score_mod is not None:
             score_mod = score_mods.checked(score_mod)
         if score_mod is not None and not q.is_meta:
-            shape, first = (*q.shape[:2], *graph.shape4[2:]), (graph.dst_offset, graph.src_offset)
+            shape, first = (*q.shape[:2], graph.num_dst, graph.num_src), (graph.dst_offset, graph.src_offset)
             score_mod = score_mods.fit_score_mod(score_mod, shape, first, q)
         scale = float(q.shape[-1] ** -0.5) if scale is None else scale
         number = scale if type(scale) is float and abs(scale) < math.inf else _checked_scale(scale)

@@ -15,9 +15,7 @@ from gnn_attention.backends.plan.dense_blocks import rectangles
 from gnn_attention.backends.plan.plan import Edges, Rectangles, Strided, packed, unpacked
 from gnn_attention.backends.plan.planner import (
     PLANS,
-    mixed_plan,
     packed_plan,
-    rows_plan,
     tiles_plan,
 )
 from gnn_attention.backends.plan.planner import _documents as documents_of
@@ -82,21 +80,6 @@ def test_full_and_causal_graphs_are_one_rectangle(graph):
         assert (piece.dst, piece.src) == (Strided(0, 1, 1, graph.num_dst), Strided(0, 1, 1, graph.num_src))
         assert piece.masks is None
         assert piece.causal == (graph.name.startswith("causal"))
-
-
-def test_mixed_takes_well_filled_tiles_and_a_list():
-    """A window with single edges far away: the list has just those, after the rectangles."""
-    far = torch.tensor([[0, 5, 190, 640], [400, 700, 600, 10]])
-    graph = patterns.window(768, 128) | TokenGraph.from_edges(far, 768)
-    plan = mixed_plan(graph)
-    assert [isinstance(piece, Edges) for piece in plan.pieces] == [False] * (len(plan.pieces) - 1) + [True]
-    listed = plan.pieces[-1]
-    assert not listed.fresh
-    assert {(0, 400), (5, 700), (190, 600), (640, 10)} <= set(
-        zip(listed.src.tolist(), listed.dst.tolist(), strict=True)
-    )
-    assert len(listed.src) < 0.1 * graph.num_edges
-    assert rows_plan(graph).pieces[0].fresh
 
 
 def in_tens(b, h, dst, src):

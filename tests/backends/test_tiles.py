@@ -37,25 +37,6 @@ def logits(q, k):
 
 
 @pytest.mark.parametrize(
-    ("shape", "at_once"), [("decoding rows", 2**25), *((shape, 60_000) for shape in SHAPES)]
-)
-def test_a_learned_relative_bias(shape, at_once, monkeypatch):
-    monkeypatch.setattr(dense_blocks_eager, "LOGITS_AT_ONCE", at_once)
-    graph, reach = SHAPES[shape], 30
-    q, k, v = qkv(graph.num_dst, graph.num_src)
-    mod = score_mods.RelativeBias(4, reach).double()
-    torch.nn.init.normal_(mod.table, generator=torch.Generator().manual_seed(1))
-    found = ga.attend(q, k, v, graph, score_mod=mod, backend="tiles")
-    dst, src = torch.arange(graph.num_dst).unsqueeze(1) + graph.dst_offset, torch.arange(graph.num_src)
-    h = torch.arange(4).view(1, 4, 1, 1)
-    scores = mod(logits(q, k), torch.arange(2).view(2, 1, 1, 1), h, dst, src)
-    wanted = oracle.masked_softmax(scores, graph.mask()) @ v.repeat_interleave(2, 1)
-    assert_exact(found, wanted)
-    learned = [q, k, v, mod.table]
-    assert_exact(gradients(found, learned), gradients(wanted, learned))
-
-
-@pytest.mark.parametrize(
     ("shape", "at_once"),
     [
         *((shape, 2**25) for shape in ((), (4, 1), (0,), (2, 1, 0))),
