@@ -85,6 +85,19 @@ def test_the_same_values_in_a_list_are_taken(name, values, call):
     call(list(values))
 
 
+def test_labels_and_order_are_a_dict_of_positions():
+    axes = draw.mask(patterns.cross(3, 2), labels={2: "c", 0: "a", 1: "b"}, src_labels={1: "y", 0: "x"}).axes[
+        0
+    ]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["x", "y"]
+    graph, places = nx.DiGraph([("a", "b"), ("b", "c")]), {"c": 0, "a": 1, "b": 2}
+    assert convert.from_networkx(graph, order=places).edge_index.tolist() == [[1, 2], [2, 0]]
+    for order in ({"a": 0, "b": 1, "c": 3}, {"a": 0, "b": 0, "c": 1}):
+        with pytest.raises(TypeError, match=r"order must be a list in its order, got .*the order counts"):
+            convert.from_networkx(graph, order=order)
+
+
 def test_the_nodes_of_networkx_have_an_order():
     """They are a mapping, from nodes to attributes, and a set."""
     graph = nx.DiGraph([("a", "b"), ("b", "c")])
