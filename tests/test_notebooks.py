@@ -40,7 +40,8 @@ from support.pictures import CLOSE, encoded, pixels, small  # noqa: E402
 # a run as a script takes the package and the notebooks of its own checkout, whatever is installed
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from gnn_attention import draw, patterns  # noqa: E402
+from examples import pairwise  # noqa: E402
+from gnn_attention import MessagePassingAttention, draw, patterns  # noqa: E402
 from notebooks import grade, pictures  # noqa: E402
 
 NOTEBOOKS = grade.NOTEBOOKS
@@ -282,7 +283,7 @@ def test_the_book_is_in_order() -> None:
 
 def test_printed_methods_are_those_of_the_library() -> None:
     """What two chapters print of the layer is the layer, without a run."""
-    own = gnn_attention.MessagePassingAttention
+    own = MessagePassingAttention
     printed = {"01": (own.edge_update, own.message, own.update), "13": (pairwise.PairwiseMessages.message,)}
     for number, methods in printed.items():
         source = next(source for source in SOURCES if source.stem.startswith(number))
