@@ -210,7 +210,6 @@ class TestInPlace:
             same += 3
             return gap == 0
 
-        assert int(answer_of(rule, boxes((0, 7, 0, 7))).axes) == ANYTHING
         graph = TokenGraph.from_rule(rule, 600)
         assert graph.num_edges == int(graph.mask().sum()) == 597
 
@@ -219,13 +218,12 @@ class TestTables:
     @pytest.mark.parametrize("kind", ["tensor", "array"])
     def test_a_table_that_is_written_anew(self, kind):
         """One buffer for the documents of every batch."""
-        array = np.zeros(16, dtype=np.int64)
-        table = torch.from_numpy(array) if kind == "array" else torch.zeros(16, dtype=torch.int64)
+        array = np.zeros(1200, dtype=np.int64)
+        table = torch.from_numpy(array) if kind == "array" else torch.zeros(1200, dtype=torch.int64)
 
         def same(b, h, dst, src):
             return table[dst] == table[src]
 
-        assert bool(answer_of(same, boxes((0, 15, 0, 15))).every)
-        (array if kind == "array" else table)[8:] = 1
-        answer = answer_of(same, boxes((0, 7, 8, 15), (0, 7, 0, 7)))
-        assert (answer.some.tolist(), answer.every.tolist()) == ([False, True], [False, True])
+        assert TokenGraph.from_rule(same, 1200).num_edges == 1200**2
+        (array if kind == "array" else table)[600:] = 1
+        assert TokenGraph.from_rule(same, 1200).num_edges == 2 * 600**2
