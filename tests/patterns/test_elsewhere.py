@@ -100,15 +100,6 @@ def test_hugging_face():
     check(HUGGING_FACE, needs("transformers.masking_utils"))
 
 
-def test_padding_by_sample():
-    """Right padding: a rule that reads b; the graph says so by its batch size."""
-    masking, real = needs("transformers.masking_utils"), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
-    rule = masking.and_masks(masking.causal_mask_function, masking.padding_mask_function(real))
-    graph = TokenGraph.from_rule(rule, 4, batch=2)
-    for sample in range(2):
-        assert graph.select(sample).mask().tolist() == (patterns.causal(4).mask() & real[sample]).tolist()
-
-
 @pytest.mark.parametrize("media", [[1, 4], [0, 5, 6], [2]])
 def test_attention_gym_over_images(media):
     """It takes an interval of text for each image: from where it stands to the next."""
@@ -142,29 +133,6 @@ def test_torch_alignments(num_dst, num_src):
         assert torch.equal(weights > 0, patterns.causal_aligned(num_dst, num_src, align).mask())
 
 
-@pytest.mark.parametrize(("stride", "c", "heads"), [(4, 1, 4), (4, 2, 2), (6, 2, 6), (6, 3, 1)])
-def test_sparse_transformer_vertices(stride, c, heads):
-    """Their ``vertsize`` c and ``num_verts = stride / c``: columns, own rows, lower triangle."""
-    layout = torch.zeros(heads, 24, 24, dtype=torch.bool)
-    for head in range(heads):
-        for vertex in torch.arange(stride).flip(0).view(-1, c)[head % (stride // c)].tolist():
-            layout[head, :, vertex::stride] = True
-        for start in range(0, 24, stride):
-            layout[head, start : start + stride, start : start + stride] = True
-    assert torch.equal(patterns.sparse_fixed(24, stride, c, heads=heads).mask(), layout.tril())
-
-
-@pytest.mark.parametrize(("media", "same"), [([1, 4], True), ([2], True), ([0, 5, 6], False)])
-def test_mllama_lets_adjacent_images_share_their_text(media, same):
-    mllama = needs("transformers.models.mllama.processing_mllama")
-    sparse = mllama.get_cross_attention_token_mask([7 if place in media else 1 for place in range(9)], 7)
-    dense = mllama.convert_sparse_cross_attention_mask_to_dense([sparse], [[4] * len(media)], 4, 9)
-    theirs = torch.from_numpy(dense[0]).flatten(1).bool()
-    ours = patterns.media_cross(9, media, 4).mask()
-    assert torch.equal(theirs, ours) == same
-    assert torch.equal(theirs | ours, theirs)
-
-
 @pytest.mark.parametrize(
     ("n", "before", "after", "causal"), [(12, 1, 1, False), (15, 2, 0, True), (3, 1, 0, False)]
 )
@@ -182,21 +150,7 @@ def test_local_attention_of_reformer(n, before, after, causal):
     assert torch.equal(slopes.abs().sum((1, 3)) > 0, expected.mask())
 
 
-orders = st.integers(0, 9).flatmap(lambda n: st.permutations(range(n)))
-
-
-@given(orders, st.integers(0, 12))
-def test_a_relabelled_prefix(order, context):
-    """Written down in the order of generation it is a prefix graph, without a context a causal one."""
-    n = len(order)
-    for graph, straight in (
-        (patterns.permutation(order, context), patterns.prefix(n, context)),
-        (patterns.permutation(order), patterns.causal(n)),
-    ):
-        assert torch.equal(graph.mask()[order][:, order], straight.mask())
-
-
-@given(orders, st.integers(0, 12))
+@given(st.integers(0, 9).flatmap(lambda n: st.permutations(range(n))), st.integers(0, 12))
 def test_the_authors_two_indices(order, context):
     """XLNet's: a given token counts as -1 and is never hidden; who is predicted compares itself strictly."""
     n, given_tokens = len(order), set(order[:context])

@@ -15,15 +15,11 @@ anti_causal(7) == causal(7).T == ~strict_causal(7)
 mask(causal_aligned(2, 6, "lower_right")) == mask(causal(6).rows(4, 6))
 mask(causal_aligned(2, 6, "upper_left")) == mask(causal(6).rows(0, 2))
 causal_aligned(5, 3, "lower_right").in_degree().tolist() == [0, 0, 1, 2, 3]
-all(encoder_decoder(s, t) == prefix(s + t, s) for s, t in ((3, 4), (0, 4), (4, 0)))
 
 window(12, 4) ** 3 == window(12, 3 * (4 - 1) + 1)
-all(band(17, w - 1, 0) == window(17, w) for w in (1, 3, 40))
-all(band(17, w - 1, w - 1) == window(17, w, causal=False) for w in (1, 3, 40))
 band(17, 0, 4) == band(17, 4, 0).T
 all(band(17, d, d, s) == dilated(17, d // s + 1, s, causal=False) for d, s in ((6, 3), (7, 3), (0, 2)))
 chunked(11, 4, causal=False) == documents([4, 4, 3], causal=False)
-chunked(9, 1, before=2, after=1, causal=False) == band(9, 2, 1)
 chunked(11, 4, before=1, after=2) == chunked(11, 4, before=1)
 chunked(8, 4, before=1, causal=False, wrap=True) == full(8)
 chunked(0, 4, before=1, causal=False, wrap=True).num_edges == 0
@@ -35,15 +31,10 @@ all(duo_attention(9, 4, [3, 0], 2, 1).select(head=h) == causal(9) for h in (0, 3
 all(duo_attention(9, 4, [3, 0], 2, 1).select(head=h) == sink_window(9, 2, 1) for h in (1, 2))
 
 all(sparse_strided(17, s) == band(17, s, 0) | strides(17, s) for s in (1, 4, 20))
-all(sparse_strided(17, s, causal=False) == band(17, s, s) | strides(17, s, False) for s in (1, 4, 20))
 all(sparse_fixed(16, s, c) == chunked(16, s) | summary_tokens(16, s, c) for s, c in SETS)
-strides(17, 4) @ band(17, 3, 0) == causal(17)
 chunked(17, 4) | (summary_tokens(17, 4, 1) | self_loops(17)) @ chunked(17, 4) == causal(17)
-summary_tokens(9, 3, 3) == causal(9) and summary_tokens(9, 3, 3, causal=False) == full(9)
 [sparse_strided(17, 4, heads=4).select(head=h) for h in range(4)] == [band(17, 4, 0), strides(17, 4)] * 2
-united(sparse_strided(17, 4, heads=2, causal=False)) == mask(sparse_strided(17, 4, causal=False))
 united(sparse_fixed(24, 6, 2, heads=3)) == mask(causal(24))
-sparse_fixed(17, 5, 2, heads=1).select() == sparse_fixed(17, 5, 2)
 
 prefix(6, 4) == documents([4, 1, 1], causal=False) | causal(6)
 shared_prefix(0, [2, 0, 3]) == documents([2, 0, 3])
@@ -51,37 +42,27 @@ part(shared_prefix(3, [2, 4, 1]), (0, 1, 2, 5, 6, 7, 8)) == mask(causal(7))
 all(block_causal(9, b) == bidirectional_groups([i // b for i in range(9)]) for b in (1, 2, 5, 9, 20))
 block_causal(9, 4) == causal(9) | documents([4, 4, 1], causal=False)
 bidirectional_groups([5, 5, 5, -1, -1]) == prefix(5, 3)
-bidirectional_groups([-1, -1, -2]) == bidirectional_groups([3, 1, 2]) == causal(3)
 permutation(range(5, -1, -1)) == causal(6).T and permutation([], context=3).num_dst == 0
 all(fill_in_the_middle(9, a, b) == permutation([*range(a), *range(b, 9), *range(a, b)]) for a, b in MIDDLES)
 all(fill_in_the_middle(9, a, b, "spm") == permutation([*range(b, 9), *range(b)]) for a, b in MIDDLES)
 
 tree_decoding(3, [-1, 0, 0, 1]) == prefix_tree([3, 1, 1, 1, 1], [-1, 0, 1, 1, 2])
 prefix_tree([3, 0, 2], [-1, -1, -1]) == documents([3, 0, 2]) and prefix_tree([], []).num_dst == 0
-prefix_tree([1] * 9, parents(9)) == tree(parents(9))
 hierarchical_document([[2, 1], [0]]) == family([-1, 0, 1, 2, 2, 1, 5, 0, 7])
 draft_training(3, 2, 4) == prefix_tree([3, 4, 4], [-1, 0, 0]) == shared_prefix(3, [4, 4])
-part(block_diffusion(7, 3), range(7)) == mask(documents([3, 3, 1], causal=False))
-part(block_diffusion(7, 3), range(7, 14)) == mask(block_causal(7, 3))
 
 natten((9,), 3, causal=True) == window(9, 3)
 natten((9,), 3, dilation=2, causal=True) == dilated(9, 3, 2)
-natten((9,), 5) & band(9, 2, 2) == band(9, 2, 2)
 natten((12, 6), 3, stride=3) == swin((12, 6), 3) and natten((12,), 4, stride=4, causal=True) == chunked(12, 4)
 swin([4, 6], [2, 2], [1, 1]) == swin(torch.Size([4, 6]), 2, 1)
 swin((8,), 4) @ swin((8,), 4, 2) @ swin((8,), 4) == full(8)
 swin((5, 7), (2, 3)) == haloed_blocks((5, 7), (2, 3), 0)
-swin((9,), 4) == chunked(9, 4, causal=False)
-haloed_blocks((11,), 4, 4) == chunked(11, 4, before=1, after=1, causal=False)
 axial((2, 3, 4), 0) | axial((2, 3, 4), 1) | axial((2, 3, 4), 2) == axial((2, 3, 4))
 axial((2, 3, 4), 0) @ axial((2, 3, 4), 1) @ axial((2, 3, 4), 2) == full(24)
 sliding_tile((5, 6), 1, 3) == natten((5, 6), 3)
-sliding_tile((8, 6), 2, 3) == natten((8, 6), 6, stride=2)
-all(part(svg_temporal(3, 4, 2), range(4 * f, 4 * f + 4)) == mask(band(4, 1, 1)) for f in range(3))
 
 all(longformer(9, 3, t, c) == window(9, 3, c) | global_tokens(9, t, c) for t in (2, [5, 0], []) for c in BOTH)
 etc(9, 3, 2) == longformer(11, 3, 2, causal=False) == memory_tokens(band(9, 2, 2), 2, causal=False)
-bigbird(9, 1, num_random=0) == longformer(9, 2, [0, 8], causal=False)
 bigbird(17, 2, num_random=99) == full(17) and bigbird_etc(17, 2, 1, num_random=99) == full(18)
 memory_tokens(bigbird_etc(18, 2, 0, heads=3), 4, causal=False) == bigbird_etc(18, 2, 4, heads=3)
 memory_tokens(causal(0), 2, causal=False) == memory_tokens(documents([]), 2, causal=False) == full(2)
@@ -90,9 +71,7 @@ isab(7, 2) == (cross(2, 7), cross(7, 2)) and isab(7, 2)[1] @ isab(7, 2)[0] == fu
 perceiver(9, 3) == (isab(9, 3)[0], full(3))
 
 all(power_attention(n) == log_sparse(n) for n in (2, 7, 8, 33))
-power_attention(9, 1, 3, 2) == log_sparse(9) | window(9, 3) | sinks(9, 2)
 longnet(17, [5], [1], causal=False) == documents([5, 5, 5, 2], causal=False)
-longnet(12, [12], [3]) == longnet(12, [12], [3], heads=6).select(0, 0)
 united(longnet(12, [12], [3], heads=6)) == mask(dilated(12, 12, 3))
 butterfly(21, levels=0) == window(21, 1) and butterfly(21) == butterfly(21, levels=9)
 (torch.tensor([[1, 30]]) @ random_senders(30, 4).edge_index).diff().min() > 0
@@ -112,7 +91,6 @@ documents((2, 1)) == documents(torch.tensor([2, 1])) == documents([2, 1])
 tree((-1, 0, 0)) == tree(torch.tensor([-1, 0, 0])) == tree([-1, 0, 0])
 hierarchical_document(((1, 2), (3,))) == hierarchical_document([torch.tensor([1, 2]), iter([3])])
 tree(torch.tensor([-1, 0, 0])).name == "tree([-1, 0, 0])"
-duo_attention(9, 3, torch.tensor([2, 1]), 2).name == "duo_attention(9, 3, [2, 1], 2, 4)"
 permutation([1, 0], 1).name == "permutation([1, 0], context=1)"
 permutation(range(40)).name == "permutation([40 positions])"
 fill_in_the_middle(4, 1, 2, "spm").name == "fill_in_the_middle(4, 1, 2, order='spm')"
@@ -167,22 +145,6 @@ def test_forms_and_names():
     """Arguments of any kind give the same graph; names say what is not default, and stay short."""
     for line in FORMS.strip().splitlines():
         assert eval(line, dict(NAMES)), line
-
-
-def test_both_sides_are_the_two_causal_halves():
-    for name, *arguments in [
-        ("window", 9, 3),
-        ("dilated", 9, 2, 3),
-        ("documents", [4, 5]),
-        ("tree", parents(9)),
-        ("global_tokens", 9, [4]),
-        ("longformer", 11, 3, [4]),
-        ("log_sparse", 9),
-    ]:
-        one_sided = getattr(patterns, name)(*arguments)
-        both = getattr(patterns, name)(*arguments, causal=False)
-        assert one_sided | one_sided.T == both
-        assert both & patterns.causal(both.num_dst) == one_sided
 
 
 def test_a_graph_of_one_head_is_still_a_graph_by_head():
