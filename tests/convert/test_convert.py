@@ -4,7 +4,6 @@ FlexAttention.
 
 from __future__ import annotations
 
-import random
 from itertools import product
 
 import networkx as nx
@@ -25,10 +24,8 @@ from gnn_attention import TokenGraph, convert, patterns
 fixed = settings(derandomize=True, deadline=None, max_examples=50)
 INF = torch.inf
 
-ASYMMETRIC = torch.tensor(
-    [[0, 0, 1, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0]],
-    dtype=torch.bool,
-)  # 4 receivers, 5 senders; receiver 2 has no in-edges
+# 4 receivers, 5 senders; receiver 2 has no in-edges
+ASYMMETRIC = torch.tensor([[0, 0, 1, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0]]).bool()
 SQUARE = torch.cat([ASYMMETRIC, torch.tensor([[False, False, False, True, True]])])
 
 
@@ -113,12 +110,7 @@ class TestMasks:
     def test_wrong_masks(self):
         cases = [
             (torch.ones(2, 2), None, ValueError, r"ambiguous: mask != 0, .*meaning='additive'"),
-            (
-                torch.ones(1, 1, dtype=torch.float8_e5m2),
-                None,
-                TypeError,
-                "mask must be a bool or float tensor",
-            ),
+            (torch.ones(1, 1).to(torch.float8_e5m2), None, TypeError, "mask must be a bool or float tensor"),
             (torch.tensor([[0.0, torch.nan]]), None, ValueError, "this one holds NaN or .inf"),
             (torch.ones(2, 2, dtype=torch.int64), None, TypeError, r"bool or float tensor, got"),
             (torch.ones(2, dtype=torch.bool), None, ValueError, r"mask must be \[dst, src\], .*got \[2\]"),
@@ -197,15 +189,9 @@ class TestNetworkx:
         assert convert.from_networkx(network) == graph
 
     def test_positions_are_labels_whatever_the_insertion_order(self):
-        edges = [(3, 1), (0, 2), (1, 0)]
-        for seed in range(5):
-            network = nx.DiGraph()
-            nodes, shuffled = list(range(4)), list(edges)
-            random.Random(seed).shuffle(nodes)
-            random.Random(seed).shuffle(shuffled)
-            network.add_nodes_from(nodes)
-            network.add_edges_from(shuffled)
-            assert set(pairs(convert.from_networkx(network))) == set(edges)
+        network = nx.DiGraph([(3, 1), (0, 2), (1, 0)])
+        assert list(network) == [3, 1, 0, 2]
+        assert set(pairs(convert.from_networkx(network))) == {(3, 1), (0, 2), (1, 0)}
 
     def test_labels_need_an_order(self):
         network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
@@ -325,16 +311,10 @@ class TestPyG:
         assert pairs(convert.from_pyg(coo, coalesce=True)) == [(2, 0), (0, 1)]
 
     @pytest.mark.parametrize(
-        "known",
-        [
-            lambda: torch.eye(3).to_sparse(),
-            lambda: EdgeIndex(torch.tensor([[0], [1]]), sparse_size=(3, 3)),
-            lambda: Data(x=torch.zeros(3, 1), edge_index=torch.tensor([[0], [1]])),
-        ],
-        ids=["coo", "EdgeIndex", "Data"],
+        "known", [torch.eye(3).to_sparse(), Data(edge_index=torch.eye(2).long(), num_nodes=3)]
     )
     def test_contradicting_sizes_are_refused(self, known):
         """What the object knows and what the caller says must agree; neither is dropped in silence."""
-        assert convert.from_pyg(known(), 3, 3).num_dst == 3
+        assert convert.from_pyg(known, 3, 3).num_dst == 3
         with pytest.raises(ValueError, match=r"num_dst.*(5.*3|3.*5)"):
-            convert.from_pyg(known(), 5, 3)
+            convert.from_pyg(known, 5, 3)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
-from itertools import takewhile
 from pathlib import Path
 
 import networkx as nx
@@ -13,7 +11,7 @@ import pytest
 import torch
 from support.extras import needs
 
-from gnn_attention import TokenGraph, analyse, attend, draw, patterns
+from gnn_attention import TokenGraph, patterns
 from gnn_attention.convert import files
 
 ENDINGS = [".edges", ".edgelist", ".adjlist", ".GraphML"]
@@ -143,12 +141,6 @@ class TestPrograms:
         nx.write_gml(nx.DiGraph([(0, 1)]) if says == "directed" else nx.Graph([(0, 1)]), file)
         with pytest.raises(ValueError, match=f"its edges are {says}, not undirected=.*: leave"):
             files.load(file, undirected=says == "directed")
-
-    def test_a_general_matrix_may_be_undirected(self, tmp_path):
-        text = "%%MatrixMarket matrix coordinate pattern general\n3 3 2\n1 3\n3 2\n"
-        file = saved(tmp_path, "a.mtx", text)
-        assert files.read(file).edge_index.T.tolist() == [[0, 2], [2, 1]]
-        assert files.read(file, undirected=True).edge_index.T.tolist() == [[0, 2], [2, 0], [2, 1], [1, 2]]
 
     def test_quoted_names_of_dot(self, tmp_path):
         needs("pydot")
@@ -292,28 +284,6 @@ class TestWeights:
         assert (content.labels, content.weights.tolist()) == (["a", "b"], [1, 1, 4])
         without = "without 2 parallel edges, with weights"
         assert str(content) == f"a.gml: 2 nodes, 2 undirected edges = 3 directed, {without}"
-
-
-@pytest.mark.slow
-def test_a_file_of_another_program_is_read_drawn_analysed_attended_and_written(tmp_path):
-    """Graph 1000 of the atlas that networkx ships, a line for each edge."""
-    needs("matplotlib")
-    packed = Path(nx.__file__).parent / "generators" / "atlas.dat.gz"
-    lines = gzip.decompress(packed.read_bytes()).decode().split("\n")
-    start = lines.index("GRAPH 1000") + 2
-    edges = takewhile(lambda line: line and not line.startswith("GRAPH"), lines[start:])
-    content = files.load(saved(tmp_path, "atlas.edges", "\n".join(edges)), undirected=True)
-    graph, theirs = content.graph, nx.graph_atlas(1000)
-    assert (graph.num_dst, content.num_edges) == (len(theirs), theirs.number_of_edges())
-    # the longest of all shortest paths is the last layer in which a token receives something new
-    lengths = [max(ends.values()) for _, ends in nx.all_pairs_shortest_path_length(theirs)]
-    assert analyse.layers_to_full_reach(graph, ~analyse.never_hears(graph)) == max(lengths)
-    draw.mask(graph, labels=content.labels).savefig(tmp_path / "mask.svg")
-    q, k, v = torch.randn(3, 1, 2, graph.num_dst, 8, dtype=torch.float64).unbind()
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, graph.mask()).nan_to_num()
-    torch.testing.assert_close(attend(q, k, v, graph), expected)
-    files.write(graph, tmp_path / "back.graphml")
-    assert files.read(tmp_path / "back.graphml") == graph
 
 
 READ_BY_NETWORKX = {
