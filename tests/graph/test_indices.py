@@ -9,7 +9,7 @@ import torch
 from support.covering import thinned
 
 import gnn_attention as ga
-from gnn_attention import TokenGraph, patterns
+from gnn_attention import TokenGraph
 from tests.support.bounds import assert_exact
 from tests.support.extras import needs
 
@@ -56,18 +56,6 @@ def test_every_view_is_that_of_the_mask(form):
     assert torch.equal(pickle.loads(pickle.dumps(graph)).mask(), mask)
     assert graph == TokenGraph.from_indices(index.flip(-1), NUM_SRC)
     assert graph != TokenGraph.from_indices(index[..., :-1], NUM_SRC)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("sign", ["__or__", "__and__", "__sub__", "__xor__"])
-def test_operators_with_a_structured_graph(form, sign):
-    index, other = chosen(*FORMS[form]), patterns.window(40, 5).rows(0, 40)
-    other = TokenGraph.from_rule(other.rule, 40, NUM_SRC)
-    both = getattr(TokenGraph.from_indices(index, NUM_SRC), sign)(other)
-    masks = mask_of(index), other.mask()
-    due = masks[0] & ~masks[1] if sign == "__sub__" else getattr(masks[0], sign)(masks[1])
-    assert torch.equal(both.mask(), due)
-    assert torch.equal(both.in_degree(), due.sum(-1))
 
 
 def test_the_list_keeps_the_order_of_the_index():
