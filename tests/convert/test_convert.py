@@ -4,7 +4,6 @@ FlexAttention.
 
 from __future__ import annotations
 
-import random
 from itertools import product
 
 import networkx as nx
@@ -25,10 +24,8 @@ from gnn_attention import TokenGraph, convert, patterns
 fixed = settings(derandomize=True, deadline=None, max_examples=50)
 INF = torch.inf
 
-ASYMMETRIC = torch.tensor(
-    [[0, 0, 1, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0]],
-    dtype=torch.bool,
-)  # 4 receivers, 5 senders; receiver 2 has no in-edges
+# 4 receivers, 5 senders; receiver 2 has no in-edges
+ASYMMETRIC = torch.tensor([[0, 0, 1, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0]]).bool()
 SQUARE = torch.cat([ASYMMETRIC, torch.tensor([[False, False, False, True, True]])])
 
 
@@ -66,7 +63,7 @@ class TestMasks:
         assert convert.from_mask(convert.to_sdpa_mask(graph, torch.float32)) == graph
         assert convert.from_mask(mask.T) == graph.T
 
-    @pytest.mark.parametrize("leading", [(1,), (3,), (1, 1), (1, 3), (2, 1), (2, 3)], ids=str)
+    @pytest.mark.parametrize("leading", [(3,), (1, 1), (2, 1), (2, 3)], ids=str)
     @pytest.mark.parametrize("meaning", ["attend", "masked", "additive"])
     def test_leading_axes_are_batch_and_heads(self, leading, meaning):
         """[heads, dst, src] or [batch, heads, dst, src]; an axis of size 1 is the same for all."""
@@ -91,13 +88,12 @@ class TestMasks:
         assert pairs(graph) == [(0, 0)]
         assert (bias.tolist(), bias.dtype) == ([0.5], dtype)
 
-    @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float32])
-    @pytest.mark.parametrize("wide", [torch.float32, torch.float64])
-    def test_the_lowest_number_survives_a_wider_dtype(self, narrow, wide):
-        mask = torch.tensor([[0.0, torch.finfo(narrow).min]], dtype=narrow).to(wide)
+    @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+    def test_the_lowest_number_survives_a_wider_dtype(self, narrow):
+        mask = torch.tensor([[0.0, torch.finfo(narrow).min]], dtype=narrow).float()
         assert pairs(convert.from_mask(mask)) == [(0, 0)]
 
-    @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64])
     def test_sdpa_mask(self, dtype):
         """With it SDPA gives what attend gives; the float form is 0.0 and -inf."""
         graph = convert.from_mask(SQUARE)
@@ -114,16 +110,9 @@ class TestMasks:
     def test_wrong_masks(self):
         cases = [
             (torch.ones(2, 2), None, ValueError, r"ambiguous: mask != 0, .*meaning='additive'"),
-            (torch.tensor([[0.0, 2.5]]), None, ValueError, r"from_scipy\(mask.numpy\(\), rows='dst', weight"),
-            (
-                torch.ones(2, 2, dtype=torch.float8_e5m2),
-                None,
-                TypeError,
-                "mask must be a bool or float tensor",
-            ),
+            (torch.ones(1, 1).to(torch.float8_e5m2), None, TypeError, "mask must be a bool or float tensor"),
             (torch.tensor([[0.0, torch.nan]]), None, ValueError, "this one holds NaN or .inf"),
             (torch.ones(2, 2, dtype=torch.int64), None, TypeError, r"bool or float tensor, got"),
-            ([[True, False]], None, TypeError, r"mask must be a bool or float tensor, got \[\[True"),
             (torch.ones(2, dtype=torch.bool), None, ValueError, r"mask must be \[dst, src\], .*got \[2\]"),
             (torch.ones(2, 2, dtype=torch.bool), "additive", TypeError, "meaning='additive' does not fit a"),
             (torch.zeros(2, 2), "attend", TypeError, "meaning='attend' does not fit a torch.float32 mask"),
@@ -161,15 +150,7 @@ class TestMasksWithNumbers:
 
     @pytest.mark.parametrize(
         ("leading", "expected"),
-        [
-            ((), ()),
-            ((1,), ()),
-            ((3,), (3,)),
-            ((1, 3), (3,)),
-            ((2, 1), (2, 1)),
-            ((2, 3), (2, 3)),
-            ((1, 1), ()),
-        ],
+        [((), ()), ((3,), (3,)), ((1, 3), (3,)), ((2, 1), (2, 1)), ((2, 3), (2, 3)), ((1, 1), ())],
     )
     def test_shapes_of_the_bias(self, leading, expected):
         """[E], [heads, E] or [batch, heads, E]; and attend with them equals SDPA with the additive mask."""
@@ -208,15 +189,9 @@ class TestNetworkx:
         assert convert.from_networkx(network) == graph
 
     def test_positions_are_labels_whatever_the_insertion_order(self):
-        edges = [(3, 1), (0, 2), (1, 0)]
-        for seed in range(5):
-            network = nx.DiGraph()
-            nodes, shuffled = list(range(4)), list(edges)
-            random.Random(seed).shuffle(nodes)
-            random.Random(seed).shuffle(shuffled)
-            network.add_nodes_from(nodes)
-            network.add_edges_from(shuffled)
-            assert set(pairs(convert.from_networkx(network))) == set(edges)
+        network = nx.DiGraph([(3, 1), (0, 2), (1, 0)])
+        assert list(network) == [3, 1, 0, 2]
+        assert set(pairs(convert.from_networkx(network))) == {(3, 1), (0, 2), (1, 0)}
 
     def test_labels_need_an_order(self):
         network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
@@ -230,24 +205,21 @@ class TestNetworkx:
         assert sorted(pairs(convert.from_networkx(nx.MultiDiGraph(many)))) == [(0, 0), (0, 1), (1, 0), (2, 2)]
         assert sorted(pairs(convert.from_networkx(nx.MultiGraph(many)))) == [(0, 0), (0, 1), (1, 0), (2, 2)]
 
-    def test_wrong_orders(self):
-        cases = [
-            (["a"], r"every node once, got \['b'\]"),
-            (["a", "b", "c"], r"every node once, got \['c'\]"),
-            (["a", "b", "b"], "every node once, got a repeated node"),
-            (["a", "c"], r"every node once, got \['b', 'c'\]"),
-        ]
-        for order, match in cases:
-            with pytest.raises(ValueError, match=match):
-                convert.from_networkx(nx.DiGraph([("a", "b")]), order)
-
-    def test_an_order_is_a_list_of_the_nodes(self):
-        network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
-        for order in ({"the": 1, "sat": 0, "cat": 2}, {"the", "cat", "sat"}, frozenset(network), 3):
-            with pytest.raises(TypeError, match="order must be a list"):
-                convert.from_networkx(network, order)
-        with pytest.raises(TypeError, match="order must hold the nodes themselves"):
-            convert.from_networkx(network, [["the"], "cat", "sat"])
+    @pytest.mark.parametrize(
+        ("order", "error", "match"),
+        [
+            (["a"], ValueError, r"every node once, got \['b'\]"),
+            (["a", "b", "c"], ValueError, r"every node once, got \['c'\]"),
+            (["a", "b", "b"], ValueError, "every node once, got a repeated node"),
+            ({"a": 1, "b": 0}, TypeError, "order must be a list"),
+            ({"a", "b"}, TypeError, "order must be a list"),
+            (3, TypeError, "order must be a list of nodes"),
+            ([["a"], "b"], TypeError, "order must hold the nodes themselves"),
+        ],
+    )
+    def test_wrong_orders(self, order, error, match):
+        with pytest.raises(error, match=match):
+            convert.from_networkx(nx.DiGraph([("a", "b")]), order)
 
     def test_labels_out(self):
         network = convert.to_networkx(patterns.strict_causal(3), labels=["the", "cat", "sat"])
@@ -256,9 +228,8 @@ class TestNetworkx:
         assert network.name == "strict_causal(3)"
         with pytest.raises(ValueError, match="labels must hold a name for each of the 3 nodes, got 2"):
             convert.to_networkx(patterns.causal(3), labels=["a", "b"])
-        for wrong in ({"the": 0, "cat": 1, "sat": 2}, {"a", "b", "c"}, 3):
-            with pytest.raises(TypeError, match="labels must be a list"):
-                convert.to_networkx(patterns.causal(3), labels=wrong)
+        with pytest.raises(TypeError, match="labels must be a list"):
+            convert.to_networkx(patterns.causal(3), labels={"a", "b", "c"})
 
     def test_two_kinds_of_node(self):
         network = convert.to_networkx(convert.from_mask(ASYMMETRIC))
@@ -272,26 +243,11 @@ class TestNetworkx:
 
 def test_what_is_no_graph_is_refused():
     varied = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 3, heads=2)
-    network, rectangle = nx.DiGraph([(0, 1)]), patterns.cross(2, 3)
+    empty, causal, rectangle = Data(x=torch.zeros(2, 1)), patterns.causal(3), patterns.cross(2, 3)
     cases = [
-        (lambda: convert.from_networkx([(0, 1)]), TypeError, r"graph must be a networkx graph, got \[\(0"),
-        (lambda: convert.from_networkx(network, 3), TypeError, "order must be a list of nodes"),
-        (
-            lambda: convert.from_pyg("adjacency", 3, 3),
-            TypeError,
-            "expected a torch_geometric Data, .*got",
-        ),
-        (
-            lambda: convert.from_pyg(torch.eye(3), 3, 3),
-            TypeError,
-            "expected .*got a Tensor of torch.float32",
-        ),
-        (lambda: convert.from_pyg(Data(x=torch.zeros(2, 1))), ValueError, "neither an edge_index nor an"),
-        (
-            lambda: convert.to_pyg(patterns.causal(3), "csr"),
-            ValueError,
-            "kind must be one of 'data', 'edge_index',",
-        ),
+        (lambda: convert.from_pyg(torch.eye(3), 3, 3), TypeError, "expected .*got a Tensor of torch.float32"),
+        (lambda: convert.from_pyg(empty), ValueError, "neither an edge_index nor an"),
+        (lambda: convert.to_pyg(causal, "csr"), ValueError, "kind must be one of 'data', 'edge_index',"),
         (lambda: convert.to_pyg(rectangle), ValueError, "a Data has one kind of node.*use kind='edge_index'"),
         (lambda: convert.to_pyg(varied, "adj_t"), ValueError, "differs by head"),
         (lambda: convert.to_networkx(varied), ValueError, "differs by head"),
@@ -325,19 +281,16 @@ class TestPyG:
         edge_index = convert.to_pyg(self.graph, "edge_index")
         assert isinstance(edge_index, EdgeIndex)
         assert edge_index.sparse_size() == (5, 4)
-        assert convert.from_pyg(edge_index, 4, 5) == self.graph
         again = convert.from_pyg(edge_index)
-        assert again == self.graph
+        assert again == self.graph == convert.from_pyg(edge_index, 4, 5)
         assert torch.equal(again.edge_index, self.graph.edge_index)
 
-    def test_sizes_where_the_object_knows_none(self):
+    @pytest.mark.parametrize("form", [EdgeIndex, torch.clone])
+    def test_sizes_where_the_object_knows_none(self, form):
         with pytest.raises(ValueError, match="num_dst and num_src are needed"):
-            convert.from_pyg(EdgeIndex(self.graph.edge_index))
-        with pytest.raises(ValueError, match="num_dst and num_src are needed"):
-            convert.from_pyg(self.graph.edge_index)
-        assert convert.from_pyg(EdgeIndex(self.graph.edge_index), 4, 5) == self.graph
-        assert convert.from_pyg(self.graph.edge_index, 4, 5) == self.graph
-        assert convert.from_pyg(self.square.edge_index, 6) == self.square
+            convert.from_pyg(form(self.graph.edge_index))
+        assert convert.from_pyg(form(self.graph.edge_index), 4, 5) == self.graph
+        assert convert.from_pyg(form(self.square.edge_index), 6) == self.square
 
     @pytest.mark.parametrize("layout", ["coo", "csr"])
     def test_adj_t(self, layout):
@@ -356,24 +309,12 @@ class TestPyG:
         with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 stands at 1 and 2\)"):
             convert.from_pyg(coo)
         assert pairs(convert.from_pyg(coo, coalesce=True)) == [(2, 0), (0, 1)]
-        csr = torch.sparse_csr_tensor(
-            torch.tensor([0, 0, 2, 2]), torch.tensor([2, 2]), torch.ones(2), (3, 3), check_invariants=False
-        )
-        with pytest.raises(ValueError, match="the edge 2 -> 1 stands at 0 and 1"):
-            convert.from_pyg(csr)
 
     @pytest.mark.parametrize(
-        "known",
-        [
-            lambda: torch.eye(3).to_sparse(),
-            lambda: torch.eye(3).to_sparse_csr(),
-            lambda: EdgeIndex(torch.tensor([[0], [1]]), sparse_size=(3, 3)),
-            lambda: Data(x=torch.zeros(3, 1), edge_index=torch.tensor([[0], [1]])),
-        ],
-        ids=["coo", "csr", "EdgeIndex", "Data"],
+        "known", [torch.eye(3).to_sparse(), Data(edge_index=torch.eye(2).long(), num_nodes=3)]
     )
     def test_contradicting_sizes_are_refused(self, known):
         """What the object knows and what the caller says must agree; neither is dropped in silence."""
-        assert convert.from_pyg(known(), 3, 3).num_dst == 3
+        assert convert.from_pyg(known, 3, 3).num_dst == 3
         with pytest.raises(ValueError, match=r"num_dst.*(5.*3|3.*5)"):
-            convert.from_pyg(known(), 5, 3)
+            convert.from_pyg(known, 5, 3)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.refusals import assert_refusals
 from support.zoo import ROWS
 
 from gnn_attention import TokenGraph, algebra, patterns
@@ -18,11 +17,6 @@ from gnn_attention.convert.expressions import parse
 causal, full, window, sinks, cross = (
     getattr(patterns, name) for name in ("causal", "full", "window", "sinks", "cross")
 )
-
-
-def lists(*edges):
-    """A graph of four tokens from pairs (src, dst)."""
-    return TokenGraph.from_edges(torch.tensor(edges).T, 4)
 
 
 def named():
@@ -47,9 +41,8 @@ class TestReading:
         ("text", "graph"),
         [
             ("causal(4).T", TokenGraph.from_rule(lambda b, h, dst, src: src >= dst, 4)),
-            ("strict_causal(4) ** 3", lists((0, 3))),
+            ("strict_causal(4) ** 3", TokenGraph.from_edges(torch.tensor([[0], [3]]), 4)),
             ("window(9, 3) ** 0", window(9, 1)),
-            ("causal(6).rows(2, 4)", causal(6).rows(2, 4)),
             ("causal(6).T.rows(stop=4, start=2).T", causal(6).T.rows(2, 4).T),
             ("causal(4).select(0, 1)", causal(4)),
             ("window(5, w=2, causal=False)", window(5, 2, causal=False)),
@@ -57,21 +50,13 @@ class TestReading:
             ("documents((2, 1))", patterns.documents([2, 1])),
             ("tree([-1, 0, 0])", patterns.tree([-1, 0, 0])),
             ("  window(5,2)\n|\tsinks(5,1) ", window(5, 2) | sinks(5, 1)),
-        ],
-    )
-    def test_language(self, text, graph):
-        assert parse(text) == graph
-
-    @pytest.mark.parametrize(
-        ("text", "graph"),
-        [
             ("disjoint_sum(causal(3), full(2))", algebra.disjoint_sum(causal(3), full(2))),
             ("closure(window(5, 2), reflexive=True)", causal(5)),
             ("top_k(tensor([[3, 1], [1, 2]]), 1)", window(2, 1)),
             ("top_k(randn(5, 5, seed=3), 5)", causal(5)),
         ],
     )
-    def test_functions_of_graphs_and_data(self, text, graph):
+    def test_language(self, text, graph):
         assert parse(text) == graph
 
     def test_a_name_means_one_thing(self):
@@ -94,17 +79,13 @@ class TestReading:
             ("pair(4)", "'pair.4.' is .TokenGraph.*, expected one of its graphs, by .0."),
             ("pair(4) | full(4)", "column 1, 'pair.4.': expected a graph here, got .TokenGraph"),
             ("pair(4)[2]", r"column 1, 'pair\(4\)\[2\]': tuple index out of range"),
-            ("pair(4)[-3]", "index out of range"),
             ("pair(4)[True]", "takes one graph of a builder"),
-            ("pair(4)[0:1]", "column 9, '0:1': this is not part of the language"),
         ]:
             with pytest.raises(ValueError, match=match):
                 parse(text)
 
     def test_the_larger_the_allowance_the_larger_the_graph(self):
         assert parse("causal(100)", largest=100).num_dst == 100
-        with pytest.raises(ValueError, match="add up to at most 99"):
-            parse("causal(100)", largest=99)
         with pytest.raises(ValueError, match=r"column 11, '60': the numbers .* add up to at most 100"):
             parse("cross(41, 60)", largest=100)
 
@@ -127,9 +108,7 @@ class TestTheNumberOfTokens:
             ("window(n, 8)", "window(64, 8)"),
             ("window(8)", "window(64, 8)"),
             ("window(64, 8)", "window(64, 8)"),
-            ("window(32) | sinks(s=4)", "window(64, 32) | sinks(64, 4)"),
-            ("( ~window( 8 )).T@causal", "(~window(64,  8)).T @ causal(64)"),
-            ("expander(64, 2, 'cycles')", "expander(64, 2, 'cycles')"),
+            ("( ~window( 8 )).T@sinks(s=4)", "(~window(64,  8)).T @ sinks(64, 4)"),
             ("documents([40, 24])", "documents([40, 24])"),
             ("per_head(causal, window(8))", "per_head(causal(64), window(64, 8))"),
             ("memory_tokens(window(60, 8), 4)", "memory_tokens(window(60, 8), 4)"),
@@ -139,13 +118,13 @@ class TestTheNumberOfTokens:
         assert parse(text, n=64) == parse(wanted)
 
     def test_the_rest_is_refused_as_without_it(self):
-        cases = [
+        for text, match in [
             ("cusal", "there is no builder 'cusal'; did you mean 'causal'"),
             ("window", "missing a required argument: 'w'"),
-            ("hypercube", "missing a required argument: 'dimension'"),
             ("n", "'n' is 64, expected a graph"),
-        ]
-        assert_refusals([(lambda text=text: parse(text, n=64), ValueError, match) for text, match in cases])
+        ]:
+            with pytest.raises(ValueError, match=match):
+                parse(text, n=64)
         with pytest.raises(ValueError, match="n must be at least 0, got -1"):
             parse("causal", n=-1)
         with pytest.raises(ValueError, match="column 8, 'n': there is no builder 'n'"):
@@ -157,47 +136,37 @@ class TestRefusals:
         ("text", "match"),
         [
             ("windw(4, 2)", r"column 1, 'windw\(4, 2\)': there is no builder 'windw'; did you mean"),
-            ("causal(4) | caussal(4)", "column 13, 'caussal.4.': .*did you mean 'causal'"),
             ("qqqq(4)", "there is no builder 'qqqq'; 'gnn-attention graphs' lists them"),
             ("causal", r"missing a required argument: 'n'; expected causal\(n\)"),
             ("causal(4) + full(4)", r"column 1, 'causal\(4\) \+ full\(4\)': this is not part of"),
             ("causal(4) | 3", "column 13, '3': expected a graph here, got 3$"),
             ("causal(4) < full(4)", "not part of the language of graphs; allowed are calls of builders"),
-            ("not causal(4)", "column 1, 'not causal.4.': this is not part of the language"),
             ("window(4, -True)", "column 11, '-True': this is not part of the language"),
-            (
-                "perceiver(8, 2)",
-                r"'perceiver\(8, 2\)' is \(TokenGraph.*, expected one of its graphs, by \[0\]",
-            ),
             ("causal(4).name", "not part of the language"),
             ("causal(4).mask()", r"not part of the language of graphs; allowed are .*\.rows\(start, stop\),"),
+            ("__import__('os').system('true')", "column 1, .*: this is not part of the language"),
+            ("causal(4).select.__func__", "column 1, .*: this is not part of the language"),
+            ("causal.__globals__", "column 1, .*: this is not part of the language"),
+            ("''.join(['a'])", "column 1, .*: this is not part of the language"),
             ("causal(4).rows(3, 1)", r"rows\(3, 1\): expected 0 <= start <= stop <= num_dst = 4"),
             ("causal(4).rows(1)", r"missing a required argument: 'stop'; expected rows\(start, stop\)"),
-            ("window(4)", r"missing a required argument: 'w'; expected window\(n, w, causal=True\)"),
             ("window(4, 2, causl=False)", r"unexpected keyword argument 'causl'; expected window\(n, w,"),
             ("window(4, -1)", r"column 1, 'window\(4, -1\)': w must be at least 0, got -1"),
-            ("causal(True)", "must be an integer, got the bool True"),
             ("global_tokens(4, [9])", r"tokens must be positions in 0 \.\. 3, got 9"),
             ("causal(4) | causal(5)", "column 1, .*must have the same nodes"),
             ("causal(*[3])", "not part of the language"),
-            (
-                "causal(n=3, n=4)",
-                r"column 1, 'causal\(n=3, n=4\)': .*arguments that are written out, each once",
-            ),
+            ("causal(n=3, n=4)", r"column 1, 'causal\(n=3, n=4\)': .*arguments that are written out, each"),
             ("'\ud800' | full(3)", "not an expression .*surrogates not allowed"),
             ("top_k(randn(3.5), 1)", "each of sizes must be an integer, got 3.5"),
             ("top_k(tensor([[1], [1, 2]]), 1)", "column 7, .*expected sequence of length 1 at dim 1"),
             ("causal(**{'n': 3})", "arguments that are written out, each once"),
             ("causal(n=x)", "column 10, 'x': there is no builder 'x'"),
             ("causal(b'4')", "column 8, .*not part of the language"),
-            ("causal(f'{4}')", "not part of the language"),
-            ("(lambda: 1)()", "not part of the language"),
             ("documents([50 lengths])", "column 12, .*not an expression .*invalid syntax"),
             ("causal(4); causal(5)", "column 10, '; causal.5.': not an expression"),
             ("", "column 1, 'the end': not an expression"),
             ("causal\0(3)", "not an expression"),
             ("1or 2", "not part of the language"),
-            ("'ä' | full(3)", "column 1, \"'ä'\": expected a graph here"),
             ("full(3) | cross(3, 'ä') | hidden(3)", "column 11, .*num_src must be an integer, got 'ä'"),
         ],
     )
@@ -206,27 +175,9 @@ class TestRefusals:
             parse(text)
         assert "\n" not in str(refused.value)
 
-    def test_nothing_else_is_reached(self):
-        cases = [
-            "__import__('os').system('true')",
-            "causal.__globals__",
-            "causal(4).__class__",
-            "causal(4).rule.__globals__",
-            "causal(4).__reduce__()",
-            "().__class__.__bases__[0].__subclasses__()",
-            "eval('1')",
-            "open('x')",
-            "''.join(['a'])",
-            "'{0.__class__}'.format(causal(3))",
-            "causal(4).select.__func__",
-            "causal(4).rows(0, 1).mask()",
-        ]
-        assert_refusals([(lambda text=text: parse(text), ValueError, "column") for text in cases])
-
     @pytest.mark.parametrize(
         ("text", "match"),
         [
-            ("9**9**9", "expected a graph here, got 9"),
             ("causal(3)**9**9", "column 12, '9': expected a graph here"),
             ("causal(3) ** 9999", r"the power of a graph is a number of hops in 0 \.\. 1024"),
             ("causal(3) ** -1", "number of hops"),
@@ -235,26 +186,13 @@ class TestRefusals:
             ("causal(" + "9" * 400 + ")", "add up to at most"),
             ("causal(" + "9" * 5000 + ")", "not an expression"),
             ("sinks(4, 1e999)", "add up to at most"),
-            (f"documents([{', '.join(['9999999'] * 9)}])", "add up to at most"),
-            ("causal(9000) ** 2", "this lists the edges of graphs, here of 162000000 pairs; at most"),
-            (
-                "causal(9000) @ causal(9000)",
-                "this lists the edges of graphs, here of 81000000 pairs; at most",
-            ),
-            ("closure(causal(9000))", "this lists the edges of graphs"),
+            ("causal(9000) @ causal(9000)", "lists the edges of graphs, here of 81000000 pairs; at most"),
             ("k_hop(k=2, graph=causal(9000))", "this lists the edges of graphs"),
             ("randn(3000, 3000, 3000)", "randn makes at most 16777216 numbers here"),
             ("window(512, 2) ** 512", "this lists the edges of graphs, here of 134217728 pairs"),
-            (
-                "hypercube(62)",
-                "this has 4611686018427387904 tokens over all heads and samples, at most 16777216",
-            ),
-            ("sparse_strided(64, 8, 999999)", "this has 63999936 tokens"),
+            ("sparse_strided(64, 8, 999999)", "has 63999936 tokens over all heads and samples, at most 167"),
             ("~" * 70 + "causal(3)", "more than 64 brackets and operators inside one another"),
-            ("~" * 9000 + "causal(3)", "more than 64 brackets and operators inside one another"),
             ("(" * 4000 + ")" * 4000, "column"),
-            ("documents(" + "[" * 90 + "]" * 90 + ")", "more than 64"),
-            ("causal(3)" + ".T" * 4000, "more than 64"),
             ("causal(3)|" * 2000, "has 20000 characters, at most 10000 are read"),
         ],
         ids=lambda text: text[:24],
@@ -265,28 +203,12 @@ class TestRefusals:
             parse(text)
         assert time.perf_counter() - start < 5
 
-    def test_only_strings(self):
-        cases = [None, 3, b"causal(3)", causal(3)]
-        assert_refusals(
-            [
-                (lambda text=text: parse(text), TypeError, "an expression is a string such as")
-                for text in cases
-            ]
-        )
+    @pytest.mark.parametrize("text", [None, b"causal(3)", causal(3)])
+    def test_only_strings(self, text):
+        with pytest.raises(TypeError, match="an expression is a string such as"):
+            parse(text)
 
     def test_a_builders_own_error_stays_the_cause(self):
         with pytest.raises(ValueError, match="tokens must be positions") as refused:
             parse("global_tokens(4, [9])")
         assert isinstance(refused.value.__cause__, IndexError)
-
-    @settings(max_examples=300, deadline=None)
-    @given(
-        st.text("causl(43)[],|&-~@*.Trows '=:\\\n#", max_size=30) | st.text(max_size=20),
-        st.none() | st.just(5),
-    )
-    def test_any_text_is_a_graph_or_a_value_error(self, text, n):
-        try:
-            graph = parse(text, n=n)
-        except ValueError:
-            return
-        assert isinstance(graph, TokenGraph)

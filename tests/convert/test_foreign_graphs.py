@@ -94,7 +94,6 @@ KINDS = {
         for rows in ("src", "dst")
     },
     "scipy, blocks of zeros": lambda: both(convert.from_scipy, sp.csr_array(ADJACENCY).tobsr((2, 3)), "src"),
-    "numpy, rows=src": lambda: both(convert.from_scipy, ADJACENCY, "src"),
     "numpy, rows=dst": lambda: both(convert.from_scipy, ADJACENCY.T, "dst"),
     "numpy, other bytes": lambda: both(convert.from_scipy, ADJACENCY.astype(">f8"), "src"),
     "numpy, long": lambda: both(convert.from_scipy, ADJACENCY.astype(np.longdouble), "src"),
@@ -172,33 +171,13 @@ def test_a_relation_knows_the_sizes_of_both_its_kinds():
 class TestSizes:
     edges = torch.tensor([[0], [1]])
 
-    @pytest.mark.parametrize(
-        "more",
-        [
-            {"num_nodes": 3},
-            {"x": torch.zeros(3, 2)},
-            {"x": np.zeros((3, 2))},
-            {"pos": torch.zeros(3, 2), "node_names": ["a"]},
-            {"batch": torch.zeros(3, dtype=torch.int64)},
-            {"node_type": torch.zeros(3, dtype=torch.int64)},
-            {"n_id": torch.tensor([7, 5, 6])},
-        ],
-        ids=lambda more: next(iter(more)),
-    )
-    def test_what_holds_sizes(self, more):
-        assert convert.from_pyg(Data(edge_index=self.edges, **more)).num_dst == 3
+    @pytest.mark.parametrize("key", ["x", "pos", "batch", "node_type", "n_id"])
+    def test_a_row_for_each_node_says_how_many_there_are(self, key):
+        rows = torch.zeros(3, 2) if key in ("x", "pos") else torch.zeros(3, dtype=torch.int64)
+        assert convert.from_pyg(Data(edge_index=self.edges, **{key: rows})).num_dst == 3
 
     @pytest.mark.parametrize(
-        "more",
-        [
-            {},
-            {"node_names": ["a", "b", "c"]},
-            {"target_node": torch.tensor([1])},
-            {"x": [1.0, 2.0, 3.0]},
-            {"y": torch.zeros(3)},
-            {"face": torch.tensor([[0], [1], [2]])},
-        ],
-        ids=str,
+        "more", [{}, {"target_node": torch.tensor([1])}, {"x": [1.0, 2.0, 3.0]}], ids=str
     )
     def test_what_holds_none(self, more):
         """torch_geometric takes the largest index, or the axis of any key with "node" in it."""
@@ -207,18 +186,15 @@ class TestSizes:
         graph = convert.from_pyg(Data(edge_index=self.edges, **more), 3)
         assert (graph.num_dst, graph.num_src) == (3, 3)
 
-    @pytest.mark.parametrize("more", [{"x": torch.zeros(3, 1)}, {"num_nodes": 3}], ids=str)
-    def test_a_batch(self, more):
-        parts = [Data(edge_index=self.edges, **more) for _ in range(2)]
-        joined = convert.from_pyg(Batch.from_data_list(parts))
+    def test_a_batch(self):
+        joined = convert.from_pyg(Batch.from_data_list([Data(edge_index=self.edges, num_nodes=3)] * 2))
         assert (joined.num_dst, joined.edge_index.tolist()) == (6, [[0, 3], [1, 4]])
 
     @pytest.mark.filterwarnings("ignore:Unable to accurately infer 'num_nodes'")
     def test_a_batch_of_graphs_without_sizes(self):
         """The vector ``batch`` that torch_geometric makes of them guesses the largest index."""
-        parts = [Data(edge_index=self.edges, node_names=["a", "b", "c"])] * 2
         with pytest.raises(ValueError, match="num_dst and num_src are needed"):
-            convert.from_pyg(Batch.from_data_list(parts))
+            convert.from_pyg(Batch.from_data_list([Data(edge_index=self.edges)] * 2))
 
     def test_an_edge_index_inside(self):
         inside = Data(edge_index=EdgeIndex(self.edges, sparse_size=(3, 3)))
@@ -244,69 +220,39 @@ class TestWeights:
         named = nx.DiGraph([(0, 1, {"w": "heavy"})])
         twice = sp.coo_array((np.ones(2), (np.array([0, 0]), np.array([1, 1]))), shape=(2, 2))
         features = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, edge_attr=torch.zeros(1, 3))
-        pyg, join = convert.from_pyg, "takes one weight of parallel edges: join them first"
+        scipy, networkx, pyg = convert.from_scipy, convert.from_networkx, convert.from_pyg
+        join, none = (
+            "takes one weight of parallel edges: join them first",
+            "no weights of its edges at weight=",
+        )
         cases = [
-            (lambda: convert.from_networkx(parallel, weight="w"), ValueError, join),
-            (lambda: convert.from_igraph(igraph.Graph.from_networkx(parallel), weight="w"), ValueError, join),
-            (lambda: convert.from_scipy(twice, "src", weight=True), ValueError, join),
-            (lambda: convert.from_scipy(twice, "src", weight=True, coalesce=True), ValueError, join),
-            (lambda: convert.from_scipy(twice, "src"), ValueError, "1 duplicate edges"),
-            (
-                lambda: convert.from_networkx(named, weight="w"),
-                ValueError,
-                "every edge, got 'heavy' at .* 0 -> 1",
-            ),
-            (
-                lambda: convert.from_networkx(named, weight="v"),
-                ValueError,
-                "every edge, got None at the edge",
-            ),
+            (lambda: networkx(parallel, weight="w"), ValueError, join),
+            (lambda: scipy(twice, "src", weight=True, coalesce=True), ValueError, join),
+            (lambda: scipy(twice, "src"), ValueError, "1 duplicate edges"),
+            (lambda: networkx(named, weight="w"), ValueError, "every edge, got 'heavy' at the edge 0 -> 1"),
+            (lambda: networkx(named, weight="v"), ValueError, "every edge, got None at the edge"),
             (lambda: convert.from_igraph(igraph.Graph([(0, 1)]), weight="v"), ValueError, "got None at the"),
-            (lambda: convert.from_networkx(named, weight=True), TypeError, "weight must be a str, got True"),
-            (
-                lambda: pyg(features, weight="edge_weight"),
-                ValueError,
-                "no weights of its edges at weight='edge_weight'",
-            ),
+            (lambda: networkx(named, weight=True), TypeError, "weight must be a str, got True"),
+            (lambda: pyg(features, weight="edge_weight"), ValueError, f"{none}'edge_weight'"),
             (
                 lambda: pyg(features, weight="edge_attr"),
                 ValueError,
                 r"one number for each of 1 edges.*\[1, 3\]",
             ),
-            (
-                lambda: pyg(features, weight=True),
-                ValueError,
-                "no weights of its edges at weight=True, expected the",
-            ),
-            (
-                lambda: pyg(features.edge_index, 2, weight="w"),
-                ValueError,
-                "no weights of its edges at weight='w'",
-            ),
+            (lambda: pyg(features, weight=True), ValueError, f"{none}True, expected the name of"),
         ]
         assert_refusals(cases)
-        assert convert.from_scipy(twice, "src", coalesce=True).num_edges == 1
+        assert scipy(twice, "src", coalesce=True).num_edges == 1
 
-    @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf], ids=str)
+    @pytest.mark.parametrize("number", [np.nan, -np.inf], ids=str)
     def test_each_is_a_finite_number(self, number):
-        edges, values = np.array([[0, 1], [2, 0]]), np.array([1.0, number])
-        matrix = sp.coo_array((values, tuple(edges)), shape=(3, 3))
+        matrix = sp.coo_array((np.array([1.0, number]), (np.array([0, 1]), np.array([2, 0]))), shape=(3, 3))
         network = nx.from_scipy_sparse_array(matrix, create_using=nx.DiGraph)
-        other = igraph.Graph(edges.T, directed=True, edge_attrs={"weight": values.tolist()})
-        features = Data(edge_index=torch.tensor(edges), num_nodes=3, edge_weight=torch.tensor(values))
-        adjacency = torch.sparse_coo_tensor(edges[::-1].copy(), values, (3, 3))
-        reads = {
-            convert.from_scipy: [(matrix, "src")],
-            convert.from_networkx: [(network,)],
-            convert.from_igraph: [(other,)],
-            convert.from_pyg: [(features,), (adjacency,)],
-        }
-        for read, calls in reads.items():
-            for call in calls:
-                name = "edge_weight" if call[0] is features else "weight"
-                weight = True if call[0] is matrix or call[0] is adjacency else name
-                with pytest.raises(ValueError, match=f"is a finite number, got {number} at the edge 1 -> 0"):
-                    read(*call, weight=weight)
+        match = f"is a finite number, got {number} at the edge 1 -> 0"
+        with pytest.raises(ValueError, match=match):
+            convert.from_scipy(matrix, "src", weight=True)
+        with pytest.raises(ValueError, match=match):
+            convert.from_networkx(network, weight="weight")
 
     def test_large_unsigned_numbers(self):
         matrix = np.array([[0, 2**63], [1, 0]], dtype=np.uint64)
@@ -340,7 +286,7 @@ class TestWeights:
         assert triples(*convert.from_networkx(out, weight="weight")) == WEIGHTS
         bipartite = convert.to_networkx(patterns.cross(1, 2), weights=torch.tensor([3.0, 4.0]))
         assert bipartite[("src", 1)][("dst", 0)]["weight"] == 4.0
-        for wrong in (NUMBERS[:2], [1.0], NUMBERS[:, None]):
+        for wrong in (NUMBERS[:2], [1.0]):
             with pytest.raises(ValueError, match="weights must be a tensor of 5 numbers, one an edge"):
                 convert.to_networkx(graph, weights=wrong)
 
@@ -352,14 +298,9 @@ class TestIgraph:
         assert convert.from_igraph(graph, ["sat", "the", "cat"]).edge_index.tolist() == [[1, 2], [2, 0]]
         del graph.vs["name"]
         assert convert.from_igraph(graph, [2, 0, 1]).edge_index.tolist() == [[1, 2], [2, 0]]
-        with pytest.raises(TypeError, match="order must be a list"):
-            convert.from_igraph(graph, {0, 1, 2})
         graph.vs["name"] = ["a", "b", "b"]
         with pytest.raises(ValueError, match="every node once, got a repeated node"):
             convert.from_igraph(graph, ["a", "b", "b"])
-        graph.vs["name"] = [["a"], ["b"], ["c"]]
-        with pytest.raises(TypeError, match="order must hold the nodes themselves"):
-            convert.from_igraph(graph, ["a", "b", "c"])
 
     def test_parallel_edges_and_loops_count_once(self):
         many = [(0, 0), (0, 1), (0, 1), (1, 0), (2, 2)]
@@ -373,7 +314,7 @@ class TestIgraph:
 GARBAGE = {"lower_right": causal_lower_right, "upper_left": causal_upper_left}
 
 
-@pytest.mark.parametrize("sizes", [(3, 5), (5, 3), (4, 4)], ids=str)
+@pytest.mark.parametrize("sizes", [(3, 5), (5, 3)], ids=str)
 @pytest.mark.parametrize("align", GARBAGE)
 def test_causal_biases_of_torch(sizes, align):
     """What SDPA reads in them: ``tril``, by the first or the last tokens."""
@@ -381,9 +322,8 @@ def test_causal_biases_of_torch(sizes, align):
     graph = convert.from_mask(mask)
     diagonal = sizes[1] - sizes[0] if align == "lower_right" else 0
     assert torch.equal(graph.mask(), torch.ones(sizes).tril(diagonal).bool())
-    for meaning in ("masked", "additive"):
-        with pytest.raises(ValueError, match="meaning must be one of 'attend', got"):
-            convert.from_mask(mask, meaning)
+    with pytest.raises(ValueError, match="meaning must be one of 'attend', got"):
+        convert.from_mask(mask, "masked")
     with pytest.raises(ValueError, match="copies of a CausalBias are empty"):
         convert.from_mask(mask.double())
     if sizes != (5, 3):
@@ -411,14 +351,10 @@ def test_sparse_masks(layout):
 def test_sparse_tensors_have_two_sparse_axes():
     features = torch.sparse_coo_tensor(PAIRS.flip(0), torch.ones(5, 3), (N, N, 3), check_invariants=False)
     assert convert.from_pyg(features) == convert.from_pyg(data(num_nodes=N))
+    one, three = torch.eye(3).bool().to_sparse(1), torch.eye(3)[None].to_sparse()
     cases = [
-        (lambda: convert.from_pyg(features, weight=True), ValueError, r"for each of 5 edges.*\[5, 3\]"),
-        (lambda: convert.from_pyg(torch.eye(3)[None].to_sparse()), ValueError, r"got 3 of shape \[1, 3, 3\]"),
-        (
-            lambda: convert.from_mask(torch.eye(3).bool().to_sparse(1)),
-            ValueError,
-            r"two sparse axes.*got 1 of",
-        ),
+        (lambda: convert.from_pyg(three), ValueError, r"got 3 of shape \[1, 3, 3\]"),
+        (lambda: convert.from_mask(one), ValueError, r"two sparse axes.*got 1 of"),
     ]
     assert_refusals(cases)
 
@@ -430,33 +366,15 @@ def mapped(read):
     return lambda x: torch.vmap(lambda one: (read(one), one)[1])(x[None])
 
 
-def fake(read):
-    def run(x):
-        with torch._subclasses.FakeTensorMode() as mode:
-            return read(mode.from_tensor(x))
-
-    return run
-
-
 UNREADABLE = {
     "nested": (lambda read: lambda x: read(torch.nested.as_nested_tensor([x, x])), "to_padded_tensor"),
-    "jagged": (
-        lambda read: lambda x: read(torch.nested.as_nested_tensor([x, x], layout=torch.jagged)),
-        "to_padded_tensor",
-    ),
     "masked": (lambda read: lambda x: read(torch.masked.masked_tensor(x, x > 0)), r"x\.to_tensor\(value\)"),
     "vmap": (mapped, "make the graph outside of torch.vmap"),
-    "vmap in grad": (
-        lambda read: lambda x: torch.func.grad(lambda y: (mapped(read)(x), y)[1])(torch.tensor(1.0)),
-        "outside of torch.vmap",
-    ),
-    "fake": (fake, "a traced program has none"),
     "meta": (lambda read: lambda x: read(x.to("meta")), "a tensor on the meta device has a shape alone"),
 }
 READERS = {
     "mask": (convert.from_mask, torch.ones(3, 3, dtype=torch.bool)),
     "edge_index": (lambda x: convert.from_edge_index(x, 3), INDEX),
-    "edge_index of from_pyg": (lambda x: convert.from_pyg(x, 3), INDEX),
     "edge_index of positions_of": (patterns.full(3).positions_of, INDEX),
     "index": (lambda x: TokenGraph.from_indices(x, 3), INDEX),
     "index of from_block_indices": (lambda x: TokenGraph.from_block_indices(x, 1, 2, 3), INDEX),
@@ -474,8 +392,7 @@ def test_elements_that_cannot_be_read(reader, kind):
         make(read)(tensor)
 
 
-# for from_pyg a sparse tensor is an adj_t
-@pytest.mark.parametrize("reader", sorted(READERS.keys() - {"mask", "edge_index of from_pyg"}))
+@pytest.mark.parametrize("reader", sorted(READERS.keys() - {"mask"}))
 def test_sparse_lists_of_edges(reader):
     read, tensor = READERS[reader]
     with pytest.raises(
@@ -501,41 +418,45 @@ def test_tensors_of_other_classes_are_read():
 
 # ---- the wrong function
 
-FOREIGN = {
-    r"from_scipy\(A": [sp.csr_array(ADJACENCY), sp.coo_matrix(ADJACENCY), ADJACENCY, np.matrix(ADJACENCY)],
-    "from_networkx takes": [network(), nx.MultiGraph()],
-    r"num_dst\) a table of pairs": [type("DataFrame", (), {"__module__": "pandas.core.frame"})()],
-    "from_igraph takes": [igraph_of()],
-    "from_pyg takes": [data(num_nodes=N), HETERO["paper", "cites", "paper"]],
-    r"from_pyg takes a Data, or a relation data\[src, name, dst\]": [HETERO],
-    "from_mask takes": [torch.ones(2, 2).bool()],
-    "from_block_mask takes": [convert.to_block_mask(patterns.causal(4))],
-    "ga.graph_files.read": ["graph.txt", Path("graph.txt")],
-    r"torch.tensor\(pairs\).t\(\)": [[(0, 1)], None, object()],
-    "a TokenGraph is taken as it is": [patterns.causal(2)],
-}
+SCIPY, NETWORKX, IGRAPH = r"from_scipy\(A", "from_networkx takes", "from_igraph takes"
+FOREIGN = [
+    (sp.csr_array(ADJACENCY), SCIPY),
+    (ADJACENCY, SCIPY),
+    (network(), NETWORKX),
+    (type("DataFrame", (), {"__module__": "pandas.core.frame"})(), r"num_dst\) a table of pairs"),
+    (igraph_of(), IGRAPH),
+    (data(num_nodes=N), "from_pyg takes"),
+    (HETERO, r"from_pyg takes a Data, or a relation data\[src, name, dst\]"),
+    (torch.ones(2, 2).bool(), "from_mask takes"),
+    (convert.to_block_mask(patterns.causal(4)), "from_block_mask takes"),
+    ("graph.txt", "ga.graph_files.read"),
+    (Path("graph.txt"), "ga.graph_files.read"),
+    ([(0, 1)], r"torch.tensor\(pairs\).t\(\)"),
+]
 FUNCTIONS = {
-    "from_mask": convert.from_mask,
+    "from_mask takes": convert.from_mask,
     "from_edge_index": lambda x: convert.from_edge_index(x, 3),
-    "from_scipy": lambda x: convert.from_scipy(x, "src"),
-    "from_networkx": convert.from_networkx,
-    "from_igraph": convert.from_igraph,
-    "from_pyg": convert.from_pyg,
-    "the layer": lambda x: ga.MessagePassingAttention(ga.StandardHeads(4, 1))(torch.zeros(N, 4), x),
+    SCIPY: lambda x: convert.from_scipy(x, "src"),
+    NETWORKX: convert.from_networkx,
+    IGRAPH: convert.from_igraph,
+    "from_pyg takes": convert.from_pyg,
 }
 
 
-@pytest.mark.parametrize("way", FOREIGN)
-def test_another_kind_of_object_names_its_function(way):
-    own = {way.removesuffix(" takes").removesuffix(r"\(A")}
-    own |= {"the layer"} if own == {"from_pyg"} else set()
+@pytest.mark.parametrize(("wrong", "way"), FOREIGN, ids=lambda value: type(value).__name__)
+def test_another_kind_of_object_names_its_function(wrong, way):
     cases = [
-        (lambda call=call, x=x: call(x), TypeError, f"(must be|expected) .*, got .*{way}")
-        for name, call in FUNCTIONS.items()
-        for x in FOREIGN[way]
-        if name not in own and not (isinstance(x, TokenGraph) and name == "the layer") and x is not None
+        (lambda read=read: read(wrong), TypeError, f"(must be|expected) .*, got .*{way}")
+        for own, read in FUNCTIONS.items()
+        if own != way
     ]
     assert_refusals(cases)
+
+
+def test_the_layer_names_the_function_that_takes_its_graph():
+    layer = ga.MessagePassingAttention(ga.StandardHeads(4, 1))
+    with pytest.raises(TypeError, match=NETWORKX):
+        layer(torch.zeros(N, 4), network())
 
 
 @pytest.mark.parametrize(
@@ -550,16 +471,10 @@ def test_matrices_that_are_none():
     scipy = convert.from_scipy
     cases = [
         (lambda: scipy(ADJACENCY, "row"), ValueError, "rows must be one of 'src', 'dst', got 'row'"),
-        (lambda: scipy(ADJACENCY), TypeError, "missing 1 required positional argument: 'rows'"),
         (lambda: scipy(np.ones(3), "src"), ValueError, r"A must be a matrix of numbers, .* shape \[3\]"),
         (lambda: scipy(sp.coo_array(np.ones(3)), "src"), ValueError, "A must be a matrix of numbers"),
         (lambda: scipy(ADJACENCY.astype(complex), "src"), ValueError, "matrix of numbers, .*complex128"),
-        (lambda: scipy(ADJACENCY.astype(object), "src"), ValueError, "matrix of numbers, .*object"),
-        (
-            lambda: scipy(np.array([[0, -np.inf]]), "dst"),
-            ValueError,
-            "A holds NaN or inf, which may be edges",
-        ),
+        (lambda: scipy(np.array([[-np.inf]]), "dst"), ValueError, "A holds NaN or inf, which may be edges"),
         (lambda: scipy(np.array([[np.nan]]), "dst"), ValueError, "A holds NaN or inf, which may be edges"),
     ]
     assert_refusals(cases)

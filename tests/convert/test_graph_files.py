@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import sys
-import time
-import tracemalloc
-from itertools import takewhile
 from pathlib import Path
-from typing import ClassVar
 
 import networkx as nx
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.extras import needs
 
-from gnn_attention import TokenGraph, analyse, attend, draw, patterns
+from gnn_attention import TokenGraph, patterns
 from gnn_attention.convert import files
 
-ENDINGS = [".edges", ".edgelist", ".adjlist", ".graphml"]
+ENDINGS = [".edges", ".edgelist", ".adjlist", ".GraphML"]
 # 0 -> 2 but not 2 -> 0; no token attends to token 5, and it has no in-edges.
 LISTED = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 2, 4], [2, 1, 1, 0, 4]]), 6)
 GRAPHS = [
@@ -39,7 +31,7 @@ def saved(folder, name, text):
 
 
 class TestRoundTrip:
-    @pytest.mark.parametrize("ending", [*ENDINGS, ".GraphML"])
+    @pytest.mark.parametrize("ending", ENDINGS)
     @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
     def test_the_same_edges_and_tokens(self, graph, ending, tmp_path):
         file = tmp_path / f"graph{ending}"
@@ -47,20 +39,6 @@ class TestRoundTrip:
         found = files.read(file)
         assert found == graph
         assert found.name == f"graph{ending}"
-
-    @settings(max_examples=40, deadline=None)
-    @given(
-        st.integers(1, 6).flatmap(
-            lambda n: st.tuples(st.just(n), st.sets(st.tuples(*[st.integers(0, n - 1)] * 2)))
-        )
-    )
-    def test_any_graph(self, tmp_path_factory, drawn):
-        n, pairs = drawn
-        graph = TokenGraph.from_edges(torch.tensor(sorted(pairs), dtype=torch.int64).reshape(-1, 2).T, n)
-        for ending in ENDINGS:
-            file = tmp_path_factory.mktemp("any") / f"graph{ending}"
-            files.write(graph, file)
-            assert files.read(file) == graph
 
 
 WORDS = ["the", "cat", "sat", "on"]
@@ -121,7 +99,6 @@ PROGRAMS = [
     ("igraph.pajek", by_igraph("pajek"), True, WORDS, True),
     ("igraph.gv", by_igraph("dot"), True, WORDS, True),
     ("igraph.edges", by_igraph("edgelist"), False, ["0", "1", "2", "3"], False),
-    ("header.csv", as_table("{u},{v},{w}", "source,target,weight"), False, WORDS, True),
     ("columns.csv", as_table("{w}, {v}, x, {u}", "Weight, To, Type, FROM"), False, WORDS, True),
     ("header.tsv", as_table("{v}\t{u}\t{w}", "dst\tsrc\tweight"), False, WORDS, True),
     ("plain.csv", as_table('"{u}","{v}",{w}'), False, WORDS, True),
@@ -158,24 +135,12 @@ class TestPrograms:
         assert str(content) == f"{name}: 4 nodes, {count}" + (", with weights" if weighted else "")
         assert files.read(tmp_path / name, undirected=undirected) == content.graph
 
-    @pytest.mark.parametrize("row", [row for row in PROGRAMS if row[2]], ids=lambda row: row[0])
-    def test_a_contradiction(self, row, tmp_path):
-        """Only a general matrix does not say that it is directed."""
-        file, theirs = tmp_path / row[0], nx.Graph([("the", "cat"), ("sat", "on")])
-        theirs.add_edges_from(theirs.edges, weight=1)
-        row[1](theirs, file)
-        with pytest.raises(ValueError, match="its edges are undirected, not undirected=False: leave"):
-            files.load(file, undirected=False)
-        row[1](theirs.to_directed(), file)
-        if row[0] != "scipy.mtx":
-            with pytest.raises(ValueError, match="its edges are directed, not undirected=True: leave"):
-                files.load(file, undirected=True)
-
-    def test_a_general_matrix_may_be_undirected(self, tmp_path):
-        text = "%%MatrixMarket matrix coordinate pattern general\n3 3 2\n1 3\n3 2\n"
-        file = saved(tmp_path, "a.mtx", text)
-        assert files.read(file).edge_index.T.tolist() == [[0, 2], [2, 1]]
-        assert files.read(file, undirected=True).edge_index.T.tolist() == [[0, 2], [2, 0], [2, 1], [1, 2]]
+    @pytest.mark.parametrize("says", ["directed", "undirected"])
+    def test_a_contradiction(self, says, tmp_path):
+        file = tmp_path / "a.gml"
+        nx.write_gml(nx.DiGraph([(0, 1)]) if says == "directed" else nx.Graph([(0, 1)]), file)
+        with pytest.raises(ValueError, match=f"its edges are {says}, not undirected=.*: leave"):
+            files.load(file, undirected=says == "directed")
 
     def test_quoted_names_of_dot(self, tmp_path):
         needs("pydot")
@@ -209,32 +174,24 @@ GEXF = """<gexf xmlns="http://www.gexf.net/1.2draft" version="1.2"><graph defaul
 <edge id="1" source="b" target="{}"><attvalues><attvalue for="0" value="3"/></attvalues></edge></edges>
 </graph></gexf>"""
 DOT = "digraph {x -> y; edge [weight=3]; x -> x -> z; y -> z [weight=5]; edge [weight=4, color=red] z -> y}"
+BY_PLACE = '{"nodes": [{"id": "b"}, {"id": "a"}], "links": [{"source": 1, "target": 0}]}'
 HEADERS = """source,target src,dst from,to sender,receiver Node1,Node2 U,V start,end head,tail
 origin,destination from_node,to_node
 FromNodeId,ToNodeId node_1,node_2 id_1,id_2 source_id,target_id src,target"""
 # labels, edges and weights as the definition of the format gives them
 DEFINED = [
-    ("a.graphml", graphml(EDGES, KEY.format("edge", "weight", "double")), "ab", "ab ba", [7, 3]),
     ("a.graphml", graphml(EDGES, KEY.format("all", "weight", "int")), "ab", "ab ba", [7, 3]),
     ("a.graphml", graphml(EDGES, KEY.format("node", "label", "string")), "37", "73 37", None),
     ("a.gexf", GEXF.format("a"), "ab", "ab ba", [7, 3]),
     ("a.dot", DOT, "xyz", "xy xx xz yz zy", [1, 3, 3, 5, 4]),
     *[("a.csv", f"{header}\nb,a\na,c\n", "bac", "ba ac", None) for header in HEADERS.split()],
-    ("a.csv", "from,to,source\na,b,w\n", "ab", "ab", None),
     ("a.csv", "source_id,target_id,source,target\n1,2,a,b\n", "ab", "ab", None),
     ("a.tsv", "head\trelation\ttail\na\tlikes\tb\n", "ab", "ab", None),
     ("a.csv", "Source,Target,Type\na,b,friend\nb,c,directed by\n", "abc", "ab bc", None),
     ("a.csv", '"a,,,";b;2\n', ["a,,,", "b"], [("a,,,", "b")], [2]),
     ("a.edges", "0\t1\t5\t1999\n1\t2\t4\t1999\n", "012", "01 12", [5, 4]),
     ("a.edges", "a x{ {'weight': 2}\n", ["a", "x{"], [("a", "x{")], [2]),
-    (
-        "a.json",
-        '{"nodes": [{"id": "b"}, {"id": "a"}], "links": [{"source": 1, "target": 0}]}',
-        "ba",
-        "ab",
-        None,
-    ),
-    ("a.json", '{"nodes": [{"id": 1}, {"id": 0}], "links": [{"source": 1, "target": 0}]}', "01", "10", None),
+    ("a.json", BY_PLACE, "ba", "ab", None),
     ("a.net", "*Vertices 3\n*Arcs\n1 2", "123", "12", None),
     ("a.net", "*Vertices 3\n\n*Arcs\n3 2 5\n", "123", "32", [5]),
     ("a.net", "*Vertices 3\n2 b\n3\n*Arcs\n1 2\n", "1b3", "1b", None),
@@ -329,92 +286,18 @@ class TestWeights:
         assert str(content) == f"a.gml: 2 nodes, 2 undirected edges = 3 directed, {without}"
 
 
-def atlas(folder):
-    """Graph 1000 of the atlas that networkx ships, a line for each edge, and as networkx reads it."""
-    packed = Path(nx.__file__).parent / "generators" / "atlas.dat.gz"
-    lines = gzip.decompress(packed.read_bytes()).decode().split("\n")
-    start = lines.index("GRAPH 1000") + 2
-    edges = takewhile(lambda line: line and not line.startswith("GRAPH"), lines[start:])
-    return saved(folder, "atlas.edges", "\n".join(edges)), nx.graph_atlas(1000)
-
-
-def packaged(path):
-    """A file of a package that is unpacked in a folder, and as another program reads it."""
-
-    def find(folder):
-        file = Path(os.environ.get("GNN_ATTENTION_PACKAGES", "packages")) / path
-        if not file.exists():
-            pytest.skip(f"{path.split('/')[0]} is not unpacked in the folder $GNN_ATTENTION_PACKAGES")
-        if file.suffix == ".gv":
-            needs("pydot")
-            return file, nx.nx_pydot.read_dot(file)
-        return file, needs("igraph").Graph.Read(str(file)).to_networkx()
-
-    return find
-
-
-IGRAPH = "igraph-1.0.0/vendor/source/igraph/examples/simple"
-PACKAGES = {
-    "networkx": atlas,
-    "igraph, karate": packaged(f"{IGRAPH}/karate.gml"),
-    "igraph, C. elegans": packaged(f"{IGRAPH}/celegansneural.gml"),
-    "infomap": packaged("infomap-2.16.0/interfaces/python/src/infomap/datasets/data/modular_wd.net"),
-    "graphviz-doc of Debian": packaged(
-        "graphviz-doc/usr/share/doc/graphviz/examples/graphs/directed/unix.gv"
-    ),
+READ_BY_NETWORKX = {
+    ".edgelist": lambda file: nx.read_edgelist(file, nodetype=int, create_using=nx.DiGraph),
+    ".adjlist": lambda file: nx.read_adjlist(file, nodetype=int, create_using=nx.DiGraph),
+    ".graphml": lambda file: nx.read_graphml(file, node_type=int),
 }
 
 
-@pytest.mark.parametrize(
-    "package",
-    # .ci/night unpacks the packages whose graphs no wheel holds
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "networkx" else pytest.mark.nightly)
-        for name in PACKAGES
-    ],
-)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_files_of_packages_are_read_drawn_analysed_attended_and_written(package, tmp_path):
-    needs("matplotlib")
-    file, theirs = PACKAGES[package](tmp_path)
-    content = files.load(file, undirected=True if package == "networkx" else None)
-    graph, theirs = content.graph, (nx.DiGraph if theirs.is_directed() else nx.Graph)(theirs)
-    assert (graph.num_dst, content.num_edges) == (len(theirs), theirs.number_of_edges())
-    # the longest of all shortest paths is the last layer in which a token receives something new
-    lengths = [max(ends.values()) for _, ends in nx.all_pairs_shortest_path_length(theirs)]
-    assert analyse.layers_to_full_reach(graph, ~analyse.never_hears(graph)) == max(lengths)
-    draw.mask(graph, labels=content.labels).savefig(tmp_path / "mask.svg")
-    q, k, v = torch.randn(3, 1, 2, graph.num_dst, 8, dtype=torch.float64).unbind()
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, graph.mask()).nan_to_num()
-    torch.testing.assert_close(attend(q, k, v, graph), expected)
-    files.write(graph, tmp_path / "back.graphml")
-    assert files.read(tmp_path / "back.graphml") == graph
-
-
-class TestNetworkx:
-    """Its writers and readers mean the same files: an edge u -> v is a message from u to v."""
-
-    WRITERS: ClassVar = {
-        ".edgelist": nx.write_edgelist,
-        ".adjlist": nx.write_adjlist,
-        ".graphml": nx.write_graphml,
-    }
-    READERS: ClassVar = {
-        ".edgelist": lambda file: nx.read_edgelist(file, nodetype=int, create_using=nx.DiGraph),
-        ".adjlist": lambda file: nx.read_adjlist(file, nodetype=int, create_using=nx.DiGraph),
-        ".graphml": lambda file: nx.read_graphml(file, node_type=int),
-    }
-
-    @pytest.mark.parametrize("ending", WRITERS)
-    def test_networkx_reads_what_we_wrote(self, ending, tmp_path):
-        files.write(LISTED, tmp_path / f"a{ending}")
-        theirs = self.READERS[ending](tmp_path / f"a{ending}")
-        assert sorted(theirs.edges) == sorted(map(tuple, LISTED.edge_index.T.tolist()))
-
-    def test_an_undirected_edge_is_two(self, tmp_path):
-        nx.write_graphml(nx.Graph([(0, 1), (1, 2), (2, 2)]), tmp_path / "a.graphml")
-        pairs = files.read(tmp_path / "a.graphml").edge_index.T.tolist()
-        assert sorted(map(tuple, pairs)) == [(0, 1), (1, 0), (1, 2), (2, 1), (2, 2)]
+@pytest.mark.parametrize("ending", READ_BY_NETWORKX)
+def test_networkx_reads_what_we_wrote(ending, tmp_path):
+    files.write(LISTED, tmp_path / f"a{ending}")
+    theirs = READ_BY_NETWORKX[ending](tmp_path / f"a{ending}")
+    assert sorted(theirs.edges) == sorted(map(tuple, LISTED.edge_index.T.tolist()))
 
 
 class TestReading:
@@ -425,7 +308,6 @@ class TestReading:
             ("a.edges", "# tokens 5\n0 1\n", 5, [(0, 1)]),
             ("a.edges", "0 1\r\n1 0\r\n0 1\r\n", 2, [(0, 1), (1, 0)]),
             ("a.edges", "# tokens 3\r0 1\r1 0\r", 3, [(0, 1), (1, 0)]),
-            ("a.adjlist", "0 1\r1 0\r", 2, [(0, 1), (1, 0)]),
             ("a.edges", "\ufeff0 1\n", 2, [(0, 1)]),
             ("a.edges", "", 0, []),
             ("a.adjlist", "#from somewhere\n0 1 2\n1\n2 2 2\n", 3, [(0, 1), (0, 2), (2, 2)]),
@@ -436,170 +318,72 @@ class TestReading:
         assert (graph.num_dst, graph.num_src) == (n, n)
         assert graph.edge_index.T.tolist() == [list(pair) for pair in pairs]
 
-    @pytest.mark.parametrize("ending", ENDINGS)
-    def test_the_number_of_tokens_as_an_argument(self, ending, tmp_path):
-        theirs = nx.DiGraph([(0, 1), (2, 1)])
-        {**TestNetworkx.WRITERS, ".edges": nx.write_edgelist}[ending](theirs, tmp_path / f"a{ending}")
-        assert files.read(tmp_path / f"a{ending}", num_tokens=7).num_dst == 7
+    def test_the_number_of_tokens_as_an_argument(self, tmp_path):
+        nx.write_adjlist(nx.DiGraph([(0, 1), (2, 1)]), tmp_path / "a.adjlist")
+        assert files.read(tmp_path / "a.adjlist", num_tokens=7).num_dst == 7
 
 
 BOMB = f"""<?xml version="1.0"?>
 <!DOCTYPE lolz [<!ENTITY a0 "lol">{"".join(f'<!ENTITY a{n + 1} "{f"&a{n};" * 10}">' for n in range(12))}]>
 {graphml("<node id='0'/><desc>&a12;</desc>")}"""
-OUTSIDE = "<!DOCTYPE a [<!ENTITY b SYSTEM 'file:///etc/passwd'>]>" + graphml("<node id='0'/><desc>&b;</desc>")
-
-OTHERS = [
-    *[
-        "0, 1, 2.5",
-        "a: b",
-        "a b;",
-        "a -> b",
-        "0 -> 1",
-        "0 -- 1",
-        "0 <-> 1",
-        "// hi",
-        "(0, 0) (0, 1) {}",
-        "a {}",
-    ],
-    *["p edge 3 2\ne 1 2", "p  sp 3 2 ", "New York Los Angeles {}", "%%MatrixMarket matrix", "*Vertices 3"],
-    *["a likes b", "0 1 1_000", "0 1 1999-12-31"],
-]
-OTHER_LISTS = ["a: b c", "a, b, c", "a -> b", "b {}"]
+MATRIX = "%%MatrixMarket matrix "
+OTHERS = ["0, 1, 2.5", "a -> b", "// hi", "(0, 0) (0, 1) {}", "p edge 3 2\ne 1 2", MATRIX]
+OTHERS += ["*Vertices 3", "a likes b", "0 1 1_000"]
 WRONG = [
     ("a.txt", "0 1\n", "expected a file that ends in .edges, .edgelist, .adjlist, .graphml"),
     ("a.edges", "0 1\n2\n", "line 2: expected 'src dst', got '2' alone"),
     ("a.edges", "01 2\n1 2\n", "2 of its nodes are the same number 1: write it in one way"),
-    ("a.edges", "0 1 2\n1 2 x\n", "line 2: expected 'src dst' or 'src dst weight', got '1 2 x'"),
-    *[
-        ("a.edges", f"% a\n{line}\n", "line 2: expected 'src dst' or 'src dst weight', got '")
+    *(
+        ("a.edges", f"% a\n{line}\n", "line 2: expected 'src dst' or 'src dst weight', got")
         for line in OTHERS
-    ],
-    *[
-        ("a.adjlist", f"\n{line}\n", f"line 2: expected 'src dst dst ...', got '{line}")
-        for line in OTHER_LISTS
-    ],
+    ),
+    ("a.adjlist", "\na: b c\n", "line 2: expected 'src dst dst ...', got 'a: b c"),
     ("a.csv", "0,1,friend\n1,2,foe\n", "line 1: .* its first line names those of the ends source and target"),
-    ("a.tsv", "a\t5\t\na\tlikes\tb\n", "line 2: expected 'src dst' or 'src dst weight', got 'a likes b'"),
-    ("a.csv", "a;b;0,5\nb;c;0,5\n", "line 1: expected 'src dst' or 'src dst weight', got 'a b 0,5'"),
-    ("a.csv", "a,b,3 km\n", "line 1: expected 'src dst' or 'src dst weight', got 'a b 3 km'"),
     ("a.csv", "source,target,weight\na,b,3 km\n", "the edge a -> b: a weight is a finite number, got '3 km'"),
-    ("a.csv", "source,target,weight\na,b,1_000\n", "a weight is a finite number, got '1_000'"),
-    (
-        "a.csv",
-        "Source,Target,Type\na,b,Directed\nb,c,UNDIRECTED\n",
-        "Type has Directed and Undirected: expected",
-    ),
+    ("a.csv", "Source,Target,Type\na,b,Directed\nb,c,UNDIRECTED\n", "Type has Directed and Undirected: "),
     ("a.csv", "0,1,0,0\n0,0,1,0\n0,0,0,1\n1,0,0,0\n", r"a matrix of 4 x 4 numbers: use convert.from_scipy\("),
-    (
-        "a.edges",
-        "0 .5 0 0\n0 0 1 0\n0 0 0 1\n1 0 0 0\n",
-        r"a matrix of 4 x 4 numbers: use convert.from_scipy",
-    ),
     ("a.edges", "0 1 2\n1 2 nan\n", "the edge 1 -> 2: a weight is a finite number, got 'nan'"),
     ("a.edges", "0 1 {'weight': f()}\n", "line 1: expected a dictionary, got"),
-    ("a.edges", f"0 1 {'{' * 5000}\n", "line 1: expected a dictionary, got"),
     ("a.csv", "source,target\n\n0\n", "line 3: expected 'src dst', got '0' alone"),
-    ("a.csv", "a|b\n", "line 1: expected 'src dst', got 'a.b' alone"),
     ("a.csv", "person,friend\n0,1\n", "line 1: expected the columns source and target, got person, friend"),
-    ("a.csv", "source,target,weight\n0,1,x\n", "the edge 0 -> 1: a weight is a finite number, got 'x'"),
-    ("a.csv", f"0,{'x' * 200_000}\n", "field larger than field limit"),
     ("a.edges", "# tokens 2\n0 2\n", r"its tokens are 0 \.\. 1, but it names a token 2"),
     ("a.edges", "# tokens 99999999999\n0 1\n", "it has 99,999,999,999 tokens, at most 16,777,216 are read"),
     ("a.graphml", BOMB, "it has a DOCTYPE, which may define entities without limit"),
-    ("a.graphml", OUTSIDE, "it has a DOCTYPE"),
-    ("a.graphml", BOMB.replace("DOCTYPE", "doctype"), "it has a DOCTYPE"),
-    ("a.gexf", BOMB, "it has a DOCTYPE"),
-    ("a.gexf", "<gexf><graph/>", "ParseError: no element found: line 1"),
-    (
-        "a.graphml",
-        graphml("<node id='0'/><node id='01'/><node id='1'/>"),
-        "2 of its nodes are the same number 1",
-    ),
-    ("a.graphml", graphml("<hyperedge/>"), "doesn't support hyperedges"),
-    ("a.graphml", graphml("<node id='0'><data key='x'>1</data></node>"), "a.graphml holds no graph of"),
+    ("a.gexf", BOMB.replace("DOCTYPE", "doctype"), "it has a DOCTYPE"),
     ("a.graphml", graphml("<node id='0'/><graph/>"), "it holds several graphs: give each a file of its own"),
     ("a.graphml", "<graphml>", "ParseError: no element found"),
-    ("a.graphml", "<key " * 20_000, "ParseError: not well-formed"),
-    ("a.graphml", "\0", "a.graphml holds no graph of tokens"),
+    ("a.graphml", graphml("<node id='a'/><edge source='a' target='b'/>"), "an edge names the node 'b'"),
     ("a.gml", "graph [\nnode [ id 0 ]\nedge [ source 0 ]\n]", "edge #0 has no 'target' attribute"),
-    ("a.gml", "graph [\n node ?\n]", r"cannot tokenize \? at \(2, 7\)"),
-    ("a.gml", "graph [ node [ " * 9000, "RecursionError"),
     ("a.net", "*vertices 2\n1 a\n2 b\n*arcs\n1 2\n*edges\n2 1\n", "one section .* got .arcs, .edges"),
     ("a.net", "*vertices 2\n1 a\n2 b\n*arcslist\n1 2\n", "one section .* got .arcslist"),
-    (
-        "a.net",
-        "*vertices 2\n1 a\n2 a\n*arcs\n1 2\n",
-        r"expected a line '\*vertices n', .* each with a label of its",
-    ),
-    ("a.net", "*vertices 2\n5 a\n*arcs\n1 2\n", "expected a label of each vertex, or at most 100,000 vert"),
-    (
-        "a.net",
-        "*vertices 9999999999\n*arcs\n1 2\n",
-        "expected a label of each vertex, or at most 100,000 vert",
-    ),
-    ("a.net", "*vertices 3\n*arcs\n1 4\n", "and n nodes of one kind"),
+    ("a.net", "*vertices 2\n1 a\n2 a\n*arcs\n1 2\n", "'.vertices n', .* each with a label of its own"),
+    ("a.net", "*vertices 9999999999\n*arcs\n1 2\n", "a label of each vertex, or at most 100,000 vert"),
     ("a.net", "*vertices 4 2\n", r"expected a line '\*vertices n', and n nodes of one kind"),
     ("a.json", "[" * 100_000, "RecursionError"),
-    ("a.json", '{"nodes": [],\n]', "line 2 column 1"),
     ("a.json", '{"nodes": []}', "expected node-link data, an object with 'nodes' and 'links' or 'edges'"),
-    ("a.json", '{"nodes": [{"id": 1}, {"id": "1"}], "links": []}', "2 of its nodes are the same number 1"),
-    ("a.json", '{"nodes": [{"id": {}}], "links": []}', "TypeError: unhashable"),
-    *[
-        ("a.json", f'{{"nodes": [{nodes}], "links": [{{"source": {src}, "target": {dst}}}]}}', match)
-        for nodes, src, dst, match in [
-            ('{"id": "a"}, {"id": "b"}', 0, 2, "an edge names the node '0', which is not the id of a node"),
-            ('{"id": "a"}, {"id": 7}', 0, 1, "an edge names the node '0', which is not the id of a node"),
-            ('{"name": "a"}, {"name": "b"}', '"a"', '"b"', "an edge names the node 'a', which is not"),
-            ('"a", "b"', '"a"', '"b"', "expected an object for each node, and one with 'source' and"),
-        ]
-    ],
     ("a.json", '{"nodes": [{"id": 1}], "edges": [{"from": 1, "to": 1}]}', "expected an object for each node"),
-    (
-        "a.graphml",
-        graphml("<node id='a'/><edge source='a' target='b'/>"),
-        "an edge names the node 'b', which is",
-    ),
-    ("a.gexf", GEXF.format("c"), "an edge names the node 'c', which is not the id of a node"),
-]
-BY_PYDOT = [
+    ("a.json", '{"nodes": [{"id": "a"}, {"id": 7}], "links": [{"source": 0, "target": 1}]}', "the node '0'"),
     ("a.dot", "digraph {\na ->\n}", r"\(line:2, col:3\)"),
     ("a.dot", "digraph {a} digraph {b}", "it holds 2 graphs, expected one"),
-    ("a.dot", "digraph {a -> {b c}}", "it has subgraphs or ports: write each edge from one node to another"),
-    ("a.dot", "digraph {a; {b -> c}}", "it has subgraphs or ports"),
-    ("a.dot", "digraph {a -> b:out}", "it has subgraphs or ports"),
+    ("a.dot", "digraph {a; {b -> c}}", "it has subgraphs or ports: write each edge from one node to another"),
     ("a.dot", 'digraph {"a:b":in -> b}', "it has subgraphs or ports"),
     ("a.dot", 'digraph {a -> b [weight="x"]}', "the edge a -> b: a weight is a finite number, got 'x'"),
-]
-MATRIX = "%%MatrixMarket matrix "
-BY_SCIPY = [
-    ("a.mtx", "1 2\n", "Line 1: Not a Matrix Market file"),
-    ("a.mtx", f"{MATRIX}coordinate real general\n3 3 2\n1 2 1\n1 9 1\n", "Line 4: Column index out of"),
     ("a.mtx", f"{MATRIX}coordinate real general\n3 4 0\n", "expected a square matrix .* got 3 x 4, real"),
     ("a.mtx", f"{MATRIX}coordinate complex general\n3 3 0\n", "of real numbers, .* got 3 x 3, complex"),
     ("a.mtx", f"{MATRIX}coordinate real skew-symmetric\n3 3 0\n", "general or symmetric, got .* skew"),
     ("a.mtx", f"{MATRIX}array real general\n100000 100000\n", "too short for 10,000,000,000 entries"),
     ("a.mtx", f"{MATRIX}coordinate real general\n99999999 99999999 0\n", "more than 16,777,216 tokens"),
-    ("a.mtx", f"{MATRIX}coordinate real general\n2 2 1\n1 2 nan\n", "the edge 0 -> 1: a weight is"),
 ]
 
 
 class TestRefusals:
     @pytest.mark.parametrize(("name", "text", "match"), WRONG, ids=range(len(WRONG)))
-    def test_one_value_error_that_names_the_file(self, name, text, match, tmp_path):
+    def test_one_value_error_that_names_the_file(self, name, text, match, tmp_path, capsys):
+        needs({".dot": "pydot", ".mtx": "scipy.io"}.get(Path(name).suffix, "networkx"))
         file = saved(tmp_path, name, text)
-        start = time.perf_counter()
         with pytest.raises(ValueError, match=match) as refused:
             files.load(file)
-        assert type(refused.value) is ValueError
         assert str(refused.value).startswith(str(file))
-        assert "\n" not in str(refused.value)
-        assert time.perf_counter() - start < 2
-
-    @pytest.mark.parametrize(("name", "text", "match"), BY_PYDOT + BY_SCIPY)
-    def test_files_of_optional_readers(self, name, text, match, tmp_path, capsys):
-        needs("pydot" if name == "a.dot" else "scipy.io")
-        with pytest.raises(ValueError, match=f"{name} holds no graph of tokens: .*{match}") as refused:
-            files.load(saved(tmp_path, name, text))
         assert str(refused.value).isprintable()
         assert capsys.readouterr().out == ""
 
@@ -610,36 +394,18 @@ class TestRefusals:
         with pytest.raises(ImportError, match=f"this kind of file is read by {package}: pip install"):
             files.load(saved(tmp_path, name, ""))
 
-    @pytest.mark.parametrize(("name", "value"), [("undirected", "yes"), ("undirected", 1), ("weight", 3)])
+    @pytest.mark.parametrize(("name", "value"), [("undirected", 1), ("weight", 3)])
     def test_types_of_arguments(self, name, value, tmp_path):
         with pytest.raises(TypeError, match=f"{name} must be a "):
             files.load(saved(tmp_path, "a.edges", "0 1\n"), **{name: value})
 
-    @pytest.mark.parametrize(
-        "content",
-        [BOMB.encode("utf-16"), BOMB.encode("utf-16-be"), b"\xff\xfe\xfd", OUTSIDE.encode("utf-32")],
-    )
-    def test_a_doctype_cannot_hide_in_another_encoding(self, content, tmp_path):
-        (tmp_path / "a.graphml").write_bytes(content)
-        with pytest.raises(ValueError, match=r"a.graphml holds no graph of tokens"):
-            files.read(tmp_path / "a.graphml")
-
-    @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
+    @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
     def test_other_encodings(self, encoding, tmp_path):
         (tmp_path / "a.csv").write_bytes("é,b\n".encode(encoding))
         with pytest.raises(
             ValueError, match=r"a.csv holds no graph of tokens: it is not in UTF-8, save it as"
         ):
             files.load(tmp_path / "a.csv")
-
-    def test_labels_cost_nothing(self, tmp_path):
-        """No memory is taken for what a label or a header says."""
-        far = saved(tmp_path, "a.edges", "# tokens 999999999999999999\n0 999999999999999998\n")
-        tracemalloc.start()
-        with pytest.raises(ValueError, match="at most 16,777,216 are read"):
-            files.read(far)
-        assert tracemalloc.get_traced_memory()[1] < 4 * files.MOST_BYTES
-        tracemalloc.stop()
 
     def test_size_is_bounded(self, tmp_path, monkeypatch):
         monkeypatch.setattr(files, "MOST_BYTES", 100)
@@ -657,9 +423,6 @@ class TestRefusals:
         (tmp_path / "a.edges").mkdir()
         with pytest.raises(ValueError, match=r"a.edges is no file"):
             files.read(tmp_path / "a.edges")
-        os.mkfifo(tmp_path / "b.edges")
-        with pytest.raises(ValueError, match=r"b.edges is no file"):
-            files.read(tmp_path / "b.edges")
         with pytest.raises(FileNotFoundError):
             files.read(tmp_path / "c.edges")
 
@@ -670,8 +433,6 @@ class TestRefusals:
         files.write(LISTED, tmp_path / "a.graphml")
         with pytest.raises(ValueError, match=r"its tokens are 0 \.\. 3, but it names a token"):
             files.read(tmp_path / "a.graphml", num_tokens=4)
-        with pytest.raises(ValueError, match="num_tokens must be at least 0, got -1"):
-            files.read(tmp_path / "a.graphml", num_tokens=-1)
         words = saved(tmp_path, "words.edges", "the cat\ncat sat\n")
         assert files.read(words, num_tokens=3).num_dst == 3
         with pytest.raises(
@@ -695,18 +456,3 @@ class TestRefusals:
         with pytest.raises(TypeError, match="of type DiGraph"):
             files.write(nx.DiGraph(), tmp_path / "a.edges")
         assert list(tmp_path.iterdir()) == []
-
-    @settings(max_examples=200, deadline=None)
-    @given(
-        st.sampled_from([*files.READERS]),
-        st.text("012 \n#<>/'=graphmlnodeid\t", max_size=60) | st.text(max_size=30) | st.binary(max_size=30),
-    )
-    def test_any_content_is_a_graph_or_a_value_error(self, tmp_path_factory, ending, content):
-        file = tmp_path_factory.getbasetemp() / f"any{ending}"
-        file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
-        try:
-            graph = files.read(file)
-        except ValueError as refused:
-            assert type(refused) is ValueError  # noqa: PT017
-            return
-        assert isinstance(graph, TokenGraph)

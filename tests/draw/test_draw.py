@@ -121,8 +121,6 @@ class TestMask:
         assert tick_names(axes.xaxis) == tick_names(axes.yaxis) == list("abcd")
         (axes,) = draw.mask(patterns.cross(2, 3), labels="xy", src_labels="abc").axes
         assert (tick_names(axes.xaxis), tick_names(axes.yaxis)) == (list("abc"), list("xy"))
-        (axes,) = draw.mask(patterns.cross(2, 3), labels="xy").axes
-        assert (tick_names(axes.xaxis), tick_names(axes.yaxis)) == (list("012"), list("xy"))
 
     def test_signs_stand_for_what_has_no_letters(self):
         names = ["\n", "  ", "):\r\n", "a" * 300, " b"]
@@ -137,15 +135,14 @@ class TestMask:
             assert box.x1 <= figure.bbox.width
         assert texts(draw.graph(patterns.causal(5), labels=names).axes[0]) == shown
 
-    @pytest.mark.parametrize("n", [64, 100, 512, pytest.param(4096, marks=pytest.mark.nightly)])
+    @pytest.mark.parametrize("n", [64, 512])
     def test_many_tokens_have_few_ticks(self, n):
-        graph = patterns.window(n, 8)
-        (axes,) = draw.mask(graph).axes
+        (axes,) = draw.mask(patterns.window(n, 8)).axes
         assert 4 <= len(axes.get_xticks()) == len(axes.get_yticks()) <= 9
         assert tick_names(axes.xaxis) == [str(int(place)) for place in axes.get_xticks()]
         assert not axes.xaxis.get_minorticklocs().size
 
-    @pytest.mark.parametrize(("rows", "columns"), [(24, 64), (16, 512), (3, 8), (64, 24), (512, 16)])
+    @pytest.mark.parametrize(("rows", "columns"), [(24, 64), (512, 16)])
     def test_ticks_of_flat_masks_stand_apart(self, rows, columns):
         """Not nearer to each other than the height of their letters, and the picture fills the figure."""
         figure = draw.mask(patterns.cross(rows, columns))
@@ -155,20 +152,12 @@ class TestMask:
         assert all(abs(upper.y0 - lower.y0) > upper.height for upper, lower in pairwise(boxes))
         assert figure.axes[0].get_window_extent().height > 0.35 * figure.bbox.height
 
-    def test_a_mask_is_as_high_as_the_columns_next_to_it(self):
-        figure = draw.side_by_side(patterns.cross(24, 64))
-        figure.draw_without_rendering()
-        left, right = (axes.get_window_extent().height for axes in figure.axes)
-        assert left == pytest.approx(right, rel=0.05)  # up to the height of a title's letter, a twentieth
-
     def test_heads_side_by_side(self):
         figure = draw.mask(by_head)
         assert [title(axes).split("\n")[0] for axes in figure.axes] == ["head 0", "head 1", "head 2"]
         for head, axes in enumerate(figure.axes):
             assert torch.equal(torch.tensor(axes.images[0].get_array()), by_head.select(0, head).mask())
         assert figure.get_suptitle() == "by_head"
-        five = TokenGraph.from_rule(by_head.rule, 6, heads=5)
-        assert [len(axes.images) for axes in draw.mask(five).axes] == [1] * 5 + [0] * 3
 
     def test_empty_graphs(self):
         for graph in (patterns.window(3, 0), patterns.causal(0), patterns.cross(0, 3)):
@@ -266,8 +255,8 @@ class TestLayers:
             if y == level
         )
 
-    @pytest.mark.parametrize("n", [8, 64])
-    def test_the_reach_of_a_window_grows_by_its_width(self, n):
+    def test_the_reach_of_a_window_grows_by_its_width(self):
+        n = 64
         figure = draw.layers(patterns.window(n, 3), 3)
         (axes,) = figure.axes
         for level in range(4):
@@ -340,20 +329,6 @@ class TestHops:
 class TestFigures:
     """Figures without pyplot: nothing global is touched, and a notebook shows them."""
 
-    @pytest.mark.parametrize(
-        "picture", [draw.mask, draw.graph, draw.side_by_side, draw.arcs, draw.degrees, draw.hops]
-    )
-    def test_every_picture_is_a_figure_that_notebooks_show(self, picture):
-        figure = picture(patterns.window(6, 2))
-        assert isinstance(figure, Figure)
-        assert figure._repr_png_().startswith(b"\x89PNG")
-
-    @pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
-    def test_saved(self, ending, tmp_path):
-        draw.side_by_side(patterns.window(6, 2)).savefig(tmp_path / f"g.{ending}")
-        head = (tmp_path / f"g.{ending}").read_bytes()[:8]
-        assert head.startswith({"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[ending])
-
     @pytest.mark.parametrize("picture", [draw.mask, draw.graph, draw.arcs, draw.hops])
     def test_into_given_axes(self, picture):
         figure = Figure()
@@ -383,30 +358,24 @@ class TestFigures:
 
 ERRORS = r"""
 mask(causal(4097)) -> ValueError: mask\(\) draws at most 4096 tokens a side, .*quotient.*restrict
-mask(cross(2, 5000)) -> ValueError: at most 4096 tokens a side
 mask(by_sample) -> ValueError: mask\(\) draws one plain graph, .*batch 3.*select\(batch, head\)
-mask(by_head, ax=Figure().subplots()) -> ValueError: draws one plain graph
 mask(sparse_strided(6, 2, heads=17)) -> ValueError: at most 16 heads, got 17; .*select\(0, head\)
 mask(torch.ones(3, 3)) -> TypeError: mask\(\) draws a TokenGraph, got Tensor
 mask(ONE_WAY, labels="abc") -> ValueError: labels must hold a name for each of the 4 receivers .*got 3
 draw.graph(causal(1025)) -> ValueError: graph\(\) draws at most 1024 tokens a side
 draw.graph(ONE_WAY, src_labels="abc") -> ValueError: src_labels must hold .*4 senders .*got 3
 side_by_side(causal(1025)) -> ValueError: side_by_side\(\) draws at most 1024
-arcs(causal(1025)) -> ValueError: arcs\(\) draws at most 1024
+arcs(by_head) -> ValueError: arcs\(\) draws one plain graph
+degrees(by_head) -> ValueError: degrees\(\) draws one plain graph
+layers(causal(1025), 2) -> ValueError: layers\(\) draws at most 1024
 arcs(cross(2, 3)) -> ValueError: arcs\(\) draws graphs whose senders are their receivers
-arcs(causal(4).rows(1, 3)) -> ValueError: whose senders are their receivers
 arcs(ONE_WAY, weights=torch.ones(3)) -> ValueError: weights must be 4 numbers, one for each edge, got 3
 arcs(ONE_WAY, weights=torch.tensor([1, 1, 1, torch.nan])) -> ValueError: weights must be finite, .* NaN
-arcs(ONE_WAY, weights=torch.tensor([1, 1, 1, -torch.inf])) -> ValueError: weights must be finite, .*
 arcs(ONE_WAY, lit=[(0, 1)]) -> ValueError: lit must hold edges .* \(0, 1\) is none
-degrees(causal(4097)) -> ValueError: degrees\(\) draws at most 4096
-degrees(by_head) -> ValueError: degrees\(\) draws one plain graph
 layers(ONE_WAY, 2, token=4) -> IndexError: token must be a position in 0 \.\. 3, got 4
-layers(ONE_WAY, 2, token=True) -> TypeError: token must be an integer
 layers(ONE_WAY, 0) -> ValueError: layers must be at least 1, got 0
 layers(ONE_WAY, 65) -> ValueError: layers must be at most 64 in a picture, got 65
 layers([], 2) -> ValueError: at least one layer's graph, got an empty list
-layers(causal(1025), 2) -> ValueError: layers\(\) draws at most 1024
 hops(3) -> TypeError: a TokenGraph or a list of them, layer 1 first; got 3
 hops(cross(2, 3)) -> ValueError: senders and receivers are the same tokens
 hops(causal(0)) -> ValueError: needs a graph with at least one token
@@ -418,19 +387,6 @@ def test_wrong_arguments():
     assert_errors(ERRORS, {**vars(patterns), **vars(draw), **globals()})
 
 
-def test_pictures_of_chosen_senders():
-    """Of each head as one mask; what draws one graph names ``select``."""
-    index = torch.tensor([[[0, -1], [3, 1], [-1, -1], [2, 0]], [[1, 2], [-1, 0], [3, 2], [0, 1]]])
-    graph, cells = TokenGraph.from_indices(index, 4), torch.zeros(2, 4, 5)
-    cells = cells.scatter_(-1, torch.where(index < 0, 4, index), 1.0)[..., :4]
-    shown = [axes.images[0].get_array() for axes in draw.mask(graph).axes if axes.images]
-    assert torch.equal(torch.stack([torch.as_tensor(image > 0) for image in shown]), cells > 0)
-    assert len(arrows(draw.graph(graph.select(head=1)).axes[0])) == 7
-    for picture in (draw.arcs, draw.graph, draw.degrees):
-        with pytest.raises(ValueError, match=r"select\(batch, head\)"):
-            picture(graph)
-
-
 def test_a_selection_over_time_shows_what_changed():
     """0 no edge, 1 as before, 3 new, 2 given up; the title has Jaccard's index."""
     steps = [patterns.window(3, 1), patterns.window(3, 2), patterns.sinks(3, 1)]
@@ -440,7 +396,6 @@ def test_a_selection_over_time_shows_what_changed():
     assert images[1] == [[1, 0, 0], [3, 1, 0], [0, 3, 1]]
     assert images[2] == [[1, 0, 0], [1, 2, 0], [3, 2, 2]]
     assert [axes.get_title(loc="left").strip() for axes in figure.axes[:3]] == ["a", "b: 0.60", "c: 0.33"]
-    assert len(draw.over_time(patterns.window(6, 3)).axes) == 1
     with pytest.raises(ValueError, match=r"over_time\(\) draws 1 to 16 graphs"):
         draw.over_time([])
     with pytest.raises(ValueError, match="the same tokens, heads and samples"):
@@ -481,19 +436,10 @@ class TestWeights:
         assert tick_names(axes.xaxis) == ["le", "chat", "dort"]
         assert tick_names(axes.yaxis) == list(self.words)
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("src (sender)", "dst (receiver)")
-        square = draw.weights(torch.rand(5, 5), labels=self.words).axes[0]
-        assert tick_names(square.xaxis) == tick_names(square.yaxis) == list(self.words)
 
-    @pytest.mark.parametrize("heads", [1, 2, 5])
+    @pytest.mark.parametrize("heads", [1, 5])
     @pytest.mark.parametrize(
-        "words",
-        [
-            [f"{'internationalisation'[: 4 + 4 * (token % 5)]}{token}" for token in range(12)],
-            ["the", "then"] * 6,
-            ["infrastructure", "of"] * 16,
-            [f"infrastructure {token}" for token in range(40)],
-        ],
-        ids=["long", "short", "many", "too many"],
+        "words", [["the", "then"] * 6, ["infrastructure", "of"] * 16], ids=["few", "many"]
     )
     def test_names_leave_room_for_the_tables_and_each_other(self, words, heads):
         """Up to 32 tokens have a name each, which takes a letter's height of a cell."""
@@ -503,37 +449,33 @@ class TestWeights:
             assert axes.get_window_extent().width >= (2.0 if heads > 1 else 4.0) * figure.dpi
             for axis in (axes.xaxis, axes.yaxis):
                 assert_apart(axis)
-        if len(words) <= 32:
-            assert tick_names(figure.axes[0].yaxis) == words
-            assert tick_names(figure.axes[heads - 1].xaxis) == words
+        assert tick_names(figure.axes[0].yaxis) == tick_names(figure.axes[heads - 1].xaxis) == words
 
-    def test_few_letters_lie_flat_and_long_names_do_not(self):
-        for words, angle in (
-            (["to", "be"], 0),
-            (["infrastructure" * 4] * 9, 40),
-            (["infrastructure"] * 30, 90),
-        ):
-            axes = draw.weights(torch.rand(len(words), len(words)), labels=words).axes[0]
-            assert {label.get_rotation() for label in axes.get_xticklabels()} == {angle}
+    @pytest.mark.parametrize(
+        ("words", "angle"),
+        [(["to", "be"], 0), (["infrastructure" * 4] * 9, 40), (["infrastructure"] * 30, 90)],
+    )
+    def test_few_letters_lie_flat_and_long_names_do_not(self, words, angle):
+        axes = draw.weights(torch.rand(len(words), len(words)), labels=words).axes[0]
+        assert {label.get_rotation() for label in axes.get_xticklabels()} == {angle}
 
     def test_scores_of_a_trace_have_no_number_where_there_is_no_edge(self):
         graph = TokenGraph.from_rule(lambda b, h, dst, src: dst - src <= h, 5, heads=2) & patterns.causal(5)
         run = trace.record(MessagePassingAttention(StandardHeads(8, 2)), torch.randn(5, 8), graph)
         mask = torch.stack([graph.select(head=head).mask() for head in range(2)])
-        for number in ("attn.hook_attn_scores", "attn.hook_pattern"):
-            numbers = run.layers[0][number]
-            figure = draw.weights(numbers if "scores" in number else run.layers[0])
-            images = [axes.images[0] for axes in figure.axes[:2]]
-            largest = numbers[0][mask].abs().max().double()
-            for head, image in enumerate(images):
-                table = image.get_array()
-                assert torch.equal(torch.as_tensor(~table.mask), mask[head])
-                assert table.compressed().tolist() == numbers[0, head][mask[head]].tolist()
-                assert image.get_clim()[1] == largest
-            assert legend(figure) == ["no edge"]
+        scores = run.layers[0]["attn.hook_attn_scores"]
+        figure = draw.weights(scores)
+        for head, axes in enumerate(figure.axes[:2]):
+            table = axes.images[0].get_array()
+            assert torch.equal(torch.as_tensor(~table.mask), mask[head])
+            assert table.compressed().tolist() == scores[0, head][mask[head]].tolist()
+            assert axes.images[0].get_clim()[1] == scores[0][mask].abs().max().double()
+        assert legend(figure) == ["no edge"]
+        weights = draw.weights(run.layers[0]).axes[1].images[0].get_array()
+        assert weights.compressed().tolist() == run.layers[0]["attn.hook_pattern"][0, 1][mask[1]].tolist()
 
     def test_arrays(self):
-        for table in (torch.rand(3, 4).numpy(), torch.eye(3).bool().numpy(), torch.rand(4, 3).numpy()[::-1]):
+        for table in (torch.eye(3).bool().numpy(), torch.rand(4, 3).numpy()[::-1]):
             assert draw.weights(table).axes[0].images[0].get_array().tolist() == table.tolist()
 
     def test_heads_are_drawn_in_one_scale_and_can_be_chosen(self):
@@ -558,8 +500,8 @@ class TestWeights:
             for edge, (src, dst) in enumerate(edges.T.tolist()):
                 assert table[dst, src] == weights[edge, head].double()
             assert table.mask.sum() == 25 - graph.num_edges
-        by_sample = self.info(by_head, heads=3)
-        assert draw.weights(by_sample).axes[2].images[0].get_array().mask.sum() == 36 - 4
+        several = self.info(by_head, heads=3)
+        assert draw.weights(several).axes[2].images[0].get_array().mask.sum() == 36 - 4
 
     def test_refusals(self):
         table, graph = torch.rand(3, 4, 4), patterns.causal(4)
@@ -570,12 +512,9 @@ class TestWeights:
                 (lambda: draw.weights((edges, weights)), TypeError, "with graph= for the sizes"),
                 (lambda: draw.weights(table, graph=patterns.causal(5)), ValueError, "must fit TokenGraph"),
                 (lambda: draw.weights((edges, weights[:9]), graph=graph), ValueError, "for the 10 edges of"),
-                (lambda: draw.weights((edges, weights[:, 0]), graph=graph), ValueError, r"\[E, heads\] for"),
                 (lambda: draw.weights(table[None].repeat(2, 1, 1, 1)), ValueError, r"a sample: weights\[b\]"),
                 (lambda: draw.weights(table / 0), ValueError, r"below \+inf, got \+inf in a table"),
-                (lambda: draw.weights(table.numpy().astype("U")), TypeError, "an array of numbers, .* got a"),
                 (lambda: draw.weights(table[0, 0]), ValueError, r"got \[4\]"),
-                (lambda: draw.weights(table, heads=3), IndexError, "heads"),
                 (lambda: draw.weights(table, heads=[]), ValueError, "draws 1 to 64 heads, got 0"),
                 (lambda: draw.weights(table, labels=["a"]), ValueError, "labels must hold a name for each"),
                 (lambda: draw.weights(table, ax=draw.mask(graph).axes[0]), ValueError, "one head into axes"),

@@ -153,14 +153,11 @@ class TestContract:
     @pytest.mark.parametrize(
         ("graph", "expected"),
         [
-            (patterns.causal(5), True),
             (listed([(s, d) for d in range(4) for s in range(d + 1)], 4, 4), True),
             (patterns.window(5, 5), True),
             (patterns.window(5, 4), False),
             (patterns.causal(5).T, False),
             (patterns.causal(5).rows(0, 4), False),
-            (patterns.full(1), True),
-            (patterns.full(2), False),
             (TokenGraph.from_rule(per_head, 3, heads=2), False),
         ],
     )
@@ -278,11 +275,9 @@ class TestRows:
 
     @pytest.mark.parametrize("make", [listed, ruled])
     def test_operators_keep_the_offsets(self, make):
-        a = make([(3, 2), (0, 4)], 6, 6).rows(2, 5)
-        b = make([(1, 3)], 6, 6).rows(2, 5)
-        for graph in (a | b, a & b, a - b, a ^ b, ~a, a @ make([(3, 3), (0, 1)], 6, 6)):
+        a, b, c = make([(3, 2), (0, 4)], 6, 6).rows(2, 5), make([(1, 3)], 6, 6).rows(2, 5), make([], 6, 6)
+        for graph in (a | b, a & b, a - b, a ^ b, ~a, a @ c, a @ c.T):
             assert (graph.dst_offset, graph.src_offset) == (2, 0)
-        assert (a @ make([(3, 3), (0, 1)], 6, 6).T).dst_offset == 2
 
 
 LISTED = listed([(3, 0), (1, 2), (0, 2), (4, 4)], 5, 5)
@@ -349,7 +344,6 @@ OF_SINGLE_NUMBERS = {
     "a row of a table": lambda b, h, dst, src: (src >= SPANS[OF[dst]][0]) & (src < SPANS[OF[dst]][1]),
     "a product of vectors": lambda b, h, dst, src: torch.dot(LEFT[b, h, dst], RIGHT[b, h, src]) > 0,
     "a sum": lambda b, h, dst, src: LEFT[b, h, dst].sum() > RIGHT[b, h, src, 0],
-    "a sum of all axes": lambda b, h, dst, src: LEFT[b, h, dst, :].sum() * (dst - src) > 0,
     "the largest": lambda b, h, dst, src: RIGHT[b][h][src].max() > 1,
     "numbers alone": lambda b, h, dst, src: (LEFT[0, h, dst, 2] > 0) & (src <= dst),
 }
@@ -364,11 +358,8 @@ def test_rules_of_single_numbers(rule):
     assert torch.equal((graph & patterns.causal(7)).mask(), expected.tril())
     assert torch.equal(graph.rows(2, 5).mask(), expected[:, :, 2:5])
     assert torch.equal(graph.T.mask(), expected.mT)
-    part = graph.select(1, 2)
-    assert torch.equal(part.mask(), expected[1, 2])
-    assert part.edge_index.T.tolist() == expected[1, 2].nonzero().flip(1).tolist()
-    x = torch.eye(7).expand(2, 3, 7, 7)
-    weights = expected.float() / expected.sum(-1, keepdim=True).clamp(min=1)
+    assert graph.select(1, 2).edge_index.T.tolist() == expected[1, 2].nonzero().flip(1).tolist()
+    x, weights = torch.eye(7).expand(2, 3, 7, 7), expected / expected.sum(-1, keepdim=True).clamp(min=1)
     for backend in ("reference", "dense", "tiles", "rows"):
         out = ga.attend(torch.zeros(2, 3, 7, 7), x, x, graph, backend=backend)
         torch.testing.assert_close(out, weights)
@@ -383,7 +374,6 @@ ALIKE = {
     "nearest": lambda b, h, dst, src: torch.isin(src, NEAREST[dst]),
     "buckets": lambda b, h, dst, src: (dst > src) & (BUCKETS[dst] == BUCKETS[src]).all(),
     "common neighbours": lambda b, h, dst, src: (ADJACENCY[dst] & ADJACENCY[src]).any(),
-    "a table of rows": lambda b, h, dst, src: (src == NEAREST[:, 0]).any(),
     "a mask of places": lambda b, h, dst, src: (BUCKETS[src] == 7).any() | (dst == src),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from functools import partial
 
@@ -22,9 +21,7 @@ WRONG_RULES = [
     (torch.eq, r"rule must be a function .*got the builtin"),
     (lambda dst, src: src <= dst, rf"{POSITIONAL}\(dst, src\)"),
     (lambda *e: e[3] <= e[2], rf"{POSITIONAL}\(\*e\)"),
-    (lambda b, h, dst, *, src: src <= dst, POSITIONAL),
     (lambda b, h, dst, src: src - dst, "must return a bool tensor, got a torch.int64 tensor"),
-    (lambda b, h, dst, src: None, "must return a bool tensor, got a NoneType"),
     (lambda b, h, dst, src: src <= dst and src > 0, OPERATORS_ONLY),
     (lambda b, h, dst, src: torch.ones(5, dtype=torch.bool), r"a shape that broadcasts to \[3, 7\], got"),
 ]
@@ -32,12 +29,6 @@ WRONG_EDGES = [
     ([[0], [1]], TypeError, f"{SIGNED}list"),
     (torch.zeros(2, 1, dtype=torch.uint8), TypeError, f"{SIGNED}torch.uint8"),
     (torch.zeros(3, 2, dtype=torch.int64), ValueError, r"shape \[2, E\] \(row 0 senders.*got \[3, 2\]; for"),
-    (torch.zeros(2, dtype=torch.int64), ValueError, r"shape \[2, E\].*got \[2\]"),
-    (
-        torch.zeros(2, 1, dtype=torch.int64, device="meta"),
-        ValueError,
-        "must hold values, .* a tensor on the meta device",
-    ),
     (torch.tensor([[0, 4], [1, 1]]), IndexError, r"edge_index\[0, 1\] = 4 is no sender: expected 0 \.\. 3"),
     (torch.tensor([[-1], [1]]), IndexError, r"edge_index\[0, 0\] = -1 is no sender.*do not count"),
     (torch.tensor([[0, 3], [1, 3]]), IndexError, r"edge_index\[1, 1\] = 3 is no receiver: expected 0 \.\. 2"),
@@ -46,7 +37,6 @@ WRONG_EDGES = [
 WRONG_SIZES = [
     ({"num_dst": -1}, ValueError, "num_dst must be at least 0, got -1"),
     ({"num_dst": 2, "num_src": -3}, ValueError, "num_src must be at least 0, got -3"),
-    ({"num_dst": True}, TypeError, "num_dst must be an integer, got the bool True"),
     ({"num_dst": 2, "heads": 0}, ValueError, "heads must be at least 1, got 0"),
     ({"num_dst": 2, "batch": "2"}, TypeError, "batch must be an integer, got '2'"),
 ]
@@ -69,29 +59,19 @@ REFUSED = [
     (lambda: varied(3, 3)["both"] @ patterns.causal(3), ValueError, "differs by sample and head has no"),
     (lambda: patterns.causal(3) @ varied(3, 3)["batch"], ValueError, "differs by sample has no single edge"),
     (lambda: patterns.causal(3) ** -1, ValueError, "the power of a graph must be at least 0, got -1"),
-    (lambda: patterns.causal(3) ** True, TypeError, "the power of a graph must be an integer"),
     (lambda: patterns.cross(2, 3) ** 2, ValueError, "only a square graph has powers"),
     (lambda: patterns.cross(4, 2).rows(2, 4) ** 2, ValueError, "only a square graph has powers"),
-    *(
-        (partial(eval, f"graph {sign} 3", {"graph": patterns.causal(3)}), TypeError, "operand")
-        for sign in "|&-^@"
-    ),
+    *((partial(eval, f"graph {sign} 3", {"graph": LIST4}), TypeError, "operand") for sign in "|&-^@"),
     (lambda: varied()["both"].select(head=2), IndexError, r"head must be in 0 \.\. 1, got 2"),
     (lambda: varied()["both"].select(batch=-1), IndexError, r"batch must be in 0 \.\. 2, got -1"),
-    (lambda: varied()["both"].select(head=0.5), TypeError, "head must be an integer"),
     (lambda: varied()["heads"].edge_index, ValueError, r"differs by head has no .*; use mask\(\), or select"),
     (lambda: patterns.causal(3).mask(3), TypeError, "device must be a torch.device or the name of one, got"),
     (lambda: LIST4.positions_of(torch.tensor([[0], [0]])), ValueError, "0 -> 0 is no edge of"),
     (lambda: LIST4.positions_of(torch.tensor([[0, 4], [2, 3]])), ValueError, "4 -> 3 is no edge of"),
     (lambda: patterns.window(3, 0).positions_of(torch.tensor([[0], [0]])), ValueError, "0 -> 0 is no edge"),
     (lambda: LIST4.positions_of(torch.tensor([[5], [0]])), IndexError, "is no sender"),
-    (
-        lambda: setattr(patterns.causal(3), "num_dst", 4),
-        dataclasses.FrozenInstanceError,
-        "a TokenGraph never changes",
-    ),
-    (lambda: delattr(copy.copy(LIST4), "name"), dataclasses.FrozenInstanceError, "a TokenGraph never"),
-    (lambda: setattr(LIST4.rows(1, 3), "other", 1), dataclasses.FrozenInstanceError, "a TokenGraph never"),
+    (lambda: setattr(LIST4, "num_dst", 4), dataclasses.FrozenInstanceError, "a TokenGraph never changes"),
+    (lambda: delattr(LIST4, "name"), dataclasses.FrozenInstanceError, "a TokenGraph never changes"),
 ]
 
 

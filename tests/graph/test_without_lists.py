@@ -16,12 +16,8 @@ from tests.graph.test_tiling import check
 N = 60
 
 
-LIST, OTHER, WINDOW, CAUSAL = (
-    scattered(N, N, 150),
-    scattered(N, N, 150, seed=1),
-    patterns.window(N, 7),
-    patterns.causal(N),
-)
+LIST, OTHER = scattered(N, N, 150), scattered(N, N, 150, seed=1)
+WINDOW, CAUSAL = patterns.window(N, 7), patterns.causal(N)
 BY_HEAD = TokenGraph.from_rule(lambda b, h, dst, src: (src <= dst) & (dst - src < 5 * h + 3), N, heads=3)
 BY_BOTH = TokenGraph.from_rule(
     lambda b, h, dst, src: (src <= dst) & ((dst - src < 5 * h + 3) | (src < b)), N, heads=2, batch=2
@@ -43,7 +39,6 @@ GRAPHS = {
     "a list of more tokens": TokenGraph.from_rule(
         (patterns.window(90, 7) | scattered(90, 90, 400)).rule, 50, 45
     ),
-    "no list": WINDOW,
     "a list of fewer tokens": TokenGraph.from_rule(LIST.rule, 50, 70),
     "no edges": patterns.cross(0, 5) | scattered(0, 5, 0),
 }
@@ -67,9 +62,8 @@ def test_degrees_edges_and_counts(graph):
 
 
 @each_graph
-@pytest.mark.parametrize("block", [4, 16])
-def test_tiles(graph, block):
-    check(graph, block)
+def test_tiles(graph):
+    check(graph, 16)
 
 
 def test_equality():
@@ -83,16 +77,13 @@ def test_equality():
     graph, wider = WINDOW | LIST, patterns.window(N, 8) | LIST
     assert graph != WINDOW | fewer
     assert graph != wider
-    assert counting.any_edge((WINDOW - LIST).rule, WINDOW.shape4)
-    assert not counting.any_edge((WINDOW - TokenGraph.from_edges(WINDOW.edge_index, N)).rule, WINDOW.shape4)
-    only = TokenGraph.from_edges(WINDOW.edge_index[:, 1:], N)
-    assert counting.any_edge((WINDOW - only).rule, WINDOW.shape4)
+    assert TokenGraph.from_edges(WINDOW.edge_index, N) == WINDOW
+    assert TokenGraph.from_edges(WINDOW.edge_index[:, 1:], N) != WINDOW
 
 
-@pytest.mark.parametrize("corner", [0, 3])
-def test_boxes_that_are_no_tiles_are_counted_too(corner):
+def test_boxes_that_are_no_tiles_are_counted_too():
     """Of different sizes, across the lines of every grid; the answers are those of a dense mask."""
-    dst = torch.tensor([corner, corner + 10, 30, 33])
+    dst = torch.tensor([3, 13, 30, 33])
     src = torch.tensor([2, 2, 20, 20])
     height, width = torch.tensor([10, 7, 3, 20]), torch.tensor([30, 11, 25, 25])
     nothing = torch.zeros_like(dst)

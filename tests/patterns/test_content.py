@@ -107,11 +107,7 @@ class TestHeadsAndSamples:
             for head in range(3):
                 assert both.select(sample, head) == build(data[sample, head])
         assert by_head.select(0, 2) == build(data[0, 2])
-
-    @pytest.mark.parametrize(("build", "data"), DATA)
-    def test_a_graph_looks_only_at_what_it_differs_by(self, build, data):
-        """A graph that differs by head answers for any sample, one that differs by sample for any head."""
-        by_head, by_sample = build(data[0]), build(data[:, :1])
+        # a graph that differs by head answers for any sample, one that differs by sample for any head
         dst, src = torch.arange(by_head.num_dst).unsqueeze(1), torch.arange(by_head.num_src)
         assert torch.equal(by_head.rule(torch.tensor(9), torch.tensor(1), dst, src), by_head.mask()[1])
         assert torch.equal(by_sample.rule(torch.tensor(1), torch.tensor(9), dst, src), by_sample.mask()[1, 0])
@@ -131,22 +127,14 @@ class TestHeadsAndSamples:
         assert same.select(0, 0) != same.select(0, 1)
 
 
-class TestHuggingFace:
-    @pytest.mark.parametrize("rounds", [1, 3])
-    def test_reformer_hashes_to_the_same_buckets(self, rounds):
-        """The same seed, the same directions: tokens share a bucket here where they do there."""
-        transformers = needs("transformers")
-        sizes = {"num_attention_heads": 2, "attention_head_size": 5, "hidden_size": 10, "num_buckets": 6}
-        config = transformers.ReformerConfig(**sizes, num_hashes=rounds, hash_seed=7)
-        x = numbers(2, 2, 20, 5)
-        reformer = needs("transformers.models.reformer.modeling_reformer")
-        with torch.random.fork_rng():
-            theirs = reformer.LSHSelfAttention(config)._hash_vectors(x, rounds, None).view(2, 2, rounds, 20)
-        assert content.shared_bucket(theirs) == content.lsh(x, 6, rounds, seed=7)
-
-    def test_deepseek_sparse_attention_hides_what_topk_left(self):
-        """Its mask hides all but the topk of causally masked numbers, and again what is not causal."""
-        logits, causal = numbers(9, 9), patterns.causal(9).mask()
-        indices = logits.masked_fill(~causal, -torch.inf).topk(4).indices.to(torch.int32)
-        hidden = indices.new_ones((9, 9), dtype=torch.bool).scatter(-1, indices.long(), False)
-        assert torch.equal(content.top_k(logits, 4).mask(), ~hidden & causal)
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_reformer_hashes_to_the_same_buckets(rounds):
+    """The same seed, the same directions: tokens share a bucket here where they do there."""
+    transformers = needs("transformers")
+    sizes = {"num_attention_heads": 2, "attention_head_size": 5, "hidden_size": 10, "num_buckets": 6}
+    config = transformers.ReformerConfig(**sizes, num_hashes=rounds, hash_seed=7)
+    x = numbers(2, 2, 20, 5)
+    reformer = needs("transformers.models.reformer.modeling_reformer")
+    with torch.random.fork_rng():
+        theirs = reformer.LSHSelfAttention(config)._hash_vectors(x, rounds, None).view(2, 2, rounds, 20)
+    assert content.shared_bucket(theirs) == content.lsh(x, 6, rounds, seed=7)

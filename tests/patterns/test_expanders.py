@@ -11,7 +11,6 @@ import torch
 
 from gnn_attention import convert, patterns
 from gnn_attention.patterns import expanders
-from gnn_attention.verify.measure import EXACT
 
 SEEDED = {
     "random_senders": lambda seed: patterns.random_senders(40, 3, seed=seed),
@@ -35,22 +34,18 @@ def undirected(graph):
 class TestSeeds:
     @each_seeded
     def test_a_seed_is_a_graph(self, build):
-        assert build(3) == build(3)
         assert torch.equal(build(3).edge_index, build(3).edge_index)
         assert len({tuple(build(seed).edge_index.flatten().tolist()) for seed in range(5)}) == 5
 
     @each_seeded
     def test_global_random_states_are_left_alone(self, build):
         before = torch.get_rng_state(), random.getstate()
-        build(3)
+        graph = build(3)
         assert torch.equal(torch.get_rng_state(), before[0])
         assert random.getstate() == before[1]
         torch.manual_seed(99)
         random.seed(99)
-        first = build(3)
-        torch.manual_seed(98)
-        random.seed(98)
-        assert build(3) == first
+        assert build(3) == graph
 
 
 class TestRandomSenders:
@@ -98,15 +93,6 @@ class TestExpander:
         third = [expanders._draw(50, 2, "permutations", generator) for _ in range(3)][2]
         loops = torch.eye(50).bool()
         assert torch.equal(chosen.mask() | loops, (multigraph(third) > 0) | loops)
-
-    @pytest.mark.parametrize("method", ["cycles", "permutations"])
-    @pytest.mark.parametrize("n", [2, 3, 10, 65, 300])
-    def test_the_estimate_is_the_second_eigenvalue(self, n, method):
-        for d in (1, 2, 3):
-            neighbours = expanders._draw(n, d, method, torch.Generator().manual_seed(d))
-            exact = torch.linalg.eigvalsh(multigraph(neighbours))[-2].item()
-            # from above 1e-12 of the largest eigenvalue, rounding; from below, steps of Lanczos end at 0.05
-            assert exact - 0.05 <= expanders._second_eigenvalue(neighbours) <= exact + EXACT * 2 * d
 
 
 def multigraph(neighbours):

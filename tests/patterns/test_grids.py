@@ -27,15 +27,6 @@ class TestKin:
         axes = [build((size,)).mask().float() for size in shape]
         assert torch.equal(build(shape).mask(), reduce(torch.kron, axes) > 0)
 
-    def test_tiled_is_the_same_graph_in_another_order(self):
-        shape, tile = (4, 6), (2, 3)
-        order = sorted(range(24), key=lambda i: (i // 6 // 2, i % 6 // 3, i // 6, i % 6))
-        mask = patterns.sliding_tile(shape, tile, (1, 2), text=1).mask()
-        order = torch.tensor([*order, 24])
-        assert torch.equal(
-            patterns.sliding_tile(shape, tile, (1, 2), text=1, tiled=True).mask(), mask[order][:, order]
-        )
-
 
 class TestHuggingFace:
     @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from itertools import permutations
 
 import pytest
@@ -19,10 +18,6 @@ def gaps(n):
     return torch.arange(n)[:, None] - torch.arange(n)
 
 
-def kron(*factors):
-    return reduce(torch.kron, factors).bool()
-
-
 class TestReach:
     @pytest.mark.parametrize("layers", range(7))
     def test_a_message_takes_as_many_layers_as_its_distance_has_ones(self, layers):
@@ -37,30 +32,6 @@ class TestReach:
         walks = first.mask().long() @ second.mask().long() @ third.mask().long()
         # one path of blocks, through any token of the two blocks between
         assert walks.unique().tolist() == [block**2]
-
-    @pytest.mark.parametrize("k", [1, 2, 5])
-    @each_n
-    def test_two_layers_carry_a_token_over_the_tree(self, n, k):
-        """Up into its spans, and from a span to anyone who attends to it."""
-        causal = patterns.binary_partition(n, k) ** 2
-        assert torch.equal(causal.mask()[:n, :n], gaps(n) >= 0)
-        both = patterns.binary_partition(n, k, causal=False) ** 2
-        assert bool(both.mask()[:n, :n].all())
-
-
-class TestButterfly:
-    @pytest.mark.parametrize("block", [1, 2])
-    @pytest.mark.parametrize("level", range(3))
-    def test_a_factor_is_a_kronecker_product(self, level, block):
-        """Two by two full blocks, 2^level apart: the factor of a fast Fourier transform."""
-        two, width = torch.ones(2, 2), torch.ones(block, block)
-        expected = kron(torch.eye(2 ** (2 - level)), two, torch.eye(2**level), width)
-        assert torch.equal(patterns.butterfly_factor(8 * block, level, block).mask(), expected)
-
-    def test_blocks_are_tokens_made_wide(self):
-        wide = kron(patterns.butterfly(8).mask().float(), torch.ones(3, 3))
-        assert torch.equal(patterns.butterfly(24, 3).mask(), wide)
-        assert torch.equal(patterns.butterfly(22, 3).mask(), wide[:22, :22])
 
 
 class TestBinaryPartition:

@@ -83,13 +83,3 @@ def test_memory_by_head_and_sample():
     graph = patterns.memory_tokens(TokenGraph.from_rule(rule, 3, heads=2, batch=3), 1, causal=False)
     assert (graph.heads, graph.batch) == (2, 3)
     assert graph.select(2, 1).in_degree().tolist() == [4, 2, 4, 2]
-
-
-@pytest.mark.parametrize(("n", "size"), [(16, 4), (19, 4), (7, 4), (3, 4), (0, 4), (5, 1)])
-def test_side_nodes_of_longt5(n, size):
-    longt5 = needs("transformers.models.longt5.modeling_longt5")
-    owner, real = longt5._make_global_fixed_block_ids(torch.ones(1, n), size)
-    assert real.shape == (1, n // size)
-    assert bool(real.all())
-    theirs = owner[0] == torch.arange(n // size)[:, None]
-    assert torch.equal(theirs, patterns.side_nodes(n, size).mask())

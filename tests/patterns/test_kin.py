@@ -12,29 +12,18 @@ KIN = """
 ~causal(7) == strict_causal(7).T
 ~no_self(7) == window(7, 1) == self_loops(7)
 anti_causal(7) == causal(7).T == ~strict_causal(7)
-cross(5, 2) == cross(2, 5).T
 mask(causal_aligned(2, 6, "lower_right")) == mask(causal(6).rows(4, 6))
 mask(causal_aligned(2, 6, "upper_left")) == mask(causal(6).rows(0, 2))
 causal_aligned(5, 3, "lower_right").in_degree().tolist() == [0, 0, 1, 2, 3]
-all(encoder_decoder(s, t) == prefix(s + t, s) for s, t in ((3, 4), (0, 4), (4, 0)))
 
 window(12, 4) ** 3 == window(12, 3 * (4 - 1) + 1)
-dilated(20, 7, 1) == window(20, 7)
-all(band(17, w - 1, 0) == window(17, w) for w in (1, 3, 40))
-all(band(17, w - 1, w - 1) == window(17, w, causal=False) for w in (1, 3, 40))
 band(17, 0, 4) == band(17, 4, 0).T
 all(band(17, d, d, s) == dilated(17, d // s + 1, s, causal=False) for d, s in ((6, 3), (7, 3), (0, 2)))
-all(band(17, d, 0, s) == dilated(17, d // s + 1, s) for d, s in ((6, 3), (7, 3), (0, 2), (5, 1)))
 chunked(11, 4, causal=False) == documents([4, 4, 3], causal=False)
-chunked(9, 1, before=2, after=1, causal=False) == band(9, 2, 1)
 chunked(11, 4, before=1, after=2) == chunked(11, 4, before=1)
 chunked(8, 4, before=1, causal=False, wrap=True) == full(8)
 chunked(0, 4, before=1, causal=False, wrap=True).num_edges == 0
 seam(12, 4).edge_index.T.tolist() == [[src, dst] for dst in (0, 1, 2, 3) for src in (8, 9, 10, 11)]
-segment_recurrence(11, 4, 0) == chunked(11, 4)
-segment_recurrence(11, 4, 8) == chunked(11, 4, before=2)
-segment_recurrence(11, 1, 3) == window(11, 4)
-(segment_recurrence(12, 4, 3) - window(12, 7)).num_edges == 0
 
 all(sink_window(17, w, s) == window(17, w) | sinks(17, s) for w, s in ((3, 4), (0, 2), (99, 1), (2, 99)))
 sink_window(17, 3) == sink_window(17, 3, 4) == duo_attention(17, 1, [], 3).select()
@@ -42,87 +31,49 @@ all(duo_attention(9, 4, [3, 0], 2, 1).select(head=h) == causal(9) for h in (0, 3
 all(duo_attention(9, 4, [3, 0], 2, 1).select(head=h) == sink_window(9, 2, 1) for h in (1, 2))
 
 all(sparse_strided(17, s) == band(17, s, 0) | strides(17, s) for s in (1, 4, 20))
-all(sparse_strided(17, s, causal=False) == band(17, s, s) | strides(17, s, False) for s in (1, 4, 20))
 all(sparse_fixed(16, s, c) == chunked(16, s) | summary_tokens(16, s, c) for s, c in SETS)
-sparse_fixed(17, 4, 2, causal=False) == chunked(17, 4, causal=False) | summary_tokens(17, 4, 2, False)
-strides(17, 4) @ band(17, 3, 0) == causal(17)
 chunked(17, 4) | (summary_tokens(17, 4, 1) | self_loops(17)) @ chunked(17, 4) == causal(17)
-summary_tokens(9, 3, 3) == causal(9) and summary_tokens(9, 3, 3, causal=False) == full(9)
 [sparse_strided(17, 4, heads=4).select(head=h) for h in range(4)] == [band(17, 4, 0), strides(17, 4)] * 2
-united(sparse_strided(17, 4, heads=2, causal=False)) == mask(sparse_strided(17, 4, causal=False))
 united(sparse_fixed(24, 6, 2, heads=3)) == mask(causal(24))
-sparse_fixed(17, 5, 2, heads=1).select() == sparse_fixed(17, 5, 2)
 
 prefix(6, 4) == documents([4, 1, 1], causal=False) | causal(6)
 shared_prefix(0, [2, 0, 3]) == documents([2, 0, 3])
 part(shared_prefix(3, [2, 4, 1]), (0, 1, 2, 5, 6, 7, 8)) == mask(causal(7))
-shared_prefix(3, [2, 4, 1]).mask()[5:9, [3, 4, 9]].any().item() is False
 all(block_causal(9, b) == bidirectional_groups([i // b for i in range(9)]) for b in (1, 2, 5, 9, 20))
 block_causal(9, 4) == causal(9) | documents([4, 4, 1], causal=False)
 bidirectional_groups([5, 5, 5, -1, -1]) == prefix(5, 3)
-bidirectional_groups([-1, -1, -2]) == bidirectional_groups([3, 1, 2]) == causal(3)
 permutation(range(5, -1, -1)) == causal(6).T and permutation([], context=3).num_dst == 0
 all(fill_in_the_middle(9, a, b) == permutation([*range(a), *range(b, 9), *range(a, b)]) for a, b in MIDDLES)
 all(fill_in_the_middle(9, a, b, "spm") == permutation([*range(b, 9), *range(b)]) for a, b in MIDDLES)
-fill_in_the_middle(7, 4, 7) == fill_in_the_middle(7, 3, 3) == causal(7)
 
-tree([2, -1, 1]).edge_index.T.tolist() == [[0, 0], [1, 0], [2, 0], [1, 1], [1, 2], [2, 2]]
 tree_decoding(3, [-1, 0, 0, 1]) == prefix_tree([3, 1, 1, 1, 1], [-1, 0, 1, 1, 2])
-tree_decoding(0, [-1, 0, 0, 1]) == tree([-1, 0, 0, 1])
-mask(tree_decoding(1, [1, -1])) == [[True, False, False], [True, True, True], [True, False, True]]
 prefix_tree([3, 0, 2], [-1, -1, -1]) == documents([3, 0, 2]) and prefix_tree([], []).num_dst == 0
-prefix_tree([1] * 9, parents(9)) == tree(parents(9))
-mask(prefix_tree([1, 2], [1, -1])) == [[True, True, True], [False, True, False], [False, True, True]]
-part(prefix_tree([2, 1, 2, 3, 2], [-1, 0, 0, -1, 3]), range(5, 10)) == mask(shared_prefix(3, [2]))
 hierarchical_document([[2, 1], [0]]) == family([-1, 0, 1, 2, 2, 1, 5, 0, 7])
 draft_training(3, 2, 4) == prefix_tree([3, 4, 4], [-1, 0, 0]) == shared_prefix(3, [4, 4])
-media_cross(9, [2, 3, 7], 2).in_degree().tolist() == [0, 0, 2, 2, 2, 2, 2, 2, 2]
-media_cross(9, [2, 3, 7], 2, last=False).in_degree().tolist() == [0, 0, 2, 4, 4, 4, 4, 6, 6]
-part(block_diffusion(7, 3), range(7)) == mask(documents([3, 3, 1], causal=False))
-part(block_diffusion(7, 3), range(7, 14)) == mask(block_causal(7, 3))
 
 natten((9,), 3, causal=True) == window(9, 3)
 natten((9,), 3, dilation=2, causal=True) == dilated(9, 3, 2)
-natten((9,), 5) & band(9, 2, 2) == band(9, 2, 2)
 natten((12, 6), 3, stride=3) == swin((12, 6), 3) and natten((12,), 4, stride=4, causal=True) == chunked(12, 4)
-natten((5, 5), 3, 1, 1, False) == natten((5, 5), (3, 3), (1, 1), (1, 1), (False, False))
 swin([4, 6], [2, 2], [1, 1]) == swin(torch.Size([4, 6]), 2, 1)
 swin((8,), 4) @ swin((8,), 4, 2) @ swin((8,), 4) == full(8)
 swin((5, 7), (2, 3)) == haloed_blocks((5, 7), (2, 3), 0)
-swin((9,), 4) == chunked(9, 4, causal=False)
-haloed_blocks((11,), 4, 4) == chunked(11, 4, before=1, after=1, causal=False)
-haloed_blocks((11,), 1, 2) == band(11, 2, 2)
 axial((2, 3, 4), 0) | axial((2, 3, 4), 1) | axial((2, 3, 4), 2) == axial((2, 3, 4))
 axial((2, 3, 4), 0) @ axial((2, 3, 4), 1) @ axial((2, 3, 4), 2) == full(24)
-image_local_2d((1, 11), (1, 4), (0, 3)) == segment_recurrence(11, 4, 3)
 sliding_tile((5, 6), 1, 3) == natten((5, 6), 3)
-sliding_tile((8, 6), 2, 3) == natten((8, 6), 6, stride=2)
-sliding_tile((12, 9), 3, 3) == natten((12, 9), 9, stride=3)
-all(part(svg_temporal(3, 4, 2), range(4 * f, 4 * f + 4)) == mask(band(4, 1, 1)) for f in range(3))
 
 all(longformer(9, 3, t, c) == window(9, 3, c) | global_tokens(9, t, c) for t in (2, [5, 0], []) for c in BOTH)
 etc(9, 3, 2) == longformer(11, 3, 2, causal=False) == memory_tokens(band(9, 2, 2), 2, causal=False)
-etc(7, 2, 1, owner=[0] * 7) == etc(7, 2, 1)
-(etc(8, 3, 2) - etc(8, 3, 2, owner=[0, 1] * 4)).in_degree().tolist() == [4, 4] + [0] * 8
-bigbird(9, 1, num_random=0) == longformer(9, 2, [0, 8], causal=False)
 bigbird(17, 2, num_random=99) == full(17) and bigbird_etc(17, 2, 1, num_random=99) == full(18)
 memory_tokens(bigbird_etc(18, 2, 0, heads=3), 4, causal=False) == bigbird_etc(18, 2, 4, heads=3)
-memory_tokens(window(9, 4), 3).in_degree().tolist() == [1, 2, 3] + [3 + min(i + 1, 4) for i in range(9)]
 memory_tokens(causal(0), 2, causal=False) == memory_tokens(documents([]), 2, causal=False) == full(2)
 cross(19, 4) @ side_nodes(19, 4) == full(19)
 isab(7, 2) == (cross(2, 7), cross(7, 2)) and isab(7, 2)[1] @ isab(7, 2)[0] == full(7)
 perceiver(9, 3) == (isab(9, 3)[0], full(3))
-star(4).rows(0, 1).mask().tolist() == [[True] * 5 + [False] * 4]
 
 all(power_attention(n) == log_sparse(n) for n in (2, 7, 8, 33))
-power_attention(9, 1, 3, 2) == log_sparse(9) | window(9, 3) | sinks(9, 2)
 longnet(17, [5], [1], causal=False) == documents([5, 5, 5, 2], causal=False)
-longnet(18, [18], [3]) == dilated(18, 18, 3) & longnet(18, [18], [3], causal=False)
-longnet(12, [12], [3]) == longnet(12, [12], [3], heads=6).select(0, 0)
 united(longnet(12, [12], [3], heads=6)) == mask(dilated(12, 12, 3))
-mask(h_matrix_level(12, 3, 0, causal=False)) == mask(chunked(12, 3, before=1, after=1, causal=False))
 butterfly(21, levels=0) == window(21, 1) and butterfly(21) == butterfly(21, levels=9)
-butterfly(21, levels=2) == window(21, 1) | butterfly_factor(21, 0) | butterfly_factor(21, 1)
 (torch.tensor([[1, 30]]) @ random_senders(30, 4).edge_index).diff().min() > 0
 random_senders(12, 13) == causal(12) and random_senders(12, 99, causal=False) == full(12)
 hypercube(4) | window(16, 1) == butterfly(16) and torus(2, 2, 2) == hypercube(3)
@@ -136,24 +87,17 @@ k_hop(window(4, 2), 10**6) == causal(4)
 FORMS = """
 global_tokens(6, 3, causal=False) == global_tokens(6, range(3), causal=False)
 global_tokens(6, [5, 2, 5]) == global_tokens(6, torch.tensor([2, 5])) == global_tokens(6, (t for t in (2, 5)))
-global_tokens(6, 0) == global_tokens(6, [])
 documents((2, 1)) == documents(torch.tensor([2, 1])) == documents([2, 1])
 tree((-1, 0, 0)) == tree(torch.tensor([-1, 0, 0])) == tree([-1, 0, 0])
 hierarchical_document(((1, 2), (3,))) == hierarchical_document([torch.tensor([1, 2]), iter([3])])
 tree(torch.tensor([-1, 0, 0])).name == "tree([-1, 0, 0])"
-duo_attention(9, 3, torch.tensor([2, 1]), 2).name == "duo_attention(9, 3, [2, 1], 2, 4)"
 permutation([1, 0], 1).name == "permutation([1, 0], context=1)"
-permutation([1, 0], stream="query").name == "permutation([1, 0], stream='query')"
 permutation(range(40)).name == "permutation([40 positions])"
 fill_in_the_middle(4, 1, 2, "spm").name == "fill_in_the_middle(4, 1, 2, order='spm')"
-hierarchical_document([[1]] * 40).name == "hierarchical_document([40 sections])"
 natten([6, 4], [3, 3], dilation=(2, 1), causal=(True, False)).name == NATTEN
 sliding_tile((4,), 2, (1,), text=1, tiled=True).name == "sliding_tile((4,), 2, 1, text=1, tiled=True)"
-bigbird(8, 2).name == "bigbird(8, 2)"
 bigbird(8, 2, 1, heads=2, seed=4).name == "bigbird(8, 2, num_random=1, heads=2, seed=4)"
-bigbird_etc(8, 2, 1, seed=3).name == "bigbird_etc(8, 2, 1, seed=3)"
 expander(8, 2, draws=3, seed=1, causal=False).name == "expander(8, 2, seed=1, draws=3, causal=False)"
-expander(8, 2, "permutations").name == "expander(8, 2, method='permutations')"
 len(documents([1] * 50).name) < 40 and len(tree([-1] * 50).name) < 40
 len(global_tokens(90, range(50)).name) < 40 and len(etc(90, 2, 1, owner=[0] * 90).name) < 40
 len(longnet(9, [4] * 40, [1] * 40).name) < 60
@@ -201,22 +145,6 @@ def test_forms_and_names():
     """Arguments of any kind give the same graph; names say what is not default, and stay short."""
     for line in FORMS.strip().splitlines():
         assert eval(line, dict(NAMES)), line
-
-
-def test_both_sides_are_the_two_causal_halves():
-    for name, *arguments in [
-        ("window", 9, 3),
-        ("dilated", 9, 2, 3),
-        ("documents", [4, 5]),
-        ("tree", parents(9)),
-        ("global_tokens", 9, [4]),
-        ("longformer", 11, 3, [4]),
-        ("log_sparse", 9),
-    ]:
-        one_sided = getattr(patterns, name)(*arguments)
-        both = getattr(patterns, name)(*arguments, causal=False)
-        assert one_sided | one_sided.T == both
-        assert both & patterns.causal(both.num_dst) == one_sided
 
 
 def test_a_graph_of_one_head_is_still_a_graph_by_head():
