@@ -1,10 +1,9 @@
-"""What a stranger sees first: the page of README's command, and every page that a link leads to."""
+"""What a stranger sees first: every page that a link leads to, and the numbers of its tour."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from support.explorer_engine import data_of
 
 from gnn_attention import algebra, explorer
 from gnn_attention import model as lm
-from gnn_attention.__main__ import main
 from gnn_attention.convert import expressions
 from gnn_attention.explorer._html import TEMPLATE
 from gnn_attention.interpret import trace
@@ -49,18 +47,7 @@ def test_every_linked_page_opens_with_the_tour() -> None:
         quiet(shown["seen"])
         assert (shown["title"], shown["heading"]) == (TITLE, TITLE)
         assert f"with {BEFORE} %" in shown["stops"][0][0]
-
-
-def test_the_command_of_the_readme_shows_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its picture tells it: with the same two numbers."""
-    (command,) = re.findall(r"`gnn-attention (explore[^`]*)`", README)
-    monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(command)) == 0
-    (page,) = tmp_path.iterdir()
-    (shown,) = results([{"scenario": "toured", "file": str(page)}])
-    quiet(shown["seen"])
-    assert f"with {BEFORE} %" in shown["stops"][0][0]
-    assert f"falls from {BEFORE} % to {AFTER}." in shown["stops"][2][0]
+        assert f"falls from {BEFORE} % to {AFTER}." in shown["stops"][2][0]
 
 
 @pytest.mark.parametrize("browser", ["chromium", "firefox"])
