@@ -154,18 +154,12 @@ def driven(files: Files, masks: dict[str, int]) -> Driven:
     """The results of all quick scenarios by name; the first that is needed runs them all."""
     demo, ahead = files("demo"), next(number for name, number in masks.items() if name.endswith(" ahead"))
     where = {"file": demo, "layer": LAYER, "head": HEAD}
+    toggled = {"scenario": "toggled", **where}
     jobs: dict[str, dict[str, Any]] = {
-        "cut": {"scenario": "toggled", **where, "token": 10, "src": 0, "reset": True},
-        "cut in one head": {
-            "scenario": "toggled",
-            **where,
-            "token": 4,
-            "src": 4,
-            "scope": "head",
-            "again": True,
-        },
-        "cut in one layer": {"scenario": "toggled", **where, "token": 6, "src": 3, "scope": "layer"},
-        "added": {"scenario": "toggled", **where, "token": 2, "src": 7},
+        "cut": {**toggled, "token": 10, "src": 0, "reset": True},
+        "cut in one head": {**toggled, "token": 4, "src": 4, "scope": "head", "again": True},
+        "cut in one layer": {**toggled, "token": 6, "src": 3, "scope": "layer"},
+        "added": {**toggled, "token": 2, "src": 7},
         "window": {"scenario": "mask", **where, "token": 10, "mask": masks["window"]},
         "written": {"scenario": "written", "file": demo},
         "readings": {"scenario": "readings", "file": demo},
