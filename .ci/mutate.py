@@ -48,7 +48,7 @@ TESTS = {
     "backends/reference": ("test_reference", *BACKEND),
     "backends/dense": ("test_dense", "test_attend", "test_varlen", *BACKEND),
     "backends/flex": ("test_flex", *BACKEND, "slow test_flex"),
-    "backends/mixed": ("test_tile_density", *BACKEND),
+    "backends/mixed": ("test_planner", *BACKEND),
     "backends/rows": ("test_rows", "test_csr", "test_csr_ops", *BACKEND),
     "backends/tiles": ("test_tiles", "test_attention_op", "test_planner", *BACKEND),
     "backends/gpu/row_attention": ("test_row_attention", "test_gpu_csr", "test_interpreted"),

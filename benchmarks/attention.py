@@ -1,356 +1,157 @@
 """Attention workloads, every backend and every peer: ``python -m benchmarks attention``.
 
-Each workload runs in a fresh process, once for each allocator setting: memory first (every method and pass in
-a fork of its own), then the check against float64, then all methods timed in interleaved rounds. The record,
-as ``--json`` writes it:
+Each workload runs in a fresh process: every method and pass is held against float64, then its peak memory is
+measured, then all are timed in interleaved rounds. The record, as ``--json`` writes it:
 
-- ``bench``: "attention"; ``schema`` 1; ``quick`` true or false; date, commit, processor, threads, versions,
-  ...
-- ``settings``: how long was measured, see :class:`~benchmarks.measure.Settings`
-- ``variables``: the environment of the children, for each allocator setting
-- ``workloads``: one for each graph and allocator: ``workload, title, tokens, edges, heads, dim,
-  allocator``, the ``limits`` that were measured in the same process (``gemm_gflops, copy_gb_s``),
-  ``probe_gflops``, ``plan_s`` (graph built)
-- ``cases``: one for each workload, allocator, method and pass ("forward", "both" = forward and backward):
-  ``status`` "measured" or why not ("missing", "refused", "out of memory by estimate", "too slow by
-  estimate", "failed", "wrong") with its ``reason``; of a measured one ``seconds`` (median), ``fastest``,
-  ``first_s`` (its first call: plans, compilers), ``samples``, ``retries``, ``noisy``, ``ratio`` (median
-  paired ratio to "auto": how many times faster auto is), ``memory_mb`` (peak during a call, outputs and
-  gradients included), ``roofline`` (share of the matrix-product rate), ``output_error``, ``gradient_error``
-  (of SDPA's own)
-- ``growth``: exponents p of ``~ T^p`` (family b) and ``~ E^p`` (family e), see :mod:`benchmarks.summary`
-- ``crossover``: the density at which ours and SDPA with a mask meet, at 2048 tokens
+- ``bench``: "attention"; ``quick`` true or false; date, commit, processor, threads, versions, ...
+- ``settings``: how long was measured, see :class:`~benchmarks.measuring.Settings`
+- ``workloads``: one for each graph: ``workload, title, tokens, edges, heads, dim``, ``plan_s`` (graph built) and
+  ``limits`` (``gemm_gflops``, measured in the same process)
+- ``cases``: one for each workload, method and pass ("forward", "both" = forward and backward), with the fields of
+  :mod:`benchmarks.measuring` (the least is ``fastest``), and ``ratio`` (median paired ratio to "auto": how many
+  times faster auto is), ``memory_mb`` (peak of a call, outputs and gradients included), ``roofline`` (share of the
+  matrix-product rate)
 - ``targets``: :mod:`benchmarks.targets` with the measured value of each, met or not
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import subprocess
+import argparse
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from benchmarks import process, summary, targets
-from benchmarks.checked import Checked
-from benchmarks.measure import Guard, Settings, Timing, limits, paired_ratio, timed_rounds
-from benchmarks.methods import AUTO, Method, Prepared, ours, peers
-from benchmarks.records import circumstances
-from benchmarks.workloads import WORKLOADS, Problem, Workload, select, small
+from benchmarks import process, targets
+from benchmarks.measuring import Bench, Settings, Trial, paired_ratio, timed_rounds
+from benchmarks.methods import AUTO, PEERS, Method, ours
+from benchmarks.records import Record, circumstances
+from benchmarks.table import Columns, methods_table, targets_table
+from benchmarks.workloads import WORKLOADS, Workload, select
 
-__all__ = ["ALLOCATORS", "PASSES", "chosen", "measure_problem", "measure_workload", "run_attention"]
+__all__ = ["PASSES", "add_options", "measure", "measure_workload", "run", "text"]
 
-ALLOCATORS = ("default", "thp")
 PASSES = ("forward", "both")
-Progress = Callable[[str], None]
+COLUMNS: Columns = {
+    "ms": ("seconds", 1e3, ""),
+    "least, ms": ("fastest", 1e3, ""),
+    "of auto": ("ratio", 1.0, "x"),
+    "MB": ("memory_mb", 1.0, ""),
+    "roofline": ("roofline", 100.0, " %"),
+    "samples": ("samples", 1.0, ""),
+}
+PLACE = {"allocator": "default"}  # a field of older records
+QUICK = Settings(budget=0.3, most=9)
 
 
-def run_attention(
-    workloads: Sequence[str] | None = None,
-    quick: bool = False,
-    allocators: Sequence[str] = ("default",),
-    with_peers: bool = True,
-    settings: Settings | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """All chosen workloads as one record, after Ctrl-C those that were measured.
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the suite."""
+    add = parser.add_argument
+    add("--workloads", metavar="A,B,...", help="names such as b8192, or their letters")
+    add("--quick", action="store_true", help="the small workloads, few samples (about 3 minutes)")
+    add("--no-peers", action="store_true", help="ours alone")
+    add("--memory", type=float, metavar="GIB", default=14.0, help="leave out what needs more (default: 14)")
+    add("--slowest", type=float, default=20.0, help="leave out what takes more seconds (default: 20)")
 
-    ValueError for an unknown workload, OSError where this is not Linux.
-    """
-    pairs = chosen(workloads, quick, allocators)
-    process.forget_peak()  # OSError before anything is measured
-    settings = settings or (Settings.quick() if quick else Settings())
-    start, measured, threads = time.perf_counter(), [], torch.get_num_threads()
-    variables = {allocator: process.environment(allocator) for allocator in allocators}
-    with (
-        tempfile.TemporaryDirectory() as kernels
-    ):  # compiled by one child, used by the next, and by no other process
+
+def run(args: argparse.Namespace) -> Record:
+    """All chosen workloads as one record, after Ctrl-C those that were measured; ValueError for an unknown one."""
+    names = [name.strip() for name in args.workloads.split(",")] if args.workloads else None
+    workloads = select(names, args.quick)
+    settings = replace(QUICK if args.quick else Settings(), memory=args.memory * 2**30, slowest=args.slowest)
+    start, measured = time.perf_counter(), []
+    arguments: Record = {"settings": asdict(settings), "with_peers": not args.no_peers}
+    arguments["threads"] = torch.get_num_threads()
+    # compiled by one child, used by the next, and by no other process
+    with tempfile.TemporaryDirectory() as kernels:
+        variables = {**process.BOUND_THREADS, "TORCHINDUCTOR_CACHE_DIR": kernels}
         try:
-            for allocator, workload in pairs:
-                (progress or _silent)(f"{workload.title} ({allocator})")
-                own = {**variables[allocator], "TORCHINDUCTOR_CACHE_DIR": kernels}
-                measured.append(_in_a_child(workload, allocator, settings, with_peers, threads, own))
+            for number, workload in enumerate(workloads, 1):
+                print(f"{number} of {len(workloads)}: {workload.title}", file=sys.stderr, flush=True)
+                measured.append(_in_a_child(workload, arguments, variables))
         except KeyboardInterrupt:
             if not measured:
                 raise
     record = {
         "bench": "attention",
         "schema": 1,
-        "quick": quick,
-        "interrupted": len(measured) < len(pairs),
+        "quick": args.quick,
+        "interrupted": len(measured) < len(workloads),
         **circumstances(),
         "took_s": round(time.perf_counter() - start, 1),
         "settings": asdict(settings),
-        "variables": variables,
         "workloads": [result["workload"] for result in measured],
         "cases": [case for result in measured for case in result["cases"]],
     }
-    return {**record, **summary.summary(record), "targets": targets.judged(record)}
+    return {**record, "targets": targets.judged(record)}
 
 
-def chosen(
-    workloads: Sequence[str] | None, quick: bool, allocators: Sequence[str]
-) -> list[tuple[str, Workload]]:
-    """Allocators and workloads that belong together; the crossover is measured once. ValueError for an
-    unknown workload.
-    """
-    found = select(WORKLOADS, workloads, quick)
-    return [(a, w) for a in allocators for w in found if w.family != "x" or a == allocators[0]]
-
-
-def _silent(what: str) -> None:
-    pass
-
-
-def _in_a_child(
-    workload: Workload,
-    allocator: str,
-    settings: Settings,
-    with_peers: bool,
-    threads: int,
-    variables: dict[str, str],
-) -> dict[str, Any]:
-    """A workload in a fresh process; if that dies, all its methods have failed."""
-    arguments = {
-        "name": workload.name,
-        "allocator": allocator,
-        "settings": asdict(settings),
-        "with_peers": with_peers,
-        "threads": threads,
-    }
+def _in_a_child(workload: Workload, arguments: Record, variables: dict[str, str]) -> Record:
+    """A workload in a fresh process; if that dies, the record says why."""
+    arguments = {"name": workload.name, **arguments}
     try:
-        result: dict[str, Any] = process.in_a_process(
-            __name__, "measure_workload", arguments, variables, timeout=1800
-        )
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
-        methods = [method.name for method in (*ours(), *peers(workload.peers if with_peers else ()))]
-        failed = {
-            "workload": workload.name,
-            "allocator": allocator,
-            "status": "failed",
-            "reason": process.one_line(error),
-        }
-        cases = [{**failed, "method": name, "pass": which} for name in methods for which in PASSES]
-        return {"workload": {**failed, "title": workload.title, "tokens": workload.tokens}, "cases": cases}
+        result: Record = process.in_a_process(__name__, "measure_workload", arguments, variables)
+    except RuntimeError as error:
+        about = {"workload": workload.name, "title": workload.title, "tokens": workload.tokens, **PLACE}
+        return {"workload": {**about, "status": "failed", "reason": process.one_line(error)}, "cases": []}
     return result
 
 
-def measure_workload(
-    name: str, allocator: str, settings: dict[str, Any], with_peers: bool, threads: int
-) -> dict[str, Any]:
-    """A workload of the table, in this process, which must have started no threads yet; ``threads`` are for
-    the measurements.
-    """
+def _methods(workload: Workload, with_peers: bool) -> list[Method]:
+    return [*ours(), *(PEERS[name] for name in workload.peers if with_peers)]
+
+
+def measure_workload(name: str, settings: dict[str, Any], with_peers: bool, threads: int) -> Record:
+    """Measure a workload of the table in this process: its description, and its cases."""
     workload, limited = WORKLOADS[name], Settings(**settings)
-    process.limit_memory(int(1.3 * limited.memory) + 3 * 2**30)
-    torch.set_num_threads(1)  # forks come first
-    start = time.perf_counter()
-    problem = workload.problem()
-    built = {"plan_s": time.perf_counter() - start}
-    methods = [*ours(), *peers(workload.peers if with_peers else ())]
-    described = {"workload": name, "title": workload.title, "allocator": allocator, "tokens": workload.tokens}
-    about, cases = measure_problem(problem, methods, limited, threads)
-    place = {"workload": name, "allocator": allocator}
-    return {"workload": {**described, **built, **about}, "cases": [{**place, **case} for case in cases]}
-
-
-@dataclass
-class _Case:
-    """One method and pass, and what is known of it so far."""
-
-    method: Method
-    both: bool
-    found: dict[str, Any] = field(default_factory=dict)
-    call: Callable[[], object] | None = None
-    estimate: float = 0.0
-
-    @property
-    def open(self) -> bool:
-        return "status" not in self.found
-
-    def close(self, status: str, reason: str, **more: float) -> None:
-        self.found = {"status": status, "reason": reason, **more}
-
-    def record(self) -> dict[str, Any]:
-        return {"method": self.method.name, "ours": self.method.ours, "pass": PASSES[self.both], **self.found}
-
-
-def measure_problem(
-    problem: Problem, methods: Sequence[Method], settings: Settings, threads: int
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Memory, correctness and time of every method on a problem: the workload's description, and its
-    cases.
-    """
-    cases = [_Case(method, both) for method in methods for both in (False, True)]
-    for case in cases:
-        _leave_out(case, problem, settings)
-    for case in cases:
-        _weigh(case, problem, threads)
+    process.limit_memory(int(limited.memory) + 3 * 2**30)
     torch.set_num_threads(threads)
-    measured_limits, guard = limits(), Guard(settings.fraction, settings.patience, settings.allowance)
-    _check(cases, problem, settings.slowest)
-    for both in (False, True):
-        _time(
-            [case for case in cases if case.open and case.both == both],
-            problem,
-            settings,
-            guard,
-            measured_limits,
-        )
-    about = {
-        "edges": problem.graph.num_edges,
-        "heads": problem.heads,
-        "dim": problem.dim,
-        "layer": problem.layer is not None,
-    }
-    return {**about, "limits": measured_limits, "probe_gflops": guard.best}, [case.record() for case in cases]
+    return measure(workload, _methods(workload, with_peers), limited)
 
 
-def _leave_out(case: _Case, problem: Problem, settings: Settings) -> None:
-    """Before anything is run: what is missing, refused or beyond the limits."""
-    method = case.method
-    refused = None if method.unsupported_reason is None else method.unsupported_reason(problem)
-    needed = 0.0 if method.bytes_needed is None else method.bytes_needed(problem, case.both)
-    seconds = 0.0 if method.seconds_needed is None else method.seconds_needed(problem, case.both)
-    if (missing := method.missing()) is not None:
-        case.close("missing", missing)
-    elif refused is not None or (case.both and method.backward is not None):
-        case.close("refused", refused or str(method.backward))
-    elif needed > settings.memory:
-        reason = f"{needed / 2**30:.1f} GiB, the limit is {settings.memory / 2**30:.1f}"
-        case.close("out of memory by estimate", reason, bytes=needed)
-    elif seconds > settings.slowest:
-        case.close(
-            "too slow by estimate",
-            f"{seconds:.0f} s a call, the limit is {settings.slowest:.0f}",
-            estimated_s=seconds,
-        )
+def measure(workload: Workload, methods: Sequence[Method], settings: Settings) -> Record:
+    """Every method on a workload: ``workload`` describes it, ``cases`` are those of both passes."""
+    bench, a = Bench(workload, torch.device("cpu"), settings), torch.ones(2048, 2048)
+    # what this machine can do here and now, in GFLOP/s
+    rate = bench.watch.rate(lambda: a @ a, 2e-9 * 2048**3)
+    trials = [trial for method in methods for trial in _trials(bench, method)]
+    problem = bench.problem
+    for which in PASSES:
+        own = [trial for trial in trials if trial.case["pass"] == which and trial.step is not None]
+        auto = next((trial for trial in own if trial.case["method"] == AUTO), None)
+        timed_rounds(bench, own)
+        for trial in own:
+            if trial.step is not None:
+                trial.case |= trial.figures()
+                trial.case["fastest"] = trial.case.pop("least")
+                trial.case["ratio"] = None if auto is None else paired_ratio(auto, trial)
+                trial.case["roofline"] = problem.flops(which) / trial.case["seconds"] / (1e9 * rate)
+    about: Record = {"workload": workload.name, "title": workload.title, "tokens": workload.tokens, **PLACE}
+    about |= {"plan_s": bench.build_s, "limits": {"gemm_gflops": rate}, "layer": workload.layer}
+    about |= {"edges": problem.graph.num_edges, "heads": problem.heads, "dim": problem.dim}
+    return {"workload": about, "cases": [{**PLACE, **trial.case} for trial in trials]}
 
 
-def _weigh(case: _Case, problem: Problem, threads: int) -> None:
-    """The peak memory of one call, in a fork; one that fails there is not tried again."""
-    if not case.open:
-        return
-    try:
-        case.found["memory_mb"] = process.in_a_fork(lambda: _peak_of(case, problem, threads))
-    except RuntimeError as error:
-        refused = str(error).startswith(("NotImplementedError", "RefusalError"))
-        case.close("refused" if refused else "failed", str(error))
+def _trials(bench: Bench, method: Method) -> tuple[Trial, Trial]:
+    """Both passes of a method; what cannot run forward is not tried with its backward pass."""
+    forward = bench.trial(method, "forward")
+    if forward.step is None:
+        return forward, Trial({**forward.case, "pass": "both"})
+    return forward, bench.trial(method, "both")
 
 
-def _peak_of(case: _Case, problem: Problem, threads: int) -> float:
-    """MB beyond what was there before the call. What a method keeps from its first call on is not the
-    call's.
-    """
-    torch.set_num_threads(threads)
-    if not case.method.keeps:
-        little = small(problem.layer is not None)
-        _call_of(case.method.prepare(little), little, case.both)()
-    call = _call_of(case.method.prepare(problem), problem, case.both)
-    if case.method.keeps:
-        call()
-    _give_back()
-    before = process.forget_peak()
-    call()
-    return max(process.peak() - before, 0.0)
-
-
-def _give_back() -> None:
-    """Freed memory goes back to the system, where the C library can (glibc)."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _call_of(prepared: Prepared, problem: Problem, both: bool) -> Callable[[], object]:
-    """One call: forward without gradients, or forward and the gradients of inputs and parameters."""
-    if not both:
-
-        def forward() -> object:
-            with torch.no_grad():
-                return prepared.call(*problem.inputs)
-
-        return forward
-    inputs = [x.detach().requires_grad_() for x in problem.inputs]
-    wanted = [*inputs, *prepared.parameters]
-    return lambda: torch.autograd.grad(prepared.call(*inputs), wanted, problem.grad_out)
-
-
-def _check(cases: Sequence[_Case], problem: Problem, slowest: float) -> None:
-    """Hold every open case against float64, note its first call, and estimate its time from the next one if
-    that is bearable.
-    """
-    if not any(case.open for case in cases):
-        return
-    checked, prepared = Checked(problem), dict[str, Prepared]()
-    for case in filter(lambda case: case.open, cases):
-        try:
-            start = time.perf_counter()
-            ready = prepared.get(case.method.name) or case.method.prepare(problem)
-            prepared[case.method.name] = ready
-            verdict = checked.verdict(ready, case.both)
-            first = time.perf_counter() - start
-            case.call = _call_of(ready, problem, case.both)
-            case.estimate = first if first > 2.0 and not case.method.keeps else _seconds_of(case.call)
-        except Exception as error:
-            case.close("failed", process.one_line(error))
-            continue
-        errors = {"output_error": verdict.output, "gradient_error": verdict.gradient, "first_s": first}
-        if case.method.name == AUTO and not case.both:
-            errors["new_graph_s"] = _seconds_on_a_new_graph(case, problem)
-        if not verdict.passed:
-            case.close("wrong", str(verdict))
-        elif case.estimate > slowest:
-            case.close(
-                "too slow by estimate", f"a call took {case.estimate:.2g} s, the limit is {slowest:.2g}"
-            )
-        case.found |= errors
-
-
-def _seconds_on_a_new_graph(case: _Case, problem: Problem) -> float:
-    """The first call along a graph of which nothing is known: the choice, the plan and the call itself."""
-    new = replace(problem, graph=replace(problem.graph))
-    return _seconds_of(_call_of(case.method.prepare(new), new, case.both))
-
-
-def _seconds_of(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def _time(
-    cases: Sequence[_Case], problem: Problem, settings: Settings, guard: Guard, found: dict[str, float]
-) -> None:
-    """Interleaved rounds over all open cases of a pass."""
-    calls = {case.method.name: case.call for case in cases if case.call is not None}
-    estimates = {case.method.name: case.estimate for case in cases}
-    timings = timed_rounds(calls, settings, guard, estimates)
-    for case in cases:
-        timing = timings[case.method.name]
-        if timing.error is not None:
-            refused = isinstance(timing.error, NotImplementedError)
-            case.close("refused" if refused else "failed", process.one_line(timing.error))
-            continue
-        share = problem.flops(PASSES[case.both]) / timing.median / (1e9 * found["gemm_gflops"])
-        case.found |= {
-            "status": "measured",
-            **_figures(timing),
-            "ratio": _against(timings.get(AUTO), timing),
-            "roofline": share,
-        }
-
-
-def _figures(timing: Timing) -> dict[str, Any]:
-    fastest, counts = min(timing.seconds.values()), {"retries": timing.retries, "noisy": timing.noisy}
-    return {"seconds": timing.median, "fastest": fastest, "samples": len(timing.seconds), **counts}
-
-
-def _against(auto: Timing | None, timing: Timing) -> float | None:
-    return None if auto is None or auto.error is not None else paired_ratio(auto, timing)
+def text(record: Record) -> str:
+    """Every workload with every method, forward / forward and backward, then the targets."""
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
+    machine = f"{record['processor']}, {record['threads']} threads, {record['memory_gib']} GiB"
+    parts = [f"{machine}; {versions}; {record['date']}, {record['took_s']:.0f} s"]
+    for about in record["workloads"]:
+        title = f"{about['workload']}: {about['title']}"
+        if "limits" in about:
+            title += f": {about['edges']:,} edges; {about['limits']['gemm_gflops']:.0f} GFLOP/s"
+        parts.append(f"{title}\n{methods_table(record, about['workload'], PASSES, COLUMNS)}")
+    return "\n\n".join([*parts, *targets_table(record)])

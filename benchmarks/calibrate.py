@@ -5,6 +5,7 @@ differs; the constants of :mod:`gnn_attention.backends.cost_model` are those tha
 times, each relative to itself, in half a minute.
 """
 
+import argparse
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -41,7 +42,11 @@ CONSTANTS = ("call", "rectangle", "cell", "edge", "node", "masked_pair", "plain_
 PARTS = {"weighted_cells" if name == "cell" else f"{name}s": name for name in CONSTANTS}
 
 
-def run_calibration(progress: Callable[[str], None]) -> dict[str, Any]:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add no option."""
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, fit, save the constants in the file that ``auto`` reads, and record it.
 
     OSError, before anything is measured, where they cannot be written: a read-only HOME.
@@ -56,11 +61,9 @@ def run_calibration(progress: Callable[[str], None]) -> dict[str, Any]:
         raise OSError(f"{path} cannot be written ({error.strerror}): {advice}") from None
     seconds, works = {}, {}
     for name, (backend, make) in CASES.items():
-        progress(name)
         graph = make()
         works[name] = WORK[backend](graph) if backend in WORK else Work(calls=1) + dense_work(graph)
         seconds[name] = _measured(graph, backend)
-    progress("low rectangles")
     found = replace(fit(list(works.values()), list(seconds.values())), low_cell=_low_cell())
     predicted = {name: found.seconds(work, HEADS) for name, work in works.items()}
     cases = [{"case": name, "seconds": seconds[name], "predicted": predicted[name]} for name in CASES]

@@ -11,17 +11,17 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from benchmarks.records import rank_correlation, write
 from gnn_attention import huggingface, lm
 from gnn_attention import model as language_models
-from gnn_attention._support import atomic_files
-from gnn_attention._support.progress import Progress
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.edge_softmax import per_query_head
@@ -29,8 +29,7 @@ from gnn_attention.interpret.trace import attribute
 
 TOKENS = {"trained": 48, "smollm2": 32}
 EDGES, WAYS = 2000, ("cut", "mute")
-# samples and rows of a batch
-AT_ONCE, ROWS = 50, 1024
+AT_ONCE = 50  # samples of a batch
 TEXT = (
     "def read(self, size=-1):\n    data = self.file.read(size)\n    if not data:\n        raise EOFError\n"
     * 4
@@ -38,23 +37,22 @@ TEXT = (
 
 
 def changing(edges: torch.Tensor, way: str, layer: int) -> Backend:
-    """In call number ``layer`` sample i has its edge ``edges[i]`` (head, src, dst) cut or muted."""
+    """In call number ``layer`` sample i + 1 has its edge ``edges[i]`` (head, src, dst) cut or muted; the first none."""
     calls: list[int] = []
 
     def run(call: AttentionCall) -> tuple[torch.Tensor, None]:
-        here, first = len(calls) == layer, call.graph.dst_offset
+        in_layer, first = len(calls) == layer, call.graph.dst_offset
         calls.append(1)
         k, v = (per_query_head(x, call.q.shape[1]) for x in (call.k, call.v))
         dst, src = torch.arange(call.q.shape[2])[:, None], torch.arange(k.shape[2])
         logits = call.modified(call.q @ k.mT * call.scale, dst, src)
         logits = logits.masked_fill(~call.graph.mask(), -torch.inf)
         head, sender, receiver = edges.T
-        # the first sample lacks nothing
         at = torch.arange(1, len(edges) + 1), head, receiver - first, sender
-        if here and way == "cut":
+        if in_layer and way == "cut":
             logits[at] = -torch.inf
         weights = logits.softmax(-1).nan_to_num(0.0)
-        if here and way == "mute":
+        if in_layer and way == "mute":
             weights[at] = 0.0
         return weights @ v, None
 
@@ -79,9 +77,9 @@ class Trained:
     def logits(self, edges: torch.Tensor, way: str, layer: int) -> torch.Tensor:
         """Of all tokens, for the model as it is and each of its changes."""
         self.model.backend = changing(edges, way, layer)
-        found: torch.Tensor = self.model(self.ids[:, :-1].expand(len(edges) + 1, -1))
+        logits: torch.Tensor = self.model(self.ids[:, :-1].expand(len(edges) + 1, -1))
         self.model.backend = "auto"
-        return found
+        return logits
 
 
 class SmolLM2:
@@ -110,85 +108,69 @@ class SmolLM2:
         self.model.model.layers = self.layers[layer:]
         try:
             with huggingface.attending(changing(edges, way, 0)):
-                found: torch.Tensor = self.model(
+                logits: torch.Tensor = self.model(
                     inputs_embeds=self.states[layer][:, first:].expand(samples, -1, -1),
                     **({self.cache_name: DynamicCache(before)} if first else {}),
                     use_cache=bool(first),
                 ).logits
         finally:
             self.model.model.layers = self.layers
-        return found
+        return logits
 
 
 MODELS: dict[str, Callable[[], Any]] = {"trained": Trained, "smollm2": SmolLM2}
 
 
-def batches(edges: torch.Tensor, tokens: int) -> Iterator[torch.Tensor]:
+def batches(edges: torch.Tensor) -> Iterator[torch.Tensor]:
     """Positions of edges (layer, head, src, dst) of one layer, receivers in order."""
-    for layer in sorted(set(edges[:, 0].tolist())):
-        here = (edges[:, 0] == layer).nonzero().flatten()
-        here = here[edges[here, 3].argsort()]
-        while len(here):
-            count = min(AT_ONCE, max(1, ROWS // (tokens - int(edges[here[0], 3]))))
-            yield here[:count]
-            here = here[count:]
+    for layer in range(int(edges[:, 0].max()) + 1):
+        own = (edges[:, 0] == layer).nonzero().flatten()
+        yield from torch.split(own[edges[own, 3].argsort()], AT_ONCE)
 
 
 @torch.no_grad()
-def measured(model: Any, edges: torch.Tensor, way: str, progress: Progress) -> torch.Tensor:
+def measured(model: Any, edges: torch.Tensor, way: str) -> torch.Tensor:
     """The change of the mean loss by each edge (layer, head, src, dst)."""
     targets = model.ids[:, 1:]
-    found = torch.zeros(len(edges), dtype=torch.float64)
-    for part in batches(edges, targets.shape[1]):
+    changes = torch.zeros(len(edges), dtype=torch.float64)
+    for number, part in enumerate(batches(edges)):
         logits = model.logits(edges[part, 1:], way, int(edges[part[0], 0]))
-        found[part] = losses(logits, targets).double()
-        progress.advance(len(part), f"edges {way}")
-    return found
+        changes[part] = losses(logits, targets).double()
+        print(f"edges {way}, batch {number}", file=sys.stderr, flush=True)
+    return changes
 
 
-def rank_correlation(x: torch.Tensor, y: torch.Tensor) -> float:
-    """Spearman's."""
-    ranks = torch.stack([x.argsort().argsort(), y.argsort().argsort()]).double()
-    return round(float(torch.corrcoef(ranks)[0, 1]), 4)
-
-
-def correlations(name: str, count: int, progress: Progress) -> dict[str, Any]:
+def correlations(name: str, count: int) -> dict[str, Any]:
     """Of one model, by way and choice."""
-    progress.begin(f"loading {name}")
     model = MODELS[name]()
     ids, targets = model.ids[:, :-1], model.ids[0, 1:]
     effects = attribute(model.model, ids, lambda logits: functional.cross_entropy(logits[0], targets))
-    found: dict[str, Any] = {"tokens": ids.shape[1], "edges": count, "correlations": {}}
     src, dst = effects.edge_index(0)
+    result: dict[str, Any] = {"tokens": ids.shape[1], "edges": count, "correlations": {}}
     for way in WAYS:
         scores = torch.stack([effects.scores(layer, way) for layer in effects.layers])
-        found["of"] = scores.numel()
+        result["of"] = scores.numel()
         drawn = torch.randperm(scores.numel(), generator=torch.Generator().manual_seed(0))[:count]
         for choice, chosen in (("random", drawn), ("top", scores.abs().flatten().topk(count).indices)):
             layer, head, edge = torch.unravel_index(chosen, scores.shape)
-            true = measured(model, torch.stack([layer, head, src[edge], dst[edge]], 1), way, progress)
-            key = f"{way}, {choice}"
-            found["correlations"][key] = rank_correlation(scores.flatten()[chosen], true)
-    return found
+            true = measured(model, torch.stack([layer, head, src[edge], dst[edge]], 1), way)
+            result["correlations"][f"{way}, {choice}"] = rank_correlation(scores.flatten()[chosen], true)
+    return result
 
 
-def main() -> None:
-    """Of the models asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("record", nargs="?", help="file to write; other models in it stay")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the models asked for; other models in the record stay."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", nargs="?", type=Path, help="file to write; other models in it stay")
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: trained")
     parser.add_argument("--edges", type=int, default=EDGES, help="of each choice (default %(default)s)")
-    args = parser.parse_args()
-    names = args.model or ["trained"]
-    with Progress("edge-cuts", unit="edges") as progress:
-        progress.expect(len(names) * 4 * args.edges)
-        models = {name: correlations(name, args.edges, progress) for name in names}
-    if args.record and Path(args.record).exists():
-        models = json.loads(Path(args.record).read_text(encoding="utf-8"))["models"] | models
-    text = json.dumps({"bench": "edge-cuts", "models": models}, indent=1)
-    print(text)
+    args = parser.parse_args(arguments)
+    models = {name: correlations(name, args.edges) for name in args.model or ["trained"]}
+    if args.record and args.record.exists():
+        models = json.loads(args.record.read_text(encoding="utf-8"))["models"] | models
+    print(json.dumps(models, indent=1))
     if args.record:
-        atomic_files.write(Path(args.record), text + "\n")
+        write(args.record, {"bench": "edge-cuts", "models": models})
 
 
 if __name__ == "__main__":

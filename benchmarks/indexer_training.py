@@ -1,10 +1,10 @@
-"""A language model whose layers choose their graphs, from nothing: ``python -m benchmarks.indexer_training --out RECORD --folder CACHE``.
+"""A language model whose layers choose their graphs, from nothing: ``python -m benchmarks.indexer_training --out RECORD`` (12 CPU minutes).
 
 Two layers with an ``Indexer`` each, the sources of the standard library. First short texts and dense attention
 alone; then 2,048 tokens and dense attention, from which the indexers learn by the KL divergence over all causal
 pairs; then three continuations on the same data from the same weights: dense attention (the control), attention
 along the 128 senders that the indexers choose, from which they learn on, and along a window of as many senders:
-what reading far is worth. Losses are of held-out text, also of the second half of each text alone. Resumable by phase.
+what reading far is worth. Losses are of held-out text, also of the second half of each text alone.
 
 For the long texts the base of the rotary embedding is raised (Xiong et al. 2023, arXiv 2309.16039), and logits
 grow with the logarithm of the number of tokens (Chiang and Cholak 2022, arXiv 2202.12172): else attention that
@@ -18,7 +18,7 @@ model of two layers learns too late for a benchmark of minutes otherwise.
 from __future__ import annotations
 
 import argparse
-import json
+import copy
 import math
 import time
 from collections.abc import Sequence
@@ -30,13 +30,12 @@ from torch import nn
 from torch.nn import functional
 
 import gnn_attention as ga
+from benchmarks.records import environment, write
 from examples.training.text_corpus import corpus
 from gnn_attention import StandardHeads, patterns
-from gnn_attention._support import atomic_files
 from gnn_attention.model import load_trained
 from gnn_attention.rotary import Rotary
 from gnn_attention.selectors import Indexer, recall
-from gnn_attention.verify.circumstances import environment
 
 TOKENS, SENDERS, WIDTH, LAYERS, VOCABULARY = 2048, 128, 128, 2, 1024
 SHORT, BRIEF = 1240, 512  # steps on texts of so many tokens, four at a time
@@ -120,13 +119,6 @@ class Learning:
                 optimizer.step()
                 schedule.step()
 
-    def states(self) -> list[Any]:
-        return [one.state_dict() for _, *both in self.parts for one in both]
-
-    def load(self, states: Sequence[Any]) -> None:
-        for one, state in zip([one for _, *both in self.parts for one in both], states, strict=True):
-            one.load_state_dict(state)
-
 
 def step(model: Model, learning: Learning, ids: torch.Tensor, graph: Any, number: int) -> tuple[float, float]:
     losses, found = model(ids, graph)
@@ -176,47 +168,19 @@ def split(text: str, vocabulary: Any, count: int | None) -> torch.Tensor:
     return ids[: len(ids) // size * size].view(-1, size)[:count]
 
 
-def phase(name: str, after: str | None, folder: Path, texts: torch.Tensor, first: int, graph: Any) -> Any:
-    """The model and the curve of a phase that begins where another ended; made once for the folder."""
-    torch.manual_seed(0)
-    length, file = "short" if after is None else "long", folder / f"{name}.pt"
-    model = Model(VOCABULARY, length)
-    learning = Learning(model, length)
-    if not file.exists():
-        if after is not None:
-            (state, *states), *_ = torch.load(folder / f"{after}.pt")
-            model.load_state_dict(state)
-        if after == "dense":
-            learning.load(states)
-        began = time.process_time()
-        curve = train(model, learning, texts, graph, first)
-        torch.save(([model.state_dict(), *learning.states()], curve, time.process_time() - began), file)
-    (state, *_), curve, seconds = torch.load(file)
-    model.load_state_dict(state)
-    return model, curve, seconds
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train all phases, measure what they lose, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="of what each phase made, to go on from")
-    parser.add_argument("--last", help="the phase to end with")
-    args = parser.parse_args()
-    args.folder.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    vocabulary, parts = load_trained()[1], corpus()
+    vocabulary, parts, began = load_trained()[1], corpus(), time.process_time()
     held_out = split("".join(parts.held_out.values())[: 8 * TOKENS * HELD_OUT], vocabulary, HELD_OUT)
     texts = split("".join(parts.training.values()), vocabulary, None)
     texts = texts[torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))]
     last = SHORT + DENSE
-    long, rest = texts[SHORT:last].unsqueeze(1), texts[last : last + CONTINUED].unsqueeze(1)
-    phases: dict[str, tuple[Any, ...]] = {
-        "short": (None, texts[:SHORT].unfold(1, BRIEF + 1, BRIEF), 0, patterns.causal(BRIEF)),
-        "dense": ("short", long, SHORT, CAUSAL),
-        "control": ("dense", rest, last, CAUSAL),
-        "chosen": ("dense", rest, last, "chosen"),
-        "window": ("dense", rest, last, WINDOW),
-    }
+    torch.manual_seed(0)
+    brief, model = Model(VOCABULARY, "short"), Model(VOCABULARY)
     result: dict[str, Any] = {
         "bench": "indexer-training",
         "command": "python -m benchmarks.indexer_training",
@@ -228,30 +192,26 @@ def main() -> None:
         "curve": "step, loss, KL of the indexers (mean of 20 steps)",
         "environment": environment("cpu"),
     }
-    models, seconds = {}, 0.0
-    for name, (after, *of_phase) in phases.items():
-        models[name], result[name], taken = phase(name, after, args.folder, *of_phase)
-        seconds += taken
-        if name == args.last:
-            return
-    result |= measured(models, held_out)
-    result["recall after the warm-up"] = recalls(models["dense"], held_out)
-    result["cpu minutes of training"] = round(seconds / 60, 1)
-    atomic_files.write(args.out, json.dumps(result, indent=1) + "\n")
+    short = texts[:SHORT].unfold(1, BRIEF + 1, BRIEF)
+    result["short"] = train(brief, Learning(brief, "short"), short, patterns.causal(BRIEF), 0)
+    model.load_state_dict(brief.state_dict())
+    dense = model, Learning(model, "long")
+    result["dense"] = train(*dense, texts[SHORT:last].unsqueeze(1), CAUSAL, SHORT)
+    models: dict[str, Model] = {}
+    for name, graph in {"control": CAUSAL, "chosen": "chosen", "window": WINDOW}.items():
+        # model and optimizer are copied together, so that the copy of one trains the copy of the other
+        models[name], learning = copy.deepcopy(dense)
+        result[name] = train(models[name], learning, texts[last : last + CONTINUED].unsqueeze(1), graph, last)
+    result["cpu minutes of training"] = round((time.process_time() - began) / 60, 1)
+    ways = {"control": ("control", CAUSAL), "chosen": ("chosen", "chosen"), WINDOW.name: ("window", WINDOW)}
+    ways["control along its indexers' choice"] = "control", "chosen"
+    ways[f"control along {WINDOW.name}"] = "control", WINDOW
+    for way, (name, graph) in ways.items():
+        result[f"loss of {way}"] = held_out_loss(models[name], held_out, graph)
+    result["recall"] = recalls(models["chosen"], held_out)
+    result["recall after the warm-up"] = recalls(model, held_out)
+    write(args.out, result)
     print({name: value for name, value in result.items() if "loss" in name or "recall" in name}, flush=True)
-
-
-def measured(models: dict[str, Model], held_out: torch.Tensor) -> dict[str, Any]:
-    """What each loses on held-out text along its own graph, and the control along the others."""
-    control = models["control"]
-    return {
-        "loss of control": held_out_loss(control, held_out, CAUSAL),
-        "loss of chosen": held_out_loss(models["chosen"], held_out, "chosen"),
-        f"loss of {WINDOW.name}": held_out_loss(models["window"], held_out, WINDOW),
-        "loss of control along its indexers' choice": held_out_loss(control, held_out, "chosen"),
-        f"loss of control along {WINDOW.name}": held_out_loss(control, held_out, WINDOW),
-        "recall": recalls(models["chosen"], held_out),
-    }
 
 
 if __name__ == "__main__":

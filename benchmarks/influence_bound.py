@@ -3,22 +3,19 @@
     python -m benchmarks.influence_bound --out tests/records/DATE-influence-bound.json
 
 A pair of tokens that a walk joins is *violated* if the exact spectral norm of its block is above the bound.
-The record is written after each graph; graphs that it holds are not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.records import environment, write
+from examples.bounds import influence_bound
 from gnn_attention import TokenGraph, model, patterns
-from gnn_attention._support import atomic_files
-from gnn_attention.interpret.bounds import influence_bound
-from gnn_attention.verify.circumstances import environment
 
 T = 40
 TEXT = Path("/usr/share/common-licenses/GPL-3")
@@ -64,19 +61,14 @@ def main() -> None:
     options = parser.parse_args()
     lm, vocabulary = model.load_trained()
     tokens = torch.tensor([vocabulary.encode(options.text.read_text(encoding="utf-8"))[:T]])
-    record: dict[str, Any] = {
-        "bench": "influence-bound", "command": "python -m benchmarks.influence_bound", "model": "trained",
-        "tokens": T, "text": options.text.name, "graphs": [], "environment": environment("cpu"),
-    }  # fmt: skip
-    if options.out.exists():
-        record = json.loads(options.out.read_text(encoding="utf-8"))
     lm = lm.double().requires_grad_(False)
-    for graph in graphs()[len(record["graphs"]) :]:
-        record["graphs"].append(measured(lm, tokens, graph))
-        print(*record["graphs"][-1].values(), flush=True)
-        for name in ("pairs", "violations"):
-            record[name] = sum(one[name] for one in record["graphs"])
-        atomic_files.write(options.out, json.dumps(record, indent=1) + "\n")
+    rows = [measured(lm, tokens, graph) for graph in graphs()]
+    record: dict[str, Any] = {"bench": "influence-bound", "command": "python -m benchmarks.influence_bound"}
+    record |= {name: sum(one[name] for one in rows) for name in ("pairs", "violations")}
+    record |= {"model": "trained", "tokens": T, "text": options.text.name, "graphs": rows}
+    record["environment"] = environment("cpu")
+    write(options.out, record)
+    print(record["pairs"], "pairs,", record["violations"], "violations")
 
 
 if __name__ == "__main__":

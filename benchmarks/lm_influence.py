@@ -12,7 +12,6 @@ is a distance or, of the first four tokens, the sender (between two of them, the
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from typing import Any
 import torch
 
 import gnn_attention as ga
+from benchmarks.records import environment, rank_correlation, write
 from gnn_attention import analyse, patterns
 from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import Backend
 from gnn_attention.huggingface import attending
-from gnn_attention.verify.circumstances import environment
 
 T, WINDOW, SINKS = 512, 32, 4
 KINDS = T + SINKS + SINKS**2
@@ -39,13 +38,10 @@ norm = torch.linalg.matrix_norm
 
 def kinds(graph: ga.TokenGraph) -> Any:
     src, dst = graph.edge_index
+    if graph is not GRAPHS["sinks"]:
+        return dst - src
     far = torch.where(src < SINKS, T + src, dst - src)
-    # a window alone has no sinks
-    return (
-        far.where((dst >= SINKS) | (src >= SINKS), T + SINKS + SINKS * src + dst)
-        if graph is GRAPHS["sinks"]
-        else dst - src
-    )
+    return far.where((dst >= SINKS) | (src >= SINKS), T + SINKS + SINKS * src + dst)
 
 
 def measured(model: Any, graph: ga.TokenGraph, ids: Any, receivers: list[int], projections: int) -> Any:
@@ -82,8 +78,8 @@ def statistics(model: Any, graph: ga.TokenGraph, ids: Any) -> tuple[Any, Any]:
         model.model(ids)
     for hook in hooks:
         hook.remove()
-    found = [_energies(layer, calls[i], inverse[i], graph) for i, layer in enumerate(model.model.layers)]
-    return torch.stack([edge for edge, _ in found]), torch.stack([own for _, own in found])
+    parts = [_energies(layer, calls[i], inverse[i], graph) for i, layer in enumerate(model.model.layers)]
+    return torch.stack([edge for edge, _ in parts]), torch.stack([own for _, own in parts])
 
 
 def _energies(layer: Any, call: Any, inverse: Any, graph: ga.TokenGraph) -> tuple[Any, Any]:
@@ -135,11 +131,6 @@ def by_distance(rows: Any, receivers: list[int]) -> Any:
     return torch.stack(flipped).nanmean(0)
 
 
-def spearman(a: Any, b: Any) -> float:
-    ranks = [x.argsort().argsort().double() for x in (a, b)]
-    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -153,10 +144,11 @@ def main() -> None:
     graph = GRAPHS[options.graph]
     guess = predicted(graph, *statistics(model, graph, texts[0]), receivers)
     found = measured(model, graph, texts[1], receivers, options.projections)
-    pairs = [
-        torch.cat([row[: r + 1] for row, r in zip(rows, receivers, strict=True)]) for rows in (found, guess)
-    ]
-    distances = torch.cat([r - torch.arange(r + 1) for r in receivers])
+    behind = torch.tensor(receivers)[:, None] >= torch.arange(T)
+    pairs, distances = (
+        (found[behind], guess[behind]),
+        (torch.tensor(receivers)[:, None] - torch.arange(T))[behind],
+    )
     command = f"python -m benchmarks.lm_influence --graph {options.graph} --step {options.step}"
     folded = [by_distance(rows, receivers) for rows in (found, guess)]
     scaled = (folded[1] / folded[0]).log10()
@@ -165,15 +157,13 @@ def main() -> None:
         "command": f"{command} --projections {options.projections}", "environment": environment("cpu"),
         "projections": options.projections, "texts": [MEASURED.name, STATISTICS.name],
         "orders": float((folded[0].max() / folded[0].min()).log10()),
-        "spearman_by_distance": spearman(*folded), "spearman_by_pair": spearman(*pairs),
-        "spearman_by_pair_of_distance_alone": spearman(pairs[0], -distances),
+        "spearman_by_distance": rank_correlation(*folded), "spearman_by_pair": rank_correlation(*pairs),
+        "spearman_by_pair_of_distance_alone": rank_correlation(pairs[0], -distances),
         "largest_error_in_orders": float((scaled - scaled.median()).abs().max()),
         "measured": folded[0].tolist(), "predicted": folded[1].tolist(),
     }  # fmt: skip
-    options.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    print(
-        {name: value for name, value in record.items() if name.startswith(("spearman", "orders", "largest"))}
-    )
+    write(options.out, record)
+    print({name: value for name, value in record.items() if isinstance(value, float)})
 
 
 if __name__ == "__main__":

@@ -1,217 +1,92 @@
-"""The targets as data: what is promised of which workload, against what, and whether a record meets it.
+"""The targets: what is promised of ``backend="auto"`` against whom, and whether a record meets it.
 
-A measure takes the record and the target and returns the value, or None where something was not measured.
-Both of a ratio are of one run; on a CPU times are paired, "auto" is ``attend`` throughout, with the default
-allocator.
+Both numbers of a ratio are of one run; on a CPU times are paired.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from benchmarks.methods import AUTO
-from benchmarks.records import Record, case_of, cases_of, value_of, workload_of
+from benchmarks.records import Record, case_of, value_of
 from benchmarks.workloads import CAUSAL, FLEX, MASKED, MHA, PYG, SPARSE
 
-__all__ = ["COMMON", "MEASURES", "TARGETS", "Measure", "Target", "judge", "judged", "own", "pair_of_targets"]
+__all__ = ["TARGETS", "Target", "judge", "judged", "target_row"]
 
-FORWARD, BOTH = "forward", "both"
-
-
-@dataclass(frozen=True)
-class Target:
-    """``measure`` of a method on a workload and pass, against a peer ("A|B": the faster) or a workload, meets
-    ``bound``.
-    """
-
-    workload: str
-    which: str
-    measure: str
-    bound: float
-    against: str = ""
-    method: str = AUTO
-
-
-@dataclass(frozen=True)
-class Measure:
-    """``value(record, target)`` in ``words``; ``at_least``: more is better."""
-
-    at_least: bool
-    words: str
-    value: Callable[[Record, Target], float | None]
-
-
-def judge(record: Record, targets: Sequence[Target], measures: Mapping[str, Measure]) -> list[Record]:
-    """Every target with its measured ``value`` (None where something was not measured) and ``met`` (None
-    likewise).
-    """
-    return [_judge(record, target, measures[target.measure]) for target in targets]
-
-
-def _judge(record: Record, target: Target, measure: Measure) -> Record:
-    value = measure.value(record, target)
-    met = (
-        None if value is None else bool(value >= target.bound if measure.at_least else value <= target.bound)
-    )
-    place = {
-        "workload": target.workload,
-        "pass": target.which,
-        "method": target.method,
-        "measure": target.measure,
-    }
-    words = measure.words.format(against=target.against.replace("|", " or "))
-    promise = {"sense": "at least" if measure.at_least else "at most", "bound": target.bound}
-    return {**place, "against": target.against, "words": words, **promise, "value": value, "met": met}
-
-
-def own(record: Record, target: Target, name: str, workload: str | None = None) -> float | None:
-    """A number of the target's method, on its workload unless another is given."""
-    return value_of(case_of(record, workload or target.workload, target.method, target.which), name)
-
-
-def _peer(record: Record, target: Target) -> Record | None:
-    """The fastest of the peers that were measured."""
-    found = (case_of(record, target.workload, peer, target.which) for peer in target.against.split("|"))
-    measured = [case for case in found if case is not None and case["status"] == "measured"]
-    return min(measured, key=lambda case: float(case["seconds"]), default=None)
-
-
-def _faster(record: Record, target: Target) -> float | None:
-    """How many times faster than the peer: paired where the record has that."""
-    peer = _peer(record, target)
-    if peer is not None and "ratio" in peer:
-        return value_of(peer, "ratio")
-    return _ratio(value_of(peer, "seconds"), own(record, target, "seconds"))
-
-
-def _time_ratio(record: Record, target: Target) -> float | None:
-    return _ratio(1.0, _faster(record, target))
-
-
-def _smaller(record: Record, target: Target) -> float | None:
-    """The peer's memory over ours; of MB at least 1 counts."""
-    peer, mine = _peer(record, target), own(record, target, "memory_mb")
-    if mine is not None:
-        return _ratio(value_of(peer, "memory_mb"), max(mine, 1.0))
-    return _ratio(value_of(peer, "bytes"), own(record, target, "bytes"))
-
-
-def _growth(record: Record, target: Target) -> float | None:
-    """Our time over our time on the workload ``against``."""
-    return _ratio(own(record, target, "seconds"), own(record, target, "seconds", target.against))
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None or b == 0 else a / b
-
-
-def _over_outputs(record: Record, target: Target) -> float | None:
-    """Our memory over the bytes of the output, with the backward pass of output and the three gradients."""
-    memory, workload = own(record, target, "memory_mb"), workload_of(record, target.workload)
-    if memory is None or workload is None:
-        return None
-    tensors = 4 if target.which == BOTH else 1
-    return float(memory / (tensors * workload["tokens"] * workload["heads"] * workload["dim"] * 4 / 2**20))
-
-
-def _runs_alone(record: Record, target: Target) -> float | None:
-    """1 if ours was measured where the peer was not, else 0."""
-    peer = case_of(record, target.workload, target.against, target.which)
-    if peer is None:
-        return None
-    return float(own(record, target, "seconds") is not None and peer["status"] != "measured")
-
-
-def _over_the_best(record: Record, target: Target) -> float | None:
-    """The time of auto over that of the best backend (paired)."""
-    wanted = {"workload": target.workload, "pass": target.which, "allocator": "default", "ours": True}
-    ratios = [case["ratio"] for case in cases_of(record, **wanted) if case.get("ratio")]
-    return None if own(record, target, "seconds") is None or not ratios else 1 / min(ratios)
-
-
-def _over_a_call(record: Record, target: Target) -> float | None:
-    """The first call along a new graph over a call, which counts as at least 2.5 ms: so 20 is 50 ms too."""
-    seconds = own(record, target, "seconds")
-    return None if seconds is None else _ratio(own(record, target, "new_graph_s"), max(seconds, 2.5e-3))
-
-
-COMMON = {
-    "faster": Measure(True, "times faster than {against}", _faster),
-    "time": Measure(False, "of the time of {against}", _time_ratio),
-    "smaller": Measure(True, "times less memory than {against}", _smaller),
-    "growth": Measure(False, "times the time of {against}", _growth),
+# A workload, the field of a case that is promised, whose case ("A|B": the fastest that was measured), and the
+# bounds of both passes (None: no promise): at least so much.
+Target = tuple[str, str, str, float | None, float | None]
+WORDS = {
+    "ratio": "times faster than {}",
+    "smaller": "times less memory than {}",
+    "roofline": "of the matrix-product rate",
+    "share": "of the measured ceiling",
 }
-MEASURES = {
-    **COMMON,
-    "roofline": Measure(
-        True, "of the matrix-product rate", lambda record, target: own(record, target, "roofline")
-    ),
-    "outputs": Measure(False, "times the memory of outputs and gradients", _over_outputs),
-    "seconds": Measure(False, "seconds", lambda record, target: own(record, target, "seconds")),
-    "megabytes": Measure(False, "MB", lambda record, target: own(record, target, "memory_mb")),
-    "alone": Measure(True, "runs where {against} does not", _runs_alone),
-    "first": Measure(False, "times a call, of 2.5 ms or more, for the first along a graph", _over_a_call),
-    "best": Measure(False, "of the time of the best backend", _over_the_best),
-}
+TARGETS: list[Target] = [
+    ("a2048", "ratio", CAUSAL, 0.95, 0.95),
+    ("a8192", "ratio", CAUSAL, 0.95, 0.95),
+    ("b2048", "ratio", PYG, 100, 60),
+    ("b2048", "smaller", PYG, 50, 50),
+    ("b2048", "ratio", FLEX, 1.1, None),
+    ("b8192", "ratio", MASKED, 25, 20),
+    ("b8192", "ratio", FLEX, 1.3, None),
+    ("b8192", "roofline", AUTO, 0.55, 0.55),
+    ("c16384", "ratio", MASKED, 20, 20),
+    ("c16384", "ratio", FLEX, 0.9, None),
+    ("d34", "ratio", MASKED, 30, 25),
+    ("e16384", "ratio", PYG, 30, 20),
+    ("e16384", "smaller", PYG, 40, 25),
+    ("e16384", "ratio", SPARSE, 4, 15),
+    ("g100000", "ratio", PYG, 25, None),
+    ("g100000", "smaller", PYG, 40, None),
+    ("f1024", "ratio", MASKED, 1.5, 2),
+    ("f64", "ratio", MASKED, 0.95, 0.95),
+    ("g34", "ratio", MASKED, 1.0, 1.0),
+    ("h2048", "ratio", MHA, 2.3, 2.3),
+    ("h2048", "ratio", PYG, 40, 40),
+]
 
 
-def pair_of_targets(
-    passes: tuple[str, str],
-    workload: str,
-    measure: str,
-    *bounds: float | None,
-    against: str = "",
-    method: str = AUTO,
-) -> Iterator[Target]:
-    """The targets of both passes that have a bound."""
-    for which, bound in zip(passes, bounds, strict=True):
-        if bound is not None:
-            yield Target(workload, which, measure, bound, against, method)
+def judge(record: Record, targets: Iterable[Target], passes: Sequence[str]) -> list[Record]:
+    """Every target of the record's workloads as a row, with its ``value`` and whether it is ``met``."""
+    names, rows = {about["workload"] for about in record["workloads"]}, []
+    for workload, field, against, *bounds in targets:
+        for which, bound in zip(passes, bounds, strict=True):
+            if bound is not None and workload in names:
+                words = WORDS[field].format(against.replace("|", " or "))
+                value = _value(record, workload, field, against, which)
+                rows.append(target_row(workload, which, "at least", bound, words, value))
+    return rows
 
 
-def _pair(
-    workload: str, measure: str, forward: float | None, both: float | None, against: str = ""
-) -> Iterator[Target]:
-    return pair_of_targets((FORWARD, BOTH), workload, measure, forward, both, against=against)
+def target_row(
+    workload: str, which: str, sense: str, bound: float, words: str, value: float | None
+) -> Record:
+    """A target and whether it is met; None where its value was not measured."""
+    met = None if value is None else bool(value >= bound if sense == "at least" else value <= bound)
+    row = {"workload": workload, "pass": which, "sense": sense, "bound": bound, "words": words}
+    return {**row, "value": value, "met": met}
 
 
-TARGETS = (
-    *_pair("a2048", "time", 1.05, 1.05, CAUSAL),
-    *_pair("a8192", "time", 1.05, 1.05, CAUSAL),
-    *_pair("b2048", "faster", 100, 60, PYG),
-    *_pair("b2048", "smaller", 50, 50, PYG),
-    *_pair("b2048", "time", 0.9, None, FLEX),
-    *_pair("b8192", "faster", 25, 20, MASKED),
-    *_pair("b8192", "faster", 1.3, None, FLEX),
-    *_pair("b8192", "roofline", 0.55, 0.55),
-    *_pair("b131072", "growth", 17, 19, "b8192"),
-    *_pair("b131072", "outputs", 1.1, 1.2),
-    *_pair("c16384", "faster", 20, 20, MASKED),
-    *_pair("c16384", "time", 1.1, None, FLEX),
-    *_pair("d34", "faster", 30, 25, MASKED),
-    *_pair("e16384", "faster", 30, 20, PYG),
-    *_pair("e16384", "smaller", 40, 25, PYG),
-    *_pair("e16384", "faster", 4, 15, SPARSE),
-    *_pair("e65536", "seconds", 0.2, 0.9),
-    *_pair("e65536", "megabytes", 250, 800),
-    *_pair("e65536", "alone", 1, 1, PYG),
-    *_pair("g100000", "faster", 25, None, PYG),
-    *_pair("g100000", "smaller", 40, None, PYG),
-    *_pair("g100000", "alone", None, 1, PYG),
-    *_pair("f1024", "faster", 1.5, 2, MASKED),
-    *_pair("f64", "time", 1.05, 1.05, MASKED),
-    *_pair("g34", "time", 1.0, 1.0, MASKED),
-    *_pair("h2048", "faster", 2.3, 2.3, MHA),
-    *_pair("h2048", "faster", 40, 40, PYG),
-)
+def _value(record: Record, workload: str, field: str, against: str, which: str) -> float | None:
+    cases = [case_of(record, workload, name, which) for name in against.split("|")]
+    case = min(cases, key=lambda case: value_of(case, "seconds") or float("inf"))
+    if field != "smaller":
+        return value_of(case, field)
+    own, other = value_of(case_of(record, workload, AUTO, which), "memory_mb"), value_of(case, "memory_mb")
+    return None if own is None or other is None else other / max(own, 1.0)  # of MB at least 1 counts
 
 
 def judged(record: Record) -> list[Record]:
-    """Every target of the record's workloads; the last ones hold for all: auto within 1.3 times the best
-    backend, and the first call along a graph within 20 times a later one, or 50 ms.
-    """
-    names = dict.fromkeys(w["workload"] for w in record["workloads"])
-    best = [target for name in names for target in _pair(name, "best", 1.3, 1.3)]
-    best += [target for name in names for target in _pair(name, "first", 20, None)]
-    return judge(record, [target for target in (*TARGETS, *best) if target.workload in names], MEASURES)
+    """The targets of a CPU, and for every workload that auto is within 1.3 times the best backend of ours."""
+    rows, passes = judge(record, TARGETS, ("forward", "both")), ("forward", "both")
+    for about in record["workloads"]:
+        for which in passes:
+            own = {"workload": about["workload"], "pass": which, "status": "measured", "ours": True}
+            ratios = [
+                case["ratio"] for case in record["cases"] if own.items() <= case.items() and case["ratio"]
+            ]
+            value = 1 / min(ratios) if ratios else None
+            words = "of the time of the best backend"
+            rows.append(target_row(about["workload"], which, "at most", 1.3, words, value))
+    return rows

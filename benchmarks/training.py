@@ -16,23 +16,23 @@ record, as ``--json`` writes it:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import sys
 from dataclasses import asdict
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from benchmarks import process
-from benchmarks.records import circumstances
+from benchmarks.records import Record, circumstances
 from examples.training import Recipe, train
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.backends.call import AttentionCall
 
-__all__ = ["LENGTH", "METHODS", "STEPS", "measure", "run_training", "text"]
+__all__ = ["METHODS", "add_options", "measure", "run", "text"]
 
-LENGTH, WINDOW, STEPS = 8192, 256, 12
+WINDOW = 256
 REPORTED = ("seconds", "peak_memory_mb", "losses", "held_out_loss")
 
 
@@ -43,41 +43,41 @@ def _with_mask(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """
     if call.with_lse:
         return BACKENDS["dense"].run(call)
-    dst, src = (torch.arange(n, device=call.q.device) for n in (call.graph.num_dst, call.graph.num_src))
-    nothing = call.q.new_zeros(()).expand(1, call.q.shape[1], len(dst), len(src))
-    added = call.modified(nothing, dst.unsqueeze(-1), src).masked_fill(
-        ~call.graph.mask(call.q.device), -torch.inf
-    )
-    return functional.scaled_dot_product_attention(
-        call.q, call.k, call.v, attn_mask=added, scale=call.scale
-    ), None
+    q, graph = call.q, call.graph
+    dst, src = torch.arange(graph.num_dst)[:, None], torch.arange(graph.num_src)
+    logits = q.new_zeros(()).expand(1, q.shape[1], graph.num_dst, graph.num_src)
+    mask = call.modified(logits, dst, src).masked_fill(~graph.mask(), -torch.inf)
+    return functional.scaled_dot_product_attention(q, call.k, call.v, mask, scale=call.scale), None
 
 
 METHODS: dict[str, str | Backend] = {"auto": "auto", "SDPA mask": Backend("SDPA mask", _with_mask)}
 
 
-def run_training(
-    tokens: int = LENGTH,
-    steps: int = STEPS,
-    peers: bool = True,
-    progress: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the suite."""
+    parser.add_argument("--tokens", type=int, default=8192, help="of a window (default: 8192)")
+    parser.add_argument("--steps", type=int, default=12, help="of each method (default: 12)")
+    parser.add_argument("--no-peers", action="store_true", help="ours alone")
+
+
+def run(args: argparse.Namespace) -> Record:
     """Both methods, one after the other, as one record. ValueError for a size that makes no sense."""
-    recipe = _recipe(tokens, steps)
+    recipe = _recipe(args.tokens, args.steps)
     runs = []
-    for method in list(METHODS) if peers else ["auto"]:
-        if progress is not None:
-            progress(f"{steps} steps on {tokens} tokens, {method}")
-        runs.append(
-            process.in_a_process(
-                __name__, "measure", {"method": method, "tokens": tokens, "steps": steps}, timeout=3600
-            )
-        )
+    for method in ["auto"] if args.no_peers else METHODS:
+        print(f"{args.steps} steps on {args.tokens} tokens, {method}", file=sys.stderr, flush=True)
+        sizes = {"method": method, "tokens": args.tokens, "steps": args.steps}
+        runs.append(process.in_a_process(__name__, "measure", sizes))
     record = {"bench": "training", "schema": 1, **circumstances(), "recipe": asdict(recipe), "runs": runs}
-    return {**record, **_compared(*runs)} if peers else record
+    if not args.no_peers:
+        ours, theirs = runs
+        record["faster"] = theirs["seconds"] / ours["seconds"]
+        record["smaller"] = theirs["peak_memory_mb"] / ours["peak_memory_mb"]
+        record["apart"] = max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True))
+    return record
 
 
-def measure(method: str, tokens: int, steps: int) -> dict[str, Any]:
+def measure(method: str, tokens: int, steps: int) -> Record:
     """One training, in this process."""
     _, _, report = train(_recipe(tokens, steps), backend=METHODS[method], progress=False)
     return {"method": method, **{name: report[name] for name in REPORTED}}
@@ -88,27 +88,14 @@ def _recipe(tokens: int, steps: int) -> Recipe:
     return Recipe(steps=steps, batch=1, length=tokens, warmup=0, precision="float32", graph=graph)
 
 
-def _compared(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
-    return {
-        "faster": theirs["seconds"] / ours["seconds"],
-        "smaller": theirs["peak_memory_mb"] / ours["peak_memory_mb"],
-        "apart": max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True)),
-    }
-
-
-def text(record: dict[str, Any]) -> str:
+def text(record: Record) -> str:
     """The record in some lines."""
     recipe = record["recipe"]
-    steps = f"{recipe['steps']} steps of {recipe['length']:,} tokens"
-    lines = [f"{recipe['graph']}, {steps}, {record['threads']} threads"]
+    lines = [f"{recipe['graph']}, {recipe['steps']} steps, {record['threads']} threads"]
     for run in record["runs"]:
         taken = f"{run['seconds'] / recipe['steps']:8.2f} s a step, peak memory {run['peak_memory_mb']:7,} MB"
-        first, *_, last = run["losses"]
-        loss = f"loss {first:.4f} -> {last:.4f}, on other text {run['held_out_loss']:.4f}"
+        loss = f"loss {run['losses'][0]:.4f} -> {run['losses'][-1]:.4f}, held out {run['held_out_loss']:.4f}"
         lines.append(f"{run['method']:10} {taken}, {loss}")
-    if "faster" in record:
-        lines.append(
-            f"auto is {record['faster']:.1f} x faster and {record['smaller']:.1f} x smaller; "
-            f"no loss of a step differs by more than {record['apart']:.4f}"
-        )
+    for name in ("faster", "smaller", "apart"):
+        lines += [f"{name}: {record[name]:.4g}"] if name in record else []
     return "\n".join(lines)

@@ -1,58 +1,37 @@
 """What is measured: graphs from causal to Barabasi-Albert, their sizes, their peers, and the inputs.
 
-Inputs are normal, on a CPU float32, batch 1, 8 heads of 64, in the layout in which projections leave them:
+Inputs are normal, on a CPU float32, one sample, 8 heads of 64, in the layout in which projections leave them:
 ``[1, T, H, D]`` seen as ``[1, H, T, D]``. Every copy that a method needs is inside its time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
+import networkx
 import torch
+from torch import Tensor
 
-from gnn_attention import algebra, patterns
-from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph import TokenGraph
-from gnn_attention.heads import StandardHeads
+from gnn_attention import StandardHeads, TokenGraph, patterns
 
-if TYPE_CHECKING:
-    import networkx
+__all__ = ["TWELVE", "WORKLOADS", "Problem", "Workload", "documents", "draw", "select"]
 
-__all__ = ["DIM", "FAMILIES", "HEADS", "WORKLOADS", "Problem", "Workload", "select", "small"]
+# those by which two commits are compared
+TWELVE = "a2048,b2048,b8192,b131072,c16384,d34,e16384,e65536,f1024,g34,g100000,h2048"
 
-HEADS, DIM = 8, 64
-TINY_TOKENS, TINY_HEADS, TINY_DIM = 96, 2, 16
-DENSITIES = (64, 32, 16, 8, 4, 2, 1)  # one edge in so many pairs
-CROSSOVER_TOKENS = 2048
-
-FAMILIES = {
-    "a": "causal",
-    "b": "window of 256",
-    "c": "BigBird",
-    "d": "packed documents",
-    "e": "random in-degree",
-    "f": "speculative tree",
-    "g": "networkx graph",
-    "h": "whole layer, window of 256",
-    "i": "structured mix",
-    "j": "rules at 16384 tokens",
-    "x": "density at 2048 tokens",
-}
-
+QUICK = 4096  # tokens of a quick run at most
 CAUSAL, MASKED, FLEX = "SDPA is_causal", "SDPA mask", "FlexAttention"
 PYG, SPARSE, EAGER, MHA = "PyG TransformerConv", "torch.sparse", "Hugging Face eager", "nn.MultiheadAttention"
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A graph of so many tokens, the sizes of its inputs and the names of its peers; ``layer``: the whole
-    layer, not its core.
+    """A graph of so many tokens, the sizes of its inputs, and the names of its peers.
 
-    ``quick``: part of the short run of the suite ``attention``. ``kind`` says what bounds the best kernel of
-    a GPU: "products" of its pairs, or "gathers" of a sender for each edge.
+    ``layer``: the whole layer, not its core. ``kind`` says what bounds the best kernel of a GPU: "products" of its pairs, or "gathers" of a sender for
+    each edge.
     """
 
     name: str
@@ -60,72 +39,35 @@ class Workload:
     tokens: int
     build: Callable[[int], TokenGraph]
     peers: tuple[str, ...]
-    quick: bool = False
     layer: bool = False
     kind: str = "products"
-    heads: int = HEADS
-    dim: int = DIM
-    batch: int = 1
+    heads: int = 8
+    dim: int = 64
     dtype: torch.dtype = torch.float32
 
-    @property
-    def family(self) -> str:
-        """The letter of the README and of ``--workloads``: the first of the name."""
-        return self.name[0]
-
-    def tiny(self) -> Workload:
-        """The same structure in some tens of tokens."""
-        return replace(
-            self, tokens=min(self.tokens, TINY_TOKENS), heads=min(self.heads, TINY_HEADS), dim=TINY_DIM
-        )
-
-    def graph(self, tokens: int | None = None) -> TokenGraph:
-        """The graph, or a smaller one like it."""
-        return self.build(min(self.tokens, tokens or self.tokens))
+    def graph(self) -> TokenGraph:
+        """The graph of its tokens."""
+        return self.build(self.tokens)
 
     def problem(
         self, graph: TokenGraph | None = None, device: torch.device | str = "cpu", seed: int = 0
     ) -> Problem:
         """The graph with random inputs on a device."""
         graph = self.graph() if graph is None else graph
-        return Problem.draw(graph, self.layer, seed, self.heads, self.dim, self.batch, self.dtype, device)
+        return draw(graph, self.layer, seed, self.heads, self.dim, self.dtype, device)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A graph and its inputs: ``q, k, v`` of a core, or ``x`` and the heads of a whole layer; ``grad_out`` is
-    like the output.
+    """A graph and its inputs: ``q, k, v`` of a core, or ``x`` and the heads of a whole layer.
+
+    ``grad_out`` is the gradient of the output, and has its form.
     """
 
     graph: TokenGraph
     inputs: tuple[Tensor, ...]
     grad_out: Tensor
     layer: StandardHeads | None = None
-
-    @classmethod
-    def draw(
-        cls,
-        graph: TokenGraph,
-        layer: bool = False,
-        seed: int = 0,
-        heads: int = HEADS,
-        dim: int = DIM,
-        batch: int = 1,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> Problem:
-        """Normal inputs from a seed; a layer is ``heads * dim`` wide and on a CPU."""
-        rng = torch.Generator(device).manual_seed(seed)
-        if layer:
-            with torch.random.fork_rng():
-                torch.manual_seed(seed)
-                made = StandardHeads(heads * dim, heads)
-            x, grad_out = (torch.randn(1, graph.num_dst, heads * dim, generator=rng) for _ in range(2))
-            return cls(graph, (x,), grad_out, made)
-        sizes = (graph.num_dst, graph.num_src, graph.num_src, graph.num_dst)
-        drawn = (torch.randn(batch, n, heads, dim, generator=rng, device=device, dtype=dtype) for n in sizes)
-        q, k, v, grad_out = (x.transpose(1, 2) for x in drawn)
-        return cls(graph, (q, k, v), grad_out)
 
     @property
     def device(self) -> torch.device:
@@ -142,58 +84,63 @@ class Problem:
         """Channels of a head."""
         return self.inputs[0].shape[3] if self.layer is None else self.layer.head_dim
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of the mask."""
-        return self.graph.num_dst, self.graph.num_src
-
-    @property
-    def cells(self) -> int:
-        """Pairs of a receiver and a sender, edges or not."""
-        return self.graph.num_dst * self.graph.num_src
-
     def flops(self, which: str) -> float:
-        """``4 B E H D`` forward; 2.5 times that backward, which computes the logits again; "both" is their
-        sum.
+        """``4 E H D`` forward; a backward pass, which computes the logits again, 2.5 times that; "both" is the sum.
 
         A layer adds its four projections, ``8 T width^2``, of which a backward pass has twice as many.
         """
         core, projections = {"forward": (1.0, 1.0), "backward": (2.5, 2.0), "both": (3.5, 3.0)}[which]
         width = 0 if self.layer is None else self.layer.width
-        edges = 4.0 * len(self.grad_out) * self.graph.num_edges * self.heads * self.dim
+        edges = 4.0 * self.graph.num_edges * self.heads * self.dim
         return core * edges + projections * 8.0 * self.graph.num_dst * width**2
 
 
-def small(layer: bool) -> Problem:
-    """A little problem to warm up on: what is loaded or set up once must not count."""
-    return Problem.draw(patterns.window(128, 16), layer)
+def draw(
+    graph: TokenGraph,
+    layer: bool = False,
+    seed: int = 0,
+    heads: int = 8,
+    dim: int = 64,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Problem:
+    """Normal inputs from a seed; a layer is ``heads * dim`` wide and on a CPU."""
+    rng = torch.Generator(device).manual_seed(seed)
+    if layer:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            made = StandardHeads(heads * dim, heads)
+        x, grad_out = (torch.randn(1, graph.num_dst, heads * dim, generator=rng) for _ in range(2))
+        return Problem(graph, (x,), grad_out, made)
+    sizes = (graph.num_dst, graph.num_src, graph.num_src, graph.num_dst)
+    drawn = (torch.randn(1, n, heads, dim, generator=rng, device=device, dtype=dtype) for n in sizes)
+    q, k, v, grad_out = (x.transpose(1, 2) for x in drawn)
+    return Problem(graph, (q, k, v), grad_out)
 
 
-def select(
-    table: Mapping[str, Workload], wanted: Sequence[str] | None = None, quick: bool = False
-) -> list[Workload]:
-    """The workloads of these names or letters, all without; ``quick`` takes the small ones and those named in
-    full.
+def select(wanted: Sequence[str] | None = None, quick: bool = False) -> list[Workload]:
+    """The workloads of these names or first letters, or all; ``quick``: the small ones.
 
     ValueError for an unknown name.
 
-    >>> [workload.name for workload in select(WORKLOADS, ["f", "b8192"])]
+    >>> [workload.name for workload in select(["f", "b8192"])]
     ['b8192', 'f64', 'f256', 'f1024']
     """
-    letters = FAMILIES if table is WORKLOADS else {}
+    letters = "".join(dict.fromkeys(name[0] for name in WORKLOADS))
     for name in wanted or ():
-        if name not in table and name not in letters:
-            known = f"letters ({', '.join(letters)}) or names" if letters else "some of"
-            raise ValueError(f"there is no workload {name!r}; give {known}: {', '.join(table)}")
-    chosen = [w for w in table.values() if not wanted or w.name in wanted or (letters and w.family in wanted)]
-    return [w for w in chosen if w.quick or not quick or w.name in (wanted or ())]
+        if name not in WORKLOADS and name not in letters:
+            raise ValueError(
+                f"there is no workload {name!r}; give letters ({letters}) or names: {', '.join(WORKLOADS)}"
+            )
+    chosen = (w for w in WORKLOADS.values() if not wanted or w.name in wanted or w.name[0] in wanted)
+    return [w for w in chosen if w.tokens <= QUICK or not quick]
 
 
 def _window(n: int) -> TokenGraph:
     return patterns.window(n, 256)
 
 
-def _random_senders(n: int, degree: int) -> TokenGraph:
+def _random_senders(n: int, degree: int = 32) -> TokenGraph:
     return patterns.random_senders(n, degree, causal=False)
 
 
@@ -202,16 +149,11 @@ def _bigbird(n: int) -> TokenGraph:
     return patterns.bigbird_etc(n - 64, 64, 64, num_random=3)
 
 
-def _short_documents(n: int) -> TokenGraph:
-    return patterns.documents([16] * (n // 16))
-
-
-def _documents(total: int, number: int) -> TokenGraph:
-    """Documents whose lengths are log-normal (sigma 1) and add up to ``total``."""
-    drawn = torch.randn(number, generator=torch.Generator().manual_seed(0)).exp()
+def documents(total: int, number: int) -> TokenGraph:
+    """Packed documents, causal inside, whose lengths are log-normal (sigma 1) and add up to ``total``."""
+    drawn = torch.randn(min(number, max(1, total // 8)), generator=torch.Generator().manual_seed(0)).exp()
     ends = (drawn.cumsum(0) / drawn.sum() * total).round().long()
-    lengths = ends.diff(prepend=ends.new_zeros(1))
-    return patterns.documents([int(n) for n in lengths])
+    return patterns.documents(ends.diff(prepend=ends.new_zeros(1)).tolist())
 
 
 def _tree(n: int) -> TokenGraph:
@@ -221,125 +163,43 @@ def _tree(n: int) -> TokenGraph:
     return patterns.tree([-1, *(i - jump for i, jump in enumerate(jumps, 1))])
 
 
-def _both_ways(graph: networkx.Graph, name: str) -> TokenGraph:
+def _both_ways(graph: networkx.Graph) -> TokenGraph:
     """Every edge in both directions, and self loops."""
     loops = torch.arange(graph.number_of_nodes()).repeat(2, 1)
     edges = torch.tensor(list(graph.edges()), dtype=torch.int64).T
     every = torch.cat([edges, edges.flip(0), loops], dim=1)
-    return TokenGraph.from_edges(every, graph.number_of_nodes(), coalesce=True, name=name)
+    return TokenGraph.from_edges(every, graph.number_of_nodes(), coalesce=True)
 
 
-def _karate(n: int) -> TokenGraph:
-    import networkx
-
-    return _both_ways(networkx.karate_club_graph(), "karate club")
-
-
-def _barabasi_albert(n: int) -> TokenGraph:
-    import networkx
-
-    return _both_ways(networkx.barabasi_albert_graph(n, 8, seed=0), f"barabasi_albert({n}, 8)")
-
-
-def _mixed_with_global(n: int) -> TokenGraph:
-    return patterns.window(n, 256) | patterns.sinks(n, 4) | patterns.global_tokens(n, [n // 4, n // 2])
-
-
-def _mixed_with_random(n: int) -> TokenGraph:
-    return patterns.window(n, 256) | patterns.random_senders(n, 4)
-
-
-def _random_tiles(n: int, one_in: int, block: int = 64) -> TokenGraph:
-    """Random tiles, equally many in every row of tiles: one in ``one_in``."""
-    tiles = n // block
-    return algebra.blow_up(patterns.random_senders(tiles, tiles // one_in, causal=False), block)
-
-
-def _random_edges(n: int, one_in: int) -> TokenGraph:
-    """Random senders, equally many for every receiver: one in ``one_in``; listed."""
-    drawn = torch.rand(n, n, generator=torch.Generator().manual_seed(0)).topk(n // one_in, dim=1).indices
-    edges = torch.stack([drawn.sort(1).values.flatten(), torch.arange(n).repeat_interleave(n // one_in)])
-    return TokenGraph.from_edges(edges, n, name=f"{n // one_in} random senders each")
-
-
-def _image(n: int) -> tuple[int, int]:
-    """The sides of an image of about n tokens, multiples of 8."""
-    side = max(8, round(n**0.5) // 8 * 8)
-    return side, side
-
-
-def _volume(n: int) -> tuple[int, int, int]:
-    side = max(5, round((n / 4) ** (1 / 3)))
-    return 2 * side, 2 * side, side
-
-
-RULES: dict[str, Callable[[int], TokenGraph]] = {
-    "natten": lambda n: patterns.natten(_image(n), 7),
-    "natten3d": lambda n: patterns.natten(_volume(n), 5),
-    "swin": lambda n: patterns.swin(_image(n), 8, 4),
-    "longnet": lambda n: patterns.longnet(n, [256, 1024, 4096], [1, 4, 16]),
-    "sliding_tile": lambda n: patterns.sliding_tile(_image(max(n, 24**2)), 8, 3),
-    "butterfly": patterns.butterfly,
-    "hypercube": lambda n: patterns.hypercube(n.bit_length() - 1),
-}
-
-
-def _table() -> list[Workload]:
-    dense, tiled = (CAUSAL, MASKED, FLEX, EAGER), (MASKED, FLEX)
-    every, edges = (MASKED, FLEX, PYG, SPARSE, EAGER), (MASKED, PYG, SPARSE)
-    sizes = ((4096, 32), (16384, 32), (65536, 32), (16384, 8), (16384, 128))
-    degrees = {f"e{n}" + (f"x{degree}" if degree != 32 else ""): (n, degree) for n, degree in sizes}
-    return [
-        *(
-            Workload(f"a{n}", f"causal, T={n}", n, patterns.causal, dense, n < 8192)
-            for n in (512, 2048, 8192)
-        ),
-        Workload("b2048", "window 256, T=2048", 2048, _window, every, True),
-        *(
-            Workload(f"b{n}", f"window 256, T={n}", n, _window, (*tiled, PYG, SPARSE), n == 8192)
-            for n in (8192, 32768, 131072)
-        ),
-        Workload("c4096", "BigBird, T=4096", 4096, _bigbird, every, True),
-        Workload("c16384", "BigBird, T=16384", 16384, _bigbird, (*tiled, PYG)),
-        Workload("d34", "34 packed documents, T=16384", 16384, partial(_documents, number=34), tiled),
-        Workload("d1024", "1024 documents of 16", 16384, _short_documents, (FLEX, PYG, SPARSE), True),
-        *(
-            Workload(
-                name,
-                f"random in-degree {degree}, T={n}",
-                n,
-                partial(_random_senders, degree=degree),
-                edges if degree == 32 else edges[1:],
-                n == 4096,
-            )
-            for name, (n, degree) in degrees.items()
-        ),
-        *(Workload(f"f{n}", f"tree of {n}", n, _tree, (*edges, EAGER), True) for n in (64, 256, 1024)),
-        Workload("g34", "karate club", 34, _karate, (*edges, EAGER), True),
-        Workload("g100000", "Barabasi-Albert 100k, m=8", 100_000, _barabasi_albert, edges),
-        Workload("h2048", "layer, window 256, T=2048", 2048, _window, (MHA, MASKED, PYG), True, True),
-        Workload("i-global", "window | sinks | global, T=16384", 16384, _mixed_with_global, (FLEX, SPARSE)),
-        Workload("i-random", "window | 4 random edges, T=16384", 16384, _mixed_with_random, (SPARSE,)),
-        *(Workload(f"j-{name}", f"{name}, T=16384", 16384, build, ()) for name, build in RULES.items()),
-        *_crossover(),
-    ]
-
-
-def _crossover() -> list[Workload]:
-    n = CROSSOVER_TOKENS
-    return [
-        Workload(
-            f"x-{kind}-{each}",
-            f"one in {each} {kind}",
-            n,
-            partial(build, one_in=each),
-            (MASKED,),
-            each in (32, 8, 2),
-        )
-        for kind, build in (("tiles", _random_tiles), ("edges", _random_edges))
-        for each in DENSITIES
-        if kind == "edges" or each <= n // 64
-    ]
+def _table() -> Iterator[Workload]:
+    dense, tiled, edges = (CAUSAL, MASKED, FLEX, EAGER), (MASKED, FLEX), (MASKED, PYG, SPARSE)
+    every, long = (MASKED, FLEX, PYG, SPARSE, EAGER), (MASKED, FLEX, PYG, SPARSE)
+    for n in (512, 2048, 8192):
+        yield Workload(f"a{n}", f"causal, T={n}", n, patterns.causal, dense)
+    for n, peers in ((2048, every), (8192, long), (32768, long), (131072, long)):
+        yield Workload(f"b{n}", f"window 256, T={n}", n, _window, peers)
+    yield Workload("c4096", "BigBird, T=4096", 4096, _bigbird, every)
+    yield Workload("c16384", "BigBird, T=16384", 16384, _bigbird, (*tiled, PYG))
+    yield Workload("d34", "34 packed documents, T=16384", 16384, partial(documents, number=34), tiled)
+    short = lambda n: patterns.documents([16] * (n // 16))  # noqa: E731
+    yield Workload("d1024", "1024 documents of 16", 16384, short, (FLEX, PYG, SPARSE))
+    for n in (4096, 16384, 65536):
+        yield Workload(f"e{n}", f"random in-degree 32, T={n}", n, _random_senders, edges)
+    for degree in (8, 128):
+        build = partial(_random_senders, degree=degree)
+        title = f"random in-degree {degree}, T=16384"
+        yield Workload(f"e16384x{degree}", title, 16384, build, (PYG, SPARSE))
+    for n in (64, 256, 1024):
+        yield Workload(f"f{n}", f"tree of {n}", n, _tree, (*edges, EAGER))
+    karate = lambda n: _both_ways(networkx.karate_club_graph())  # noqa: E731
+    scale_free = lambda n: _both_ways(networkx.barabasi_albert_graph(n, 8, seed=0))  # noqa: E731
+    yield Workload("g34", "karate club", 34, karate, (*edges, EAGER))
+    yield Workload("g100000", "Barabasi-Albert 100k, m=8", 100_000, scale_free, edges)
+    yield Workload("h2048", "layer, window 256, T=2048", 2048, _window, (MHA, MASKED, PYG), layer=True)
+    hubs = lambda n: _window(n) | patterns.sinks(n, 4) | patterns.global_tokens(n, [n // 4, n // 2])  # noqa: E731
+    yield Workload("i-global", "window | sinks | global, T=16384", 16384, hubs, (FLEX, SPARSE))
+    mixed = lambda n: _window(n) | patterns.random_senders(n, 4)  # noqa: E731
+    yield Workload("i-random", "window | 4 random edges, T=16384", 16384, mixed, (SPARSE,))
 
 
 WORKLOADS = {workload.name: workload for workload in _table()}

@@ -240,9 +240,8 @@ def choosing(path: Path) -> Iterator[str]:
         f"{steps['dense']} steps of {record['tokens']:,} tokens along all causal pairs, from which its indexers learn, "
         f"then {steps['continued']} steps along {record['senders']} senders that they choose. The control goes on along "
         f"all pairs. Losses of {record['texts held out']} held-out texts "
-        f"({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
+        f"({link(path)}, `{record['command']} --out RECORD`)."
     )
-    yield "![Left: the losses in training. Right: recall of indexers for SmolLM2 over k](indexers.png)"
     causal = record["loss of control"]
     rows = [
         [name.removeprefix("loss of ")]
@@ -261,7 +260,7 @@ def watching(path: Path) -> Iterator[str]:
         f"Indexers for SmolLM2, one for each key head, learned by the divergence alone from {texts['training']} texts "
         f"of {record['tokens']:,} tokens ({record['training']['steps']} steps): the share of the attention on k senders, in "
         f"{texts['held out']} held-out texts, as a mean over layers. The best choice for each key head, and the best that "
-        f"all heads share, stand beside it ({link(path)}, `{record['command']} --out RECORD --folder CACHE`)."
+        f"all heads share, stand beside it ({link(path)}, `{record['command']} --out RECORD`)."
     )
     rows = [
         [name, *(f"{share:.3f}" for share in mean[name])]
@@ -289,9 +288,9 @@ def reached(bound: Path) -> Iterator[str]:
     record = read(bound)
     least = min(one["least_slack"] for one in record["graphs"])
     yield (
-        f"`influence_bound` against the exact norms of the model that ships, {record['tokens']} tokens in float64: "
-        f"{record['violations']} of {record['pairs']:,} pairs over {len(record['graphs'])} graphs are above it, and it is "
-        f"{least:.1f} times the norm at least ({link(bound)}, `{record['command']}`)."
+        f"`examples.bounds.influence_bound` against the exact norms of the model that ships, {record['tokens']} "
+        f"tokens in float64: {record['violations']} of {record['pairs']:,} pairs over {len(record['graphs'])} graphs "
+        f"are above it, and it is {least:.1f} times the norm at least ({link(bound)}, `{record['command']}`)."
     )
 
 
@@ -416,6 +415,8 @@ def places(has: Callable[[Path], bool]) -> Iterator[str]:
         yield link(path.with_suffix(".ipynb"), f"notebook {path.name[:2]}")
     for path in filter(has, sorted((ROOT / "gnn_attention").rglob("*.py"))):
         yield link(path, f"`{path.relative_to(ROOT / 'gnn_attention').as_posix()}`")
+    for path in filter(has, sorted((ROOT / "examples").rglob("*.py"))):
+        yield link(path, f"`{path.relative_to(ROOT).as_posix()}`")
 
 
 @cache

@@ -347,12 +347,9 @@ def _identity(backend: str, call: AttentionCall) -> tuple[Any, ...]:
 
 def _is_lasting(chosen: Backend, call: AttentionCall, backend: str) -> bool:
     """Whether every call of this form is supported, as one. Of much memory that is looked up each time."""
-    cached = chosen.capabilities.cached
     whole = (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs
-    if not cached or not whole or BACKENDS.get(chosen.name) is not chosen:
+    if not chosen.capabilities.cached or not whole or BACKENDS.get(chosen.name) is not chosen:
         return False
-    if cached == "named":
-        return backend == chosen.name and call.score_mod is None
     return chosen.bytes_needed is None or chosen.bytes_needed(call) <= memory.WORTH_ASKING
 
 

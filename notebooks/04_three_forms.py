@@ -300,8 +300,8 @@ line = ga.patterns.causal(len(code_pieces))
 src, dst = line.edge_index
 P_code = receivers.patterns(y[None])[0]  # [head, token, width]
 
-split = circuits.split(P_code, y, line.edge_index)
-product = split.length_of_pattern * split.length_of_state * split.cosine
+cosine = functional.cosine_similarity(P_code[:, dst], y[src], dim=-1)
+product = P_code[:, dst].norm(dim=-1) * y[src].norm(dim=-1) * cosine
 assert torch.allclose(product, (P_code[:, dst] * y[src]).sum(-1), rtol=0, atol=1e-9)
 print(len(code_pieces), "tokens")
 lengths = P_code.norm(dim=-1)

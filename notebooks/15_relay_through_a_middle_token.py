@@ -31,6 +31,7 @@ import math
 import warnings
 
 import matplotlib.pyplot as plt
+import networkx as nx
 import torch
 from torch import nn
 from torch.autograd.functional import jacobian
@@ -319,12 +320,30 @@ class Rounds(nn.Module):
         return x
 
 
+# %%
+@torch.no_grad()
+def rollout(calls, receiver):
+    """The share of each token in the receiver's last state: shares multiplied along each way, ways added up."""
+    weights = [call.weights()[0].mean(-1) for call in calls]  # the mean over heads
+    graphs = [call.graph for call in calls]
+    return analyse.influence(graphs, len(calls), 0.5, weights, receivers=[receiver])[0]
+
+
+@torch.no_grad()
+def flow(calls, src, dst):
+    """How much could pass from src to dst at most, through pipes as wide as the shares."""
+    pipes = nx.DiGraph()
+    for level, call in enumerate(calls):
+        shares = call.dense(call.weights())[0].mean(0) / 2
+        shares += torch.eye(len(shares)) / 2
+        for receiver, sender in shares.nonzero().tolist():
+            pipes.add_edge((level, sender), (level + 1, receiver), capacity=float(shares[receiver, sender]))
+    return nx.maximum_flow_value(pipes, (0, src), (len(calls), dst))
+
+
 with torch.no_grad():
     only_relay = trace.record(Rounds([edge(NOT, OUTPUT), edge(OUTPUT, LAST)]), x)
-share, pipe = (
-    trace.rollout(only_relay.layers, [LAST])[0, 0, NOT].item(),
-    trace.flow(only_relay.layers, NOT, LAST),
-)
+share, pipe = rollout(only_relay.layers, LAST)[NOT].item(), flow(only_relay.layers, NOT, LAST)
 print(f"from 'not' to 'words': rollout {share:.2f}, flow {pipe:.2f}")
 assert (share, pipe) == (0.25, 0.5)
 
@@ -339,9 +358,9 @@ pieces = [piece.replace(" ", "␣") for piece in vocabulary.pieces(sentence[0])]
 last = len(pieces) - 1
 with torch.no_grad():
     run = trace.record(trained, sentence)
-directly = trace.rollout(run.layers[1:], [last])[0, 0]
-rolled = trace.rollout(run.layers, [last])[0, 0]
-flows = torch.tensor([trace.flow(run.layers, token, last) for token in range(len(pieces))])
+directly = rollout(run.layers[1:], last)
+rolled = rollout(run.layers, last)
+flows = torch.tensor([flow(run.layers, token, last) for token in range(len(pieces))])
 
 figure, ax = plt.subplots(figsize=(9, 3), layout="constrained")
 for offset, (name, values), colour in zip(
@@ -432,7 +451,7 @@ assert answer is not None, "no answer yet: replace None in the cell above"
 chain = patterns.window(4, 2) - patterns.self_loops(4)
 with torch.no_grad():
     run = trace.record(Rounds([chain] * 3), x[:4])
-found = (trace.rollout(run.layers, [3])[0, 0, 0].item(), trace.flow(run.layers, 0, 3))
+found = (rollout(run.layers, 3)[0].item(), flow(run.layers, 0, 3))
 assert math.isclose(answer[0], found[0], rel_tol=1e-6), "one way of three edges, and each passes on a half"
 assert math.isclose(answer[1], found[1], rel_tol=1e-6), "how wide is the narrowest pipe?"
 print("right:", answer)

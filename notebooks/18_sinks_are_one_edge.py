@@ -34,7 +34,6 @@ from torch.nn import functional
 warnings.filterwarnings("ignore", message="IProgress not found")
 import gnn_attention as ga  # noqa: E402
 from gnn_attention import patterns  # noqa: E402
-from gnn_attention.interpret.circuits import stack  # noqa: E402
 
 torch.set_grad_enabled(False)
 model, tokenizer = ga.lm.load("smollm2")
@@ -81,12 +80,11 @@ assert losses["window(127) | sinks(1)"] < losses["window(128)"]
 # as a share of the mean length of the other tokens' messages.
 
 # %%
-forward = stack.Forward(stack.of(model), ids[:, :128])
+run = ga.trace.record(model, ids[:, :128])
 shares, lengths = [], []
-for layer in range(len(forward.stack.layers)):
-    call, weights, circuits = forward.layer(layer)
-    shares.append(weights[:, :, 1:, 0].mean().item())
-    messages = torch.stack([forward.messages(layer, head)[0].norm(dim=-1) for head in range(len(circuits))])
+for call in run.layers:
+    shares.append(call.dense(call.weights())[:, :, 1:, 0].mean().item())
+    messages = call.u[0].norm(dim=-1)  # [head, token]
     lengths.append((messages[:, 0].mean() / messages[:, 1:].mean()).item())
 
 figure, ax = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
@@ -107,8 +105,8 @@ print(f"layers 12 to 29: attention {sum(shares[late]) / 18:.2f}, length {sum(len
 for word in ("The", "\n", " llama", " 7"):
     other = ids[:, :128].clone()
     other[0, 0] = tokenizer(word).input_ids[0]
-    changed = stack.Forward(forward.stack, other)
-    share = sum(changed.layer(layer)[1][:, :, 1:, 0].mean().item() for layer in range(12, 30)) / 18
+    calls = ga.trace.record(model, other).layers[12:]
+    share = sum(call.dense(call.weights())[:, :, 1:, 0].mean().item() for call in calls) / 18
     print(f"first token {word!r:9} attention {share:.2f}")
 
 # %% [markdown]

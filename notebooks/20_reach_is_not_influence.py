@@ -28,6 +28,7 @@
 
 # %%
 import math
+import sys
 import warnings
 from pathlib import Path
 
@@ -39,7 +40,9 @@ warnings.filterwarnings("ignore", message="IProgress not found")
 import gnn_attention as ga  # noqa: E402
 from gnn_attention import analyse, patterns  # noqa: E402
 from gnn_attention import model as small  # noqa: E402
-from gnn_attention.interpret.bounds import influence_bound  # noqa: E402
+
+sys.path.append("..")  # the examples are beside the notebooks, no part of the package
+from examples.bounds import influence_bound  # noqa: E402
 
 GREY = "#999999"
 n, layers = 256, 30

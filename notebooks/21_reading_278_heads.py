@@ -16,7 +16,7 @@
 # What does each head of a language model do? For all 270 heads of SmolLM2-135M and the 8 of the model that ships with this
 # library, one command writes a sentence, *looks for ..., says ...*, and then tries to prove it wrong:
 #
-# `gnn-attention heads --model smollm2 --model trained --json ../tests/records/2026-11-24-heads.json`
+# `python -m examples.heads --model smollm2 --model trained --json tests/records/2026-11-24-heads.json`
 #
 # Half of the text is **read**: the job comes from the attention, the tokens looked for from pattern x mean state, what is said
 # from message x unembedding. The other half is the **test**: the edges that the sentence names are cut in that head alone and
@@ -30,6 +30,7 @@
 
 # %%
 import json
+import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -39,7 +40,9 @@ import numpy as np
 
 warnings.filterwarnings("ignore", message="IProgress not found")
 import gnn_attention as ga  # noqa: E402
-from gnn_attention.interpret import circuits  # noqa: E402
+
+sys.path.append("..")  # the examples are beside the notebooks, no part of the package
+from examples.heads import passages, readings  # noqa: E402
 
 rows = json.loads(Path("../tests/records/2026-11-24-heads.json").read_text())["rows"]
 smollm2 = [row for row in rows if row["model"] == "smollm2"]
@@ -108,13 +111,13 @@ for title, holds in (("hold", True), ("do not", False)):
 # ## 4. Again, on another text
 #
 # The eight heads of the small model, read and tested on the source of [notebook 14](14_induction_heads.ipynb), which is about
-# some of them. `gnn-attention heads --model smollm2 --text FILE 18.6` does the same for one head of SmolLM2 and a text of yours.
+# some of them. `python -m examples.heads 18.6 --model smollm2 --text FILE` does the same for one head of SmolLM2 and a text of yours.
 
 # %%
 model, vocabulary = ga.model.load_trained()
 text = Path("14_induction_heads.py").read_text().partition("# %%\n")[2].partition("# ## 5. Exercises")[0]
-passages = circuits.passages(vocabulary.encode(text))
-for reading in circuits.readings(model, passages, lambda token: vocabulary.decode([token])):
+tokens = passages(vocabulary.encode(text))
+for reading in readings(model, tokens, lambda token: vocabulary.decode([token])):
     looks = f"moved {reading.looks.claimed:.2f} against {reading.looks.control:.2f}"
     print(
         f"{reading.layer}.{reading.head} {reading.job}: {looks}, {'holds' if reading.holds else 'not shown'}"

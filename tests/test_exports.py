@@ -13,11 +13,11 @@ import gnn_attention as ga
 PUBLIC = """
 algebra analyse analyse.cost backends backends.cost_model cache convert convert.catalogue convert.expressions
 convert.files distributed draw edge_softmax explorer graph graph.tiling heads heads.factored_matrix
-heads.latent heads.lazy huggingface interpret.audit interpret.bounds interpret.circuits interpret.sinks
-interpret.trace layer lm model model.foreign patterns rotary score_mods selectors verify
+heads.latent heads.lazy huggingface interpret.audit interpret.circuits interpret.trace
+layer lm model model.foreign patterns rotary score_mods selectors verify
 """.split()  # noqa: SIM905
 # what needs transformers
-OF_TRANSFORMERS = {"lm", "huggingface", "use_graph", "interpret.sinks"}
+OF_TRANSFORMERS = {"lm", "huggingface", "use_graph"}
 PROMISED = """
 patterns.causal patterns.window patterns.prefix patterns.documents patterns.sinks patterns.tree patterns.full
 convert.from_mask convert.from_edge_index convert.from_networkx convert.to_networkx convert.to_block_mask

@@ -35,7 +35,6 @@ FOUND_BY = {
 CHECKS = {
     "device": "cpu",
     "dtypes": ["float64"],
-    "trained": False,
     "graphs": ["causal", "window", "strict_causal", "decode rows", "listed"],
     "features": ["plain", "alibi", "edge bias"],
 }

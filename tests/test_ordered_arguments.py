@@ -18,14 +18,13 @@ from gnn_attention import (
 )
 from gnn_attention.cache import KeyValueCache
 from gnn_attention.interpret import circuits, trace
-from gnn_attention.interpret.circuits import signs
 from gnn_attention.model.tokenizer import BytePair
 
 GRAPH = patterns.causal(3)
 LAYER, STATES = MessagePassingAttention(StandardHeads(8, 2)), torch.ones(3, 8)
 CALL = trace.record(LAYER, STATES, GRAPH).layers[0]
 NUMBERS = [0, 1, 2]
-SURGERIES = [trace.scale(2.0, heads=0), trace.mute(heads=1)]
+SURGERIES = [trace.mute(heads=0, factor=2.0), trace.mute(heads=1)]
 PAIRS = [(b"a", b"b"), (b"c", b"d")]
 
 
@@ -66,13 +65,8 @@ ORDERED = [
     ("graph", ["window(n, 4)", "causal(n)"], lambda values: explorer.page([1, 2], graph=values)),
     ("masks", ["window(n, 4)", "causal(n)"], lambda values: explorer.page([1, 2], masks=values)),
     ("index", NUMBERS, reorder),
-    ("layers", [CALL], trace.rollout),
-    ("layers", [CALL], lambda values: trace.flow(values, 0, 2)),
-    ("receivers", [0, 2], lambda values: trace.rollout([CALL], values)),
     ("surgery", SURGERIES, lambda values: trace.record(LAYER, STATES, GRAPH, surgery=values)),
     ("run", [CALL], lambda values: circuits.match(values, GRAPH)),
-    ("p", [0.1, 0.2], signs.holm),
-    ("ids", range(192), circuits.passages),
     ("ids", [104, 105], BytePair().decode),
     ("ids", [104, 105], BytePair().pieces),
     ("merges", PAIRS, BytePair),
@@ -89,6 +83,19 @@ def test_what_has_no_order_is_refused(name, values, call, kind):
 @pytest.mark.parametrize(("name", "values", "call"), ORDERED)
 def test_the_same_values_in_a_list_are_taken(name, values, call):
     call(list(values))
+
+
+def test_labels_and_order_are_a_dict_of_positions():
+    axes = draw.mask(patterns.cross(3, 2), labels={2: "c", 0: "a", 1: "b"}, src_labels={1: "y", 0: "x"}).axes[
+        0
+    ]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["x", "y"]
+    graph, places = nx.DiGraph([("a", "b"), ("b", "c")]), {"c": 0, "a": 1, "b": 2}
+    assert convert.from_networkx(graph, order=places).edge_index.tolist() == [[1, 2], [2, 0]]
+    for order in ({"a": 0, "b": 1, "c": 3}, {"a": 0, "b": 0, "c": 1}):
+        with pytest.raises(TypeError, match=r"order must be a list in its order, got .*the order counts"):
+            convert.from_networkx(graph, order=order)
 
 
 def test_the_nodes_of_networkx_have_an_order():

@@ -1,29 +1,26 @@
-"""The device that is measured: a watch for its own time, peak memory, its ceilings, and its description.
+"""The device that is measured: times of its work, peak memory, and its ceilings.
 
-On CUDA time is taken by events on the stream. On a CPU the same path runs by the clock, for trials of the
-benchmark itself: what it gives there is no measurement.
+On CUDA time is taken by events on the stream. On a CPU the same path runs by the clock, for rehearsals: what it
+gives there is no measurement.
 """
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from gnn_attention._support.shapes import Tensor
-from gnn_attention.graph import TokenGraph
+from benchmarks.process import peak_memory
+from gnn_attention import TokenGraph
 
-__all__ = ["Ceilings", "Watch", "ceilings", "gather_rate", "peak_memory"]
+__all__ = ["Watch", "ceilings", "gather_rate", "peak_bytes"]
 
 COPIED, SIDE = int(4.3e9), 8192  # bytes, and rows of a matrix
 MOST_ROWS, EACH = 2**24, 64  # rows that are gathered, and added up together
-SMALLER = 2**12  # times smaller on a CPU
-REPEATS = 20
 
 
 class Watch:
@@ -50,80 +47,59 @@ class Watch:
         """Between two marks, after :meth:`wait`."""
         return float(start.elapsed_time(stop)) / 1e3 if self.on_gpu else float(stop - start)
 
-    def times(self, work: Callable[[int], object], repeats: int) -> list[float]:
-        """Of ``work(0), work(1), ...``, each between its own marks."""
+    def rate(self, work: Callable[[], object], amount: float) -> float:
+        """The amount of each call over the median seconds of twenty, after three."""
         marks = []
-        for number in range(repeats):
+        for _ in range(23):
             start = self.mark()
-            work(number)
+            work()
             marks.append((start, self.mark()))
         self.wait()
-        return [self.seconds(*pair) for pair in marks]
+        return amount / statistics.median(self.seconds(*pair) for pair in marks[3:])
 
 
-def peak_memory(device: torch.device, work: Callable[[], object]) -> float | None:
-    """Bytes that are allocated at most while ``work`` runs, its results included, beyond those before; None
-    on a CPU.
-    """
-    if device.type != "cuda":
-        work()
-        return None
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    result = work()
-    torch.cuda.synchronize(device)
-    del result
-    return float(torch.cuda.max_memory_allocated(device) - before)
+def peak_bytes(watch: Watch, work: Callable[[], object]) -> dict[str, float]:
+    """What is allocated at most while ``work`` runs: ``bytes`` on CUDA, ``memory_mb`` of the process on a CPU."""
+    if not watch.on_gpu:
+        return {"memory_mb": peak_memory(work)}
+    watch.wait()
+    torch.cuda.reset_peak_memory_stats(watch.device)
+    before = torch.cuda.memory_allocated(watch.device)
+    work()
+    watch.wait()
+    return {"bytes": float(torch.cuda.max_memory_allocated(watch.device) - before)}
 
 
-@dataclass(frozen=True)
-class Ceilings:
-    """What the device does in this run: medians.
+def ceilings(device: torch.device) -> dict[str, float]:
+    """What the device does in this run; on a CPU with sizes that are thousands of times smaller.
 
     ``copy``: bytes a second, read and written. ``products``: floating point operations a second in products of
     matrices of 8192 in bfloat16. Gathers are measured for each workload (:func:`gather_rate`).
     """
-
-    copy: float
-    products: float
-
-
-def ceilings(device: torch.device) -> Ceilings:
-    """Measure both; on a CPU with sizes that are thousands of times smaller."""
-    on_gpu, watch = device.type == "cuda", Watch(device)
-    size, side = (COPIED, SIDE) if on_gpu else (COPIED // SMALLER, SIDE // 64)
+    watch = Watch(device)
+    size, side = (COPIED, SIDE) if watch.on_gpu else (COPIED // 2**12, SIDE // 64)
     source, target = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
     a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
-    copy = _rate(watch, lambda _: target.copy_(source), 2.0 * size)
-    return Ceilings(copy, _rate(watch, lambda _: a @ b, 2.0 * side**3))
+    copy = watch.rate(lambda: target.copy_(source), 2.0 * size)
+    return {"copy": copy, "products": watch.rate(lambda: a @ b, 2.0 * side**3)}
 
 
 def gather_rate(graph: TokenGraph, width: int, device: torch.device) -> float:
     """Bytes a second of a kernel that reads rows at a graph's own senders, in its order, and adds 64 of them up.
 
     A row holds the ``width`` channels of all heads of a token in 16 bits, as projections leave keys and values,
-    so that the rate is the ceiling of every kernel that gathers along this graph, its locality included.
+    so that the rate is the ceiling of every kernel that gathers along this graph, its locality included. On CUDA
+    the kernel is what Inductor makes of these three operators.
     """
     src, dst = graph.edges_on(device)
-    places = src[torch.argsort(dst, stable=True)[:MOST_ROWS]].int()
+    places = src[torch.argsort(dst, stable=True)[:MOST_ROWS]]
     # a graph of a few edges is gathered along several times
     places = places.repeat(-(-EACH // len(places)))
-    places = places[: len(places) // EACH * EACH]
+    places = places[: len(places) // EACH * EACH].view(-1, EACH)
     table = torch.randn(graph.num_src, width, device=device).bfloat16()
-    sums = _gather_kernel() if device.type == "cuda" else _bags
-    return _rate(Watch(device), lambda _: sums(table, places), 2.0 * len(places) * width)
+    sums = torch.compile(_sums) if device.type == "cuda" else _sums
+    return Watch(device).rate(lambda: sums(table, places), 2.0 * places.numel() * width)
 
 
-def _rate(watch: Watch, work: Callable[[int], object], amount: float) -> float:
-    watch.times(work, 3)
-    return amount / statistics.median(watch.times(work, REPEATS))
-
-
-def _gather_kernel() -> Callable[[Tensor, Tensor], Tensor]:
-    sums: Callable[[Tensor, Tensor], Tensor] = importlib.import_module("benchmarks.gpu.gather_kernel").sums
-    return sums
-
-
-def _bags(table: Tensor, places: Tensor) -> Tensor:
-    return torch.nn.functional.embedding_bag(places.view(-1, EACH), table, mode="sum")
+def _sums(table: Tensor, places: Tensor) -> Tensor:
+    return table[places].float().sum(1)

@@ -7,49 +7,41 @@ refused with the reason; a peer that is missing is a row that says so.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from benchmarks import gpu_peers, methods
 from benchmarks.gpu.workloads import (
+    AGAIN,
     ANEMOI,
-    CUDNN,
-    EFFICIENT,
-    FLASH,
     PYG_COMPILED,
     VARLEN,
     new_selection,
 )
-from benchmarks.methods import AUTO, Method, Prepared, attended, call_of, of_backend
-from benchmarks.workloads import FLEX, PYG, SPARSE, Problem
+from benchmarks.methods import AUTO, Method, Prepared, call_of, ours
+from benchmarks.workloads import CAUSAL, FLEX, PYG, SPARSE, Problem, Workload
 from gnn_attention import attend, convert
-from gnn_attention._support.shapes import Tensor
-from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.backends.plan.packing import packing
+from gnn_attention.backends import Backend
 
-__all__ = ["AGAIN", "AUTO", "NEW_GRAPH", "OURS", "PEERS", "call_of", "methods_of"]
+__all__ = ["ANEMOI_MODULE", "OURS", "PEERS", "methods_of"]
 
-AGAIN = "auto again"  # the same twice: how far apart two measurements of one thing are
-NEW_GRAPH = "auto, a new graph each time"
 ANEMOI_MODULE = "anemoi.models.triton.gt"
 MOST_EDGES = 2**24  # of a workload on which the backends other than auto and rows are timed
-HALF = (torch.float16, torch.bfloat16)
 
 
-def methods_of(workload: str, peers: Sequence[str]) -> list[Method]:
-    """Auto, the peers of these names, our other backends, and auto again, in this order."""
-    new_graph = (
-        [Method(NEW_GRAPH, _new_graph, ours=True, same=False)] if workload.startswith("chosen") else []
-    )
-    again = replace(OURS[AUTO], name=AGAIN)
-    return [OURS[AUTO], *new_graph, *(PEERS[name] for name in peers), *list(OURS.values())[1:], again]
+def methods_of(workload: Workload) -> list[Method]:
+    """Auto, the peers of a workload, our other backends, and auto again, in this order."""
+    own = [OURS[AUTO]]
+    if workload.name.startswith("chosen"):
+        own.append(Method("auto, a new graph each time", _new_graph, ours=True, same=False))
+    peers = [PEERS[name] for name in workload.peers]
+    return [*own, *peers, *list(OURS.values())[1:], replace(OURS[AUTO], name=AGAIN)]
 
 
 def _new_graph(problem: Problem) -> Prepared:
@@ -59,84 +51,36 @@ def _new_graph(problem: Problem) -> Prepared:
     return Prepared(lambda q, k, v: attend(q, k, v, new_selection(n, next(seeds), device)))
 
 
+def _needs_gpu(problem: Problem) -> str | None:
+    return None if problem.device.type == "cuda" else "it is compiled for a GPU here"
+
+
 def _refusal(backend: Backend, problem: Problem) -> str | None:
-    call = call_of(problem)
-    if backend.name == "flex" and (reason := _not_compiled(problem)):
+    call, edges = call_of(problem), problem.graph.listed_edges
+    if backend.name == "flex" and (reason := _needs_gpu(problem)):
         return reason
     if backend.name == "dense" and backend.bytes_needed is not None and backend.bytes_needed(call) > 0:
         return "it would write a table of all pairs"
-    listed = problem.graph.listed_edges
-    if backend.name != "rows" and listed is not None and listed.shape[1] > MOST_EDGES:
+    if backend.name != "rows" and edges is not None and edges.shape[1] > MOST_EDGES:
         return f"its plan of more than {MOST_EDGES} edges is not timed"
     return backend.unsupported_reason(call)
 
 
-def _not_compiled(problem: Problem) -> str | None:
-    return None if problem.device.type == "cuda" else "it is compiled for a GPU here"
-
-
-def _of_backend(name: str) -> Method:
-    return of_backend(BACKENDS[name], partial(_refusal, BACKENDS[name]))
-
-
-OURS = {AUTO: Method(AUTO, partial(attended, AUTO), ours=True)}
-OURS |= {name: _of_backend(name) for name in ("rows", "flex", "varlen", "dense")}
-
-
-def _kernel_of(name: str) -> contextlib.AbstractContextManager[Any]:
-    attention = importlib.import_module("torch.nn.attention")
-    context: contextlib.AbstractContextManager[Any] = attention.sdpa_kernel(
-        getattr(attention.SDPBackend, name)
-    )
-    return context
-
-
-def _sdpa(kernel: str, problem: Problem) -> Prepared:
-    """One kernel of SDPA by name, for a causal or a full graph."""
-    causal = problem.graph.is_causal()
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with _kernel_of(kernel):
-            return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    return Prepared(run)
-
-
-def _needs_whole(problem: Problem) -> str | None:
-    return (
-        None
-        if problem.graph.is_causal() or problem.graph.is_full()
-        else "the graph is neither causal nor full"
-    )
+OURS = {method.name: method for method in ours(("rows", "flex", "varlen", "dense"), _refusal)}
 
 
 def _varlen(problem: Problem) -> Prepared:
     """``torch.nn.attention.varlen.varlen_attn`` on tokens ``[T, H, D]``, as it wants them."""
     varlen = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    found = convert.to_varlen(problem.graph)
-    bounds, longest = found.cu_seqlens.to(problem.inputs[0].device), found.max_seqlen
+    packed = convert.to_varlen(problem.graph)
+    bounds, longest = packed.cu_seqlens.to(problem.device), packed.max_seqlen
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        packed = (x[0].transpose(0, 1) for x in (q, k, v))
-        out: Tensor = varlen(*packed, bounds, bounds, longest, longest, window_size=found.window)
+        tokens = (x[0].transpose(0, 1) for x in (q, k, v))
+        out: Tensor = varlen(*tokens, bounds, bounds, longest, longest, window_size=packed.window)
         return out.transpose(0, 1).unsqueeze(0)
 
     return Prepared(run)
-
-
-def _varlen_refusal(problem: Problem) -> str | None:
-    if problem.inputs[0].dtype not in HALF or problem.inputs[0].device.type != "cuda":
-        got = f"{problem.inputs[0].dtype} on {problem.inputs[0].device}"
-        return f"it computes in float16 and bfloat16 on CUDA, got {got}"
-    if packing(problem.graph) is None:
-        return "the graph is no packing of documents with one window for all of them"
-    return None
-
-
-def _flex_refusal(problem: Problem) -> str | None:
-    if problem.graph.listed_edges is not None:
-        return "a list of edges is no mask_mod; our backend flex looks bits up instead"
-    return _not_compiled(problem)
 
 
 def _pyg_compiled(problem: Problem) -> Prepared:
@@ -154,8 +98,12 @@ def _anemoi(problem: Problem) -> Prepared:
     """
     conv = importlib.import_module(ANEMOI_MODULE).graph_transformer_attention_conv
     graph, device = problem.graph, problem.device
-    by_receiver, by_sender = _sorted_edges(graph.edges_on(device), graph.num_dst, graph.num_src)
-    shape = len(by_receiver[0]), problem.heads, problem.dim
+    edges = graph.edges_on(device)
+    src, dst = edges[:, torch.argsort(edges[1] * graph.num_src + edges[0])]
+    counts = (torch.bincount(dst, minlength=graph.num_dst), torch.bincount(src, minlength=graph.num_src))
+    first_of_dst, first_of_src = (functional.pad(count.cumsum(0), (1, 0)) for count in counts)
+    by_receiver, by_sender = (src, first_of_dst), (first_of_src, torch.argsort(src, stable=True), dst)
+    shape = len(src), problem.heads, problem.dim
     vectors = torch.zeros(shape, dtype=problem.inputs[0].dtype, device=device)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -166,57 +114,14 @@ def _anemoi(problem: Problem) -> Prepared:
     return Prepared(run)
 
 
-def _sorted_edges(
-    edges: Tensor, num_dst: int, num_src: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """Senders by receiver and where each receiver begins; where each sender begins, its edges, and receivers.
-
-    >>> edges = torch.tensor([[1, 0, 1], [1, 0, 0]])
-    >>> by_receiver, by_sender = _sorted_edges(edges, 2, 2)
-    >>> [x.tolist() for x in (*by_receiver, *by_sender)]
-    [[0, 1, 1], [0, 2, 3], [0, 1, 3], [0, 1, 2], [0, 0, 1]]
-    """
-    order = torch.argsort(edges[1] * num_src + edges[0])
-    src, dst = edges[:, order]
-    starts, ends = (
-        functional.pad(torch.bincount(x, minlength=n).cumsum(0), (1, 0))
-        for x, n in ((dst, num_dst), (src, num_src))
-    )
-    return (src, starts), (ends, torch.argsort(src, stable=True), dst)
-
-
-def _anemoi_refusal(problem: Problem) -> str | None:
-    q = problem.inputs[0]
-    if q.device.type != "cuda":
-        return "its operators are for CUDA alone"
-    if len(q) != 1:
-        return f"it takes one sample, got {len(q)}"
-    return None if q.dtype != torch.float64 else "it computes in float32 and shorter"
-
-
-def _anemoi_bytes(problem: Problem, both: bool) -> float:
-    """A vector for each edge, and its gradient."""
-    size = problem.grad_out.element_size()
-    return float(problem.graph.num_edges * problem.heads * problem.dim * size * (2 if both else 1))
-
-
 def _peers() -> Iterator[Method]:
-    kernels = {FLASH: "FLASH_ATTENTION", CUDNN: "CUDNN_ATTENTION", EFFICIENT: "EFFICIENT_ATTENTION"}
-    for name, kernel in kernels.items():
-        yield Method(name, partial(_sdpa, kernel), unsupported_reason=_needs_whole)
-    varlen = ("torch.nn.attention.varlen",)
-    yield Method(VARLEN, _varlen, modules=varlen, unsupported_reason=_varlen_refusal)
-    yield replace(methods.PEERS[FLEX], unsupported_reason=_flex_refusal, backward=None)
-    pyg = methods.PEERS[PYG]
+    compiled, pyg = partial(Method, unsupported_reason=_needs_gpu), methods.PEERS[PYG]
+    yield methods.PEERS[CAUSAL]
+    yield compiled(VARLEN, _varlen, modules=("torch.nn.attention.varlen",))
+    yield compiled(FLEX, methods.PEERS[FLEX].prepare)
     yield pyg
-    yield replace(pyg, name=PYG_COMPILED, prepare=_pyg_compiled, unsupported_reason=_not_compiled)
-    yield Method(
-        ANEMOI,
-        _anemoi,
-        modules=("triton", ANEMOI_MODULE),
-        unsupported_reason=_anemoi_refusal,
-        bytes_needed=_anemoi_bytes,
-    )
+    yield compiled(PYG_COMPILED, _pyg_compiled, modules=pyg.modules)
+    yield compiled(ANEMOI, _anemoi, modules=("triton", ANEMOI_MODULE))
     yield methods.PEERS[SPARSE]
 
 

@@ -1,276 +1,194 @@
-"""Checks in processes, whose results are lines of JSON in a file as soon as they are there.
+"""Tasks in processes, whose results are lines of JSON in one file as soon as they are there.
 
-A process that dies, or loses its GPU (after an illegal access every call fails), costs the check that it was at:
-that check has failed, and the group goes on behind it in a new process. After :data:`MOST_DEATHS` at checks of
-one backend its other checks of the group are not run; those of other backends are. A check that runs out of memory
-beside others is begun once more at the end, alone.
+A process that dies, or loses its GPU (after an illegal access every call fails), costs the task that it was at:
+its group goes on behind that in a new process. After :data:`MOST_DEATHS` at tasks of one kind the other tasks of
+that kind in the group are left out; those of other kinds are not. A task that runs out of memory beside others is
+tried again a little later. A process is ended together with all that it started.
 """
 
 from __future__ import annotations
 
-import importlib
+import ctypes
+import faulthandler
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
 
 from benchmarks.process import is_out_of_memory
-from gnn_attention._support import atomic_files
-from gnn_attention.verify import Check, Result
-from gnn_attention.verify.processes import LOST
-from gnn_attention.verify.report import fields_of, label, result_of
 
-__all__ = ["Group", "Lines", "exit_code_of", "forget_deaths", "python", "results", "run_checks", "run_groups"]
+__all__ = ["STOPPED", "Group", "Lines", "Task", "append", "run_groups", "run_tasks"]
 
-PATIENCE = 150.0  # seconds without a line after which a process is ended
 MOST_DEATHS = 3
-MOST_RESERVED = 2**30  # bytes that a process may hold on to between two checks
-FINISHED, LATE, GONE = 0, 3, 75  # exit codes of a process: all done, no time left, its GPU is lost
+WAITS = (5.0, 20.0)  # seconds for memory that others may give back
+MOST_RESERVED = 2**30  # bytes that a process may hold on to between two tasks
+FINISHED, LOST = 0, 75  # exit codes of a process: all done, its GPU is lost
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+STOPPED = Event()  # set where this program ends before its time
+
+
+@dataclass(frozen=True)
+class Task:
+    """Work with a name, whose result is a dictionary; ``kind`` groups the tasks that die of one fault."""
+
+    name: str
+    kind: str
+    run: Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tasks that one process, started by ``command``, does one after another."""
+
+    file: Path
+    tasks: Sequence[Task]
+    command: Sequence[str]
+
+    @property
+    def waiting(self) -> list[Task]:
+        """The tasks that are still to be done."""
+        lines = Lines.read(self.file)
+        deaths = Counter(task.kind for task in self.tasks if task.name in lines.deaths)
+        left = (task for task in self.tasks if task.name not in lines.results)
+        return [task for task in left if deaths[task.kind] < MOST_DEATHS]
 
 
 @dataclass
 class Lines:
-    """The file of a group: what was begun, what came of it, what ran out of memory, and where it died."""
+    """What stands in a file: the results of tasks, and the names of those at which something happened.
 
-    file: Path
-    results: dict[str, Result] = field(default_factory=dict)
-    begun: Counter[str] = field(default_factory=Counter)
-    short_of_memory: list[str] = field(default_factory=list)
-    deaths: Counter[str | None] = field(default_factory=Counter)  # by backend; None: before any check
-    last: str | None = None
+    The result of a task that ended its process is ``{"death": why}``. ``begun`` are those without a result,
+    ``deaths`` those at which a process or its GPU was lost in this call.
+    """
+
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    deaths: set[str] = field(default_factory=set)
+    begun: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, file: Path) -> Lines:
-        """What stands in the file; a line that a death cut off counts for nothing."""
-        lines = cls(file)
+        """Read a file; a line that a death cut off counts for nothing."""
+        lines = cls()
         for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
             with suppress(ValueError):
                 lines._take(json.loads(text))
         return lines
 
     def _take(self, line: dict[str, Any]) -> None:
-        if "begin" in line:
-            self.last = line["begin"]
-            self.begun[line["begin"]] += 1
-        elif "short of memory" in line:
-            self.short_of_memory.append(line["short of memory"])
+        name = line["task"]
+        if name is None:  # a new call
+            self.deaths.clear()
+            self.begun.clear()
+        elif "begin" in line:
+            self.begun.add(name)
+            return
         elif "death" in line:
-            self.deaths[line["backend"]] += 1
-            self.last = None
+            self.deaths.add(name)
+            self.results.setdefault(name, {"death": line["death"]})
         else:
-            line.pop("seconds", None)
-            result = result_of(line)
-            self.results[label(result)] = result
-
-    @property
-    def unanswered(self) -> str | None:
-        """The check that was begun last, if nothing came of it."""
-        answered = self.last in self.results or self.last in self.short_of_memory
-        return None if answered else self.last
-
-    def leaves_out(self, check: Check) -> bool:
-        """Whether checks of its backend, or none at all, ended too many processes to begin this one."""
-        return max(self.deaths[check.backend], self.deaths[None]) >= MOST_DEATHS
-
-    def write(self, line: dict[str, Any]) -> None:
-        """Append a line at once: the next moment may be the last."""
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def fail(self, check: Check, message: str) -> None:
-        """Write that a check gave no result."""
-        result = Result(check.group, check.backend, check.dtype, check.name, passed=False, message=message)
-        self.write(fields_of(result))
+            self.results[name] = line["result"]
+        self.begun.discard(name)
 
 
-def run_checks(checks: Sequence[Check], file: Path, until: float, alone: bool = False) -> int:
-    """Run in this process what the file does not hold yet, and return an exit code.
+def append(file: Path, **line: object) -> None:
+    """Append a line at once, by one call of the system: the next moment may be the last."""
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(line) + "\n")
 
-    ``alone``: only the checks that ran out of memory beside others.
+
+def run_tasks(group: Group, patience: float) -> int:
+    """Do in this process what the file does not hold yet, and return an exit code.
+
+    A task that takes more than ``patience`` seconds ends the process.
     """
-    lines = Lines.read(file)
-    with uninitialised_memory_is_nan():
-        for check in checks:
-            name = check.label
-            if (
-                name in lines.results
-                or (name in lines.short_of_memory) is not alone
-                or lines.leaves_out(check)
-            ):
-                continue
-            if time.time() > until:
-                return LATE
-            if lines.begun[name] > 1 + alone:
-                lines.fail(check, "begun twice without a result")
-                continue
-            lines.write({"begin": name})
-            start = time.monotonic()
-            result = check()
-            is_short = is_out_of_memory(result.message)
-            if is_short and not alone:
-                lines.write({"short of memory": name})
-            else:
-                note = "run again alone: memory was short beside others. " if alone else ""
-                result = replace(result, message=note + result.message)
-                lines.write({**fields_of(result), "seconds": round(time.monotonic() - start, 3)})
-            _release_memory()
-            if not is_short and any(word in result.message for word in LOST):
-                return GONE
+    _die_with_parent()
+    for task in group.waiting:
+        append(group.file, task=task.name, begin=True)
+        faulthandler.dump_traceback_later(patience, exit=True)
+        start = time.monotonic()
+        result = task.run()
+        for seconds in WAITS:
+            if is_out_of_memory(str(result.get("message", ""))):
+                torch.cuda.empty_cache()
+                time.sleep(seconds)
+                result = task.run()
+        faulthandler.cancel_dump_traceback_later()
+        append(group.file, task=task.name, result=result, seconds=round(time.monotonic() - start, 3))
+        if _gpu_is_lost():
+            append(group.file, task=task.name, death="its GPU was lost")
+            return LOST
     return FINISHED
 
 
-def _release_memory() -> None:
-    """Give other processes the memory that a large check leaves to the allocator of this one."""
-    if torch.cuda.is_available() and torch.cuda.memory_reserved() > MOST_RESERVED:
-        with suppress(RuntimeError):
-            torch.cuda.empty_cache()
-
-
-@contextmanager
-def uninitialised_memory_is_nan() -> Iterator[None]:
-    """Fill every tensor that is made without values with NaN.
-
-    A kernel that forgets some of its results cannot pass by what lay there before.
-    """
-    utilities: Any = torch.utils.deterministic  # its attributes are made at run time
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    before = utilities.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    utilities.fill_uninitialized_memory = True
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic)
-        utilities.fill_uninitialized_memory = before
-
-
-def patch_interpreter() -> None:
-    """Halve the time of interpreted kernels: Triton patches its language anew for each function of a kernel.
-
-    A launch patches what our modules see; what is patched for those of Triton stays so.
-    """
-    interpreted: Any = importlib.import_module("triton.runtime.interpreter").InterpretedFunction
-    patch_and_call, patched = interpreted.__call__, set[str]()
-
-    def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        module = self.fn.__module__
-        if module.startswith("gnn_attention.") or module in patched:
-            return self.rewrite()(*arguments, **options)
-        patched.add(module)
-        return patch_and_call(self, *arguments, **options)
-
-    interpreted.__call__ = call
-
-
-@dataclass
-class Group:
-    """Some checks of one process, which ``command(until)`` starts."""
-
-    name: str
-    file: Path
-    checks: Sequence[Check]
-    command: Callable[[float], Sequence[str]]
-    alone: bool = False
-
-    @property
-    def waiting(self) -> list[Check]:
-        """The checks that this group still has to run."""
-        lines = Lines.read(self.file)
-        short = set(lines.short_of_memory)
-        return [
-            check
-            for check in self.checks
-            if check.label not in lines.results
-            and (check.label in short) is self.alone
-            and not lines.leaves_out(check)
-        ]
-
-
-@dataclass
-class _Running:
-    group: Group
-    process: subprocess.Popen[bytes]
-
-
-def run_groups(
-    groups: Sequence[Group],
-    jobs: int,
-    until: float,
-    log: Callable[[str], None] = print,
-    patience: float = PATIENCE,
-) -> None:
-    """Run groups in ``jobs`` processes at once until then; a silent process is ended after ``patience``."""
-    queue = deque(group for group in groups if group.waiting)
-    running: list[_Running] = []
-    try:
-        while (queue or running) and time.time() < until:
-            while queue and len(running) < jobs:
-                running.append(_start(queue.popleft(), until))
-            time.sleep(0.1)
-            for entry in list(running):
-                code = exit_code_of(entry.process, entry.group.file, patience)
-                if code is not None:
-                    running.remove(entry)
-                    if _goes_on(entry.group, code, log):
-                        queue.append(entry.group)
-    finally:
-        for entry in running:
-            entry.process.kill()
-            entry.process.wait()
-
-
-def _start(group: Group, until: float) -> _Running:
-    group.file.touch()
-    os.utime(group.file)
-    with group.file.with_suffix(".log").open("ab") as log:
-        command = group.command(until)
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    return _Running(group, process)
-
-
-def forget_deaths(file: Path) -> None:
-    """Let the next call begin the checks that this file's deaths would leave out."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    atomic_files.write(str(file), "".join(line for line in lines if not line.startswith('{"death"')))
-
-
-def exit_code_of(process: subprocess.Popen[bytes], file: Path, patience: float) -> int | None:
-    """The exit code, or None while it runs; a process whose file has not changed for long is ended."""
-    code = process.poll()
-    if code is None and time.time() - file.stat().st_mtime > patience:
-        process.kill()
-        return process.wait()
-    return code
-
-
-def _goes_on(group: Group, code: int, log: Callable[[str], None]) -> bool:
-    """Whether the group needs another process; the check that a dead one was at has failed."""
-    if code in (FINISHED, LATE):
+def _gpu_is_lost() -> bool:
+    """Whether no call succeeds any more; else give other processes what a large task left to the allocator."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
-    lines = Lines.read(group.file)
-    check = next((check for check in group.checks if check.label == lines.last), None)
-    log(f"{group.name}: its process ended with {code}" + (f" at {check.label}" if check else ""))
-    lines.write({"death": code, "backend": check.backend if check else None})
-    if check is not None and lines.unanswered is not None:
-        lines.fail(check, f"its process ended with {code}")
-    return bool(group.waiting)
+    try:
+        torch.cuda.synchronize()
+        if torch.cuda.memory_reserved() > MOST_RESERVED:
+            torch.cuda.empty_cache()
+    except RuntimeError:
+        return True
+    return False
 
 
-def python(*arguments: str) -> list[str]:
-    """A command of this Python."""
-    return [sys.executable, "-W", "ignore", *arguments]
+def _die_with_parent() -> None:
+    """Let the system kill this process when its parent is killed, where it can (Linux)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def results(files: Sequence[Path]) -> Iterator[Result]:
-    """The results of all files."""
-    for file in files:
-        yield from Lines.read(file).results.values()
+def run_groups(groups: Sequence[Group], jobs: int, until: float) -> None:
+    """Run groups in ``jobs`` processes at once until then."""
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(_run_group, group, until) for group in groups]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            STOPPED.set()
+            raise
+
+
+def _run_group(group: Group, until: float) -> None:
+    failures = 0  # of processes that began no task
+    while group.waiting and failures < MOST_DEATHS:
+        code = _run_process(group.command, group.file.with_suffix(".log"), until)
+        if code in (FINISHED, None):
+            return
+        begun = Lines.read(group.file).begun & {task.name for task in group.tasks}
+        print(f"a process ended with {code}", *begun, file=sys.stderr, flush=True)
+        for name in begun:
+            append(group.file, task=name, death=f"its process ended with {code}")
+        failures = 0 if begun or code == LOST else failures + 1
+
+
+def _run_process(command: Sequence[str], log: Path, until: float) -> int | None:
+    """Its exit code; None where time was up."""
+    with log.open("ab") as stream:
+        process = subprocess.Popen(
+            command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, process_group=0
+        )
+    try:
+        while not STOPPED.wait(0.1) and time.time() < until:
+            if (code := process.poll()) is not None:
+                return code
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -6,24 +6,23 @@ that are measured in the same run: of products, or of gathers along the graph (:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from benchmarks.workloads import FLEX, PYG, SPARSE, Problem, Workload
-from gnn_attention import convert, patterns
-from gnn_attention._support.shapes import Int, Tensor
-from gnn_attention.graph import TokenGraph
+from benchmarks.methods import AUTO
+from benchmarks.targets import Target
+from benchmarks.workloads import CAUSAL, FLEX, PYG, SPARSE, Problem, Workload, documents
+from gnn_attention import TokenGraph, convert, patterns
 
-__all__ = ["PASSES", "WORKLOADS", "bytes_of", "new_selection"]
+__all__ = ["PASSES", "TARGETS", "WORKLOADS", "bytes_of", "new_selection"]
 
 PASSES = ("forward", "backward")
-FLASH, CUDNN, EFFICIENT = "SDPA flash", "SDPA cuDNN", "SDPA efficient"
+AGAIN = "auto again"  # the same twice: how far apart two measurements of one thing are
 VARLEN, PYG_COMPILED, ANEMOI = "torch varlen", "PyG compiled", "anemoi graph transformer"
-IRREGULAR = (ANEMOI, PYG_COMPILED, PYG, SPARSE)
 CHOSEN, TILE = 64, 128  # senders of a receiver in a new selection; tokens on the side of a tile
-FILLS = (4, 8, 16, 32)  # one in so many pairs of a tile is an edge
 
 
 def bytes_of(problem: Problem, which: str) -> float:
@@ -38,19 +37,12 @@ def bytes_of(problem: Problem, which: str) -> float:
     return (streams + gathered) * (1.0 if which == "forward" else 2.0)
 
 
-def random_senders(n: int, degree: int, num_src: int | None = None) -> TokenGraph:
-    """Every receiver has ``degree`` different random senders, listed by receiver, then sender.
-
-    Sorted numbers drawn from ``0 .. num_src - degree`` plus ``0, 1, 2, ...`` are all different.
-    """
-    num_src = n if num_src is None else num_src
-    degree = min(degree, num_src)
-    rng = torch.Generator().manual_seed(0)
-    drawn = torch.randint(0, num_src - degree + 1, (n, degree), generator=rng).sort(1).values
-    src = drawn + torch.arange(degree)
-    dst = torch.arange(n).repeat_interleave(degree)
-    name = f"{degree} of {num_src} senders"
-    return TokenGraph.from_distinct_edges(torch.stack([src.flatten(), dst]), n, num_src, name)
+def random_senders(n: int, degree: int) -> TokenGraph:
+    """Every receiver has ``degree`` different random senders, listed by receiver, then sender."""
+    degree = min(degree, n)
+    src = _one_of_each_range(n, degree, n, torch.Generator().manual_seed(0)).flatten().long()
+    edges = torch.stack([src, torch.arange(n).repeat_interleave(degree)])
+    return TokenGraph.from_distinct_edges(edges, n, n, f"{degree} random senders")
 
 
 def clusters(n: int, degree: int = 492, size: int = 2048) -> TokenGraph:
@@ -73,7 +65,7 @@ def clusters(n: int, degree: int = 492, size: int = 2048) -> TokenGraph:
     return TokenGraph.from_distinct_edges(edges, n, n, f"communities of {size}")
 
 
-def _one_of_each_range(rows: int, count: int, total: int, rng: torch.Generator) -> Int[Tensor, "rows count"]:
+def _one_of_each_range(rows: int, count: int, total: int, rng: torch.Generator) -> Tensor:
     """In each row one number of each of ``count`` ranges of equal length below ``total``."""
     ends = torch.arange(count + 1) * total // count
     width = ends.diff().int()
@@ -112,27 +104,6 @@ def filled_tiles(n: int, one_in: int) -> TokenGraph:
     return convert.from_edge_index(edges, n, n)
 
 
-def documents(total: int, number: int = 67) -> TokenGraph:
-    """Packed documents, causal inside, of log-normal lengths that add up to ``total``."""
-    return patterns.documents(_lengths(total, max(1, min(number, total // 8))).tolist())
-
-
-def _lengths(total: int, number: int) -> Int[Tensor, " documents"]:
-    drawn = torch.randn(number, generator=torch.Generator().manual_seed(0)).exp()
-    ends = (drawn.cumsum(0) / drawn.sum() * total).round().long()
-    return ends.diff(prepend=ends.new_zeros(1)).clamp(min=0)
-
-
-def _window(n: int) -> TokenGraph:
-    return patterns.window(n, min(256, n // 4))
-
-
-def _bigbird(n: int) -> TokenGraph:
-    """Blocks of 64: three neighbours, two global ones, three random ones."""
-    block = min(64, n // 16)
-    return patterns.bigbird_etc(n - 2 * block, block, 2 * block, num_random=3)
-
-
 def new_selection(n: int, seed: int, device: torch.device) -> TokenGraph:
     """A graph as a model chooses one in a step: ``CHOSEN`` random senders of each receiver, on the device."""
     rng = torch.Generator(device).manual_seed(seed)
@@ -141,54 +112,49 @@ def new_selection(n: int, seed: int, device: torch.device) -> TokenGraph:
     return TokenGraph.from_indices(step.cumsum(1) - 1, n)
 
 
-def _chosen(n: int) -> TokenGraph:
-    return new_selection(n, 0, torch.device("cpu"))
-
-
-def _row(
-    name: str,
-    title: str,
-    tokens: int,
-    build: Callable[[int], TokenGraph],
-    *peers: str,
-    heads: int = 8,
-    dim: int = 64,
-    dtype: torch.dtype = torch.bfloat16,
-) -> Workload:
-    kind = "products" if set(peers) & {FLEX, FLASH, VARLEN} else "gathers"
-    return Workload(name, title, tokens, build, peers, kind=kind, heads=heads, dim=dim, dtype=dtype)
-
-
-def _rows() -> list[Workload]:
+def _rows() -> Iterator[Workload]:
+    row = partial(Workload, dtype=torch.bfloat16)
+    irregular = partial(row, peers=(ANEMOI, PYG_COMPILED, PYG, SPARSE), kind="gathers")
     degree32, degree8 = (partial(random_senders, degree=degree) for degree in (32, 8))
-    fills = [
-        _row(f"fill{one_in}", f"tiles filled to 1/{one_in}, 32k", 32768, partial(filled_tiles, one_in=one_in))
-        for one_in in FILLS
-    ]
-    return [
-        _row("random1m", "in-degree 32, 1M", 1_000_000, degree32, *IRREGULAR),
-        _row("narrow1m", "in-degree 8, heads of 16, 1M", 1_000_000, degree8, *IRREGULAR, dim=16),
-        _row("clusters", "communities, in-degree 492, 233k", 232_965, clusters, *IRREGULAR),
-        _row("mesh", "bipartite mesh, 542k to 40k", 40_320, mesh, *IRREGULAR),
-        _row("bigbird131k", "BigBird of blocks, 131k", 131_072, _bigbird, FLEX),
-        *fills[1:3],
-        _row("chosen32k", "a new top-64 graph in every step, 32k", 32_768, _chosen),
-        _row("window131k", "window of 256, 131k", 131_072, _window, VARLEN, FLEX),
-        _row("documents131k", "67 packed documents, 131k", 131_072, documents, VARLEN, FLEX),
-        _row("causal8k", "causal, 8k", 8192, patterns.causal, FLASH, CUDNN, EFFICIENT, FLEX),
-        _row(
-            "clusters1",
-            "the same, one head of 128 in float16",
-            232_965,
-            clusters,
-            *IRREGULAR,
-            heads=1,
-            dim=128,
-            dtype=torch.float16,
-        ),
-        fills[0],
-        fills[3],
-    ]
+    yield irregular("random1m", "in-degree 32, 1M", 1_000_000, degree32)
+    yield irregular("narrow1m", "in-degree 8, heads of 16, 1M", 1_000_000, degree8, dim=16)
+    yield irregular("clusters", "communities, in-degree 492, 233k", 232_965, clusters)
+    yield irregular("mesh", "bipartite mesh, 542k to 40k", 40_320, mesh)
+    bigbird = lambda n: patterns.bigbird_etc(n - 128, 64, 128, num_random=3)  # noqa: E731
+    yield row("bigbird131k", "BigBird of blocks, 131k", 131_072, bigbird, (FLEX,))
+    for one_in in (8, 16):
+        yield _filled(one_in)
+    chosen = lambda n: new_selection(n, 0, torch.device("cpu"))  # noqa: E731
+    yield row("chosen32k", "a new top-64 graph in every step, 32k", 32_768, chosen, (), kind="gathers")
+    window = lambda n: patterns.window(n, 256)  # noqa: E731
+    yield row("window131k", "window of 256, 131k", 131_072, window, (VARLEN, FLEX))
+    packed = partial(documents, number=67)
+    yield row("documents131k", "67 packed documents, 131k", 131_072, packed, (VARLEN, FLEX))
+    yield row("causal8k", "causal, 8k", 8192, patterns.causal, (CAUSAL, FLEX))
+    for one_in in (4, 32):
+        yield _filled(one_in)
 
 
+def _filled(one_in: int) -> Workload:
+    build, title = partial(filled_tiles, one_in=one_in), f"tiles filled to 1/{one_in}, 32k"
+    return Workload(f"fill{one_in}", title, 32_768, build, (), kind="gathers", dtype=torch.bfloat16)
+
+
+TARGETS: list[Target] = [
+    ("random1m", "share", AUTO, 0.75, 0.75),
+    ("random1m", "ratio", ANEMOI, 1.0, 1.0),
+    ("random1m", "ratio", f"{PYG}|{PYG_COMPILED}", 5.0, 5.0),
+    ("random1m", "ratio", SPARSE, 1.0, 1.0),
+    ("narrow1m", "share", AUTO, 0.5, 0.5),
+    ("narrow1m", "ratio", ANEMOI, 1.0, 1.0),
+    ("narrow1m", "ratio", f"{PYG}|{PYG_COMPILED}", 5.0, 5.0),
+    ("clusters", "share", AUTO, 0.5, 0.5),
+    ("clusters", "ratio", ANEMOI, 1.0, 1.0),
+    ("mesh", "ratio", ANEMOI, 1.0, 1.0),
+    ("mesh", "ratio", f"{PYG}|{PYG_COMPILED}", 5.0, 5.0),
+    ("bigbird131k", "ratio", FLEX, 0.9, 0.9),
+    ("window131k", "ratio", VARLEN, 0.95, 0.95),
+    ("documents131k", "ratio", VARLEN, 0.95, 0.95),
+    ("causal8k", "ratio", CAUSAL, 0.98, 0.98),
+]
 WORKLOADS = {workload.name: workload for workload in _rows()}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 T = TypeVar("T")
 
@@ -56,11 +56,14 @@ def index(name: str, value: object, count: int) -> int:
     return number
 
 
+def is_dict(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    # The nodes of a networkx graph are a mapping too, but name themselves in their order.
+    return isinstance(value, Mapping) and not isinstance(value, AbstractSet)
+
+
 def check_order(name: str, values: object) -> None:
     """TypeError for a set or dict where the order of the values counts."""
-    # The nodes of a networkx graph are a mapping too, but name themselves in their order.
-    is_dict = isinstance(values, Mapping) and not isinstance(values, AbstractSet)
-    if is_dict or isinstance(values, (set, frozenset)):
+    if is_dict(values) or isinstance(values, (set, frozenset)):
         reason = "the order counts, and this has none of its own"
         raise TypeError(f"{name} must be a list in its order, got {described(values)}: {reason}")
 
@@ -79,7 +82,9 @@ def sizes(name: str, values: object, minimum: int = 0, any_order: bool = False) 
 
 
 def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
-    """A list of a label for each node, in their order; ``nodes`` says in an error of what."""
+    """A label for each node, from a list in their order or a dict position -> label."""
+    if is_dict(values) and set(values) == set(range(count)):
+        return [values[i] for i in range(count)]
     check_order(name, values)
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of {count} labels in their order, got {described(values)}")
@@ -90,11 +95,13 @@ def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
 
 
 def places_of_names(argument: str, order: object, names: Iterable[Hashable]) -> dict[Hashable, int]:
-    """``{name: place}`` of a list that holds each name once, else TypeError or ValueError.
+    """``{name: place}`` of a list, or dict name -> place, with each name once; else TypeError or ValueError.
 
     >>> places_of_names("order", ["b", "a"], "ab")
     {'b': 0, 'a': 1}
     """
+    if is_dict(order) and set(order.values()) == set(range(len(order))):
+        order = sorted(order, key=order.__getitem__)
     check_order(argument, order)
     if not isinstance(order, Iterable):
         raise TypeError(f"{argument} must be a list of nodes, every one once, got {described(order)}")

@@ -56,10 +56,6 @@ def plan(graph: TokenGraph, device: torch.device) -> Plan:
 
 def plan_bytes(graph: TokenGraph, device: torch.device) -> int:
     """Of :func:`plan` at most, without making it."""
-    return memoized(_plan_bytes, graph, device)
-
-
-def _plan_bytes(graph: TokenGraph, device: torch.device) -> int:
     parts, lists = tiles(graph, block_of(device)), 3 if device.type == "cpu" else 5
     each = (graph.batch or 1) * (graph.heads or 1)
     cut = min(parts.num_full, each * (parts.rows + parts.columns))  # at most so many are cut by the border
@@ -118,32 +114,23 @@ def _table(graph: TokenGraph, block: int, full: Tensor, some: Tensor) -> Int[Ten
     begins = torch.full(some.shape, empty_tile, dtype=torch.int64, device="cpu").masked_fill(full, full_tile)
     begins[some] = first + each * torch.arange(number, device="cpu")
     table = torch.zeros(_length(tiles(graph, block), number), dtype=torch.int32, device="cpu")
-    table[:HEADER] = torch.tensor(_header(graph, some.shape), device="cpu")
+    # strides of the axes of the tiles, 0 where the graph does not differ, and the first positions
+    _, heads, rows, columns = some.shape
+    strides = heads * rows * columns if graph.batch else 0, rows * columns if graph.heads else 0, columns
+    table[:HEADER] = torch.tensor([*strides, graph.dst_offset, graph.src_offset], device="cpu")
     table[HEADER:empty_tile] = begins.flatten()
     table[full_tile:first] = -1
     words = table[first : first + number * each]
-    if graph._listed is not None:
-        _write_edges(graph, block, begins[0, 0] - first, words)
-    else:
+    if graph._listed is None:
         _write_cells(graph, block, some, words)
-    return table
-
-
-def _header(graph: TokenGraph, shape: torch.Size) -> list[int]:
-    """Strides of the axes of the tiles, 0 where the graph does not differ, and the first positions."""
-    by_head = shape[2] * shape[3]
-    strides = [shape[1] * by_head if graph.batch else 0, by_head if graph.heads else 0, shape[3]]
-    return [*strides, graph.dst_offset, graph.src_offset]
-
-
-def _write_edges(graph: TokenGraph, block: int, begins: Tensor, words: Tensor) -> None:
-    """Set the bit of every listed edge of a partial tile, whose words begin at ``begins [rows, columns]``."""
+        return table
     src, dst = graph.edge_index
-    begin = begins[dst // block, src // block]
+    begin = begins[0, 0, dst // block, src // block] - first
     partial = begin >= 0
     at = begin + (dst % block) * (block // WORD) + (src % block) // WORD
     bits = torch.bitwise_left_shift(torch.ones_like(src, dtype=torch.int32), (src % WORD).to(torch.int32))
     words.index_add_(0, at[partial], bits[partial])  # an edge is listed once: the sum of different bits
+    return table
 
 
 def _write_cells(graph: TokenGraph, block: int, some: Tensor, words: Tensor) -> None:

@@ -80,6 +80,11 @@ class AttentionCall:
             chosen = None if key is None else graph._memo.data.setdefault(key, {})
         if k.shape[0] != q.shape[0]:
             k, v = (x.expand(q.shape[0], -1, -1, -1) for x in (k, v))
+        if score_mod is not None:
+            score_mod = score_mods.checked(score_mod)
+        if score_mod is not None and not q.is_meta:
+            shape, first = (*q.shape[:2], graph.num_dst, graph.num_src), (graph.dst_offset, graph.src_offset)
+            score_mod = score_mods.fit_score_mod(score_mod, shape, first, q)
         scale = float(q.shape[-1] ** -0.5) if scale is None else scale
         number = scale if type(scale) is float and abs(scale) < math.inf else _checked_scale(scale)
         call = cls(
@@ -89,7 +94,7 @@ class AttentionCall:
             v=v,
             graph=graph,
             scale=abs(number) or 1.0,
-            score_mod=None if score_mod is None else _fit_score_mod(score_mod, graph, q),
+            score_mod=score_mod,
             bias=None if bias is None else _checked_bias(bias, graph, q),
             sink_logits=None if sink_logits is None else _checked_sinks(sink_logits, q),
             dropout=dropout,
@@ -197,6 +202,12 @@ def any_needs_gradients(tensors: Iterable[Tensor | None]) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
+def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty ``[B, H, T, width]`` whose memory is ``[B, T, H, width]``, as projections make and take it."""
+    batch, heads, tokens, _ = like.shape
+    return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
+
+
 def joined(rows: Sequence[Sequence[tuple[Tensor, Tensor | None]]]) -> tuple[Tensor, Tensor | None]:
     """The result of a call from those of its parts; lse None where a part has none."""
     out = torch.cat([torch.cat([out for out, _ in row], 1) for row in rows], 0)
@@ -282,14 +293,6 @@ def _checked_scale(scale: float) -> float:
     return float(scale)
 
 
-def _fit_score_mod(score_mod: ScoreMod, graph: TokenGraph, q: Tensor) -> ScoreMod | None:
-    mod = score_mods.checked(score_mod)
-    if mod is None or q.is_meta:
-        return mod
-    shape, first = (*q.shape[:2], graph.num_dst, graph.num_src), (graph.dst_offset, graph.src_offset)
-    return score_mods.fit_score_mod(mod, shape, first, q)
-
-
 def _checked_scores(changed: object, score: Tensor) -> Tensor:
     """What a score_mod returned, in shape and dtype of the ``score`` it was given."""
     if not isinstance(changed, Tensor) or not changed.is_floating_point():
@@ -305,8 +308,7 @@ def _checked_scores(changed: object, score: Tensor) -> Tensor:
 
 
 def _checked_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
-    edge_checks.floats("bias", bias, "broadcastable to [B, Hq, E]")
-    _check_device("bias", bias, q)
+    _check_floats("bias", bias, "broadcastable to [B, Hq, E]", q)
     # refused by name where there is no single list of edges
     graph.edges_on(torch.device("cpu"))
     count = graph.num_edges
@@ -318,14 +320,14 @@ def _checked_bias(bias: Tensor, graph: TokenGraph, q: Tensor) -> Tensor:
 
 
 def _checked_sinks(sink_logits: Tensor, q: Tensor) -> Tensor:
-    edge_checks.floats("sink_logits", sink_logits, "[Hq]")
-    _check_device("sink_logits", sink_logits, q)
+    _check_floats("sink_logits", sink_logits, "[Hq]", q)
     if tuple(sink_logits.shape) != (q.shape[1],):
         raise ValueError(f"sink_logits must be [Hq] = [{q.shape[1]}], got {list(sink_logits.shape)}")
     return sink_logits
 
 
-def _check_device(name: str, x: Tensor, q: Tensor) -> None:
+def _check_floats(name: str, x: Tensor, axes: str, q: Tensor) -> None:
+    edge_checks.floats(name, x, axes)
     if x.device != q.device:
         wanted = f"the device of q, {q.device}"
         raise ValueError(f"{name} must be on {wanted}, got {x.device}; use {name}.to(q.device)")

@@ -27,8 +27,8 @@ class Capabilities:
 
     ``devices`` and ``dtypes`` are empty where all are supported. ``varying_graphs``: a graph that differs by
     sample or head is taken whole; without, one plain graph comes at a time. ``cached``: a call of the same
-    shapes, dtypes and options is supported too, so that the answer is cached with the graph; "named": only
-    where it was asked for by name, and without a score_mod. ``instead`` names what to use for other calls.
+    shapes, dtypes and options is supported too, so that the answer is cached with the graph. ``instead``
+    names what to use for other calls.
     """
 
     devices: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Capabilities:
     backward: Support = True
     double_backward: Support = True
     varying_graphs: bool = True
-    cached: bool | str = False
+    cached: bool = False
     instead: str = "backend='dense'"
 
     def limits(self) -> str:
@@ -70,15 +70,6 @@ def unsupported_reason(
     if supported.dtypes and q.dtype not in supported.dtypes:
         dtype = str(q.dtype).removeprefix("torch.")
         return f"it computes in {_dtypes(supported)}, q is {dtype}; convert q, k and v, or use {instead}"
-    for option in _options(call):
-        support = getattr(supported, option)
-        if support is False or (support is not True and q.device.type not in (support, "meta")):
-            where = f" on {q.device.type}" if support else ""
-            return f"it has no {NAMES.get(option, option)}{where}; {REMEDIES[option]}, or use {instead}"
-    return special(call)
-
-
-def _options(call: AttentionCall) -> list[str]:
     used = {
         "score_mod": call.score_mod is not None,
         "bias": call.bias is not None,
@@ -87,7 +78,12 @@ def _options(call: AttentionCall) -> list[str]:
         "lse": call.with_lse,
         "backward": torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v)),
     }
-    return [option for option, wanted in used.items() if wanted]
+    for option in (name for name, wanted in used.items() if wanted):
+        support = getattr(supported, option)
+        if support is False or (support is not True and q.device.type not in (support, "meta")):
+            where = f" on {q.device.type}" if support else ""
+            return f"it has no {NAMES.get(option, option)}{where}; {REMEDIES[option]}, or use {instead}"
+    return special(call)
 
 
 def _devices(supported: Capabilities) -> str:

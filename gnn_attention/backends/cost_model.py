@@ -19,7 +19,6 @@ from gnn_attention._support import atomic_files, json_files
 __all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
 VARIABLE = "GNN_ATTENTION_COSTS"  # names the file of constants, if it is not the usual one
-ADDED = ("low_cell",)  # constants that files of earlier versions lack
 
 
 @dataclass(frozen=True)
@@ -87,20 +86,19 @@ def costs() -> Costs:
 def read(path: Path) -> Costs:
     """The constants in a file; ValueError that names it if they are missing, OSError if it cannot be read.
 
-    One that earlier versions did not measure, ``ADDED``, takes its default there.
+    A constant that the file lacks, as those of earlier versions do, takes its default.
     """
-    names = [part.name for part in fields(Costs)]
+    default = asdict(Costs())
     try:
         found: Any = json_files.read(path).get("costs")
-        if isinstance(found, dict):
-            found = {**{name: getattr(Costs(), name) for name in ADDED}, **found}
-        json_files.check_fields(found, dict.fromkeys(names, is_positive), "costs")
+        found = {**default, **found} if isinstance(found, dict) else found
+        json_files.check_fields(found, dict.fromkeys(default, is_positive), "costs")
     except ValueError as error:
         raise ValueError(
             f"{path} does not hold the constants of gnn_attention.backends.cost_model ({error}); "
             "measure them again with `python -m benchmarks calibrate`, or remove the file"
         ) from error
-    return Costs(**{name: float(found[name]) for name in names})
+    return Costs(**{name: float(found[name]) for name in default})
 
 
 def is_positive(value: object) -> bool:

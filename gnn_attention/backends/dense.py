@@ -24,7 +24,7 @@ from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain
 from gnn_attention.backends.capabilities import Capabilities
-from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive_mask, is_flash
+from gnn_attention.backends.cpu.dense_blocks import FLASH, FLASH_BACKWARD, additive_mask
 from gnn_attention.backends.cpu.dense_blocks_eager import written_out
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.graph import TokenGraph, memoized
@@ -40,24 +40,21 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if not _plain(call):
         flash = _has_flash_lse(call)
         return _with_lse(call) if flash else nonfinite.contained(call, _run_finite, _reached)
-    if call.finite or not nonfinite.may_ask(call.q):
-        return _run_unasked(call)
     form = memoized(_form_of, call.graph)
+    if call.finite or not nonfinite.may_ask(call.q):
+        asynchronous = call.q.device.type in nonfinite.ASYNCHRONOUS
+        if asynchronous and form.full:  # there is no non-edge
+            return _run_plain(call, form), None
+        hides = asynchronous and _fits_flash(call) and form.causal and FUSED.flash_sdp_enabled()
+        return nonfinite.contained(call, _run_finite, _reached, hides)
     out = _run_plain(call, form)
-    if _shows_all(call, form, out):
+    # A v that is not finite shows in the rows of its receivers: in a full or causal graph in the last one. A
+    # row of logits that are all NaN becomes 0 in the kernel, so that q and k are looked at, too; and for
+    # gradients, where they are multiplied by weights 0.
+    shown = out[:, :, -1:] if form.full or form.causal else out
+    if nonfinite.surely_finite(shown, call.q, call.k):
         return _zero_empty_rows(call, form, out), None
     return nonfinite.on_cleaned(call, _run_finite, _reached)
-
-
-def _run_unasked(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """A plain call of whose numbers none is looked at on the host."""
-    form, asynchronous = memoized(_form_of, call.graph), call.q.device.type in nonfinite.ASYNCHRONOUS
-    if asynchronous and form.full:  # there is no non-edge
-        return _run_plain(call, form), None
-    q, v = call.q, call.v
-    fused = q.dtype in flash_varlen.DTYPES and q.shape[3] == v.shape[3] <= flash_varlen.WIDEST
-    hides = asynchronous and fused and form.causal and FUSED.flash_sdp_enabled()
-    return nonfinite.contained(call, _run_finite, _reached, hides)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -66,29 +63,29 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """The extra memory, estimated: none for SDPA without a mask, else the mask, or the formula's logits."""
+    """The extra memory, estimated: none for SDPA without a mask, else the mask, or the formula's logits.
+
+    On a CPU SDPA never writes logits. On CUDA its flash kernel takes halves of one width up to 256; its
+    memory-efficient one takes float32 too, but no grouped heads. Both want rows of a multiple of 16 bytes, to
+    which SDPA pads halves.
+    """
+    q, k, v = call.q, call.k, call.v
     cells = call.graph.num_dst * call.graph.num_src
     masks = cells * (call.graph.batch or 1) * (call.graph.heads or 1)
-    if (_plain(call) and _has_fused_kernel(call)) or _has_flash_lse(call):
+    aligned = q.shape[3] * q.dtype.itemsize % 16 == 0 == v.shape[3] * v.dtype.itemsize % 16
+    efficient = q.dtype != torch.float64 and q.shape[1] == k.shape[1] and aligned
+    fused = q.device.type != "cuda" or _fits_flash(call) or efficient
+    if (_plain(call) and fused) or _has_flash_lse(call):
         return 0 if _needs_no_mask(call.graph) else 5 * masks
-    number = edge_softmax.accumulation_dtype(call.q.dtype).itemsize
-    logits = 5 * call.q.shape[0] * call.q.shape[1] * cells * number
+    number = edge_softmax.accumulation_dtype(q.dtype).itemsize
+    logits = 5 * q.shape[0] * q.shape[1] * cells * number
     return logits + (0 if call.score_mod is None else 34 * masks)
 
 
-def _has_fused_kernel(call: AttentionCall) -> bool:
-    """Whether SDPA writes no logits: always on a CPU, on CUDA by the rules of its kernels.
-
-    Its flash kernel takes halves of one width up to 256; its memory-efficient one takes float32 too, but no
-    grouped heads. Both want rows of a multiple of 16 bytes, to which SDPA pads halves.
-    """
-    q, k, v = call.q, call.k, call.v
-    if q.device.type != "cuda":
-        return True
-    if q.dtype in flash_varlen.DTYPES and q.shape[3] == v.shape[3] <= flash_varlen.WIDEST:
-        return True
-    aligned = q.shape[3] * q.dtype.itemsize % 16 == 0 == v.shape[3] * v.dtype.itemsize % 16
-    return q.dtype != torch.float64 and q.shape[1] == k.shape[1] and aligned
+def _fits_flash(call: AttentionCall) -> bool:
+    """Whether the flash kernel of SDPA for CUDA has this dtype and these widths."""
+    dim, value_dim = call.q.shape[3], call.v.shape[3]
+    return call.q.dtype in flash_varlen.DTYPES and dim == value_dim <= flash_varlen.WIDEST
 
 
 def _plain(call: AttentionCall) -> bool:
@@ -118,7 +115,21 @@ def _run_finite(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if _plain(call):
         form = memoized(_form_of, call.graph)
         return _zero_empty_rows(call, form, _run_plain(call, form)), None
-    return _formula(call)
+    # without an edge there are no ends for a score_mod
+    call = call if call.graph.num_edges else replace(call, score_mod=None)
+    mask, wide = call.graph.mask(call.q.device), edge_softmax.accumulation_dtype(call.q.dtype)
+    bias = None if call.bias is None else spread(call.bias.to(wide), call.graph)
+    dst, src = (torch.arange(size, device=mask.device) for size in mask.shape[-2:])
+    out, lse = written_out(call, (call.q, call.k, call.v), mask, dst, src, bias)
+    return out.to(call.q.dtype), lse
+
+
+def spread(bias: Tensor, graph: TokenGraph) -> Tensor:
+    """Numbers ``[batch, heads, edges]`` of edges as a table ``[batch, heads, dst, src]``, 0 elsewhere."""
+    src, dst = graph.edges_on(bias.device)
+    table = bias.new_zeros(*bias.shape[:2], graph.num_dst * graph.num_src)
+    filled = table.index_copy(2, dst * graph.num_src + src, bias)
+    return filled.view(*bias.shape[:2], graph.num_dst, graph.num_src)
 
 
 def _run_plain(call: AttentionCall, form: _Form) -> Tensor:
@@ -127,17 +138,6 @@ def _run_plain(call: AttentionCall, form: _Form) -> Tensor:
     small = call.graph.num_dst * call.graph.num_src <= SMALL_MASK
     mask = memoized(_opened_mask, call.graph, call.q.dtype if small else torch.bool, call.q.device)
     return _sdpa(call, mask, is_causal=False)
-
-
-def _shows_all(call: AttentionCall, form: _Form, out: Tensor) -> bool:
-    """True if no non-finite token leaked along a non-edge, nor will its gradient, and none was lost.
-
-    A receiver of a v that is not finite shows it: in a full or causal graph the last receiver does. A row of
-    logits that are all NaN becomes 0 in the kernel, so that q and k are looked at, too; and for gradients,
-    where they are multiplied by weights 0.
-    """
-    shown = out[:, :, -1:] if form.full or form.causal else out
-    return nonfinite.surely_finite(shown, call.q, call.k)
 
 
 def _zero_empty_rows(call: AttentionCall, form: _Form, out: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def _sdpa(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
     if not are_plain((q, k, v)) or not any_needs_gradients((q, k, v)):
         return kernel(q, k, v)
     choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
-    if is_flash(q) and choice == SDPBackend.FLASH_ATTENTION.value:
+    if q.device.type == "cpu" and choice == SDPBackend.FLASH_ATTENTION.value:
         slow = partial(_unfused, kernel)
         return _Flash.apply(slow, mask, is_causal, scale, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
     out = kernel(q, k, v)
@@ -234,24 +234,6 @@ def _with_lse(call: AttentionCall) -> tuple[Tensor, Tensor]:
 def _bounds(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor]:
     bounds = torch.tensor([[0, graph.num_dst], [0, graph.num_src]], dtype=torch.int32, device=device)
     return bounds[0], bounds[1]
-
-
-def _formula(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    # without an edge there are no ends for a score_mod
-    call = call if call.graph.num_edges else replace(call, score_mod=None)
-    mask, wide = call.graph.mask(call.q.device), edge_softmax.accumulation_dtype(call.q.dtype)
-    bias = None if call.bias is None else spread(call.bias.to(wide), call.graph)
-    dst, src = (torch.arange(size, device=mask.device) for size in mask.shape[-2:])
-    out, lse = written_out(call, (call.q, call.k, call.v), mask, dst, src, bias)
-    return out.to(call.q.dtype), lse
-
-
-def spread(bias: Tensor, graph: TokenGraph) -> Tensor:
-    """Numbers ``[batch, heads, edges]`` of edges as a table ``[batch, heads, dst, src]``, 0 elsewhere."""
-    src, dst = graph.edges_on(bias.device)
-    table = bias.new_zeros(*bias.shape[:2], graph.num_dst * graph.num_src)
-    filled = table.index_copy(2, dst * graph.num_src + src, bias)
-    return filled.view(*bias.shape[:2], graph.num_dst, graph.num_src)
 
 
 def _reached(call: AttentionCall, marked: Tensor) -> Tensor:

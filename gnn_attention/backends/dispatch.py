@@ -148,14 +148,23 @@ def explain(
     call = _empty_call(graph, heads, dim, "meta", dtype)
     choice, slices = choose(call), (graph.batch or 1) * heads
     final_choice = _first_that_applies(_rules(call), call).name
-    reason = _reason(final_choice, call)
+    if has_few_pairs(graph):
+        reason = FEW_PAIRS if final_choice == "dense" else UNSUPPORTED
+    elif final_choice == "dense" and dense.bytes_needed(call) == 0:
+        reason = "one SDPA call without a mask"
+    else:
+        reason = f"{VISITED.get(final_choice, UNSUPPORTED)}; the least estimated time"
     if is_first_call(call):
         reason = f"{FIRST_CALL}, {final_choice}: {reason}"
     table = []
     for name, backend in BACKENDS.items():
         extra = backend.bytes_needed(call) if backend.bytes_needed else 0
-        flops, seconds = _flops(graph, name), _seconds(graph, name, slices, dim)
-        table.append((name, slices * dim * flops, extra, seconds))
+        work, seconds = _work(graph, name), _seconds(graph, name, slices, dim)
+        # each has a multiplication and an addition for a channel of a head, of logits and of weighted sums
+        visited = num_edges(one_of(graph, 0, 0)) if work is None else 0
+        if work is not None:
+            visited = work.cells + work.edges + work.masked_pairs + work.plain_pairs
+        table.append((name, slices * dim * 4 * visited, extra, seconds))
     by_sample = is_estimated(one_of(graph, 0, 0))
     return Explanation(repr(graph), choice.name, reason, tuple(table), estimated=by_sample)
 
@@ -208,12 +217,7 @@ class Rule(NamedTuple):
 
     backend: str
     strength: str
-    passed_over: Callable[[AttentionCall], str | None]
-
-
-def _never(call: AttentionCall) -> str | None:
-    """The backend is always asked."""
-    return None
+    passed_over: Callable[[AttentionCall], str | None] | None = None
 
 
 def _several_receivers(call: AttentionCall) -> str | None:
@@ -261,12 +265,12 @@ ON_CUDA = (
     Rule("dense", "few pairs, or one SDPA call without a mask", _written_pairs),
     Rule("varlen", "packed documents, or one window for all", _chosen_rows),
     Rule("flex", f"its tiles of {TILE} are well filled", _empty_tiles),
-    Rule("rows", "edge by edge", _never),
+    Rule("rows", "edge by edge"),
     Rule("dense", "the logits of all pairs fit into memory", _much_memory),
-    Rule("reference", "edge by edge, in chunks", _never),
+    Rule("reference", "edge by edge, in chunks"),
 )
 ON_CPU = {
-    name: Rule(name, VISITED.get(name, ""), _much_memory if name == "dense" else _never)
+    name: Rule(name, VISITED.get(name, ""), _much_memory if name == "dense" else None)
     for name in ("dense", "tiles", "rows", "mixed", "message_passing", "reference")
 }
 
@@ -277,7 +281,9 @@ def _rules(call: AttentionCall) -> tuple[Rule, ...]:
         return ON_CUDA
     if has_few_pairs(call.graph):
         return ON_CPU["dense"], ON_CPU["rows"], ON_CPU["reference"]
-    names = memoized(_ordered, call.graph, call.q.shape[1], call.q.shape[3], _kind(call))
+    kind = WITH_LSE if call.with_lse or call.sink_logits is not None else PLAIN
+    kind = kind if call.is_plain else WRITTEN_OUT
+    names = memoized(_ordered, call.graph, call.q.shape[1], call.q.shape[3], kind)
     best, listed = (_work(call.graph, name) or Work() for name in (names[0], "rows"))
     pairs = best.cells + best.masked_pairs + best.plain_pairs
     if _has_few_messages(call, listed.edges, pairs or FEW_NUMBERS):
@@ -346,7 +352,8 @@ def _first_that_applies(rules: Iterable[Rule], call: AttentionCall) -> Backend:
 
 def _refusal(rule: Rule, call: AttentionCall) -> str | None:
     """Why a rule does not apply to the call; None where its backend is taken."""
-    reason = rule.passed_over(call) or BACKENDS[rule.backend].unsupported_reason(call)
+    reason = None if rule.passed_over is None else rule.passed_over(call)
+    reason = reason or BACKENDS[rule.backend].unsupported_reason(call)
     # rows go on by operators of torch where their kernel failed
     if reason is None and rule.backend != "rows":
         reason = failures.reason(rule.backend, call)
@@ -408,12 +415,6 @@ def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, .
     return (*sorted(names, key=lambda name: times[name]), "reference")
 
 
-def _kind(call: AttentionCall) -> str:
-    if not call.is_plain:
-        return WRITTEN_OUT
-    return WITH_LSE if call.with_lse or call.sink_logits is not None else PLAIN
-
-
 def _work(graph: TokenGraph, name: str) -> Work | None:
     if name == "dense":
         return dense_work(graph)
@@ -424,20 +425,3 @@ def _work(graph: TokenGraph, name: str) -> Work | None:
 def _seconds(graph: TokenGraph, name: str, heads: int, dim: int) -> float | None:
     work = _work(graph, name)
     return None if work is None else costs().seconds(work, heads, dim)
-
-
-def _flops(graph: TokenGraph, name: str) -> int:
-    """Multiplications and additions for a channel of a head, of logits and weighted sums."""
-    work = _work(graph, name)
-    if work is None:
-        return 4 * num_edges(one_of(graph, 0, 0))
-    return 4 * (work.cells + work.edges + work.masked_pairs + work.plain_pairs)
-
-
-def _reason(choice: str, call: AttentionCall) -> str:
-    graph = call.graph
-    if has_few_pairs(graph):
-        return FEW_PAIRS if choice == "dense" else UNSUPPORTED
-    if choice == "dense" and dense.bytes_needed(call) == 0:
-        return "one SDPA call without a mask"
-    return f"{VISITED.get(choice, UNSUPPORTED)}; the least estimated time"

@@ -20,11 +20,6 @@ def reason(name: str, call: AttentionCall) -> str | None:
     return _reason(_kind(name, call)) if _FAILURES else None
 
 
-def forget() -> None:
-    """Forget all failures, so that every kernel is tried again."""
-    _FAILURES.clear()
-
-
 @constant
 def _reason(kind: tuple[Any, ...]) -> str | None:
     return _FAILURES.get(kind)

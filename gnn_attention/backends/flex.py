@@ -14,8 +14,8 @@ Untested on a GPU: the lists of tiles for CUDA, which are no wider than their lo
 lengths that are symbols, for which the kernel checks its border even if tiles divide them.
 """
 
+import importlib.util
 import shutil
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, partial, reduce
 from typing import Any
@@ -25,7 +25,6 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from gnn_attention import edge_softmax
-from gnn_attention._support.custom_op import operator
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import _flex_block_mask, nonfinite
@@ -34,6 +33,7 @@ from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import REMEDIES, Capabilities
 from gnn_attention.backends.cpu.dense_blocks_eager import isolated
 from gnn_attention.backends.gpu import flash_varlen
+from gnn_attention.graph import memoized
 from gnn_attention.score_mods import ScoreMod, alibi, chain
 
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -58,7 +58,22 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def unsupported_reason(call: AttentionCall) -> str | None:
     if call.q.is_meta:
         return None
-    reason = _refusal_of_transforms(call) or _refusal_of_device(call)
+    tensors = (call.q, call.k, call.v) if not torch.compiler.is_compiling() else ()
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
+        return "FlexAttention does not run under torch.vmap or torch.func.grad; take backend='dense'"
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):  # type: ignore[no-untyped-call]
+        return "FlexAttention has no forward-mode derivative; take backend='dense'"
+    if call.q.device.type == "cuda":
+        missing = "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
+        reason = None if _has_triton() else missing
+    elif torch.compiler.is_compiling():
+        # the compiler would join what a program computes before and after it to the kernel, which cannot be
+        reason = "FlexAttention on a CPU does not run inside a compiled program; take backend='tiles'"
+    elif torch.is_grad_enabled() and call.score_mod is not None and _first_score(call).requires_grad:
+        reason = "it has no backward pass on cpu, and the score_mod has parameters"
+        reason = f"{reason}; {REMEDIES['backward']}, or use backend='dense'"
+    else:
+        reason = _cpu_cannot_compile()
     needed = 0 if reason else bytes_needed(call)
     if needed > MOST_BYTES:
         limit = f"{MOST_BYTES / 2**30:.0f} GiB"
@@ -68,28 +83,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 def bytes_needed(call: AttentionCall) -> int:
     """The lists of tiles and the table of bits, which are cached with the graph."""
-    return _flex_block_mask.plan_bytes(call.graph, call.q.device)
-
-
-def _refusal_of_transforms(call: AttentionCall) -> str | None:
-    if torch.compiler.is_compiling():
-        return None
-    tensors = (call.q, call.k, call.v)
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
-        return "FlexAttention does not run under torch.vmap or torch.func.grad; take backend='dense'"
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):  # type: ignore[no-untyped-call]
-        return "FlexAttention has no forward-mode derivative; take backend='dense'"
-    return None
-
-
-def _refusal_of_device(call: AttentionCall) -> str | None:
-    if call.q.device.type == "cuda":
-        missing = "FlexAttention on CUDA needs Triton, which is not installed; pip install triton"
-        return None if _has_triton() else missing
-    if torch.is_grad_enabled() and call.score_mod is not None and _first_score(call).requires_grad:
-        reason = "it has no backward pass on cpu, and the score_mod has parameters"
-        return f"{reason}; {REMEDIES['backward']}, or use backend='dense'"
-    return _cpu_cannot_compile()
+    return memoized(_flex_block_mask.plan_bytes, call.graph, call.q.device)
 
 
 def _first_score(call: AttentionCall) -> Tensor:
@@ -187,15 +181,20 @@ def _flex(
     """FlexAttention, compiled; where the caller is being compiled, as part of it."""
     on_cpu = tokens[0].device.type == "cpu"
     if torch.compiler.is_compiling():
-        q, k, v = (_separate(x) for x in tokens)
-        out, lse = _attention(q, k, v, *plan, score_mod, scale, with_lse, _kernel(q.device, q.dtype))
-        return _separate(out), lse
+        flash = _kernel(tokens[0].device, tokens[0].dtype)
+        return _attention(*tokens, *plan, score_mod, scale, with_lse, flash)
     q, k, v = (_of_any_size(x.detach() if on_cpu else x, 0, 2) for x in tokens)
     lists = tuple(_of_any_size(x, *range(x.dim())) for x in plan.lists)
     kernel = _compiled(torch.get_num_threads() if on_cpu else 0)
     given, flash = (q, k, v, plan.table, lists, score_mod, scale, with_lse), _kernel(q.device, q.dtype)
+    # Python numbers are constants, and tensors keep their shapes unless marked: kernels for CPUs support
+    # neither a captured number nor a captured tensor whose size is a symbol. A kernel too many is an error,
+    # and not the slow path, as it is by default.
+    limits = {"recompile_limit": MOST_KERNELS, "accumulated_recompile_limit": 2 * MOST_KERNELS}
+    constants = {"specialize_float": True, "specialize_int": True, "automatic_dynamic_shapes": False}
+    rarely: AbstractContextManager[Any] = torch._dynamo.config.patch({**limits, **constants})
     try:
-        with _compiling_rarely(), torch.set_grad_enabled(torch.is_grad_enabled() and not on_cpu):
+        with rarely, torch.set_grad_enabled(torch.is_grad_enabled() and not on_cpu):
             try:
                 out, lse = kernel(*given, flash)
             except Exception:  # experimental
@@ -222,25 +221,11 @@ def _kernel(device: torch.device, dtype: torch.dtype) -> str:
         or "FLASH" in _REFUSED
     ):
         return ""
-    module, majors = flash_varlen.IMPLEMENTATIONS["FA4"]
-    fits = torch.cuda.get_device_capability(device)[0] in majors
-    return "FLASH" if fits and flash_varlen.is_installed(module) else ""
-
-
-def _copy(x: Tensor) -> Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-# What a program computes before and after a kernel for CPUs, the compiler would join to it. After it that is
-# an error, and before it (torch 2.13) the kernel reads numbers that were computed in another order of axes as
-# if they stood in their own.
-_copied: Callable[..., Tensor] = operator(
-    "apart", "(Tensor x) -> Tensor", _copy, _copy, lambda ctx, grad: (grad,), lambda ctx, inputs, output: None
-)
-
-
-def _separate(x: Tensor) -> Tensor:
-    return _copied(x) if x.device.type == "cpu" else x
+    try:
+        found = importlib.util.find_spec("flash_attn.cute")
+    except ImportError:  # of its parent
+        found = None
+    return "FLASH" if found and torch.cuda.get_device_capability(device)[0] in (9, 10) else ""
 
 
 def _of_any_size(x: Tensor, *axes: int) -> Tensor:
@@ -268,18 +253,6 @@ def _explained(error: Exception) -> Exception:
         first = str(error).splitlines()[0].split(", ")[-1]
         return IndexError(f"the score_mod reads beyond the end of a tensor: {first}")
     return error
-
-
-def _compiling_rarely() -> AbstractContextManager[Any]:
-    """Settings under which Python numbers are constants, and tensors keep their shapes unless marked.
-
-    FlexAttention's kernels for CPUs support neither a captured number nor a captured tensor whose size is a
-    symbol. A kernel too many is an error and not, as torch's default is, the slow path.
-    """
-    limits = {"recompile_limit": MOST_KERNELS, "accumulated_recompile_limit": 2 * MOST_KERNELS}
-    constants = {"specialize_float": True, "specialize_int": True, "automatic_dynamic_shapes": False}
-    patched: AbstractContextManager[Any] = torch._dynamo.config.patch({**limits, **constants})
-    return patched
 
 
 @cache

@@ -30,22 +30,20 @@ LONGEST_SUM = 64  # messages that are added one after the other in float32
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     src, dst = call.graph.edges_on(call.q.device)
-    wide = _dtype_of_sums(call)
+    # messages are added one after the other, and so are gradients of senders
+    has_hubs = call.graph.num_edges > LONGEST_SUM and memoized(_has_hubs, call.graph)
+    wide = torch.float64 if has_hubs else edge_softmax.accumulation_dtype(call.q.dtype)
     if call.is_plain and not call.with_lse and call.sink_logits is None:
-        return _run_plain(call, wide, src, dst), None
+        (batch, heads), num_dst = call.q.shape[:2], call.graph.num_dst
+        q, k, v = (_rows(x, heads).to(wide) for x in (call.q, call.k, call.v))
+        src, dst = _index(src, batch, call.graph.num_src), _index(dst, batch, num_dst)
+        by_hand = are_plain((q, k, v)) and any_needs_gradients((q, k, v))
+        sums: Tensor = (_Messages.apply if by_hand else _sum_messages)(q, k, v, src, dst, call.scale)
+        return sums.view(batch, num_dst, *sums.shape[1:]).transpose(1, 2).to(call.q.dtype), None
     bias = None if call.bias is None else call.bias.to(wide)
     out, lse = attend_along(call, wide, src, dst, 0, call.graph.num_dst, bias)
     lse = None if lse is None else lse.to(edge_softmax.accumulation_dtype(call.q.dtype))
     return out.to(call.q.dtype), lse
-
-
-def _run_plain(call: AttentionCall, dtype: torch.dtype, src: Tensor, dst: Tensor) -> Tensor:
-    (batch, heads), num_dst = call.q.shape[:2], call.graph.num_dst
-    q, k, v = (_rows(x, heads).to(dtype) for x in (call.q, call.k, call.v))
-    src, dst = _index(src, batch, call.graph.num_src), _index(dst, batch, num_dst)
-    by_hand = are_plain((q, k, v)) and any_needs_gradients((q, k, v))
-    out: Tensor = (_Messages.apply if by_hand else _sum_messages)(q, k, v, src, dst, call.scale)
-    return out.view(batch, num_dst, *out.shape[1:]).transpose(1, 2).to(call.q.dtype)
 
 
 def _sum_messages(q: Rows, k: Rows, v: Rows, src: Index, dst: Index, scale: float) -> Rows:
@@ -127,12 +125,6 @@ def _index(tokens: Int[Tensor, " edges"], batch: int, count: int) -> Index:
         return tokens
     first = count * torch.arange(batch, device=tokens.device)
     return (first.unsqueeze(1) + tokens).flatten()
-
-
-def _dtype_of_sums(call: AttentionCall) -> torch.dtype:
-    """float64 for hubs: messages are added one after the other, and so are gradients of senders."""
-    has_hubs = call.graph.num_edges > LONGEST_SUM and memoized(_has_hubs, call.graph)
-    return torch.float64 if has_hubs else edge_softmax.accumulation_dtype(call.q.dtype)
 
 
 def _has_hubs(graph: TokenGraph) -> bool:

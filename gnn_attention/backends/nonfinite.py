@@ -33,7 +33,8 @@ def surely_finite(*tensors: Tensor) -> bool:
         return False
     try:
         for x in tensors:
-            if not math.isfinite(_sum(x).item()):
+            x = x.detach() if x.requires_grad else x
+            if not math.isfinite((x.sum(dtype=torch.float32) if x.dtype in HALF else x.sum()).item()):
                 return False
     except RuntimeError:  # torch.vmap's "data-dependent control flow"
         return False
@@ -56,11 +57,6 @@ def is_program(x: Tensor) -> bool:
         return torch.compiler.is_compiling()
     cuda: Any = torch.cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
-
-
-def _sum(x: Tensor) -> Tensor:
-    x = x.detach() if x.requires_grad else x
-    return x.sum(dtype=torch.float32) if x.dtype in HALF else x.sum()
 
 
 def contained(

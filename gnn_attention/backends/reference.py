@@ -27,7 +27,25 @@ CHUNK_BYTES = MEMORY_LIMIT // 7
 
 
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    out, lse = _all_chunks(call)
+    src, dst = call.graph.edges_on(call.q.device)
+    # by receiver, then sender: the same sums however edges are listed
+    order = torch.argsort(dst * call.graph.num_src + src)
+    rows, room = [(0, call.graph.num_dst, call.graph.num_edges)], _most_edges(call)
+    if call.graph.num_edges > room:
+        # a program that is compiled for any number of samples may only compare it
+        most = 1
+        while 2 * most <= room:
+            most *= 2
+        rows = memoized(_chunks_of_rows, call.graph, most)
+    attend: Callable[..., tuple[Tensor, Tensor]] = _some_rows
+    if torch.is_grad_enabled() and len(rows) > 1:
+        attend = partial(checkpoint, _some_rows, use_reentrant=False)
+    parts, first = [], 0
+    for start, stop, count in rows:
+        chosen = order[first : first + count]
+        first += count
+        parts.append(attend(call, start, stop, src[chosen], dst[chosen], chosen))
+    out, lse = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
     return out.to(call.q.dtype), lse.to(edge_softmax.accumulation_dtype(call.q.dtype))
 
 
@@ -57,33 +75,6 @@ def _working_dtype(q: Tensor) -> torch.dtype:
 
 def _most_edges(call: AttentionCall) -> int:
     return max(1, CHUNK_BYTES // max(1, _bytes_per_edge(call)))
-
-
-def _chunks(call: AttentionCall) -> list[tuple[int, int, int]]:
-    graph, room = call.graph, _most_edges(call)
-    if graph.num_edges <= room:
-        return [(0, graph.num_dst, graph.num_edges)]
-    # a program that is compiled for any number of samples may only compare it
-    most = 1
-    while 2 * most <= room:
-        most *= 2
-    return memoized(_chunks_of_rows, graph, most)
-
-
-def _all_chunks(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    src, dst = call.graph.edges_on(call.q.device)
-    # by receiver, then sender: the same sums however edges are listed
-    order = torch.argsort(dst * call.graph.num_src + src)
-    rows = _chunks(call)
-    attend: Callable[..., tuple[Tensor, Tensor]] = _some_rows
-    if torch.is_grad_enabled() and len(rows) > 1:
-        attend = partial(checkpoint, _some_rows, use_reentrant=False)
-    parts, first = [], 0
-    for start, stop, count in rows:
-        chosen = order[first : first + count]
-        first += count
-        parts.append(attend(call, start, stop, src[chosen], dst[chosen], chosen))
-    return torch.cat([out for out, _ in parts], dim=2), torch.cat([lse for _, lse in parts], dim=2)
 
 
 def _some_rows(

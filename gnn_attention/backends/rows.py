@@ -39,7 +39,15 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     varies = graph.batch is not None or graph.heads is not None
     if varies and (neighbours_of(graph.rule) is None or not call.is_plain):
         return joined([[run(part) for part in row] for row in call.parts()])
-    return attention_op.along_plan(call, "rows") if call.is_plain else _run_written_out(call)
+    if call.is_plain:
+        return attention_op.along_plan(call, "rows")
+    listed = edges_of(graph, call.q.device)
+    arguments, (batch, heads) = (listed.tensors, order_of(graph, call.q.device)), call.q.shape[:2]
+    if batch * heads * listed.src.numel() <= AT_ONCE:
+        return _formula(call, *arguments)
+    return joined(
+        [[recomputed(_formula, call.part(b, h), *arguments) for h in range(heads)] for b in range(batch)]
+    )
 
 
 def has_kernel(call: AttentionCall) -> bool:
@@ -101,17 +109,6 @@ def _gathered(x: Tensor, src: Tensor) -> Tensor:
         return x.index_select(2, src)
     first = torch.arange(0, x.shape[:3].numel(), x.shape[2], device=x.device).unsqueeze(1)
     return x.flatten(0, 2).index_select(0, (first + src).flatten()).view(*x.shape[:2], -1, x.shape[3])
-
-
-def _run_written_out(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    listed = edges_of(call.graph, call.q.device)
-    arguments = (listed.tensors, order_of(call.graph, call.q.device))
-    batch, heads = call.q.shape[:2]
-    if batch * heads * listed.src.numel() <= AT_ONCE:
-        return _formula(call, *arguments)
-    return joined(
-        [[recomputed(_formula, call.part(b, h), *arguments) for h in range(heads)] for b in range(batch)]
-    )
 
 
 def _formula(call: AttentionCall, listed: Sequence[Tensor], order: Tensor) -> tuple[Tensor, Tensor]:

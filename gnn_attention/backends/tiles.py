@@ -14,7 +14,8 @@ from gnn_attention.backends.call import AttentionCall, one_of
 from gnn_attention.backends.capabilities import Capabilities
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.cpu.dense_blocks_eager import formula
-from gnn_attention.backends.plan.planner import plan_on
+from gnn_attention.backends.plan.plan import unpacked
+from gnn_attention.backends.plan.planner import packed_plan
 from gnn_attention.backends.plan.work import mask_bytes
 from gnn_attention.graph import memoized
 
@@ -24,7 +25,11 @@ MASK_LIMIT = 2**32  # bytes
 def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if call.is_plain:
         return attention_op.along_plan(call, "tiles")
-    return nonfinite.contained(call, _formula, partial(attention_op.reached, "whole rows"))
+    plan = packed_plan("whole rows", call.graph, call.q.device)
+    run_formula = partial(formula, plan=unpacked(*plan))
+    return nonfinite.contained(
+        call, run_formula, lambda part, marked: attention_op.reached(marked, part.q, plan)
+    )
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -38,10 +43,6 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 def bytes_needed(call: AttentionCall) -> int:
     """An estimate of the extra memory: what one call of the kernel takes, or one part of the logits."""
     return 2**26 if call.is_plain else 2**28
-
-
-def _formula(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    return formula(call, plan_on(call.graph, "whole rows", call.q.device))
 
 
 BACKEND = Backend(

@@ -20,11 +20,19 @@ from torch.nn import functional
 from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.custom_op import define
-from gnn_attention._support.shapes import Bool, Int, Tensor
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.cpu import attention_op
+from gnn_attention.backends.cpu.dense_blocks_eager import formula
 from gnn_attention.backends.plan.csr import edges_of
-from gnn_attention.backends.plan.plan import PADDED, Gathered, Masks, Packed, Plan, Rectangles, packed
+from gnn_attention.backends.plan.plan import (
+    PADDED,
+    Gathered,
+    Masks,
+    Plan,
+    Rectangles,
+    packed,
+)
 from gnn_attention.graph import TokenGraph, neighbours
 from gnn_attention.graph.traced import Traced
 
@@ -104,25 +112,12 @@ def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 def _along_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:
     """One rectangle for each block of receivers; samples and heads follow each other as tokens of one."""
-    batch, heads, num_dst, _ = call.q.shape
-    edge, plan = _rectangles(graph, batch, heads, call.k.shape[1])
-    q = functional.pad(call.q, (0, 0, 0, edge.shape[2] * edge.shape[3] - num_dst))
-    q, k, v = (x.reshape(1, 1, -1, x.shape[3]) for x in (q, call.k, call.v))
-    found = attention_op.attention(q, k, v, plan, call.scale)
-    out, lse = (x.reshape(batch, heads, -1, *x.shape[3:])[:, :, :num_dst] for x in found)
-    if call.sink_logits is None:
-        return out, lse
-    return edge_softmax.add_sinks(out, lse, call.sink_logits, edge.any(-1).flatten(2)[..., :num_dst])
-
-
-def _rectangles(
-    graph: Any, batch: int, heads: int, kv_heads: int
-) -> tuple[Bool[Tensor, "batch heads blocks receivers senders"], Packed]:
+    (batch, heads, num_dst, _), kv_heads, device = call.q.shape, call.k.shape[1], call.q.device
     table, size, num_src = graph.lists[0], graph.size, graph.num_src
-    blocks, device = table.shape[2], table.device
+    blocks = table.shape[2]
     src = (table.long().unsqueeze(-1) * size + torch.arange(size, device=device)).flatten(-2)
     dst = torch.arange(blocks * size, device=device).view(blocks, size, 1)
-    edge = (src.unsqueeze(-2) < num_src) & (dst < graph.num_dst)
+    edge = (src.unsqueeze(-2) < num_src) & (dst < num_dst)
     edge = edge & (src.unsqueeze(-2) <= dst) if graph.past else edge
     first = torch.arange(batch * heads, device=device) * kv_heads // heads * num_src
     senders = src.clamp(max=num_src - 1) + first.view(batch, heads, 1, 1)
@@ -132,7 +127,16 @@ def _rectangles(
     every = Rectangles(Gathered(receivers), Gathered(senders.flatten(0, 2)), masks, has_empty_rows=True)
     # the kernel takes no rectangle of nothing
     plan = Plan((every,), True) if num_src and edge.numel() else Plan((), False)
-    return edge, packed(plan)
+    q = functional.pad(call.q, (0, 0, 0, blocks * size - num_dst))
+    q, k, v = (x.reshape(1, 1, -1, x.shape[3]) for x in (q, call.k, call.v))
+    if device.type == "cpu":
+        found = attention_op.attention(q, k, v, packed(plan), call.scale)
+    else:
+        found = formula(AttentionCall(q, k, v, graph, call.scale), plan)
+    out, lse = (x.reshape(batch, heads, -1, *x.shape[3:])[:, :, :num_dst] for x in found)
+    if call.sink_logits is None:
+        return out, lse
+    return edge_softmax.add_sinks(out, lse, call.sink_logits, edge.any(-1).flatten(2)[..., :num_dst])
 
 
 def _chosen_edges(index: Tensor, count: Tensor | None, num_src: int, coalesce: bool, causal: bool) -> Lists:
@@ -148,17 +152,14 @@ def _like_chosen_edges(index: Tensor, count: Tensor | None, num_src: int, *optio
     return tuple(index.new_empty(size, dtype=torch.int32) for size in sizes)
 
 
-def _chosen_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int) -> Tensor:
-    return neighbours.rows_of_blocks(index, block_size, num_dst, num_src).sorted
-
-
-def _like_chosen_blocks(index: Tensor, block_size: int, num_dst: int, num_src: int) -> Tensor:
-    return torch.empty_like(index[(None,) * (4 - index.dim())], dtype=torch.int32)
-
-
 SIX = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 OF_TOKENS = f"(Tensor index, Tensor? count, SymInt num_src, bool coalesce, bool causal) -> {SIX}"
 OF_BLOCKS = "(Tensor index, SymInt block_size, SymInt num_dst, SymInt num_src) -> Tensor"
 define("chosen_edges", OF_TOKENS, _chosen_edges, _like_chosen_edges)
-define("chosen_blocks", OF_BLOCKS, _chosen_blocks, _like_chosen_blocks)
+define(
+    "chosen_blocks",
+    OF_BLOCKS,
+    lambda *arguments: neighbours.rows_of_blocks(*arguments).sorted,
+    lambda index, *sizes: torch.empty_like(index[(None,) * (4 - index.dim())], dtype=torch.int32),
+)
 TokenGraph.traced_indices, TokenGraph.traced_blocks = TracedIndices.of, TracedIndices.of_blocks

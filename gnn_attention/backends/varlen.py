@@ -31,16 +31,6 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     if packing(call.graph) is None:
         wanted = "packing of documents with one window (see convert.to_varlen)"
         return f"the graph is no {wanted}; use backend='flex'"
-    return _refusal_of_sizes(call)
-
-
-def bytes_needed(call: AttentionCall) -> int:
-    """The extra memory: q, k, v and the output, packed as the kernel reads and writes them."""
-    batch, heads, tokens, dim = call.q.shape
-    return 4 * batch * heads * tokens * max(dim, call.v.shape[3]) * call.q.element_size()
-
-
-def _refusal_of_sizes(call: AttentionCall) -> str | None:
     if 0 in (*call.q.shape, *call.v.shape):
         sizes = f"q {list(call.q.shape)} and v {list(call.v.shape)}"
         return f"it needs samples, heads, tokens and channels, got {sizes}"
@@ -50,6 +40,12 @@ def _refusal_of_sizes(call: AttentionCall) -> str | None:
         return None
     sizes = f"it has {widest} channels, one for the gradient of lse, and needs {width}"
     return f"{sizes}; use backend='flex' or 'rows'"
+
+
+def bytes_needed(call: AttentionCall) -> int:
+    """The extra memory: q, k, v and the output, packed as the kernel reads and writes them."""
+    batch, heads, tokens, dim = call.q.shape
+    return 4 * batch * heads * tokens * max(dim, call.v.shape[3]) * call.q.element_size()
 
 
 def _on_device(graph: TokenGraph, device: torch.device) -> tuple[Tensor, int, int, int]:

@@ -23,7 +23,6 @@ COMMANDS = {
     "graphs": "list the zoo: every builder, its definition, an example",
     "draw": "draw a graph, e.g. 'window(64, 8)' or karate.graphml",
     "explore": "write a page that shows a text going through a model, edge by edge",
-    "heads": "what each head looks for and says, in words, tested by cutting those edges",
 }
 
 

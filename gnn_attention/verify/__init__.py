@@ -8,88 +8,78 @@ for pytest: ``@pytest.mark.parametrize("check", verify.checks(backends=[mine]), 
 The rule by which all are judged stands in :mod:`gnn_attention.verify.measure`.
 """
 
-import functools
-import math
+import shlex
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gnn_attention._support.checks import choice, quoted, size
 from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.verify import processes, record
-from gnn_attention.verify.attend_checks import attend_checks, dropout_checks
-from gnn_attention.verify.cases import FEATURES, GRAPHS
-from gnn_attention.verify.check import DTYPES, FORMS, GPU_ONLY, Check, Settings, unsupported
-from gnn_attention.verify.circumstances import environment
-from gnn_attention.verify.layer_checks import form_checks, layer_checks, trained_checks
-from gnn_attention.verify.report import Report, Result, label
-from gnn_attention.verify.rule_checks import rule_checks
-from gnn_attention.verify.selection import SELECTIONS, pairs
+from gnn_attention.verify import processes, rules
+from gnn_attention.verify.cases import DTYPES, FEATURES, GRAPHS, SHAPES
+from gnn_attention.verify.check import Check
+from gnn_attention.verify.groups import FORMS, GROUPS, unsupported
+from gnn_attention.verify.report import SAME, Report, Result, environment, label, sources
+from gnn_attention.verify.selection import covering
 
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
 
-WRITTEN_EVERY = 10.0  # seconds, of which an interrupted run loses no more
-
-Group = Callable[[Settings], Iterable[Check]]
-GROUPS: list[Group] = [attend_checks, layer_checks, form_checks, rule_checks, dropout_checks]
+FEW = 8  # checks that are not worth another process
+KEPT_EVERY = 10.0  # seconds, of which a run that is killed loses no more
 
 
 def run(
     device: str | None = None,
-    dtypes: Sequence[str] | None = None,
-    backends: Sequence[str | Backend] | None = None,
-    graphs: Sequence[str] | None = None,
-    features: Sequence[str] | None = None,
-    forms: Sequence[str] | None = None,
-    trained: bool = True,
-    seed: int = 0,
-    more: Sequence[Group] = (),
     *,
-    progress: Callable[[int, int, Result], None] | None = None,
-    jobs: int = 1,
-    budget: float = math.inf,
-    resumed: Report | None = None,
-    keep: Callable[[Report], None] = lambda report: None,
     selection: str = "pairs",
     only: str | None = None,
+    jobs: int = 1,
+    progress: Callable[[int, int, Result], None] | None = None,
+    resumed: Report | None = None,
+    keep: Callable[[Report], None] = lambda report: None,
+    **which: Any,
 ) -> Report:
     """Run the checks that :func:`checks` yields, or some of them, and return their :class:`Report`.
 
     ``selection`` "pairs" takes few checks that cover every pair of values, "all" takes every check; ``only``
     takes those whose label, ``group: name [backend, dtype]``, has a text in it, whatever the selection.
-    ``progress(done, due, result)`` is called after each check, ``keep(report_so_far)`` every ten seconds and
-    on Ctrl-C. ``jobs`` processes run checks at once (backends by name then), each with one thread unless
-    ``OMP_NUM_THREADS`` is set. ``budget`` seconds later no more are begun; ``resumed`` is the report of an
-    earlier run, whose results stay and are not run again, whatever they were.
+    ``which`` are further arguments of :func:`checks`. ``progress(done, due, result)`` is called after each
+    check, ``keep(report_so_far)`` every ten seconds and on Ctrl-C. ``jobs`` processes run checks at once
+    (backends by name then), each with one thread unless ``OMP_NUM_THREADS`` is set. ``resumed`` is the report
+    of an earlier run, whose results stay and are not run again, whatever they were.
 
     ValueError for an unknown name, an absent device, a report from elsewhere, a text that no label has.
     """
-    jobs = size("jobs", jobs, 1)
-    if not budget > 0:
-        raise ValueError(
-            f"budget must be a number of seconds above 0, got {budget}; leave it out for no limit"
-        )
-    if jobs > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
+    jobs, began = size("jobs", jobs, 1), time.time()
+    if jobs > 1 and any(isinstance(backend, Backend) for backend in which.get("backends") or ()):
         raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")
-    began, device = time.time(), _device(device)
-    make = functools.partial(checks, device, dtypes, backends, graphs, features, forms, trained, seed, more)
-    every = list(make())
-    chosen = _chosen(every, choice("selection", selection, SELECTIONS), only)
-    described = {"seed": seed, "selection": "only" if only else selection, "covered": _covered(every, chosen)}
-    earlier = record.begin(environment(device) | described, resumed)
-    known = {label(result) for result in earlier.results}
-    missing = [number for number in chosen if every[number].label not in known]
-    found, written = dict[int, Result](), began
-    report = functools.partial(record.add, earlier, found, len(missing), began)
+    chosen = _choose(list(checks(device, **which)), choice("selection", selection, ("pairs", "all")), only)
+    about = {**environment(_device(device)), "sources": sources(), "seed": which.get("seed", 0)}
+    about["selection"] = "only" if only else selection
+    earlier = Report((), about) if resumed is None else _carry_on(resumed, about)
+    known = set(map(label, earlier.results))
+    missing = {check.label: check for check in chosen if check.label not in known}
+    done = dict[str, Result]()
+
+    def report() -> Report:
+        run = {"date": about["date"], "command": shlex.join(sys.argv), "checks": len(done)}
+        run["seconds"] = round(time.time() - began, 1)
+        results = (done[name] for name in missing if name in done)
+        place = {**earlier.environment, "runs": [*earlier.environment.get("runs", []), run]}
+        return Report((*earlier.results, *results), place, len(missing) - len(done))
+
+    due, written = list(missing.values()), began
+    one_by_one = (check() for check in due)
     try:
-        for number, result in processes.results(make, missing, jobs, began + budget):
-            found[number] = result
+        for result in one_by_one if jobs == 1 or len(due) < FEW else processes.results(due, jobs):
+            done[label(result)] = result
             if progress is not None:
-                progress(len(found), len(missing), result)
-            if time.time() > written + WRITTEN_EVERY:
+                progress(len(done), len(due), result)
+            if time.time() - written > KEPT_EVERY:
                 keep(report())
                 written = time.time()
     except KeyboardInterrupt:
@@ -105,57 +95,79 @@ def checks(
     graphs: Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     forms: Sequence[str] | None = None,
-    trained: bool = True,
     seed: int = 0,
-    more: Sequence[Group] = (),
 ) -> Iterator[Check]:
     """All checks, one by one; None means all values there are, and a GPU if there is one.
 
     On a CPU backends that are compiled, or that run on GPUs alone, are checked only if they are named.
-    ``trained`` adds the layers of the shipped model, ``more`` further groups of checks.
 
-    >>> next(checks(device="cpu", trained=False)).name
+    >>> next(checks(device="cpu")).name
     'full, plain, inputs x1'
     """
     device = _device(device)
-    settings = Settings(
-        device=device,
-        dtypes=_dtypes(dtypes, device),
-        backends=tuple(_backend(b) for b in (_usual_backends(device) if backends is None else backends)),
-        graphs=_names("graphs", graphs, GRAPHS),
-        features=_names("features", features, FEATURES),
-        forms=_names("forms", forms, FORMS),
-        walk=backends is None,
-        seed=seed,
-    )
-    return _in_order(settings, [*GROUPS, *more, *([trained_checks] if trained else [])])
+    allowed = {
+        "dtype": _names("dtypes", dtypes, DTYPES),
+        "graph": _names("graphs", graphs, GRAPHS | SHAPES),
+        "option": _names("features", features, FEATURES),
+        "form": _names("forms", forms, FORMS),
+    }
+    is_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    if device.startswith("cuda") and "float32" in allowed["dtype"] and is_tf32:
+        reason = "its products are rounded to TensorFloat-32 here, whose errors are not those of float32"
+        advice = "set torch.backends.cuda.matmul.fp32_precision = 'ieee', or leave float32 out"
+        raise ValueError(f"dtypes: 'float32' cannot be checked on {device!r}: {reason}; {advice}")
+    chosen = [_backend(b) for b in (_usual_backends(device) if backends is None else backends)]
+    return _checks(device, seed, chosen, allowed)
 
 
-def _in_order(settings: Settings, groups: Sequence[Group]) -> Iterator[Check]:
+def _checks(
+    device: str, seed: int, backends: Sequence[Backend], allowed: Mapping[str, Sequence[str]]
+) -> Iterator[Check]:
     """First all checks of what needs no compilation, then those of what is compiled for seconds."""
+    labels = set[str]()
     for compiled in (False, True):
-        backends = tuple(backend for backend in settings.backends if backend.compiled == compiled)
-        walk = settings.walk and not compiled
-        if backends or walk:
-            for group in groups:
-                yield from group(replace(settings, backends=backends, walk=walk))
+        those = [backend for backend in backends if backend.compiled == compiled]
+        for group in (*GROUPS, rules.GROUP) if those else ():
+            for check in group.checks(device, seed, those, allowed):
+                if check.label not in labels:
+                    yield check
+                labels.add(check.label)
 
 
-def _chosen(every: Sequence[Check], selection: str, only: str | None) -> Sequence[int]:
+def _choose(every: Sequence[Check], selection: str, only: str | None) -> Sequence[Check]:
     if only is None:
-        return pairs(every) if selection == "pairs" else range(len(every))
-    found = [number for number, check in enumerate(every) if only in check.label]
-    if not found:
+        return _pairs(every) if selection == "pairs" else every
+    chosen = [check for check in every if only in check.label]
+    if not chosen:
         example = "attend: causal, plain, inputs x1 [dense, float32]"
         raise ValueError(f"only: no check has {quoted(only)} in its label; a label is like {example!r}")
-    return found
+    return chosen
 
 
-def _covered(every: Sequence[Check], chosen: Sequence[int]) -> dict[str, int]:
-    """How many values of each factor the chosen checks have."""
-    rows = [{"backend": every[number].backend, **every[number].factors} for number in chosen]
-    names = ("graph", "option", "form", "backend", "rule")
-    return {name: len({row[name] for row in rows if name in row}) for name in names}
+def _pairs(every: Sequence[Check]) -> list[Check]:
+    """Few checks that cover in each group every pair of values, and one for each reason to skip."""
+    groups, reasons = defaultdict[str, list[int]](list), dict[str, int]()
+    for number, check in enumerate(every):
+        if check.skipped is None:
+            groups[check.group].append(number)
+        else:
+            reasons.setdefault(check.skipped, number)
+    chosen = list(reasons.values())
+    for numbers in groups.values():
+        checks = [every[number] for number in numbers]
+        rows = [{"backend": check.backend, "dtype": check.dtype, **check.factors} for check in checks]
+        chosen += [numbers[row] for row in covering(rows, 2)]
+    return [every[number] for number in sorted(chosen)]
+
+
+def _carry_on(resumed: Report, about: Mapping[str, Any]) -> Report:
+    """The earlier report. ValueError if its device, versions, sources or seed were others."""
+    for name in SAME:
+        earlier, now = resumed.environment.get(name), about.get(name)
+        if earlier != now:
+            what = "" if name == "sources" else f": {earlier!r}, now {now!r}"
+            raise ValueError(f"the earlier record was made with other {name}{what}; begin a new record")
+    return resumed
 
 
 def _usual_backends(device: str) -> list[str]:
@@ -165,7 +177,7 @@ def _usual_backends(device: str) -> list[str]:
         takes = (unsupported(backend, device, dtype, "plain") is None for dtype in DTYPES.values())
         return not backend.compiled and any(takes)
 
-    return [name for name, found in BACKENDS.items() if not device.startswith("cpu") or usual(found)]
+    return [name for name, backend in BACKENDS.items() if not device.startswith("cpu") or usual(backend)]
 
 
 def _device(device: str | None) -> str:
@@ -178,16 +190,6 @@ def _device(device: str | None) -> str:
     except RuntimeError:
         known = "'cpu', 'cuda' or 'cuda:1'"
         raise ValueError(f"device must be one that torch knows, such as {known}, got {device!r}") from None
-
-
-def _dtypes(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
-    here = [name for name in DTYPES if device.startswith("cuda") or name not in GPU_ONLY]
-    chosen = _names("dtypes", here if names is None else names, DTYPES)
-    if missing := set(chosen).difference(here):
-        raise ValueError(
-            f"dtypes: {missing.pop()!r} is a mode of GPUs, and the device is {device!r}; leave it out"
-        )
-    return chosen
 
 
 def _names(argument: str, names: Sequence[str] | None, known: Mapping[str, Any]) -> tuple[str, ...]:

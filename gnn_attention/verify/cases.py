@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import compress, product
+from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,8 +13,16 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 
 HEADS, KV_HEADS, BATCH = 4, 2, 8  # many samples, so that the worst error of a draw is not a matter of luck
+DIM, VALUE_DIM = 16, 12  # channels of keys and of values
 REACH = 3  # of the relative bias
 DROPOUT = "dropout"
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 Inputs = Mapping[str, Tensor]
 
@@ -29,6 +37,8 @@ class GraphCase:
     listed: list[tuple[int, int]] | None = None
     first_dst: int = 0
     sizes: tuple[int, int] = (BATCH, HEADS)
+    kv_heads: int = KV_HEADS
+    dims: tuple[int, int] = (DIM, VALUE_DIM)
 
     @cached_property
     def mask(self) -> Tensor:
@@ -101,7 +111,23 @@ def _listed_case(num_dst: int, num_src: int) -> GraphCase:
     return GraphCase("listed", graph, lambda b, h, i, j: (j, i) in pairs, listed=pairs)
 
 
+def shape_cases() -> Iterator[GraphCase]:
+    """Other heads, samples, widths and lengths, on graphs that differ by head and sample or not at all."""
+    near: Any = lambda b, h, i, j: (i - j < 100) & (j % 5 != 1)  # noqa: E731
+    mixed: Any = lambda b, h, i, j: (i + j) % (2 + b + h) != 1  # noqa: E731
+    rule = TokenGraph.from_rule
+    same, varied = partial(GraphCase, edge=near), partial(GraphCase, edge=mixed)
+    yield same("4 heads over 1, 13 x 13", rule(near, 13), sizes=(1, 4), kv_heads=1, dims=(16, 16))
+    yield same("2 heads over 1, 150 x 150", rule(near, 150), sizes=(1, 2), kv_heads=1, dims=(20, 8))
+    yield same("4 heads over 2, 64 x 64", rule(near, 64), sizes=(2, 4), kv_heads=2, dims=(32, 32))
+    graph = rule(mixed, 5, 37, heads=3, batch=2)
+    yield varied("3 heads over 3, 5 x 37, varied", graph, sizes=(2, 3), kv_heads=3, dims=(24, 40))
+    graph = rule(mixed, 1, 300, heads=1, batch=3)
+    yield varied("1 head over 1, 1 x 300, varied", graph, sizes=(3, 1), kv_heads=1, dims=(64, 64))
+
+
 GRAPHS = {case.name: case for case in graph_cases()}
+SHAPES = {case.name: case for case in shape_cases()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,14 +147,14 @@ class Feature:
     additive: bool = True
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def unsupported(self, case: GraphCase) -> str | None:
-        """Why it cannot be on a graph: a bias for each edge needs an order of edges."""
-        reason = "a per-edge bias has no order on a graph that differs by head or sample"
-        return reason if "bias" in self.learns and case.varies else None
+    def fits(self, case: GraphCase) -> bool:
+        """Whether it can be on a graph: a bias for each edge needs an order of edges."""
+        return "bias" not in self.learns or not case.varies
 
     def learned(self, case: GraphCase, rng: torch.Generator) -> dict[str, Tensor]:
-        shapes = {"table": (HEADS, 2 * REACH + 1), "sink_logits": (HEADS,)}
-        shapes["bias"] = (BATCH, HEADS, case.edges().shape[1])
+        batch, heads = case.sizes
+        shapes = {"table": (heads, 2 * REACH + 1), "sink_logits": (heads,)}
+        shapes["bias"] = (batch, heads, case.edges().shape[1])
         return {name: torch.randn(*shapes[name], generator=rng, dtype=torch.float64) for name in self.learns}
 
     def options(self, inputs: Inputs) -> dict[str, Any]:
@@ -175,8 +201,8 @@ def _capped_alibi(inputs: Inputs, x: Tensor, *places: Tensor) -> Tensor:
 
 
 ALIBI, CAP = score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softcap(3.0)
-BOTH = score_mods.chain(ALIBI, CAP)
-COUNTS = score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 25))
+CAPPED_ALIBI = score_mods.chain(ALIBI, CAP)
+COUNTS = score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 75))
 LEARNED = ("bias", "sink_logits")
 
 ALL_FEATURES = [
@@ -188,25 +214,27 @@ ALL_FEATURES = [
     Feature("log multiplicity", (), lambda _: COUNTS, lambda _, x, b, h, i, j: x + (1 + j % 4).to(x).log()),
     Feature("edge bias", ("bias",)),
     Feature("sinks", ("sink_logits",)),
-    Feature("alibi, softcap, bias, sinks", LEARNED, lambda _: BOTH, _capped_alibi, additive=False),
+    Feature("alibi, softcap, bias, sinks", LEARNED, lambda _: CAPPED_ALIBI, _capped_alibi, additive=False),
 ]
 FEATURES = {feature.name: feature for feature in ALL_FEATURES}
 
 
-def _lse_feature(with_mod: bool, with_bias: bool, with_sinks: bool) -> Feature:
-    learns = tuple(compress(LEARNED, (with_bias, with_sinks)))
-    if not with_mod:
-        return Feature(", ".join(learns) or "no option", learns, additive=False)
+def _with_every_argument(*learns: str) -> Feature:
+    """A score_mod of every argument, with what is learned beside it."""
+    modify = lambda inputs, *places: _every_argument(*places)  # noqa: E731
     name = ", ".join(["score_mod", *learns])
-    return Feature(name, learns, lambda _: _every_argument, lambda _, *x: _every_argument(*x), additive=False)
+    return Feature(name, learns, lambda _: _every_argument, modify, additive=False)
 
 
-LSE_OPTIONS = {f.name: f for f in (_lse_feature(*chosen) for chosen in product((False, True), repeat=3))}
-# what rules and the checks of dropout add to that
-OPTIONS = FEATURES | LSE_OPTIONS
-OPTIONS["share"] = Feature(
-    "share", (), lambda _: _share, lambda _, x, b, h, i, j: x / (i - j + 1).clamp(min=1), additive=False
-)
-OPTIONS[DROPOUT] = Feature(DROPOUT, arguments={"dropout": 0.3})
+# what the rules, and the checks of dropout, add to that
+OPTIONS = FEATURES | {
+    "bias and sinks": Feature("bias and sinks", LEARNED),
+    "score_mod, sink_logits": _with_every_argument("sink_logits"),
+    "score_mod, bias, sink_logits": _with_every_argument(*LEARNED),
+    "share": Feature(
+        "share", (), lambda _: _share, lambda _, x, b, h, i, j: x / (i - j + 1).clamp(min=1), additive=False
+    ),
+    DROPOUT: Feature(DROPOUT, arguments={"dropout": 0.3}),
+}
 WINDOW = GraphCase("window of 3", patterns.window(13, 3), lambda b, h, i, j: 0 <= i - j < 3)
-CASES = GRAPHS | {WINDOW.name: WINDOW}
+CASES = GRAPHS | SHAPES | {WINDOW.name: WINDOW}

@@ -138,21 +138,3 @@ def sdpa(
     grouped = q.shape[1] != k.shape[1]
     out = scaled_dot_product_attention(q, k, v, attn_mask=additive, scale=scale, enable_gqa=grouped)
     return torch.where(isolated, torch.zeros_like(out), out)[..., :value_dim]
-
-
-def sdpa_lse_error(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> float:
-    """How far lse is off in SDPA's fused kernel for CPUs, in the dtype of q; 0 on other devices.
-
-    In half types it takes a quick exp, right to 2^-14, where vectors are whole: keys are padded to 64.
-    """
-    if q.device.type != "cpu":
-        return 0.0
-    more = -k.shape[2] % 64
-    q, k = q.detach(), per_query_head(pad(k.detach(), (0, 0, 0, more)), q)
-    additive = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-    additive = pad(additive, (0, more), value=-torch.inf)
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    logits = torch.einsum("bhid,bhjd->bhij", q.double(), k.double()) * scale
-    lse = kernel(q, k, k, attn_mask=additive, scale=scale)[1].double()
-    off = lse - (logits + additive.double()).logsumexp(-1)
-    return float(off[mask.any(-1)].abs().max()) if mask.any() else 0.0

@@ -1,125 +1,71 @@
-"""Checks run one after another, or several at once in processes.
+"""Checks in several processes. One that ends its process has failed, and no other.
 
-A check that ends its process, or loses its GPU (after an illegal access every call fails), has failed, and no
-other: what was not finished then runs check by check in one process, which is made anew where it dies.
+What was not finished when a process died runs again check by check in one process, which is made anew where
+it dies.
 """
 
 import itertools
 import multiprocessing
 import os
 import signal
-import time
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 
 import torch
 
 from gnn_attention.verify.check import FORWARD, Check
 from gnn_attention.verify.report import Result
 
-Make = Callable[[], Iterator[Check]]
-Numbered = tuple[int, Result]
-
-LOST = ("CUDA error", "AcceleratorError", "Triton Error [CUDA]")
-TOGETHER = 12  # checks at least that a process takes at a time
-MASKS = hasattr(signal, "pthread_sigmask")
-DIED = "the process that ran it died, or lost its GPU"
+DIED = "the process that ran it died"
 
 
-def results(make: Make, numbers: Sequence[int], jobs: int, deadline: float) -> Iterator[Numbered]:
-    """Run the checks with these numbers of all that ``make`` yields; none is begun after ``deadline``.
+def results(checks: Sequence[Check], jobs: int) -> Iterator[Result]:
+    """Run checks in so many processes; those of one problem follow each other in one, and share its truth.
 
-    With more than one job, ``make`` must be picklable: a function of a module, or a partial of one. A caller
-    that stops early (Ctrl-C too) ends the processes.
+    A caller that stops early, by Ctrl-C too, ends the processes.
     """
-    wanted = set(numbers)
-    chosen = {number: check for number, check in enumerate(make()) if number in wanted}
-    if jobs == 1:
-        for number in itertools.takewhile(lambda _: time.time() <= deadline, chosen):
-            yield number, chosen[number]()
-        return
-    lost = yield from _pooled(make, _batches(chosen), jobs, deadline)
+    problems = itertools.groupby(checks, lambda c: (c.group, c.dtype, c.name.removesuffix(f", {FORWARD}")))
+    lost = yield from _run_in_pool([list(checks) for _, checks in problems], jobs)
     while lost:
-        lost = yield from _pooled(make, [[number] for number in lost], 1, deadline)
+        lost = yield from _run_in_pool([[check] for check in lost], 1)
         if lost:
-            check = chosen[lost[0]]
-            died = Result(check.group, check.backend, check.dtype, check.name, passed=False, message=DIED)
-            yield lost.pop(0), died
+            check = lost.pop(0)
+            yield Result(check.group, check.backend, check.dtype, check.name, passed=False, message=DIED)
 
 
-def _pooled(
-    make: Make, batches: list[list[int]], jobs: int, deadline: float
-) -> Generator[Numbered, None, list[int]]:
-    """Results in order; those that were lost with a process are returned, the first of one process first."""
-    lost: list[int] = []
-    with _pool(make, jobs) as pool:
-        futures = [pool.submit(_run, batch, deadline) for batch in batches]
-        for batch, future in zip(batches, futures, strict=True):
+def _run_in_pool(parts: list[list[Check]], jobs: int) -> Generator[Result, None, list[Check]]:
+    """Yield the results of parts, and return the checks that were lost with a process.
+
+    RuntimeError if a process dies before its first check.
+    """
+    lost: list[Check] = []
+    threads, before = max(1, (os.cpu_count() or 1) // jobs), set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, (threads,))
+    try:
+        try:
+            pool.submit(int).result()
+        except BrokenProcessPool:
+            raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
+        for part, future in [(part, pool.submit(_run, part)) for part in parts]:
             try:
                 yield from future.result()
             except BrokenProcessPool:
-                lost += batch
-    return lost
-
-
-@contextmanager
-def _pool(make: Make, jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that have made the checks, ended at the exit. RuntimeError if one dies before its first."""
-    threads, before = max(1, (os.cpu_count() or 1) // jobs), set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start, (make, threads))
-    try:
-        # Ctrl-C reaches all processes of a terminal: those started inside inherit the mask; we end them
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if MASKS else set()
-        try:
-            for ready in [pool.submit(int) for _ in range(jobs)]:
-                ready.result()
-        except BrokenProcessPool:
-            raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
-        finally:
-            if MASKS:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        yield pool
+                lost += part
     finally:
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
         pool.shutdown(cancel_futures=True)
+    return lost
 
 
-def _batches(chosen: dict[int, Check]) -> list[list[int]]:
-    """Checks for one process at a time, in the order of their first.
-
-    On a GPU all of one backend in one dtype, so that no two processes compile the same kernels; on a CPU some
-    that follow each other, checks of one problem together: they share the truth about it.
-    """
-    groups, gpu = defaultdict[tuple[str, ...], list[int]](list), torch.cuda.is_available()
-    for number, check in chosen.items():
-        problem = check.group, check.dtype, check.name.removesuffix(f", {FORWARD}")
-        groups[(check.backend, check.dtype) if gpu else problem].append(number)
-    batches: list[list[int]] = [[]]
-    for group in groups.values():
-        batches[-1] += group
-        if gpu or len(batches[-1]) >= TOGETHER:
-            batches.append([])
-    return [batch for batch in batches if batch]
-
-
-_checks: dict[int, Check] = {}
-
-
-def _start(make: Make, threads: int) -> None:
+def _begin(threads: int) -> None:
+    # Ctrl-C reaches all processes of a terminal; the first one ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
-    _checks.update(enumerate(make()))
 
 
-def _run(numbers: Sequence[int], deadline: float) -> list[Numbered]:
-    found = []
-    for number in itertools.takewhile(lambda _: time.time() <= deadline, numbers):
-        found.append((number, _checks.pop(number)()))
-        if any(word in found[-1][1].message for word in LOST):
-            os._exit(1)
-    return found
+def _run(checks: Sequence[Check]) -> list[Result]:
+    return [check() for check in checks]

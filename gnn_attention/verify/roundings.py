@@ -17,17 +17,13 @@ Source: FlashAttention-2 (arXiv 2307.08691), algorithm 2: line 4 for delta; weig
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.verify.measure import Truth, worst_errors
 
 MOVES = 4
-aten = torch.ops.aten
-PRODUCTS = (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default)
 # inputs -> output, sums of heads, lse; and of a layer its queries, keys and values
 Formula = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
 
@@ -36,8 +32,9 @@ Formula = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
 def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor) -> Truth:
     """``truth`` with yardsticks no smaller than what roundings do to it."""
     single, own = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
-    wide = {name: x.detach().cpu().double() for name, x in leaves.items()}
-    wide_direction = direction.detach().cpu().double()
+    place = truth.out.device
+    wide = {name: x.detach().to(place, torch.float64) for name, x in leaves.items()}
+    wide_direction = direction.detach().to(place, torch.float64)
 
     def moved(number: int, delta: float, lse: float) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Output and gradients, inputs moved by a rounding of float32, delta and lse by these."""
@@ -67,7 +64,7 @@ def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direct
 
 def _signs(x: Tensor, rng: torch.Generator) -> Tensor:
     """Numbers in [-1, 1]."""
-    return 2 * torch.rand(x.shape, generator=rng, dtype=torch.float64) - 1
+    return 2 * torch.rand(x.shape, generator=rng, dtype=torch.float64).to(x.device) - 1
 
 
 def lse_of(
@@ -78,33 +75,3 @@ def lse_of(
     logits = torch.cat([logits.masked_fill(~mask, -torch.inf), sink.expand(*logits.shape[:3], 1)], -1)
     attends = mask.any(-1, keepdim=True)
     return logits.masked_fill(~attends, 0.0).logsumexp(-1) * attends.squeeze(-1)
-
-
-def is_tf32(dtype: torch.dtype) -> bool:
-    """Whether matrix products of this dtype may round to TensorFloat-32, as :class:`TF32Products` does."""
-    return dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-
-
-class TF32Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Matrix products as tensor cores make them in TensorFloat-32: operands without their last 13 bits.
-
-    Sums are in float32. cuBLAS may take float32 itself where a product is small, so that SDPA on a GPU says
-    little of how far TF32 may be off.
-
-    >>> with TF32Products():
-    ...     print((torch.tensor([[1 + 2.0**-10 + 2.0**-11]]) @ torch.ones(1, 1)).item() - 1 == 2.0**-10)
-    True
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The operation, a matrix product with shorter operands."""
-        if func in PRODUCTS:
-            args = (*args[:-2], *map(_shortened, args[-2:]))
-        return func(*args, **(kwargs or {}))
-
-
-def _shortened(x: Tensor) -> Tensor:
-    return x if x.dtype != torch.float32 else (x.contiguous().view(torch.int32) & -(2**13)).view(x.dtype)

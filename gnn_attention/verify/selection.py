@@ -1,37 +1,13 @@
-"""Which checks a run takes: few that cover every pair of values, or all of them."""
+"""Covering arrays: few rows of values that hold every pair, or triple, of values that any row holds."""
 
 import heapq
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gnn_attention.verify.check import Check
-
-SELECTIONS = ("pairs", "all")
-
-
-def pairs(checks: Sequence[Check]) -> list[int]:
-    """Numbers of few checks, ascending, that cover in each group every pair of values that its checks have.
-
-    Values are the backend, the dtype and the factors of the group: graph, option, form, direction and so on.
-    A check that cannot be run covers nothing; one for each reason is among them, so that the report says it.
-    """
-    groups, reasons = defaultdict[str, list[int]](list), dict[str, int]()
-    for number, check in enumerate(checks):
-        if check.skipped is None:
-            groups[check.group].append(number)
-        else:
-            reasons.setdefault(check.skipped, number)
-    chosen = list(reasons.values())
-    for numbers in groups.values():
-        found = [checks[n] for n in numbers]
-        rows = [{"backend": check.backend, "dtype": check.dtype, **check.factors} for check in found]
-        chosen += [numbers[row] for row in covering(rows, 2)]
-    return sorted(chosen)
-
 
 def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
+    """Every combination of the values of each name, as rows."""
     return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
 
 
@@ -45,7 +21,7 @@ def covering(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
     """
     combinations = [list(itertools.combinations(row.items(), min(strength, len(row)))) for row in rows]
     missing = set(itertools.chain.from_iterable(combinations))
-    queue = [(-len(found), number) for number, found in enumerate(combinations)]
+    queue = [(-len(values), number) for number, values in enumerate(combinations)]
     heapq.heapify(queue)
     chosen = []
     while missing:

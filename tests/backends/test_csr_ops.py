@@ -72,14 +72,6 @@ def test_opcheck(name):
     assert len(outcomes) == 4
 
 
-@each_operator
-def test_vmap_is_a_loop(name):
-    first, *others = OPERATORS[name]
-    many = torch.stack([first, 2 * first, first - 1], dim=-1)
-    found = torch.vmap(lambda x: call(name, x, *others), in_dims=-1)(many)
-    assert_exact(found, torch.stack([call(name, many[..., i], *others) for i in range(3)]))
-
-
 FEW_SRC, FEW_DST = torch.tensor([3, 0, 2, 1]), torch.tensor([0, 1, 1, 2])
 
 

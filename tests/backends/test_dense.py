@@ -7,8 +7,6 @@ from support.bounds import assert_exact
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import dense, nonfinite
-from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.gpu import flash_varlen
 
 GRAPHS = {
     "causal": patterns.causal(7),
@@ -124,27 +122,3 @@ def test_the_mask_of_many_pairs_has_a_byte_for_each(name, small, dtype, monkeypa
     found = ga.attend(*given, graph, backend="dense")
     assert [mask.dtype for mask in masks] == [dtype]
     assert_exact(found, ga.attend(*given, graph, backend="reference"))
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "value_dim", "available", "taken"),
-    [
-        ("causal", torch.bfloat16, 4, True, True),
-        ("full", torch.bfloat16, 4, True, True),
-        ("window", torch.bfloat16, 4, True, False),
-        ("causal", torch.float32, 4, True, False),
-        ("causal", torch.bfloat16, 4, False, False),
-        ("causal", torch.bfloat16, flash_varlen.WIDEST - 1, True, True),
-        ("causal", torch.bfloat16, flash_varlen.WIDEST, True, False),
-    ],
-)
-@pytest.mark.parametrize("with_lse", [True, False])
-def test_when_lse_comes_from_the_kernel_of_cuda(
-    name, dtype, value_dim, available, taken, with_lse, monkeypatch
-):
-    """Halves, where torch has the kernel, a channel is left for the gradient of lse, and lse is asked for."""
-    monkeypatch.setattr(dense, "DEVICES_OF_FLASH", {"cpu"})
-    monkeypatch.setattr(flash_varlen, "available", lambda: available)
-    q, v = torch.zeros(1, 2, 7, 8, dtype=dtype), torch.zeros(1, 2, 7, value_dim, dtype=dtype)
-    call = AttentionCall.checked(q, q, v, GRAPHS[name], with_lse=with_lse)
-    assert dense._has_flash_lse(call) == (taken and with_lse)

@@ -1,167 +1,18 @@
-"""The kernel over rectangles against attention written out in float64, with ATen and without; token views."""
+"""The tokens of rectangles, as views of memory or gathered, and plans of them in parts."""
 
 import pytest
 import torch
-from support.bounds import assert_exact, assert_results, assert_rule, assert_sum, attention_truth, formula
-from support.covering import thinned
-from support.plans import tokens
+from support.bounds import assert_exact, assert_sum
+from support.inputs import qkv
+from support.plans import STRUCTURED, tokens
 
-from gnn_attention import edge_softmax
-from gnn_attention.backends import BACKENDS
+import gnn_attention as ga
 from gnn_attention.backends.cpu import dense_blocks as kernels
-from gnn_attention.backends.plan.plan import Gathered, Masks, Rectangles, Strided
-
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-SCALE = 0.3
+from gnn_attention.backends.plan.plan import Gathered, Strided
 
 
 def seeded(*shape, seed=0, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def allowed_mask(*shape, seed=0):
-    mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.6
-    mask[..., 0] = True
-    mask[..., 1, :] = False
-    return mask
-
-
-T, GROUPS = 40, 5
-
-
-def masks(table, senders=9, seed=0):
-    which = torch.randint(0, table, (GROUPS,), generator=torch.Generator().manual_seed(7))
-    return Masks(allowed_mask(table, 8, senders, seed=seed), which)
-
-
-EIGHT = Strided(0, 8, GROUPS, 8)
-MIXED_UP = Gathered(torch.randperm(T, generator=torch.Generator().manual_seed(1)).view(GROUPS, 8))
-ANY = Gathered(
-    torch.randint(0, T, (GROUPS, 1), generator=torch.Generator().manual_seed(2)) * 3 % 31 + torch.arange(9)
-)
-PIECES = {
-    "strided": Rectangles(EIGHT, Strided(0, 5, GROUPS, 9)),
-    "overlapping, one mask": Rectangles(EIGHT, Strided(0, 6, GROUPS, 9), masks(1), has_empty_rows=True),
-    "the same senders, masks": Rectangles(EIGHT, Strided(11, 0, GROUPS, 9), masks(3), has_empty_rows=True),
-    "gathered senders, masks": Rectangles(EIGHT, ANY, masks(3), has_empty_rows=True),
-    "gathered": Rectangles(MIXED_UP, ANY),
-    "gathered receivers, masks": Rectangles(
-        MIXED_UP, Strided(0, 7, GROUPS, 9), masks(2), has_empty_rows=True
-    ),
-    "causal": Rectangles(EIGHT, EIGHT, causal=True),
-    "one": Rectangles(Strided(3, 1, 1, 30), Strided(1, 1, 1, 39)),
-    "one, causal": Rectangles(Strided(0, 1, 1, T), Strided(0, 1, 1, T), causal=True),
-    "one, gathered": Rectangles(Gathered(MIXED_UP.index.view(1, -1)), Gathered(MIXED_UP.index[2:3])),
-    "two, masked": Rectangles(
-        EIGHT.part(1, 3),
-        EIGHT.part(0, 2),
-        Masks(allowed_mask(2, 8, 8), torch.tensor([1, 0])),
-        has_empty_rows=True,
-    ),
-}
-
-
-def mask_of(pieces):
-    mask = torch.zeros(T, T, dtype=torch.bool)
-    for piece in pieces:
-        for g in range(piece.dst.count):
-            edge = torch.ones(piece.dst.size, piece.src.size, dtype=torch.bool)
-            edge = edge.tril() if piece.causal else edge
-            edge = edge if piece.masks is None else edge & piece.masks.table[piece.masks.which[g]]
-            mask[tokens(piece.dst, g)[:, None], tokens(piece.src, g)] |= edge
-    return mask
-
-
-def run(pieces, q, k, v, grad):
-    """Out, lse and the gradients as in the fused operator: pieces in turn, lse = inf without edges."""
-    wide = edge_softmax.accumulation_dtype(q.dtype)
-    out = torch.zeros(q.shape, dtype=wide).transpose(1, 2).contiguous().transpose(1, 2)
-    lse = torch.full(q.shape[:3], -torch.inf, dtype=wide)
-    for piece in pieces:
-        kernels.forward(q, k, v, piece, SCALE, out, lse)
-    final = out.to(q.dtype)
-    grads = [torch.zeros(x.shape, dtype=wide) for x in (q, k, v)]
-    lse_or_inf = lse.masked_fill(lse == -torch.inf, torch.inf)
-    product = final if kernels.is_flash(q) else (grad.to(wide) * final).sum(-1, keepdim=True)
-    for piece in pieces:
-        kernels.backward((grad, q, k, v, product), lse_or_inf, piece, SCALE, grads)
-    return final, lse, *grads
-
-
-def expected_of(pieces, q, k, v, grad):
-    inputs = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    out, lse = formula(*inputs, mask_of(pieces), SCALE)
-    return out.detach(), lse.detach(), *torch.autograd.grad(out, inputs, grad.double())
-
-
-def inputs(batch=2, kv_heads=2, dtype=torch.float64):
-    shapes = ((4, 0), (kv_heads, 1), (kv_heads, 2), (4, 3))
-    return [seeded(batch, T, heads, 8, seed=seed, dtype=dtype).transpose(1, 2) for heads, seed in shapes]
-
-
-@pytest.fixture(params=["aten", "formula"])
-def way(request, monkeypatch):
-    if request.param == "formula":
-        monkeypatch.setattr(kernels, "FLASH", None)
-        monkeypatch.setattr(kernels, "FLASH_BACKWARD", None)
-    return request.param
-
-
-@pytest.mark.parametrize("batch", [1, 2, 7])
-@pytest.mark.parametrize("name", PIECES)
-def test_one_piece(name, batch, way):
-    pieces, given = [PIECES[name]], inputs(batch)
-    assert_results(run(pieces, *given), expected_of(pieces, *given))
-
-
-@pytest.mark.parametrize("batch", [2, 7])
-@pytest.mark.parametrize("room", [1, 3000, 100_000, 10**9])
-def test_a_few_rectangles_at_a_time(room, batch, way, monkeypatch):
-    """The same however many go into one call, with masks made additive at once or part by part."""
-    monkeypatch.setattr(kernels, "BYTES_AT_ONCE", room)
-    given = inputs(batch)
-    for piece in PIECES.values():
-        for largest in (0, 10**9):
-            monkeypatch.setattr(kernels, "LARGEST_TABLE", largest)
-            assert_results(run([piece], *given), expected_of([piece], *given))
-
-
-MERGED = [
-    Rectangles(EIGHT, Strided(0, 2, GROUPS, 9), masks(2, seed=3), has_empty_rows=True),
-    Rectangles(
-        EIGHT,
-        Strided(17, 0, GROUPS, 5),
-        Masks(allowed_mask(1, 8, 5, seed=1).flip(1), torch.zeros(GROUPS).long()),
-        fresh=False,
-        has_empty_rows=True,
-    ),
-    Rectangles(Strided(16, 8, 3, 8), Strided(22, 6, 3, 6), fresh=False),
-]
-
-
-def test_pieces_over_the_same_receivers_are_merged(way):
-    given = inputs()
-    assert_results(run(MERGED, *given), expected_of(MERGED, *given))
-    a, b, _ = (mask_of([piece]).any(1) for piece in MERGED)
-    assert bool((a & ~b).any() & (b & ~a).any() & (a & b).any())
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    thinned(
-        [
-            *((name, DTYPES[1 + turn % 3]) for turn, name in enumerate(PIECES)),
-            *(("merged", dtype) for dtype in DTYPES[1:]),
-        ],
-        every=4,
-    ),
-    ids=str,
-)
-def test_error_within_that_of_sdpa(name, dtype):
-    pieces, given = MERGED if name == "merged" else [PIECES[name]], inputs(batch=8, kv_heads=4, dtype=dtype)
-    out, _, *gradients = run(pieces, *given)
-    truth = attention_truth(*given[:3], mask_of(pieces), given[3], SCALE).for_backend(BACKENDS["tiles"])
-    assert_rule(out, dict(zip("qkv", gradients, strict=True)), truth)
 
 
 BATCH, HEADS, TOKENS, DIM = 3, 2, 23, 4
@@ -233,3 +84,29 @@ def test_take_put_and_add(name, layout):
         if name in DISJOINT:
             kernels.put(x, sample, groups, value)
             assert torch.equal(x, written)
+
+
+PARTS = (
+    "window and sinks",
+    "documents",
+    "steps down",
+    "global tokens",
+    "rows of a window",
+    "causal",
+    "no ranges",
+)
+
+
+@pytest.mark.parametrize("room", [1, 3000, 100_000])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_few_rectangles_at_a_time(name, room, monkeypatch):
+    """The same however many go into one call, with masks made additive at once or part by part."""
+    graph = STRUCTURED[name]
+    given = qkv(graph.num_dst, graph.num_src, heads=2, kv_heads=1, batch=3)
+    wanted = ga.attend(*given, graph, backend="rows")
+    wanted = [wanted, *torch.autograd.grad(wanted.square().sum(), given)]
+    monkeypatch.setattr(kernels, "BYTES_AT_ONCE", room)
+    for largest in (0, 10**9):
+        monkeypatch.setattr(kernels, "LARGEST_TABLE", largest)
+        out = ga.attend(*given, graph, backend="tiles")
+        assert_exact([out, *torch.autograd.grad(out.square().sum(), given)], wanted)

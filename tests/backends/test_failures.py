@@ -15,7 +15,7 @@ from torch._dynamo.exc import TorchDynamoException
 import gnn_attention as ga
 from gnn_attention import patterns, score_mods
 from gnn_attention.backends import BACKENDS, dispatch, failures, flex, nonfinite
-from gnn_attention.backends.gpu import row_attention
+from gnn_attention.backends.gpu import ops, row_attention
 
 LAUNCH_FAILED = RuntimeError("launch failed")
 
@@ -26,9 +26,7 @@ def on_a_gpu(monkeypatch):
     rules = tuple(rule for rule in dispatch.ON_CUDA if rule.backend in ("dense", "rows", "reference"))
     monkeypatch.setattr(dispatch, "_rules", lambda call: rules)
     monkeypatch.setattr(nonfinite, "ASYNCHRONOUS", ("cpu",))
-    failures.forget()
-    yield
-    failures.forget()
+    monkeypatch.setattr(failures, "_FAILURES", {})
 
 
 def fail(monkeypatch, name, error=LAUNCH_FAILED):
@@ -48,7 +46,10 @@ def inputs(dtype=torch.float64, tokens=200):
 
 
 def test_the_next_backend_takes_the_call_and_one_warning_says_so(monkeypatch):
-    """Here ``rows`` takes a causal graph after ``dense``, which is one SDPA call without a mask."""
+    """Here ``rows`` takes a causal graph after ``dense``, which is one SDPA call without a mask.
+
+    Calls of the same kind do not try it again, those of another dtype do; one that names it raises.
+    """
     calls = fail(monkeypatch, "dense")
     graph = patterns.causal(200)
     message = (
@@ -59,7 +60,15 @@ def test_the_next_backend_takes_the_call_and_one_warning_says_so(monkeypatch):
         out = ga.attend(*inputs(), graph)
     assert len(caught) == 1
     assert_exact(out, ga.attend(*inputs(), graph, backend="reference"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for other in (graph, patterns.causal(200), patterns.causal(300)):
+            ga.attend(*inputs(tokens=other.num_dst), other)
     assert len(calls) == 1
+    with pytest.warns(RuntimeWarning, match="failed on cpu in torch.float32"):
+        ga.attend(*inputs(torch.float32), graph)
+    with pytest.raises(RuntimeError, match="launch failed"):
+        ga.attend(*inputs(), graph, backend="dense")
 
 
 def test_a_kernel_that_flex_cannot_compile_is_replaced(monkeypatch):
@@ -72,34 +81,6 @@ def test_a_kernel_that_flex_cannot_compile_is_replaced(monkeypatch):
     assert_exact(out, ga.attend(*inputs(), patterns.causal(200), backend="reference"))
 
 
-def test_calls_of_the_same_kind_do_not_try_it_again(monkeypatch):
-    """On the same graph and on others; a call of another dtype, width or option does."""
-    calls = fail(monkeypatch, "dense")
-    graph = patterns.causal(200)
-    with pytest.warns(RuntimeWarning, match="failed on cpu in torch.float64"):
-        ga.attend(*inputs(), graph)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for other in (graph, patterns.causal(200), patterns.causal(300)):
-            ga.attend(*inputs(tokens=other.num_dst), other)
-    assert len(calls) == 1
-    with pytest.warns(RuntimeWarning, match="failed on cpu in torch.float32"):
-        ga.attend(*inputs(torch.float32), graph)
-    assert len(calls) == 2
-    failures.forget()
-    with pytest.warns(RuntimeWarning, match="failed on cpu in torch.float64"):
-        ga.attend(*inputs(), patterns.causal(200))
-
-
-def test_one_after_another_fails(monkeypatch):
-    """Each is named; the last error is raised where no backend is left."""
-    for name in ("dense", "rows"):
-        fail(monkeypatch, name)
-    with pytest.warns(RuntimeWarning) as caught, pytest.raises(RuntimeError, match="launch failed"):
-        ga.attend(*inputs(), patterns.causal(200))
-    assert ["'dense' failed" in str(each.message) for each in caught] == [True, False]
-
-
 @pytest.mark.parametrize(
     "error", [ValueError("of the call"), TypeError("of the call"), torch.OutOfMemoryError("no memory")]
 )
@@ -110,11 +91,12 @@ def test_an_error_of_the_call_or_of_memory_is_raised(error, monkeypatch):
     assert not failures._FAILURES
 
 
-def test_a_backend_that_was_named_raises(monkeypatch):
-    fail(monkeypatch, "dense")
-    with pytest.raises(RuntimeError, match="launch failed"):
-        ga.attend(*inputs(), patterns.causal(200), backend="dense")
-    assert not failures._FAILURES
+def test_the_last_error_is_raised_where_no_backend_is_left(monkeypatch):
+    for name in ("dense", "rows"):
+        fail(monkeypatch, name)
+    with pytest.warns(RuntimeWarning) as caught, pytest.raises(RuntimeError, match="launch failed"):
+        ga.attend(*inputs(), patterns.causal(200))
+    assert ["'dense' failed" in str(each.message) for each in caught] == [True, False]
 
 
 @pytest.fixture
@@ -124,12 +106,11 @@ def failing_kernel(monkeypatch):
     monkeypatch.setattr(row_attention, "INSTALLED", True)
     calls = []
 
-    def run(call):
-        calls.append(call)
+    def run(problem, rows):
+        calls.append(problem)
         raise LAUNCH_FAILED
 
-    for name in ("_run_plain", "_run_folded"):
-        monkeypatch.setattr(row_attention, name, run)
+    monkeypatch.setattr(ops, "attention", run)
     return calls
 
 
@@ -141,11 +122,6 @@ CASES = {
     "plain": (patterns.dilated(200, 5, 8), {}),
     "score_mod": (patterns.dilated(200, 5, 8), {"score_mod": score_mods.softcap(2.0)}),
     "by head": (ga.TokenGraph.from_rule(differing, 200, heads=4), {}),
-    "by head, score_mod": (
-        ga.TokenGraph.from_rule(differing, 200, heads=4),
-        {"score_mod": score_mods.softcap(2.0)},
-    ),
-    "by sample": (ga.TokenGraph.from_rule(differing, 200, batch=2), {}),
 }
 
 

@@ -128,15 +128,3 @@ def test_a_long_list_is_sorted_once_and_not_at_all_if_it_comes_sorted(order, sor
     with Sorts() as counted:
         layer(torch.randn(1000, 8), edges).sum().backward()
     assert counted.count == sorts
-
-
-@pytest.mark.parametrize(
-    "graph", [patterns.window(20, 3), patterns.window(300, 40)], ids=["few pairs", "many"]
-)
-def test_explain_path_names_what_a_call_along_a_list_or_a_graph_takes(graph, monkeypatch):
-    """A list is read anew in every call, so that it may take another backend than the graph of its edges."""
-    looks, x = Looks(monkeypatch), torch.randn(graph.num_dst, 8)
-    layer = ga.MessagePassingAttention(ga.StandardHeads(8, 2))
-    for given in (as_list(graph).prepare(), graph.edge_index):
-        layer(x, given)
-        assert layer.explain_path(given, graph.num_dst).choice == looks.names[-1]

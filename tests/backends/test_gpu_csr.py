@@ -2,27 +2,15 @@
 
 import pytest
 import torch
-from support.covering import thinned
 from support.inputs import scattered
-from support.kernel_cases import edgeless
-from support.plans import PLAIN
 
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends.gpu import csr
-from gnn_attention.backends.gpu.csr import bytes_of, order_of, rows_of
+from gnn_attention.backends.gpu.csr import rows_of, sides_of
 from gnn_attention.graph.neighbours import Neighbours
 
 CPU = torch.device("cpu")
-LISTS = {
-    "no edges": edgeless(20, 30),
-    "no tokens": edgeless(0, 0),
-    "full": patterns.full(40),
-    "wide": scattered(3, 40, 60),
-    "tall": scattered(30, 2, 31),
-}
-NAMES = ("causal", "window and sinks", "cross", "no receivers", "no senders", "rows of a window", "no ranges")
-GRAPHS = {name: PLAIN[name] for name in (*NAMES, "random 0.1", "random, in no order")} | LISTS
 
 
 def pairs_of(side):
@@ -31,19 +19,17 @@ def pairs_of(side):
     return list(zip(rows.tolist(), side.others.tolist(), strict=True))
 
 
+def sides(graph, group=1):
+    return sides_of(*rows_of(graph, CPU, group))
+
+
 def assert_rows(graph, pairs, group=1):
     """The sides list these ``(receiver, sender)``: each ascending, with the place by receiver of each."""
     pairs = sorted(pairs)
-    receivers, senders = rows_of(graph, CPU, for_edges=True, group=group)
+    receivers, senders = sides(graph, group)
     assert pairs_of(receivers) == pairs
     assert pairs_of(senders) == sorted((src, dst) for dst, src in pairs)
     assert [pairs[e][::-1] for e in senders.position.tolist()] == pairs_of(senders)
-
-
-@pytest.mark.parametrize("name", thinned(GRAPHS, 2))
-def test_plain_graphs(name):
-    graph = GRAPHS[name]
-    assert_rows(graph, [(dst, src) for src, dst in graph.edge_index.T.tolist()])
 
 
 BATCH, HEADS, DST, SRC = 2, 4, 5, 6
@@ -83,7 +69,7 @@ def test_the_tokens_of_all_slices_stand_one_after_the_other(name, group):
             first_src = (b * (heads // kv_group) + h // kv_group) * SRC
             pairs += [(first_dst + dst, first_src + src) for dst, src in mask[b, h].nonzero().tolist()]
     assert_rows(graph, pairs, group)
-    receivers, senders = rows_of(graph, CPU, group=group)
+    receivers, senders = sides(graph, group)
     assert len(receivers.ptr) == batch * heads * DST + 1
     assert len(senders.ptr) == batch * heads // kv_group * SRC + 1
 
@@ -95,39 +81,14 @@ def test_no_list_of_a_chosen_graph_is_made_on_the_host(sizes, monkeypatch):
     monkeypatch.setattr(Neighbours, "at", None)
     monkeypatch.setattr(ga.TokenGraph, "edge_index", None)
     graph = ga.TokenGraph.from_indices(torch.tensor([[1, 0], [2, -1]]).expand(*sizes, 2, 2), 3)
-    assert pairs_of(rows_of(graph, CPU)[0])[:3] == [(0, 0), (0, 1), (1, 2)]
-
-
-@pytest.mark.parametrize("name", thinned(GRAPHS, 2))
-def test_the_order_is_that_of_edge_index(name):
-    """None only where edges stand by receiver, then sender, already."""
-    order, pairs = order_of(GRAPHS[name], CPU), GRAPHS[name].edge_index.flip(0).T.tolist()
-    assert (order is None) == (pairs == sorted(pairs))
-    assert order is None or [pairs[e] for e in order.tolist()] == sorted(pairs)
-
-
-STORED = {"plain": scattered(50, 60, 900)} | VARYING
-
-
-@pytest.mark.parametrize("for_edges", [False, True])
-@pytest.mark.parametrize("name", STORED)
-def test_bytes_are_those_of_what_is_stored(name, for_edges):
-    """8 bytes an edge, 12 with numbers for each, and 4 for each token of a side and its end."""
-    graph = STORED[name]
-    sides = rows_of(graph, CPU, for_edges)
-    tensors = [x for side in sides for x in (side.ptr, side.others, side.position)]
-    slices = (graph.batch or 1) * (graph.heads or 1)
-    tokens = slices * (graph.num_dst + graph.num_src)
-    stored = sum(x.numel() * x.element_size() for x in tensors)
-    assert stored == bytes_of(graph, for_edges)
-    assert stored == graph.num_edges * (12 if for_edges else 8) + 4 * (tokens + 2)
+    assert pairs_of(sides(graph)[0])[:3] == [(0, 0), (0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_long_rows_are_cut_into_chunks(limit, monkeypatch):
     """The chunks of a long row, one after another, are its entries; shorter rows have none."""
     monkeypatch.setattr(csr, "CHUNK", limit)
-    for side in rows_of(scattered(8, 9, 40), CPU):
+    for side in sides(scattered(8, 9, 40)):
         ptr, degree, first = side.ptr.tolist(), side.ptr.diff().tolist(), side.first.tolist()
         assert side.long.tolist() == [row for row, count in enumerate(degree) if count > side.limit == limit]
         for n, row in enumerate(side.long.tolist()):
@@ -142,9 +103,9 @@ def test_chunks_stay_few(monkeypatch):
     """Where all rows are long, the limit grows until the workspace is small."""
     monkeypatch.setattr(csr, "CHUNK", 2)
     monkeypatch.setattr(csr, "MOST_CHUNKS", 12)
-    receivers, _ = rows_of(scattered(20, 30, 500), CPU)
+    receivers, _ = sides(scattered(20, 30, 500))
     assert (receivers.limit, receivers.chunk_row.numel()) == (32, 0)
-    _, senders = rows_of(patterns.global_tokens(40, 1), CPU)
+    _, senders = sides(patterns.global_tokens(40, 1))
     assert (senders.limit, senders.chunk_row.tolist()) == (4, [0] * 10)
 
 
@@ -153,7 +114,7 @@ def test_numbers_are_wide_where_they_must_be(monkeypatch):
     assert csr._narrowed(torch.zeros(1), 2**31).dtype == torch.int32
     assert csr._narrowed(torch.zeros(1), 2**31 + 1).dtype == torch.int64
     monkeypatch.setattr(csr, "STEP", 2**31)
-    receivers, senders = rows_of(scattered(4, 5, 9), CPU, for_edges=True)
+    receivers, senders = sides(scattered(4, 5, 9))
     wide = receivers.ptr, senders.ptr, receivers.chunk_start, senders.position
     assert {x.dtype for x in wide} == {torch.int64}
     assert {side.others.dtype for side in (receivers, senders)} == {torch.int32}

@@ -12,8 +12,7 @@ from torch.nn import functional
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.backends import BACKENDS, dense, flex, nonfinite, varlen
-from gnn_attention.backends.call import AttentionCall
+from gnn_attention.backends import BACKENDS, nonfinite, varlen
 from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.gpu import flash_varlen
 from gnn_attention.backends.plan.planner import packed_plan
@@ -129,30 +128,6 @@ def test_a_plan_once_seen_has_no_size_that_depends_on_numbers(name):
             attention_op._run_backward(out, lse, q, k, v, sinks, out, lse, *plan, 1.0)
 
 
-def passes(graph, given):
-    """How often each operator stands in the compiled program, of those that a repair is made of."""
-    found = []
-
-    def see(module, inputs):
-        found.extend(str(node.target) for node in module.graph.nodes if node.op.startswith("call"))
-        return module.forward
-
-    torch._dynamo.reset()
-    torch.compile(lambda *x: ga.attend(*x, graph, backend="dense"), fullgraph=True, backend=see)(*given)
-    words = ("nan_to_num", "isfinite", "vector_norm", "cumsum", "masked_fill", "scaled_dot_product")
-    return {word: count for word in words if (count := sum(word in name for name in found))}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_program_for_a_gpu_has_no_pass_but_attention(dtype, monkeypatch):
-    """One for a CPU contains the repair, and one whose caller promised finite numbers does not."""
-    given = [x.detach().to(dtype) for x in qkv(N, dim=8)]
-    assert passes(GRAPHS["causal"], given)["isfinite"] == 3
-    monkeypatch.setattr(nonfinite, "ASYNCHRONOUS", ("cpu",))
-    assert passes(GRAPHS["causal"], given) == {"scaled_dot_product": 1}
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_promise_spares_every_look(name, asynchronous, request):
@@ -167,42 +142,3 @@ def test_a_promise_spares_every_look(name, asynchronous, request):
     assert torch.equal(out, exact)
     looks = WAITS | {"aten::linalg_vector_norm", "aten::nan_to_num", "aten::isfinite"}
     assert not looks & {event.key for event in watched.key_averages()}
-
-
-def test_a_promise_is_a_bool():
-    x = drawn(requires_grad=False)
-    with pytest.raises(TypeError, match="finite must be True or False, got 'yes' of type str"):
-        ga.attend(*x, GRAPHS["causal"], finite="yes")
-
-
-def test_a_cuda_graph_is_recorded_without_repair(monkeypatch):
-    """As a compiled program: it would run in every replay."""
-    monkeypatch.setattr(nonfinite, "ASYNCHRONOUS", ("cpu",))
-    call = AttentionCall.checked(*drawn(), GRAPHS["causal"])
-    assert nonfinite.is_checked(call)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert not nonfinite.is_checked(call)
-
-
-def test_which_receivers_have_edges_is_put_on_a_device_once():
-    """A copy in every call would wait for it."""
-    call = AttentionCall.checked(*drawn(), GRAPHS["listed"])
-    assert call.has_in_edges is call.has_in_edges
-
-
-@pytest.mark.usefixtures("asynchronous")
-@pytest.mark.parametrize(("requires_grad", "attentions"), [(False, 1), (True, 2)])
-def test_flex_needs_no_second_attention_without_gradients(requires_grad, attentions, monkeypatch):
-    """Its kernel hides the logits of non-edges, so that keys carry the marks."""
-    seen = []
-
-    def formula(call):
-        seen.append(call)
-        return dense._formula(call)
-
-    monkeypatch.setattr(flex, "_run_finite", formula)
-    given = drawn(2, torch.nan, requires_grad)
-    out, _ = flex.run(AttentionCall.checked(*given, GRAPHS["window"]))
-    assert out.isnan().any(-1)[0, 0].tolist() == GRAPHS["window"].mask()[:, BAD].tolist()
-    assert len(seen) == attentions

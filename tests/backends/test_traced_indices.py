@@ -187,58 +187,6 @@ def test_what_is_joined_in_a_program_is_refused(blocks, last):
         compiled(*qkv(), index, blocks, last)
 
 
-def best_blocks(q, k, v):
-    """Each block of receivers attends to the two blocks of senders whose first keys it likes most."""
-    scores = q.detach()[:, :, ::SIZE] @ k.detach()[:, :, ::SIZE].repeat_interleave(HEADS // 2, 1).mT
-    return along_blocks(q, k, v, scores.topk(2, -1).indices)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strict", [False, True])
-def test_blocks_in_an_exported_program(strict):
-    index, other = (drawn_blocks((BATCH, HEADS), seed) for seed in range(2))
-    assert_exported(along_blocks, best_blocks, dense_blocks, index, other, strict)
-
-
-@pytest.mark.slow
-def test_blocks_that_are_computed_inside_are_compiled_by_inductor():
-    inputs = qkv()
-    found = with_gradients(torch.compile(best_blocks, fullgraph=True), *inputs)
-    assert_exact(found, with_gradients(best_blocks, *inputs))
-
-
-@pytest.mark.slow
-def test_a_program_of_blocks_raises_what_the_eager_call_does():
-    torch._dynamo.reset()
-    inputs, index = qkv(), drawn_blocks((BATCH, HEADS), 0)
-    compiled = torch.compile(along_blocks, fullgraph=True, backend="eager")
-    compiled(*inputs, index)
-    far, twice = index.clone(), index.clone()
-    far[1, 2, 3, 0], twice[1, 2, 3, :2] = COLUMNS, 4
-    cases = [
-        (
-            lambda: compiled(*inputs, far),
-            IndexError,
-            "holds 6 for block of receivers 3 of sample 1 of head 2",
-        ),
-        (lambda: compiled(*inputs, twice), ValueError, "block 4 more than once for block of receivers 3"),
-        (lambda: compiled(*inputs, index[..., 1:, :]), Exception, "a row for each of the 5 blocks"),
-        (lambda: compiled(*inputs, index, backend="rows"), Exception, "does not run with backend='rows'"),
-    ]
-    assert_refusals(cases)
-
-
-@pytest.mark.slow
-def test_counts_and_sinks_in_a_program():
-    torch._dynamo.reset()
-    inputs, index, sinks = qkv(), drawn(SHAPES[3], 0), torch.arange(HEADS).double()
-    compiled = torch.compile(attended, fullgraph=True, backend="eager")
-    for seed in range(2):
-        count = torch.randint(0, MOST + 1, SHAPES[3][:-1], generator=torch.Generator().manual_seed(seed))
-        found = compiled(*inputs, index, count, sink_logits=sinks)
-        assert_exact(found, attended(*inputs, index, count, sink_logits=sinks))
-
-
 @pytest.mark.slow
 def test_a_program_raises_what_the_eager_call_does():
     """Of the numbers when it runs; of options that it cannot take when it is traced."""

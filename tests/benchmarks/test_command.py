@@ -1,76 +1,88 @@
-"""The command ``python -m benchmarks``, and the processes of measurements."""
+"""The command ``python -m benchmarks``: each suite runs and is shown, wrong options are refused."""
 
-import mmap
-import os
+import argparse
+import json
+from functools import partial
 
 import pytest
+import torch
 
-from benchmarks import process
+from benchmarks import batches, compare, start, training
 from benchmarks.__main__ import main
+from benchmarks.process import ROOT
+from examples.training import Corpus, train
 from tests.guarantees.gpu_record import RECORDS
 
 pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
 
 
-class TestCommand:
-    @pytest.mark.parametrize("suite", [[], ["attention"], ["training"]])
-    def test_a_missing_folder_is_said_before_anything_is_measured(self, suite, capsys, tmp_path):
-        assert main([*suite, "--json", str(tmp_path / "missing" / "record.json")]) == 2
-        assert "expected a folder that exists" in capsys.readouterr().err
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            (["training", "--quick"], "--quick belongs to attention, not to training"),
-            (["attention", "--tokens", "5"], "--tokens belongs to training, not to attention"),
-            (["training", "--steps", "0"], "steps must be at least 1, got 0"),
-            (["training", "--tokens", "3"], "length must be at least 8, got 3"),
-            (["--workloads", "b,z"], "there is no workload 'z'; give letters (a, b, "),
-            (["--memory", "0"], "--memory must be above 0 GiB, got 0.0"),
-            (["--plots", "no/such/folder"], "--plots no/such/folder: expected a folder that exists"),
-            (["table"], "table needs the file of a record"),
-            (["table", "no.json"], "no.json holds no record of the benchmarks"),
-        ],
-    )
-    def test_wrong_options(self, arguments, message, capsys):
-        assert main([*arguments]) == 2
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["training", "--steps", "0"], "steps must be at least 1, got 0"),
+        (["--workloads", "b,z"], "there is no workload 'z'; give letters (abc"),
+        (["compare", "no/such/folder"], "no/such/folder holds no package"),
+        (["--json", "no/such/folder/r.json"], "expected a folder that exists"),
+        (["table", "no.json"], "no.json holds no record of the benchmarks"),
+    ],
+)
+def test_wrong_options(arguments, message, capsys):
+    assert main([*arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
-class TestRecords:
-    @pytest.mark.parametrize("path", sorted(RECORDS.glob("*-bench-[!g]*.json")), ids=lambda path: path.stem)
-    def test_old_records_are_shown(self, path, capsys):
-        assert main(["table", str(path)]) == 0
-        assert "threads" in capsys.readouterr().out
+@pytest.mark.parametrize("path", sorted(RECORDS.glob("*-bench-[!g]*.json")), ids=lambda path: path.stem)
+def test_old_records_are_shown(path, capsys):
+    assert main(["table", str(path)]) == 0
+    assert "threads" in capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-class TestProcesses:
-    @pytest.mark.parametrize(
-        ("signal", "said"), [(9, "killed by SIGKILL, most likely out of memory"), (15, "killed by SIGTERM")]
-    )
-    def test_a_fork_that_is_killed_says_by_what(self, signal, said):
-        with pytest.raises(RuntimeError, match=f"^{said}$"):
-            process.in_a_fork(lambda: os.kill(os.getpid(), signal))
+@pytest.mark.nightly
+def test_attention_measures_a_workload_in_a_process_of_its_own(tmp_path, capsys):
+    file = tmp_path / "record.json"
+    assert main(["--workloads", "g34", "--quick", "--no-peers", "--json", str(file)]) == 0
+    assert "karate club: 190 edges" in capsys.readouterr().out
+    record = json.loads(file.read_text())
+    auto = [case for case in record["cases"] if case["method"] == "auto"]
+    assert [(case["status"], case["ratio"]) for case in auto] == [("measured", 1.0)] * 2
+    assert {target["workload"] for target in record["targets"]} == {"g34"}
 
-    def test_a_process_that_fails_says_its_last_line(self):
-        with pytest.raises(
-            RuntimeError,
-            match=r"^loads\({'s': 'no JSON'}\) failed: json.decoder.JSONDecodeError: Expecting value",
-        ):
-            process.in_a_process("json", "loads", {"s": "no JSON"})
 
-    def test_a_process_returns_what_was_worked_out(self):
-        """With its own variables."""
-        assert process.in_a_process("json", "loads", {"s": "[2.5, 3]"}) == [2.5, 3]
-        assert process.in_a_process("os", "getenv", {"key": "A_VARIABLE"}, {"A_VARIABLE": "seen"}) == "seen"
+def test_two_checkouts_are_compared_in_one_run():
+    record = compare.run(argparse.Namespace(checkout=ROOT, workloads="g34", rounds=2))
+    assert [case["pass"] for case in record["cases"]] == ["forward", "both"]
+    assert all(case["ratio"] == case["seconds"] / case["other_seconds"] > 0 for case in record["cases"])
+    assert "| g34 " in compare.text(record)
 
-    def test_the_peak_is_the_peak(self):
-        """100 MB that are written and freed (mapped: freed memory of the C library is resident already)."""
-        before = process.forget_peak()
-        with mmap.mmap(-1, 100 * 2**20) as block:
-            for _ in range(100):
-                block.write(b"x" * 2**20)
-        assert 95 < process.peak() - before < 130
-        assert process.forget_peak() - before < 30
-        assert process.peak() - before < 30
+
+def test_starts_are_compared_with_the_import():
+    record = start.run(argparse.Namespace(rounds=1))
+    ratios = {case["program"]: case["ratio"] for case in record["cases"]}
+    assert ratios[start.LIBRARY] == 1.0
+    assert [row["value"] for row in record["targets"]] == list(ratios.values())[2:]
+    assert "| gnn-attention graphs " in start.text(record)
+
+
+def test_batches_have_the_edges_that_they_state(monkeypatch):
+    """Without an edge twice; and every method is measured and judged."""
+    counts = {"32 molecules": 1816, "256 molecules": 14632, "karate club": 156, "in-degree 4": 80_000}
+    for name, (make, nodes, _, _) in batches.WORKLOADS.items():
+        edges = make()
+        assert len(torch.unique(edges[1] * nodes + edges[0])) == edges.shape[1] == counts[name]
+    monkeypatch.setattr(batches, "WORKLOADS", {"karate club": batches.WORKLOADS["karate club"]})
+    record = batches.run(argparse.Namespace(rounds=2))
+    seconds = {case["method"]: case["seconds"] for case in record["cases"]}
+    assert record["targets"][0]["value"] == seconds[batches.NEW] / seconds[batches.PYG]
+    assert "karate club" in batches.text(record)
+
+
+def test_both_methods_learn_the_same(monkeypatch):
+    """On a little text, in this process."""
+    text = Corpus({"a.py": "def read(self):\n    return 1\n" * 60}, {"b.py": "pass\n" * 90})
+    monkeypatch.setattr(training, "train", partial(train, text=text))
+    call = lambda module, function, arguments: getattr(training, function)(**arguments)  # noqa: E731
+    monkeypatch.setattr(training.process, "in_a_process", call)
+    record = training.run(argparse.Namespace(tokens=64, steps=3, no_peers=False))
+    assert [run["method"] for run in record["runs"]] == ["auto", "SDPA mask"]
+    assert record["apart"] < 2e-3
+    assert "window(64, 64), 3 steps" in training.text(record)

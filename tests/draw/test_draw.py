@@ -521,7 +521,7 @@ class TestWeights:
         run = trace.record(MessagePassingAttention(StandardHeads(8, 2)), torch.randn(5, 8), graph)
         mask = torch.stack([graph.select(head=head).mask() for head in range(2)])
         for number in ("attn.hook_attn_scores", "attn.hook_pattern"):
-            numbers = run[f"blocks.0.{number}"]
+            numbers = run.layers[0][number]
             figure = draw.weights(numbers if "scores" in number else run.layers[0])
             images = [axes.images[0] for axes in figure.axes[:2]]
             largest = numbers[0][mask].abs().max().double()

@@ -107,7 +107,7 @@ def test_forms_messages_and_contributions() -> None:
     for name, wanted in standard.items():
         assert_exact(doubles(forms["standard"][name], -1), wanted)
     assert_exact(doubles(message, -1), sent)
-    assert_exact(contribution, float(call.along(unembedding, [(src, dst)])[0, 0, head]), reach)
+    assert_exact(contribution, float(call.carried([(src, dst)])[0, 0, head] @ unembedding), reach)
 
 
 def test_the_next_token_and_a_decoding_step() -> None:

@@ -1,145 +1,49 @@
-"""What only a GPU shows: the same bits in every run, a bound on memory, and operators that compilers may use."""
+"""What only a GPU shows: the same bits in every run, and operators that compilers may use."""
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnn_attention import convert
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import BACKENDS, Backend
-from gnn_attention.backends.call import AttentionCall
-from gnn_attention.graph import TokenGraph
+from gnn_attention.backends import Backend
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.verify.attend_checks import drawn
-from gnn_attention.verify.cases import BATCH, FEATURES, GraphCase
-from gnn_attention.verify.check import DTYPES, WIDTH, verdict
-from gnn_attention.verify.layer_checks import drawn_heads
-from gnn_attention.verify.measure import gradients_of
+from gnn_attention.verify.cases import FEATURES, GraphCase
+from gnn_attention.verify.groups import drawn, layer_problem
+from gnn_attention.verify.measure import gradients_of, verdict
 from gnn_attention.verify.truth import Problem, leaves_of
-from tests.guarantees.gpu_large import LARGE, LargeCase
 
 REPEATS = 3
-WORKSPACE = 64 * 2**20
-MEMORY_HEADS, MEMORY_DIM = 8, 64
 
 
-def run_again(case: LargeCase, backend: Backend, kernel: str = "") -> Mapping[str, Any]:
+def run_again(problem: Problem, backend: Backend, kernel: str = "") -> Mapping[str, Any]:
     """Output, lse and gradients are equal bit for bit in each of three runs of the operator ``kernel``.
 
     Where the kernel is missing, operators of torch would pass all other checks in its place.
     """
     with Recorder() as recorder:
-        first = results_of(case, backend)
+        first = _results(problem, backend)
     if not any(kernel in str(func) for func, _, _ in recorder.calls) and kernel:
         return {"passed": False, "message": f"the operator {kernel} was not called"}
     for _ in range(REPEATS - 1):
-        for name, again in results_of(case, backend).items():
+        for name, again in _results(problem, backend).items():
             if not torch.equal(first[name].nan_to_num(0.5), again.nan_to_num(0.5)):
                 return {"passed": False, "message": f"{name} differs from run to run"}
     return {"passed": True}
 
 
-def results_of(case: LargeCase, backend: Backend) -> dict[str, Tensor]:
+def _results(problem: Problem, backend: Backend) -> dict[str, Tensor]:
     """Output, lse and every gradient."""
-    inputs = case.inputs(case.dtype)
-    out, info = case.attend(backend, inputs, return_info=True)
-    return {"output": out.detach(), "lse": info.lse.detach(), **gradients_of(out, case.direction, inputs)}
-
-
-def run_fresh(device: str, backend: str, dtype: str, tokens: int) -> Mapping[str, Any]:
-    """The bits of every larger graph are the same in this process and in a new one."""
-    code = f"from tests.guarantees.gpu_checks import bits; print(bits{(device, backend, dtype, tokens)})"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        error = f"the new process ended with {done.returncode}: {done.stderr[-400:]}"
-        return {"passed": False, "message": error}
-    own, other = bits(device, backend, dtype, tokens), done.stdout.strip()
-    return {"passed": own == other, "message": f"bits {own}, in a new process {other}"}
-
-
-def bits(device: str, backend: str, dtype: str, tokens: int) -> str:
-    """A digest of outputs, lse and gradients on every larger graph."""
-    digest = hashlib.sha256()
-    for large in LARGE.values():
-        case = LargeCase(device, large, DTYPES[dtype], tokens, full=large.listed)
-        for name, x in results_of(case, BACKENDS[backend]).items():
-            digest.update(name.encode() + x.contiguous().cpu().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def run_memory(
-    device: str, dtype: torch.dtype, tokens: int, hubs: bool, backend: Backend
-) -> Mapping[str, Any]:
-    """What a call allocates is bounded by its results, what the backend says it needs, and 64 MiB."""
-    graph = _random_graph(tokens, hubs)
-    q, k, v, direction = _random_inputs(device, dtype, tokens)
-    needed = 0
-    if backend.bytes_needed is not None:
-        needed = backend.bytes_needed(AttentionCall.checked(q, k, v, graph))
-    # the output, and lse in float32 with as much again
-    outputs = q.numel() * q.element_size() + 8 * q[..., 0].numel()
-    allowed = {
-        "graph": needed + WORKSPACE // 16,
-        "forward": outputs + WORKSPACE,
-        "backward": 4 * outputs + max(needed, WORKSPACE),
-    }
-    used = _used(device, partial(attend, q, k, v, graph, backend=backend), [q, k, v], direction)
-    over = [name for name in allowed if used[name] > allowed[name]]
-    sizes = (f"{name} {used[name] >> 20} of {allowed[name] >> 20} MiB" for name in allowed)
-    return {"passed": not over, "message": ", ".join(sizes)}
-
-
-def _used(
-    device: str, run: Callable[[], Tensor], leaves: Sequence[Tensor], direction: Tensor
-) -> dict[str, int]:
-    """What a first call leaves on the device, and the most that a later pass allocates beyond that."""
-    before = _allocated(device)
-    torch.autograd.grad(run(), list(leaves), direction)
-    graph = _allocated(device) - before
-    out, forward = _peak(device, run)
-    _, backward = _peak(device, partial(torch.autograd.grad, out, list(leaves), direction))
-    return {"graph": graph, "forward": forward, "backward": backward}
-
-
-def _allocated(device: str) -> int:
-    torch.cuda.synchronize(device)
-    return torch.cuda.memory_allocated(device)
-
-
-def _peak(device: str, run: Callable[[], Any]) -> tuple[Any, int]:
-    before = _allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    result = run()
-    torch.cuda.synchronize(device)
-    return result, torch.cuda.max_memory_allocated(device) - before
-
-
-def _random_graph(n: int, hubs: bool) -> TokenGraph:
-    """32 random senders each; with hubs, a receiver attends to all and all attend to a sender."""
-    src = torch.randint(n, (n, 32), generator=torch.Generator().manual_seed(n)).flatten()
-    dst = torch.arange(n).repeat_interleave(32)
-    if hubs:
-        every = torch.arange(n)
-        hub = torch.full((n,), 5)
-        src = torch.cat([src, every, hub])
-        dst = torch.cat([dst, hub, every])
-    return convert.from_edge_index(torch.stack([src, dst]), n, n, coalesce=True)
-
-
-def _random_inputs(device: str, dtype: torch.dtype, tokens: int) -> list[Tensor]:
-    rng = torch.Generator().manual_seed(6)
-    drawn = [torch.randn(1, MEMORY_HEADS, tokens, MEMORY_DIM, generator=rng).to(dtype) for _ in range(4)]
-    return [x.to(device).requires_grad_(number < 3) for number, x in enumerate(drawn)]
+    leaves = leaves_of(problem.inputs, problem.formula.device)
+    q, k, v = (leaves[name] for name in "qkv")
+    options = problem.options(leaves)
+    out, info = attend(q, k, v, problem.graph, backend=backend, return_info=True, **options)
+    gradients = gradients_of(out, problem.formula.direction, leaves)
+    return {"output": out.detach(), "lse": info.lse.detach(), **gradients}
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -183,10 +87,6 @@ def leaf_like(x: Any, differentiable: bool) -> Any:
     return leaf.requires_grad_(differentiable)
 
 
-def _compiler(device: str) -> str:
-    return "inductor" if device.startswith("cuda") else "aot_eager"
-
-
 def run_compiled(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Mapping[str, Any]:
     """``torch.compile(fullgraph=True)`` of a call, forward and backward, compared as every call is."""
     problem = _small_problem(device, dtype, case, backend)
@@ -196,25 +96,27 @@ def run_compiled(device: str, dtype: torch.dtype, case: GraphCase, backend: Back
         out: Tensor = attend(q, k, v, case.graph, bias=bias, backend=backend)
         return out
 
-    out = torch.compile(run, fullgraph=True, backend=_compiler(device))(**leaves)
+    out = _compiled(device, run)(**leaves)
     gradients = gradients_of(out, problem.formula.direction.to(device), leaves)
     return verdict(out, gradients, problem.truth.for_backend(backend))
 
 
-def run_compiled_layer(device: str, dtype: torch.dtype, case: GraphCase) -> Mapping[str, Any]:
+def run_compiled_layer(device: str, dtype: str, graph: str) -> Mapping[str, Any]:
     """The same of a layer on its message-passing path."""
-    rng = torch.Generator().manual_seed(7)
-    heads = drawn_heads("grouped heads with biases", seed=7).to(dtype)
-    shape = BATCH, case.graph.num_dst, WIDTH
-    inputs = {name: torch.randn(shape, generator=rng).to(dtype) for name in ("x_src", "x_dst", "direction")}
-    problem = Problem.of(case, FEATURES["plain"], inputs, device, heads)
-    layer = MessagePassingAttention(heads.to(device), backend="message_passing")
+    kind = "grouped heads with biases"
+    problem = layer_problem(device, 7, dtype, "standard", kind, graph, "plain", "inputs x1")
+    layer = MessagePassingAttention(problem.formula.heads.to(device), backend="message_passing")
     x = leaves_of({name: problem.inputs[name] for name in ("x_src", "x_dst")}, device)
 
     def run(x_src: Tensor, x_dst: Tensor) -> Tensor:
-        out: Tensor = layer((x_src, x_dst), case.graph)
+        out: Tensor = layer((x_src, x_dst), problem.graph)
         return out
 
-    out = torch.compile(run, fullgraph=True, backend=_compiler(device))(**x)
+    out = _compiled(device, run)(**x)
     gradients = gradients_of(out, problem.formula.direction.to(device), x)
     return verdict(out, gradients, problem.truth)
+
+
+def _compiled(device: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    backend = "inductor" if device.startswith("cuda") else "aot_eager"
+    return torch.compile(run, fullgraph=True, backend=backend)

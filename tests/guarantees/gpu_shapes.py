@@ -9,33 +9,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from gnn_attention import convert, patterns
-from gnn_attention._support.shapes import Bool, Tensor
+from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.check import verdict
-from gnn_attention.verify.measure import Truth, gradients_of
-from gnn_attention.verify.truth import Formula, unchanged
+from gnn_attention.verify.cases import DTYPES, OPTIONS, GraphCase
+from gnn_attention.verify.groups import drawn, tokens_first
+from gnn_attention.verify.measure import gradients_of, verdict
+from gnn_attention.verify.truth import Formula, Problem
 
 SAMPLES = 2
-OPTIONS = ("plain", "bias and sinks")
+OPTIONS_OF_SHAPES = ("plain", "bias and sinks")
 FAR_HEADS, FAR_DIM, FAR_WINDOW, FAR_RECEIVERS = 8, 64, 16, 64
-
-
-def _as_is(x: Tensor) -> Tensor:
-    return x
-
-
-def _tokens_first(x: Tensor) -> Tensor:
-    """In memory ``[B, T, H, D]``, as projections give it."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _every_other(x: Tensor) -> Tensor:
@@ -51,116 +42,61 @@ def _offset(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shape:
-    """Heads of queries and of keys, channels of keys and of values, and how q, k and v lie in memory."""
+    """Channels of keys and of values, heads of queries and of keys, and how q, k and v lie in memory."""
 
-    heads: int = 4
-    kv_heads: int = 2
     dim: int = 64
     value_dim: int = 64
-    layout: Callable[[Tensor], Tensor] = _as_is
+    heads: int = 4
+    kv_heads: int = 2
+    layout: Callable[[Tensor], Tensor] = lambda x: x
 
 
 SHAPES = {
-    "20 channels": Shape(dim=20, value_dim=20),
-    "64 channels": Shape(),
-    "72 channels": Shape(dim=72, value_dim=72),
-    "96 channels": Shape(dim=96, value_dim=96),
-    "128 channels": Shape(dim=128, value_dim=128),
-    "256 channels": Shape(2, 1, 256, 256),
-    "64 and 128 channels": Shape(dim=64, value_dim=128),
-    "128 and 40 channels": Shape(dim=128, value_dim=40),
-    "groups of 8": Shape(8, 1),
-    "tokens first": Shape(layout=_tokens_first),
+    **{f"{width} channels": Shape(width, width) for width in (20, 64, 72, 96, 128)},
+    "256 channels": Shape(256, 256, 2, 1),
+    "64 and 128 channels": Shape(64, 128),
+    "128 and 40 channels": Shape(128, 40),
+    "groups of 8": Shape(heads=8, kv_heads=1),
+    "tokens first": Shape(layout=tokens_first),
     "every other channel": Shape(layout=_every_other),
     "odd offsets": Shape(layout=_offset),
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Edges:
-    """A graph and its mask ``[dst, src]``, which defines it."""
-
-    graph: TokenGraph
-    mask: Bool[Tensor, "dst src"]
-
-
-def _ends(dst: int, src: int) -> tuple[Tensor, Tensor]:
-    return torch.arange(dst).unsqueeze(1), torch.arange(src)
-
-
 @functools.cache
-def shape_graphs(n: int) -> dict[str, Edges]:
-    """The graphs of ``n`` receivers on which every shape is checked."""
-    dst, src = _ends(n, n)
+def shape_graphs(n: int) -> dict[str, tuple[TokenGraph, Tensor]]:
+    """The graphs of ``n`` receivers on which every shape is checked, each with its mask ``[dst, src]``."""
+    dst, src = torch.arange(n).unsqueeze(1), torch.arange(n)
     hubs = torch.rand(n, n + n // 5, generator=torch.Generator().manual_seed(0)) < 0.05
     # one receiver attends to all, all attend to one sender, and some receivers have no in-edges
     hubs[5] = True
     hubs[:, 7] = True
     hubs[9::20] = False
     sender, receiver = hubs.nonzero().flip(1).t()
-    sinks = (src <= dst) & ((dst - src < n // 3) | (src < 2))
+    listed = convert.from_edge_index(torch.stack([sender, receiver]), n, n + n // 5)
+    with_sinks = (src <= dst) & ((dst - src < n // 3) | (src < 2))
     return {
-        "causal": Edges(patterns.causal(n), src <= dst),
-        "window and sinks": Edges(patterns.window(n, n // 3) | patterns.sinks(n, 2), sinks),
-        "hubs": Edges(convert.from_edge_index(torch.stack([sender, receiver]), n, n + n // 5), hubs),
+        "causal": (patterns.causal(n), src <= dst),
+        "window and sinks": (patterns.window(n, n // 3) | patterns.sinks(n, 2), with_sinks),
+        "hubs": (listed, hubs),
     }
 
 
-def _with_bias(edges: Edges) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
-    dst, src = edges.mask.nonzero().t()
-
-    def add(inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
-        heads = torch.arange(logits.shape[1], device=logits.device).unsqueeze(1)
-        places = heads, dst.to(logits.device), src.to(logits.device)
-        bias = inputs["bias"].to(logits.dtype)
-        return logits + logits.new_zeros(logits.shape[1:]).index_put(places, bias)
-
-    return add
-
-
-@dataclass(frozen=True, eq=False)
-class ShapeProblem:
-    """One call, whose inputs are laid out in memory as its shape says."""
-
-    shape: Shape
-    edges: Edges
-    inputs: Mapping[str, Tensor]
-    formula: Formula
-
-    @functools.cached_property
-    def truth(self) -> Truth:
-        """The float64 output and gradients of the call, and the yardstick."""
-        return self.formula.truth(self.inputs)
-
-    def run(self, backend: Backend) -> Mapping[str, Any]:
-        """The fields of a check's result."""
-        device = torch.device(self.formula.device)
-        leaves = {name: x.to(device, copy=True).requires_grad_() for name, x in self.inputs.items()}
-        q, k, v = (self.shape.layout(leaves[name]) for name in "qkv")
-        options: dict[str, Any] = {name: x for name, x in leaves.items() if name not in "qkv"}
-        out = attend(q, k, v, self.edges.graph, backend=backend, **options)
-        gradients = gradients_of(out, self.formula.direction.to(device), leaves)
-        return verdict(out, gradients, self.truth.for_backend(backend))
-
-
-def shape_problem(device: str, dtype: torch.dtype, shape: Shape, edges: Edges, option: str) -> ShapeProblem:
-    """A drawn call of this shape on a graph, plain or with all that is learned for an edge."""
-    rng = torch.Generator().manual_seed(8)
-    draw = partial(torch.randn, generator=rng, dtype=torch.float64)
-    dst, src = edges.mask.shape
-    inputs = {
-        "q": draw(SAMPLES, shape.heads, dst, shape.dim),
-        "k": draw(SAMPLES, shape.kv_heads, src, shape.dim),
-        "v": draw(SAMPLES, shape.kv_heads, src, shape.value_dim),
-    }
-    direction = draw(SAMPLES, shape.heads, dst, shape.value_dim).to(dtype)
-    mask = edges.mask.expand(SAMPLES, shape.heads, -1, -1)
-    dense = unchanged if option == "plain" else _with_bias(edges)
-    if option != "plain":
-        inputs |= {"bias": draw(shape.heads, int(edges.mask.sum())), "sink_logits": draw(shape.heads)}
-    rounded = {name: x.to(dtype) for name, x in inputs.items()}
-    formula = Formula(mask, direction, shape.dim**-0.5, dense, device=device)
-    return ShapeProblem(shape, edges, rounded, formula)
+def shape_problem(device: str, tokens: int, row: Mapping[str, str]) -> Problem:
+    """A drawn call of a shape on a graph, plain or with all that is learned for an edge."""
+    shape, feature = SHAPES[row["shape"]], OPTIONS[row["option"]]
+    graph, mask = shape_graphs(tokens)[row["graph"]]
+    table: list[list[bool]] = mask.tolist()
+    case = GraphCase(
+        name=row["graph"],
+        graph=graph,
+        edge=lambda b, h, i, j: table[i][j],
+        sizes=(SAMPLES, shape.heads),
+        kv_heads=shape.kv_heads,
+        dims=(shape.dim, shape.value_dim),
+    )
+    inputs = drawn(8, DTYPES[row["dtype"]], case, feature)
+    return replace(Problem.of(case, feature, inputs, device), layout=shape.layout)
 
 
 def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> Mapping[str, Any]:
@@ -179,8 +115,7 @@ def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> M
     gradients = gradients_of(out, direction, leaves)
     compared = receivers + FAR_WINDOW
     near = {name: x.detach()[:, :, -compared:].clone() for name, x in leaves.items()}
-    dst, src = _ends(compared, compared)
-    mask = ((src <= dst) & (dst - src < FAR_WINDOW)).expand(1, FAR_HEADS, -1, -1)
+    mask = patterns.window(compared, FAR_WINDOW).mask().expand(1, FAR_HEADS, -1, -1)
     formula = Formula(mask, direction[:, :, -compared:].clone(), FAR_DIM**-0.5, device=device)
     # the first receivers of the part have senders outside of it
     truth = formula.truth(near).rows(torch.arange(FAR_WINDOW, compared), torch.arange(compared))

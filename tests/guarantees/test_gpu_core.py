@@ -6,17 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.bounds import assert_exact
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnn_attention.backends import BACKENDS, Backend, _flex_block_mask, dense, rows
 from gnn_attention.verify.cases import FEATURES, GRAPHS
-from gnn_attention.verify.measure import worst_errors
-from tests.guarantees import gpu_checks, gpu_core, gpu_large, gpu_shapes
+from tests.guarantees import gpu_checks, gpu_core, gpu_shapes
 from tests.guarantees.gpu_core import CORE_DTYPES, CORE_GRAPHS, EVERYWHERE, TRIAL, core_checks, parts
-from tests.guarantees.gpu_large import LARGE, LargeCase
+from tests.guarantees.gpu_large import LARGE, large_problem
 
-TOKENS = 320
 HALVES = ("bfloat16", "float16")
 
 
@@ -32,21 +28,26 @@ def values(checks, *names):
     }
 
 
-def test_the_core_is_lean_and_every_check_has_a_name_of_its_own(core):
+def test_the_core_is_lean_and_every_check_has_a_name_of_its_own(core, monkeypatch):
+    labels = [check.label for check in core]
     assert 1050 <= len(core) <= 1250
-    assert len({check.label for check in core}) == len(core)
-    assert [check.label for check in core if check.group == "far"] == [core[-1].label]
+    assert len(set(labels)) == len(labels)
+    assert [check.label for check in core if check.group == "far"] == labels[-1:]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [check.label for check in core_checks("cpu")] == labels
 
 
 @pytest.mark.parametrize("backend", EVERYWHERE)
 def test_every_pair_of_dtype_graph_and_option_occurs(core, backend):
     calls = [check for check in core if (check.group, check.backend) == ("attend", backend)]
-    both = [check for check in calls if check.factors["direction"] == "forward and gradients"]
+    both = [check for check in calls if "direction" not in check.factors]
     assert values(both, "dtype", "graph") == set(itertools.product(CORE_DTYPES, CORE_GRAPHS))
     assert values(both, "dtype", "option") == set(itertools.product(CORE_DTYPES, FEATURES))
     every = itertools.product(CORE_GRAPHS, FEATURES)
-    ordered = {(graph, option) for graph, option in every if not FEATURES[option].unsupported(GRAPHS[graph])}
+    ordered = {(graph, option) for graph, option in every if FEATURES[option].fits(GRAPHS[graph])}
     assert values(both, "graph", "option") == ordered
+    shapes = [check for check in core if (check.group, check.backend) == ("shapes", backend)]
+    assert values(shapes, "dtype", "shape") == set(itertools.product(CORE_DTYPES, gpu_shapes.SHAPES))
 
 
 @pytest.mark.parametrize(
@@ -66,21 +67,14 @@ def test_the_others_have_every_pair_that_they_take(core, backend, dtypes, option
     assert {"full", "causal", "window", "documents", "causal, 97 tokens"} <= graphs
 
 
-def test_shapes_are_those_that_are_promised(core):
-    """Widths up to 256, keys and values of different widths, groups of 8, layouts without wide loads."""
-    shapes = [check for check in core if check.group == "shapes"]
-    for backend in EVERYWHERE:
-        mine = [check for check in shapes if check.backend == backend]
-        assert values(mine, "dtype", "shape") == set(itertools.product(CORE_DTYPES, gpu_shapes.SHAPES))
-    widths = {(shape.dim, shape.value_dim) for shape in gpu_shapes.SHAPES.values()}
-    assert {20, 64, 72, 96, 128, 256} <= {dim for dim, value_dim in widths if dim == value_dim}
-    assert any(dim != value_dim for dim, value_dim in widths)
-    assert max(shape.heads // shape.kv_heads for shape in gpu_shapes.SHAPES.values()) == 8
+def test_layouts_change_strides_and_no_numbers():
     x = torch.arange(2 * 3 * 5 * 4.0).view(2, 3, 5, 4)
-    for shape in gpu_shapes.SHAPES.values():
+    for name, shape in gpu_shapes.SHAPES.items():
         laid = shape.layout(x)
         assert torch.equal(laid, x)
-        assert (laid.stride() == x.stride()) == (shape.layout is gpu_shapes.SHAPES["64 channels"].layout)
+        assert (laid.stride() != x.stride()) == (
+            name in ("tokens first", "every other channel", "odd offsets")
+        )
 
 
 class CompilationError(Exception):
@@ -117,27 +111,16 @@ def test_flex_compiles_at_most_24_kernels(monkeypatch):
     assert len({gpu_core.kernel_of_flex(check) for check in checks}) == len(kernels)
 
 
-def test_the_list_is_the_same_with_a_gpu_and_without(core, monkeypatch):
-    labels = [check.label for check in core]
-    small = core_checks("cpu")
-    assert [check.label for check in small] == labels
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [check.label for check in core_checks()] == labels
-
-
 def test_parts_keep_problems_and_kernels_together(core):
     divided = parts(core)
-    assert sorted(check.label for part in divided.values() for check in part) == sorted(
-        check.label for check in core
-    )
+    dealt = [check.label for part in divided.values() for check in part]
+    assert sorted(dealt) == sorted(check.label for check in core)
     assert [check.group for check in divided["far"]] == ["far"]
-    assert 15 <= len(divided) <= 18
-    assert all(len({check.dtype for check in part}) == 1 for part in divided.values())
+    assert len(divided) == gpu_core.PROCESSES + 1
     problems, kernels = Counter(), Counter()
     for part in divided.values():
-        problems.update(
-            {(check.group, check.dtype, check.name) for check in part if check.group != "operators"}
-        )
+        others = [check for check in part if check.backend != "flex"]
+        problems.update({(check.group, check.dtype, check.name) for check in others})
         kernels.update({gpu_core.kernel_of_flex(check) for check in part if check.backend == "flex"})
     assert set(problems.values()) == set(kernels.values()) == {1}
 
@@ -156,7 +139,7 @@ EVERY = [pytest.param(11, marks=pytest.mark.slow), pytest.param(1, marks=pytest.
 def test_the_core_holds_on_backends_of_a_cpu(every):
     groups = ("attend", "layer", "shapes", "dropout", "rules", "large", "repeat", "operators", "far")
     checks = small_checks(*groups)
-    assert len(checks) > 1000
+    assert len(checks) > 900
     assert [result for check in checks[::every] if not (result := check()).passed] == []
 
 
@@ -177,80 +160,27 @@ def test_a_wrong_sign_is_named_by_its_cell(monkeypatch):
     assert not any(result.passed for result in results if result.backend == "rows")
 
 
-class Reads(TorchDispatchMode):
-    """Counts the numbers that are read from tensors one by one: each waits for a device."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
-def test_errors_are_read_from_the_device_together():
-    """The largest over several attempts; a NaN stays."""
-    true, wrong = torch.zeros(3), torch.tensor([0.0, -4.0, 1.0])
-    attempts = [(wrong, {"q": true}), (true, {"q": true + torch.nan}), (true, {"q": wrong})]
-    with Reads() as reads:
-        errors = worst_errors(attempts, true, {"q": true})
-    assert reads.count == 0
-    assert errors["out"] == 4.0
-    assert errors["q"] != errors["q"]
-
-
-# ---- larger graphs, and what only a GPU shows
-
-
 @pytest.mark.parametrize("large", LARGE.values(), ids=LARGE)
 def test_a_large_graph_is_its_mask(large):
     """The builder, or the list, and the formula are two routes to the same edges."""
-    graph = large.graph(TOKENS)
-    assert torch.equal(graph.mask(), large.mask(TOKENS))
+    graph = large.graph(320)
+    assert torch.equal(graph.mask(), large.mask(320))
     assert not torch.equal(graph.mask(), graph.mask().mT)
 
 
-def test_the_truth_in_chunks_is_the_truth(monkeypatch):
-    """However the receivers are divided, with bias and sinks."""
-    case = LargeCase("cpu", LARGE["hubs"], torch.float64, TOKENS, full=True)
-    inputs = case.inputs(torch.float64)
-    out = case.oracle_rows(inputs, 0, TOKENS)
-    whole = torch.autograd.grad((out * case.direction).sum(), list(inputs.values()))
-    monkeypatch.setattr(gpu_large, "CHUNK", 128)
-    again, gradients = case.oracle()
-    assert_exact(again, out)
-    assert_exact([gradients[name] for name in inputs], whole)
-
-
-def test_noise_is_caught():
-    """Bit for bit, output and gradients."""
+def test_noise_and_a_missing_kernel_are_caught():
+    """Bit for bit, output and gradients; operators of torch would pass in place of the kernel of rows."""
 
     def noisy(call):
         out, lse = dense.run(call)
         return out * (1 + 1e-3 * torch.rand(())), lse
 
-    case = LargeCase("cpu", LARGE["hubs"], torch.float32, 64)
+    case = large_problem("cpu", LARGE["hubs"], torch.float32, 64)
     assert gpu_checks.run_again(case, BACKENDS["dense"]) == {"passed": True}
     caught = gpu_checks.run_again(case, Backend("noisy", noisy))
     assert caught == {"passed": False, "message": "output differs from run to run"}
-
-
-def test_rows_without_its_kernel_is_caught():
-    """Operators of torch pass in its place; on a GPU the kernel must have run, in every dtype."""
-    case = LargeCase("cpu", LARGE["hubs"], torch.float32, 64)
     caught = gpu_checks.run_again(case, BACKENDS["rows"], gpu_core.KERNEL_OF_ROWS)
     assert caught == {"passed": False, "message": "the operator triton_attention was not called"}
-    assert gpu_checks.run_again(case, BACKENDS["rows"]) == {"passed": True}
-
-
-@pytest.mark.slow
-def test_the_bits_of_a_new_process_are_compared(monkeypatch):
-    """Another answer of that process is a failure that says so."""
-    own = gpu_checks.bits("cpu", "rows", "bfloat16", 16)
-    found = gpu_checks.run_fresh("cpu", "rows", "bfloat16", 16)
-    assert found == {"passed": True, "message": f"bits {own}, in a new process {own}"}
-    monkeypatch.setattr(gpu_checks, "bits", lambda *call: "0123")
-    found = gpu_checks.run_fresh("cpu", "rows", "bfloat16", 16)
-    assert found == {"passed": False, "message": f"bits 0123, in a new process {own}"}
 
 
 @pytest.mark.slow
@@ -267,19 +197,3 @@ def test_operators_are_checked():
     assert gpu_checks.run_compiled(*call, case, BACKENDS["rows"])["passed"]
     found = gpu_checks.run_compiled(*call, case, Backend("two-faced", two_faced))
     assert "error allowed" in found["message"]
-
-
-@pytest.mark.parametrize(
-    ("peak", "left", "passes"),
-    [(2**20, 2**10, True), (gpu_checks.WORKSPACE * 9, 2**10, False), (2**20, gpu_checks.WORKSPACE, False)],
-    ids=["lean", "wasteful", "hoarding"],
-)
-def test_memory_is_bounded(monkeypatch, peak, left, passes):
-    """Storage, results and 64 MiB: what is measured (made up in this test) is compared with it, and said."""
-    used = [0]
-    monkeypatch.setattr(gpu_checks, "_allocated", lambda device: used.append(used[-1] + left) or used[-1])
-    monkeypatch.setattr(gpu_checks, "_peak", lambda device, run: (run(), peak))
-    planted = Backend("planted", dense.run)
-    found = gpu_checks.run_memory("cpu", torch.float32, 512, hubs=True, backend=planted)
-    assert found["passed"] == passes
-    assert all(word in found["message"] for word in ("graph", "forward", "backward"))

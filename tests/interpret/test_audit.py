@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from functools import partial
 from itertools import pairwise, product
 
 import pytest
 import torch
 from support.covering import thinned
+from support.extras import needs
 from support.refusals import assert_refusals
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
@@ -180,7 +182,7 @@ def test_flow_is_the_sparsity_of_the_module(seed):
     rates = torch.tensor([0.1, 0.04])[:, None, None]
     flows, allowed = torch.rand(2, 30, 30, generator=torch.Generator().manual_seed(seed)) < rates
     graph = ga.convert.from_mask(allowed)
-    if seed % 3 == 0:  # one leak among many clean pairs, which groups of receivers must not hide
+    if seed % 3 == 0:  # one leak among many clean pairs
         flows, leak = allowed.clone(), (~allowed).nonzero()[seed]
         flows[*leak] = True
     verdict = audit(Linear(flows), graph, (30, 3))
@@ -188,13 +190,6 @@ def test_flow_is_the_sparsity_of_the_module(seed):
     assert torch.equal(verdict.flow.mask(), flows)
     assert pairs(verdict) == off_graph(flows, graph)
     assert set(verdict.unused) == {(src, dst) for dst, src in unused.nonzero().tolist()}
-
-
-def test_far_fewer_passes_than_receivers():
-    for graph, most in ((patterns.window(256, 8), 80), (patterns.causal(64), 128)):
-        verdict = audit(Linear(graph.mask()), graph, (graph.num_src, 3), witnesses=["jacobian"])
-        assert verdict.exact
-        assert (verdict.probes <= most, verdict.backward_passes <= 4) == (True, True), verdict
 
 
 def test_each_detector_sees_what_another_cannot():
@@ -209,7 +204,6 @@ def test_each_detector_sees_what_another_cannot():
     (leak,) = verdict.leaks
     assert (leak.src, leak.dst, leak.witnesses) == (5, 2, ("jacobian", "nan"))
     assert 0 < leak.size < 1e-28
-    assert "tolerance" in str(verdict)
     # a leak whose path no gradient can follow
     verdict = audit(nn.Sequential(Block(BEFORE), Reads(lambda x: x.detach().flip(1))), CAUSAL, SHAPE)
     assert {leak.witnesses[0] for leak in verdict.leaks} == {"perturbation"}
@@ -273,8 +267,6 @@ def test_layers_are_counted_or_given():
     blocks = nn.Sequential(Block(window.mask()), Block(window.mask()))
     shallow = audit(blocks, window, SHAPE)
     assert pairs(shallow) == off_graph((window**2).mask(), window)
-    seems = "the module seems to have 2 layers: if each may use the graph nothing leaks, say layers=2"
-    assert seems in str(shallow)
     deep = audit(blocks, window, SHAPE, layers=2)
     assert (deep.exact, deep.allowed) == (True, patterns.window(T, 5))
     verdict = audit(nn.Sequential(Block(patterns.window(T, 2).mask()), blocks[1]), window, SHAPE, layers=2)
@@ -344,13 +336,14 @@ class Tokens(nn.Module):
 
 
 def test_token_ids_are_audited_from_their_embedding():
-    """The table that gets the ids is found; it can be named too, or be given."""
+    """The table that gets the ids is named, or given; with one table alone it is known."""
     module = Tokens(BEFORE)
-    for embedding in (None, "word", module.word):
+    for embedding in ("word", module.word):
         assert audit(module, CAUSAL, (T,), embedding=embedding).exact
-    assert pairs(audit(Tokens(ALL), CAUSAL, (T,))) == AHEAD
-    # what the last id decides without its embedding has no gradient
-    verdict = audit(Tokens(BEFORE, scaled=True), CAUSAL, (T,))
+    assert audit(nn.Embedding(20, WIDTH), LOOPS, (T,)).exact
+    assert pairs(audit(Tokens(ALL), CAUSAL, (T,), embedding="word")) == AHEAD
+    # What the last id decides without its embedding has no gradient.
+    verdict = audit(Tokens(BEFORE, scaled=True), CAUSAL, (T,), embedding="word")
     assert pairs(verdict) == {(T - 1, dst) for dst in range(T - 1)}
     assert not any("jacobian" in leak.witnesses for leak in verdict.leaks)
 
@@ -399,7 +392,24 @@ def test_random_numbers_are_the_same_in_every_pass():
     assert alone.backward_passes >= alone.probes > together.backward_passes
 
 
-ENDLESS, IDS = nn.Identity(), {"input_shape": (T,)}
+def test_a_block_of_use_graph_holds_for_the_copy_that_is_audited():
+    """And for it alone while it is audited: what the block knows is as it was afterwards."""
+    needs("transformers")
+    importlib.import_module("gnn_attention.huggingface")
+    model = importlib.import_module("support.hf_models").build("llama")
+    graph = patterns.window(12, 3) | patterns.sinks(12, 1)
+    model.set_attn_implementation("gnn_attention")
+    with ga.use_graph(model, graph):
+        (use,) = importlib.import_module("gnn_attention.huggingface._overrides").uses_now()
+        known = dict(use.names), dict(use.numbers)
+        assert audit(model, graph, (12,), layers=2, witnesses="jacobian").exact
+        assert (use.names, use.numbers) == known
+    beyond = (patterns.causal(12) - graph @ graph).edge_index
+    leaks = audit(model, graph, (12,), layers=2, witnesses="jacobian").leaks
+    assert {(leak.src, leak.dst) for leak in leaks} == set(map(tuple, beyond.T.tolist()))
+
+
+ENDLESS, IDS = nn.Identity(), {"module": Tokens(BEFORE), "input_shape": (T,)}
 ENDLESS.endless = (x for x in ())
 OUR_LAYER = MessagePassingAttention(StandardHeads(4, 1))
 THREE = Reads(lambda x: x[:, :3])
@@ -414,30 +424,22 @@ WRONG = [
     ({"module": nn.Flatten()}, ValueError, r"floating states \[B, dst, ...\].*got shape \[1, 32\]"),
     ({"module": Reads(lambda x: x.log())}, ValueError, "returns NaN or inf .* first at receiver"),
     ({"module": OUR_LAYER, "graph": [CAUSAL]}, ValueError, "takes one g, got a list of graphs"),
-    ({"witnesses": ["nan"]}, ValueError, "NaN alone shows nothing"),
+    ({"witnesses": ["nose"]}, ValueError, "witnesses must be one of"),
     ({"tolerance": -1.0}, ValueError, "tolerance must be a share"),
     ({"dtype": torch.float16}, ValueError, "torch.float64 or torch.float32, got torch.float16"),
     ({"module": ENDLESS}, NotImplementedError, "Identity cannot be copied"),
     ({"inputs": 3}, TypeError, "inputs must be a tensor or a list of tensors, got 3"),
     ({"inputs": [[0.0]]}, TypeError, "inputs must be a tensor or a list of tensors"),
-    (
-        {"inputs": torch.zeros(SHAPE)},
-        ValueError,
-        r"inputs must .* \(8, 4\), got the shape \(8, 4\): give a batch",
-    ),
+    ({"inputs": torch.zeros(SHAPE)}, ValueError, r"inputs must .* got the shape \(8, 4\): give a batch"),
     ({"inputs": torch.zeros(1, *SHAPE).long()}, TypeError, "floating states .* got torch.int64"),
-    ({"inputs": torch.full((1, *SHAPE), torch.inf)}, ValueError, "inputs must be finite"),
     ({"inputs": torch.full((1, *SHAPE), 6.0), "module": FAILS_AT_6}, ValueError, "returns NaN or inf"),
-    (
-        {"module": Tokens(BEFORE), **IDS, "inputs": torch.zeros(1, T)},
-        TypeError,
-        "token ids .* got torch.float32",
-    ),
-    ({"module": Tokens(BEFORE), **IDS, "inputs": torch.full((1, T), -1)}, IndexError, "from -1 to -1"),
-    ({"module": nn.Linear(3, 3), **IDS}, ValueError, "0 of the module's embeddings"),
-    ({"module": Tokens(BEFORE), **IDS, "embedding": "words"}, ValueError, "or its name, got 'words'"),
-    ({"module": Tokens(BEFORE), **IDS, "embedding": "block"}, ValueError, "embedding must have a weight"),
-    ({"module": Tokens(BEFORE), **IDS, "embedding": "place"}, ValueError, "not called with the token ids"),
+    ({**IDS, "embedding": "word", "inputs": torch.zeros(1, T)}, TypeError, "token ids .* got torch.float32"),
+    ({**IDS, "embedding": "word", "inputs": torch.full((1, T), -1)}, IndexError, "from -1 to -1"),
+    ({**IDS, "module": nn.Linear(3, 3)}, ValueError, "the module has 0 embeddings"),
+    (IDS, ValueError, r"2 embeddings .'word', 'place'.*: give embedding='name'"),
+    ({**IDS, "embedding": "words"}, ValueError, "or its name, got 'words'"),
+    ({**IDS, "embedding": "block"}, ValueError, "embedding must have a weight"),
+    ({**IDS, "embedding": "place"}, ValueError, "not called with the token ids"),
 ]
 
 

@@ -118,21 +118,6 @@ def test_cuts_in_the_last_layer_of_a_linear_readout_are_exact(llama):
     hook.remove()
 
 
-def test_integrated_cuts_add_up_to_the_metric_of_the_cut(llama):
-    """The error of the midpoint rule falls by 4 with twice the steps."""
-    end = patterns.window(TOKENS, 2) | patterns.sinks(TOKENS, 1)
-    change = with_tables(llama, full_tables() & end.mask()) - with_tables(llama, full_tables())
-    errors = []
-    for steps in (8, 16):
-        a = trace.attribute(llama, IDS, last_loss, cut=end, steps=steps)
-        src, dst = a.edge_index(0)
-        gone = ~end.mask()[dst, src]
-        total = sum(a.scores(layer)[:, gone].sum() for layer in a.layers)
-        errors.append(abs(total - change))
-    assert errors[0] < 0.02 * abs(change)
-    assert 3.5 < errors[0] / errors[1] < 4.5
-
-
 def test_absent_edges_have_the_effect_of_not_adding_them(llama):
     """Their derivative at the graph that lacks them; an edge that stays has that of its cut."""
     small = patterns.window(TOKENS, 3)
@@ -183,7 +168,7 @@ def test_a_learned_position_and_the_small_model_of_our_own():
 
 
 def test_keep_takes_the_largest(llama):
-    """By count, share, part and with what must stay; the pruned graph is what runs."""
+    """By count, share and with what must stay; the pruned graph is what runs."""
     a = trace.attribute(llama, IDS, lambda logits: token_losses(logits).sum())
     sizes = torch.stack([a.scores(layer, "slope").abs() for layer in a.layers])
     pruned = a.keep(40, at_least=0, sinks=0)
@@ -196,12 +181,6 @@ def test_keep_takes_the_largest(llama):
         along = last_loss(llama(IDS, use_cache=False).logits)
     # sums of at most 6 terms, in another order
     assert abs(along - gated_metric(llama, tables.double())) <= 1e-12
-    # two edges of a receiver have slopes of equal size
-    by_head = a.keep(0.5, at_least=0, sinks=0, per="head", without="mute")
-    for layer in a.layers:
-        assert by_head(layer, 0, TOKENS).mask().sum((1, 2)).tolist() == [10] * HEADS
-    by_layer = a.keep(0.25, at_least=0, sinks=0, per="layer", without="mute")
-    assert [int(by_layer(layer, 0, TOKENS).mask().sum()) for layer in a.layers] == [21, 21]
     least = a.keep(0, at_least=2, sinks=1)
     for layer in a.layers:
         table = least(layer, 0, TOKENS).mask()
@@ -224,8 +203,6 @@ def test_top_is_over_all_layers_and_heads(llama):
 
 def test_wrong_arguments_are_named(llama):
     """One sentence each."""
-    with pytest.raises(ValueError, match="steps=3 needs the graph at the end of the way"):
-        trace.attribute(llama, IDS, last_loss, steps=3)
     with pytest.raises(
         TypeError, match=r"metric\(logits\) must be a scalar or vector .* got shape \[1, 6, 16\]"
     ):
@@ -234,8 +211,6 @@ def test_wrong_arguments_are_named(llama):
         trace.attribute(torch.nn.Linear(2, 2), IDS, last_loss)
     with pytest.raises(ValueError, match="edges must be a graph over the tokens of"):
         trace.attribute(llama, IDS, last_loss, edges=patterns.causal(5))
-    with pytest.raises(ValueError, match="cut must be a graph of at least 6 tokens"):
-        trace.attribute(llama, IDS, last_loss, cut=patterns.causal(5))
     a = trace.attribute(llama, IDS, last_loss)
     with pytest.raises(ValueError, match=r"amount must be a share of all pairs .* got 1.5"):
         a.keep(1.5)

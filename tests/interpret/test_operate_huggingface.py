@@ -32,17 +32,21 @@ SURGERIES = {
         trace.mute(ga.patterns.window(64, 3), heads=1),
         trace.cut(ga.patterns.dilated(64, 2, 2), heads=0),
     ],
-    "scale": [trace.scale(FACTOR, PAIRS, layers=1, heads=[0, 2])],
-    "scale again": [trace.scale(FACTOR, PAIRS, heads=[0, 1]), trace.scale(FACTOR), trace.mute((0, 2))],
+    "scale": [trace.mute(PAIRS, layers=1, heads=[0, 2], factor=FACTOR)],
+    "scale again": [
+        trace.mute(PAIRS, heads=[0, 1], factor=FACTOR),
+        trace.mute(factor=FACTOR),
+        trace.mute((0, 2)),
+    ],
 }
 # of a run: each is given it
 PATCHES = {
     "patch": lambda run: [trace.patch(run, PAIRS, layers=1, heads=[1, 2])],
     "patch all": lambda run: [trace.patch(run)],
     "patch several": lambda run: [
-        trace.scale(FACTOR, heads=1),
+        trace.mute(heads=1, factor=FACTOR),
         trace.patch(run, ga.patterns.window(64, 3), heads=[0, 1]),
-        trace.scale(FACTOR, (2, 4)),
+        trace.mute((2, 4), factor=FACTOR),
         trace.cut((1, 3)),
     ],
 }
@@ -186,8 +190,8 @@ def test_formula(name, pad, key, use_formula, monkeypatch):
             assert_exact(found[sample][:, own][..., own], true[sample][:, slot][..., slot])
             assert not found[sample][:, own][..., ~own].any()
         received = torch.zeros_like(layer.update)
-        for pairs, carried in layer.each_carried(at_once=50):
-            received.index_add_(1, pairs[1], carried.sum(2))
+        for pairs in layer.edge_index.split(50, 1):
+            received.index_add_(1, pairs[1], layer.carried(pairs).sum(2))
         bias = 0.0 if layer.heads.b_O is None else layer.heads.b_O
         assert_exact((received + bias)[real], layer.update[real])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import partial
 from typing import Any
 
 import pytest
@@ -125,8 +124,7 @@ def test_muting_the_loudest_edge_loses_no_digits(backend: str, dtype: torch.dtyp
     q, k, v = (x.to(dtype) for x in (q, k, v))
     graph, scale = patterns.causal(n), width**-0.5
     mute = trace.mute([(0, dst) for dst in range(n)])
-    step = interventions.LastSplit(mute), partial(mute.change, 0)
-    found = ga.attend(q, k, v, graph, scale=scale, backend=interventions.Changing.over(backend, step))
+    found = ga.attend(q, k, v, graph, scale=scale, backend=interventions.Changing.over(backend, (mute, 0)))
     weights = (q.double() @ k.double().mT * scale).masked_fill(~graph.mask(), -math.inf).softmax(-1)
     assert weights[0, :, 20, 0].min() > 0.9
     quiet = v.clone()
@@ -142,8 +140,8 @@ def test_scaled_and_patched_messages(graph: str, backend: str) -> None:
     g, layer = traces.GRAPHS[graph], MessagePassingAttention(heads(), backend=backend)
     source = trace.record(MessagePassingAttention(made), other, patterns.causal(5))
     early = [pair for pair in listed if pair[0] < 5]
-    surgery = [trace.scale(-3.0, listed[:2], heads=2), trace.patch(source, early, heads=[1, 2])]
-    surgery.append(trace.scale(0.5, listed[:1], heads=2))
+    surgery = [trace.mute(listed[:2], heads=2, factor=-3.0), trace.patch(source, early, heads=[1, 2])]
+    surgery.append(trace.mute(listed[:1], heads=2, factor=0.5))
     plain, given = dense(made, x, g), dense(made, other, patterns.causal(5)).messages
     sent = plain.messages.unsqueeze(2).expand(2, 4, 7, 7, 12).clone()
     for src, dst in listed[:2]:
@@ -154,13 +152,10 @@ def test_scaled_and_patched_messages(graph: str, backend: str) -> None:
     carried = plain.weights.unsqueeze(-1) * sent
     call = trace.record(layer, x, g, surgery=surgery).layers[0]
     assert_exact(call.update, carried.sum((1, 3)) + made.b_O)
-    pairs, direction = call.edge_index, drawn(12, seed=2)
+    pairs = call.edge_index
     assert_exact(call.weights(), at(plain.weights, pairs))
     assert_exact(call.carried(pairs), at(carried, pairs))
     assert_exact(call.norms(), at(carried.norm(dim=-1), pairs))
-    assert_exact(
-        call.along(direction, listed, heads=2), at(carried @ direction, torch.tensor(listed).mT)[..., 2:3]
-    )
     assert_exact(call.messages(pairs), plain.messages[:, :, pairs[0]].transpose(1, 2))
 
 
@@ -168,8 +163,7 @@ def test_a_sink_counts_for_a_receiver_whose_messages_are_all_changed() -> None:
     """It has in-edges still."""
     q, k, v, sinks = drawn(1, 2, 3, 4), drawn(1, 2, 3, 4, seed=1), drawn(1, 2, 3, 4, seed=2), drawn(2, seed=3)
     mute = trace.mute([(0, 0), (0, 1), (1, 1)])
-    step = interventions.LastSplit(mute), partial(mute.change, 0)
-    changing = interventions.Changing.over("auto", step)
+    changing = interventions.Changing.over("auto", (mute, 0))
     info = ga.attend(q, k, v, patterns.causal(3), sink_logits=sinks, backend=changing, return_info=True)[1]
     logits = (q @ k.mT / 2).masked_fill(~patterns.causal(3).mask(), -math.inf)
     assert_exact(info.lse, torch.cat([logits, sinks.view(1, 2, 1, 1).expand(1, 2, 3, 1)], -1).logsumexp(-1))
@@ -197,10 +191,8 @@ def test_nothing_is_made_of_tokens_by_tokens() -> None:
     with Sizes() as sizes:
         for surgery in (trace.cut([(9, 10)], heads=2), trace.mute([(9, 10), (7, 8)], heads=[1, 5])):
             call = trace.record(layer, torch.randn(n, width), graph, surgery=surgery).layers[0]
-            for numbers in (call.norms(), call.along(torch.ones(width))):
-                assert numbers.shape == (1, call.edge_index.shape[1], 8)
+            assert call.norms().shape == (1, call.edge_index.shape[1], 8)
             assert call.carried([(2000, 2001)]).shape == (1, 1, 8, width)
-            assert trace.rollout([call] * 2, [2000, 17]).shape == (1, 2, n)
     assert sizes.largest < n * n / 8, sizes.largest
     assert sizes.largest < call.edge_index.shape[1] * 8 * width / 4, sizes.largest
 
@@ -208,7 +200,7 @@ def test_nothing_is_made_of_tokens_by_tokens() -> None:
 NO_EDGE = r"-> {} is no edge of TokenGraph\(causal\(7\).*: there is nothing to {}"
 
 
-def patched(count: int, *edges: Any, copies: int = 1, **where: Any) -> trace.Surgery:
+def patched(count: int, *edges: Any, copies: int = 1, **where: Any) -> trace.Intervention:
     """A patch from a run of this many tokens."""
     return trace.patch(trace.record(new_model(), TOKENS[:1, :count].expand(copies, -1)), *edges, **where)
 
@@ -229,10 +221,9 @@ WRONG_OPERATIONS = [
     (lambda: trace.mute([(0, 1), (5, 2)]), ValueError, NO_EDGE.format(2, "mute")),
     (lambda: trace.mute((0, 7)), IndexError, r"edge_index\[1, 0\] = 7 is no receiver: expected 0 .. 6"),
     (lambda: trace.cut(patterns.causal(8)), ValueError, "graphs joined by & must have the same nodes"),
-    (lambda: trace.scale(math.inf, (0, 1)), ValueError, "factor must be finite, got inf"),
-    (lambda: trace.scale("2", (0, 1)), TypeError, "factor must be a number, got"),
+    (lambda: trace.mute((0, 1), factor=math.inf), ValueError, "factor must be finite, got inf"),
+    (lambda: trace.mute((0, 1), factor="2"), TypeError, "factor must be a number, got"),
     (lambda: trace.patch(new_model(), (0, 1)), TypeError, "run must be a result of trace.record, got"),
-    (lambda: patched(5, (5, 6)), IndexError, "sender 5 is not in the run, whose layer 0 has 5 tokens"),
     (
         lambda: patched(7, (0, 1), layers=3),
         IndexError,
@@ -244,7 +235,7 @@ WRONG_OPERATIONS = [
         ValueError,
         r"layer 0 are \[3, 3, 7, 4\] in the run and \[2, 3, 7, 4\] here",
     ),
-    (lambda: "cut", TypeError, r"surgeries must be made by cut.*or patch\(...\), got str"),
+    (lambda: "cut", TypeError, r"interventions must be made by cut.*or patch\(...\), got str"),
 ]
 
 

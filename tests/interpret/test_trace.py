@@ -1,4 +1,4 @@
-"""The trace: what edges carried against a dense formula in float64, names, rollout and flow."""
+"""The trace: what edges carried against a dense formula in float64, and the names of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from support import traces
 from support.bounds import assert_exact, assert_rule, assert_sum, attention_truth
 from support.refusals import assert_refusals
 from support.traces import CAUSAL, LISTED, TOKENS, at, cells, dense, drawn, heads, new_model, recorded
-from torch import Tensor, nn
+from torch import nn
 
 import gnn_attention as ga
 from gnn_attention import MessagePassingAttention, StandardHeads, patterns, score_mods
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.interpret import trace
-from gnn_attention.verify.measure import EXACT
 
 
 def one_list(backend: Any, name: str, kind: str | None, chosen: Any) -> bool:
@@ -39,7 +38,7 @@ EVERYTHING = [row for row in product(BACKENDS, traces.GRAPHS, *OPERATIONS.values
 def test_everything_equals_the_dense_formula(backend: Any, name: str, kind: str | None, chosen: Any) -> None:
     """As it is, and with edges cut or muted in some heads; gradients of the states and parameters too."""
     made, x, graph = heads(), drawn(2, 7, 12).requires_grad_(), traces.GRAPHS[name]
-    layer, direction = MessagePassingAttention(made, backend=backend), drawn(12, seed=5)
+    layer = MessagePassingAttention(made, backend=backend)
     masks = {kind: cells(traces.PAIRS[name], chosen)} if kind else {}
     surgery = traces.KINDS[kind](traces.PAIRS[name], heads=chosen) if kind else ()
     call = trace.record(layer, x, graph, surgery=surgery).layers[0]
@@ -54,7 +53,6 @@ def test_everything_equals_the_dense_formula(backend: Any, name: str, kind: str 
     assert_exact(call.messages(pairs), wanted.messages[:, :, pairs[0]].transpose(1, 2))
     assert_exact(call.carried(pairs), carried)
     assert_exact(call.norms(), carried.norm(dim=-1))
-    assert_exact(call.along(direction), carried @ direction)
     assert_exact(call.results(), wanted.carried.sum(3).transpose(1, 2))
     assert_exact(call.update, wanted.update)
     assert_exact(call.dense(call.weights()), wanted.weights)
@@ -83,7 +81,8 @@ def test_score_mods_and_biases_are_in_the_logits(kind: str | None) -> None:
     call = recorded(made, x, LISTED, score_mods.softcap(2.0), bias=bias, surgery=surgery)
     wanted = dense(made, x, LISTED, cap=2.0, bias=bias, **({kind: cells(pairs)} if kind else {}))
     assert_exact(call.logits(), at(wanted.logits, call.edge_index))
-    assert_exact(call.logits(torch.tensor([6, 2])), at(wanted.logits, call.edge_index)[:, [6, 2]])
+    some = call.edge_index[:, [6, 2]]
+    assert_exact(call.logits(some), at(wanted.logits, some))
     assert_exact(call.weights(), at(wanted.weights, call.edge_index))
     assert_exact(call.update, wanted.update)
     if kind:
@@ -115,20 +114,16 @@ def test_every_form_of_the_weights_and_half_precision() -> None:
     assert_rule(half.z, {}, attention_truth(half.q, half.k, half.v, LISTED))
 
 
-def test_edges_are_chosen_by_position_or_by_pair_and_heads_by_number() -> None:
+def test_edges_are_chosen_by_pair_and_heads_by_number() -> None:
     call = recorded(heads(), drawn(2, 7, 12), LISTED)
     all_of_them = call.carried(call.edge_index)
-    for edges in (torch.tensor([3, 0]), torch.tensor([[3, 6], [3, 2]]), [(3, 3), (6, 2)], ((3, 3), (6, 2))):
+    for edges in (torch.tensor([[3, 6], [3, 2]]), [(3, 3), (6, 2)], ((3, 3), (6, 2))):
         assert_exact(call.carried(edges), all_of_them[:, [3, 0]])
         assert_exact(call.norms(edges, heads=[2, 1]), call.norms()[:, [3, 0]][..., [2, 1]])
-    assert_exact(call.messages((6, 2), heads=3), call.messages(torch.tensor([0]))[:, :, [3]])
+    assert_exact(call.messages((6, 2), heads=3), call.messages(call.edge_index[:, :1])[:, :, [3]])
     assert_exact(call.weights((3, 3)), torch.ones(2, 1, 4, dtype=torch.float64))
     assert call.weights([]).shape == (2, 0, 4)
     assert call.carried([], heads=1).shape == (2, 0, 1, 12)
-    parts = list(call.each_carried(heads=[0, 3], at_once=5))
-    assert [part.shape[1] for part, _ in parts] == [5, 4]
-    assert torch.equal(torch.cat([part for part, _ in parts], 1), call.edge_index)
-    assert_exact(torch.cat([vectors for _, vectors in parts], 1), all_of_them[:, :, [0, 3]])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -190,7 +185,7 @@ def test_a_pair_that_is_no_edge_of_a_head_carries_no_nan() -> None:
     x[0, 5] = math.nan
     graph = ga.algebra.per_head(*[CAUSAL] * 2, *[patterns.window(7, 1) - traces.one(5, 5)] * 2)
     call, pair = recorded(heads(), x, graph), [(5, 6)]
-    for numbers in (call.carried(pair).norm(dim=-1), call.norms(pair), call.along(drawn(12), pair)):
+    for numbers in (call.carried(pair).norm(dim=-1), call.norms(pair)):
         assert numbers.isnan().tolist() == [[[True, True, False, False]]]
         assert (numbers[..., 2:] == 0).all()
 
@@ -202,29 +197,23 @@ def test_hook_names_and_words_are_the_same_tensors() -> None:
         for term in trace.GLOSSARY:
             words = [term.hook, term.search, term.routing, term.transforms, term.message_exchange]
             for word in filter(None, words):
-                same, other = call[word], run[f"blocks.{number}.{word}"]
+                same = call[word]
                 if word in (trace_hooks := ("attn.hook_attn_scores", "attn.hook_pattern")):
                     fill = -torch.inf if word == trace_hooks[0] else 0.0
                     table = call.dense(call[term.name], fill)
                     assert torch.equal(same, table), word
-                    assert torch.equal(other, table), word
                 elif isinstance(same, FactoredMatrix):
-                    same, other = same.left, other.left
-                    assert same.data_ptr() == call[term.name].left.data_ptr() == other.data_ptr(), word
+                    assert same.left.data_ptr() == call[term.name].left.data_ptr(), word
                 else:
-                    assert same.data_ptr() == call[term.name].data_ptr() == other.data_ptr(), word
-        for place, hook in enumerate(("hook_resid_pre", "hook_resid_mid", "hook_resid_post")):
-            assert run[f"blocks.{number}.{hook}"] is run.states[2 * number + place]
-        assert run[f"blocks.{number}.hook_mlp_out"] is run.phases[2 * number + 1].update
-        assert run[f"blocks.{number}.hook_attn_out"] is run.phases[2 * number].update
-    assert run["hook_embed"] is run.states[0]
+                    assert same.data_ptr() == call[term.name].data_ptr(), word
+        assert call["hook_attn_out"] is run.phases[2 * number].update
     steps = [term.message_exchange for term in trace.GLOSSARY if term.message_exchange]
     assert list(call.terms("message exchange")) == steps
     assert len(steps) == 7
     run = trace.record(MessagePassingAttention(heads()), drawn(2, 7, 12), LISTED)
     shapes = {"q": (2, 7, 4, 6), "k": (2, 7, 2, 6), "v": (2, 7, 2, 5), "z": (2, 7, 4, 5)}
     shapes |= {"pattern": (2, 4, 7, 7), "attn_scores": (2, 4, 7, 7), "result": (2, 7, 4, 12)}
-    assert {name: tuple(run[f"blocks.0.attn.hook_{name}"].shape) for name in shapes} == shapes
+    assert {name: tuple(run.layers[0][f"attn.hook_{name}"].shape) for name in shapes} == shapes
 
 
 def test_modules_that_cannot_be_recorded() -> None:
@@ -252,29 +241,11 @@ def test_modules_that_cannot_be_recorded() -> None:
 WRONG_QUESTIONS = [
     (lambda run: run.layers[0].weights([(0, 1)]), ValueError, "0 -> 1 is no edge .*: nothing came along"),
     (lambda run: run.layers[0].overlap([(7, 0)]), IndexError, "is no sender: expected 0 .. 6"),
-    (lambda run: run.layers[0].norms(torch.tensor([9])), IndexError, r"positions in 0 .. 8, got \[9\]"),
-    (lambda run: run.layers[0].norms(torch.ones(9).bool()), TypeError, "of a bool mask use nonzero"),
+    (lambda run: run.layers[0].norms(torch.tensor([9])), ValueError, r"a pair is \(src, dst\)"),
     (lambda run: run.layers[0].carried((0, 2), heads=4), IndexError, "heads must be in 0 .. 3, got 4"),
-    (lambda run: run.layers[0].along(torch.ones(5)), ValueError, r"direction .* \[12\], got .*shape \[5\]"),
     (lambda run: run.layers[0].dense(torch.ones(1, 3, 4)), ValueError, r"\[B, 9, heads\], got \[1, 3, 4\]"),
-    (lambda run: run.layers[0].each_carried(at_once=0), ValueError, "at_once must be at least 1, got 0"),
     (lambda run: run.layers[0].terms("poetry"), ValueError, "view must be one of 'search', .*, got 'poetry'"),
-    (lambda run: trace.rollout([]), ValueError, "layers must be over the same tokens"),
-    (lambda run: trace.rollout(run), TypeError, r"layers must be a list of calls, as run.layers is, got Run"),
-    (lambda run: trace.flow(run, 0, 1), TypeError, r"layers must be a list of calls, as run.layers is"),
-    (lambda run: trace.rollout(run.layers[0]), TypeError, r"as run.layers is, got LayerTrace"),
-    (lambda run: run[0], TypeError, r"a name, such as 'blocks.0.attn.hook_q', .* in run.layers, got 0 of"),
-    (lambda run: run["blocks.0.hook_resid_pre"], KeyError, "'blocks.0.hook_resid_pre': .* has no phases"),
-    (lambda run: trace.rollout(run.layers, [7]), IndexError, "receivers must be in 0 .. 6, got 7"),
-    (lambda run: trace.flow(run.layers, 0, 7), IndexError, "dst must be in 0 .. 6, got 7"),
-    (lambda run: trace.flow(run.layers, 0, 1, sample=1), IndexError, "sample must be in 0 .. 0, got 1"),
     (lambda run: run.layers[0]["attn.hook_x"], KeyError, "'attn.hook_x': expected one of .*listening dist"),
-    (
-        lambda run: run["blocks.1.attn.hook_q"],
-        KeyError,
-        r"this run is called .*: expected a block of \[0\], as in 'blocks.0.attn.hook_q'",
-    ),
-    (lambda run: run["hook_embed"], KeyError, "no part of this run is called 'hook_embed'"),
 ]
 
 
@@ -286,67 +257,21 @@ def test_wrong_questions_are_refused() -> None:
         recorded(made, torch.randn(7, 4), LISTED).norms()
 
 
-def mixed(layers: Any) -> Tensor:
-    """The product of the dense ``mean weight over heads + I``, its rows divided by their sum."""
-    product = eye = torch.eye(layers[0].graph.num_dst, dtype=torch.float64)
+def test_influence_with_the_weights_of_a_run_is_attention_rollout() -> None:
+    """``0.5 W + 0.5 I`` of each layer, W the mean over heads: Abnar and Zuidema 2020, section 3."""
+    layers = trace.record(new_model(), TOKENS[:1], CAUSAL).layers
+    product = eye = torch.eye(7, dtype=torch.float64)
     for call in layers:
-        share = call.dense(call.weights()).mean(1) + eye
-        product = share / share.sum(-1, keepdim=True) @ product
-    return product
-
-
-@pytest.mark.parametrize("graph", traces.GRAPHS.values(), ids=traces.GRAPHS)
-def test_rollout_is_the_product_of_the_layers(graph: Any) -> None:
-    """Against the dense product; rows sum to 1 and nothing comes from where no path leads."""
-    layers = [recorded(heads(), drawn(2, 7, 12) + number, graph) for number in range(3)]
-    found = trace.rollout(layers)
-    assert_exact(found, mixed(layers))
-    assert_exact(found.sum(-1), torch.ones(2, 7, dtype=torch.float64))
-    assert_exact(trace.rollout(layers, [5, 2]), found[:, [5, 2]])
-    if graph is CAUSAL:  # as the paper writes it, where no receiver is isolated
-        half = 0.5 * layers[0].dense(layers[0].weights()).mean(1) + 0.5 * torch.eye(7, dtype=torch.float64)
-        assert_exact(trace.rollout(layers[:1]), half)
-    if graph.heads is None and graph.batch is None:
-        paths = (graph | patterns.window(7, 1)) ** 3
-        assert torch.equal(found[0] > 0, paths.mask())
-
-
-CHAIN = patterns.window(7, 2) - patterns.window(7, 1)
-
-
-def test_flow_is_the_least_cut_of_the_shares() -> None:
-    """Between rollout and 1, no more than any cut lets through; of one layer the share itself."""
-    run = trace.record(new_model(), TOKENS, ga.convert.from_edge_index(LISTED.edge_index, 7))
-    shares = mixed(run.layers[:1])
-    for src in range(7):
-        for dst in (1, 2, 5):
-            found = trace.flow(run.layers, src, dst, sample=1)
-            # EXACT of shares, whose largest is at most 1: bounds that a flow may touch
-            assert trace.rollout(run.layers)[1, dst, src] - EXACT <= found <= 1 + EXACT
-            assert found <= sum(shares[1, :, src]) + EXACT
-            assert_exact(trace.flow(run.layers[:1], src, dst), shares[0, dst, src].item())
-    # one path over three layers, which bends never: the bottleneck
-    layers = trace.record(new_model(), TOKENS, CHAIN).layers
-    along = [mixed([call])[0, t + 1, t].item() for t, call in enumerate(layers)]
-    assert_exact(trace.flow(layers, 0, 3), min(along))
-    assert_exact(trace.rollout(layers)[0, 3, 0], math.prod(along))
-    assert trace.flow(layers, 3, 0) == trace.flow(layers, 0, 4) == 0.0
-
-
-@pytest.mark.parametrize("kind", traces.KINDS)
-def test_a_muted_edge_brings_nothing_to_rollout_and_flow(kind: str) -> None:
-    """The rest of the row grows to 1 again; without the edge there is no other path."""
-    layers = trace.record(new_model(), TOKENS, CHAIN, surgery=traces.KINDS[kind]((1, 2), layers=1)).layers
-    found = trace.rollout(layers)
-    assert_exact(found.sum(-1), torch.ones(2, 7, dtype=torch.float64))
-    assert found[:, 3, 0].abs().max() == 0 == trace.flow(layers, 0, 3)
-    assert found[:, 4, 1].min() > 0
+        product = (0.5 * call.dense(call.weights())[0].mean(0) + 0.5 * eye) @ product
+    weights = [call.weights()[0].mean(-1).detach() for call in layers]
+    assert_exact(ga.analyse.influence(CAUSAL, 3, 0.5, weights), product.detach())
 
 
 def test_pairs_in_parts_are_the_pairs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of more pairs than are gathered together, with gradients."""
     made, x = heads(), drawn(1, 7, 12).requires_grad_()
-    call, chosen = recorded(made, x, LISTED, score_mods.softcap(2.0)), torch.tensor([8, 1, 2, 3, 4, 5, 0, 7])
+    call = recorded(made, x, LISTED, score_mods.softcap(2.0))
+    chosen = call.edge_index[:, [8, 1, 2, 3, 4, 5, 0, 7]]
     wanted = call.logits(chosen)
     monkeypatch.setattr("gnn_attention.backends.call.GATHERED_BYTES", 1)
     found = call.logits(chosen)

@@ -2,19 +2,19 @@
 in other dtypes.
 """
 
-from gnn_attention.verify.attend_checks import attend_checks
+from itertools import takewhile
+
+from gnn_attention import verify
 from gnn_attention.verify.cases import FEATURES, GRAPHS
-from gnn_attention.verify.check import Settings
 
 SMALL = [name for name in GRAPHS if "97" not in name]
 
 
-def checked(backends, graph, dtype, features, size=1.0):
+def checked(backends, graph, dtype, features, size="inputs x1"):
     """What came of the checks of some backends; AssertionError if one failed."""
-    chosen = Settings(
-        dtypes=(dtype,), graphs=(graph,), features=tuple(features), sizes=(size,), backends=backends
-    )
-    outcomes = [check() for check in attend_checks(chosen)]
+    checks = verify.checks("cpu", [dtype], backends, [graph], features, forms=[])
+    calls = takewhile(lambda check: check.group == "attend", checks)
+    outcomes = [check() for check in calls if size in check.name]
     assert not [(x.backend, x.dtype, x.name, x.message) for x in outcomes if not (x.passed or x.skipped)]
     return outcomes
 

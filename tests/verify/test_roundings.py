@@ -8,7 +8,6 @@ import torch
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.verify.measure import Truth, judge
 from gnn_attention.verify.roundings import rounded
-from gnn_attention.verify.truth import Formula
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -86,38 +85,3 @@ def test_the_fused_yardstick_is_for_gradients_of_backends_that_recompute():
     assert truth.for_backend(BACKENDS["tiles"]).yardstick == {"out": 1e-3, "x": 9e-3}
     for other in (None, BACKENDS["dense"], BACKENDS["reference"], Backend("mine", BACKENDS["tiles"].run)):
         assert truth.for_backend(other).yardstick == {"out": 1e-3, "x": 1e-3}
-
-
-def attended(inputs, direction, shorter):
-    """Output and gradients of full attention whose products have shorter operands, and sums of float32."""
-    q, k, v = (x.clone().requires_grad_() for x in inputs.values())
-
-    def product(a, b):
-        return a.to(shorter).float() @ b.to(shorter).float()
-
-    out = product((product(q, k.mT) * q.shape[-1] ** -0.5).softmax(-1), v)
-    found = torch.autograd.grad((out * direction).sum(), (q, k, v))
-    return out.detach(), dict(zip("qkv", found, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("precision", "dtype", "passes"),
-    [
-        # float16 has as many bits as TF32, bfloat16 three fewer
-        ("tf32", torch.float16, True),
-        ("tf32", torch.float32, True),
-        ("tf32", torch.bfloat16, False),
-        ("ieee", torch.float16, False),
-    ],
-)
-def test_tf32_is_judged_by_products_of_10_bits(precision, dtype, passes):
-    """Whatever the device at hand does, which may take float32 for small products."""
-    rng, before = torch.Generator().manual_seed(0), torch.backends.cuda.matmul.fp32_precision
-    inputs = {name: torch.randn(2, 2, 13, 16, generator=rng) for name in "qkv"}
-    direction, mask = torch.randn(2, 2, 13, 16, generator=rng), torch.ones(1, 1, 13, 13, dtype=torch.bool)
-    torch.backends.cuda.matmul.fp32_precision = precision
-    try:
-        truth = Formula(mask, direction, 0.25).truth(inputs)
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
-    assert judge(*attended(inputs, direction, dtype), truth).passed == passes

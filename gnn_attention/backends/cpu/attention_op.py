@@ -16,7 +16,7 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
-from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain
+from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain, token_major
 from gnn_attention.backends.cpu import csr, dense_blocks
 from gnn_attention.backends.plan.plan import Edges, Packed, Plan, packed, unpacked
 from gnn_attention.backends.plan.planner import packed_plan, plan_on
@@ -30,28 +30,16 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
     """A plain call on a plain graph, along the plan of this kind: ``out`` in the dtype of q, and ``lse``."""
-    device, q, k, v, sinks = call.q.device, call.q, call.k, call.v, call.sink_logits
-    if are_plain((q, k, v)) and not any_needs_gradients((q, k, v, sinks)):
+    graph, device, q, k, v, sinks = call.graph, call.q.device, call.q, call.k, call.v, call.sink_logits
+    learns = any_needs_gradients((q, k, v, sinks))
+    if not learns and are_plain((q, k, v)):
         # the operator would have nothing to add
-        plan = memoized(plan_on, call.graph, kind, device)
-        out, lse = _attend(q, k, v, _sinks(q, sinks), plan, call.scale)
+        out, lse = _attend(q, k, v, _sinks(q, sinks), memoized(plan_on, graph, kind, device), call.scale)
     else:
-        plan_of_forward, plan_of_backward = _plans(kind, call)
-        out, lse = attention(q, k, v, plan_of_forward, call.scale, sinks, plan_of_backward)
+        may_learn = learns or torch._C._are_functorch_transforms_active()
+        backward = packed_plan(kind, graph, device, True) if may_learn else None
+        out, lse = attention(q, k, v, packed_plan(kind, graph, device), call.scale, sinks, backward)
     return (out, lse) if sinks is None else (out, edge_softmax.sinks_alone(lse, sinks, call.has_in_edges))
-
-
-def _plans(kind: str, call: AttentionCall) -> tuple[Packed, Packed]:
-    """That of the forward and that of the backward pass, which is the same where none will come."""
-    forward = packed_plan(kind, call.graph, call.q.device)
-    transformed = torch._C._are_functorch_transforms_active()
-    if not transformed and not any_needs_gradients((call.q, call.k, call.v, call.sink_logits)):
-        return forward, forward
-    return forward, packed_plan(kind, call.graph, call.q.device, True)
-
-
-def reached(kind: str, call: AttentionCall, marked: Tensor) -> Tensor:
-    return _reached(marked, call.q, packed_plan(kind, call.graph, call.q.device))
 
 
 def attention(
@@ -81,18 +69,35 @@ def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *plans_and_scale: Any) 
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, plan: Plan, scale: float) -> Pair:
+    """The forward pass, repaired where something that is not finite leaked, or was lost.
+
+    The kernel for CPUs takes few logits that are all NaN for hidden; elsewhere a q or k that is not finite
+    shows in lse. For a logit of +inf it gives lse +inf, and in halves an output that is finite, where all
+    weights are NaN. A GPU is not asked: :func:`along_plan` gives it what is finite.
+    """
     out, lse = _forward(q, k, v, plan, scale, sinks)
-    if _shows_all(q, k, v, lse, plan):
+    if not plan.rectangles or not nonfinite.may_ask(q):
+        return out, lse
+    if plan.narrowest < NARROW:
+        shows_all = nonfinite.surely_finite(q, k, v)
+    elif not plan.visits_non_edges:
+        shows_all = not bool((lse == torch.inf).any())
+    else:
+        shows_all = not bool(nonfinite.spoiled(lse).any()) and nonfinite.surely_finite(v)
+    if shows_all:
         return out, lse
     clean = nonfinite.cleaned(q, k, v)
     out, lse = _forward(clean[0], clean[1], clean[2], plan, scale, sinks)
-    reach = partial(_reached, q=q, plan=packed(plan))
+    reach = partial(reached, q=q, plan=packed(plan))
     bad = nonfinite.poisoned(nonfinite.marked(q, k, v), reach, lse > -torch.inf)
     return out.masked_fill_(bad.unsqueeze(-1), torch.nan), lse.masked_fill_(bad, torch.nan)
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, token-major in memory, and of the sinks."""
+    """The gradients of q, k and v, token-major in memory, and of the sinks.
+
+    That of a sink is ``- sum over receivers of e^(sink - lse) (sum(grad_out * out) - grad_lse)``.
+    """
     q, k, v, sinks, out, lse, tensors, numbers, scale = saved
     plan, asks = unpacked(tensors, numbers), nonfinite.may_ask(q)
     # without in-edges exp(logit - lse) = 0, and 0 times a NaN of an unused gradient must not be
@@ -103,25 +108,23 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *saved: Any) -> tuple[Tens
         excluded |= nonfinite.spoiled(lse)
         out = out.masked_fill(excluded.unsqueeze(-1), 0.0)
     if not asks or bool(excluded.any()):
-        grad_out, grad_lse, lse = _excluded(excluded, grad_out, grad_lse, lse)
+        # these receivers, whose out is 0, contribute nothing
+        grad_out = grad_out.masked_fill(excluded.unsqueeze(-1), 0.0)
+        grad_lse, lse = grad_lse.masked_fill(excluded, 0.0), lse.masked_fill(excluded, torch.inf)
     grad_sinks = torch.empty_like(sinks)
     if sinks.shape[1]:
-        grad_sinks = _sinks_backward(grad_out, grad_lse, out, lse, sinks)
+        delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
+        weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()  # 0 without in-edges: lse is inf there
+        grad_sinks = -(weights * delta).sum(-1).to(sinks.dtype)
     return *_backward(grad_out, grad_lse, (q, k, v), out, lse, plan, scale), grad_sinks
-
-
-def _excluded(rows: Tensor, grad_out: Tensor, grad_lse: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What makes these receivers, whose out is 0, contribute nothing: gradients 0, lse inf."""
-    grad_out = grad_out.masked_fill(rows.unsqueeze(-1), 0.0)
-    return grad_out, grad_lse.masked_fill(rows, 0.0), lse.masked_fill(rows, torch.inf)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: Tensor | None = None) -> Pair:
     wide = torch.promote_types(q.dtype, torch.float32)
     # the dtype of sums until all pieces are merged and sinks are added
     unfinished = (sinks is not None and bool(sinks.shape[1])) or not plan.all_fresh
-    out = _token_major(q, v.shape[3], wide if unfinished else q.dtype)
-    lse = _token_major(q, 1, wide).squeeze(-1)
+    out = token_major(q, v.shape[3], wide if unfinished else q.dtype)
+    lse = token_major(q, 1, wide).squeeze(-1)
     if not plan.complete:
         out.zero_()
         lse.fill_(-torch.inf)
@@ -144,39 +147,33 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, sinks: T
     return out.to(q.dtype), lse
 
 
-def _sinks_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """``- sum over receivers of e^(sink - lse) (sum(grad_out * out) - grad_lse)``."""
-    delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
-    weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()  # 0 without in-edges: lse is inf there
-    return -(weights * delta).sum(-1).to(sinks.dtype)
-
-
 def _backward(
     grad_out: Tensor, grad_lse: Tensor, ends: Triple, out: Tensor, lse: Tensor, plan: Plan, scale: float
 ) -> Triple:
     q, k, v = ends
-    wide, flash = edge_softmax.accumulation_dtype(q.dtype), bool(plan.rectangles) and dense_blocks.is_flash(q)
-    grads = [_token_major(x, x.shape[3], wide) for x in ends]
+    wide = edge_softmax.accumulation_dtype(q.dtype)
+    grads = [token_major(x, x.shape[3], wide) for x in ends]
     for total in grads if plan.rectangles or not plan.pieces else ():
         total.zero_()
-    delta = grad_lse
-    # the kernel for CPUs computes it itself
-    if not flash or any(isinstance(piece, Edges) for piece in plan.pieces):
-        delta = (grad_out.to(wide) * out).sum(-1) - grad_lse
-    by_formula = [grad_out, q, k, v, delta.unsqueeze(-1)]
-    padded = _for_flash_backward(grad_lse, grad_out, q, k, v, out) if flash else by_formula
+    padded: list[Tensor] = []
+    if plan.rectangles:
+        # there is no arithmetic for float16, whose kernel rounds more and takes some times longer
+        padded = [x.float() if x.dtype == torch.float16 else x for x in (grad_out, q, k, v, out)]
+        # The kernel's delta is sum(out * grad_out). ``- grad_lse`` belongs there too: it is one more channel,
+        # in which out is -grad_lse, grad_out 1 and v 0.
+        extra = bool(grad_lse.any())
+        if extra:
+            minus = -grad_lse.to(padded[4].dtype).unsqueeze(-1)
+            padded[0] = torch.cat([padded[0], torch.ones_like(minus)], -1)
+            padded[4] = torch.cat([padded[4], minus], -1)
+        padded = _same_width(max(q.shape[3], v.shape[3] + extra), *padded)
     for piece in plan.pieces:
         if isinstance(piece, Edges):
+            delta = (grad_out.to(wide) * out).sum(-1) - grad_lse
             csr.backward(grad_out, delta, ends, lse, piece, scale, grads, add=bool(plan.rectangles))
         else:
             dense_blocks.backward(padded, lse, piece, scale, grads)
     return grads[0].to(q.dtype), grads[1].to(q.dtype), grads[2].to(q.dtype)
-
-
-def _token_major(like: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """An empty ``[B, H, T, width]`` whose memory is ``[B, T, H, width]``, as projections make and take it."""
-    batch, heads, tokens, _ = like.shape
-    return like.new_empty(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
 
 
 def _same_width(width: int, *tensors: Tensor) -> list[Tensor]:
@@ -188,35 +185,7 @@ def _same_width(width: int, *tensors: Tensor) -> list[Tensor]:
     return ends
 
 
-def _for_flash_backward(grad_lse: Tensor, *tensors: Tensor) -> list[Tensor]:
-    """What the kernel for CPUs takes, which computes ``delta = sum(out * grad_out)`` itself."""
-    # there is no arithmetic for float16, whose kernel rounds more and takes some times longer
-    grad_out, q, k, v, out = (x.float() if x.dtype == torch.float16 else x for x in tensors)
-    # ``- grad_lse`` belongs there too: one more channel, in which out is -grad_lse, grad_out 1 and v 0
-    if not bool(grad_lse.any()):
-        return _same_width(max(q.shape[3], v.shape[3]), grad_out, q, k, v, out)
-    ones = torch.ones_like(grad_lse, dtype=q.dtype).unsqueeze(-1)
-    grad_out, out = torch.cat([grad_out, ones], -1), torch.cat([out, -grad_lse.to(q.dtype).unsqueeze(-1)], -1)
-    return _same_width(max(q.shape[3], v.shape[3] + 1), grad_out, q, k, v, out)
-
-
-def _shows_all(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, plan: Plan) -> bool:
-    """True if nothing that is not finite leaked, or was lost.
-
-    The kernel for CPUs takes few logits that are all NaN for hidden; elsewhere a q or k that is not finite
-    shows in lse. For a logit of +inf it gives lse +inf, and in halves an output that is finite, where all
-    weights are NaN. A GPU is not asked: :func:`along_plan` gives it what is finite.
-    """
-    if not plan.rectangles or not nonfinite.may_ask(q):
-        return True
-    if plan.narrowest < NARROW:
-        return nonfinite.surely_finite(q, k, v)
-    if not plan.visits_non_edges:
-        return not bool((lse == torch.inf).any())
-    return not bool(nonfinite.spoiled(lse).any()) and nonfinite.surely_finite(v)
-
-
-def _reached(marked: Tensor, q: Tensor, plan: Packed) -> Tensor:
+def reached(marked: Tensor, q: Tensor, plan: Packed) -> Tensor:
     """Which receivers ``[B, Hq, dst]`` attend to a marked sender ``[B, Hkv, src]``, by equal weights."""
     marks = marked.to(torch.float32).unsqueeze(-1)
     mean, _ = attention(marks.new_zeros(*q.shape[:3], 1), torch.zeros_like(marks), marks, plan, 1.0)
@@ -224,14 +193,14 @@ def _reached(marked: Tensor, q: Tensor, plan: Packed) -> Tensor:
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Pair:
-    lse = _token_major(q, 1, edge_softmax.accumulation_dtype(q.dtype)).squeeze(-1)
-    return _token_major(q, v.shape[3], q.dtype), lse
+    lse = token_major(q, 1, edge_softmax.accumulation_dtype(q.dtype)).squeeze(-1)
+    return token_major(q, v.shape[3], q.dtype), lse
 
 
 def _fake_backward(
     grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv = (_token_major(x, x.shape[3], x.dtype) for x in (q, k, v))
+    dq, dk, dv = (token_major(x, x.shape[3], x.dtype) for x in (q, k, v))
     return dq, dk, dv, torch.empty_like(sinks, memory_format=torch.contiguous_format)
 
 

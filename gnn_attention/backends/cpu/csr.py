@@ -29,6 +29,7 @@ def forward(
 
     A receiver without in-edges gets 0 and -inf. The arithmetic is in the dtype of lse.
     """
+    asks = q.device.type not in nonfinite.ASYNCHRONOUS
     groups = batches(edges, q.shape[:2], k.shape[1], lse.dtype)
     if edges.fresh and not groups:
         out.zero_()
@@ -36,8 +37,31 @@ def forward(
     for shared, heads in groups:
         work, _ = heads[0]
         key, value = work.staged("k", k[shared]), work.staged("v", v[shared])
+        # one head, or all of a folded list: what has its index has axes of samples and heads then
         for work, head in heads:
-            _forward_head(work, q[head], key, value, scale, out[head], lse[head])
+            sampled_products(work.first, work.staged("q", q[head]), key, scale)
+            logits = work.first.values()
+            shift: Tensor | float = 0.0
+            # Each receiver's largest logit is subtracted, unless exp can reach it. No result may depend on
+            # other receivers, not even by a rounding: so all logits stay as they are if all are small.
+            if not asks or not within_reach(logits):
+                shift = row_maxima(work.edges.ptr, logits)
+                shift.masked_fill_((shift.abs() <= REACH) | (shift == -torch.inf), 0.0)
+                logits.sub_(work.by_edge(shift, work.second.values()))
+            mass = logits.exp_()
+            total = row_sums(work.first, work.in_pieces)
+            here = total.log().add_(shift).view(lse[head].shape)
+            share = total.reciprocal().masked_fill_(total == 0, 0.0).view(here.shape)
+            sums = work.incoming(mass, value).view(out[head].shape)
+            if edges.fresh:
+                torch.mul(sums, share.unsqueeze(-1), out=out[head])
+                lse[head].copy_(here)
+                continue
+            (before, added), lse_of_both = shares((lse[head], here))
+            torch.addcmul(
+                out[head] * before.unsqueeze(-1), sums, (added * share).unsqueeze(-1), out=out[head]
+            )
+            lse[head].copy_(lse_of_both)
 
 
 @torch.no_grad()
@@ -73,54 +97,28 @@ def backward(
         _deliver(sums[1], 1.0, dv[shared], add)
 
 
-def _forward_head(
-    work: Head, q: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor, lse: Tensor
-) -> None:
-    """One head, or all of a folded list: ``q``, ``out`` and ``lse`` then have axes of samples and heads."""
-    sampled_products(_zeroed(work.first), work.staged("q", q), key, scale)
-    logits = work.first.values()
-    shift = _shift(work, logits)
-    mass = logits.exp_()
-    total = row_sums(work.first, work.in_pieces)
-    lse_here = total.log().add_(shift).view(lse.shape)
-    share = total.reciprocal().masked_fill_(total == 0, 0.0).view(lse.shape)
-    sums = work.incoming(mass, value).view(out.shape)
-    if work.edges.fresh:
-        torch.mul(sums, share.unsqueeze(-1), out=out)
-        lse.copy_(lse_here)
-        return
-    (before, here), lse_of_both = shares((lse, lse_here))
-    torch.addcmul(out * before.unsqueeze(-1), sums, (here * share).unsqueeze(-1), out=out)
-    lse.copy_(lse_of_both)
-
-
-def _shift(work: Head, logits: Tensor) -> Tensor | float:
-    """Subtract what exp cannot reach, and return it: each receiver's largest logit, unless that is small."""
-    # a receiver's result must not depend, not even by a rounding, on others: so 0 for all if all are small
-    if logits.device.type not in nonfinite.ASYNCHRONOUS and within_reach(logits):
-        return 0.0
-    top = row_maxima(work.edges.ptr, logits)
-    top.masked_fill_((top.abs() <= REACH) | (top == -torch.inf), 0.0)
-    logits.sub_(work.by_edge(top, work.second.values()))
-    return top
-
-
-def _zeroed(matrix: Tensor) -> Tensor:
-    # 0 times a NaN that an earlier head left would be NaN
-    matrix.values().zero_()
-    return matrix
-
-
 def _backward_head(
     work: Head, grad: Tensor, delta: Tensor, q: Tensor, key: Tensor, value: Tensor, lse: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q and key (but for the scale) and of value, of one head or of all of a folded list."""
     # of two buffers the second has weights by sender, then slopes; the first at last slopes by sender
     mass, slopes, lse = work.first.values(), work.second.values(), lse.reshape(-1)
-    excluded = _excluded(work, lse)
+    asks = lse.device.type not in nonfinite.ASYNCHRONOUS
+    infinite = lse.isinf() & work.has_in_edges
+    # receivers with in-edges that must contribute nothing: usually there are none
+    excluded = None if asks and not infinite.any() else infinite
     query = _without(excluded, work.staged("q", q))
-    sampled_products(_zeroed(work.first), query, key, scale)
-    factor = _mass(work, mass, lse)
+    sampled_products(work.first, query, key, scale)
+    # the weights of a receiver are mass * factor
+    if asks and within_reach(mass):
+        mass.exp_()
+        factor = (-lse).exp_()
+    else:
+        # as there its own numbers decide; small logits have an lse of at most REACH + log(degree)
+        degree = (work.edges.ptr[1:] - work.edges.ptr[:-1]).to(lse.dtype)
+        shift = lse.masked_fill(lse.abs() <= REACH + degree.log() + 1e-3, 0.0)
+        mass.sub_(work.by_edge(shift, slopes)).exp_()
+        factor = (shift - lse).masked_fill_(lse.isinf(), 0.0).exp_()
     gradient = torch.mul(grad, factor.view(grad.shape[:-1]).unsqueeze(-1), out=work.buffer("g", grad))
     gradient = _without(excluded, gradient.flatten(0, -2))
     if excluded is not None:
@@ -133,24 +131,6 @@ def _backward_head(
         slopes.masked_fill_(excluded.index_select(0, work.edges.dst), 0.0)
     d_query = _without(excluded, work.incoming(slopes, key))
     return d_query, work.outgoing(slopes, query, mass), d_value
-
-
-def _mass(work: Head, logits: Tensor, lse: Tensor) -> Tensor:
-    """Turn logits into ``mass`` and return a factor for each receiver: its weights are ``mass * factor``."""
-    if logits.device.type not in nonfinite.ASYNCHRONOUS and within_reach(logits):
-        logits.exp_()
-        return (-lse).exp_()
-    # as in _shift a receiver's own numbers decide: small logits have an lse of at most REACH + log(in-degree)
-    degree = (work.edges.ptr[1:] - work.edges.ptr[:-1]).to(lse.dtype)
-    shift = lse.masked_fill(lse.abs() <= REACH + degree.log() + 1e-3, 0.0)
-    logits.sub_(work.by_edge(shift, work.second.values())).exp_()
-    return (shift - lse).masked_fill_(lse.isinf(), 0.0).exp_()
-
-
-def _excluded(work: Head, lse: Tensor) -> Tensor | None:
-    """Receivers with in-edges that must contribute nothing; None if there surely are none, as usual."""
-    excluded = lse.isinf() & work.has_in_edges
-    return excluded if lse.device.type in nonfinite.ASYNCHRONOUS or excluded.any() else None
 
 
 def _without(excluded: Tensor | None, x: Tensor) -> Tensor:

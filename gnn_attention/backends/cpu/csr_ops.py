@@ -28,7 +28,6 @@ def _products(q: Tensor, k: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     for shared, heads in groups:
         key = heads[0][0].staged("k", k[shared])
         for work, head in heads:
-            work.first.values().zero_()
             sampled_products(work.first, work.staged("q", q[head]), key)
             result[head] = work.first.values().view(result[head].shape)
     return result

@@ -43,6 +43,9 @@ def sampled_products(
     beta: float = 0.0,
 ) -> None:
     """At every edge of the matrix, in place: ``alpha * left_dst . right_src + beta * value`` (finite)."""
+    if not beta:
+        # 0 times a NaN that an earlier head left would be NaN
+        matrix.values().zero_()
     torch.sparse.sampled_addmm(matrix, left, right.t(), beta=beta, alpha=alpha, out=matrix)
 
 
@@ -224,13 +227,12 @@ def batches(edges: Edges, shape: Sequence[int], kv_heads: int, dtype: torch.dtyp
 
 def folded(edges: Edges, slices: int, kv_slices: int) -> Edges:
     """The edges repeated for ``slices`` sets of receivers over ``kv_slices`` sets of senders; cached."""
-    found = _once((slices, kv_slices), edges.ptr, lambda _: _fold(edges, slices, kv_slices))
-    return replace(found, fresh=edges.fresh)
 
+    def fold(ptr: Tensor) -> Edges:
+        num_dst, num_src = ptr.numel() - 1, edges.out_ptr.numel() - 1
+        slice_ = torch.arange(slices, device=edges.src.device).unsqueeze(1)
+        dst = edges.dst + slice_ * num_dst
+        src = edges.src + slice_ // (slices // kv_slices) * num_src
+        return sorted_edges(src.flatten(), dst.flatten(), kv_slices * num_src, slices * num_dst)[0]
 
-def _fold(edges: Edges, slices: int, kv_slices: int) -> Edges:
-    num_dst, num_src = edges.ptr.numel() - 1, edges.out_ptr.numel() - 1
-    slice_ = torch.arange(slices, device=edges.src.device).unsqueeze(1)
-    dst = edges.dst + slice_ * num_dst
-    src = edges.src + slice_ // (slices // kv_slices) * num_src
-    return sorted_edges(src.flatten(), dst.flatten(), kv_slices * num_src, slices * num_dst)[0]
+    return replace(_once((slices, kv_slices), edges.ptr, fold), fresh=edges.fresh)

@@ -1,8 +1,8 @@
 """Attention over rectangles: a few calls of one dense kernel that returns lse, on views of the tokens.
 
-On a CPU that kernel is ATen's flash attention, whose names are private (the tests pin what is used of it);
-elsewhere it is the formula written out. The backward pass computes ``w = exp(logit - lse)`` again, from the
-log-sum-exp of all pieces together, so that the gradients of the pieces add up exactly.
+That kernel is ATen's flash attention for CPUs, whose names are private (the tests pin what is used of it).
+The backward pass computes ``w = exp(logit - lse)`` again, from the log-sum-exp of all pieces together, so
+that the gradients of the pieces add up exactly.
 
 All tensors are ``[B, H, T, D]`` (lse ``[B, H, T]``) of any strides with contiguous channels, best token-major
 in memory.
@@ -21,8 +21,8 @@ from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles
 # bytes of what is made for one call of the kernel: caches hold it, the allocator keeps it for the next
 BYTES_AT_ONCE = 2**22
 LARGEST_TABLE = 2**22  # bytes of masks that are made additive once for all calls
-FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-FLASH_BACKWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+FLASH: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FLASH_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 InGroups = Float[Tensor, "groups _ _ _"]
 
@@ -33,11 +33,23 @@ def forward(
     """Attend inside the rectangles and write ``out`` and ``lse``, merged with what they hold unless fresh."""
     lse = lse.unsqueeze(-1)
     mask = _Additive(piece.masks, q.dtype)
-    for sample, part in _parts(piece, q, k, _made_forward(piece)):
+    # out, and copies of q, k and v where they are gathered
+    made = 1 + isinstance(piece.dst, Gathered), 2 * isinstance(piece.src, Gathered)
+    for sample, part in _parts(piece, q, k, made):
         ends = take(q, sample, part.dst), take(k, sample, part.src), take(v, sample, part.src)
         additive = mask.of(part.masks)
-        result, result_lse = _attention(*ends, additive, part.causal, scale)
-        result_lse = _lse_of_empty_rows(result_lse, ends[0], ends[1], part, additive, scale)
+        result, result_lse = FLASH(*ends, is_causal=part.causal, attn_mask=additive, scale=scale)
+        # where no logit is finite the kernel gives out 0, but lse 0 instead of -inf
+        if part.has_empty_rows:
+            assert part.masks is not None
+            empty = ~part.masks.table.any(-1).index_select(0, part.masks.which).unsqueeze(1)
+            # a NaN stays, as it does in out
+            result_lse = result_lse.masked_fill(empty & ~result_lse.isnan(), -torch.inf)
+        if bool((result_lse == 0).any()) and _may_overflow(ends[0], ends[1], scale):
+            # the sums of the weights
+            options = {"is_causal": part.causal, "attn_mask": additive, "scale": scale}
+            sums, _ = FLASH(ends[0], ends[1], torch.ones_like(ends[1]), **options)
+            result_lse = result_lse.masked_fill(sums[..., 0] == 0, -torch.inf)
         if not part.fresh:
             before = take(out, sample, part.dst), take(lse, sample, part.dst).squeeze(-1)
             result, result_lse = edge_softmax.merge(
@@ -52,16 +64,19 @@ def backward(
 ) -> None:
     """Add the gradients of q, k and v that pass through the rectangles to ``grads``.
 
-    ``tensors`` are grad_out, q, k, v and out, in whose place the formula takes ``sum(grad_out * out) -
-    grad_lse``, one channel; out and lse are those of all pieces. A receiver whose lse is +inf takes no part.
+    ``tensors`` are grad_out, q, k, v and out; out and lse are those of all pieces. A receiver whose lse is
+    +inf takes no part.
     """
     lse = lse.unsqueeze(-1)
     mask = _Additive(piece.masks, tensors[1].dtype)
-    for sample, part in _parts(piece, tensors[1], tensors[2], _made_backward(piece)):
+    # the gradients of q, k and v, and copies of grad_out, q, out, k and v where they are gathered
+    made = 1 + 3 * isinstance(piece.dst, Gathered), 2 + 2 * isinstance(piece.src, Gathered)
+    for sample, part in _parts(piece, tensors[1], tensors[2], made):
         sides = part.dst, part.dst, part.src, part.src, part.dst
         inputs = [take(x, sample, side) for x, side in zip(tensors, sides, strict=True)]
         lse_here = take(lse, sample, part.dst).squeeze(-1)
-        found = _attention_backward(inputs, lse_here, mask.of(part.masks), part.causal, scale)
+        options = {"attn_mask": mask.of(part.masks), "scale": scale}
+        found = FLASH_BACKWARD(*inputs, lse_here, 0.0, part.causal, **options)
         dq, dk, dv = (new[..., : total.shape[-1]] for new, total in zip(found, grads, strict=True))
         (put if part.fresh else add)(grads[0], sample, part.dst, dq)
         add(grads[1], sample, part.src, dk)
@@ -92,21 +107,6 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
-def _lse_of_empty_rows(
-    lse: Tensor, q: Tensor, k: Tensor, part: Rectangles, mask: Tensor | None, scale: float
-) -> Tensor:
-    """``lse``, with -inf where no logit is finite: there the kernel gives out 0, but lse 0."""
-    if part.has_empty_rows:
-        assert part.masks is not None
-        empty = ~part.masks.table.any(-1).index_select(0, part.masks.which).unsqueeze(1)
-        # a NaN stays, as it does in out
-        lse = lse.masked_fill(empty & ~lse.isnan(), -torch.inf)
-    if not is_flash(q) or not bool((lse == 0).any()) or not _may_overflow(q, k, scale):
-        return lse
-    sums, _ = _attention(q, k, torch.ones_like(k), mask, part.causal, scale)  # of the weights
-    return lse.masked_fill(sums[..., 0] == 0, -torch.inf)
-
-
 def _may_overflow(q: Tensor, k: Tensor, scale: float) -> bool:
     """Whether some logit of finite q and k may be infinite."""
     largest = float(q.abs().amax()) * float(k.abs().amax()) * q.shape[-1] * max(1.0, abs(scale))
@@ -133,60 +133,6 @@ def _parts(
     else:
         samples = range(batch)
     return itertools.product(samples, (piece,) if piece.dst.count <= most else tuple(piece.parts(most)))
-
-
-def _made_forward(piece: Rectangles) -> tuple[int, int]:
-    """``out``, and copies of q, k and v where they are gathered."""
-    return 1 + isinstance(piece.dst, Gathered), 2 * isinstance(piece.src, Gathered)
-
-
-def _made_backward(piece: Rectangles) -> tuple[int, int]:
-    """The gradients of q, k and v, and copies of grad_out, q, out, k and v where they are gathered."""
-    return 1 + 3 * isinstance(piece.dst, Gathered), 2 + 2 * isinstance(piece.src, Gathered)
-
-
-def is_flash(x: Tensor) -> bool:
-    """Whether tokens go to ATen's kernel, and not to the formula."""
-    return FLASH is not None and FLASH_BACKWARD is not None and x.device.type == "cpu"
-
-
-def _attention(
-    q: InGroups, k: InGroups, v: InGroups, mask: Tensor | None, causal: bool, scale: float
-) -> tuple[InGroups, Float[Tensor, "groups heads size"]]:
-    if is_flash(q):
-        out, lse = FLASH(q, k, v, is_causal=causal, attn_mask=mask, scale=scale)
-        return out, lse
-    weights, lse = edge_softmax.row_softmax(_logits(q, k, mask, causal, scale))
-    return (weights @ edge_softmax.per_query_head(v, q.shape[1]).to(weights.dtype)).to(q.dtype), lse
-
-
-def _attention_backward(
-    tensors: Sequence[InGroups], lse: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v from grad_out, q, k, v and out, or delta."""
-    grad, q, k, v, delta = tensors
-    if is_flash(q):
-        found = FLASH_BACKWARD(*tensors, lse, 0.0, causal, attn_mask=mask, scale=scale)
-        return found[0], found[1], found[2]
-    wide, heads = edge_softmax.accumulation_dtype(q.dtype), k.shape[1]
-    weights = (_logits(q, k, mask, causal, scale) - lse.unsqueeze(-1)).exp()
-    grad = grad.to(wide)
-    slope = grad @ edge_softmax.per_query_head(v, q.shape[1]).to(wide).mT - delta
-    slope = weights * slope * scale
-    dq = slope @ edge_softmax.per_query_head(k, q.shape[1]).to(wide)
-    products = slope.mT @ q.to(wide), weights.mT @ grad
-    dk, dv = (x.view(len(x), heads, -1, *x.shape[2:]).sum(2) for x in products)
-    return dq, dk, dv
-
-
-def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    wide = edge_softmax.accumulation_dtype(q.dtype)
-    logits = q.to(wide) @ edge_softmax.per_query_head(k, q.shape[1]).to(wide).mT * scale
-    if causal:
-        below = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        logits = logits.masked_fill(~below, -torch.inf)
-    # a NaN of a pair that is no edge goes
-    return logits if mask is None else logits.masked_fill(mask == -torch.inf, -torch.inf)
 
 
 def take(x: Tensor, sample: int | slice, groups: Groups) -> InGroups:
@@ -228,12 +174,8 @@ def add(x: Tensor, sample: int | slice, groups: Groups, value: InGroups) -> None
     elif groups.stride == 0:
         take(x, sample, groups.part(0, 1)).add_(value.sum(0, keepdim=True))
     else:
-        _add_in_strips(x, sample, groups, value)
-
-
-def _add_in_strips(x: Tensor, sample: int | slice, groups: Strided, value: Tensor) -> None:
-    """Overlapping groups, a strip of ``stride`` tokens of each at a time: these do not overlap."""
-    for offset in range(0, groups.size, groups.stride):
-        size = min(groups.stride, groups.size - offset)
-        strip = Strided(groups.start + offset, groups.stride, groups.count, size)
-        take(x, sample, strip).add_(value[:, :, offset : offset + size])
+        # a strip of ``stride`` tokens of each group at a time: these do not overlap
+        for offset in range(0, groups.size, groups.stride):
+            size = min(groups.stride, groups.size - offset)
+            strip = Strided(groups.start + offset, groups.stride, groups.count, size)
+            take(x, sample, strip).add_(value[:, :, offset : offset + size])

@@ -4,8 +4,6 @@ Some rectangles of all samples and heads are taken at a time, and are recomputed
 no more than a small part of the logits is ever in memory.
 """
 
-from collections.abc import Iterator
-
 import torch
 
 from gnn_attention import edge_softmax
@@ -21,12 +19,17 @@ MOST_PARTS = 32  # the gradient of each part is as long as its input, so that th
 
 def formula(call: AttentionCall, plan: Plan) -> tuple[Tensor, Tensor]:
     """``(out, lse)`` over a plan of rectangles in which every receiver has one; lse in float32 or float64."""
-    parts = list(_parts(plan, call))
+    wide = edge_softmax.accumulation_dtype(call.q.dtype)
+    pieces = [piece for piece in plan.pieces if isinstance(piece, Rectangles)]
+    cell = call.q.shape[0] * call.q.shape[1] * wide.itemsize
+    most = max(LOGITS_AT_ONCE // max(cell, 1), sum(piece.cells for piece in pieces) // MOST_PARTS)
+    bands = [band for piece in pieces for band in piece.bands(max(1, most // piece.src.size))]
+    parts = [part for band in bands for part in band.parts(max(1, most // (band.dst.size * band.src.size)))]
     results = [recomputed(_attend, call, part) if len(parts) > 1 else _attend(call, part) for part in parts]
     # where each receiver's result stands among those of the parts; after them all if it is in none
     found = [_tokens(part.dst, call.q.device).flatten() for part in parts]
     dst = torch.cat([*found, torch.zeros(0, dtype=torch.int64, device=call.q.device)])
-    order = torch.full((call.graph.num_dst,), len(dst), dtype=torch.int64, device=call.q.device)
+    order = torch.full((call.q.shape[2],), len(dst), dtype=torch.int64, device=call.q.device)
     order = order.index_copy(0, dst, torch.arange(len(dst), device=call.q.device))
     each = zip(*results, isolated(call, 1), strict=True)
     out, lse = (torch.cat(some, 2).index_select(2, order) for some in each)
@@ -41,23 +44,21 @@ def isolated(call: AttentionCall, num_dst: int) -> tuple[Tensor, Tensor]:
     return out + zero, call.q.new_full(shape, -torch.inf, dtype=wide) + zero
 
 
-def _parts(plan: Plan, call: AttentionCall) -> Iterator[Rectangles]:
-    total = sum(piece.cells for piece in plan.pieces if isinstance(piece, Rectangles))
-    cell = call.q.shape[0] * call.q.shape[1] * edge_softmax.accumulation_dtype(call.q.dtype).itemsize
-    most = max(LOGITS_AT_ONCE // max(cell, 1), total // MOST_PARTS)
-    for piece in plan.pieces:
-        assert isinstance(piece, Rectangles)
-        for band in piece.bands(max(1, most // piece.src.size)):
-            yield from band.parts(max(1, most // (band.dst.size * band.src.size)))
-
-
 def _attend(call: AttentionCall, part: Rectangles) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, groups * size, Dv]`` and lse of the receivers of the part, in float32 or better."""
     dst, src = _tokens(part.dst, call.q.device), _tokens(part.src, call.q.device)
-    mask, bias = _mask(part, call.q.device), None
+    bias = None
+    if part.masks is not None:
+        mask = part.masks.table.to(dst.device).index_select(0, part.masks.which.to(dst.device))
+    else:
+        every = torch.ones(part.dst.size, part.src.size, dtype=torch.bool, device=dst.device)
+        mask = (every.tril() if part.causal else every).expand(part.dst.count, -1, -1)
     if call.bias is not None:
-        wide = edge_softmax.accumulation_dtype(call.q.dtype)
-        bias = call.bias.to(wide)[..., _positions(call.graph, dst, mask)]
+        # where each edge stands in graph.edge_index: a rectangle has all in-edges of its receivers
+        first, order = memoized(_by_receiver, call.graph, dst.device)
+        position = (first[dst].unsqueeze(2) + mask.cumsum(2) - 1).masked_fill(~mask, 0)
+        position = position if order is None else torch.take(order, position)
+        bias = call.bias.to(edge_softmax.accumulation_dtype(call.q.dtype))[..., position]
     ends = _rows(call.q, dst), _rows(call.k, src), _rows(call.v, src)
     out, lse = written_out(call, ends, mask, dst, src, bias)
     return out.flatten(2, 3), lse.flatten(2, 3)
@@ -101,13 +102,6 @@ def _tokens(groups: Groups, device: torch.device) -> Int[Tensor, "groups size"]:
     return first.unsqueeze(1) + torch.arange(groups.size, device=device)
 
 
-def _mask(part: Rectangles, device: torch.device) -> Bool[Tensor, "groups receivers senders"]:
-    if part.masks is not None:
-        return part.masks.table.to(device).index_select(0, part.masks.which.to(device))
-    every = torch.ones(part.dst.size, part.src.size, dtype=torch.bool, device=device)
-    return (every.tril() if part.causal else every).expand(part.dst.count, -1, -1)
-
-
 def _ends(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The ends of every pair for a score_mod; a non-edge gets those of an edge.
 
@@ -127,14 +121,6 @@ def _ends(call: AttentionCall, dst: Tensor, src: Tensor, mask: Tensor) -> tuple[
         lent = of_edge.flatten().index_select(0, lender)
         ends.append(torch.where(has_edge, of_edge, lent).unsqueeze(-1))
     return torch.where(mask, dst.unsqueeze(-1), ends[0]), torch.where(mask, src.unsqueeze(-2), ends[1])
-
-
-def _positions(graph: TokenGraph, dst: Tensor, mask: Tensor) -> Int[Tensor, "groups receivers senders"]:
-    """Where each edge stands in ``graph.edge_index`` (0 for a non-edge)."""
-    # a rectangle has all in-edges of its receivers
-    first, order = memoized(_by_receiver, graph, dst.device)
-    position = (first[dst].unsqueeze(2) + mask.cumsum(2) - 1).masked_fill(~mask, 0)
-    return position if order is None else torch.take(order, position)
 
 
 def _by_receiver(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -1,4 +1,4 @@
-"""A graph as rows for a GPU: the senders of each receiver (CSR), and the transpose, in 8 bytes an edge.
+"""A graph as rows for a GPU: the senders of each receiver (CSR), and the transpose, in 12 bytes an edge.
 
 A graph that differs by sample or head becomes one graph: the tokens of all its slices stand one after the
 other, so that one launch computes all of them. Everything is sorted and counted on the device of the call.
@@ -10,6 +10,7 @@ workspace is small (:data:`MOST_CHUNKS`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,9 +19,11 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.call import one_of
 from gnn_attention.backends.plan.csr import order_by_receiver, pointers
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.neighbours import Neighbours, neighbours_of
+from gnn_attention.graph.neighbours import neighbours_of
 
-MOST_EDGES = 2**33  # 64 GiB of graph
+Packed = tuple[list[Tensor], list[int]]
+
+MOST_EDGES = 2**33  # 96 GiB of graph
 MOST_CHUNKS = 2**14  # of one side: with 512 channels in float32 a workspace of 32 MiB
 MOST_HANDED = 2**28  # bytes of p and ds from the receivers' pass to the senders'
 CHUNK = 1024  # edges, the least that are worth a program of their own
@@ -32,8 +35,8 @@ class Side(NamedTuple):
 
     Rows of more than ``limit`` entries are the ``long`` ones: long row n has the chunks ``first[n] ..
     first[n + 1] - 1``; chunk c has at most ``limit`` entries of row ``chunk_row[c]``, from
-    ``chunk_start[c]`` on. ``position`` says where each entry stands by receiver; it is empty for receivers,
-    and for senders unless something is given for each edge.
+    ``chunk_start[c]`` on. ``position`` says where each entry of a sender stands by receiver; it is empty for
+    receivers.
     """
 
     ptr: Int[Tensor, " rows_and_one"]
@@ -46,42 +49,33 @@ class Side(NamedTuple):
     limit: int
 
 
-def rows_of(
-    graph: TokenGraph, device: torch.device, for_edges: bool = False, group: int = 1
-) -> tuple[Side, Side]:
+def rows_of(graph: TokenGraph, device: torch.device, group: int = 1) -> Packed:
     """The in-edges of receivers and the out-edges of senders on a device; memoized.
 
-    Of a graph that differs by sample or head the rows are ``(sample, head, token)`` in this order, without
-    an axis by which the graph does not differ; ``group`` query heads share the senders of one key/value
-    head. ``for_edges``: with ``position``, 4 bytes more an edge.
+    They come as tensors and integers, which cross into a custom operator; :func:`sides_of` reads them. Of a
+    graph that differs by sample or head the rows are ``(sample, head, token)`` in this order, without an axis
+    by which the graph does not differ; ``group`` query heads share the senders of one key/value head.
 
     >>> graph = TokenGraph.from_edges(torch.tensor([[2, 0, 1], [1, 0, 1]]), 3)
-    >>> receivers, senders = rows_of(graph, torch.device("cpu"), for_edges=True)
+    >>> receivers, senders = sides_of(*rows_of(graph, torch.device("cpu")))
     >>> receivers.ptr.tolist(), receivers.others.tolist()
     ([0, 1, 3, 3], [0, 1, 2])
     >>> senders.ptr.tolist(), senders.others.tolist(), senders.position.tolist()
     ([0, 1, 2, 3], [0, 1, 1], [0, 1, 2])
     """
-    receivers, senders = memoized(_sides, graph, device, group)
-    if for_edges:
-        position = memoized(_positions, graph, device, group)
-        senders = senders._replace(position=position)
-    return receivers, senders
+    return memoized(_rows, graph, device, group)
+
+
+def sides_of(tensors: Sequence[Tensor], limits: Sequence[int]) -> tuple[Side, Side]:
+    """The rows of receivers and those of senders."""
+    half = len(tensors) // 2
+    return Side._make([*tensors[:half], limits[0]]), Side._make([*tensors[half:], limits[1]])
 
 
 def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"] | None:
     """Where each edge of the rows stands in ``graph.edge_index``; None if they stand in the same order."""
     order: Tensor | None = memoized(_order, graph, device)[0]
     return order
-
-
-def bytes_of(graph: TokenGraph, for_edges: bool = False) -> int:
-    """The storage of the rows, without building them."""
-    slices = (graph.batch or 1) * (graph.heads or 1)
-    edges, num_dst, num_src = graph.num_edges, slices * graph.num_dst, slices * graph.num_src
-    wide = 4 if edges + STEP < 2**31 else 8
-    each = (4 if num_src < 2**31 else 8) + (4 if num_dst < 2**31 else 8) + (wide if for_edges else 0)
-    return edges * each + (num_dst + num_src + 2) * wide
 
 
 def hands_over(num_edges: int, heads: int, itemsize: int) -> bool:
@@ -95,63 +89,48 @@ def hands_over(num_edges: int, heads: int, itemsize: int) -> bool:
     return 2 * itemsize * heads * num_edges <= MOST_HANDED
 
 
-def _sides(graph: TokenGraph, device: torch.device, group: int) -> tuple[Side, Side]:
-    slices = (graph.batch or 1) * (graph.heads or 1)
-    num_dst, num_src = slices * graph.num_dst, slices // _shared(graph, group) * graph.num_src
-    src, dst = _sorted_edges(graph, device, group)
-    senders = _narrowed(src, num_src)
-    order = senders.sort(stable=True).indices
-    receivers = _narrowed(dst, num_dst)[order]
-    return _side(dst, num_dst, senders), _side(src, num_src, receivers)
-
-
-def _shared(graph: TokenGraph, group: int) -> int:
-    """How many slices of the graph share their senders: the query heads of a group, where heads differ."""
-    return 1 if graph.heads is None else group
-
-
-def _side(own: Tensor, count: int, others: Tensor) -> Side:
-    ptr = _narrowed(pointers(own, count), own.numel() + STEP)
-    limit = _limit(ptr)
-    return Side(ptr, others, *_chunks(ptr, limit), others.new_empty(0), limit)
-
-
-def _sorted_edges(graph: TokenGraph, device: torch.device, group: int = 1) -> Tensor:
-    """Senders and receivers of all edges, by receiver, then sender."""
-    chosen = neighbours_of(graph.rule)
+def _rows(graph: TokenGraph, device: torch.device, group: int) -> Packed:
+    slices, chosen = (graph.batch or 1) * (graph.heads or 1), neighbours_of(graph.rule)
+    # the number of the slice, the sender and the receiver of every edge, by receiver, then sender
     if chosen is not None:
-        return _one_after_another(graph, _chosen_slices(chosen, device), group)
-    if graph.heads is not None or graph.batch is not None:
-        return _one_after_another(graph, _slices_of(graph, device), group)
-    # what is put on the device here does not stay there
-    edges, order = graph.edge_index.to(device), order_of(graph, device)
-    return edges if order is None else edges[:, order]
+        # rows are counted through all slices: nothing leaves their device
+        ptr, src = chosen.ptr.to(device), chosen.src.to(device, torch.int64)
+        row = torch.repeat_interleave(ptr.diff(), output_size=src.numel())
+        number, dst = row.div(graph.num_dst, rounding_mode="floor"), row.remainder(graph.num_dst)
+    elif graph.heads is None and graph.batch is None:
+        # what is put on the device here does not stay there
+        (src, dst), order = graph.edge_index.to(device), order_of(graph, device)
+        src, dst = (src, dst) if order is None else (src[order], dst[order])
+        number = dst.new_zeros(1)
+    else:
+        pairs = [(b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
+        edges = [one_of(graph, b, h).edges_on(device) for b, h in pairs]
+        counts = torch.tensor([part.shape[1] for part in edges], device=device)
+        number = torch.repeat_interleave(counts, output_size=sum(part.shape[1] for part in edges))
+        src, dst = torch.cat(edges, 1)
+    # the query heads of a group share their senders where heads differ
+    shared = 1 if graph.heads is None else group
+    src, dst = number.div(shared, rounding_mode="floor") * graph.num_src + src, number * graph.num_dst + dst
+    order = src.int().sort(stable=True).indices
+    receivers = _side(dst, slices * graph.num_dst, src.int(), src.new_empty(0, dtype=torch.int32))
+    position = _narrowed(order, order.numel() + STEP)
+    senders = _side(src, slices // shared * graph.num_src, dst.int()[order], position)
+    return [*receivers[:-1], *senders[:-1]], [receivers.limit, senders.limit]
 
 
-def _slices_of(graph: TokenGraph, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The number of the slice, the sender and the receiver of every edge of a graph that varies."""
-    heads = graph.heads or 1
-    slices = [divmod(number, heads) for number in range((graph.batch or 1) * heads)]
-    edges = [one_of(graph, b, h).edges_on(device) for b, h in slices]
-    counts = torch.tensor([part.shape[1] for part in edges], device=device)
-    number = torch.repeat_interleave(counts, output_size=sum(part.shape[1] for part in edges))
-    src, dst = torch.cat(edges, 1)
-    return number, src, dst
-
-
-def _chosen_slices(chosen: Neighbours, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of chosen rows, which are counted through all slices: nothing leaves their device."""
-    ptr, src = chosen.ptr.to(device), chosen.src.to(device, torch.int64)
-    row = torch.repeat_interleave(ptr.diff(), output_size=src.numel())
-    num_dst = chosen.shape[2]
-    return row.div(num_dst, rounding_mode="floor"), src, row.remainder(num_dst)
-
-
-def _one_after_another(graph: TokenGraph, slices: tuple[Tensor, Tensor, Tensor], group: int) -> Tensor:
-    """Edges of all slices as one graph over their tokens; heads of a group have their senders in common."""
-    number, src, dst = slices
-    of_senders = number.div(_shared(graph, group), rounding_mode="floor")
-    return torch.stack([of_senders * graph.num_src + src, number * graph.num_dst + dst])
+def _side(own: Tensor, count: int, others: Tensor, position: Tensor) -> Side:
+    ptr = _narrowed(pointers(own, count), own.numel() + STEP)
+    degree, limit = ptr.diff().long(), CHUNK
+    # the least power of two, from CHUNK on, with which the chunks of all longer rows are few
+    while int(_ceil_div(degree[degree > limit], limit).sum()) > MOST_CHUNKS:
+        limit *= 2
+    long = (degree > limit).nonzero().squeeze(1)
+    counts = _ceil_div(degree[long], limit)
+    first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    row = long.repeat_interleave(counts)
+    within = torch.arange(len(row), device=ptr.device) - first[:-1].repeat_interleave(counts)
+    start = ptr[row] + (within * limit).to(ptr.dtype)
+    return Side(ptr, others, long.int(), first.int(), row.int(), start, position, limit)
 
 
 def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor | None]:
@@ -160,34 +139,9 @@ def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor | None]:
     return (order_by_receiver(src, dst, graph.num_src),)
 
 
-def _positions(graph: TokenGraph, device: torch.device, group: int) -> Tensor:
-    order = rows_of(graph, device, group=group)[0].others.sort(stable=True).indices
-    return _narrowed(order, order.numel() + STEP)
-
-
 def _narrowed(index: Tensor, end: int) -> Tensor:
     """As int32 where all numbers below ``end`` fit."""
     return index.to(torch.int32 if end <= 2**31 else torch.int64)
-
-
-def _chunks(ptr: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``long``, ``first``, ``chunk_row`` and ``chunk_start`` of a :class:`Side`."""
-    degree = ptr.diff().long()
-    long = (degree > limit).nonzero().squeeze(1)
-    counts = _ceil_div(degree[long], limit)
-    first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    row = long.repeat_interleave(counts)
-    within = torch.arange(len(row), device=ptr.device) - first[:-1].repeat_interleave(counts)
-    start = ptr[row] + (within * limit).to(ptr.dtype)
-    return _narrowed(long, len(degree)), first.int(), _narrowed(row, len(degree)), start
-
-
-def _limit(ptr: Tensor) -> int:
-    """The least power of two, from :data:`CHUNK` on, with which the chunks of all longer rows are few."""
-    degree, limit = ptr.diff().long(), CHUNK
-    while int(_ceil_div(degree[degree > limit], limit).sum()) > MOST_CHUNKS:
-        limit *= 2
-    return limit
 
 
 def _ceil_div(x: Tensor, by: int) -> Tensor:

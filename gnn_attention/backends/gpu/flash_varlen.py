@@ -2,16 +2,14 @@
 
 It is the kernel behind ``torch.nn.attention.varlen``, whose own lse has no gradient: here it is one operator
 with a derivative, for grouped heads, windows, any head width up to 256, and the rule that a non-edge carries
-nothing. float16 and bfloat16. Where FA3 or FA4 is installed for the device, it is activated at the first call
-(``torch.nn.attention.activate_flash_attention_impl``, for the whole process). Untested on a GPU; in tests the
-formula stands for the two calls of the kernel.
+nothing. float16 and bfloat16. FA3 or FA4 takes its place where the user activates one of them
+(``torch.nn.attention.activate_flash_attention_impl``). In tests the formula stands for the two calls of the
+kernel.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,15 +18,11 @@ from torch.nn import functional
 from gnn_attention._support.custom_op import gradient_operator, operator
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import nonfinite
-from gnn_attention.backends.gpu.ops import token_major
+from gnn_attention.backends.call import token_major
 
 DTYPES = (torch.float16, torch.bfloat16)
 WIDEST = 256  # channels of the kernel, which takes them eight at a time
 EIGHT = 8
-# torch's names for other kernels, the module of each, and the compute capabilities that it runs on
-IMPLEMENTATIONS = {"FA3": ("flash_attn_interface", (9,)), "FA4": ("flash_attn.cute", (9, 10))}
-_ACTIVATED: set[str] = set()
-TORCH: Any = torch.nn.attention
 FLASH: Any = getattr(torch.ops.aten, "_flash_attention_forward", None)
 FLASH_BACKWARD: Any = getattr(torch.ops.aten, "_flash_attention_backward", None)
 Given = Sequence[Any]  # the bounds, numbers and scale of a call, as the operator takes them
@@ -69,13 +63,18 @@ def attention(
     return out, lse
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Given, numbers: Given, scale: float
+) -> tuple[Tensor, Tensor]:
     """The operator of the forward pass."""
-    if _may_leak(given[1]):
+    if _may_leak(numbers):
         # the kernel replaces logits of non-edges, but multiplies their values by 0
         k, v = nonfinite.marked_keys(k, v)
-    out, lse = _forward(q, k, v, *given)
-    return out, lse.masked_fill_(lse == torch.inf, torch.nan)  # so the kernel marks a sum that is NaN
+    width, ends = max(q.shape[3], v.shape[3]), _of_samples(bounds, q, k)
+    out, lse = _forward_kernel(_packed(q, width), _packed(k, width), _packed(v, width), ends, numbers, scale)
+    lse = lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(0, 1)
+    # so the kernel marks a sum that is NaN
+    return _unpacked(out, (*q.shape[:3], v.shape[3])), lse.masked_fill_(lse == torch.inf, torch.nan)
 
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,25 +86,15 @@ def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tens
         grad_out, out = (x.masked_fill(spoiled.unsqueeze(-1), 0.0) for x in (grad_out, out))
         grad_lse, lse = grad_lse.masked_fill(spoiled, 0.0), lse.masked_fill(spoiled, torch.inf)
     if numbers[-1]:
-        grad_out, out = _with_channel_for_lse(grad_out, grad_lse, out)
+        # the kernel's delta is sum(out * grad_out): ``- grad_lse`` is one channel more, where v is 0
+        ones = torch.ones_like(grad_lse, dtype=out.dtype).unsqueeze(-1)
+        grad_out = torch.cat([grad_out, ones], -1)
+        out = torch.cat([out, -grad_lse.to(out.dtype).unsqueeze(-1)], -1)
     width = max(q.shape[3], out.shape[3])
     ends, rows = _of_samples(bounds, q, k), lse.transpose(0, 1).flatten(1)
     tensors = [_packed(x, width) for x in (grad_out, q, k, v, out)]
     dq, dk, dv = _backward_kernel(tensors, rows, ends, numbers, scale)
     return _unpacked(dq, q.shape), _unpacked(dk, k.shape), _unpacked(dv, v.shape)
-
-
-def _with_channel_for_lse(grad_out: Tensor, grad_lse: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """The kernel's ``delta`` is ``sum(out * grad_out)``: ``- grad_lse`` is one channel more, where v is 0."""
-    ones = torch.ones_like(grad_lse, dtype=out.dtype).unsqueeze(-1)
-    return torch.cat([grad_out, ones], -1), torch.cat([out, -grad_lse.to(out.dtype).unsqueeze(-1)], -1)
-
-
-def _forward(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    width, ends = max(q.shape[3], v.shape[3]), _of_samples(given[0], q, k)
-    out, lse = _forward_kernel(_packed(q, width), _packed(k, width), _packed(v, width), ends, *given[1:])
-    lse = lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(0, 1)
-    return _unpacked(out, (*q.shape[:3], v.shape[3])), lse
 
 
 def _may_leak(numbers: Given) -> bool:
@@ -144,8 +133,7 @@ def _forward_kernel(
 ) -> tuple[Float[Tensor, "tokens heads dim"], Float[Tensor, "heads tokens"]]:
     """torch's own kernel over packed tokens."""
     sizes, window = _sizes_and_window(numbers)
-    _activate(q.device)
-    out, lse, *_ = _called(FLASH, q, k, v, *bounds, *sizes, False, scale=scale, **window)
+    out, lse, *_ = FLASH(q, k, v, *bounds, *sizes, False, scale=scale, **window)
     return out, lse
 
 
@@ -156,7 +144,7 @@ def _backward_kernel(
     sizes, window = _sizes_and_window(numbers)
     # of a dropout of 0
     state = torch.zeros(2, dtype=torch.uint64, device=lse.device), torch.empty(0, device=lse.device)
-    dq, dk, dv = _called(FLASH_BACKWARD, *tensors, lse, *bounds, *sizes, *state, scale=scale, **window)
+    dq, dk, dv = FLASH_BACKWARD(*tensors, lse, *bounds, *sizes, *state, scale=scale, **window)
     return dq, dk, dv
 
 
@@ -166,42 +154,6 @@ def _sizes_and_window(numbers: Given) -> tuple[tuple[Any, ...], dict[str, int]]:
     # FA4 has a backward pass only for calls without the names
     window = {"window_size_left": left, "window_size_right": right} if left >= 0 or right > 0 else {}
     return (*longest, 0.0, (left, right) == (-1, 0)), window
-
-
-@cache
-def implementation(major: int) -> str:
-    """What this torch and machine have for devices of a compute capability: "FA3", "FA4", or "", its own."""
-    known: list[str] = getattr(TORCH, "list_flash_attention_impls", list)()
-    for name, (module, majors) in IMPLEMENTATIONS.items():
-        if name in known and major in majors and is_installed(module):
-            return name
-    return ""
-
-
-def is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:  # of its parent
-        return False
-
-
-def _activate(device: torch.device) -> None:
-    """Once; what the user activated, or restored, stays."""
-    name = implementation(torch.cuda.get_device_capability(device)[0]) if device.type == "cuda" else ""
-    if name and name not in _ACTIVATED and TORCH.current_flash_attention_impl() is None:
-        _ACTIVATED.add(name)
-        TORCH.activate_flash_attention_impl(name)
-
-
-def _called(kernel: Any, *arguments: Any, **options: Any) -> Any:
-    """What a kernel that was activated here does not support, torch's own takes, then and later."""
-    try:
-        return kernel(*arguments, **options)
-    except RuntimeError:
-        if not _ACTIVATED or TORCH.current_flash_attention_impl() not in _ACTIVATED:
-            raise
-    TORCH.restore_flash_attention_impl()
-    return kernel(*arguments, **options)
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

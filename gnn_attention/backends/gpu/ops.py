@@ -8,16 +8,41 @@ is saved. lse has a gradient, too; second derivatives are unsupported. The first
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gnn_attention._support.custom_op import gradient_operator, operator
-from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.backends.call import any_needs_gradients, are_plain
-from gnn_attention.backends.gpu.csr import Side
-from gnn_attention.backends.gpu.problem import Packed, Problem, unpack
+from gnn_attention._support.shapes import Float, Int, Tensor
+from gnn_attention.backends.call import any_needs_gradients, are_plain, token_major
+from gnn_attention.backends.gpu.csr import Packed, Side, sides_of
 from gnn_attention.edge_softmax import accumulation_dtype
+
+
+class Problem(NamedTuple):
+    """One call on one graph: ``logit = softcap(scale q . k - slope_h |dst - src| + before) + bias``.
+
+    The last axis of q, k and v is contiguous; other strides are free. ``before`` and ``bias`` are
+    ``[B, Hq, E]``, expanded with stride 0 where they do not vary; their edges are sorted by receiver, then
+    sender. ``scale`` is positive; a ``softcap`` of 0 means that there is none. ``seed`` is an int64 tensor
+    of one element where ``dropout`` is not 0. The offsets and firsts make positions, samples and heads
+    absolute.
+    """
+
+    q: Float[Tensor, "batch heads dst dim"]
+    k: Float[Tensor, "batch kv_heads src dim"]
+    v: Float[Tensor, "batch kv_heads src value_dim"]
+    scale: float
+    softcap: float = 0.0
+    slopes: Float[Tensor, " heads"] | None = None
+    before: Float[Tensor, "batch heads edges"] | None = None
+    bias: Float[Tensor, "batch heads edges"] | None = None
+    dropout: float = 0.0
+    seed: Int[Tensor, "..."] | None = None
+    dst_offset: int = 0
+    src_offset: int = 0
+    first_sample: int = 0
+    first_head: int = 0
 
 
 def attention(
@@ -27,8 +52,7 @@ def attention(
 
     out is in the dtype of q, lse in float32, or float64 for float64.
     """
-    given = _flattened(problem)
-    rest = *rows, _places(problem), [problem.scale, problem.softcap, problem.dropout]
+    given, rest = _arguments(problem, rows)
     if not are_plain(given):
         out, lse = _ATTENTION(*given, *rest)
     elif any_needs_gradients(given):
@@ -38,48 +62,43 @@ def attention(
     return out, lse
 
 
-def _run(*given: Any) -> tuple[Tensor, Tensor]:
-    """The operator of the forward pass."""
-    problem, sides, kernel = _restored(*given)
-    out, lse = kernel.forward(problem, sides)
-    return out, lse
+def _arguments(problem: Problem, rows: Packed) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
+    """The operator's: tensors of the problem, without edges where one is needed and not there; all others."""
+    q, dtype = problem.q, accumulation_dtype(problem.q.dtype)
+    edgewise = problem.before, problem.bias
+    places = [int(x is not None) for x in edgewise]
+    places += [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
+    given = q, problem.k, problem.v, *(_or_empty(x, q, dtype) for x in edgewise), problem.slopes, problem.seed
+    return given, (*rows, places, [problem.scale, problem.softcap, problem.dropout])
 
 
-def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """The operator of the backward pass: the gradients of q, k, v, before and bias."""
-    from gnn_attention.backends.gpu.kernels import _common
-
-    *x, out, lse, slopes, seed, tensors, limits, places, constants = given
-    problem, sides, kernel = _restored(*x, slopes, seed, tensors, limits, places, constants)
-    grad_out, out = (_with_plain_channels(x) for x in (grad_out, out))
-    delta = _common.delta(grad_out, out, grad_lse)
-    *grads, dbefore, dbias = kernel.backward(problem, sides, grad_out, delta, lse.contiguous())
-    return *grads, _or_empty(dbefore, problem.q, lse.dtype), _or_empty(dbias, problem.q, lse.dtype)
-
-
-def _restored(*given: Any) -> tuple[Problem, tuple[Side, Side], Any]:
-    """The problem, the rows of its graph, and the module of the kernel."""
-    from gnn_attention.backends.gpu.kernels import rows as kernel
-
+def _restored(*given: Any) -> tuple[Problem, tuple[Side, Side]]:
+    """The problem, and the rows of its graph, from the operator's arguments."""
     *x, before, bias, slopes, seed, tensors, limits, places, constants = given
     q, k, v = map(_with_plain_channels, x)
     (has_before, has_bias, *offsets), (scale, softcap, dropout) = places, constants
     edgewise = before if has_before else None, bias if has_bias else None
     problem = Problem(q, k, v, scale, softcap, slopes, *edgewise, dropout, seed, *offsets)
-    return problem, unpack(tensors, limits), kernel
+    return problem, sides_of(tensors, limits)
 
 
-def _flattened(problem: Problem) -> tuple[Tensor | None, ...]:
-    """Its tensors, without edges where the operator needs one that is not there."""
-    dtype = accumulation_dtype(problem.q.dtype)
-    per_edge = (_or_empty(x, problem.q, dtype) for x in (problem.before, problem.bias))
-    return problem.q, problem.k, problem.v, *per_edge, problem.slopes, problem.seed
+def _run(*given: Any) -> tuple[Tensor, Tensor]:
+    """The operator of the forward pass."""
+    from gnn_attention.backends.gpu.kernels import rows
+
+    return rows.forward(*_restored(*given))
 
 
-def _places(problem: Problem) -> list[int]:
-    """Which tensors are there, and its integers."""
-    has = [int(x is not None) for x in (problem.before, problem.bias)]
-    return [*has, problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
+def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """The operator of the backward pass: the gradients of q, k, v, before and bias."""
+    from gnn_attention.backends.gpu.kernels import _common, rows
+
+    *x, out, lse, slopes, seed, tensors, limits, places, constants = given
+    problem, sides = _restored(*x, slopes, seed, tensors, limits, places, constants)
+    grad_out, out = (_with_plain_channels(x) for x in (grad_out, out))
+    delta = _common.delta(grad_out, out, grad_lse)
+    *grads, dbefore, dbias = rows.backward(problem, sides, grad_out, delta, lse.contiguous())
+    return *grads, _or_empty(dbefore, problem.q, lse.dtype), _or_empty(dbias, problem.q, lse.dtype)
 
 
 def _or_empty(x: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -131,12 +150,6 @@ class _Eager(torch.autograd.Function):
         again = torch.is_grad_enabled() or not are_plain(given)  # second derivatives are refused there
         found = (_GRADIENTS if again else _run_backward)(*given, *ctx.rest)
         return *found, None, None, None
-
-
-def token_major(like: Tensor, width: int) -> Tensor:
-    """As kernels write: an empty ``[B, H, T, width]`` whose memory is ``[B, T, H, width]``."""
-    batch, heads, tokens, _ = like.shape
-    return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
 REST = "Tensor? slopes, Tensor? seed, Tensor[] tensors, int[] limits, int[] places, float[] constants"

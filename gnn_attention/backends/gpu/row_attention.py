@@ -13,10 +13,10 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import failures
 from gnn_attention.backends.call import AttentionCall, any_needs_gradients, joined
 from gnn_attention.backends.gpu import ops, score_terms
-from gnn_attention.backends.gpu.csr import MOST_EDGES, bytes_of, hands_over, rows_of
-from gnn_attention.backends.gpu.problem import Packed, Problem, pack
+from gnn_attention.backends.gpu.csr import MOST_EDGES, MOST_HANDED, STEP, rows_of
+from gnn_attention.backends.gpu.ops import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
-from gnn_attention.graph import TokenGraph, memoized
+from gnn_attention.graph import TokenGraph
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WIDEST = 512  # channels of a head
@@ -29,17 +29,35 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64.
 
-    A graph that differs by sample or head is computed in one launch, unless a number is added to its logits
-    or weights are dropped: then each of its slices is a launch of its own.
+    A graph that differs by sample or head is computed in one launch, where the axes by which it does are
+    folded into that of the tokens, unless a number is added to its logits or weights are dropped: then each
+    of its slices is a launch of its own.
     """
     graph = call.graph
-    if graph.batch is None and graph.heads is None:
-        return call.with_sinks(*_run_plain(call))
-    if call.is_plain:
-        return call.with_sinks(*_run_folded(call))
-    out, lse = joined([[run(part) for part in row] for row in call.parts()])
-    assert lse is not None
-    return out, lse
+    if not call.is_plain and (graph.batch is not None or graph.heads is not None):
+        out, lse = joined([[run(part) for part in row] for row in call.parts()])
+        assert lse is not None
+        return out, lse
+    slopes, softcap, before, bias = score_terms.added_to_edges(call)
+    problem = Problem(
+        q=_fold(call.q, graph),
+        k=_fold(call.k, graph),
+        v=_fold(call.v, graph),
+        scale=call.scale,
+        softcap=softcap,
+        slopes=slopes,
+        before=before,
+        bias=bias,
+        dropout=call.dropout,
+        seed=call.seed,
+        dst_offset=graph.dst_offset,
+        src_offset=graph.src_offset,
+        first_sample=call.first_sample,
+        first_head=call.first_head,
+    )
+    group = 1 if graph.heads is None else call.q.shape[1] // call.k.shape[1]
+    out, lse = ops.attention(problem, rows_of(graph, call.q.device, group))
+    return call.with_sinks(_unfold(out, call), _unfold(lse.unsqueeze(-1), call).squeeze(-1))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -63,59 +81,28 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def bytes_needed(call: AttentionCall) -> int:
-    """The extra memory: the rows of the graph, a workspace, numbers for each edge."""
-    slices = call.q.shape[0] * call.q.shape[1] // ((call.graph.batch or 1) * (call.graph.heads or 1))
-    numbers = 2 * accumulation_dtype(call.q.dtype).itemsize * slices * call.graph.num_edges
-    handed = numbers if _hands_over(call) else 0
-    rows = bytes_of(call.graph, score_terms.has_edge_numbers(call) or _hands_over(call))
-    return rows + handed + score_terms.edge_number_bytes(call) + WORKSPACE
+    """The extra memory, at most: the rows of the graph, a workspace, and numbers of edges in both passes.
 
-
-def _hands_over(call: AttentionCall) -> bool:
-    """Whether edges are numbered for both sides, so that a backward pass hands their p and ds over."""
+    The kernel's own numbers are p and ds; a bias and what a score_mod adds have a gradient each, and a
+    score_mod makes positions and, for the gradient of its table, two numbers of each head.
+    """
+    graph, edges, (batch, heads) = call.graph, call.graph.num_edges, call.q.shape[:2]
+    slices, wide = (graph.batch or 1) * (graph.heads or 1), accumulation_dtype(call.q.dtype).itemsize
+    index = 4 if edges + STEP < 2**31 else 8
+    rows = edges * (8 + index) + (slices * (graph.num_dst + graph.num_src) + 2) * index
+    numbers = 2 * wide * edges * batch * heads // slices
     trained = any_needs_gradients((call.q, call.k, call.v))
-    # the number of samples may change in a compiled program: it does not decide
-    heads = call.q.shape[1] if call.graph.heads is None else 1
-    wide = accumulation_dtype(call.q.dtype).itemsize
-    return trained and hands_over(call.graph.num_edges, heads, wide)
-
-
-def _run_plain(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    graph = call.graph
-    slopes, softcap, before, bias = score_terms.added_to_edges(call)
-    numbered = before is not None or bias is not None or _hands_over(call)
-    problem = Problem(
-        q=call.q,
-        k=call.k,
-        v=call.v,
-        scale=call.scale,
-        softcap=softcap,
-        slopes=slopes,
-        before=before,
-        bias=bias,
-        dropout=call.dropout,
-        seed=call.seed,
-        dst_offset=graph.dst_offset,
-        src_offset=graph.src_offset,
-        first_sample=call.first_sample,
-        first_head=call.first_head,
-    )
-    return ops.attention(problem, memoized(_packed_rows, graph, call.q.device, numbered, 1))
-
-
-def _run_folded(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """A plain call on a graph that varies: the axes by which it does are folded into that of the tokens."""
-    graph, group = call.graph, call.q.shape[1] // call.k.shape[1]
-    numbered = _hands_over(call)
-    q, k, v = (_fold(x, graph) for x in (call.q, call.k, call.v))
-    rows = memoized(_packed_rows, graph, call.q.device, numbered, group)
-    out, lse = ops.attention(Problem(q, k, v, call.scale), rows)
-    return _unfold(out, call), _unfold(lse.unsqueeze(-1), call).squeeze(-1)
+    parts = score_terms.added_to(call.score_mod)
+    terms = bool(parts.before) + bool(parts.after or call.bias is not None)
+    positions = (32 + 2 * wide * heads) * edges if parts.before or parts.after else 0
+    return rows + WORKSPACE + terms * numbers + positions + (min(numbers, MOST_HANDED) if trained else 0)
 
 
 def _fold(x: Tensor, graph: TokenGraph) -> Tensor:
-    """``[B, H, T, D]`` with samples, heads or both in the axis of the tokens, in this order."""
+    """``[B, H, T, D]`` with the axes by which the graph differs, in this order, in the axis of the tokens."""
     batch, heads, tokens, width = x.shape
+    if graph.heads is None and graph.batch is None:
+        return x
     if graph.heads is None:
         return x.transpose(0, 1).reshape(1, heads, batch * tokens, width)
     if graph.batch is None:
@@ -125,11 +112,7 @@ def _fold(x: Tensor, graph: TokenGraph) -> Tensor:
 
 def _unfold(x: Tensor, call: AttentionCall) -> Tensor:
     """The reverse of :func:`_fold` for a result ``[..., tokens, width]`` of the receivers."""
-    batch, heads, tokens, _ = call.q.shape
-    if call.graph.heads is None:
+    graph, (batch, heads, tokens, _) = call.graph, call.q.shape
+    if graph.heads is None and graph.batch is not None:
         return x.reshape(heads, batch, tokens, -1).transpose(0, 1)
-    return x.reshape(batch, heads, tokens, -1)
-
-
-def _packed_rows(graph: TokenGraph, device: torch.device, numbered: bool, group: int) -> Packed:
-    return pack(rows_of(graph, device, numbered, group))
+    return x if graph.heads is None else x.reshape(batch, heads, tokens, -1)

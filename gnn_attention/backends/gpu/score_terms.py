@@ -67,28 +67,6 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     return f"alibi has {len(slopes or ())} slopes for {needed} heads" if few else None
 
 
-def has_edge_numbers(call: AttentionCall) -> bool:
-    """Whether a call has a number for each edge."""
-    parts = added_to(call.score_mod)
-    return call.bias is not None or bool(parts.before or parts.after)
-
-
-def edge_number_bytes(call: AttentionCall) -> int:
-    """At most at once, both passes, beyond the bias that is given: numbers of edges and what makes them.
-
-    ``before`` and ``bias`` are numbers of their own shape and, whole, gradients of the kernels. A score_mod
-    takes at most four int64 of an edge and, for the gradient of its table, two numbers of each head.
-    """
-    parts, (batch, heads), edges = added_to(call.score_mod), call.q.shape[:2], call.graph.num_edges
-    counts = [heads * (batch + 1)] if parts.before else []
-    if parts.after or call.bias is not None:
-        samples, own = (1, 1) if call.bias is None else call.bias.shape[:2]
-        counts.append(heads * batch + samples * (heads if parts.after else own))
-    of_mods = 2 * heads if parts.before or parts.after else 0
-    wide = accumulation_dtype(call.q.dtype).itemsize
-    return (wide * (sum(counts) + of_mods) + (32 if of_mods else 0)) * edges
-
-
 def added_to_edges(call: AttentionCall) -> tuple[Tensor | None, float, Tensor | None, Tensor | None]:
     """(slopes, softcap, before, bias) of this call on a plain graph, in the form of ``formats.Problem``."""
     parts, wide = added_to(call.score_mod), accumulation_dtype(call.q.dtype)
@@ -96,8 +74,10 @@ def added_to_edges(call: AttentionCall) -> tuple[Tensor | None, float, Tensor | 
     if parts.slopes is not None:
         chosen = parts.slopes[call.first_head : call.first_head + call.q.shape[1]]
         (slopes,) = memoized(_on_device, call.graph, chosen, wide, call.q.device)
-    before = _numbers(call, parts.before, None)
-    return slopes, parts.softcap, before, _numbers(call, parts.after, _in_order(call, wide))
+    bias = None if call.bias is None else call.bias.to(wide)
+    order = None if bias is None else order_of(call.graph, call.q.device)
+    bias = bias if bias is None or order is None else bias.index_select(2, order)
+    return slopes, parts.softcap, _numbers(call, parts.before, None), _numbers(call, parts.after, bias)
 
 
 def _links(score_mod: ScoreMod | None) -> Iterable[ScoreMod]:
@@ -115,37 +95,18 @@ def _on_device(
     return (torch.tensor(numbers, dtype=dtype, device=device),)
 
 
-def _in_order(call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "..."] | None:
-    """The bias of a call by receiver, then sender, in the dtype of sums."""
-    if call.bias is None:
-        return None
-    order = order_of(call.graph, call.q.device)
-    bias = call.bias.to(dtype)
-    return bias if order is None else bias.index_select(2, order)
-
-
 def _numbers(
-    call: AttentionCall, mods: Iterable[ScoreMod], bias: Tensor | None
+    call: AttentionCall, mods: Iterable[ScoreMod], total: Tensor | None
 ) -> Float[Tensor, "batch heads edges"] | None:
-    """``bias`` and what the mods add, expanded to ``[B, Hq, E]``; None if there is neither."""
-    total = bias
+    """``total`` and what the mods make of 0 at each edge, as ``[B, Hq, E]``; None if there is neither."""
+    graph, device, (batch, heads), first = call.graph, call.q.device, call.q.shape[:2], call.first_head
     for mod in mods:
-        extra = _extra(call, mod)
+        ptr, src, *_ = rows_of(graph, device)[0]
+        each = torch.arange(graph.num_dst, device=device)
+        dst = each.repeat_interleave(ptr.diff(), output_size=src.numel())
+        zero = torch.zeros(1, 1, 1, dtype=accumulation_dtype(call.q.dtype), device=device)
+        head = torch.arange(first, first + heads, device=device).view(1, -1, 1)
+        ends = dst + graph.dst_offset, src.long() + graph.src_offset
+        extra = mod(zero, torch.zeros_like(head[:, :1]), head, *ends)
         total = extra if total is None else total + extra
-    return None if total is None else total.expand(call.q.shape[0], call.q.shape[1], -1)
-
-
-def _in_edges(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
-    return rows_of(graph, device)[0][:2]
-
-
-def _extra(call: AttentionCall, mod: ScoreMod) -> Float[Tensor, "_ heads edges"]:
-    """What a mod adds to each edge: its change of 0."""
-    graph, device, first = call.graph, call.q.device, call.first_head
-    ptr, src = memoized(_in_edges, graph, device)
-    each = torch.arange(graph.num_dst, device=device)
-    dst = each.repeat_interleave(ptr.diff(), output_size=src.numel())
-    zero = torch.zeros(1, 1, 1, dtype=accumulation_dtype(call.q.dtype), device=device)
-    head = torch.arange(first, first + call.q.shape[1], device=device).view(1, -1, 1)
-    sample = torch.zeros_like(head[:, :1])
-    return mod(zero, sample, head, dst + graph.dst_offset, src.long() + graph.src_offset)
+    return None if total is None else total.expand(batch, heads, -1)

@@ -8,7 +8,7 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.derived import receiver_order
-from gnn_attention.graph.neighbours import Neighbours, neighbours_of
+from gnn_attention.graph.neighbours import neighbours_of
 
 
 def edges_of(graph: TokenGraph, device: torch.device) -> Edges:
@@ -56,28 +56,23 @@ def pointers(index: Tensor, count: int) -> Int[Tensor, " rows_and_one"]:
 
 def _lowered(graph: TokenGraph, device: torch.device) -> tuple[Tensor, ...]:
     chosen = neighbours_of(graph.rule)
-    if chosen is not None:
-        return _of_chosen(chosen, device)
-    (src, dst), order = graph.edges_on(device), memoized(receiver_order, graph)[0]
-    order = None if order is None else order.to(device)
-    return tuple(_edges_in_order(src, dst, order, graph.num_src, graph.num_dst).tensors)
+    if chosen is None:
+        (src, dst), order = graph.edges_on(device), memoized(receiver_order, graph)[0]
+        order = None if order is None else order.to(device)
+        return tuple(_edges_in_order(src, dst, order, graph.num_src, graph.num_dst).tensors)
+    ptr, src = chosen.ptr.to(device), chosen.src.to(device, torch.int32)
+    dst = torch.arange(graph.num_dst, dtype=torch.int32, device=device).repeat(chosen.slices)
+    dst = torch.repeat_interleave(dst, ptr.diff(), output_size=len(src))
+    out_dst, out_position, count = torch.empty_like(src), torch.empty_like(src), []
+    # each slice for itself: its numbers are few, which makes sorting quick, and lie close together
+    for i, j in pairwise(chosen.bounds):
+        out_position[i:j] = src[i:j].sort(stable=True).indices
+        torch.index_select(dst[i:j], 0, out_position[i:j], out=out_dst[i:j])
+        count.append(torch.bincount(src[i:j], minlength=graph.num_src))
+    out_ptr = torch.cat([ptr.new_zeros(1), torch.cat(count).cumsum(0)])
+    return ptr.int(), src, dst, out_ptr.int(), out_dst, out_position
 
 
 def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor]:
     order = memoized(receiver_order, graph)[0]
     return (torch.arange(graph.num_edges, device=device) if order is None else order.to(device),)
-
-
-def _of_chosen(of: Neighbours, device: torch.device) -> tuple[Tensor, ...]:
-    _, _, num_dst, num_src = of.shape
-    ptr, src = of.ptr.to(device), of.src.to(device, torch.int32)
-    dst = torch.arange(num_dst, dtype=torch.int32, device=device).repeat(of.slices)
-    dst = torch.repeat_interleave(dst, ptr.diff(), output_size=len(src))
-    out_dst, out_position, count = torch.empty_like(src), torch.empty_like(src), []
-    # each slice for itself: its numbers are few, which makes sorting quick, and lie close together
-    for i, j in pairwise(of.bounds):
-        out_position[i:j] = src[i:j].sort(stable=True).indices
-        torch.index_select(dst[i:j], 0, out_position[i:j], out=out_dst[i:j])
-        count.append(torch.bincount(src[i:j], minlength=num_src))
-    out_ptr = torch.cat([ptr.new_zeros(1), torch.cat(count).cumsum(0)])
-    return ptr.int(), src, dst, out_ptr.int(), out_dst, out_position

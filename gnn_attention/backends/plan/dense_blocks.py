@@ -15,8 +15,7 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles, Strided
-from gnn_attention.backends.plan.tile_density import Runs
-from gnn_attention.backends.plan.tile_masks import classes, masks_of_tiles
+from gnn_attention.backends.plan.tile_masks import Runs, classes, masks_of_tiles
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.regions.quadtree import ragged
 
@@ -49,10 +48,21 @@ def rectangles(graph: TokenGraph, runs: Runs) -> list[Rectangles]:
     tokens = _Tokens(graph, runs)
     pieces = []
     for part in _by_piece(graph, runs, tokens):
-        if bool(part.joined.all()) and _in_steps(part):
-            pieces.append(_piece(part, tokens, _steps(part.top, part.height), _steps(part.left, part.width)))
-        else:
-            pieces.append(_gathered(part, tokens))
+        down, right = part.top.diff(), part.left.diff()
+        dst: Groups = _steps(part.top, part.height)
+        src: Groups = _steps(part.left, part.width)
+        # both move on in equal steps, senders not backwards
+        strided = ((down == down[:1]) & (right == right[:1]) & (right >= 0)).all() & part.joined.all()
+        if not bool(strided):
+            rectangle, number = ragged(part.end - part.begin)
+            run = part.begin[rectangle] + number
+            item, place = ragged(tokens.width[run])
+            src = Gathered((tokens.left[run][item] + place).view(len(part.top), -1))
+            # receivers are gathered, too, unless they follow each other
+            if bool((down != dst.size).any()):
+                dst = Gathered(part.top.unsqueeze(1) + torch.arange(dst.size, device="cpu"))
+        masked = bool(part.masked[0])
+        pieces.append(trimmed(Rectangles(dst, src, _masks(part, tokens))) if masked else Rectangles(dst, src))
     return pieces
 
 
@@ -67,20 +77,22 @@ def _by_piece(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> list[_Stack]:
     stack = _stacked(graph, runs, tokens)
     kind, _ = classes(torch.stack([stack.height, stack.width, stack.masked, stack.joined], 1).to(torch.int64))
     large = (stack.joined & (stack.height * stack.width >= LARGE)).tolist()
+    # runs of rectangles of one kind on consecutive senders in equal steps; others are runs of one
+    size = len(stack.top)
+    same = torch.zeros(size + 1, dtype=torch.bool, device="cpu")  # of the kind of the one above
+    same[1:size] = (kind[1:] == kind[:-1]) & stack.joined[1:] & (stack.left[1:] >= stack.left[:-1])
+    step = torch.zeros(size + 1, 2, dtype=torch.int64, device="cpu")
+    step[1:size, 0], step[1:size, 1] = stack.top.diff(), stack.left.diff()
+    starts = ~same
+    starts[1:] |= same[:-1] & (step[1:] != step[:-1]).any(1)  # the second of a progression sets the step
     parts, rest = [], []
-    for start, stop in _progressions(stack, kind):
+    for start, stop in pairwise(starts.nonzero().flatten().tolist()):
         if stop - start > 1 or large[start]:
             parts.append(stack.at(torch.arange(start, stop, device="cpu")))
         else:
             rest.append(start)
     waiting = torch.tensor(rest, dtype=torch.int64, device="cpu")
     return parts + [stack.at(waiting[kind[waiting] == one]) for one in torch.unique(kind[waiting]).tolist()]
-
-
-def _in_steps(part: _Stack) -> bool:
-    """Whether receivers and senders move on in equal steps, senders not backwards."""
-    down, right = part.top.diff(), part.left.diff()
-    return bool(((down == down[:1]) & (right == right[:1]) & (right >= 0)).all())
 
 
 class _Tokens:
@@ -113,7 +125,14 @@ def _stacked(graph: TokenGraph, runs: Runs, tokens: _Tokens) -> _Stack:
     gap = torch.zeros_like(runs.full)
     gap[1:] = (runs.row[1:] == runs.row[:-1]) & (runs.first[1:] != runs.stop[:-1])
     width = torch.zeros_like(rows).index_add_(0, row_of, tokens.width)
-    starts = ~_same_as_above(runs, rows, count, begin, masked)
+    # a row of tiles begins a rectangle unless it has, without a mask, exactly the senders of the row above it
+    same = torch.zeros_like(masked)
+    same[1:] = (rows[1:] == rows[:-1] + 1) & (count[1:] == count[:-1]) & ~masked[1:] & ~masked[:-1]
+    row, number = ragged(count * same)
+    here = begin[row] + number
+    above = here - count[row]
+    differs = (runs.first[here] != runs.first[above]) | (runs.stop[here] != runs.stop[above])
+    starts = ~same | _some(differs, row, len(rows))
     bottom = ((rows + 1) * runs.block).clamp(max=graph.num_dst)
     last = torch.cat([starts[1:], starts.new_ones(1)])
     top, left, joined = rows * runs.block, tokens.left[begin], ~_some(gap, row_of, len(rows))
@@ -125,56 +144,12 @@ def _some(flag: Bool[Tensor, " runs"], row_of: Tensor, rows: int) -> Bool[Tensor
     return torch.zeros(rows, dtype=torch.int64, device="cpu").index_add_(0, row_of, flag.to(torch.int64)) > 0
 
 
-def _same_as_above(
-    runs: Runs, rows: Tensor, count: Tensor, begin: Tensor, masked: Tensor
-) -> Bool[Tensor, " rows"]:
-    """Whether a row of tiles has, without a mask, exactly the senders of the row above it."""
-    same = torch.zeros_like(masked)
-    same[1:] = (rows[1:] == rows[:-1] + 1) & (count[1:] == count[:-1]) & ~masked[1:] & ~masked[:-1]
-    row, number = ragged(count * same)
-    here = begin[row] + number
-    above = here - count[row]
-    differs = (runs.first[here] != runs.first[above]) | (runs.stop[here] != runs.stop[above])
-    return same & ~_some(differs, row, len(rows))
-
-
-def _progressions(stack: _Stack, kind: Tensor) -> list[tuple[int, int]]:
-    """Runs of rectangles of one kind on consecutive senders in equal steps; others are runs of one."""
-    size = len(stack.top)
-    same = torch.zeros(size + 1, dtype=torch.bool, device="cpu")  # of the kind of the one above
-    same[1:size] = (kind[1:] == kind[:-1]) & stack.joined[1:] & (stack.left[1:] >= stack.left[:-1])
-    step = torch.zeros(size + 1, 2, dtype=torch.int64, device="cpu")
-    step[1:size, 0], step[1:size, 1] = stack.top.diff(), stack.left.diff()
-    starts = ~same
-    starts[1:] |= same[:-1] & (step[1:] != step[:-1]).any(1)  # the second of a progression sets the step
-    bounds = starts.nonzero().flatten().tolist()
-    return list(pairwise(bounds))
-
-
 def _steps(first: Tensor, size: Tensor) -> Strided:
     stride = int(first[1] - first[0]) if len(first) > 1 else int(size[0])
     return Strided(int(first[0]), stride, len(first), int(size[0]))
 
 
-def _gathered(stack: _Stack, tokens: _Tokens) -> Rectangles:
-    """Rectangles of one size, their senders gathered; their receivers too unless they follow each other."""
-    rectangle, number = ragged(stack.end - stack.begin)
-    run = stack.begin[rectangle] + number
-    item, place = ragged(tokens.width[run])
-    src = Gathered((tokens.left[run][item] + place).view(len(stack.top), -1))
-    dst: Groups = _steps(stack.top, stack.height)
-    if bool((stack.top.diff() != dst.size).any()):
-        dst = Gathered(stack.top.unsqueeze(1) + torch.arange(dst.size, device="cpu"))
-    return _piece(stack, tokens, dst, src)
-
-
-def _piece(stack: _Stack, tokens: _Tokens, dst: Groups, src: Groups) -> Rectangles:
-    if not bool(stack.masked[0]):
-        return Rectangles(dst, src)
-    return _trimmed(Rectangles(dst, src, _masks(stack, tokens)))
-
-
-def _trimmed(piece: Rectangles) -> Rectangles:
+def trimmed(piece: Rectangles) -> Rectangles:
     """A masked piece without senders that have no edge, but for those that make a width of whole steps.
 
     Of strided ones only those at the ends go. The others are masked: ``masks`` has no edge of theirs.
@@ -201,12 +176,8 @@ def _whole_steps(width: int, most: int) -> int:
     return min(-(-width // STEP) * STEP, most)
 
 
-def strips(piece: Rectangles, height: int) -> list[Rectangles]:
-    """The receivers of a masked piece, ``height`` at a time, each with the senders that it needs."""
-    return [_trimmed(band) for band in piece.bands(height)]
-
-
 def _masks(stack: _Stack, tokens: _Tokens) -> Masks:
+    """The masks of the rectangles; those with the same masks of tiles at the same places share one."""
     rectangle, number = ragged(stack.end - stack.begin)
     run = stack.begin[rectangle] + number
     before = tokens.width[run].cumsum(0) - tokens.width[run]
@@ -214,7 +185,10 @@ def _masks(stack: _Stack, tokens: _Tokens) -> Masks:
     masks, tiles = tokens.masks
     some = masks[run] >= 0
     rectangle, place, mask = rectangle[some], place[some], masks[run][some]
-    which, example = _distinct(rectangle, place, mask, len(stack.top))
+    _, position = ragged(torch.bincount(rectangle, minlength=len(stack.top)))
+    rows = torch.full((len(stack.top), 2 * int(position.max()) + 2), -1, dtype=torch.int64, device="cpu")
+    rows[rectangle, 2 * position], rows[rectangle, 2 * position + 1] = place, mask
+    which, example = classes(rows)
     shape = len(example), int(stack.height[0]), int(stack.width[0])
     table = torch.ones(shape, dtype=torch.bool, device="cpu")
     wanted = torch.isin(rectangle, example)
@@ -222,12 +196,3 @@ def _masks(stack: _Stack, tokens: _Tokens) -> Masks:
         inside = table[r, :, left : left + tokens.block]
         inside.copy_(tiles[m, : inside.shape[0], : inside.shape[1]])
     return Masks(table, which)
-
-
-def _distinct(rectangle: Tensor, place: Tensor, mask: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """Classes of rectangles with the same masks at the same places: the class of each, and examples."""
-    count = torch.bincount(rectangle, minlength=number)
-    _, position = ragged(count)
-    rows = torch.full((number, 2 * int(count.max())), -1, dtype=torch.int64, device="cpu")
-    rows[rectangle, 2 * position], rows[rectangle, 2 * position + 1] = place, mask
-    return classes(rows)

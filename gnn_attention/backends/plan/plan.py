@@ -99,15 +99,11 @@ class Rectangles:
         for first in range(0, self.dst.size, size):
             stop = min(first + size, self.dst.size)
             dst, src = self.dst.band(first, stop), self.src.band(0, stop) if self.causal else self.src
-            yield replace(self, dst=dst, src=src, masks=self._masks_of_band(first, stop), causal=False)
-
-    def _masks_of_band(self, first: int, stop: int) -> Masks | None:
-        if self.masks is not None:
-            return Masks(self.masks.table[:, first:stop], self.masks.which)
-        if not self.causal:
-            return None
-        table = torch.ones(1, stop - first, stop, dtype=torch.bool).tril(first)
-        return Masks(table, torch.zeros(self.dst.count, dtype=torch.int64))
+            masks = self.masks and Masks(self.masks.table[:, first:stop], self.masks.which)
+            if self.causal:
+                table = torch.ones(1, stop - first, stop, dtype=torch.bool).tril(first)
+                masks = Masks(table, torch.zeros(self.dst.count, dtype=torch.int64))
+            yield replace(self, dst=dst, src=src, masks=masks, causal=False)
 
     def parts(self, count: int) -> Iterator[Rectangles]:
         # so a compiled program knows of a symbolic count only that it is large enough
@@ -198,7 +194,21 @@ def packed(plan: Plan) -> Packed:
     tensors: list[Tensor] = []
     numbers = [int(plan.complete)]
     for piece in plan.pieces:
-        _pack_piece(piece, tensors, numbers)
+        if isinstance(piece, Edges):
+            numbers += [EDGES, int(piece.fresh), *piece.slices]
+            tensors += piece.tensors
+            continue
+        for groups in (piece.dst, piece.src):
+            if isinstance(groups, Strided):
+                numbers += [STRIDED, groups.start, groups.stride, groups.count, groups.size]
+            else:
+                numbers.append(GATHERED)
+                tensors.append(groups.index)
+        flags = piece.causal, piece.fresh, piece.has_empty_rows, piece.masks is not None
+        # the compiler of torch 2.9 cannot add a map to a list
+        numbers += [int(flag) for flag in flags]
+        if piece.masks is not None:
+            tensors += [piece.masks.table, piece.masks.which]
     return tensors, numbers
 
 
@@ -209,43 +219,20 @@ def unpacked(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Plan:
     for kind in words:
         if kind in (EDGES, PADDED):
             fresh, *slices = islice(words, 3)
-            lists = list(islice(parts, 6))
-            lists = _without_padding(*lists) if kind == PADDED else lists
-            pieces.append(Edges(*lists, fresh=bool(fresh), slices=(slices[0], slices[1])))
-        else:
-            pieces.append(_unpack_rectangles(kind, parts, words))
+            ptr, src, dst, out_ptr, *out = islice(parts, 6)
+            if kind == PADDED:
+                count = int(ptr[-1])
+                src, dst, *out = (x[:count] for x in (src, dst, *out))
+            pieces.append(
+                Edges(ptr, src, dst, out_ptr, *out, fresh=bool(fresh), slices=(slices[0], slices[1]))
+            )
+            continue
+        dst_groups = _unpack_groups(kind, parts, words)
+        src_groups = _unpack_groups(next(words), parts, words)
+        causal, fresh, has_empty_rows, masked = (bool(next(words)) for _ in range(4))
+        masks = Masks(next(parts), next(parts)) if masked else None
+        pieces.append(Rectangles(dst_groups, src_groups, masks, causal, bool(fresh), has_empty_rows))
     return Plan(tuple(pieces), complete)
-
-
-def _without_padding(ptr: Tensor, src: Tensor, dst: Tensor, out_ptr: Tensor, *out: Tensor) -> list[Tensor]:
-    count = int(ptr[-1])
-    return [ptr, src[:count], dst[:count], out_ptr, *(x[:count] for x in out)]
-
-
-def _pack_piece(piece: Piece, tensors: list[Tensor], numbers: list[int]) -> None:
-    if isinstance(piece, Edges):
-        numbers += [EDGES, int(piece.fresh), *piece.slices]
-        tensors += piece.tensors
-        return
-    for groups in (piece.dst, piece.src):
-        if isinstance(groups, Strided):
-            numbers += [STRIDED, groups.start, groups.stride, groups.count, groups.size]
-        else:
-            numbers.append(GATHERED)
-            tensors.append(groups.index)
-    flags = piece.causal, piece.fresh, piece.has_empty_rows, piece.masks is not None
-    # the compiler of torch 2.9 cannot add a map to a list
-    numbers += [int(flag) for flag in flags]
-    if piece.masks is not None:
-        tensors += [piece.masks.table, piece.masks.which]
-
-
-def _unpack_rectangles(kind: int, parts: Iterator[Tensor], words: Iterator[int]) -> Rectangles:
-    dst = _unpack_groups(kind, parts, words)
-    src = _unpack_groups(next(words), parts, words)
-    causal, fresh, has_empty_rows, masked = (bool(next(words)) for _ in range(4))
-    masks = Masks(next(parts), next(parts)) if masked else None
-    return Rectangles(dst, src, masks, causal, fresh, has_empty_rows)
 
 
 def _unpack_groups(kind: int, parts: Iterator[Tensor], words: Iterator[int]) -> Groups:

@@ -13,7 +13,7 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
-from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles, strips
+from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles, trimmed
 from gnn_attention.backends.plan.packing import packing
 from gnn_attention.backends.plan.plan import (
     Edges,
@@ -26,11 +26,9 @@ from gnn_attention.backends.plan.plan import (
     packed,
     unpacked,
 )
-from gnn_attention.backends.plan.tile_density import Runs, cells_at, divided, left_over
-from gnn_attention.backends.plan.tile_masks import tile_boxes
+from gnn_attention.backends.plan.tile_masks import Runs, cells_at, divided, left_over
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.regions.quadtree import CELLS, decompose
 
 BLOCK = 64  # tokens on the side of a tile
 LOW = 32  # receivers of a strip of the forward pass, which the kernel takes at once
@@ -38,17 +36,6 @@ LOW = 32  # receivers of a strip of the forward pass, which the kernel takes at 
 HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}
 LONG = 512  # tokens of full tiles in a row from which they are a rectangle, merged with the rest of the row
 LEAST_FILL = 0.25  # of a tile that a dense kernel takes at the price of its edges
-
-
-def mask_bytes(graph: TokenGraph) -> int:
-    """What the masks of :func:`tiles_plan` take at most while they are made."""
-    runs, _ = divided(graph, BLOCK, 0.0)
-    partial = runs.at(~runs.full)
-    if graph._listed is not None:
-        return len(partial.row) * BLOCK**2
-    # those of a rule that need not be visited pair by pair repeat a few
-    pieces = decompose(graph.rule, tile_boxes(graph, BLOCK, partial.row, partial.first), leaf=BLOCK)
-    return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * BLOCK**2
 
 
 def tiles_plan(graph: TokenGraph) -> Plan:
@@ -59,10 +46,17 @@ def tiles_plan(graph: TokenGraph) -> Plan:
         whole = Strided(0, 1, 1, graph.num_dst), Strided(0, 1, 1, graph.num_src)
         return _plan([Rectangles(*whole, causal=not graph.is_full())], graph)
     documents = memoized(_documents, graph)
-    if documents is not None and _seconds(documents_work(documents)) <= _seconds(runs_work(graph)):
-        lengths = torch.unique(documents.length).tolist()
-        return _plan([_of_length(documents, size) for size in lengths if size], graph)
-    return _plan(_with_long_runs(graph, _cheapest(graph)[0]), graph)
+    if documents is None or _seconds(documents_work(documents)) > _seconds(runs_work(graph)):
+        return _plan(_with_long_runs(graph, _cheapest(graph)[0]), graph)
+    pieces: list[Piece] = []
+    for size in torch.unique(documents.length[documents.length > 0]).tolist():
+        start = documents.start[documents.length == size]
+        steps = start.diff()
+        groups: Strided | Gathered = Gathered(start.unsqueeze(1) + torch.arange(size, device="cpu"))
+        if len(start) == 1 or bool((steps == steps[0]).all()):
+            groups = Strided(int(start[0]), int(steps[0]) if len(start) > 1 else size, len(start), size)
+        pieces.append(Rectangles(groups, groups, causal=documents.causal and size > 1))
+    return _plan(pieces, graph)
 
 
 def whole_rows_plan(graph: TokenGraph) -> Plan:
@@ -98,34 +92,27 @@ def packed_plan(kind: str, graph: TokenGraph, device: torch.device, backward: bo
 
 
 def _packed_plan(graph: TokenGraph, kind: str, device: torch.device, backward: bool) -> Packed:
-    plan = memoized(_shared_plan, graph, kind)
-    # whole rows are for the formula written out, whose gradients cost more the more parts it has
+    plan = memoized(PLANS[kind], graph)
+    # Masked pieces are cut into strips of ``LOW`` receivers where these visit fewer pairs. A backward pass
+    # has sums of each strip for all of its senders, and low strips would make more of them. Whole rows are
+    # for the formula written out, whose gradients cost more the more parts it has.
     if not backward and kind != "whole rows":
-        pieces = _in_low_strips(plan)
+        pieces: list[Piece] = []
+        for piece in plan.pieces:
+            if isinstance(piece, Edges) or piece.masks is None or piece.dst.size <= LOW:
+                pieces.append(piece)
+                continue
+            low = [trimmed(band) for band in piece.bands(LOW)]
+            pairs = sum(strip.cells for strip in low)
+            work = Work(len(low), 0, pairs, pairs * costs().low_cell)
+            pieces += (
+                low if _seconds(work) < _seconds(Work(1, 0, piece.cells, float(piece.cells))) else [piece]
+            )
         if len(pieces) == len(plan.pieces):  # none was cut
             return packed_plan(kind, graph, device, backward=True)
-        plan = replace(plan, pieces=pieces)
+        plan = replace(plan, pieces=tuple(pieces))
     tensors, numbers = packed(plan)
     return [x.to(device) for x in tensors], numbers
-
-
-def _shared_plan(graph: TokenGraph, kind: str) -> Plan:
-    return PLANS[kind](graph)
-
-
-def _in_low_strips(plan: Plan) -> tuple[Piece, ...]:
-    """The pieces, those with masks in strips of ``LOW`` receivers where these visit fewer pairs."""
-    # a backward pass has sums of each strip for all of its senders: low strips would make more of them
-    found: list[Piece] = []
-    for piece in plan.pieces:
-        if isinstance(piece, Edges) or piece.masks is None or piece.dst.size <= LOW:
-            found.append(piece)
-            continue
-        low = strips(piece, LOW)
-        pairs = sum(strip.cells for strip in low)
-        work = Work(len(low), 0, pairs, pairs * costs().low_cell)
-        found += low if _seconds(work) < _seconds(Work(1, 0, piece.cells, float(piece.cells))) else [piece]
-    return tuple(found)
 
 
 def plan_on(graph: TokenGraph, kind: str, device: torch.device) -> Plan:
@@ -159,42 +146,32 @@ class Documents(NamedTuple):
 
 
 def _documents(graph: TokenGraph) -> Documents | None:
-    """None for another graph, or a list of edges, whose tiles are as good."""
-    if not _holds_intervals(graph) or not _could_be_documents(graph.in_degree()):
-        return None
-    found = packing(graph)
+    """None for another graph, or a list of edges, whose tiles are as good.
+
+    Other graphs are told apart cheaply: first by a few receivers of a large one, each of which attends to
+    successive senders, itself among these; then by degrees, which count 1, 2, 3, ... through each document,
+    or are its length for all of its tokens.
+    """
+    is_large = not enumerate_pairs.few(graph.shape4) and graph.listed_edges is None
+    if is_large and graph.num_dst == graph.num_src:
+        number = min(64, max(1, 2**18 // graph.num_src))
+        dst = torch.linspace(0, graph.num_dst - 1, number, device="cpu").round().long().unsqueeze(1)
+        zero, src = torch.zeros(1, dtype=torch.int64, device="cpu"), torch.arange(graph.num_src, device="cpu")
+        edge = enumerate_pairs.evaluate(graph.rule, repr(graph), zero, zero, dst, src).expand(
+            number, len(src)
+        )
+        starts = edge[:, :1].sum(1) + (edge[:, 1:] & ~edge[:, :-1]).sum(1)
+        if not bool((starts == 1).all() & edge.gather(1, dst).all()):
+            return None
+    degree = graph.in_degree()
+    value, times = torch.unique_consecutive(degree, return_counts=True)
+    causal = bool(((degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)).all())
+    full = bool((value > 0).all() & (times % value.clamp(min=1) == 0).all())
+    found = packing(graph) if causal or full else None
     if found is None or found.window not in ((-1, 0), (-1, -1)):
         return None
     bounds = found.cu_seqlens.long()
     return Documents(bounds[:-1], bounds.diff(), found.window == (-1, 0))
-
-
-def _holds_intervals(graph: TokenGraph) -> bool:
-    """Whether some receivers attend to successive senders, themselves among these; True without a look."""
-    if graph.listed_edges is not None or graph.num_dst != graph.num_src or enumerate_pairs.few(graph.shape4):
-        return True
-    number = min(64, max(1, 2**18 // graph.num_src))
-    dst = torch.linspace(0, graph.num_dst - 1, number, device="cpu").round().long().unsqueeze(1)
-    zero, src = torch.zeros(1, dtype=torch.int64, device="cpu"), torch.arange(graph.num_src, device="cpu")
-    edge = enumerate_pairs.evaluate(graph.rule, repr(graph), zero, zero, dst, src).expand(number, len(src))
-    starts = edge[:, :1].sum(1) + (edge[:, 1:] & ~edge[:, :-1]).sum(1)
-    return bool((starts == 1).all() & edge.gather(1, dst).all())
-
-
-def _could_be_documents(degree: Int[Tensor, " dst"]) -> bool:
-    """Whether degrees count 1, 2, 3, ... through each document, or are its length for all of its tokens."""
-    causal = (degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)
-    value, times = torch.unique_consecutive(degree, return_counts=True)
-    return bool(causal.all()) or (bool((value > 0).all()) and bool((times % value.clamp(min=1) == 0).all()))
-
-
-def _of_length(documents: Documents, size: int) -> Rectangles:
-    start = documents.start[documents.length == size]
-    steps = start.diff()
-    groups: Strided | Gathered = Gathered(start.unsqueeze(1) + torch.arange(size, device="cpu"))
-    if len(start) == 1 or bool((steps == steps[0]).all()):
-        groups = Strided(int(start[0]), int(steps[0]) if len(start) > 1 else size, len(start), size)
-    return Rectangles(groups, groups, causal=documents.causal and size > 1)
 
 
 def counted_work(graph: TokenGraph) -> Work:

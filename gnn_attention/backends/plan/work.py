@@ -18,10 +18,11 @@ from gnn_attention.backends.call import one_of
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.plan import planner
 from gnn_attention.backends.plan.dense_blocks import LARGE, number_of_rectangles
-from gnn_attention.backends.plan.tile_density import cells_at, divided
+from gnn_attention.backends.plan.tile_masks import cells_at, divided, tile_boxes
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import has_neighbours
 from gnn_attention.graph.regions.enumerate_pairs import few
+from gnn_attention.graph.regions.quadtree import CELLS, decompose
 from gnn_attention.graph.regions.sample import Sample, sample_tiles
 
 # bytes of masks about which they are counted, by what factor: they may repeat, and the estimate be wrong
@@ -86,10 +87,18 @@ def num_edges(graph: TokenGraph) -> int:
 
 def mask_bytes(graph: TokenGraph) -> int:
     """What the masks of a plan of tiles take at most while they are made: counted where it is some GiB."""
-    if not is_estimated(graph):
-        return planner.mask_bytes(graph)
-    about = round(estimate(graph).partial_tiles) * planner.BLOCK**2
-    return about if not 1 / MARGIN < about / MASKS < MARGIN else planner.mask_bytes(graph)
+    if is_estimated(graph):
+        about = round(estimate(graph).partial_tiles) * planner.BLOCK**2
+        if not 1 / MARGIN < about / MASKS < MARGIN:
+            return about
+    runs, _ = divided(graph, planner.BLOCK, 0.0)
+    partial_runs = runs.at(~runs.full)
+    if graph._listed is not None:
+        return len(partial_runs.row) * planner.BLOCK**2
+    # those of a rule that need not be visited pair by pair repeat a few
+    boxes = tile_boxes(graph, planner.BLOCK, partial_runs.row, partial_runs.first)
+    pieces = decompose(graph.rule, boxes, leaf=planner.BLOCK)
+    return sum(len(piece.boxes) for piece in pieces if piece.kind == CELLS) * planner.BLOCK**2
 
 
 def _sample(graph: TokenGraph, block: int) -> Sample:

@@ -2,9 +2,9 @@
 
 Where the Jacobian from inputs to outputs is not zero, information flows. Three detectors run:
 
-* **jacobian**: the zeros of the derivative in float64, by random cotangents on groups of receivers such
-  that every pair of tokens is isolated by one group. Random directions and a second random input make it
-  improbable that influences cancel or are 0 by chance. A gradient is exactly zero, or it is a flow.
+* **jacobian**: the zeros of the derivative in float64, by a random cotangent on each receiver. Random
+  directions and a second random input make it improbable that influences cancel or are 0 by chance. A
+  gradient is exactly zero, or it is a flow.
 * **perturbation**: the input of one sender is replaced, and all outputs compared: flows without gradient too.
 * **nan**: one sender is NaN. Alone it shows nothing (dense attention multiplies NaN by a weight of zero), so
   pairs that only a NaN crosses are listed separately.
@@ -13,27 +13,17 @@ The audit can refute that a module keeps to its graph, and cannot prove it: the 
 two random inputs and at those of ``inputs``, and a flow that is off there (behind a gate that none of them
 opens) stays unseen.
 
-``assert audit(...).ok`` is a test of a model, ``gnn_attention.interpret.audit.pytest_plugin`` a fixture for
-it, and ``gnn-attention audit`` a command for the file of a language model.
+``verdict = audit(...)`` and ``assert verdict.ok, verdict`` test a model; ``gnn-attention audit`` is a command
+for the file of a language model.
 
-Of a Hugging Face model, with T tokens (``ids [1, T]`` are any):
-
-=======================  =========================================================================
-all layers               ``audit(model, [graph of layer 1, ...], (T,))``
-one layer                ``audit(PartOf(model, "model.layers.0", input_ids=ids), graph, (T, width))``
-padding                  ``call=lambda model, x: model(x, attention_mask=mask.expand(len(x), -1))``
-decoding                 a ``call`` that passes ``x`` in chunks, with the cache, and joins the logits
-decoder                  a ``call`` with fixed encoder ids, ``embedding="decoder.embed_tokens"``
-encoder                  ``audit(model.get_encoder(), ...)``
-from encoder to decoder  ``cross(answer, T)``, a ``call`` with fixed decoder ids, the encoder's embedding
-pictures and sound       ``input_shape=(patches, channels)``, a ``call`` that makes pixels of them
-=======================  =========================================================================
+``docs/guide/audit.md`` has the calls for parts, padding and decoding of Hugging Face models.
 """
 
 import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,14 +31,16 @@ from torch import nn
 
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
+from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.audit.detectors import WITNESSES, Detections
-from gnn_attention.interpret.audit.leak_paths import LeakPath, leak_paths
-from gnn_attention.interpret.audit.reachability import Bounds, as_graph, declared_graphs, edges
+from gnn_attention.interpret.audit.leak_paths import Bounds, LeakPath, leak_paths
 from gnn_attention.interpret.audit.report import Leak, Verdict, remarks
-from gnn_attention.interpret.audit.runner import Call, Runner, isolated
+from gnn_attention.interpret.audit.runner import WITNESSES, Call, Detections, Runner, isolated
 from gnn_attention.layer import MessagePassingAttention
+
+# Every pair of tokens is looked at.
+MOST_TOKENS = 4096
 
 
 def audit(
@@ -64,7 +56,7 @@ def audit(
     tolerance: float = 0.0,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
-    inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
+    inputs: Tensor | Sequence[Tensor] | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Verdict:
     """The pairs of tokens along which information flows in ``module``, compared with ``graph``.
@@ -87,8 +79,8 @@ def audit(
         layers: how often the graph may be used; by default the number of :class:`MessagePassingAttention`
             calls, else one (irrelevant for a causal graph, where two hops lead no further than one).
         call: ``call(module, x)`` for another calling convention; it receives the copy, and must use that.
-        embedding: the submodule that turns ids into states, or its name, where it is ambiguous.
-        witnesses: the detectors to run, of "jacobian", "perturbation" and "nan".
+        embedding: the submodule that turns ids into states, or its name, where there are several embeddings.
+        witnesses: the detectors to run, of "jacobian", "perturbation" and "nan", which alone shows nothing.
         samples: the most samples in one pass; 1 for a module that takes one at a time.
         tolerance: gradients up to this share of the largest count as zero; for modules with an FFT or running
             sums.
@@ -121,8 +113,10 @@ def audit(
     >>> [audit(Gate(), patterns.self_loops(4), (4, 2), inputs=x).ok for x in (None, wide_open)]
     [True, False]
     """
-    graphs = declared_graphs(graph)
-    shape, chosen = _input_shape(input_shape, graphs[0]), _detectors(witnesses)
+    graphs = _declared_graphs(graph)
+    shape = _input_shape(input_shape, graphs[0])
+    words = [witnesses] if isinstance(witnesses, str) else witnesses
+    chosen = tuple(checks.choice("witnesses", word, WITNESSES) for word in words)
     samples = checks.size("samples", samples, 1)
     if not (call is None or callable(call)):
         raise TypeError(f"call must be a function (module, x) -> states, got {quoted(call)}")
@@ -141,22 +135,46 @@ def audit(
             layers = _attention_calls(runner) or len(graphs)
         layers = checks.size("layers", layers, 1)
         bounds = Bounds.of(graphs, layers)
-        detections = Detections.run(runner, bounds.after[-1], chosen, float(tolerance))
+        detections = Detections.run(runner, chosen, float(tolerance))
         return _verdict(graphs, bounds, detections, runner)
+
+
+def _declared_graphs(value: TokenGraph | Sequence[TokenGraph]) -> tuple[TokenGraph, ...]:
+    graphs = tuple(value) if isinstance(value, Sequence) else (value,)
+    if not graphs or not all(isinstance(graph, TokenGraph) for graph in graphs):
+        raise TypeError(f"graph must be a TokenGraph, or a list of one for each layer, got {quoted(value)}")
+    for graph in graphs:
+        if graph.batch is not None:
+            raise ValueError(f"graph {graph!r} differs by sample: audit one of them, graph.select(batch=...)")
+        if not (graph.num_dst and graph.num_src) or max(graph.num_dst, graph.num_src) > MOST_TOKENS:
+            raise ValueError(f"graph must have 1 to {MOST_TOKENS} tokens, got {graph!r}: cut it")
+        if len(graphs) > 1 and not (is_square(graph) and graph.num_dst == graphs[0].num_dst):
+            raise ValueError(f"graphs must be square, of the same tokens, got {graphs[0]!r} and {graph!r}")
+    # An edge of any head is an edge.
+    return tuple(g if g.heads is None else _as_graph(g.mask().any(0), g, g.name) for g in graphs)
+
+
+def _as_graph(pairs: Bool[Tensor, "dst src"], like: TokenGraph, name: str) -> TokenGraph:
+    graph = TokenGraph.from_edges(pairs.nonzero().T.flip(0), like.num_dst, like.num_src, name=name)
+    return replace(graph, dst_offset=like.dst_offset, src_offset=like.src_offset)
+
+
+def _edges(pairs: Bool[Tensor, "dst src"]) -> tuple[tuple[int, int], ...]:
+    return tuple((src, dst) for dst, src in pairs.nonzero().tolist())
 
 
 def _input_shape(value: Sequence[int], graph: TokenGraph) -> tuple[int, ...]:
     shape = tuple(checks.sizes("input_shape", value, 1))
     if not shape or shape[0] != graph.num_src:
-        expected = f"(T, width) for states or (T,) for token ids, with the T of {graph!r}"
-        raise ValueError(f"input_shape must be {expected}; got {shape}")
+        sizes = f"(T, width) for states or (T,) for token ids, with the T of {graph!r}"
+        raise ValueError(f"input_shape must be {sizes}; got {shape}")
     return shape
 
 
-def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     # one [1, ...] each
-    parts = [] if value is None else [value] if isinstance(value, torch.Tensor) else value
-    if not isinstance(parts, Sequence) or not all(isinstance(part, torch.Tensor) for part in parts):
+    parts = [] if value is None else [value] if isinstance(value, Tensor) else value
+    if not isinstance(parts, Sequence) or not all(isinstance(part, Tensor) for part in parts):
         raise TypeError(
             f"inputs must be a tensor or a list of tensors, got {quoted(value)}: give torch tensors"
         )
@@ -171,18 +189,7 @@ def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
                 f"inputs must be floating states for an input_shape (T, width), and integer token ids for "
                 f"(T,), got {part.dtype} for {shape}: convert them"
             )
-        if not bool(part.isfinite().all()):
-            raise ValueError(f"inputs must be finite, got {quoted(part)} with NaN or inf: take those out")
     return tuple(sample[None].detach() for part in parts for sample in part)
-
-
-def _detectors(value: Sequence[str]) -> tuple[str, ...]:
-    words = [value] if isinstance(value, str) else value
-    chosen = tuple(checks.choice("witnesses", word, WITNESSES) for word in words)
-    if not {"jacobian", "perturbation"} & set(chosen):
-        expected = "'jacobian' or 'perturbation'"
-        raise ValueError(f"witnesses must hold {expected}, as NaN alone shows nothing, got {quoted(value)}")
-    return chosen
 
 
 def _attention_calls(runner: Runner) -> int:
@@ -196,13 +203,13 @@ def _attention_calls(runner: Runner) -> int:
 
 
 def _with_overrides(module: nn.Module, call: Call) -> Call:
-    # the graphs that use_graph gave the module hold for its copy too; where its package was never imported
-    # (it needs transformers), no such block can be open
+    # The graphs that use_graph gave the module hold for its copy too; where its package was never imported
+    # (it needs transformers), no such block can be open.
     overrides = sys.modules.get("gnn_attention.huggingface._overrides")
     if overrides is None:
         return call
 
-    def run(twin: nn.Module, x: torch.Tensor) -> Any:
+    def run(twin: nn.Module, x: Tensor) -> Any:
         with overrides.followed(module, twin):
             return call(twin, x)
 
@@ -223,26 +230,21 @@ def _default_call(module: nn.Module, graph: TokenGraph | Sequence[TokenGraph]) -
 
 def _verdict(graphs: Sequence[TokenGraph], bounds: Bounds, detections: Detections, runner: Runner) -> Verdict:
     like, allowed, seen = graphs[0], bounds.after[-1], detections.flow
-    square, leaking = is_square(like), edges(seen & ~allowed)
+    square, leaking = is_square(like), _edges(seen & ~allowed)
     paths = leak_paths(runner, leaking, bounds) if leaking and square else {}
-    found = [(edge, paths.get(edge, LeakPath(edge))) for edge in leaking]
-    leaks = tuple(Leak(*edge, path.tokens, path.layer, *detections.seen(*edge)) for edge, path in found)
-    expected, flow = as_graph(allowed, like, "allowed"), as_graph(seen, like, "flow")
+    leaks = tuple(Leak(*edge, *paths.get(edge, LeakPath(edge)), *detections.seen(*edge)) for edge in leaking)
+    expected, flow = _as_graph(allowed, like, "allowed"), _as_graph(seen, like, "flow")
     own = torch.eye(*allowed.shape, dtype=torch.bool, device="cpu") & square
-    depth = next((path.depth for path in paths.values()), None)
-    # None where so many layers would not explain the leaks
-    if depth is not None and bool((seen & ~Bounds.of(graphs, depth).after[-1]).any()):
-        depth = None
     return Verdict(
         graphs=tuple(graphs),
         layers=len(bounds.hops),
         allowed=expected,
         flow=flow,
         leaks=leaks,
-        unused=edges(allowed & ~seen & ~own),
-        poisoned=edges(detections.found["nan"] & ~allowed & ~seen),
+        unused=_edges(allowed & ~seen & ~own),
+        poisoned=_edges(detections.found["nan"] & ~allowed & ~seen),
         crosses_samples=runner.crosses_samples,
-        remarks=remarks(expected, flow, leaks, runner.crosses_samples, depth),
+        remarks=remarks(expected, flow, leaks, runner.crosses_samples),
         probes=detections.probes,
         backward_passes=runner.backwards,
         forward_passes=runner.forwards,

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
-from gnn_attention.interpret.audit.reachability import Bounds
+from gnn_attention.analyse._walks import is_square
+from gnn_attention.graph import TokenGraph
 from gnn_attention.interpret.audit.runner import Runner, Sample, differs
 from gnn_attention.layer import MessagePassingAttention
 
@@ -31,29 +32,50 @@ NEVER = 2**60
 Pair = tuple[int, int]
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """``after[k][dst, src]``: may src influence dst after k layers; ``hops[k]``: in layer k + 1 alone.
+
+    In a square graph each token may influence itself (its state is carried along).
+    """
+
+    after: Sequence[Bool[Tensor, "dst src"]]
+    hops: Sequence[Bool[Tensor, "dst src"]]
+
+    @classmethod
+    def of(cls, graphs: Sequence[TokenGraph], layers: int) -> Bounds:
+        """Those of so many layers; the graphs are cycled. ValueError where a graph cannot follow itself."""
+        square = is_square(graphs[0])
+        if layers > 1 and not square:
+            raise ValueError(f"layers must be 1 for the oblong {graphs[0]!r}, got {layers}")
+        start = torch.eye(graphs[0].num_src, dtype=torch.bool, device="cpu")
+        masks = [graph.mask() | start if square else graph.mask() for graph in graphs]
+        after, hops = [start], [masks[layer % len(masks)] for layer in range(layers)]
+        for hop in hops:
+            after.append(hop.float() @ after[-1].float() > 0)
+        return cls(after, hops)
+
+
 class LeakPath(NamedTuple):
-    """``tokens`` from sender to receiver, the part where it comes in, and the number of layers."""
+    """``tokens`` from sender to receiver, and the part where it comes in."""
 
     tokens: tuple[int, ...]
     layer: str | None = None
-    depth: int | None = None
 
 
 def leak_paths(runner: Runner, leaks: Sequence[Pair], bounds: Bounds) -> dict[Pair, LeakPath]:
     """The path of every leak ``(src, dst)`` in a module of square graphs, at an input that shows it."""
-    paths = _paths_at(runner.draw(0), runner, leaks, bounds)
-    for sample in runner.own:
+    paths: dict[Pair, LeakPath] = {}
+    for sample in (runner.draw(0), *runner.own):
         hidden = [leak for leak in leaks if leak not in paths or paths[leak].layer is None]
         shown = _paths_at(sample, runner, hidden, bounds) if hidden else {}
-        paths |= {leak: path for leak, path in shown.items() if path.layer is not None}
+        paths |= {leak: path for leak, path in shown.items() if path.layer or leak not in paths}
     return paths
 
 
 def _paths_at(sample: Sample, runner: Runner, leaks: Sequence[Pair], bounds: Bounds) -> dict[Pair, LeakPath]:
     layers = layer_names(runner, sample)
     hops = _hops(runner, sample, layers)
-    # the stage before the first layer is none
-    depth = len(hops) - 1 or None
     senders = list(dict.fromkeys(src for src, _ in leaks))
     changed = changes(runner, sample, torch.tensor(senders, device="cpu"), layers)
     entrances = {src: _entrance(src, events, bounds) for src, events in changed}
@@ -61,7 +83,7 @@ def _paths_at(sample: Sample, runner: Runner, leaks: Sequence[Pair], bounds: Bou
     for src in senders:
         layer = type(runner.inside).__name__ if entrances.get(src) == "" else entrances.get(src)
         tokens = _cheapest_paths(src, [dst for other, dst in leaks if other == src], hops, bounds)
-        paths |= {(src, dst): LeakPath(path, layer, depth) for dst, path in tokens.items()}
+        paths |= {(src, dst): LeakPath(path, layer) for dst, path in tokens.items()}
     return paths
 
 

@@ -9,10 +9,8 @@ from gnn_attention.analyse import diff, witness
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
 
-# leaks that the text lists
+# So many leaks are listed in the text.
 SHOWN = 8
-# a gradient so much smaller than the largest may be the rounding of an FFT or a running sum
-DUST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -121,24 +119,18 @@ class Verdict:
 
 
 def remarks(
-    allowed: TokenGraph, flow: TokenGraph, leaks: tuple[Leak, ...], crosses_samples: bool, depth: int | None
+    allowed: TokenGraph, flow: TokenGraph, leaks: tuple[Leak, ...], crosses_samples: bool
 ) -> tuple[str, ...]:
-    """Sentences that help to find the mistake; ``depth`` is how many layers would explain the leaks."""
+    """Sentences that help to find the mistake."""
     found = []
     if leaks:
         difference = "; ".join(diff(allowed, flow).remarks)
         found.append(f"what is allowed (first) compared with what was seen (second): {difference}")
     if crosses_samples:
-        transposed = "call=lambda module, x: module(x.transpose(0, 1)).transpose(0, 1)"
-        cause = f"statistics over the batch, or a module that takes [T, B, width]: then give {transposed}"
-        found.append(f"samples of a batch influence one another ({cause})")
-    if depth and leaks:
-        seems = f"the module seems to have {depth} layers"
-        found.append(f"{seems}: if each may use the graph nothing leaks, say layers={depth}")
-    sizes = [leak.size for leak in leaks if "jacobian" in leak.witnesses]
-    if sizes and len(sizes) == len(leaks) and max(sizes) < DUST:
-        cause = "if an FFT or a running sum rounds so"
-        found.append(f"all leaks are below {DUST} of the largest gradient: {cause}, say tolerance={DUST}")
+        found.append(
+            "samples of a batch influence one another (statistics over the batch, or a module that takes "
+            "[T, B, width]: then give call=lambda module, x: module(x.transpose(0, 1)).transpose(0, 1))"
+        )
     return tuple(found)
 
 

@@ -1,10 +1,14 @@
-"""A module under audit: a copy, run on random inputs and the caller's, again and again in the same way."""
+"""A module under audit: a copy, run on random inputs and the caller's, and what three detectors see there.
+
+The detectors are gradients, replaced inputs and NaN, each for every pair of tokens.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,6 +20,8 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.interpret.audit.submodule import PartOf
 
 Call = Callable[[nn.Module, Tensor], Any]
+Pairs = Bool[Tensor, "dst src"]
+WITNESSES = ("jacobian", "perturbation", "nan")
 # numbers in the outputs of one pass, or pairs of tokens: 64 MB
 LARGEST_PASS = 2**23
 # random inputs: what is 0 or cancels at one of them does so at the other with probability 0
@@ -68,8 +74,7 @@ class Runner:
         self.forwards = self.backwards = self.expected = 0
         tensors = (*self.module.parameters(), *self.module.buffers())
         self.device = next((t.device for t in tensors), torch.device("cpu"))
-        name = _name_of(embedding, module)
-        self.embedding = None if len(shape) > 1 else embedding_of(self.module, name, call, shape[0])
+        self.embedding = None if len(shape) > 1 else _embedding_of(module, self.module, embedding)
         self.samples, self.crosses_samples = samples, False
         self.own = [self._sample_of(one) for one in inputs]
         self._check_finite()
@@ -140,15 +145,17 @@ class Runner:
             self.watch(self.forwards, max(self.forwards, self.expected))
         return self._checked(output, len(sample.states))
 
-    def gradients(self, sample: Sample, groups: Bool[Tensor, "groups dst"], number: int) -> Tensor:
-        found, generator = [], self.cotangents(number)
-        for part in torch.split(groups, self.samples):
-            states, copies = sample.tracked(len(part))
-            found.append(self.pulled_back(self.run(copies), part, states, generator))
-        return torch.cat(found)
+    def gradients(self, number: int) -> Float[Tensor, "dst src"]:
+        """The sizes of gradients at the input of a round, by a random cotangent on each receiver."""
+        rows, generator = [], self.cotangents(number)
+        receivers = torch.eye(self.num_dst, dtype=torch.bool, device="cpu")
+        for part in torch.split(receivers, self.samples):
+            states, copies = self.probe(number).tracked(len(part))
+            rows.append(self.pulled_back(self.run(copies), part, states, generator))
+        return torch.cat(rows)
 
     def cotangents(self, number: int) -> torch.Generator:
-        # other numbers than the inputs', to which a gradient may be orthogonal
+        # Other numbers than the inputs', to which a gradient may be orthogonal.
         return torch.Generator().manual_seed(self.seed + number + 2**31)
 
     def pulled_back(
@@ -279,27 +286,23 @@ def _joined(one: Sample, other: Sample) -> Sample:
     return Sample(torch.cat([one.states, other.states]), ids)
 
 
-def _name_of(part: nn.Module | str | None, module: nn.Module) -> str | None:
-    names = [name for name, other in module.named_modules() if part is other or part == name]
-    if part is not None and not names:
-        raise ValueError(f"embedding must be a submodule of the module, or its name, got {quoted(part)}")
-    return names[0] if names else None
-
-
-def embedding_of(module: nn.Module, name: str | None, call: Call, tokens: int) -> nn.Module:
-    """The part of that name, else ``get_input_embeddings()``, else the one ``nn.Embedding`` of the ids."""
-    if name is not None:
-        return module.get_submodule(name)
-    if hasattr(module, "get_input_embeddings"):
-        embedding: nn.Module = module.get_input_embeddings()  # type: ignore[operator]
+def _embedding_of(module: nn.Module, twin: nn.Module, given: nn.Module | str | None) -> nn.Module:
+    """In the copy: the part that is given, that of ``get_input_embeddings()``, or the only table."""
+    if given is not None:
+        names = [name for name, part in module.named_modules() if part is given or name == given]
+        if not names:
+            raise ValueError(f"embedding must be a submodule of the module, or its name, got {quoted(given)}")
+        return twin.get_submodule(names[0])
+    if hasattr(twin, "get_input_embeddings"):
+        embedding: nn.Module = twin.get_input_embeddings()  # type: ignore[operator]
         return embedding
-    tables = {name: part for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
-    parts = list(tables.values())
-    called = parts if len(parts) < 2 else _given_ids(module, parts, call, tokens)
-    if len(called) != 1:
-        found = f"{len(called)} of the module's embeddings {list(tables)} take the token ids"
-        raise ValueError(f"{found}: give embedding='name', or input_shape=(T, width) for states")
-    return called[0]
+    tables = {name: part for name, part in twin.named_modules() if isinstance(part, nn.Embedding)}
+    if len(tables) != 1:
+        raise ValueError(
+            f"the module has {len(tables)} embeddings {list(tables)}, one of which takes the token ids: "
+            "give embedding='name', or input_shape=(T, width) for states"
+        )
+    return next(iter(tables.values()))
 
 
 def random_ids(embedding: nn.Module, tokens: int, generator: torch.Generator) -> Int[Tensor, "batch tokens"]:
@@ -316,25 +319,62 @@ def other_ids(ids: Int[Tensor, "batch tokens"], embedding: nn.Module) -> Int[Ten
     return following if padding is None else torch.where(following == padding, (ids + 2) % size, following)
 
 
-def _given_ids(module: nn.Module, tables: list[nn.Embedding], call: Call, tokens: int) -> list[nn.Module]:
-    smallest = min(tables, key=_vocabulary_size)
-    ids = random_ids(smallest, tokens, torch.Generator().manual_seed(0)).to(smallest.weight.device)
-    called: list[nn.Module] = []
-
-    def note(part: nn.Module, arguments: tuple[Any, ...]) -> None:
-        first = arguments[0] if arguments else None
-        if isinstance(first, Tensor) and torch.equal(first, ids) and part not in called:
-            called.append(part)
-
-    with ExitStack() as hooks, torch.no_grad():
-        for part in tables:
-            hooks.enter_context(part.register_forward_pre_hook(note))
-        call(module, ids)
-    return called
-
-
 def _vocabulary_size(embedding: nn.Module) -> int:
     weight = getattr(embedding, "weight", None)
     if not isinstance(weight, Tensor):
         raise ValueError(f"embedding must have a weight [vocabulary, width], got {type(embedding).__name__}")
     return len(weight)
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The gradient sizes, the pairs that each detector found, and the number of cotangents (``probes``)."""
+
+    sizes: Float[Tensor, "dst src"]
+    found: dict[str, Pairs]
+    probes: int
+
+    @classmethod
+    def run(cls, runner: Runner, chosen: Sequence[str], tolerance: float) -> Detections:
+        num_dst, num_src = runner.num_dst, runner.shape[0]
+        sizes = torch.zeros(num_dst, num_src, dtype=torch.float64, device="cpu")
+        found = dict.fromkeys(WITNESSES, torch.zeros_like(sizes, dtype=torch.bool))
+        # NaN is tried at one random input and at the caller's.
+        nan_rounds = [number for number in range(runner.rounds) if number == 0 or number >= ROUNDS]
+        passes = 2 * runner.rounds * ("perturbation" in chosen) + len(nan_rounds) * ("nan" in chosen)
+        probes = runner.rounds * num_dst * ("jacobian" in chosen)
+        runner.expected = runner.forwards + passes * math.ceil(num_src / runner.samples)
+        runner.expected += math.ceil(probes / runner.samples)
+        if "jacobian" in chosen:
+            sizes = torch.stack([runner.gradients(n) for n in range(runner.rounds)]).amax(0)
+            found["jacobian"] = sizes > tolerance * _largest(sizes)
+        if "perturbation" in chosen:
+            found["perturbation"] = _by_sender(runner, runner.changed, range(runner.rounds))
+        if "nan" in chosen:
+            found["nan"] = _by_sender(runner, runner.reached_by_nan, nan_rounds)
+        return cls(sizes, found, probes)
+
+    @property
+    def flow(self) -> Pairs:
+        """Where information flows: NaN alone is no proof."""
+        return self.found["jacobian"] | self.found["perturbation"]
+
+    def seen(self, src: int, dst: int) -> tuple[tuple[str, ...], float]:
+        """The detectors that found a pair, and its gradient as a share of the largest one."""
+        names = tuple(name for name in WITNESSES if bool(self.found[name][dst, src]))
+        return names, float(self.sizes[dst, src]) / (_largest(self.sizes) or 1.0)
+
+
+def _by_sender(
+    runner: Runner, reached: Callable[[Int[Tensor, " batch"], int], Tensor], rounds: Iterable[int]
+) -> Pairs:
+    """Where ``reached(senders, round) [senders, dst]`` is true in any round, for all senders."""
+    senders = torch.split(torch.arange(runner.shape[0], device="cpu"), runner.samples)
+    with torch.no_grad():
+        by_round = [torch.cat([reached(part, number) for part in senders]) for number in rounds]
+    return torch.stack(by_round).any(0).T
+
+
+def _largest(sizes: Tensor) -> float:
+    finite = sizes[sizes.isfinite()]
+    return float(finite.max()) if len(finite) else 0.0

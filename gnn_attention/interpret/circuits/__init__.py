@@ -8,10 +8,7 @@
 """
 
 from gnn_attention.interpret.circuits.composition import composition, compositions
-from gnn_attention.interpret.circuits.head import Circuit, each, of
-from gnn_attention.interpret.circuits.jobs import JOBS
-from gnn_attention.interpret.circuits.lengths import PatternLengths, Split, pattern_lengths, split
-from gnn_attention.interpret.circuits.reading import Effect, Reading, passages, readings
+from gnn_attention.interpret.circuits.head import Circuit, TopTokens, each, of, top_tokens
 from gnn_attention.interpret.circuits.subspace import Subspace
 from gnn_attention.interpret.circuits.templates import (
     TEMPLATES,
@@ -21,19 +18,6 @@ from gnn_attention.interpret.circuits.templates import (
     match,
     previous_token,
 )
-from gnn_attention.interpret.circuits.vocabulary import (
-    TopTokens,
-    VocabularyEffect,
-    copying,
-    copying_scores,
-    effect_on_vocabulary,
-    full_circuit,
-    neuron_patterns,
-    top_tokens,
-)
 
-__all__ = ["JOBS", "TEMPLATES", "Circuit", "Effect", "PatternLengths", "Reading", "Split", "Subspace"]
-__all__ += ["TopTokens", "VocabularyEffect", "passages", "readings"]
-__all__ += ["composition", "compositions", "copying", "copying_scores", "detect"]
-__all__ += ["duplicate_token", "each", "effect_on_vocabulary", "full_circuit", "induction", "match"]
-__all__ += ["neuron_patterns", "of", "pattern_lengths", "previous_token", "split", "top_tokens"]
+__all__ = ["TEMPLATES", "Circuit", "Subspace", "TopTokens", "composition", "compositions", "detect"]
+__all__ += ["duplicate_token", "each", "induction", "match", "of", "previous_token", "top_tokens"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from gnn_attention._support import checks
@@ -30,30 +28,22 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
     """
     kind = checks.choice("kind", kind, KINDS)
     for name, circuit in (("earlier", earlier), ("later", later)):
-        if not isinstance(circuit, Circuit):
-            raise TypeError(f"{name} must be a Circuit, as circuits.of makes, got {checks.quoted(circuit)}")
+        checks.instance(name, circuit, Circuit)
     return float(_product_norm(_unit_rows(earlier.message), _unit_rows(_reader(later, kind, distance).T)))
 
 
 def compositions(
-    layers: LanguageModel | Sequence[Sequence[Circuit]],
-    kind: str,
-    distance: int | None = None,
-    relative: bool = False,
+    model: LanguageModel, kind: str, relative: bool = False
 ) -> Float[Tensor, "later_layer later_head earlier_layer earlier_head"]:
-    """:func:`composition` of all pairs, ``[later layer, head, earlier layer, head]``; else 0.
+    """:func:`composition` of all pairs of heads, ``[later layer, head, earlier layer, head]``; else 0.
 
-    ``layers`` is a language model (gains are folded in), or ``[each(heads) for heads in ...]`` in the order
-    of any model. ``relative=True`` gives them in units of ``width ** -0.5``: 1 is what unrelated heads have.
+    The gains of a ``gnn_attention.model.LanguageModel`` are folded in. ``relative=True`` gives them in units
+    of ``width ** -0.5``: 1 is what unrelated heads have.
     """
     kind = checks.choice("kind", kind, KINDS)
-    is_model = isinstance(layers, LanguageModel)
-    rows = [each(block) for block in layers.blocks] if is_model else [list(row) for row in layers]  # type: ignore[union-attr]
-    counts = [len(row) for row in rows]
-    if len(set(counts)) != 1 or 0 in counts:
-        raise ValueError(f"layers must be one or more, all with one number of heads, got {counts}")
+    rows = [each(block) for block in checks.instance("model", model, LanguageModel).blocks]
     written = [[_unit_rows(head.message) for head in row] for row in rows]
-    read = [[_unit_rows(_reader(head, kind, distance).T) for head in row] for row in rows]
+    read = [[_unit_rows(_reader(head, kind, None).T) for head in row] for row in rows]
     scores = written[0][0].new_zeros(len(rows), len(rows[0]), len(rows), len(rows[0]))
     for later in range(len(rows)):
         for earlier in range(later):
@@ -70,14 +60,16 @@ def _reader(later: Circuit, kind: str, distance: int | None) -> FactoredMatrix:
 
 
 def _unit_rows(matrix: FactoredMatrix) -> Float[Tensor, "few width"]:
-    # R of left = Q R times right: as few rows as the rank, with the norms of the matrix, since Q changes none
+    # With left = Q R, the rows R right are as few as the rank, and Q changes no norm.
     rows: Tensor = torch.linalg.qr(matrix.left, mode="r").R @ matrix.right
     return rows / rows.norm() if bool(rows.any()) else rows
 
 
 def _product_norm(written: Tensor, read: Tensor) -> Tensor:
     if written.shape[1] != read.shape[1]:
-        got = f"states of width {written.shape[1]}, the later reads vectors of width {read.shape[1]}"
-        raise ValueError(f"the earlier head writes {got} (latent heads read latents): take others")
+        raise ValueError(
+            f"the earlier head writes states of width {written.shape[1]}, "
+            f"the later reads vectors of width {read.shape[1]}: take heads of one residual stream"
+        )
     norm: Tensor = (written @ read.to(written).mT).norm()
     return norm

@@ -9,7 +9,7 @@ from typing import TypeGuard
 import torch
 
 from gnn_attention._support.checks import quoted
-from gnn_attention._support.shapes import Bool, Float, Tensor
+from gnn_attention._support.shapes import Float, Tensor
 
 States = Float[Tensor, "*tokens width"]
 
@@ -35,19 +35,22 @@ class Subspace:
             raise ValueError(f"basis must be {expected}, got {quoted(self.basis)}")
 
     @classmethod
-    def spanned_by(cls, directions: Float[Tensor, "*n width"], tolerance: float | None = None) -> Subspace:
+    def spanned_by(cls, directions: Float[Tensor, "*n width"]) -> Subspace:
         """The span of the rows of ``directions`` (a single vector: a line), by singular value decomposition.
 
-        Singular values up to ``tolerance`` times the largest count as 0 (default: :func:`rank_tolerance`).
-        Half inputs give a float32 basis. ValueError for anything but finite directions.
+        Singular values up to ``eps * max(shape)`` times the largest count as 0, as in
+        ``torch.linalg.matrix_rank``, but at most those up to ``sqrt(eps)`` times it. Half inputs give
+        a float32 basis. ValueError for anything but finite directions.
         """
         if not _is_float(directions) or directions.dim() not in (1, 2):
-            got = quoted(directions)
-            raise ValueError(f"directions must be a float tensor [count, width] or [width], got {got}")
+            raise ValueError(
+                f"directions must be a float tensor [count, width] or [width], got {quoted(directions)}"
+            )
         if not bool(directions.isfinite().all()):
             raise ValueError("directions must be finite, got NaN or an infinity")
         rows = directions.detach().reshape(-1, directions.shape[-1])
-        tolerance = rank_tolerance(rows) if tolerance is None else tolerance
+        eps = float(torch.finfo(rows.dtype).eps)
+        tolerance = min(eps * max(rows.shape), math.sqrt(eps))
         _, values, right = torch.linalg.svd(_wide(rows), full_matrices=False)
         return cls(right[values > tolerance * values[:1]].mT.contiguous())
 
@@ -88,13 +91,6 @@ class Subspace:
         """The rest: what :meth:`project` leaves of each state, at right angles to the subspace."""
         return x - self.project(x)
 
-    def contains(self, x: States, tolerance: float | None = None) -> Bool[Tensor, "*tokens"]:
-        """Which states lie in it: ``|reject(x)| <= tolerance |x|`` (default: the root of eps)."""
-        rest = self.reject(x).norm(dim=-1)
-        tolerance = torch.finfo(x.dtype).eps ** 0.5 if tolerance is None else tolerance
-        inside: Tensor = rest <= tolerance * x.norm(dim=-1)
-        return inside
-
     def edit(self, x: States, direction: Float[Tensor, " width"], value: float | Tensor) -> States:
         """Set the coordinate along a line (seed S1.25): ``x + (value - x . u) u``.
 
@@ -102,39 +98,33 @@ class Subspace:
         ValueError for a direction at right angles to the subspace, or values that do not fit.
         """
         self._check_states("x", x)
-        line = self._line(direction).to(x)
+        self._check_states("direction", direction)
+        if direction.dim() != 1:
+            raise ValueError(f"direction must be one vector [{self.width}], got {list(direction.shape)}")
+        inside = self.project(direction)
+        length, whole = inside.norm(), direction.norm()
+        if not bool(length > torch.finfo(direction.dtype).eps ** 0.5 * whole):
+            raise ValueError(
+                "direction must have a part in the subspace, "
+                f"got one of length {whole:.3g} with {length:.3g} in it"
+            )
+        line: Tensor = (inside / length).to(x)
         value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
         if value.dim() and value.shape != x.shape[:-1]:
             states = list(x.shape[:-1])
             raise ValueError(f"value must be one number or {states} numbers, got {list(value.shape)}")
-        return x + (value - x @ line).unsqueeze(-1) * line
-
-    def angles(self, other: Subspace) -> Float[Tensor, " smaller_dim"]:
-        """The principal angles between both, ascending, from 0 (a shared direction) to pi / 2.
-
-        Small angles are as exact as large ones. Source: Björck and Golub 1973, Mathematics of Computation 27
-        (123), section 4.
-        """
-        small, large = self._by_size(other)
-        inside = large.mT @ small
-        cosines = torch.linalg.svdvals(inside)
-        sines = torch.linalg.svdvals(small - large @ inside).flip(0)
-        return torch.atan2(sines, cosines)
+        edited: Tensor = x + (value - x @ line).unsqueeze(-1) * line
+        return edited
 
     def overlap(self, other: Subspace) -> float:
         """The mean squared cosine of their principal angles: 1 if one contains the other, 0 if orthogonal.
 
         Two random subspaces have ``larger dim / width`` on average; a subspace without directions shares 0.
         """
-        small, large = self._by_size(other)
-        return float((large.mT @ small).square().sum() / max(small.shape[1], 1))
-
-    def _by_size(self, other: Subspace) -> list[Tensor]:
-        # both bases, the smaller first, in the wider of both dtypes
         self._check_same_space(other)
         wide = torch.promote_types(self.basis.dtype, other.basis.dtype)
-        bases = self.basis.to(wide), other.basis.to(self.basis.device, wide)
-        return sorted(bases, key=lambda basis: basis.shape[1])
+        cosines = self.basis.to(wide).mT @ other.basis.to(self.basis.device, wide)
+        return float(cosines.square().sum() / max(min(cosines.shape), 1))
 
     def _check_same_space(self, other: Subspace) -> None:
         if self.width != other.width:
@@ -143,27 +133,6 @@ class Subspace:
     def _check_states(self, name: str, x: object) -> None:
         if not _is_float(x) or x.shape[-1:] != (self.width,):
             raise ValueError(f"{name} must be floats [*, {self.width}], got {quoted(x)}")
-
-    def _line(self, direction: Tensor) -> Tensor:
-        self._check_states("direction", direction)
-        if direction.dim() != 1:
-            raise ValueError(f"direction must be one vector [{self.width}], got {list(direction.shape)}")
-        inside = self.project(direction)
-        length, whole = inside.norm(), direction.norm()
-        if not bool(length > torch.finfo(direction.dtype).eps ** 0.5 * whole):
-            got = f"one of length {whole:.3g} with {length:.3g} in it"
-            raise ValueError(f"direction must have a part in the subspace, got {got}")
-        line: Tensor = inside / length
-        return line
-
-
-def rank_tolerance(matrix: Tensor) -> float:
-    """The share of the largest singular value that rounding may put into those that are 0.
-
-    ``eps * max(shape)``, as ``torch.linalg.matrix_rank`` has it, but at most ``sqrt(eps)``.
-    """
-    eps = float(torch.finfo(matrix.dtype).eps)
-    return min(eps * max(matrix.shape), math.sqrt(eps))
 
 
 def _is_float(x: object) -> TypeGuard[Tensor]:

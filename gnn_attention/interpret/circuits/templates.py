@@ -16,7 +16,6 @@ from gnn_attention.interpret.trace import Run, pairs, record
 from gnn_attention.interpret.trace.layer import LayerTrace
 
 Template = Callable[[Tensor], TokenGraph]
-MEASURES = ("mean", "mul", "abs")
 
 
 def previous_token(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
@@ -48,7 +47,7 @@ def induction(tokens: Int[Tensor, "*batch tokens"]) -> TokenGraph:
     [[1, 2], [3, 4]]
     """
     rows = _as_rows(tokens)
-    # before the first stands a token that there is not
+    # Before the first token stands one that equals no other.
     before = torch.cat([rows.min().expand(len(rows), 1) - 1, rows[:, :-1]], dim=1)
     return patterns.clusters(_labels(tokens, rows), _labels(tokens, before))
 
@@ -60,20 +59,16 @@ TEMPLATES: Mapping[str, Template] = {
 }
 
 
-def match(run: Run | Sequence[LayerTrace], template: TokenGraph, measure: str = "mean") -> Tensor:
+def match(run: Run | Sequence[LayerTrace], template: TokenGraph) -> Float[Tensor, "layers heads"]:
     """How much of each head's attention lies on the edges of the template, ``[layers, heads]``.
 
-    An edge that carried nothing, because it was cut, muted or never there, counts 0. ``measure``:
-
-    * ``"mean"``: over the receivers that have in-edges in the template, the weight they give to them;
-    * ``"mul"``: the share of all weight, of all receivers, that lies on the template; the mean over samples;
-    * ``"abs"``: ``1 - sum |weight - template| / tokens``, the template as a mask of 0 and 1; from 1 (equal)
-      down; the mean over samples.
+    It is the mean, over the receivers that have in-edges in the template, of the weight that they give to
+    them. An edge that was cut or was never there counts 0; a muted one keeps its weight.
 
     ``template`` may differ by sample (and head) as the run's tokens do; ``run`` is what ``trace.record``
-    returns, or calls of it. Raises ValueError for layers of different numbers of heads, a template over other
-    tokens, another measure. Sources: Olsson et al. 2022 (arXiv 2209.11895), "Induction heads"; the last two
-    are those of TransformerLens, ``head_detector.py``.
+    returns, or calls of it. Raises ValueError for layers of different numbers of heads or a template over
+    other tokens, TypeError for another template. Source: Olsson et al. 2022 (arXiv 2209.11895),
+    "Induction heads".
 
     >>> from gnn_attention import MessagePassingAttention, StandardHeads, trace
     >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)), torch.zeros(4, 8)
@@ -81,29 +76,25 @@ def match(run: Run | Sequence[LayerTrace], template: TokenGraph, measure: str = 
     >>> match(run, previous_token(torch.arange(4)))  # uniform weights: (1/2 + 1/3 + 1/4) / 3
     tensor([[0.3611, 0.3611]])
     """
-    checks.choice("measure", measure, MEASURES)
     checks.check_order("run", run)
+    checks.instance("template", template, TokenGraph)
     layers = tuple(run.layers if isinstance(run, Run) else run)
-    counts = {layer.q.shape[1] for layer in layers}
+    counts = {layer.weights().shape[2] for layer in layers}
     if len(counts) != 1:
         got = sorted(counts) or "no layers"
         raise ValueError(f"run must hold layers with one number of heads, got {got}")
     with torch.no_grad():
-        return torch.stack([_score(layer, template, measure) for layer in layers])
+        return torch.stack([_score(layer, template) for layer in layers])
 
 
 def detect(
-    model: nn.Module,
-    tokens: Int[Tensor, "*batch tokens"],
-    template: str | TokenGraph | Template,
-    graph: TokenGraph | None = None,
-    measure: str = "mean",
+    model: nn.Module, tokens: Int[Tensor, "*batch tokens"], template: str | Template
 ) -> Float[Tensor, "layers heads"]:
     """Runs the model on the tokens and matches all its heads with a template, ``[layers, heads]``.
 
-    ``model`` is a language model, or any module of our attention layers that takes ``(tokens, graph)``.
-    ``template`` is one of :data:`TEMPLATES` by name, a function like them, or a graph; ``graph`` that of the
-    run, the model's own unless given. Raises as :func:`match` does.
+    ``model`` is a language model, or any module of our attention layers that takes tokens; ``template`` one
+    of :data:`TEMPLATES` by name, or a function like them. For a run along another graph, or for a template
+    that is a graph, take :func:`match`. Raises as :func:`match` does.
 
     >>> from gnn_attention import model as lm
     >>> trained, _ = lm.load_trained()
@@ -115,37 +106,20 @@ def detect(
     rows = _as_rows(tokens)
     if isinstance(template, str):
         template = TEMPLATES[checks.choice("template", template, TEMPLATES)]
-    wanted = template if isinstance(template, TokenGraph) else template(rows)
-    if not isinstance(wanted, TokenGraph):
-        raise TypeError(f"template must be or return a TokenGraph, got {type(wanted).__name__}")
     with torch.no_grad():
-        run = record(model, rows) if graph is None else record(model, rows, graph)
-    return match(run, wanted, measure)
+        return match(record(model, rows), template(rows))
 
 
-def _score(layer: LayerTrace, template: TokenGraph, measure: str) -> Float[Tensor, " heads"]:
-    weights = layer.delivered()
+def _score(layer: LayerTrace, template: TokenGraph) -> Float[Tensor, " heads"]:
+    weights = layer.weights().mT
     batch, heads, _ = weights.shape
-    _check_fits(template, layer, batch, heads)
-    on_template = pairs.is_edge(template, layer.edge_index, batch, heads)
-    # with the edges that the graph lacks
-    degrees = template.in_degree().to(weights.device).expand(batch, heads, -1)
-    if measure == "abs":
-        missing = degrees.sum(2) - on_template.sum(2)
-        difference = (weights - on_template.to(weights)).abs().sum(2) + missing
-        return (1 - difference / degrees.shape[2]).mean(0)
-    matched = weights * on_template
-    if measure == "mean":
-        return matched.sum((0, 2)) / (degrees > 0).sum((0, 2)).clamp(min=1)
-    whole = weights.sum(2)
-    return torch.where(whole > 0, matched.sum(2) / whole, 0.0).mean(0)
-
-
-def _check_fits(template: TokenGraph, layer: LayerTrace, batch: int, heads: int) -> None:
-    layer.check_whole("a template")
     tokens = template.shape4[2:] == layer.graph.shape4[2:]
     if not tokens or template.batch not in (None, batch) or template.heads not in (None, heads):
         raise ValueError(f"template must fit tokens, samples and heads of {layer!r}, got {template!r}")
+    matched = weights * pairs.is_edge(template, layer.edge_index, batch, heads)
+    # Receivers whose edges of the template are no edges of the graph count, with weight 0.
+    receivers = (template.in_degree().to(weights.device).expand(batch, heads, -1) > 0).sum((0, 2))
+    return matched.sum((0, 2)) / receivers.clamp(min=1)
 
 
 def _as_rows(tokens: Any) -> Int[Tensor, "batch tokens"]:
@@ -153,10 +127,10 @@ def _as_rows(tokens: Any) -> Int[Tensor, "batch tokens"]:
         raise TypeError(f"tokens must be an integer tensor [T] or [B, T], got {checks.quoted(tokens)}")
     if tokens.dim() not in (1, 2) or not tokens.numel():
         raise ValueError(f"tokens must be [T] or [B, T] and not empty, got {list(tokens.shape)}")
-    # small integers wrap round below their least
+    # Small integers would wrap round below their least.
     return tokens.reshape(-1, tokens.shape[-1]).long()
 
 
 def _labels(tokens: Tensor, rows: Tensor) -> Tensor:
-    # as the builders take them: of one sequence [T], of several [B, 1 head, T]
+    # As the builders take them: [T] for one sequence, [B, 1 head, T] for several.
     return rows[0] if tokens.dim() == 1 else rows.unsqueeze(1)

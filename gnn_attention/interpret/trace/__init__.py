@@ -1,4 +1,4 @@
-"""What each edge carried in a run, and runs in which edges are cut, muted, scaled or patched.
+"""What each edge carried in a run, and runs in which edges are cut, muted or patched.
 
 >>> import torch
 >>> from gnn_attention import model as lm
@@ -11,29 +11,13 @@ torch.Size([1, 1, 1, 128])
 Tensors of size tokens x tokens or edges x heads x width are made on request only.
 """
 
-from gnn_attention.interpret.trace.attribution import flow, rollout
 from gnn_attention.interpret.trace.edge_attribution import attribute, prune
 from gnn_attention.interpret.trace.edge_effects import Attribution, Effect, PrunedGraphs
-from gnn_attention.interpret.trace.interventions import operate
+from gnn_attention.interpret.trace.interventions import Intervention, cut, mute, operate, patch
 from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.interpret.trace.run import Phase, Run, record
-from gnn_attention.interpret.trace.surgeries import Surgery, cut, mute, patch, scale
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS, Term
 
-__all__ = [
-    "GLOSSARY",
-    "VIEWS",
-    "Attribution",
-    "Effect",
-    "LayerTrace",
-    "Phase",
-    "PrunedGraphs",
-    "Run",
-    "Surgery",
-    "Term",
-    "attribute",
-    "cut",
-    "flow",
-    "mute",
-]
-__all__ += ["operate", "patch", "prune", "record", "rollout", "scale"]
+__all__ = ["GLOSSARY", "VIEWS", "Attribution", "Effect", "Intervention", "LayerTrace", "Phase"]
+__all__ += ["PrunedGraphs", "Run", "Term", "attribute", "cut", "mute", "operate", "patch", "prune"]
+__all__ += ["record"]

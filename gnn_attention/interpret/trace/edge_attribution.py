@@ -8,8 +8,7 @@ Let ``g`` be the gradient of the metric at a receiver's output ``o = sum_j w_j v
 and the metric by g times that, to first order in the change of o. The only edge of a receiver leaves 0 in
 both. The slope ``w_j g (o - v_j)``, less the derivative by the edge's logit, adds up over edges that are cut
 together. Weights are computed again, one head and some rows at a time: nothing of tokens x tokens x heads is
-made but bool masks. Sources: Nanda 2023 (attribution patching), Syed et al. 2023 (arXiv 2310.10348), Hanna et
-al. 2024 (arXiv 2403.17806, along a way).
+made but bool masks. Sources: Nanda 2023 (attribution patching), Syed et al. 2023 (arXiv 2310.10348).
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.trace.edge_effects import Attribution, PrunedGraphs
+from gnn_attention.interpret.trace.edge_effects import KINDS, Attribution, PrunedGraphs
 from gnn_attention.model import LanguageModel
 
 Metric = Callable[[Tensor], Tensor]
-GraphFunction = Callable[[int, int, int], TokenGraph | None]
-KINDS = ("cut", "mute", "slope")
-ROWS, CELLS = 256, 2**22  # receivers, and pairs at most, whose logits and effects are there at once
+# Receivers whose logits and effects are there at once.
+ROWS = 256
 
 
 def attribute(
@@ -40,8 +38,6 @@ def attribute(
     ids: Int[Tensor, "batch tokens"],
     metric: Metric,
     edges: TokenGraph | None = None,
-    cut: TokenGraph | GraphFunction | None = None,
-    steps: int = 1,
     projections: int = 8,
     seed: int = 0,
 ) -> Attribution:
@@ -58,11 +54,6 @@ def attribute(
         edges: whose effects; None for all of the model's own graph (those of any head). For an edge that a
             head's graph lacks, the effect is that of not adding it. Memory: 12 bytes (in float32) for each of
             them, layer and head.
-        cut: a graph, or a function (layer, head, length) as of ``use_graph``: integrates along the way from
-            the model to that part of it. Logits of the other edges are ``log(1 - a)`` less; effects are means
-            over ``steps`` midpoints a of 0 .. 1. As steps grow, those of the other edges add up to the metric
-            along ``cut`` less that of the model.
-        steps: points of the way, 1 without one.
         projections: backward passes for a vector.
         seed: of the signs.
 
@@ -75,21 +66,22 @@ def attribute(
     >>> a.layers, len(a.top(3)), round(a.keep(0.5).share, 2)
     ([0, 1], 3, 0.5)
     """
-    if cut is None and checks.size("steps", steps, 1) != 1:
-        raise ValueError(f"steps={steps} needs the graph at the end of the way, cut=graph, got None")
-    recording = _Recording(edges, cut)
-    signs = torch.Generator().manual_seed(seed)
-    for step in range(steps):
-        recording.begin(0.0 if cut is None else (step + 0.5) / steps)
-        with torch.inference_mode(False), torch.enable_grad():
-            value = _metric(metric, _logits_of(model, ids, recording))
-            recording.squared = value.dim() == 1
-            count = checks.size("projections", projections, 1) if recording.squared else 1
-            for left in reversed(range(count)):
-                parts = torch.randint(0, 2, value.shape, generator=signs).to(value) * 2 - 1
-                scalar = (value * parts).sum() if recording.squared else value
-                torch.autograd.grad(scalar, recording.anchor, retain_graph=left > 0)
-    return recording.attribution(count * steps)
+    recording = _Recording(edges)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.inference_mode(False), torch.enable_grad():
+        value = metric(_logits_of(model, ids, recording))
+        if not isinstance(value, Tensor) or value.dim() > 1 or not value.requires_grad:
+            got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(
+                f"metric(logits) must be a scalar or vector that depends on the logits, got {got}"
+            )
+        recording.squared = value.dim() == 1
+        count = checks.size("projections", projections, 1) if recording.squared else 1
+        for left in reversed(range(count)):
+            signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
+            scalar = (value * signs).sum() if recording.squared else value
+            torch.autograd.grad(scalar, recording.anchor, retain_graph=left > 0)
+    return recording.attribution(count)
 
 
 def prune(
@@ -97,7 +89,6 @@ def prune(
     ids: Int[Tensor, "batch tokens"],
     metric: Metric,
     share: float,
-    without: str = "slope",
     projections: int = 3,
     first: Attribution | None = None,
     watch: Callable[[float], None] = lambda share: None,
@@ -109,39 +100,21 @@ def prune(
     ``watch`` is called with the share of each step. Other arguments and errors are those of
     :func:`attribute` and ``Attribution.keep``; the model must be one for ``use_graph``.
     """
-    # optional: it needs transformers
+    # Optional: it needs transformers.
     from gnn_attention.huggingface import use_graph
 
     whole = attribute(model, ids, metric, projections=projections) if first is None else first
-    shares = shares_to(share)
-    pruned = whole.keep(shares[0], without=without)
+    shares = [share]
+    while 0 < 2 * shares[0] <= 0.3:
+        shares.insert(0, 2 * shares[0])
+    pruned = whole.keep(shares[0])
     edges = whole.graphs[whole.layers[0]]
     for step, next_share in enumerate(shares[1:], 1):
         watch(next_share)
         with use_graph(model, pruned):
-            found = attribute(model, ids, metric, edges, projections=projections, seed=step)
-        pruned = found.keep(next_share, without=without)
+            again = attribute(model, ids, metric, edges, projections, seed=step)
+        pruned = again.keep(next_share)
     return pruned
-
-
-def shares_to(share: float) -> list[float]:
-    """``share`` times powers of 2, of at most 0.3, the largest first: the steps of :func:`prune`.
-
-    >>> shares_to(0.05), shares_to(0.4)
-    ([0.2, 0.1, 0.05], [0.4])
-    """
-    shares = [share]
-    while 0 < 2 * shares[0] <= 0.3:
-        shares.insert(0, 2 * shares[0])
-    return shares
-
-
-def _metric(metric: Metric, logits: Tensor) -> Tensor:
-    value = metric(logits)
-    if not isinstance(value, Tensor) or value.dim() > 1 or not value.requires_grad:
-        got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"metric(logits) must be a scalar or vector that depends on the logits, got {got}")
-    return value
 
 
 def _logits_of(model: nn.Module, ids: Tensor, recording: _Recording) -> Tensor:
@@ -156,7 +129,7 @@ def _logits_of(model: nn.Module, ids: Tensor, recording: _Recording) -> Tensor:
     if getattr(getattr(model, "config", None), "_attn_implementation", None) != "gnn_attention":
         expected = 'a transformers model after set_attn_implementation("gnn_attention"), or a LanguageModel'
         raise TypeError(f"model must be {expected}, got {type(model).__name__}")
-    # optional: it needs transformers
+    # Optional: it needs transformers.
     from gnn_attention.huggingface import attending
 
     with attending(recording.backend):
@@ -165,28 +138,22 @@ def _logits_of(model: nn.Module, ids: Tensor, recording: _Recording) -> Tensor:
 
 @dataclass(eq=False)
 class _Layer:
-    """The edges of an attention layer, which of them the way keeps, and their effects so far."""
+    """The edges of an attention layer, and their effects so far."""
 
     graph: TokenGraph
     asked: Bool[Tensor, "dst src"]
     has: Bool[Tensor, "samples heads dst src"]
-    ends: Bool[Tensor, "heads dst src"] | None
     effects: Float[Tensor, "kinds heads edges"]
 
 
 @dataclass(eq=False)
 class _Recording:
     edges: TokenGraph | None
-    cut: TokenGraph | GraphFunction | None
-    point: float = 0.0
     squared: bool = False
-    # a number on which nothing depends: autograd goes through all layers for it, and not for parameters
+    # A number on which nothing depends: autograd goes through all layers for it, and not for parameters.
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
     layers: dict[int, _Layer] = field(default_factory=dict)
     called: list[int] = field(default_factory=list)
-
-    def begin(self, point: float) -> None:
-        self.point, self.called = point, []
 
     def backend(self, module: nn.Module | None) -> Backend:
         """That of a module; where it has no number, of the layers in the order of their calls."""
@@ -199,47 +166,36 @@ class _Recording:
             raise ValueError(f"attribute: attention of layer {number} was called twice in one pass")
         self.called.append(number)
         if number not in self.layers:
-            self.layers[number] = self._layer(number, call)
+            self.layers[number] = self._layer(call)
         rest = (self.anchor, call, self.layers[number], self)
         return _Attended.apply(call.q, call.k, call.v, *rest), None  # type: ignore[no-untyped-call]
 
-    def _layer(self, number: int, call: AttentionCall) -> _Layer:
+    def _layer(self, call: AttentionCall) -> _Layer:
         has, heads = call.graph.mask(), call.q.shape[1]
         has = has.view(*[1] * (4 - has.dim()), *has.shape)
         asked = has.flatten(0, 1).any(0) if self.edges is None else self.edges.mask()
         if asked.shape != has.shape[2:]:
             raise ValueError(f"edges must be a graph over the tokens of {call.graph!r}, got {self.edges!r}")
         graph = next((x.graph for x in self.layers.values() if torch.equal(x.asked, asked)), None)
-        graph = _listed(asked) if graph is None else graph
+        if graph is None:
+            pairs, sizes = asked.nonzero().T.flip(0).contiguous(), (asked.shape[0], asked.shape[1])
+            graph = TokenGraph.from_distinct_edges(pairs, *sizes, "attributed edges")
         dtype = torch.promote_types(call.q.dtype, torch.float32)
         memory.check("attribute", 3 * dtype.itemsize * heads * graph.num_edges, "ask for fewer edges")
         effects = torch.zeros(len(KINDS), heads, graph.num_edges, dtype=dtype)
-        return _Layer(graph, asked, has, self._ends(number, heads, asked), effects)
+        return _Layer(graph, asked, has, effects)
 
-    def _ends(self, number: int, heads: int, asked: Tensor) -> Tensor | None:
-        if self.cut is None:
-            return None
-        if isinstance(self.cut, TokenGraph):
-            return _table(self.cut, heads, asked)
-        graphs = [self.cut(number, head, asked.shape[1]) for head in range(heads)]
-        full = torch.ones_like(asked)
-        return torch.stack([full if g is None else _table(g, heads, asked)[h] for h, g in enumerate(graphs)])
-
-    def add(
-        self, layer: _Layer, at: _Piece, point: float, ratio: Tensor, gap: Tensor, message: Tensor
-    ) -> None:
-        """Effects, summed over samples; ``ratio`` is exp(logit - lse), the weight of an edge at point 0."""
+    def add(self, layer: _Layer, at: _Piece, ratio: Tensor, gap: Tensor, message: Tensor) -> None:
+        """Effects summed over samples; ``ratio`` is exp(logit - lse): the weight of an edge that is there."""
         has = at.of(layer.has)
-        # an edge that is there leaves 1 - w to the others; one that joins takes r / (1 + r)
+        # An edge that is there leaves 1 - w to the others; one that joins takes r / (1 + r).
         rest = torch.where(has, 1 - ratio, 1 + ratio)
-        # what is left beside the only edge of a receiver is rounding: nothing attends, as if it were muted
+        # What is left beside the only edge of a receiver is rounding: nothing attends, as if it were muted.
         alone = rest < 4 * torch.finfo(rest.dtype).eps
         cuts = torch.where(alone, -message, gap / rest.masked_fill(alone, 1.0))
-        if layer.ends is not None:
-            cuts = torch.where(at.of(layer.ends.unsqueeze(0)), cuts, gap)
         mutes = torch.where(has, -message, -message / (1 + ratio))
-        for effects, found in zip(layer.effects, (cuts, mutes, gap), strict=True):
-            mine = (ratio * found).sum(0).flatten()[at.places]
+        for effects, change in zip(layer.effects, (cuts, mutes, gap), strict=True):
+            mine = (ratio * change).sum(0).flatten()[at.places]
             effects[at.head, at.edges] += mine.square() if self.squared else mine
 
     def attribution(self, count: int) -> Attribution:
@@ -249,8 +205,8 @@ class _Recording:
             layer.effects.div_(count)
             if self.squared:
                 layer.effects.sqrt_()
-        found = {kind: {n: x.effects[at] for n, x in layers.items()} for at, kind in enumerate(KINDS)}
-        return Attribution({n: x.graph for n, x in layers.items()}, found)
+        effects = {kind: {n: x.effects[at] for n, x in layers.items()} for at, kind in enumerate(KINDS)}
+        return Attribution({n: x.graph for n, x in layers.items()}, effects)
 
 
 def _unsupported(call: AttentionCall) -> str | None:
@@ -259,35 +215,16 @@ def _unsupported(call: AttentionCall) -> str | None:
     return None if call.bias is None else "a bias beside edges, give it as a score_mod"
 
 
-def _table(graph: TokenGraph, heads: int, asked: Tensor) -> Tensor:
-    table = graph.mask()
-    if table.dim() > 3 or table.shape[-2] < asked.shape[0] or table.shape[-1] < asked.shape[1]:
-        raise ValueError(f"cut must be a graph of at least {asked.shape[0]} tokens, got {graph!r}")
-    return table[..., : asked.shape[0], : asked.shape[1]].expand(heads, *asked.shape)
-
-
-def _listed(asked: Tensor) -> TokenGraph:
-    pairs = asked.nonzero().T.flip(0).contiguous()
-    return TokenGraph.from_distinct_edges(pairs, asked.shape[0], asked.shape[1], "attributed edges")
-
-
 class _Piece(NamedTuple):
     """One head and some receivers, with the senders up to the last that any of them has."""
 
     head: int
-    kv_head: int
     rows: slice
     columns: slice
     edges: slice  # of these receivers in the layer's list
     places: Int[Tensor, " edges"]  # of these edges in rows x columns
-
-    @property
-    def receiving(self) -> tuple[Any, ...]:
-        return slice(None), self.head, self.rows
-
-    @property
-    def sending(self) -> tuple[Any, ...]:
-        return slice(None), self.kv_head, self.columns
+    receiving: tuple[Any, ...]  # the index of their queries
+    sending: tuple[Any, ...]  # the index of the keys of these senders
 
     def of(self, table: Tensor) -> Tensor:
         """``[samples or 1, rows, columns]`` of a table ``[samples or 1, heads or 1, dst, src]``."""
@@ -295,17 +232,17 @@ class _Piece(NamedTuple):
 
 
 def _pieces(call: AttentionCall, layer: _Layer) -> Iterator[_Piece]:
-    batch, heads, num_dst, _ = call.q.shape
-    wide, group, first = layer.asked.shape[1], heads // call.k.shape[1], 0
-    height = max(1, min(ROWS, CELLS // max(1, batch * wide)))
-    for start in range(0, num_dst, height):
-        rows = slice(start, min(start + height, num_dst))
+    heads, num_dst = call.q.shape[1:3]
+    group, first = heads // call.k.shape[1], 0
+    for start in range(0, num_dst, ROWS):
+        rows = slice(start, min(start + ROWS, num_dst))
         there = (layer.asked[rows] | layer.has[:, :, rows].flatten(0, 1).any(0)).any(0).nonzero()
         columns = slice(0, int(there[-1]) + 1 if len(there) else 1)
         places = layer.asked[rows, columns].flatten().nonzero().flatten()
         edges = slice(first, first := first + len(places))
         for head in range(heads):
-            yield _Piece(head, head // group, rows, columns, edges, places)
+            receiving, sending = (slice(None), head, rows), (slice(None), head // group, columns)
+            yield _Piece(head, rows, columns, edges, places, receiving, sending)
 
 
 def _raw(call: AttentionCall, at: _Piece) -> Float[Tensor, "batch rows columns"]:
@@ -327,13 +264,6 @@ def _through_score_mod(call: AttentionCall, at: _Piece, raw: Tensor, slope: Tens
         return torch.autograd.grad(_modified(call, at, raw), raw, slope)[0]
 
 
-def _gate(layer: _Layer, at: _Piece, point: float) -> Tensor:
-    """The factor of each weight before the softmax: 1 - point where the way cuts."""
-    if layer.ends is None:
-        return layer.effects.new_ones(1, 1, 1)
-    return torch.where(at.of(layer.ends.unsqueeze(0)), 1.0, 1.0 - point).to(layer.effects.dtype)
-
-
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -348,15 +278,14 @@ class _Attended(torch.autograd.Function):
         lse = out.new_empty(q.shape[:3])
         for at in _pieces(call, layer):
             logits = _modified(call, at, _raw(call, at)).masked_fill(~at.of(layer.has), -torch.inf)
-            logits += _gate(layer, at, recording.point).log()
             total = logits.logsumexp(-1)
             if call.sink_logits is not None:
                 total = total.logaddexp(_wide(call.sink_logits[at.head]))
-            # a receiver without edges gets 0
+            # A receiver without edges gets 0.
             lse[at.receiving] = total = total.masked_fill(total == -torch.inf, 0.0)
             out[at.receiving] = (logits - total.unsqueeze(-1)).exp_() @ _wide(v[at.sending])
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.call, ctx.layer, ctx.recording, ctx.point = call, layer, recording, recording.point
+        ctx.call, ctx.layer, ctx.recording = call, layer, recording
         return out.to(q.dtype)
 
     @staticmethod
@@ -369,8 +298,8 @@ class _Attended(torch.autograd.Function):
             raw, message = _raw(call, at), g[at.receiving] @ _wide(v[at.sending]).mT
             weights = (_modified(call, at, raw) - lse[at.receiving].unsqueeze(-1)).exp_()
             gap = own[at.receiving].unsqueeze(-1) - message
-            ctx.recording.add(layer, at, ctx.point, weights, gap, message)
-            weights = (weights * _gate(layer, at, ctx.point)).masked_fill(~at.of(layer.has), 0.0)
+            ctx.recording.add(layer, at, weights, gap, message)
+            weights = weights.masked_fill(~at.of(layer.has), 0.0)
             slopes[2][at.sending] += weights.mT @ g[at.receiving]
             slope = _through_score_mod(call, at, raw, weights.mul_(gap).neg_()) * call.scale
             slopes[0][at.receiving] = slope @ _wide(k[at.sending])

@@ -13,8 +13,7 @@ from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.neighbours import Neighbours, fields_of
 
-WAYS = ("cut", "mute", "slope")
-BUDGETS = ("model", "layer", "head")
+KINDS = ("cut", "mute", "slope")
 ALWAYS = torch.iinfo(torch.int32).max
 
 
@@ -70,24 +69,24 @@ class Attribution:
 
     def scores(self, layer: int, without: str = "cut") -> Float[Tensor, "heads edges"]:
         """The change of the metric without an edge, beside :meth:`edge_index`: "cut", "mute" or "slope"."""
-        return self.effects[checks.choice("without", without, WAYS)][self._known(layer)]
+        return self.effects[checks.choice("without", without, KINDS)][self._known(layer)]
 
     def top(self, k: int, without: str = "cut") -> list[Effect]:
         """The ``k`` effects of the largest size, over all layers and heads, the largest first."""
-        found: list[Effect] = []
+        effects: list[Effect] = []
         for layer in self.layers:
             scores, (src, dst) = self.scores(layer, without), self.edge_index(layer)
             best = scores.abs().flatten().topk(min(checks.size("k", k), scores.numel())).indices
             head, edge = best // scores.shape[1], best % scores.shape[1]
             columns = (head, src[edge], dst[edge], scores.flatten()[best])
-            found += [Effect(layer, *row) for row in zip(*(x.tolist() for x in columns), strict=True)]
-            found = sorted(found, key=lambda effect: -abs(effect.change))[:k]
-        return found
+            effects += [Effect(layer, *row) for row in zip(*(x.tolist() for x in columns), strict=True)]
+            effects = sorted(effects, key=lambda effect: -abs(effect.change))[:k]
+        return effects
 
-    def keep(
-        self, amount: float, at_least: int = 1, sinks: int = 1, per: str = "model", without: str = "slope"
-    ) -> PrunedGraphs:
-        """The graphs of the edges whose effects are largest in size, for ``use_graph``.
+    def keep(self, amount: float, at_least: int = 1, sinks: int = 1) -> PrunedGraphs:
+        """The graphs of the edges whose slopes are largest in size, for ``use_graph``.
+
+        The slope holds for many cuts at once.
 
         Args:
             amount: a share of all pairs of head and edge (a float up to 1.0), or their count (an int). Equal
@@ -95,8 +94,6 @@ class Attribution:
             at_least: edges that each receiver has in each head, sinks among them: its own largest effects.
             sinks: first tokens that all receivers keep. These and at_least count towards the amount, and stay
                 where they alone exceed it (short texts).
-            per: what shares one budget: the "model", or each "layer" or "head" its part.
-            without: effects of "cut" or "mute", or the "slope", which holds for many cuts at once.
 
         >>> from gnn_attention import patterns
         >>> a = Attribution({0: patterns.causal(3)}, {"slope": {0: torch.tensor([[0, 1, 9, 1, 5, -2.0]])}})
@@ -108,24 +105,21 @@ class Attribution:
         >>> pruned(0, 0, 3).mask().int().tolist()
         [[[1, 0, 0], [1, 1, 0], [1, 0, 0]]]
         """
-        pairs = sum(self.scores(layer, without).numel() for layer in self.layers)
+        pairs = sum(self.scores(layer, "slope").numel() for layer in self.layers)
         share = _share(amount, pairs)
-        checks.size("at_least", at_least), checks.size("sinks", sinks)
-        ranks = {n: self._ranks(n, at_least, sinks, without) for n in self.layers}
-        groups = _groups(ranks, checks.choice("per", per, BUDGETS))
-        for group in groups:
-            least = _least(group, round(share * sum(rank.numel() for rank in group)))
-            for rank in group:
-                rank.copy_(rank >= least)
-        graphs = {n: self._graph(n, rank.bool()) for n, rank in ranks.items()}
-        count = sum(int(rank.count_nonzero()) for rank in ranks.values())
+        checks.size("at_least", at_least)
+        checks.size("sinks", sinks)
+        ranks = {n: self._ranks(n, at_least, sinks) for n in self.layers}
+        least = _least(list(ranks.values()), round(share * pairs))
+        graphs = {n: self._graph(n, rank >= least) for n, rank in ranks.items()}
+        count = sum(int((rank >= least).count_nonzero()) for rank in ranks.values())
         return PrunedGraphs(graphs, count, count / pairs)
 
-    def _ranks(self, layer: int, at_least: int, sinks: int, without: str) -> Int[Tensor, "heads edges"]:
+    def _ranks(self, layer: int, at_least: int, sinks: int) -> Int[Tensor, "heads edges"]:
         """The bits of the sizes of effects, which order as the sizes do; largest where an edge must stay."""
         graph = self.graphs[layer]
         src, dst = graph.edge_index
-        ranks = self.scores(layer, without).float().abs().view(torch.int32).clone()
+        ranks = self.scores(layer, "slope").float().abs().view(torch.int32).clone()
         ranks[:, src < sinks] = ALWAYS
         for rank in ranks if at_least else ():
             table = rank.new_full((graph.num_dst, graph.num_src), -1)
@@ -138,7 +132,7 @@ class Attribution:
     def _graph(self, layer: int, chosen: Bool[Tensor, "heads edges"]) -> TokenGraph:
         graph = self.graphs[layer]
         (src, dst), (head, edge) = graph.edge_index, chosen.nonzero().unbind(1)
-        # rows of senders, which no backend has to look for in a table
+        # Rows of senders, which no backend has to look for in a table.
         row, shape = head * graph.num_dst + dst[edge], (1, len(chosen), graph.num_dst, graph.num_src)
         return TokenGraph(
             **fields_of(Neighbours.of_edges(row, src[edge], shape), None, len(chosen)), name="pruned"
@@ -155,27 +149,17 @@ def _share(amount: float, pairs: int) -> float:
         return amount
     if isinstance(amount, int) and not isinstance(amount, bool) and 0 <= amount <= pairs:
         return amount / pairs
-    expected = f"a share of all pairs (0.0 .. 1.0) or their count (an int up to {pairs:,})"
-    raise ValueError(f"amount must be {expected}, got {checks.described(amount)}")
-
-
-def _groups(ranks: Mapping[int, Tensor], per: str) -> list[list[Tensor]]:
-    layers = list(ranks.values())
-    if per == "model":
-        return [layers]
-    return [[layer] for layer in layers] if per == "layer" else [[rank] for x in layers for rank in x]
+    raise ValueError(
+        f"amount must be a share of all pairs (0.0 .. 1.0) or their count (an int up to {pairs:,}), "
+        f"got {checks.described(amount)}"
+    )
 
 
 def _least(ranks: Sequence[Tensor], budget: int) -> int:
-    """The least number that at most ``budget`` of the ranks reach, found half of the bits at a time."""
-    high = sum(torch.bincount(rank.flatten() >> 16, minlength=2**15) for rank in ranks)
-    above = torch.as_tensor(high).flip(0).cumsum(0)
-    # the bucket of 2 ** 16 numbers in which the budget ends
-    bucket = 2**15 - 1 - int((above <= budget).sum())
-    if bucket < 0:
+    """The least number that at most ``budget`` of the ranks reach."""
+    every = torch.cat([rank.flatten() for rank in ranks]).numpy()
+    if budget >= len(every):
         return 0
-    left = budget - int(above[2**15 - 2 - bucket]) if bucket < 2**15 - 1 else budget
-    inside = (rank[(rank >> 16) == bucket] & (2**16 - 1) for rank in ranks)
-    low = sum(torch.bincount(x, minlength=2**16) for x in inside)
-    least = (bucket << 16) + 2**16 - int((torch.as_tensor(low).flip(0).cumsum(0) <= left).sum())
-    return min(least, ALWAYS)
+    place = len(every) - 1 - budget
+    every.partition(place)
+    return min(int(every[place]) + 1, ALWAYS)

@@ -1,13 +1,25 @@
-"""A run in which edges are cut, or their messages changed: ``operate``."""
+"""Interventions on edges: which edges, in which layers and heads, and a run in which they are changed.
+
+======  =========================================  ==========================================================
+cut     the graph without the edge                 softmax renormalises the receiver's remaining weights
+mute    the edge with its message taken away       its weight stays, and nothing comes along it, or a part
+patch   the message of another run                 its weight stays, as this run's q and k make it
+======  =========================================  ==========================================================
+
+A cut changes the graph of a layer. The others change the values along some edges: attention runs over these
+edges and over the rest, on any backend, and the two are added with their shares ``e^(lse_part - lse)`` of the
+softmax. All are exact, for gradients too: nothing is subtracted, and what is not sent is never read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from typing import Any
 
+import torch
 from torch import nn
 
 from gnn_attention._support import checks
@@ -17,13 +29,204 @@ from gnn_attention.attend import attended_in_parts
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.trace import transformer
-from gnn_attention.interpret.trace.surgeries import Parts, Surgery
+from gnn_attention.graph.intervals.arithmetic import evaluate
+from gnn_attention.graph.rules import Rule, everyone
+from gnn_attention.interpret.trace import pairs, transformer
+from gnn_attention.interpret.trace.layer import LayerTrace
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.layer._torch_geometric import fitting_graph, state_pair
 
-# the arguments of a layer
+Numbers = int | Iterable[int] | None
+Values = Float[Tensor, "batch kv_heads src value_dim"]
+# The position of a sample's first sender: of all samples, or of each.
+First = int | Tensor
+# Disjoint edges, or a place of them, with the changes that the values along them take.
+Parts = list[tuple[Any, tuple[Callable[[Any, Tensor], Tensor], ...]]]
+# The arguments of a layer.
 INPUTS = ("x", "g", "bias", "return_attention_weights")
+
+
+@dataclass(frozen=True, eq=False)
+class Intervention:
+    """The result of :func:`cut`, :func:`mute` and :func:`patch`: which edges, and the change.
+
+    ``change(layer, first, v)`` are the values that the edges carry instead of ``v``, whose first sender has
+    the position ``first``; None: the edges are cut.
+    """
+
+    kind: str
+    edges: TokenGraph | Tensor | None = None
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    change: Callable[[int, First, Values], Values] | None = None
+    # The last graph that was split, its number of heads, and the two parts.
+    _last: list[Any] = field(default_factory=list, repr=False)
+
+    def selection(self, graph: TokenGraph, num_heads: int) -> TokenGraph:
+        """The chosen edges of ``graph``: a graph that differs by head if not all heads are chosen."""
+        if isinstance(self.edges, Tensor):
+            sizes = graph.num_dst, graph.num_src
+            part = TokenGraph.from_edges(self.edges, *sizes, coalesce=True, name="some")
+            part = replace(part, dst_offset=graph.dst_offset, src_offset=graph.src_offset) & graph
+        else:
+            part = graph if self.edges is None else self.edges & graph
+        if self.heads is None or set(self.heads) == set(range(num_heads)):
+            return part
+        rule = partial(_in_heads, part.rule, self.heads)
+        return replace(part, rule=rule, heads=num_heads, name=f"{part.name} in some heads", _listed=None)
+
+    def split(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
+        """:meth:`selection` and the rest of ``graph``, cached for the last graph."""
+        last = list(self._last)
+        if not last or last[0] is not graph or last[1] != num_heads:
+            selection = self.selection(graph, num_heads)
+            self._last[:] = last = [graph, num_heads, (selection, graph - selection)]
+        parts: tuple[TokenGraph, TokenGraph] = last[2]
+        return parts
+
+    def divided(
+        self, parts: Parts, split: Callable[[Any], tuple[Any, Any]], change: Callable[[Any, Tensor], Tensor]
+    ) -> Parts:
+        """Disjoint parts, the first unchanged: of each the rest, and the chosen edges once more changed."""
+        pieces: Parts = []
+        for part, changes in parts:
+            chosen, rest = split(part)
+            pieces += [(rest, changes), (chosen, (*changes, change))]
+        # The edges that two interventions share are mostly none; of a place the graph is ``own``.
+        graphs: list[Any] = [getattr(part, "own", part) for part, _ in pieces[2:]]
+        return pieces[:2] + [piece for piece, g in zip(pieces[2:], graphs, strict=True) if g.num_edges]
+
+    def check(self, graph: TokenGraph, num_heads: int, listed: Tensor | None = None) -> None:
+        """ValueError or IndexError for a listed pair that is no edge; ``listed``: other numbers for them."""
+        listed = self.edges if listed is None and isinstance(self.edges, Tensor) else listed
+        if listed is not None:
+            pairs.check_edges(graph, listed, num_heads, self.heads, f"there is nothing to {self.kind}")
+
+    def over(self, length: int, num_heads: int) -> TokenGraph:
+        """The chosen pairs of whole sequences: of a size for this length and longer ones."""
+        if isinstance(self.edges, Tensor) and self.edges.numel():
+            length = max(length, int(self.edges.max()) + 1)
+        size = 1 << (length - 1).bit_length()
+        sizes = (size, size)
+        if isinstance(self.edges, TokenGraph):
+            sizes = (self.edges.num_dst, self.edges.num_src)
+        return self.selection(TokenGraph.from_rule(everyone, *sizes), num_heads)
+
+
+def _in_heads(inner: Rule, heads: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    chosen = h < 0
+    for head in heads:
+        chosen = chosen | (h == head)
+    return chosen & evaluate(inner, b, h, dst, src)
+
+
+def cut(edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
+    """Remove edges: softmax renormalises a receiver's remaining weights; without in-edges it is isolated.
+
+    ``edges``: a list of ``(src, dst)``, one such pair, a tensor ``[2, K]``, a :class:`TokenGraph` (its edges,
+    as far as the layer's graph has them), or None: every edge. ``layers``: numbers of the attention layers,
+    in the order of ``model.modules()``; ``heads``: numbers of the heads; None: all. Raises TypeError,
+    ValueError or IndexError for other arguments.
+
+    >>> import torch
+    >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
+    >>> layer, x, graph = MessagePassingAttention(StandardHeads(8, 2)), torch.randn(5, 8), patterns.causal(5)
+    >>> with trace.operate(layer, trace.cut([(1, 3), (2, 3)])):
+    ...     out = layer(x, graph)
+    >>> gone = TokenGraph.from_edges(torch.tensor([[1, 2], [3, 3]]), 5)
+    >>> torch.equal(out, layer(x, graph - gone)), torch.equal(out, layer(x, graph))
+    (True, False)
+    """
+    return _intervention("cut", edges, layers, heads)
+
+
+def mute(
+    edges: Any = None, layers: Numbers = None, heads: Numbers = None, factor: float = 0.0
+) -> Intervention:
+    """Multiply the messages of edges by a factor: ``w_e (factor v_src)`` in place of ``w_e v_src``.
+
+    By default they are taken away: all weights stay, what the edges carried is missing from the update;
+    ``mute(heads=3)`` takes head 3 out of the model. Edges, layers, heads and errors are those of :func:`cut`;
+    TypeError or ValueError for a factor that is no finite number.
+
+    >>> import torch
+    >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
+    >>> layer = MessagePassingAttention(StandardHeads(8, 2)).double()
+    >>> x, graph = torch.randn(5, 8).double(), patterns.causal(5)
+    >>> with trace.operate(layer, trace.mute(factor=2.0)):
+    ...     twice = layer(x, graph)
+    >>> torch.allclose(twice, 2 * layer(x, graph), rtol=0, atol=1e-12)
+    True
+    """
+    change = partial(_scaled, checks.number("factor", factor))
+    return _intervention("scale" if factor else "mute", edges, layers, heads, change)
+
+
+def patch(run: Any, edges: Any = None, layers: Numbers = None, heads: Numbers = None) -> Intervention:
+    """Replace the messages of edges by those of another run: ``w_e v'_src``, the weight as it is.
+
+    ``run`` is a result of :func:`record` of the same model, of one sample or as many; of several calls of a
+    layer the last counts. Senders are found by their position, without padding on the left; those that
+    the run lacks keep their own message. The other arguments and errors are those of :func:`cut`;
+    IndexError for layers that the run has not recorded. The call raises ValueError for values of another
+    shape. Source: path patching, arXiv 2304.05969.
+
+    >>> import torch
+    >>> from gnn_attention import MessagePassingAttention, StandardHeads, patterns, trace
+    >>> layer, x = MessagePassingAttention(StandardHeads(8, 2)).double(), torch.randn(2, 5, 8).double()
+    >>> other = trace.record(layer, x[0], patterns.causal(5))
+    >>> with trace.operate(layer, trace.patch(other, (0, 4))):
+    ...     changed = layer(x[1], patterns.causal(5))
+    >>> difference = (changed - layer(x[1], patterns.causal(5))).abs().amax(1)
+    >>> (difference > 1e-12).tolist()
+    [False, False, False, False, True]
+    """
+    calls = getattr(run, "layers", ())
+    if not calls or not all(isinstance(call, LayerTrace) for call in calls):
+        raise TypeError(f"run must be a result of trace.record, got {checks.described(run)}")
+    sources = {call.number: call for call in calls}
+    made = _intervention("patch", edges, layers, heads, partial(_patched, sources))
+    made = replace(made, layers=made.layers or tuple(sorted(sources)))
+    if missing := set(made.layers or ()) - set(sources):
+        raise IndexError(f"layers must be among {sorted(sources)}, which the run has, got {sorted(missing)}")
+    return made
+
+
+def _intervention(kind: str, edges: Any, layers: Numbers, heads: Numbers, change: Any = None) -> Intervention:
+    edges = edges if edges is None or isinstance(edges, TokenGraph) else pairs.as_pairs(edges)
+    return Intervention(kind, edges, _numbers("layers", layers), _numbers("heads", heads), change)
+
+
+def _numbers(name: str, value: Numbers) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    values = value if isinstance(value, Iterable) else [value]
+    return tuple(checks.sizes(name, values, any_order=True))
+
+
+def _scaled(factor: float, layer: int, first: First, v: Values) -> Values:
+    # 0 takes NaN away too: what is muted is never read.
+    return factor * v if factor else torch.zeros_like(v)
+
+
+def _patched(sources: Mapping[int, LayerTrace], layer: int, first: First, v: Values) -> Values:
+    """``v`` with the values of the same positions of a recorded call, where it has them."""
+    source = sources[layer]
+    given = source.v.to(v)
+    if given.shape[1::2] != v.shape[1::2] or len(given) not in (1, len(v)):
+        raise ValueError(
+            f"patch: the values [B, heads, tokens, dim] of layer {layer} are {list(given.shape)} in the run "
+            f"and {list(v.shape)} here"
+        )
+    start, source_start, count = (
+        torch.as_tensor(x, device=v.device).view(-1, 1) for x in (first, source.first, source.num_own)
+    )
+    positions = torch.arange(v.shape[2], device=v.device) + start
+    slots = positions - source_start
+    there = (positions >= 0) & (slots >= 0) & (slots < count)
+    index = slots.clamp(0, given.shape[2] - 1)[:, None, :, None]
+    taken = given.expand(len(v), -1, -1, -1).gather(2, index.expand(v.shape))
+    return torch.where(there[:, None, :, None], taken, v)
 
 
 def attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
@@ -37,15 +240,15 @@ def attention_layers(module: nn.Module) -> list[MessagePassingAttention]:
 
 
 @contextmanager
-def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
+def operate(module: nn.Module, *interventions: Intervention) -> Iterator[nn.Module]:
     """Inside, the layers of ``module`` run with the given interventions; leaving restores them.
 
     Interventions add up, those of one edge's message in their order, and hold in all threads; while one
-    thread is inside, another that would enter gets
-    NotImplementedError. In a Hugging Face model whose attention is ``"gnn_attention"`` they hold in the
-    context that entered, in ``generate()`` too: positions count a sample's own tokens, not padding on its
-    left, layers are by ``layer_idx``, cross-attention is unchanged; a listed pair is checked in the call
-    that has both its ends, a :class:`TokenGraph` must be as long as the sequences (ValueError).
+    thread is inside, another that would enter gets NotImplementedError. In a Hugging Face model whose
+    attention is ``"gnn_attention"`` they hold in the context that entered, in ``generate()`` too: positions
+    count a sample's own tokens, not padding on its left, layers are by ``layer_idx``, cross-attention is
+    unchanged; a listed pair is checked in the call that has both its ends, a :class:`TokenGraph` must be as
+    long as the sequences (ValueError).
 
     Every backend is supported; a layer on the message-passing path (``backend="message_passing"``)
     runs through "auto" while messages are changed. Set a backend before, not inside.
@@ -64,52 +267,37 @@ def operate(module: nn.Module, *surgeries: Surgery) -> Iterator[nn.Module]:
     >>> torch.equal(changed[:, :2], model(tokens)[:, :2]), torch.equal(changed[:, 2], model(tokens)[:, 2])
     (True, False)
     """
+    for one in interventions:
+        if not isinstance(one, Intervention):
+            raise TypeError(
+                f"interventions must be made by cut(...), mute(...) or patch(...), got {type(one).__name__}"
+            )
     if transformer.is_transformer(module):
-        for surgery in surgeries:
-            _check_kind(surgery)
-        with transformer.operating(module, surgeries):
+        with ExitStack() as stack:
+            for one in interventions:
+                stack.enter_context(transformer.edited(module, one))
             yield module
         return
     layers = attention_layers(module)
-    chosen = [(LastSplit(surgery), checked_layers(surgery, layers)) for surgery in surgeries]
+    chosen = [(one, checked_layers(one, layers)) for one in interventions]
     with ExitStack() as stack:
         stack.enter_context(turn(layers, brief=False))
-        for split, numbers in chosen:
+        for one, numbers in chosen:
             for number in numbers:
-                stack.enter_context(_operated_layer(layers[number], number, split))
+                stack.enter_context(_operated_layer(layers[number], number, one))
         yield module
 
 
-def _check_kind(surgery: Any) -> None:
-    if not isinstance(surgery, Surgery):
-        expected = "cut(...), mute(...), scale(...) or patch(...)"
-        raise TypeError(f"surgeries must be made by {expected}, got {type(surgery).__name__}")
-
-
-def checked_layers(surgery: Surgery, layers: list[MessagePassingAttention]) -> list[int]:
-    _check_kind(surgery)
-    numbers = list(range(len(layers)) if surgery.layers is None else surgery.layers)
+def checked_layers(one: Intervention, layers: Sequence[MessagePassingAttention]) -> list[int]:
+    """The layers of an intervention; IndexError for a layer or head that there is not."""
+    numbers = list(range(len(layers)) if one.layers is None else one.layers)
     for number in numbers:
         if number >= len(layers):
             raise IndexError(f"layers must be in 0 .. {len(layers) - 1}, the attention layers, got {number}")
         most = layers[number].heads.num_heads - 1
-        if surgery.heads and max(surgery.heads) > most:
-            raise IndexError(f"heads must be in 0 .. {most}, got {max(surgery.heads)}")
+        if one.heads and max(one.heads) > most:
+            raise IndexError(f"heads must be in 0 .. {most}, got {max(one.heads)}")
     return numbers
-
-
-class LastSplit:
-    """:meth:`Surgery.split`, cached for the last graph."""
-
-    def __init__(self, surgery: Surgery) -> None:
-        self.surgery = surgery
-        self._last: tuple[TokenGraph, int, TokenGraph, TokenGraph] | None = None
-
-    def __call__(self, graph: TokenGraph, num_heads: int) -> tuple[TokenGraph, TokenGraph]:
-        last = self._last
-        if last is None or last[0] is not graph or last[1] != num_heads:
-            self._last = last = (graph, num_heads, *self.surgery.split(graph, num_heads))
-        return last[2:]
 
 
 @contextmanager
@@ -122,70 +310,64 @@ def backend_replaced(layer: MessagePassingAttention, backend: str | Backend) -> 
 
 
 @contextmanager
-def _operated_layer(layer: MessagePassingAttention, number: int, split: LastSplit) -> Iterator[None]:
-    change = split.surgery.change
+def _operated_layer(layer: MessagePassingAttention, number: int, one: Intervention) -> Iterator[None]:
     backend = layer.backend
-    if change is not None:
-        backend = Changing.over(backend, (split, partial(change, number)))
-    hook = partial(_checked_inputs, split)
+    if one.change is not None:
+        backend = Changing.over(backend, (one, number))
+    hook = partial(_checked_inputs, one)
     with layer.register_forward_pre_hook(hook, with_kwargs=True), backend_replaced(layer, backend):
         yield
 
 
-def _inputs(layer: MessagePassingAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # by name, the graph as a TokenGraph; None where the layer itself will raise
+def _checked_inputs(one: Intervention, layer: MessagePassingAttention, args: Any, kwargs: Any) -> Any:
+    """The arguments without the edges that are cut; None, which changes nothing, for changed messages."""
+    if one.change is not None:
+        check_no_hooks(layer, f"{one.kind} an edge")
     inputs = {**dict(zip(INPUTS, args, strict=False)), **kwargs}
     if inputs.get("g") is None and inputs.get("edge_index") is not None:
         inputs["g"] = inputs.pop("edge_index")
     pair = inputs.get("x")
     ends = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (pair, pair)
     if "g" not in inputs or not all(isinstance(x, Tensor) for x in ends):
-        return None
+        return None  # The layer itself will raise.
     x_src, x_dst = state_pair(ends)
-    return {**inputs, "g": fitting_graph(inputs["g"], x_dst.shape[-2], x_src.shape[-2])}
-
-
-def _checked_inputs(split: LastSplit, layer: MessagePassingAttention, args: Any, kwargs: Any) -> Any:
-    # without the edges that are cut; None, which changes nothing, where messages are changed
-    changes, inputs = split.surgery.change is not None, _inputs(layer, args, kwargs)
-    if changes:
-        check_no_hooks(layer, f"{split.surgery.kind} an edge")
-    if inputs is not None:
-        split.surgery.check(inputs["g"], layer.heads.num_heads)
-    if inputs is None or changes:
+    graph = fitting_graph(inputs["g"], x_dst.shape[-2], x_src.shape[-2])
+    one.check(graph, layer.heads.num_heads)
+    if one.change is not None:
         return None
-    graph = inputs["g"]
-    _, rest = split(graph, layer.heads.num_heads)
+    _, rest = one.split(graph, layer.heads.num_heads)
     return (), {**inputs, "g": rest, "bias": _bias_of(rest, graph, inputs.get("bias"))}
 
 
 def check_no_hooks(layer: MessagePassingAttention, what: str) -> None:
     """NotImplementedError where the layer takes the message-passing path whatever its backend."""
     if layer.watcher() is not None:
-        reason = "a hook, an explainer or an overridden step forces the message-passing path"
-        raise NotImplementedError(f"{reason}: remove it to {what}")
+        raise NotImplementedError(
+            f"a hook, an explainer or an overridden step forces the message-passing path: remove it to {what}"
+        )
 
 
 def _bias_of(part: TokenGraph, graph: TokenGraph, bias: Any) -> Any:
-    # of the edges of a part, where it is one number for each edge of the whole
+    """The bias of the edges of a part, where it is one number for each edge of the whole."""
     per_edge = isinstance(bias, Tensor) and bias.dim() and bias.shape[-1] == graph.num_edges != 1
     if not per_edge:
         return bias
     if part.varying_axes:
-        advice = "operate on all heads, or give it as a score_mod"
-        raise NotImplementedError(f"bias with an operation on some heads: {advice}")
+        raise NotImplementedError(
+            "bias with an operation on some heads: operate on all heads, or give it as a score_mod"
+        )
     return bias[..., graph.positions_of(part.edge_index).to(bias.device)]
 
 
 @dataclass(frozen=True)
 class Changing(Backend):
-    """Runs calls on another backend, with the messages of some edges changed."""
+    """Runs calls on another backend, with the messages of some edges changed: (intervention, layer) each."""
 
-    steps: tuple[tuple[LastSplit, Callable[[Any, Tensor], Tensor]], ...] = ()
+    steps: tuple[tuple[Intervention, int], ...] = ()
     inner: str | Backend = "auto"
 
     @classmethod
-    def over(cls, inner: str | Backend, *steps: tuple[LastSplit, Any]) -> Changing:
+    def over(cls, inner: str | Backend, *steps: tuple[Intervention, int]) -> Changing:
         if isinstance(inner, Changing):
             return cls.over(inner.inner, *inner.steps, *steps)
         name = f"{inner.name if isinstance(inner, Backend) else inner or 'auto'} with changed messages"
@@ -196,22 +378,17 @@ def changed_values(
     backend: Any, graph: TokenGraph, v: Float[Tensor, "batch heads src dim"], heads: int
 ) -> Sequence[tuple[TokenGraph, Tensor]]:
     """Disjoint edges with the values that a layer's backend lets them carry instead of ``v``."""
-    if not isinstance(backend, Changing):
-        return ()
-    return _divided(backend.steps, graph, v, heads)[1:]
+    return _divided(backend.steps, graph, v, heads)[1:] if isinstance(backend, Changing) else ()
 
 
 def _divided(steps: Any, graph: TokenGraph, v: Tensor, heads: int) -> list[tuple[TokenGraph, Tensor]]:
     parts: Parts = [(graph, ())]
-    for split, change in steps:
-        parts = split.surgery.divided(parts, partial(split, num_heads=heads), change)
-    first, found = graph.src_offset, []
-    for part, changes in parts:
-        values = v
-        for change in changes:
-            values = change(first, values)
-        found.append((part, values))
-    return found
+    for one, number in steps:
+        parts = one.divided(parts, partial(one.split, num_heads=heads), partial(one.change, number))
+    return [
+        (part, reduce(lambda values, change: change(graph.src_offset, values), changes, v))
+        for part, changes in parts
+    ]
 
 
 def _run_changed(steps: Any, inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
@@ -32,9 +32,9 @@ class LayerTrace:
     """One call of one attention layer: its tensors, and what follows from them for any edge and head.
 
     ``graph`` is without the edges that were cut; ``z`` are the results of heads, ``update`` what the layer
-    returned. ``edges`` of the methods are positions ``[K]`` in :attr:`edge_index`, pairs (``[2, K]``, a list
-    of ``(src, dst)``, one such pair), or None for all; ``heads`` a number, numbers, or None for all. Numbers
-    of edges are ``[B, edges, heads]``, with a batch of one for a single sequence.
+    returned. ``edges`` of the methods are pairs (``[2, K]``, a list of ``(src, dst)``, one such pair), or
+    None for all; ``heads`` a number, numbers, or None for all. Numbers of edges are ``[B, edges, heads]``,
+    with a batch of one for a single sequence.
 
     A pair counts each sample's own tokens, as in :func:`cut`: in a batch with padding on the left, token 0
     is the first that is no padding, in every tensor here; the padding lies behind the tokens. A pair that is
@@ -70,9 +70,8 @@ class LayerTrace:
     _changed: Sequence[tuple[TokenGraph, Tensor]] = ()
     # slots of padding before a sample's first token
     _left: Tensor | None = None
-    # the heads, and the senders and receivers, whose rows the tensors have; None: all
-    _numbers: tuple[int, ...] | None = None
-    _rows: tuple[Int[Tensor, " senders"], Int[Tensor, " receivers"]] | None = None
+    # The heads that ``heads=None`` stands for, if not all.
+    _heads: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
         sizes = f"{self.graph.name}: {self.graph.num_src} src -> {self.graph.num_dst} dst"
@@ -98,43 +97,30 @@ class LayerTrace:
     @property
     def edge_index(self) -> Int[Tensor, "2 edges"]:
         """Every edge, in the order of ``graph.edge_index``; the union over heads and samples."""
-        return trace_pairs.union(self.graph, self.q.device, self._numbers)
+        return trace_pairs.union(self.graph, self.q.device, self._heads)
 
     def only(self, edges: Any = None, heads: Heads = None) -> LayerTrace:
-        """The same of chosen edges and heads: its tensors have their heads, senders and receivers alone.
+        """The same call, where all edges and all heads stand for the chosen ones.
 
         ``edges``: pairs, or a :class:`TokenGraph` over the same tokens (its edges, as far as they are there).
         ValueError for a pair that is no edge of these heads.
         """
-        if edges is None and heads is None:
-            return self
-        numbers, count = None if heads is None else tuple(self._chosen(heads)), self.q.shape[1]
-        graph = self.graph if edges is None else self._part_of_graph(edges, numbers)
-        pairs = None if edges is None else trace_pairs.union(graph, self.q.device, numbers)
-        rows = None if pairs is None else (torch.unique(pairs[0]), torch.unique(pairs[1]))
-        senders, receivers = rows or (None, None)
-        call = trace_pairs.part_of(self.call, graph, numbers, rows)
-        z, lse = (trace_pairs.chosen_rows(x, count, numbers, receivers) for x in (self.z, self.lse))
-        update = self.update if receivers is None else self.update.index_select(1, receivers)
-        changed = [(g, trace_pairs.chosen_rows(v, count, numbers, senders)) for g, v in self._changed]
-        tensors: dict[str, Any] = {"q": call.q, "k": call.k, "v": call.v, "z": z, "update": update}
-        tensors |= {"_changed": changed, "_numbers": numbers, "_rows": rows}
-        return replace(self, graph=graph, call=call, _info=AttentionInfo(call, lse), **tensors)
-
-    def _part_of_graph(self, edges: Any, numbers: tuple[int, ...] | None) -> TokenGraph:
+        chosen = None if heads is None else tuple(self._chosen(heads))
+        if edges is None:
+            return replace(self, _heads=chosen)
         if isinstance(edges, TokenGraph):
-            return edges & self.graph
-        pairs, (num_dst, num_src) = trace_pairs.as_pairs(edges), (self.graph.num_dst, self.graph.num_src)
-        part = TokenGraph.from_edges(pairs, num_dst, num_src, name="chosen edges")
-        advice = "there is nothing to record"
-        trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], numbers, advice)
-        part = replace(part, dst_offset=self.graph.dst_offset, src_offset=self.graph.src_offset)
-        return part & self.graph if self.graph.varying_axes else part
-
-    def check_whole(self, what: str) -> None:
-        """ValueError for a record of chosen heads or edges."""
-        if self._numbers is not None or self._rows is not None:
-            raise ValueError(f"{what} needs all edges and heads: record without edges= and heads=")
+            graph = edges & self.graph
+        else:
+            pairs, sizes = trace_pairs.as_pairs(edges), (self.graph.num_dst, self.graph.num_src)
+            why = "there is nothing to record"
+            trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], chosen, why)
+            graph = TokenGraph.from_edges(pairs, *sizes, name="chosen edges")
+            graph = replace(graph, dst_offset=self.graph.dst_offset, src_offset=self.graph.src_offset)
+            graph = graph & self.graph if self.graph.varying_axes else graph
+        bias = self.call.bias
+        if bias is not None:
+            bias = bias[..., self.graph.positions_of(graph.edge_index).to(bias.device)]
+        return replace(self, graph=graph, call=replace(self.call, graph=graph, bias=bias), _heads=chosen)
 
     def __getitem__(self, name: str) -> Any:
         """By name, hook (``"attn.hook_q"``) or term of a view (``"listening distribution"``), else KeyError.
@@ -172,12 +158,12 @@ class LayerTrace:
 
     @cached_property
     def W_A(self) -> FactoredMatrix:
-        """``W_Q W_K^T`` of each head (seed S4.13)."""
+        """``W_Q W_K^T`` of each head (seed S4.13). ValueError for other heads than StandardHeads."""
         return self._standard().pattern_matrix()
 
     @cached_property
     def W_I(self) -> FactoredMatrix:
-        """``W_V W_O`` of each head (seed S4.14)."""
+        """``W_V W_O`` of each head (seed S4.14). ValueError for other heads than StandardHeads."""
         return self._standard().message_matrix()
 
     def _standard(self) -> StandardHeads:
@@ -188,9 +174,9 @@ class LayerTrace:
     @cached_property
     def u(self) -> Float[Tensor, "batch heads src width"]:
         """``u_j = x_j W_V W_O``: the message of every sender (seed S4.14)."""
-        heads = self._chosen(None)
+        values = self._values(self.v)
         return torch.stack(
-            [_product(self._values(self.v)[:, head], self._matrix(head)) for head in heads], dim=1
+            [_product(values[:, head], self._matrix(head)) for head in self._chosen(None)], dim=1
         )
 
     @cached_property
@@ -208,23 +194,15 @@ class LayerTrace:
 
     def norms(self, edges: Any = None, heads: Heads = None) -> Numbers:
         """The length of what each edge carried, ``|weight * message|``."""
-        return self._carried_measure(lambda v, matrix: _product(v, matrix).norm(dim=-1), edges, heads)
+        pairs, numbers = self._pairs(edges), self._chosen(heads)
+        src = pairs[0]
 
-    def along(self, direction: Float[Tensor, " width"], edges: Any = None, heads: Heads = None) -> Numbers:
-        """What each edge carried, projected on a direction: ``(weight * message) . direction``.
+        def lengths(values: Tensor) -> Tensor:
+            # A length for each sender and head, not for each edge.
+            each = [_product(values[:, head], self._matrix(head)).norm(dim=-1) for head in numbers]
+            return torch.stack(each, dim=1)[:, :, src]
 
-        Of a row of the unembedding: what the edge adds to that logit before the last norm. ValueError for
-        another width.
-        """
-        width = self.update.shape[-1]
-        if not isinstance(direction, Tensor) or tuple(direction.shape) != (width,):
-            raise ValueError(f"direction must be a tensor [{width}], got {quoted(direction)}")
-
-        def projection(values: Tensor, matrix: Tensor | None) -> Tensor:
-            line = direction.to(values)
-            return values @ (line if matrix is None else matrix @ line)
-
-        return self._carried_measure(projection, edges, heads)
+        return self._carried(lengths, pairs, numbers)
 
     def overlap(self, pairs: Any = None) -> Float[Tensor, "..."]:
         """``q . k`` of any pairs, edges or not, ``[B, K, heads]``, without scale (seed S4.17).
@@ -239,14 +217,12 @@ class LayerTrace:
 
     def _of_any(self, call: AttentionCall, pairs: Any) -> Tensor:
         num_dst, num_src = self.graph.num_dst, self.graph.num_src
-        if pairs is not None:
-            chosen = edge_list.checked(trace_pairs.as_pairs(pairs), num_dst, num_src)
-            chosen = chosen.to(self.q.device)
-            return trace_pairs.overlaps(call, chosen, self._rows_of(chosen)).mT
-        grid = torch.cartesian_prod(torch.arange(num_dst), torch.arange(num_src)).mT.flip(0)
-        grid = grid.to(self.q.device)
-        numbers = trace_pairs.overlaps(call, grid, self._rows_of(grid))
-        return numbers.view(*numbers.shape[:2], num_dst, num_src)
+        if pairs is None:
+            grid = torch.cartesian_prod(torch.arange(num_dst), torch.arange(num_src)).mT.flip(0)
+            numbers = self._of_any(call, grid).mT
+            return numbers.reshape(*numbers.shape[:2], num_dst, num_src)
+        chosen = edge_list.checked(trace_pairs.as_pairs(pairs), num_dst, num_src).to(self.q.device)
+        return self._of_heads(trace_pairs.overlaps(call, chosen), None).mT
 
     def dense(self, numbers: Numbers, fill: float = 0.0) -> Float[Tensor, "batch heads dst src"]:
         """Numbers of all edges as matrices ``[B, heads, dst, src]``, with ``fill`` where there is no edge.
@@ -262,79 +238,49 @@ class LayerTrace:
 
     def messages(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """The message ``v W_O`` of each edge's sender (seed S0.5). ValueError without ``W_O``."""
-        src, numbers = self._at(self._pairs(edges))[0], self._chosen(heads)
+        src, numbers = self._pairs(edges)[0], self._chosen(heads)
         return self._messages(src, numbers, self._values(self.v)).transpose(1, 2)
 
     def carried(self, edges: Any, heads: Heads = None) -> Float[Tensor, "batch edges heads width"]:
         """What came along each edge: the weight times the message that it had.
 
         Over all in-edges and heads this sums to the receiver's update, less ``b_O``. ``edges`` must be given,
-        as this makes edges x heads x width; for many edges take :meth:`each_carried`.
+        as this makes edges x heads x width: of many edges take some at a time.
         """
         pairs, numbers = self._pairs(edges), self._chosen(heads)
-        return self._carried(partial(self._messages, self._at(pairs)[0], numbers), pairs, numbers)
-
-    def each_carried(
-        self, edges: Any = None, heads: Heads = None, at_once: int = 4096
-    ) -> Iterator[tuple[Int[Tensor, "2 some"], Float[Tensor, "batch some heads width"]]]:
-        """``(edges, carried)``, ``at_once`` edges at a time."""
-        parts = torch.split(self._pairs(edges), checks.size("at_once", at_once, 1), dim=1)
-        return ((part, self.carried(part, heads)) for part in parts)
+        return self._carried(partial(self._messages, pairs[0], numbers), pairs, numbers)
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
         """Each head's part of the update (seed S1.2); their sum is the update less ``b_O``."""
         z = self.z.to(edge_softmax.accumulation_dtype(self.z.dtype))
         return torch.stack([_product(z[:, head], self._matrix(head)) for head in self._chosen(heads)], dim=2)
 
-    def delivered(self) -> Float[Tensor, "batch heads edges"]:
-        """The weights of all edges, 0 where nothing came along."""
-        pairs, numbers = self.edge_index, list(range(self.q.shape[1]))
-        if not self._changed:
-            return self._all_weights
-        src = self._at(pairs)[0]
-        return self._carried(lambda v: (v != 0).any(-1)[:, :, src].to(v), pairs, numbers).mT
-
     @cached_property
     def _all_logits(self) -> Tensor:
-        return self._computed_logits(self.edge_index)
+        return trace_pairs.logits(self.call, self.edge_index)
 
     @cached_property
     def _all_weights(self) -> Tensor:
-        return edge_softmax.weights_from_lse(self._all_logits, self._at(self.edge_index)[1], self.lse)
+        return edge_softmax.weights_from_lse(self._all_logits, self.edge_index[1], self.lse)
 
     def _logits(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
-        return self._all_logits if pairs is self.edge_index else self._computed_logits(pairs)
-
-    def _computed_logits(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
-        return trace_pairs.logits(self.call, pairs, self._rows_of(pairs), self._numbers)
+        return self._all_logits if pairs is self.edge_index else trace_pairs.logits(self.call, pairs)
 
     def _weights(self, pairs: Tensor) -> Float[Tensor, "batch heads edges"]:
         if pairs is self.edge_index:
             return self._all_weights
-        return edge_softmax.weights_from_lse(self._logits(pairs), self._at(pairs)[1], self.lse)
-
-    def _carried_measure(self, measure: Callable[..., Tensor], edges: Any, heads: Heads) -> Tensor:
-        # weight * measure(message): a measure of each sender and head, not of each edge
-        pairs, numbers = self._pairs(edges), self._chosen(heads)
-        src = self._at(pairs)[0]
-
-        def measures(values: Tensor) -> Tensor:
-            each = [measure(values[:, head], self._matrix(head)) for head in numbers]
-            return torch.stack(each, dim=1)[:, :, src]
-
-        return self._carried(measures, pairs, numbers)
+        return edge_softmax.weights_from_lse(self._logits(pairs), pairs[1], self.lse)
 
     def _carried(self, of_values: Callable[[Tensor], Tensor], pairs: Tensor, numbers: list[int]) -> Tensor:
         """``weight * of_values``, ``[B, edges, heads, ...]``: of the values that came along each edge."""
         found = of_values(self._values(self.v))
         more, batch = (...,) + (None,) * (found.dim() - 3), len(self.q)
-        named = numbers if self._numbers is None else [self._numbers[head] for head in numbers]
         for graph, values in self._changed:
-            there = trace_pairs.is_edge(graph, pairs, batch, named)[more]
+            there = trace_pairs.is_edge(graph, pairs, batch, numbers)[more]
             found = torch.where(there, of_values(self._values(values)), found)
         carried = found * self._weights(pairs)[:, numbers][more]
         if self.graph.varying_axes:
-            nowhere = ~trace_pairs.is_edge(self.graph, pairs, batch, named)[more]
+            nowhere = ~trace_pairs.is_edge(self.graph, pairs, batch, numbers)[more]
             carried = carried.masked_fill(nowhere, 0.0)
         return carried.transpose(1, 2)
 
@@ -348,15 +294,13 @@ class LayerTrace:
         return edge_softmax.per_query_head(v.to(edge_softmax.accumulation_dtype(v.dtype)), self.q.shape[1])
 
     def _matrix(self, head: int) -> Tensor | None:
-        # from a value of a head to its message; None if values are messages already
+        """From a value of a head to its message; None if values are messages already."""
         if isinstance(self.heads, StandardHeads) and self.heads.W_O is None:
             raise ValueError("heads without W_O have values but no messages")
         matrix: Tensor | None = None
         for name in ("W_UV", "W_O"):
             if hasattr(self.heads, name):
-                factor: Tensor = getattr(self.heads, name)[
-                    head if self._numbers is None else self._numbers[head]
-                ]
+                factor: Tensor = getattr(self.heads, name)[head]
                 factor = factor.to(edge_softmax.accumulation_dtype(factor.dtype))
                 matrix = factor if matrix is None else matrix @ factor
         return matrix
@@ -364,43 +308,21 @@ class LayerTrace:
     def _chosen(self, heads: Heads) -> list[int]:
         count = self.q.shape[1]
         if heads is None:
-            return list(range(count))
+            return list(range(count) if self._heads is None else self._heads)
         numbers = checks.sizes("heads", heads if isinstance(heads, Iterable) else [heads])
-        if self._numbers is None:
-            if numbers and max(numbers) >= count:
-                raise IndexError(f"heads must be in 0 .. {count - 1}, got {max(numbers)}")
-            return numbers
-        if not set(numbers) <= set(self._numbers):
-            raise IndexError(f"heads must be among {list(self._numbers)}, which were recorded, got {numbers}")
-        return [self._numbers.index(number) for number in numbers]
-
-    def _rows_of(self, pairs: Int[Tensor, "2 edges"]) -> Int[Tensor, "2 edges"] | None:
-        """Where q and lse have the receivers, and k and v the senders; None: at their own numbers."""
-        if self._rows is None:
-            return None
-        places = []
-        for tokens, wanted in zip(self._rows, pairs, strict=True):
-            place = torch.searchsorted(tokens, wanted.contiguous()).clamp(max=max(len(tokens) - 1, 0))
-            if wanted.numel() and (not len(tokens) or (tokens[place] != wanted).any()):
-                raise IndexError(f"only tokens {quoted(tokens.tolist())} were recorded at that end of edges")
-            places.append(place)
-        return torch.stack(places)
-
-    def _at(self, pairs: Int[Tensor, "2 edges"]) -> Int[Tensor, "2 edges"]:
-        rows = self._rows_of(pairs)
-        return pairs if rows is None else rows
+        if numbers and max(numbers) >= count:
+            raise IndexError(f"heads must be in 0 .. {count - 1}, got {max(numbers)}")
+        return numbers
 
     def _of_heads(self, numbers: Tensor, heads: Heads) -> Tensor:
-        return numbers if heads is None else numbers[:, self._chosen(heads)]
+        # All heads are no copy, so that each name of a part is the same tensor.
+        return numbers if heads is self._heads is None else numbers[:, self._chosen(heads)]
 
     def _pairs(self, chosen: Any) -> Int[Tensor, "2 edges"]:
         if chosen is None or chosen is self.edge_index:
             return self.edge_index
-        if isinstance(chosen, Tensor) and chosen.dim() == 1:
-            places = trace_pairs.positions(chosen, self.edge_index.shape[1])
-            return self.edge_index[:, places.to(self.q.device)]
         pairs, advice = trace_pairs.as_pairs(chosen), "nothing came along; overlap(pairs) takes any pair"
-        trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], self._numbers, advice)
+        trace_pairs.check_edges(self.graph, pairs, self.q.shape[1], self._heads, advice)
         return pairs.to(self.q.device)
 
 

@@ -4,8 +4,6 @@ A pair is a column ``(src, dst)`` of an int64 ``[2, K]``; numbers of pairs are `
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +13,8 @@ from gnn_attention._support.autograd import recomputed
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.backends.call import AttentionCall, one_of
-from gnn_attention.backends.cpu import csr_ops
-from gnn_attention.backends.plan.csr import edges_of, order_of
 from gnn_attention.graph import TokenGraph, edge_list, memoized
 from gnn_attention.graph.regions import enumerate_pairs
-
-# numbers of chosen heads; None: all
-Heads = tuple[int, ...] | None
 
 
 def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
@@ -44,23 +37,15 @@ def as_pairs(pairs: Any) -> Int[Tensor, "2 pairs"]:
     return columns.detach().to("cpu", torch.int64, copy=True)
 
 
-def positions(chosen: Tensor, count: int) -> Int[Tensor, " edges"]:
-    if chosen.is_floating_point() or chosen.dtype == torch.bool:
-        raise TypeError(f"edges must be integers, got {chosen.dtype}; of a bool mask use nonzero()")
-    if ((chosen < 0) | (chosen >= count)).any():
-        raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {quoted(chosen.tolist())}")
-    return chosen.long()
-
-
-def union(graph: TokenGraph, device: torch.device, heads: Heads = None) -> Int[Tensor, "2 pairs"]:
-    """All pairs that are an edge for some sample and chosen head; by receiver where the graph varies."""
+def union(graph: TokenGraph, device: torch.device, heads: Any = None) -> Int[Tensor, "2 pairs"]:
+    """All pairs that are an edge for some sample and chosen head (a tuple); sorted where it varies."""
     if not graph.varying_axes:
         return graph.edges_on(device)
     pairs: Tensor = memoized(_union, graph, heads if graph.heads else None)
     return pairs.to(device)
 
 
-def _union(graph: TokenGraph, heads: Heads) -> Tensor:
+def _union(graph: TokenGraph, heads: tuple[int, ...] | None) -> Tensor:
     numbers = range(graph.heads or 1) if heads is None else heads
     parts = [one_of(graph, b, h).edge_index for b in range(graph.batch or 1) for h in numbers]
     src, dst = torch.cat(parts, dim=1)
@@ -90,78 +75,27 @@ def check_edges(graph: TokenGraph, pairs: Tensor, heads: int, chosen: Sequence[i
         raise ValueError(f"{src} -> {dst} is no edge of {graph!r}: {why}")
 
 
-def part_of(call: AttentionCall, graph: TokenGraph, heads: Heads, rows: Any) -> AttentionCall:
-    """The chosen heads along a part of the graph, with the ``rows`` (senders, receivers) that are needed."""
-    count, (senders, receivers) = call.q.shape[1], rows or (None, None)
-    bias, score_mod = call.bias, call.score_mod
-    if bias is not None:
-        bias = bias.expand(-1, count, -1)[:, list(range(count) if heads is None else heads)]
-        bias = bias[..., call.graph.positions_of(graph.edge_index).to(bias.device)]
-    if score_mod is not None and heads is not None:
-        score_mod = partial(_of_heads, score_mod, heads)
-    q, k, v = chosen_rows(call.q, count, heads, receivers), call.k, call.v
-    k, v = (chosen_rows(x, count, heads, senders) for x in (k, v))
-    return replace(call, q=q, k=k, v=v, graph=graph, score_mod=score_mod, bias=bias, sink_logits=None)
+def overlaps(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
+    """``score_mod(scale * q_dst . k_src)`` of any pairs, edges or not; in float32 or better."""
+    parts = torch.split(pairs, call.edges_at_once, dim=1)
+    return torch.cat([recomputed(_overlaps, call, part) for part in parts], dim=-1)
 
 
-def chosen_rows(x: Tensor, count: int, heads: Heads, rows: Tensor | None) -> Tensor:
-    """Of ``x [B, heads or key/value heads, tokens, ...]``, those of query heads and tokens."""
-    x = x if heads is None else edge_softmax.per_query_head(x, count)[:, list(heads)]
-    return x if rows is None else x.index_select(2, rows)
-
-
-def _of_heads(
-    inner: Any, heads: tuple[int, ...], score: Tensor, b: Any, h: Tensor, dst: Any, src: Any
-) -> Any:
-    return inner(score, b, torch.tensor(heads, device=h.device)[h], dst, src)
-
-
-def overlaps(
-    call: AttentionCall, pairs: Int[Tensor, "2 pairs"], rows: Int[Tensor, "2 pairs"] | None = None
-) -> Float[Tensor, "batch heads pairs"]:
-    """``score_mod(scale * q_dst . k_src)`` of any pairs, edges or not; in float32 or better.
-
-    ``rows``: where q and k have the ends of the pairs, if not at their own numbers.
-    """
-    if rows is None and _is_edge_index(pairs, call.graph):
-        return _overlaps_of_edges(call)
-    both = pairs, pairs if rows is None else rows
-    parts = zip(*(torch.split(x, call.edges_at_once, dim=1) for x in both), strict=True)
-    return torch.cat([recomputed(_overlaps, call, *part) for part in parts], dim=-1)
-
-
-def logits(
-    call: AttentionCall, pairs: Int[Tensor, "2 pairs"], rows: Tensor | None = None, heads: Heads = None
-) -> Float[Tensor, "batch heads pairs"]:
+def logits(call: AttentionCall, pairs: Int[Tensor, "2 pairs"]) -> Float[Tensor, "batch heads pairs"]:
     """The logit of edges, bias included; -inf for the samples and heads in which a pair is no edge."""
-    numbers, bias = overlaps(call, pairs, rows), call.bias
-    if bias is not None:
-        all_edges = _is_edge_index(pairs, call.graph)
-        bias = bias if all_edges else bias[..., call.graph.positions_of(pairs).to(pairs.device)]
+    numbers = overlaps(call, pairs)
+    if call.bias is not None:
+        bias = call.bias[..., call.graph.positions_of(pairs).to(pairs.device)]
         numbers = numbers + bias.to(numbers.dtype)
     if not call.graph.varying_axes:
         return numbers
-    batch, count = numbers.shape[:2]
-    there = is_edge(call.graph, pairs, batch, count if heads is None else heads)
+    there = is_edge(call.graph, pairs, *numbers.shape[:2])
     return numbers.masked_fill(~there, -torch.inf)
 
 
-def _is_edge_index(pairs: Tensor, graph: TokenGraph) -> bool:
-    return not graph.varying_axes and pairs is graph.edges_on(pairs.device)
-
-
-def _overlaps_of_edges(call: AttentionCall) -> Tensor:
-    # by the operator over edge lists, which gathers nothing
-    wide, device = edge_softmax.accumulation_dtype(call.q.dtype), call.q.device
-    tensors = edges_of(call.graph, device).tensors
-    score = csr_ops.products(call.q.to(wide), call.k.to(wide), tensors) * call.scale
-    score = call.modified(score, tensors[2].long(), tensors[1].long())
-    return torch.empty_like(score).index_copy(2, order_of(call.graph, device), score)
-
-
-def _overlaps(call: AttentionCall, pairs: Tensor, rows: Tensor) -> Tensor:
-    # widened before the gather, so that gradients are summed in the wide dtype too
-    wide, (src, dst) = edge_softmax.accumulation_dtype(call.q.dtype), rows
+def _overlaps(call: AttentionCall, pairs: Tensor) -> Tensor:
+    # Widened before the gather, so that gradients are summed in the wide dtype too.
+    wide, (src, dst) = edge_softmax.accumulation_dtype(call.q.dtype), pairs
     q_dst, k_src = call.q.to(wide).index_select(2, dst), call.k.to(wide).index_select(2, src)
     score = edge_softmax.logit(q_dst, edge_softmax.per_query_head(k_src, call.q.shape[1]), call.scale)
-    return call.modified(score, pairs[1], pairs[0])
+    return call.modified(score, dst, src)

@@ -12,29 +12,19 @@ from typing import Any
 from torch import nn
 
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.locks import of_this_thread, turn
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.attend import AttentionInfo, attend, attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.interpret.trace import interventions, transformer
-from gnn_attention.interpret.trace.interventions import attention_layers, checked_layers, operate
+from gnn_attention.interpret.trace.interventions import Intervention, Numbers, cut, operate
 from gnn_attention.interpret.trace.layer import LayerTrace
-from gnn_attention.interpret.trace.surgeries import Numbers, Surgery, cut
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.model import Block
 
-# of a block: the phase, and the tensor of that phase
-RESIDUAL_HOOKS = {
-    "hook_resid_pre": (0, "before"),
-    "hook_resid_mid": (0, "after"),
-    "hook_mlp_out": (1, "update"),
-    "hook_resid_post": (1, "after"),
-}
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Phase:
     """One step of the residual stream of a Block, ``after = before + update`` (seeds S4.11, S4.19)."""
 
@@ -43,9 +33,6 @@ class Phase:
     before: Float[Tensor, "batch tokens width"]
     update: Float[Tensor, "batch tokens width"]
     after: Float[Tensor, "batch tokens width"]
-
-    def __repr__(self) -> str:
-        return f"Phase(layer {self.layer}, {self.name}, {list(self.after.shape)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,37 +51,11 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({len(self.layers)} calls of attention layers, {len(self.states)} states)"
 
-    def __getitem__(self, name: str) -> Any:
-        """``"blocks.<layer>.<name>"``, the name one of :class:`LayerTrace` or a residual hook.
-
-        Calls are counted instead where a layer was called more than once.
-        """
-        if not isinstance(name, str):
-            expected = "'blocks.0.attn.hook_q', and its calls are in run.layers"
-            raise TypeError(f"a part of a run has a name, such as {expected}, got {checks.described(name)}")
-        if name == "hook_embed" and self.phases:
-            return self.phases[0].before
-        word, _, rest = name.partition(".")
-        number, _, part = rest.partition(".")
-        if not self.phases and (name == "hook_embed" or part in RESIDUAL_HOOKS):
-            reason = "a run of a Hugging Face model, or with edges= or heads=, has no phases of blocks"
-            raise KeyError(f"no part of this run is called {quoted(name)}: {reason}")
-        numbers = [call.number for call in self.layers]
-        numbers = numbers if len(set(numbers)) == len(numbers) else list(range(len(numbers)))
-        if word != "blocks" or not number.isdecimal() or int(number) not in numbers:
-            expected = f"expected a block of {numbers}, as in 'blocks.{numbers[0]}.attn.hook_q'"
-            raise KeyError(f"no part of this run is called {quoted(name)}: {expected}")
-        place = numbers.index(int(number))
-        if part not in RESIDUAL_HOOKS or 2 * place >= len(self.phases):
-            return self.layers[place][part]
-        which, attribute = RESIDUAL_HOOKS[part]
-        return getattr(self.phases[2 * place + which], attribute)
-
 
 def record(
     module: nn.Module,
     *inputs: Any,
-    surgery: Surgery | Iterable[Surgery] = (),
+    surgery: Intervention | Iterable[Intervention] = (),
     edges: Any = None,
     layers: Numbers = None,
     heads: Numbers = None,
@@ -105,12 +66,11 @@ def record(
     ``module`` is any module with a ``MessagePassingAttention`` in it, or a Hugging Face model whose attention
     is ``"gnn_attention"`` (pairs count each sample's own tokens, see :class:`LayerTrace`; senders are those
     of a cache too); it is unchanged afterwards. ``surgery`` is one or several results of :func:`cut`,
-    :func:`mute`, :func:`scale` and :func:`patch`. ``layers``, ``heads`` and ``edges`` choose, as in
-    :func:`cut`, what is recorded; nothing else is stored, of other tokens neither (pairs are of tokens of the
-    call). Phases and states are those of the blocks of ``gnn_attention.model``, where no edges or heads were
-    chosen. A layer with ``backend="message_passing"`` runs through "auto". Only calls of this thread are
-    recorded; threads that record one module take turns. It is differentiable; ``torch.no_grad()`` saves
-    memory.
+    :func:`mute` and :func:`patch`. ``layers`` chooses, as in :func:`cut`, whose calls are
+    stored; ``edges`` and ``heads`` choose what all edges and all heads stand for in them (pairs are of
+    tokens of the call). Phases and states are those of the blocks of ``gnn_attention.model``. A layer with
+    ``backend="message_passing"`` runs through "auto". Only calls of this thread are recorded; threads that
+    record one module take turns. It is differentiable; ``torch.no_grad()`` saves memory.
 
     Raises ValueError for a module without such a layer, else as :func:`cut` and :func:`operate` do.
 
@@ -124,22 +84,22 @@ def record(
     True
     """
     checks.check_order("surgery", surgery)
-    surgeries = (surgery,) if isinstance(surgery, Surgery) else tuple(surgery)
+    steps = (surgery,) if isinstance(surgery, Intervention) else tuple(surgery)
     chosen = cut(edges, layers, heads)
     part = partial(LayerTrace.only, edges=chosen.edges, heads=chosen.heads)
     if transformer.is_transformer(module):
-        with operate(module, *surgeries), transformer.recording(module, chosen.layers, part) as found:
+        with operate(module, *steps), transformer.recording(module, chosen.layers, part) as found:
             output = module(*inputs, **options)
         return Run(output, tuple(found), ())
     traces: list[LayerTrace] = []
     phases: list[Phase] = []
-    modules = attention_layers(module)
-    numbers = checked_layers(chosen, modules)
+    modules = interventions.attention_layers(module)
+    numbers = interventions.checked_layers(chosen, modules)
     blocks = [block for block in module.modules() if isinstance(block, Block)]
-    with turn(modules, brief=True), operate(module, *surgeries), ExitStack() as stack:
+    with turn(modules, brief=True), operate(module, *steps), ExitStack() as stack:
         for number in numbers:
             stack.enter_context(_recorded_layer(number, modules[number], traces, part))
-        for number, block in enumerate(blocks if edges is None and heads is None else ()):
+        for number, block in enumerate(blocks):
             if number in numbers:
                 stack.enter_context(_recorded_block(number, block, phases))
         output = module(*inputs, **options)

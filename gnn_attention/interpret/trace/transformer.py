@@ -12,14 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from gnn_attention import convert
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.attend import AttentionInfo, attend
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph, memoized
-from gnn_attention.graph.intervals.arithmetic import evaluate
-from gnn_attention.graph.intervals.values import Interval
-from gnn_attention.graph.rules import Rule
 from gnn_attention.interpret.trace.layer import LayerTrace
 
 Shifts = tuple[Tensor, Tensor]
@@ -37,39 +35,18 @@ class Projection:
     @cached_property
     def W_O(self) -> Float[Tensor, "heads value_dim width"]:
         if self.module is None:
-            reason = "no plain linear map takes the result of its heads, so its messages are unknown"
-            raise NotImplementedError(f"{self.part}: {reason}; weights and values are there")
+            raise NotImplementedError(
+                f"{self.part}: no plain linear map takes the result of its heads, so its messages are "
+                "unknown; weights and values are there"
+            )
         weight: Tensor = self.module.weight
         weight = weight.mT if isinstance(self.module, nn.Linear) else weight
         return weight.reshape(self.heads, -1, weight.shape[1])
 
     @property
     def b_O(self) -> Float[Tensor, " width"] | None:
-        found: Tensor | None = getattr(self.module, "bias", None)
-        return found
-
-
-@dataclass(eq=False)
-class _Seen:
-    number: int
-    heads: Projection
-    call: AttentionCall
-    z: Tensor
-    info: AttentionInfo
-    changed: Sequence[tuple[TokenGraph, Tensor]]
-    left: Tensor | None
-    crosses: bool
-    update: Tensor | None = None
-
-    def trace(self) -> LayerTrace:
-        call, z = self.call, self.z
-        update = z.transpose(1, 2).flatten(2) if self.update is None else self.update
-        update = update.reshape(*z.shape[:1], z.shape[2], -1)
-        tensors = (call.q, call.k, call.v, z, update)
-        trace = LayerTrace(
-            self.number, self.heads, call.graph, *tensors, call, self.info, self.changed, self.left
-        )
-        return trace if self.left is None else _move_padding_behind(trace, self.left, self.crosses)
+        bias: Tensor | None = getattr(self.module, "bias", None)
+        return bias
 
 
 def _move_padding_behind(trace: LayerTrace, left: Int[Tensor, " samples"], crosses: bool) -> LayerTrace:
@@ -96,29 +73,22 @@ def _roll_samples(x: Tensor, shifts: Int[Tensor, " batch"], axis: int) -> Tensor
 
 
 def _roll_graph(graph: TokenGraph, turns: tuple[tuple[int, ...], tuple[int, ...]]) -> TokenGraph:
-    to_dst, to_src = (torch.tensor(turn, device="cpu") for turn in turns)
-    rule = partial(_evaluate_at_slots, graph.rule, (graph.num_dst, graph.num_src), (to_dst, to_src))
-    return replace(graph, rule=rule, batch=len(to_dst), _listed=None)
-
-
-def _slots_of(shifts: Shifts, sizes: tuple[int, int], b: Any, dst: Any, src: Any) -> tuple[Any, Any]:
-    to_dst, to_src = (x[b] if isinstance(b, Interval) else x.to(b.device)[b] for x in shifts)
-    return (dst + to_dst) % sizes[0], (src + to_src) % sizes[1]
-
-
-def _evaluate_at_slots(
-    rule: Rule, sizes: tuple[int, int], shifts: Shifts, b: Any, h: Any, dst: Any, src: Any
-) -> Tensor:
-    edge: Tensor = evaluate(rule, b, h, *_slots_of(shifts, sizes, b, dst, src))
-    return edge
+    mask = graph.mask()
+    masks = mask.view(*[1] * (4 - mask.dim()), *mask.shape).expand(len(turns[0]), -1, -1, -1)
+    parts = [part.roll((-dst, -src), (1, 2)) for part, dst, src in zip(masks, *turns, strict=True)]
+    rolled = convert.from_mask(torch.stack(parts))
+    offsets = {"dst_offset": graph.dst_offset, "src_offset": graph.src_offset}
+    moved: TokenGraph = replace(rolled, name=graph.name, **offsets)
+    return moved
 
 
 def _score_at_slots(
     inner: Any, own: TokenGraph, shifts: Shifts, score: Tensor, b: Any, h: Any, dst: Any, src: Any
 ) -> Tensor:
-    sizes, ends = (own.num_dst, own.num_src), (dst - own.dst_offset, src - own.src_offset)
-    dst, src = _slots_of(shifts, sizes, b, *ends)
-    changed: Tensor = inner(score, b, h, dst + own.dst_offset, src + own.src_offset)
+    to_dst, to_src = (x.to(b.device)[b] for x in shifts)
+    dst = (dst - own.dst_offset + to_dst) % own.num_dst + own.dst_offset
+    src = (src - own.src_offset + to_src) % own.num_src + own.src_offset
+    changed: Tensor = inner(score, b, h, dst, src)
     return changed
 
 
@@ -138,56 +108,112 @@ def recording(
     """
     package = _package(model)
     sys.modules[f"{PACKAGE}.surgery"].check_layers(model, layers)
-    outer = sys.modules[f"{PACKAGE}.interface"].backend_now()
-    seen: list[_Seen] = []
-    traces: list[LayerTrace] = []
-    names = {id(part): name for name, part in model.named_modules()}
-    numbers: dict[int, int] = {}
+    recorder = _Recorder(model, layers, part)
     with ExitStack() as stack:
-        finish = partial(_finish, seen, traces, part)
-        watch = partial(_recorder, names, numbers, layers, partial(_run, seen, finish), outer)
-        stack.enter_context(package.attending(watch))
+        stack.enter_context(package.attending(recorder.backend))
         for linear in _plain_maps(model):
-            stack.enter_context(linear.register_forward_hook(partial(_match, seen)))
-        yield traces
-    finish()
+            stack.enter_context(linear.register_forward_hook(recorder.match))
+        yield recorder.traces
+    recorder.finish()
 
 
-def _finish(seen: list[_Seen], traces: list[LayerTrace], part: Callable[[LayerTrace], LayerTrace]) -> None:
-    # the call before, whose projection is known by now: what was not chosen of it is let go
-    traces.extend(part(seen.pop().trace()) for _ in range(len(seen)))
+class _Recorder:
+    """The calls of attention in some layers; the last one waits until its projection is known."""
+
+    def __init__(
+        self, model: nn.Module, layers: Sequence[int] | None, part: Callable[..., LayerTrace]
+    ) -> None:
+        self.layers, self.part = layers, part
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.outer = sys.modules[f"{PACKAGE}.interface"].backend_now()
+        self.traces: list[LayerTrace] = []
+        self._numbers: dict[int, int] = {}
+        self._last: tuple[LayerTrace, bool] | None = None
+
+    def backend(self, module: nn.Module) -> str | Backend:
+        """That of a module, which records its calls if it is of these layers."""
+        inner: str | Backend = self.outer if isinstance(self.outer, (str, Backend)) else self.outer(module)
+        name = self.names.get(id(module))
+        if name is None:
+            return inner
+        layer = getattr(module, "layer_idx", None)
+        number = self._numbers.setdefault(id(module), len(self._numbers)) if layer is None else int(layer)
+        if self.layers is not None and number not in self.layers:
+            return inner
+        crosses = sys.modules[f"{PACKAGE}._overrides"].crosses(name, module)
+        watch = partial(self._run, number, name, crosses)
+        watching: Backend = sys.modules[f"{PACKAGE}.surgery"].Watching.over(watch, inner)
+        return watching
+
+    def _run(
+        self,
+        number: int,
+        name: str,
+        crosses: bool,
+        inner: str | Backend,
+        changed: Sequence[Any],
+        place: Any,
+        call: AttentionCall,
+    ) -> tuple[Tensor, Tensor | None]:
+        self.finish()
+        options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
+        out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
+        # In the layout that the model reads, so that its projection is known by the memory of its input.
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+        values = [(graph, change(call.v)) for graph, change in changed]
+        tensors = (call.q, call.k, call.v, out, out.transpose(1, 2).flatten(2))
+        heads = Projection(name, out.shape[1])
+        trace = LayerTrace(number, heads, call.graph, *tensors, call, info, values, place.left)
+        self._last = trace, crosses
+        return out, info._lse
+
+    def match(self, part: nn.Module, inputs: Any, output: Tensor) -> None:
+        """Note the linear map that takes the result of the last call."""
+        if self._last is None or self._last[0].heads.module is not None or not inputs:
+            return
+        trace, x = self._last[0], inputs[0]
+        if x.data_ptr() == trace.z.data_ptr() and x.numel() == trace.z.numel():
+            trace.heads.module = part
+            update = output.reshape(len(trace.z), trace.z.shape[2], -1)
+            self._last = replace(trace, update=update), self._last[1]
+
+    def finish(self) -> None:
+        """Trace what was chosen of the last call, and let the rest go."""
+        if self._last is not None:
+            trace, crosses = self._last
+            left, self._last = trace._left, None
+            self.traces.append(
+                self.part(trace if left is None else _move_padding_behind(trace, left, crosses))
+            )
 
 
-@contextmanager
-def operating(model: nn.Module, surgeries: Sequence[Any]) -> Iterator[None]:
+def edited(model: nn.Module, one: Any) -> Any:
     """A block in which edges are cut or changed; ValueError where the attention is another."""
     _package(model)
-    surgery = sys.modules[f"{PACKAGE}.surgery"]
-    with ExitStack() as stack:
-        for one in surgeries:
-            stack.enter_context(surgery.edited(model, one, partial(_check_fit, one)))
-        yield
+    return sys.modules[f"{PACKAGE}.surgery"].edited(model, one, partial(_check_fit, one))
 
 
 def _package(model: nn.Module) -> Any:
     package = sys.modules.get(PACKAGE)
     if package is None:
-        advice = f"import {PACKAGE} and call model.set_attn_implementation('gnn_attention')"
-        raise ValueError(f"trace: the attention of {type(model).__name__} is another: {advice}")
+        raise ValueError(
+            f"trace: the attention of {type(model).__name__} is another: import {PACKAGE} and call "
+            "model.set_attn_implementation('gnn_attention')"
+        )
     sys.modules[f"{PACKAGE}._overrides"].check_routed(model)
     return package
 
 
-def _check_fit(surgery: Any, place: Any, heads: int) -> Bool[Tensor, " pairs"]:
-    # which pairs are within this call in the longest sample; a step of decoding has a part of them
-    if surgery.heads and max(surgery.heads) >= heads:
-        raise IndexError(f"heads must be in 0 .. {heads - 1}, got {max(surgery.heads)}")
-    if not isinstance(surgery.edges, Tensor):
+def _check_fit(one: Any, place: Any, heads: int) -> Bool[Tensor, " pairs"]:
+    """Which pairs are within this call in the longest sample; a step of decoding has a part of them."""
+    if one.heads and max(one.heads) >= heads:
+        raise IndexError(f"heads must be in 0 .. {heads - 1}, got {max(one.heads)}")
+    if not isinstance(one.edges, Tensor):
         return torch.zeros(0, dtype=torch.bool)
     own, pad = place.own, 0 if place.left is None else int(place.left.min())
-    slots = surgery.edges + pad - torch.tensor([[own.src_offset], [own.dst_offset]])
+    slots = one.edges + pad - torch.tensor([[own.src_offset], [own.dst_offset]])
     inside = ((slots >= 0) & (slots < torch.tensor([[own.num_src], [own.num_dst]]))).all(0)
-    surgery.check_listed(own, slots[:, inside], heads)
+    one.check(own, heads, slots[:, inside])
     return inside
 
 
@@ -196,54 +222,3 @@ def _plain_maps(model: nn.Module) -> list[nn.Module]:
     adapted = {id(getattr(part, "base_layer", None)) for part in model.modules()}
     plain = [part for part in model.modules() if id(part) not in adapted]
     return [x for x in plain if type(x).forward is nn.Linear.forward or type(x).__name__ == "Conv1D"]
-
-
-def _recorder(
-    names: dict[int, str],
-    numbers: dict[int, int],
-    layers: Sequence[int] | None,
-    run: Callable[..., tuple[Tensor, Tensor | None]],
-    outer: Any,
-    module: nn.Module,
-) -> str | Backend:
-    inner = outer if isinstance(outer, (str, Backend)) else outer(module)
-    if id(module) not in names:
-        return inner
-    layer = getattr(module, "layer_idx", None)
-    number = numbers.setdefault(id(module), len(numbers)) if layer is None else int(layer)
-    if layers is not None and number not in layers:
-        return inner
-    crosses = sys.modules[f"{PACKAGE}._overrides"].crosses(names[id(module)], module)
-    watch = partial(run, number, names[id(module)], crosses)
-    watching: Backend = sys.modules[f"{PACKAGE}.surgery"].Watching.over(watch, inner)
-    return watching
-
-
-def _run(
-    seen: list[_Seen],
-    finish: Callable[[], None],
-    number: int,
-    name: str,
-    crosses: bool,
-    inner: str | Backend,
-    changed: Sequence[Any],
-    place: Any,
-    call: AttentionCall,
-) -> tuple[Tensor, Tensor | None]:
-    finish()
-    options = (call.scale, call.score_mod, call.bias, call.sink_logits, call.dropout, inner)
-    out, info = attend(call.q, call.k, call.v, call.graph, *options, return_info=True)
-    # in the layout that the model reads, so that its projection is known by the memory of its input
-    out = out.transpose(1, 2).contiguous().transpose(1, 2)
-    values = [(graph, change(call.v)) for graph, change in changed]
-    seen.append(_Seen(number, Projection(name, out.shape[1]), call, out, info, values, place.left, crosses))
-    return out, info._lse
-
-
-def _match(seen: list[_Seen], part: nn.Module, inputs: Any, output: Tensor) -> None:
-    last = seen[-1] if seen else None
-    if last is None or last.heads.module is not None or not inputs:
-        return
-    x = inputs[0]
-    if x.data_ptr() == last.z.data_ptr() and x.numel() == last.z.numel():
-        last.heads.module, last.update = part, output

@@ -55,19 +55,6 @@ def test_a_chosen_graph_is_that_of_its_mask(axes, device, monkeypatch):
     assert_exact(*results)
 
 
-INDICES = {"more entries than tokens": lambda index: index.repeat(1, 1, 1, 3)}
-INDICES["one sender for all"] = lambda index: torch.full_like(index, 4)
-INDICES["no edges"] = lambda index: torch.full_like(index, -1)
-
-
-@pytest.mark.parametrize("name", INDICES)
-def test_indices_of_any_form(name, device):
-    index, (q, k, v) = INDICES[name](drawn_index((BATCH, HEADS))), drawn_inputs(device)
-    graph = ga.TokenGraph.from_indices(index.to(device), SRC, coalesce=True)
-    out = ga.attend(q, k, v, graph, backend="rows")
-    assert_exact(out, dense_output(mask_of(index).to(device), q, k, v))
-
-
 SINKS = torch.linspace(-1, 1, HEADS, dtype=torch.float64)
 OPTIONS = {"sinks": {"sink_logits": SINKS}, "dropout": {"dropout": 0.4}, "lse": {}}
 OPTIONS["alibi"] = {"score_mod": alibi(alibi_slopes(HEADS))}
@@ -115,12 +102,3 @@ def test_a_rule_that_differs(name, device, monkeypatch):
     truth = dense_output(every_third(b, h, dst, src).to(device), q, k, v)
     results = [[x, *torch.autograd.grad(x.square().sum(), (q, k, v))] for x in (out, truth)]
     assert_exact(*results)
-
-
-def test_chosen_blocks_are_those_of_their_mask(device):
-    blocks = torch.tensor([[[0, -1], [1, 0]], [[0, -1], [1, -1]]])
-    graph = ga.TokenGraph.from_block_indices(blocks, 2, DST, DST, causal=True)
-    rng = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(BATCH, 2, DST, 4, generator=rng).double().to(device) for _ in range(3))
-    truth = torch.nn.functional.scaled_dot_product_attention(q, k, v, graph.mask(q.device))
-    assert_exact(ga.attend(q, k, v, graph, backend="rows"), truth)

@@ -1,18 +1,14 @@
 """Rows with several heads in one program: the same results, and which sizes take them."""
 
-import itertools
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from support import kernel_cases
-from support.bounds import assert_exact, assert_rule, attention_truth
-from support.covering import thinned
+from support.bounds import assert_exact
 from support.kernel_cases import CASES, LEARNED, Case, attended, gradients, parameters, with_slow
 
 import gnn_attention as ga
-from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.gpu import csr
 from gnn_attention.backends.gpu.kernels import _common, rows
 from gnn_attention.backends.gpu.kernels.rows import Together
@@ -72,19 +68,6 @@ def test_long_rows_in_chunks(name, device, monkeypatch):
     check(case, device)
 
 
-@pytest.mark.parametrize(("heads", "taken"), thinned([((8, 1), Together(1, 8)), ((8, 8), Together(8, 1))]))
-def test_errors_are_those_of_sdpa(heads, taken, device, monkeypatch):
-    """In bfloat16: at most twice SDPA's, three times for gradients."""
-    monkeypatch.setattr(rows, "together", lambda *sizes: taken)
-    given = Case(graph=FEW, heads=heads, widths=(64, 64), batch=1).inputs(torch.bfloat16, device)[:3]
-    out = ga.attend(*given, FEW, backend="rows")
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
-    grads = torch.autograd.grad(out, given, direction.to(device))
-    truth = attention_truth(*(x.detach().cpu() for x in given), FEW, direction)
-    found = dict(zip("qkv", (x.cpu() for x in grads), strict=True))
-    assert_rule(out.detach().cpu(), found, truth.for_backend(BACKENDS["rows"]))
-
-
 def test_what_one_head_of_a_group_may_not_see_another_may(device, monkeypatch):
     """NaN in one query, and a key that makes an infinite logit for one head alone: bits as one by one."""
     q, k, v = (x.detach() for x in Case(graph=FEW, heads=(2, 1), batch=1).inputs(torch.float64, device)[:3])
@@ -102,36 +85,6 @@ def test_what_one_head_of_a_group_may_not_see_another_may(device, monkeypatch):
     for one, other in zip(*found, strict=True):
         assert torch.equal(one.isnan(), other.isnan())
         assert_exact([other.nan_to_num()], [one.nan_to_num()])
-
-
-MANY = 2**20  # tokens
-CHOSEN = {
-    "one head, cached": ((2**15, 2**15, 8, 1, 64, 2), (1, 1)),
-    "one head, not cached": ((MANY, MANY, 8, 1, 64, 2), (8, 1)),
-    "too wide together": ((MANY, MANY, 16, 1, 64, 2), (1, 1)),
-    "a group": ((2**15, 2**15, 2, 4, 64, 2), (1, 4)),
-    "a group that is too wide": ((2**15, 2**15, 2, 8, 128, 2), (1, 4)),
-    "a group of six that is too wide": ((2**15, 2**15, 1, 6, 128, 2), (1, 3)),
-    "groups, not cached": ((MANY, MANY, 2, 4, 64, 2), (2, 4)),
-    "few programs": ((1024, 1024, 1, 8, 64, 2), (1, 2)),
-    "very few programs": ((100, 100, 1, 8, 64, 2), (1, 1)),
-    "widest": ((MANY, MANY, 8, 8, 512, 8), (1, 1)),
-}
-
-
-@pytest.mark.parametrize(("sizes", "taken"), CHOSEN.values(), ids=CHOSEN)
-def test_what_sizes_take(sizes, taken):
-    """(rows, others, key/value heads, group, channels, bytes) -> (key/value heads, members of a group)."""
-    assert rows.together(*sizes) == taken
-
-
-def test_whatever_sizes_take_has_a_configuration():
-    """With whole groups in parts, and at least two edges in a step."""
-    sizes = itertools.product((100, MANY), (1, 3, 8), (1, 2, 6, 8, 16), rows.CONFIGS)
-    for count, kv_heads, group, (itemsize, row) in sizes:
-        taken = rows.together(count, count, kv_heads, group, row, itemsize)
-        assert kv_heads % taken.heads == group % taken.members == 0
-        assert taken.config(row, itemsize, 2).edges >= 2
 
 
 HANDED = {"a group of eight": TAKEN["a group of eight"], "a learned table": TAKEN["a learned table"]}
@@ -156,23 +109,3 @@ def test_p_and_ds_are_handed_to_the_senders(name, most, device, monkeypatch):
     monkeypatch.setattr(_common, "launch", launched)
     check(case, device)
     assert (True in told, False in told) == (most > 0, most == 0)
-
-
-def test_what_is_not_finite_is_not_handed_on(device, monkeypatch):
-    """NaN in one query, and in the gradient of one receiver: the senders that it reaches, and no others."""
-    found = []
-    for most in (2**28, 0):
-        monkeypatch.setattr(csr, "MOST_HANDED", most)
-        q, k, v = (
-            x.detach() for x in Case(graph=FEW, heads=(2, 2), batch=1).inputs(torch.float64, device)[:3]
-        )
-        q[0, 1, 3, 0] = torch.nan
-        given = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = ga.attend(*given, replace(FEW), backend="rows")
-        direction = torch.ones_like(out)
-        direction[0, 0, 5, 1] = torch.nan
-        found.append(torch.autograd.grad(out, given, direction))
-    assert any(x.isnan().any() and not x.isnan().all() for x in found[0])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one.isnan(), other.isnan())
-        assert_exact([one.nan_to_num()], [other.nan_to_num()])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ import triton.language as tl
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import dropout
-from gnn_attention.backends.gpu.problem import Problem
+from gnn_attention.backends.gpu.ops import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
 Given = tuple[Any, ...]  # arguments of a kernel
@@ -36,8 +36,20 @@ def launch(
     """Run ``kernel`` on every program of the grid, which may be empty: the only place that starts one."""
     if 0 in grid:
         return
-    with _on_device_of(arguments[0]):
-        key = kernel, arguments[0].device, warps, stages, *constants.values(), *_kinds(arguments)
+    # what it is compiled for: dtype and alignment of tensors, whether integers have 32 bits
+    kinds = [
+        -(2**31) <= x < 2**31
+        if x.__class__ is int
+        else None
+        if x is None or x.__class__ is float
+        else (x.dtype, x.data_ptr() % 16)
+        for x in arguments
+    ]
+    device = arguments[0].device
+    # Triton launches on the current device, which need not be that of the tensors
+    here = device.type != "cuda" or device.index == torch.cuda.current_device()
+    with nullcontext() if here else torch.cuda.device(device):
+        key = kernel, device, warps, stages, *constants.values(), *kinds
         compiled = _COMPILED.get(key)
         if compiled is None:
             options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
@@ -52,24 +64,6 @@ def launch(
 
 # Triton's own look at 70 arguments takes as much host time as the rest of a call
 _COMPILED: dict[Given, Any] = {}
-
-
-def _kinds(arguments: Given) -> list[Any]:
-    """What a kernel is compiled for: dtype and alignment of tensors, whether integers have 32 bits."""
-    return [
-        -(2**31) <= x < 2**31
-        if x.__class__ is int
-        else None
-        if x is None or x.__class__ is float
-        else (x.dtype, x.data_ptr() % 16)
-        for x in arguments
-    ]
-
-
-def _on_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be that of the tensors."""
-    here = not x.is_cuda or x.device.index == torch.cuda.current_device()
-    return nullcontext() if here else torch.cuda.device(x.device)
 
 
 def jit(function: Any) -> Any:
@@ -154,12 +148,6 @@ def _two_floats(number: float) -> tuple[float, float]:
     """A float64 as the sum of two float32, which is what a kernel takes: exact to 48 bits."""
     (high,) = struct.unpack("f", struct.pack("f", number))
     return high, number - high
-
-
-def like_edges(problem: Problem) -> list[Tensor | None]:
-    """Empty gradients of ``before`` and ``bias``, in the dtype of sums; None where there is none."""
-    dtype = accumulation_dtype(problem.q.dtype)
-    return [None if x is None else x.new_empty(x.shape, dtype=dtype) for x in (problem.before, problem.bias)]
 
 
 def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int) -> Float[Tensor, "..."]:

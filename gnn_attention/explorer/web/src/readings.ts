@@ -1,4 +1,4 @@
-// What each head of the model that ships looks for and says: from the newest record of `gnn-attention heads`, put in by build.mjs.
+// What each head of the model that ships looks for and says: from the newest record of `python -m examples.heads`, put in by build.mjs.
 
 import type { PageData } from "./types";
 

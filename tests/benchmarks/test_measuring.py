@@ -1,0 +1,120 @@
+"""What is measured: every method against the oracle, wrong ones caught, times paired, targets judged."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import attention
+from benchmarks.checked import Checked
+from benchmarks.measuring import Settings
+from benchmarks.methods import PEERS, Method, Prepared, ours
+from benchmarks.targets import judge, judged
+from benchmarks.workloads import CAUSAL, EAGER, FLEX, MASKED, MHA, PYG, Workload, draw
+from gnn_attention import TokenGraph, attend, patterns
+from gnn_attention.verify.measure import EXACT
+
+pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
+
+QUICK = Settings(budget=0.0, fewest=3, most=3)
+# not symmetric; receiver 2 is isolated
+EDGES = torch.tensor([[0, 1, 2, 2, 5, 6, 3, 3, 0], [1, 1, 0, 3, 4, 4, 5, 6, 6]])
+GRAPHS = {
+    "causal": patterns.causal(40),
+    "window": patterns.window(70, 9),
+    "listed": TokenGraph.from_edges(EDGES, 7),
+    "long": patterns.window(700, 20),  # of which receivers are sampled
+}
+# of FlexAttention a compiler is slow; an additive mask makes NaN of an isolated receiver
+FITS = {CAUSAL: ["causal"], FLEX: [], MHA: [], EAGER: ["causal", "window", "long"]}
+
+
+def verdict(graph, prepare, layer=False):
+    problem = draw(graph, layer, heads=2, dim=8)
+    return Checked(problem).verdict(prepare(problem), backward=True)
+
+
+METHODS = {**PEERS, "auto": next(ours([]))}
+CASES = [(name, graph, False) for name in METHODS for graph in FITS.get(name, GRAPHS)]
+CASES += [(name, graph, True) for name in (MHA, MASKED, PYG, "auto") for graph in ("window", "long")]
+
+
+@pytest.mark.parametrize(("name", "graph", "layer"), CASES)
+def test_methods_agree_with_the_oracle(name, graph, layer):
+    assert verdict(GRAPHS[graph], METHODS[name].prepare, layer).passed
+
+
+def one_row_off(q, k, v, graph):
+    out = attend(q, k, v, graph)
+    return torch.cat([out[:, :, :-1], out[:, :, -1:] + 1e-4], 2)
+
+
+FAULTS = {
+    "no scale": lambda q, k, v, graph: attend(q, k, v, graph, scale=1.0),
+    "one row off": one_row_off,
+    "a gradient less": lambda q, k, v, graph: attend(q, 0.99 * k + 0.01 * k.detach(), v, graph),
+}
+
+
+@pytest.mark.parametrize("graph", ["window", "long"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_method_is_caught(graph, fault):
+    """Also where it is wrong on one sampled receiver only, or in the gradient of k only."""
+    prepare = lambda problem: Prepared(lambda *qkv: FAULTS[fault](*qkv, problem.graph))  # noqa: E731
+    assert not verdict(GRAPHS[graph], prepare).passed
+
+
+def fail(problem):
+    raise torch.OutOfMemoryError("too much")
+
+
+def test_every_case_is_measured_or_says_why_not():
+    small = Workload("small", "a window", 70, lambda n: patterns.window(n, 9), (), heads=2, dim=8)
+    methods = [
+        *ours(["dense", "reference"]),
+        *(PEERS[name] for name in (MASKED, CAUSAL, PYG)),
+        Method("absent", fail, modules=("no_such_package",)),
+        replace(METHODS["auto"], name="forward only", backward="no backward pass"),
+        Method("wrong", lambda problem: Prepared(lambda *qkv: FAULTS["no scale"](*qkv, problem.graph))),
+        Method("hungry", fail),
+    ]
+    result = attention.measure(small, methods, QUICK)
+    cases = {(case["method"], case["pass"]): case for case in result["cases"]}
+    assert (result["workload"]["edges"], len(cases)) == (9 * 70 - 36, 2 * len(methods))
+    both = {name: (cases[name, "both"]["status"], cases[name, "both"].get("reason")) for name, _ in cases}
+    assert both["absent"] == ("missing", "no_such_package is not installed (ModuleNotFoundError)")
+    assert both["forward only"] == ("refused", "no backward pass")
+    assert both["hungry"] == ("out of memory", "OutOfMemoryError: too much")
+    assert cases["wrong", "forward"]["output_error"] > 2
+    measured = [case for case in cases.values() if case["status"] == "measured"]
+    assert len(measured) == 2 * 5 + 1
+    for case in measured:
+        assert case["samples"] == 3
+        assert 0 < case["fastest"] <= case["seconds"]
+        assert min(case["memory_mb"], case["ratio"] - EXACT, 2 - case["output_error"]) >= 0
+
+
+def test_targets_follow_from_what_was_measured():
+    """Of the fastest peer, of memory that counts as 1 MB at least, and None where a peer was not measured."""
+
+    def case(method, **numbers):
+        return {"workload": "w", "method": method, "pass": "forward", "status": "measured"} | numbers
+
+    cases = [
+        case("auto", ours=True, seconds=1.0, ratio=1.0, memory_mb=0.5, share=0.5),
+        case("tiles", ours=True, seconds=0.5, ratio=0.5),
+        case(PYG, ours=False, seconds=9.0, ratio=9.0, memory_mb=40.0),
+        case(MASKED, ours=False, seconds=4.0, ratio=4.0),
+        case(FLEX, ours=False, status="failed"),
+    ]
+    record = {"workloads": [{"workload": "w"}], "cases": cases}
+    targets = [
+        ("ratio", f"{PYG}|{MASKED}", 5),
+        ("smaller", PYG, 40),
+        ("ratio", FLEX, 1),
+        ("share", "auto", 0.5),
+    ]
+    rows = judge(record, [("w", *target) for target in targets], ["forward"])
+    assert [row["value"] for row in rows] == [4.0, 40.0, None, 0.5]
+    assert [row["met"] for row in rows] == [False, True, None, True]
+    assert judged(record)[0]["value"] == 2.0

@@ -1,0 +1,99 @@
+"""``python -m examples.heads``: sentences about heads in a table, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.heads import JOBS
+from examples.heads.__main__ import main
+
+RECORD = Path(__file__).parents[2] / "records" / "2026-11-24-heads.json"
+CODE = "".join(
+    f"def read_{name}(self, {name}):\n    return self.{name} if {name} else None\n"
+    for name in ["key", "name", "path"] * 8
+)
+
+
+@pytest.fixture(scope="module")
+def record() -> Any:
+    return json.loads(RECORD.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("heads") / "text.py"
+    file.write_text(CODE, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def reported(text: Path) -> Any:
+    place = text.with_suffix(".json")
+    sizes = ["--passages", "24", "--length", "16"]
+    assert main(["1.0", "0.2", "1.3", "--text", str(text), *sizes, "--json", str(place)]) == 0
+    return json.loads(place.read_text(encoding="utf-8"))
+
+
+def test_rows_of_chosen_heads(reported):
+    rows = reported["rows"]
+    assert [(row["model"], row["layer"], row["head"]) for row in rows] == [
+        ("trained", layer, head) for layer, head in ((0, 2), (1, 0), (1, 3))
+    ]
+    assert [row["job"] for row in rows] == ["previous token", "induction", "self"]
+    for row in rows:
+        p = [row[claim]["p_holm"] for claim in ("looks", "said")]
+        assert row["holds"] == (max(p) <= 0.05)
+        assert all(row[claim]["p"] <= row[claim]["p_holm"] for claim in ("looks", "said", "loss"))
+
+
+def test_a_head_by_itself_has_the_same_effects(reported, text, tmp_path):
+    """Of one head fewer p-values are corrected, and nothing else changes."""
+    options = ["--passages", "24", "--length", "16", "--json", str(tmp_path / "alone.json")]
+    assert main(["1.0", "--text", str(text), *options]) == 0
+    [alone] = json.loads((tmp_path / "alone.json").read_text(encoding="utf-8"))["rows"]
+    among = reported["rows"][1]
+    for claim in ("looks", "said"):
+        assert alone[claim]["p"] == among[claim]["p"]
+        assert alone[claim]["claimed"] == pytest.approx(among[claim]["claimed"], rel=1e-6)
+        # two claims of one head against six of three
+        assert alone[claim]["p_holm"] <= among[claim]["p_holm"]
+
+
+def test_the_table(text, capsys):
+    assert main(["0", "--text", str(text), "--passages", "12", "--length", "16"]) == 0
+    title, _, *lines = capsys.readouterr().out.splitlines()
+    assert title.startswith("trained: 4 heads (")
+    assert lines[::2][2].startswith("layer 0, head 2, previous token: looks for the token just before, says ")
+    assert all(line.endswith(": holds") or ": WRONG or not shown (" in line for line in lines[::2])
+
+
+@pytest.mark.parametrize("only", ["2", "0.4", "x", "-", "1.", "0.1.1"])
+def test_a_head_that_there_is_not(only, text, capsys):
+    assert main(["--text", str(text), "--", only]) == 2
+    unknown, unread = (
+        "heads must be pairs (layer, head) of 2 layers of 4 heads, got",
+        "HEAD must be a layer such as 5",
+    )
+    assert (unknown if only in ("2", "0.4") else unread) in capsys.readouterr().err
+
+
+def test_text_that_is_none(tmp_path, capsys):
+    (tmp_path / "no.txt").write_bytes(b"\xff\xfe\xff")
+    assert main(["--text", str(tmp_path / "no.txt")]) == 2
+    assert "no text in UTF-8" in capsys.readouterr().err
+    (tmp_path / "short.txt").write_text("def", encoding="utf-8")
+    assert main(["--text", str(tmp_path / "short.txt")]) == 2
+    assert "at least 192 tokens" in capsys.readouterr().err
+
+
+def test_the_record_has_a_row_for_every_head(record):
+    places = [(row["model"], row["layer"], row["head"]) for row in record["rows"]]
+    smollm2 = [("smollm2", layer, head) for layer in range(30) for head in range(9)]
+    assert places == smollm2 + [("trained", layer, head) for layer in range(2) for head in range(4)]
+    for row in record["rows"]:
+        assert row["job"] in {*JOBS, "certain tokens", "none of these"}
+        assert row["holds"] == (max(row["looks"]["p_holm"], row["said"]["p_holm"]) <= 0.05)

@@ -1,0 +1,175 @@
+"""The bound on influence: equal to derivatives where nothing is lost, and never below one."""
+
+from functools import partial
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from support.extras import needs
+
+import gnn_attention as ga
+from benchmarks import influence_bound as bench
+from examples.bounds import influence_bound
+from gnn_attention import model as lm
+from gnn_attention import patterns
+
+TOKENS = torch.tensor([[0, 1]])
+
+
+def scalar_model(layers=1, **weights):
+    """Blocks of width 1 without norms and MLP: every derivative is one number."""
+    made = lm.LanguageModel(lm.Config(2, 1, layers, 1, 1, 1)).double().requires_grad_(False)
+    for block in made.blocks:
+        block.attention_norm, block.mlp_norm = torch.nn.Identity(), torch.nn.Identity()
+        for parameter in block.mlp.parameters():
+            parameter.zero_()
+        for name, weight in weights.items():
+            getattr(block.attention.heads, name).fill_(weight)
+    made.embedding.weight.copy_(torch.tensor([[1.5], [0.5]]))
+    return made
+
+
+def test_bound_of_one_number_is_its_derivative():
+    """All terms of the edge 0 -> 1 are positive; at token 1 their sizes are added up by hand."""
+    a, b, query, key, value, out = 1.5, 0.5, 0.7, 1.1, 0.9, 1.3
+    bound = influence_bound(scalar_model(W_Q=query, W_K=key, W_V=value, W_O=out), TOKENS)
+    w = torch.tensor([b * query * key * a, b * query * key * b], dtype=torch.float64).softmax(0)
+    z = float(w[0]) * value * a + float(w[1]) * value * b
+    edge = w[0] * (value * out + b * query * key * (value * a - z) * out)
+    of_query = query * sum(w[i] * key * x * (value * x - z) for i, x in enumerate((a, b))) * out
+    loop = w[1] * (value * out + b * query * key * abs(value * b - z) * out)
+    wanted = torch.tensor([[1 + value * out, 0.0], [edge, 1 + loop + of_query]], dtype=torch.float64)
+    assert_exact(bound, wanted)
+
+
+@pytest.mark.nightly
+def test_no_derivative_of_the_trained_model_is_above_its_bound(trained):
+    """10,000 pairs over 20 graphs."""
+    found = [bench.measured(*trained, graph) for graph in bench.graphs()]
+    assert len(found) == 20
+    assert sum(one["pairs"] for one in found) >= 10_000
+    assert [one["graph"] for one in found if one["violations"]] == []
+
+
+@pytest.fixture(scope="module")
+def trained():
+    model, vocabulary = lm.load_trained()
+    text = "Everyone is permitted to copy and distribute verbatim copies of this license document, " * 3
+    tokens = torch.tensor([vocabulary.encode(text)[: bench.T]])
+    assert tokens.shape[1] == bench.T
+    return model.double().requires_grad_(False), tokens
+
+
+def test_bound_beyond_float32_is_a_number():
+    """States are zero, so each layer multiplies by 1 + 1e16, and by half of 1e16 along the edge."""
+    made = scalar_model(layers=3, W_V=1e8, W_O=1e8).float()
+    made.embedding.weight.zero_()
+    bound = influence_bound(made, TOKENS)
+    # six roundings of float32 in each of three layers
+    assert abs(float(bound[0, 0]) / 1e48 - 1) <= 18 * 2**-24
+    assert float(bound[0, 1]) == 0.0
+
+
+def random_model():
+    torch.manual_seed(0)
+    made = lm.LanguageModel(lm.Config(20, 16, 3, 2, 4, 24)).double().requires_grad_(False)
+    for block in made.blocks:
+        block.attention.heads.W_Q.mul_(4)
+    made.embedding.weight.mul_(0.01)
+    return made, torch.arange(12).view(1, 12)
+
+
+def test_bound_of_a_model_is_the_product_of_those_of_its_layers():
+    """The last layer stands on the left."""
+    (made, tokens), graph = random_model(), patterns.window(12, 4)
+    whole, states = influence_bound(made, tokens, graph), made.states(tokens, graph)
+    blocks, product = list(made.blocks), torch.eye(12, dtype=torch.float64)
+    for block, state in zip(blocks, states[::2], strict=False):
+        made.blocks, made.embedding = (
+            torch.nn.ModuleList([block]),
+            torch.nn.Embedding.from_pretrained(state[0]),
+        )
+        product = influence_bound(made, tokens, graph) @ product
+    assert_exact(whole, product)
+
+
+@pytest.mark.parametrize("graph", [patterns.window(12, 3) | patterns.sinks(12, 1), patterns.no_self(12)])
+def test_bound_holds_where_walks_lead_and_is_zero_elsewhere(graph):
+    """Of a random model of three layers: large logits, and states that the norms enlarge."""
+    made, tokens = random_model()
+    bound, norms = influence_bound(made, tokens, graph), bench.exact(made, tokens, graph)
+    hears = (graph | patterns.self_loops(12)).mask().double()
+    assert torch.equal(bound > 0, hears @ hears @ hears > 0)
+    assert bool((norms <= bound).all())
+    assert bool((norms > 0).eq(bound > 0).all())
+
+
+def llama(kind="Llama", **sizes):
+    needs("transformers")
+    import transformers
+
+    import gnn_attention.huggingface  # noqa: F401
+
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, **sizes}
+    widths = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 24, "head_dim": 4}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **widths, attn_implementation="gnn_attention")
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval().double().requires_grad_(False)
+
+
+def gpt2():
+    needs("transformers")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {
+        "n_embd": 16,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_inner": 24,
+        "vocab_size": 30,
+        "initializer_range": 0.3,
+    }
+    config = GPT2Config(**sizes, attn_implementation="gnn_attention", bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config).eval().double().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("make", "stack"),
+    [(partial(llama, initializer_range=0.3), "model.layers"), (gpt2, "transformer.h")],
+    ids=["llama", "gpt2"],
+)
+def test_bound_of_transformers_over_a_graph(make, stack):
+    """Grouped heads and rotary positions; LayerNorm and biases. Derivatives of the last block's result."""
+    model, ids = make(), torch.arange(9).view(1, 9)
+    first, last = model.get_submodule(stack)[0], model.get_submodule(stack)[-1]
+    states = []
+    with ga.use_graph(model, patterns.window(9, 3)):
+        bound = influence_bound(model, ids)
+        with first.register_forward_pre_hook(lambda *args: states.append(args[1][0])):
+            model(ids, use_cache=False)
+        x = states[0].repeat(16, 1, 1).requires_grad_()
+        replaced = first.register_forward_pre_hook(lambda module, args: (x, *args[1:]))
+        kept = last.register_forward_hook(lambda *args: states.append(args[2]))
+        with replaced, kept:
+            model(ids.expand(16, 9), use_cache=False)
+    out = states[1] if isinstance(states[1], torch.Tensor) else states[1][0]
+    rows = [torch.autograd.grad(row.diagonal().sum(), x, retain_graph=True)[0] for row in out.unbind(1)]
+    norms = torch.stack([torch.linalg.matrix_norm(row.transpose(0, 1), 2) for row in rows])
+    assert bool((norms <= bound).all())
+    assert torch.equal(bound > 0, norms > 0)
+
+
+def test_what_has_no_such_blocks_is_refused():
+    """Norms behind the parts, norms of queries, several sequences."""
+    ids = torch.arange(6).view(1, 6)
+    for kind in ("Gemma2", "Qwen3"):
+        with pytest.raises(NotImplementedError, match="influence_bound"):
+            influence_bound(llama(kind), ids)
+    layer = lm.Block(lm.Config(4, 4, 1, 1, 4, 4)).attention
+    with pytest.raises(NotImplementedError, match="other blocks"):
+        influence_bound(layer, torch.zeros(3, 4), patterns.causal(3))
+    with pytest.raises(ValueError, match="one sequence"):
+        influence_bound(llama(), ids.repeat(2, 1))
+    with pytest.raises(ValueError, match="without padding on its left"):
+        influence_bound(llama(), ids, attention_mask=(ids > 1).long())

@@ -1,0 +1,46 @@
+"""Mean weights of heads against the weights that eager attention returns."""
+
+import pytest
+import torch
+from support.bounds import assert_exact
+from support.extras import needs
+
+import gnn_attention as ga
+from examples.sinks import sinks
+from gnn_attention import patterns
+
+needs("transformers")
+
+from transformers import LlamaConfig, LlamaModel  # noqa: E402
+
+SIZES = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+IDS = torch.arange(18).view(2, 9)
+
+
+@pytest.mark.parametrize("graph", [patterns.causal(9), patterns.window(9, 3) | patterns.sinks(9, 1)])
+@torch.no_grad()
+def test_sinks_are_means_of_eager_weights(graph):
+    """Over both samples and all receivers that may attend to a token; eager's softmax is float32."""
+    torch.manual_seed(0)
+    llama = LlamaModel(LlamaConfig(**SIZES, **HEADS, attn_implementation="eager")).eval().double()
+    for name, weight in llama.named_parameters():
+        if "q_proj" in name or "k_proj" in name:
+            weight.mul_(20)
+    bias = torch.zeros(1, 1, 9, 9, dtype=torch.float64).masked_fill(~graph.mask(), -torch.inf)
+    weights = torch.stack(llama(IDS, attention_mask=bias, output_attentions=True).attentions).double()
+    llama.set_attn_implementation("gnn_attention")
+    with ga.use_graph(llama, graph):
+        means = sinks(llama, IDS)
+    receivers = graph.mask().sum(0)
+    # Four roundings to float32 of a weight, at most 1.
+    assert float((means.weight - weights.sum((1, 3)) / 2 / receivers).abs().max()) <= 4 * 2**-24
+    uniform = graph.mask().double() / graph.mask().sum(1, keepdim=True)
+    assert_exact(means.uniform, (uniform.sum(0) / receivers).expand(2, 4, 9))
+    wanted = {
+        (layer, head, token)
+        for layer, head, token in torch.ones(2, 4, 9).nonzero().tolist()
+        if means.weight[layer, head, token] > 1.2 * means.uniform[layer, head, token]
+    }
+    assert 0 < len(wanted) < 72
+    assert {tuple(row) for row in means.over(1.2).tolist()} == wanted
