@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from support.bounds import assert_exact
+from support.bounds import assert_exact, assert_sum
 from torch import Tensor
 
 from gnn_attention import edge_softmax
@@ -194,6 +194,14 @@ class TestMerge:
         assert bool((lse[:, [2, 4]] == -INF).all())
         turned = edge_softmax.merge(*halves[1], *halves[0])
         assert all(torch.equal(a, b) for a, b in zip((out, lse), turned, strict=True))
+
+    def test_shares_sum_to_one(self):
+        """Up to some roundings, however large lse is; ``e^(lse_a - lse)`` has the rounding of lse."""
+        lse_a, lse_b = (300 + 2 * seeded(2, 500, seed=seed).float() for seed in (0, 1))
+        ones = torch.ones(2, 500, 1)
+        out, _ = edge_softmax.merge(ones, lse_a, ones, lse_b)
+        # the sum of both masses, its reciprocal, a product with it, the sum of both shares
+        assert_sum(out, ones, terms=4, magnitude=1.0)
 
     def test_a_share_too_small_to_change_the_sum_has_its_gradient(self):
         given = [seeded(4, 3), torch.zeros(4), seeded(4, 3, seed=1), -20 - seeded(4, seed=2).abs()]

@@ -132,28 +132,6 @@ class TestForms:
         assert_exact(run(factored, *x), run(heads, *x))
 
     @pytest.mark.parametrize("side", ["receiver", "sender"])
-    @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
-    def test_merged_gradients_are_those_of_the_product(self, side, biases):
-        """Chain rule."""
-        heads = made(SIZES["cross"], biases)
-        merged, weight = MergedHeads.of(heads, side), seeded(2, DST, 8, seed=30)
-        for form in (heads, merged):
-            (run(form, *states(heads)) * weight).sum().backward()
-
-        def affine(matrix: Tensor, bias: Tensor | None) -> Tensor:
-            return matrix if bias is None else torch.cat([matrix, bias.unsqueeze(1)], dim=1)
-
-        both = [(getattr(heads, f"W_{x}"), getattr(heads, f"b_{x}")) for x in "QKV"]
-        q, k, v = (affine(matrix.detach(), bias) for matrix, bias in both)
-        d_q, d_k, d_v = (affine(matrix.grad, None if bias is None else bias.grad) for matrix, bias in both)
-        assert_exact(merged.pattern.grad @ k, d_q)
-        assert_exact(merged.pattern.grad.mT @ q, d_k)
-        assert_exact(merged.message.grad @ heads.W_O.detach().mT, d_v)
-        assert_exact(v.mT @ merged.message.grad, heads.W_O.grad)
-        if biases:
-            assert_exact(merged.b_O.grad, heads.b_O.grad)
-
-    @pytest.mark.parametrize("side", ["receiver", "sender"])
     def test_built_directly(self, side):
         """No bottleneck: logits x W_P x^T / sqrt(head_dim), update sum_h A_h x W_M_h."""
         merged = MergedHeads(8, 2, head_dim=3, source_width=5, side=side).double()

@@ -89,20 +89,6 @@ def test_what_is_refused():
     assert_refusals(cases)
 
 
-@each_kind
-def test_gradients_are_those_of_the_formula(kind):
-    heads, graph, gradients = made(kind), patterns.window(9, 4), []
-    for update in (
-        lambda x: MessagePassingAttention(heads, backend="auto")(x, graph),
-        lambda x: written_out(heads, x, x, graph.mask()),
-    ):
-        x = seeded(2, 9, 12).requires_grad_()
-        heads.zero_grad()
-        (update(x) * seeded(2, 9, 12, seed=5)).sum().backward()
-        gradients.append([x.grad, *(parameter.grad.clone() for parameter in heads.parameters())])
-    assert_exact(*gradients)
-
-
 def test_one_latent_for_all_heads():
     """What a cache keeps of a token: one key, latent_dim + rotary_dim wide, which begins with the value."""
     heads = made(KINDS["biases"])
