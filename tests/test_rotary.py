@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import pickle
@@ -63,12 +62,7 @@ class TestTurn:
         allowed = summation_bound(4, 2**0.5 * length, torch.float32) + summation_bound(1, length, dtype)
         assert error(turned, complex_turn(x, positions, rotary.base, rotary.interleaved)) <= allowed
 
-    def test_gradcheck(self, rotary):
-        assert torch.autograd.gradcheck(
-            lambda x: rotary.turn(x, torch.tensor([0, 3, 9])), [seeded(2, 3, 4).requires_grad_()]
-        )
-
-    @pytest.mark.parametrize("distance", [0, 1, -3, 50_000])
+    @pytest.mark.parametrize("distance", [1, -3, 50_000])
     def test_matrix(self, rotary, distance):
         """(R_dst q) . (R_src k) = q^T R k, and R is a rotation: R^T R = 1, R(-d) = R(d)^T."""
         q, k = seeded(6), seeded(6, seed=1)
@@ -84,12 +78,6 @@ class TestTurn:
         assert error(q @ matrix @ k, turned_q @ turned_k) <= (angles + 1e-12) * float(q.norm() * k.norm())
         assert_exact(matrix.T @ matrix, torch.eye(6).double())
         assert_exact(rotary.matrix(-distance, 6), matrix.T)
-
-    def test_it_is_a_value(self, rotary):
-        assert copy.deepcopy(rotary) == pickle.loads(pickle.dumps(rotary)) == rotary
-        assert hash(rotary) == hash(copy.copy(rotary))
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            rotary.base = 1.0
 
 
 class TestLlama:
@@ -121,6 +109,8 @@ class TestFrequencies:
         assert rotary == pickle.loads(pickle.dumps(rotary)) == Rotary(frequencies=(1.0, 0.5))
         assert hash(rotary) == hash(Rotary(frequencies=(1.0, 0.5)))
         assert rotary != Rotary()
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            rotary.base = 1.0
 
 
 WRONG = [

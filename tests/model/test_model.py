@@ -108,6 +108,7 @@ def test_generate_continues_and_comes_back(tiny: lm.LanguageModel) -> None:
     assert torch.equal(drawn, lm.generate(tiny, tokens, 5, seed=3))
     likeliest = lm.generate(tiny, tokens, 1, temperature=0.0)
     assert int(likeliest[-1]) == int(tiny(tokens[None])[0, -1].argmax())
+    assert torch.equal(lm.generate(tiny, tokens, 1, temperature=1e-6), likeliest)
 
 
 @pytest.mark.slow
