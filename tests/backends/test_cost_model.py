@@ -61,7 +61,7 @@ def test_a_file_of_an_earlier_version_is_read(file):
     assert costs().low_cell == Costs().low_cell
     costs.cache_clear()
     file.write_text(json.dumps({"costs": {**older, "low_cell": "high"}}))
-    with pytest.raises(ValueError, match="\"high\" for 'low_cell'"):
+    with pytest.raises(ValueError, match="a valid 'low_cell', got 'high'"):
         costs()
 
 
