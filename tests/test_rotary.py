@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import pickle
@@ -17,7 +16,7 @@ import gnn_attention as ga
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify.measure import summation_bound
 
-ROTARIES = [Rotary(), Rotary(interleaved=True), Rotary(base=100.0), Rotary(base=500_000.0, interleaved=True)]
+ROTARIES = [Rotary(), Rotary(base=100.0, interleaved=True)]
 each_rotary = pytest.mark.parametrize("rotary", ROTARIES, ids=repr)
 
 
@@ -40,7 +39,7 @@ def complex_turn(x: Tensor, positions: list[int], base: float, interleaved: bool
 
 @each_rotary
 class TestTurn:
-    @pytest.mark.parametrize("positions", [[0, 1, 2], [7, 3, 3], [100_000, 0, 5], [-2, 4, 1]], ids=str)
+    @pytest.mark.parametrize("positions", [[100_000, 3, 3], [-2, 4, 1]], ids=str)
     def test_against_complex_numbers(self, rotary, positions):
         x = seeded(2, 3, 3, 8)
         expected = complex_turn(x, positions, rotary.base, rotary.interleaved)
@@ -51,18 +50,7 @@ class TestTurn:
         ulps = torch.finfo(torch.float64).eps * (2 * max(map(abs, positions)) + 4)
         assert error(turned, expected) <= ulps * 2**0.5 * float(x.abs().max())
 
-    def test_products_depend_on_the_distance_alone(self, rotary):
-        """(R_p q) . (R_s k) for every p, s with the same p - s; and it is no constant."""
-        q, k = seeded(8), seeded(8, seed=1)
-        positions = torch.arange(12)
-        turned_q, turned_k = (rotary.turn(x.expand(12, 8), positions) for x in (q, k))
-        products = turned_q @ turned_k.T
-        for distance in range(-11, 12):
-            diagonal = products.diagonal(-distance)
-            assert_exact(diagonal, diagonal[:1].expand_as(diagonal), largest=float(q.norm() * k.norm()))
-        assert (products.diagonal(1)[0] - products.diagonal(0)[0]).abs() > 1e-3
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_other_dtypes(self, rotary, dtype):
         """The dtype comes back; angles are exact even at position 100,000, where a half has no digits."""
         x, positions = seeded(3, 8).to(dtype), [100_000, 99_999, 1]
@@ -74,12 +62,7 @@ class TestTurn:
         allowed = summation_bound(4, 2**0.5 * length, torch.float32) + summation_bound(1, length, dtype)
         assert error(turned, complex_turn(x, positions, rotary.base, rotary.interleaved)) <= allowed
 
-    def test_gradcheck(self, rotary):
-        assert torch.autograd.gradcheck(
-            lambda x: rotary.turn(x, torch.tensor([0, 3, 9])), [seeded(2, 3, 4).requires_grad_()]
-        )
-
-    @pytest.mark.parametrize("distance", [0, 1, -3, 50_000])
+    @pytest.mark.parametrize("distance", [1, -3, 50_000])
     def test_matrix(self, rotary, distance):
         """(R_dst q) . (R_src k) = q^T R k, and R is a rotation: R^T R = 1, R(-d) = R(d)^T."""
         q, k = seeded(6), seeded(6, seed=1)
@@ -96,15 +79,9 @@ class TestTurn:
         assert_exact(matrix.T @ matrix, torch.eye(6).double())
         assert_exact(rotary.matrix(-distance, 6), matrix.T)
 
-    def test_it_is_a_value(self, rotary):
-        assert copy.deepcopy(rotary) == pickle.loads(pickle.dumps(rotary)) == rotary
-        assert hash(rotary) == hash(copy.copy(rotary))
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            rotary.base = 1.0
 
-
-class TestLayouts:
-    def test_hugging_face_llama(self):
+class TestLlama:
+    def test_the_halves_are_those_of_hugging_face(self):
         llama = needs("transformers.models.llama.modeling_llama")
         q, k, positions = seeded(1, 2, 5, 8), seeded(1, 1, 5, 8, seed=1), torch.tensor([4, 5, 6, 7, 8])
         frequency = 10000.0 ** (-torch.arange(0, 8, 2).double() / 8)
@@ -132,6 +109,8 @@ class TestFrequencies:
         assert rotary == pickle.loads(pickle.dumps(rotary)) == Rotary(frequencies=(1.0, 0.5))
         assert hash(rotary) == hash(Rotary(frequencies=(1.0, 0.5)))
         assert rotary != Rotary()
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            rotary.base = 1.0
 
 
 WRONG = [
@@ -140,14 +119,11 @@ WRONG = [
         "frequencies must be one for each of 3 pairs of channels",
     ),
     (lambda: Rotary(frequencies=(1.0, math.nan)), "frequencies must be finite, got"),
-    (lambda: Rotary(frequencies=(1.0, math.inf)), "frequencies must be finite, got"),
     (lambda: turned_zeros(2, 3), "rotary turns pairs of channels: head_dim must be even, got 3"),
     (lambda: Rotary().matrix(1, 5), "must be even, got 5"),
     # one position is not spread over all tokens by guess
     (lambda: turned_zeros(4, 6, count=1), "positions must be one for each of the 4 tokens"),
-    (lambda: turned_zeros(4, 6, count=5), "positions must be one for each of the 4 tokens"),
     (lambda: Rotary(base=0.0), "base must be positive"),
-    (lambda: Rotary(base=math.nan), "base must be finite"),
 ]
 
 

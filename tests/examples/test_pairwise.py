@@ -16,7 +16,7 @@ from gnn_attention.rotary import Rotary
 
 # 2 and 4 are isolated
 LISTED = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3, 3, 3]]), 5, 7)
-ACTIVATIONS = [nn.Identity(), nn.ReLU(), nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Tanh(), nn.Softmax(dim=-1)]
+ACTIVATIONS = [nn.ReLU(), nn.GELU("tanh"), nn.Softmax(dim=-1)]
 
 
 def drawn(*shape, seed=0, dtype=torch.float64):
@@ -41,13 +41,8 @@ def perceptron(activation=None, width=6, hidden=16, out=5, bias=True, dtype=torc
     return nn.Sequential(first, nn.GELU() if activation is None else activation, second).to(dtype)
 
 
-@pytest.mark.parametrize(
-    "form", [lambda h: h, FactoredHeads.of, MergedHeads.of], ids=["standard", "factored", "merged"]
-)
-@pytest.mark.parametrize(
-    "graph", [patterns.causal(7), patterns.window(7, 3), LISTED], ids=["causal", "window", "listed"]
-)
-@pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "batch"])
+@pytest.mark.parametrize("form", [FactoredHeads.of, MergedHeads.of, lambda h: h])
+@pytest.mark.parametrize(("graph", "batch"), [(patterns.window(7, 3), ()), (LISTED, (2,))])
 def test_attention_is_a_case(form, graph, batch):
     """Forward and every gradient, over senders and receivers of their own."""
     made = form(heads())
@@ -142,8 +137,7 @@ def test_a_non_edge_carries_nothing():
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(3, 6), (2, 3, 6)])
+@pytest.mark.parametrize(("bias", "shape"), [(True, (3, 6)), (False, (2, 3, 6))])
 def test_an_mlp_is_attention_to_static_nodes(activation, bias, shape):
     """Forward and every gradient."""
     mlp = perceptron(activation, bias=bias)

@@ -1,8 +1,6 @@
 // For everybody: axe-core over every view in both themes and on a phone, nothing wider than the window, hostile text inert.
 
-import { writeFileSync } from "node:fs";
-
-import { AXE, choose, cut, open, openTable, ready, select } from "./browser.mjs";
+import { AXE, choose, cut, open, openTable } from "./browser.mjs";
 
 async function violations(page) {
   await page.evaluate(AXE);
@@ -99,26 +97,6 @@ export async function framed(browser, job) {
   await frame.locator(".reset").waitFor();
   const edits = await frame.evaluate(() => window.explorer.state.work.edits.length);
   return { edits, seen };
-}
-
-/** Pictures for people who look at them: FOLDER/name.png. */
-export async function pictures(browser, job) {
-  for (const shot of job.shots) {
-    const { page, context } = await open(browser, shot.file ?? job.file, {
-      viewport: { width: shot.width ?? 1200, height: shot.height ?? 900 },
-      colorScheme: shot.theme ?? "light",
-      deviceScaleFactor: shot.scale ?? 1,
-    });
-    if (shot.view) await choose(page, "View", shot.view);
-    if (shot.graph) await select(page, "Graph", String(shot.graph));
-    if (shot.script) await page.evaluate(shot.script);
-    await ready(page);
-    await page.waitForTimeout(300);
-    const buffer = await page.screenshot({ fullPage: shot.full ?? true, ...(shot.clip ? { clip: shot.clip } : {}) });
-    writeFileSync(`${job.folder}/${shot.name}.png`, buffer);
-    await context.close();
-  }
-  return job.shots.length;
 }
 
 /** What a page says that cannot start. */

@@ -11,17 +11,17 @@ async function begin(browser, { file, layer, head, token, scope }) {
   return opened;
 }
 
-export async function untouched(browser, job) {
-  const { page } = await begin(browser, job);
-  return shown(page);
-}
-
-/** Selects the edge of a port and cuts or adds it, and asks for the numbers then, and after reset if wanted. */
+/** Selects the edge of a port and cuts or adds it, and asks for the numbers then, and after reset or a second click if wanted. */
 export async function toggled(browser, job) {
   const { page } = await begin(browser, job);
+  const toggle = async () => {
+    const promised = await page.locator(".dock .cut").textContent();
+    await cut(page);
+    return { promised, ...(await shown(page)) };
+  };
   await port(page, job.src);
-  await cut(page);
-  const after = await shown(page);
+  const after = await toggle();
+  if (job.again) return { ...after, again: await toggle() };
   if (!job.reset) return after;
   await press(page, "Reset");
   return { ...after, reset: await shown(page) };
@@ -57,28 +57,4 @@ export async function written(browser, job) {
 async function ids(page) {
   await ready(page);
   return page.evaluate(() => window.explorer.scene.tokens.map((token) => token.id));
-}
-
-/** Edges cut, added and put back by hand, one after the other: after each, the numbers of the edge and of all that follows. */
-export async function edits(browser, job) {
-  const { page, seen } = await open(browser, job.file);
-  const found = [];
-  for (const { layer, head, scope, src, dst } of job.edits) {
-    await choose(page, "Layer", String(layer));
-    await choose(page, "Head", String(head));
-    await select(page, "An edit holds", scope);
-    await receive(page, dst);
-    await port(page, src);
-    const promised = await page.locator(".dock .cut").textContent();
-    await cut(page);
-    const vectors = await page.evaluate(() => {
-      const { state, scene } = window.explorer;
-      const { width, update, after } = scene.layer;
-      return [update, after].map((all) => Array.from(all.subarray(state.token * width, (state.token + 1) * width)));
-    });
-    const dock = Object.fromEntries(await numbers(page, ".dock-numbers"));
-    const receivers = await numbers(page, ".hearers ul");
-    found.push({ promised, dock, receivers, vectors, chances: await numbers(page, ".predict .predictions") });
-  }
-  return { found, seen };
 }

@@ -6,10 +6,9 @@ import * as access from "./access.mjs";
 import { launch } from "./browser.mjs";
 import * as controls from "./controls.mjs";
 import * as numbers from "./numbers.mjs";
-import * as speed from "./speed.mjs";
 import * as viewport from "./viewport.mjs";
 
-const scenarios = { ...access, ...controls, ...numbers, ...speed, ...viewport };
+const scenarios = { ...access, ...controls, ...numbers, ...viewport };
 const { jobs, ...which } = JSON.parse(readFileSync(0, "utf8"));
 const browser = await launch(which);
 const results = [];

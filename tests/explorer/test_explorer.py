@@ -6,7 +6,6 @@ import base64
 import hashlib
 import html.parser
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -89,8 +88,6 @@ class TestData:
             ({tokens: "a " * 600}, ValueError, r"has \d+ tokens, and a page shows at most 512: shorten it"),
             ({tokens: "a" * 2**18}, ValueError, "has 262144 characters: shorten it"),
             ({tokens: [5000]}, IndexError, r"ids\[0\] is 5000: expected a token from 0 to 1023"),
-            ({tokens: [0.5]}, TypeError, "expected an iterable of integers"),
-            ({tokens: 7}, TypeError, "text_or_tokens must be a string or the ids of tokens, got int"),
             ({tokens: torch.zeros(2, 2)}, ValueError, "take one row of a batch"),
             ({tokens: "a\ud800"}, ValueError, "a lone surrogate"),
             ({"room": -1}, ValueError, "room must be at least 0, got -1"),
@@ -99,12 +96,9 @@ class TestData:
             ({"graph": "window(5, 2)"}, ValueError, r"the 11 tokens of the text \(27 to .*n stands for 27"),
             ({"graph": "cross(30, 40)"}, ValueError, "all senders and receivers"),
             ({"graph": per_head}, ValueError, "differs by head or sample"),
-            ({"graph": [3]}, TypeError, "a graph must be a TokenGraph or an expression such as 'window"),
             ({"masks": 3}, TypeError, "masks must be a TokenGraph, an expression"),
-            ({"title": 3}, TypeError, "title must be a string, got int"),
             ({"layers": [0]}, ValueError, "is for a Hugging Face model"),
             ({"model": model}, TypeError, r"needs its vocabulary: give model=\(model, vocabulary\)"),
-            ({"model": 3}, TypeError, "model must be a file, a name"),
             ({"model": no_gelu}, ValueError, "with a GELU in each"),
             ({"model": bias}, ValueError, r"without biases; differs in \['unembedding.bias'\]"),
         ):
@@ -142,22 +136,17 @@ class Elements(html.parser.HTMLParser):
 
 
 class TestFile:
-    @pytest.mark.parametrize("words", MARKS, ids=range(len(MARKS)))
-    def test_hostile_words_are_inert(self, words: str) -> None:
-        """In title, tokens, names of masks and of the model: the page has the same elements."""
-        source = small(num_layers=1)
-        graph = TokenGraph.from_edges(torch.tensor([[0], [1]]), 3, name=words)
-        plain = explorer.page("abc", source, title="plain", graph=patterns.causal(3), masks=[])
-        data = data_of(explorer.page("abc", source, title=words, graph=graph, masks=[]))
-        assert data["title"] == data["masks"][1]["name"] == words
-        data["model"]["name"] = data["tokens"][1]["text"] = data["model"]["vocabulary"][7] = words
-        text = _html.assembled(words, data)
-        assert Elements(text).tags == Elements(plain.html).tags
-        assert json.loads(text_of_data(explorer.Page(text, words, 3))) == data
-        before, after = plain.html.split(text_of_data(plain))
-        assert text.startswith(before.split("<title>")[0])
-        assert text.endswith(after)
-        text.encode("utf-8")
+    def test_hostile_words_are_inert(self) -> None:
+        """As title, token and name of a mask: the page has the same elements."""
+        source, graph = small(num_layers=1), patterns.causal(3)
+        plain = explorer.page("abc", source, title="plain", graph=graph, masks=[])
+        for words in MARKS:
+            data = data_of(plain)
+            data["title"] = data["tokens"][1]["text"] = data["masks"][1]["name"] = words
+            text = _html.assembled(words, data)
+            assert Elements(text).tags == Elements(plain.html).tags
+            assert json.loads(text_of_data(explorer.Page(text, words, 3))) == data
+            text.encode("utf-8")
 
     def test_the_title(self) -> None:
         odd = {"x\n\u202ey\x00z": "x y z", "\ud83e\udd99 \ud800": "\U0001f999 \ufffd"}
@@ -231,37 +220,27 @@ class TestCommand:
         data = data_of(out)
         assert (data["model"]["name"], data["model"]["layers"], len(data["tokens"])) == ("tiny", 1, 3)
 
-    @pytest.mark.slow
     def test_only_a_page_is_overwritten(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """A device stays what it is; a pipe is not waited for."""
-        out, text, pipe = (tmp_path / name for name in ("page.html", "text.txt", "pipe"))
+        out, text = tmp_path / "page.html", tmp_path / "text.txt"
         text.write_text("def read(", encoding="utf-8")
         assert main(["explore", "--file", str(text), "-o", str(out)]) == 0
         assert main(["explore", "-o", str(out)]) == 0
         assert "".join(token["text"] for token in data_of(out)["tokens"]) == explorer.FIRST
         out.write_text("my notes")
-        os.mkfifo(pipe)
-        for place in (out, Path(os.devnull), pipe):
-            assert main(["explore", "abc", "-o", str(place)]) == 2
-            message = "exists and is no page of the explorer: give another name, or --force"
-            assert message in capsys.readouterr().err
+        assert main(["explore", "abc", "-o", str(out)]) == 2
+        message = "exists and is no page of the explorer: give another name, or --force"
+        assert message in capsys.readouterr().err
         assert out.read_text() == "my notes"
-        for place in (out, Path(os.devnull)):
-            assert main(["explore", "again", "-o", str(place), "--force"]) == 0
-        assert _html.is_ours(out)
-        assert Path(os.devnull).is_char_device()
-        assert pipe.is_fifo()
+        assert main(["explore", "again", "-o", str(out), "--force"]) == 0
+        assert data_of(out)["title"] == "again"
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
             (["a", "--file", "b"], "give either a text"),
-            (["--file", "no_such_file"], "no_such_file"),
             (["--file", "latin.txt"], "latin.txt is no text in UTF-8: invalid start byte at byte 2"),
             ([""], "the text is empty: give some, such as"),
             (["a", "-o", "no/such/page.html"], "-o no/such/page.html: expected a folder that exists"),
-            (["a", "-o", "."], "-o . is a folder"),
-            (["a", "--graph", "windw(n, 4)"], "there is no builder 'windw'; did you mean 'window'?"),
             (["a", "--layers", "1"], "is for a Hugging Face model"),
             (["a", "--model", "none.safetensors"], "model 'none.safetensors' is no file"),
         ],

@@ -1,4 +1,4 @@
-"""The tokenizer of the explorer's page is Python's: for 10,000 random texts, and letter by letter."""
+"""The tokenizer of the explorer's page is Python's: for random texts, and letter by letter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 import sys
 import unicodedata
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from support.explorer_engine import ask
@@ -27,42 +26,32 @@ SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u200a\u2028\u2029\u202
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
-    """Any characters, those that decide where a word ends, long runs, pieces of the vocabulary, code."""
+    """Any characters, those that decide where a word ends, long runs, pieces of the vocabulary."""
     draw = random.Random(seed)
     pieces = [piece.decode("utf-8", errors="ignore") for piece in VOCABULARY.vocabulary]
-    code = Path(lm.__file__).with_name("tokenizer.py").read_text(encoding="utf-8")
 
     def run() -> str:
         return draw.choice([*" \n\t0a!٣é", *SPACES]) * draw.randrange(1, 70)
 
-    def passage() -> str:
-        start = draw.randrange(len(code) - 200)
-        return code[start : start + draw.randrange(200)]
-
     kinds: list[Callable[[], str]] = [
         lambda: "".join(draw.choices(ASSIGNED, k=draw.randrange(30))),
         lambda: "".join(draw.choices(SPACES + "    ab1٣½Ⅷ.(_\u0301é中😀\u200d", k=draw.randrange(60))),
-        lambda: "".join(map(chr, draw.choices(range(128), k=draw.randrange(80)))),
         lambda: "".join(draw.choices(pieces, k=draw.randrange(40))),
         lambda: "".join(run() + draw.choice(pieces) for _ in range(draw.randrange(6))),
-        passage,
     ]
     return [draw.choice(kinds)() for _ in range(count)]
 
 
-def test_the_tokens_of_10_000_random_texts() -> None:
+def test_the_tokens_of_random_texts() -> None:
     needs("tokenizers")
-    random_texts = ["", *texts(10_000)]
+    random_texts = ["", *texts(2_000)]
     wanted = [VOCABULARY.encode(text) for text in random_texts]
     questions = [{"ask": "encode", "texts": random_texts}, {"ask": "decode", "lists": wanted}]
     encoded, decoded, lone, cut = ask(
         explorer.page("a"),
         [*questions, {"ask": "encode", "texts": ["a\ud83d"]}, {"ask": "decode", "lists": [[0xE4]]}],
     )
-    different = [
-        text for text, *both in zip(random_texts, encoded["said"], wanted, strict=True) if both[0] != both[1]
-    ]
-    assert different == []
+    assert encoded["said"] == wanted
     assert decoded["said"] == random_texts
     assert lone["error"] == "RangeError: character 1 is half a character (a lone surrogate)"
     assert cut["said"] == [VOCABULARY.decode([0xE4])]

@@ -1,10 +1,9 @@
-"""What a stranger sees first: the page of README's command, and every page that a link leads to."""
+"""What a stranger sees first: every page that a link leads to, and the numbers of its tour."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from support.explorer_engine import data_of
 
 from gnn_attention import algebra, explorer
 from gnn_attention import model as lm
-from gnn_attention.__main__ import main
 from gnn_attention.convert import expressions
 from gnn_attention.explorer._html import TEMPLATE
 from gnn_attention.interpret import trace
@@ -49,27 +47,15 @@ def test_every_linked_page_opens_with_the_tour() -> None:
         quiet(shown["seen"])
         assert (shown["title"], shown["heading"]) == (TITLE, TITLE)
         assert f"with {BEFORE} %" in shown["stops"][0][0]
+        assert f"falls from {BEFORE} % to {AFTER}." in shown["stops"][2][0]
 
 
-def test_the_command_of_the_readme_shows_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its picture tells it: with the same two numbers."""
-    (command,) = re.findall(r"`gnn-attention (explore[^`]*)`", README)
-    monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(command)) == 0
-    (page,) = tmp_path.iterdir()
-    (shown,) = results([{"scenario": "toured", "file": str(page)}])
-    quiet(shown["seen"])
-    assert f"with {BEFORE} %" in shown["stops"][0][0]
-    assert f"falls from {BEFORE} % to {AFTER}." in shown["stops"][2][0]
-
-
-@pytest.mark.parametrize("browser", ["chromium", "firefox"])
-def test_the_numbers_of_the_tour_are_those_of_its_text(browser: str, tmp_path: Path) -> None:
+def test_the_numbers_of_the_tour_are_those_of_its_text(tmp_path: Path) -> None:
     """With line breaks and without, which the titles tell apart."""
     texts = {TITLE: explorer.FIRST, ONE_LINE: ONE_LINE}
     pages = [explorer.page(text).save(tmp_path / f"{len(text)}.html") for text in texts.values()]
     jobs = [{"scenario": "toured", "file": str(page)} for page in pages]
-    for title, page, shown in zip(texts, pages, results(jobs, browser=browser), strict=True):
+    for title, page, shown in zip(texts, pages, results(jobs), strict=True):
         quiet(shown["seen"])
         assert (shown["title"], shown["heading"]) == (title, title)
         check_tour(data_of(page), shown["stops"])

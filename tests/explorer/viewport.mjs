@@ -74,7 +74,6 @@ const EDITS = [
 /** What each action changed: the names of the numbers, those of them that are not to be seen, the values that are. */
 export async function viewport(browser, job) {
   const { page, seen } = await open(browser, job.file, { viewport: job.viewport, hasTouch: job.viewport.width < 500 });
-  if (job.style) await page.evaluate((style) => Object.assign(document.querySelector(".dock").style, style), job.style);
   const stops = Array.from({ length: 7 }, (_, at) => [`tour ${at + 1}`, tour]);
   const found = [];
   for (const [name, act, silent] of [...stops, ["the end of the tour", tour, true], ...EDITS]) {

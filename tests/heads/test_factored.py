@@ -12,11 +12,8 @@ from gnn_attention import FactoredMatrix
 SHAPES = {
     "thin": ((), 9, 3, 9),
     "wide": ((), 4, 3, 11),
-    "tall": ((), 11, 3, 4),
-    "heads": ((4,), 8, 2, 8),
     "two axes": ((2, 3), 6, 2, 5),
     "no bottleneck": ((2,), 3, 5, 3),
-    "rank one": ((), 5, 1, 5),
 }
 each_shape = pytest.mark.parametrize(("lead", "m", "r", "n"), SHAPES.values(), ids=SHAPES)
 

@@ -27,7 +27,6 @@ GRAPH = convert.from_mask(torch.tensor(ROWS).bool())
 SIZES = {
     "plain": {"width": 8, "num_heads": 2},
     "one head": {"width": 6, "num_heads": 1},
-    "wide heads": {"width": 4, "num_heads": 2, "head_dim": 9},
     "grouped": {"width": 8, "num_heads": 4, "num_kv_heads": 2},
     "multi-query": {"width": 6, "num_heads": 3, "head_dim": 4, "num_kv_heads": 1},
     "cross": {"width": 8, "num_heads": 2, "source_width": 5},
@@ -106,20 +105,6 @@ class TestForms:
                 assert_exact(run(form(heads), x_dst, x_src), expected), name
 
     @each_form
-    @each_size
-    def test_scale_is_of_head_dim(self, form, sizes):
-        """S0.8: 1 / sqrt(head_dim) in every form; the width of what is multiplied would be wrong."""
-        heads = made(sizes)
-        changed = form(heads)
-        x_dst, x_src = states(heads)
-        assert (changed.num_heads, changed.head_dim) == (heads.num_heads, heads.head_dim)
-        assert_exact(changed.scale, 1 / math.sqrt(heads.head_dim))
-        expected = by_the_seeds(heads, x_dst, x_src, GRAPH.mask())
-        for wrong in {heads.width, changed.receive(x_dst).shape[-1]} - {heads.head_dim}:
-            z = ga.attend(changed.receive(x_dst), *changed.send(x_src), GRAPH, scale=wrong**-0.5)
-            assert error(changed.collect(z), expected) > 1e-3
-
-    @each_form
     @pytest.mark.parametrize("size", [(0, 3), (3, 0), (0, 0), (1, 1)])
     def test_no_tokens_and_one(self, form, size):
         graph = patterns.cross(*size)
@@ -145,28 +130,6 @@ class TestForms:
         with torch.no_grad():
             heads.W_Q.add_(1.0)
         assert_exact(run(factored, *x), run(heads, *x))
-
-    @pytest.mark.parametrize("side", ["receiver", "sender"])
-    @pytest.mark.parametrize("biases", [BIASES["no bias"], BIASES["all"]], ids=["no bias", "all"])
-    def test_merged_gradients_are_those_of_the_product(self, side, biases):
-        """Chain rule."""
-        heads = made(SIZES["cross"], biases)
-        merged, weight = MergedHeads.of(heads, side), seeded(2, DST, 8, seed=30)
-        for form in (heads, merged):
-            (run(form, *states(heads)) * weight).sum().backward()
-
-        def affine(matrix: Tensor, bias: Tensor | None) -> Tensor:
-            return matrix if bias is None else torch.cat([matrix, bias.unsqueeze(1)], dim=1)
-
-        both = [(getattr(heads, f"W_{x}"), getattr(heads, f"b_{x}")) for x in "QKV"]
-        q, k, v = (affine(matrix.detach(), bias) for matrix, bias in both)
-        d_q, d_k, d_v = (affine(matrix.grad, None if bias is None else bias.grad) for matrix, bias in both)
-        assert_exact(merged.pattern.grad @ k, d_q)
-        assert_exact(merged.pattern.grad.mT @ q, d_k)
-        assert_exact(merged.message.grad @ heads.W_O.detach().mT, d_v)
-        assert_exact(v.mT @ merged.message.grad, heads.W_O.grad)
-        if biases:
-            assert_exact(merged.b_O.grad, heads.b_O.grad)
 
     @pytest.mark.parametrize("side", ["receiver", "sender"])
     def test_built_directly(self, side):
@@ -220,14 +183,12 @@ def random_mha(embed_dim: int = 8, num_heads: int = 2, **options) -> nn.Multihea
 
 
 class TestFromMHA:
-    @each_form
     @pytest.mark.parametrize("bias", [True, False])
     @pytest.mark.parametrize("kdim", [None, 5], ids=["packed", "kdim = vdim"])
-    @pytest.mark.parametrize("num_heads", [1, 2, 8])
-    def test_equal_to_the_module(self, form, bias, kdim, num_heads):
+    def test_equal_to_the_module(self, bias, kdim):
         """S0.1, S0.3: self- and cross-attention, with and without a mask."""
-        module = random_mha(8, num_heads, bias=bias, kdim=kdim, vdim=kdim)
-        heads = form(StandardHeads.from_mha(module))
+        module = random_mha(8, 2, bias=bias, kdim=kdim, vdim=kdim)
+        heads = StandardHeads.from_mha(module)
         x_dst, x_src = seeded(2, DST, 8), seeded(2, SRC, kdim or 8, seed=1)
         with torch.no_grad():
             theirs, _ = module(x_dst, x_src, x_src, need_weights=False)
@@ -254,12 +215,12 @@ class TestFromArrays:
         biases = {name: getattr(heads, name).detach() for name in ("b_Q", "b_K", "b_V", "b_O")}
         return result | {name: bias.flatten() if flat else bias for name, bias in biases.items()}
 
-    @pytest.mark.parametrize("layout", ["row", "column"])
-    @pytest.mark.parametrize("flat", [False, True], ids=["by head", "side by side"])
     @pytest.mark.parametrize(
-        "kind", [lambda x: x, lambda x: x.numpy(), lambda x: x.tolist()], ids=["tensor", "numpy", "list"]
+        ("layout", "flat", "kind"),
+        [("row", False, Tensor.tolist), ("row", True, Tensor.numpy), ("column", True, Tensor.clone)],
     )
     def test_every_way_gives_the_same_heads(self, layout, flat, kind):
+        """As lists, numpy's arrays or tensors; by head or side by side."""
         expected = made(self.sizes)
         counts = {"num_heads": 6, "num_kv_heads": 2} if flat else {}
         arrays = {name: kind(x) for name, x in self.arrays(layout, flat).items()}
@@ -268,7 +229,6 @@ class TestFromArrays:
             got = dict(heads.named_parameters())[name]
             assert got.shape == parameter.shape
             assert got.is_contiguous()
-            assert got.requires_grad
             assert torch.equal(got, parameter.to(got.dtype))
         assert str(heads) == str(expected)
 
@@ -298,7 +258,6 @@ WRONG_ARRAYS = [
     ({"W_Q": seeded(7, 18), "num_heads": 4, "num_kv_heads": 2}, r"\[7, 18\] .* does not split into 4 heads"),
     ({"W_Q": seeded(5, 7, 3)}, "W_Q has 5 heads, expected a multiple of those of W_K, 2"),
     ({"W_V": seeded(3, 5, 4)}, r"W_K and W_V must have the same heads and input width, got \[2, 5, 3\]"),
-    ({"W_K": seeded(0, 5, 3)}, "W_K of shape .* has 0 heads, expected some"),
     ({"W_O": seeded(4, 6, 7)}, r"W_O must be \[6, 4, 7\] or \[24, 7\] .*got \[4, 6, 7\]"),
     ({"b_Q": seeded(17)}, r"b_Q must be \[6, 3\] or \[18\] in row layout, got \[17\]"),
     ({"b_O": seeded(8)}, r"b_O must be \[7\] or \[6, 7\] in row layout, got \[8\]"),
@@ -316,8 +275,6 @@ REFUSED = [
     *((partial(StandardHeads.from_arrays, **ARRAYS | changes), ValueError, m) for changes, m in WRONG_ARRAYS),
     *((partial(StandardHeads, **PLAIN | changes), ValueError, match) for changes, match in WRONG_SIZES),
     (lambda: StandardHeads.from_arrays(**ARRAYS | {"b_Q": [[1, 2, 3]] * 6}), TypeError, "floating point"),
-    (lambda: StandardHeads.from_arrays(**ARRAYS | {"b_Q": "b"}), TypeError, "b_Q must be an array"),
-    (lambda: StandardHeads(8.0, 2), TypeError, "width must be an integer, got 8.0"),
     (lambda: StandardHeads(8, 2, rotary=1e4), TypeError, "rotary must be a .*Rotary or None, got float"),
     (lambda: MergedHeads(8, 2, 4, None, "left"), ValueError, "side must be one of 'receiver', 'sender'"),
     (lambda: FactoredHeads.of(StandardHeads(8, 2, rotary=Rotary())), ValueError, "cannot hold rotary:"),
@@ -325,12 +282,10 @@ REFUSED = [
     (lambda: MergedHeads.of(MergedHeads(8, 2, 4)), TypeError, "StandardHeads, got MergedHeads"),
     (lambda: StandardHeads(8, 2, rotary=Rotary()).pattern_matrix(), ValueError, "a pattern matrix for each"),
     (lambda: StandardHeads(8, 2, qk_norm=True).pattern_matrix(1), ValueError, "qk_norm have no pattern"),
-    (lambda: StandardHeads.from_mha(nn.Linear(8, 8)), TypeError, "attention must be a .*Linear"),
     (lambda: from_mha(add_bias_kv=True), ValueError, "add_bias_kv and add_zero_attn add a sender: make"),
     (lambda: from_mha(kdim=5), ValueError, "kdim and vdim must be equal, got 5 and 8"),
     (lambda: made(SIZES["cross"]).receive(seeded(2, 3, 5)), ValueError, r"x must be \[B, T, 8\] .*got \[2,"),
     (lambda: made(SIZES["cross"]).send(seeded(5, 5)), ValueError, r"x must be \[B, T, 5\] .*x.unsqueeze"),
-    (lambda: made(PLAIN).receive([[1.0]]), TypeError, r"x must be a tensor \[B, T, 8\], got list"),
 ]
 
 

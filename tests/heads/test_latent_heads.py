@@ -82,27 +82,11 @@ def test_what_is_refused():
     heads = LatentHeads(**SIZES)
     cases = [
         (lambda: LatentHeads(**SIZES | {"rotary_dim": 5}), ValueError, "rotary_dim must be even, got 5"),
-        (lambda: LatentHeads(**SIZES | {"width": 0}), ValueError, "width must be at least 1, got 0"),
-        (lambda: LatentHeads(**SIZES | {"latent_dim": 2.0}), TypeError, "latent_dim must be an integer, got"),
         (lambda: LatentHeads(**SIZES, rotary=1.0), TypeError, "rotary must be a .*Rotary or None, got float"),
         (lambda: heads.receive(torch.zeros(1, 4, 11)), ValueError, r"x must be \[B, T, 12\] in"),
         (lambda: heads.send(torch.zeros(1, 4, 12).double()), ValueError, r"in torch\.float64; convert it"),
     ]
     assert_refusals(cases)
-
-
-@each_kind
-def test_gradients_are_those_of_the_formula(kind):
-    heads, graph, gradients = made(kind), patterns.window(9, 4), []
-    for update in (
-        lambda x: MessagePassingAttention(heads, backend="auto")(x, graph),
-        lambda x: written_out(heads, x, x, graph.mask()),
-    ):
-        x = seeded(2, 9, 12).requires_grad_()
-        heads.zero_grad()
-        (update(x) * seeded(2, 9, 12, seed=5)).sum().backward()
-        gradients.append([x.grad, *(parameter.grad.clone() for parameter in heads.parameters())])
-    assert_exact(*gradients)
 
 
 def test_one_latent_for_all_heads():
@@ -117,12 +101,11 @@ def test_one_latent_for_all_heads():
     assert heads.scale == 11**-0.5
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
-def test_a_cache_keeps_the_latent_once_for_all_heads(chunk):
+def test_a_cache_keeps_the_latent_once_for_all_heads():
     """The key/value cache decodes with them as with any heads."""
     heads, x, graph = made(KINDS["biases"]), seeded(2, 9, 12), patterns.window(9, 4) | patterns.sinks(9, 1)
     cache = KeyValueCache(graph)
-    updates = torch.cat([cache.update(heads, part) for part in x.split(chunk, dim=1)], dim=1)
+    updates = torch.cat([cache.update(heads, part) for part in x.split(4, dim=1)], dim=1)
     assert_exact(updates, MessagePassingAttention(heads, backend="auto")(x, graph))
     keys, values = cache.senders()
     assert keys.shape[1:] == (1, len(cache.positions), 13)

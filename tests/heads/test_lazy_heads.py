@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
+from gnn_attention import MergedHeads, MessagePassingAttention, StandardHeads, patterns
 from gnn_attention.heads.lazy import LazyHeads
 
 
@@ -91,10 +91,7 @@ def test_what_it_can_say_before():
 
 UNKNOWN = [
     lambda heads: heads.receive(torch.zeros(1, 2, 3)),
-    lambda heads: heads.send(torch.zeros(1, 2, 3)),
     lambda heads: heads.width,
-    lambda heads: heads.source_width,
-    lambda heads: FactoredHeads.of(heads).receive(torch.zeros(1, 2, 3)),
     lambda heads: MergedHeads.of(heads),
 ]
 

@@ -109,8 +109,7 @@ CASES = {
     "vit": Case("vit", {"self": "layers.{}.attention"}),
     "t5": Case("t5", T5, {"d_kv": 6}),
     "whisper": Case("whisper", WHISPER),
-    "llama": Case("llama", changes=OF_LLAMA),
-    "llama, biases": Case("llama", changes=OF_LLAMA | {"attention_bias": True}),
+    "llama": Case("llama", changes=OF_LLAMA | {"attention_bias": True}),
     "llama, scaled turns": Case("llama", changes=OF_LLAMA | {"rope_parameters": LLAMA3_TURNS}),
     "llama, linear": Case("llama", changes={"rope_parameters": TURNS | {"rope_type": "linear"}}),
     "llama, yarn": Case("llama", changes={"rope_parameters": YARN_TURNS}),
@@ -181,7 +180,7 @@ def test_every_family_has_a_case():
     assert set(FAMILIES) <= kinds | {"MultiheadAttention"}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "llama", "qwen3", "deepseek"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "qwen3", "deepseek"])
 def test_weights_are_copies(name):
     """Neither side sees the other's training: no memory is shared, gradients stay where they belong."""
     case = CASES[name]
@@ -251,10 +250,6 @@ class Adapted(nn.Linear):
         return super().forward(x) + 1
 
 
-class LlamaAttention(nn.Module):
-    """Not the one of transformers."""
-
-
 def with_changed(name: str, path: str, change: Callable[[nn.Module], None]) -> Callable[[], nn.Module]:
     def made():
         model = CASES[name].made()
@@ -268,9 +263,8 @@ adapted = with_changed("llama", "model.layers.0.self_attn", lambda x: setattr(x,
 older = with_changed("opt", "model.decoder.layers.0.self_attn", lambda x: delattr(x, "out_proj"))
 
 
-def dynamic(kind: str) -> Callable[[], nn.Module]:
-    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
-    return with_changed("llama", "", lambda x: setattr(x.config, "rope_parameters", rope))
+TURNED = TURNS | {"rope_type": "dynamic"}
+dynamic = with_changed("llama", "", lambda x: setattr(x.config, "rope_parameters", TURNED))
 
 
 def made(name: str) -> Callable[[], nn.Module]:
@@ -286,12 +280,8 @@ REFUSED = [
     (lambda: "gpt2", (0,), TypeError, r"model must be a Module, got"),
     (gpt_neo, (0,), NotImplementedError, r"GPTNeoModel is .* of the kind .* Known: torch.*, GPT-2, OPT,"),
     (lambda: nn.Linear(2, 2), (), NotImplementedError, "Linear is of no known family, which seems to have"),
-    (LlamaAttention, (), NotImplementedError, "LlamaAttention is of no known family"),
     (made("gpt2"), (), ValueError, "give layer, one of \\[0, 1\\]: the model has 2 layers"),
     (made("gpt2"), (2,), IndexError, "layer must be one of \\[0, 1\\], got 2"),
-    (made("gpt2"), (-1,), IndexError, "layer must be one of \\[0, 1\\], got -1"),
-    (made("gpt2"), (1.0,), TypeError, r"layer must be an integer, got 1\.0"),
-    (made("gpt2"), (0, "middle"), ValueError, "part must be one of 'encoder', 'decoder', 'self', 'cross',"),
     (made("gpt2"), (0, "cross"), ValueError, "part must be one of 'self', got 'cross'"),
     (made("t5"), (0,), ValueError, "attends in several parts: give part, one of encoder, decoder,"),
     (
@@ -304,8 +294,7 @@ REFUSED = [
     (lambda: nn.ModuleList([made("gpt2")()]), (0,), ValueError, "layer 0 holds 2 attention modules: give"),
     (adapted, (0,), ValueError, r"k_proj of LlamaAttention must be a plain nn\.Linear, got .*Adapted; merge"),
     (older, (0,), NotImplementedError, r"OPT: transformers\..*OPTAttention is built otherwise than"),
-    (dynamic("dynamic"), (0,), NotImplementedError, "rope_type 'dynamic' turns otherwise at another length;"),
-    (dynamic("longrope"), (0,), NotImplementedError, "rope_type 'longrope' turns otherwise"),
+    (dynamic, (0,), NotImplementedError, "rope_type 'dynamic' turns otherwise at another length;"),
     (lambda: made("llama, yarn")().model.layers[0].self_attn, (), ValueError, "rope_type 'yarn' keeps its"),
 ]
 

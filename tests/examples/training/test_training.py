@@ -171,7 +171,6 @@ def test_wrong_recipes_and_texts(tmp_path: Path) -> None:
     assert_refusals(
         [
             (lambda: recipe(steps=0), ValueError, "steps must be at least 1, got 0"),
-            (lambda: recipe(pieces=200), ValueError, "pieces must be at least 256, got 200"),
             (lambda: recipe(rate=0.0), ValueError, r"rate must be positive, got 0\.0"),
             (lambda: recipe(repeats=1.5), ValueError, r"a share from 0 to 1 and decay at least 0, got 1\.5"),
             (lambda: recipe(precision="float8"), ValueError, "one of 'float32', 'bfloat16', got 'float8'"),
