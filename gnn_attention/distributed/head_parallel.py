@@ -184,12 +184,12 @@ class _ShardedLayer:
     # a MessagePassingAttention of some heads, called with graph, bias and options of the whole
     shard: HeadShard
 
-    def _call(
+    def _make_call(
         self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Any, wants_weights: bool
     ) -> AttentionCall:
         shard, parent = self.shard, super()
         graph, bias = shard.graph(graph), shard.bias(bias)
-        call: AttentionCall = parent._call(x_src, x_dst, graph, bias, wants_weights)  # type: ignore[attr-defined]
+        call: AttentionCall = parent._make_call(x_src, x_dst, graph, bias, wants_weights)  # type: ignore[attr-defined]
         call = replace(call, first_head=shard.first)
         if not isinstance(call.score_mod, nn.Module):
             return call
