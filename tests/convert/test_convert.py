@@ -211,7 +211,7 @@ class TestNetworkx:
             (["a"], ValueError, r"every node once, got \['b'\]"),
             (["a", "b", "c"], ValueError, r"every node once, got \['c'\]"),
             (["a", "b", "b"], ValueError, "every node once, got a repeated node"),
-            ({"a": 1, "b": 0}, TypeError, "order must be a list"),
+            ({"a": 2, "b": 0}, TypeError, "order must be a list"),
             ({"a", "b"}, TypeError, "order must be a list"),
             (3, TypeError, "order must be a list of nodes"),
             ([["a"], "b"], TypeError, "order must hold the nodes themselves"),
