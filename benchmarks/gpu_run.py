@@ -33,7 +33,7 @@ from benchmarks.gpu import table
 from benchmarks.gpu.processes import Group, Lines, Task, append, run_groups, run_tasks
 from benchmarks.gpu.tasks import MEASUREMENT, REHEARSAL, Tasks
 from benchmarks.gpu.workloads import WORKLOADS
-from benchmarks.records import environment, write
+from benchmarks.records import write
 from gnn_attention._support import atomic_files
 from gnn_attention.verify import Check, Result
 from tests.guarantees import gpu_core, gpu_record
@@ -132,6 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.work != BENCH:
             # every tensor that is made without values is full of NaN: a kernel that forgets some cannot pass
             torch.use_deterministic_algorithms(True, warn_only=True)
+            # float32 is judged as float32, whatever an image of the machine sets
+            torch.backends.cuda.matmul.fp32_precision = "ieee"
         return run_tasks(run.groups[args.work], PATIENCE * (10 if run.trial else 1))
     try:
         place = _begin(run)
@@ -176,7 +178,12 @@ def _begin(run: Run) -> dict[str, Any]:
         ptxas = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
         os.environ.setdefault("TRITON_PTXAS_PATH", str(ptxas))
     core = gpu_core.digest(check.label for check in run.core)
-    place = {**environment(run.device), "core": core, "digests": gpu_record.digests(), "trial": run.trial}
+    place = {
+        **gpu_record.gpu_environment(run.device),
+        "core": core,
+        "digests": gpu_record.digests(),
+        "trial": run.trial,
+    }
     file = run.out / "place.json"
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else place
     different = [name for name in SAME if known.get(name) != place[name]]

@@ -121,19 +121,8 @@ class PairwiseMessages(MessagePassing):
         messages of a receiver's senders (seed S4.21; :meth:`StaticNodes.of_context`).
         """
         factored = FactoredHeads.of(heads) if isinstance(heads, StandardHeads) else heads
-
-        def logit(x_dst: Tensor, x_src: Tensor) -> Tensor:
-            q, (k, _) = factored.receive(_batched(x_dst)), factored.send(_batched(x_src))
-            logits = edge_softmax.logit(q, k, factored.scale).mT  # [B, edges, heads]
-            return logits.reshape(*x_dst.shape[:-1], logits.shape[-1])
-
-        def message(x_dst: Tensor, x_src: Tensor) -> Tensor:
-            messages = factored.messages(_batched(x_src)).transpose(1, 2)
-            return messages.reshape(*x_src.shape[:-1], *messages.shape[-2:])
-
-        layer = cls(message, logit, normaliser, lambda total: plus_bias(total, factored.b_O))
-        layer.heads = factored
-        return layer
+        update = lambda total: plus_bias(total, factored.b_O)  # noqa: E731
+        return cls(_MessageOf(factored), _LogitOf(factored), normaliser, update)
 
     def forward(self, x: Tensor | tuple[Tensor, Tensor], graph: TokenGraph) -> Float[Tensor, "..."]:
         """The update of every receiver, ``[N, out]`` or ``[B, T, out]``, of states or ``(x_src, x_dst)``."""
@@ -151,6 +140,23 @@ class PairwiseMessages(MessagePassing):
             weights = weigh(logits.mT, index, size_i, self.normaliser).mT
             messages = weights.unsqueeze(-1) * messages
         return messages.sum(-2)
+
+
+class _LogitOf(nn.Module):
+    def __init__(self, heads: FactoredHeads | MergedHeads) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, x_dst: Tensor, x_src: Tensor) -> Tensor:
+        q, (k, _) = self.heads.receive(_batched(x_dst)), self.heads.send(_batched(x_src))
+        logits = edge_softmax.logit(q, k, self.heads.scale).mT  # [B, edges, heads]
+        return logits.reshape(*x_dst.shape[:-1], logits.shape[-1])
+
+
+class _MessageOf(_LogitOf):
+    def forward(self, x_dst: Tensor, x_src: Tensor) -> Tensor:
+        messages = self.heads.messages(_batched(x_src)).transpose(1, 2)
+        return messages.reshape(*x_src.shape[:-1], *messages.shape[-2:])
 
 
 class StaticNodes(MessagePassing):

@@ -127,7 +127,7 @@ def _export(what: str) -> None:
     loaded = torch.export.load(file).module()
     for n in (9, 2, 3, 17, 60):
         wanted = run(*inputs(n))
-        allowed = EXACT * float(wanted.abs().max())
+        allowed = EXACT * float(wanted.detach().abs().max())
         torch.testing.assert_close(loaded(*inputs(n)), wanted, rtol=0, atol=allowed)
 
 
@@ -211,7 +211,6 @@ def _calls() -> Iterator[Callable[[], Any]]:
     yield partial(_gradients, graph, backend="reference", score_mod=relative)
     # programs check and choose edges by operators
     yield partial(operators.edge_list, torch.tensor([[0, 2, 1], [1, 1, 2]]), 3, 3)
-    yield partial(operators.apart, _numbers(3, 4).mT)
     for index in (torch.tensor([[0, -1], [1, 0]]), torch.tensor([[[[1, 1, 0]], [[-1, 0, 0]]]])):
         for count in (None, torch.ones(index.shape[:-1], dtype=torch.int64)):
             yield partial(operators.chosen_edges, index, count, 2, True, False)

@@ -22,8 +22,16 @@ class CaptureRules(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         sized = func.name() == "aten::repeat_interleave.Tensor" and given.get("output_size") is not None
+        # of a bool index, the number of entries is known to the device alone
+        by_numbers = func.name() == "aten::index.Tensor" and all(
+            index is None or index.dtype != torch.bool for index in args[1]
+        )
         moved = func.name().startswith(("aten::_to_copy", "aten::copy_")) and _moves(args, given)
-        if moved or func.name() in FORBIDDEN or (FORBIDDEN_TAGS & set(func.tags) and not sized):
+        if (
+            moved
+            or func.name() in FORBIDDEN
+            or (FORBIDDEN_TAGS & set(func.tags) and not (sized or by_numbers))
+        ):
             raise CaptureError(func.name())
         return func(*args, **given)
 

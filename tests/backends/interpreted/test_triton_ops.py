@@ -15,7 +15,7 @@ from gnn_attention._support import memo
 from gnn_attention.backends.gpu import ops
 from gnn_attention.backends.gpu.csr import rows_of
 from gnn_attention.backends.gpu.kernels import _common
-from gnn_attention.backends.gpu.ops import Problem
+from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.score_mods import alibi, alibi_slopes, chain, relative_bias, softcap
 
 
