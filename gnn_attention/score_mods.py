@@ -119,6 +119,9 @@ def _is_mapped(score_mod: Any, like: Tensor) -> bool:
 
 
 def _is_mapped_by_a_compiler(score_mod: Any, device: torch.device) -> bool:
+    # of a chain that is made in the program a compiler knows the links, but not the whole
+    if isinstance(score_mod, chain):
+        return any(_is_mapped_by_a_compiler(mod, device) for mod in score_mod.mods)
     # to a compiler the parts of a method or a partial are constants, but the whole is none
     function, names, values = score_mod, "", []
     if isinstance(score_mod, MethodType):

@@ -125,7 +125,14 @@ class TestHash:
         assert isinstance(hash(object.__new__(type(mod))), int)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("make", [lambda: score_mods.softcap(2.0), lambda: score_mods.alibi((0.5, 0.25))])
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: score_mods.softcap(2.0),
+            lambda: score_mods.alibi((0.5, 0.25)),
+            lambda: score_mods.chain(score_mods.softcap(2.0), score_mods.alibi((0.5, 0.25))),
+        ],
+    )
     def test_made_in_a_compiled_function(self, make):
         torch.compiler.reset()
         x, graph = torch.randn(1, 2, 5, 4, dtype=torch.float64), patterns.causal(5)
