@@ -1,7 +1,5 @@
 """What the operators of the GPU kernel, and the kernel, are given."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from gnn_attention._support.shapes import Float, Int, Tensor
