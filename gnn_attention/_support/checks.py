@@ -61,10 +61,10 @@ def is_dict(value: object) -> TypeGuard[Mapping[Any, Any]]:
     return isinstance(value, Mapping) and not isinstance(value, AbstractSet)
 
 
-def check_order(name: str, values: object) -> None:
+def check_order(name: str, values: object, advice: str = "") -> None:
     """TypeError for a set or dict where the order of the values counts."""
     if is_dict(values) or isinstance(values, (set, frozenset)):
-        reason = "the order counts, and this has none of its own"
+        reason = f"the order counts, and this has none of its own{advice}"
         raise TypeError(f"{name} must be a list in its order, got {described(values)}: {reason}")
 
 
@@ -85,7 +85,7 @@ def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
     """A label for each node, from a list in their order or a dict position -> label."""
     if is_dict(values) and set(values) == set(range(count)):
         return [values[i] for i in range(count)]
-    check_order(name, values)
+    check_order(name, values, f"; a dict must map each of 0 .. {count - 1} to its label")
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of {count} labels in their order, got {described(values)}")
     names = list(values)
@@ -100,20 +100,25 @@ def places_of_names(argument: str, order: object, names: Iterable[Hashable]) -> 
     >>> places_of_names("order", ["b", "a"], "ab")
     {'b': 0, 'a': 1}
     """
-    if is_dict(order) and set(order.values()) == set(range(len(order))):
-        order = sorted(order, key=order.__getitem__)
-    check_order(argument, order)
+    if not is_dict(order):
+        check_order(argument, order)
     if not isinstance(order, Iterable):
         raise TypeError(f"{argument} must be a list of nodes, every one once, got {described(order)}")
     ordered, nodes = list(order), list(names)
+    positions = list(order.values()) if is_dict(order) else list(range(len(ordered)))
     try:
-        places = {name: place for place, name in enumerate(ordered)}
-        wrong = [n for n in nodes if n not in places] + [n for n in ordered if n not in set(nodes)]
+        known, is_permutation = set(nodes), set(positions) == set(range(len(ordered)))
+        places = dict(zip(ordered, positions, strict=True))
     except TypeError:
         raise TypeError(f"{argument} must hold the nodes themselves, got {described(order)}") from None
+    if not is_permutation:
+        check_order(
+            argument, order, f"; a dict must map each node to one of 0 .. {len(nodes) - 1}, each once"
+        )
+    wrong = [n for n in nodes if n not in places] + [n for n in ordered if n not in known]
     if wrong or not len(ordered) == len(nodes) == len(places):
         raise ValueError(f"{argument} must hold every node once, got {wrong[:3] or 'a repeated node'}")
-    return places
+    return {node: int(place) for node, place in places.items()}
 
 
 def head_sizes(

@@ -34,6 +34,11 @@ class Work:
     masked_pairs: int = 0
     plain_pairs: int = 0
 
+    @property
+    def pairs(self) -> int:
+        """The pairs of a receiver and a sender that dense kernels visit, edges or not."""
+        return self.cells + self.masked_pairs + self.plain_pairs
+
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(Work)))
 

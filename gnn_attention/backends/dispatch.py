@@ -161,9 +161,7 @@ def explain(
         extra = backend.bytes_needed(call) if backend.bytes_needed else 0
         work, seconds = _work(graph, name), _seconds(graph, name, slices, dim)
         # each has a multiplication and an addition for a channel of a head, of logits and of weighted sums
-        visited = num_edges(one_of(graph, 0, 0)) if work is None else 0
-        if work is not None:
-            visited = work.cells + work.edges + work.masked_pairs + work.plain_pairs
+        visited = num_edges(one_of(graph, 0, 0)) if work is None else work.edges + work.pairs
         table.append((name, slices * dim * 4 * visited, extra, seconds))
     by_sample = is_estimated(one_of(graph, 0, 0))
     return Explanation(repr(graph), choice.name, reason, tuple(table), estimated=by_sample)
@@ -285,8 +283,7 @@ def _rules(call: AttentionCall) -> tuple[Rule, ...]:
     kind = kind if call.is_plain else WRITTEN_OUT
     names = memoized(_ordered, call.graph, call.q.shape[1], call.q.shape[3], kind)
     best, listed = (_work(call.graph, name) or Work() for name in (names[0], "rows"))
-    pairs = best.cells + best.masked_pairs + best.plain_pairs
-    if _has_few_messages(call, listed.edges, pairs or FEW_NUMBERS):
+    if _has_few_messages(call, listed.edges, best.pairs or FEW_NUMBERS):
         names = ("message_passing", *names)
     return tuple(ON_CPU[name] for name in names)
 

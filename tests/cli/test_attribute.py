@@ -11,32 +11,15 @@ from gnn_attention.__main__ import main
 
 needs("transformers")
 
-from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from support.letters import Letters, llama  # noqa: E402
 
 from gnn_attention import lm, trace  # noqa: E402
-
-
-class Letters:
-    """A tokenizer with a token for each letter."""
-
-    def __call__(self, text, return_tensors=None, **options):
-        """As transformers' do."""
-        ids = [ord(letter) - 96 for letter in text]
-        return BatchEncoding({"input_ids": torch.tensor([ids]) if return_tensors else ids})
-
-    def decode(self, tokens):
-        """The letters."""
-        return "".join(chr(int(token) + 96) for token in tokens)
 
 
 @pytest.fixture
 def small(monkeypatch):
     """A small Llama in the place of the installed model."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
-    config = LlamaConfig(**sizes, **heads, attn_implementation="gnn_attention")
-    model = LlamaForCausalLM(config).eval()
+    model = llama()
     monkeypatch.setattr(lm, "load", lambda name: (model, Letters()))
     return model
 

@@ -12,27 +12,15 @@ from gnn_attention import lm, patterns
 
 needs("transformers")
 
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+from support.letters import Letters, llama  # noqa: E402
 
 GRAPHS = "causal; window(2) | sinks(1)"
-
-
-class Letters:
-    """A tokenizer with a token for each letter."""
-
-    def __call__(self, text, return_tensors):
-        """As transformers' do."""
-        return type("Encoded", (), {"input_ids": torch.tensor([[ord(letter) - 96 for letter in text]])})
 
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     """A small Llama in the place of the installed model, and a text."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
-    config = LlamaConfig(**sizes, **heads, attn_implementation="gnn_attention")
-    model = LlamaForCausalLM(config).eval()
+    model = llama()
     monkeypatch.setattr(lm, "load", lambda name: (model, Letters()))
     file = tmp_path / "text.txt"
     file.write_text("abcabdabeabfxyz")

@@ -105,9 +105,8 @@ def _packed_plan(graph: TokenGraph, kind: str, device: torch.device, backward: b
             low = [trimmed(band) for band in piece.bands(LOW)]
             pairs = sum(strip.cells for strip in low)
             work = Work(len(low), 0, pairs, pairs * costs().low_cell)
-            pieces += (
-                low if _seconds(work) < _seconds(Work(1, 0, piece.cells, float(piece.cells))) else [piece]
-            )
+            whole = Work(1, 0, piece.cells, float(piece.cells))
+            pieces += low if _seconds(work) < _seconds(whole) else [piece]
         if len(pieces) == len(plan.pieces):  # none was cut
             return packed_plan(kind, graph, device, backward=True)
         plan = replace(plan, pieces=tuple(pieces))
