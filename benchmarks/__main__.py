@@ -2,10 +2,10 @@
 ``python -m benchmarks [attention | batches | calibrate | compare | start | table | training]``.
 
 ``attention`` (what runs without a name) times every backend and every peer that is installed; ``compare`` times
-two commits; ``calibrate`` fits the cost model of backend="auto" to this machine; ``training`` trains the shipped model on long windows, with ``attend`` and with SDPA; ``start`` starts
-commands of ``gnn-attention``; ``batches`` times a layer with a new list of edges in every step; ``table`` shows a
-record that one of them wrote, or ``python -m benchmarks.gpu_run`` on a GPU. Times are those of this machine;
-ratios travel better.
+two commits; ``calibrate`` fits the cost model of backend="auto" to this machine; ``training`` trains the shipped
+model on long windows, with ``attend`` and with SDPA; ``start`` starts commands of ``gnn-attention``; ``batches``
+times a layer with a new list of edges in every step; ``table`` shows a record that one of them wrote, or
+``python -m benchmarks.gpu_run`` on a GPU. Times are those of this machine; ratios travel better.
 
 A further suite is a module with ``add_options(parser)``, ``run(args)``, which measures and returns a record, and
 ``text(record)``, which shows it; and a row of ``SUITES``.

@@ -117,9 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add, default = parser.add_argument, "(default %(default)s)"
     add("--model", choices=list(MODELS), default="llama-3-8b", help=f"whose sizes {default}")
     add("--tokens", type=int, default=8192, help=f"that came so far {default}")
-    add(
-        "--graph", metavar="EXPR", help="of all layers, e.g. 'window(4096) | sinks(4)' (default: the model's)"
-    )
+    add("--graph", metavar="EXPR", help="of all layers, such as 'window(4096)' (default: the model's)")
     json_option.add_json(parser)
     return commands.run(parser, arguments, _cost)
 

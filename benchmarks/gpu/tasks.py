@@ -1,7 +1,8 @@
 """The workloads of a GPU as tasks, and the record that their results make.
 
 The record has the ``ceilings`` of :func:`~benchmarks.gpu.machine.ceilings`, the ``workloads``, why one has no
-graph (``unbuilt``), and the ``targets``; ``measurement`` is False for a rehearsal. Its ``cases``, forward and backward, have the fields of :mod:`benchmarks.measuring`, and
+graph (``unbuilt``), and the ``targets``; ``measurement`` is False for a rehearsal. Its ``cases``, forward and
+backward, have the fields of :mod:`benchmarks.measuring`, and
 
 - ``takes``: the backend that auto took
 - ``bytes``: peak memory of a call beyond its inputs, outputs included; of backward, of a whole training step

@@ -23,7 +23,7 @@ def candidates(left: Tensor | None, right: Tensor | None, sign: str) -> Tensor |
         return None
     both = torch.cat([left, right], dim=1)
     width = int(both[0].max()) + 1 if both.numel() else 1
-    return both[:, first_of_each(both[1] * width + both[0])]
+    return both[:, first_of_each(keys_of(both, width))]
 
 
 def keys_of(edges: Tensor, num_src: int) -> Tensor:

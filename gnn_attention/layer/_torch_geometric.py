@@ -256,7 +256,7 @@ def fitting_graph(g: Any, num_dst: int, num_src: int) -> TokenGraph:
 def list_edges(edge_index: Tensor, num_dst: int, num_src: int) -> TracedEdges:
     """The edges alone, with the checks of ``TokenGraph.from_edges`` but without its rule and memo."""
     edges = edge_list.checked(edge_index, num_dst, num_src)
-    key = edges[1] * num_src + edges[0]
+    key = edge_list.keys_of(edges, num_src)
     ordered = key.sort().values
     if (ordered[1:] == ordered[:-1]).any():
         raise ValueError(edge_list.duplicate_message(edges, key))
