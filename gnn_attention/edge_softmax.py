@@ -87,7 +87,11 @@ def weights_of(
     logits: Float[Tensor, "... edges"], dst: Int[Tensor, " edges"], num_dst: int
 ) -> Float[Tensor, "... edges"]:
     """The weights of :func:`softmax` alone, for the edges of a graph: nothing is checked."""
-    if _may_look(logits) and within_reach(logits):
+    # A program that is compiled or transformed must not depend on numbers, nor a GPU wait for them.
+    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    traced = traced or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor
+    has_numbers = not traced and logits.device.type == "cpu" and logits.numel() > 0
+    if has_numbers and within_reach(logits):
         # along its first axis torch sums rows in a third of the time of any other
         mass = logits.movedim(-1, 0).exp()
         wide = mass.double()
@@ -135,14 +139,6 @@ def within_reach(logits: Tensor) -> bool:
     """Whether exp of all is far from both ends of float32, so that none is shifted (NaN and inf are not)."""
     low, high = logits.aminmax()
     return low.item() >= -REACH and high.item() <= REACH
-
-
-def _may_look(logits: Tensor) -> bool:
-    """False while a program is compiled or transformed, which must not depend on numbers; and on a GPU."""
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-    if traced or torch._C._are_functorch_transforms_active() or type(logits) is not Tensor:
-        return False
-    return logits.device.type == "cpu" and logits.numel() > 0
 
 
 def _masses(
