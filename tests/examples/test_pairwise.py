@@ -1,4 +1,4 @@
-"""General message passing: attention, graph attention and an MLP are cases of it, by float64 formulas."""
+"""General message passing: attention and an MLP are cases of it, by float64 formulas."""
 
 from itertools import product
 
@@ -6,8 +6,6 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from torch import nn
-from torch.nn import functional
-from torch_geometric.nn import EdgeConv, GATConv
 
 import gnn_attention as ga
 from examples.pairwise import BothEnds, PairwiseMessages, StaticNodes
@@ -58,32 +56,6 @@ def test_attention_is_a_case(form, graph, batch):
     assert_exact(slopes, true_slopes)
     if graph is LISTED:
         assert torch.equal(found[..., 2, :], made.b_O.expand(*batch, 12))
-
-
-def test_graph_attention_networks_are_a_case():
-    """Velickovic et al. 2018: a logit that is no product, a message that is linear in the sender."""
-    torch.manual_seed(0)
-    gat = GATConv(12, 5, heads=3, concat=False, add_self_loops=False, bias=False).double()
-    graph, x = patterns.window(7, 3) | patterns.sinks(7, 1), drawn(7, 12)
-
-    def projected(states):
-        return (states @ gat.lin.weight.T).view(-1, 3, 5)
-
-    def logit(x_dst, x_src):
-        both = (projected(x_dst) * gat.att_dst).sum(-1) + (projected(x_src) * gat.att_src).sum(-1)
-        return functional.leaky_relu(both, 0.2)
-
-    mean = PairwiseMessages(lambda _, x_src: projected(x_src) / 3, logit)
-    assert_exact(mean(x, graph), gat(x, graph.edge_index))
-
-
-def test_edge_convolution_is_a_case():
-    """Wang et al. 2019: a message of both ends, without weights. Equal to PyG's EdgeConv."""
-    mlp = perceptron(width=24, out=12)
-    usual = EdgeConv(mlp, aggr="add")  # it draws the weights anew
-    graph, x = patterns.window(7, 3), drawn(7, 12)
-    layer = PairwiseMessages(lambda x_dst, x_src: mlp(torch.cat([x_dst, x_src - x_dst], dim=-1)))
-    assert_exact(layer(x, graph), usual(x, graph.edge_index))
 
 
 WEIGHTS = {
