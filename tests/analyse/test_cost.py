@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gnn_attention import TokenGraph, algebra, attend, cost, patterns
 from gnn_attention.analyse.cost import FORMS, Macs
-from gnn_attention.cache import KeyValueCache, PatternMessageCache
+from gnn_attention.cache import KeyValueCache
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 
 GROUPED = {"width": 24, "num_heads": 6, "head_dim": 5, "value_dim": 3, "num_kv_heads": 2}
@@ -72,15 +72,6 @@ class TestForms:
         made = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in (q, k, v, mixtures)}
         expected = sum(size for storage, size in made.items() if storage not in states)
         assert 2 * cost.of_form(form, **GROUPED, graph=graph, dtype=dtype).activations == expected
-
-    @each_form
-    @pytest.mark.parametrize(
-        "build", [patterns.causal, lambda n: patterns.window(n, 4), lambda n: patterns.sinks(n, 2)]
-    )
-    def test_a_pass_is_the_sum_of_its_steps(self, form, build):
-        """To decode token by token costs what one pass costs."""
-        steps = [cost.of_form(form, **GROUPED, graph=build(n)).step for n in range(1, 12)]
-        assert sum(steps, start=Macs()) == cost.of_form(form, **GROUPED, graph=build(11)).macs
 
     @each_form
     def test_graphs_that_differ_by_head_or_sample(self, form):
@@ -153,29 +144,6 @@ class TestCaches:
 
     GRAPH = patterns.window(11, 4) | patterns.sinks(11, 1)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-    @pytest.mark.parametrize("form", ["factored", "merged"])
-    def test_patterns_and_messages(self, form, dtype):
-        of = {"factored": FactoredHeads.of, "merged": MergedHeads.of}[form]
-        found = cost.of_form(form, **GROUPED, graph=self.GRAPH, dtype=dtype)
-        for way, side, keep in (
-            ("pattern, message", "sender", "messages"),
-            ("state, message", "receiver", "messages"),
-            ("state and a 1", "receiver", "states"),
-        ):
-            cache = PatternMessageCache(of(StandardHeads(**GROUPED).to(dtype), side=side), self.GRAPH, keep)
-            cache.update(torch.randn(1, 11, 24, dtype=dtype))
-            assert cache.nbytes == 11 * found.cache_per_token[way]
-
-    def test_layers_and_samples(self):
-        """Two layers, and samples with graphs of their own."""
-        graph = algebra.per_sample(patterns.window(11, 3), patterns.causal(11))
-        heads, cache, x = StandardHeads(**GROUPED), KeyValueCache(graph, layers=2), torch.randn(2, 11, 24)
-        for layer in range(2):
-            cache.update(heads, x, layer)
-        found = cost.of_form("standard", **GROUPED, graph=graph)
-        assert cache.nbytes == 2 * 11 * found.cache_per_token["key, value"]
-
     def test_the_most_senders_of_a_cache(self):
         """Token by token, a cache has at most as many senders as the cost says, and once exactly so many."""
         others = patterns.causal(11), patterns.dilated(11, 3, 2), patterns.documents([5, 2, 4])
@@ -211,8 +179,8 @@ def cells(mask: Tensor, block: int) -> int:
 LISTED = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 3, 2, 4, 0], [2, 1, 1, 0, 4, 3, 4]]), 6)
 GRAPHS = [
     *(patterns.causal(13), patterns.full(7), patterns.causal(1), LISTED, LISTED.T, patterns.strict_causal(9)),
-    *(patterns.window(13, 4), patterns.window(13, 4, causal=False), patterns.window(13, 40)),
-    *(patterns.prefix(13, 5), patterns.dilated(13, 3, 2), patterns.documents([4, 0, 1, 6])),
+    *(patterns.window(13, 4), patterns.window(13, 4, causal=False), patterns.causal(0)),
+    *(patterns.dilated(13, 3, 2), patterns.documents([4, 0, 1, 6])),
     *(patterns.tree([-1, 0, 0, 1, 3, 1, 2]), patterns.causal(6) - patterns.causal(6)),
     *(patterns.causal(12).rows(5, 9), patterns.cross(4, 9), patterns.cross(9, 4)),
     algebra.per_head(patterns.window(9, 2), patterns.sinks(9, 3)),
@@ -236,13 +204,6 @@ class TestGraphs:
             assert found.cached == most_senders(graph)
         else:
             assert found.cached == int(single.any(0).any(0).sum())
-
-    def test_shares(self):
-        found = cost.of_graph(patterns.window(8, 2), block=2)
-        assert (found.edges, found.causal, found.full, found.cells) == (15, 36, 64, 4 * 4 + 3 * 4)
-        assert (found.of_causal, found.of_full, found.fill) == (15 / 36, 15 / 64, 15 / 28)
-        nothing = cost.of_graph(patterns.causal(0))
-        assert (nothing.edges, nothing.cached, nothing.of_causal, nothing.fill) == (0, 0, 1.0, 1.0)
 
     def test_many_tokens_are_not_listed(self):
         """Closed forms: a triangle of w, w for each token after it, and 4 sinks outside of their windows."""

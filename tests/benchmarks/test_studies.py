@@ -16,7 +16,7 @@ hf_models = needs("support.hf_models")
 
 from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-from benchmarks import edge_cuts, indexer_smollm2, lm_graphs  # noqa: E402
+from benchmarks import edge_cuts, indexer_smollm2  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", edge_cuts.MODELS)
@@ -53,21 +53,6 @@ def llama(tokens):
     heads = {"num_attention_heads": 2, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
     config = LlamaConfig(**sizes, **heads, attn_implementation="gnn_attention")
     return LlamaForCausalLM(config).eval().requires_grad_(False), torch.randint(0, 30, (1, tokens))
-
-
-def test_points_have_the_shares_that_were_asked_for(monkeypatch):
-    """And rows of the weights, which are ranked in the place of effects, sum to one."""
-    monkeypatch.setattr(lm_graphs, "FIRST", 4)
-    monkeypatch.setattr(lm_graphs, "STEPS", (0.5, 0.3))
-    study = lm_graphs.Study(*llama(24))
-    lm_graphs.refine(study)
-    study.rank("random", lm_graphs.random(study), (0.2,))
-    # the budget is a whole number of the 2 x 300 pairs
-    assert [point["share"] for point in study.points] == pytest.approx([0.5, 0.3, 0.2], abs=1 / 600)
-    weights = lm_graphs.weights(study).scores(0, "slope")
-    rows = torch.zeros(2, 24).index_add_(1, study.causal.edge_index[1], weights)
-    # float32 sums of at most 24 numbers
-    assert (rows - 1).abs().max() < 24 * torch.finfo(torch.float32).eps
 
 
 def test_an_indexer_learns_what_a_layer_looks_at(monkeypatch):

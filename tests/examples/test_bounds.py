@@ -42,24 +42,6 @@ def test_bound_of_one_number_is_its_derivative():
     assert_exact(bound, wanted)
 
 
-@pytest.mark.nightly
-def test_no_derivative_of_the_trained_model_is_above_its_bound(trained):
-    """10,000 pairs over 20 graphs."""
-    found = [bench.measured(*trained, graph) for graph in bench.graphs()]
-    assert len(found) == 20
-    assert sum(one["pairs"] for one in found) >= 10_000
-    assert [one["graph"] for one in found if one["violations"]] == []
-
-
-@pytest.fixture(scope="module")
-def trained():
-    model, vocabulary = lm.load_trained()
-    text = "Everyone is permitted to copy and distribute verbatim copies of this license document, " * 3
-    tokens = torch.tensor([vocabulary.encode(text)[: bench.T]])
-    assert tokens.shape[1] == bench.T
-    return model.double().requires_grad_(False), tokens
-
-
 def random_model():
     torch.manual_seed(0)
     made = lm.LanguageModel(lm.Config(20, 16, 3, 2, 4, 24)).double().requires_grad_(False)

@@ -128,15 +128,6 @@ def test_an_mlp_is_attention_to_static_nodes(activation, bias, shape):
             assert_exact(own.grad, linear.bias.grad)
 
 
-def test_a_graph_of_nodes_and_tokens():
-    """A token over some of the nodes is an MLP without the others."""
-    mlp, x = perceptron(), drawn(5, 6)
-    graph = ga.convert.from_edge_index(torch.tensor([[0, 3, 15, 7], [0, 0, 1, 4]]), 5, 16)
-    found = StaticNodes.of(mlp)(x, graph)
-    assert_exact(found, (mlp[1](mlp[0](x)) * graph.mask()) @ mlp[2].weight.T + mlp[2].bias)
-    assert torch.equal(found[2], mlp[2].bias)
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_fixed_context(bias):
     """The static nodes of all heads, under softmax, add what attention to that context adds."""

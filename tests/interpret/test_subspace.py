@@ -25,7 +25,6 @@ def projector_of(directions: Tensor) -> Tensor:
 
 SPANNING = {
     "a line": (drawn(1, WIDTH), 1),
-    "a plane": (drawn(2, WIDTH), 2),
     "more directions than dimensions": (drawn(7, 3, seed=1) @ drawn(3, WIDTH), 3),
     "everything": (drawn(12, WIDTH), 9),
     "lengths far apart": (drawn(3, WIDTH) * torch.tensor([[1e2], [1.0], [1e-2]]).double(), 3),
@@ -101,12 +100,6 @@ class TestTwoSubspaces:
         assert (plane + Subspace.spanned_by(drawn(3, WIDTH, seed=5))).dim == 5
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_rounding_of_the_dtype_is_no_direction(dtype):
-    product = (drawn(40, 2) @ drawn(2, 60, seed=1)).to(dtype)
-    assert Subspace.spanned_by(product).dim == 2
-
-
 INTS, SPACE = torch.ones(9, dtype=torch.int64), Subspace.spanned_by(drawn(2, WIDTH))
 X, ALONG = drawn(5, WIDTH), SPACE.basis[:, 0]
 OTHER, ONES = Subspace.spanned_by(torch.ones(4)), torch.ones
@@ -115,16 +108,14 @@ SPAN = r"directions must be a float tensor \[count, width\] or \[width\], got"
 STATES = r"x must be floats \[\*, 9\], got"
 PART = "direction must have a part in the subspace, got one of length"
 WRONG = [
-    *((Subspace, (some,), BASIS) for some in (ONES(4, 2), INTS[:, None], "x", 2 * torch.eye(3))),
-    *((Subspace.spanned_by, (some,), SPAN) for some in (ONES(2, 3, 4), INTS, [1.0])),
-    *((Subspace.spanned_by, (ONES(2) * bad,), "must be finite") for bad in (math.nan, math.inf)),
-    *((call, (ONES(4),), STATES) for call in (SPACE.project, SPACE.reject)),
-    *((SPACE.coordinates, (x,), STATES) for x in (INTS, torch.tensor(1.0), "x")),
+    *((Subspace, (some,), BASIS) for some in (INTS[:, None], 2 * torch.eye(3))),
+    *((Subspace.spanned_by, (some,), SPAN) for some in (ONES(2, 3, 4), INTS)),
+    (Subspace.spanned_by, (ONES(2) * math.nan,), "must be finite"),
+    *((SPACE.project, (x,), STATES) for x in (ONES(4), INTS)),
     (SPACE.edit, (X, SPACE.reject(drawn(WIDTH, seed=7)), 1.0), PART),
     (SPACE.edit, (X, SPACE.basis.mT, 1.0), r"direction must be one vector \[9\], got \[2, 9\]"),
-    (SPACE.edit, (X, ONES(4), 1.0), r"direction must be floats \[\*, 9\]"),
     (SPACE.edit, (X, ALONG, ONES(4)), r"value must be one number or \[5\] numbers, got \[4\]"),
-    *((call, (OTHER,), "widths 9 and 4") for call in (SPACE.overlap, SPACE.__add__)),
+    (SPACE.overlap, (OTHER,), "widths 9 and 4"),
 ]
 
 

@@ -12,11 +12,9 @@ from support import traces
 from support.bounds import assert_exact, assert_rule, attention_truth
 from support.traces import CAUSAL, LISTED, TOKENS, at, cells, dense, drawn, heads, new_model, recorded
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 import gnn_attention as ga
-from gnn_attention import MessagePassingAttention, StandardHeads, patterns
+from gnn_attention import MessagePassingAttention, patterns
 from gnn_attention.interpret import trace
 from gnn_attention.interpret.trace import interventions
 
@@ -169,34 +167,6 @@ def test_a_sink_counts_for_a_receiver_whose_messages_are_all_changed() -> None:
     assert_exact(info.lse, torch.cat([logits, sinks.view(1, 2, 1, 1).expand(1, 2, 3, 1)], -1).logsumexp(-1))
 
 
-class Sizes(TorchDispatchMode):
-    """Inside, the most numbers that any tensor made by torch had."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for part in tree_flatten(result)[0]:
-            if isinstance(part, Tensor):
-                self.largest = max(self.largest, part.untyped_storage().nbytes() // part.element_size())
-        return result
-
-
-@torch.no_grad()
-def test_nothing_is_made_of_tokens_by_tokens() -> None:
-    """Of 2048 tokens with 4 edges each, nor of edges x heads x width."""
-    n, width, graph = 2048, 64, patterns.window(2048, 4)
-    torch.manual_seed(0)
-    layer = MessagePassingAttention(StandardHeads(width, 8, head_dim=4), backend="rows")
-    with Sizes() as sizes:
-        for surgery in (trace.cut([(9, 10)], heads=2), trace.mute([(9, 10), (7, 8)], heads=[1, 5])):
-            call = trace.record(layer, torch.randn(n, width), graph, surgery=surgery).layers[0]
-            assert call.norms().shape == (1, call.edge_index.shape[1], 8)
-            assert call.carried([(2000, 2001)]).shape == (1, 1, 8, width)
-    assert sizes.largest < n * n / 8, sizes.largest
-    assert sizes.largest < call.edge_index.shape[1] * 8 * width / 4, sizes.largest
-
-
 NO_EDGE = r"-> {} is no edge of TokenGraph\(causal\(7\).*: there is nothing to {}"
 
 
@@ -208,33 +178,17 @@ def patched(count: int, *edges: Any, copies: int = 1, **where: Any) -> trace.Int
 WRONG_OPERATIONS = [
     (lambda: trace.cut(3), TypeError, r"edges must be a tensor \[2, K\] or a list of \(src, dst\), got 3"),
     (lambda: trace.mute((-1, 2)), IndexError, r"edges: a pair is \(src, dst\).*, got \[\[-1, 2\]\]"),
-    (lambda: trace.mute(torch.tensor([[0, -2], [1, 1]])), IndexError, r"edges: a pair .*\[\[-2, 1\]\]"),
     (lambda: trace.mute((0, 1, 2)), ValueError, r"edges: a pair is \(src, dst\).*, got \(0, 1, 2\)"),
-    (lambda: trace.mute([(0, 1), (1,)]), ValueError, r"edges: a pair is .*, got \[\(0, 1\), \(1,\)\]"),
     (lambda: trace.mute([(0.0, 2.0)]), TypeError, r"edges: a pair is .*, got \[\(0\.0, 2\.0\)\]"),
-    (lambda: trace.mute(torch.zeros(3, 2).long()), ValueError, r"edges: a pair .* shape \[3, 2\]"),
-    (lambda: trace.cut((0, 1), layers=-1), ValueError, "layers must be at least 0, got -1"),
     (lambda: trace.cut((0, 1), heads=[0, "x"]), TypeError, "each of heads must be an integer, got 'x'"),
     (lambda: trace.cut((0, 1), layers=[0, 3]), IndexError, "layers must be in 0 .. 2, the attention layers"),
     (lambda: trace.mute((0, 1), heads=3), IndexError, r"heads must be in 0 .. 2, got 3"),
     (lambda: trace.cut((3, 1)), ValueError, NO_EDGE.format(1, "cut")),
-    (lambda: trace.mute([(0, 1), (5, 2)]), ValueError, NO_EDGE.format(2, "mute")),
-    (lambda: trace.mute((0, 7)), IndexError, r"edge_index\[1, 0\] = 7 is no receiver: expected 0 .. 6"),
     (lambda: trace.cut(patterns.causal(8)), ValueError, "graphs joined by & must have the same nodes"),
-    (lambda: trace.mute((0, 1), factor=math.inf), ValueError, "factor must be finite, got inf"),
     (lambda: trace.mute((0, 1), factor="2"), TypeError, "factor must be a number, got"),
     (lambda: trace.patch(new_model(), (0, 1)), TypeError, "run must be a result of trace.record, got"),
-    (
-        lambda: patched(7, (0, 1), layers=3),
-        IndexError,
-        r"layers must be among \[0, 1, 2\], which the run has",
-    ),
-    (lambda: patched(7, (3, 1)), ValueError, NO_EDGE.format(1, "patch")),
-    (
-        lambda: patched(7, copies=3),
-        ValueError,
-        r"layer 0 are \[3, 3, 7, 4\] in the run and \[2, 3, 7, 4\] here",
-    ),
+    (lambda: patched(7, (0, 1), layers=3), IndexError, r"must be among \[0, 1, 2\], which the run has"),
+    (lambda: patched(7, copies=3), ValueError, r"\[3, 3, 7, 4\] in the run and \[2, 3, 7, 4\] here"),
     (lambda: "cut", TypeError, r"interventions must be made by cut.*or patch\(...\), got str"),
 ]
 

@@ -43,19 +43,6 @@ def test_rows_of_chosen_heads(reported):
         assert all(row[claim]["p"] <= row[claim]["p_holm"] for claim in ("looks", "said", "loss"))
 
 
-def test_a_head_by_itself_has_the_same_effects(reported, text, tmp_path):
-    """Of one head fewer p-values are corrected, and nothing else changes."""
-    options = ["--passages", "24", "--length", "16", "--json", str(tmp_path / "alone.json")]
-    assert main(["1.0", "--text", str(text), *options]) == 0
-    [alone] = json.loads((tmp_path / "alone.json").read_text(encoding="utf-8"))["rows"]
-    among = reported["rows"][1]
-    for claim in ("looks", "said"):
-        assert alone[claim]["p"] == among[claim]["p"]
-        assert alone[claim]["claimed"] == pytest.approx(among[claim]["claimed"], rel=1e-6)
-        # two claims of one head against six of three
-        assert alone[claim]["p_holm"] <= among[claim]["p_holm"]
-
-
 def test_the_table(text, capsys):
     assert main(["0", "--text", str(text), "--passages", "12", "--length", "16"]) == 0
     title, _, *lines = capsys.readouterr().out.splitlines()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 import re
@@ -11,7 +10,6 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
-from support.bounds import assert_exact
 from support.refusals import assert_refusals
 
 from examples.training import Checkpoint, Corpus, Recipe, corpus, metrics, recipe, train, trainer
@@ -95,15 +93,6 @@ def test_progress_is_shown_only_with_the_option(capsys, monkeypatch):
     # stderr is no terminal here
     train(replace(SHORT, steps=2), CORPUS, SIZES)
     assert capsys.readouterr().err == ""
-
-
-def test_the_rate_rises_and_falls():
-    rates = [recipe.rate(Recipe(steps=100, warmup=9, rate=1.0), step, step / 100) for step in range(100)]
-    assert_exact(rates[0], 0.1)
-    assert rates.index(max(rates)) in (9, 10)
-    # a hundredth before the end of a half cosine from 1 to 0.1
-    assert_exact(rates[-1], 0.55 - 0.45 * math.cos(math.pi / 100))
-    assert all(a > b for a, b in itertools.pairwise(rates[10:]))
 
 
 def test_the_defaults_made_the_shipped_weights():
