@@ -216,7 +216,7 @@ class TestErrors:
         ]:
             with pytest.raises(error, match=match):
                 analyse.diameter(graphs)
-        assert analyse.diameter(PER_HEAD.select(0, 1)) is None
+        assert analyse.layers_to_full_reach(PER_HEAD.select(0, 1)) == 3
 
     def test_too_many_edges_to_list(self, monkeypatch):
         monkeypatch.setattr(_walks, "MOST_EDGES", 9)

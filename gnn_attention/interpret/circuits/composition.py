@@ -21,14 +21,12 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
     ``W_M`` for ``"v"`` (passed on). A rotary later head needs a ``distance`` for q and k. If the space
     between is rotated at random, the root of the mean square is exactly ``width ** -0.5``: compare with that.
 
-    Raises ValueError for another kind or heads that read no states of that width, TypeError for no circuits.
+    Raises ValueError for another kind or heads that read no states of that width.
 
     Sources: Elhage et al. 2021, "Two-layer attention-only transformers", the footnote on measuring
     composition; TransformerLens' ``all_composition_scores``.
     """
     kind = checks.choice("kind", kind, KINDS)
-    for name, circuit in (("earlier", earlier), ("later", later)):
-        checks.instance(name, circuit, Circuit)
     return float(_product_norm(_unit_rows(earlier.message), _unit_rows(_reader(later, kind, distance).T)))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import re
 from dataclasses import asdict, fields, replace
 
 import pytest
@@ -14,7 +13,6 @@ from support.refusals import assert_refusals
 
 from examples.training import Checkpoint, Corpus, Recipe, corpus, metrics, recipe, train, trainer
 from examples.training.__main__ import main
-from gnn_attention._support import progress
 from gnn_attention.model import language_model as lm
 
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=2, head_dim=8, mlp_width=32, reach=4)
@@ -79,20 +77,6 @@ def test_minutes_end_it():
     _, _, report = train(replace(SHORT, steps=10**9), CORPUS, SIZES, minutes=0.002)
     assert 1 <= report["steps"] < 10**9
     assert report["command"].endswith("--minutes 0.002")
-
-
-def test_progress_is_shown_only_with_the_option(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY", 0.001)
-    monkeypatch.setattr(trainer, "_STEPS_BETWEEN_LOOKS", 10)
-    _, _, report = train(SHORT, CORPUS, SIZES, progress=True)
-    form = r"train: .*\| (\d+)/20 \[.* steps/s, loss \d\.\d{3}, [\d,]+ tokens/s(.*)\]"
-    found = re.findall(form, capsys.readouterr().err)
-    assert all(("held_out_loss" in note) == (int(step) >= 10) for step, note in found if step != "10")
-    assert {int(step) < 10 for step, _ in found} == {True, False}
-    assert [look["step"] for look in report["history"]] == [10, 20]
-    # stderr is no terminal here
-    train(replace(SHORT, steps=2), CORPUS, SIZES)
-    assert capsys.readouterr().err == ""
 
 
 def test_the_defaults_made_the_shipped_weights():
