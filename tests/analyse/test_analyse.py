@@ -124,22 +124,6 @@ class TestPaths:
                 analyse.path_counts(patterns.full(2), layers)
 
 
-class TestComponents:
-    @settings(max_examples=80, deadline=None)
-    @given(graphs(most=12))
-    def test_against_networkx(self, graph):
-        digraph = convert.to_networkx(graph)
-        for strong, parts in (
-            (False, networkx.weakly_connected_components(digraph)),
-            (True, networkx.strongly_connected_components(digraph)),
-        ):
-            expected = [0] * graph.num_dst
-            for number, part in enumerate(sorted(parts, key=min)):
-                for member in part:
-                    expected[member] = number
-            assert analyse.components(graph, strong=strong).tolist() == expected
-
-
 class TestSummary:
     @settings(max_examples=60, deadline=None)
     @given(graphs())

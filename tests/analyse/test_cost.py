@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gnn_attention import TokenGraph, algebra, attend, cost, patterns
 from gnn_attention.analyse.cost import FORMS, Macs
-from gnn_attention.cache import KeyValueCache
+from gnn_attention.cache import KeyValueCache, PatternMessageCache
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 
 GROUPED = {"width": 24, "num_heads": 6, "head_dim": 5, "value_dim": 3, "num_kv_heads": 2}
@@ -72,6 +72,15 @@ class TestForms:
         made = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in (q, k, v, mixtures)}
         expected = sum(size for storage, size in made.items() if storage not in states)
         assert 2 * cost.of_form(form, **GROUPED, graph=graph, dtype=dtype).activations == expected
+
+    @each_form
+    @pytest.mark.parametrize(
+        "build", [patterns.causal, lambda n: patterns.window(n, 4), lambda n: patterns.sinks(n, 2)]
+    )
+    def test_a_pass_is_the_sum_of_its_steps(self, form, build):
+        """To decode token by token costs what one pass costs."""
+        steps = [cost.of_form(form, **GROUPED, graph=build(n)).step for n in range(1, 12)]
+        assert sum(steps, start=Macs()) == cost.of_form(form, **GROUPED, graph=build(11)).macs
 
     @each_form
     def test_graphs_that_differ_by_head_or_sample(self, form):
@@ -144,6 +153,28 @@ class TestCaches:
 
     GRAPH = patterns.window(11, 4) | patterns.sinks(11, 1)
 
+    @pytest.mark.parametrize("form", ["factored", "merged"])
+    def test_patterns_and_messages(self, form):
+        of = {"factored": FactoredHeads.of, "merged": MergedHeads.of}[form]
+        found = cost.of_form(form, **GROUPED, graph=self.GRAPH)
+        for way, side, keep in (
+            ("pattern, message", "sender", "messages"),
+            ("state, message", "receiver", "messages"),
+            ("state and a 1", "receiver", "states"),
+        ):
+            cache = PatternMessageCache(of(StandardHeads(**GROUPED), side=side), self.GRAPH, keep)
+            cache.update(torch.randn(1, 11, 24))
+            assert cache.nbytes == 11 * found.cache_per_token[way]
+
+    def test_layers_and_samples(self):
+        """Two layers, and samples with graphs of their own."""
+        graph = algebra.per_sample(patterns.window(11, 3), patterns.causal(11))
+        heads, cache, x = StandardHeads(**GROUPED), KeyValueCache(graph, layers=2), torch.randn(2, 11, 24)
+        for layer in range(2):
+            cache.update(heads, x, layer)
+        found = cost.of_form("standard", **GROUPED, graph=graph)
+        assert cache.nbytes == 2 * 11 * found.cache_per_token["key, value"]
+
     def test_the_most_senders_of_a_cache(self):
         """Token by token, a cache has at most as many senders as the cost says, and once exactly so many."""
         others = patterns.causal(11), patterns.dilated(11, 3, 2), patterns.documents([5, 2, 4])
@@ -204,6 +235,11 @@ class TestGraphs:
             assert found.cached == most_senders(graph)
         else:
             assert found.cached == int(single.any(0).any(0).sum())
+
+    def test_shares(self):
+        found = cost.of_graph(patterns.window(8, 2), block=2)
+        assert (found.edges, found.causal, found.full, found.cells) == (15, 36, 64, 4 * 4 + 3 * 4)
+        assert (found.of_causal, found.fill) == (15 / 36, 15 / 28)
 
     def test_many_tokens_are_not_listed(self):
         """Closed forms: a triangle of w, w for each token after it, and 4 sinks outside of their windows."""

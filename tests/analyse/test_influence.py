@@ -13,6 +13,11 @@ from torch_geometric.utils.influence import jacobian_l1
 from gnn_attention import TokenGraph, analyse, patterns
 
 
+def cycle(tokens):
+    src = torch.arange(tokens)
+    return TokenGraph.from_edges(torch.stack([src, (src + 1) % tokens]), tokens)
+
+
 def test_influence_along_a_window_of_two_is_binomial():
     """Each layer moves one back with half of the attention's share."""
     tokens, layers, own = 12, 7, 0.3
@@ -20,6 +25,19 @@ def test_influence_along_a_window_of_two_is_binomial():
     p = (1 - own) / 2
     wanted = [math.comb(layers, k) * p**k * (1 - p) ** (layers - k) for k in range(12)]
     assert_exact(row.flip(0), torch.tensor(wanted, dtype=torch.float64))
+
+
+def test_influence_around_a_cycle_is_binomial_wrapped():
+    """Columns, rows and the whole agree."""
+    tokens, layers, own = 5, 8, 0.25
+    graph = cycle(tokens)
+    wanted = torch.zeros(tokens, dtype=torch.float64)
+    for k in range(layers + 1):
+        wanted[k % tokens] += math.comb(layers, k) * (1 - own) ** k * own ** (layers - k)
+    whole = analyse.influence(graph, layers, own)
+    assert_exact(whole[:, 0], wanted)
+    assert_exact(analyse.influence(graph, layers, own, senders=[0])[:, 0], wanted)
+    assert_exact(analyse.influence(graph, layers, own, receivers=[3, 1], senders=[0]), whole[[3, 1], :1])
 
 
 def test_influence_of_a_list_of_layers_is_the_product():

@@ -9,6 +9,7 @@ from benchmarks import attention
 from benchmarks.checked import Checked
 from benchmarks.measuring import Settings
 from benchmarks.methods import PEERS, Method, Prepared, ours
+from benchmarks.targets import judge, judged
 from benchmarks.workloads import CAUSAL, EAGER, FLEX, MASKED, MHA, PYG, Workload, draw
 from gnn_attention import TokenGraph, attend, patterns
 from gnn_attention.verify.measure import EXACT
@@ -91,3 +92,29 @@ def test_every_case_is_measured_or_says_why_not():
         assert case["samples"] == 3
         assert 0 < case["fastest"] <= case["seconds"]
         assert min(case["memory_mb"], case["ratio"] - EXACT, 2 - case["output_error"]) >= 0
+
+
+def test_targets_follow_from_what_was_measured():
+    """Of the fastest peer, of memory that counts as 1 MB at least, and None where a peer was not measured."""
+
+    def case(method, **numbers):
+        return {"workload": "w", "method": method, "pass": "forward", "status": "measured"} | numbers
+
+    cases = [
+        case("auto", ours=True, seconds=1.0, ratio=1.0, memory_mb=0.5, share=0.5),
+        case("tiles", ours=True, seconds=0.5, ratio=0.5),
+        case(PYG, ours=False, seconds=9.0, ratio=9.0, memory_mb=40.0),
+        case(MASKED, ours=False, seconds=4.0, ratio=4.0),
+        case(FLEX, ours=False, status="failed"),
+    ]
+    record = {"workloads": [{"workload": "w"}], "cases": cases}
+    targets = [
+        ("ratio", f"{PYG}|{MASKED}", 5),
+        ("smaller", PYG, 40),
+        ("ratio", FLEX, 1),
+        ("share", "auto", 0.5),
+    ]
+    rows = judge(record, [("w", *target) for target in targets], ["forward"])
+    assert [row["value"] for row in rows] == [4.0, 40.0, None, 0.5]
+    assert [row["met"] for row in rows] == [False, True, None, True]
+    assert judged(record)[0]["value"] == 2.0

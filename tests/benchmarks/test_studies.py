@@ -16,7 +16,7 @@ hf_models = needs("support.hf_models")
 
 from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-from benchmarks import edge_cuts, indexer_smollm2  # noqa: E402
+from benchmarks import edge_cuts  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", edge_cuts.MODELS)
@@ -53,18 +53,6 @@ def llama(tokens):
     heads = {"num_attention_heads": 2, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
     config = LlamaConfig(**sizes, **heads, attn_implementation="gnn_attention")
     return LlamaForCausalLM(config).eval().requires_grad_(False), torch.randint(0, 30, (1, tokens))
-
-
-def test_an_indexer_learns_what_a_layer_looks_at(monkeypatch):
-    for name, value in {"TOKENS": 32, "ROWS": 16, "STEPS": 4, "GROUPS": 2, "SENDERS": (4, 64)}.items():
-        monkeypatch.setattr(indexer_smollm2, name, value)
-    model, ids = llama(32)
-    states, loss = indexer_smollm2.record(model, ids)
-    assert loss == pytest.approx(float(model(ids, labels=ids).loss), abs=1e-5)
-    found, indexers = indexer_smollm2.study_layer(0, [states], [states])
-    # 64 senders are all
-    assert found["indexer"][1] == found["best"][1] == found["best for all heads"][1] == 1.0
-    assert indexer_smollm2.loss_along(model, ids, [indexers] * 2, 64) == pytest.approx(loss, abs=1e-3)
 
 
 def test_a_model_that_chooses_its_graphs_is_trained(monkeypatch, tmp_path):

@@ -18,6 +18,7 @@ from torch_geometric.nn import GCNConv
 import gnn_attention as ga
 from gnn_attention import FactoredHeads, MergedHeads, MessagePassingAttention, StandardHeads, patterns
 from gnn_attention.interpret.audit import audit
+from gnn_attention.verify.measure import EXACT
 
 T, WIDTH = 8, 4
 SHAPE = (T, WIDTH)
@@ -234,6 +235,18 @@ def test_a_leak_behind_a_gate_is_found_at_inputs_that_open_it():
     assert pairs(audit(module, LOOPS, (T,), inputs=text)) == {(3, 2)}
 
 
+def test_an_fft_needs_a_tolerance_and_time_comes_second():
+    kernel = torch.randn(T, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def by_fft(x):
+        transformed = torch.fft.rfft(x, 2 * T, dim=1) * torch.fft.rfft(kernel, 2 * T, dim=0)
+        return torch.fft.irfft(transformed, 2 * T, dim=1)[:, :T]
+
+    assert audit(Reads(by_fft), CAUSAL, SHAPE, tolerance=EXACT).exact
+    assert not audit(Reads(by_fft), CAUSAL, SHAPE).ok
+    assert "[T, B, width]" in str(audit(nn.GRU(WIDTH, WIDTH), CAUSAL, SHAPE))
+
+
 def test_layers_are_counted_or_given():
     """Two layers of a window of 3 reach 5 tokens; counted for our layers, given for others."""
     window = patterns.window(T, 3)
@@ -277,6 +290,21 @@ def test_attention_is_the_only_step_between_tokens():
     for part in set(parts) - {model.layers[0]}:
         assert audit(part, patterns.self_loops(6), (6, model.config.width)).exact
     assert audit(model.blocks[1], patterns.window(6, 2), (6, model.config.width)).exact
+
+
+def test_graphs_of_other_shapes():
+    """Cross-attention and graphs that differ by head."""
+    layer, queries = MessagePassingAttention(StandardHeads(WIDTH, 2), backend="dense"), torch.randn(3, WIDTH)
+
+    def along(graph):
+        return lambda module, x: module((x, queries.to(x).expand(len(x), -1, -1)), graph)
+
+    cross, shifted = patterns.cross(3, 5), patterns.causal(5).rows(0, 3)
+    assert audit(layer, cross, (5, WIDTH), call=along(cross)).exact
+    assert pairs(audit(layer, shifted, (5, WIDTH), call=along(cross))) == off_graph(cross.mask(), shifted)
+    by_head = ga.algebra.per_head(patterns.window(T, 2), patterns.sinks(T, 1))
+    verdict = audit(layer, by_head, SHAPE)
+    assert (verdict.exact, verdict.allowed) == (True, patterns.window(T, 2) | patterns.sinks(T, 1) | LOOPS)
 
 
 class Tokens(nn.Module):
@@ -324,6 +352,13 @@ def test_the_module_is_left_untouched():
         module, graph, expected = PLANTED["mask off by one"]
         assert pairs(audit(module, graph, SHAPE, witnesses="jacobian")) == expected
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+
+def test_a_kernel_of_one_dtype_is_audited_in_it():
+    single = Reads(lambda x: Attention(BEFORE)(x))
+    with pytest.raises(RuntimeError, match="same dtype"):
+        audit(single, CAUSAL, SHAPE)
+    assert audit(single, CAUSAL, SHAPE, dtype=torch.float32).exact
 
 
 def test_random_numbers_are_the_same_in_every_pass():

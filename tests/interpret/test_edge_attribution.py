@@ -1,5 +1,7 @@
 """Effects of edges against models in which edges are cut, and the graphs of those that matter."""
 
+import itertools
+
 import pytest
 import torch
 from support.extras import needs
@@ -89,6 +91,28 @@ def test_slopes_and_mutes_are_derivatives_by_the_gates_of_edges(llama, without, 
         assert (a.scores(layer, without) - expected).abs().max() <= 1e-12
 
 
+def test_cuts_in_the_last_layer_of_a_linear_readout_are_exact(llama):
+    """First order is all where the metric is linear in the outputs of heads: their own gradient's product."""
+    outputs = []
+    hook = llama.model.layers[1].self_attn.o_proj.register_forward_pre_hook(
+        lambda module, given: outputs.append(given[0])
+    )
+    a = trace.attribute(llama, IDS, last_loss)
+    last_loss(llama(IDS, use_cache=False).logits)
+    o = outputs[-1].detach().requires_grad_()
+    replaced = llama.model.layers[1].self_attn.o_proj.register_forward_pre_hook(lambda module, given: (o,))
+    (g,) = torch.autograd.grad(last_loss(llama(IDS, use_cache=False).logits), o)
+    replaced.remove()
+    src, dst = a.edge_index(1)
+    for head, edge in itertools.product(range(HEADS), range(len(src))):
+        tables = full_tables()
+        tables[1, head, dst[edge], src[edge]] = False
+        with_tables(llama, tables)
+        expected = ((outputs[-1] - o) * g).sum()
+        assert abs(a.scores(1)[head, edge] - expected) <= 1e-12, (head, edge)
+    hook.remove()
+
+
 def test_absent_edges_have_the_effect_of_not_adding_them(llama):
     """Their derivative at the graph that lacks them; an edge that stays has that of its cut."""
     small = patterns.window(TOKENS, 3)
@@ -163,9 +187,7 @@ def test_top_is_over_all_layers_and_heads(llama):
 
 def test_wrong_arguments_are_named(llama):
     """One sentence each."""
-    with pytest.raises(
-        TypeError, match=r"metric\(logits\) must be a scalar or vector .* got shape \[1, 6, 16\]"
-    ):
+    with pytest.raises(TypeError, match=r"must be a scalar or vector .* got shape \[1, 6, 16\]"):
         trace.attribute(llama, IDS, lambda logits: logits)
     with pytest.raises(TypeError, match="model must be a transformers model"):
         trace.attribute(torch.nn.Linear(2, 2), IDS, last_loss)

@@ -140,6 +140,7 @@ def test_refusals():
         *((partial(of, source, 0), TypeError, r"source must be .*heads_of\(model") for source in sources),
         (partial(of, made(), 3), IndexError, "head must be"),
         (partial(of, made(), 0, ones(5)), ValueError, r"gain must be a float tensor \[12\]"),
+        (lambda: of(made(qk_norm=True), 2).pattern, ValueError, "qk_norm have no pattern matrix"),
         (partial(of, wide, 0, gain), ValueError, "folded.*states of one norm"),
         (partial(of, block(), 0, gain), ValueError, "gain must not be given with a Block"),
         (lambda: alone.message, ValueError, "without W_O have values but no messages"),

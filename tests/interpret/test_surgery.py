@@ -12,9 +12,11 @@ from support import traces
 from support.bounds import assert_exact, assert_rule, attention_truth
 from support.traces import CAUSAL, LISTED, TOKENS, at, cells, dense, drawn, heads, new_model, recorded
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 import gnn_attention as ga
-from gnn_attention import MessagePassingAttention, patterns
+from gnn_attention import MessagePassingAttention, StandardHeads, patterns
 from gnn_attention.interpret import trace
 from gnn_attention.interpret.trace import interventions
 
@@ -165,6 +167,34 @@ def test_a_sink_counts_for_a_receiver_whose_messages_are_all_changed() -> None:
     info = ga.attend(q, k, v, patterns.causal(3), sink_logits=sinks, backend=changing, return_info=True)[1]
     logits = (q @ k.mT / 2).masked_fill(~patterns.causal(3).mask(), -math.inf)
     assert_exact(info.lse, torch.cat([logits, sinks.view(1, 2, 1, 1).expand(1, 2, 3, 1)], -1).logsumexp(-1))
+
+
+class Sizes(TorchDispatchMode):
+    """Inside, the most numbers that any tensor made by torch had."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for part in tree_flatten(result)[0]:
+            if isinstance(part, Tensor):
+                self.largest = max(self.largest, part.untyped_storage().nbytes() // part.element_size())
+        return result
+
+
+@torch.no_grad()
+def test_nothing_is_made_of_tokens_by_tokens() -> None:
+    """Of 2048 tokens with 4 edges each, nor of edges x heads x width."""
+    n, width, graph = 2048, 64, patterns.window(2048, 4)
+    torch.manual_seed(0)
+    layer = MessagePassingAttention(StandardHeads(width, 8, head_dim=4), backend="rows")
+    with Sizes() as sizes:
+        for surgery in (trace.cut([(9, 10)], heads=2), trace.mute([(9, 10), (7, 8)], heads=[1, 5])):
+            call = trace.record(layer, torch.randn(n, width), graph, surgery=surgery).layers[0]
+            assert call.norms().shape == (1, call.edge_index.shape[1], 8)
+            assert call.carried([(2000, 2001)]).shape == (1, 1, 8, width)
+    assert sizes.largest < n * n / 8, sizes.largest
+    assert sizes.largest < call.edge_index.shape[1] * 8 * width / 4, sizes.largest
 
 
 NO_EDGE = r"-> {} is no edge of TokenGraph\(causal\(7\).*: there is nothing to {}"

@@ -115,38 +115,17 @@ class TestMatch:
         assert_refusals((partial(match, *given), ValueError, message) for *given, message in wrong)
 
 
-@pytest.fixture(scope="module")
-def trained() -> lm.LanguageModel:
-    return lm.load_trained()[0].double()
-
-
-def repeated(length: int, samples: int) -> Tensor:
-    """Distinct tokens twice, so that an equal token is one of the other copy."""
-    generator = torch.Generator().manual_seed(3)
-    first = torch.stack([torch.randperm(1024, generator=generator)[:length] for _ in range(samples)])
-    return torch.cat([first, first], dim=1)
-
-
-class TestDetect:
-    """On the trained model: the jobs of its heads, with the scores that ``model`` measures by distance."""
-
-    def test_agrees_with_the_scores_by_distance(self, trained, monkeypatch):
-        tokens = repeated(24, 4)
-        monkeypatch.setattr(lm, "_random_tokens", lambda *_: tokens[:, :24])
-        assert_exact(detect(trained, tokens, "induction"), lm.induction_scores(trained, length=24, samples=4))
-        monkeypatch.setattr(lm, "_random_tokens", lambda *_: tokens)
-        by_distance = lm.previous_token_scores(trained, length=48, samples=4)
-        assert_exact(detect(trained, tokens, "previous_token"), by_distance)
-
-    def test_refusals(self, trained):
-        tokens = torch.arange(6)
-        names = "'previous_token', 'duplicate_token', 'induction'"
-        wrong = [
-            (tokens, "copy", ValueError, f"template must be one of {names}, got 'copy'"),
-            (tokens, lambda _: 3, TypeError, "template must be a TokenGraph, got 3"),
-            (tokens.float(), "induction", TypeError, "tokens must be an integer tensor"),
-            (torch.zeros(0).long(), "induction", ValueError, r"tokens must be .* and not empty"),
-        ]
-        assert_refusals(
-            (partial(detect, trained, *given), error, message) for *given, error, message in wrong
-        )
+def test_detect():
+    """It matches a run on the tokens; templates go by name, or are functions."""
+    model, tokens = lm.load_trained()[0], torch.arange(6).repeat(2)[None]
+    wanted = match(trace.record(model, tokens), induction(tokens)).detach()
+    for template in ("induction", induction):
+        assert torch.equal(detect(model, tokens, template), wanted)
+    names = "'previous_token', 'duplicate_token', 'induction'"
+    wrong = [
+        (tokens, "copy", ValueError, f"template must be one of {names}, got 'copy'"),
+        (tokens, lambda _: 3, TypeError, "template must be a TokenGraph, got 3"),
+        (tokens.float(), "induction", TypeError, "tokens must be an integer tensor"),
+        (torch.zeros(0).long(), "induction", ValueError, r"tokens must be .* and not empty"),
+    ]
+    assert_refusals((partial(detect, model, *given), error, message) for *given, error, message in wrong)

@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from support import ranks
-from support.bounds import assert_exact
+from support.bounds import assert_exact, assert_sum
 from support.refusals import assert_refusals
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from examples.training import Checkpoint, Corpus, Layout, Ranks, Recipe, trainer
+from examples.training.parallel import clip
 from gnn_attention import model as lm
 from gnn_attention.verify.measure import EXACT, summation_bound
 
@@ -139,6 +143,29 @@ def test_a_checkpoint_goes_on_at_another_world_size(tmp_path, monkeypatch, befor
         torch.set_default_dtype(torch.float32)
     for found in ranks.run(after[0], go_on_ranks, file, after[1]):
         assert_exact(found, expected[4:])
+
+
+def clipped(rank, world_size):
+    """The norms, before and after, of gradients of three kinds: plain, of one mesh, of another."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
+    parts = [torch.full((4,), 3.0), torch.full((2, 2), 4.0), torch.full((8,), 5.0)]
+    sharded = distribute_tensor(parts[1], mesh["a"], [Shard(0)])
+    whole = [parts[0], sharded, distribute_tensor(parts[2], mesh, [Shard(0), Replicate()])]
+    parameters = [nn.Parameter(torch.zeros_like(part)) for part in whole]
+    for parameter, part in zip(parameters, whole, strict=True):
+        parameter.grad = part
+    norms = [clip(parameters, 2.0), clip(parameters, 100.0)]
+    local = [getattr(part, "to_local", lambda part=part: part)() for part in whole]
+    return [*norms, *(float(part.flatten()[0]) for part in local)]
+
+
+@pytest.mark.slow
+def test_gradients_of_several_meshes_have_one_norm():
+    norm = (4 * 9 + 4 * 16 + 8 * 25) ** 0.5
+    for found in ranks.run(2, clipped):
+        for value, true in zip(found, [norm, 2.0, *(value * 2 / norm for value in (3, 4, 5))], strict=True):
+            # 16 squares, a root, a quotient and a product
+            assert_sum(value, true, 20, true)
 
 
 def refused(rank, world_size):
