@@ -58,7 +58,7 @@ class Checkpoint:
             return {}
         try:
             # Without weights_only the file could run code.
-            state = torch.load(self.file, weights_only=True)
+            state = torch.load(self.file, map_location="cpu", weights_only=True)
             record: dict[str, Any] = state["record"]
         except Exception as error:
             # What torch raises depends on where the file is damaged.

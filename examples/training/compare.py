@@ -66,8 +66,8 @@ def compare(
         progress: whether stderr shows it.
 
     Raises ValueError for a graph of another number of tokens, with an edge from a later token, or twice the
-    same, for a file that holds no result, and for a training that diverged; all but the last before any
-    training.
+    same, for a file that holds no result, and for a training that diverged, OSError where the folder cannot
+    be made; all but a divergence before any training.
 
     >>> text = Corpus({"a.py": "def f(x): return x\\n" * 40}, {"b.py": "def g(y): return y\\n" * 40})
     >>> small = Config(1, width=16, num_heads=2, head_dim=8, mlp_width=32)
@@ -80,7 +80,11 @@ def compare(
     compared = contenders(graphs, recipe.length, config.num_heads)
     # Seed by seed, so that an early stop leaves all graphs of some seeds.
     pairs = list(product(range(checks.size("seeds", seeds, 1)), compared))
-    files = [_file(out, one, seed, _plan(recipe, text, config)) for seed, one in pairs]
+    files: list[Path | None] = [None] * len(pairs)
+    if out is not None:
+        out.mkdir(exist_ok=True)
+        plan = _plan(recipe, text, config)
+        files = [out / f"{one.key}-{plan}-seed{seed}.json" for seed, one in pairs]
     outcomes = [_stored(file, one) for file, (_, one) in zip(files, pairs, strict=True)]
     if None in outcomes:
         with Progress("compare", outcomes.count(None) * recipe.steps, shown=progress) as shown:
@@ -90,7 +94,6 @@ def compare(
                     outcome = _trained(one, replace(recipe, seed=seed, graph=""), known, config, shown)
                     outcomes[place] = outcome
                     if file := files[place]:
-                        file.parent.mkdir(exist_ok=True)
                         atomic_files.write(file, json.dumps(asdict(outcome), indent=1) + "\n")
     return [outcome for outcome in outcomes if outcome is not None]
 
@@ -103,10 +106,6 @@ def _plan(recipe: Recipe, text: Corpus, config: Config) -> str:
 
 def _shared(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in asdict(recipe).items() if name not in _OWN}
-
-
-def _file(out: Path | None, one: Contender, seed: int, plan: str) -> Path | None:
-    return None if out is None else out / f"{one.key}-{plan}-seed{seed}.json"
 
 
 def _stored(file: Path | None, one: Contender) -> Outcome | None:
