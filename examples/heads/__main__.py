@@ -6,19 +6,20 @@ Exit code 0, 2 for wrong arguments.
 """
 
 import argparse
+import collections
 import hashlib
 import inspect
-import json
 import re
 import sys
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import gnn_attention
+from examples import commands
 from examples.heads.reading import Reading, passages, readings
 from gnn_attention import model
+from gnn_attention._support import json_option
 
 PAIR = re.compile(r"(\d+)(?:\.(\d+))?")
 SMOLLM2, TRAINED = "smollm2", "trained"
@@ -34,21 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--passages", type=int, default=32, metavar="N", help=f"half to read, half to test {default}")
     add("--length", type=int, default=48, metavar="T", help=f"tokens of a passage {default}")
     add("--seed", type=int, default=0, help=f"of the random edges {default}")
-    add("--json", type=Path, metavar="FILE", help="write the record there, too")
-    args = parser.parse_args(arguments)
-    try:
-        record, tables = _recorded(args)
-        if args.json:
-            args.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    print("\n\n".join(tables))
-    return 0
+    json_option.add_json(parser)
+    return commands.run(parser, arguments, _read)
 
 
-def _recorded(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    text = _text_of(args.text)
+def _read(args: argparse.Namespace) -> None:
+    text = Path(args.text).read_text(encoding="utf-8") if args.text else inspect.getsource(collections)
     rows: list[dict[str, Any]] = []
     tables = []
     for name in dict.fromkeys(args.model or [TRAINED]):
@@ -62,7 +54,7 @@ def _recorded(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         tables.append(_table(name, of_model))
     about = {"text": args.text or "collections.py", "sha256": hashlib.sha256(text.encode()).hexdigest()}
     about |= {"passages": args.passages, "length": args.length, "seed": args.seed, "rows": rows}
-    return about, tables
+    json_option.write_json(args.json, about, "\n\n".join(tables))
 
 
 def _loaded(name: str, text: str) -> tuple[Any, Sequence[int], Callable[[int], str]]:
@@ -87,15 +79,13 @@ def _pairs(text: str, num_heads: int) -> list[tuple[int, int]]:
 
 
 def _row(reading: Reading) -> dict[str, Any]:
-    effects = {
-        name: effect._asdict() for name in ("looks", "said", "loss") if (effect := getattr(reading, name))
-    }
+    effects = {name: getattr(reading, name)._asdict() for name in ("looks", "said", "loss")}
     return {**reading._asdict(), **effects, "holds": reading.holds}
 
 
 def _table(name: str, readings: Sequence[Reading]) -> str:
     """Two lines a head; what is not shown by cutting is marked."""
-    jobs = Counter(reading.job for reading in readings)
+    jobs = collections.Counter(reading.job for reading in readings)
     counts = ", ".join(f"{count} {job}" for job, count in jobs.most_common())
     right = sum(reading.holds for reading in readings)
     title = f"{name}: {len(readings)} heads ({counts}); {right} sentences hold, the others are marked WRONG"
@@ -113,16 +103,6 @@ def _line(reading: Reading) -> str:
     fall = f"{what} {sign * said.claimed:.3f} against {sign * said.control:.3f} (p {said.p_holm:.2g})"
     loss = f"loss {reading.loss.claimed:+.4f} against {reading.loss.control:+.4f}"
     return f"{reading}\n    {moved}; {fall}; {loss}"
-
-
-def _text_of(file: str | None) -> str:
-    """The text of a file; of Python's collections.py without one."""
-    if file is None:
-        return inspect.getsource(inspect.getmodule(OrderedDict))  # type: ignore[arg-type]
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--text {file} is no text in UTF-8: {error.reason} at byte {error.start}") from None
 
 
 if __name__ == "__main__":

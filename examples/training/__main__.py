@@ -9,34 +9,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from examples import training
-from examples.training import compare, tasks
-from gnn_attention._support import atomic_files
+from examples import commands
+from examples.training import compare, tasks, trainer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, by default that of ``sys.argv``, and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m examples.training", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    train = commands.add_parser("train", help="train it on the standard library's sources")
-    training.add_arguments(train)
-    train.set_defaults(run=training.run)
-    about = "train one model over several graphs, all else equal: loss against edges"
-    compare.add_arguments(commands.add_parser("compare", help=about))
-    reach = commands.add_parser("reach", help="a task that only reach can answer, over several graphs")
-    tasks.add_arguments(reach)
-    reach.set_defaults(run=tasks.run)
-    args = parser.parse_args(arguments)
-    try:
-        atomic_files.check_place("--json", getattr(args, "json", None))
-        code: int = args.run(args)
-    except KeyboardInterrupt as interrupt:
-        print(": ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)
-        return 130
-    except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
-        print(f"{parser.prog} {args.command}: {error}", file=sys.stderr)
-        return 2
-    return code
+    choices = parser.add_subparsers(dest="command", required=True, metavar="command")
+    about = {"train": "train it on the standard library's sources"}
+    about["compare"] = "train one model over several graphs, all else equal: loss against edges"
+    about["reach"] = "a task that only reach can answer, over several graphs"
+    for name, module in {"train": trainer, "compare": compare, "reach": tasks}.items():
+        command = choices.add_parser(name, help=about[name])
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return commands.run(parser, arguments)
 
 
 if __name__ == "__main__":

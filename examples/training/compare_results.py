@@ -6,15 +6,9 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from gnn_attention._support.text import printable
-from gnn_attention.draw import _axes
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -83,14 +77,14 @@ def _row(ours: Sequence[Outcome], first: Sequence[Outcome]) -> Row:
     differences = [one.held_out_loss - reference[one.seed] for one in ours if one.seed in reference]
     scores = [one.induction for one in ours if one.induction is not None]
     return Row(
-        ours[0].graph,
-        ours[0].edges_per_token,
-        Mean.of([one.held_out_loss for one in ours]),
-        Mean.of(differences) if differences else None,
-        Mean.of(scores) if scores else None,
-        Mean.of([1000 * one.seconds_per_step for one in ours]),
-        Mean.of([one.tokens_per_second for one in ours]),
-        ours[0].senders,
+        graph=ours[0].graph,
+        edges_per_token=ours[0].edges_per_token,
+        loss=Mean.of([one.held_out_loss for one in ours]),
+        difference=Mean.of(differences) if differences else None,
+        induction=Mean.of(scores) if scores else None,
+        milliseconds=Mean.of([1000 * one.seconds_per_step for one in ours]),
+        speed=Mean.of([one.tokens_per_second for one in ours]),
+        senders=ours[0].senders,
     )
 
 
@@ -114,40 +108,20 @@ def table(found: Sequence[Row]) -> str:
     return "\n".join("  ".join([f"{row[0].strip():<{widths[0]}}", *row[1:]]) for row in aligned)
 
 
-def plot(found: Sequence[Row], title: str, facts: str) -> Figure:
-    """A point for each graph with its name, bars of one standard error, fewer edges to the left."""
-    (made, axes), (first, *others) = _axes.figure(8.0, 5.2), found
-    for rows, colour, marker in ((others, _axes.BLUE, "o"), ([first], _axes.RED, "s")):
-        x, y = [row.edges_per_token for row in rows], [row.loss.mean for row in rows]
-        style = {"fmt": marker, "color": colour, "markersize": 6, "capsize": 3, "elinewidth": 1.2}
-        axes.errorbar(x, y, [row.loss.error or 0.0 for row in rows], **style)
-    axes.set_xscale("log", base=2)
-    axes.set(xlabel="edges per token (mean in-degree)", ylabel="loss, held out (nats a token)")
-    axes.margins(x=0.12, y=0.15)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(alpha=0.3, linewidth=0.4)
-    _name(axes, found)
-    _axes.title(axes, title, facts)
-    made.draw_without_rendering()
-    return made
+def plot(found: Sequence[Row], title: str) -> Figure:
+    """A point for each graph, with bars of one standard error, fewer edges to the left."""
+    # Optional: only a plot needs it.
+    from matplotlib.figure import Figure
 
-
-def check_plot(file: str) -> None:
-    """ValueError for a file of an unknown format, ModuleNotFoundError without matplotlib."""
-    endings = [f".{word}" for word in _axes.figure(1.0, 1.0)[0].canvas.get_supported_filetypes()]
-    if Path(file).suffix.lower() not in endings:
-        raise ValueError(f"--plot {file}: expected a file name that ends in one of {', '.join(endings)}")
-
-
-def _name(axes: Axes, found: Sequence[Row]) -> None:
-    # towards the middle of the picture, and below the point where another is close above
-    places = {row.graph: axes.transData.transform((row.edges_per_token, row.loss.mean)) for row in found}
-    middle = axes.transAxes.transform((0.5, 0.5))[0]
-    pairs = pairwise(sorted(found, key=lambda row: row.loss.mean))
-    crowded = {a.graph for a, b in pairs if abs(places[b.graph][1] - places[a.graph][1]) < 24}
-    # a file's name may have a $
-    style: dict[str, Any] = {"fontsize": 8.5, "color": _axes.BLACK, "textcoords": "offset points"}
+    picture = Figure(figsize=(8.0, 5.2), layout="constrained")
+    axes = picture.subplots()
     for row in found:
-        x, side = (-8, "right") if places[row.graph][0] > middle else (8, "left")
-        offset, point = (x, -11 if row.graph in crowded else 5), (row.edges_per_token, row.loss.mean)
-        axes.annotate(printable(row.graph), point, offset, ha=side, **style, **_axes.AS_IT_IS)
+        bar = row.loss.error or 0.0
+        axes.errorbar(row.edges_per_token, row.loss.mean, bar, fmt="o", capsize=3, label=row.graph)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="edges per token (mean in-degree)", ylabel="loss, held out (nats a token)", title=title)
+    axes.grid(alpha=0.3)
+    for name in axes.legend().get_texts():
+        # The name of a file may have a $.
+        name.set_parse_math(False)
+    return picture

@@ -9,7 +9,6 @@ this average is the gradient of one process.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -35,8 +34,6 @@ from gnn_attention.model import LanguageModel
 
 COPIES = ("ddp", "fsdp")
 Tokens = Int[Tensor, "batch tokens"]
-# words of the errors that torch.distributed raises where another rank is lost
-_WORDS_OF_LOSS = "gloo|nccl|processgroup|connection closed|connection reset|timeout|timed out"
 
 
 @dataclass(frozen=True)
@@ -65,13 +62,6 @@ class Layout:
     def copies(self) -> str:
         """What replicas store: "ddp" or "fsdp"."""
         return self.data or ("ddp" if self.heads == 1 else "fsdp")
-
-    def replicas(self, ranks: int) -> int:
-        """How many ranks have the same heads; ValueError where the ranks do not go into the layout."""
-        if ranks % (self.tokens * self.heads):
-            factors = f"tokens {self.tokens} x heads {self.heads}"
-            raise ValueError(f"ranks must be a multiple of {factors}, got {ranks}")
-        return ranks // self.heads
 
 
 class Alone:
@@ -119,7 +109,10 @@ class Ranks(Alone):
         super().__init__(device)
         self.layout, self.rank = layout, torch.distributed.get_rank()
         self.count = torch.distributed.get_world_size()
-        self.replicas = layout.replicas(self.count)
+        if self.count % (layout.tokens * layout.heads):
+            factors = f"tokens {layout.tokens} x heads {layout.heads}"
+            raise ValueError(f"ranks must be a multiple of {factors}, got {self.count}")
+        self.replicas = self.count // layout.heads
         sharing = self.replicas // layout.tokens
         if recipe.batch < sharing:
             ranks = f"{sharing} ranks that share it"
@@ -203,7 +196,6 @@ def started(kind: str, timeout: float) -> Iterator[torch.device | None]:
 
     ``timeout`` in seconds is how long a rank waits for another before it gives up with an error.
     """
-    checks.number("timeout", timeout, positive=True)
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         yield None
         return
@@ -216,9 +208,3 @@ def started(kind: str, timeout: float) -> Iterator[torch.device | None]:
     yield device
     # not after an error: others may be gone
     torch.distributed.destroy_process_group()
-
-
-def lost(error: Exception) -> bool:
-    """True for what torch.distributed raises where another rank died, or did not come in time."""
-    known = re.search(_WORDS_OF_LOSS, str(error).lower()) is not None
-    return known or isinstance(error, torch.distributed.DistError)

@@ -232,10 +232,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     json_option.add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train, print the table; 0 when it is done."""
+def run(args: argparse.Namespace) -> None:
+    """Train, and print the table."""
     with Progress("reach", unit="models") as shown:
         shown.expect(args.seeds * len(_plans(_tree(checks.size("depth", args.depth, 1)), args.depth)))
         outcomes = compare(args.depth, args.seeds, args.steps, log=lambda line: shown.advance(1, line))
     json_option.write_json(args.json, [*map(asdict, outcomes)], table(outcomes))
-    return 0

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.model.tokenizer import BytePair
 
@@ -43,7 +42,7 @@ def corpus(root: Path | None = None) -> Corpus:
     >>> "ast.py" in text.training | text.held_out, set(text.training) & set(text.held_out)
     (True, set())
     """
-    root = Path(sysconfig.get_path("stdlib")) if root is None else checks.path("root", root)
+    root = Path(sysconfig.get_path("stdlib") if root is None else root)
     paths = (path.relative_to(root) for path in root.rglob("*.py"))
     skipped = ("_sysconfigdata", "sitecustomize")
     belongs = (path for path in paths if not _SKIPPED & set(path.parts) and not path.name.startswith(skipped))
@@ -57,19 +56,9 @@ def corpus(root: Path | None = None) -> Corpus:
     return Corpus(*parts)
 
 
-def check_corpus(text: Corpus) -> None:
-    """TypeError for what is no :class:`Corpus` of file names and contents."""
-    checks.instance("text", text, Corpus)
-    for name, part in zip(Corpus._fields, text, strict=True):
-        if not isinstance(part, Mapping) or not all(isinstance(content, str) for content in part.values()):
-            got = f"a mapping from file names to contents, got {checks.quoted(part)}"
-            raise TypeError(f"{name} of text must be {got}")
-
-
 def encoded(text: Corpus | None = None, pieces: int = 1024) -> Encoded:
     """A corpus (:func:`corpus` unless given) as tokens of a vocabulary learnt from its training part."""
     text = corpus() if text is None else text
-    check_corpus(text)
     vocabulary = BytePair.learn("".join(text.training.values()), pieces)
     training, held_out = (torch.tensor(vocabulary.encode("".join(part.values()))) for part in text)
     return Encoded(text, vocabulary, training, held_out)

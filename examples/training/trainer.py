@@ -6,8 +6,6 @@ ship, except that their vocabulary was learned before ``tokenizers`` was used: t
 """
 
 import argparse
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -17,12 +15,12 @@ from typing import Any
 
 import torch
 
-from examples.training.checkpoints import Checkpoints
+from examples.training.checkpoints import Checkpoint
 from examples.training.metrics import description, look, measured, peak_memory, rounded
-from examples.training.parallel import Alone, Layout, Ranks, clip, lost, started
+from examples.training.parallel import Alone, Layout, Ranks, clip, started
 from examples.training.recipe import Recipe, add_recipe, check_long_enough, fitting, rate, windows
-from examples.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
-from gnn_attention._support import atomic_files, checks
+from examples.training.text_corpus import Corpus, Encoded, corpus, encoded
+from gnn_attention._support import atomic_files
 from gnn_attention._support.progress import Progress, on_terminal
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
@@ -48,7 +46,7 @@ def train(
     graph: TokenGraph | None = None,
     watch: Callable[[int, float], None] | None = None,
     ranks: Alone | None = None,
-    checkpoints: Checkpoints | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
     """A trained model, its vocabulary and a report of how it was made and what it reached.
 
@@ -63,18 +61,14 @@ def train(
         graph: the graph of a window, instead of the recipe's.
         watch: called after every step with the number of steps and the loss of the last.
         ranks: :class:`Ranks` where several processes train one model; each calls this with the whole batch.
-        checkpoints: where to write :class:`Checkpoints`; the training goes on from the last one.
+        checkpoint: where to write a :class:`Checkpoint`; the training goes on from what is there.
 
     The weights are rounded to float16, as they are saved, before the report is made. Raises ValueError for a
     corpus shorter than one window, a graph of another size, or the checkpoint of another training.
     """
-    minutes = None if minutes is None else checks.number("minutes", minutes, positive=True)
-    recipe = checks.instance("recipe", Recipe() if recipe is None else recipe, Recipe)
-    config = checks.instance("config", Config(1) if config is None else config, Config)
-    if text is not None and not isinstance(text, Encoded):
-        check_corpus(text)
-    graph = recipe.edges() if graph is None else fitting(checks.instance("graph", graph, TokenGraph), recipe)
-    progress, ranks = on_terminal() if progress is None else progress, ranks or Alone()
+    recipe, config, ranks = recipe or Recipe(), config or Config(1), ranks or Alone()
+    graph = recipe.edges() if graph is None else fitting(graph, recipe)
+    progress = on_terminal() if progress is None else progress
     with Progress("train", shown=progress and ranks.rank == 0) as shown:
         shown.expect(None, note="reading the text")
         known = text if isinstance(text, Encoded) else encoded(text or corpus(), recipe.pieces)
@@ -84,7 +78,7 @@ def train(
             torch.manual_seed(recipe.seed)
             model = LanguageModel(replace(config, vocabulary_size=len(vocabulary)), backend)
         inputs = description(recipe, text, minutes) | {"graph": graph.name} | ranks.description()
-        fit = _Fit(model, recipe, minutes, graph, watch, ranks, checkpoints, inputs)
+        fit = _Fit(model, recipe, minutes, graph, watch, ranks, checkpoint, inputs)
         fit.resume()
         progress_made = fit.run(tokens, held_out, shown)
         shown.advance(0, "measuring what was learnt")
@@ -117,7 +111,7 @@ class _Fit:
     graph: TokenGraph
     watch: Callable[[int, float], None] | None
     ranks: Alone
-    checkpoints: Checkpoints | None
+    checkpoint: Checkpoint | None
     inputs: Mapping[str, Any]
     losses: list[float] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
@@ -163,18 +157,17 @@ class _Fit:
 
     def save_if_due(self) -> None:
         step = len(self.losses)
-        if self.checkpoints is None or (step % self.checkpoints.every and step < self.recipe.steps):
+        if self.checkpoint is None or (step % self.checkpoint.every and step < self.recipe.steps):
             return
-        state = {**self.identity, "losses": self.losses, "history": self.history, "seconds": self.seconds()}
-        self.checkpoints.save(step, self.model, self.optimizer, self.generator, state, self.ranks.rank == 0)
+        record = {**self.identity, "losses": self.losses, "history": self.history, "seconds": self.seconds()}
+        self.checkpoint.save(self.model, self.optimizer, self.generator, record, self.ranks.rank == 0)
 
     def resume(self) -> None:
-        if self.checkpoints is None or (newest := self.checkpoints.newest()) is None:
+        if self.checkpoint is None:
             return
-        before = self.checkpoints.record(newest, self.identity)
-        self.checkpoints.restore(newest, self.model, self.optimizer, self.generator)
-        self.losses, self.history = before["losses"], before["history"]
-        self.began -= before["seconds"]
+        if before := self.checkpoint.restore(self.model, self.optimizer, self.generator, self.identity):
+            self.losses, self.history = before["losses"], before["history"]
+            self.began -= before["seconds"]
 
     def show(self, shown: Progress) -> None:
         note = f"loss {self.recent_loss():.3f}, {self.tokens_seen() / self.seconds():,.0f} tokens/s"
@@ -210,7 +203,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--backend", default="auto", choices=["auto", *BACKENDS], help=f"what attends {shown}")
     add("--progress", action=argparse.BooleanOptionalAction, default=True, help="on stderr (default: yes)")
     add_recipe(parser)
-    add("--checkpoints", type=Path, metavar="DIR", help="for checkpoints; it goes on from the last one")
+    add("--checkpoint", type=Path, metavar="FILE", help="where to store it; it goes on from what is there")
     add("--every", type=int, default=100, help=f"steps between checkpoints {shown}")
     add("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
     launch = "torchrun --nproc-per-node 2 -m examples.training train ..."
@@ -222,52 +215,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", type=float, default=120.0, help=f"seconds that a rank waits for another {shown}")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train, write the file, print the report; 130 if interrupted.
-
-    Where a rank was lost the process ends with 1: at once if it died, after ``--timeout`` if it hangs.
-    """
-    try:
-        return _run(args)
-    except KeyboardInterrupt:
-        print(f"interrupted: {_left(args)}", file=sys.stderr)
-        return 130
-    except (OSError, ValueError) as error:
-        print(f"train: {error}", file=sys.stderr)
-        return 2
-    except RuntimeError as error:
-        if not (torch.distributed.is_initialized() and lost(error)):
-            raise
-        rank, reason = torch.distributed.get_rank(), str(error).strip().splitlines()[0]
-        said = f"train: rank {rank} lost another: {reason}\n{_left(args)}"
-        print(said, file=sys.stderr, flush=True)
-        # an ordinary exit destroys threads that wait for the lost rank: now and then it aborts (SIGABRT)
-        os._exit(1)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
+    """Train, write the file and print the report."""
     recipe = Recipe(**{field.name: getattr(args, field.name) for field in fields(Recipe)})
     layout = Layout(**{field.name: getattr(args, field.name) for field in fields(Layout)})
     atomic_files.check_place("--out", str(args.out))
-    checkpoints = None if args.checkpoints is None else Checkpoints(args.checkpoints, args.every)
+    checkpoint = None if args.checkpoint is None else Checkpoint(args.checkpoint, args.every)
+    options = {name: getattr(args, name) for name in ("minutes", "out", "progress", "backend")}
     with started(args.device, args.timeout) as device:
         if device is None and layout != Layout():
             ranked = "--data, --tokens, --heads and --partition"
             raise ValueError(f"{ranked} are for several ranks: start with torchrun")
         ranks = Alone(args.device) if device is None else Ranks(layout, recipe, device)
-        options = {name: getattr(args, name) for name in ("minutes", "out", "progress", "backend")}
-        model, vocabulary, report = train(recipe, **options, ranks=ranks, checkpoints=checkpoints)
+        try:
+            model, vocabulary, report = train(recipe, **options, ranks=ranks, checkpoint=checkpoint)
+        except KeyboardInterrupt:
+            if checkpoint is None or not checkpoint.file.exists():
+                raise KeyboardInterrupt("nothing was written") from None
+            raise KeyboardInterrupt(f"the same command goes on from {checkpoint.file}") from None
     if ranks.rank == 0:
         print(_summary(args.out, model, vocabulary, report))
-    return 0
-
-
-def _left(args: argparse.Namespace) -> str:
-    if args.checkpoints is None:
-        return "nothing was written"
-    newest = Checkpoints(args.checkpoints).newest()
-    goes_on = f"{newest} is whole: the same command goes on from there, on any number of ranks"
-    return goes_on if newest else f"there is no checkpoint in {args.checkpoints} yet"
 
 
 def _summary(out: Path, model: LanguageModel, vocabulary: BytePair, report: Mapping[str, Any]) -> str:

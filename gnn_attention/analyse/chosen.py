@@ -87,7 +87,6 @@ def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs 
     >>> overlap([patterns.window(4, 1), patterns.window(4, 2)])[0, 1].item()  # 4 of 7
     0.5714285714285714
     """
-    single = isinstance(graphs, TokenGraph)
     checks.check_order("graphs", graphs)
     listed = [graphs] if isinstance(graphs, TokenGraph) else list(graphs)
     for graph in listed:
@@ -95,7 +94,7 @@ def overlap(graphs: TokenGraph | Sequence[TokenGraph]) -> Float[Tensor, "graphs 
     if not listed or len({graph.frame for graph in listed}) > 1:
         raise ValueError(f"graphs must have the same tokens, heads and samples, got {listed}")
     keys = [[e[1] * g.num_src + e[0] for e in _lists(g)] for g in listed]
-    if single:
+    if isinstance(graphs, TokenGraph):
         heads = listed[0].heads or 1
         keys = [keys[0][head::heads] for head in range(heads)]
     table = torch.eye(len(keys), dtype=torch.float64)

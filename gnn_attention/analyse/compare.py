@@ -151,7 +151,8 @@ def _remarks(first: TokenGraph, second: TokenGraph, less: TokenGraph, more: Toke
     kinds = [*_about_loops(less, more), *(remark for holds, remark in _kinds(first, second) if holds)]
     if kinds:
         return kinds
-    return _about_causality(first, second) + _about_receivers(less, more) + _about_distances(less | more)
+    receivers = [text for text in (_more_senders("first", less), _more_senders("second", more)) if text]
+    return _about_causality(first, second) + receivers + _about_distances(less | more)
 
 
 def _kinds(first: TokenGraph, second: TokenGraph) -> Iterator[tuple[bool, str]]:
@@ -182,13 +183,10 @@ def _about_causality(first: TokenGraph, second: TokenGraph) -> list[str]:
     return [f"the {one} is causal, the {other} has edges from later tokens (src > dst)"]
 
 
-def _about_receivers(less: TokenGraph, more: TokenGraph) -> list[str]:
-    sides = (("first", less), ("second", more))
-    return [text for word, graph in sides if graph.num_edges if (text := _more_senders(word, graph))]
-
-
 def _more_senders(word: str, further: TokenGraph) -> str:
     """Empty unless most receivers that have further senders have equally many, and all later ones too."""
+    if not further.num_edges:
+        return ""
     extra = further.in_degree()
     concerned = extra.nonzero().flatten()
     count, first = int(extra[-1]), int(concerned[0])

@@ -21,7 +21,7 @@ more than factored. If ``D + V > d``, merged is cheaper than factored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -97,46 +97,36 @@ class _Rates(NamedTuple):
     cache: Mapping[str, int]
 
 
-def _standard(d: int, H: int, D: int, V: int, G: int) -> _Rates:
+FORMS = ("standard", "factored", "merged")
+
+
+def _rates(form: str, d: int, H: int, D: int, V: int, G: int) -> _Rates:
+    if form == "standard":
+        return _Rates(
+            receive=d * H * D,
+            send=d * G * (D + V),
+            logit=D,
+            weighting=V,
+            collect=H * V * d,
+            parameters=d * (H + G) * (D + V),
+            received=H * (D + V),
+            sent=G * (D + V),
+            cache={"key, value": G * (D + V)},
+        )
+    # Patterns and messages are as wide as the states, and heads are summed without a matrix. Values are
+    # shared by a group of heads and W_O is not: every query head has messages of its own.
+    factored = form == "factored"
     return _Rates(
-        receive=d * H * D,
-        send=d * G * (D + V),
-        logit=D,
-        weighting=V,
-        collect=H * V * d,
-        parameters=d * (H + G) * (D + V),
-        received=H * (D + V),
-        sent=G * (D + V),
-        cache={"key, value": G * (D + V)},
-    )
-
-
-def _factored(d: int, H: int, D: int, V: int, G: int) -> _Rates:
-    # Values are shared by a group of heads and W_O is not: every query head has messages of its own.
-    return _in_model_space(d, H, receive=2 * d * H * D, send=2 * d * H * V, parameters=d * (H + G) * (D + V))
-
-
-def _merged(d: int, H: int, D: int, V: int, G: int) -> _Rates:
-    return _in_model_space(d, H, receive=H * d * d, send=H * d * d, parameters=2 * H * d * d)
-
-
-def _in_model_space(d: int, H: int, receive: int, send: int, parameters: int) -> _Rates:
-    # Patterns and messages are as wide as the states, and heads are summed without a matrix.
-    return _Rates(
-        receive=receive,
-        send=send,
+        receive=2 * d * H * D if factored else H * d * d,
+        send=2 * d * H * V if factored else H * d * d,
         logit=d,
         weighting=d,
         collect=0,
-        parameters=parameters,
+        parameters=d * (H + G) * (D + V) if factored else 2 * H * d * d,
         received=2 * H * d,
         sent=H * d,
         cache={"pattern, message": 2 * H * d, "state, message": d + H * d, "state and a 1": d + 1},
     )
-
-
-FORMS: Mapping[str, Callable[[int, int, int, int, int], _Rates]]
-FORMS = {"standard": _standard, "factored": _factored, "merged": _merged}
 
 
 def of_form(
@@ -166,7 +156,7 @@ def of_form(
         count = 1 if tokens is None else checks.size("tokens", tokens, 1)
         graph = TokenGraph.from_rule(rules.causal, count, name=f"causal({count})")
     sizes = checks.head_sizes(width, num_heads, head_dim, value_dim, num_kv_heads)
-    rate = FORMS[checks.choice("form", form, FORMS)](*sizes)
+    rate = _rates(checks.choice("form", form, FORMS), *sizes)
     size = checks.instance("dtype", dtype, torch.dtype).itemsize
     checks.instance("graph", graph, TokenGraph)
     if graph.heads not in (None, num_heads):
@@ -215,11 +205,6 @@ class GraphCost:
     def of_causal(self) -> float:
         """Edges as a share of those of the causal graph; what is missing to 1 is saved."""
         return _share(self.edges, self.causal)
-
-    @property
-    def of_full(self) -> float:
-        """Edges as a share of all pairs."""
-        return _share(self.edges, self.full)
 
     @property
     def fill(self) -> float:

@@ -204,22 +204,14 @@ def _mixings(
 
 def _mixing(graph: TokenGraph, own: float, weights: Tensor | None) -> Tensor:
     edges, loops = edges_of(graph), torch.arange(graph.num_dst, device="cpu").expand(2, -1)
-    values = _edge_weights(graph, weights)
+    if weights is None:
+        values = graph.in_degree().double()[edges[1]].reciprocal()
+    elif not isinstance(weights, Tensor) or tuple(weights.shape) != (edges.shape[1],):
+        raise ValueError(f"weights must be [E] = [{edges.shape[1]}] for {graph!r}, got {quoted(weights)}")
+    else:
+        values = weights.detach().cpu().double()
+        if not bool(((values >= 0) & values.isfinite()).all()):
+            raise ValueError(f"weights must be finite and at least 0, got {quoted(values.tolist())}")
     places = torch.cat([loops, edges.flip(0)], 1)
     values = torch.cat([torch.full_like(loops[0], own, dtype=torch.float64), (1.0 - own) * values])
     return torch.sparse_coo_tensor(places, values, (graph.num_dst,) * 2, check_invariants=False).coalesce()
-
-
-def _edge_weights(graph: TokenGraph, weights: Tensor | None) -> Float[Tensor, " edges"]:
-    """``weights`` in float64, or 1 / in-degree; ValueError unless one number of at least 0 for each edge."""
-    edges = edges_of(graph)
-    if weights is None:
-        return graph.in_degree().double()[edges[1]].reciprocal()
-    if not isinstance(weights, Tensor) or tuple(weights.shape) != (edges.shape[1],):
-        raise ValueError(f"weights must be [E] = [{edges.shape[1]}] for {graph!r}, got {quoted(weights)}")
-    wide = weights.detach().cpu().double()
-    if not bool((wide >= 0).all()) or bool(wide.isinf().any()):
-        raise ValueError(
-            f"weights must be finite and at least 0, got {float(wide.min())} .. {float(wide.max())}"
-        )
-    return wide

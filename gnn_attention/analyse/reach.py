@@ -93,7 +93,13 @@ def witness(graphs: Layers, src: int, dst: int, layers: int | None = None) -> li
         if origin[dst] >= 0 or src == dst:
             break
         origin[new], since[new] = sender, layer
-    return _path_back(origin, since, dst) if src == dst or origin[dst] >= 0 else None
+    if src != dst and origin[dst] < 0:
+        return None
+    path = [dst]
+    while (before := int(origin[dst])) >= 0:
+        path += [before] * int(since[dst] - since[before])
+        dst = before
+    return path[::-1]
 
 
 def diameter(graphs: Layers) -> int | None:
@@ -161,14 +167,6 @@ def path_counts(graphs: Layers, layers: int) -> Int[Tensor, "dst src"]:
                 f"layers must be fewer: 2^53 walks of {layer + 1} hops or more join a pair of tokens"
             )
     return walks.long()
-
-
-def _path_back(origin: Tensor, since: Tensor, dst: int) -> list[int]:
-    path = [dst]
-    while (before := int(origin[dst])) >= 0:
-        path += [before] * int(since[dst] - since[before])
-        dst = before
-    return path[::-1]
 
 
 def _target_bits(what: str, stacked: list[TokenGraph], target: TokenGraph | None) -> Tensor:

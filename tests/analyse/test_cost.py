@@ -153,18 +153,17 @@ class TestCaches:
 
     GRAPH = patterns.window(11, 4) | patterns.sinks(11, 1)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     @pytest.mark.parametrize("form", ["factored", "merged"])
-    def test_patterns_and_messages(self, form, dtype):
+    def test_patterns_and_messages(self, form):
         of = {"factored": FactoredHeads.of, "merged": MergedHeads.of}[form]
-        found = cost.of_form(form, **GROUPED, graph=self.GRAPH, dtype=dtype)
+        found = cost.of_form(form, **GROUPED, graph=self.GRAPH)
         for way, side, keep in (
             ("pattern, message", "sender", "messages"),
             ("state, message", "receiver", "messages"),
             ("state and a 1", "receiver", "states"),
         ):
-            cache = PatternMessageCache(of(StandardHeads(**GROUPED).to(dtype), side=side), self.GRAPH, keep)
-            cache.update(torch.randn(1, 11, 24, dtype=dtype))
+            cache = PatternMessageCache(of(StandardHeads(**GROUPED), side=side), self.GRAPH, keep)
+            cache.update(torch.randn(1, 11, 24))
             assert cache.nbytes == 11 * found.cache_per_token[way]
 
     def test_layers_and_samples(self):
@@ -211,8 +210,8 @@ def cells(mask: Tensor, block: int) -> int:
 LISTED = TokenGraph.from_edges(torch.tensor([[0, 3, 1, 3, 2, 4, 0], [2, 1, 1, 0, 4, 3, 4]]), 6)
 GRAPHS = [
     *(patterns.causal(13), patterns.full(7), patterns.causal(1), LISTED, LISTED.T, patterns.strict_causal(9)),
-    *(patterns.window(13, 4), patterns.window(13, 4, causal=False), patterns.window(13, 40)),
-    *(patterns.prefix(13, 5), patterns.dilated(13, 3, 2), patterns.documents([4, 0, 1, 6])),
+    *(patterns.window(13, 4), patterns.window(13, 4, causal=False), patterns.causal(0)),
+    *(patterns.dilated(13, 3, 2), patterns.documents([4, 0, 1, 6])),
     *(patterns.tree([-1, 0, 0, 1, 3, 1, 2]), patterns.causal(6) - patterns.causal(6)),
     *(patterns.causal(12).rows(5, 9), patterns.cross(4, 9), patterns.cross(9, 4)),
     algebra.per_head(patterns.window(9, 2), patterns.sinks(9, 3)),
@@ -240,9 +239,7 @@ class TestGraphs:
     def test_shares(self):
         found = cost.of_graph(patterns.window(8, 2), block=2)
         assert (found.edges, found.causal, found.full, found.cells) == (15, 36, 64, 4 * 4 + 3 * 4)
-        assert (found.of_causal, found.of_full, found.fill) == (15 / 36, 15 / 64, 15 / 28)
-        nothing = cost.of_graph(patterns.causal(0))
-        assert (nothing.edges, nothing.cached, nothing.of_causal, nothing.fill) == (0, 0, 1.0, 1.0)
+        assert (found.of_causal, found.fill) == (15 / 36, 15 / 28)
 
     def test_many_tokens_are_not_listed(self):
         """Closed forms: a triangle of w, w for each token after it, and 4 sinks outside of their windows."""

@@ -1,7 +1,6 @@
 """The command ``python -m benchmarks``: each suite runs and is shown, wrong options are refused."""
 
 import argparse
-import json
 from functools import partial
 
 import pytest
@@ -35,17 +34,6 @@ def test_wrong_options(arguments, message, capsys):
 def test_old_records_are_shown(path, capsys):
     assert main(["table", str(path)]) == 0
     assert "threads" in capsys.readouterr().out
-
-
-@pytest.mark.nightly
-def test_attention_measures_a_workload_in_a_process_of_its_own(tmp_path, capsys):
-    file = tmp_path / "record.json"
-    assert main(["--workloads", "g34", "--quick", "--no-peers", "--json", str(file)]) == 0
-    assert "karate club: 190 edges" in capsys.readouterr().out
-    record = json.loads(file.read_text())
-    auto = [case for case in record["cases"] if case["method"] == "auto"]
-    assert [(case["status"], case["ratio"]) for case in auto] == [("measured", 1.0)] * 2
-    assert {target["workload"] for target in record["targets"]} == {"g34"}
 
 
 def test_two_checkouts_are_compared_in_one_run():

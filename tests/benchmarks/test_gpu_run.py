@@ -5,17 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from support.extras import needs
 
 from benchmarks.gpu import processes
 from benchmarks.gpu.processes import Group, Lines, Task
-from benchmarks.gpu.workloads import WORKLOADS
 
 pytestmark = pytest.mark.slow  # the measuring of speed is tested, not what is measured
 
@@ -48,48 +44,6 @@ def test_three_deaths_leave_out_the_tasks_of_a_kind(tmp_path, monkeypatch):
     assert subprocess.run(["pgrep", "-f", "^sleep 612.5"], stdout=subprocess.DEVNULL).returncode == 1
     processes.append(group.file, task=None)
     assert [task.name for task in group.waiting] == ["9", "11"]
-
-
-SIZES = {"random1m": (300, 300, 32), "clusters": (4500, 4500, 492), "mesh": (40_320, 640 * 847, 25)}
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_graphs_have_distinct_edges_of_the_degree_that_they_promise(name):
-    tokens, senders, degree = SIZES[name]
-    graph = replace(WORKLOADS[name], tokens=tokens).graph()
-    src, dst = graph.edge_index
-    assert (graph.num_dst, graph.num_src) == (tokens, senders)
-    assert torch.equal(torch.bincount(dst), torch.full((tokens,), degree))
-    assert len(torch.unique(dst * senders + src)) == tokens * degree
-    assert 0 <= int(src.min()) <= int(src.max()) < senders
-
-
-def test_a_rehearsal_that_is_killed_is_carried_on_to_the_end(tmp_path):
-    """With an interpreted kernel: nothing is run again, and nothing is left running."""
-    needs("triton")
-    options = f"-W ignore -m benchmarks.gpu_run --trial --jobs 2 --out {tmp_path}"
-    command = [sys.executable, *options.split()]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    file = tmp_path / "results.jsonl"
-    killed = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
-    while killed.poll() is None and len(Lines.read(file).results) < 2:
-        time.sleep(0.2)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
-    time.sleep(1.0)
-    before = Lines.read(file).results
-    time.sleep(3.0)
-    assert Lines.read(file).results == before
-    assert subprocess.run(command, cwd=ROOT, env=environment).returncode == 0
-    after = Lines.read(file).results
-    assert before.items() <= after.items()
-    summary = (tmp_path / "summary.txt").read_text()
-    for line in (
-        "rows bfloat16: 1 of 1 checks, all passed",
-        "6 of 6 checks have a result",
-        "| auto again ",
-    ):
-        assert line in summary
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from gnn_attention import patterns, trace
 needs("transformers")
 hf_models = needs("support.hf_models")
 
-from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from support import letters  # noqa: E402
+from transformers import BatchEncoding  # noqa: E402
 
 from benchmarks import edge_cuts, indexer_smollm2, lm_graphs  # noqa: E402
 
@@ -24,12 +25,12 @@ from benchmarks import edge_cuts, indexer_smollm2, lm_graphs  # noqa: E402
 def test_each_edge_is_changed_alone(kind, monkeypatch):
     """Of every layer, several of one batch, the first receiver among them."""
 
-    def letters(text, return_tensors):
+    def tokens_of(text, return_tensors):
         return BatchEncoding({"input_ids": torch.tensor([[3 + ord(letter) % 29 for letter in text]])})
 
     hf_models.keep_float64(monkeypatch)
     small = hf_models.built("llama", "gnn_attention")
-    monkeypatch.setattr(edge_cuts.lm, "load", lambda name: (small, letters))
+    monkeypatch.setattr(edge_cuts.lm, "load", lambda name: (small, tokens_of))
     made = edge_cuts.MODELS[kind]()
     edges = [(0, 0, 0, 0), (0, 1, 2, 5), (1, 0, 3, 7), (0, 0, 4, 5), (1, 1, 0, 1), (1, 1, 9, 9)]
 
@@ -47,19 +48,15 @@ def test_each_edge_is_changed_alone(kind, monkeypatch):
         assert found.abs().max() > 1e-6
 
 
-def llama(tokens):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
-    config = LlamaConfig(**sizes, **heads, attn_implementation="gnn_attention")
-    return LlamaForCausalLM(config).eval().requires_grad_(False), torch.randint(0, 30, (1, tokens))
+def small_llama(tokens):
+    return letters.llama().requires_grad_(False), torch.randint(0, letters.SIZES["vocab_size"], (1, tokens))
 
 
 def test_points_have_the_shares_that_were_asked_for(monkeypatch):
     """And rows of the weights, which are ranked in the place of effects, sum to one."""
     monkeypatch.setattr(lm_graphs, "FIRST", 4)
     monkeypatch.setattr(lm_graphs, "STEPS", (0.5, 0.3))
-    study = lm_graphs.Study(*llama(24))
+    study = lm_graphs.Study(*small_llama(24))
     lm_graphs.refine(study)
     study.rank("random", lm_graphs.random(study), (0.2,))
     # the budget is a whole number of the 2 x 300 pairs
@@ -73,7 +70,7 @@ def test_points_have_the_shares_that_were_asked_for(monkeypatch):
 def test_an_indexer_learns_what_a_layer_looks_at(monkeypatch):
     for name, value in {"TOKENS": 32, "ROWS": 16, "STEPS": 4, "GROUPS": 2, "SENDERS": (4, 64)}.items():
         monkeypatch.setattr(indexer_smollm2, name, value)
-    model, ids = llama(32)
+    model, ids = small_llama(32)
     states, loss = indexer_smollm2.record(model, ids)
     assert loss == pytest.approx(float(model(ids, labels=ids).loss), abs=1e-5)
     found, indexers = indexer_smollm2.study_layer(0, [states], [states])

@@ -16,9 +16,9 @@ from gnn_attention import patterns
 TOKENS = torch.tensor([[0, 1]])
 
 
-def scalar_model(layers=1, **weights):
+def scalar_model(**weights):
     """Blocks of width 1 without norms and MLP: every derivative is one number."""
-    made = lm.LanguageModel(lm.Config(2, 1, layers, 1, 1, 1)).double().requires_grad_(False)
+    made = lm.LanguageModel(lm.Config(2, 1, 1, 1, 1, 1)).double().requires_grad_(False)
     for block in made.blocks:
         block.attention_norm, block.mlp_norm = torch.nn.Identity(), torch.nn.Identity()
         for parameter in block.mlp.parameters():
@@ -42,34 +42,6 @@ def test_bound_of_one_number_is_its_derivative():
     assert_exact(bound, wanted)
 
 
-@pytest.mark.nightly
-def test_no_derivative_of_the_trained_model_is_above_its_bound(trained):
-    """10,000 pairs over 20 graphs."""
-    found = [bench.measured(*trained, graph) for graph in bench.graphs()]
-    assert len(found) == 20
-    assert sum(one["pairs"] for one in found) >= 10_000
-    assert [one["graph"] for one in found if one["violations"]] == []
-
-
-@pytest.fixture(scope="module")
-def trained():
-    model, vocabulary = lm.load_trained()
-    text = "Everyone is permitted to copy and distribute verbatim copies of this license document, " * 3
-    tokens = torch.tensor([vocabulary.encode(text)[: bench.T]])
-    assert tokens.shape[1] == bench.T
-    return model.double().requires_grad_(False), tokens
-
-
-def test_bound_beyond_float32_is_a_number():
-    """States are zero, so each layer multiplies by 1 + 1e16, and by half of 1e16 along the edge."""
-    made = scalar_model(layers=3, W_V=1e8, W_O=1e8).float()
-    made.embedding.weight.zero_()
-    bound = influence_bound(made, TOKENS)
-    # six roundings of float32 in each of three layers
-    assert abs(float(bound[0, 0]) / 1e48 - 1) <= 18 * 2**-24
-    assert float(bound[0, 1]) == 0.0
-
-
 def random_model():
     torch.manual_seed(0)
     made = lm.LanguageModel(lm.Config(20, 16, 3, 2, 4, 24)).double().requires_grad_(False)
@@ -77,20 +49,6 @@ def random_model():
         block.attention.heads.W_Q.mul_(4)
     made.embedding.weight.mul_(0.01)
     return made, torch.arange(12).view(1, 12)
-
-
-def test_bound_of_a_model_is_the_product_of_those_of_its_layers():
-    """The last layer stands on the left."""
-    (made, tokens), graph = random_model(), patterns.window(12, 4)
-    whole, states = influence_bound(made, tokens, graph), made.states(tokens, graph)
-    blocks, product = list(made.blocks), torch.eye(12, dtype=torch.float64)
-    for block, state in zip(blocks, states[::2], strict=False):
-        made.blocks, made.embedding = (
-            torch.nn.ModuleList([block]),
-            torch.nn.Embedding.from_pretrained(state[0]),
-        )
-        product = influence_bound(made, tokens, graph) @ product
-    assert_exact(whole, product)
 
 
 @pytest.mark.parametrize("graph", [patterns.window(12, 3) | patterns.sinks(12, 1), patterns.no_self(12)])
@@ -161,11 +119,10 @@ def test_bound_of_transformers_over_a_graph(make, stack):
 
 
 def test_what_has_no_such_blocks_is_refused():
-    """Norms behind the parts, norms of queries, several sequences."""
+    """Norms of queries, other modules, several sequences."""
     ids = torch.arange(6).view(1, 6)
-    for kind in ("Gemma2", "Qwen3"):
-        with pytest.raises(NotImplementedError, match="influence_bound"):
-            influence_bound(llama(kind), ids)
+    with pytest.raises(NotImplementedError, match="influence_bound"):
+        influence_bound(llama("Qwen3"), ids)
     layer = lm.Block(lm.Config(4, 4, 1, 1, 4, 4)).attention
     with pytest.raises(NotImplementedError, match="other blocks"):
         influence_bound(layer, torch.zeros(3, 4), patterns.causal(3))

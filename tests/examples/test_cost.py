@@ -61,14 +61,7 @@ def test_layers_of_two_kinds():
 
 def test_the_numbers_of_a_graph(capsys):
     """Those of the JSON are in the table, and those of ``analyse.cost``, for both layers together."""
-    arguments = [
-        "--model",
-        "shipped",
-        "--graph",
-        "window(40) | sinks(4)",
-        "--tokens",
-        "300",
-    ]
+    arguments = ["--model", "shipped", "--graph", "window(40) | sinks(4)", "--tokens", "300"]
     assert program.main([*arguments, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert program.main(arguments) == 0

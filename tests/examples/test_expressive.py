@@ -80,8 +80,6 @@ def test_obstacles():
         (patterns.documents([3, 3], causal=False), "falls apart into 2 components"),
         (sinks, f"2 does not attend to 1, and a {order}"),
         (sinks.T, f"1 does not attend to 2, and an anti-{order}"),
-        (graph_of(4, [(0, 1), (3, 1), (1, 2), (2, 1)]), "0 and 3 both attend to no other token"),
-        (graph_of(4, [(1, 0), (1, 3), (1, 2), (2, 1)]), "no other token attends to 0 or 3"),
         (patterns.global_tokens(5, [2], causal=False), "none of all possible orders"),
     ):
         path = expressive.hamiltonian_path(graph)
@@ -89,7 +87,7 @@ def test_obstacles():
         assert words in path.obstacle
 
 
-def test_out_of_budget_is_not_a_no(monkeypatch):
+def test_out_of_budget_is_not_a_no():
     """A hub with 30 leaves has no path, which takes a search to see."""
     graph = patterns.global_tokens(30, [7], causal=False) | patterns.window(30, 1)
     found = yun_conditions(graph, budget=50)
@@ -97,8 +95,6 @@ def test_out_of_budget_is_not_a_no(monkeypatch):
     assert "not found: the search ended after looking at 50 edges" in str(found)
     assert "undecided" in str(found)
     assert yun_conditions(graph).path.exists is False
-    monkeypatch.setattr(expressive, "MOST_SEARCHED", 3)
-    assert "not searched" in yun_conditions(graph).path.obstacle
 
 
 def test_wrong_arguments():

@@ -1,4 +1,4 @@
-"""General message passing: attention, graph attention and an MLP are cases of it, by float64 formulas."""
+"""General message passing: attention and an MLP are cases of it, by float64 formulas."""
 
 from itertools import product
 
@@ -6,8 +6,6 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from torch import nn
-from torch.nn import functional
-from torch_geometric.nn import EdgeConv, GATConv
 
 import gnn_attention as ga
 from examples.pairwise import BothEnds, PairwiseMessages, StaticNodes
@@ -16,7 +14,6 @@ from gnn_attention.rotary import Rotary
 
 # 2 and 4 are isolated
 LISTED = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3, 3, 3]]), 5, 7)
-ACTIVATIONS = [nn.ReLU(), nn.GELU("tanh"), nn.Softmax(dim=-1)]
 
 
 def drawn(*shape, seed=0, dtype=torch.float64):
@@ -32,13 +29,6 @@ def heads(**options):
         if name.startswith("b_"):
             nn.init.normal_(parameter)
     return made
-
-
-def perceptron(activation=None, width=6, hidden=16, out=5, bias=True, dtype=torch.float64):
-    """An MLP of one hidden layer."""
-    torch.manual_seed(1)
-    first, second = nn.Linear(width, hidden, bias), nn.Linear(hidden, out, bias)
-    return nn.Sequential(first, nn.GELU() if activation is None else activation, second).to(dtype)
 
 
 @pytest.mark.parametrize("form", [FactoredHeads.of, MergedHeads.of, lambda h: h])
@@ -58,32 +48,6 @@ def test_attention_is_a_case(form, graph, batch):
     assert_exact(slopes, true_slopes)
     if graph is LISTED:
         assert torch.equal(found[..., 2, :], made.b_O.expand(*batch, 12))
-
-
-def test_graph_attention_networks_are_a_case():
-    """Velickovic et al. 2018: a logit that is no product, a message that is linear in the sender."""
-    torch.manual_seed(0)
-    gat = GATConv(12, 5, heads=3, concat=False, add_self_loops=False, bias=False).double()
-    graph, x = patterns.window(7, 3) | patterns.sinks(7, 1), drawn(7, 12)
-
-    def projected(states):
-        return (states @ gat.lin.weight.T).view(-1, 3, 5)
-
-    def logit(x_dst, x_src):
-        both = (projected(x_dst) * gat.att_dst).sum(-1) + (projected(x_src) * gat.att_src).sum(-1)
-        return functional.leaky_relu(both, 0.2)
-
-    mean = PairwiseMessages(lambda _, x_src: projected(x_src) / 3, logit)
-    assert_exact(mean(x, graph), gat(x, graph.edge_index))
-
-
-def test_edge_convolution_is_a_case():
-    """Wang et al. 2019: a message of both ends, without weights. Equal to PyG's EdgeConv."""
-    mlp = perceptron(width=24, out=12)
-    usual = EdgeConv(mlp, aggr="add")  # it draws the weights anew
-    graph, x = patterns.window(7, 3), drawn(7, 12)
-    layer = PairwiseMessages(lambda x_dst, x_src: mlp(torch.cat([x_dst, x_src - x_dst], dim=-1)))
-    assert_exact(layer(x, graph), usual(x, graph.edge_index))
 
 
 WEIGHTS = {
@@ -136,33 +100,18 @@ def test_a_non_edge_carries_nothing():
         assert clean.grad.abs().sum(1).gt(0).tolist() == [True] * 3 + [False] * 4
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU("tanh"), nn.Softmax(dim=-1)], ids=str)
 @pytest.mark.parametrize(("bias", "shape"), [(True, (3, 6)), (False, (2, 3, 6))])
 def test_an_mlp_is_attention_to_static_nodes(activation, bias, shape):
-    """Forward and every gradient."""
-    mlp = perceptron(activation, bias=bias)
-    nodes = StaticNodes.of(mlp)
-    xs = [drawn(*shape).requires_grad_() for _ in range(2)]
-    for module, x in zip((mlp, nodes), xs, strict=True):
-        y = module(x)
-        (y * drawn(*y.shape, seed=1)).sum().backward()
-    assert_exact(nodes(xs[1]), mlp(xs[0]))
-    assert_exact(xs[1].grad, xs[0].grad)
-    assert_exact(nodes.patterns.grad, mlp[0].weight.grad)
-    assert_exact(nodes.messages.grad, mlp[2].weight.grad.T)
-    for own, linear in ((nodes.bias, mlp[0]), (nodes.update_bias, mlp[2])):
-        assert bias or not own.any()
-        if bias:
-            assert_exact(own.grad, linear.bias.grad)
-
-
-def test_a_graph_of_nodes_and_tokens():
-    """A token over some of the nodes is an MLP without the others."""
-    mlp, x = perceptron(), drawn(5, 6)
-    graph = ga.convert.from_edge_index(torch.tensor([[0, 3, 15, 7], [0, 0, 1, 4]]), 5, 16)
-    found = StaticNodes.of(mlp)(x, graph)
-    assert_exact(found, (mlp[1](mlp[0](x)) * graph.mask()) @ mlp[2].weight.T + mlp[2].bias)
-    assert torch.equal(found[2], mlp[2].bias)
+    """Over some of the nodes it is the MLP without the others."""
+    torch.manual_seed(1)
+    mlp = nn.Sequential(nn.Linear(6, 16, bias), activation, nn.Linear(16, 5, bias)).double()
+    nodes, x = StaticNodes.of(mlp), drawn(*shape)
+    assert_exact(nodes(x), mlp(x))
+    some = ga.convert.from_edge_index(torch.tensor([[0, 3, 15, 7], [0, 0, 1, 2]]), 3, 16)
+    if not isinstance(activation, nn.Softmax):
+        wanted = (mlp[:2](x) * some.mask()) @ mlp[2].weight.T
+        assert_exact(nodes(x, some), wanted + mlp[2].bias if bias else wanted)
 
 
 @pytest.mark.parametrize("bias", [True, False])

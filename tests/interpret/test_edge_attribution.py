@@ -12,7 +12,7 @@ from gnn_attention import convert, patterns, trace
 
 needs("transformers")
 
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 import gnn_attention.huggingface  # noqa: E402
 
@@ -25,13 +25,8 @@ def llama():
     """In float64, with grouped heads."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS}
-    heads = {
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.06,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2, "initializer_range": 0.06}
+    heads |= {"bos_token_id": None, "eos_token_id": None}
     config = LlamaConfig(**sizes, **heads, attn_implementation="gnn_attention")
     return LlamaForCausalLM(config).double().eval()
 
@@ -148,23 +143,16 @@ def test_parts_of_a_vector_add_up_as_squares(llama):
         assert ((a.scores(layer) ** 2 - expected).abs() <= 5 * (2 / count) ** 0.5 * expected + 1e-24).all()
 
 
-def test_a_learned_position_and_the_small_model_of_our_own():
-    """GPT-2 has biases; the shipped model a score_mod: slopes of a receiver's edges add up to 0."""
-    config = GPT2Config(
-        vocab_size=16, n_positions=8, n_embd=16, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
-    )
-    torch.manual_seed(0)
-    gpt2 = GPT2LMHeadModel(config).double().eval()
-    gpt2.set_attn_implementation("gnn_attention")
+def test_slopes_of_the_small_model_of_our_own():
+    """Under its score_mod too the slopes of a receiver's edges add up to 0."""
     own = ga.model.load_trained()[0].double()
-    for model in (gpt2, own):
-        a = trace.attribute(model, IDS, last_loss)
-        assert a.layers == [0, 1]
-        for layer in a.layers:
-            by_row = torch.zeros(len(a.scores(layer)), TOKENS, dtype=torch.float64)
-            by_row.index_add_(1, a.edge_index(layer)[1], a.scores(layer, "slope"))
-            assert by_row.abs().max() <= 1e-12 < a.scores(layer, "slope").abs().max()
-        assert all(p.grad is None for p in model.parameters())
+    a = trace.attribute(own, IDS, last_loss)
+    assert a.layers == [0, 1]
+    for layer in a.layers:
+        by_row = torch.zeros(len(a.scores(layer)), TOKENS, dtype=torch.float64)
+        by_row.index_add_(1, a.edge_index(layer)[1], a.scores(layer, "slope"))
+        assert by_row.abs().max() <= 1e-12 < a.scores(layer, "slope").abs().max()
+    assert all(p.grad is None for p in own.parameters())
 
 
 def test_keep_takes_the_largest(llama):
@@ -190,22 +178,16 @@ def test_keep_takes_the_largest(llama):
 
 
 def test_top_is_over_all_layers_and_heads(llama):
-    """The largest in size, with the sign of the change."""
+    """The largest in size."""
     a = trace.attribute(llama, IDS, last_loss)
     everything = torch.cat([a.scores(layer).flatten() for layer in a.layers])
     expected = everything[everything.abs().argsort(descending=True)[:7]]
     assert [effect.change for effect in a.top(7)] == expected.tolist()
-    first = a.top(1)[0]
-    tables = full_tables()
-    tables[first.layer, first.head, first.dst, first.src] = False
-    assert (with_tables(llama, tables) - with_tables(llama, full_tables())) * first.change > 0
 
 
 def test_wrong_arguments_are_named(llama):
     """One sentence each."""
-    with pytest.raises(
-        TypeError, match=r"metric\(logits\) must be a scalar or vector .* got shape \[1, 6, 16\]"
-    ):
+    with pytest.raises(TypeError, match=r"must be a scalar or vector .* got shape \[1, 6, 16\]"):
         trace.attribute(llama, IDS, lambda logits: logits)
     with pytest.raises(TypeError, match="model must be a transformers model"):
         trace.attribute(torch.nn.Linear(2, 2), IDS, last_loss)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,29 +52,6 @@ def test_the_states_are_the_callers_and_all_else_is_the_models():
     assert not torch.equal(got, whole.layers[1](1, states, WINDOW, scale.expand(3))[0])
 
 
-class Calls(nn.Module):
-    """Calls its part twice, and remembers its inputs and what the part returned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part, self.outputs = nn.Identity(), []
-
-    def forward(self, **inputs):
-        self.inputs, x = inputs, torch.ones(len(inputs["ids"]), T, WIDTH)
-        self.outputs += [self.part(x), self.part(2 * x)]
-
-
-def test_inputs_are_repeated_and_only_the_first_call_is_replaced():
-    """Of one sample, and in the dtype of the states where they are floating."""
-    whole = Calls()
-    inputs = {"ids": torch.ones(1, T, dtype=torch.long), "x": torch.zeros(1, 2), "flag": "yes"}
-    PartOf(whole, "part", **inputs)(torch.zeros(5, T, WIDTH).double())
-    assert (whole.inputs["ids"].shape, whole.inputs["ids"].dtype) == ((5, T), torch.long)
-    assert (whole.inputs["x"].shape, whole.inputs["x"].dtype) == ((5, 2), torch.float64)
-    assert whole.inputs["flag"] == "yes"
-    assert [float(x.mean()) for x in whole.outputs] == [0.0, 2.0]
-
-
 def test_a_part_shows_what_the_next_layer_hides():
     """Before a causal layer a window of 2 and one of 3 look alike; as a part each is exact."""
     for window in (WINDOW, patterns.window(T, 3)):
@@ -85,14 +60,9 @@ def test_a_part_shows_what_the_next_layer_hides():
         for name, graph in (("layers.0", window), ("layers.1", CAUSAL)):
             verdict = audit(PartOf(whole, name, x=X), graph, (T, WIDTH))
             assert (verdict.exact, verdict.layers) == (True, 1)
-    whole = whole.float()
-    before = copy.deepcopy(whole.state_dict())
     leaks = audit(PartOf(whole, "layers.0", x=X), WINDOW, (T, WIDTH)).leaks
     assert {(leak.src, leak.dst) for leak in leaks} == {(src, src + 2) for src in range(T - 2)}
     assert {leak.layer for leak in leaks} == {"attention"}
-    for name, value in whole.state_dict().items():
-        assert value.dtype == torch.float32
-        assert torch.equal(value, before[name])
 
 
 def test_refusals():
@@ -105,9 +75,6 @@ def test_refusals():
     part = PartOf(whole, "layers.0", x=X)
     with pytest.raises(ValueError, match=r"must be \[1, 6, 4\], as 'layers.0' is given, got \[1, 6, 5\]"):
         part(torch.zeros(1, T, WIDTH + 1))
-    ids = {"input": torch.zeros(1, T, dtype=torch.long)}
-    with pytest.raises(ValueError, match=r"must be None, as '0' is given, got \[1, 6, 4\]"):
-        PartOf(nn.Sequential(nn.Embedding(3, WIDTH)), "0", **ids)(X)
     # no hook stays after an error, and the same object serves the next valid call
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in whole.modules())
     assert part(X)[0].shape == (1, T, WIDTH)

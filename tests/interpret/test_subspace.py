@@ -25,7 +25,6 @@ def projector_of(directions: Tensor) -> Tensor:
 
 SPANNING = {
     "a line": (drawn(1, WIDTH), 1),
-    "a plane": (drawn(2, WIDTH), 2),
     "more directions than dimensions": (drawn(7, 3, seed=1) @ drawn(3, WIDTH), 3),
     "everything": (drawn(12, WIDTH), 9),
     "lengths far apart": (drawn(3, WIDTH) * torch.tensor([[1e2], [1.0], [1e-2]]).double(), 3),
@@ -53,32 +52,17 @@ def test_against_the_projector(directions, dim):
     assert Subspace.spanned_by(directions[:2].bfloat16()).basis.dtype == torch.float32
 
 
-class TestEdit:
-    """Seed S1.25: down to a line, change the number there, up again."""
-
-    @pytest.mark.parametrize("value", [2.5, drawn(4, 5, seed=3)], ids=["one", "each"])
-    def test_against_the_formula(self, value):
-        space, x = Subspace.spanned_by(drawn(3, WIDTH)), drawn(4, 5, WIDTH, seed=1)
-        before, line = x.clone(), space.basis @ drawn(3, seed=2)
-        unit = line / line.norm()
-        edited = space.edit(x, 7 * line, value)
-        wanted = torch.as_tensor(value, dtype=torch.float64).expand(4, 5)
-        assert_exact(edited, x - x @ torch.outer(unit, unit) + wanted.unsqueeze(-1) * unit)
-        assert_exact(edited @ unit, wanted)
-        assert torch.equal(x, before)
-
-    def test_all_else_stays(self):
-        """Outside the subspace, and inside it at right angles to the line."""
-        space, x = Subspace.spanned_by(drawn(3, WIDTH)), drawn(5, WIDTH, seed=1)
-        edited = space.edit(x, space.basis[:, 1], -4.0)
-        assert_exact(space.reject(edited), space.reject(x))
-        assert_exact(space.coordinates(edited)[:, [0, 2]], space.coordinates(x)[:, [0, 2]])
-        assert (edited - x).norm(dim=-1).min() > 0.1
-        assert_exact(space.edit(x, space.basis[:, 1], x @ space.basis[:, 1]), x)
-        # a direction that leaves the subspace counts within it
-        direction = drawn(WIDTH, seed=4)
-        assert space.reject(direction).norm() > 0.1
-        assert_exact(space.edit(x, direction, 1.0), space.edit(x, space.project(direction), 1.0))
+@pytest.mark.parametrize("value", [2.5, drawn(4, 5, seed=3)], ids=["one", "each"])
+def test_an_edit(value):
+    """Seed S1.25: down to a line, change the number there, up again; a direction counts within the space."""
+    space, x = Subspace.spanned_by(drawn(3, WIDTH)), drawn(4, 5, WIDTH, seed=1)
+    before, line = x.clone(), space.basis @ drawn(3, seed=2)
+    unit = line / line.norm()
+    edited = space.edit(x, 7 * line + space.reject(drawn(WIDTH, seed=4)), value)
+    wanted = torch.as_tensor(value, dtype=torch.float64).expand(4, 5)
+    assert_exact(edited, x - x @ torch.outer(unit, unit) + wanted.unsqueeze(-1) * unit)
+    assert_exact(edited @ unit, wanted)
+    assert torch.equal(x, before)
 
 
 class TestTwoSubspaces:
@@ -115,16 +99,14 @@ SPAN = r"directions must be a float tensor \[count, width\] or \[width\], got"
 STATES = r"x must be floats \[\*, 9\], got"
 PART = "direction must have a part in the subspace, got one of length"
 WRONG = [
-    *((Subspace, (some,), BASIS) for some in (ONES(4, 2), INTS[:, None], "x", 2 * torch.eye(3))),
-    *((Subspace.spanned_by, (some,), SPAN) for some in (ONES(2, 3, 4), INTS, [1.0])),
-    *((Subspace.spanned_by, (ONES(2) * bad,), "must be finite") for bad in (math.nan, math.inf)),
-    *((call, (ONES(4),), STATES) for call in (SPACE.project, SPACE.reject)),
-    *((SPACE.coordinates, (x,), STATES) for x in (INTS, torch.tensor(1.0), "x")),
+    *((Subspace, (some,), BASIS) for some in (INTS[:, None], 2 * torch.eye(3))),
+    *((Subspace.spanned_by, (some,), SPAN) for some in (ONES(2, 3, 4), INTS)),
+    (Subspace.spanned_by, (ONES(2) * math.nan,), "must be finite"),
+    *((SPACE.project, (x,), STATES) for x in (ONES(4), INTS)),
     (SPACE.edit, (X, SPACE.reject(drawn(WIDTH, seed=7)), 1.0), PART),
     (SPACE.edit, (X, SPACE.basis.mT, 1.0), r"direction must be one vector \[9\], got \[2, 9\]"),
-    (SPACE.edit, (X, ONES(4), 1.0), r"direction must be floats \[\*, 9\]"),
     (SPACE.edit, (X, ALONG, ONES(4)), r"value must be one number or \[5\] numbers, got \[4\]"),
-    *((call, (OTHER,), "widths 9 and 4") for call in (SPACE.overlap, SPACE.__add__)),
+    (SPACE.overlap, (OTHER,), "widths 9 and 4"),
 ]
 
 

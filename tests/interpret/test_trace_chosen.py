@@ -8,7 +8,6 @@ import pytest
 import torch
 from support import traces
 from support.bounds import assert_exact
-from support.extras import needs
 from support.refusals import assert_refusals
 from support.traces import LISTED, TOKENS, drawn, heads, new_model
 
@@ -92,28 +91,3 @@ def test_wrong_choices_are_refused():
             (partial(call.weights, (0, 2)), ValueError, "0 -> 2 is no edge"),
         ]
     )
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss", "gemma2"])
-def test_hugging_face_models(name, monkeypatch):
-    """Grouped heads, rotary positions, sinks, softcaps and padding; layers by number."""
-    needs("transformers")
-    needs("gnn_attention.huggingface")
-    hf_models = needs("support.hf_models")
-    hf_models.keep_float64(monkeypatch)
-    given = hf_models.inputs(name, "left")
-    model = hf_models.built(name, "gnn_attention")
-    last = given["input_ids"].shape[1] - 1
-    pairs = [(last - 1, last), (last, last)]
-    with torch.no_grad():
-        whole = trace.record(model, **given)
-        run = trace.record(model, **given, edges=pairs, layers=1, heads=[1, 0])
-        (only,) = run.layers
-        assert only.number == 1
-        assert_same(only, whole.layers[1], pairs, [1, 0])
-        assert_exact(run.output[0], whole.output[0])
-        surgery = trace.mute([(last - 1, last)], layers=1, heads=0)
-        muted = trace.record(model, **given, surgery=surgery, edges=pairs, layers=1).layers[0]
-        assert_same(muted, trace.record(model, **given, surgery=surgery).layers[1], pairs)
-        with pytest.raises(IndexError, match=r"layers must be among \[0, 1\]"):
-            trace.record(model, **given, layers=2)

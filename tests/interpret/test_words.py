@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from support.bounds import assert_exact
 from support.traces import LISTED, drawn, recorded
 from torch import Tensor
 
-from gnn_attention import MergedHeads, StandardHeads, rotary, score_mods
+from gnn_attention import StandardHeads, score_mods
 from gnn_attention.heads.factored_matrix import FactoredMatrix
 from gnn_attention.interpret import trace
 
@@ -69,16 +68,3 @@ def test_S4_17_an_overlap_is_no_logit() -> None:
         (made.q[0, 0, made.edge_index[1]] * made.k[0, 0, made.edge_index[0]]).sum(1),
     )
     assert_exact(made.overlap()[0, 0].T, X.T @ W_K.T @ W_Q @ X)
-
-
-def test_words_that_these_heads_do_not_have() -> None:
-    """Rotary heads have no attention transform, merged ones no factors; asked for by word, they say why."""
-    turned = recorded(StandardHeads(12, 2, rotary=rotary.Rotary()).double(), X.T[None], LISTED)
-    assert "attention transform" not in turned.terms("transforms")
-    assert {"information transform", "update matrix"} < set(turned.terms("transforms"))
-    with pytest.raises(ValueError, match="a pattern matrix for each distance"):
-        turned["attention transform"]
-    merged = recorded(MergedHeads(12, 2, head_dim=3).double(), X.T[None], LISTED)
-    assert "information transform" not in merged.terms("transforms")
-    with pytest.raises(ValueError, match="only StandardHeads have both transforms, got MergedHeads"):
-        merged["information transform"]

@@ -118,8 +118,6 @@ def audit(
     words = [witnesses] if isinstance(witnesses, str) else witnesses
     chosen = tuple(checks.choice("witnesses", word, WITNESSES) for word in words)
     samples = checks.size("samples", samples, 1)
-    if not (call is None or callable(call)):
-        raise TypeError(f"call must be a function (module, x) -> states, got {quoted(call)}")
     checks.instance("module", module, nn.Module)
     own = _own_inputs(inputs, shape)
     call = _default_call(module, graph) if call is None else call
@@ -172,23 +170,13 @@ def _input_shape(value: Sequence[int], graph: TokenGraph) -> tuple[int, ...]:
 
 
 def _own_inputs(value: Any, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    # one [1, ...] each
+    # One [1, ...] each.
     parts = [] if value is None else [value] if isinstance(value, Tensor) else value
-    if not isinstance(parts, Sequence) or not all(isinstance(part, Tensor) for part in parts):
-        raise TypeError(
-            f"inputs must be a tensor or a list of tensors, got {quoted(value)}: give torch tensors"
-        )
+    kind = "integer token ids" if len(shape) == 1 else "floating states"
     for part in parts:
-        if tuple(part.shape[1:]) != shape:
-            raise ValueError(
-                f"inputs must be tensors [B, ...] of samples of the input_shape {shape}, got the shape "
-                f"{tuple(part.shape)}: give a batch, such as x[None] for one sample"
-            )
-        if part.is_floating_point() == (len(shape) == 1) or part.dtype.is_complex or part.dtype == torch.bool:
-            raise TypeError(
-                f"inputs must be floating states for an input_shape (T, width), and integer token ids for "
-                f"(T,), got {part.dtype} for {shape}: convert them"
-            )
+        fits = isinstance(part, Tensor) and tuple(part.shape[1:]) == shape
+        if not fits or part.is_floating_point() == (len(shape) == 1):
+            raise ValueError(f"inputs must be {kind}, tensors [B, *{shape}], got {quoted(part)}")
     return tuple(sample[None].detach() for part in parts for sample in part)
 
 

@@ -9,7 +9,7 @@ of the outermost ``ModuleList`` or ``Sequential`` whose members are all called w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from torch import nn
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.graph import TokenGraph
-from gnn_attention.interpret.audit.runner import Runner, Sample, differs
+from gnn_attention.interpret.audit.runner import Runner, Sample, differs, floating_tensors
 from gnn_attention.layer import MessagePassingAttention
 
 # what a hop that is no edge costs: more than any number of edges
@@ -117,22 +117,17 @@ def _entrance(src: int, events: list[Event], bounds: Bounds) -> str | None:
 def _cheapest_paths(
     src: int, receivers: Sequence[int], hops: Sequence[Tensor], bounds: Bounds
 ) -> dict[int, tuple[int, ...]]:
-    # with the fewest undeclared hops, then the fewest hops
-    own = bounds.after[0]
+    # With the fewest undeclared hops, then the fewest hops.
+    own, layers = bounds.after[0], len(hops) - 1
+    # What is declared: nothing before the first layer; of layers that were not declared, the whole reach.
+    reach = [bounds.after[-1]]
+    by_layer = bounds.hops if layers == len(bounds.hops) else reach * layers
     cost, origins = torch.where(own[src], 0, NEVER), []
-    for hop, declared in zip(hops, _declared_hops(len(hops), bounds), strict=True):
+    for hop, declared in zip(hops, [own, *by_layer] if layers else reach, strict=True):
         price = torch.where(own, 0, torch.where(declared, 1, 1 + UNDECLARED)).masked_fill(~(hop | own), NEVER)
         cost, origin = (cost + price).clamp(max=NEVER).min(1)
         origins.append(origin)
     return {dst: _traced_back(dst, origins) if cost[dst] < NEVER else (src, dst) for dst in receivers}
-
-
-def _declared_hops(stages: int, bounds: Bounds) -> list[Bool[Tensor, "dst src"]]:
-    # nothing before the first layer; of layers that were not declared, the whole reach
-    if stages == 1:
-        return [bounds.after[-1]]
-    by_layer = stages - 1 == len(bounds.hops)
-    return [bounds.after[0], *(bounds.hops if by_layer else [bounds.after[-1]] * (stages - 1))]
 
 
 def _traced_back(dst: int, origins: Sequence[Int[Tensor, " dst"]]) -> tuple[int, ...]:
@@ -164,7 +159,7 @@ def events_of(
 
     def note(name: str, inwards: bool, values: Iterable[Any]) -> None:
         nonlocal begun
-        floating = (x for x in _tensors(values) if x.dim() > 2 and x.is_floating_point())
+        floating = (x for value in values for x in floating_tensors(value) if x.dim() > 2)
         states = next((x for x in floating if x.shape[:2] == shape), None)
         is_layer = inwards and name in layers
         if states is not None:
@@ -212,11 +207,3 @@ def layer_names(runner: Runner, sample: Sample) -> frozenset[str]:
         if members and members <= called:
             return members
     return frozenset()
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    # one level of tuples and mappings deep
-    for value in values:
-        inside = value.values() if isinstance(value, Mapping) else value
-        inside = inside if isinstance(value, (Mapping, list, tuple)) else [value]
-        yield from (tensor for tensor in inside if isinstance(tensor, Tensor))

@@ -106,7 +106,11 @@ class Runner:
         if self.embedding is None:
             states = torch.randn(1, *self.shape, generator=generator, dtype=torch.float64)
             return Sample(states.to(self.device, self.dtype))
-        return self._sample_of_ids(random_ids(self.embedding, self.shape[0], generator))
+        ids = torch.randint(_vocabulary_size(self.embedding), (1, self.shape[0]), generator=generator)
+        # Models treat the padding's id differently.
+        if (padding := getattr(self.embedding, "padding_idx", None)) is not None:
+            ids = torch.where(ids == padding, other_ids(ids, self.embedding), ids)
+        return self._sample_of_ids(ids)
 
     def _sample_of(self, value: Tensor) -> Sample:
         if self.embedding is None:
@@ -191,8 +195,12 @@ class Runner:
     def _together(self, samples: int) -> tuple[int, bool]:
         # how many samples a pass may hold, and whether they influence one another
         one, other = self.draw(-1), self.draw(-2)
-        pairs = ((one, one), (one, other), (other, one))
-        y, after, before = (self.run(_joined(*pair), by_ids=True) for pair in pairs)
+
+        def together(first: Sample, second: Sample) -> Tensor:
+            ids = None if first.ids is None or second.ids is None else torch.cat([first.ids, second.ids])
+            return self.run(Sample(torch.cat([first.states, second.states]), ids), by_ids=True)
+
+        y, after, before = together(one, one), together(one, other), together(other, one)
         crosses = bool(differs(y, torch.cat([after[:1], before[1:]])).any())
         repeatable = not bool(differs(y[:1], y[1:]).any())
         fitting = LARGEST_PASS // max(y[0].numel(), self.num_dst * self.shape[0])
@@ -207,7 +215,10 @@ class Runner:
                 raise ValueError(f"the module returns NaN or inf for finite inputs, {place}: mend that first")
 
     def _checked(self, output: Any, samples: int) -> Float[Tensor, "batch dst channels"]:
-        y = _first_states(output)
+        # Logits or last_hidden_state by name, else the first.
+        by_name = output if isinstance(output, Mapping) else {}
+        named = [by_name.get("logits"), by_name.get("last_hidden_state"), *floating_tensors(output)]
+        y = next((states for states in named if states is not None), None)
         if y is None or y.dim() < 2 or y.shape[:2] != (samples, self.num_dst):
             got = f"shape {list(y.shape)}" if y is not None else type(output).__name__
             expected = f"[B, dst, ...] = [{samples}, {self.num_dst}, ...], got {got}"
@@ -272,18 +283,11 @@ def _copied(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return twin
 
 
-def _first_states(output: Any) -> Tensor | None:
-    # logits or last_hidden_state by name, else the first floating tensor
-    if isinstance(output, Mapping):
-        named = [output[name] for name in ("logits", "last_hidden_state") if output.get(name) is not None]
-        output = [*named, *output.values()]
-    values = output if isinstance(output, Sequence) and not isinstance(output, str) else [output]
-    return next((part for part in values if isinstance(part, Tensor) and part.is_floating_point()), None)
-
-
-def _joined(one: Sample, other: Sample) -> Sample:
-    ids = None if one.ids is None or other.ids is None else torch.cat([one.ids, other.ids])
-    return Sample(torch.cat([one.states, other.states]), ids)
+def floating_tensors(value: Any) -> Iterator[Tensor]:
+    """Those of an input or output: itself, or what stands in a mapping or sequence."""
+    inside = value.values() if isinstance(value, Mapping) else value
+    inside = inside if isinstance(value, (Mapping, list, tuple)) else [value]
+    yield from (part for part in inside if isinstance(part, Tensor) and part.is_floating_point())
 
 
 def _embedding_of(module: nn.Module, twin: nn.Module, given: nn.Module | str | None) -> nn.Module:
@@ -303,13 +307,6 @@ def _embedding_of(module: nn.Module, twin: nn.Module, given: nn.Module | str | N
             "give embedding='name', or input_shape=(T, width) for states"
         )
     return next(iter(tables.values()))
-
-
-def random_ids(embedding: nn.Module, tokens: int, generator: torch.Generator) -> Int[Tensor, "batch tokens"]:
-    """Ids of its vocabulary except the padding's, which models treat differently."""
-    ids = torch.randint(_vocabulary_size(embedding), (1, tokens), generator=generator)
-    padding = getattr(embedding, "padding_idx", None)
-    return ids if padding is None else torch.where(ids == padding, other_ids(ids, embedding), ids)
 
 
 def other_ids(ids: Int[Tensor, "batch tokens"], embedding: nn.Module) -> Int[Tensor, "batch tokens"]:

@@ -132,16 +132,13 @@ def each(source: Any, gain: Float[Tensor, " width"] | None = None) -> list[Circu
             "source must be standard or factored heads of known widths, a layer of them or a Block, "
             f"got {type(heads).__name__}; of another model take foreign.heads_of(model, layer)"
         )
-    gain = None if gain is None else _checked_gain(heads, gain)
+    if gain is not None:
+        if heads.source_width != heads.width:
+            raise ValueError(f"gain cannot be folded into {heads!r}: both sides must read states of one norm")
+        if tuple(gain.shape) != (heads.width,):
+            raise ValueError(f"gain must be a float tensor [{heads.width}], got {checks.quoted(gain)}")
+        gain = _read(gain)
     return [Circuit(heads, head, gain) for head in range(heads.num_heads)]
-
-
-def _checked_gain(heads: StandardHeads, gain: Any) -> Tensor:
-    if heads.source_width != heads.width:
-        raise ValueError(f"gain cannot be folded into {heads!r}: both sides must read states of one norm")
-    if not isinstance(gain, Tensor) or tuple(gain.shape) != (heads.width,) or not gain.is_floating_point():
-        raise ValueError(f"gain must be a float tensor [{heads.width}], got {checks.quoted(gain)}")
-    return _read(gain)
 
 
 def _read(weight: Tensor) -> Tensor:
@@ -166,8 +163,7 @@ def top_tokens(
     >>> top_tokens(torch.tensor([0.0, 1.0, 2.0]), torch.eye(3), k=2)
     TopTokens(tokens=tensor([2, 1]), values=tensor([2., 1.]))
     """
-    tensors = all(isinstance(part, Tensor) and part.dim() for part in (vectors, embedding))
-    if not tensors or embedding.dim() != 2 or vectors.shape[-1] != embedding.shape[1]:
+    if embedding.dim() != 2 or vectors.shape[-1:] != embedding.shape[1:]:
         raise ValueError(
             "vectors [*, width] and embedding [words, width] must be of one width, "
             f"got {checks.quoted(vectors)} and {checks.quoted(embedding)}"

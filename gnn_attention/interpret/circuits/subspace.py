@@ -30,7 +30,7 @@ class Subspace:
     basis: Float[Tensor, "width dim"]
 
     def __post_init__(self) -> None:
-        if not _is_float(self.basis) or self.basis.dim() != 2 or not _is_orthonormal(self.basis):
+        if not _is_float(self.basis) or self.basis.dim() != 2 or not self._is_orthonormal():
             expected = "a float tensor [width, dim] with orthonormal columns, as Subspace.spanned_by makes"
             raise ValueError(f"basis must be {expected}, got {quoted(self.basis)}")
 
@@ -126,6 +126,11 @@ class Subspace:
         cosines = self.basis.to(wide).mT @ other.basis.to(self.basis.device, wide)
         return float(cosines.square().sum() / max(min(cosines.shape), 1))
 
+    def _is_orthonormal(self) -> bool:
+        wide = _wide(self.basis.detach())
+        error = wide.mT @ wide - torch.eye(self.dim).to(wide)
+        return bool((error.abs() <= torch.finfo(self.basis.dtype).eps ** 0.5).all())
+
     def _check_same_space(self, other: Subspace) -> None:
         if self.width != other.width:
             raise ValueError(f"two subspaces must be of one space, got widths {self.width} and {other.width}")
@@ -141,9 +146,3 @@ def _is_float(x: object) -> TypeGuard[Tensor]:
 
 def _wide(matrix: Tensor) -> Tensor:
     return matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-
-
-def _is_orthonormal(basis: Tensor) -> bool:
-    wide = _wide(basis.detach())
-    error = wide.mT @ wide - torch.eye(basis.shape[1], dtype=wide.dtype, device=wide.device)
-    return bool((error.abs() <= torch.finfo(basis.dtype).eps ** 0.5).all())

@@ -157,9 +157,7 @@ def _share(amount: float, pairs: int) -> float:
 
 def _least(ranks: Sequence[Tensor], budget: int) -> int:
     """The least number that at most ``budget`` of the ranks reach."""
-    every = torch.cat([rank.flatten() for rank in ranks]).numpy()
+    every = torch.cat([rank.flatten() for rank in ranks])
     if budget >= len(every):
         return 0
-    place = len(every) - 1 - budget
-    every.partition(place)
-    return min(int(every[place]) + 1, ALWAYS)
+    return min(int(every.kthvalue(len(every) - budget).values) + 1, ALWAYS)

@@ -133,12 +133,11 @@ class LayerTrace:
         if name not in TERMS:
             raise KeyError(f"no part of attention is called {quoted(name)}: expected one of {sorted(TERMS)}")
         term, part = TERMS[name], self._part(TERMS[name].name)
-        return self._with_hook_axes(term.name, part) if name == term.hook else part
-
-    def _with_hook_axes(self, name: str, part: Tensor) -> Tensor:
-        if name in ("logits", "weights"):
-            return self.dense(part, 0.0 if name == "weights" else -torch.inf)
-        return part if name == "update" else part.transpose(1, 2)
+        if name != term.hook or term.name == "update":
+            return part
+        if term.name in ("logits", "weights"):
+            return self.dense(part, 0.0 if term.name == "weights" else -torch.inf)
+        return part.transpose(1, 2)
 
     def terms(self, view: str) -> dict[str, Any]:
         """The same tensors by the terms of one of :data:`VIEWS` (seeds S4.1, S4.17); else ValueError.
@@ -174,10 +173,7 @@ class LayerTrace:
     @cached_property
     def u(self) -> Float[Tensor, "batch heads src width"]:
         """``u_j = x_j W_V W_O``: the message of every sender (seed S4.14)."""
-        values = self._values(self.v)
-        return torch.stack(
-            [_product(values[:, head], self._matrix(head)) for head in self._chosen(None)], dim=1
-        )
+        return self._messages(slice(None), self._chosen(None), self._values(self.v))
 
     @cached_property
     def overlaps(self) -> Numbers:
@@ -253,7 +249,7 @@ class LayerTrace:
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
         """Each head's part of the update (seed S1.2); their sum is the update less ``b_O``."""
         z = self.z.to(edge_softmax.accumulation_dtype(self.z.dtype))
-        return torch.stack([_product(z[:, head], self._matrix(head)) for head in self._chosen(heads)], dim=2)
+        return self._messages(slice(None), self._chosen(heads), z).transpose(1, 2)
 
     @cached_property
     def _all_logits(self) -> Tensor:
@@ -285,7 +281,7 @@ class LayerTrace:
         return carried.transpose(1, 2)
 
     def _messages(
-        self, src: Tensor, numbers: list[int], values: Tensor
+        self, src: Tensor | slice, numbers: list[int], values: Tensor
     ) -> Float[Tensor, "batch heads edges width"]:
         found = [_product(values[:, head, src], self._matrix(head)) for head in numbers]
         return torch.stack(found, dim=1)

@@ -1,12 +1,10 @@
 """NeighborsMatch: the samples, what reach decides, and what is learned."""
 
-import argparse
 import json
 
 import networkx as nx
 import pytest
 import torch
-from support.refusals import assert_refusals
 
 import gnn_attention as ga
 from examples.training import tasks
@@ -80,56 +78,34 @@ def test_the_answer_depends_on_the_leaves_that_reach_the_root(graph, layers, rea
     assert tasks._reaches_leaf(task.graph, graph, layers) is reaches
 
 
-@pytest.mark.slow
-def test_a_comparison_and_its_table(judged_briefly):
-    """Names, layers and reach of every row; the same again for the same seeds; a line for every model."""
-    lines = []
-    outcomes = tasks.compare(depth=2, seeds=2, steps=2, log=lines.append)
-    assert [(one.graph, one.layers, one.reaches) for one in outcomes] == [
-        ("the tree", 1, False),
-        ("the tree", 2, True),
-        ("the tree ** 2", 1, True),
-        *(("with a virtual node", layers, layers > 1) for layers in (1, 2, 3)),
-    ]
-    assert len(lines) == 12
-    assert lines[0].startswith("the tree, layers 1, seed 0: 0.")
-    assert outcomes == tasks.compare(depth=2, seeds=2, steps=2)
-    assert len(tasks.table(outcomes).splitlines()) == 7
-
-
 def test_the_command(tmp_path, capsys, judged_briefly):
-    """A table, or JSON; a folder that is missing is named before anything is trained."""
-    parser, words = argparse.ArgumentParser(), ["--depth", "1", "--seeds", "1", "--steps", "1"]
-    tasks.add_arguments(parser)
-    assert tasks.run(parser.parse_args(words)) == 0
+    """A table and JSON; wrong numbers and a folder that is missing are named before anything is trained."""
+    file, words = tmp_path / "reach.json", ["reach", "--depth", "1", "--seeds", "1", "--steps", "1"]
+    assert main([*words, "--json", str(file)]) == 0
     assert "reaches leaf" in capsys.readouterr().out
-    file = tmp_path / "reach.json"
-    assert tasks.run(parser.parse_args([*words, "--json", str(file)])) == 0
     assert json.loads(file.read_text())[0]["graph"] == "the tree"
-    assert main(["reach", "--json", str(tmp_path / "none" / "reach.json")]) == 2
-    assert "expected a folder that exists" in capsys.readouterr().err
-
-
-def test_wrong_numbers_are_named():
-    assert_refusals(
-        (call, ValueError, message)
-        for call, message in [
-            (lambda: tasks.neighbours_match(0, 1), "depth must be at least 1, got 0"),
-            (lambda: tasks.neighbours_match(1, -1), "samples must be at least 0, got -1"),
-            (lambda: tasks.neighbours_match(1, 1, num_labels=0), "num_labels must be at least 1, got 0"),
-            (lambda: tasks.Reader(4, 2, layers=0), "layers must be at least 1, got 0"),
-            (lambda: tasks.Reader(4, 2, width=9), "width 9 is no multiple of num_heads 2"),
-            (lambda: tasks.compare(steps=0), "steps must be at least 1, got 0"),
-        ]
-    )
+    for wrong, message in (
+        (["--json", str(tmp_path / "none" / "reach.json")], "expected a folder that exists"),
+        (["--depth", "0"], "depth must be at least 1, got 0"),
+        (["--steps", "0"], "steps must be at least 1, got 0"),
+    ):
+        assert main([*words, *wrong]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_only_reach_answers():
-    """Without reach no better than chance, over the hops nearly always."""
+    """Without reach no better than chance, over the hops nearly always; names, layers and reach of a row."""
     # five standard errors of a share of 2048 answers
     allowed = 5 * (0.25 * 0.75 / 2048) ** 0.5
-    for one in tasks.compare(depth=3, seeds=1, steps=120):
+    outcomes = tasks.compare(depth=3, seeds=1, steps=120)
+    assert [(one.graph, one.layers, one.reaches) for one in outcomes] == [
+        ("the tree", 1, False),
+        ("the tree", 3, True),
+        ("the tree ** 3", 1, True),
+        *(("with a virtual node", layers, layers > 1) for layers in (1, 2, 3)),
+    ]
+    for one in outcomes:
         if not one.reaches:
             assert all(abs(accuracy - 0.25) < allowed for accuracy in one.accuracies), one
         if one.graph == "the tree ** 3":
