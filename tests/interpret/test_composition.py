@@ -62,6 +62,19 @@ class TestComposition:
         assert_exact(scores, wanted)
         assert_exact(circuits.compositions(model, kind, relative=True), scores * 12**0.5)
 
+    def test_the_extremes(self, kind):
+        """A head that reads just the one direction that another writes, or nothing of it; a head of zeros."""
+        axes = torch.eye(6, dtype=torch.float64)
+
+        def head(read: int, write: int, size: float = 1.0) -> circuits.Circuit:
+            column, row = size * axes[None, :, read : read + 1], size * axes[None, write : write + 1]
+            return circuits.of(StandardHeads.from_arrays(column, column, column, row), 0)
+
+        assert circuits.composition(head(0, 3), head(3, 4), kind) == 1.0
+        for later, sizes in ((2, (1, 1)), (3, (0, 1)), (3, (1, 0))):
+            one, two = head(0, 3, sizes[0]), head(later, 4, sizes[1])
+            assert circuits.composition(one, two, kind) == 0.0
+
     def test_rotary_heads_by_distance(self, kind):
         """The pattern of that distance; what is passed on knows no distance."""
         earlier, later = made(1), made(2, rotary=Rotary())
@@ -81,5 +94,8 @@ def test_refusals_of_composition():
     wrong = [
         (one, other, "q", ValueError, "writes states of width 12, the later reads vectors of width 9"),
         (one, one, "Q", ValueError, "kind must be one of 'q', 'k', 'v', got 'Q'"),
+        (one, made(), "q", TypeError, "later must be a Circuit, got StandardHeads"),
     ]
     assert_refusals((partial(circuits.composition, *given), error, match) for *given, error, match in wrong)
+    with pytest.raises(TypeError, match="model must be a LanguageModel, got"):
+        circuits.compositions([[one]], "q")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 
 from gnn_attention._support import checks
@@ -23,25 +21,15 @@ def composition(earlier: Circuit, later: Circuit, kind: str, distance: int | Non
     ``W_M`` for ``"v"`` (passed on). A rotary later head needs a ``distance`` for q and k. If the space
     between is rotated at random, the root of the mean square is exactly ``width ** -0.5``: compare with that.
 
-    Raises ValueError for another kind or heads that read no states of that width.
+    Raises ValueError for another kind or heads that read no states of that width, TypeError for no circuits.
 
     Sources: Elhage et al. 2021, "Two-layer attention-only transformers", the footnote on measuring
     composition; TransformerLens' ``all_composition_scores``.
     """
-    checks.choice("kind", kind, KINDS)
-    read = later.message
-    if kind != "v":
-        pattern = later.pattern if distance is None else later.pattern_at(distance)
-        read = pattern if kind == "q" else pattern.T
-    written = earlier.message
-    if written.shape[1] != read.shape[0]:
-        raise ValueError(
-            f"the earlier head writes states of width {written.shape[1]}, "
-            f"the later reads vectors of width {read.shape[0]}: take heads of one residual stream"
-        )
-    product = FactoredMatrix(written.left @ (written.right @ read.left.to(written.right)), read.right)
-    sizes = written.norm() * read.norm()
-    return float(product.norm() / sizes) if sizes else 0.0
+    kind = checks.choice("kind", kind, KINDS)
+    for name, circuit in (("earlier", earlier), ("later", later)):
+        checks.instance(name, circuit, Circuit)
+    return float(_product_norm(_unit_rows(earlier.message), _unit_rows(_reader(later, kind, distance).T)))
 
 
 def compositions(
@@ -53,10 +41,35 @@ def compositions(
     of ``width ** -0.5``: 1 is what unrelated heads have.
     """
     kind = checks.choice("kind", kind, KINDS)
-    heads = [each(block) for block in checks.instance("model", model, LanguageModel).blocks]
-    shape, dtype = (len(heads), len(heads[0])), heads[0][0].message.left.dtype
-    scores = torch.zeros(*shape, *shape, dtype=dtype)
-    for after, before in itertools.combinations(reversed(range(len(heads))), 2):
-        pairs = [[composition(one, other, kind) for one in heads[before]] for other in heads[after]]
-        scores[after, :, before] = torch.tensor(pairs, dtype=dtype)
-    return scores * heads[0][0].message.shape[1] ** 0.5 if relative else scores
+    rows = [each(block) for block in checks.instance("model", model, LanguageModel).blocks]
+    written = [[_unit_rows(head.message) for head in row] for row in rows]
+    read = [[_unit_rows(_reader(head, kind, None).T) for head in row] for row in rows]
+    scores = written[0][0].new_zeros(len(rows), len(rows[0]), len(rows), len(rows[0]))
+    for later in range(len(rows)):
+        for earlier in range(later):
+            pairs = [[_product_norm(A, B) for A in written[earlier]] for B in read[later]]
+            scores[later, :, earlier] = torch.tensor(pairs)
+    return scores * rows[0][0].message.shape[1] ** 0.5 if relative else scores
+
+
+def _reader(later: Circuit, kind: str, distance: int | None) -> FactoredMatrix:
+    if kind == "v":
+        return later.message
+    pattern = later.pattern if distance is None else later.pattern_at(distance)
+    return pattern if kind == "q" else pattern.T
+
+
+def _unit_rows(matrix: FactoredMatrix) -> Float[Tensor, "few width"]:
+    # With left = Q R, the rows R right are as few as the rank, and Q changes no norm.
+    rows: Tensor = torch.linalg.qr(matrix.left, mode="r").R @ matrix.right
+    return rows / rows.norm() if bool(rows.any()) else rows
+
+
+def _product_norm(written: Tensor, read: Tensor) -> Tensor:
+    if written.shape[1] != read.shape[1]:
+        raise ValueError(
+            f"the earlier head writes states of width {written.shape[1]}, "
+            f"the later reads vectors of width {read.shape[1]}: take heads of one residual stream"
+        )
+    norm: Tensor = (written @ read.to(written).mT).norm()
+    return norm
