@@ -104,7 +104,7 @@ class Checkpoints:
     def record(self, path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
         """The record of a checkpoint; ValueError where another training wrote it, or it cannot be read."""
         try:
-            record = json_files.read(path / RECORD)
+            record = json_files.parsed((path / RECORD).read_text("utf-8"))
             json_files.check_fields(record, _FIELDS, RECORD)
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} is no checkpoint of a training: {error}") from error

@@ -26,7 +26,7 @@ from examples.training.recipe import Recipe, add_recipe
 from examples.training.text_corpus import Corpus, Encoded, check_corpus, corpus, encoded
 from examples.training.trainer import train
 from gnn_attention import algebra
-from gnn_attention._support import atomic_files, checks, json_option
+from gnn_attention._support import atomic_files, checks, json_files
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.analyse.cost import most_cached
@@ -177,7 +177,7 @@ class _LineProgress(Progress):
         super().advance(steps, note)
         if self.log is not None and time.monotonic() - self.last >= _SECONDS_BETWEEN_LINES:
             self.last = time.monotonic()
-            self.log(str(self))
+            self.log(self.meter())
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -187,7 +187,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=SEEDS, help=f"trainings for each graph {shown}")
     folder = f"folder for finished trainings, which a further call does not repeat {shown}"
     add("--out", type=Path, default=Path("comparison"), metavar="DIR", help=folder)
-    json_option.add_json(command)
+    json_files.add_json(command)
     add("--plot", metavar="FILE", help="draw loss against edges per token (.svg, .png, .pdf)")
     add_recipe(command, RECIPE, without=_OWN)
     command.set_defaults(run=_run)
@@ -214,7 +214,7 @@ def _run(args: argparse.Namespace) -> int:
             made.savefig(file, format=Path(args.plot).suffix[1:].lower())
     record = {"recipe": _shared(recipe), "rows": [*map(asdict, found)], "outcomes": [*map(asdict, outcomes)]}
     report = f"{_facts(recipe, args.seeds)}\n{table(found)}"
-    json_option.write_json(args.json, record, report)
+    json_files.write_json(args.json, record, report)
     return 0
 
 

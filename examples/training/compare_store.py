@@ -79,7 +79,7 @@ def _write(file: Path, value: Any) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return json_files.read(file)
+        return json_files.parsed(file.read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is no JSON of a comparison ({error}): delete it to begin anew") from error
 

@@ -56,8 +56,7 @@ def operator(
     # torch.func.grad takes an autograd.Function, but no registered derivative
     members = {"forward": registered, "setup_context": keep, "backward": gradients, "vmap": mapped}
     body = {word: staticmethod(member) for word, member in members.items()}
-    made: Any = type("Transformed", (torch.autograd.Function,), body)
-    transformed = made.apply
+    transformed = type("Transformed", (torch.autograd.Function,), body).apply  # type: ignore[attr-defined]
     return call
 
 

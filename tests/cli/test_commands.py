@@ -60,21 +60,9 @@ class TestDraw:
         assert seen.out.startswith(f"{files.read(file, undirected=True)}\n")
         assert seen.err == "words.csv: 3 nodes, 2 undirected edges = 4 directed\n"
 
-    def test_the_labels_of_a_file_name_the_tokens(self, tmp_path, monkeypatch):
-        needs("matplotlib")
-        seen = []
-        monkeypatch.setattr(
-            "matplotlib.figure.Figure.savefig", lambda figure, file, **more: seen.append(figure)
-        )
-        (tmp_path / "words.edges").write_text("the cat\ncat sat\n", encoding="utf-8")
-        for kind in ("mask", "degrees"):
-            drawn = ["draw", str(tmp_path / "words.edges"), "--kind", kind, "-o", str(tmp_path / "a.svg")]
-            assert main(drawn) == 0
-        assert [text.get_text() for text in seen[0].axes[0].get_yticklabels()] == ["the", "cat", "sat"]
-
     @pytest.mark.parametrize(
         ("kind", "ending"),
-        [("mask", "png"), ("arcs", "svg"), ("both", "png"), ("degrees", "svg"), (None, "png")],
+        [("arcs", "svg"), ("both", "png"), ("degrees", "svg"), (None, "png")],
     )
     def test_into_a_file(self, kind, ending, tmp_path, capsys):
         needs("matplotlib")
@@ -83,21 +71,19 @@ class TestDraw:
         assert file.read_bytes().startswith(b"<?xml" if ending == "svg" else b"\x89PNG")
         assert capsys.readouterr().out == f"{file}: TokenGraph(window(12, 3): 12 src -> 12 dst)\n"
 
-    def test_token_and_layers(self, tmp_path, monkeypatch):
+    def test_token_layers_and_labels(self, tmp_path, monkeypatch):
         """They reach the picture: token 5 depends on 1 + 2 * 2 tokens after 2 layers."""
         needs("matplotlib")
         seen = []
         save = "matplotlib.figure.Figure.savefig"
         monkeypatch.setattr(save, lambda figure, file, **more: seen.append(figure))
+        (tmp_path / "words.edges").write_text("the cat\ncat sat\n", encoding="utf-8")
         drawn = ["draw", "window(12, 3)", "-o", str(tmp_path / "a.svg"), "--token", "5", "--kind"]
         assert main([*drawn, "layers", "--layers", "2"]) == main([*drawn, "hops"]) == 0
+        assert main(["draw", str(tmp_path / "words.edges"), "-o", str(tmp_path / "a.svg")]) == 0
         assert [text.get_text() for text in seen[0].axes[0].texts] == ["5 of 12", "3 of 12", "1 of 12"]
         assert any(line.get_label() == "token 5" for line in seen[1].axes[0].lines)
-
-    def test_without_matplotlib(self, tmp_path, capsys, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        assert main(["draw", "window(6, 2)", "-o", str(tmp_path / "a.svg")]) == 2
-        assert "pictures need matplotlib" in capsys.readouterr().err
+        assert [text.get_text() for text in seen[2].axes[0].get_yticklabels()] == ["the", "cat", "sat"]
 
 
 # commands and what their errors say, a line each
