@@ -238,27 +238,16 @@ def test_what_does_not_fit_is_named():
     _, info = ga.attend(q, k, v, chosen, return_info=True)
     _, dense = ga.attend(q, k, v, patterns.causal(T), return_info=True)
     states, blocks = r"q must be states \[batch, tokens, 12\] in torch.float64", PooledBlocks(8, 2)
+    short, per = patterns.causal(5), "per must be one of 'head', 'group', 'all', got 'heads'"
     assert_refusals(
         [
             (lambda: module.loss(x, x, info), ValueError, "an indexer has one graph for all heads"),
-            (
-                lambda: module.loss(x, x, dense.lse),
-                TypeError,
-                "info must be a AttentionInfo, got a Tensor of",
-            ),
+            (lambda: module.loss(x, x, dense.lse), TypeError, "info must be a AttentionInfo, got a Tensor"),
             (lambda: module.loss(x[:1], x[:1], dense), ValueError, f"{states}, of the same samples, got a"),
             (lambda: module.select(q, x), ValueError, f"{states}, .* got a Tensor of"),
             (lambda: Indexer(8, 2, rotary="yes"), TypeError, "rotary must be a Rotary, got 'yes'"),
-            (
-                lambda: TopK(3).select(q, k, patterns.causal(5)),
-                ValueError,
-                "q with 40 receivers and k with 40",
-            ),
-            (
-                lambda: TopK(3, per="heads"),
-                ValueError,
-                "per must be one of 'head', 'group', 'all', got 'heads'",
-            ),
+            (lambda: TopK(3).select(q, k, short), ValueError, "q with 40 receivers and k with 40"),
+            (lambda: TopK(3, per="heads"), ValueError, per),
             (lambda: blocks.select(q[:1], k), ValueError, "q and k must agree in B and D"),
             (lambda: blocks.select(q[0], k[0]), ValueError, r"q must be \[B, Hq, dst, D\], got shape"),
             (lambda: blocks.select(q.int(), k), TypeError, "q must be a float tensor .* got torch.int32"),
