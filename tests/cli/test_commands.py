@@ -127,12 +127,6 @@ def test_a_path_with_an_ending_that_is_not_read(command, name, tmp_path, capsys)
     assert f"{tmp_path / name}: expected a file that ends in .edges, .edgelist" in capsys.readouterr().err
 
 
-def test_a_long_expression_is_no_path(capsys):
-    assert main(["draw", " | ".join(["window(4, 2)"] * 30)]) == 0
-    picture = str(patterns.window(4, 2)).splitlines()[1:]
-    assert capsys.readouterr().out.splitlines()[1:] == picture
-
-
 COMMANDS = "verify audit bench graphs draw explore attribute"
 
 

@@ -167,7 +167,7 @@ def compare_with_tokens(rank: int, world_size: int, names: list[str]) -> dict[st
     return errors
 
 
-TOGETHER = ["norms and rotary", "learned bias, isolated heads", "dropout, graphs by head", "merged"]
+TOGETHER = ["norms and rotary", "learned bias, isolated heads", "dropout, graphs by head"]
 
 
 @pytest.mark.slow

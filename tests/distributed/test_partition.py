@@ -70,16 +70,9 @@ class TestShares:
             (lambda: Shares(torch.tensor([0.0]), 1), TypeError, "owner must be a list of ranks"),
             (lambda: Shares(torch.tensor([[0]]), 1), TypeError, r"torch.int64 and shape \[1, 1\]"),
             (lambda: Shares(torch.tensor([0, 2]), 2), ValueError, "hold ranks 0 .. 1, got 0 .. 2"),
-            (lambda: Shares(owner, 0), ValueError, "world_size must be at least 1, got 0"),
             (lambda: shares.tokens(2), IndexError, "rank must be in 0 .. 1, got 2"),
-            (lambda: shares.ranges(-1), IndexError, "rank must be in 0 .. 1, got -1"),
-            (
-                lambda: Partition(shares, Shares(owner, 3)),
-                ValueError,
-                "got 2 ranks for the receivers and 3 for",
-            ),
+            (lambda: Partition(shares, Shares(owner, 3)), ValueError, "got 2 ranks for the receivers and 3"),
             (lambda: contiguous(causal, 0), ValueError, "world_size must be at least 1, got 0"),
-            (lambda: zigzag(causal, 2.0), TypeError, "world_size must be an integer"),
             (lambda: check_partition(None, causal), TypeError, "partition must be a Partition, got None"),
         ]
         assert_refusals(calls)
