@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import shlex
-import signal
 import subprocess
 import sys
 
@@ -178,16 +176,6 @@ class TestMain:
             main(arguments)
         assert left.value.code == 2
         assert "usage: gnn-attention" in capsys.readouterr().err
-
-    def test_as_a_module(self, capsys, monkeypatch):
-        """``python -m gnn_attention``: the exit code is that of main."""
-        monkeypatch.setattr(sys, "argv", ["gnn-attention", "draw", "causal(2)"])
-        monkeypatch.delitem(sys.modules, "gnn_attention.__main__")
-        interrupt = signal.getsignal(signal.SIGINT)
-        with pytest.raises(SystemExit) as left:
-            runpy.run_module("gnn_attention", run_name="__main__")
-        signal.signal(signal.SIGINT, interrupt)  # which a program that ends ignores
-        assert (left.value.code, capsys.readouterr().out) == (0, f"{patterns.causal(2)}\n")
 
     # The catalogue is longer than a buffer and fails while it is printed, the drawing fails when it is
     # flushed at the end.
