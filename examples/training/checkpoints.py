@@ -105,9 +105,7 @@ class Checkpoints:
         """The record of a checkpoint; ValueError where another training wrote it, or it cannot be read."""
         try:
             record = json_files.parsed((path / RECORD).read_text("utf-8"))
-            for name, fits in _FIELDS.items():
-                if name not in record or not fits(record[name]):
-                    raise ValueError(f"{RECORD} must have a valid {name!r}, got {quoted(record.get(name))}")
+            json_files.check_fields(record, _FIELDS, RECORD)
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} is no checkpoint of a training: {error}") from error
         for name, value in json.loads(json.dumps(dict(expected))).items():

@@ -83,7 +83,4 @@ def gradient_operator(
     def refuse(ctx: Any, *grads: Tensor) -> None:
         raise NotImplementedError(f"second derivatives do not pass through {advice}")
 
-    def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """There is no derivative that would need it."""
-
-    return operator(name, schema, run, fake, refuse, save_nothing)
+    return operator(name, schema, run, fake, refuse, keep=lambda ctx, inputs, output: None)

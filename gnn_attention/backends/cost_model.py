@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gnn_attention._support import atomic_files, json_files
-from gnn_attention._support.checks import quoted
 
 __all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
@@ -97,10 +96,8 @@ def read(path: Path) -> Costs:
     default = asdict(Costs())
     try:
         found: Any = json_files.parsed(path.read_text("utf-8")).get("costs")
-        found = {**default, **found} if isinstance(found, dict) else {}
-        for name in default:
-            if not is_positive(found.get(name)):
-                raise ValueError(f"costs must have a valid {name!r}, got {quoted(found.get(name))}")
+        found = {**default, **found} if isinstance(found, dict) else found
+        json_files.check_fields(found, dict.fromkeys(default, is_positive), "costs")
     except ValueError as error:
         raise ValueError(
             f"{path} does not hold the constants of gnn_attention.backends.cost_model ({error}); "

@@ -50,10 +50,9 @@ def test_places_where_none_can_be_are_named(tmp_path):
     [
         ("", "Expecting value"),
         ("[]", "it is a list, expected a JSON object"),
-        ("[" * 100_000, "it nests deeper"),
         ('{"a": ' + "1" * 100_000 + "}", "Exceeds the limit"),
     ],
-    ids=["empty", "a list", "deep", "long"],
+    ids=["empty", "a list", "long"],
 )
 def test_what_is_wrong_with_json_is_one_short_sentence(text, message):
     with pytest.raises(ValueError, match=message) as caught:

@@ -128,14 +128,6 @@ def test_a_path_with_an_ending_that_is_not_read(command, name, tmp_path, capsys)
 COMMANDS = "verify audit bench graphs draw explore attribute"
 
 
-def test_audit_of_a_file(tmp_path, capsys):
-    """Along the graph of the file nothing leaks; a model that runs over another graph does."""
-    files.write(patterns.window(6, 2), tmp_path / "window.graphml")
-    assert main(["audit", str(tmp_path / "window.graphml")]) == 0
-    assert capsys.readouterr().err.startswith("window.graphml: 6 nodes, 11 directed edges\n")
-    assert main(["audit", str(tmp_path / "window.graphml"), "--run-over", "window(6, 4)"]) == 1
-
-
 LOADED = """
 import contextlib, io, json, sys
 import gnn_attention
