@@ -94,13 +94,18 @@ class ResidentSenders:
     def gap(self) -> bool:
         return int(self.positions[-1] - self.positions[0]) + 1 != len(self.positions)
 
+    @property
+    def few(self) -> bool:
+        """True for so few pairs that evaluating all of them is cheaper than a plan."""
+        return self.count * len(self.positions) <= enumerate_pairs.FEW
+
     @cached_property
     def view(self) -> TokenGraph:
         """The edges of the last chunk: ``graph.rows(start, stop)`` on the resident rows."""
         graph, count, rows, first = self.graph, self.count, len(self.positions), int(self.positions[0])
         name = f"{text.bracketed(graph.name)}.rows({self.start}, {self.stop})"
         # few pairs are looked up, many edges are renumbered
-        if graph._listed is not None and count * rows > enumerate_pairs.FEW:
+        if graph._listed is not None and not self.few:
             src, dst = graph.rows(self.start, self.stop).edge_index
             edges = torch.stack([torch.searchsorted(self.positions, src), dst])
             view = TokenGraph.from_distinct_edges(edges, count, rows, name)

@@ -178,6 +178,8 @@ class TokenCache:
         k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
         if mod is not None and senders.gap:
             mod = partial(_at_positions, mod, senders.positions + self.graph.src_offset)
+        if options["backend"] == "auto" and senders.few:
+            options["backend"] = "dense"
         out: Tensor = attend(q, k, v, senders.view, scale, mod, **options)
         return out
 
