@@ -8,16 +8,12 @@ from torch import nn
 from gnn_attention import (
     Backend,
     FactoredHeads,
-    MergedHeads,
     MessagePassingAttention,
     StandardHeads,
     TokenGraph,
     algebra,
-    analyse,
     attend,
     convert,
-    draw,
-    explain,
     patterns,
     score_mods,
 )
@@ -28,9 +24,8 @@ from gnn_attention.convert import expressions, files
 from gnn_attention.explorer import page
 from gnn_attention.interpret import trace
 from gnn_attention.interpret.audit import audit
-from gnn_attention.model import Config, LanguageModel, generate
+from gnn_attention.model import Config, LanguageModel
 from gnn_attention.patterns import causal, window
-from gnn_attention.rotary import Rotary
 
 Q, K, V = torch.ones(2, 4, 5, 3), torch.ones(2, 2, 5, 3), torch.ones(2, 2, 5, 6)
 WINDOW, SQUARE, EDGES = window(5, 2), torch.ones(2, 2).bool(), torch.tensor([[0, 0, 1], [0, 1, 1]])
@@ -54,11 +49,9 @@ def listed(edge_index, n=2):
 
 # attend and its options, which a compiled call refuses by the same words
 CALLS = [
-    (lambda: call(q=Q[0]), ValueError, r"^q must be \[B.*\[4, 5, 3\]"),
     (lambda: call(v=V.tolist()), TypeError, "^v must be a float tensor.*got list"),
     (lambda: call(k=K.double()), ValueError, "^k must be like q.*torch.float64"),
     (lambda: call(k=K[..., :2]), ValueError, r"q and k must agree.*\[2, 2, 5, 2\]"),
-    (lambda: call(q=Q[:, :3]), ValueError, "heads of q.*got 3 and 2"),
     (lambda: call(v=V[:, :, :4]), ValueError, r"k and v must agree.*\[2, 2, 4, 6\]"),
     (lambda: call(graph="causal(5)"), TypeError, "^graph must be a TokenGraph.*got str"),
     (lambda: call(graph=window(6, 2)), ValueError, r"window\(6, 2\).* does not fit q"),
@@ -75,8 +68,6 @@ CALLS = [
 CASES = [
     *CALLS,
     (lambda: call(backend=Backend("own", lambda call: call.q)), TypeError, "^backend 'own'.*Tensor"),
-    (lambda: Backend("own", None), TypeError, "^run of a Backend.*got None"),
-    (lambda: explain(WINDOW, 0, 8), ValueError, "^heads must be at least 1, got 0"),
     (lambda: call(return_info=True)[1].weights(torch.tensor([[0], [3]])), ValueError, "0 -> 3 is no edge"),
     # the arithmetic of one edge
     (lambda: edges.softmax(torch.ones(3), EDGES[0, :2], 2), ValueError, r"^dst must be.*\[2\], \[3\]"),
@@ -86,57 +77,41 @@ CASES = [
         r"^dst must be receivers in 0 \.\. 1",
     ),
     (lambda: edges.per_query_head(torch.ones(1, 2, 1), 3), ValueError, "^num_heads must.*got 3"),
-    (lambda: score_mods.softcap(0.0), ValueError, "^cap must.*got 0.0"),
     (lambda: score_mods.relative_bias(torch.ones(2, 4)), ValueError, r"^table must.*\[2, 4\]"),
     # heads and layers
     (lambda: StandardHeads(8, 3), ValueError, "width 8 .* num_heads 3: give head_dim"),
-    (lambda: StandardHeads(6, 2, rotary=Rotary()), ValueError, "head_dim must be even.*got 3"),
     (lambda: HEADS.receive(torch.ones(1, 5, 7)), ValueError, r"^x must.*\[1, 5, 7\]"),
     (lambda: FactoredHeads.of(nn.Linear(2, 2)), TypeError, "FactoredHeads.of needs.*got Linear"),
-    (lambda: MergedHeads.of(HEADS, side="left"), ValueError, "^side must.*got 'left'"),
     (lambda: MessagePassingAttention(nn.Linear(2, 2)), TypeError, "^heads must.*got Linear"),
     (lambda: LAYER(X), TypeError, "needs one graph.*got none"),
-    (lambda: LAYER(X[:, :6], WINDOW), ValueError, r"^x must.*\[1, 5, 6\]"),
     (lambda: LAYER(X, EDGES.float()), TypeError, "expected a torch_geometric.*torch.float32"),
     # graphs
     (lambda: rule(lambda dst, src: src <= dst), TypeError, r"^rule must.*got .*\(dst, src\)"),
     (lambda: rule(lambda b, h, dst, src: dst - src), TypeError, "the rule of.*torch.int64"),
-    (lambda: rule(lambda b, h, dst, src: src <= dst, -1), ValueError, "^num_dst must be at least 0, got -1"),
     (lambda: listed(EDGES.float()), TypeError, "^edge_index must.*torch.float32"),
     (lambda: listed(EDGES.t()), ValueError, r"^edge_index must.*\[3, 2\].*pairs.t\(\)"),
-    (lambda: listed(EDGES - 1), IndexError, r"^edge_index\[0, 0\] = -1.*no sender"),
     (lambda: listed(EDGES[:, [0, 0]]), ValueError, "1 duplicate.*coalesce=True"),
     (lambda: WINDOW | causal(3), ValueError, r"^graphs joined by \|.*causal\(3\)"),
     (lambda: WINDOW @ causal(3), ValueError, "^graphs joined by @ must meet.*3 receivers"),
-    (lambda: WINDOW**-1, ValueError, "the power of a graph must.*got -1"),
     (lambda: WINDOW.rows(1, 6), IndexError, r"^rows\(1, 6\).*num_dst = 5"),
     (lambda: BY_HEAD.edge_index, ValueError, "differs by head has no single edge list"),
-    (lambda: BY_HEAD.select(head=3), IndexError, r"^head must be in 0 \.\. 2, got 3"),
     (lambda: window(4, "2"), TypeError, "^w must be an integer, got '2'"),
-    (lambda: patterns.documents([3, -1]), ValueError, "lengths must be at least 0, got -1"),
     (lambda: patterns.tree([-1, 7]), IndexError, "^parents.*got 7"),
     (lambda: patterns.erdos_renyi(4, 2), ValueError, "^p must be a probability.*got 2"),
     (lambda: algebra.restrict(WINDOW, [0, 0]), ValueError, "tokens.*twice"),
-    (lambda: analyse.layers_between(WINDOW, 7, 0), IndexError, "src must.*got 7"),
     # graphs of other libraries, texts and files
     (lambda: convert.from_mask(SQUARE.float()), ValueError, "ambiguous.*mask != 0"),
     (lambda: convert.from_networkx(nx.DiGraph([("a", "b")])), ValueError, "^order is needed.*'a', 'b'"),
     (lambda: convert.from_pyg(EDGES), ValueError, "num_dst and num_src are needed"),
     (lambda: expressions.parse("windw(4, 2)"), ValueError, "^column 1.*did you mean 'window'"),
-    (lambda: expressions.parse("__import__('os')"), ValueError, "^column 1.*no builder '__import__'"),
     (lambda: files.write(CROSS, "new.edges"), ValueError, r"a file holds graphs.*cross\(2, 3\)"),
     # caches and models
     (lambda: KeyValueCache(CROSS), ValueError, r"a cache needs a graph.*cross\(2, 3\)"),
-    (lambda: KeyValueCache(WINDOW).append(K, V[:, :, :1]), ValueError, "k and v must agree"),
-    (lambda: KeyValueCache(causal(3)).append(K, V), ValueError, "3 receivers.*no room"),
     (lambda: PatternMessageCache(HEADS, WINDOW), TypeError, "^heads must.*got StandardHeads"),
     (lambda: MODEL(torch.tensor([[11]])), IndexError, r"^tokens must be in 0 \.\. 10"),
-    (lambda: generate(MODEL, EDGES[0, :0], 1), ValueError, "first token.*got 0 tokens"),
     # tools
     (lambda: trace.record(nn.Linear(2, 2), X), ValueError, "MessagePassingAttention.*Linear"),
-    (lambda: trace.record(LAYER, X, WINDOW, surgery=[trace.cut([(0, 4)])]), ValueError, "0 -> 4 is no edge"),
     (lambda: audit(LAYER, WINDOW, (4, 8)), ValueError, r"^input_shape must.*got \(4, 8\)"),
-    (lambda: draw.mask(WINDOW, labels=["a"]), ValueError, "^labels.*got 1"),
     (lambda: page("def", room=-1), ValueError, "^room must be at least 0, got -1"),
 ]
 
@@ -156,17 +131,6 @@ def test_a_compiled_call_refuses_by_the_same_words(call, error, match):
     torch.compiler.reset()
     with pytest.raises(error, match=match):
         torch.compile(call, backend="eager")()
-
-
-def test_a_refused_chunk_leaves_the_cache_as_it_was():
-    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        cache, truth = KeyValueCache(WINDOW), LAYER(x, WINDOW)
-        cache.update(HEADS, x[:, :3])
-        for wrong in (torch.ones(1, 2, 7), torch.ones(2, 2, 8), torch.ones(1, 3, 8)):
-            with pytest.raises(ValueError, match=r"x|room|before"):
-                cache.update(HEADS, wrong)
-        torch.testing.assert_close(cache.update(HEADS, x[:, 3:]), truth[:, 3:])
 
 
 def test_a_score_mod_may_take_more_by_default_and_any_number():

@@ -49,6 +49,5 @@ def _transforms() -> list[TransformType]:
 
 def gradients(out: Tensor, inputs: Any, grad: Tensor, **options: bool) -> list[Tensor | None]:
     """``torch.autograd.grad``, with None for an input that needs no gradient."""
-    learned = [x for x in inputs if x.requires_grad]
-    of_learned = iter(torch.autograd.grad(out, learned, grad, **options))
-    return [next(of_learned) if x.requires_grad else None for x in inputs]
+    found = iter(torch.autograd.grad(out, [x for x in inputs if x.requires_grad], grad, **options))
+    return [next(found) if x.requires_grad else None for x in inputs]

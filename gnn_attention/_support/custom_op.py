@@ -56,8 +56,7 @@ def operator(
     # torch.func.grad takes an autograd.Function, but no registered derivative
     members = {"forward": registered, "setup_context": keep, "backward": gradients, "vmap": mapped}
     body = {word: staticmethod(member) for word, member in members.items()}
-    made: Any = type("Transformed", (torch.autograd.Function,), body)
-    transformed = made.apply
+    transformed = type("Transformed", (torch.autograd.Function,), body).apply  # type: ignore[attr-defined]
     return call
 
 
@@ -84,7 +83,4 @@ def gradient_operator(
     def refuse(ctx: Any, *grads: Tensor) -> None:
         raise NotImplementedError(f"second derivatives do not pass through {advice}")
 
-    def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """There is no derivative that would need it."""
-
-    return operator(name, schema, run, fake, refuse, save_nothing)
+    return operator(name, schema, run, fake, refuse, keep=lambda ctx, inputs, output: None)

@@ -1,13 +1,13 @@
-"""Do the arguments of the arithmetic of an edge fit together? Each check raises by name.
+"""Whether the arguments of the arithmetic of an edge fit together: each check raises by name.
 
-They read types and shapes alone, which a compiler knows too, and the values of receivers on a CPU.
+They read types and shapes, which a compiler knows too, and the numbers of receivers on a CPU.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from gnn_attention._support.checks import described
+from gnn_attention._support.checks import described, instance
 from gnn_attention._support.shapes import Tensor
 
 
@@ -27,11 +27,9 @@ def axes(**tensors: tuple[Tensor, str]) -> None:
 
 
 def groups(x: Tensor, num_heads: int) -> None:
-    if not isinstance(x, Tensor) or x.dim() < 2:
-        raise (ValueError if isinstance(x, Tensor) else TypeError)(
-            f"x must be a tensor [batch, kv_heads, ...], got {described(x)}"
-        )
-    _integer("num_heads", num_heads)
+    instance("x", x, Tensor)
+    if x.dim() < 2:
+        raise ValueError(f"x must be [batch, kv_heads, ...], got {described(x)}")
     if num_heads != x.shape[1] and (x.shape[1] == 0 or num_heads % x.shape[1]):
         raise ValueError(f"num_heads must be a multiple of the {x.shape[1]} kv_heads of x, got {num_heads}")
 
@@ -40,11 +38,9 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
     floats("q_dst", q_dst, "[..., dim]")
     floats("k_src", k_src, "[..., dim]")
     q, k = list(q_dst.shape), list(k_src.shape)
-    if not q or not k or q[-1] != k[-1]:
-        dims = f"{q[-1] if q else 'none'} and {k[-1] if k else 'none'}"
-        raise ValueError(f"q_dst and k_src must have the same dim, their last axis, got {dims}")
-    if q != k and not _broadcast(q, k):
-        raise ValueError(f"q_dst and k_src must be of the same edges, got {q} and {k}")
+    pairs = zip(reversed(q), reversed(k), strict=False)
+    if not q or q[-1:] != k[-1:] or not all(a == b or 1 in (a, b) for a, b in pairs):
+        raise ValueError(f"q_dst and k_src must have the same dim and edges, got {q} and {k}")
     if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat, Tensor)):
         raise TypeError(f"scale must be a number, such as dim ** -0.5, got {described(scale)}")
 
@@ -57,9 +53,8 @@ def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
     if dst.dim() != 1 or x.shape[-1:] != dst.shape:
         shapes = f"{list(dst.shape)}, {list(x.shape)}"
         raise ValueError(f"dst must be [E], the receiver of each edge of {name} [..., E], got {shapes}")
-    _integer("num_dst", num_dst)
-    on_cpu = type(dst) is Tensor and dst.device.type == "cpu"
-    if on_cpu and not torch.compiler.is_compiling() and dst.shape[0]:
+    has_numbers = type(dst) is Tensor and dst.device.type == "cpu" and not torch.compiler.is_compiling()
+    if has_numbers and dst.shape[0]:
         low, high = (int(bound) for bound in torch.aminmax(dst))
         if low < 0 or high >= num_dst:
             raise IndexError(f"dst must be receivers in 0 .. {num_dst - 1}, got {low} .. {high}")
@@ -67,7 +62,7 @@ def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
 
 def sinks(sink_logits: Tensor, logits: Tensor) -> None:
     floats("sink_logits", sink_logits, "broadcastable to the axes of logits before the last")
-    _expandable("sink_logits", sink_logits, logits.shape[:-1])
+    _check_broadcasts("sink_logits", sink_logits, logits.shape[:-1])
 
 
 def receivers(has_in_edges: Tensor, lse: Tensor) -> None:
@@ -75,7 +70,7 @@ def receivers(has_in_edges: Tensor, lse: Tensor) -> None:
     if not isinstance(has_in_edges, Tensor) or has_in_edges.dtype != torch.bool:
         got = described(has_in_edges)
         raise TypeError(f"has_in_edges must be a bool tensor, graph.in_degree() > 0, got {got}")
-    _expandable("has_in_edges", has_in_edges, lse.shape)
+    _check_broadcasts("has_in_edges", has_in_edges, lse.shape)
 
 
 def floats(name: str, x: object, form: str) -> None:
@@ -84,16 +79,7 @@ def floats(name: str, x: object, form: str) -> None:
         raise TypeError(f"{name} must be a float tensor {form}, got {got}")
 
 
-def _integer(name: str, value: object) -> None:
-    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {described(value)}")
-
-
-def _expandable(name: str, x: Tensor, shape: Sequence[int]) -> None:
-    if x.dim() > len(shape) or not _broadcast(x.shape, shape, onto=True):
+def _check_broadcasts(name: str, x: Tensor, shape: Sequence[int]) -> None:
+    pairs = zip(reversed(x.shape), reversed(shape), strict=False)
+    if x.dim() > len(shape) or not all(size in (1, wanted) for size, wanted in pairs):
         raise ValueError(f"{name} must be broadcastable to {list(shape)}, got {list(x.shape)}")
-
-
-def _broadcast(shape: Sequence[int], other: Sequence[int], onto: bool = False) -> bool:
-    pairs = zip(reversed(shape), reversed(other), strict=False)
-    return all(a == b or a == 1 or (b == 1 and not onto) for a, b in pairs)

@@ -1,25 +1,17 @@
-"""JSON files that this package wrote: a file that holds something else is one short ValueError."""
+"""JSON that this package wrote, and the option ``--json [FILE]`` of its commands."""
 
+import argparse
 import json
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from gnn_attention._support import atomic_files
 from gnn_attention._support.checks import quoted
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object of a file; ValueError says what is wrong with it, the caller says of which file."""
-    return parsed(Path(path).read_text("utf-8"))
-
-
 def parsed(content: str) -> dict[str, Any]:
-    """The JSON object of a text."""
-    try:
-        value = json.loads(content)
-    except RecursionError:
-        raise ValueError("it nests deeper than Python's recursion goes") from None
+    """The JSON object of a text; ValueError says what is wrong with it, the caller says of which file."""
+    value = json.loads(content)
     if not isinstance(value, dict):
         raise ValueError(f"it is a {type(value).__name__}, expected a JSON object")
     return value
@@ -32,3 +24,16 @@ def check_fields(value: object, kinds: Mapping[str, Callable[[Any], bool]], what
         if name not in fields or not fits(fields[name]):
             got = quoted(fields[name]) if name in fields else "none"
             raise ValueError(f"{what} must have a valid {name!r}, got {got}")
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    text = "write it as JSON (without FILE: to stdout)"
+    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help=text)
+
+
+def write_json(place: str | None, record: object, report: object) -> None:
+    """The report to stdout, and the record to the file of ``--json``, or for "-" to stdout instead."""
+    text = record if isinstance(record, str) else json.dumps(record, indent=2)
+    if place not in (None, "-"):
+        atomic_files.write(place, text + "\n")
+    print(text if place == "-" else report)

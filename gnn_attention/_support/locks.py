@@ -5,24 +5,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-
-@dataclass
-class _Owner:
-    """The thread that changes a module, in how many nested blocks; ``brief`` blocks end by themselves."""
-
-    thread: int
-    brief: bool
-    depth: int = 0
-
-
-_owners: WeakKeyDictionary[nn.Module, _Owner] = WeakKeyDictionary()
+# module -> the nested blocks of one thread that change it: the thread, and whether they end by themselves
+_blocks: WeakKeyDictionary[nn.Module, list[tuple[int, bool]]] = WeakKeyDictionary()
 _released = threading.Condition()
 
 
@@ -34,21 +24,21 @@ def turn(modules: Sequence[nn.Module], brief: bool) -> Iterator[None]:
     """
     mine = threading.get_ident()
     with _released:
-        while others := [x for x in map(_owners.get, modules) if x is not None and x.thread != mine]:
-            if not all(owner.brief for owner in others):
+        while others := [
+            blocks[0] for blocks in map(_blocks.get, modules) if blocks and blocks[0][0] != mine
+        ]:
+            if not all(ends_by_itself for _, ends_by_itself in others):
                 advice = "wait until it is left, or give each thread a module of its own (copy.deepcopy)"
                 raise NotImplementedError(f"another thread is in an operate block over this module: {advice}")
             _released.wait()
         for module in modules:
-            _owners.setdefault(module, _Owner(mine, brief)).depth += 1
+            _blocks.setdefault(module, []).append((mine, brief))
     try:
         yield
     finally:
         with _released:
             for module in modules:
-                _owners[module].depth -= 1
-                if not _owners[module].depth:
-                    del _owners[module]
+                _blocks[module].pop()
             _released.notify_all()
 
 

@@ -37,8 +37,7 @@ def shortage(needed: int) -> str | None:
 
 def check(what: str, needed: int, instead: str) -> None:
     """ValueError where ``what`` needs more bytes than there are; ``instead`` says what to do."""
-    reason = shortage(needed)
-    if reason is not None:
+    if reason := shortage(needed):
         raise ValueError(f"{what}: {reason}; {instead}")
 
 
@@ -58,7 +57,4 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
+    return file.read_text(encoding="ascii", errors="replace") if file.is_file() else ""

@@ -95,7 +95,7 @@ def read(path: Path) -> Costs:
     """
     default = asdict(Costs())
     try:
-        found: Any = json_files.read(path).get("costs")
+        found: Any = json_files.parsed(path.read_text("utf-8")).get("costs")
         found = {**default, **found} if isinstance(found, dict) else found
         json_files.check_fields(found, dict.fromkeys(default, is_positive), "costs")
     except ValueError as error:

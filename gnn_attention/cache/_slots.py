@@ -104,7 +104,8 @@ class ResidentSenders:
         """The edges of the last chunk: ``graph.rows(start, stop)`` on the resident rows."""
         graph, count, rows, first = self.graph, self.count, len(self.positions), int(self.positions[0])
         name = f"{text.bracketed(graph.name)}.rows({self.start}, {self.stop})"
-        if graph._listed is not None and not self.few:  # few pairs are looked up, many edges are renumbered
+        # few pairs are looked up, many edges are renumbered
+        if graph._listed is not None and not self.few:
             src, dst = graph.rows(self.start, self.stop).edge_index
             edges = torch.stack([torch.searchsorted(self.positions, src), dst])
             view = TokenGraph.from_distinct_edges(edges, count, rows, name)

@@ -47,11 +47,8 @@ class TokenCache:
     """The base of both caches.
 
     Buffers of a layer are ``[B, H, room, D]``; the tokens of their rows are the same for all layers
-    (``_senders``). ``_behind`` are the layers without the last chunk yet. The values are the first
-    ``latent`` channels of the last of a layer's tensors; None: all of them.
+    (``_senders``). ``_behind`` are the layers without the last chunk yet.
     """
-
-    latent: int | None = None
 
     def __init__(self, graph: TokenGraph, layers: int = 1) -> None:
         if not isinstance(graph, TokenGraph):
@@ -176,7 +173,7 @@ class TokenCache:
             chunk = f"{self._chunk()}, the last that were appended"
             raise ValueError(f"q must have a row for each of {chunk}, got {q.shape[2]}")
         senders, rows = self._senders, self._rows[layer]
-        k, v = (x[:, :, : len(senders.positions)] for x in (rows[0], rows[-1][..., : self.latent]))
+        k, v = (x[:, :, : len(senders.positions)] for x in (rows[0], rows[-1]))
         heads = max(k.shape[1], v.shape[1])
         k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
         if mod is not None and senders.gap:
@@ -212,7 +209,6 @@ class KeyValueCache(TokenCache):
         graph: its receivers and senders are the same tokens, in the order in which they come; ValueError
             otherwise, TypeError for no graph.
         layers: how many attention layers share the graph.
-        latent: in latent attention (LatentHeads) a value is the first ``latent`` channels of its key.
 
     >>> from gnn_attention import StandardHeads, patterns
     >>> graph, heads = patterns.window(100, 3) | patterns.sinks(100, 1), StandardHeads(width=8, num_heads=2)
@@ -222,10 +218,6 @@ class KeyValueCache(TokenCache):
     >>> y.shape, cache.length, cache.positions.tolist()
     (torch.Size([1, 10, 8]), 10, [0, 6, 7, 8, 9])
     """
-
-    def __init__(self, graph: TokenGraph, layers: int = 1, latent: int | None = None) -> None:
-        super().__init__(graph, layers)
-        self.latent = None if latent is None else checks.size("latent", latent, 1)
 
     def append(self, k: Rows, v: Rows, layer: int = 0) -> None:
         """Add the keys ``[B, Hkv, T, D]`` and values ``[B, Hkv, T, Dv]`` of the next tokens.
@@ -240,7 +232,7 @@ class KeyValueCache(TokenCache):
                 raise ValueError(f"{name} must be [B, Hkv, T, D], got shape {list(x.shape)}")
         if k.shape[:3] != v.shape[:3]:
             raise ValueError(f"k and v must agree in [B, Hkv, T], got {list(k.shape)} and {list(v.shape)}")
-        self._append(self._stored(k, v), checks.index("layer", layer, self.layers))
+        self._append((k, v), checks.index("layer", layer, self.layers))
 
     def attend(
         self,
@@ -286,17 +278,8 @@ class KeyValueCache(TokenCache):
 
     def senders(self, layer: int = 0) -> tuple[Rows, Rows]:
         """Copies of the keys and values at :attr:`positions`; ValueError before the first chunk."""
-        rows = self._sender_rows(checks.index("layer", layer, self.layers))
-        return rows[0], rows[-1][..., : self.latent]
-
-    def _stored(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        if self.latent is None:
-            return (k, v)
-        latent = k[..., : self.latent]
-        if v.shape[3] != self.latent or not torch.allclose(latent, v, rtol=0.0, atol=0.0, equal_nan=True):
-            where = f"k in a cache with latent={self.latent}"
-            raise ValueError(f"v must be the first {self.latent} channels of {where}, got another v")
-        return (k,)
+        k, v = self._sender_rows(checks.index("layer", layer, self.layers))
+        return k, v
 
 
 class PatternMessageCache(TokenCache):

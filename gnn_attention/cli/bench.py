@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from gnn_attention import convert, patterns
-from gnn_attention._support import checks, json_option, memory
+from gnn_attention._support import checks, json_files, memory
 from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
@@ -126,7 +126,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     add("--dtype", choices=list(DTYPES), help="of q, k, v (default: float32, on a GPU bfloat16)")
     add("--no-peers", action="store_true", help="attend alone")
-    json_option.add_json(command)
+    json_files.add_json(command)
     command.set_defaults(run=_bench)
 
 
@@ -136,7 +136,7 @@ def _bench(args: argparse.Namespace) -> int:
     peers = [] if args.no_peers else list(PEERS)
     with Progress("bench", len(GRAPHS) * len(PASSES) * (1 + len(peers)), "cases") as shown:
         record = measure(tokens, device, dtype, peers, shown)
-    json_option.write_json(args.json, record, table(record))
+    json_files.write_json(args.json, record, table(record))
     return 0
 
 

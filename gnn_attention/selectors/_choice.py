@@ -8,7 +8,7 @@ import torch
 
 from gnn_attention import patterns
 from gnn_attention._support import checks, edge_checks
-from gnn_attention._support.shapes import Bool, Float, Int, Tensor
+from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.neighbours import Rows, fields_of
 from gnn_attention.graph.regions.enumerate_pairs import evaluate, few
@@ -22,13 +22,13 @@ def checked(graph: TokenGraph | None, q: Tensor, k: Tensor) -> TokenGraph:
     for name, x in (("q", q), ("k", k)):
         edge_checks.floats(name, x, "[batch, ..., tokens, dim]")
     num_dst, num_src = q.shape[-2], k.shape[-2]
-    if graph is None:
-        if num_dst != num_src:
-            advice = "give graph, for a decoding step causal(n).rows(start, stop)"
-            raise ValueError(
-                f"q has {num_dst} tokens and k {num_src}, which are not aligned by guess: {advice}"
-            )
+    if graph is None and num_dst == num_src:
         return patterns.causal(num_dst)
+    if graph is None:
+        raise ValueError(
+            f"q has {num_dst} tokens and k {num_src}, which are not aligned by guess: "
+            "give graph, for a decoding step causal(n).rows(start, stop)"
+        )
     if checks.instance("graph", graph, TokenGraph).frame[:2] != (num_dst, num_src):
         raise ValueError(f"{graph!r} does not fit q with {num_dst} receivers and k with {num_src} senders")
     return graph
@@ -58,20 +58,19 @@ def allowed(
     return edges_among(graph, dst, torch.arange(graph.num_src, device=device))
 
 
-def largest(scores: Float[Tensor, "... pairs"], count: int) -> Int[Tensor, "... most"]:
-    """The places of the ``count`` largest scores of each row, the largest first; -1 for one that is -inf."""
-    found = scores.topk(min(count, scores.shape[-1]), dim=-1)
-    return torch.where(found.values > -torch.inf, found.indices, -1).int()
-
-
 def top_rows(
     scores_of: Callable[[tuple[int, int]], Tensor], graph: TokenGraph, width: int, count: int
 ) -> Int[Tensor, "batch heads dst most"]:
-    """The ``count`` largest of ``scores_of(rows) [batch, heads, rows, pairs]``.
+    """The places of the ``count`` largest of ``scores_of(rows) [batch, heads, rows, pairs]``, -1 for -inf.
 
     ``width`` is how many numbers those of one receiver take.
     """
-    return torch.cat([largest(scores_of(rows), count) for rows in row_blocks(graph.num_dst, width)], dim=2)
+    places = []
+    for rows in row_blocks(graph.num_dst, width):
+        scores = scores_of(rows)
+        largest = scores.topk(min(count, scores.shape[-1]), dim=-1)
+        places.append(torch.where(largest.values > -torch.inf, largest.indices, -1).int())
+    return torch.cat(places, dim=2)
 
 
 def subgraph(index: Int[Tensor, "batch heads dst most"], of: TokenGraph, name: str) -> TokenGraph:

@@ -142,9 +142,8 @@ class Indexer(nn.Module):
                 total = total + _along_edges(part, *(x[own] for x in (*received, keys)))
         else:
             start, stop = rows or (0, graph.num_dst)
-            for first, last in _choice.row_blocks(
-                stop - start, info.call.q[:, :, 0, 0].numel() * graph.num_src
-            ):
+            width = info.call.q.shape[0] * info.call.q.shape[1] * graph.num_src
+            for first, last in _choice.row_blocks(stop - start, width):
                 chunk = partial(_in_rows, info, (start + first, start + last))
                 total = total + recomputed(chunk, *received, keys)
         return total / max(1, int(count) * (1 if graph.batch else len(keys)))

@@ -46,10 +46,8 @@ class PooledBlocks(nn.Module):
         """
         graph = _choice.checked(graph, q, k)
         AttentionCall.checked(q, k, k, graph)
-        queries, keys = (
-            self._query_features(q),
-            edge_softmax.per_query_head(self._key_features(k), q.shape[1]),
-        )
+        queries = self._query_features(q)
+        keys = edge_softmax.per_query_head(self._key_features(k), q.shape[1])
 
         def scores(rows: tuple[int, int]) -> Tensor:
             found = queries[:, :, slice(*rows)] @ keys.mT

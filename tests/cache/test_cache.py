@@ -15,9 +15,7 @@ from support.decoding import (
     DIM,
     GRAPHS,
     HEADS,
-    KV_HEADS,
     SINKS,
-    VALUE_DIM,
     B,
     N,
     absolute,
@@ -35,7 +33,6 @@ from support.decoding import (
 
 from gnn_attention import FactoredHeads, MergedHeads, StandardHeads, TokenGraph, patterns
 from gnn_attention.cache import KeyValueCache, PatternMessageCache
-from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.rotary import Rotary
 from gnn_attention.verify import oracle
 from gnn_attention.verify.truth import plain_names
@@ -79,7 +76,7 @@ def test_score_mods_at_absolute_positions_and_sinks(number: int, name: str) -> N
     assert_exact(found, full_pass(*tokens(), graph, 0.7, modify, logits))
 
 
-@pytest.mark.parametrize("name", ["window | sinks", "strict causal", "listed", "prefix", "by head", "tree"])
+@pytest.mark.parametrize("name", ["window | sinks", "strict causal", "listed", "prefix", "by head"])
 @pytest.mark.parametrize("of", ["all", "receivers"])
 def test_gradients_flow_back_to_all_chunks(name: str, of: str) -> None:
     """What later chunks add may not touch what the backward pass of the earlier ones needs."""
@@ -129,19 +126,6 @@ def test_rotated_and_normed_heads(name: str) -> None:
     q, (k, v) = heads.receive(x, where), heads.send(x, where)
     z = full_pass(q, k, v, graph, DIM**-0.5, partial(absolute_dense, graph.src_offset))
     assert_exact(torch.cat(found, dim=1), torch.einsum("bhtv,hvw->btw", z, heads.W_O) + heads.b_O)
-
-
-@torch.no_grad()
-def test_heads_of_a_rank_have_the_numbers_of_their_layer() -> None:
-    """Two halves of the heads, as ranks have them: their updates sum to that of all."""
-    whole, x, updates = heads_with(bias=False, num_kv_heads=HEADS), drawn(B, N, 12, seed=4), []
-    wanted = KeyValueCache(SINKS).update(whole, x, score_mod=absolute)
-    for first in (0, 2):
-        parts = (getattr(whole, name)[first : first + 2] for name in ("W_Q", "W_K", "W_V", "W_O"))
-        half = StandardHeads.from_arrays(*parts)
-        half.first_head = first
-        updates.append(KeyValueCache(SINKS).update(half, x, score_mod=absolute))
-    assert_exact(sum(updates), wanted)
 
 
 FORMS = {
@@ -208,37 +192,3 @@ def test_sink_logits_take_their_share_of_a_mixture_of_states() -> None:
             cache = PatternMessageCache(made, graph, keep)
             found = [cache.update(new, sink_logits=sinks) for new in x.split(3, dim=1)]
             assert_exact(torch.cat(found, dim=1), wanted)
-
-
-@torch.no_grad()
-def test_what_is_stored_for_each_token() -> None:
-    """Counted: 2 kv_heads D, 2 heads width, (1 + heads) width, width + 1 numbers for a token."""
-    heads, x = heads_with(bias=False), drawn(1, N, 12, seed=4)
-    graph, factored = patterns.causal(N), FactoredHeads.of(heads)
-    caches = {
-        KV_HEADS * (DIM + VALUE_DIM): KeyValueCache(graph),
-        2 * HEADS * 12: PatternMessageCache(FactoredHeads.of(heads, "sender"), graph),
-        (1 + HEADS) * 12: PatternMessageCache(factored, graph),
-        12 + 1: PatternMessageCache(factored, graph, "states"),
-    }
-    for numbers, cache in caches.items():
-        cache.update(heads, x) if isinstance(cache, KeyValueCache) else cache.update(x)
-        assert cache.nbytes == numbers * 8 * cache._senders.room
-        assert N <= cache._senders.room <= N + N // 4 + 16
-
-
-@torch.no_grad()
-def test_a_latent_is_stored_once() -> None:
-    """Latent attention: a value is the first channels of its key."""
-    heads = LatentHeads(12, HEADS, content_dim=4, rotary_dim=2, latent_dim=7).double()
-    x, cache, twice = drawn(B, N, 12, seed=4), KeyValueCache(SINKS, latent=7), KeyValueCache(SINKS)
-    found = torch.cat([cache.update(heads, new) for new in x.split(3, dim=1)], dim=1)
-    q, (k, v) = heads.receive(x), heads.send(x)
-    assert_exact(found, heads.collect(full_pass(q, k, v, SINKS, heads.scale)))
-    for new in x.split(3, dim=1):
-        twice.update(heads, new)
-    assert cache.nbytes * (9 + 7) == twice.nbytes * 9
-    assert all(torch.equal(one, other) for one, other in zip(cache.senders(), twice.senders(), strict=True))
-    for wrong in (k[..., :6], -v):
-        with pytest.raises(ValueError, match="v must be the first 7 channels of k in a cache with latent=7"):
-            KeyValueCache(SINKS, latent=7).append(k, wrong)

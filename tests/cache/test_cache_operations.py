@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from functools import partial
 from typing import Any
 
 import pytest
@@ -130,14 +129,12 @@ def test_every_layer_gets_every_chunk() -> None:
     _, k, v = tokens()
     cache, rows = KeyValueCache(patterns.causal(N), layers=2), (k[:, :, :3], v[:, :, :3])
     cache.append(*rows, layer=0)
-    early = (partial(cache.append, *rows), partial(cache.reorder, [0, 1]), partial(cache.rewind, 0))
-    two = k[:, :, :2], v[:, :, :2]
+    two, wait = (k[:, :, :2], v[:, :, :2]), r"must wait until layer 1 has got the tokens 0 \.\. 2 too"
     assert_refusals(
         [
-            *(
-                (call, ValueError, r"must wait until layer 1 has got the tokens 0 \.\. 2 too")
-                for call in early
-            ),
+            (lambda: cache.append(*rows), ValueError, wait),
+            (lambda: cache.reorder([0, 1]), ValueError, wait),
+            (lambda: cache.rewind(0), ValueError, wait),
             (lambda: cache.append(*two, layer=1), ValueError, r"the tokens 0 \.\. 2, .* got a chunk of 2"),
             (lambda: cache.senders(1), ValueError, "layer 1 has no new tokens"),
             (lambda: cache.append(*rows, layer=2), IndexError, r"layer must be in 0 \.\. 1, got 2"),
@@ -156,17 +153,11 @@ LIKE = "a chunk must be like those before it, "
 WRONG_CHUNKS = [
     (lambda k, v: (k[0], v), ValueError, r"k must be \[B, Hkv, T, D\], got shape"),
     (lambda k, v: (k, v.long()), TypeError, r"v must be a float tensor .*, got torch.int64"),
-    (lambda k, v: (k, None), TypeError, "v must be a float tensor .* got NoneType"),
     (lambda k, v: (k, v[:, :, :1]), ValueError, r"k and v must agree in \[B, Hkv, T\]"),
     (lambda k, v: (k[:1], v[:1]), ValueError, LIKE + r"\[2, 2, T, 6\] in .* got \[1, 2, T, 6\]"),
-    (lambda k, v: (k, v[..., :3]), ValueError, LIKE + r"\[2, 2, T, 5\]"),
     (lambda k, v: (k.float(), v.float()), ValueError, LIKE + ".* in torch.float64 .* in torch.float32"),
     (lambda k, v: (k[:, :, :0], v[:, :, :0]), ValueError, "a chunk must have at least one token, got none"),
-    (
-        lambda k, v: (k.repeat(1, 1, 9, 1), v.repeat(1, 1, 9, 1)),
-        ValueError,
-        "3 have come: no room for 27 more",
-    ),
+    (lambda k, v: (k.repeat(1, 1, 9, 1), v.repeat(1, 1, 9, 1)), ValueError, "no room for 27 more"),
 ]
 
 
@@ -226,27 +217,21 @@ def test_wrong_arguments() -> None:
 def test_wrong_states_and_heads() -> None:
     heads, x, graph = heads_with(), drawn(B, N, 12), patterns.causal(N)
     cache, merged, sender = KeyValueCache(graph), MergedHeads.of(heads), MergedHeads.of(heads, "sender")
+    other = PatternMessageCache(merged, graph, "states")
     states = r"x must be the states \[B, T, width\] of the new tokens, got \[23, 12\]"
     forms = "heads must be FactoredHeads or MergedHeads, .* got StandardHeads; keys and values are stored by"
-    wrong: list[Any] = [
-        (lambda: cache.update(heads, x[0]), ValueError, states),
-        (lambda: cache.update(heads, x[..., :3]), ValueError, "x must be"),
-        # found after the rows were there
-        (lambda: cache.update(heads, x, backend="fast"), ValueError, "backend must be one of"),
-        (lambda: PatternMessageCache(heads, graph), TypeError, forms),
-        (lambda: PatternMessageCache(merged, graph, "keys"), ValueError, "one of 'messages', 'states', got"),
-        (
-            lambda: PatternMessageCache(sender, graph, "states"),
-            ValueError,
-            "needs heads with side='receiver'",
-        ),
-    ]
-    others = [PatternMessageCache(merged, graph, keep) for keep in ("messages", "states")]
-    for one in others:
-        wrong += [
-            (partial(one.update, bad), ValueError, "x must be") for bad in (x[0], x[..., :3], x.float())
+    side = "needs heads with side='receiver'"
+    assert_refusals(
+        [
+            (lambda: cache.update(heads, x[0]), ValueError, states),
+            (lambda: cache.update(heads, x[..., :3]), ValueError, "x must be"),
+            # found after the rows were there
+            (lambda: cache.update(heads, x, backend="fast"), ValueError, "backend must be one of"),
+            (lambda: PatternMessageCache(heads, graph), TypeError, forms),
+            (lambda: PatternMessageCache(merged, graph, "keys"), ValueError, "one of 'messages', 'states'"),
+            (lambda: PatternMessageCache(sender, graph, "states"), ValueError, side),
+            (lambda: other.update(x.float()), ValueError, "x must be"),
+            (lambda: other.attend(x[:, :1]), ValueError, "append them first"),
         ]
-        wrong.append((partial(one.attend, x[:, :1]), ValueError, "append them first"))
-    assert_refusals(wrong)
-    assert [one.length for one in (cache, *others)] == [0, 0, 0]
-    assert cache.nbytes == 0
+    )
+    assert (cache.length, other.length, cache.nbytes) == (0, 0, 0)

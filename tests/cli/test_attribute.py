@@ -44,10 +44,6 @@ def test_edges_in_words_and_the_loss_of_what_is_kept(small, capsys):
     assert edge["text"].startswith(f"{edge['layer']}.{edge['head']}: {words}, ")
     assert main(["attribute", text, "--metric", "last"]) == 0
     assert "<-" in capsys.readouterr().out
-
-
-def test_a_text_that_is_too_short_is_named(small, capsys):
-    """Exit code 2."""
     assert main(["attribute", "a"]) == 2
     assert "text must have at least two tokens, got 1" in capsys.readouterr().err
 

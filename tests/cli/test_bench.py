@@ -1,8 +1,7 @@
 """The command ``gnn-attention bench``: what is measured, what is skipped, the table."""
 
 import json
-from itertools import count, product
-from types import SimpleNamespace
+from itertools import product
 
 import pytest
 import torch
@@ -77,17 +76,3 @@ def test_why_a_peer_is_skipped(monkeypatch):
     ]
     for name, posed, reason in skipped:
         assert bench._prepare(name, posed) == reason
-
-
-def test_the_share_of_the_system(monkeypatch):
-    """One second in the system for every three in the program."""
-    seconds = count(1)
-
-    def times():
-        passed = float(next(seconds))
-        return SimpleNamespace(system=passed, user=3 * passed)
-
-    monkeypatch.setattr(bench.os, "times", times)
-    samples = bench.Samples(lambda: None)
-    samples.take()
-    assert bench._numbers(samples, samples)["system"] == 0.25

@@ -7,10 +7,10 @@ import torch
 from support.covering import thinned
 
 from gnn_attention import patterns
-from gnn_attention.convert import catalogue, expressions
+from gnn_attention.convert import expressions
 from gnn_attention.distributed import halo_sets
 from gnn_attention.distributed.halo_sets import halo, halo_sizes
-from gnn_attention.distributed.partition import Partition, Shares, by_edges, contiguous, zigzag
+from gnn_attention.distributed.partition import Partition, Shares, contiguous, zigzag
 from gnn_attention.graph import TokenGraph
 
 ASYMMETRIC = TokenGraph.from_edges(torch.tensor([[0, 2, 1, 8, 3, 3], [1, 1, 2, 0, 7, 8]]), 9)
@@ -60,16 +60,6 @@ def test_a_handful_of_graphs(name, side, monkeypatch):
     monkeypatch.setattr(halo_sets, "SIDE", side)
     for make, world in ((contiguous, 3), (zigzag, 3), (scattered, 4)):
         graph = replace(HANDFUL[name])  # with nothing cached
-        check(graph, make(graph, world))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", catalogue.EXAMPLES)
-def test_the_whole_zoo(name):
-    graph = expressions.evaluate(catalogue.EXAMPLES[name])
-    if not isinstance(graph, TokenGraph):
-        pytest.skip("makes values for edges")
-    for make, world in ((contiguous, 5), (zigzag, 4), (scattered, 3), (by_edges, 9)):
         check(graph, make(graph, world))
 
 

@@ -1,7 +1,5 @@
 """Who owns which tokens: shares as sets, and each partition by the theorem that it promises."""
 
-import copy
-import pickle
 import sys
 
 import pytest
@@ -64,18 +62,6 @@ class TestShares:
         assert (again, hash(again)) == (shares, hash(shares))
         assert len(owner) == 0 or Shares((owner + 1) % (world + 1), world + 1) != shares
 
-    def test_partitions_compare_by_their_shares(self):
-        partition = zigzag(patterns.causal(11), 3)
-        for other in (copy.deepcopy(partition), pickle.loads(pickle.dumps(partition))):
-            assert {other, partition} == {partition}
-        shares, others = (Shares(torch.tensor(owner), 2) for owner in ([0, 0, 1], [0, 1, 1]))
-        assert Partition(shares, shares, "one") == Partition(shares, shares, "other")
-        assert Partition(shares, others) != Partition(shares, shares)
-
-    def test_many_ranks_are_abridged(self):
-        assert repr(Shares(torch.arange(20) % 2, 2)) == "Shares(20 tokens on 2 ranks: 10, 10)"
-        assert repr(Shares(torch.arange(1, 6), 6)) == "Shares(5 tokens on 6 ranks: 0, 1, 1, 1, ...)"
-
     def test_wrong_shares_raise(self):
         causal, owner = patterns.causal(6), torch.tensor([0, 1])
         shares = Shares(owner, 2)
@@ -84,16 +70,9 @@ class TestShares:
             (lambda: Shares(torch.tensor([0.0]), 1), TypeError, "owner must be a list of ranks"),
             (lambda: Shares(torch.tensor([[0]]), 1), TypeError, r"torch.int64 and shape \[1, 1\]"),
             (lambda: Shares(torch.tensor([0, 2]), 2), ValueError, "hold ranks 0 .. 1, got 0 .. 2"),
-            (lambda: Shares(owner, 0), ValueError, "world_size must be at least 1, got 0"),
             (lambda: shares.tokens(2), IndexError, "rank must be in 0 .. 1, got 2"),
-            (lambda: shares.ranges(-1), IndexError, "rank must be in 0 .. 1, got -1"),
-            (
-                lambda: Partition(shares, Shares(owner, 3)),
-                ValueError,
-                "got 2 ranks for the receivers and 3 for",
-            ),
+            (lambda: Partition(shares, Shares(owner, 3)), ValueError, "got 2 ranks for the receivers and 3"),
             (lambda: contiguous(causal, 0), ValueError, "world_size must be at least 1, got 0"),
-            (lambda: zigzag(causal, 2.0), TypeError, "world_size must be an integer"),
             (lambda: check_partition(None, causal), TypeError, "partition must be a Partition, got None"),
         ]
         assert_refusals(calls)
@@ -145,12 +124,6 @@ class TestByEdges:
         assert by_edges(graph, 4) == contiguous(graph, 4)
         assert by_edges(empty, 4) == contiguous(empty, 4)
 
-    def test_bounds_are_the_nearest(self):
-        """Before each receiver are 0 3 4 5 6 9 12 edges, due 4 and 8: 9 is nearer to 8 than 6."""
-        degree = torch.tensor([3, 1, 1, 1, 3, 3])
-        graph = TokenGraph.from_rule(lambda b, h, dst, src: src < degree[dst], 6)
-        assert by_edges(graph, 3).dst.sizes == (2, 3, 1)
-
 
 class TestMetis:
     def test_less_travels_than_at_random(self):
@@ -161,17 +134,6 @@ class TestMetis:
         assert int(halo_sizes(graph, partition).sum()) < int(halo_sizes(graph, random).sum()) / 3
         assert max(loads(graph, partition)) <= 1.1 * graph.num_edges / 4
         assert by_metis(graph, 4) == partition
-
-    @pytest.mark.parametrize("graph", [patterns.cross(6, 9), patterns.causal(0), patterns.self_loops(9)])
-    def test_more_ranks_than_nodes_and_nodes_without_edges(self, graph):
-        partition = by_metis(graph, 4)
-        assert (sum(partition.dst.sizes), sum(partition.src.sizes)) == (graph.num_dst, graph.num_src)
-
-    def test_heads_are_cut_as_their_union(self):
-        rule = lambda b, h, dst, src: (src - dst) % 64 == 7 * (h + 1)  # noqa: E731
-        by_head = TokenGraph.from_rule(rule, 64, heads=2)
-        union = TokenGraph.from_edges(torch.cat([by_head.select(0, h).edge_index for h in (0, 1)], 1), 64)
-        assert by_metis(by_head, 4) == by_metis(union, 4)
 
     def test_without_pymetis(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "pymetis", None)

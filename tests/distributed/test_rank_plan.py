@@ -47,24 +47,14 @@ class TestCounts:
         assert found.halo_bytes == sum(load.halo for load in found.ranks) * row
         assert sum(load.edges for load in found.ranks) == graph.num_edges * copies
 
-    def test_bytes_of_each_rank(self):
-        """A window of 5 over 20 tokens on 4 ranks: 4 senders from the rank before."""
-        planned = plan(patterns.window(20, 5), 4, 2, 8, dtype=torch.float32)
-        row = 2 * (8 + 8) * 4
-        columns = [[load.received for load in planned.ranks], [load.sent for load in planned.ranks]]
-        assert columns == [[0, 4 * row, 4 * row, 4 * row], [4 * row, 4 * row, 4 * row, 0]]
-        assert planned.row_bytes == row
-
-    def test_balance_and_one_rank(self):
+    def test_balance(self):
         found = plan(patterns.causal(8), 2, 1, 4)
         # 10 and 26 edges
         assert (found.balance, found.token_balance) == (26 / 18, 1.0)
         assert plan(patterns.causal(8), 2, 1, 4, partition="zigzag").balance == 1.0
-        found = plan(patterns.causal(64), 1, 4, 8)
-        assert (found.halo_bytes, found.balance) == (0, 1.0)
 
 
-@pytest.mark.parametrize("world", [1, 2, 16, 17, 64])
+@pytest.mark.parametrize("world", [16, 17])
 def test_text_of_a_hundred_columns_with_every_rank_or_the_ends(world):
     found = plan(patterns.window(200_000, 4096), world, 32, 128, kv_heads=8)
     lines = str(found).splitlines()
@@ -87,9 +77,7 @@ def test_json():
 def test_wrong_arguments_are_named():
     graph = patterns.causal(8)
     calls = [
-        ((graph, 0, 1, 4), {}, ValueError, "world_size must be at least 1, got 0"),
         ((graph, 100_000, 1, 4), {}, ValueError, "world_size must be at most 4096: .*, got 100000"),
-        ((graph, 2, 0, 4), {}, ValueError, "heads must be at least 1, got 0"),
         ((graph, 2, 3, 4), {"kv_heads": 2}, ValueError, "heads must be a multiple of kv_heads, got 3 and 2"),
         ((BY_HEAD, 2, 3, 4), {}, ValueError, "heads=3, but .* differs by them and has 4"),
         ((BY_SAMPLE, 2, 3, 4), {}, ValueError, "batch=1, but .* differs by them and has 2"),
@@ -97,7 +85,6 @@ def test_wrong_arguments_are_named():
         ((graph, 2, 1, 4), {"partition": "half"}, ValueError, "one of 'contiguous', .*got 'half'"),
         ((graph, 2, 1, 4), {"partition": zigzag(graph, 3)}, ValueError, "is of 3 ranks, but world_size is 2"),
         ((graph, 2, 1, 4), {"partition": 3}, TypeError, "partition must be a Partition, got 3 of type int"),
-        (("causal(8)", 2, 1, 4), {}, TypeError, "graph must be a TokenGraph, got .* of type str"),
     ]
     refusals = [(lambda a=args, o=options: plan(*a, **o), *error) for args, options, *error in calls]
     assert_refusals(refusals)

@@ -130,24 +130,24 @@ def _layer(
     return out, layer_truth(heads, x, x, x, decoding.mask)
 
 
-def _projected(heads: Any, latent: int | None, decoding: Decoding) -> tuple[Tensor, Truth]:
+def _projected(heads: Any, decoding: Decoding) -> tuple[Tensor, Truth]:
     """Heads whose projections know positions: the truth lies between ``receive`` and ``collect``."""
     x, positions = decoding.states(), torch.arange(decoding.graph.num_dst)
     q, (k, v) = heads.receive(x, positions), heads.send(x, positions)
     truth = heads.collect(oracle.attention(q, k, v, decoding.mask, heads.scale))
-    cache = KeyValueCache(decoding.graph, latent=latent)
+    cache = KeyValueCache(decoding.graph)
     return decoding.updated(partial(cache.update, heads), x), Truth(truth, {}, {})
 
 
 def _rotated(decoding: Decoding) -> tuple[Tensor, Truth]:
-    return _projected(decoding.standard_heads(rotary=Rotary(), qk_norm=True), None, decoding)
+    return _projected(decoding.standard_heads(rotary=Rotary(), qk_norm=True), decoding)
 
 
 def _latent(decoding: Decoding) -> tuple[Tensor, Truth]:
     heads = LatentHeads(
         WIDTH, HEADS, content_dim=4, rotary_dim=2, latent_dim=VALUE_DIM, query_dim=8, bias=True
     )
-    return _projected(decoding.with_drawn_weights(heads), VALUE_DIM, decoding)
+    return _projected(decoding.with_drawn_weights(heads), decoding)
 
 
 def _messages(side: str, keep: str, decoding: Decoding) -> tuple[Tensor, Truth]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from gnn_attention.rotary import Rotary
@@ -59,23 +60,16 @@ def written_out(layer, x):
     return torch.einsum("bhtd,hdw->btw", z, heads.W_O)
 
 
-def check(layer):
-    x = drawn(2, N, WIDTH, seed=4, grad=True)
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_the_three_branches_and_their_gates(kv_heads):
+    """Outputs, and gradients of the input and of every parameter; a group of heads chooses together."""
+    layer, x = made(kv_heads), drawn(2, N, WIDTH, seed=4, grad=True)
     found, due = layer(x), written_out(layer, x)
     assert_exact(found, due)
     leaves = [x, *layer.parameters()]
     gradients = [torch.autograd.grad(out.square().sum(), leaves) for out in (found, due)]
     assert_exact(*gradients)
     assert all(bool(gradient.any()) for gradient in gradients[0])
-
-
-def test_the_three_branches_and_their_gates():
-    """Outputs, and gradients of the input and of every parameter; a group of heads chooses together."""
-    check(made())
-
-
-def test_one_group_has_one_graph():
-    check(made(kv_heads=1))
 
 
 def test_few_tokens_have_no_pooled_block():

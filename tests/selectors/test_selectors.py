@@ -62,16 +62,10 @@ def test_top_k_takes_the_largest(name, per):
     }
     scores = logits if per == "head" else shared[per].masked_fill(~GRAPHS[name].mask(), -torch.inf)
     assert torch.equal(TopK(5, per).select(q, k, GRAPHS[name]).mask(), best(scores, 5))
-
-
-def test_a_score_mod_is_part_of_the_logit():
-    q, k, _ = qkv()
-    alibi = ga.score_mods.alibi(ga.score_mods.alibi_slopes(4))
-    dst = torch.arange(T).view(-1, 1)
-    logits = dense_logits(q, k, GRAPHS["causal"].mask())
-    h = torch.arange(4).view(1, 4, 1, 1)
-    due = best(alibi(logits, torch.zeros(2, 1, 1, 1).long(), h, dst, dst.T), 5)
-    assert torch.equal(TopK(5, score_mod=alibi).select(q, k).mask(), due)
+    if per == "head":
+        mod = lambda score, b, h, dst, src: score - 0.3 * (h + 1) * (dst - src)  # noqa: E731
+        scores = mod(logits, 0, torch.arange(4).view(4, 1, 1), torch.arange(T).view(T, 1), torch.arange(T))
+        assert torch.equal(TopK(5, score_mod=mod).select(q, k, GRAPHS[name]).mask(), best(scores, 5))
 
 
 SELECTORS = {
@@ -238,27 +232,16 @@ def test_what_does_not_fit_is_named():
     _, info = ga.attend(q, k, v, chosen, return_info=True)
     _, dense = ga.attend(q, k, v, patterns.causal(T), return_info=True)
     states, blocks = r"q must be states \[batch, tokens, 12\] in torch.float64", PooledBlocks(8, 2)
+    short, per = patterns.causal(5), "per must be one of 'head', 'group', 'all', got 'heads'"
     assert_refusals(
         [
             (lambda: module.loss(x, x, info), ValueError, "an indexer has one graph for all heads"),
-            (
-                lambda: module.loss(x, x, dense.lse),
-                TypeError,
-                "info must be a AttentionInfo, got a Tensor of",
-            ),
+            (lambda: module.loss(x, x, dense.lse), TypeError, "info must be a AttentionInfo, got a Tensor"),
             (lambda: module.loss(x[:1], x[:1], dense), ValueError, f"{states}, of the same samples, got a"),
             (lambda: module.select(q, x), ValueError, f"{states}, .* got a Tensor of"),
             (lambda: Indexer(8, 2, rotary="yes"), TypeError, "rotary must be a Rotary, got 'yes'"),
-            (
-                lambda: TopK(3).select(q, k, patterns.causal(5)),
-                ValueError,
-                "q with 40 receivers and k with 40",
-            ),
-            (
-                lambda: TopK(3, per="heads"),
-                ValueError,
-                "per must be one of 'head', 'group', 'all', got 'heads'",
-            ),
+            (lambda: TopK(3).select(q, k, short), ValueError, "q with 40 receivers and k with 40"),
+            (lambda: TopK(3, per="heads"), ValueError, per),
             (lambda: blocks.select(q[:1], k), ValueError, "q and k must agree in B and D"),
             (lambda: blocks.select(q[0], k[0]), ValueError, r"q must be \[B, Hq, dst, D\], got shape"),
             (lambda: blocks.select(q.int(), k), TypeError, "q must be a float tensor .* got torch.int32"),
