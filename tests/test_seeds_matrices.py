@@ -11,7 +11,6 @@ from support.explorer_engine import data_of
 from support.seeds import *  # noqa: F403
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch_geometric.nn import EdgeConv
 
 import gnn_attention as ga
@@ -124,30 +123,6 @@ def test_S4_4_columns(way):
         X.T @ W_K @ W_Q @ X
 
 
-def test_S4_5_two_hidden_dimensions(way):
-    """Here, h and h' are hidden dimensions of the query/key and value/output pairs, respectively."""
-    heads, x = heads_with(head_dim=3, value_dim=5), drawn(2, 6, 12)
-    q, k, v = (x.unsqueeze(1) @ W for W in (heads.W_Q, heads.W_K, heads.W_V))
-    assert (heads.receive(x).shape[-1], heads.send(x)[1].shape[-1], heads.scale) == (3, 5, 3**-0.5)
-    assert_exact(heads.send(x)[1], v)
-    expected = (sdpa(q, k, v, is_causal=True) @ heads.W_O).sum(1)
-    assert_exact(run(heads, x, patterns.causal(6), way), expected)
-
-
-@pytest.mark.parametrize("graph", [LISTED, patterns.causal(5)], ids=["listed", "causal"])
-def test_S4_6_masked_column_softmax(graph, way):
-    """sigma(A)_ji = M_ji exp(beta A_ji) / sum_k M_ki exp(beta A_ki): column stochastic."""
-    heads, X = heads_with(num_heads=1, head_dim=4), drawn(12, 5)
-    sigma = table_of(run_with_weights(heads, X.T, graph, way)[1], graph)[0].T  # column i: the senders of i
-    A, M = X.T @ heads.W_K[0] @ heads.W_Q[0].T @ X, torch.zeros(5, 5, dtype=torch.float64)
-    M[tuple(graph.edge_index)] = 1  # M_ji = 1: an edge from j to i
-    multiplied = M * torch.exp(A / 4**0.5)
-    assert_exact(sigma, multiplied / multiplied.sum(0))
-    # the additive mask of minus infinity
-    assert_exact(sigma, (A / 4**0.5).masked_fill(M == 0, -torch.inf).softmax(0))
-    assert bool(sigma.tril(-1).any()) == (graph is LISTED)  # triangular where M is
-
-
 def weights_at(graph: ga.TokenGraph, beta: float | None, way: str | None) -> Tensor:
     """``[dst, src]``, of the queries and keys of the next three tests."""
     one_hot = torch.eye(5, dtype=torch.float64)[None, None]
@@ -228,35 +203,6 @@ def test_S4_12_attention_patterns_and_probes():
     # the viewer has all that weights are computed from
     shown = data_of(explorer.page("Llamas do not output words"))
     assert set(shown["model"]["tensors"]) == set(model.state_dict())
-
-
-def test_S4_13_the_attention_transform():
-    """W_A = W_K^T W_Q, of rank at most h, determines a quadratic relationship A = X^T W_A X."""
-    heads, X, graph = heads_with(num_heads=1, head_dim=4), drawn(12, 6), patterns.full(6)
-    W_A = heads.W_K[0] @ heads.W_Q[0].T  # W_K^T W_Q where W_K and W_Q multiply columns
-    assert_exact(heads.pattern_matrix().T.full()[0], W_A)
-    assert heads.pattern_matrix().rank().tolist() == [4] == [torch.linalg.matrix_rank(W_A)]
-    src, dst = graph.edge_index
-    q, (k, _) = heads.receive(X.T[None]), heads.send(X.T[None])
-    A = table_of(edge_softmax.logit(q[:, :, dst], k[:, :, src], 1.0), graph)[0, 0].T
-    assert_exact(A, torch.stack([torch.stack([x_j @ W_A @ x_i for x_i in X.T]) for x_j in X.T]))
-    even, odd = (W_A + W_A.T) / 2, (W_A - W_A.T) / 2  # how far two tokens match, and in which direction
-    assert_exact(A + A.T, 2 * X.T @ even @ X)
-    assert_exact(A - A.T, 2 * X.T @ odd @ X)
-    assert_exact(A.diag(), (X.T @ even @ X).diag())
-
-
-def test_S4_14_the_information_transform(way):
-    """W_I = W_O^T W_V gives u_i = W_I x_i; Y = U sigma(A). Erratum: the u_i are columns of U, not rows."""
-    heads, X, graph = heads_with(num_heads=1, head_dim=3, value_dim=5), drawn(12, 6), patterns.causal(6)
-    W_I = heads.W_O[0].T @ heads.W_V[0].T  # of rank at most h'
-    assert_exact(heads.message_matrix().T.full()[0], W_I)
-    assert heads.message_matrix().rank().tolist() == [5] == [torch.linalg.matrix_rank(W_I)]
-    U = FactoredHeads.of(heads).messages(X.T[None])[0, 0].T
-    assert_exact(U, torch.stack([W_I @ x_i for x_i in X.T], dim=1))
-    sigma = weights_of(heads, X.T, graph.mask())[0].T
-    for form in (heads, *forms(heads)):
-        assert_exact(run(form, X.T, graph, way).T, U @ sigma)
 
 
 def test_S4_18_limited_bandwidth():

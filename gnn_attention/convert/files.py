@@ -11,14 +11,12 @@
 ``.dot``, ``.gv``         Graphviz without subgraphs and ports, read by pydot
 ========================= ===================================================================================
 
-Nodes whose labels, or else ids, are all integers stand in numeric order, so that 0 .. n-1 are the positions
-of the tokens. Others stand in the order of the file, those that it declares before what only edges name.
-Files are read within limits of size; what is wrong is a ValueError.
+Nodes whose labels are all integers stand in numeric order, so that 0 .. n-1 are the positions of the tokens.
+Others stand in the order of the file, those that it declares before what only edges name.
 """
 
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,14 +28,14 @@ from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention._support.text import one_line
-from gnn_attention.convert._file_readers import MOST_TOKENS, READERS, Content, are_integers, parse_number
+from gnn_attention.convert._file_readers import READERS, Content, are_integers, parse_number
 from gnn_attention.convert.formats import from_triples, to_networkx
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["MOST_BYTES", "MOST_TOKENS", "READERS", "WRITERS", "GraphFile", "load", "read", "write"]
+__all__ = ["MOST_TOKENS", "READERS", "WRITERS", "GraphFile", "load", "read", "write"]
 
 # of a file
-MOST_BYTES = 2**25
+MOST_TOKENS = 2**24
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +82,7 @@ def load(
     Args:
         path: the file; its ending says what it is.
         undirected: whether an edge is a message in both directions. Lists, CSV without Gephi's column Type,
-            general matrices and JSON without "directed" do not say it and are directed by default; nor does
-            GraphML without "edgedefault", which is undirected by default. The other files say it.
+            general matrices and JSON without "directed" do not say it and are directed by default.
         weight: the edge attribute, or the column, of the weights; None reads none. An edge without one has
             the default of the file, else weight 1, as in networkx.
         num_tokens: the number of tokens where labels are positions 0, 1, ... and tokens without edges are
@@ -93,14 +90,13 @@ def load(
 
     A label is the attribute "label" or "name" of a node where each node has one of its own, else its id.
     The columns of the ends may also be called from and to, src and dst, u and v, and the like; a CSV may have
-    semicolons or tabs for commas. Duplicate edges count once, with the first weight. Edge lists, CSV and
-    sparse matrices keep the order of the file, the others have that of networkx; the second direction of an
-    undirected edge follows the first.
+    semicolons or tabs for commas. Duplicate edges count once, with the first weight. Edge lists, CSV, JSON,
+    Pajek and sparse matrices keep the order of the file, the others have that of networkx; the second
+    direction of an undirected edge follows the first.
 
-    Raises ValueError, which names the file and where possible the line or the edge, for an unknown ending, a
-    file of more than 32 MB, one that holds no such graph or contradicts ``undirected``, and XML with a
-    DOCTYPE, whose entities may grow without limit; ImportError where scipy or pydot is missing; OSError for a
-    file that cannot be read.
+    Raises ValueError, which names the file and where possible the line or the edge, for an unknown ending and
+    a file that holds no such graph or contradicts ``undirected``; ImportError where scipy or pydot is
+    missing; OSError for a file that cannot be read.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -118,20 +114,8 @@ def load(
     if weight is not None:
         checks.instance("weight", weight, str)
     size = None if num_tokens is None else checks.size("num_tokens", num_tokens)
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no file")
-    with path.open("rb") as file:
-        raw = file.read(MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
-        raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes, the most that are read")
     try:
-        # a zero byte is UTF-16
-        text = raw.replace(b"\0", b"\xff").decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-        # networkx orders the ends of edges that have no direction
-        if undirected is False and path.suffix.lower() == ".graphml":
-            text = re.sub(
-                r"(<(?:\w+:)?graph)(?=[\s/>])(?![^<>]*edgedefault)", r'\1 edgedefault="directed"', text
-            )
+        text = path.read_text(encoding="utf-8-sig")
         # the other packages warn of what comes in their next versions
         with ignored():
             content = parse(text, weight)
@@ -144,6 +128,8 @@ def load(
         raise ImportError(f"this kind of file is read by {package}: pip install {package}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} holds no graph of tokens: it is not in UTF-8, save it as UTF-8") from error
+    except OSError:
+        raise
     # of the parsers of other packages, too
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
@@ -169,19 +155,14 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     """Write a graph to a file whose ending says how; :func:`read` gives the same edges and tokens back.
 
     Raises TypeError for no graph, and ValueError for an unknown ending, a graph whose receivers and senders
-    are not the same tokens 0 .. n-1, one that differs by head or sample, and one that needs more than 32 MB.
+    are not the same tokens 0 .. n-1, and one that differs by head or sample.
     """
     path = checks.path("path", path)
     generate = _choose_by_ending(path, WRITERS)
     checks.instance("graph", graph, TokenGraph)
     if (graph.num_dst, graph.dst_offset, graph.src_offset) != (graph.num_src, 0, 0):
         raise ValueError(f"a file holds graphs of the same receivers and senders, from 0 on, got {graph!r}")
-    # no text is made of edges of which the shortest, "0 1", are too many
-    text = "".join(f"{line}\n" for line in generate(graph)) if graph.num_edges < MOST_BYTES // 4 else None
-    if text is None or len(text) > MOST_BYTES:
-        edges = f"{graph!r} has {graph.num_edges:,} edges"
-        raise ValueError(f"{edges}, which do not fit into the {MOST_BYTES:,} bytes that are read")
-    atomic_files.write(path, text)
+    atomic_files.write(path, "".join(f"{line}\n" for line in generate(graph)))
 
 
 def _build(
@@ -215,27 +196,24 @@ def _place_nodes(content: Content, num_tokens: int | None) -> tuple[Sequence[obj
         raise ValueError(f"it has {size:,} tokens, at most {MOST_TOKENS:,} are read")
     ends = (end for src, dst, _ in content.edges for end in (src, dst))
     nodes = [*dict.fromkeys([*content.nodes, *ends])]
-    ids = [str(node) for node in nodes]
-    labels = content.labels or ids
-    keys = ids if size is None and not are_integers(labels) else labels
-    if not are_integers(keys):
+    labels = content.labels or [str(node) for node in nodes]
+    if not are_integers(labels):
         if size not in (None, len(nodes)):
-            example = f"such as {labels[0][:40]!r}" if labels else "none"
             raise ValueError(
-                f"its {len(nodes)} nodes have names ({example}), so that it has no {size} tokens"
+                f"its {len(nodes)} nodes have names such as {labels[0]!r}: it has no {size} tokens"
             )
         return labels, {node: position for position, node in enumerate(nodes)}
-    node_of = {int(key): node for key, node in zip(keys, nodes, strict=True)}
-    if len(node_of) < len(nodes):
-        number, times = Counter(map(int, keys)).most_common(1)[0]
+    numbers = {node: int(label) for node, label in zip(nodes, labels, strict=True)}
+    if len({*numbers.values()}) < len(nodes):
+        number, times = Counter(numbers.values()).most_common(1)[0]
         raise ValueError(f"{times} of its nodes are the same number {number}: write it in one way")
     if size is None:
         label_of = dict(zip(nodes, labels, strict=True))
-        nodes = [node_of[number] for number in sorted(node_of)]
+        nodes.sort(key=numbers.__getitem__)
         return [label_of[node] for node in nodes], {node: position for position, node in enumerate(nodes)}
-    if outside := [number for number in node_of if not 0 <= number < size]:
+    if outside := [number for number in numbers.values() if not 0 <= number < size]:
         raise ValueError(f"its tokens are 0 .. {size - 1}, but it names a token {outside[0]}")
-    return range(size), {node: number for number, node in node_of.items()}
+    return range(size), numbers
 
 
 def _generate_edge_list(graph: TokenGraph) -> Iterable[str]:

@@ -67,7 +67,8 @@ def weights(
     offsets = (graph.dst_offset, graph.src_offset) if graph else (0, 0)
     dst, src = (names, num_dst, offsets[0]), (src_names, num_src, offsets[1])
     write = partial(_axes.write_tokens, grid, dst, src)
-    return _axes.finish(made, ax, _axes.weight_handles() if bool(tables.isnan().any()) else (), write)
+    legend = _axes.squares({_axes.FAINT: "no edge"}) if bool(tables.isnan().any()) else ()
+    return _axes.finish(made, ax, legend, write)
 
 
 def _choose_heads(heads: int | Sequence[int] | None, count: int, ax: Axes | None) -> list[int]:

@@ -24,7 +24,7 @@ from gnn_attention._support.text import token_label
 from gnn_attention.analyse import _walks as walks
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.draw import _axes, _node_layouts
-from gnn_attention.draw._axes import BLUE, ORANGE
+from gnn_attention.draw._axes import BLACK, BLUE, FEW, GREY, LIGHT, ORANGE
 from gnn_attention.draw._node_layouts import Drawn
 from gnn_attention.graph import TokenGraph
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Text = str | None
 Labels = Sequence[str] | Mapping[int, str] | None
+CELLS = {BLUE: "edge: dst attends to src", LIGHT: "no edge"}
+CHANGES = {BLUE: "edge, as before", ORANGE: "new", GREY: "given up"}
 LARGEST_MASK = 4096  # tokens a side of what is drawn cell by cell
 LARGEST_LINES = 1024  # tokens a side of what is drawn edge by edge
 MOST_HEADS = 16
@@ -56,10 +58,10 @@ def mask(
     _check("mask", graph, LARGEST_MASK)
     names, src_names = _names(graph, labels, src_labels)
     made, axes = _axes.of(ax, 6.0, _axes.mask_height(graph.num_dst, graph.num_src), names, src_names)
-    _axes.cells(axes, graph.mask())
+    _axes.coloured(axes, graph.mask().int(), [LIGHT, BLUE])
     _axes.title(axes, graph.name if title is None else title, _facts(graph))
     dst, src = (names, graph.num_dst, graph.dst_offset), (src_names, graph.num_src, graph.src_offset)
-    return _axes.finish(made, ax, _axes.cell_handles(), partial(_axes.write_tokens, [axes], dst, src))
+    return _axes.finish(made, ax, _axes.squares(CELLS), partial(_axes.write_tokens, [axes], dst, src))
 
 
 def graph(
@@ -94,7 +96,7 @@ def side_by_side(graph: TokenGraph, labels: Labels = None, src_labels: Labels = 
     if not is_square(graph):
         left.set_aspect("auto")  # as high as the columns next to it
     _graph(graph, right, labels, src_labels, "the same graph as nodes and links")
-    return _axes.finish(made, None, [_axes.cell_handles()[0], *_node_layouts.handles(Drawn.of(graph))])
+    return _axes.finish(made, None, [_axes.squares(CELLS)[0], *_node_layouts.handles(Drawn.of(graph))])
 
 
 def arcs(
@@ -175,14 +177,15 @@ def over_time(
         raise ValueError(f"over_time() draws 1 to {MOST_HEADS} graphs, a title for each, got {count}")
     alike, (made, grid), before = analyse.overlap(graphs), _axes.grid(count), graphs[0].mask()
     for step, (axes, each) in enumerate(zip(grid, graphs, strict=True)):
-        _axes.changes(axes, each.mask(), before)
+        changes = each.mask().int() + 2 * (each.mask() ^ before).int()
+        _axes.coloured(axes, changes, [LIGHT, BLUE, GREY, ORANGE])
         named = f"step {step}" if titles is None else titles[step]
         _axes.title(axes, named + (f": {alike[step - 1, step]:.2f}" if step else ""))
         axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
         axes.label_outer()
         before = each.mask()
     _axes.headline(made, _axes.shared([each.name for each in graphs]) if title is None else title)
-    return _axes.finish(made, None, _axes.change_handles())
+    return _axes.finish(made, None, _axes.squares(CHANGES))
 
 
 def degrees(graph: TokenGraph, title: Text = None) -> Figure:
@@ -193,9 +196,19 @@ def degrees(graph: TokenGraph, title: Text = None) -> Figure:
     bottom.set(xlabel="src (sender)", ylabel="receivers that attend to it")
     both = (top, graph, "in-degree", BLUE), (bottom, graph.T, "out-degree", ORANGE)
     for axes, each, word, colour in both:
-        degree = each.in_degree().tolist()
-        _axes.heights(axes, degree, each.dst_offset, colour)
-        _axes.title(axes, f"{word}: {_axes.spread(degree)}")
+        degree = each.in_degree()
+        mean = degree.double().mean().item() if len(degree) else 0.0
+        if len(degree):
+            borders = torch.arange(len(degree) + 1) + each.dst_offset - 0.5
+            axes.stairs(degree, borders, fill=True, color=colour)
+        axes.axhline(mean, color=BLACK, linestyle="--", linewidth=1)
+        axes.set_ylim(0, 1.08 * max([*degree.tolist(), 1]))
+        axes.margins(x=0.01)
+        _axes.open_box(axes)
+        span = (
+            f"{degree.min()} to {degree.max()}, mean {mean:.4g} (broken line)" if len(degree) else "no tokens"
+        )
+        _axes.title(axes, f"{word}: {span}")
     _axes.headline(made, graph.name if title is None else title)
     return _axes.finish(made, None)
 
@@ -215,15 +228,26 @@ def hops(
     IndexError for a token that is not there.
     """
     stack = _stack("hops", graphs, MOST_LAYERS if layers is None else layers)
-    last = _token(stack[0], token)
-    period = 1 if isinstance(graphs, TokenGraph) else len(graphs)
-    counts = _reached_counts(stack, residual, period if layers is None else None)
+    last, n = _token(stack[0], token), stack[0].num_dst
+    counts = _reached_counts(stack, residual)
+    if layers is None:
+        counts = counts[
+            : 1 + max((k for k in range(len(stack)) if counts[k] != counts[k + 1]), default=-1) + 1
+        ]
+    number, size = range(len(counts)), 5 if len(counts) <= FEW else 0
     made, axes = _axes.of(ax, 7.0, 4.6)
-    _axes.curves(axes, counts, last)
-    axes.set(xlabel="layers", ylabel="tokens reached")
+    lowest, highest = list(map(min, counts)), list(map(max, counts))
+    axes.fill_between(number, lowest, highest, color=LIGHT, label="all tokens: range")
+    mean = [sum(row) / n for row in counts]
+    axes.plot(number, mean, "s--", color=ORANGE, label="all tokens: mean", markersize=size)
+    axes.plot(number, [row[last] for row in counts], "o-", color=BLUE, label=f"token {last}", markersize=size)
+    axes.axhline(n, color=BLACK, linestyle=":", linewidth=1, label=f"all {n}")
+    axes.set_yticks(range(0, n + 1, _axes.round_step(n)))
+    axes.set(xlabel="layers", ylabel="tokens reached", ylim=(0, 1.06 * n))
+    axes.locator_params(axis="x", integer=True)
+    _axes.open_box(axes)
     _axes.title(axes, _axes.shared([each.name for each in stack]) if title is None else title)
-    entries, _ = axes.get_legend_handles_labels()
-    _axes.legend(axes, entries, frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.95))
+    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.95))
     return _axes.finish(made, ax)
 
 
@@ -235,7 +259,7 @@ def _each_head(graph: TokenGraph, title: Text) -> Figure:
         mask(graph.select(0, head), axes, title=f"head {head}")
         axes.label_outer()
     _axes.headline(made, graph.name if title is None else title)
-    return _axes.finish(made, None, _axes.cell_handles())
+    return _axes.finish(made, None, _axes.squares(CELLS))
 
 
 def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:
@@ -299,15 +323,12 @@ def _reach_by_row(stack: list[TokenGraph], token: int, residual: bool) -> list[l
     return [[each in row for each in range(stack[0].num_dst)] for row in map(set, rows)]
 
 
-def _reached_counts(stack: Sequence[TokenGraph], residual: bool, period: int | None) -> list[list[int]]:
-    """The number of reached senders after 0, 1, ... layers; with a ``period`` until one changes nothing."""
-    reached, counts, unchanged = torch.eye(stack[0].num_dst), [[1] * stack[0].num_dst], 0
+def _reached_counts(stack: Sequence[TokenGraph], residual: bool) -> list[list[int]]:
+    """The number of senders that each token has heard of after 0, 1, ... layers."""
+    reached = torch.eye(stack[0].num_dst)
+    counts = [[1] * stack[0].num_dst]
     for each in stack:
         further = each.mask().float() @ reached
-        further = ((further + reached if residual else further) > 0).float()
-        unchanged = unchanged + 1 if torch.equal(further, reached) else 0
-        if period is not None and unchanged >= period:
-            return counts[: len(counts) - period + 1]
-        reached = further
+        reached = ((further + reached if residual else further) > 0).float()
         counts.append(reached.sum(1).int().tolist())
     return counts
