@@ -88,11 +88,6 @@ class TestMasks:
         assert pairs(graph) == [(0, 0)]
         assert (bias.tolist(), bias.dtype) == ([0.5], dtype)
 
-    @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
-    def test_the_lowest_number_survives_a_wider_dtype(self, narrow):
-        mask = torch.tensor([[0.0, torch.finfo(narrow).min]], dtype=narrow).float()
-        assert pairs(convert.from_mask(mask)) == [(0, 0)]
-
     @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64])
     def test_sdpa_mask(self, dtype):
         """With it SDPA gives what attend gives; the float form is 0.0 and -inf."""
@@ -110,12 +105,10 @@ class TestMasks:
     def test_wrong_masks(self):
         cases = [
             (torch.ones(2, 2), None, ValueError, r"ambiguous: mask != 0, .*meaning='additive'"),
-            (torch.ones(1, 1).to(torch.float8_e5m2), None, TypeError, "mask must be a bool or float tensor"),
             (torch.tensor([[0.0, torch.nan]]), None, ValueError, "this one holds NaN or .inf"),
             (torch.ones(2, 2, dtype=torch.int64), None, TypeError, r"bool or float tensor, got"),
             (torch.ones(2, dtype=torch.bool), None, ValueError, r"mask must be \[dst, src\], .*got \[2\]"),
             (torch.ones(2, 2, dtype=torch.bool), "additive", TypeError, "meaning='additive' does not fit a"),
-            (torch.zeros(2, 2), "attend", TypeError, "meaning='attend' does not fit a torch.float32 mask"),
             (torch.ones(2, 2, dtype=torch.bool), "keep", ValueError, "meaning must be one of 'attend',"),
             (torch.ones(0, 2, 2, dtype=torch.bool), None, ValueError, r"heads.*at least 1|\[0, 2, 2\]"),
         ]
@@ -198,12 +191,8 @@ class TestNetworkx:
         ("order", "error", "match"),
         [
             (["a"], ValueError, r"every node once, got \['b'\]"),
-            (["a", "b", "c"], ValueError, r"every node once, got \['c'\]"),
             (["a", "b", "b"], ValueError, "every node once, got a repeated node"),
-            ({"a": 2, "b": 0}, TypeError, "order must be a list"),
-            ({"a", "b"}, TypeError, "order must be a list"),
             (3, TypeError, "order must be a list of nodes"),
-            ([["a"], "b"], TypeError, "order must hold the nodes themselves"),
         ],
     )
     def test_wrong_orders(self, order, error, match):
@@ -217,8 +206,6 @@ class TestNetworkx:
         assert network.name == "strict_causal(3)"
         with pytest.raises(ValueError, match="labels must hold a name for each of the 3 nodes, got 2"):
             convert.to_networkx(patterns.causal(3), labels=["a", "b"])
-        with pytest.raises(TypeError, match="labels must be a list"):
-            convert.to_networkx(patterns.causal(3), labels={"a", "b", "c"})
 
     def test_two_kinds_of_node(self):
         network = convert.to_networkx(convert.from_mask(ASYMMETRIC))
@@ -257,14 +244,6 @@ class TestPyG:
         assert again == self.square
         assert torch.equal(again.edge_index, self.square.edge_index)
 
-    def test_edge_index(self):
-        edge_index = convert.to_pyg(self.graph, "edge_index")
-        assert isinstance(edge_index, EdgeIndex)
-        assert edge_index.sparse_size() == (5, 4)
-        again = convert.from_pyg(edge_index)
-        assert again == self.graph == convert.from_pyg(edge_index, 4, 5)
-        assert torch.equal(again.edge_index, self.graph.edge_index)
-
     @pytest.mark.parametrize("layout", ["coo", "csr"])
     def test_adj_t(self, layout):
         """Rows are receivers: the sparse tensor is the mask."""
@@ -282,12 +261,3 @@ class TestPyG:
         with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 stands at 1 and 2\)"):
             convert.from_pyg(coo)
         assert pairs(convert.from_pyg(coo, coalesce=True)) == [(2, 0), (0, 1)]
-
-    @pytest.mark.parametrize(
-        "known", [torch.eye(3).to_sparse(), Data(edge_index=torch.eye(2).long(), num_nodes=3)]
-    )
-    def test_contradicting_sizes_are_refused(self, known):
-        """What the object knows and what the caller says must agree; neither is dropped in silence."""
-        assert convert.from_pyg(known, 3, 3).num_dst == 3
-        with pytest.raises(ValueError, match=r"num_dst.*(5.*3|3.*5)"):
-            convert.from_pyg(known, 5, 3)

@@ -182,8 +182,3 @@ class TestRefusals:
     def test_only_strings(self, text):
         with pytest.raises(TypeError, match="an expression is a string such as"):
             parse(text)
-
-    def test_a_builders_own_error_stays_the_cause(self):
-        with pytest.raises(ValueError, match="tokens must be positions") as refused:
-            parse("global_tokens(4, [9])")
-        assert isinstance(refused.value.__cause__, IndexError)

@@ -291,10 +291,6 @@ class TestReading:
         assert (graph.num_dst, graph.num_src) == (n, n)
         assert graph.edge_index.T.tolist() == [list(pair) for pair in pairs]
 
-    def test_the_number_of_tokens_as_an_argument(self, tmp_path):
-        nx.write_adjlist(nx.DiGraph([(0, 1), (2, 1)]), tmp_path / "a.adjlist")
-        assert files.read(tmp_path / "a.adjlist", num_tokens=7).num_dst == 7
-
 
 BOMB = f"""<?xml version="1.0"?>
 <!DOCTYPE lolz [<!ENTITY a0 "lol">{"".join(f'<!ENTITY a{n + 1} "{f"&a{n};" * 10}">' for n in range(12))}]>
@@ -346,19 +342,6 @@ class TestRefusals:
             monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ImportError, match=f"this kind of file is read by {package}: pip install"):
             files.load(saved(tmp_path, name, ""))
-
-    @pytest.mark.parametrize(("name", "value"), [("undirected", 1), ("weight", 3)])
-    def test_types_of_arguments(self, name, value, tmp_path):
-        with pytest.raises(TypeError, match=f"{name} must be a "):
-            files.load(saved(tmp_path, "a.edges", "0 1\n"), **{name: value})
-
-    @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-    def test_other_encodings(self, encoding, tmp_path):
-        (tmp_path / "a.csv").write_bytes("é,b\n".encode(encoding))
-        with pytest.raises(
-            ValueError, match=r"a.csv holds no graph of tokens: it is not in UTF-8, save it as"
-        ):
-            files.load(tmp_path / "a.csv")
 
     def test_numbers_must_fit(self, tmp_path):
         files.write(LISTED, tmp_path / "a.edges")

@@ -272,11 +272,6 @@ class TestHops:
             assert_exact(float(mean), sum(row) / n)
         assert self.curve(figure, f"all {n}") == [n, n]
 
-    def test_graphs_in_turn(self):
-        """An empty layer changes nothing, but what comes after it does."""
-        figure = draw.hops([patterns.window(7, 0), patterns.window(7, 3)])
-        assert self.curve(figure, "token 6") == [1, 1, 3, 3, 5, 5, 7]
-
 
 class TestFigures:
     """Figures without pyplot: nothing global is touched, and a notebook shows them."""
@@ -301,11 +296,6 @@ class TestFigures:
         )
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-
-    def test_without_matplotlib_it_says_what_to_install(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        with pytest.raises(ModuleNotFoundError, match=r"pictures need matplotlib .*pip install matplotlib"):
-            draw.mask(patterns.causal(3))
 
 
 ERRORS = r"""
