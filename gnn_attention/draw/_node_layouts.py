@@ -246,10 +246,9 @@ def handles(drawn: Drawn) -> list[Any]:
     edge = _axes.line("thin end src, thick end dst: dst attends to src", color=BLUE, linewidth=1.4)
     if not is_square(drawn.graph):
         return [edge]
-    dots = ((True, BLACK, "attends to itself"), (False, "white", "does not attend to itself"))
-    look, loops = {"markeredgecolor": BLACK, "markersize": 5}, self_loops(drawn.graph)
-    kinds = [(colour, text) for kind, colour, text in dots if kind in loops]
-    return [edge, *(_axes.line(text, "o", markerfacecolor=colour, **look) for colour, text in kinds)]
+    dots = {BLACK: "attends to itself", "white": "does not attend to itself"}
+    look = {"markeredgecolor": BLACK, "markersize": 5}
+    return [edge, *(_axes.line(text, "o", markerfacecolor=colour, **look) for colour, text in dots.items())]
 
 
 def layer_handles(carried: bool) -> list[Any]:

@@ -34,10 +34,9 @@ def weights(
     """The heat map of attention weights: a row for each receiver, a column for each sender.
 
     ``weights``: a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``, a tensor or NumPy
-    array; the ``AttentionInfo`` of a call of ``attend`` with one sample; a layer of ``trace.record``; or
-    ``(edge_index, weights [E, heads])``, as the layer returns them, with the ``graph`` for the sizes. Several
-    heads (up to 64) are drawn side by side in one scale; ``heads`` chooses one or some of them. Weight 0 is
-    white, a negative number orange; a pair that is no edge of the graph, or NaN or -inf in a table, is grey.
+    array, with the ``graph`` whose non-edges are grey; the ``AttentionInfo`` of a call of ``attend`` with one
+    sample; or a layer of ``trace.record``. Several heads (up to 64) are drawn side by side in one scale;
+    ``heads`` chooses one or some of them. Weight 0 is white, a negative number orange, NaN and -inf grey.
     ``labels`` name the receivers, and the senders too where there are as many. TypeError, ValueError or
     IndexError for other arguments, and ValueError for +inf and above 4096 tokens a side.
 
@@ -84,8 +83,6 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
     """The weights in float64, NaN where there is no edge."""
     if isinstance(weights, AttentionInfo):
         tables = weights.weight_matrix()
-    elif isinstance(weights, (tuple, list)) and len(weights) == 2 and graph is not None:
-        tables = _spread(weights[1], graph)
     elif isinstance(weights, Tensor):
         tables = weights
     elif hasattr(weights, "__array__") and weights.__array__().dtype.kind in "fiub":
@@ -95,8 +92,8 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
         tables = weights["attn.hook_pattern"].masked_fill(no_edge, torch.nan)
     else:
         raise TypeError(
-            "weights must be a tensor, an array of numbers, an AttentionInfo, a LayerTrace (run.layers[0]), "
-            f"or (edge_index, weights) with graph= for the sizes, got {checks.described(weights)}"
+            "weights must be a tensor, an array of numbers, an AttentionInfo or a LayerTrace "
+            f"(run.layers[0]), got {checks.described(weights)}"
         )
     tables = tables.detach().cpu().double()
     tables = tables[0] if tables.dim() == 4 and len(tables) == 1 else tables
@@ -106,29 +103,11 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
             f"{LARGEST_MASK} tokens a side, got {list(tables.shape)}: choose a sample: weights[b], of an "
             "AttentionInfo weight_matrix()[b], of a LayerTrace ['attn.hook_pattern'][b]"
         )
-    tables = _without_non_edges(tables.unsqueeze(0) if tables.dim() == 2 else tables, graph)
+    tables = tables.unsqueeze(0) if tables.dim() == 2 else tables
+    if graph is not None and tables.shape[1:] != (graph.num_dst, graph.num_src):
+        raise ValueError(f"weights must fit {graph!r}, got {list(tables.shape)}")
+    if graph is not None:
+        tables = tables.masked_fill(~graph.mask().cpu().view(-1, *tables.shape[1:]), torch.nan)
     if bool(tables.isposinf().any()):
         raise ValueError("weights must be below +inf, got +inf in a table: -inf or NaN is drawn as no edge")
     return tables.masked_fill(tables.isneginf(), torch.nan)
-
-
-def _without_non_edges(tables: Tensor, graph: TokenGraph | None) -> Tensor:
-    if graph is None:
-        return tables
-    if tables.shape[1:] != (graph.num_dst, graph.num_src):
-        raise ValueError(f"weights must fit {graph!r}, got {list(tables.shape)}")
-    mask = graph.mask().cpu()
-    return tables.masked_fill(~(mask[0] if mask.dim() == 4 else mask), torch.nan)
-
-
-def _spread(by_edge: Any, graph: TokenGraph) -> Float[Tensor, "*batch heads dst src"]:
-    """Tables of the weights ``[E, heads]`` or ``[1, E, heads]`` that a layer returns."""
-    if not isinstance(by_edge, Tensor) or by_edge.dim() < 2 or by_edge.shape[-2] != graph.num_edges:
-        raise ValueError(
-            f"weights must be [E, heads] for the {graph.num_edges} edges of {graph!r}, "
-            f"got {checks.quoted(by_edge)}"
-        )
-    src, dst = graph.edges_on(by_edge.device)
-    tables = by_edge.new_zeros(*by_edge.shape[:-2], by_edge.shape[-1], graph.num_dst, graph.num_src)
-    tables[..., dst, src] = by_edge.detach().mT
-    return tables

@@ -155,8 +155,7 @@ def layers(
     shown = _axes.shared([each.name for each in stack]) if title is None else title
     who = names[last] if names else last
     _axes.title(axes, shown, f"lit: from which token {who} has received from after {len(stack)} layers", 90)
-    carried = residual and not all(all(_node_layouts.self_loops(each)) for each in stack)
-    return _axes.finish(made, ax, _node_layouts.layer_handles(carried))
+    return _axes.finish(made, ax, _node_layouts.layer_handles(residual))
 
 
 def over_time(

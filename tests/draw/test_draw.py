@@ -413,26 +413,18 @@ class TestWeights:
         assert chosen.axes[0].images[0].get_array().tolist() == tables[0, 4].tolist()
         assert draw.weights(-tables, heads=1).axes[0].images[0].get_clim() == (-7.0, 7.0)
 
-    def test_what_the_layer_returns_is_drawn_along_the_graph(self):
-        graph = patterns.window(5, 2)
-        layer = MessagePassingAttention(StandardHeads(8, 2))
-        _, (edges, weights) = layer(torch.randn(5, 8), graph, return_attention_weights=True)
-        figure = draw.weights((edges, weights), graph=graph, labels=self.words)
-        for head in range(2):
-            table = figure.axes[head].images[0].get_array()
-            for edge, (src, dst) in enumerate(edges.T.tolist()):
-                assert table[dst, src] == weights[edge, head].double()
-            assert table.mask.sum() == 25 - graph.num_edges
+    def test_a_graph_says_which_cells_are_edges(self):
+        graph, table = patterns.window(5, 2), torch.rand(5, 5)
+        (axes, _) = draw.weights(table, graph=graph, labels=self.words).axes
+        assert torch.equal(torch.as_tensor(~axes.images[0].get_array().mask), graph.mask())
         several = self.info(by_head, heads=3)
         assert draw.weights(several).axes[2].images[0].get_array().mask.sum() == 36 - 4
 
     def test_refusals(self):
         table, graph = torch.rand(3, 4, 4), patterns.causal(4)
-        edges, weights = graph.edge_index, torch.rand(10, 2)
         assert_refusals(
             [
                 (lambda: draw.weights("x"), TypeError, "must be a tensor, an array of numbers, an"),
-                (lambda: draw.weights((edges, weights)), TypeError, "with graph= for the sizes"),
                 (lambda: draw.weights(table, graph=patterns.causal(5)), ValueError, "must fit TokenGraph"),
                 (lambda: draw.weights(table[None].repeat(2, 1, 1, 1)), ValueError, r"a sample: weights\[b\]"),
                 (lambda: draw.weights(table / 0), ValueError, r"below \+inf, got \+inf in a table"),
