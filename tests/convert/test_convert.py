@@ -127,14 +127,6 @@ class TestMasksWithNumbers:
         with pytest.raises(ValueError, match="a float mask with zeros and positive numbers is ambiguous"):
             convert.from_mask(torch.tensor(numbers))
 
-    @pytest.mark.parametrize("numbers", [[2.5, 0.5], [0.0, -1.0], [0.0, 2.5, -INF], [0.0, 0.0]])
-    def test_what_is_no_adjacency_needs_no_meaning(self, numbers):
-        mask = torch.tensor([numbers])
-        due = sum(number > -INF for number in numbers)
-        for read in (convert.from_mask(mask), convert.from_mask(mask, "additive")):
-            graph = read if isinstance(read, TokenGraph) else read[0]
-            assert graph.num_edges == due
-
     @pytest.mark.parametrize(
         ("leading", "expected"),
         [((), ()), ((3,), (3,)), ((1, 3), (3,)), ((2, 1), (2, 1)), ((2, 3), (2, 3)), ((1, 1), ())],

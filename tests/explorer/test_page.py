@@ -157,7 +157,6 @@ def driven(files: Files, masks: dict[str, int]) -> Driven:
     jobs: dict[str, dict[str, Any]] = {
         "cut": {**toggled, "token": 10, "src": 0, "reset": True},
         "cut in one head": {**toggled, "token": 4, "src": 4, "scope": "head", "again": True},
-        "cut in one layer": {**toggled, "token": 6, "src": 3, "scope": "layer"},
         "added": {**toggled, "token": 2, "src": 7},
         "window": {"scenario": "mask", **where, "token": 10, "mask": masks["window"]},
         "readings": {"scenario": "readings", "file": demo},
@@ -182,7 +181,6 @@ def test_after_an_edit_the_page_shows_what_python_computes(driven: Driven, oracl
     oracle.check(driven["cut"]["reset"], oracle.run(), 10)
     oracle.check(driven["cut in one head"], oracle.run(surgery=one_head), 4)
     oracle.check(driven["cut in one head"]["again"], oracle.run(), 4)
-    oracle.check(driven["cut in one layer"], oracle.run(surgery=trace.cut([(3, 6)], layers=LAYER)), 6)
     oracle.check(driven["added"], oracle.run(patterns.causal(size) | added), 2)
     names = "cut", "cut in one head", "added"
     promised = [driven[name]["promised"].partition(" →")[0] for name in names]
