@@ -4,7 +4,7 @@
 ``.edges``, ``.edgelist`` a line for each edge, ``src dst``, then a weight or networkx's ``{'weight': 2}``
 ``.csv``, ``.tsv``        the same; a header may name the columns: source, target, weight, and Gephi's Type
 ``.adjlist``              a line for each sender, ``src dst dst ...``; a token alone has no out-edges
-``.graphml``, ``.gexf``   XML, read by networkx
+``.graphml``, ``.gexf``   GraphML and GEXF, read by networkx
 ``.mtx``                  MatrixMarket, read by scipy: the entry (i, j) is an edge from i - 1 to j - 1
 ``.gml``                  GML, read by networkx; ``.net``, ``.paj`` and ``.pajek`` are Pajek
 ``.json``                 node-link data of networkx and D3
@@ -15,10 +15,9 @@ Nodes whose labels are all integers stand in numeric order, so that 0 .. n-1 are
 Others stand in the order of the file, those that it declares before what only edges name.
 """
 
-import math
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,26 +41,22 @@ MOST_TOKENS = 2**24
 class GraphFile:
     """What :func:`load` reads; ``str()`` says it in one line.
 
-    ``graph`` is named like the file; ``weights [graph.num_edges]``, in ``graph.edge_index`` order, may be
-    None. ``num_edges`` counts the edges of the file, each of which is two messages if ``undirected``, and
-    ``num_parallel`` those that repeat another one and are left out.
+    ``graph`` is named like the file; ``labels`` are those of its tokens, in order of position; ``weights
+    [graph.num_edges]``, in ``graph.edge_index`` order, may be None. ``num_edges`` counts the edges of the
+    file, each of which is two messages if ``undirected``, and ``num_parallel`` those that repeat another one
+    and are left out.
     """
 
     graph: TokenGraph
-    names: Sequence[object] = field(repr=False)
+    labels: list[str] = field(repr=False)
     weights: Float[Tensor, " edges"] | None
     undirected: bool
     num_edges: int
     num_parallel: int
 
-    @property
-    def labels(self) -> list[str]:
-        """The label of each token, in order of position."""
-        return [str(name) for name in self.names]
-
     def __str__(self) -> str:
         edges = _count(self.num_edges, "undirected edge" if self.undirected else "directed edge")
-        text = f"{self.graph.name}: {_count(len(self.names), 'node')}, {edges}"
+        text = f"{self.graph.name}: {_count(len(self.labels), 'node')}, {edges}"
         text += f" = {self.graph.num_edges:,} directed" if self.undirected else ""
         text += f", without {_count(self.num_parallel, 'parallel edge')}" if self.num_parallel else ""
         return text if self.weights is None else f"{text}, with weights"
@@ -126,8 +121,6 @@ def load(
     except ImportError as error:
         package = str(error.name).partition(".")[0]
         raise ImportError(f"this kind of file is read by {package}: pip install {package}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} holds no graph of tokens: it is not in UTF-8, save it as UTF-8") from error
     except OSError:
         raise
     # of the parsers of other packages, too
@@ -171,24 +164,24 @@ def _build(
     is_weighted = any(value not in (None, "") for *_, value in content.edges)
     if content.edges and not is_weighted and weight not in (None, "weight"):
         raise ValueError(f"none of its edges has a {weight!r}: name another attribute, or weight=None")
-    names, position = _place_nodes(content, num_tokens)
+    labels, position = _place_nodes(content, num_tokens)
     # the first of parallel edges, which are the same in both directions if undirected
     edges: dict[tuple[int, int], tuple[int, int, float]] = {}
     for sender, receiver, value in content.edges:
         number = 1.0 if value in (None, "") else parse_number(value)
-        if number is None or not math.isfinite(number):
+        if number is None:
             got = str(value)[:40]
             raise ValueError(f"the edge {sender} -> {receiver}: a weight is a finite number, got {got!r}")
         src, dst = position[sender], position[receiver]
         ends = (dst, src) if undirected and dst < src else (src, dst)
         edges.setdefault(ends, (src, dst, number))
-    read = from_triples([*edges.values()], not undirected, len(names), weight if is_weighted else None, name)
+    read = from_triples([*edges.values()], not undirected, len(labels), weight if is_weighted else None, name)
     graph, weights = read if is_weighted else (read, None)
-    return GraphFile(graph, names, weights, undirected, len(edges), len(content.edges) - len(edges))
+    return GraphFile(graph, labels, weights, undirected, len(edges), len(content.edges) - len(edges))
 
 
-def _place_nodes(content: Content, num_tokens: int | None) -> tuple[Sequence[object], dict[Hashable, int]]:
-    """The name of each token, and the position of each node."""
+def _place_nodes(content: Content, num_tokens: int | None) -> tuple[list[str], dict[Hashable, int]]:
+    """The label of each token, and the position of each node."""
     size = content.size if num_tokens is None else num_tokens
     if content.size not in (None, size):
         raise ValueError(f"it has {content.size} tokens, not num_tokens={num_tokens}: leave num_tokens out")
@@ -213,7 +206,7 @@ def _place_nodes(content: Content, num_tokens: int | None) -> tuple[Sequence[obj
         return [label_of[node] for node in nodes], {node: position for position, node in enumerate(nodes)}
     if outside := [number for number in numbers.values() if not 0 <= number < size]:
         raise ValueError(f"its tokens are 0 .. {size - 1}, but it names a token {outside[0]}")
-    return range(size), numbers
+    return [str(token) for token in range(size)], numbers
 
 
 def _generate_edge_list(graph: TokenGraph) -> Iterable[str]:
