@@ -187,14 +187,14 @@ def _read_pajek(text: str, weight: str | None) -> Content:
 
 
 def _read_json(text: str, weight: str | None) -> Content:
-    """Node-link data, of which networkx reads no positions in place of ids, nor links without an order."""
+    """Node-link data. networkx reads no positions in place of ids, and must be told the name of the edges."""
     data = json.loads(text)
     ids = [_as_id(node.get("id", place)) for place, node in enumerate(data["nodes"])]
     node_of = dict(zip(ids, ids, strict=True))
     # version 3 of D3 counts positions, also of nodes with ids
     if not any(isinstance(name, (int, float)) for name in ids):
         node_of |= dict(enumerate(ids))
-    # versions of networkx differ in the name
+    # versions of networkx write different names
     links = data["edges"] if "edges" in data else data["links"]
     ends = [(node_of[_as_id(link["source"])], node_of[_as_id(link["target"])]) for link in links]
     edges = [(src, dst, link.get(weight)) for (src, dst), link in zip(ends, links, strict=True)]

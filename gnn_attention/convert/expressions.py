@@ -54,7 +54,7 @@ ALLOWED = (
 NOT_ALLOWED = f"this is not part of the language of graphs; {ALLOWED}"
 
 
-def parse(text: str, n: int | None = None) -> TokenGraph:
+def parse(text: str, *, n: int | None = None) -> TokenGraph:
     """The graph that an expression names; ``parse(graph.name) == graph`` wherever the name says it all.
 
     ``n`` is the number of tokens: the name ``n`` means it, a builder that is only named is called with it,
@@ -69,14 +69,14 @@ def parse(text: str, n: int | None = None) -> TokenGraph:
     Traceback (most recent call last):
     ValueError: column 1, 'windw(4, 2)': there is no builder 'windw'; did you mean 'window'?
     """
-    graph = evaluate(text, n)
+    graph = evaluate(text, n=n)
     if not isinstance(graph, TokenGraph):
         hint = "one of its graphs, by [0]" if isinstance(graph, tuple) else "a graph such as 'window(64, 8)'"
         raise ValueError(f"{checks.quoted(text, 40)} is {checks.quoted(graph)}, expected {hint}")
     return graph
 
 
-def evaluate(text: str, n: int | None = None) -> Any:
+def evaluate(text: str, *, n: int | None = None) -> Any:
     """The value of an expression: a graph, several of them, or a value for each edge.
 
     >>> evaluate("shortest_paths(full(4), window(4, 2))").shape
