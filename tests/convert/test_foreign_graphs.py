@@ -210,23 +210,16 @@ class TestWeights:
         twice = sp.coo_array((np.ones(2), (np.array([0, 0]), np.array([1, 1]))), shape=(2, 2))
         features = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, edge_attr=torch.zeros(1, 3))
         scipy, networkx, pyg = convert.from_scipy, convert.from_networkx, convert.from_pyg
-        join, none = (
-            "takes one weight of parallel edges: join them first",
-            "no weights of its edges at weight=",
-        )
+        join = "takes one weight of parallel edges: join them first"
+        none = "no weights of its edges at weight="
         cases = [
             (lambda: networkx(parallel, weight="w"), ValueError, join),
             (lambda: scipy(twice, "src", weight=True, coalesce=True), ValueError, join),
             (lambda: scipy(twice, "src"), ValueError, "1 duplicate edges"),
             (lambda: networkx(named, weight="w"), ValueError, "every edge, got 'heavy' at the edge 0 -> 1"),
-            (lambda: networkx(named, weight="v"), ValueError, "every edge, got None at the edge"),
             (lambda: networkx(named, weight=True), TypeError, "weight must be a str, got True"),
             (lambda: pyg(features, weight="edge_weight"), ValueError, f"{none}'edge_weight'"),
-            (
-                lambda: pyg(features, weight="edge_attr"),
-                ValueError,
-                r"one number for each of 1 edges.*\[1, 3\]",
-            ),
+            (lambda: pyg(features, weight="edge_attr"), ValueError, r"one number for each of 1 edges"),
             (lambda: pyg(features, weight=True), ValueError, f"{none}True, expected the name of"),
         ]
         assert_refusals(cases)
