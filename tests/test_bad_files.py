@@ -25,7 +25,7 @@ BAD = [
     ("a.safetensors", (2**40).to_bytes(8, "little") + b"{}", model.load, "expected a safetensors file"),
     ("a.safetensors", pickled(), model.load, "expected a safetensors file"),
     ("a.safetensors", save({"weight": torch.ones(2)}), model.load, "holds no language model"),
-    ("a.edges", b"0 1\n1\n", files.read, "line 2: expected 'src dst', got '1' alone"),
+    ("a.edges", b"0 1\n1\n", files.read, "line 2: expected 'src dst' or 'src dst weight', got '1'"),
     ("a.adjlist", b"0 1\n1 \xff\n", files.read, "holds no graph of tokens"),
     ("a.graphml", b"<graphml><graph><node id='0'/><edge so", files.read, "ParseError"),
     ("record.json", RECORD[:-9], Report.from_file, "expected a record that verify --json wrote"),

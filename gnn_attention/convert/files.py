@@ -4,23 +4,20 @@
 ``.edges``, ``.edgelist`` a line for each edge, ``src dst``, then a weight or networkx's ``{'weight': 2}``
 ``.csv``, ``.tsv``        the same; a header may name the columns: source, target, weight, and Gephi's Type
 ``.adjlist``              a line for each sender, ``src dst dst ...``; a token alone has no out-edges
-``.graphml``, ``.gexf``   XML, read by networkx
+``.graphml``, ``.gexf``   GraphML and GEXF, read by networkx
 ``.mtx``                  MatrixMarket, read by scipy: the entry (i, j) is an edge from i - 1 to j - 1
 ``.gml``                  GML, read by networkx; ``.net``, ``.paj`` and ``.pajek`` are Pajek
 ``.json``                 node-link data of networkx and D3
 ``.dot``, ``.gv``         Graphviz without subgraphs and ports, read by pydot
 ========================= ===================================================================================
 
-Nodes whose labels, or else ids, are all integers stand in numeric order, so that 0 .. n-1 are the positions
-of the tokens. Others stand in the order of the file, those that it declares before what only edges name.
-Files are read within limits of size; what is wrong is a ValueError.
+Nodes whose labels are all integers stand in numeric order, so that 0 .. n-1 are the positions of the tokens.
+Others stand in the order of the file, those that it declares before what only edges name.
 """
 
-import math
 import os
-import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,40 +27,36 @@ from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention._support.text import one_line
-from gnn_attention.convert._file_readers import MOST_TOKENS, READERS, Content, are_integers, parse_number
+from gnn_attention.convert._file_readers import READERS, Content, are_integers, parse_number
 from gnn_attention.convert.formats import from_triples, to_networkx
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["MOST_BYTES", "MOST_TOKENS", "READERS", "WRITERS", "GraphFile", "load", "read", "write"]
+__all__ = ["MOST_TOKENS", "READERS", "WRITERS", "GraphFile", "load", "read", "write"]
 
 # of a file
-MOST_BYTES = 2**25
+MOST_TOKENS = 2**24
 
 
 @dataclass(frozen=True, eq=False)
 class GraphFile:
     """What :func:`load` reads; ``str()`` says it in one line.
 
-    ``graph`` is named like the file; ``weights [graph.num_edges]``, in ``graph.edge_index`` order, may be
-    None. ``num_edges`` counts the edges of the file, each of which is two messages if ``undirected``, and
-    ``num_parallel`` those that repeat another one and are left out.
+    ``graph`` is named like the file; ``labels`` are those of its tokens, in order of position; ``weights
+    [graph.num_edges]``, in ``graph.edge_index`` order, may be None. ``num_edges`` counts the edges of the
+    file, each of which is two messages if ``undirected``, and ``num_parallel`` those that repeat another one
+    and are left out.
     """
 
     graph: TokenGraph
-    names: Sequence[object] = field(repr=False)
+    labels: list[str] = field(repr=False)
     weights: Float[Tensor, " edges"] | None
     undirected: bool
     num_edges: int
     num_parallel: int
 
-    @property
-    def labels(self) -> list[str]:
-        """The label of each token, in order of position."""
-        return [str(name) for name in self.names]
-
     def __str__(self) -> str:
         edges = _count(self.num_edges, "undirected edge" if self.undirected else "directed edge")
-        text = f"{self.graph.name}: {_count(len(self.names), 'node')}, {edges}"
+        text = f"{self.graph.name}: {_count(len(self.labels), 'node')}, {edges}"
         text += f" = {self.graph.num_edges:,} directed" if self.undirected else ""
         text += f", without {_count(self.num_parallel, 'parallel edge')}" if self.num_parallel else ""
         return text if self.weights is None else f"{text}, with weights"
@@ -84,8 +77,7 @@ def load(
     Args:
         path: the file; its ending says what it is.
         undirected: whether an edge is a message in both directions. Lists, CSV without Gephi's column Type,
-            general matrices and JSON without "directed" do not say it and are directed by default; nor does
-            GraphML without "edgedefault", which is undirected by default. The other files say it.
+            general matrices and JSON without "directed" do not say it and are directed by default.
         weight: the edge attribute, or the column, of the weights; None reads none. An edge without one has
             the default of the file, else weight 1, as in networkx.
         num_tokens: the number of tokens where labels are positions 0, 1, ... and tokens without edges are
@@ -93,14 +85,13 @@ def load(
 
     A label is the attribute "label" or "name" of a node where each node has one of its own, else its id.
     The columns of the ends may also be called from and to, src and dst, u and v, and the like; a CSV may have
-    semicolons or tabs for commas. Duplicate edges count once, with the first weight. Edge lists, CSV and
-    sparse matrices keep the order of the file, the others have that of networkx; the second direction of an
-    undirected edge follows the first.
+    semicolons or tabs for commas. Duplicate edges count once, with the first weight. Edge lists, CSV, JSON,
+    Pajek and sparse matrices keep the order of the file, the others have that of networkx; the second
+    direction of an undirected edge follows the first.
 
-    Raises ValueError, which names the file and where possible the line or the edge, for an unknown ending, a
-    file of more than 32 MB, one that holds no such graph or contradicts ``undirected``, and XML with a
-    DOCTYPE, whose entities may grow without limit; ImportError where scipy or pydot is missing; OSError for a
-    file that cannot be read.
+    Raises ValueError, which names the file and where possible the line or the edge, for an unknown ending and
+    a file that holds no such graph or contradicts ``undirected``; ImportError where scipy or pydot is
+    missing; OSError for a file that cannot be read.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -118,20 +109,8 @@ def load(
     if weight is not None:
         checks.instance("weight", weight, str)
     size = None if num_tokens is None else checks.size("num_tokens", num_tokens)
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no file")
-    with path.open("rb") as file:
-        raw = file.read(MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
-        raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes, the most that are read")
     try:
-        # a zero byte is UTF-16
-        text = raw.replace(b"\0", b"\xff").decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-        # networkx orders the ends of edges that have no direction
-        if undirected is False and path.suffix.lower() == ".graphml":
-            text = re.sub(
-                r"(<(?:\w+:)?graph)(?=[\s/>])(?![^<>]*edgedefault)", r'\1 edgedefault="directed"', text
-            )
+        text = path.read_text(encoding="utf-8-sig")
         # the other packages warn of what comes in their next versions
         with ignored():
             content = parse(text, weight)
@@ -142,8 +121,8 @@ def load(
     except ImportError as error:
         package = str(error.name).partition(".")[0]
         raise ImportError(f"this kind of file is read by {package}: pip install {package}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} holds no graph of tokens: it is not in UTF-8, save it as UTF-8") from error
+    except OSError:
+        raise
     # of the parsers of other packages, too
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
@@ -169,19 +148,14 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     """Write a graph to a file whose ending says how; :func:`read` gives the same edges and tokens back.
 
     Raises TypeError for no graph, and ValueError for an unknown ending, a graph whose receivers and senders
-    are not the same tokens 0 .. n-1, one that differs by head or sample, and one that needs more than 32 MB.
+    are not the same tokens 0 .. n-1, and one that differs by head or sample.
     """
     path = checks.path("path", path)
     generate = _choose_by_ending(path, WRITERS)
     checks.instance("graph", graph, TokenGraph)
     if (graph.num_dst, graph.dst_offset, graph.src_offset) != (graph.num_src, 0, 0):
         raise ValueError(f"a file holds graphs of the same receivers and senders, from 0 on, got {graph!r}")
-    # no text is made of edges of which the shortest, "0 1", are too many
-    text = "".join(f"{line}\n" for line in generate(graph)) if graph.num_edges < MOST_BYTES // 4 else None
-    if text is None or len(text) > MOST_BYTES:
-        edges = f"{graph!r} has {graph.num_edges:,} edges"
-        raise ValueError(f"{edges}, which do not fit into the {MOST_BYTES:,} bytes that are read")
-    atomic_files.write(path, text)
+    atomic_files.write(path, "".join(f"{line}\n" for line in generate(graph)))
 
 
 def _build(
@@ -190,24 +164,24 @@ def _build(
     is_weighted = any(value not in (None, "") for *_, value in content.edges)
     if content.edges and not is_weighted and weight not in (None, "weight"):
         raise ValueError(f"none of its edges has a {weight!r}: name another attribute, or weight=None")
-    names, position = _place_nodes(content, num_tokens)
+    labels, position = _place_nodes(content, num_tokens)
     # the first of parallel edges, which are the same in both directions if undirected
     edges: dict[tuple[int, int], tuple[int, int, float]] = {}
     for sender, receiver, value in content.edges:
         number = 1.0 if value in (None, "") else parse_number(value)
-        if number is None or not math.isfinite(number):
+        if number is None:
             got = str(value)[:40]
             raise ValueError(f"the edge {sender} -> {receiver}: a weight is a finite number, got {got!r}")
         src, dst = position[sender], position[receiver]
         ends = (dst, src) if undirected and dst < src else (src, dst)
         edges.setdefault(ends, (src, dst, number))
-    read = from_triples([*edges.values()], not undirected, len(names), weight if is_weighted else None, name)
+    read = from_triples([*edges.values()], not undirected, len(labels), weight if is_weighted else None, name)
     graph, weights = read if is_weighted else (read, None)
-    return GraphFile(graph, names, weights, undirected, len(edges), len(content.edges) - len(edges))
+    return GraphFile(graph, labels, weights, undirected, len(edges), len(content.edges) - len(edges))
 
 
-def _place_nodes(content: Content, num_tokens: int | None) -> tuple[Sequence[object], dict[Hashable, int]]:
-    """The name of each token, and the position of each node."""
+def _place_nodes(content: Content, num_tokens: int | None) -> tuple[list[str], dict[Hashable, int]]:
+    """The label of each token, and the position of each node."""
     size = content.size if num_tokens is None else num_tokens
     if content.size not in (None, size):
         raise ValueError(f"it has {content.size} tokens, not num_tokens={num_tokens}: leave num_tokens out")
@@ -215,27 +189,24 @@ def _place_nodes(content: Content, num_tokens: int | None) -> tuple[Sequence[obj
         raise ValueError(f"it has {size:,} tokens, at most {MOST_TOKENS:,} are read")
     ends = (end for src, dst, _ in content.edges for end in (src, dst))
     nodes = [*dict.fromkeys([*content.nodes, *ends])]
-    ids = [str(node) for node in nodes]
-    labels = content.labels or ids
-    keys = ids if size is None and not are_integers(labels) else labels
-    if not are_integers(keys):
+    labels = content.labels or [str(node) for node in nodes]
+    if not are_integers(labels):
         if size not in (None, len(nodes)):
-            example = f"such as {labels[0][:40]!r}" if labels else "none"
             raise ValueError(
-                f"its {len(nodes)} nodes have names ({example}), so that it has no {size} tokens"
+                f"its {len(nodes)} nodes have names such as {labels[0]!r}: it has no {size} tokens"
             )
         return labels, {node: position for position, node in enumerate(nodes)}
-    node_of = {int(key): node for key, node in zip(keys, nodes, strict=True)}
-    if len(node_of) < len(nodes):
-        number, times = Counter(map(int, keys)).most_common(1)[0]
+    numbers = {node: int(label) for node, label in zip(nodes, labels, strict=True)}
+    if len({*numbers.values()}) < len(nodes):
+        number, times = Counter(numbers.values()).most_common(1)[0]
         raise ValueError(f"{times} of its nodes are the same number {number}: write it in one way")
     if size is None:
         label_of = dict(zip(nodes, labels, strict=True))
-        nodes = [node_of[number] for number in sorted(node_of)]
+        nodes.sort(key=numbers.__getitem__)
         return [label_of[node] for node in nodes], {node: position for position, node in enumerate(nodes)}
-    if outside := [number for number in node_of if not 0 <= number < size]:
+    if outside := [number for number in numbers.values() if not 0 <= number < size]:
         raise ValueError(f"its tokens are 0 .. {size - 1}, but it names a token {outside[0]}")
-    return range(size), {node: number for number, node in node_of.items()}
+    return [str(token) for token in range(size)], numbers
 
 
 def _generate_edge_list(graph: TokenGraph) -> Iterable[str]:

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 # by the package of a type: the function that takes its objects
 ADVICE = {
-    "gnn_attention": "a TokenGraph is taken as it is by every function of a graph",
     "scipy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix",
-    "numpy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix, and "
-    "convert.from_edge_index(torch.as_tensor(edges), num_dst) a list of edges [2, E]",
-    "pandas": "convert.from_scipy(table.to_numpy(), rows='src' or 'dst') takes a matrix, and "
+    "numpy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix; torch.as_tensor(A) makes a tensor",
+    "pandas": "convert.from_scipy takes a matrix table.to_numpy(), and "
     "convert.from_edge_index(torch.tensor(table.to_numpy()).t(), num_dst) a table of pairs (src, dst)",
     "networkx": "convert.from_networkx takes a graph of networkx",
     "igraph": "convert.from_igraph takes a graph of igraph",
@@ -43,8 +41,7 @@ def wrong_kind(expected: str, value: object) -> TypeError:
     """The error for an object of another kind, which names the function that takes it."""
     modules = [f"{base.__module__}." for base in type(value).__mro__]
     known = (text for package, text in ADVICE.items() if any(m.startswith(f"{package}.") for m in modules))
-    of_lists = "torch.tensor([senders, receivers]), or torch.tensor(pairs).t() of pairs (src, dst)"
-    advice = next(known, f"convert.from_edge_index takes {of_lists}")
+    advice = next(known, "convert.from_edge_index takes torch.tensor(pairs).t() of pairs (src, dst)")
     if isinstance(value, (str, os.PathLike)):
         advice = "ga.graph_files.read takes the path of a file"
     return TypeError(f"{expected}, got {checks.quoted(value)}; {advice}")

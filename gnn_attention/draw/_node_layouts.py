@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +12,20 @@ import torch
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.analyse._walks import is_square
 from gnn_attention.draw import _axes
-from gnn_attention.draw._axes import AS_IT_IS, BLACK, BLUE, FAINT, FEW, GREY, LIGHT, RED, Curves, Points
+from gnn_attention.draw._axes import AS_IT_IS, BLACK, BLUE, FAINT, FEW, GREY, LIGHT, RED, Names
 from gnn_attention.graph import TokenGraph
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Numbers = Sequence[float]
+Points = Float[Tensor, "points 2"]
+Curves = Float[Tensor, "edges points 2"]
+
 MOST_LINES = 4000  # edges drawn; of more, a random sample of so many
 MOST_ARROWS = 600  # lines with heads; of more, width shows the direction
-
-Names = _axes.Names
+# how far along a curve each of its points is
+T = torch.linspace(0, 1, 25, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -41,21 +46,17 @@ class Drawn:
         pairs, lit = [(src, dst) for src, dst in graph.edge_index.T.tolist()], lit or set()
         if missing := sorted(lit - set(pairs)):
             raise ValueError(f"lit must hold edges (src, dst) of {graph.name}, {missing[0]} is none")
-        shines = torch.tensor([pair in lit for pair in pairs], dtype=torch.bool)
+        is_lit = torch.tensor([pair in lit for pair in pairs], dtype=torch.bool)
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))
-        shown = torch.zeros(len(pairs), dtype=torch.bool).index_fill(0, order[:MOST_LINES], True)
         src, dst = graph.edge_index
-        return cls(graph, src, dst, weights, shines)._some(shown | shines)
+        return cls(graph, src, dst, weights, is_lit).some(is_lit | (order < MOST_LINES))
 
     @property
     def few(self) -> bool:
         """True if every edge gets an arrow and every token a label."""
         return max(self.graph.num_dst, self.graph.num_src) <= FEW and len(self.src) <= MOST_ARROWS
 
-    def without_loops(self) -> Drawn:
-        return self._some(self.src != self.dst)
-
-    def _some(self, chosen: Tensor) -> Drawn:
+    def some(self, chosen: Tensor) -> Drawn:
         weights = None if self.weights is None else self.weights[chosen]
         return Drawn(self.graph, self.src[chosen], self.dst[chosen], weights, self.lit[chosen])
 
@@ -70,64 +71,87 @@ class Drawn:
         order = self.lit.int().argsort(stable=True)
         other = GREY if bool(self.lit.any()) else BLUE
         colours = [RED if lit else other for lit in self.lit[order].tolist()]
-        stroke = _axes.arrows if self.few else _axes.tapered
+        stroke = _arrows if self.few else _tapered
         stroke(ax, curves[order], width[order].tolist(), colours, alpha[order].tolist())
+
+
+def _arrows(ax: Axes, curves: Curves, widths: Numbers, colours: Sequence[str], alphas: Numbers) -> None:
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path
+
+    head: dict[str, Any] = {"arrowstyle": "-|>", "fill": True, "joinstyle": "miter"}
+    for curve, width, colour, alpha in zip(curves.numpy(), widths, colours, alphas, strict=True):
+        look: dict[str, Any] = {"linewidth": width, "color": colour, "alpha": alpha, **head}
+        ax.add_patch(FancyArrowPatch(path=Path(curve), mutation_scale=6 + 3 * width, **look))
+
+
+def _tapered(ax: Axes, curves: Curves, widths: Numbers, colours: Sequence[str], alphas: Numbers) -> None:
+    """Each curve thin at its sender and thick at its receiver: a direction without a head."""
+    from matplotlib.collections import LineCollection
+
+    pieces = len(T) - 1
+    for quarter, scale in enumerate((0.3, 0.6, 1.0, 1.6)):
+        part = list(curves[:, pieces * quarter // 4 : pieces * (quarter + 1) // 4 + 1].numpy())
+        look: dict[str, Any] = {"colors": colours, "alpha": alphas, "capstyle": "butt"}
+        ax.add_collection(LineCollection(part, linewidths=[scale * width for width in widths], **look))
 
 
 def circle(ax: Axes, drawn: Drawn, names: Names) -> None:
     n = drawn.graph.num_dst
-    angle = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
-    places = torch.stack([angle.sin(), angle.cos()], 1)
+    angle = math.pi / 2 - 2 * math.pi * torch.arange(n, dtype=torch.float64) / max(n, 1)
+    places = _direction(angle)
     size = min(0.13, 2.2 / max(n, 1)) if drawn.few else 0.0
-    shown = drawn if drawn.few else drawn.without_loops()
-    shown.link(ax, _chords(places[shown.src], places[shown.dst], size))
+    shown = drawn if drawn.few else drawn.some(drawn.src != drawn.dst)
+    curves = _chords(places[shown.src], places[shown.dst], size)
+    loops = _loops(places[shown.src], angle[shown.src], size)
+    shown.link(ax, torch.where((shown.src == shown.dst)[:, None, None], loops, curves))
     if drawn.few:
-        for token, place in enumerate(places.tolist()):
-            _node(ax, place, size, _name(drawn.graph.dst_offset, token, names))
+        from matplotlib.patches import Circle
+
+        for place in places.tolist():
+            ax.add_patch(Circle(place, size, facecolor="white", edgecolor=BLACK, linewidth=1.0, zorder=3))
+        look = {"ha": "center", "fontsize": min(10, 95 * size)}
+        _write(ax, places, range(n), drawn.graph.dst_offset, names, look)
     else:
         _dots(ax, places, self_loops(drawn.graph), max(1.5, min(5.0, 900 / n)))
-        _write(ax, 1.1 * places, range(0, n, -(-n // 8)), drawn.graph.dst_offset, names, "center")
+        _write(ax, 1.1 * places, range(0, n, -(-n // 8)), drawn.graph.dst_offset, names, {"ha": "center"})
     ax.set(xlim=(-1.34, 1.34), ylim=(-1.34, 1.34), aspect="equal")
     ax.set_axis_off()
 
 
 def _chords(start: Points, end: Points, size: float) -> Curves:
-    """Curves inside the circle, to the left of their direction; loops outside it."""
-    middle = 0.4 * (start + end) + 0.1 * _left(end - start)
-    curves = _axes.bezier([_trim(start, middle, size), middle, _trim(end, middle, size)])
-    corners = [
-        start * (1 + size * length * math.cos(turn)) + size * length * math.sin(turn) * _left(start)
-        for turn, length in ((0.6, 1.0), (0.75, 2.9), (-0.75, 2.9), (-0.6, 1.0))
-    ]
-    loops = (start == end).all(1)[:, None, None]
-    return torch.where(loops, _axes.bezier(corners), curves)
-
-
-def _left(direction: Points) -> Points:
-    return torch.stack([-direction[:, 1], direction[:, 0]], 1)
-
-
-def _trim(start: Points, end: Points, by: float) -> Points:
-    """The points ``by`` away from ``start``, on the way to ``end``."""
+    """Curves inside the circle, to the left of their direction, from the rim of a node to that of another."""
     way = end - start
-    length: Tensor = way.norm(dim=1, keepdim=True)
-    return start + by * way / length.clamp(min=max(by, 1e-9))
+    middle = 0.4 * (start + end) + 0.1 * torch.stack([-way[:, 1], way[:, 0]], 1)
+    start, end = (at + size * torch.nn.functional.normalize(middle - at) for at in (start, end))
+    t = T[:, None]
+    return (1 - t) ** 2 * start[:, None] + 2 * t * (1 - t) * middle[:, None] + t**2 * end[:, None]
+
+
+def _loops(places: Points, outwards: Tensor, size: float) -> Curves:
+    """A loop at each place, most of a circle that lies in the direction of the angle ``outwards``."""
+    angle = outwards[:, None] + math.pi - 0.7 - (2 * math.pi - 1.4) * T
+    return (places + 1.6 * size * _direction(outwards))[:, None] + 0.75 * size * _direction(angle)
+
+
+def _direction(angle: Tensor) -> Tensor:
+    return torch.stack([angle.cos(), angle.sin()], -1)
 
 
 def columns(ax: Axes, drawn: Drawn, names: Names, src_names: Names) -> None:
     graph, inset = drawn.graph, 0.03 if drawn.few else 0.008
     left, right = _column(0.0, graph.num_src), _column(1.0, graph.num_dst)
-    start, end = left[drawn.src, 1], right[drawn.dst, 1]
-    corners = ((inset, start), (0.45, start), (0.55, end), (1.0 - inset, end))
-    drawn.link(ax, _axes.bezier([_points(torch.full_like(y, x), y) for x, y in corners]))
+    start, end = left[drawn.src, 1, None], right[drawn.dst, 1, None]
+    height = start + (end - start) * (1 - (math.pi * T).cos()) / 2
+    drawn.link(ax, torch.stack([(inset + (1 - 2 * inset) * T).expand_as(height), height], -1))
     size = 8 if drawn.few else 3
     senders = (0, left, "right", "s", src_names, graph.src_offset, "src (senders)")
     receivers = (1, right, "left", "o", names, graph.dst_offset, "dst (receivers)")
-    for x, places, turn, shape, words, offset, title in (senders, receivers):
-        ax.plot(*places.T, shape, markersize=size, markerfacecolor="white", markeredgecolor=BLACK)
+    for x, places, side, marker, words, offset, title in (senders, receivers):
+        ax.plot(*places.T, marker, markersize=size, markerfacecolor="white", markeredgecolor=BLACK)
         step = 1 if len(places) <= FEW else -(-len(places) // 8)
         shift = torch.tensor([0.1 * x - 0.05, 0.0])
-        _write(ax, places + shift, range(0, len(places), step), offset, words, turn)
+        _write(ax, places + shift, range(0, len(places), step), offset, words, {"ha": side})
         ax.text(x, 0.04, title, ha="center", fontsize=10)
     ax.set(xlim=(-0.35, 1.35), ylim=(-1.02, 0.1))
     ax.set_axis_off()
@@ -135,30 +159,26 @@ def columns(ax: Axes, drawn: Drawn, names: Names, src_names: Names) -> None:
 
 def _column(x: float, count: int) -> Points:
     y = -(torch.arange(count, dtype=torch.float64) + 0.5) / max(count, 1)
-    return _points(torch.full_like(y, x), y)
-
-
-def _points(x: Tensor, y: Tensor) -> Points:
-    return torch.stack([x, y], 1)
+    return torch.stack([torch.full_like(y, x), y], 1)
 
 
 def line(ax: Axes, drawn: Drawn, names: Names) -> None:
     """Tokens on a line, edges as arcs: above it to the right, below it to the left, and loops below."""
     n, gap = drawn.graph.num_dst, 0.11 if drawn.few else 0.03
-    shown = drawn if drawn.few else drawn.without_loops()
-    curves = _arcs(shown.src.double(), shown.dst.double(), gap)
+    shown = drawn if drawn.few else drawn.some(drawn.src != drawn.dst)
+    places = torch.stack([torch.arange(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)], 1)
+    below = torch.full(shown.src.shape, -math.pi / 2, dtype=torch.float64)
+    loops = _loops(places[shown.src], below, 0.22)
+    arcs = _arcs(shown.src.double(), shown.dst.double(), gap)
+    curves = torch.where((shown.src == shown.dst)[:, None, None], loops, arcs)
     shown.link(ax, curves)
     if drawn.few:
         box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLACK, "linewidth": 0.9}
-        look: dict[str, Any] = {"va": "center", "fontsize": 10 if n <= 12 else 9 if n <= 24 else 7}
-        for token in range(n):
-            name = _name(drawn.graph.dst_offset, token, names)
-            ax.text(token, 0, name, ha="center", bbox=box, **look, **AS_IT_IS)
+        look = {"ha": "center", "bbox": box, "fontsize": 10 if n <= 12 else 9 if n <= 24 else 7}
+        _write(ax, places, range(n), drawn.graph.dst_offset, names, look)
         ax.set_axis_off()
     else:
-        places = torch.arange(n, dtype=torch.float64)
-        size = max(1.2, min(5.0, 500 / n))
-        _dots(ax, _points(places, 0 * places), self_loops(drawn.graph), size)
+        _dots(ax, places, self_loops(drawn.graph), max(1.2, min(5.0, 500 / n)))
         _axes.ticks(ax, "x", names, n, drawn.graph.dst_offset)
         ax.set_yticks([])
         ax.spines[:].set_visible(False)
@@ -168,46 +188,41 @@ def line(ax: Axes, drawn: Drawn, names: Names) -> None:
 
 
 def _arcs(src: Tensor, dst: Tensor, gap: float) -> Curves:
-    # half rounds: short ones start and end further apart, so that they cross no long ones
-    way, loop = (dst - src).sign(), src == dst
-    length = (dst - src).abs() / max([4.0, *(dst - src).abs().tolist()])
-    inset, height = way * (0.04 + 0.26 * (1 - length)), 4 / 3 * length**0.7
-    corners = []
-    ends = ((src, 1, 0), (src, 1, 1), (dst, -1, 1), (dst, -1, 0))
-    of_loops = ((-0.14, 0.0), (-0.3, 0.42), (0.3, 0.42), (0.14, 0.0))
-    for (end, sign, up), (aside, down) in zip(ends, of_loops, strict=True):
-        x = torch.where(loop, src + aside, end + sign * inset)
-        corners.append(_points(x, torch.where(loop, -gap - down, way * (gap + up * height))))
-    return _axes.bezier(corners)
+    # short ones start and end further apart, so that they cross no long ones
+    way = (dst - src).sign()[:, None]
+    length = ((dst - src).abs() / max([4.0, *(dst - src).abs().tolist()]))[:, None]
+    middle = (src + dst)[:, None] / 2
+    half = (dst - src)[:, None] / 2 - way * (0.04 + 0.26 * (1 - length))
+    x = middle - half * (math.pi * T).cos()
+    return torch.stack([x, way * (gap + length**0.7 * (math.pi * T).sin())], -1)
 
 
 def between(ax: Axes, drawn: Drawn, level: int, above: list[bool], residual: bool) -> None:
     """The edges between two rows of tokens: those that lead to the lit token in blue, the others faint."""
     inset = 0.13 if drawn.few else 0.06
-    ends = ((drawn.src.double(), level + inset), (drawn.dst.double(), level + 1 - inset))
-    corners = [_points(x, torch.full_like(x, y)) for x, y in ends]
+    start = torch.stack([drawn.src.double(), torch.full(drawn.src.shape, level + inset)], 1)[:, None]
+    end = torch.stack([drawn.dst.double(), torch.full(drawn.dst.shape, level + 1 - inset)], 1)[:, None]
+    curves = start + (end - start) * T[:, None]
     lit = torch.tensor(above, dtype=torch.bool)[drawn.dst]
-    count = int(lit.sum())
-    if drawn.few:
-        curves = _axes.bezier(corners, 1)
-        for chosen, width, colour in ((~lit, 0.7, FAINT), (lit, 1.1, BLUE)):
-            n = int(chosen.sum())
-            _axes.arrows(ax, curves[chosen], [width] * n, [colour] * n, [0.9] * n)
-    else:
+    if not drawn.few:
+        count = int(lit.sum())
         alpha = max(0.15, min(0.9, 12 / math.sqrt(max(count, 1))))
-        _axes.tapered(ax, _axes.bezier(corners, 4)[lit], [0.8] * count, [BLUE] * count, [alpha] * count)
-    if residual and drawn.few:
-        for token, (loop, carried) in enumerate(zip(self_loops(drawn.graph), above, strict=True)):
-            if carried and not loop:
-                ax.plot([token] * 2, [level + inset, level + 1 - inset], ":", color=BLACK, linewidth=1.1)
+        _tapered(ax, curves[lit], [0.8] * count, [BLUE] * count, [alpha] * count)
+        return
+    for chosen, width, colour in ((~lit, 0.7, FAINT), (lit, 1.1, BLUE)):
+        count = int(chosen.sum())
+        _arrows(ax, curves[chosen], [width] * count, [colour] * count, [0.9] * count)
+    for token, has_loop in enumerate(self_loops(drawn.graph)):
+        if residual and above[token] and not has_loop:
+            ax.plot([token] * 2, [level + inset, level + 1 - inset], ":", color=BLACK, linewidth=1.1)
 
 
 def rows(ax: Axes, reached: list[list[bool]], last: int, names: Names) -> None:
     n, size = len(reached[0]), max(1.2, min(9.0, 330 / len(reached[0])))
     dark: dict[str, Any] = {"markerfacecolor": "white", "color": GREY} if n <= FEW else {"color": LIGHT}
     for level, lit in enumerate(reached):
-        for yes, look in ((False, dark), (True, {"color": BLUE})):
-            tokens = [token for token in range(n) if lit[token] is yes]
+        for is_lit, look in ((False, dark), (True, {"color": BLUE})):
+            tokens = [token for token in range(n) if lit[token] is is_lit]
             ax.plot(tokens, [level] * len(tokens), "o", markersize=size, **look)
         right = ax.get_yaxis_transform()
         ax.text(1.01, level, f"{sum(lit)} of {n}", va="center", fontsize=9, transform=right)
@@ -224,26 +239,25 @@ def handles(drawn: Drawn) -> list[Any]:
     if drawn.few:
         lit = bool(drawn.lit.any())
         colour = GREY if lit else BLUE
-        edge = _axes.handle("line", "src → dst: dst attends to src", color=colour, linewidth=1.4)
+        edge = _axes.line("src → dst: dst attends to src", color=colour, linewidth=1.4)
         shown = () if drawn.weights is None else (0.1, 0.5, 1.0)
-        widths = [_axes.handle("line", f"weight {w}", color=BLUE, linewidth=0.3 + 4 * w) for w in shown]
-        return [edge, *[_axes.handle("line", "chosen edge", color=RED, linewidth=2)] * lit, *widths]
-    edge = _axes.handle("line", "thin end src, thick end dst: dst attends to src", color=BLUE, linewidth=1.4)
+        widths = [_axes.line(f"weight {w}", color=BLUE, linewidth=0.3 + 4 * w) for w in shown]
+        return [edge, *[_axes.line("chosen edge", color=RED, linewidth=2)] * lit, *widths]
+    edge = _axes.line("thin end src, thick end dst: dst attends to src", color=BLUE, linewidth=1.4)
     if not is_square(drawn.graph):
         return [edge]
-    dots = ((True, BLACK, "attends to itself"), (False, "white", "does not attend to itself"))
-    look, loops = {"markeredgecolor": BLACK, "markersize": 5}, self_loops(drawn.graph)
-    kinds = [(colour, text) for kind, colour, text in dots if kind in loops]
-    return [edge, *(_axes.handle("o", text, markerfacecolor=colour, **look) for colour, text in kinds)]
+    dots = {BLACK: "attends to itself", "white": "does not attend to itself"}
+    look = {"markeredgecolor": BLACK, "markersize": 5}
+    return [edge, *(_axes.line(text, "o", markerfacecolor=colour, **look) for colour, text in dots.items())]
 
 
 def layer_handles(carried: bool) -> list[Any]:
     entries = [
-        _axes.handle("D", "the token", color=RED, markersize=7),
-        _axes.handle("o", "its state reaches the token", color=BLUE, markersize=7),
-        _axes.handle("o", "it does not", markerfacecolor="white", color=GREY, markersize=7),
-        _axes.handle("line", "edge src → dst", color=BLUE, linewidth=1.3),
-        _axes.handle("line", "own state carried along", color=BLACK, linestyle=":", linewidth=1.2),
+        _axes.line("the token", "D", color=RED, markersize=7),
+        _axes.line("its state reaches the token", "o", color=BLUE, markersize=7),
+        _axes.line("it does not", "o", markerfacecolor="white", color=GREY, markersize=7),
+        _axes.line("edge src → dst", color=BLUE, linewidth=1.3),
+        _axes.line("own state carried along", color=BLACK, linestyle=":", linewidth=1.2),
     ]
     return entries if carried else entries[:-1]
 
@@ -254,25 +268,15 @@ def self_loops(graph: TokenGraph) -> list[bool]:
     return [token in loops for token in range(graph.num_dst)]
 
 
-def _node(ax: Axes, place: tuple[float, float], size: float, name: str) -> None:
-    from matplotlib.patches import Circle
-
-    ax.add_patch(Circle(place, size, facecolor="white", edgecolor=BLACK, linewidth=1.0, zorder=3))
-    ax.text(*place, name, ha="center", va="center", fontsize=min(10, 95 * size), zorder=4, **AS_IT_IS)
-
-
 def _dots(ax: Axes, places: Points, filled: list[bool], size: float) -> None:
     look: dict[str, Any] = {"markersize": size, "markeredgecolor": BLACK, "zorder": 3}
-    for yes, colour in ((False, "white"), (True, BLACK)):
-        shown = places[torch.tensor(filled, dtype=torch.bool) == yes]
+    for is_filled, colour in ((False, "white"), (True, BLACK)):
+        shown = places[torch.tensor(filled, dtype=torch.bool) == is_filled]
         ax.plot(*shown.T, "o", markerfacecolor=colour, markeredgewidth=min(0.8, size / 4), **look)
 
 
-def _write(ax: Axes, places: Points, tokens: range, offset: int, names: Names, turn: str) -> None:
+def _write(ax: Axes, places: Points, tokens: range, offset: int, names: Names, look: dict[str, Any]) -> None:
+    look = {"va": "center", "fontsize": 9, "zorder": 4, **look, **AS_IT_IS}
     for token in tokens:
         x, y = places[token].tolist()
-        ax.text(x, y, _name(offset, token, names), ha=turn, va="center", fontsize=9, **AS_IT_IS)
-
-
-def _name(offset: int, token: int, names: Names) -> str:
-    return str(offset + token) if names is None else names[token]
+        ax.text(x, y, str(offset + token) if names is None else names[token], **look)

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gnn_attention import analyse
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Tensor
+from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention._support.text import token_label
 from gnn_attention.analyse import _walks as walks
 from gnn_attention.analyse._walks import is_square
+from gnn_attention.attend import AttentionInfo
 from gnn_attention.draw import _axes, _node_layouts
-from gnn_attention.draw._axes import BLUE, ORANGE
+from gnn_attention.draw._axes import BLACK, BLUE, FEW, GREY, LIGHT, ORANGE
 from gnn_attention.draw._node_layouts import Drawn
 from gnn_attention.graph import TokenGraph
 
@@ -36,9 +37,12 @@ if TYPE_CHECKING:
 
 Text = str | None
 Labels = Sequence[str] | Mapping[int, str] | None
+CELLS = {BLUE: "edge: dst attends to src", LIGHT: "no edge"}
+CHANGES = {BLUE: "edge, as before", ORANGE: "new", GREY: "given up"}
 LARGEST_MASK = 4096  # tokens a side of what is drawn cell by cell
 LARGEST_LINES = 1024  # tokens a side of what is drawn edge by edge
 MOST_HEADS = 16
+MOST_TABLES = 64  # of weights, one for each head
 MOST_LAYERS = 64
 
 
@@ -56,10 +60,10 @@ def mask(
     _check("mask", graph, LARGEST_MASK)
     names, src_names = _names(graph, labels, src_labels)
     made, axes = _axes.of(ax, 6.0, _axes.mask_height(graph.num_dst, graph.num_src), names, src_names)
-    _axes.cells(axes, graph.mask())
+    _axes.coloured(axes, graph.mask().int(), [LIGHT, BLUE])
     _axes.title(axes, graph.name if title is None else title, _facts(graph))
     dst, src = (names, graph.num_dst, graph.dst_offset), (src_names, graph.num_src, graph.src_offset)
-    return _axes.finish(made, ax, _axes.cell_handles(), partial(_axes.write_tokens, [axes], dst, src))
+    return _axes.finish(made, ax, _axes.squares(CELLS), partial(_axes.write_tokens, [axes], dst, src))
 
 
 def graph(
@@ -94,7 +98,7 @@ def side_by_side(graph: TokenGraph, labels: Labels = None, src_labels: Labels = 
     if not is_square(graph):
         left.set_aspect("auto")  # as high as the columns next to it
     _graph(graph, right, labels, src_labels, "the same graph as nodes and links")
-    return _axes.finish(made, None, [_axes.cell_handles()[0], *_node_layouts.handles(Drawn.of(graph))])
+    return _axes.finish(made, None, [_axes.squares(CELLS)[0], *_node_layouts.handles(Drawn.of(graph))])
 
 
 def arcs(
@@ -153,8 +157,7 @@ def layers(
     shown = _axes.shared([each.name for each in stack]) if title is None else title
     who = names[last] if names else last
     _axes.title(axes, shown, f"lit: from which token {who} has received from after {len(stack)} layers", 90)
-    carried = residual and not all(all(_node_layouts.self_loops(each)) for each in stack)
-    return _axes.finish(made, ax, _node_layouts.layer_handles(carried))
+    return _axes.finish(made, ax, _node_layouts.layer_handles(residual))
 
 
 def over_time(
@@ -175,14 +178,15 @@ def over_time(
         raise ValueError(f"over_time() draws 1 to {MOST_HEADS} graphs, a title for each, got {count}")
     alike, (made, grid), before = analyse.overlap(graphs), _axes.grid(count), graphs[0].mask()
     for step, (axes, each) in enumerate(zip(grid, graphs, strict=True)):
-        _axes.changes(axes, each.mask(), before)
+        changes = each.mask().int() + 2 * (each.mask() ^ before).int()
+        _axes.coloured(axes, changes, [LIGHT, BLUE, GREY, ORANGE])
         named = f"step {step}" if titles is None else titles[step]
         _axes.title(axes, named + (f": {alike[step - 1, step]:.2f}" if step else ""))
         axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
         axes.label_outer()
         before = each.mask()
     _axes.headline(made, _axes.shared([each.name for each in graphs]) if title is None else title)
-    return _axes.finish(made, None, _axes.change_handles())
+    return _axes.finish(made, None, _axes.squares(CHANGES))
 
 
 def degrees(graph: TokenGraph, title: Text = None) -> Figure:
@@ -193,9 +197,20 @@ def degrees(graph: TokenGraph, title: Text = None) -> Figure:
     bottom.set(xlabel="src (sender)", ylabel="receivers that attend to it")
     both = (top, graph, "in-degree", BLUE), (bottom, graph.T, "out-degree", ORANGE)
     for axes, each, word, colour in both:
-        degree = each.in_degree().tolist()
-        _axes.heights(axes, degree, each.dst_offset, colour)
-        _axes.title(axes, f"{word}: {_axes.spread(degree)}")
+        degree = each.in_degree()
+        mean = degree.double().mean().item() if len(degree) else 0.0
+        if len(degree):
+            borders = torch.arange(len(degree) + 1) + each.dst_offset - 0.5
+            axes.stairs(degree, borders, fill=True, color=colour)
+        axes.axhline(mean, color=BLACK, linestyle="--", linewidth=1)
+        axes.set_ylim(0, 1.08 * max([*degree.tolist(), 1]))
+        axes.margins(x=0.01)
+        axes.locator_params(integer=True)
+        _axes.open_box(axes)
+        span = (
+            f"{degree.min()} to {degree.max()}, mean {mean:.4g} (broken line)" if len(degree) else "no tokens"
+        )
+        _axes.title(axes, f"{word}: {span}")
     _axes.headline(made, graph.name if title is None else title)
     return _axes.finish(made, None)
 
@@ -215,16 +230,73 @@ def hops(
     IndexError for a token that is not there.
     """
     stack = _stack("hops", graphs, MOST_LAYERS if layers is None else layers)
-    last = _token(stack[0], token)
-    period = 1 if isinstance(graphs, TokenGraph) else len(graphs)
-    counts = _reached_counts(stack, residual, period if layers is None else None)
+    last, n = _token(stack[0], token), stack[0].num_dst
+    counts = _reached_counts(stack, residual)
+    while layers is None and len(counts) > 1 and counts[-1] == counts[-2]:
+        counts.pop()
+    number, size = range(len(counts)), 5 if len(counts) <= FEW else 0
     made, axes = _axes.of(ax, 7.0, 4.6)
-    _axes.curves(axes, counts, last)
-    axes.set(xlabel="layers", ylabel="tokens reached")
+    lowest, highest = list(map(min, counts)), list(map(max, counts))
+    axes.fill_between(number, lowest, highest, color=LIGHT, label="all tokens: range")
+    mean = [sum(row) / n for row in counts]
+    axes.plot(number, mean, "s--", color=ORANGE, label="all tokens: mean", markersize=size)
+    axes.plot(number, [row[last] for row in counts], "o-", color=BLUE, label=f"token {last}", markersize=size)
+    axes.axhline(n, color=BLACK, linestyle=":", linewidth=1, label=f"all {n}")
+    axes.set_yticks(range(0, n + 1, _axes.round_step(n)))
+    axes.set(xlabel="layers", ylabel="tokens reached", ylim=(0, 1.06 * n))
+    axes.locator_params(axis="x", integer=True)
+    _axes.open_box(axes)
     _axes.title(axes, _axes.shared([each.name for each in stack]) if title is None else title)
-    entries, _ = axes.get_legend_handles_labels()
-    _axes.legend(axes, entries, frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.95))
+    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0, 0.95))
     return _axes.finish(made, ax)
+
+
+def weights(
+    weights: Any,
+    heads: int | Sequence[int] | None = None,
+    graph: TokenGraph | None = None,
+    ax: Axes | None = None,
+    labels: Labels = None,
+    src_labels: Labels = None,
+    title: str = "attention weights",
+) -> Figure:
+    """The heat map of attention weights: a row for each receiver, a column for each sender.
+
+    ``weights``: a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``, a tensor or NumPy
+    array, with the ``graph`` whose non-edges are grey; the ``AttentionInfo`` of a call of ``attend`` with one
+    sample; or a layer of ``trace.record``. Several heads (up to 64) are drawn side by side in one scale;
+    ``heads`` chooses one or some of them. Weight 0 is white, a negative number orange, NaN and -inf grey.
+    ``labels`` name the receivers, and the senders too where there are as many. TypeError, ValueError or
+    IndexError for other arguments, and ValueError for +inf and above 4096 tokens a side.
+
+    >>> picture = weights(torch.tensor([[1.0, torch.nan], [0.25, 0.75]]), labels=["the", "cat"])
+    >>> picture.axes[0].get_title("left"), picture.axes[1].get_ylabel()
+    ('attention weights', 'weight')
+    """
+    graph = weights.call.graph if isinstance(weights, AttentionInfo) else graph
+    tables = _read_tables(weights, graph)
+    numbers = _choose_heads(heads, len(tables), ax)
+    tables = tables[numbers]
+    num_dst, num_src = tables.shape[1:]
+    src_labels = labels if src_labels is None and num_dst == num_src else src_labels
+    names = _shown_names("labels", labels, f"{num_dst} receivers", num_dst)
+    src_names = _shown_names("src_labels", src_labels, f"{num_src} senders", num_src)
+    if len(numbers) > 1:
+        made, grid = _axes.grid(len(numbers), names, src_names)
+        _axes.headline(made, title)
+    else:
+        made, axes = _axes.of(ax, 6.6, _axes.mask_height(num_dst, num_src), names, src_names)
+        grid = [axes]
+    image = _axes.heat(grid, tables)
+    for head, axes in zip(numbers, grid, strict=True):
+        _axes.title(axes, f"head {head}" if len(numbers) > 1 else title)
+    if ax is None and image is not None:
+        made.colorbar(image, ax=grid, label="weight", shrink=0.8, fraction=0.05)
+    offsets = (graph.dst_offset, graph.src_offset) if graph else (0, 0)
+    dst, src = (names, num_dst, offsets[0]), (src_names, num_src, offsets[1])
+    write = partial(_axes.write_tokens, grid, dst, src)
+    legend = _axes.squares({_axes.FAINT: "no edge"}) if bool(tables.isnan().any()) else ()
+    return _axes.finish(made, ax, legend, write)
 
 
 def _each_head(graph: TokenGraph, title: Text) -> Figure:
@@ -235,7 +307,7 @@ def _each_head(graph: TokenGraph, title: Text) -> Figure:
         mask(graph.select(0, head), axes, title=f"head {head}")
         axes.label_outer()
     _axes.headline(made, graph.name if title is None else title)
-    return _axes.finish(made, None, _axes.cell_handles())
+    return _axes.finish(made, None, _axes.squares(CELLS))
 
 
 def _check(function: str, graph: TokenGraph, largest: int, square: bool = False) -> None:
@@ -258,12 +330,12 @@ def _names(
 ) -> tuple[list[str] | None, list[str] | None]:
     if src_labels is None and is_square(graph):
         src_labels = labels
-    dst = side_names("labels", labels, f"{graph.num_dst} receivers of {graph.name}", graph.num_dst)
-    src = side_names("src_labels", src_labels, f"{graph.num_src} senders of {graph.name}", graph.num_src)
+    dst = _shown_names("labels", labels, f"{graph.num_dst} receivers of {graph.name}", graph.num_dst)
+    src = _shown_names("src_labels", src_labels, f"{graph.num_src} senders of {graph.name}", graph.num_src)
     return dst, src
 
 
-def side_names(word: str, labels: Labels, tokens: str, count: int) -> list[str] | None:
+def _shown_names(word: str, labels: Labels, tokens: str, count: int) -> list[str] | None:
     """The labels of one side as a picture shows them; ``tokens`` says in an error of what."""
     if labels is None:
         return None
@@ -299,15 +371,55 @@ def _reach_by_row(stack: list[TokenGraph], token: int, residual: bool) -> list[l
     return [[each in row for each in range(stack[0].num_dst)] for row in map(set, rows)]
 
 
-def _reached_counts(stack: Sequence[TokenGraph], residual: bool, period: int | None) -> list[list[int]]:
-    """The number of reached senders after 0, 1, ... layers; with a ``period`` until one changes nothing."""
-    reached, counts, unchanged = torch.eye(stack[0].num_dst), [[1] * stack[0].num_dst], 0
+def _reached_counts(stack: Sequence[TokenGraph], residual: bool) -> list[list[int]]:
+    """The number of senders that each token has heard of after 0, 1, ... layers."""
+    reached = torch.eye(stack[0].num_dst)
+    counts = [[1] * stack[0].num_dst]
     for each in stack:
         further = each.mask().float() @ reached
-        further = ((further + reached if residual else further) > 0).float()
-        unchanged = unchanged + 1 if torch.equal(further, reached) else 0
-        if period is not None and unchanged >= period:
-            return counts[: len(counts) - period + 1]
-        reached = further
+        reached = ((further + reached if residual else further) > 0).float()
         counts.append(reached.sum(1).int().tolist())
     return counts
+
+
+def _choose_heads(heads: int | Sequence[int] | None, count: int, ax: Axes | None) -> list[int]:
+    numbers = range(count) if heads is None else [heads] if isinstance(heads, int) else heads
+    numbers = [checks.index("heads", head, count) for head in numbers]
+    if not 1 <= len(numbers) <= MOST_TABLES or (ax is not None and len(numbers) > 1):
+        most = f"1 to {MOST_TABLES} heads" if ax is None else "one head into axes of your own"
+        raise ValueError(f"weights() draws {most}, got {len(numbers)}: choose with heads=")
+    return numbers
+
+
+def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads dst src"]:
+    """The weights in float64, NaN where there is no edge."""
+    if isinstance(weights, AttentionInfo):
+        tables = weights.weight_matrix()
+    elif isinstance(weights, Tensor):
+        tables = weights
+    elif hasattr(weights, "__array__") and weights.__array__().dtype.kind in "fiub":
+        tables = torch.from_numpy(weights.__array__().astype("float64", order="C"))
+    elif hasattr(weights, "dense"):  # a LayerTrace, which stands above this package
+        no_edge = weights["attn.hook_attn_scores"] == -torch.inf
+        tables = weights["attn.hook_pattern"].masked_fill(no_edge, torch.nan)
+    else:
+        raise TypeError(
+            "weights must be a tensor, an array of numbers, an AttentionInfo or a LayerTrace "
+            f"(run.layers[0]), got {checks.described(weights)}"
+        )
+    tables = tables.detach().cpu().double()
+    tables = tables[0] if tables.dim() == 4 and len(tables) == 1 else tables
+    if tables.dim() not in (2, 3) or max(tables.shape[-2:]) > LARGEST_MASK:
+        raise ValueError(
+            "weights must be [dst, src] or [heads, dst, src] of one sample and at most "
+            f"{LARGEST_MASK} tokens a side, got {list(tables.shape)}: choose a sample: weights[b], of an "
+            "AttentionInfo weight_matrix()[b], of a LayerTrace ['attn.hook_pattern'][b]"
+        )
+    tables = tables.unsqueeze(0) if tables.dim() == 2 else tables
+    if graph is not None and tables.shape[1:] != (graph.num_dst, graph.num_src):
+        raise ValueError(f"weights must fit {graph!r}, got {list(tables.shape)}")
+    if graph is not None:
+        tables = tables.masked_fill(~graph.mask().cpu().view(-1, *tables.shape[1:]), torch.nan)
+    if bool(tables.isposinf().any()):
+        raise ValueError("weights must be below +inf, got +inf in a table: -inf or NaN is drawn as no edge")
+    return tables.masked_fill(tables.isneginf(), torch.nan)

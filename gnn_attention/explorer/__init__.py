@@ -26,7 +26,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.explorer._data import whole
 from gnn_attention.explorer._html import Page, assembled
 from gnn_attention.explorer._masks import Choice, distinct, own, typed, users, zoo
-from gnn_attention.explorer._pack import LONGEST, Source, check_length
+from gnn_attention.explorer._pack import Source
 from gnn_attention.graph import TokenGraph
 from gnn_attention.layer.glossary import GLOSSARY, VIEWS
 from gnn_attention.model.tokenizer import BytePair
@@ -35,7 +35,6 @@ __all__ = ["FIRST", "Page", "page"]
 
 FIRST = "for name in names:\n    print(name)\nfor name in"
 LONGEST_TITLE = 80
-LONGEST_TEXT = 256 * LONGEST
 
 
 def page(
@@ -91,13 +90,9 @@ def _words(text_or_tokens: Any) -> str | Sequence[int]:
             raise ValueError(f"text_or_tokens must be [tokens], got {got}")
         text_or_tokens = text_or_tokens.tolist()
     if not isinstance(text_or_tokens, Sequence):
-        got = type(text_or_tokens).__name__
-        raise TypeError(f"text_or_tokens must be a string or the ids of tokens, got {got}")
-    if not isinstance(text_or_tokens, str):
-        check_length(text_or_tokens)
-    elif len(text_or_tokens) > LONGEST_TEXT:
-        got = f"{len(text_or_tokens)} characters"
-        raise ValueError(f"text_or_tokens has {got}: shorten it, a page shows at most {LONGEST} tokens")
+        raise TypeError(
+            f"text_or_tokens must be a string or the ids of tokens, got {type(text_or_tokens).__name__}"
+        )
     return text_or_tokens
 
 

@@ -112,9 +112,8 @@ def _user(value: Any, tokens: int, size: int) -> Choice:
     if not isinstance(graph, TokenGraph):
         expected = "a TokenGraph or an expression such as 'window(n, 4)'"
         raise TypeError(f"a graph must be {expected}, got {type(graph).__name__}")
-    if graph.heads is not None or graph.batch is not None:
-        advice = "take graph.select(batch, head)"
-        raise ValueError(f"{graph!r} differs by head or sample, and a page has one graph for all: {advice}")
+    if graph.varying_axes:
+        raise ValueError(f"{graph!r} differs by head or sample: take graph.select(batch, head)")
     if graph.num_dst != graph.num_src or graph.num_dst < tokens:
         expected = f"at least the {tokens} tokens of the text ({size} to write on), all senders and receivers"
         raise ValueError(f"a graph must be of {expected}, got {graph!r}; n stands for {size}")

@@ -88,11 +88,6 @@ class TestMasks:
         assert pairs(graph) == [(0, 0)]
         assert (bias.tolist(), bias.dtype) == ([0.5], dtype)
 
-    @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
-    def test_the_lowest_number_survives_a_wider_dtype(self, narrow):
-        mask = torch.tensor([[0.0, torch.finfo(narrow).min]], dtype=narrow).float()
-        assert pairs(convert.from_mask(mask)) == [(0, 0)]
-
     @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64])
     def test_sdpa_mask(self, dtype):
         """With it SDPA gives what attend gives; the float form is 0.0 and -inf."""
@@ -110,12 +105,10 @@ class TestMasks:
     def test_wrong_masks(self):
         cases = [
             (torch.ones(2, 2), None, ValueError, r"ambiguous: mask != 0, .*meaning='additive'"),
-            (torch.ones(1, 1).to(torch.float8_e5m2), None, TypeError, "mask must be a bool or float tensor"),
             (torch.tensor([[0.0, torch.nan]]), None, ValueError, "this one holds NaN or .inf"),
             (torch.ones(2, 2, dtype=torch.int64), None, TypeError, r"bool or float tensor, got"),
             (torch.ones(2, dtype=torch.bool), None, ValueError, r"mask must be \[dst, src\], .*got \[2\]"),
             (torch.ones(2, 2, dtype=torch.bool), "additive", TypeError, "meaning='additive' does not fit a"),
-            (torch.zeros(2, 2), "attend", TypeError, "meaning='attend' does not fit a torch.float32 mask"),
             (torch.ones(2, 2, dtype=torch.bool), "keep", ValueError, "meaning must be one of 'attend',"),
             (torch.ones(0, 2, 2, dtype=torch.bool), None, ValueError, r"heads.*at least 1|\[0, 2, 2\]"),
         ]
@@ -133,20 +126,6 @@ class TestMasksWithNumbers:
         assert bias.tolist() == [number for row in numbers for number in row]
         with pytest.raises(ValueError, match="a float mask with zeros and positive numbers is ambiguous"):
             convert.from_mask(torch.tensor(numbers))
-
-    @pytest.mark.parametrize("numbers", [[2.5, 0.5], [0.0, -1.0], [0.0, 2.5, -INF], [0.0, 0.0]])
-    def test_what_is_no_adjacency_needs_no_meaning(self, numbers):
-        mask = torch.tensor([numbers])
-        due = sum(number > -INF for number in numbers)
-        for read in (convert.from_mask(mask), convert.from_mask(mask, "additive")):
-            graph = read if isinstance(read, TokenGraph) else read[0]
-            assert graph.num_edges == due
-
-    def test_bias_in_the_order_of_the_edges(self):
-        mask = torch.tensor([[0.5, -INF, 0.0], [-2.0, 3.0, -INF]])
-        graph, bias = convert.from_mask(mask)
-        assert pairs(graph) == [(0, 0), (2, 0), (0, 1), (1, 1)]
-        assert bias.tolist() == [0.5, 0.0, -2.0, 3.0]
 
     @pytest.mark.parametrize(
         ("leading", "expected"),
@@ -188,11 +167,6 @@ class TestNetworkx:
         assert list(network.nodes) == list(range(graph.num_dst))
         assert convert.from_networkx(network) == graph
 
-    def test_positions_are_labels_whatever_the_insertion_order(self):
-        network = nx.DiGraph([(3, 1), (0, 2), (1, 0)])
-        assert list(network) == [3, 1, 0, 2]
-        assert set(pairs(convert.from_networkx(network))) == {(3, 1), (0, 2), (1, 0)}
-
     def test_labels_need_an_order(self):
         network = nx.DiGraph([("the", "cat"), ("cat", "sat")])
         with pytest.raises(ValueError, match=r"order is needed: nodes are not labelled 0 \.\. 2"):
@@ -209,12 +183,8 @@ class TestNetworkx:
         ("order", "error", "match"),
         [
             (["a"], ValueError, r"every node once, got \['b'\]"),
-            (["a", "b", "c"], ValueError, r"every node once, got \['c'\]"),
             (["a", "b", "b"], ValueError, "every node once, got a repeated node"),
-            ({"a": 2, "b": 0}, TypeError, "order must be a list"),
-            ({"a", "b"}, TypeError, "order must be a list"),
             (3, TypeError, "order must be a list of nodes"),
-            ([["a"], "b"], TypeError, "order must hold the nodes themselves"),
         ],
     )
     def test_wrong_orders(self, order, error, match):
@@ -228,8 +198,6 @@ class TestNetworkx:
         assert network.name == "strict_causal(3)"
         with pytest.raises(ValueError, match="labels must hold a name for each of the 3 nodes, got 2"):
             convert.to_networkx(patterns.causal(3), labels=["a", "b"])
-        with pytest.raises(TypeError, match="labels must be a list"):
-            convert.to_networkx(patterns.causal(3), labels={"a", "b", "c"})
 
     def test_two_kinds_of_node(self):
         network = convert.to_networkx(convert.from_mask(ASYMMETRIC))
@@ -268,30 +236,6 @@ class TestPyG:
         assert again == self.square
         assert torch.equal(again.edge_index, self.square.edge_index)
 
-    def test_sizes_of_a_data_never_come_from_its_largest_index(self):
-        """``Data.num_nodes`` would guess max + 1 where nothing says it; with the sizes said all is well."""
-        data = Data(x=torch.zeros(6, 2), edge_index=self.square.edge_index)
-        assert convert.from_pyg(data) == self.square
-        data = Data(edge_index=self.square.edge_index)
-        with pytest.raises(ValueError, match="num_dst"):
-            convert.from_pyg(data)
-        assert convert.from_pyg(data, 6, 6) == self.square
-
-    def test_edge_index(self):
-        edge_index = convert.to_pyg(self.graph, "edge_index")
-        assert isinstance(edge_index, EdgeIndex)
-        assert edge_index.sparse_size() == (5, 4)
-        again = convert.from_pyg(edge_index)
-        assert again == self.graph == convert.from_pyg(edge_index, 4, 5)
-        assert torch.equal(again.edge_index, self.graph.edge_index)
-
-    @pytest.mark.parametrize("form", [EdgeIndex, torch.clone])
-    def test_sizes_where_the_object_knows_none(self, form):
-        with pytest.raises(ValueError, match="num_dst and num_src are needed"):
-            convert.from_pyg(form(self.graph.edge_index))
-        assert convert.from_pyg(form(self.graph.edge_index), 4, 5) == self.graph
-        assert convert.from_pyg(form(self.square.edge_index), 6) == self.square
-
     @pytest.mark.parametrize("layout", ["coo", "csr"])
     def test_adj_t(self, layout):
         """Rows are receivers: the sparse tensor is the mask."""
@@ -309,12 +253,3 @@ class TestPyG:
         with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 stands at 1 and 2\)"):
             convert.from_pyg(coo)
         assert pairs(convert.from_pyg(coo, coalesce=True)) == [(2, 0), (0, 1)]
-
-    @pytest.mark.parametrize(
-        "known", [torch.eye(3).to_sparse(), Data(edge_index=torch.eye(2).long(), num_nodes=3)]
-    )
-    def test_contradicting_sizes_are_refused(self, known):
-        """What the object knows and what the caller says must agree; neither is dropped in silence."""
-        assert convert.from_pyg(known, 3, 3).num_dst == 3
-        with pytest.raises(ValueError, match=r"num_dst.*(5.*3|3.*5)"):
-            convert.from_pyg(known, 5, 3)

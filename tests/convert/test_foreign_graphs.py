@@ -4,8 +4,6 @@ with the name of its own function.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import igraph
 import networkx as nx
 import numpy as np
@@ -18,7 +16,6 @@ from support.refusals import assert_refusals
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
-from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 
 import gnn_attention as ga
@@ -186,19 +183,11 @@ class TestSizes:
         graph = convert.from_pyg(Data(edge_index=self.edges, **more), 3)
         assert (graph.num_dst, graph.num_src) == (3, 3)
 
-    def test_a_batch(self):
-        joined = convert.from_pyg(Batch.from_data_list([Data(edge_index=self.edges, num_nodes=3)] * 2))
-        assert (joined.num_dst, joined.edge_index.tolist()) == (6, [[0, 3], [1, 4]])
-
     @pytest.mark.filterwarnings("ignore:Unable to accurately infer 'num_nodes'")
     def test_a_batch_of_graphs_without_sizes(self):
         """The vector ``batch`` that torch_geometric makes of them guesses the largest index."""
         with pytest.raises(ValueError, match="num_dst and num_src are needed"):
             convert.from_pyg(Batch.from_data_list([Data(edge_index=self.edges)] * 2))
-
-    def test_an_edge_index_inside(self):
-        inside = Data(edge_index=EdgeIndex(self.edges, sparse_size=(3, 3)))
-        assert convert.from_pyg(inside).num_dst == 3
 
 
 class TestWeights:
@@ -221,24 +210,16 @@ class TestWeights:
         twice = sp.coo_array((np.ones(2), (np.array([0, 0]), np.array([1, 1]))), shape=(2, 2))
         features = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, edge_attr=torch.zeros(1, 3))
         scipy, networkx, pyg = convert.from_scipy, convert.from_networkx, convert.from_pyg
-        join, none = (
-            "takes one weight of parallel edges: join them first",
-            "no weights of its edges at weight=",
-        )
+        join = "takes one weight of parallel edges: join them first"
+        none = "no weights of its edges at weight="
         cases = [
             (lambda: networkx(parallel, weight="w"), ValueError, join),
             (lambda: scipy(twice, "src", weight=True, coalesce=True), ValueError, join),
             (lambda: scipy(twice, "src"), ValueError, "1 duplicate edges"),
             (lambda: networkx(named, weight="w"), ValueError, "every edge, got 'heavy' at the edge 0 -> 1"),
-            (lambda: networkx(named, weight="v"), ValueError, "every edge, got None at the edge"),
-            (lambda: convert.from_igraph(igraph.Graph([(0, 1)]), weight="v"), ValueError, "got None at the"),
             (lambda: networkx(named, weight=True), TypeError, "weight must be a str, got True"),
             (lambda: pyg(features, weight="edge_weight"), ValueError, f"{none}'edge_weight'"),
-            (
-                lambda: pyg(features, weight="edge_attr"),
-                ValueError,
-                r"one number for each of 1 edges.*\[1, 3\]",
-            ),
+            (lambda: pyg(features, weight="edge_attr"), ValueError, r"one number for each of 1 edges"),
             (lambda: pyg(features, weight=True), ValueError, f"{none}True, expected the name of"),
         ]
         assert_refusals(cases)
@@ -253,10 +234,6 @@ class TestWeights:
             convert.from_scipy(matrix, "src", weight=True)
         with pytest.raises(ValueError, match=match):
             convert.from_networkx(network, weight="weight")
-
-    def test_large_unsigned_numbers(self):
-        matrix = np.array([[0, 2**63], [1, 0]], dtype=np.uint64)
-        assert triples(*convert.from_scipy(matrix, "src", weight=True)) == {(0, 1): 2.0**63, (1, 0): 1.0}
 
     def test_stored_zeros_are_edges_as_in_csgraph(self):
         matrix = sp.csr_array((np.array([0.0, 2.0, 0.0]), (np.array([0, 1, 3]), np.array([1, 2, 0]))), (4, 4))
@@ -298,9 +275,6 @@ class TestIgraph:
         assert convert.from_igraph(graph, ["sat", "the", "cat"]).edge_index.tolist() == [[1, 2], [2, 0]]
         del graph.vs["name"]
         assert convert.from_igraph(graph, [2, 0, 1]).edge_index.tolist() == [[1, 2], [2, 0]]
-        graph.vs["name"] = ["a", "b", "b"]
-        with pytest.raises(ValueError, match="every node once, got a repeated node"):
-            convert.from_igraph(graph, ["a", "b", "b"])
 
     def test_parallel_edges_and_loops_count_once(self):
         many = [(0, 0), (0, 1), (0, 1), (1, 0), (2, 2)]
@@ -376,8 +350,6 @@ READERS = {
     "mask": (convert.from_mask, torch.ones(3, 3, dtype=torch.bool)),
     "edge_index": (lambda x: convert.from_edge_index(x, 3), INDEX),
     "edge_index of positions_of": (patterns.full(3).positions_of, INDEX),
-    "index": (lambda x: TokenGraph.from_indices(x, 3), INDEX),
-    "index of from_block_indices": (lambda x: TokenGraph.from_block_indices(x, 1, 2, 3), INDEX),
     "count": (lambda x: TokenGraph.from_indices(INDEX, 3, count=x), torch.tensor([1, 2])),
 }
 
@@ -390,15 +362,6 @@ def test_elements_that_cannot_be_read(reader, kind):
     read, tensor = READERS[reader]
     with pytest.raises(ValueError, match=f"^{reader.split()[0]} must hold values, .*{way}"):
         make(read)(tensor)
-
-
-@pytest.mark.parametrize("reader", sorted(READERS.keys() - {"mask"}))
-def test_sparse_lists_of_edges(reader):
-    read, tensor = READERS[reader]
-    with pytest.raises(
-        ValueError, match=r"must hold values, .*x\.to_dense\(\) makes one, and convert\.from_pyg"
-    ):
-        read(tensor.to_sparse())
 
 
 def test_tensors_of_other_classes_are_read():
@@ -421,7 +384,6 @@ def test_tensors_of_other_classes_are_read():
 SCIPY, NETWORKX, IGRAPH = r"from_scipy\(A", "from_networkx takes", "from_igraph takes"
 FOREIGN = [
     (sp.csr_array(ADJACENCY), SCIPY),
-    (ADJACENCY, SCIPY),
     (network(), NETWORKX),
     (type("DataFrame", (), {"__module__": "pandas.core.frame"})(), r"num_dst\) a table of pairs"),
     (igraph_of(), IGRAPH),
@@ -430,7 +392,6 @@ FOREIGN = [
     (torch.ones(2, 2).bool(), "from_mask takes"),
     (convert.to_block_mask(patterns.causal(4)), "from_block_mask takes"),
     ("graph.txt", "ga.graph_files.read"),
-    (Path("graph.txt"), "ga.graph_files.read"),
     ([(0, 1)], r"torch.tensor\(pairs\).t\(\)"),
 ]
 FUNCTIONS = {
@@ -453,28 +414,11 @@ def test_another_kind_of_object_names_its_function(wrong, way):
     assert_refusals(cases)
 
 
-def test_the_layer_names_the_function_that_takes_its_graph():
-    layer = ga.MessagePassingAttention(ga.StandardHeads(4, 1))
-    with pytest.raises(TypeError, match=NETWORKX):
-        layer(torch.zeros(N, 4), network())
-
-
-@pytest.mark.parametrize(
-    ("read", "kind"), [(convert.from_networkx, nx.DiGraph), (convert.from_igraph, igraph.Graph)]
-)
-def test_a_class_is_no_graph(read, kind):
-    with pytest.raises(TypeError, match=r"graph must be an? .*, got <class"):
-        read(kind)
-
-
 def test_matrices_that_are_none():
     scipy = convert.from_scipy
     cases = [
         (lambda: scipy(ADJACENCY, "row"), ValueError, "rows must be one of 'src', 'dst', got 'row'"),
         (lambda: scipy(np.ones(3), "src"), ValueError, r"A must be a matrix of numbers, .* shape \[3\]"),
-        (lambda: scipy(sp.coo_array(np.ones(3)), "src"), ValueError, "A must be a matrix of numbers"),
-        (lambda: scipy(ADJACENCY.astype(complex), "src"), ValueError, "matrix of numbers, .*complex128"),
         (lambda: scipy(np.array([[-np.inf]]), "dst"), ValueError, "A holds NaN or inf, which may be edges"),
-        (lambda: scipy(np.array([[np.nan]]), "dst"), ValueError, "A holds NaN or inf, which may be edges"),
     ]
     assert_refusals(cases)

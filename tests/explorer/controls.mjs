@@ -267,22 +267,6 @@ export async function buttons(browser, job) {
   };
 }
 
-/** A record: no predictions, no writing, and it says why. */
-export async function record(browser, job) {
-  const { page, seen } = await open(browser, job.file);
-  const note = await page.locator(".note").allTextContents();
-  const modes = await page.locator(".mode .segment").allTextContents();
-  const predictions = await page.locator(".dock .predictions").isVisible();
-  await port(page, 0);
-  await cut(page);
-  const rows = await page.evaluate(() => {
-    const { state, scene } = window.explorer;
-    const at = (state.head * scene.layer.tokens + state.token) * scene.layer.tokens;
-    return Array.from(scene.layer.weights.subarray(at, at + scene.layer.tokens));
-  });
-  return { note, modes, predictions, rows, seen };
-}
-
 /** A finger on a phone: taps a token, the port of a sender, whose numbers are then shown, and the button. */
 export async function touch(browser, job) {
   const { page, seen } = await open(browser, job.file, { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true });

@@ -1,6 +1,6 @@
-// What the page shows after a cut, an added edge, another graph and a step of decoding: Python computes the same.
+// What the page shows after a cut, an added edge and another graph: Python computes the same.
 
-import { choose, cut, numbers, open, port, press, ready, receive, select, shown } from "./browser.mjs";
+import { choose, cut, open, port, press, receive, select, shown } from "./browser.mjs";
 
 async function begin(browser, { file, layer, head, token, scope }) {
   const opened = await open(browser, file);
@@ -34,27 +34,4 @@ export async function mask(browser, job) {
     ...(await shown(page)),
     name: await page.evaluate(() => window.explorer.scene.data.masks[window.explorer.state.work.mask].name),
   };
-}
-
-/** Writes two tokens: what it may go on with after each, and how many tokens the new node attends to. */
-export async function written(browser, job) {
-  const { page } = await open(browser, job.file);
-  await choose(page, "View", "write");
-  const seen = [];
-  for (let step = 0; step < 3; step++) {
-    seen.push({
-      chances: await numbers(page, "section.write ul"),
-      summary: await numbers(page, "section.write .summary"),
-      ids: await ids(page),
-    });
-    await press(page, "Step");
-  }
-  await press(page, "Back");
-  seen.push({ ids: await ids(page) });
-  return seen;
-}
-
-async function ids(page) {
-  await ready(page);
-  return page.evaluate(() => window.explorer.scene.tokens.map((token) => token.id));
 }

@@ -30,14 +30,10 @@ def texts(count: int, seed: int = 0) -> list[str]:
     draw = random.Random(seed)
     pieces = [piece.decode("utf-8", errors="ignore") for piece in VOCABULARY.vocabulary]
 
-    def run() -> str:
-        return draw.choice([*" \n\t0a!٣é", *SPACES]) * draw.randrange(1, 70)
-
     kinds: list[Callable[[], str]] = [
         lambda: "".join(draw.choices(ASSIGNED, k=draw.randrange(30))),
         lambda: "".join(draw.choices(SPACES + "    ab1٣½Ⅷ.(_\u0301é中😀\u200d", k=draw.randrange(60))),
         lambda: "".join(draw.choices(pieces, k=draw.randrange(40))),
-        lambda: "".join(run() + draw.choice(pieces) for _ in range(draw.randrange(6))),
     ]
     return [draw.choice(kinds)() for _ in range(count)]
 
