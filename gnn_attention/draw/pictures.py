@@ -263,9 +263,10 @@ def weights(
     """The heat map of attention weights: a row for each receiver, a column for each sender.
 
     ``weights``: a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``, a tensor or NumPy
-    array, with the ``graph`` whose non-edges are grey; the ``AttentionInfo`` of a call of ``attend`` with one
-    sample; or a layer of ``trace.record``. Several heads (up to 64) are drawn side by side in one scale;
-    ``heads`` chooses one or some of them. Weight 0 is white, a negative number orange, NaN and -inf grey.
+    array, with the ``graph`` whose non-edges are grey; ``(edge_index, weights [E, heads])``, as the layer
+    returns them, with the ``graph``; the ``AttentionInfo`` of a call of ``attend`` with one sample; or a layer
+    of ``trace.record``. Several heads (up to 64) are drawn side by side in one scale; ``heads`` chooses one
+    or some of them. Weight 0 is white, a negative number orange, NaN and -inf grey.
     ``labels`` name the receivers, and the senders too where there are as many. TypeError, ValueError or
     IndexError for other arguments, and ValueError for +inf and above 4096 tokens a side.
 
@@ -395,6 +396,12 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
     """The weights in float64, NaN where there is no edge."""
     if isinstance(weights, AttentionInfo):
         tables = weights.weight_matrix()
+    elif isinstance(weights, tuple) and len(weights) == 2 and graph is not None:
+        (src, dst), by_edge = weights
+        if by_edge.shape[:-1] != dst.shape:
+            raise ValueError(f"weights must be [{len(dst)}, heads], got {list(by_edge.shape)}")
+        tables = by_edge.new_zeros(by_edge.shape[-1], graph.num_dst, graph.num_src)
+        tables[:, dst, src] = by_edge.detach().mT
     elif isinstance(weights, Tensor):
         tables = weights
     elif hasattr(weights, "__array__") and weights.__array__().dtype.kind in "fiub":
@@ -404,8 +411,8 @@ def _read_tables(weights: Any, graph: TokenGraph | None) -> Float[Tensor, "heads
         tables = weights["attn.hook_pattern"].masked_fill(no_edge, torch.nan)
     else:
         raise TypeError(
-            "weights must be a tensor, an array of numbers, an AttentionInfo or a LayerTrace "
-            f"(run.layers[0]), got {checks.described(weights)}"
+            "weights must be a tensor, an array of numbers, an AttentionInfo, a LayerTrace (run.layers[0]), "
+            f"or a pair (edge_index, weights) with graph=, got {checks.described(weights)}"
         )
     tables = tables.detach().cpu().double()
     tables = tables[0] if tables.dim() == 4 and len(tables) == 1 else tables

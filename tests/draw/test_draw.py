@@ -414,11 +414,27 @@ class TestWeights:
         several = self.info(by_head, heads=3)
         assert draw.weights(several).axes[2].images[0].get_array().mask.sum() == 36 - 4
 
+    def test_what_the_layer_returns_is_drawn_along_the_graph(self):
+        graph = patterns.window(5, 2)
+        layer = MessagePassingAttention(StandardHeads(8, 2))
+        _, (edges, weights) = layer(torch.randn(5, 8), graph, return_attention_weights=True)
+        figure = draw.weights((edges, weights), graph=graph, labels=self.words)
+        for head in range(2):
+            table = figure.axes[head].images[0].get_array()
+            assert table[edges[1], edges[0]].tolist() == weights[:, head].double().tolist()
+            assert table.mask.sum() == 25 - graph.num_edges
+
     def test_refusals(self):
         table, graph = torch.rand(3, 4, 4), patterns.causal(4)
         assert_refusals(
             [
                 (lambda: draw.weights("x"), TypeError, "must be a tensor, an array of numbers, an"),
+                (lambda: draw.weights((graph.edge_index, table)), TypeError, "with graph="),
+                (
+                    lambda: draw.weights((graph.edge_index, table[0]), graph=graph),
+                    ValueError,
+                    r"\[10, heads\]",
+                ),
                 (lambda: draw.weights(table, graph=patterns.causal(5)), ValueError, "must fit TokenGraph"),
                 (lambda: draw.weights(table[None].repeat(2, 1, 1, 1)), ValueError, r"a sample: weights\[b\]"),
                 (lambda: draw.weights(table / 0), ValueError, r"below \+inf, got \+inf in a table"),
