@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -86,11 +86,9 @@ def attended(call: AttentionCall, backend: str | Backend, seen_once: bool = Fals
 
     ``seen_once``: the graph was made for this call, so "auto" chooses by its size and keeps nothing with it.
     """
-    own_runner = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
-    run: Callable[[AttentionCall], Result]
-    if own_runner is not None:
-        run = own_runner
-    else:
+    run: Callable[[AttentionCall], Result] | None
+    run = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
+    if run is None:
         chosen = dispatch.choose_by_size(call) if seen_once and backend == "auto" else _choose(backend, call)
         # A kernel that cannot be compiled or launched is replaced where "auto" took it.
         replaceable = backend == "auto" and call.q.device.type in nonfinite.ASYNCHRONOUS
@@ -103,35 +101,35 @@ def attended(call: AttentionCall, backend: str | Backend, seen_once: bool = Fals
         return run(call)
 
 
-def attended_in_parts(
-    call: AttentionCall, parts: Sequence[AttentionCall], backend: str | Backend
-) -> tuple[Tensor, Tensor]:
+def attended_in_parts(call: AttentionCall, parts: Sequence[AttentionCall], backend: str | Backend) -> Result:
     """``(out, lse)`` of a call whose edges are those of disjoint parts, each with values of its own.
 
     One softmax over all: each part counts with its share ``e^(lse_part - lse)``, so nothing is subtracted.
     """
-    total: tuple[Tensor, Tensor] | None = None
+    results = []
     for part in parts:
         bare = replace(part, sink_logits=None, with_lse=True)
         out, lse = attended(bare, backend)
         lse = AttentionInfo(bare, lse).lse
-        result = out.to(lse.dtype), lse
-        total = result if total is None else edge_softmax.merge(*total, *result)
-    assert total is not None
-    out, lse = call.with_sinks(*total)
+        results.append((out.to(lse.dtype), lse))
+    out, lse = reduce(lambda first, second: edge_softmax.merge(*first, *second), results)
+    out, lse = call.with_sinks(out, lse)
     return out.to(call.q.dtype), lse
 
 
 def _choose(backend: str | Backend, call: AttentionCall) -> Backend:
     """The backend of a call, which is kept with the graph where like calls have the same one."""
-    # The id is -1 outside of backward passes, in which checkpointed calls are computed again.
-    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-        choices = call.graph._memo.data.get((_identify,), {})
-        name = choices.get(_identify(backend, call)) if choices else None
-        if name is not None:
-            return BACKENDS[name]
-    if call.chosen is not None and isinstance(backend, str) and backend in call.chosen:
-        return BACKENDS[call.chosen[backend]]
+    kept = call.chosen if isinstance(backend, str) else None
+    # A backward pass computes a checkpointed call again; outside of one the id is -1. The call must have the
+    # backend that it had, whatever memory is free by now: another one would save other tensors.
+    if (
+        kept
+        and torch._C._current_graph_task_id() != -1
+        and (name := kept.get(_key_of_queries(backend, call)))
+    ):
+        return BACKENDS[name]
+    if kept and backend in kept:
+        return BACKENDS[kept[str(backend)]]
     is_first = backend == "auto" and dispatch.is_first_call(call)
     if backend == "auto":
         chosen = dispatch.choose(call)
@@ -144,36 +142,26 @@ def _choose(backend: str | Backend, call: AttentionCall) -> Backend:
         if reason is not None:
             message = f"backend {chosen.name!r} cannot hold this call on {call.graph!r}: {reason}"
             raise RefusalError(message, reason)
-    if not isinstance(backend, str) or not chosen.capabilities.cached:
-        return chosen
-    # How much memory is free may differ from call to call.
-    needs_little = chosen.bytes_needed is None or chosen.bytes_needed(call) <= memory.WORTH_ASKING
-    if needs_little and not is_first and call.chosen is not None:
-        call.chosen[backend] = chosen.name
-    elif (identity := _identify(backend, call)) is not None:
-        choices = call.graph._memo.data.setdefault((_identify,), {})
-        choices[identity] = chosen.name
-        for oldest in list(choices)[:-MOST_CHOICES]:
-            choices.pop(oldest, None)
+    if kept is not None and chosen.capabilities.cached:
+        # Less memory may be free at the next call.
+        needs_little = chosen.bytes_needed is None or chosen.bytes_needed(call) <= memory.WORTH_ASKING
+        key = str(backend) if needs_little and not is_first else _key_of_queries(backend, call)
+        if key:
+            kept[key] = chosen.name
+        if len(kept) > MOST_CHOICES:
+            kept.pop(next(iter(kept)))
     return chosen
 
 
-def _identify(backend: str | Backend, call: AttentionCall) -> tuple[Any, ...] | None:
-    """What a call and its recomputation have in common, and hardly any other call along the graph has.
-
-    A backward pass computes a checkpointed call again. It must take the backend that it had, or the tensors
-    that are saved would be others. None where no numbers can be looked at.
-    """
-    q = call.q
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return None
-    if type(q) is not Tensor or q.device.type != "cpu":
-        return None
-    # Some queries from all positions: the last may be padding.
-    step = max(1, q.shape[2] // 64)
+def _key_of_queries(backend: str | Backend, call: AttentionCall) -> str:
+    """A key that a call shares with its recomputation alone: calls of one form differ in their queries."""
+    # The numbers of a transform cannot be looked at, and a GPU would have to be waited for.
+    if call.q.device.type != "cpu" or torch._C._are_functorch_transforms_active():
+        return ""
+    # Some from all positions count: the last may be padding.
     with eagerly():
-        total = float(q.detach()[:, :, ::step].sum())
-    return backend, q.shape, q.dtype, call.is_plain, call.sink_logits is None, call.with_lse, total
+        some = call.q.detach()[:, :, :: max(1, call.q.shape[2] // 64)]
+        return f"{backend} of {float(some.sum()).hex()}"
 
 
 def _run(chosen: Backend, call: AttentionCall) -> Result:
@@ -190,14 +178,13 @@ def _run(chosen: Backend, call: AttentionCall) -> Result:
 def _check_result(backend: Backend, result: object, call: AttentionCall) -> None:
     """TypeError or ValueError for what is no ``(out, lse or None)`` of the call."""
     out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
+    name, shape = backend.name, [*call.q.shape[:3], call.v.shape[3]]
     if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
         got = checks.quoted(result)
-        raise TypeError(f"backend {backend.name!r} must return (out, lse or None), its run gave {got}")
-    shape = (*call.q.shape[:3], call.v.shape[3])
-    if out.shape != shape or not (lse is None or lse.shape == shape[:3]):
+        raise TypeError(f"backend {name!r} must return (out, lse or None), its run gave {got}")
+    if list(out.shape) != shape or not (lse is None or list(lse.shape) == shape[:3]):
         got = f"{list(out.shape)} and {None if lse is None else list(lse.shape)}"
-        expected = f"out {list(shape)} and lse {list(shape[:3])}"
-        raise ValueError(f"backend {backend.name!r} must return {expected}, its run gave {got}")
+        raise ValueError(f"backend {name!r} must return out {shape} and lse {shape[:3]}, its run gave {got}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,7 +101,6 @@ COMPILED = [
     Row("tiles", "window", "chain", "bias sink_logits scale return_info"),
     Row("dense", "list", "table", "bias sink_logits return_info"),
     Row("rows", "list", "by hand", "dropout"),
-    Row("auto", "window", "softcap", lengths=LENGTHS),
     Row("auto", "chosen", "softcap"),
 ]
 WRITTEN_OUT = {
@@ -116,7 +115,6 @@ TRACED = [
     *(Row(name, "list", mod) for name, mod in WRITTEN_OUT.items()),
     Row("mixed", "both", "", "sink_logits return_info", LENGTHS),
     Row("tiles", "list", "multiplicity", "bias sink_logits dropout", LENGTHS),
-    Row("dense", "causal", "by hand", "bias return_info"),
     Row("reference", "list", "chain", "bias sink_logits return_info"),
     *(Row(name, "chosen", "by hand", "dropout scale") for name in ("dense", "tiles")),
     *(Row(name, "by head", "by hand", "dropout scale") for name in ("rows", "reference")),
@@ -192,7 +190,6 @@ LAYERS = [
     pytest.param(
         "given", "auto", "inductor", id="walk-edges-inductor", marks=[pytest.mark.slow, needs_compiler]
     ),
-    pytest.param("list", "auto", "inductor", id="auto-inductor", marks=[pytest.mark.slow, needs_compiler]),
 ]
 
 
