@@ -122,12 +122,10 @@ def _choose(backend: str | Backend, call: AttentionCall) -> Backend:
     kept = call.chosen if isinstance(backend, str) else None
     # A backward pass computes a checkpointed call again; outside of one the id is -1. The call must have the
     # backend that it had, whatever memory is free by now: another one would save other tensors.
-    if (
-        kept
-        and torch._C._current_graph_task_id() != -1
-        and (name := kept.get(_key_of_queries(backend, call)))
-    ):
-        return BACKENDS[name]
+    if kept and torch._C._current_graph_task_id() != -1:
+        earlier = kept.get(_key_of_queries(backend, call))
+        if earlier is not None:
+            return BACKENDS[earlier]
     if kept and backend in kept:
         return BACKENDS[kept[str(backend)]]
     is_first = backend == "auto" and dispatch.is_first_call(call)
@@ -165,7 +163,7 @@ def _key_of_queries(backend: str | Backend, call: AttentionCall) -> str:
 
 
 def _run(chosen: Backend, call: AttentionCall) -> Result:
-    """Samples and heads by which a graph differs are split here: a backend is given plain graphs."""
+    """Run a backend, on each sample and head alone where the graph differs by them and it takes one graph."""
     if (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs:
         result = chosen.run(call)
         # A backend of the caller's own may return anything.

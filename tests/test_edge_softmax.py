@@ -44,7 +44,6 @@ def loop_softmax(
 
 DST = {
     "mixed": (torch.tensor([3, 0, 3, 1, 0, 3]), 5),  # receivers 2 and 4 have no in-edges
-    "one edge": (torch.tensor([1]), 3),
     "one receiver": (torch.tensor([0, 0, 0]), 1),
     "no edges": (torch.tensor([], dtype=torch.int64), 4),
     "no receivers": (torch.tensor([], dtype=torch.int64), 0),

@@ -154,17 +154,13 @@ class TestRelativeBias:
 
 ERRORS = r"""
 alibi_slopes(0) -> ValueError: num_heads must be at least 1, got 0
-alibi_slopes(2.0) -> TypeError: num_heads must be an integer, got 2.0
 alibi(0.5) -> TypeError: slopes must be
 softcap(0.0) -> ValueError: cap must be positive, got 0.0
-softcap(float("nan")) -> ValueError: cap must be finite, got nan
 softcap(True) -> TypeError: cap must be a number, got True
 log_multiplicity([1.0]) -> TypeError: multiplicity must be a tensor, got list
 log_multiplicity(torch.ones(2, 3, 4)) -> ValueError: \[src\] or \[dst, src\], got \[2, 3, 4\]
 relative_bias(torch.zeros(2, 4)) -> ValueError: table must be .*2 \* reach \+ 1\], got \[2, 4\]
-relative_bias(torch.zeros(3)) -> ValueError: table must be .*2 \* reach \+ 1\], got \[3\]
 relative_bias(torch.zeros(2, 3).long()) -> TypeError: table must be a float tensor
-RelativeBias(0, 2) -> ValueError: num_heads must be at least 1, got 0
 RelativeBias(2, 1.5) -> TypeError: reach must be an integer, got 1.5
 chain(softcap(2.0), 3) -> TypeError: every link must be a score_mod .*, got int
 """
@@ -344,8 +340,6 @@ OF_TENSORS = {
     "tables": lambda s, b, h, dst, src: s.tanh() + ROW[src] * GRID[dst, src] + ROW.max(),
     "blocks": lambda s, b, h, dst, src: torch.where(dst // 2 == src // 2, s, s - 1),
     "vectors": lambda s, b, h, dst, src: s + (GRID[dst] * GRID[src]).sum(-1),
-    "lists": lambda s, b, h, dst, src: s + (src[..., None] == torch.tensor([1, 3])).any(-1),
-    "places": lambda s, b, h, dst, src: s + GRID[dst][..., 1] + ROW[(GRID[src, dst] > 0).long()],
     "a stack": lambda s, b, h, dst, src: torch.stack([s, s + 1], -1).amax(-1),
 }
 
@@ -361,7 +355,7 @@ def test_score_mods_whose_operators_work_number_by_number_are_called_once(name):
 
     q, k, v = given_tensors()
     out = ga.attend(q, k, v, FULL, score_mod=counted, backend="dense")
-    assert (0 in axes) == (name in ("vectors", "lists", "places", "a stack"))
+    assert (0 in axes) == (name in ("vectors", "a stack"))
     pairs = [torch.tensor(pair) for pair in product(*map(range, (2, HEADS, NUM_DST, NUM_SRC)))]
     scores = q @ k.mT * 8**-0.5
     changed = torch.stack([mod(scores[tuple(pair)], *pair) for pair in pairs]).view(scores.shape)

@@ -29,7 +29,10 @@ STEPS = ("edge_update", "message", "aggregate", "update")
 # torch_geometric renders these two anew for each class, and has no hook on update.
 RENDERED = ("propagate", "edge_updater")
 # What the layer gives to its steps, besides what torch_geometric has for each: index, size_i, ...
-INPUTS = ("q_i", "k_j", "v_j", "alpha", "call", "q", "k", "v", "q_j", "k_i", "v_i")
+INPUTS = {
+    "edge_update": ("q_i", "k_j", "call", "q", "k", "q_j", "k_i"),
+    **dict.fromkeys(("message", "aggregate", "update"), ("v_j", "alpha", "v", "v_i")),
+}
 HOOKS = {f"_{step}_forward_{kind}hooks": step for step in ("propagate", *STEPS) for kind in ("", "pre_")}
 
 
@@ -39,23 +42,18 @@ class TwoPathLayer(MessagePassing):
     heads: Any
     backend: str | Backend
     # The steps of the layer itself, with which those of every subclass are compared.
-    own_steps: ClassVar[dict[str, Any]] = {}
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if TwoPathLayer in cls.__bases__:
-            cls.own_steps = {name: getattr(cls, name) for name in (*STEPS, *RENDERED, "forward")}
+    own_steps: ClassVar[dict[str, Any]]
 
     def __init__(self, node_dim: int) -> None:
         self._forget_other_classes()
         super().__init__(aggr="add", flow="source_to_target", node_dim=node_dim)
         # A step that asks for more would be given a global variable of that name, as notebooks have many.
-        given = [*INPUTS, *sorted(self.special_args)]
-        asked = self.inspector.get_flat_param_dict(list(STEPS)).values()
-        missing = [one.name for one in asked if one.name not in given and one.default is Parameter.empty]
-        if missing and all(self._is_own(name) for name in (*RENDERED, "forward")):
-            kind, may = type(self).__name__, ", ".join(given)
-            raise TypeError(f"a step of {kind} asks for {missing[0]}, but it may take only {may}")
+        for step, inputs in INPUTS.items() if all(map(self._is_own, (*RENDERED, "forward"))) else ():
+            given = (*inputs, *sorted(self.special_args))
+            for name, parameter in self.inspector.get_param_dict(step).items():
+                if name not in given and parameter.default is Parameter.empty:
+                    asked = f"{step} of {type(self).__name__} asks for {name}"
+                    raise TypeError(f"{asked}, which the layer does not give: it may take {', '.join(given)}")
 
     def __setstate__(self, data: dict[str, Any]) -> None:
         self._forget_other_classes()
@@ -144,8 +142,8 @@ class TwoPathLayer(MessagePassing):
         """The width of a state, or ``(sender's, receiver's)`` where they differ; -1 if not known yet."""
         if isinstance(self.heads, LazyHeads):
             return -1
-        widths = self.heads.source_width, self.heads.width
-        return widths if widths[0] != widths[1] else widths[0]
+        source_width, width = int(self.heads.source_width), int(self.heads.width)
+        return width if source_width == width else (source_width, width)
 
     @property
     def out_channels(self) -> int:

@@ -99,8 +99,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
                 (cross-attention). In PyG's ``(x_src, None)`` the receivers have no features: their states
                 are 0, so that a query is its bias, and without one all senders count alike.
             g: a :class:`TokenGraph`, or PyG's ``edge_index``, ``EdgeIndex`` or sparse ``adj_t``.
-            bias: a number for each edge and head, broadcastable to ``[heads, E]`` (``[B, heads, E]`` for a
-                batch).
+            bias: a number for each edge and head, broadcastable to ``[heads, E]``, or ``[B, heads, E]``.
             return_attention_weights: with any bool, as in PyG, the result is
                 ``(update, (g's edges, weights))``: weights before dropout, ``[E, heads]`` for ``[N, d]`` and
                 ``[B, E, heads]`` for ``[B, T, d]``.
@@ -218,3 +217,8 @@ class MessagePassingAttention(pyg.TwoPathLayer):
     def update(self, inputs: Tensor) -> Tensor:
         """The sum over heads, through W_O in the standard form: ``[..., N, H, D] -> [..., N, width]``."""
         return self.heads.collect(inputs.transpose(-3, -2))
+
+
+MessagePassingAttention.own_steps = {
+    name: getattr(MessagePassingAttention, name) for name in (*pyg.STEPS, *pyg.RENDERED, "forward")
+}

@@ -158,13 +158,9 @@ def test_a_flow_against_the_edges_is_refused():
 
 
 ASKING = [
-    (
-        "message",
-        "v_j, alpha, edge_attr",
-        r"a step of Own asks for edge_attr, but it may take only q_i, k_j, v",
-    ),
-    ("update", "inputs, x", r"a step of Own asks for x, but"),
-    ("message", "*args", r"a step of Own asks for args, but"),
+    ("message", "v_j, alpha, edge_attr", r"message of Own asks for edge_attr, .* it may take v_j, alpha, v"),
+    ("edge_update", "q_i, v_j", r"edge_update of Own asks for v_j, .* it may take q_i, k_j, call"),
+    ("update", "inputs, x", r"update of Own asks for x, which the layer does not give"),
 ]
 
 
