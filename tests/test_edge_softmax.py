@@ -52,15 +52,6 @@ MIXED, FIVE = DST["mixed"]
 each_list = pytest.mark.parametrize(("dst", "num_dst"), DST.values(), ids=DST)
 
 
-@pytest.mark.parametrize(("kv_heads", "heads"), [(1, 4), (2, 6), (3, 3)])
-def test_query_head_h_is_served_by_its_group(kv_heads, heads):
-    x = seeded(2, kv_heads, 3, 4)
-    wide = edge_softmax.per_query_head(x, heads)
-    assert wide.shape == (2, heads, 3, 4)
-    for h in range(heads):
-        assert torch.equal(wide[:, h], x[:, h // (heads // kv_heads)])
-
-
 class TestSoftmax:
     @each_list
     @pytest.mark.parametrize("with_sinks", [False, True])
