@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -12,26 +12,19 @@ import torch
 from gnn_attention import edge_softmax
 from gnn_attention._support import checks, memory
 from gnn_attention._support.autograd import recomputed
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.dynamo import eagerly
 from gnn_attention._support.shapes import Float, Int, Tensor
-from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, nonfinite
+from gnn_attention.backends import BACKENDS, Backend, RefusalError, dense, dispatch, nonfinite
 from gnn_attention.backends.call import AttentionCall, joined
-from gnn_attention.backends.dispatch import (
-    Explanation,
-    choose,
-    choose_by_size,
-    explain,
-    is_first_call,
-    run_or_replace,
-)
+from gnn_attention.backends.dispatch import Explanation, explain
 from gnn_attention.graph import TokenGraph
 from gnn_attention.score_mods import ScoreMod
 
 __all__ = ["AttentionInfo", "Explanation", "attend", "explain", "list_backends"]
 
-MOST_CHOICES = 2**10  # calls along a graph that wait for their backward passes
-TOKENS_OF_IDENTITY = 64  # of q, k and v each, by whose sums a call is known again
+# Calls along a graph whose choices are kept for their backward passes.
+MOST_CHOICES = 2**10
+Result = tuple[Tensor, Any]
 
 
 def attend(
@@ -88,80 +81,108 @@ def attend(
     return (out, AttentionInfo(call, lse)) if return_info else out
 
 
-def attended(call: AttentionCall, backend: str | Backend) -> tuple[Tensor, Any]:
-    """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it."""
-    cached = call.chosen
-    # -1 outside of backward passes, in which checkpointed calls are computed again
-    is_recomputed = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-    previous = _previous_choice(backend, call) if is_recomputed else None
-    runner: Callable[[AttentionCall], tuple[Tensor, Any]]
-    if previous is not None:
-        runner = partial(_run, previous)
-    elif cached is not None and isinstance(backend, str) and backend in cached:
-        chosen = BACKENDS[cached[backend]]
+def attended(call: AttentionCall, backend: str | Backend, seen_once: bool = False) -> Result:
+    """``(out, lse or None)`` of a call that was checked, on a backend as :func:`attend` takes it.
+
+    ``seen_once``: the graph was made for this call, so "auto" chooses by its size and keeps nothing with it.
+    """
+    run: Callable[[AttentionCall], Result] | None
+    run = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
+    if run is None:
+        chosen = dispatch.choose_by_size(call) if seen_once and backend == "auto" else _choose(backend, call)
+        # A kernel that cannot be compiled or launched is replaced where "auto" took it.
         replaceable = backend == "auto" and call.q.device.type in nonfinite.ASYNCHRONOUS
-        runner = partial(run_or_replace, _run, chosen) if replaceable else chosen.run
-    else:
-        runner = _runner(backend, call)
-    return _without_autocast(runner, call)
-
-
-def attend_once(call: AttentionCall) -> tuple[Tensor, Any]:
-    """As :func:`attended` by "auto", along a list that is made for this call: no choice is kept with it."""
-    # a kernel that fails on a GPU is replaced where "auto" took it
-    if call.q.device.type in nonfinite.ASYNCHRONOUS:
-        return attended(call, "auto")
-    return _without_autocast(partial(_run, choose_by_size(call)), call)
-
-
-def _without_autocast(
-    runner: Callable[[AttentionCall], tuple[Tensor, Any]], call: AttentionCall
-) -> tuple[Tensor, Any]:
+        run = partial(dispatch.run_or_replace, _run, chosen) if replaceable else partial(_run, chosen)
     device = call.q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
-        return runner(call)
-    with torch.autocast(device, enabled=False):  # inside, products have the dtype of their factors
-        return runner(call)
+        return run(call)
+    # Inside, products have the dtype of their factors.
+    with torch.autocast(device, enabled=False):
+        return run(call)
 
 
-def attended_in_parts(
-    call: AttentionCall, parts: Sequence[AttentionCall], backend: str | Backend
-) -> tuple[Tensor, Tensor]:
+def attended_in_parts(call: AttentionCall, parts: Sequence[AttentionCall], backend: str | Backend) -> Result:
     """``(out, lse)`` of a call whose edges are those of disjoint parts, each with values of its own.
 
     One softmax over all: each part counts with its share ``e^(lse_part - lse)``, so nothing is subtracted.
     """
-    found: tuple[Tensor, Tensor] | None = None
+    results = []
     for part in parts:
         bare = replace(part, sink_logits=None, with_lse=True)
         out, lse = attended(bare, backend)
         lse = AttentionInfo(bare, lse).lse
-        result = out.to(lse.dtype), lse
-        found = result if found is None else edge_softmax.merge(*found, *result)
-    assert found is not None
-    out, lse = call.with_sinks(*found)
+        results.append((out.to(lse.dtype), lse))
+    out, lse = reduce(lambda first, second: edge_softmax.merge(*first, *second), results)
+    out, lse = call.with_sinks(out, lse)
     return out.to(call.q.dtype), lse
 
 
-def _runner(backend: str | Backend, call: AttentionCall) -> Callable[[AttentionCall], tuple[Tensor, Any]]:
-    own = None if type(call.graph) is TokenGraph else call.graph.runner(backend)
-    if own is not None:
-        return own
-    chosen = _chosen(backend, call)
-    # a kernel that cannot be compiled or launched is replaced where "auto" took it
-    replaceable = backend == "auto" and call.q.device.type in nonfinite.ASYNCHRONOUS
-    run = partial(run_or_replace, _run) if replaceable else _run
-    return partial(run, chosen)
+def _choose(backend: str | Backend, call: AttentionCall) -> Backend:
+    """The backend of a call, which is kept with the graph where like calls have the same one."""
+    kept = call.chosen if isinstance(backend, str) else None
+    # A backward pass computes a checkpointed call again; outside of one the id is -1. The call must have the
+    # backend that it had, whatever memory is free by now: another one would save other tensors.
+    if kept and torch._C._current_graph_task_id() != -1:
+        earlier = kept.get(_key_of_queries(backend, call))
+        if earlier is not None:
+            return BACKENDS[earlier]
+    if kept and backend in kept:
+        return BACKENDS[kept[str(backend)]]
+    is_first = backend == "auto" and dispatch.is_first_call(call)
+    if backend == "auto":
+        chosen = dispatch.choose(call)
+        if is_first:
+            call.graph.count_call()
+    else:
+        backend = checked_backend(backend)
+        chosen = BACKENDS[backend] if isinstance(backend, str) else backend
+        reason = chosen.unsupported_reason(call)
+        if reason is not None:
+            message = f"backend {chosen.name!r} cannot hold this call on {call.graph!r}: {reason}"
+            raise RefusalError(message, reason)
+    if kept is not None and chosen.capabilities.cached:
+        # Less memory may be free at the next call.
+        needs_little = chosen.bytes_needed is None or chosen.bytes_needed(call) <= memory.WORTH_ASKING
+        key = str(backend) if needs_little and not is_first else _key_of_queries(backend, call)
+        if key:
+            kept[key] = chosen.name
+        if len(kept) > MOST_CHOICES:
+            kept.pop(next(iter(kept)))
+    return chosen
 
 
-def _run(chosen: Backend, call: AttentionCall) -> tuple[Tensor, Any]:
-    """Samples and heads by which a graph differs are split here: a backend is given plain graphs."""
+def _key_of_queries(backend: str | Backend, call: AttentionCall) -> str:
+    """A key that a call shares with its recomputation alone: calls of one form differ in their queries."""
+    # The numbers of a transform cannot be looked at, and a GPU would have to be waited for.
+    if call.q.device.type != "cpu" or torch._C._are_functorch_transforms_active():
+        return ""
+    # Some from all positions count: the last may be padding.
+    with eagerly():
+        some = call.q.detach()[:, :, :: max(1, call.q.shape[2] // 64)]
+        return f"{backend} of {float(some.sum()).hex()}"
+
+
+def _run(chosen: Backend, call: AttentionCall) -> Result:
+    """Run a backend, on each sample and head alone where the graph differs by them and it takes one graph."""
     if (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs:
         result = chosen.run(call)
-        if BACKENDS.get(chosen.name) is not chosen:  # one of the caller's own
+        # A backend of the caller's own may return anything.
+        if BACKENDS.get(chosen.name) is not chosen:
             _check_result(chosen, result, call)
         return result
     return joined([[_run(chosen, part) for part in row] for row in call.parts()])
+
+
+def _check_result(backend: Backend, result: object, call: AttentionCall) -> None:
+    """TypeError or ValueError for what is no ``(out, lse or None)`` of the call."""
+    out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
+    name, shape = backend.name, [*call.q.shape[:3], call.v.shape[3]]
+    if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
+        got = checks.quoted(result)
+        raise TypeError(f"backend {name!r} must return (out, lse or None), its run gave {got}")
+    if list(out.shape) != shape or not (lse is None or list(lse.shape) == shape[:3]):
+        got = f"{list(out.shape)} and {None if lse is None else list(lse.shape)}"
+        raise ValueError(f"backend {name!r} must return out {shape} and lse {shape[:3]}, its run gave {got}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,14 +206,14 @@ class AttentionInfo:
         from q, k and lse, whatever the backend. ValueError for a graph that differs by head or sample, or for
         a pair that is no edge; IndexError for a position that is none.
         """
-        chosen = self._positions(edges)
-        dst = self.call.graph.edges_on(chosen.device)[1, chosen]
-        return edge_softmax.weights_from_lse(self.logits(chosen), dst, self.lse)
+        positions = self._positions(edges)
+        dst = self.call.graph.edges_on(positions.device)[1, positions]
+        return edge_softmax.weights_from_lse(self.logits(positions), dst, self.lse)
 
     def logits(self, edges: Int[Tensor, "..."] | None = None) -> Float[Tensor, "batch heads edges"]:
         """``score_mod(scale * q . k) + bias`` of every edge, or of the chosen ones as in :meth:`weights`."""
         parts = torch.split(self._positions(edges), self.call.edges_at_once)
-        # for gradients the gathered ends are recomputed, not saved
+        # For gradients the gathered ends are computed again, not saved.
         return torch.cat([recomputed(self._logits, part) for part in parts], dim=-1)
 
     def samples(self) -> list[AttentionInfo]:
@@ -202,50 +223,55 @@ class AttentionInfo:
         lse = [None] * self.call.graph.batch if self._lse is None else torch.split(self._lse, 1)
         return [AttentionInfo(self.call.part(b, None), part) for b, part in enumerate(lse)]
 
-    def weight_matrix(
-        self, lse: Float[Tensor, "batch heads dst"] | None = None, rows: tuple[int, int] | None = None
-    ) -> Float[Tensor, "batch heads dst src"]:
+    def weight_matrix(self, rows: tuple[int, int] | None = None) -> Float[Tensor, "batch heads dst src"]:
         """All weights before dropout, 0 at non-edges, also of a graph that differs by head or sample.
 
         Memory is tokens x tokens for each head, or that of the receivers ``start .. stop - 1`` given as
-        ``rows``. ``lse``: another normaliser than that of the call.
+        ``rows``.
         """
-        lse = (self.lse if lse is None else lse)[:, :, slice(*rows or (None,))]
-        lse = lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)
-        return (self.logit_matrix(rows, lse.dtype) - lse).exp()
+        lse = self.lse if rows is None else self.lse[:, :, slice(*rows)]
+        return (self.logit_matrix(rows) - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp()
 
-    def logit_matrix(
-        self, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None
-    ) -> Float[Tensor, "batch heads dst src"]:
+    def logit_matrix(self, rows: tuple[int, int] | None = None) -> Float[Tensor, "batch heads dst src"]:
         """:meth:`logits` of all pairs, -inf at non-edges; ``rows`` as in :meth:`weight_matrix`."""
-        call, graph = self.call, self.call.graph if rows is None else self.call.graph.rows(*rows)
+        call, device = self.call, self.call.q.device
+        graph = call.graph if rows is None else call.graph.rows(*rows)
         start, stop = rows or (0, graph.num_dst)
-        wide = dtype or edge_softmax.accumulation_dtype(call.q.dtype)
-        dst, src = (torch.arange(*span, device=call.q.device) for span in ((start, stop), (graph.num_src,)))
+        wide = edge_softmax.accumulation_dtype(call.q.dtype)
         k = edge_softmax.per_query_head(call.k, call.q.shape[1]).to(wide)
         score = call.q[:, :, start:stop].to(wide) @ k.mT * call.scale
-        score = call.modified(score, dst.unsqueeze(-1), src)
+        dst = torch.arange(start, stop, device=device).unsqueeze(-1)
+        score = call.modified(score, dst, torch.arange(graph.num_src, device=device))
         if call.bias is not None:
-            here = self.call.graph.edges_on(call.q.device)[1]
-            bias = call.bias if rows is None else call.bias[..., (here >= start) & (here < stop)]
+            receivers = call.graph.edges_on(device)[1]
+            bias = call.bias[..., (receivers >= start) & (receivers < stop)]
             score = score + dense.spread(bias.to(wide), graph)
-        # exp of the score of a non-edge may be inf, and its gradient NaN
-        return score.masked_fill(~graph.mask(score.device), -torch.inf)
+        # exp of the score of a non-edge may be inf, and its gradient NaN.
+        return score.masked_fill(~graph.mask(device), -torch.inf)
 
     def _positions(self, edges: Tensor | None) -> Tensor:
         device = self.call.q.device
-        graph_edges = self.call.graph.edges_on(device)
+        count = self.call.graph.edges_on(device).shape[1]
         if edges is None:
-            return torch.arange(graph_edges.shape[1], device=device)
-        if isinstance(edges, Tensor) and edges.dim() == 1:
-            return _checked_positions(edges, graph_edges.shape[1]).to(device)
-        return self.call.graph.positions_of(edges).to(device)
+            return torch.arange(count, device=device)
+        if not isinstance(edges, Tensor) or edges.dim() != 1:
+            return self.call.graph.positions_of(edges).to(device)
+        if edges.is_floating_point() or edges.dtype == torch.bool:
+            raise TypeError(
+                f"edges must be integers, positions [K] or pairs [2, K], got {edges.dtype}; of a bool mask "
+                "use nonzero()"
+            )
+        # A compiler has no values to look at.
+        if not torch.compiler.is_compiling() and ((edges < 0) | (edges >= count)).any():
+            got = f"{int(edges.min())} .. {int(edges.max())}"
+            raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {got}")
+        return edges.long().to(device)
 
     def _logits(self, positions: Tensor) -> Tensor:
         call, wide = self.call, edge_softmax.accumulation_dtype(self.call.q.dtype)
         src, dst = call.graph.edges_on(call.q.device)[:, positions]
         k = edge_softmax.per_query_head(call.k.to(wide), call.q.shape[1])
-        # gradients of index_select are summed in one order
+        # The gradients of index_select are summed in one order.
         score = edge_softmax.logit(call.q.to(wide).index_select(2, dst), k.index_select(2, src), call.scale)
         logits = call.modified(score, dst, src)
         return logits if call.bias is None else logits + call.bias.to(wide).index_select(2, positions)
@@ -262,102 +288,11 @@ def list_backends() -> dict[str, str]:
     }
 
 
-def _checked_positions(edges: Tensor, count: int) -> Tensor:
-    if edges.is_floating_point() or edges.dtype == torch.bool:
-        wanted = "integers, positions [K] or pairs [2, K]"
-        raise TypeError(f"edges must be {wanted}, got {edges.dtype}; of a bool mask use nonzero()")
-    # a compiler has no values to look at
-    if not torch.compiler.is_compiling() and ((edges < 0) | (edges >= count)).any():
-        got = f"{int(edges.min())} .. {int(edges.max())}"
-        raise IndexError(f"edges must be positions in 0 .. {count - 1}, got {got}")
-    return edges.long()
-
-
-def _check_result(backend: Backend, result: object, call: AttentionCall) -> None:
-    """TypeError or ValueError for what is no ``(out, lse or None)`` of the call."""
-    out, lse = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
-    if not isinstance(out, Tensor) or not (lse is None or isinstance(lse, Tensor)):
-        wanted = "(out, lse or None)"
-        raise TypeError(f"backend {backend.name!r} must return {wanted}, its run gave {quoted(result)}")
-    due = (*call.q.shape[:3], call.v.shape[3])
-    if out.shape != due or not (lse is None or lse.shape == due[:3]):
-        wanted = f"out {list(due)} and lse {list(due[:3])}"
-        got = f"{list(out.shape)} and {None if lse is None else list(lse.shape)}"
-        raise ValueError(f"backend {backend.name!r} must return {wanted}, its run gave {got}")
-
-
 def checked_backend(backend: str | Backend) -> str | Backend:
     """``backend`` if it is a name of :func:`list_backends`, "auto" or a :class:`Backend`."""
     if isinstance(backend, str):
         return checks.choice("backend", backend, ["auto", *BACKENDS])
     if not isinstance(backend, Backend):
-        wanted = "a name or a gnn_attention.backends.Backend"
-        raise TypeError(f"backend must be {wanted}, got {type(backend).__name__}")
-    return backend
-
-
-def _chosen(backend: str | Backend, call: AttentionCall) -> Backend:
-    """The backend of a call, cached with the graph where like calls have the same one."""
-    chosen = choose(call) if backend == "auto" else _supporting(backend, call)
-    is_first = backend == "auto" and is_first_call(call)
-    if is_first:
-        call.graph.count_call()
-    if not isinstance(backend, str):
-        return chosen
-    if not is_first and call.chosen is not None and _is_lasting(chosen, call, backend):
-        call.chosen[backend] = chosen.name
-    elif chosen.capabilities.cached is True and _is_identified(call):
-        choices = call.graph._memo.data.setdefault((_previous_choice,), {})
-        choices[_identity(backend, call)] = chosen.name
-        for oldest in list(choices)[:-MOST_CHOICES]:
-            choices.pop(oldest, None)
-    return chosen
-
-
-def _previous_choice(backend: str | Backend, call: AttentionCall) -> Backend | None:
-    """The backend that a call had before, where a backward pass computes it again (checkpointing).
-
-    Free memory is not asked for again: it may have changed, and with another backend the tensors that are
-    saved and the roundings would be others.
-    """
-    choices = call.graph._memo.data.get((_previous_choice,))
-    if not choices or not isinstance(backend, str) or not _is_identified(call):
-        return None
-    return BACKENDS.get(choices.get(_identity(backend, call), ""))
-
-
-def _is_identified(call: AttentionCall) -> bool:
-    """Whether :func:`_identity` may be taken: on a CPU, where alone free memory decides, of numbers."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return all(type(x) is Tensor and x.device.type == "cpu" for x in (call.q, call.k, call.v))
-
-
-def _identity(backend: str, call: AttentionCall) -> tuple[Any, ...]:
-    """What a call and its recomputation have in common, and hardly any other call along the graph has."""
-    # some tokens from all places: the last may be padding
-    with eagerly():
-        tensors = [
-            x.detach()[:, :, :: -(-x.shape[2] // TOKENS_OF_IDENTITY) or 1] for x in (call.q, call.k, call.v)
-        ]
-        sums = [float(x.sum()).hex() for x in tensors]
-    options = [x is None for x in (call.score_mod, call.bias, call.sink_logits)]
-    return backend, call.q.shape, call.v.shape, call.q.dtype, *options, call.dropout, call.with_lse, *sums
-
-
-def _is_lasting(chosen: Backend, call: AttentionCall, backend: str) -> bool:
-    """Whether every call of this form is supported, as one. Of much memory that is looked up each time."""
-    whole = (call.graph.batch is None and call.graph.heads is None) or chosen.capabilities.varying_graphs
-    if not chosen.capabilities.cached or not whole or BACKENDS.get(chosen.name) is not chosen:
-        return False
-    return chosen.bytes_needed is None or chosen.bytes_needed(call) <= memory.WORTH_ASKING
-
-
-def _supporting(backend: str | Backend, call: AttentionCall) -> Backend:
-    backend = checked_backend(backend)
-    backend = BACKENDS[backend] if isinstance(backend, str) else backend
-    reason = backend.unsupported_reason(call)
-    if reason is not None:
-        what = f"backend {backend.name!r} cannot hold this call on {call.graph!r}"
-        raise RefusalError(f"{what}: {reason}", reason)
+        expected = "a name or a gnn_attention.backends.Backend"
+        raise TypeError(f"backend must be {expected}, got {type(backend).__name__}")
     return backend

@@ -35,10 +35,17 @@ class Rotary:
 
     def __post_init__(self) -> None:
         checks.number("base", self.base, positive=True)
-        if self.frequencies is not None:
-            object.__setattr__(self, "frequencies", _numbers(self.frequencies))
-            if not all(map(math.isfinite, self.frequencies)):
-                raise ValueError(f"frequencies must be finite, got {self.frequencies}")
+        if self.frequencies is None:
+            return
+        try:
+            object.__setattr__(self, "frequencies", tuple(map(float, self.frequencies)))
+        except (TypeError, ValueError):
+            got = checks.quoted(self.frequencies)
+            raise TypeError(
+                f"frequencies must be numbers, one for each pair of channels, got {got}"
+            ) from None
+        if not all(map(math.isfinite, self.frequencies)):
+            raise ValueError(f"frequencies must be finite, got {self.frequencies}")
 
     def turn(
         self, x: Float[Tensor, "*lead tokens dim"], positions: Int[Tensor, " tokens"]
@@ -61,23 +68,16 @@ class Rotary:
         return self.turn(rows.unsqueeze(1), torch.tensor([distance])).squeeze(1)
 
     def _angles(self, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the angle of every position and pair of channels, in float64."""
         if dim % 2:
             raise ValueError(f"rotary turns pairs of channels: head_dim must be even, got {dim}")
-        angle = positions.to(torch.float64).unsqueeze(-1) * self._of_each_pair(dim, positions.device)
-        return angle.cos(), angle.sin()
-
-    def _of_each_pair(self, dim: int, device: torch.device) -> Tensor:
+        double: dict[str, Any] = {"dtype": torch.float64, "device": positions.device}
         if self.frequencies is None:
-            return self.base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
-        if len(self.frequencies) != dim // 2:
-            got = len(self.frequencies)
+            frequencies = self.base ** (-torch.arange(0, dim, 2, **double) / dim)
+        else:
+            frequencies = torch.tensor(self.frequencies, **double)
+        if len(frequencies) != dim // 2:
+            got = len(frequencies)
             raise ValueError(f"frequencies must be one for each of {dim // 2} pairs of channels, got {got}")
-        return torch.tensor(self.frequencies, dtype=torch.float64, device=device)
-
-
-def _numbers(frequencies: Any) -> tuple[float, ...]:
-    try:
-        return tuple(float(frequency) for frequency in frequencies)
-    except (TypeError, ValueError):
-        got = checks.quoted(frequencies)
-        raise TypeError(f"frequencies must be numbers, one for each pair of channels, got {got}") from None
+        angle = positions.to(torch.float64).unsqueeze(-1) * frequencies
+        return angle.cos(), angle.sin()

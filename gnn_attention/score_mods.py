@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -31,16 +30,15 @@ __all__ = ["RelativeBias", "ScoreMod", "alibi", "alibi_slopes", "chain"]
 __all__ += ["log_multiplicity", "relative_bias", "softcap"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-_TAKEN = ("score", "b", "h", "dst", "src")
-# of functions that are made in the compiled program
-_COMPILERS_KNOW_CODE = TorchVersion(torch.__version__) >= "2.11"
-# as arguments of a function whose result is a constant
-_COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
-# what a compiler makes a constant of, among the arguments of a partial
-_CONSTANTS = (Tensor, int, float, str, FunctionType)
-_FITTING: WeakSet[type] = WeakSet()  # types whose objects take these
+PARAMETERS = ("score", "b", "h", "dst", "src")
+# Since torch 2.11 a compiler knows the code of functions that are made in the compiled program. Since 2.13 it
+# takes them as arguments of a function whose result is a constant.
+COMPILERS_KNOW_CODE = TorchVersion(torch.__version__) >= "2.11"
+COMPILERS_KNOW_OBJECTS = TorchVersion(torch.__version__) >= "2.13"
+# A compiler makes a constant of these, among the arguments of a partial.
+CONSTANTS = (Tensor, int, float, str, FunctionType)
 # score_mod -> {(the axes longer than 1, the device): whether it needs single numbers, None if neither works}
-_PROBED = WeakIdKeyDictionary()
+_probed = WeakIdKeyDictionary()
 
 
 def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
@@ -49,34 +47,23 @@ def checked(score_mod: ScoreMod | None) -> ScoreMod | None:
     >>> checked(softcap(2.0))
     softcap(cap=2.0)
     """
-    if score_mod is not None and not callable(score_mod):
+    if score_mod is None:
+        return None
+    if not callable(score_mod):
         got = type(score_mod).__name__
         raise TypeError(f"score_mod must be a function (score, b, h, dst, src) -> score, got {got}")
-    if isinstance(score_mod, FunctionType):
-        if _COMPILERS_KNOW_CODE or not torch.compiler.is_compiling():
-            _check_function(score_mod)
-    # a compiler cannot take the signature of an object
-    elif score_mod is not None and not torch.compiler.is_compiling():
-        _check_object(score_mod)
+    is_compiling = torch.compiler.is_compiling()
+    if isinstance(score_mod, FunctionType) and (COMPILERS_KNOW_CODE or not is_compiling):
+        code, most = score_mod.__code__, score_mod.__code__.co_argcount
+        least = most - len(score_mod.__defaults__ or ())
+        if least > len(PARAMETERS) or (most < len(PARAMETERS) and not code.co_flags & inspect.CO_VARARGS):
+            names = ", ".join(code.co_varnames[:most])
+            raise TypeError(f"score_mod must take ({', '.join(PARAMETERS)}), got a function of ({names})")
+    # A compiler cannot take the signature of an object.
+    elif not is_compiling and not _is_known(score_mod):
+        function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
+        checks.takes("score_mod", function, *PARAMETERS)
     return score_mod
-
-
-def _check_function(score_mod: FunctionType) -> None:
-    """By its code alone, which a compiler knows too."""
-    code, most = score_mod.__code__, score_mod.__code__.co_argcount
-    least = most - len(score_mod.__defaults__ or ())
-    if least > len(_TAKEN) or (most < len(_TAKEN) and not code.co_flags & inspect.CO_VARARGS):
-        names = ", ".join(code.co_varnames[:most])
-        raise TypeError(f"score_mod must take ({', '.join(_TAKEN)}), got a function of ({names})")
-
-
-def _check_object(score_mod: Any) -> None:
-    kind = score_mod if isinstance(score_mod, (partial, MethodType)) else type(score_mod)
-    if kind in _FITTING:
-        return
-    checks.takes("score_mod", score_mod.forward if isinstance(score_mod, nn.Module) else score_mod, *_TAKEN)
-    if isinstance(kind, type):
-        _FITTING.add(kind)
 
 
 def fit_score_mod(
@@ -91,15 +78,14 @@ def fit_score_mod(
     if _is_known(score_mod) or 0 in shape:
         return score_mod
     try:
-        tried: dict[Any, bool | None] = _PROBED.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
-    # an object without weak references is tried in every call
+        tried: dict[Any, bool | None] = _probed.setdefault(score_mod, {})  # type: ignore[no-untyped-call]
+    # An object without weak references is tried in every call.
     except TypeError:
         tried = {}
     key = tuple(size > 1 for size in shape), like.device
     if key not in tried:
-        arguments = score_mod, shape, first, like.device, nullcontext()
-        tried[key] = single_pairs.call_apart(_needs_single_pairs, *arguments)
-    # a mapped function is right wherever it runs, also where a transform replaces the tensors that it holds
+        tried[key] = _needs_single_pairs(score_mod, shape, first, like.device, nullcontext())
+    # A mapped function is right wherever it runs, also where a transform replaces the tensors that it holds.
     if tried[key] or (tried[key] is None and torch._C._are_functorch_transforms_active()):
         return partial(single_pairs.map_pairs, score_mod)
     return score_mod if tried[key] is False else partial(_call_at_once, score_mod)
@@ -109,7 +95,7 @@ def _is_mapped(score_mod: Any, like: Tensor) -> bool:
     """Whether a program, in which ``like`` has no numbers, maps the score_mod."""
     if hasattr(like, "fake_mode"):
         return _needs_mapping(score_mod, like.device, like.fake_mode)
-    is_mapped = _COMPILERS_KNOW_OBJECTS and _is_mapped_by_a_compiler(score_mod, like.device)
+    is_mapped = COMPILERS_KNOW_OBJECTS and _is_mapped_by_a_compiler(score_mod, like.device)
     if is_mapped and torch.compiler.is_exporting():
         raise NotImplementedError(
             "torch.export(strict=True) cannot map a score_mod of single numbers over the pairs: "
@@ -119,17 +105,17 @@ def _is_mapped(score_mod: Any, like: Tensor) -> bool:
 
 
 def _is_mapped_by_a_compiler(score_mod: Any, device: torch.device) -> bool:
-    # of a chain that is made in the program a compiler knows the links, but not the whole
+    # A compiler knows the links of a chain that is made in the program, but not the whole.
     if isinstance(score_mod, chain):
         return any(_is_mapped_by_a_compiler(mod, device) for mod in score_mod.mods)
-    # to a compiler the parts of a method or a partial are constants, but the whole is none
+    # The parts of a method or a partial are constants for a compiler, but the whole is none.
     function, names, values = score_mod, "", []
     if isinstance(score_mod, MethodType):
         function, values = score_mod.__func__, [score_mod.__self__]
     elif isinstance(score_mod, partial):
         function, names = score_mod.func, " ".join(score_mod.keywords)
         values = [*score_mod.args, *score_mod.keywords.values()]
-        if not isinstance(function, FunctionType) or not all(isinstance(x, _CONSTANTS) for x in values):
+        if not isinstance(function, FunctionType) or not all(isinstance(x, CONSTANTS) for x in values):
             return False
     return _parts_need_mapping(device, function, names, *values)
 
@@ -152,10 +138,9 @@ def _needs_mapping(score_mod: ScoreMod, device: torch.device, mode: AbstractCont
         return any(_needs_mapping(mod, device, mode) for mod in score_mod.mods)
     if _is_known(score_mod):
         return False
-    # torch.export keeps the modules that are called on a stack, from which a call that fails is not removed
+    # torch.export keeps the modules that are called on a stack, from which a call that fails is not removed.
     function = score_mod.forward if isinstance(score_mod, nn.Module) else score_mod
-    arguments = function, (1, 1, 1, 1), (0, 0), device, mode
-    return bool(single_pairs.call_apart(_needs_single_pairs, *arguments))
+    return bool(_needs_single_pairs(function, (1, 1, 1, 1), (0, 0), device, mode))
 
 
 def _needs_single_pairs(
@@ -165,19 +150,16 @@ def _needs_single_pairs(
     device: torch.device,
     mode: AbstractContextManager[Any],
 ) -> bool | None:
-    # its random numbers are not those of the call
-    with mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
-        ends = single_pairs.probes(shape, (0, 0, *first), device)
-        sizes = [end.numel() for end in ends]
-        score = torch.linspace(-1, 1, math.prod(sizes), device=device).view(sizes)
+    def probe() -> bool | None:
+        # Random numbers that the score_mod draws here are not those of the call.
+        with mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
+            ends = single_pairs.probes(shape, (0, 0, *first), device)
+            sizes = [end.numel() for end in ends]
+            score = torch.linspace(-1, 1, math.prod(sizes), device=device).view(sizes)
+            scores = lambda mod: mod(score, *ends).expand(sizes)  # noqa: E731
+            return single_pairs.needs_single_pairs(scores, score_mod, [score, *ends])
 
-        def scores(mod: ScoreMod) -> Tensor:
-            changed = mod(score, *ends)
-            if not changed.is_floating_point():
-                raise TypeError(f"score_mod must return a float tensor, got {changed.dtype}")
-            return changed.expand(sizes)
-
-        return single_pairs.needs_single_pairs(scores, score_mod, [score, *ends])
+    return single_pairs.call_apart(probe)
 
 
 def _call_at_once(score_mod: ScoreMod, score: Tensor, *ends: Tensor) -> Tensor:

@@ -206,13 +206,6 @@ def test_equality(kind, count, examined):
     few(count)(examined(kind))()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@each
-def test_more_examples(kind, count, examined):
-    few(5 * count)(examined(kind))()
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 @each

@@ -4,9 +4,7 @@ every kernel.
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -90,20 +88,6 @@ class TestFormulas:
             ours = ga.attend(q, k, v, graph, score_mod=mod, backend="reference")
         assert_exact(ours, theirs)
 
-    @each_mod
-    def test_copies(self, mod, formula):
-        edge = torch.tensor(0.7, dtype=torch.float64), *torch.tensor([0, 1, 2, 8])
-        for copied in (copy.deepcopy(mod), pickle.loads(pickle.dumps(mod))):
-            assert type(copied) is type(mod)
-            assert torch.equal(copied(*edge), mod(*edge))
-
-    @each_mod
-    def test_gradients_reach_the_score(self, mod, formula):
-        score = seeded(1, HEADS, 3).requires_grad_()
-        dst, src = torch.tensor([0, 4, 8]), torch.tensor([1, 4, 2])
-        head = torch.arange(HEADS).view(1, -1, 1)
-        assert torch.autograd.gradcheck(lambda x: mod(x, torch.zeros_like(head), head, dst, src), [score])
-
 
 class TestAlibi:
     def test_slopes(self):
@@ -168,27 +152,15 @@ class TestRelativeBias:
         assert not module.table.any()
 
 
-class TestChain:
-    def test_a_learned_link_is_trained_with_the_layer(self):
-        """A chain has the parameters of its links."""
-        mods = score_mods.chain(score_mods.RelativeBias(2, 1), score_mods.softcap(2.0)).double()
-        assert [(x.shape, x.dtype) for x in mods.parameters()] == [((2, 3), torch.float64)]
-        assert len(mods.state_dict()) == 1
-
-
 ERRORS = r"""
 alibi_slopes(0) -> ValueError: num_heads must be at least 1, got 0
-alibi_slopes(2.0) -> TypeError: num_heads must be an integer, got 2.0
 alibi(0.5) -> TypeError: slopes must be
 softcap(0.0) -> ValueError: cap must be positive, got 0.0
-softcap(float("nan")) -> ValueError: cap must be finite, got nan
 softcap(True) -> TypeError: cap must be a number, got True
 log_multiplicity([1.0]) -> TypeError: multiplicity must be a tensor, got list
 log_multiplicity(torch.ones(2, 3, 4)) -> ValueError: \[src\] or \[dst, src\], got \[2, 3, 4\]
 relative_bias(torch.zeros(2, 4)) -> ValueError: table must be .*2 \* reach \+ 1\], got \[2, 4\]
-relative_bias(torch.zeros(3)) -> ValueError: table must be .*2 \* reach \+ 1\], got \[3\]
 relative_bias(torch.zeros(2, 3).long()) -> TypeError: table must be a float tensor
-RelativeBias(0, 2) -> ValueError: num_heads must be at least 1, got 0
 RelativeBias(2, 1.5) -> TypeError: reach must be an integer, got 1.5
 chain(softcap(2.0), 3) -> TypeError: every link must be a score_mod .*, got int
 """
@@ -213,17 +185,12 @@ TYPES = torch.stack([DISTANCES, DISTANCES // 2], -1)
 OF_SINGLE_NUMBERS = {
     "a product of vectors": lambda s, b, h, dst, src: s + torch.dot(A[b, h, dst], B[b, h, src]),
     "a sum": lambda s, b, h, dst, src: s + (2 * A[b, h, dst]).sum() * B[b, h, src, 0],
-    "rows of tables": lambda s, b, h, dst, src: s + A[b][h][dst][0] * B[b, h][src].max(),
-    "numbers alone": lambda s, b, h, dst, src: s + A[b, h, dst, 1] * (dst - src),
     "in a chain": score_mods.chain(lambda s, b, h, i, j: s + torch.dot(A[b, h, i], B[b, h, j])),
     "mla": gym("latent_attention.generate_mla_rope_score_mod", A, B[:, :1], HEADS, 0.5),
-    "graphormer spatial": gym("graphormer.generate_graphormer_spatial_bias", seeded(HEADS, 5), DISTANCES),
     "graphormer": gym(
         "graphormer.generate_graphormer_edge_bias", seeded(HEADS, 2, 5), TYPES, DISTANCES.clamp(max=2)
     ),
     "alibi": gym("alibi.generate_alibi_bias", HEADS),
-    "sandwich": gym("sandwich.generate_sandwich_bias", HEADS, 16, 8),
-    "softcap": gym("softcapping.generate_tanh_softcap", 3),
     "activation": gym("activation.generate_activation_score_mod", torch.nn.functional.softplus),
 }
 
@@ -253,17 +220,6 @@ def test_score_mods_of_single_numbers(mod, monkeypatch):
         assert_exact(out, expected)
         found = torch.autograd.grad((out * direction).sum(), given)
         assert_exact(list(found), list(gradients))
-
-
-def test_the_tables_of_a_score_mod_of_single_numbers_are_trained():
-    table = A.clone().requires_grad_()
-    mod = lambda s, b, h, dst, src: s + torch.dot(table[b, h, dst], B[b, h, src])  # noqa: E731
-    q, k, v = (seeded(2, HEADS, n, 8, seed=n) for n in (NUM_DST, NUM_SRC, NUM_SRC))
-    full = patterns.cross(NUM_DST, NUM_SRC)
-    (found,) = torch.autograd.grad(ga.attend(q, k, v, full, score_mod=mod).pow(2).sum(), table)
-    added = lambda s, b, h, dst, src: s + (table @ B.mT)[b, h, dst, src]  # noqa: E731
-    (expected,) = torch.autograd.grad(ga.attend(q, k, v, full, score_mod=added).pow(2).sum(), table)
-    assert_exact(found, expected)
 
 
 class LowRank(nn.Module):
@@ -298,25 +254,15 @@ def test_tables_that_are_filled_later():
         assert_exact(out, softmax_with(scale * A[0, 0] @ B[0, 0].mT, *given))
 
 
-def jvp(call, q):
-    return torch.func.jvp(call, (q,), (q,))[1]
-
-
-def in_mode(mode):
-    def run(call, q):
-        with mode():
-            return call(q)
-
-    return run
+def counting_flops(call, q):
+    with FlopCounterMode(display=False):
+        return call(q)
 
 
 CONTEXTS = {
-    "parameter": lambda call, q: call(nn.Parameter(q)),
-    "device": in_mode(lambda: torch.device("cpu")),
-    "flops": in_mode(lambda: FlopCounterMode(display=False)),
+    "flops": counting_flops,
     "vmap": lambda call, q: torch.func.vmap(lambda x: call(x[None])[0])(q),
-    "grad": lambda call, q: torch.func.grad(lambda x: call(x).pow(2).sum())(q),
-    "jvp": jvp,
+    "jvp": lambda call, q: torch.func.jvp(call, (q,), (q,))[1],
 }
 
 
@@ -341,11 +287,6 @@ class Products(nn.Module):
         return s + torch.dot(self.a[dst], B[0, 0][src])
 
 
-class CallableProducts:
-    def __call__(self, *numbers):
-        return add_product_of_tables(*numbers)
-
-
 def add_product_of_tables(s, b, h, dst, src):
     return s + torch.dot(A[0, 0][dst], B[0, 0][src])
 
@@ -358,11 +299,7 @@ by_parts = partial(add_product, A[0, 0], by=B[0, 0])
 IN_PROGRAMS = {
     "function": add_product_of_tables,
     "module": Products(),
-    "object": CallableProducts(),
-    "method": Products().forward,
     "partial": by_parts,
-    "chain of a function": score_mods.chain(add_product_of_tables, score_mods.softcap(99.0)),
-    "chain of a module": score_mods.chain(score_mods.softcap(99.0), Products()),
     "chain of a chain": score_mods.chain(score_mods.chain(by_parts)),
 }
 
@@ -398,29 +335,11 @@ def test_score_mods_of_single_numbers_are_compiled(kind):
         torch.export.export(module, tuple(given), strict=True)
 
 
-def test_gradients_of_each_sample():
-    """Transforms replace the parameters of the score_mod."""
-    given, mod = given_tensors(), LowRank()
-    names = {"mod.a": A[0, 0].clone(), "mod.b": B[0, 0].clone()}
-    layer = nn.Module()
-    layer.mod = mod
-    layer.forward = lambda q, k, v: ga.attend(q[None], k[None], v[None], FULL, score_mod=mod).pow(2).sum()
-    ours = lambda p, *x: torch.func.functional_call(layer, p, x)  # noqa: E731
-    due = lambda p, *x: softmax_with(p["mod.a"] @ p["mod.b"].mT, *x).pow(2).sum()  # noqa: E731
-    results = [torch.func.vmap(torch.func.grad(f), (None, 0, 0, 0))(names, *given) for f in (ours, due)]
-    for name in names:
-        assert_exact(results[0][name], results[1][name])
-
-
 ROW, GRID = seeded(NUM_SRC), seeded(NUM_SRC, NUM_SRC)
 OF_TENSORS = {
-    "distances": lambda s, b, h, dst, src: s - (dst - src).abs() * 2.0 ** -(h + 1),
     "tables": lambda s, b, h, dst, src: s.tanh() + ROW[src] * GRID[dst, src] + ROW.max(),
     "blocks": lambda s, b, h, dst, src: torch.where(dst // 2 == src // 2, s, s - 1),
     "vectors": lambda s, b, h, dst, src: s + (GRID[dst] * GRID[src]).sum(-1),
-    "lists": lambda s, b, h, dst, src: s + (src[..., None] == torch.tensor([1, 3])).any(-1),
-    "places": lambda s, b, h, dst, src: s + GRID[dst][..., 1] + ROW[(GRID[src, dst] > 0).long()],
-    "copies": lambda s, b, h, dst, src: s.clone().masked_fill_(dst < src, -1.0) + torch.zeros_like(s),
     "a stack": lambda s, b, h, dst, src: torch.stack([s, s + 1], -1).amax(-1),
 }
 
@@ -436,7 +355,7 @@ def test_score_mods_whose_operators_work_number_by_number_are_called_once(name):
 
     q, k, v = given_tensors()
     out = ga.attend(q, k, v, FULL, score_mod=counted, backend="dense")
-    assert (0 in axes) == (name in ("vectors", "lists", "places", "a stack"))
+    assert (0 in axes) == (name in ("vectors", "a stack"))
     pairs = [torch.tensor(pair) for pair in product(*map(range, (2, HEADS, NUM_DST, NUM_SRC)))]
     scores = q @ k.mT * 8**-0.5
     changed = torch.stack([mod(scores[tuple(pair)], *pair) for pair in pairs]).view(scores.shape)

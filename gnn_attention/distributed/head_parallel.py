@@ -184,12 +184,12 @@ class _ShardedLayer:
     # a MessagePassingAttention of some heads, called with graph, bias and options of the whole
     shard: HeadShard
 
-    def _make_call(
+    def make_call(
         self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Any, wants_weights: bool
     ) -> AttentionCall:
         shard, parent = self.shard, super()
         graph, bias = shard.graph(graph), shard.bias(bias)
-        call: AttentionCall = parent._make_call(x_src, x_dst, graph, bias, wants_weights)  # type: ignore[attr-defined]
+        call: AttentionCall = parent.make_call(x_src, x_dst, graph, bias, wants_weights)  # type: ignore[attr-defined]
         call = replace(call, first_head=shard.first)
         if not isinstance(call.score_mod, nn.Module):
             return call
@@ -197,8 +197,8 @@ class _ShardedLayer:
         mod = shard.copy(call.score_mod)
         return replace(call, score_mod=mod, q=keep_in_graph(call.q, *mod.parameters()))
 
-    def _run(self, call: AttentionCall, batched: bool, is_kept: bool) -> tuple[Tensor, Any]:
-        update, weights = super()._run(call, batched, is_kept)  # type: ignore[misc]
+    def run_call(self, call: AttentionCall, batched: bool, seen_once: bool) -> tuple[Tensor, Any]:
+        update, weights = super().run_call(call, batched, seen_once)  # type: ignore[misc]
         return update, self.shard.all_gather(weights) if call.with_lse else weights
 
 

@@ -264,9 +264,9 @@ def weights(
 
     ``weights``: a table ``[dst, src]``, ``[heads, dst, src]`` or ``[1, heads, dst, src]``, a tensor or NumPy
     array, with the ``graph`` whose non-edges are grey; ``(edge_index, weights [E, heads])``, as the layer
-    returns them, with the ``graph``; the ``AttentionInfo`` of a call of ``attend`` with one sample; or a layer
-    of ``trace.record``. Several heads (up to 64) are drawn side by side in one scale; ``heads`` chooses one
-    or some of them. Weight 0 is white, a negative number orange, NaN and -inf grey.
+    returns them, with the ``graph``; the ``AttentionInfo`` of a call of ``attend`` with one sample; or a
+    layer of ``trace.record``. Several heads (up to 64) are drawn side by side in one scale; ``heads``
+    chooses one or some of them. Weight 0 is white, a negative number orange, NaN and -inf grey.
     ``labels`` name the receivers, and the senders too where there are as many. TypeError, ValueError or
     IndexError for other arguments, and ValueError for +inf and above 4096 tokens a side.
 

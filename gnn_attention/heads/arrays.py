@@ -8,7 +8,7 @@ from torch import nn
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 
-# of fewer tokens and larger matrices the product takes less time than a copy of the matrices
+# The product of fewer tokens with larger matrices takes less time than a copy of the matrices.
 FEW_TOKENS, LARGE_MATRIX = 64, 2**14
 
 
@@ -16,15 +16,15 @@ def project(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x W_h + b_h`` of each head: [batch, tokens, in] -> [batch, heads, tokens, out]."""
     check_states(x, matrix.shape[1], matrix.dtype)
     (batch, tokens), (heads, width, dim) = x.shape[:2], matrix.shape
-    # a compiled program is for any number of tokens
+    # A compiled program is for any number of tokens.
     few = not torch.compiler.is_compiling() and batch * tokens <= FEW_TOKENS
     if few and width * dim >= LARGE_MATRIX:
         result = torch.bmm(x.reshape(1, -1, width).expand(heads, -1, -1), matrix)
         result = result.view(heads, batch, tokens, dim).transpose(0, 1)
-    else:  # one product, whose matrix is a copy
-        # reshape takes a third of the time of flatten
-        sides = x.reshape(batch * tokens, width), matrix.transpose(0, 1).reshape(width, heads * dim)
-        result = torch.mm(*sides)
+    else:
+        # One product, whose matrix is a copy; reshape takes a third of the time of flatten.
+        side_by_side = matrix.transpose(0, 1).reshape(width, heads * dim)
+        result = torch.mm(x.reshape(batch * tokens, width), side_by_side)
         result = result.view(batch, tokens, heads, dim).transpose(1, 2)
     return result if bias is None else (result + bias.unsqueeze(1)).to(result.dtype)
 
@@ -81,30 +81,14 @@ def heads_first(name: str, array: Any, num_heads: int | None, layout: str) -> Te
     return matrix.reshape(matrix.shape[0], num_heads, -1).transpose(0, 1).contiguous()
 
 
-def output_parameter(array: Any, heads: int, value_dim: int, width: int, layout: str) -> nn.Parameter | None:
+def parameter(name: str, array: Any, *shapes: tuple[int, ...], layout: str = "row") -> nn.Parameter | None:
+    """A parameter of the first shape from an array of one of the shapes (more axes stay); None from None."""
     if array is None:
         return None
-    matrix = _in_rows("W_O", array, layout)
-    check_shape("W_O", matrix, (heads, value_dim, width), (heads * value_dim, width))
-    return nn.Parameter(matrix.reshape(heads, value_dim, width).contiguous())
-
-
-def bias_parameter(name: str, array: Any, heads: int, dim: int) -> nn.Parameter | None:
-    if array is None:
-        return None
-    bias = float_copy(name, array)
-    check_shape(name, bias, (heads, dim), (heads * dim,))
-    return nn.Parameter(bias.reshape(heads, dim))
-
-
-def output_bias(array: Any, W_O: Tensor | None) -> nn.Parameter | None:
-    if array is None:
-        return None
-    if W_O is None:
-        raise ValueError("b_O needs W_O: give both or neither")
-    bias = float_copy("b_O", array)
-    check_shape("b_O", bias, (W_O.shape[2],), (W_O.shape[0], W_O.shape[2]))
-    return nn.Parameter(bias)
+    matrix = _in_rows(name, array, layout)
+    check_shape(name, matrix, *shapes)
+    is_flat = matrix.dim() < len(shapes[0])
+    return nn.Parameter((matrix.reshape(shapes[0]) if is_flat else matrix).contiguous())
 
 
 def _in_rows(name: str, array: Any, layout: str) -> Tensor:

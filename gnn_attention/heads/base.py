@@ -73,7 +73,7 @@ class HeadsBase(nn.Module):
 
 
 def normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
-    # the dtypes differ under torch.autocast
+    # The dtypes differ under torch.autocast.
     return x if norm is None else norm(x.to(norm.weight.dtype)).to(x.dtype)
 
 

@@ -47,7 +47,7 @@ class LatentHeads(HeadsBase):
     b_KR: nn.Parameter | None
     rotary: Rotary
     num_heads: int = axis("W_UQ", 0, "Query heads.")
-    # all heads share the latent
+    # All heads share the latent.
     num_kv_heads = 1
     width: int = axis("W_O", 2, "Width of a token's state.")
     source_width: int = axis("W_DKV", 0, "Width of a sender's state.")
@@ -68,10 +68,12 @@ class LatentHeads(HeadsBase):
     ) -> None:
         """By default ``value_dim`` is ``content_dim``. ValueError for an odd ``rotary_dim``."""
         super().__init__()
-        sizes = {"width": width, "num_heads": num_heads, "content_dim": content_dim, "rotary_dim": rotary_dim}
-        checked = (checks.size(name, value, 1) for name, value in sizes.items())
-        width, num_heads, content_dim, rotary_dim = checked
-        latent_dim = checks.size("latent_dim", latent_dim, 1)
+        width, num_heads = checks.size("width", width, 1), checks.size("num_heads", num_heads, 1)
+        content_dim = checks.size("content_dim", content_dim, 1)
+        rotary_dim, latent_dim = (
+            checks.size("rotary_dim", rotary_dim, 1),
+            checks.size("latent_dim", latent_dim, 1),
+        )
         value_dim = content_dim if value_dim is None else checks.size("value_dim", value_dim, 1)
         source = width if query_dim is None else checks.size("query_dim", query_dim, 1)
         self.rotary = Rotary() if rotary is None else rotary

@@ -10,7 +10,7 @@ from gnn_attention.heads.standard import StandardHeads
 
 __all__ = ["LazyHeads"]
 
-# the axis of each parameter that is as wide as a state
+# The axis of each parameter that is as wide as a state.
 WIDE = {"W_Q": 1, "W_K": 1, "W_V": 1, "W_O": 2, "b_O": 0}
 OF_SENDERS = ("W_K", "W_V")
 _lock = threading.Lock()
@@ -56,7 +56,7 @@ class LazyHeads(LazyModuleMixin, StandardHeads):
                     part.materialize((*sizes[: WIDE[name]], own, *sizes[WIDE[name] + 1 :]))
             if not loaded:
                 self.reset_parameters()
-            # last: other threads no longer wait once the class has changed
+            # This is last: other threads no longer wait once the class has changed.
             del self._sizes
             self._infer_parameters(self, ())
 

@@ -153,11 +153,15 @@ class StandardHeads(HeadsBase):
             sizes = q.shape[1], q.shape[0], q.shape[2], v.shape[2], k.shape[0]
             result = cls(*sizes, False, k.shape[1], rotary)
         result.W_Q, result.W_K, result.W_V = nn.Parameter(q), nn.Parameter(k), nn.Parameter(v)
-        result.W_O = arrays.output_parameter(W_O, q.shape[0], v.shape[2], q.shape[1], layout)
+        (heads, width, _), value_dim = q.shape, v.shape[2]
+        of_update = (heads, value_dim, width), (heads * value_dim, width)
+        result.W_O = arrays.parameter("W_O", W_O, *of_update, layout=layout)
         for name, array, like in (("b_Q", b_Q, q), ("b_K", b_K, k), ("b_V", b_V, v)):
-            bias = arrays.bias_parameter(name, array, like.shape[0], like.shape[2])
-            result.register_parameter(name, bias)
-        result.register_parameter("b_O", arrays.output_bias(b_O, result.W_O))
+            of_heads = (like.shape[0], like.shape[2]), (like.shape[0] * like.shape[2],)
+            result.register_parameter(name, arrays.parameter(name, array, *of_heads))
+        if b_O is not None and W_O is None:
+            raise ValueError("b_O needs W_O: give both or neither")
+        result.register_parameter("b_O", arrays.parameter("b_O", b_O, (width,), (heads, width)))
         for name, parameter in result.named_parameters():
             if parameter.dtype != q.dtype:
                 raise ValueError(f"{name} must have the dtype of W_Q, {q.dtype}, got {parameter.dtype}")

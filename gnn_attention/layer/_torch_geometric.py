@@ -1,11 +1,9 @@
-"""What stands between the layer and torch_geometric: two paths, settings, and what callers hand in."""
+"""What stands between the layer and torch_geometric: who looks on, settings, and what callers hand in."""
 
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
-from collections.abc import Iterable
 from inspect import Parameter
 from types import MethodType
 from typing import Any, ClassVar, NoReturn
@@ -20,9 +18,8 @@ from torch_geometric.utils.sparse import set_sparse_value
 
 from gnn_attention import convert, edge_softmax
 from gnn_attention._support import checks
-from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.attend import Explanation, explain
+from gnn_attention.attend import Explanation, checked_backend, explain
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.dispatch import explain_by_size
@@ -32,21 +29,20 @@ from gnn_attention.heads import StandardHeads
 from gnn_attention.heads.lazy import LazyHeads
 
 STEPS = ("edge_update", "message", "aggregate", "update")
-# torch_geometric renders these two for each class, and has no hook on update
+# torch_geometric renders these two anew for each class, and has no hook on update.
 RENDERED = ("propagate", "edge_updater")
-HOOKS = {f"_{step}_forward_{kind}hooks": step for step in ("propagate", *STEPS) for kind in ("", "pre_")}
-# what the layer gives to its steps, besides what torch_geometric has for each: index, size_i, ...
+# What the layer gives to its steps, besides what torch_geometric has for each: index, size_i, ...
 INPUTS = {
     "edge_update": ("q_i", "k_j", "call", "q", "k", "q_j", "k_i"),
     **dict.fromkeys(("message", "aggregate", "update"), ("v_j", "alpha", "v", "v_i")),
 }
-# what the layer follows of torch_geometric's settings, and what to do instead of another
+# What the layer follows of torch_geometric's settings, and what to do instead of setting another value.
 SETTINGS = {
     "flow": ("source_to_target", "reverse the edges instead, by graph.T or edge_index.flip(0)"),
     "decomposed_layers": (1, "a message is made and updated with all its channels at once"),
     "aggr": ("add", "override aggregate instead"),
 }
-_rendering = threading.RLock()
+HOOKS = {f"_{step}_forward_{kind}hooks": step for step in ("propagate", *STEPS) for kind in ("", "pre_")}
 
 
 class TwoPathLayer(MessagePassing):
@@ -54,31 +50,28 @@ class TwoPathLayer(MessagePassing):
 
     heads: Any
     backend: str | Backend
-    # the steps of the class that every other class is compared with
-    own_steps: ClassVar[dict[str, Any]] = {}
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if TwoPathLayer in cls.__bases__:
-            cls.own_steps = {name: getattr(cls, name) for name in (*STEPS, *RENDERED, "forward")}
+    # The steps of the layer itself, with which those of every subclass are compared.
+    own_steps: ClassVar[dict[str, Any]]
 
     def __init__(self, node_dim: int) -> None:
-        with _rendering:
-            self._forget_other_classes()
-            super().__init__(aggr="add", flow="source_to_target", node_dim=node_dim)
-        if all(self._is_own(name) for name in (*RENDERED, "forward")):
-            self._check_parameters()
+        self._forget_other_classes()
+        super().__init__(aggr="add", flow="source_to_target", node_dim=node_dim)
+        # A step that asks for more would be given a global variable of that name, as notebooks have many.
+        for step, inputs in INPUTS.items() if all(map(self._is_own, (*RENDERED, "forward"))) else ():
+            given = (*inputs, *sorted(self.special_args))
+            for name, parameter in self.inspector.get_param_dict(step).items():
+                if name not in given and parameter.default is Parameter.empty:
+                    asked = f"{step} of {type(self).__name__} asks for {name}"
+                    raise TypeError(f"{asked}, which the layer does not give: it may take {', '.join(given)}")
 
     def __setstate__(self, data: dict[str, Any]) -> None:
-        with _rendering:
-            self._forget_other_classes()
-            super().__setstate__(data)
+        self._forget_other_classes()
+        super().__setstate__(data)
 
     def _forget_other_classes(self) -> None:
         """Let torch_geometric render for this class what it would take from a parent or a namesake."""
-        # It takes what it rendered for a parent for the function of a class whose name the parent's begins
-        # with, else for the original, in which an explainer would mask nothing; and from a class of the same
-        # name, as a notebook defines it again, all that it rendered.
+        # What it rendered for a parent it takes for the original, in which an explainer would mask nothing;
+        # and it finds its functions again by the name of a class, which a notebook may define anew.
         kind = type(self)
         for name in RENDERED:
             if name not in vars(kind):
@@ -91,33 +84,28 @@ class TwoPathLayer(MessagePassing):
         kind = type(self)
         return getattr(kind, f"_orig_{name}", getattr(kind, name)) is self.own_steps[name]
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        """Raise NotImplementedError; ``torch.jit.script`` calls this for a module and each of its parts."""
-        raise NotImplementedError(
-            f"torch.jit.script cannot compile a {type(self).__name__}, whose graph is no tensor: "
-            "use torch.compile, torch.export or torch.jit.trace"
-        )
-
-    def _check_parameters(self) -> None:
-        """TypeError for a step that asks for what is not there: a global of its module would be read."""
-        # the layer gives torch_geometric a list of edges, never a sparse adjacency
-        always = self.special_args - {"adj_t"}
-        for step, inputs in INPUTS.items():
-            for name, parameter in self.inspector.get_param_dict(step).items():
-                if name not in {*inputs, *always} and parameter.default is Parameter.empty:
-                    raise TypeError(
-                        f"{step} of {type(self).__name__} asks for {name}, which the layer does not give: "
-                        f"it may take {', '.join([*inputs, *sorted(always)])}"
-                    )
-
     def __setattr__(self, name: str, value: Any) -> None:
-        # torch would file it under the submodules, and the function of the class would go on running
+        if name == "backend":
+            value = checked_backend(replace_none(value))
+        if name in SETTINGS and value != SETTINGS[name][0]:
+            expected, advice = SETTINGS[name]
+            raise NotImplementedError(f"{name} must stay {expected!r}, got {value!r}: {advice}")
+        if name == "aggr_module" and not isinstance(value, SumAggregation) and self._is_own("aggregate"):
+            raise NotImplementedError(f"aggr must stay 'add', got {value}: {SETTINGS['aggr'][1]}")
+        # torch would file a module under the submodules, and the function of the class would go on running.
         if isinstance(value, nn.Module) and name in (*STEPS, *RENDERED):
             raise TypeError(
                 f"{name} must be a function, got the module {type(value).__name__}: "
                 f"write layer.{name} = module.forward, and keep the module under another name to train it"
             )
         super().__setattr__(name, value)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Raise NotImplementedError; ``torch.jit.script`` calls this for a module and each of its parts."""
+        raise NotImplementedError(
+            f"torch.jit.script cannot compile a {type(self).__name__}, whose graph is no tensor: "
+            "use torch.compile, torch.export or torch.jit.trace"
+        )
 
     def watcher(self) -> str | None:
         """Who needs the messages of all edges, in words; None where nobody does."""
@@ -131,18 +119,16 @@ class TwoPathLayer(MessagePassing):
             return "the layer has a step of its own"
         if not all(self._is_own(step) for step in (*STEPS, *RENDERED)):
             return f"{kind.__name__} overrides a step"
-        # torch_geometric replaces propagate while an explainer masks the edges
         propagate = own.get("propagate", kind.propagate)
-        # Dynamo answers getattr(method, "__func__", None) with None
+        # Dynamo answers getattr(method, "__func__", None) with None.
         function = propagate.__func__ if isinstance(propagate, MethodType) else propagate
         replaced = function not in (kind._jinja_propagate, kind._orig_propagate)
         return "propagate is replaced" if replaced else None
 
     def takes_messages(self) -> bool:
         """Whether a call runs the four steps for all edges, whatever its graph."""
-        return (
-            self.backend == "message_passing" or self.watcher() is not None or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
-        )
+        is_recorded = bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+        return self.backend == "message_passing" or self.watcher() is not None or is_recorded
 
     def explain_path(self, g: Any, num_dst: int | None = None, num_src: int | None = None) -> Explanation:
         """Which path a call along ``g`` takes, and why; for "auto" as :func:`gnn_attention.explain` says.
@@ -150,18 +136,13 @@ class TwoPathLayer(MessagePassing):
         ``g`` is what the layer takes; an ``edge_index`` does not know its sizes, which ``num_dst`` and
         ``num_src`` give. "message_passing" calls the four functions of PyG.
 
-        >>> from gnn_attention import MessagePassingAttention
+        >>> from gnn_attention import MessagePassingAttention, patterns
         >>> layer = MessagePassingAttention(StandardHeads(width=8, num_heads=2))
-        >>> graph = TokenGraph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3)
-        >>> layer.explain_path(graph).choice
+        >>> layer.explain_path(patterns.causal(3)).choice
         'dense'
-        >>> _ = layer.register_message_forward_hook(lambda module, inputs, messages: None)
-        >>> layer.explain_path(graph).reason
-        'somebody looks on: there is a hook on message'
         """
         graph = g if isinstance(g, TokenGraph) else convert.from_pyg(g, num_dst, num_src)
-        watcher = self.watcher()
-        if watcher is not None:
+        if (watcher := self.watcher()) is not None:
             return Explanation(repr(graph), "message_passing", f"somebody looks on: {watcher}")
         if self.backend != "auto":
             name = self.backend.name if isinstance(self.backend, Backend) else self.backend
@@ -170,15 +151,19 @@ class TwoPathLayer(MessagePassing):
         return explain_auto(graph, self.heads.num_heads, self.heads.head_dim)
 
     def _read_graph(self, g: Any, num_dst: int, num_src: int) -> TokenGraph:
-        if isinstance(g, TokenGraph):
-            return fitting_graph(g, num_dst, num_src)
-        for_messages = self.takes_messages()
-        # the edges are an input of a program: the sizes and numbers of later calls are others
-        if torch.compiler.is_compiling() and is_edge_list(g) and (for_messages or self.backend == "auto"):
-            return TracedEdges.of(g, num_dst, num_src)
-        if type(g) is Tensor and g.dtype in edge_list.SIGNED and g.layout == torch.strided:
-            read = list_edges if for_messages else TokenGraph.from_edges
-            return read(g, num_dst, num_src)
+        if not isinstance(g, TokenGraph) and is_edge_list(g):
+            for_messages = self.takes_messages()
+            # The edges are an input of a program, whose later calls have other sizes and numbers.
+            if torch.compiler.is_compiling() and (for_messages or self.backend == "auto"):
+                return TracedEdges.of(g, num_dst, num_src)
+            if type(g) is Tensor and g.dtype in edge_list.SIGNED:
+                read = list_edges if for_messages else TokenGraph.from_edges
+                return read(g, num_dst, num_src)
+        if self.fuse and (is_sparse(g) or (self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(g, EdgeIndex))):
+            raise NotImplementedError(
+                "message_and_aggregate is no step of this layer and would not run for a sparse graph: "
+                "override message and aggregate, or give edge_index"
+            )
         return fitting_graph(g, num_dst, num_src)
 
     @property
@@ -186,8 +171,8 @@ class TwoPathLayer(MessagePassing):
         """The width of a state, or ``(sender's, receiver's)`` where they differ; -1 if not known yet."""
         if isinstance(self.heads, LazyHeads):
             return -1
-        widths = self.heads.source_width, self.heads.width
-        return widths if widths[0] != widths[1] else widths[0]
+        source_width, width = int(self.heads.source_width), int(self.heads.width)
+        return width if source_width == width else (source_width, width)
 
     @property
     def out_channels(self) -> int:
@@ -202,33 +187,23 @@ class TwoPathLayer(MessagePassing):
         sizes = f"{form}, heads={heads.num_heads}, head_dim={heads.head_dim}"
         return f"{type(self).__name__}({sizes}, backend={self.backend!r})"
 
-    def check_settings(self, g: Any) -> None:
-        """Raise NotImplementedError for a setting of torch_geometric that the layer does not follow."""
-        for setting, (value, advice) in SETTINGS.items():
-            if getattr(self, setting) != value:
-                raise NotImplementedError(
-                    f"{setting} must stay {value!r}, got {getattr(self, setting)!r}: {advice}"
-                )
-        # an aggregate of a subclass may use aggr_module; the layer's own sums
-        if not isinstance(self.aggr_module, SumAggregation) and self._is_own("aggregate"):
-            raise NotImplementedError(f"aggr must stay 'add', got {self.aggr_module}: {SETTINGS['aggr'][1]}")
-        if self.fuse and (is_sparse(g) or (self.SUPPORTS_FUSED_EDGE_INDEX and isinstance(g, EdgeIndex))):
-            raise NotImplementedError(
-                "message_and_aggregate is no step of this layer and would not run for a sparse graph: "
-                "override message and aggregate, or give edge_index"
-            )
-
 
 def read_states(x: Any, g: Any, size: Any, width: int | None) -> tuple[Tensor, Tensor]:
     """``(x_src, x_dst)``, with states of 0 and this width (None: the senders') in place of PyG's None."""
+    sizes = None if size is None else tuple(checks.sizes("size", size))
     if isinstance(x, (tuple, list)) and len(x) == 2 and x[1] is None and isinstance(x[0], Tensor):
         x_src, _ = state_pair(x[0])
-        num_dst = _known_receivers(g) if size is None else _check_size(size, x_src.shape[-2], None)
-        width = x_src.shape[-1] if width is None else width
-        x = x_src, x_src.new_zeros(*x_src.shape[:-2], num_dst, width)
+        if not sizes and type(g) is Tensor and g.layout == torch.strided:
+            raise ValueError(
+                "x=(x_src, None) does not say how many receivers: give size=(senders, receivers)"
+            )
+        graph = g if sizes or isinstance(g, TokenGraph) else convert.from_pyg(g, None, x_src.shape[-2])
+        num_dst = sizes[-1] if sizes else graph.num_dst
+        x = x_src, x_src.new_zeros(*x_src.shape[:-2], num_dst, width or x_src.shape[-1])
     x_src, x_dst = state_pair(x)
-    if size is not None:
-        _check_size(size, x_src.shape[-2], x_dst.shape[-2])
+    if sizes not in (None, (x_src.shape[-2], x_dst.shape[-2])):
+        expected = f"({x_src.shape[-2]}, {x_dst.shape[-2]})"
+        raise ValueError(f"size must be (senders, receivers) = {expected}, as x has them, got {size}")
     return x_src, x_dst
 
 
@@ -277,40 +252,17 @@ def with_edges(g: Any, graph: TokenGraph, weights: Tensor) -> tuple[Any, Tensor]
         return graph.edges_on(weights.device), weights
     if not is_torch_sparse_tensor(g) or weights.dim() != 2:
         return g, weights
-    if g.layout == torch.sparse_coo:  # as stored, which need not be sorted
+    # What a COO tensor stores need not be sorted.
+    if g.layout == torch.sparse_coo:
         size = (*g.shape, weights.shape[1])
         return torch.sparse_coo_tensor(g._indices(), weights, size, is_coalesced=g.is_coalesced()), weights
     return set_sparse_value(g, weights), weights
 
 
 def replace_none(backend: str | Backend | None) -> str | Backend:
-    """The backend, "message_passing" for None, of which the caller's caller is warned."""
+    """The backend; "message_passing" for None, with a warning for the line that set it."""
     if backend is not None:
         return backend
     message = "backend=None is deprecated: write backend='message_passing'"
     warnings.warn(message, DeprecationWarning, stacklevel=3)
     return "message_passing"
-
-
-def _check_size(size: Any, num_src: int, num_dst: int | None) -> int:
-    """The receivers of PyG's ``size``; TypeError or ValueError unless it is that of the states."""
-    sizes = checks.sizes("size", size) if isinstance(size, Iterable) else []
-    if len(sizes) != 2 or sizes[0] != num_src or num_dst not in (None, sizes[1]):
-        receivers = "any number" if num_dst is None else num_dst
-        raise ValueError(
-            f"size must be (senders, receivers) = ({num_src}, {receivers}), as x has them, got {quoted(size)}"
-        )
-    return sizes[1]
-
-
-def _known_receivers(g: Any) -> int:
-    """The number of receivers that a graph knows by itself; ValueError for an edge_index, which does not."""
-    if isinstance(g, TokenGraph):
-        return g.num_dst
-    number = g.sparse_size(1) if isinstance(g, EdgeIndex) else None
-    number = g.size(0) if is_sparse(g) else number
-    if number is None:
-        raise ValueError(
-            "x=(x_src, None) does not say how many receivers there are: give size=(senders, receivers)"
-        )
-    return int(number)

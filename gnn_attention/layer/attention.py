@@ -16,7 +16,7 @@ from typing import Any
 from gnn_attention import edge_softmax, score_mods
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.attend import AttentionInfo, attend_once, attended, checked_backend
+from gnn_attention.attend import AttentionInfo, attended
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
@@ -41,12 +41,11 @@ class MessagePassingAttention(pyg.TwoPathLayer):
             call, for ``to_hetero``.
         score_mod: ``score_mod(score, b, h, dst, src) -> score``; a module is trained with the layer.
         dropout: probability with which a weight is dropped, in training only.
-        backend: "auto" or a name goes through ``attend``, the fastest way. "message_passing" calls
-            ``edge_update``, ``message``, ``aggregate`` and ``update`` for all edges, the lesson. The layer
-            also takes this path, whatever its backend, while an explainer of PyG masks the edges, while one
-            of the four functions has a hook, is overridden by a subclass or replaced on the layer, and while
-            ``torch.jit.trace`` records. :meth:`explain_path` says which path a call takes. None means
-            "message_passing", and is deprecated.
+        backend: "auto" or a name goes through ``attend``, the fastest way. "message_passing" (None, which is
+            deprecated) calls the four functions above for all edges. The layer also takes this path, whatever
+            its backend, while an explainer of PyG masks the edges, while one of the four has a hook, is
+            overridden by a subclass or replaced on the layer, and while ``torch.jit.trace`` records.
+            :meth:`explain_path` says which path a call takes.
 
     Under ``torch.compile(fullgraph=True)`` and ``torch.export`` a :class:`TokenGraph` is a constant. An
     ``edge_index`` that is an input of the program takes the message-passing path: one program for any numbers
@@ -70,17 +69,12 @@ class MessagePassingAttention(pyg.TwoPathLayer):
     ) -> None:
         """TypeError for other heads, score_mod or backend; ValueError for an unknown name or dropout."""
         check_heads(heads)
-        # nodes stand before heads: [..., N, H, D]
+        # The axis of nodes stands before that of heads: [..., N, H, D].
         super().__init__(node_dim=-3)
         self.heads: StandardHeads | FactoredHeads | MergedHeads | LatentHeads = heads
         self.score_mod = score_mods.checked(score_mod)
         self.dropout = checks.probability("dropout", dropout)
         self.backend = pyg.replace_none(backend)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "backend":  # it may be set at any time
-            value = checked_backend(pyg.replace_none(value))
-        super().__setattr__(name, value)
 
     def reset_parameters(self) -> None:
         """Draw the heads' parameters anew."""
@@ -105,8 +99,7 @@ class MessagePassingAttention(pyg.TwoPathLayer):
                 (cross-attention). In PyG's ``(x_src, None)`` the receivers have no features: their states
                 are 0, so that a query is its bias, and without one all senders count alike.
             g: a :class:`TokenGraph`, or PyG's ``edge_index``, ``EdgeIndex`` or sparse ``adj_t``.
-            bias: a number for each edge and head, broadcastable to ``[heads, E]`` (``[B, heads, E]`` for a
-                batch).
+            bias: a number for each edge and head, broadcastable to ``[heads, E]``, or ``[B, heads, E]``.
             return_attention_weights: with any bool, as in PyG, the result is
                 ``(update, (g's edges, weights))``: weights before dropout, ``[E, heads]`` for ``[N, d]`` and
                 ``[B, E, heads]`` for ``[B, T, d]``.
@@ -116,26 +109,24 @@ class MessagePassingAttention(pyg.TwoPathLayer):
 
         Raises:
             ValueError, TypeError, IndexError: no graph or two; states, graph and size that do not fit.
-            NotImplementedError: the message-passing path over a graph that differs by head or sample; PyG's
-                ``flow``, ``decomposed_layers`` or ``message_and_aggregate``.
+            NotImplementedError: the message-passing path over a graph that differs by head or sample.
         """
         if (g is None) == (edge_index is None):
             got = "none" if g is None else "both g and edge_index"
             raise TypeError(f"the layer needs one graph, a TokenGraph or PyG's edge_index, got {got}")
         g = edge_index if g is None else g
-        self.check_settings(g)
-        # LazyHeads do not know the width of a receiver yet; it is that of a sender
+        # LazyHeads do not know the width of a receiver yet; it is that of a sender.
         width = None if isinstance(self.heads, LazyHeads) else self.heads.width
         x_src, x_dst = pyg.read_states(x, g, size, width)
         graph = self._read_graph(g, x_dst.shape[-2], x_src.shape[-2])
         if isinstance(self.heads, LazyHeads):
-            # another thread may have given them their class by now
+            # Another thread may have given them their class by now.
             LazyHeads.meet(self.heads, x_dst.shape[-1], x_src.shape[-1])
         batched, wants_weights = x_dst.dim() == 3, isinstance(return_attention_weights, bool)
         if not batched:
             x_src, x_dst = x_src.unsqueeze(0), x_dst.unsqueeze(0)
-        call = self._make_call(x_src, x_dst, graph, bias, wants_weights)
-        y, weights = self._run(call, batched, is_kept=isinstance(g, TokenGraph))
+        call = self.make_call(x_src, x_dst, graph, bias, wants_weights)
+        y, weights = self.run_call(call, batched, seen_once=not isinstance(g, TokenGraph))
         y = y if batched else y.view(y.shape[-2:])
         if not wants_weights:
             return y
@@ -154,27 +145,33 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         backend = "auto" if self.backend == "message_passing" else self.backend
         return cache.update(self.heads, x, layer, self.score_mod, backend=backend)
 
-    def _make_call(
+    def make_call(
         self, x_src: Tensor, x_dst: Tensor, graph: TokenGraph, bias: Tensor | None, wants_weights: bool
     ) -> AttentionCall:
-        at_dst, at_src = None, None  # the positions 0, 1, ...
+        """Queries, keys and values of states ``[B, T, d]``, with the options of the layer, as one call.
+
+        A subclass may change the call that it gets by ``super().make_call(...)``, as a layer of which each
+        rank holds some of the heads does: it takes the path that any other call takes.
+        """
+        dst_positions, src_positions = None, None  # 0, 1, ...
         if type(graph) not in (TokenGraph, TracedEdges) or graph.dst_offset or graph.src_offset:
-            at_dst = graph.positions("dst", x_dst.shape[-2], x_dst.device)
-            at_src = graph.positions("src", x_src.shape[-2], x_src.device)
-        q = self.heads.receive(x_dst, at_dst)
-        k, v = self.heads.send(x_src, at_src)
+            dst_positions = graph.positions("dst", x_dst.shape[-2], x_dst.device)
+            src_positions = graph.positions("src", x_src.shape[-2], x_src.device)
+        q = self.heads.receive(x_dst, dst_positions)
+        k, v = self.heads.send(x_src, src_positions)
         dropout = self.dropout if self.training else 0.0
         return AttentionCall.checked(
             q, k, v, graph, self.heads.scale, self.score_mod, bias, None, dropout, wants_weights
         )
 
-    def _run(self, call: AttentionCall, batched: bool, is_kept: bool) -> tuple[Tensor, Any]:
-        """The update, and the weights where the call wants them (``with_lse``)."""
+    def run_call(self, call: AttentionCall, batched: bool, seen_once: bool) -> tuple[Tensor, Any]:
+        """The update, and the weights where the call wants them (``with_lse``): ``attend``, or messages.
+
+        ``seen_once``: the graph was made for this call, so "auto" keeps nothing with it.
+        """
         if self.takes_messages() or isinstance(call.graph, TracedEdges):
             return self._pass_messages(call, batched)
-        # "auto" keeps no choice with a graph that is made for this call
-        once = self.backend == "auto" and not is_kept
-        z, lse = attend_once(call) if once else attended(call, self.backend)
+        z, lse = attended(call, self.backend, seen_once)
         return self.heads.collect(z), AttentionInfo(call, lse).weights().mT if call.with_lse else None
 
     def _pass_messages(self, call: AttentionCall, batched: bool) -> tuple[Tensor, Tensor]:
@@ -198,11 +195,11 @@ class MessagePassingAttention(pyg.TwoPathLayer):
         self, q_i: Tensor, k_j: Tensor, index: Tensor, edge_index_j: Tensor, size_i: int, call: object
     ) -> Tensor:
         """Pattern scoring: every edge's logit, then the softmax over the in-edges of receiver ``index``."""
-        # PyG renders signatures into modules of their own, where only builtins are known
+        # PyG renders signatures into modules of their own, where only builtins are known.
         assert isinstance(call, AttentionCall)
         logits = (q_i * k_j).sum(-1) * call.scale
         if call.score_mod is not None or call.bias is not None:
-            # ``[..., E, H]`` logits after score_mod and bias, whose axes are ``[B, H, E]``.
+            # The logits are [..., E, H] here, but [B, H, E] for score_mod and bias.
             score = call.modified(logits.mT.reshape(*call.q.shape[:2], len(index)), index, edge_index_j)
             score = score if call.bias is None else score + call.bias.to(score.dtype)
             logits = score.mT.reshape(logits.shape)
@@ -220,3 +217,8 @@ class MessagePassingAttention(pyg.TwoPathLayer):
     def update(self, inputs: Tensor) -> Tensor:
         """The sum over heads, through W_O in the standard form: ``[..., N, H, D] -> [..., N, width]``."""
         return self.heads.collect(inputs.transpose(-3, -2))
+
+
+MessagePassingAttention.own_steps = {
+    name: getattr(MessagePassingAttention, name) for name in (*pyg.STEPS, *pyg.RENDERED, "forward")
+}

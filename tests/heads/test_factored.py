@@ -70,43 +70,22 @@ class TestAgainstTheProduct:
             with pytest.raises(ValueError, match=rf"square.*{m}.*{n}"):
                 matrix.eigenvalues()
             return
-        ours = matrix.eigenvalues().reshape(-1, matrix.eigenvalues().shape[-1])
-        theirs = torch.linalg.eigvals(product_of(matrix)).reshape(-1, n)
-        for mine, full in zip(ours, theirs, strict=True):
-            mine, full = ([z for z in row.tolist() if abs(z) > 1e-9] for row in (mine, full))
-            assert len(mine) == len(full) == min(m, r)
-            for z in mine:  # each has a partner, taken once
-                partner = min(full, key=lambda w, z=z: abs(w - z))
-                assert abs(partner - z) < 1e-9
-                full.remove(partner)
+        both = matrix.eigenvalues(), torch.linalg.eigvals(product_of(matrix))
+        for ours, theirs in zip(*(x.reshape(-1, x.shape[-1]) for x in both), strict=True):
+            ours, theirs = ours[ours.abs() > 1e-9], theirs[theirs.abs() > 1e-9]
+            assert len(ours) == len(theirs) == min(m, r)
+            distance, partner = (ours.unsqueeze(1) - theirs).abs().min(1)
+            assert distance.max() < 1e-9
+            assert len(partner.unique()) == len(ours)
 
 
 class TestRank:
-    def test_factors_with_less_rank_than_columns(self):
-        """Two equal columns, a zero column, and no matrix at all."""
-        left = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        left[:, 2] = left[:, 1]
-        right = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        assert FactoredMatrix(left, right).rank() == 2
-        assert FactoredMatrix(left * torch.tensor([1.0, 0.0, 0.0]), right).rank() == 1
-        assert FactoredMatrix(torch.zeros(6, 3), torch.zeros(3, 6)).rank() == 0
-
     def test_tolerance_is_relative_to_the_largest(self):
         diagonal = torch.tensor([1e8, 1.0, 1e-3], dtype=torch.float64)
         matrix = FactoredMatrix(diagonal.diag(), torch.eye(3).double())
         assert matrix.rank(1e-12) == 3
         assert matrix.rank(1e-9) == 2
         assert matrix.rank(1e-7) == 1
-
-
-class TestGradients:
-    @pytest.mark.parametrize("read", ["full", "norm", "singular_values"])
-    def test_gradcheck(self, read):
-        matrix = made((2,), 5, 2, 4)
-        inputs = [matrix.left.requires_grad_(), matrix.right.requires_grad_()]
-        assert torch.autograd.gradcheck(
-            lambda left, right: getattr(FactoredMatrix(left, right), read)(), inputs
-        )
 
 
 @pytest.mark.parametrize(("left", "right"), [((4, 2), (3, 4)), ((4,), (4, 4)), ((2, 4, 3), (5, 3, 4))])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from support.refusals import assert_refusals
 from torch import Tensor, nn
 
 from gnn_attention import MessagePassingAttention, patterns
-from gnn_attention.cache import KeyValueCache
 from gnn_attention.heads.latent import LatentHeads
 from gnn_attention.rotary import Rotary
 
@@ -89,29 +86,6 @@ def test_what_is_refused():
     assert_refusals(cases)
 
 
-def test_one_latent_for_all_heads():
-    """What a cache keeps of a token: one key, latent_dim + rotary_dim wide, which begins with the value."""
-    heads = made(KINDS["biases"])
-    keys, values = heads.send(seeded(2, 9, 12))
-    assert keys.shape == (2, 1, 9, 7 + 6)
-    assert torch.equal(keys[..., :7], values)
-    assert torch.equal(values.squeeze(1), heads.latents(seeded(2, 9, 12)))
-    assert (heads.num_kv_heads, heads.head_dim, heads.latent_dim) == (1, 11, 7)
-    assert (heads.num_heads, heads.width, heads.source_width) == (4, 12, 12)
-    assert heads.scale == 11**-0.5
-
-
-def test_a_cache_keeps_the_latent_once_for_all_heads():
-    """The key/value cache decodes with them as with any heads."""
-    heads, x, graph = made(KINDS["biases"]), seeded(2, 9, 12), patterns.window(9, 4) | patterns.sinks(9, 1)
-    cache = KeyValueCache(graph)
-    updates = torch.cat([cache.update(heads, part) for part in x.split(4, dim=1)], dim=1)
-    assert_exact(updates, MessagePassingAttention(heads, backend="auto")(x, graph))
-    keys, values = cache.senders()
-    assert keys.shape[1:] == (1, len(cache.positions), 13)
-    assert values.shape[1:] == (1, len(cache.positions), 7)
-
-
 @each_kind
 def test_pattern_and_message_matrix(kind):
     """Logits and updates out of the matrices alone."""
@@ -129,14 +103,3 @@ def test_pattern_and_message_matrix(kind):
     weights = torch.softmax(logits * heads.scale, dim=-1)
     update = (weights @ heads.latents(x).unsqueeze(1) @ heads.message_matrix().full()).sum(1)
     assert_exact(update, MessagePassingAttention(heads)(x, graph))
-
-
-def test_copies_and_fresh_numbers():
-    heads, x = made(KINDS["biases"]), seeded(2, 9, 12)
-    for other in (copy.deepcopy(heads), pickle.loads(pickle.dumps(heads))):
-        assert torch.equal(other.receive(x), heads.receive(x))
-    heads.reset_parameters()
-    assert not heads.b_O.any()
-    assert torch.equal(heads.kv_norm.weight, torch.ones(7, dtype=torch.float64))
-    assert 0.5 < heads.W_DKV.std() * 12**0.5 < 1.5
-    assert repr(heads).startswith("LatentHeads(\n  12, num_heads=4, head_dim=11, latent_dim=7")

@@ -60,13 +60,6 @@ def test_moved_before_the_first_call(move):
     assert other is lazy or type(lazy.heads) is LazyHeads
 
 
-def test_the_dtype_is_that_of_the_module():
-    """Parameters are made where and as the module was moved to."""
-    lazy = layer().double()
-    assert lazy(tuple(x.double() for x in pair()), GRAPH).dtype == torch.float64
-    assert {part.dtype for part in lazy.parameters()} == {torch.float64}
-
-
 def test_states_go_in_and_out():
     """The state of a met layer fixes the widths of another, which is not drawn anew."""
     met, lazy = layer(), layer()
@@ -77,16 +70,6 @@ def test_states_go_in_and_out():
     fresh.load_state_dict(layer().state_dict())
     assert type(fresh.heads) is LazyHeads
     assert fresh(pair(), GRAPH).shape == y.shape
-
-
-def test_what_it_can_say_before():
-    """Sizes that were given; a repr; nothing to draw."""
-    lazy = layer()
-    assert (lazy.heads.num_heads, lazy.heads.num_kv_heads) == (4, 2)
-    assert (lazy.heads.head_dim, lazy.heads.scale) == (6, 6**-0.5)
-    assert repr(lazy) == "MessagePassingAttention(lazy, heads=4, head_dim=6, backend='auto')"
-    lazy.reset_parameters()
-    assert lazy.heads.has_uninitialized_params()
 
 
 UNKNOWN = [
