@@ -35,13 +35,6 @@ def test_the_choice_matters(name):
     assert (few - every).abs().max().item() > 1e-2 * every.abs().max().item()
 
 
-def test_left_padding_that_an_indexer_counts_is_named():
-    """The numbers are those of sdpa, whose isolated rows are 0 too."""
-    model, given = built("minimax_m3_vl", "gnn_attention"), inputs("minimax_m3_vl", "left")
-    with pytest.warns(UserWarning, match="layer 1: its indexer counts blocks and scores from the padding"):
-        model(**given)
-
-
 BATCH, HEADS, DST, SRC, MOST = 2, 4, 9, 11, 4
 
 
