@@ -62,11 +62,6 @@ MODERNBERT = {"local_attention": 4, "global_attn_every_n_layers": 2, "num_hidden
 MODERNBERT |= {"cls_token_id": 1, "sep_token_id": 2}
 SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 16, "window_size": 4}
 SWIN |= {"depths": [2, 2], "num_heads": [2, 4]}
-CLIP = {
-    "text_config": {**SMALL, "eos_token_id": 63, "projection_dim": 16},
-    "vision_config": {**PICTURES, "projection_dim": 16},
-    "projection_dim": 16,
-}
 T5 = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
 T5 |= {"decoder_start_token_id": 1, "pad_token_id": 0, "eos_token_id": None}
@@ -109,7 +104,6 @@ FAMILIES = {
     "vit": vision("ViT"),
     "clip_vision": vision("CLIPVision"),
     "swin": vision("Swin", SWIN, default=True),
-    "clip": Family("CLIPConfig", "CLIPModel", CLIP, "both"),
     "t5": pairs("T5", T5, default=True),
     "whisper": pairs("Whisper", {**SEQ2SEQ, **WHISPER}, inputs="sound", padded=False),
 }
@@ -250,7 +244,6 @@ def inputs(name: str, pad: str | None = None, dtype: torch.dtype = torch.float64
     return {
         "text": ids,
         "pixels": {"pixel_values": pixels},
-        "both": {**ids, "pixel_values": pixels},
         "pair": {**ids, "decoder_input_ids": answer},
         "sound": {"input_features": sound, "decoder_input_ids": answer},
     }[family.inputs]
@@ -259,8 +252,7 @@ def inputs(name: str, pad: str | None = None, dtype: torch.dtype = torch.float64
 def result(name: str, model: Any, given: dict[str, Any], **more: Any) -> torch.Tensor:
     """The model's output ``[positions, channels]`` at the positions that are tokens."""
     out = model(**given, **more)
-    found = (out.get(word) for word in ("logits", "last_hidden_state", "logits_per_image"))
-    values = next(value for value in found if value is not None)
+    values = out.logits if "logits" in out else out.last_hidden_state
     if EVERY[name].inputs == "text" and "attention_mask" in given and given["attention_mask"].dim() == 2:
         return values[given["attention_mask"].bool()]
     return values.flatten(0, -2)
