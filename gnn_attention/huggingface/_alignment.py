@@ -67,7 +67,7 @@ class Place:
         key = tuple(id(place) for place in places)
         if key not in self._made:
             is_same = len(set(key)) == 1
-            own = places[0].own if is_same else per_head(*(place.own for place in places))
+            own = places[0].own if is_same else _by_head([place.own for place in places])
             self._made[key] = self.along(own, self.cached and is_same)
         return self._made[key]
 
@@ -168,6 +168,19 @@ def _inside(
     known = (dst >= 0) & (src >= 0) & (src < num_src)
     edge: Tensor = known & evaluate(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
     return edge
+
+
+@not_compiled
+def _by_head(graphs: Sequence[TokenGraph]) -> TokenGraph:
+    """``per_head`` of graphs of which several heads may share one: pairs evaluate each rule once."""
+    distinct = list({id(graph): graph for graph in graphs}.values())
+    joined, ids = per_head(*distinct), [id(graph) for graph in distinct]
+    number = torch.tensor([ids.index(id(graph)) for graph in graphs], device="cpu")
+    return replace(joined, rule=partial(_of_number, joined.rule, number), heads=len(graphs))
+
+
+def _of_number(rule: Rule, number: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return evaluate(rule, b, number.to(h.device)[h], dst, src)
 
 
 def recipe(value: object) -> Hashable | None:

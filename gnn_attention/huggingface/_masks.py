@@ -76,9 +76,6 @@ class LazyMask:
     def dim(self) -> int:
         return 4
 
-    def size(self, axis: int | None = None) -> Any:
-        return self.shape if axis is None else self.shape[axis]
-
     def __getitem__(self, index: Any) -> Any:
         return self.dense()[index]
 
@@ -102,20 +99,13 @@ ARITHMETIC = {*"add radd iadd sub rsub isub mul rmul imul div truediv baddbmm ne
 
 
 @not_compiled
-def lazy_mask(
-    sizes: tuple[int, int, int],
-    offsets: tuple[Any, Any],
-    function: Any,
-    tokens: Any,
-    scalars: bool,
-    device: Any,
-) -> LazyMask:
-    """The mask of transformers' ``function`` for ``(batch, dst, src)`` slots from these positions on.
+def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool, device: Any) -> LazyMask:
+    """The mask of transformers' ``function`` for ``slots``: (batch, dst, src, first dst, first src).
 
     ``tokens`` is the 2-D mask of padding; ``scalars``: the function takes single numbers (torch.vmap).
     """
-    batch, num_dst, num_src = sizes
-    at = int(offsets[0]), int(offsets[1])  # copies: a static cache counts on in the same tensor
+    batch, num_dst, num_src, *first = slots
+    at = int(first[0]), int(first[1])  # copies: a static cache counts on in the same tensor
     left, padding = (None, None) if tokens is None else _padding(tokens, at[1], num_src)
     is_known = alignment.recipe(function) is not None
     if is_known:

@@ -203,10 +203,9 @@ def check_routed(model: nn.Module) -> None:
         if _implementation(part) == NAME:
             continue
         if not getattr(type(part), "_can_set_attn_implementation", lambda: True)():
-            reason = "has attention of its own that does not go through transformers' AttentionInterface"
-            raise NotImplementedError(f"model: {where} {reason}: give a part of the model without it")
+            raise NotImplementedError(f"model: {where} has attention of its own: give a part without it")
         got = f"{_implementation(part)!r}: call model.set_attn_implementation({NAME!r})"
-        raise ValueError(f"model: the attention of {where} is {got}, with this module imported")
+        raise ValueError(f"model: the attention of {where} is {got}")
 
 
 def _implementation(module: nn.Module) -> str | None:

@@ -70,13 +70,13 @@ def mask(
     In a program of one piece (``fullgraph=True``, ``torch.export``) it is a tensor, as torch's own attention
     has it.
     """
-    sizes, offsets = (batch_size, q_length, kv_length), (q_offset, kv_offset)
+    slots = (batch_size, q_length, kv_length, q_offset, kv_offset)
     if isinstance(attention_mask, LazyMask):
         return attention_mask
     if not _programs.is_whole():
-        return lazy_mask(sizes, offsets, mask_function, attention_mask, use_vmap, torch.device(device))
+        return lazy_mask(slots, mask_function, attention_mask, use_vmap, torch.device(device))
     options: dict[str, Any] = {"allow_is_causal_skip": False, "use_vmap": use_vmap, "device": device}
-    table: Tensor = sdpa_mask(*sizes, *offsets, mask_function, attention_mask, **options)
+    table: Tensor = sdpa_mask(*slots, mask_function, attention_mask, **options)
     return table
 
 
@@ -237,16 +237,14 @@ def _lengths(call: Arguments) -> tuple[int, ...]:
     return lengths
 
 
-@lru_cache(maxsize=CACHED)
+@lru_cache(maxsize=CACHED)  # the same graph in every layer and forward pass
 def _pattern(build: Callable[..., TokenGraph], *sizes: Any, **options: Any) -> TokenGraph:
-    """The same graph in every layer and forward pass."""
     return build(*sizes, **options)
 
 
 def _without_mask(call: Arguments) -> TokenGraph:
     name, num_dst, num_src = named(call.module), call.q.shape[2], call.k.shape[2]
-    # the newest token attends to all of the cache
-    is_causal = False if num_dst == 1 else call.is_causal
+    is_causal = False if num_dst == 1 else call.is_causal  # the newest token attends to all of the cache
     if is_causal is None:
         raise ValueError(f"{name} came with no mask and does not say whether it is causal: pass is_causal")
     if is_causal and num_dst != num_src:
