@@ -108,12 +108,13 @@ def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool,
     at = int(first[0]), int(first[1])  # copies: a static cache counts on in the same tensor
     left, padding = (None, None) if tokens is None else _padding(tokens, at[1], num_src)
     is_known = alignment.recipe(function) is not None
-    if is_known:
+    if is_known and padding is None:
         own = _of_positions(Known.of(function), num_dst, num_src, at)
     else:
-        rule = partial(_on_device, partial(map_pairs, function) if scalars else function, at, device)
-        samples = batch if batch > 1 else None
-        own = _named(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), at)
+        mapped = partial(map_pairs, function) if scalars and not is_known else function
+        samples = None if is_known or batch == 1 else batch
+        rule = partial(_on_device, mapped, at, device)
+        own = _placed_at(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), at)
     if padding is not None:
         rule = partial(and_, own.rule, partial(alignment.is_token, padding))
         own = replace(own, rule=rule, batch=own.batch or (batch if len(padding) > 1 else None))
@@ -123,10 +124,10 @@ def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool,
 @lru_cache(maxsize=CACHED)
 def _of_positions(known: Known, num_dst: int, num_src: int, at: tuple[int, int]) -> TokenGraph:
     rule = partial(alignment.shifted, known.thing, *at) if any(at) else known.thing
-    return _named(TokenGraph.from_rule(rule, num_dst, num_src), at)
+    return _placed_at(TokenGraph.from_rule(rule, num_dst, num_src), at)
 
 
-def _named(graph: TokenGraph, at: tuple[int, int]) -> TokenGraph:
+def _placed_at(graph: TokenGraph, at: tuple[int, int]) -> TokenGraph:
     return replace(graph, dst_offset=at[0], src_offset=at[1], name="the model's mask")
 
 
@@ -152,8 +153,7 @@ def _collapsed(table: Tensor) -> Tensor:
     return table[:1] if bool((table == table[:1]).all()) else table
 
 
-# tensor -> the key of what was made of it, and that
-_made: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_made: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> (key, what was made of it)
 
 
 def once(tensor: Tensor, key: Hashable, make: Callable[[], T]) -> T:
