@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from gnn_attention import patterns
@@ -30,7 +31,6 @@ from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
-from gnn_attention.model import weights
 from gnn_attention.model.foreign import layer_of
 
 try:
@@ -107,7 +107,7 @@ def load(backend: str | Backend | None = "auto") -> SentenceEncoder:
     # the numbers that transformers draws first are overwritten
     with torch.random.fork_rng(devices=[]):
         bert = BertModel(BertConfig.from_json_file(folder / "config.json"))
-    tensors, _ = weights.load(folder / "model.safetensors")
+    tensors = load_file(folder / "model.safetensors")
     # 0, 1, 2, ...: no weight
     tensors.pop("embeddings.position_ids", None)
     bert.load_state_dict(tensors)

@@ -9,28 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial, reduce
-from operator import or_
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
 import torch
 
-from gnn_attention import patterns
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.algebra.stacks import all_of
+from gnn_attention.algebra import per_head
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph import rules as graph_rules
 from gnn_attention.graph.intervals.arithmetic import evaluate
-from gnn_attention.graph.intervals.values import Interval
 from gnn_attention.graph.neighbours import Neighbours, fields_of, neighbours_of
-from gnn_attention.graph.regions import counting
-from gnn_attention.graph.rules import Rule
+from gnn_attention.graph.rules import Rule, and_
 
-Origin = tuple[int, int]  # the first dst and src
 CACHED = 64  # graphs of forward passes: each layer may have its own
-WITHIN = "within the model's mask"
 TRUSTED = ("transformers", "gnn_attention")  # packages whose rules depend on their arguments alone
 
 
@@ -63,32 +56,24 @@ class Place:
         """
         key = (Known.of(graph), instead)
         if key not in self._made:
-            _check_length(self, graph, who)
-            if instead:
-                _check_senders_resident(self, graph, who)
+            _check(self, graph, instead, who)
             cacheable = self.cached and self.left is None
             joined = _cached_join(Known.of(self.own), *key) if cacheable else _join(self, graph, instead)
-            self._made[key] = replace(self, own=joined, _made={})
+            self._made[key] = self.along(joined, self.cached)
         return self._made[key]
-
-    def within_documents(self, lengths: tuple[int, ...]) -> Place:
-        """The place with the edges inside of documents of these lengths, which fill the slots."""
-        own = _cached_join(Known.of(self.own), Known.of(_documents(lengths)), False)
-        return replace(self, own=own, _made={})
 
     def by_head(self, places: Sequence[Place]) -> Place:
+        """The place with the edges of one of these places for each head."""
         key = tuple(id(place) for place in places)
         if key not in self._made:
-            own = _by_head([place.own for place in places])
-            self._made[key] = replace(self, own=own, cached=self.cached and len(set(key)) == 1, _made={})
+            is_same = len(set(key)) == 1
+            own = places[0].own if is_same else _by_head([place.own for place in places])
+            self._made[key] = self.along(own, self.cached and is_same)
         return self._made[key]
 
-
-def framed(
-    rule: Rule, num_dst: int, num_src: int, at: Origin, name: str = "the model's mask", **axes: int | None
-) -> TokenGraph:
-    graph = TokenGraph.from_rule(rule, num_dst, num_src, name=name, **axes)
-    return replace(graph, dst_offset=at[0], src_offset=at[1])
+    def along(self, own: TokenGraph, cached: bool = False) -> Place:
+        """The same slots with other edges."""
+        return replace(self, own=own, cached=cached, _made={})
 
 
 def shifted(rule: Rule, first: int, start: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -96,33 +81,27 @@ def shifted(rule: Rule, first: int, start: int, b: Tensor, h: Tensor, dst: Tenso
 
 
 def is_token(padding: Bool[Tensor, "samples src"], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    padding = padding if isinstance(src, Interval) else padding.to(src.device)
-    return padding[0][src] if len(padding) == 1 else padding[b, src]
+    here = padding.to(src.device)
+    return here[0][src] if len(here) == 1 else here[b, src]
 
 
-def _check_length(place: Place, graph: TokenGraph, who: str) -> None:
+def _check(place: Place, graph: TokenGraph, instead: bool, who: str) -> None:
     own = place.own
     if own.dst_offset + own.num_dst > own.src_offset + own.num_src:
         raise ValueError(f"{who}: the receivers of {own!r} are not among its senders, so no graph fits")
     if graph.dst_offset or graph.src_offset:
         raise ValueError(f"{who}: the graph must be that of whole sequences, from position 0, got {graph!r}")
     if min(graph.num_dst, graph.num_src) < place.length:
-        advice = "a longer one (what is beyond is cut), a function (layer, head, length) -> graph, or a part"
         reason = f"{graph!r} is too short for a sequence of {place.length} tokens"
-        raise ValueError(f"{who}: {reason}: give {advice} of the model that it fits")
-
-
-def _check_senders_resident(place: Place, graph: TokenGraph, who: str) -> None:
-    own = place.own
-    if not own.src_offset:
+        raise ValueError(f"{who}: {reason}: give a longer one, or a function (layer, head, length) -> graph")
+    if not instead or not own.src_offset:
         return
-    gone = framed(graph_rules.everyone, own.num_dst, own.src_offset, (own.dst_offset, 0))
-    samples = 1 if place.left is None and graph.batch is None else place.batch
-    sizes = (samples, graph.heads or 1, own.num_dst, own.src_offset)
-    if counting.any_edge(_placed(replace(place, own=gone), graph), sizes):
-        dropped = f"its cache has dropped the senders before {own.src_offset}, which {graph!r} needs"
-        advice = "generate with use_cache=False, or with a cache of all tokens"
-        raise ValueError(f"{who}: {dropped} at {own.dst_offset} and later: {advice}")
+    gone = replace(own, num_src=own.src_offset, src_offset=0, _listed=None)
+    if _at_slots(place.along(gone), graph).num_edges:
+        raise ValueError(
+            f"{who}: its cache has dropped the senders before {own.src_offset}, which {graph!r} needs at "
+            f"{own.dst_offset} and later: generate with use_cache=False, or with a cache of all tokens"
+        )
 
 
 @lru_cache(maxsize=CACHED)
@@ -130,32 +109,20 @@ def _cached_join(own: Known, known: Known, instead: bool) -> TokenGraph:
     return _join(Place(own.thing, 1), known.thing, instead)
 
 
-@lru_cache(maxsize=CACHED)
-def _documents(lengths: tuple[int, ...]) -> TokenGraph:
-    return patterns.documents(lengths, causal=False)
-
-
 @not_compiled
 def _join(place: Place, graph: TokenGraph, instead: bool) -> TokenGraph:
-    own, left = place.own, place.left
-    chosen = None if instead or left is not None else _chosen_within(own, graph)
-    if chosen is not None:
-        return chosen
-    name = f"{graph.name}, {'without padding' if instead else WITHIN}"
-    if graph._listed is not None and left is None and not instead:
-        return replace(own & _placed_list(place, graph), name=name)
-    rules = [_placed(place, graph), *(_slots_with_tokens(place) if instead else [own.rule])]
-    tables = (left, place.padding if instead else None)
-    by_sample = any(table is not None and len(table) > 1 for table in tables)
-    samples = graph.batch or (None if instead else own.batch) or (place.batch if by_sample else None)
-    heads = graph.heads or (None if instead else own.heads)
-    return framed(partial(all_of, tuple(rules)), *_frame(own), name, heads=heads, batch=samples)
+    if instead:
+        return replace(_filled_slots(place) & _at_slots(place, graph), name=f"{graph.name}, without padding")
+    name = f"{graph.name}, within the model's mask"
+    chosen = _chosen_within(place, graph, name)
+    return replace(place.own & _at_slots(place, graph), name=name) if chosen is None else chosen
 
 
-def _chosen_within(own: TokenGraph, graph: TokenGraph) -> TokenGraph | None:
+def _chosen_within(place: Place, graph: TokenGraph, name: str) -> TokenGraph | None:
     """The senders that a graph chose among the own ones, still as rows; None for another graph, or slots."""
-    of = neighbours_of(graph.rule)
-    if of is None or own.varying_axes or _frame(own) != _frame(graph):
+    own, of = place.own, neighbours_of(graph.rule)
+    is_whole = own.shape4 == (1, 1, graph.num_dst, graph.num_src) and not (own.dst_offset or own.src_offset)
+    if of is None or place.left is not None or not is_whole:
         return None
     row, src = torch.repeat_interleave(of.ptr.diff()), of.src.long()
     nothing = torch.zeros_like(row)
@@ -163,80 +130,57 @@ def _chosen_within(own: TokenGraph, graph: TokenGraph) -> TokenGraph | None:
     if bool(inside.all()):
         return graph
     rows = Neighbours.of_edges(row[inside], src[inside], of.shape)
-    fields = fields_of(rows, graph.batch, graph.heads)
-    return replace(graph, **fields, name=f"{graph.name}, {WITHIN}", _listed=None)
+    return replace(graph, **fields_of(rows, graph.batch, graph.heads), name=name, _listed=None)
 
 
-def _frame(graph: TokenGraph) -> tuple[int, int, Origin]:
-    return graph.num_dst, graph.num_src, (graph.dst_offset, graph.src_offset)
-
-
-def _slots_with_tokens(place: Place) -> list[Rule]:
-    """Neither padding, nor after the last receiver, where a static cache is still empty."""
-    last = place.own.dst_offset + place.own.num_dst - place.own.src_offset
-    rules: list[Rule] = [partial(_below, last)] if last < place.own.num_src else []
-    return rules if place.padding is None else [*rules, partial(is_token, place.padding)]
+def _filled_slots(place: Place) -> TokenGraph:
+    """All pairs whose sender is a token: neither padding, nor a slot of a static cache still to be filled."""
+    own = place.own
+    rule: Rule = partial(_below, own.dst_offset + own.num_dst - own.src_offset)
+    rule = rule if place.padding is None else partial(and_, rule, partial(is_token, place.padding))
+    samples = None if place.padding is None or len(place.padding) == 1 else place.batch
+    return replace(own, rule=rule, heads=None, batch=samples, _listed=None)
 
 
 def _below(slots: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return src < slots
 
 
-def _placed(place: Place, graph: TokenGraph) -> Rule:
-    """The rule of the graph at the slots of the place; no edges where an end is no token of it."""
+def _at_slots(place: Place, graph: TokenGraph) -> TokenGraph:
+    """The graph at the slots of the place; no edges where an end is no token of it."""
     own, left = place.own, place.left
-    pad = 0 if left is None or len(left) > 1 else int(left)
-    origin, left = (
-        (own.dst_offset - pad, own.src_offset - pad),
-        None if left is None or len(left) == 1 else left,
-    )
-    if left is None and min(origin) >= 0 and origin[1] + own.num_src <= graph.num_src:
-        return partial(shifted, graph.rule, *origin) if any(origin) else graph.rule
-    return partial(_inside, graph.rule, origin, graph.num_src, left)
+    stop = own.src_offset + own.num_src
+    if left is None and stop <= graph.num_src:
+        rows = graph.rows(own.dst_offset, own.dst_offset + own.num_dst)
+        return rows if (own.src_offset, stop) == (0, graph.num_src) else rows.T.rows(own.src_offset, stop).T
+    by_sample = left is not None and len(left) > 1
+    pads = 0 if left is None else left if by_sample else int(left)
+    rule = partial(_inside, graph.rule, (own.dst_offset, own.src_offset), graph.num_src, pads)
+    samples = graph.batch or (place.batch if by_sample else None)
+    return replace(own, rule=rule, heads=graph.heads, batch=samples, _listed=None)
 
 
 def _inside(
-    rule: Rule, at: Origin, num_src: int, left: Tensor | None, b: Any, h: Any, dst: Any, src: Any
+    rule: Rule, at: tuple[int, int], num_src: int, pads: Tensor | int, b: Any, h: Any, dst: Any, src: Any
 ) -> Tensor:
-    pad: Any = 0
-    if left is not None:
-        pad = left[b] if isinstance(b, Interval) else left.to(b.device)[b]
+    pad: Any = pads.to(b.device)[b] if isinstance(pads, Tensor) else pads
     dst, src = dst + at[0] - pad, src + at[1] - pad
     known = (dst >= 0) & (src >= 0) & (src < num_src)
     edge: Tensor = known & evaluate(rule, b, h, dst.clamp(min=0), src.clamp(min=0, max=num_src - 1))
     return edge
 
 
-def _placed_list(place: Place, graph: TokenGraph) -> TokenGraph:
-    own = place.own
-    src, dst = graph.edge_index
-    src, dst = src - own.src_offset, dst - own.dst_offset
-    inside = (dst >= 0) & (dst < own.num_dst) & (src >= 0) & (src < own.num_src)
-    edges = torch.stack([src, dst])[:, inside]
-    listed = TokenGraph.from_edges(edges, own.num_dst, own.num_src)
-    return replace(listed, dst_offset=own.dst_offset, src_offset=own.src_offset)
-
-
 @not_compiled
-def _by_head(graphs: list[TokenGraph]) -> TokenGraph:
+def _by_head(graphs: Sequence[TokenGraph]) -> TokenGraph:
+    """``per_head`` of graphs of which several heads may share one: pairs evaluate each rule once."""
     distinct = list({id(graph): graph for graph in graphs}.values())
-    if len(distinct) == 1:
-        return distinct[0]
-    if by_head := [graph for graph in distinct if graph.heads is not None]:
-        got = f"{by_head[0]!r}; select(batch, head) takes one"
-        raise ValueError(f"the graph of one head must not differ by head, got {got}")
-    group = list(map(id, distinct))
-    of_head = torch.tensor([group.index(id(graph)) for graph in graphs], device="cpu")
-    rule = partial(_of_head, of_head, tuple(graph.rule for graph in distinct))
-    batch = next((graph.batch for graph in distinct if graph.batch), None)
-    return framed(rule, *_frame(distinct[0]), f"{len(distinct)} by head", heads=len(graphs), batch=batch)
+    joined, ids = per_head(*distinct), [id(graph) for graph in distinct]
+    number = torch.tensor([ids.index(id(graph)) for graph in graphs], device="cpu")
+    return replace(joined, rule=partial(_of_number, joined.rule, number), heads=len(graphs))
 
 
-def _of_head(of_head: Tensor, rules: Sequence[Rule], b: Tensor, h: Tensor, dst: Any, src: Any) -> Tensor:
-    mine = of_head[h] if isinstance(h, Interval) else of_head.to(h.device)[h]
-    edges = ((mine == number) & evaluate(rule, b, h, dst, src) for number, rule in enumerate(rules))
-    found: Tensor = reduce(or_, edges)
-    return found
+def _of_number(rule: Rule, number: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return evaluate(rule, b, number.to(h.device)[h], dst, src)
 
 
 def recipe(value: object) -> Hashable | None:
@@ -246,22 +190,19 @@ def recipe(value: object) -> Hashable | None:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return (type(value), value)
+    kind: Any = type(value)
     if isinstance(value, tuple):
-        return _all_of(tuple, *value)
-    if isinstance(value, partial):
-        return _all_of(partial, value.func, value.args, tuple(sorted(value.keywords.items())))
-    if not isinstance(value, FunctionType) or value.__kwdefaults__:
+        parts = value
+    elif isinstance(value, partial):
+        parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
+    elif isinstance(value, FunctionType) and value.__module__.split(".")[0] in TRUSTED:
+        kind = value.__module__, value.__code__
+        cells = (cell.cell_contents for cell in value.__closure__ or ())
+        parts = (value.__defaults__, *(value.__kwdefaults__ or {}).items(), *cells)
+    else:
         return None
-    if value.__module__.split(".")[0] not in TRUSTED:
-        return None
-    cells = (cell.cell_contents for cell in value.__closure__ or ())
-    bound = _all_of(FunctionType, value.__defaults__, *cells)
-    return None if bound is None else (value.__module__, value.__code__, bound)
-
-
-def _all_of(kind: type, *values: object) -> Hashable | None:
-    parts = [recipe(value) for value in values]
-    return None if None in parts else (kind, *parts)
+    recipes = [recipe(part) for part in parts]
+    return None if None in recipes else (kind, *recipes)
 
 
 @dataclass(frozen=True)

@@ -3,45 +3,46 @@
 transformers gives a mask function the sizes and positions of a call and a predicate ``(b, h, dst, src) ->
 bool`` on absolute positions, and passes its result to every layer, unread. Here that is a :class:`LazyMask`,
 whose graph evaluates the predicate as any other rule: no tensor of tokens x tokens is made. Graphs of
-predicates without tensors inside (causal, a window) are cached across forward passes.
+predicates without tensors inside (causal, a window) are cached across forward passes. Senders that the model
+chose itself narrow the graph: nothing is as large as receivers x senders, unless that many were chosen.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gnn_attention import convert, patterns
+from gnn_attention import convert
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import additive_edges
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.intervals.values import Interval
-from gnn_attention.graph.rules import Rule, map_pairs
+from gnn_attention.graph.rules import Rule, and_, map_pairs
 from gnn_attention.huggingface import _alignment as alignment
-from gnn_attention.huggingface._alignment import CACHED, Known, Origin, Place, framed
-from gnn_attention.huggingface._overrides import uses_now
+from gnn_attention.huggingface._alignment import CACHED, Known, Place
+from gnn_attention.huggingface._overrides import ACTIVE, Override, named
+from gnn_attention.huggingface._programs import Arguments
+from gnn_attention.selectors._choice import tokens_of, within
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class LazyMask:
     """A mask ``[B, 1, dst, src]``, as a place with its graph, that any operation of torch makes a tensor.
 
-    ``tokens`` is the 2-D mask of padding over all slots; ``uses``: the graphs in force when it was made, for
-    a layer that is recomputed.
+    ``overrides`` are the blocks in force when it was made, for a layer that is recomputed.
     """
 
     place: Place
-    tokens: Bool[Tensor, "batch slots"] | None
     device: torch.device
-    uses: tuple[Any, ...] = ()
-    # not empty once a layer has looked at the positions
-    checked: list[bool] = field(default_factory=list)
+    overrides: tuple[Override, ...]
 
     dtype = torch.bool
     ndim = 4
@@ -75,9 +76,6 @@ class LazyMask:
     def dim(self) -> int:
         return 4
 
-    def size(self, axis: int | None = None) -> Any:
-        return self.shape if axis is None else self.shape[axis]
-
     def __getitem__(self, index: Any) -> Any:
         return self.dense()[index]
 
@@ -101,37 +99,44 @@ ARITHMETIC = {*"add radd iadd sub rsub isub mul rmul imul div truediv baddbmm ne
 
 
 @not_compiled
-def lazy_mask(
-    sizes: tuple[int, int, int],
-    offsets: tuple[Any, Any],
-    function: Any,
-    tokens: Any,
-    scalars: bool,
-    device: Any,
-) -> LazyMask:
-    """The mask of transformers' ``function`` for ``(batch, dst, src)`` slots from these positions on.
+def lazy_mask(slots: tuple[Any, ...], function: Any, tokens: Any, scalars: bool, device: Any) -> LazyMask:
+    """The mask of transformers' ``function`` for ``slots``: (batch, dst, src, first dst, first src).
 
-    ``tokens``: the 2-D mask of padding, or a mask that was made before; ``scalars``: the function takes
-    single numbers (torch.vmap). ValueError without a function.
+    ``tokens`` is the 2-D mask of padding; ``scalars``: the function takes single numbers (torch.vmap).
     """
-    if isinstance(tokens, LazyMask):
-        return tokens
-    if function is None:
-        advice = "transformers 5.21 or newer gives it, pip install 'gnn_attention[hf]'"
-        raise ValueError(f"mask_function is missing: {advice}")
-    batch, num_dst, num_src = sizes
-    at = int(offsets[0]), int(offsets[1])  # copies: a static cache counts on in the same tensor
+    batch, num_dst, num_src, *first = slots
+    at = int(first[0]), int(first[1])  # copies: a static cache counts on in the same tensor
     left, padding = (None, None) if tokens is None else _padding(tokens, at[1], num_src)
-    known = alignment.recipe(function) is not None
-    if known and padding is None:
+    is_known = alignment.recipe(function) is not None
+    if is_known and padding is None:
         own = _of_positions(Known.of(function), num_dst, num_src, at)
     else:
-        broadcast = partial(map_pairs, function) if scalars and not known else function
-        rule = partial(_of_slots, broadcast, padding, at, device)
-        varies = batch > 1 and (not known or (padding is not None and len(padding) > 1))
-        own = framed(rule, num_dst, num_src, at, batch=batch if varies else None)
-    place = Place(own, batch, padding, left, cached=known and padding is None)
-    return LazyMask(place, tokens, device, uses_now())
+        mapped = partial(map_pairs, function) if scalars and not is_known else function
+        samples = None if is_known or batch == 1 else batch
+        rule = partial(_on_device, mapped, at, device)
+        own = _placed_at(TokenGraph.from_rule(rule, num_dst, num_src, batch=samples), at)
+    if padding is not None:
+        rule = partial(and_, own.rule, partial(alignment.is_token, padding))
+        own = replace(own, rule=rule, batch=own.batch or (batch if len(padding) > 1 else None))
+    return LazyMask(Place(own, batch, padding, left, is_known and padding is None), device, ACTIVE.get())
+
+
+@lru_cache(maxsize=CACHED)
+def _of_positions(known: Known, num_dst: int, num_src: int, at: tuple[int, int]) -> TokenGraph:
+    rule = partial(alignment.shifted, known.thing, *at) if any(at) else known.thing
+    return _placed_at(TokenGraph.from_rule(rule, num_dst, num_src), at)
+
+
+def _placed_at(graph: TokenGraph, at: tuple[int, int]) -> TokenGraph:
+    return replace(graph, dst_offset=at[0], src_offset=at[1], name="the model's mask")
+
+
+def _on_device(
+    function: Rule, at: tuple[int, int], device: Any, b: Any, h: Any, dst: Any, src: Any
+) -> Tensor:
+    """The predicate at absolute positions, on the device of its tables."""
+    ends = (x.to(device) for x in (b, h, dst, src))
+    return alignment.shifted(function, *at, *ends).to(dst.device)
 
 
 def _padding(tokens: Tensor, first_src: int, num_src: int) -> tuple[Tensor | None, Tensor | None]:
@@ -148,31 +153,19 @@ def _collapsed(table: Tensor) -> Tensor:
     return table[:1] if bool((table == table[:1]).all()) else table
 
 
-@lru_cache(maxsize=CACHED)
-def _of_positions(known: Known, num_dst: int, num_src: int, at: Origin) -> TokenGraph:
-    rule = partial(alignment.shifted, known.thing, *at) if any(at) else known.thing
-    return framed(rule, num_dst, num_src, at)
+_made: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> (key, what was made of it)
 
 
-def _of_slots(
-    function: Rule, padding: Tensor | None, at: Origin, device: Any, b: Any, h: Any, dst: Any, src: Any
-) -> Tensor:
-    """The predicate at absolute positions, on the device of its tables, without padding."""
-    where = dst.device
-    if not isinstance(dst, Interval):
-        b, h, dst, src = (x.to(device) for x in (b, h, dst, src))
-    edge = alignment.shifted(function, *at, b, h, dst, src)
-    edge = edge if padding is None else edge & alignment.is_token(padding, b, h, dst, src)
-    return edge.to(where)
-
-
-@lru_cache(maxsize=CACHED)
-def unmasked(causal: bool, num_dst: int, num_src: int) -> TokenGraph:
-    return patterns.causal(num_dst) if causal else patterns.cross(num_dst, num_src)
-
-
-# tensor -> its version and the sizes, its graph, and whether it adds numbers
-_tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
+def once(tensor: Tensor, key: Hashable, make: Callable[[], T]) -> T:
+    """``make()``, once for a key and the numbers that a tensor has now: the layers of a model share it."""
+    if tensor.is_inference():  # it has no version
+        return make()
+    key = (tensor._version, key)
+    known = _made.get(tensor)  # type: ignore[no-untyped-call]
+    if known is None or known[0] != key:
+        _made[tensor] = known = (key, make())
+    made: T = known[1]
+    return made
 
 
 def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Float[Tensor, "..."] | None]:
@@ -181,25 +174,56 @@ def of_tensor(mask: Tensor, num_dst: int, num_src: int) -> tuple[TokenGraph, Flo
     Bool: True is an edge, as for SDPA. Float: -inf and the lowest number of its dtype are non-edges. Read
     once. TypeError for other dtypes, ValueError for other axes, NaN, +inf, a float mask of 0s and 1s.
     """
-    version = None if mask.is_inference() else (mask._version, num_dst, num_src)
-    known = _tables.get(mask)  # type: ignore[no-untyped-call]
-    if known is None or version is None or known[0] != version:
-        table = _checked(mask, num_dst, num_src)
-        edges = table if table.dtype == torch.bool else additive_edges(table.detach())
-        adds = table.is_floating_point() and bool((table.detach().masked_select(edges) != 0).any())
-        graph = convert.from_mask(_collapsed(_collapsed(edges).transpose(0, 1)).transpose(0, 1))
-        _tables[mask] = known = (version, graph, adds)
-    _, graph, adds = known
-    if not adds:
-        return graph, None
-    table = _checked(mask, num_dst, num_src)
-    return graph, table.masked_fill(~additive_edges(table.detach()), 0.0)
-
-
-def _checked(mask: Tensor, num_dst: int, num_src: int) -> Tensor:
     if not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise TypeError(f"attention_mask must be bool (attend) or float (added to logits), got {mask.dtype}")
     if mask.dim() != 4 or mask.shape[2] not in (1, num_dst) or mask.shape[3] < num_src:
         sizes = f"{num_dst} receivers and {num_src} senders, got {list(mask.shape)}"
         raise ValueError(f"attention_mask must be [batch, heads, dst, src] for {sizes}")
-    return mask[..., :num_src].expand(-1, -1, num_dst, -1)
+    table = mask[..., :num_src].expand(-1, -1, num_dst, -1)
+    graph, adds = once(mask, (num_dst, num_src), partial(_read, table.detach()))
+    return graph, table.masked_fill(~additive_edges(table.detach()), 0.0) if adds else None
+
+
+def _read(table: Tensor) -> tuple[TokenGraph, bool]:
+    """The graph, and whether there are other numbers than 0 on its edges."""
+    edges = table if table.dtype == torch.bool else additive_edges(table)
+    adds = table.is_floating_point() and bool((table.masked_select(edges) != 0).any())
+    return convert.from_mask(_collapsed(_collapsed(edges).transpose(0, 1)).transpose(0, 1)), adds
+
+
+def narrowed(call: Arguments, place: Place) -> Place:
+    """The place with the edges alone whose senders the model chose itself; as it is where it chose none.
+
+    DeepSeek's sparse attention and its kin pass ``indices [batch, dst, K]`` to their attention function,
+    MiniMax M3 ``block_indices [batch, key/value heads, dst, K]``, -1 = none. NotImplementedError for others.
+    """
+    given = [name for name in ("indices", "block_indices") if call.others.get(name) is not None]
+    if not given:
+        return place
+    selection, blocks, own, heads = (
+        call.others[given[0]],
+        given[0] == "block_indices",
+        place.own,
+        call.q.shape[1],
+    )
+    size = getattr(getattr(call.module, "indexer", None), "block_size", None) if blocks else None
+    what, advice = f"{named(call.module)} passes {' and '.join(given)}", "unsupported, use 'eager'"
+    axes, form = (4, "[batch, key/value heads, dst, K]") if blocks else (3, "[batch, dst, K]")
+    got = list(selection.shape) if isinstance(selection, Tensor) else [type(selection).__name__]
+    if len(got) != axes or got[-2] != own.num_dst:
+        raise NotImplementedError(f"{what} of {got}, expected {form} integers: {advice}")
+    if len(given) > 1 or (blocks and heads % got[1]):
+        raise NotImplementedError(f"{what}, expected one selection for each group of {heads} heads: {advice}")
+    if blocks and not isinstance(size, int):
+        raise NotImplementedError(f"{what}, but has no indexer.block_size that says how large they are")
+    return place.along(once(selection, Known.of(own), partial(_within, own, selection, size, heads)))
+
+
+@not_compiled
+def _within(own: TokenGraph, selection: Tensor, block_size: int | None, heads: int) -> TokenGraph:
+    index = selection.detach()[:, None] if block_size is None else selection.detach()
+    if (groups := own.heads or index.shape[1]) > 1:
+        index = index.repeat_interleave((heads if groups > 1 else 1) // index.shape[1], dim=1)
+    index = within(own, index) if block_size is None else tokens_of(index, block_size, own)
+    graph = TokenGraph.from_indices(index, own.num_src, coalesce=True, name="chosen")
+    return replace(graph, dst_offset=own.dst_offset, src_offset=own.src_offset)

@@ -15,28 +15,30 @@ from gnn_attention import edge_softmax
 from gnn_attention._support.dynamo import constant
 from gnn_attention._support.shapes import Bool, Float, Tensor
 from gnn_attention.convert.masks import is_above_lowest
-from gnn_attention.huggingface._overrides import blocks, named
+from gnn_attention.huggingface._overrides import OPEN, named
 from gnn_attention.score_mods import softcap
 
 UNSUPPORTED = ("cache", "cu_seq_lens_q", "indices", "block_indices")
 
 
 class Arguments(NamedTuple):
-    """The arguments of one call; ``dropout`` is 0 outside of training.
+    """The arguments of one call; ``dropout`` is 0 outside of training, ``is_causal`` None where unknown.
 
-    ``tensors`` are query, key and value. ``mask`` is what the mask function gave, a tensor, or None.
-    ``others`` are keyword arguments that some models pass.
+    ``mask`` is what the mask function gave, a tensor, or None; ``others`` are keyword arguments that some
+    models pass.
     """
 
     module: nn.Module
-    tensors: tuple[Tensor, ...]
+    q: Float[Tensor, "batch heads dst dim"]
+    k: Float[Tensor, "batch kv_heads src dim"]
+    v: Float[Tensor, "batch kv_heads src value_dim"]
     mask: Any
-    scaling: float | Tensor | None
+    scale: float
     dropout: float
     is_causal: bool | None
     cap: float | None
     position_bias: Tensor | None
-    sinks: Tensor | None
+    sinks: Float[Tensor, " heads"] | None
     others: dict[str, Any]
 
 
@@ -55,70 +57,63 @@ def _has_one_piece() -> bool:
 
 
 def attention(
-    given: Arguments,
-) -> tuple[Float[Tensor, "batch dst heads value_dim"], Float[Tensor, "batch heads dst src"] | None]:
+    call: Arguments,
+) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst src"] | None]:
     """The output, and the weights for ``output_attentions``.
 
     NotImplementedError for :data:`UNSUPPORTED`, and inside of a block of ``use_graph`` or ``attending``.
     """
-    (query, key, value), mask, dropout = given.tensors, given.mask, given.dropout
-    if blocks.entered:
+    if OPEN:
         raise NotImplementedError(
-            "use_graph and attending hold in no program of one piece (fullgraph=True or torch.export): "
-            "compile the model without fullgraph=True"
+            "use_graph and attending hold in no program of one piece: compile without fullgraph=True"
         )
-    passed = [name for name in UNSUPPORTED if given.others.get(name) is not None]
+    passed = [name for name in UNSUPPORTED if call.others.get(name) is not None]
     if passed:
         raise NotImplementedError(
-            f"{named(given.module)} passes {passed[0]} in a program of one piece (fullgraph=True or "
-            "torch.export), which knows no edges: compile it without fullgraph=True"
+            f"{named(call.module)} passes {passed[0]} in a program of one piece, which knows no edges: "
+            "compile without fullgraph=True"
         )
-    if mask is None and query.shape[2] > 1:
-        causal = getattr(given.module, "is_causal", None) if given.is_causal is None else given.is_causal
-        pairs = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-        mask = pairs.tril() if causal else None
-    scale = query.shape[-1] ** -0.5 if given.scaling is None else given.scaling
-    if isinstance(scale, Tensor):
-        query, scale = query * scale, 1.0
-    edge, numbers = _edges(mask, key.shape[2])
-    wanted = bool(given.others.get("output_attentions"))
-    cap, sinks, tables = given.cap, given.sinks, (given.position_bias, numbers)
-    if not wanted and all(x is None for x in (cap, sinks, *tables)):
-        return _by_sdpa(query, key, value, edge, scale, dropout).transpose(1, 2).contiguous(), None
-    wide, heads = edge_softmax.accumulation_dtype(query.dtype), query.shape[1]
-    k, v = (edge_softmax.per_query_head(x.to(wide), heads) for x in (key, value))
-    logits = query.to(wide) @ k.mT * scale
-    logits = logits if cap is None else softcap(cap)(logits, *[torch.tensor(0)] * 4)
-    for table in tables:
-        logits = logits if table is None else logits + table[..., : key.shape[2]].to(wide)
-    if edge is not None:
-        logits = logits.masked_fill(~edge, -torch.inf)
-    if sinks is not None:
-        nothing = (logits == -torch.inf).all(-1, keepdim=True)
-        sinks = sinks.to(wide).view(1, -1, 1, 1).expand(*logits.shape[:3], 1).masked_fill(nothing, -torch.inf)
-    weights, _ = edge_softmax.row_softmax(logits, sinks)
-    out = (functional.dropout(weights, dropout) if dropout else weights) @ v
-    out = out.to(query.dtype).transpose(1, 2).contiguous()
-    return out, weights.to(query.dtype) if wanted else None
+    edge, numbers = _edges(call)
+    added = [table for table in (call.position_bias, numbers) if table is not None]
+    wants_weights = bool(call.others.get("output_attentions"))
+    if wants_weights or added or call.cap is not None or call.sinks is not None:
+        out, weights = _by_formula(call, edge, added)
+        return out, weights if wants_weights else None
+    heard = None if edge is None else edge.any(-1, keepdim=True)
+    mask = None if edge is None or heard is None else edge | ~heard
+    grouped = call.q.shape[1] != call.k.shape[1]
+    out = functional.scaled_dot_product_attention(
+        call.q, call.k, call.v, mask, call.dropout, scale=call.scale, enable_gqa=grouped
+    )
+    return out if heard is None else out.masked_fill(~heard, 0.0), None
 
 
-def _edges(mask: Tensor | None, num_src: int) -> tuple[Bool[Tensor, "..."] | None, Tensor | None]:
-    """Where the mask has edges, and the numbers that it adds."""
-    if mask is None:
-        return None, None
-    mask = mask[..., :num_src]
+def _edges(call: Arguments) -> tuple[Bool[Tensor, "..."] | None, Tensor | None]:
+    """Where the mask has edges, None for all pairs, and the numbers that it adds."""
+    num_dst, num_src = call.q.shape[2], call.k.shape[2]
+    if call.mask is None:
+        is_full = num_dst == 1 or not call.is_causal
+        pairs = torch.ones(1, 1, num_dst, num_src, dtype=torch.bool, device=call.q.device)
+        return None if is_full else pairs.tril(), None
+    mask = call.mask[..., :num_src]
     if mask.dtype == torch.bool:
         return mask, None
     edge = is_above_lowest(mask)
     return edge, mask.masked_fill(~edge, 0.0)
 
 
-def _by_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, edge: Tensor | None, scale: float, dropout: float
-) -> Float[Tensor, "batch heads dst value_dim"]:
-    options: dict[str, Any] = {"dropout_p": dropout, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
-    if edge is None:
-        return functional.scaled_dot_product_attention(q, k, v, **options)
-    heard = edge.any(-1, keepdim=True)
-    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=edge | ~heard, **options)
-    return out.masked_fill(~heard, 0.0)
+def _by_formula(call: Arguments, edge: Tensor | None, added: list[Tensor]) -> tuple[Tensor, Tensor]:
+    wide, heads = edge_softmax.accumulation_dtype(call.q.dtype), call.q.shape[1]
+    k, v = (edge_softmax.per_query_head(x.to(wide), heads) for x in (call.k, call.v))
+    logits = call.q.to(wide) @ k.mT * call.scale
+    logits = logits if call.cap is None else softcap(call.cap)(logits, *[torch.tensor(0)] * 4)
+    for table in added:
+        logits = logits + table[..., : k.shape[2]].to(wide)
+    logits = logits if edge is None else logits.masked_fill(~edge, -torch.inf)
+    sinks = call.sinks
+    if sinks is not None:
+        nothing = (logits == -torch.inf).all(-1, keepdim=True)
+        sinks = sinks.to(wide).view(1, -1, 1, 1).masked_fill(nothing, -torch.inf)
+    weights, _ = edge_softmax.row_softmax(logits, sinks)
+    out = (functional.dropout(weights, call.dropout) if call.dropout else weights) @ v
+    return out.to(call.q.dtype), weights.to(call.q.dtype)

@@ -15,44 +15,41 @@ transformers. What is unsupported raises by name.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
+from gnn_attention import patterns
 from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.attend import attend
+from gnn_attention.attend import attend, attended_in_parts
 from gnn_attention.backends import Backend
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.edge_list import SIGNED
 from gnn_attention.huggingface import _overrides, _programs
-from gnn_attention.huggingface._alignment import Origin, Place
-from gnn_attention.huggingface._masks import LazyMask, lazy_mask, of_tensor, unmasked
-from gnn_attention.huggingface._overrides import NAME, GraphFunction, Use, blocks, named
+from gnn_attention.huggingface._alignment import CACHED, Place
+from gnn_attention.huggingface._masks import LazyMask, lazy_mask, narrowed, of_tensor
+from gnn_attention.huggingface._overrides import NAME, WATCH, Edit, GraphFunction, Override, named
 from gnn_attention.huggingface._programs import Arguments
-from gnn_attention.huggingface._selections import narrowed
-from gnn_attention.huggingface.surgery import changing
 from gnn_attention.score_mods import ScoreMod, chain, softcap
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
 except ImportError as error:
     message = f"this needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[hf]'"
     raise ModuleNotFoundError(message) from None
 
-BackendFunction = Callable[[nn.Module], str | Backend]
-_backend: ContextVar[str | Backend | BackendFunction] = ContextVar(
-    "gnn_attention.huggingface.backend", default="auto"
-)
+BackendOf = Callable[[nn.Module], str | Backend]
+_backend: ContextVar[Any] = ContextVar("gnn_attention.huggingface.backend", default="auto")
 
 
 def mask(
@@ -61,7 +58,7 @@ def mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int | Tensor = 0,
-    mask_function: Callable[..., Tensor] | None = None,
+    mask_function: Callable[..., Tensor] = causal_mask_function,
     attention_mask: Any = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
@@ -73,18 +70,17 @@ def mask(
     In a program of one piece (``fullgraph=True``, ``torch.export``) it is a tensor, as torch's own attention
     has it.
     """
-    sizes, offsets = (batch_size, q_length, kv_length), (q_offset, kv_offset)
+    slots = (batch_size, q_length, kv_length, q_offset, kv_offset)
+    if isinstance(attention_mask, LazyMask):
+        return attention_mask
     if not _programs.is_whole():
-        return lazy_mask(sizes, offsets, mask_function, attention_mask, use_vmap, torch.device(device))
-    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    table: Tensor = sdpa_mask(
-        *sizes, *offsets, mask_function, attention_mask, **skips, use_vmap=use_vmap, device=device
-    )
+        return lazy_mask(slots, mask_function, attention_mask, use_vmap, torch.device(device))
+    options: dict[str, Any] = {"allow_is_causal_skip": False, "use_vmap": use_vmap, "device": device}
+    table: Tensor = sdpa_mask(*slots, mask_function, attention_mask, **options)
     return table
 
 
-@contextmanager
-def attending(backend: str | Backend | BackendFunction) -> Iterator[None]:
+def attending(backend: str | Backend | BackendOf) -> AbstractContextManager[None]:
     """A block in which the attention of Hugging Face models is computed by a backend, or its name.
 
     A function of the attention module returns the backend of that module.
@@ -94,12 +90,7 @@ def attending(backend: str | Backend | BackendFunction) -> Iterator[None]:
     ...     attention(nn.Module(), x, x, x, None, scaling=0.0, is_causal=True)[0][0, 1, 0].tolist()
     [0.5, 0.5, 0.0]
     """
-    token = _backend.set(backend)
-    try:
-        with blocks.entering():
-            yield
-    finally:
-        _backend.reset(token)
+    return _overrides.block(_backend, backend)
 
 
 def attention(
@@ -125,62 +116,40 @@ def attention(
     which is in the mask).
 
     Raises NotImplementedError (an unsupported argument), ValueError (no mask, and the module does not say
-    whether it is causal), RuntimeError (the mask function is not registered under this name).
+    whether it is causal).
     """
     sinks = s_aux if sinks is None else sinks
     if sinks is not None and sinks.numel() != query.shape[1]:
-        what = "passes a sink for each receiver"
-        raise NotImplementedError(f"{named(module)} {what}: unsupported, use 'eager'")
-    whole = _programs.is_whole()
-    if whole:
-        query, key, value = _in_one_dtype((query, key, value))
+        raise NotImplementedError(f"{named(module)} passes a sink for each receiver: use 'eager'")
+    sinks = None if sinks is None else sinks.reshape(-1)
+    kind = query.device.type
+    if len({query.dtype, key.dtype, value.dtype}) > 1 and torch.is_autocast_enabled(kind):
+        # as SDPA does
+        query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(scale, Tensor):
+        query, scale = query * scale, 1.0
     dropout = float(dropout or 0.0) if module.training else 0.0
-    tensors: tuple[Tensor, ...] = query, key, value
-    given = Arguments(
-        module, tensors, attention_mask, scaling, dropout, is_causal, softcap, position_bias, sinks, others
-    )
-    return _programs.attention(given) if whole else _attention(given)
+    is_causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
+    tensors = (query, key, value, attention_mask)
+    call = Arguments(module, *tensors, scale, dropout, is_causal, softcap, position_bias, sinks, others)
+    out, weights = _programs.attention(call) if _programs.is_whole() else _along_graph(call)
+    return out.transpose(1, 2).contiguous(), weights
 
 
 @not_compiled
-def _attention(given: Arguments) -> tuple[Tensor, Tensor | None]:
-    module, mask, sinks, others = given.module, given.mask, given.sinks, given.others
-    if others.get("cache") is not None:
-        what = "passes cache, a paged cache (continuous batching)"
-        raise NotImplementedError(f"{named(module)} {what}: unsupported, use 'eager'")
-    query, key, value = _in_one_dtype(given.tensors)
-    heads, scaling = query.shape[1], given.scaling
-    place, uses, numbers = _placed(given)
-    place = narrowed(module, place, heads, others)
-    if isinstance(mask, LazyMask) and not mask.checked:
-        mask.checked.append(True)
-        _warn_of_packing(module, place.own, mask.tokens, others.get("position_ids"))
-    if isinstance(scaling, Tensor):
-        query, scaling = query * scaling, 1.0
-    backend = _backend.get()
-    backend = backend if isinstance(backend, (str, Backend)) else backend(module)
-    options: dict[str, Any] = {"scale": scaling, "dropout": given.dropout}
-    options["score_mod"] = _score_mod(place.own, given.cap, given.position_bias, numbers)
-    options["sink_logits"] = None if sinks is None else sinks.reshape(-1)
-    options["backend"] = changing(uses, module, place, heads, backend)
-    if not others.get("output_attentions"):
-        out: Tensor = attend(query, key, value, place.own, **options)
-        return out.transpose(1, 2).contiguous(), None
-    out, info = attend(query, key, value, place.own, return_info=True, **options)
-    return out.transpose(1, 2).contiguous(), info.weight_matrix().to(out.dtype)
-
-
-def backend_now() -> str | Backend | BackendFunction:
-    """What :func:`attending` set in this context."""
-    return _backend.get()
-
-
-def _in_one_dtype(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Under autocast q, k and v may differ in dtype, which SDPA makes one."""
-    kind = tensors[0].device.type
-    if len({x.dtype for x in tensors}) > 1 and torch.is_autocast_enabled(kind):
-        return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
-    return tensors
+def _along_graph(call: Arguments) -> tuple[Tensor, Tensor | None]:
+    if call.others.get("cache") is not None:
+        raise NotImplementedError(f"{named(call.module)} passes cache, a paged cache: use 'eager'")
+    place, overrides, numbers = _placed(call)
+    place = narrowed(call, place)
+    options: dict[str, Any] = {"scale": call.scale, "dropout": call.dropout, "sink_logits": call.sinks}
+    options["score_mod"] = _score_mod(place.own, call.cap, call.position_bias, numbers)
+    options["backend"] = _backend_of(call, place, overrides)
+    if not call.others.get("output_attentions"):
+        return attend(call.q, call.k, call.v, place.own, **options), None
+    out, info = attend(call.q, call.k, call.v, place.own, return_info=True, **options)
+    return out, info.weight_matrix().to(out.dtype)
 
 
 def _score_mod(graph: TokenGraph, cap: float | None, *tables: Tensor | None) -> ScoreMod | None:
@@ -191,99 +160,97 @@ def _score_mod(graph: TokenGraph, cap: float | None, *tables: Tensor | None) -> 
     return None if not links else links[0] if len(links) == 1 else chain(*links)
 
 
-def _added(table: Tensor, first: Origin, score: Tensor, b: Any, h: Any, dst: Tensor, src: Tensor) -> Tensor:
+def _added(
+    table: Tensor, first: tuple[int, int], score: Tensor, b: Any, h: Any, dst: Tensor, src: Tensor
+) -> Tensor:
     """``score + table[b, h, dst, src]`` for a table from the ``first`` positions on; size 1 broadcasts."""
     ends = (b, h, dst - first[0], src - first[1])
     at = tuple(end for end, size in zip(ends, table.shape, strict=True) if size > 1)
     return score + table.squeeze()[at].to(score.dtype)
 
 
-def _placed(given: Arguments) -> tuple[Place, list[Use], Tensor | None]:
-    """The place of a call under the graphs in force, those that cover it, and numbers that its mask adds."""
-    module, mask, (query, key, _) = given.module, given.mask, given.tensors
-    sizes, numbers = (query.shape[2], key.shape[2]), None
-    if isinstance(mask, LazyMask):
-        if tuple(mask.shape[2:]) != sizes:
-            got = "{} receivers and {} senders, but its mask has {} and {}".format(*sizes, *mask.shape[2:])
-            reason = "it attends to senders of its own making, which have no position; use 'eager'"
-            raise ValueError(f"{named(module)} has {got}: {reason}")
-        place, uses = mask.place, mask.uses
+def _placed(call: Arguments) -> tuple[Place, list[Override], Tensor | None]:
+    """The place of a call, the blocks that cover it, whose graphs it has, and numbers that its mask adds."""
+    module, mask, num_dst, num_src = call.module, call.mask, call.q.shape[2], call.k.shape[2]
+    numbers, has_positions = None, isinstance(mask, LazyMask)
+    if has_positions:
+        if tuple(mask.shape[2:]) != (num_dst, num_src):
+            got = f"{num_dst} receivers and {num_src} senders, but its mask has {list(mask.shape[2:])}"
+            raise ValueError(f"{named(module)} has {got}: senders without a position; use 'eager'")
+        place, overrides = mask.place, mask.overrides
     else:
-        if mask is None:
-            own = _without_mask(module, *sizes, given.is_causal)
-        else:
-            own, numbers = of_tensor(mask, *sizes)
-        place, uses = Place(own, query.shape[0], cached=True), _overrides.uses_for(module)
-    if given.others.get("cu_seq_lens_q") is not None:
-        place = place.within_documents(_lengths(given))
-    covering = [use for use in uses if use.covers(module)]
-    for use in covering:
-        use.calls[0] += 1
-        if not isinstance(mask, LazyMask):
-            use.check(module, *sizes, masked=mask is not None)
-        place = use.place(module, place, query.shape[1])
+        own, numbers = (_without_mask(call), None) if mask is None else of_tensor(mask, num_dst, num_src)
+        place, overrides = Place(own, call.q.shape[0], cached=True), _overrides.overrides_of(module)
+    if call.others.get("cu_seq_lens_q") is not None:
+        place = place.under(_pattern(patterns.documents, _lengths(call), causal=False), False, named(module))
+    covering = [override for override in overrides if override.covers(module)]
+    for override in covering:
+        override.num_calls += 1
+        if not has_positions:
+            override.check_unplaced(module, place.own, mask is not None)
+        place = override.place(module, place, call.q.shape[1])
     return place, covering, numbers
 
 
-def _warn_of_packing(module: nn.Module, graph: TokenGraph, tokens: Tensor | None, positions: Any) -> None:
-    """Where positions begin again and a token attends to the one before, documents are not separated."""
-    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != graph.num_dst:
-        return
-    sample, dst = (positions[:, 1:] <= positions[:, :-1]).nonzero().unbind(1)
-    dst = dst + 1
-    slot = dst + graph.dst_offset
-    before = slot - 1 - graph.src_offset
-    there = before >= 0
-    if tokens is not None:  # a mask may end before the slots do, and no slot beyond it is a token
-        ends = (0, graph.dst_offset + graph.num_dst)
-        mask = torch.nn.functional.pad(tokens.to(slot.device, torch.bool), ends)
-        there &= mask[sample % len(mask), slot]
-    sample, dst, before = sample[there], dst[there], before[there]
-    if len(dst) and len(
-        leaks := graph.rule(sample, torch.zeros_like(dst), dst, before).expand(dst.shape).nonzero()
-    ):
-        first = f"(sample {int(sample[leaks[0]])}, token {int(dst[leaks[0]])})"
-        what = f"position_ids begin again {first}, but that token attends to the one before it"
-        advice = "pass attention_mask=None and use_cache=False, or use_graph with patterns.documents(lengths)"
-        warnings.warn(f"{named(module)}: {what}: packed documents are not separated; {advice}", stacklevel=2)
+def _backend_of(call: Arguments, place: Place, overrides: list[Override]) -> str | Backend:
+    """The backend in force for a call, with the messages changed that the overrides change, and watched."""
+    chosen = _backend.get()
+    backend = chosen if isinstance(chosen, (str, Backend)) else chosen(call.module)
+    parts: list[Any] = [(place, ())]
+    for edit in overrides:
+        if isinstance(edit, Edit) and edit.intervention.change and edit.holds_in(call.module):
+            change = partial(edit.intervention.change, edit.layer_of(call.module))
+            split = partial(edit.split, call.module, call.q.shape[1])
+            parts = edit.intervention.divided(parts, split, change)
+    # of each sample
+    first = place.own.src_offset - (0 if place.left is None else place.left)
+    changed = [(part.own, partial(_values, changes, first)) for part, changes in parts]
+    if len(changed) > 1:
+        backend = Backend("changed messages", partial(_run_changed, changed, backend))
+    watch = WATCH.get()
+    watched: str | Backend = backend if watch is None else watch(call.module, backend, changed[1:], place)
+    return watched
 
 
-def _lengths(given: Arguments) -> tuple[int, ...]:
+def _values(changes: Sequence[Callable[[Any, Tensor], Tensor]], first: Any, v: Tensor) -> Tensor:
+    for change in changes:
+        v = change(first, v)
+    return v
+
+
+def _run_changed(parts: list[Any], inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    divided = [dataclasses.replace(call, graph=graph, v=values(call.v)) for graph, values in parts]
+    return attended_in_parts(call, divided, inner)
+
+
+def _lengths(call: Arguments) -> tuple[int, ...]:
     """The lengths of the documents between which ``cu_seq_lens_q`` divides the tokens of one row."""
-    (query, key, _), module = given.tensors, given.module
-    bounds = [given.others.get(f"cu_seq_lens_{end}") for end in "qk"]
-    starts = [torch.as_tensor(x) for x in bounds if x is not None]
-    if not all(x.dtype in SIGNED and x.dim() == 1 for x in starts):
-        raise TypeError(f"{named(module)}: cu_seq_lens_q and _k must be lists of integers, got {bounds}")
-    ends, *of_keys = (x.tolist() for x in starts)
+    bounds = (call.others.get(f"cu_seq_lens_{end}") for end in "qk")
+    ends, of_keys = ([] if x is None else torch.as_tensor(x).tolist() for x in bounds)
     lengths = tuple(stop - start for start, stop in pairwise(ends))
-    fits = ends[:1] == [0] and sum(lengths) == query.shape[2] == key.shape[2] and min(lengths) >= 0
-    if len(query) > 1 or not fits or of_keys not in ([], [ends]):
-        rows = f"{len(query)} rows of {query.shape[2]} receivers and {key.shape[2]} senders"
+    rows, num_dst, num_src = len(call.q), call.q.shape[2], call.k.shape[2]
+    if rows > 1 or of_keys not in ([], ends) or ends[0] or not ends[-1] == num_dst == num_src:
         raise NotImplementedError(
-            f"{named(module)} passes cu_seq_lens_q {ends} for {rows}, which must divide one row "
-            "into documents, from 0 to its length, and be cu_seq_lens_k, too: pack all documents into one "
-            "row without a cache (use_cache=False), or leave cu_seq_lens_q out and pad"
+            f"{named(call.module)} passes cu_seq_lens_q {ends} for {rows} rows of {num_dst} receivers and "
+            f"{num_src} senders: pack all documents into one row, from 0 to its length, with use_cache=False"
         )
     return lengths
 
 
-def _without_mask(module: nn.Module, num_dst: int, num_src: int, is_causal: bool | None) -> TokenGraph:
-    name = named(module)
-    if AttentionMaskInterface._global_mapping.get(NAME) is not mask:
-        reason = f"the mask function of {NAME!r} is not registered, so padding and windows would be lost"
-        advice = f"AttentionMaskInterface.register({NAME!r}, gnn_attention.huggingface.mask)"
-        raise RuntimeError(f"no mask came to {name}: {reason}; {advice}")
-    causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
-    if num_dst == 1:  # the newest token attends to all of the cache
-        causal = False
-    if causal is None:
-        reason = "came with no mask and does not say whether it is causal"
-        raise ValueError(f"{name} {reason}: pass is_causal, or set it on the module")
-    if causal and num_dst != num_src:
-        sizes = f"is causal and came with no mask, but has {num_dst} receivers and {num_src} senders"
-        raise ValueError(f"{name} {sizes}: pass attention_mask [batch, heads, dst, src]")
-    return unmasked(bool(causal), num_dst, num_src)
+@lru_cache(maxsize=CACHED)  # the same graph in every layer and forward pass
+def _pattern(build: Callable[..., TokenGraph], *sizes: Any, **options: Any) -> TokenGraph:
+    return build(*sizes, **options)
+
+
+def _without_mask(call: Arguments) -> TokenGraph:
+    name, num_dst, num_src = named(call.module), call.q.shape[2], call.k.shape[2]
+    is_causal = False if num_dst == 1 else call.is_causal  # the newest token attends to all of the cache
+    if is_causal is None:
+        raise ValueError(f"{name} came with no mask and does not say whether it is causal: pass is_causal")
+    if is_causal and num_dst != num_src:
+        sizes = f"{num_dst} receivers and {num_src} senders"
+        raise ValueError(f"{name} is causal and came with no mask, but has {sizes}: pass attention_mask")
+    return _pattern(patterns.causal, num_dst) if is_causal else _pattern(patterns.cross, num_dst, num_src)
 
 
 def use_graph(
@@ -328,11 +295,8 @@ def use_graph(
             got = f"(layer, head, length) -> TokenGraph or None, got {type(graph_or_function).__name__}"
             raise TypeError(f"graph_or_function must be a TokenGraph or a function {got}")
         checks.takes("graph_or_function", graph_or_function, "layer", "head", "length")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a Hugging Face model or a part of one, got {type(model).__name__}")
-    _overrides.check_routed(model)
-    names = {id(module): name for name, module in model.named_modules()}
-    return _overrides.in_force(Use(model, graph_or_function, bool(replace), names))
+    checks.instance("model", model, nn.Module)
+    return _overrides.in_force(Override(model, graph_or_function, bool(replace)))
 
 
 AttentionInterface.register(NAME, attention)

@@ -29,7 +29,6 @@ except ImportError as error:
     message = f"lm needs transformers 5.21 or newer ({error}): pip install 'gnn_attention[lm]'"
     raise ModuleNotFoundError(message) from None
 
-DTYPES = (torch.float32, torch.bfloat16)
 LOCAL = {"local_files_only": True}
 
 
@@ -52,15 +51,13 @@ def load(name: str = "smollm2", dtype: torch.dtype = torch.float32, cache_dir: A
         ValueError, TypeError: an unknown name or dtype, a file with another sha256. ImportError: the package
         is not installed. OSError: the folder cannot be written.
     """
-    model = MODELS[checks.choice("name", name, MODELS)]
-    if dtype not in DTYPES:
+    if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype must be torch.float32 or torch.bfloat16, got {checks.quoted(dtype)}")
-    folder = converted(name, model, cache_dir)
+    folder = converted(name, MODELS[checks.choice("name", name, MODELS)], cache_dir)
     with without_bars():
         loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, **LOCAL)
-    has_tokenizer = (folder / "tokenizer.json").exists()
-    tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL) if has_tokenizer else None
-    return loaded.eval(), tokenizer
+    is_there = (folder / "tokenizer.json").exists()
+    return loaded.eval(), AutoTokenizer.from_pretrained(folder, **LOCAL) if is_there else None
 
 
 def _read_gguf(file: Path) -> tuple[Any, Any]:

@@ -1,9 +1,9 @@
 """A small language model, and layers of other models as heads."""
 
-from gnn_attention.model.config import Config
 from gnn_attention.model.language_model import (
     TRAINED,
     Block,
+    Config,
     LanguageModel,
     generate,
     induction_scores,

@@ -25,9 +25,11 @@ LENGTH_FREE = ("linear", "llama3", "yarn")
 
 
 class Found(NamedTuple):
+    """An attention module, the rotary embedding around it, and the first such module of its stack."""
+
     attention: Any
-    owner: nn.Module | None
-    siblings: tuple[Any, ...]
+    rotary_embedding: Any
+    first: Any
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,8 @@ def _rotary(found: Found, interleaved: bool = False) -> tuple[Rotary, float]:
     if kind == "default":
         return Rotary(float(given["rope_theta"]), interleaved), 1.0
     if kind not in LENGTH_FREE:
-        known = f"default, {', '.join(LENGTH_FREE)}"
-        raise NotImplementedError(f"rope_type {kind!r} turns otherwise at another length; known: {known}")
-    embedding: Any = getattr(found.owner, "rotary_emb", None)
+        raise NotImplementedError(f"rope_type {kind!r} depends on the length; known: default, {LENGTH_FREE}")
+    embedding = found.rotary_embedding
     if embedding is None:
         place = "outside the attention module: give the whole model and layer"
         raise ValueError(f"rope_type {kind!r} keeps its frequencies {place}")
@@ -144,7 +145,7 @@ def _rotary(found: Found, interleaved: bool = False) -> tuple[Rotary, float]:
 
 def _t5_bias(found: Found) -> ScoreMod | None:
     """The bias of each distance: of the first layer of a list, and None in cross-attention."""
-    attention, first = found.attention, found.siblings[0]
+    attention, first = found.attention, found.first
     if attention.is_decoder and not attention.is_causal:
         return None
     if not first.has_relative_attention_bias:
@@ -220,7 +221,6 @@ _t5 = partial(_separate, names=("q", "k", "v", "o"), sizes=("key_value_proj_dim"
 _llama = partial(_separate, turned=True)
 _opt = partial(_separate, names=("q_proj", "k_proj", "v_proj", "out_proj"))
 
-# by the class of the attention module
 FAMILIES: Mapping[str, Family] = {
     "MultiheadAttention": Family("torch.nn.MultiheadAttention", lambda x: _from_mha(x.attention)),
     "GPT2Attention": Family("GPT-2", _gpt2),

@@ -5,8 +5,7 @@ scale (T5's relative position bias, Gemma 2's softcap); :func:`layer_of` is both
 mask it equals the model's own attention, output projection included. Nothing here imports transformers.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +21,6 @@ from gnn_attention.score_mods import ScoreMod
 __all__ = ["heads_of", "layer_of", "score_mod_of"]
 
 AnyHeads = StandardHeads | LatentHeads
-PARTS = ("encoder", "decoder", "self", "cross")
 # what families call their cross-attention
 CROSS = ("EncDecAttention", "crossattention", "encoder_attn", "multihead_attn")
 
@@ -36,7 +34,8 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
 
     Args:
         model: a model that holds a known kind of attention, or such an attention module itself.
-        layer: which block of the model, from 0; not needed where there is one.
+        layer: which of the attention modules of this part, from 0 in the order of ``model.modules()``; not
+            needed where there is one.
         part: "encoder", "decoder", "self" (neither) or "cross"; not needed where only one is not "cross".
 
     Raises:
@@ -53,7 +52,9 @@ def heads_of(model: nn.Module, layer: int | None = None, part: str | None = None
     >>> torch.equal(heads_of(encoder, layer=2).b_V.flatten(), encoder.layers[2].self_attn.in_proj_bias[16:])
     True
     """
-    return cast("AnyHeads", _read("heads", *_find(model, layer, part)))
+    family, found = _find(model, layer, part)
+    with torch.no_grad():
+        return family.heads(found)
 
 
 def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = None) -> ScoreMod | None:
@@ -62,7 +63,9 @@ def score_mod_of(model: nn.Module, layer: int | None = None, part: str | None = 
     T5: ``score_mods.relative_bias``, the first layer's in every layer, none in cross-attention. Gemma 2:
     ``score_mods.softcap``. Arguments and errors are those of :func:`heads_of`.
     """
-    return cast("ScoreMod | None", _read("score_mod", *_find(model, layer, part)))
+    family, found = _find(model, layer, part)
+    with torch.no_grad():
+        return family.score_mod(found)
 
 
 def layer_of(
@@ -83,102 +86,40 @@ def layer_of(
     return MessagePassingAttention(heads, score_mod_of(model, layer, part), backend=backend)
 
 
-class _Place(NamedTuple):
-    part: str
-    stack: str  # the name of its list of layers
-    number: int  # in that
-    family: Family
-    attention: Any
-
-
 def _find(model: nn.Module, layer: int | None, part: str | None) -> tuple[Family, Found]:
     checks.instance("model", model, nn.Module)
-    part = None if part is None else checks.choice("part", part, PARTS)
-    if own := family_of(model):
-        if layer not in (None, 0) or part is not None:
-            advice = "give it without layer and part, or the model around it"
-            raise ValueError(f"model is one {type(model).__name__}: {advice}")
-        return own, Found(model, None, (model,))
-    if not (places := list(_places(model))):
-        raise NotImplementedError(_unknown(model))
-    stack = _one_stack(model, [place for place in places if place.part == _part(places, part)])
-    chosen = _one_layer(stack, layer)
-    owner = model.get_submodule(chosen.stack.rpartition(".")[0]) if chosen.stack else None
-    return chosen.family, Found(chosen.attention, owner, tuple(place.attention for place in stack))
+    named = list(model.named_modules())
+    modules = [(name, module, family) for name, module in named if (family := family_of(module))]
+    if not modules:
+        kinds = sorted({type(x).__name__ for _, x in named if "attention" in type(x).__name__.lower()})
+        known = ", ".join(family.name for family in FAMILIES.values())
+        what = f"{type(model).__name__} is of no known family, its attention is {kinds or 'not there'}"
+        raise NotImplementedError(f"{what}. Known: {known}. For others use StandardHeads.from_arrays")
+    parts = list(dict.fromkeys(_part_of(name) for name, *_ in modules))
+    if part is None:
+        part, *others = [other for other in parts if other != "cross"] or parts
+        if others:
+            raise ValueError(f"the model attends in several parts: give part, one of {', '.join(parts)}")
+    checks.choice("part", part, parts)
+    chosen = [found for found in modules if _part_of(found[0]) == part]
+    if layer is None and len(chosen) > 1:
+        raise ValueError(f"give layer: the model has {len(chosen)} layers with attention")
+    name, attention, family = chosen[checks.index("layer", layer or 0, len(chosen))]
+    return family, Found(attention, _rotary_embedding(model, name), chosen[0][1])
 
 
-def _places(model: nn.Module) -> Iterator[_Place]:
-    strays = 0
-    for name, module in model.named_modules():
-        if not (family := family_of(module)):
-            continue
-        pieces = name.split(".")
-        stack = next((piece for piece in pieces if piece in PARTS[:2]), "self")
-        part = "cross" if pieces[-1] in CROSS else stack
-        depth = _depth_of_list(model, pieces)
-        # in no list of layers: numbered in the order of the model
-        if depth is None:
-            yield _Place(part, "", strays, family, module)
-            strays += 1
-        else:
-            yield _Place(part, ".".join(pieces[:depth]), int(pieces[depth]), family, module)
+def _part_of(name: str) -> str:
+    pieces = name.split(".")
+    if pieces[-1] in CROSS:
+        return "cross"
+    return next((piece for piece in pieces if piece in ("encoder", "decoder")), "self")
 
 
-def _depth_of_list(model: nn.Module, pieces: list[str]) -> int | None:
-    """The index, in a dotted name, of the outermost number of a ModuleList."""
-    module: Any = model
-    for depth, piece in enumerate(pieces):
-        if isinstance(module, nn.ModuleList):
-            return depth
-        module = getattr(module, piece)
+def _rotary_embedding(model: nn.Module, name: str) -> Any:
+    """That of the innermost module around the attention module of this name which has one."""
+    while name:
+        name = name.rpartition(".")[0]
+        embedding = getattr(model.get_submodule(name), "rotary_emb", None)
+        if embedding is not None:
+            return embedding
     return None
-
-
-def _part(places: list[_Place], part: str | None) -> str:
-    there = list(dict.fromkeys(place.part for place in places))
-    if part is not None:
-        return checks.choice("part", part, there)
-    first, *others = [other for other in there if other != "cross"] or there
-    if others:
-        raise ValueError(f"the model attends in several parts: give part, one of {', '.join(there)}")
-    return first
-
-
-def _one_stack(model: nn.Module, places: list[_Place]) -> list[_Place]:
-    stacks = list(dict.fromkeys(place.stack for place in places))
-    if len(stacks) > 1:
-        example = f"give one, such as model.get_submodule({stacks[0].rpartition('.')[0]!r})"
-        raise ValueError(f"{type(model).__name__} has several lists of layers, {stacks}: {example}")
-    return sorted(places, key=lambda place: place.number)
-
-
-def _one_layer(stack: list[_Place], layer: int | None) -> _Place:
-    numbers = [place.number for place in stack]
-    if layer is None and len(stack) > 1:
-        raise ValueError(f"give layer, one of {numbers}: the model has {len(stack)} layers with attention")
-    number = numbers[0] if layer is None else checks.position("layer", layer)
-    if number not in numbers:
-        raise IndexError(f"layer must be one of {numbers}, got {number}")
-    if (count := numbers.count(number)) > 1:
-        raise ValueError(f"layer {number} holds {count} attention modules: give the one you mean as model")
-    return stack[numbers.index(number)]
-
-
-def _unknown(model: nn.Module) -> str:
-    names = {type(module).__name__ for module in model.modules()}
-    kinds = ", ".join(sorted(name for name in names if "attention" in name.lower()))
-    seen = f"; its attention is of the kind {kinds}" if kinds else ", which seems to have no attention"
-    known = ", ".join(family.name for family in FAMILIES.values())
-    others = "For others use StandardHeads.from_arrays"
-    return f"{type(model).__name__} is of no known family{seen}. Known: {known}. {others}"
-
-
-@torch.no_grad()
-def _read(what: str, family: Family, found: Found) -> Any:
-    try:
-        return getattr(family, what)(found)
-    # another version of transformers
-    except AttributeError as error:
-        kind = f"{family.name}: {type(found.attention).__module__}.{type(found.attention).__name__}"
-        reason = f"is built otherwise than transformers 5.23 has it: {error}"
-        raise NotImplementedError(f"{kind} {reason}") from error

@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+import safetensors.torch
 import torch
 from torch import nn
 
 from gnn_attention import algebra, patterns
-from gnn_attention._support import checks, json_files
+from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention._support.text import one_line
@@ -27,8 +28,6 @@ from gnn_attention.cache import KeyValueCache
 from gnn_attention.graph import TokenGraph
 from gnn_attention.heads import StandardHeads
 from gnn_attention.layer import MessagePassingAttention
-from gnn_attention.model import weights
-from gnn_attention.model.config import Config, check_tensors, check_vocabulary
 from gnn_attention.model.tokenizer import BytePair
 from gnn_attention.score_mods import RelativeBias
 
@@ -36,8 +35,29 @@ Tokens = Int[Tensor, "batch tokens"]
 Logits = Float[Tensor, "batch tokens vocabulary"]
 States = Float[Tensor, "batch tokens width"]
 Weights = Float[Tensor, "batch edges heads"]
+File = str | os.PathLike[str]
 # the weights that ship with the package
 TRAINED = Path(__file__).parent / "data" / "trained.safetensors"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of a :class:`LanguageModel`; ``reach`` is the largest distance with its own bias.
+
+    Raises TypeError or ValueError for a size that is no positive integer.
+    """
+
+    vocabulary_size: int
+    width: int = 128
+    num_layers: int = 2
+    num_heads: int = 4
+    head_dim: int = 32
+    mlp_width: int = 512
+    reach: int = 16
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            checks.size(field.name, getattr(self, field.name), 1)
 
 
 class Block(nn.Module):
@@ -149,12 +169,12 @@ class LanguageModel(nn.Module):
             raise TypeError(f"cache must be a KeyValueCache(graph, config.num_layers), got {quoted(cache)}")
         tokens, _ = self._checked(tokens, cache.graph)
         if cache.layers != len(self.blocks):
-            expected = f"{len(self.blocks)} layers, one for each block"
-            raise ValueError(f"cache must have {expected}, got {cache.layers}")
+            raise ValueError(f"cache must have {len(self.blocks)} layers, as the model, got {cache.layers}")
         if not self.can_proceed():
-            reason = "the message-passing path and hooks on blocks need all tokens at once"
-            advice = "use backend='auto' and remove the hooks, or call the model without a cache"
-            raise NotImplementedError(f"{reason}: {advice}")
+            raise NotImplementedError(
+                "the message-passing path and hooks on blocks need all tokens at once: use backend='auto' "
+                "without hooks, or call the model without a cache"
+            )
         state = self.embedding(tokens)
         with cache.all_or_nothing():
             for number, (block, layer) in enumerate(zip(self.blocks, self.layers, strict=True)):
@@ -186,11 +206,10 @@ class LanguageModel(nn.Module):
 
     def _checked(self, tokens: Tensor, graph: TokenGraph | None) -> tuple[Tensor, TokenGraph]:
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-            got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+            got = checks.described(tokens)
             raise TypeError(f"tokens must be an integer tensor [B, T], got {got}; see BytePair.encode")
         if tokens.dim() != 2:
-            shape = f"{list(tokens.shape)}; tokens[None] is a batch of one"
-            raise ValueError(f"tokens must be [B, T], got shape {shape}")
+            raise ValueError(f"tokens must be [B, T], got shape {list(tokens.shape)}; try tokens[None]")
         # a compiler has no values
         if tokens.numel() and not torch.compiler.is_compiling():
             low, high, last = int(tokens.min()), int(tokens.max()), self.config.vocabulary_size - 1
@@ -216,13 +235,20 @@ def generate(
     before these. ValueError for no tokens, a negative temperature, too small a graph, or another cache's.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() != 1:
-        got = f"shape {list(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise TypeError(f"tokens must be an integer tensor [T], got {got}; see BytePair.encode")
+        raise TypeError(f"tokens must be an integer tensor [T], got {checks.described(tokens)}")
     if checks.number("temperature", temperature) < 0 or not len(tokens):
         got = f"{len(tokens)} tokens and {quoted(temperature)}"
         raise ValueError(f"generate needs a first token and temperature >= 0, got {got}")
     count = checks.size("count", count)
-    graph, cache = _graph_and_cache(model, len(tokens) + count, graph, cache)
+    length = len(tokens) + count
+    if cache is not None:
+        cache.check_graph(cache.graph if graph is None else graph)
+        graph, length = cache.graph, cache.length + length
+    graph = patterns.causal(length) if graph is None else graph
+    if graph.num_dst < length:
+        raise ValueError(f"graph must have the {length} tokens that there will be in the end, got {graph!r}")
+    if cache is None and model.can_proceed():
+        cache = KeyValueCache(graph, model.config.num_layers)
     generator, new = torch.Generator().manual_seed(seed), tokens
     for _ in range(count):
         if cache is None:
@@ -238,51 +264,49 @@ def generate(
     return tokens
 
 
-def _graph_and_cache(
-    model: LanguageModel, count: int, graph: TokenGraph | None, cache: KeyValueCache | None
-) -> tuple[TokenGraph, KeyValueCache | None]:
-    if cache is not None:
-        cache.check_graph(cache.graph if graph is None else graph)
-        graph, count = cache.graph, cache.length + count
-    graph = patterns.causal(count) if graph is None else graph
-    if graph.num_dst < count:
-        raise ValueError(f"graph must have the {count} tokens that there will be in the end, got {graph!r}")
-    made = KeyValueCache(graph, model.config.num_layers) if cache is None and model.can_proceed() else cache
-    return graph, made
-
-
-def save(path: weights.File, model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]) -> None:
+def save(path: File, model: LanguageModel, vocabulary: BytePair, metadata: Mapping[str, Any]) -> None:
     """Write weights (as float16), config, vocabulary and ``metadata`` (JSON values) to one safetensors file.
 
-    Raises ValueError if the vocabulary is not the model's or ``metadata`` has a key "config" or "vocabulary".
+    The file is written whole or not at all. Raises ValueError if the vocabulary is not the model's or
+    ``metadata`` has a key "config" or "vocabulary".
     """
-    check_vocabulary(vocabulary, model.config)
+    _check_vocabulary(vocabulary, model.config)
     if taken := {"config", "vocabulary"} & set(metadata):
         raise ValueError(f"metadata has {sorted(taken)}, which save writes itself: rename them")
     texts = {key: json.dumps(value) for key, value in metadata.items()}
     texts |= {"config": json.dumps(asdict(model.config)), "vocabulary": vocabulary.to_json()}
-    weights.save(path, {name: tensor.half() for name, tensor in model.state_dict().items()}, texts)
+    tensors = {name: tensor.half() for name, tensor in model.state_dict().items()}
+    atomic_files.write(path, safetensors.torch.save(tensors, texts))
 
 
-def load(path: weights.File) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
+def load(path: File) -> tuple[LanguageModel, BytePair, dict[str, Any]]:
     """The model (float32, in eval mode), vocabulary and metadata that :func:`save` wrote.
 
     Raises ValueError that names the file and what is wrong with it, OSError where it cannot be read.
     """
-    tensors, texts = weights.load(path)
     try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name).float() for name in sorted(file.keys())}
+            texts = dict(sorted((file.metadata() or {}).items()))
         vocabulary = BytePair.from_json(texts.pop("vocabulary"))
-        config = Config(**json_files.parsed(texts.pop("config")))
-        check_vocabulary(vocabulary, config)
-        check_tensors(tensors, config)
+        config = Config(**json.loads(texts.pop("config")))
+        _check_vocabulary(vocabulary, config)
         # no memory and no random numbers for weights that are replaced
         with torch.device("meta"):
             model = LanguageModel(config)
-        model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
+        model.load_state_dict(tensors, assign=True)
         return model.eval(), vocabulary, {key: json.loads(text) for key, text in texts.items()}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{os.fspath(path)}: expected a safetensors file: {one_line(str(error))}") from error
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = one_line(f"{type(error).__name__}: {error}")
         raise ValueError(f"{os.fspath(path)} holds no language model: {reason}") from error
+
+
+def _check_vocabulary(vocabulary: BytePair, config: Config) -> None:
+    if len(vocabulary) != config.vocabulary_size:
+        expected = f"expected {config.vocabulary_size}, the model's"
+        raise ValueError(f"vocabulary has {len(vocabulary)} pieces: {expected}")
 
 
 def load_trained() -> tuple[LanguageModel, BytePair]:

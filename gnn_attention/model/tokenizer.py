@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, SupportsIndex
 
-from gnn_attention._support import checks, json_files
+from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.text import one_line
 
@@ -133,15 +133,11 @@ class BytePair:
 
     @classmethod
     def from_json(cls, text: str) -> BytePair:
-        """The vocabulary that `to_json` wrote, now or in version 0.1.0; else TypeError or ValueError."""
+        """The vocabulary that `to_json` wrote; else TypeError or ValueError."""
         if not isinstance(text, str):
             raise TypeError(f"text is a {type(text).__name__}: expected a str, what to_json() returned")
         try:
-            found = json_files.parsed(text)
-            # the first form, a text of Latin-1 for each piece
-            if found.get("kind") == "byte pairs":
-                pairs = ((left.encode("latin-1"), right.encode("latin-1")) for left, right in found["merges"])
-                return cls(tuple(pairs))
+            found = json.loads(text)
             made = cls(_pairs(found["model"]["merges"]))
             pieces = json.loads(made.to_json())["model"]["vocab"]
             if (found["pre_tokenizer"], found["model"]["vocab"]) != (_PRE_TOKENIZER, pieces):
@@ -156,10 +152,6 @@ class BytePair:
 
     def __repr__(self) -> str:
         return f"BytePair({len(self)} pieces)"
-
-    def __reduce__(self) -> tuple[type[BytePair], tuple[tuple[Pair, ...]]]:
-        # the merges are the whole state: what is cached is not pickled
-        return type(self), (self.merges,)
 
     @cached_property
     def _tokenizer(self) -> Any:

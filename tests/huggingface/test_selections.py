@@ -12,8 +12,7 @@ from torch import nn
 
 transformers = needs("transformers")
 
-from support import hf_models
-from support.hf_models import CHOOSING, built, inputs
+from support.hf_models import built, inputs
 from transformers.masking_utils import causal_mask_function
 
 import gnn_attention as ga
@@ -21,27 +20,6 @@ from gnn_attention import patterns
 from gnn_attention.huggingface import attention, mask
 
 pytestmark = pytest.mark.usefixtures("wide")
-# a model of an older transformers may not be there
-HERE = [name for name, family in CHOOSING.items() if hasattr(transformers, family.config)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HERE)
-@torch.no_grad()
-def test_the_choice_matters(name):
-    """The tests above would not see a dropped selection otherwise."""
-    more = {"index_topk_blocks": 8} if name == "minimax_m3_vl" else {"index_topk": 64}
-    few, every = (hf_models.result(name, built(name, **how), inputs(name)) for how in ({}, more))
-    assert (few - every).abs().max().item() > 1e-2 * every.abs().max().item()
-
-
-def test_left_padding_that_an_indexer_counts_is_named():
-    """The numbers are those of sdpa, whose isolated rows are 0 too."""
-    model, given = built("minimax_m3_vl", "gnn_attention"), inputs("minimax_m3_vl", "left")
-    with pytest.warns(UserWarning, match="layer 1: its indexer counts blocks and scores from the padding"):
-        model(**given)
-
-
 BATCH, HEADS, DST, SRC, MOST = 2, 4, 9, 11, 4
 
 
@@ -99,19 +77,6 @@ def test_indices_within_masks_of_every_kind():
         found = attention(choosing(), q, k, v, given, indices=index)[0].transpose(1, 2)
         assert_exact(found, truth(q, k, v, allowed & chosen))
         assert not found[0, :, 3].any()
-
-
-def test_indices_of_every_sender_are_the_mask_alone():
-    q, k, v = qkv()
-    lazy, own = own_mask()
-    index = torch.arange(SRC).expand(BATCH, DST, -1).flip(-1).contiguous()
-    found = attention(choosing(), q, k, v, lazy, indices=index)[0].transpose(1, 2)
-    assert_exact(found, truth(q, k, v, own))
-    # as many entries, but a sender twice, or none
-    for other in (2, -1):
-        index[..., 5] = other
-        found = attention(choosing(), q, k, v, lazy, indices=index)[0].transpose(1, 2)
-        assert_exact(found, truth(q, k, v, own & cells_of(index)[:, None]))
 
 
 def test_blocks_for_each_group_of_heads():

@@ -380,7 +380,7 @@ def test_a_block_of_use_graph_holds_for_the_copy_that_is_audited():
     graph = patterns.window(12, 3) | patterns.sinks(12, 1)
     model.set_attn_implementation("gnn_attention")
     with ga.use_graph(model, graph):
-        (use,) = importlib.import_module("gnn_attention.huggingface._overrides").uses_now()
+        (use,) = importlib.import_module("gnn_attention.huggingface._overrides").ACTIVE.get()
         known = dict(use.names), dict(use.numbers)
         assert audit(model, graph, (12,), layers=2, witnesses="jacobian").exact
         assert (use.names, use.numbers) == known

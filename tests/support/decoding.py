@@ -31,18 +31,14 @@ def later() -> TokenGraph:
 
 
 HEADWISE = (patterns.window(N, 2), patterns.causal(N), patterns.sinks(N, 1), patterns.dilated(N, 3, 3))
-BRANCHES = [-1, 0, 0, 1, 1, 2, 3, 3, 0, 8, 8, 10, 4, 12]
 GRAPHS: dict[str, tuple[TokenGraph, int]] = {  # with the fewest tokens of the first chunk
     "causal": (patterns.causal(N), 1),
     "strict causal": (patterns.strict_causal(N), 1),
     "window": (patterns.window(N, 6), 1),
     "prefix": (patterns.prefix(N, 5), 5),
-    "prefix & window": (patterns.prefix(N, 5) & patterns.band(N, 6, 6), 5),
-    "sinks": (patterns.sinks(N, 3), 1),
     "window | sinks": (patterns.window(N, 4) | patterns.sinks(N, 2), 1),
     "dilated": (patterns.dilated(N, 3, 2), 1),
     "tree": (patterns.tree(PARENTS), 1),
-    "tree after a prompt": (patterns.tree_decoding(9, BRANCHES), 1),
     "documents": (patterns.documents([5, 0, 1, 9, 8]), 1),
     "listed": (listed(), 1),
     "by head": (algebra.per_head(*HEADWISE), 1),

@@ -106,11 +106,12 @@ def recording(
 
     ValueError where the attention is another: ``model.set_attn_implementation("gnn_attention")``.
     """
-    package = _package(model)
-    sys.modules[f"{PACKAGE}.surgery"].check_layers(model, layers)
+    _package(model)
+    overrides = sys.modules[f"{PACKAGE}._overrides"]
+    overrides.check_layers(model, layers)
     recorder = _Recorder(model, layers, part)
     with ExitStack() as stack:
-        stack.enter_context(package.attending(recorder.backend))
+        stack.enter_context(overrides.block(overrides.WATCH, recorder.watch))
         for linear in _plain_maps(model):
             stack.enter_context(linear.register_forward_hook(recorder.match))
         yield recorder.traces
@@ -125,14 +126,14 @@ class _Recorder:
     ) -> None:
         self.layers, self.part = layers, part
         self.names = {id(module): name for name, module in model.named_modules()}
-        self.outer = sys.modules[f"{PACKAGE}.interface"].backend_now()
         self.traces: list[LayerTrace] = []
         self._numbers: dict[int, int] = {}
         self._last: tuple[LayerTrace, bool] | None = None
 
-    def backend(self, module: nn.Module) -> str | Backend:
-        """That of a module, which records its calls if it is of these layers."""
-        inner: str | Backend = self.outer if isinstance(self.outer, (str, Backend)) else self.outer(module)
+    def watch(
+        self, module: nn.Module, inner: str | Backend, changed: Sequence[Any], place: Any
+    ) -> str | Backend:
+        """The backend of a call on ``inner``, which records it if the module is of these layers."""
         name = self.names.get(id(module))
         if name is None:
             return inner
@@ -141,9 +142,7 @@ class _Recorder:
         if self.layers is not None and number not in self.layers:
             return inner
         crosses = sys.modules[f"{PACKAGE}._overrides"].crosses(name, module)
-        watch = partial(self._run, number, name, crosses)
-        watching: Backend = sys.modules[f"{PACKAGE}.surgery"].Watching.over(watch, inner)
-        return watching
+        return Backend("watching", partial(self._run, number, name, crosses, inner, changed, place))
 
     def _run(
         self,
@@ -190,7 +189,8 @@ class _Recorder:
 def edited(model: nn.Module, one: Any) -> Any:
     """A block in which edges are cut or changed; ValueError where the attention is another."""
     _package(model)
-    return sys.modules[f"{PACKAGE}.surgery"].edited(model, one, partial(_check_fit, one))
+    overrides = sys.modules[f"{PACKAGE}._overrides"]
+    return overrides.in_force(overrides.Edit(model, one, partial(_check_fit, one)))
 
 
 def _package(model: nn.Module) -> Any:
