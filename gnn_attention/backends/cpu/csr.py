@@ -49,7 +49,7 @@ def forward(
                 shift.masked_fill_((shift.abs() <= REACH) | (shift == -torch.inf), 0.0)
                 logits.sub_(work.by_edge(shift, work.second.values()))
             mass = logits.exp_()
-            total = row_sums(work.first, work.in_pieces)
+            total = row_sums(work.edges.ptr, mass, work.in_pieces)
             here = total.log().add_(shift).view(lse[head].shape)
             share = total.reciprocal().masked_fill_(total == 0, 0.0).view(here.shape)
             sums = work.incoming(mass, value).view(out[head].shape)
