@@ -48,9 +48,7 @@ def window_and_few(n):
 TAKEN = {
     "full": (lambda: patterns.full(2048), "dense", "one SDPA call without a mask"),
     "causal": (lambda: patterns.causal(2048), "dense", "one SDPA call without a mask"),
-    "causal as a list": (lambda: listed(patterns.causal(512)), "dense", "one SDPA call without a mask"),
     "tiny": (lambda: patterns.window(128, 3), "dense", "so few pairs"),
-    "tiny tree": (lambda: patterns.tree([-1, 0, 0, 1, 1]), "dense", "so few pairs"),
     "no edges to speak of": (lambda: patterns.cross(0, 4096), "dense", "so few pairs"),
     "window": (lambda: patterns.window(2048, 256), "tiles", "well filled tiles"),
     "window as a list": (lambda: listed(patterns.window(2048, 256)), "tiles", "well filled tiles"),

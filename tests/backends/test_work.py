@@ -32,12 +32,10 @@ def hub(n, token):
 ZOO = {
     "strict causal": lambda: patterns.strict_causal(N),
     "window that a border cuts": lambda: patterns.window(N - 31, 100),
-    "dilated": lambda: patterns.dilated(N, 64, 4),
     "natten": lambda: patterns.natten((64, 64), 7),
     "receiver in the middle": lambda: hub(N, 1777),
     "global tokens | few edges": lambda: patterns.global_tokens(N, [2000]) | listed(N, 500),
     "butterfly": lambda: patterns.butterfly(N),
-    "tree": lambda: patterns.tree([-1, *((i - 1) // 2 for i in range(1, N))]),
     "sorted blocks": lambda: patterns.sorted_blocks(N, permuted(64), 64),
     "list | window": lambda: listed(N, 40_000) | patterns.window(N, 128),
 }

@@ -88,12 +88,10 @@ BOTH = chain(alibi(alibi_slopes(2)), LEARNED, softcap(2.0))
 CASES = {
     "plain": Case(),
     "groups of two": Case(heads=(4, 2)),
-    "odd widths": Case(widths=(24, 5)),
     "two alibis": Case(score_mod=chain(alibi(alibi_slopes(2)), alibi((0.3, 0.1)))),
     "alibi after softcap": Case(score_mod=chain(softcap(1.5), alibi(alibi_slopes(2)))),
     "learned, before and after softcap": Case(score_mod=LEARNED_TWICE, bias=(2,)),
     "bias by head": Case(bias=(2,)),
-    "bias by sample": Case(bias=(2, 1)),
     "closed edges": Case(bias=(2,), closed=True),
     "sinks": Case(sinks=True),
     "dropout": Case(dropout=0.4, heads=(2, 2)),

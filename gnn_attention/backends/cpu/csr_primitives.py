@@ -93,11 +93,6 @@ def row_sums(
     return total.to(sums.dtype)
 
 
-def row_maxima(ptr: Int[Tensor, " rows_and_one"], values: Float[Tensor, " edges"]) -> Float[Tensor, " rows"]:
-    """The largest value of each row, -inf for a row without any."""
-    return torch.segment_reduce(values, "max", offsets=ptr, initial=-torch.inf, unsafe=True)
-
-
 # by the list's own tensor
 _cache: MutableMapping[Tensor, dict[Any, Any]] = WeakIdKeyDictionary()
 
@@ -146,10 +141,6 @@ class Head:
     @functools.cached_property
     def second(self) -> Tensor:
         return self._matrix("second")
-
-    @functools.cached_property
-    def has_in_edges(self) -> Tensor:
-        return self.edges.ptr[1:] > self.edges.ptr[:-1]
 
     @functools.cached_property
     def in_pieces(self) -> Pieces | None:

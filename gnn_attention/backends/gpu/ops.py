@@ -51,7 +51,13 @@ def attention(
 
     out is in the dtype of q, lse in float32, or float64 for float64.
     """
-    given, rest = _arguments(problem, rows)
+    # of the edgewise numbers that are not there a tensor without edges
+    q, dtype = problem.q, accumulation_dtype(problem.q.dtype)
+    edgewise = problem.before, problem.bias
+    places = [int(x is not None) for x in edgewise]
+    places += [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
+    given = q, problem.k, problem.v, *(_or_empty(x, q, dtype) for x in edgewise), problem.seed
+    rest = (*rows, places, [problem.scale, problem.softcap, problem.dropout])
     if not are_plain(given):
         out, lse = _ATTENTION(*given, *rest)
     elif any_needs_gradients(given):
@@ -59,16 +65,6 @@ def attention(
     else:
         out, lse = _run(*given, *rest)
     return out, lse
-
-
-def _arguments(problem: Problem, rows: Packed) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
-    """The operator's: tensors of the problem, without edges where one is needed and not there; all others."""
-    q, dtype = problem.q, accumulation_dtype(problem.q.dtype)
-    edgewise = problem.before, problem.bias
-    places = [int(x is not None) for x in edgewise]
-    places += [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
-    given = q, problem.k, problem.v, *(_or_empty(x, q, dtype) for x in edgewise), problem.seed
-    return given, (*rows, places, [problem.scale, problem.softcap, problem.dropout])
 
 
 def _restored(*given: Any) -> tuple[Problem, tuple[Side, Side]]:

@@ -22,7 +22,6 @@ from gnn_attention.backends.gpu.ops import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
 Given = tuple[Any, ...]  # arguments of a kernel
-MOST_SLICES = 65535  # programs along the second axis of a grid
 WIDEST = 16  # the largest divisor of strides worth knowing: 16 numbers are 16 bytes or more
 GOLDEN = tl.constexpr(dropout.GOLDEN)
 FIRST = tl.constexpr(dropout.FIRST)
