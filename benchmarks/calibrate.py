@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
 from gnn_attention import patterns
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         graph = make()
         works[name] = WORK[backend](graph) if backend in WORK else Work(calls=1) + dense_work(graph)
         seconds[name] = _measured(graph, backend)
-    found = replace(fit(list(works.values()), list(seconds.values())), low_cell=_low_cell())
+    found = fit(list(works.values()), list(seconds.values()))
     predicted = {name: found.seconds(work, HEADS) for name, work in works.items()}
     cases = [{"case": name, "seconds": seconds[name], "predicted": predicted[name]} for name in CASES]
     about = {"bench": "calibrate", "torch": torch.__version__, "costs": asdict(found)}
@@ -110,17 +109,6 @@ def _measured(graph: TokenGraph, backend: str) -> float:
     sizes = graph.num_dst, graph.num_src, graph.num_src
     q, k, v = (torch.randn(1, n, HEADS, DIM).transpose(1, 2) for n in sizes)
     return _median(partial(attend, q, k, v, graph, backend=backend))
-
-
-def _low_cell() -> float:
-    """The time of a pair in rectangles of 32 receivers over that in rectangles of 64, all of 320 senders."""
-    k, v = torch.randn(2, 1, HEADS, 320, DIM)
-    times = []
-    for size in (32, 64):
-        q = torch.randn(2048 // size, HEADS, size, DIM)
-        ends = (x.expand(len(q), -1, -1, -1) for x in (k, v))
-        times.append(_median(partial(scaled_dot_product_attention, q, *ends)))
-    return times[0] / times[1]
 
 
 def _median(call: Callable[[], Tensor]) -> float:

@@ -27,9 +27,9 @@ def pytest_xdist_auto_num_workers(config):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """A file's tests go to one process."""
-    from support.scheduling import ByFile
+    from xdist.scheduler import LoadFileScheduling
 
-    return ByFile(config, log) if config.getoption("dist") == "load" else None
+    return LoadFileScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 @pytest.fixture(autouse=True, scope="session")

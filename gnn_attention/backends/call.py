@@ -226,13 +226,6 @@ def one_of(graph: TokenGraph, batch: int, head: int) -> TokenGraph:
     return part
 
 
-def made_of(graph: TokenGraph, parts: list[list[TokenGraph]]) -> TokenGraph:
-    """``graph`` with the graphs of each sample and head that it was made of, and what is cached with them."""
-    graph._parts[:] = parts
-    graph._memo[(_select_parts,)] = True
-    return graph
-
-
 def _select_parts(graph: TokenGraph) -> bool:
     # a compiled program, which cannot have a graph as a constant, reads them there
     parts = [[graph.select(b, h) for h in range(graph.heads or 1)] for b in range(graph.batch or 1)]

@@ -48,15 +48,13 @@ class Costs:
     """Nanoseconds of a forward pass for a head of 64 channels in float32; a training step takes 3.5 times it.
 
     ``call``: one kernel call, whatever its size. ``rectangle``: one of its rectangles. ``cell``: a pair
-    inside a rectangle; in one of 32 receivers it costs ``low_cell`` times as much. ``edge`` and ``node``: of
-    a listed graph. ``masked_pair`` and ``plain_pair``: of scaled_dot_product_attention with a mask, and
-    without one (of a causal graph half of the pairs count).
+    inside a rectangle. ``edge`` and ``node``: of a listed graph. ``masked_pair`` and ``plain_pair``: of
+    scaled_dot_product_attention with a mask, and without one (of a causal graph half of the pairs count).
     """
 
     call: float = 60_000.0
     rectangle: float = 500.0
     cell: float = 2.6
-    low_cell: float = 1.01
     edge: float = 7.5
     node: float = 170.0
     masked_pair: float = 2.0

@@ -216,7 +216,7 @@ def _unfused(kernel: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 def _has_flash_lse(call: AttentionCall) -> bool:
     """True where lse comes from SDPA's own kernel for CUDA: nothing of the size dst x src is made."""
     on_device = call.q.device.type in DEVICES_OF_FLASH and call.q.dtype in flash_varlen.DTYPES
-    if not on_device or not flash_varlen.available():
+    if not on_device:
         return False
     wanted = call.is_plain and (call.with_lse or call.sink_logits is not None) and _needs_no_mask(call.graph)
     sizes = (*call.q.shape, *call.v.shape)

@@ -337,14 +337,19 @@ def _rules_of_first_call(call: AttentionCall) -> tuple[Rule, ...]:
 
 
 def _first_that_applies(rules: Iterable[Rule], call: AttentionCall) -> Backend:
-    refusals = []
+    return BACKENDS[_ask(rules, call)[0].backend]
+
+
+def _ask(rules: Iterable[Rule], call: AttentionCall) -> tuple[Rule, list[tuple[str, str]]]:
+    """The first rule that applies, and each one before it with why its backend is passed over."""
+    refusals: list[tuple[str, str]] = []
     for rule in rules:
         reason = _refusal(rule, call)
         if reason is None:
-            return BACKENDS[rule.backend]
-        refusals.append(f"{rule.backend}: {reason}")
-    what = f"{call.graph!r} with {call.q.shape[1]} heads"
-    raise NotImplementedError(f"no backend holds {what}: {'; '.join(refusals)}")
+            return rule, refusals
+        refusals.append((rule.backend, reason))
+    listed = "; ".join(f"{name}: {reason}" for name, reason in refusals)
+    raise NotImplementedError(f"no backend holds {call.graph!r} with {call.q.shape[1]} heads: {listed}")
 
 
 def _refusal(rule: Rule, call: AttentionCall) -> str | None:
@@ -384,18 +389,13 @@ def _empty_call(
 
 def _explain_on_cuda(call: AttentionCall, rules: Iterable[Rule]) -> Explanation:
     """Which of the rules applies on CUDA, with the reason of every backend that is passed over."""
-    answers = []
-    for rule in rules:
-        reason = _refusal(rule, call)
-        if reason is None:
-            strength = rule.strength
-            if rule.backend == "rows" and not rows.is_decoding_step(call):
-                by = row_attention.unsupported_reason(call)
-                strength += "; in the Triton kernel" if by is None else f"; by torch operators, {by}"
-            answers.append((rule.backend, "taken"))
-            return Explanation(repr(call.graph), rule.backend, strength, rules=tuple(answers))
-        answers.append((rule.backend, reason))
-    raise NotImplementedError(f"no backend holds {call.graph!r}: {answers}")
+    rule, refusals = _ask(rules, call)
+    strength = rule.strength
+    if rule.backend == "rows" and not rows.is_decoding_step(call):
+        by = row_attention.unsupported_reason(call)
+        strength += "; in the Triton kernel" if by is None else f"; by torch operators, {by}"
+    answers = (*refusals, (rule.backend, "taken"))
+    return Explanation(repr(call.graph), rule.backend, strength, rules=answers)
 
 
 def _ordered(graph: TokenGraph, heads: int, dim: int, kind: str) -> tuple[str, ...]:

@@ -6,19 +6,15 @@ few edges, above all where the graph is another one in every step. Its memory is
 ``edges x heads x channels``.
 """
 
-from typing import Any
-
-import numpy as np
 import torch
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import memory
-from gnn_attention._support.autograd import gradients
 from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.backend import Backend
-from gnn_attention.backends.call import AttentionCall, any_needs_gradients, are_plain
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.capabilities import Capabilities
-from gnn_attention.graph import TokenGraph, edge_list, memoized
+from gnn_attention.graph import TokenGraph, memoized
 
 Rows = Float[Tensor, "_ heads _"]
 Index = Int[Tensor, "_"]
@@ -37,8 +33,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         (batch, heads), num_dst = call.q.shape[:2], call.graph.num_dst
         q, k, v = (_rows(x, heads).to(wide) for x in (call.q, call.k, call.v))
         src, dst = _index(src, batch, call.graph.num_src), _index(dst, batch, num_dst)
-        by_hand = are_plain((q, k, v)) and any_needs_gradients((q, k, v))
-        sums: Tensor = (_Messages.apply if by_hand else _sum_messages)(q, k, v, src, dst, call.scale)
+        sums = _sum_messages(q, k, v, src, dst, call.scale)
         return sums.view(batch, num_dst, *sums.shape[1:]).transpose(1, 2).to(call.q.dtype), None
     bias = None if call.bias is None else call.bias.to(wide)
     out, lse = attend_along(call, wide, src, dst, 0, call.graph.num_dst, bias)
@@ -52,37 +47,6 @@ def _sum_messages(q: Rows, k: Rows, v: Rows, src: Index, dst: Index, scale: floa
     weights = edge_softmax.weights_of(logits.mT, dst, len(q)).mT
     messages = weights.unsqueeze(-1) * v.index_select(0, src)
     return messages.new_zeros(len(q), *messages.shape[1:]).index_add_(0, dst, messages)
-
-
-class _Messages(torch.autograd.Function):
-    """:func:`_sum_messages` with a derivative written by hand, which takes half of the operators.
-
-    With the gradient g of the sums: ``dv_src = sum of w_e g_dst``, and by the derivative of a softmax that of
-    a logit is ``w_e (g_dst . v_src - g_dst . out_dst)``.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q: Rows, k: Rows, v: Rows, src: Index, dst: Index, scale: float) -> Rows:
-        query, key, value = q.index_select(0, dst), k.index_select(0, src), v.index_select(0, src)
-        weights = edge_softmax.weights_of((query * key).sum(-1).mul_(scale).mT, dst, len(q)).mT
-        out = v.new_zeros(len(q), *v.shape[1:]).index_add_(0, dst, weights.unsqueeze(-1) * value)
-        ctx.scale = scale
-        ctx.save_for_backward(q, k, v, src, dst, query, key, value, weights, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Rows) -> tuple[Any, ...]:
-        q, k, v, src, dst, query, key, value, weights, out = ctx.saved_tensors
-        if torch.is_grad_enabled():  # it will be differentiated again
-            again = _sum_messages(q, k, v, src, dst, ctx.scale)
-            return *gradients(again, (q, k, v), grad, create_graph=True), None, None, None
-        grad_of_edge = grad.index_select(0, dst)
-        slope = (grad_of_edge * value).sum(-1).sub_((grad * out).sum(-1).index_select(0, dst))
-        slope = slope.mul_(weights).mul_(ctx.scale).unsqueeze(-1)
-        dq = torch.zeros_like(q).index_add_(0, dst, key * slope)
-        dk = torch.zeros_like(k).index_add_(0, src, query * slope)
-        dv = torch.zeros_like(v).index_add_(0, src, grad_of_edge * weights.unsqueeze(-1))
-        return dq, dk, dv, None, None, None
 
 
 def attend_along(
@@ -128,11 +92,7 @@ def _index(tokens: Int[Tensor, " edges"], batch: int, count: int) -> Index:
 
 
 def _has_hubs(graph: TokenGraph) -> bool:
-    ends = edge_list.numbers(graph.edge_index)
-    # few nodes have so many edges in both directions together, and for short lists NumPy is faster than torch
-    if int(np.bincount(ends.ravel()).max()) <= LONGEST_SUM:
-        return False
-    return any(int(np.bincount(side).max()) > LONGEST_SUM for side in ends)
+    return any(int(torch.bincount(side).max()) > LONGEST_SUM for side in graph.edge_index)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:

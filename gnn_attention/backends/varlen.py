@@ -25,9 +25,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why the sizes or the graph are unsupported, or torch has no such kernel; or None."""
-    if not flash_varlen.available():
-        return f"torch {torch.__version__} has no variable-length flash attention; use backend='flex'"
+    """Why the sizes or the graph are unsupported; or None."""
     if packing(call.graph) is None:
         wanted = "packing of documents with one window (see convert.to_varlen)"
         return f"the graph is no {wanted}; use backend='flex'"

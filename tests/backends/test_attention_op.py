@@ -49,19 +49,6 @@ def test_gradcheck_through_out_and_lse(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_second_derivatives_are_refused_by_name(name):
-    q, k, v = qkv()
-    out = ga.attend(q, k, v, patterns.window(9, 3), backend=name)
-    (slope,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-    message = r"second derivatives do not pass .*tiles.*use backend='message_passing'"
-    with pytest.raises(NotImplementedError, match=message):
-        torch.autograd.grad(slope.sum(), q)
-    once = torch.func.grad(lambda q: ga.attend(q, k, v, BY_HEAD, backend=name).sum())
-    with pytest.raises(NotImplementedError, match="second derivatives do not pass"):
-        torch.func.grad(lambda q: once(q).sum())(q.detach())
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_nan_gradient_of_an_isolated_receiver_reaches_no_token(name):
     graph, inputs = patterns.strict_causal(70), qkv(70)
     out, info = ga.attend(*inputs, graph, backend=name, return_info=True)
@@ -136,34 +123,6 @@ def test_exported_saved_and_loaded(name):
     assert_exact(loaded(*inputs), dense(*inputs, graph))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "dtype", "without"),
-    list(product(NAMES, [torch.float64, torch.bfloat16], [True, False])),
-)
-def test_opcheck_of_both_operators(name, dtype, without):
-    """Schema, fake tensors, autograd registration, and compilation by aot_dispatch; without sinks, and with
-    them.
-    """
-    inputs, graph = qkv(dtype=dtype), patterns.window(9, 3) | patterns.sinks(9, 1)
-    tensors, numbers = packed_plan(name, graph, CPU)
-    sinks = torch.zeros(
-        inputs[0].shape[0], 0 if without else inputs[0].shape[1], dtype=dtype, requires_grad=True
-    )
-    with torch.no_grad():
-        out, lse = attention_op.attention(*inputs, (tensors, numbers), 0.3, None if without else sinks[0])
-    bare = [x.detach() for x in inputs]
-    plan, operators = (tensors, numbers, 0.3), torch.ops.gnn_attention
-    saved = (*bare, sinks.detach(), out, lse, *plan)
-    for operator, arguments in (
-        (operators.attention_pieces, (*inputs, sinks, tensors, numbers, *plan)),
-        (operators.attention_pieces_backward, (torch.ones_like(out), torch.ones_like(lse), *saved)),
-    ):
-        result = torch.library.opcheck(operator, arguments)
-        assert set(result.values()) == {"SUCCESS"}
-        assert len(result) == 4
-
-
 @pytest.mark.parametrize("name", [*NAMES, "dense", "reference"])
 @pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, None, None), (None, 1, 2), (2, 0, None)])
 def test_vmap_and_vmap_of_grad(name, in_dims):
@@ -226,19 +185,6 @@ class Largest(TorchDispatchMode):
         sizes = [x.untyped_storage().nbytes() // x.element_size() for x in strided]
         self.numbers = max([self.numbers, *sizes])
         return result
-
-
-def test_ends_of_edges_are_gathered_in_parts():
-    """For weights and their gradients no tensor of more than 4 MiB is made."""
-    graph = patterns.window(2048, 64)
-    q, k, v = qkv(graph.num_dst, heads=4, kv_heads=4, dim=32, dtype=torch.float32)
-    info = ga.attend(q, k, v, graph, return_info=True)[1]
-    with Largest() as seen, torch.no_grad():
-        info.weights()
-    assert seen.numbers * 4 <= 2**22
-    with Largest() as seen:
-        gradients(info.weights(), (q, k))
-    assert seen.numbers * 4 <= 2**22
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,12 +3,11 @@
 import pytest
 import torch
 from support.bounds import assert_exact, assert_results, formula
-from support.inputs import qkv, random_edges, scattered
+from support.inputs import qkv
 
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends.cpu import csr_primitives
-from gnn_attention.backends.plan.csr import edges_of, order_of, sorted_edges
 
 WAYS = {"folded": 10**9, "head by head": 0}
 
@@ -60,38 +59,3 @@ def test_a_nan_of_one_head_does_not_stay_in_the_buffers():
     found = ga.attend(q, k, v, graph, backend="rows")
     assert_exact(found[0, 2], clean[0, 2])
     assert_exact(found[1], clean[1])
-
-
-SIZES = {"irregular": (7, 5, 17), "wide": (40, 3, 60), "no edges": (4, 3, 0), "no tokens": (0, 0, 0)}
-
-
-@pytest.mark.parametrize(("num_src", "num_dst", "count"), SIZES.values(), ids=SIZES)
-def test_rows_columns_and_places_agree_with_the_pairs(num_src, num_dst, count):
-    """Read back by loops: in-edges of each receiver, out-edges of each sender, the order of the caller."""
-    src, dst = random_edges(num_dst, num_src, count)
-    found, order = sorted_edges(src, dst, num_src, num_dst)
-    pairs = list(zip(src.tolist(), dst.tolist(), strict=True))
-    ptr, out_ptr = found.ptr.tolist(), found.out_ptr.tolist()
-    assert (len(ptr), len(out_ptr)) == (num_dst + 1, num_src + 1)
-    for i in range(num_dst):
-        assert found.src[ptr[i] : ptr[i + 1]].tolist() == sorted(s for s, d in pairs if d == i)
-    for j in range(num_src):
-        assert found.out_dst[out_ptr[j] : out_ptr[j + 1]].tolist() == sorted(d for s, d in pairs if s == j)
-    places = found.out_position.long()
-    assert found.dst[places].tolist() == found.out_dst.tolist()
-    assert found.src[places].tolist() == sorted(src.tolist())
-    listed_pairs = list(zip(found.src.tolist(), found.dst.tolist(), strict=True))
-    assert [pairs[place] for place in order.tolist()] == listed_pairs
-
-
-def test_lists_of_graphs():
-    """In the order of edge_index, which is the caller's; cached; int32. Varying graphs have none."""
-    cpu, graph, rule = torch.device("cpu"), scattered(8, 9, 30), patterns.window(9, 3)
-    found = edges_of(graph, cpu)
-    assert not torch.equal(order_of(graph, cpu), torch.arange(30))
-    assert torch.equal(graph.edge_index[:, order_of(graph, cpu)], torch.stack([found.src, found.dst]).long())
-    assert torch.equal(order_of(rule, cpu), torch.arange(rule.num_edges))
-    assert edges_of(rule, cpu).src is edges_of(rule, cpu).src
-    assert found.src.dtype == torch.int32
-    with pytest.raises(ValueError, match="differs by head"):
-        edges_of(ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 5, heads=2), cpu)

@@ -6,7 +6,7 @@ from support.bounds import assert_exact
 
 import gnn_attention as ga
 from gnn_attention import patterns
-from gnn_attention.backends import dense, nonfinite
+from gnn_attention.backends import nonfinite
 
 GRAPHS = {
     "causal": patterns.causal(7),
@@ -105,20 +105,3 @@ def test_the_fused_kernel_runs(graph, strided):
     # views of which each token's channels lie together are taken as they are
     assert strided or "aten::contiguous" not in events
     assert_exact(out, ga.attend(*given, graph, backend="reference"))
-
-
-@pytest.mark.parametrize(("small", "dtype"), [(49, torch.float64), (48, torch.bool)])
-@pytest.mark.parametrize("name", ["window", "listed"])
-def test_the_mask_of_many_pairs_has_a_byte_for_each(name, small, dtype, monkeypatch):
-    masks, sdpa = [], torch.nn.functional.scaled_dot_product_attention
-
-    def watched(*args, **kwargs):
-        masks.append(kwargs["attn_mask"])
-        return sdpa(*args, **kwargs)
-
-    monkeypatch.setattr(dense, "SMALL_MASK", small)
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
-    given, graph = qkv(), GRAPHS[name]
-    found = ga.attend(*given, graph, backend="dense")
-    assert [mask.dtype for mask in masks] == [dtype]
-    assert_exact(found, ga.attend(*given, graph, backend="reference"))

@@ -6,14 +6,12 @@ import sys
 import pytest
 import torch
 from support.bounds import assert_exact
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import dispatch
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.graph import edge_list
 
 # the name of the module is that of its function
 attending = sys.modules["gnn_attention.attend"]
@@ -104,27 +102,3 @@ def test_a_checkpointed_call_is_computed_again_as_it_was_though_the_list_is_coun
     assert looks.names[3:] == ["message_passing", "message_passing"]
     plain = sum(ga.attend(q * n, q, q, graph, backend="reference") for n in (1.0, 2.0, 3.0))
     assert_exact(found, torch.autograd.grad(plain.sum(), q)[0])
-
-
-class Sorts(TorchDispatchMode):
-    """Counts the lists that are sorted."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function.overloadpacket in (torch.ops.aten.sort, torch.ops.aten.argsort)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(("order", "sorts"), [("receivers", 0), ("random", 1)])
-def test_a_long_list_is_sorted_once_and_not_at_all_if_it_comes_sorted(order, sorts):
-    """From the edge_index of a step to the update, where messages are few."""
-    edges = as_list(patterns.window(1000, 18)).edge_index
-    assert edges.shape[1] > edge_list.SHORT
-    edges = edges if order == "receivers" else edges[:, torch.randperm(edges.shape[1])]
-    layer = ga.MessagePassingAttention(ga.StandardHeads(8, 2))
-    with Sorts() as counted:
-        layer(torch.randn(1000, 8), edges).sum().backward()
-    assert counted.count == sorts

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
 import torch
 
 from gnn_attention.backends.gpu import flash_varlen
@@ -54,26 +53,6 @@ def backward_kernel(tensors, lse, bounds, numbers, scale):
             each = torch.einsum("hij,ihd->jhd", weight, x[dst])
             total[src] += each.unflatten(1, (-1, group)).sum(2)
     return dq, dk, dv
-
-
-def qkv(tokens, *, batch=2, heads=4, kv_heads=2, dim=12, value_dim=9, src=None):
-    generator = torch.Generator().manual_seed(2)
-    sizes = ((heads, tokens, dim), (kv_heads, src or tokens, dim), (kv_heads, src or tokens, value_dim))
-    options = {"generator": generator, "dtype": torch.float64, "requires_grad": True}
-    return [torch.randn(batch, *size, **options) for size in sizes]
-
-
-# torch 2.15 on its own copies
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_the_operators_are_told_to_torch_as_they_are(monkeypatch):
-    """Schema, shapes, autograd and dispatch, in torch's own words."""
-    monkeypatch.setattr(flash_varlen, "_forward_kernel", forward_kernel)
-    monkeypatch.setattr(flash_varlen, "_backward_kernel", backward_kernel)
-    given, bounds = qkv(14, dim=8, value_dim=8), torch.tensor([0, 5, 6, 14], dtype=torch.int32)
-    given = [x.detach().float().requires_grad_() for x in given]
-    arguments = *given, [bounds, bounds], [8, 8, -1, 0, 1], 0.3
-    torch.library.opcheck(torch.ops.gnn_attention.flash_sequences, arguments)
 
 
 def test_the_calls_of_the_kernel_are_what_this_torch_takes():

@@ -9,11 +9,9 @@ from support.covering import thinned
 from support.kernel_cases import lse_bound
 from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
-from torch.nn.attention import flex_attention
 
 from gnn_attention import attend, patterns, score_mods
 from gnn_attention.backends import BACKENDS, flex
-from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS, HEADS, KV_HEADS
 
 FLEX = BACKENDS["flex"]
@@ -93,24 +91,6 @@ def truth_of(q, k, v, mask, scale=DIM**-0.5, modify=None):
         return attention_truth(q, k, v, mask, scale=scale, added=added)
 
 
-@pytest.mark.parametrize("axes", [(), (HEADS,), (BATCH, 1), (BATCH, HEADS)], ids=str)
-@torch.no_grad()
-def test_chosen_graphs(axes, monkeypatch):
-    """Against the mask of the index: empty rows, -1 anywhere, senders that stand twice; and whole blocks."""
-    run_uncompiled(monkeypatch)
-    index = torch.randint(-1, 11, (*axes, 9, 5), generator=torch.Generator().manual_seed(0))
-    index[..., 3, :] = -1
-    mask = torch.zeros(*index.shape[:-1], 12, dtype=torch.bool)
-    mask = mask.scatter_(-1, index.masked_fill(index < 0, 11), True)[..., :11]
-    wide = mask[(None,) * (4 - mask.dim())].expand(BATCH, -1, -1, -1)
-    check(TokenGraph.from_indices(index, 11, coalesce=True), wide)
-    blocks = torch.arange(11).view(1, -1) // 3
-    table = wide[..., :3, :4]
-    chosen = torch.where(table, torch.arange(4), -1)[(0,) * (2 - len(axes))]
-    whole = table[..., torch.arange(9) // 3, :][..., blocks[0]]
-    check(TokenGraph.from_block_indices(chosen, 3, 9, 11), whole)
-
-
 @pytest.mark.parametrize("name", thinned(["window, 97 tokens", "listed", "by head", "by sample", "no edges"]))
 @pytest.mark.parametrize("sinks", [True, False])
 def test_lse_and_sinks_where_they_are_given(name, sinks, monkeypatch):
@@ -173,29 +153,6 @@ def test_features(feature, name, monkeypatch):
     options = kind.options({key: x.float() for key, x in learned.items()})
     modify = lambda logits: kind.dense(case, {key: x.to(logits) for key, x in learned.items()}, logits)  # noqa: E731
     check(case.graph, case.mask, modify=modify, **options)
-
-
-@pytest.mark.slow
-def test_a_chain_a_module_and_a_score_mod_that_ignores_the_score(kernel):
-    """Modules without gradients, closures over tensors, a scale, and a result of fewer axes."""
-    graph = patterns.window(97, 16)
-    mask, distance = graph.mask().expand(BATCH, 1, -1, -1), torch.arange(97).view(-1, 1) - torch.arange(97)
-    learned = score_mods.RelativeBias(HEADS, 2)
-    torch.nn.init.normal_(learned.table, generator=torch.Generator().manual_seed(0))
-    slopes, counts = score_mods.alibi_slopes(HEADS), torch.arange(1.0, 98.0)
-
-    def chained(logits):
-        bias = learned.table.detach()[:, distance.clamp(-2, 2) + 2].to(logits)
-        sloped = logits + bias - logits.new_tensor(slopes).view(-1, 1, 1) * distance.abs()
-        return 3.0 * torch.tanh(sloped / 3.0) + counts.to(logits).log()
-
-    bend, many = score_mods.softcap(3.0), score_mods.log_multiplicity(counts)
-    with torch.no_grad():
-        mods = score_mods.chain(learned, score_mods.alibi(slopes), bend, many)
-        check(graph, mask, modify=chained, score_mod=mods, scale=0.7)
-    far = lambda score, b, h, dst, src: -0.1 * dst.to(torch.float32)  # noqa: E731
-    added = -0.1 * torch.arange(97.0).view(-1, 1)
-    check(graph, mask, modify=lambda logits: added.to(logits).expand_as(logits), score_mod=far)
 
 
 @pytest.mark.parametrize("sizes", [(0, 2, 5, 4), (2, 0, 5, 4), (2, 2, 0, 4), (2, 2, 5, 0), (2, 2, 0, 0)])
@@ -313,22 +270,6 @@ def test_cuda_needs_triton(installed, monkeypatch):
         refused = flex.unsupported_reason(flex.AttentionCall(q, q, q, patterns.causal(5), 1.0))
     assert (refused is None) == installed
     assert installed or "needs Triton" in refused
-
-
-@pytest.mark.parametrize(("major", "dtype"), [(9, torch.bfloat16), (8, torch.bfloat16), (9, torch.float32)])
-@pytest.mark.parametrize("installed", [True, False])
-def test_the_flash_kernel_is_asked_for_where_it_is_installed(major, dtype, installed, monkeypatch):
-    """For halves, on devices that it runs on; after it failed no more."""
-    # torch 2.9 has no choice of kernels
-    monkeypatch.setitem(flex_attention.FlexKernelOptions.__annotations__, "BACKEND", str)
-    monkeypatch.setattr(flex.importlib.util, "find_spec", lambda module: "found" if installed else None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
-    monkeypatch.setattr(flex, "_REFUSED", set())
-    wanted = "FLASH" if installed and (major, dtype) == (9, torch.bfloat16) else ""
-    assert flex._kernel(torch.device("cuda"), dtype) == wanted
-    assert flex._kernel(torch.device("cpu"), dtype) == ""
-    flex._REFUSED.add("FLASH")
-    assert flex._kernel(torch.device("cuda"), dtype) == ""
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -32,12 +32,8 @@ def files_that_passed(record, *options, seconds=900):
 
 
 @pytest.mark.slow
-def test_kernels_interpreted(tmp_path):
-    """A quick selection of every file; none is skipped as a whole."""
-    assert files_that_passed(tmp_path / "record.xml") == {file.stem for file in FOLDER.glob("test_*.py")}
-
-
-@pytest.mark.nightly
-def test_kernels_interpreted_at_length(tmp_path):
-    """The longer sweeps of those files."""
-    assert files_that_passed(tmp_path / "record.xml", "-m", "slow", seconds=3600)
+@pytest.mark.parametrize("options", [[], pytest.param(["-m", "slow"], marks=pytest.mark.nightly)], ids=str)
+def test_kernels_interpreted(options, tmp_path):
+    """A quick selection of every file, none of which is skipped as a whole; at night the longer sweeps."""
+    passed = files_that_passed(tmp_path / "record.xml", *options, seconds=3600)
+    assert passed == {file.stem for file in FOLDER.glob("test_*.py")}

@@ -9,7 +9,7 @@ from support.extras import needs
 
 from gnn_attention import patterns
 from gnn_attention.backends.gpu.csr import rows_of, sides_of
-from gnn_attention.backends.gpu.problem import Problem
+from gnn_attention.backends.gpu.ops import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
 CPU, TOKENS, HEADS, KV_HEADS = torch.device("cpu"), 64, 4, 2
@@ -55,8 +55,7 @@ def both_passes(dtype, width, every_option):
     if every_option:
         wide = accumulation_dtype(dtype)
         before, bias = (torch.zeros(1, HEADS, graph.num_edges, dtype=wide) for _ in range(2))
-        slopes, seed = torch.zeros(HEADS, dtype=wide), torch.zeros((), dtype=torch.int64)
-        problem = Problem(q, k, v, width**-0.5, 3.0, slopes, before, bias, 0.25, seed)
+        problem = Problem(q, k, v, width**-0.5, 3.0, before, bias, 0.25, torch.zeros((), dtype=torch.int64))
     sides = sides_of(*rows_of(graph, CPU))
     out, lse = rows.forward(problem, sides)
     rows.backward(problem, sides, torch.zeros_like(out), torch.zeros_like(lse), lse)

@@ -1,21 +1,17 @@
 """Tokens that hold NaN or inf on a GPU, with a CPU in its place: nothing waits, they stay on their edges."""
 
-import contextlib
 from dataclasses import replace
 
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.capture import CaptureRules
 from support.inputs import qkv
 from torch.nn import functional
 
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.backends import BACKENDS, nonfinite, varlen
-from gnn_attention.backends.cpu import attention_op
 from gnn_attention.backends.gpu import flash_varlen
-from gnn_attention.backends.plan.planner import packed_plan
 from tests.backends.test_flash import backward_kernel, forward_kernel
 
 N, BAD = 14, 8
@@ -114,18 +110,6 @@ def test_nothing_waits_for_the_device(backend, name, with_more, monkeypatch):
             out = out[0] + out[1].lse.unsqueeze(-1) if with_more else out
             torch.autograd.grad(out.sum(), given)
     assert WAITS & {event.key for event in watched.key_averages()} == set()
-
-
-@pytest.mark.usefixtures("asynchronous")
-@pytest.mark.parametrize("name", GRAPHS)
-def test_a_plan_once_seen_has_no_size_that_depends_on_numbers(name):
-    """Nor a copy between devices: what a CUDA graph may not record, forward or backward."""
-    q, k, v = drawn(requires_grad=False, tokens=GRAPHS[name].num_dst)
-    sinks, plan = torch.zeros(1, q.shape[1], dtype=q.dtype), packed_plan("rows", GRAPHS[name], q.device)
-    for rules in (contextlib.nullcontext(), CaptureRules()):
-        with rules:
-            out, lse = attention_op._run(q, k, v, sinks, *plan, 1.0)
-            attention_op._run_backward(out, lse, q, k, v, sinks, out, lse, *plan, 1.0)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -11,15 +11,13 @@ from support.plans import PLAIN, random_mask, tokens, visits
 
 import gnn_attention as ga
 from gnn_attention import TokenGraph, patterns
-from gnn_attention.backends.plan.dense_blocks import rectangles
-from gnn_attention.backends.plan.plan import Edges, Rectangles, Strided, packed, unpacked
+from gnn_attention.backends.plan.plan import Edges, Rectangles, Strided, unpacked
 from gnn_attention.backends.plan.planner import (
     PLANS,
     packed_plan,
     tiles_plan,
 )
 from gnn_attention.backends.plan.planner import _documents as documents_of
-from gnn_attention.backends.plan.tile_masks import divided
 
 CPU = torch.device("cpu")
 
@@ -61,14 +59,10 @@ def test_a_plan_is_its_graph(name):
     graph = PLAIN[name]
     mask = graph.mask().long()
     for kind in PLANS:
-        wanted, words = packed(check(kind, graph, mask))
-        tensors, numbers = packed_plan(kind, graph, CPU, backward=True)
-        assert numbers == words, kind
-        assert all(torch.equal(x, y) for x, y in zip(tensors, wanted, strict=True)), kind
-        assert packed_plan(kind, graph, CPU, backward=True)[0] is tensors
-        forward = packed_plan(kind, graph, CPU)
-        check_plan(unpacked(*forward), kind, graph, mask)
-        assert packed_plan(kind, graph, CPU) is forward
+        check(kind, graph, mask)
+        plan = packed_plan(kind, graph, CPU)
+        check_plan(unpacked(*plan), kind, graph, mask)
+        assert packed_plan(kind, graph, CPU) is plan
 
 
 @pytest.mark.parametrize(
@@ -80,29 +74,6 @@ def test_full_and_causal_graphs_are_one_rectangle(graph):
         assert (piece.dst, piece.src) == (Strided(0, 1, 1, graph.num_dst), Strided(0, 1, 1, graph.num_src))
         assert piece.masks is None
         assert piece.causal == (graph.name.startswith("causal"))
-
-
-def in_tens(b, h, dst, src):
-    return (dst // 10 == src // 10) & (src <= dst)
-
-
-OTHERS = {
-    "with a window": patterns.documents([20, 30]) & patterns.window(50, 29),
-    "with sinks": patterns.documents([20, 30]) | patterns.sinks(50, 1),
-    "without loops": patterns.documents([20, 30]) & patterns.strict_causal(50),
-    "one edge between": patterns.documents([20, 30]) | TokenGraph.from_edges(torch.tensor([[3], [40]]), 50),
-    "an isolated token": TokenGraph.from_rule(
-        lambda b, h, dst, src: in_tens(b, h, dst, src) & (dst != 15), 50
-    ),
-    "not square": patterns.documents([20, 30]).rows(20, 50),
-    "listed": ga.convert.from_mask(patterns.documents([20, 30]).mask()),
-}
-
-
-@pytest.mark.parametrize("graph", OTHERS.values(), ids=OTHERS)
-def test_other_graphs_are_no_documents(graph):
-    assert documents_of(graph) is None
-    check("tiles", graph)
 
 
 @settings(max_examples=25, deadline=None)
@@ -147,17 +118,3 @@ def test_random_graphs(num_dst, num_src, density, seed):
 
 
 WINDOW, STEPS = patterns.window(131072, 256), [Strided(256, 64, 2044, 64), Strided(0, 64, 2044, 320)]
-
-
-def tile_pieces(graph):
-    return rectangles(graph, divided(graph, 64, 0.0)[0])
-
-
-def test_a_long_window_is_one_strided_piece_with_one_mask():
-    """But for the rows at the beginning, where it is cut: steps of 64 tokens, 319 senders and one more."""
-    found = tile_pieces(WINDOW)
-    largest = max(found, key=lambda piece: piece.cells)
-    assert [largest.dst, largest.src] == STEPS
-    assert largest.masks.table.shape == (1, 64, 320)
-    assert len(found) <= 5
-    assert sum(t.numel() for p in found for t in (p.masks.table, p.masks.which)) < 100_000

@@ -96,8 +96,8 @@ def test_what_it_does_not_support(graph, options, message):
 
 
 @pytest.mark.usefixtures("on_a_cpu")
-def test_sizes_types_and_versions(monkeypatch):
-    """Half types, 256 channels (one for the gradient of lse), a torch that has it, something to do."""
+def test_sizes_and_types():
+    """Half types, 256 channels (one for the gradient of lse), something to do."""
     graph = GRAPHS["documents"]
     with pytest.raises(RefusalError, match="in float64, q is float32; convert"):
         ga.attend(*drawn(dtype=torch.float32), graph, backend="varlen")
@@ -112,9 +112,6 @@ def test_sizes_types_and_versions(monkeypatch):
     ga.attend(*qkv(257), patterns.causal(257), backend="varlen")
     with pytest.raises(RefusalError, match="needs samples, heads, tokens and channels"):
         ga.attend(*(x[:0] for x in drawn()), graph, backend="varlen")
-    monkeypatch.setattr(flash_varlen, "FLASH", None)
-    with pytest.raises(RefusalError, match=r"torch .* has no variable-length flash attention; use"):
-        ga.attend(*drawn(), graph, backend="varlen")
 
 
 @pytest.mark.usefixtures("on_a_cpu")

@@ -36,9 +36,7 @@ def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
         # the operator would have nothing to add
         out, lse = _attend(q, k, v, _sinks(q, sinks), memoized(plan_on, graph, kind, device), call.scale)
     else:
-        may_learn = learns or torch._C._are_functorch_transforms_active()
-        backward = packed_plan(kind, graph, device, True) if may_learn else None
-        out, lse = attention(q, k, v, packed_plan(kind, graph, device), call.scale, sinks, backward)
+        out, lse = attention(q, k, v, packed_plan(kind, graph, device), call.scale, sinks)
     return (out, lse) if sinks is None else (out, edge_softmax.sinks_alone(lse, sinks, call.has_in_edges))
 
 
@@ -49,13 +47,9 @@ def attention(
     plan: Packed,
     scale: float,
     sink_logits: Float[Tensor, " heads"] | None = None,
-    plan_of_backward: Packed | None = None,
 ) -> tuple[Float[Tensor, "batch heads dst value_dim"], Float[Tensor, "batch heads dst"]]:
-    """``(out, lse)`` over the pieces of a plan; a receiver in none has out 0 and lse -inf, despite sinks.
-
-    ``plan_of_backward``: another one of the same edges, for the gradients.
-    """
-    out, lse = _ATTENTION(q, k, v, _sinks(q, sink_logits), *plan, *(plan_of_backward or plan), scale)
+    """``(out, lse)`` over the pieces of a plan; a receiver in none has out 0 and lse -inf, despite sinks."""
+    out, lse = _ATTENTION(q, k, v, _sinks(q, sink_logits), *plan, scale)
     return out, lse
 
 
@@ -63,8 +57,8 @@ def _sinks(q: Tensor, sink_logits: Tensor | None) -> Float[Tensor, "batch heads_
     return q.new_zeros(q.shape[0], 0) if sink_logits is None else sink_logits.expand(q.shape[0], -1)
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *plans_and_scale: Any) -> Pair:
-    tensors, numbers, *_, scale = plans_and_scale
+def _run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *plan_and_scale: Any) -> Pair:
+    tensors, numbers, scale = plan_and_scale
     return _attend(q, k, v, sinks, unpacked(tensors, numbers), scale)
 
 
@@ -205,22 +199,18 @@ def _fake_backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
-    q, k, v, sinks, of_forward, _, tensors, ctx.numbers, ctx.scale = inputs
-    ctx.of_forward = len(of_forward)
+    q, k, v, sinks, tensors, ctx.numbers, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, sinks, *output, *tensors)
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, sinks, out, lse, *tensors = ctx.saved_tensors
     found = _GRADIENTS(*grads, q, k, v, sinks, out, lse, tensors, ctx.numbers, ctx.scale)
-    return *found, [None] * ctx.of_forward, None, [None] * len(tensors), None, None
+    return *found, [None] * len(tensors), None, None
 
 
 PLAN = "Tensor[] tensors, int[] numbers, float scale"
-FORWARD = (
-    "(Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor[] tensors, int[] numbers, "
-    "Tensor[] backward_tensors, int[] backward_numbers, float scale) -> (Tensor, Tensor)"
-)
+FORWARD = f"(Tensor q, Tensor k, Tensor v, Tensor sinks, {PLAN}) -> (Tensor, Tensor)"
 BACKWARD = (
     "(Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor out, Tensor lse, "
     f"{PLAN}) -> (Tensor, Tensor, Tensor, Tensor)"

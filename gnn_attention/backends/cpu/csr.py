@@ -12,7 +12,7 @@ import torch
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import nonfinite
-from gnn_attention.backends.cpu.csr_primitives import Head, batches, row_maxima, row_sums, sampled_products
+from gnn_attention.backends.cpu.csr_primitives import Head, batches, row_sums, sampled_products
 from gnn_attention.backends.plan.plan import Edges
 from gnn_attention.edge_softmax import REACH, accumulation_dtype, shares, within_reach
 
@@ -45,11 +45,12 @@ def forward(
             # Each receiver's largest logit is subtracted, unless exp can reach it. No result may depend on
             # other receivers, not even by a rounding: so all logits stay as they are if all are small.
             if not asks or not within_reach(logits):
-                shift = row_maxima(work.edges.ptr, logits)
+                ptr, initial = work.edges.ptr, -torch.inf
+                shift = torch.segment_reduce(logits, "max", offsets=ptr, initial=initial, unsafe=True)
                 shift.masked_fill_((shift.abs() <= REACH) | (shift == -torch.inf), 0.0)
                 logits.sub_(work.by_edge(shift, work.second.values()))
             mass = logits.exp_()
-            total = row_sums(work.first, work.in_pieces)
+            total = row_sums(work.edges.ptr, mass, work.in_pieces)
             here = total.log().add_(shift).view(lse[head].shape)
             share = total.reciprocal().masked_fill_(total == 0, 0.0).view(here.shape)
             sums = work.incoming(mass, value).view(out[head].shape)
@@ -104,7 +105,7 @@ def _backward_head(
     # of two buffers the second has weights by sender, then slopes; the first at last slopes by sender
     mass, slopes, lse = work.first.values(), work.second.values(), lse.reshape(-1)
     asks = lse.device.type not in nonfinite.ASYNCHRONOUS
-    infinite = lse.isinf() & work.has_in_edges
+    infinite = lse.isinf() & (work.edges.ptr.diff() > 0)
     # receivers with in-edges that must contribute nothing: usually there are none
     excluded = None if asks and not infinite.any() else infinite
     query = _without(excluded, work.staged("q", q))
@@ -115,7 +116,7 @@ def _backward_head(
         factor = (-lse).exp_()
     else:
         # as there its own numbers decide; small logits have an lse of at most REACH + log(degree)
-        degree = (work.edges.ptr[1:] - work.edges.ptr[:-1]).to(lse.dtype)
+        degree = work.edges.ptr.diff().to(lse.dtype)
         shift = lse.masked_fill(lse.abs() <= REACH + degree.log() + 1e-3, 0.0)
         mass.sub_(work.by_edge(shift, slopes)).exp_()
         factor = (shift - lse).masked_fill_(lse.isinf(), 0.0).exp_()

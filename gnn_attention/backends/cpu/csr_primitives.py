@@ -81,28 +81,16 @@ def pieces_of(ptr: Int[Tensor, " rows_and_one"]) -> Pieces | None:
     return torch.cat([ptr[owner] + LONGEST * place, ptr[-1:]]).to(ptr.dtype), rows
 
 
-def row_sums(matrix: Tensor, pieces: Pieces | None) -> Float[Tensor, " dst"]:
+def row_sums(
+    ptr: Int[Tensor, " rows_and_one"], values: Float[Tensor, " edges"], pieces: Pieces | None
+) -> Float[Tensor, " rows"]:
     """The sum of the values of each row."""
+    bounds = ptr if pieces is None else pieces[0]
+    sums = torch.segment_reduce(values, "sum", offsets=bounds, initial=0.0, unsafe=True)
     if pieces is None:
-        return _sums_of_values(matrix)
-    bounds, rows = pieces
-    size, of = (bounds.numel() - 1, matrix.shape[1]), (matrix.col_indices(), matrix.values())
-    parts = _sums_of_values(torch.sparse_csr_tensor(bounds, *of, size, check_invariants=False))
-    total = torch.segment_reduce(parts.double(), "sum", offsets=rows, initial=0.0, unsafe=True)
-    return total.to(parts.dtype)
-
-
-def _sums_of_values(matrix: Tensor) -> Float[Tensor, " rows"]:
-    values = matrix.values()
-    if values.device.type == "cpu" and not torch._C.has_mkl:
-        return torch.segment_reduce(values, "sum", offsets=matrix.crow_indices(), initial=0.0, unsafe=True)
-    total: Tensor = torch.mv(matrix, values.new_ones(matrix.shape[1]))
-    return total
-
-
-def row_maxima(ptr: Int[Tensor, " rows_and_one"], values: Float[Tensor, " edges"]) -> Float[Tensor, " rows"]:
-    """The largest value of each row, -inf for a row without any."""
-    return torch.segment_reduce(values, "max", offsets=ptr, initial=-torch.inf, unsafe=True)
+        return sums
+    total = torch.segment_reduce(sums.double(), "sum", offsets=pieces[1], initial=0.0, unsafe=True)
+    return total.to(sums.dtype)
 
 
 # by the list's own tensor
@@ -153,10 +141,6 @@ class Head:
     @functools.cached_property
     def second(self) -> Tensor:
         return self._matrix("second")
-
-    @functools.cached_property
-    def has_in_edges(self) -> Tensor:
-        return self.edges.ptr[1:] > self.edges.ptr[:-1]
 
     @functools.cached_property
     def in_pieces(self) -> Pieces | None:

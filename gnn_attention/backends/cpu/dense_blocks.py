@@ -20,7 +20,6 @@ from gnn_attention.backends.plan.plan import Gathered, Groups, Masks, Rectangles
 
 # bytes of what is made for one call of the kernel: caches hold it, the allocator keeps it for the next
 BYTES_AT_ONCE = 2**22
-LARGEST_TABLE = 2**22  # bytes of masks that are made additive once for all calls
 FLASH: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -32,12 +31,11 @@ def forward(
 ) -> None:
     """Attend inside the rectangles and write ``out`` and ``lse``, merged with what they hold unless fresh."""
     lse = lse.unsqueeze(-1)
-    mask = _Additive(piece.masks, q.dtype)
     # out, and copies of q, k and v where they are gathered
     made = 1 + isinstance(piece.dst, Gathered), 2 * isinstance(piece.src, Gathered)
     for sample, part in _parts(piece, q, k, made):
         ends = take(q, sample, part.dst), take(k, sample, part.src), take(v, sample, part.src)
-        additive = mask.of(part.masks)
+        additive = _additive(part.masks, q.dtype)
         result, result_lse = FLASH(*ends, is_causal=part.causal, attn_mask=additive, scale=scale)
         # where no logit is finite the kernel gives out 0, but lse 0 instead of -inf
         if part.has_empty_rows:
@@ -68,14 +66,13 @@ def backward(
     +inf takes no part.
     """
     lse = lse.unsqueeze(-1)
-    mask = _Additive(piece.masks, tensors[1].dtype)
     # the gradients of q, k and v, and copies of grad_out, q, out, k and v where they are gathered
     made = 1 + 3 * isinstance(piece.dst, Gathered), 2 + 2 * isinstance(piece.src, Gathered)
     for sample, part in _parts(piece, tensors[1], tensors[2], made):
         sides = part.dst, part.dst, part.src, part.src, part.dst
         inputs = [take(x, sample, side) for x, side in zip(tensors, sides, strict=True)]
         lse_here = take(lse, sample, part.dst).squeeze(-1)
-        options = {"attn_mask": mask.of(part.masks), "scale": scale}
+        options = {"attn_mask": _additive(part.masks, tensors[1].dtype), "scale": scale}
         found = FLASH_BACKWARD(*inputs, lse_here, 0.0, part.causal, **options)
         dq, dk, dv = (new[..., : total.shape[-1]] for new, total in zip(found, grads, strict=True))
         (put if part.fresh else add)(grads[0], sample, part.dst, dq)
@@ -83,23 +80,13 @@ def backward(
         add(grads[2], sample, part.src, dv)
 
 
-class _Additive:
-    """Masks as the kernel wants them: 0 for an edge, -inf for none, in the dtype of q."""
-
-    def __init__(self, masks: Masks | None, dtype: torch.dtype) -> None:
-        small = masks is not None and masks.table.numel() * dtype.itemsize <= LARGEST_TABLE
-        self.dtype = dtype
-        self.table = additive_mask(masks.table, dtype) if masks is not None and small else None
-
-    def of(self, masks: Masks | None) -> Tensor | None:
-        """``[M, N]``, or ``[groups, 1, M, N]`` where they differ."""
-        if masks is None:
-            return None
-        if len(masks.table) == 1:
-            return self.table[0] if self.table is not None else additive_mask(masks.table[0], self.dtype)
-        if self.table is not None:
-            return self.table.index_select(0, masks.which).unsqueeze(1)
-        return additive_mask(masks.table.index_select(0, masks.which), self.dtype).unsqueeze(1)
+def _additive(masks: Masks | None, dtype: torch.dtype) -> Tensor | None:
+    """The masks of rectangles for the kernel: ``[M, N]``, or ``[groups, 1, M, N]`` where they differ."""
+    if masks is None:
+        return None
+    if len(masks.table) == 1:
+        return additive_mask(masks.table[0], dtype)
+    return additive_mask(masks.table.index_select(0, masks.which), dtype).unsqueeze(1)
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,17 +17,17 @@ import torch
 
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.call import one_of
-from gnn_attention.backends.plan.csr import order_by_receiver, pointers
+from gnn_attention.backends.plan.csr import sorted_edges
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import neighbours_of
 
 Packed = tuple[list[Tensor], list[int]]
 
-MOST_EDGES = 2**33  # 96 GiB of graph
 MOST_CHUNKS = 2**14  # of one side: with 512 channels in float32 a workspace of 32 MiB
-MOST_HANDED = 2**28  # bytes of p and ds from the receivers' pass to the senders'
 CHUNK = 1024  # edges, the least that are worth a program of their own
-STEP = 2**16  # by which the last step of a program may run over the last edge: int32 ends that far off
+# int32 numbers the edges, and the last step of a program may run over the last of them by so many
+STEP = 2**16
+MOST_EDGES = 2**31 - STEP
 
 
 class Side(NamedTuple):
@@ -72,54 +72,31 @@ def sides_of(tensors: Sequence[Tensor], limits: Sequence[int]) -> tuple[Side, Si
     return Side._make([*tensors[:half], limits[0]]), Side._make([*tensors[half:], limits[1]])
 
 
-def order_of(graph: TokenGraph, device: torch.device) -> Int[Tensor, " edges"] | None:
-    """Where each edge of the rows stands in ``graph.edge_index``; None if they stand in the same order."""
-    order: Tensor | None = memoized(_order, graph, device)[0]
-    return order
-
-
-def hands_over(num_edges: int, heads: int, itemsize: int) -> bool:
-    """Whether the receivers' backward pass writes p and ds for the senders', which else computes them again.
-
-    They are two numbers for each edge and head, at most :data:`MOST_HANDED` bytes.
-
-    >>> [hands_over(edges, heads=8, itemsize=4) for edges in (2**22, 2**22 + 1)]
-    [True, False]
-    """
-    return 2 * itemsize * heads * num_edges <= MOST_HANDED
-
-
 def _rows(graph: TokenGraph, device: torch.device, group: int) -> Packed:
     slices, chosen = (graph.batch or 1) * (graph.heads or 1), neighbours_of(graph.rule)
-    # the number of the slice, the sender and the receiver of every edge, by receiver, then sender
+    # the number of the slice, the sender and the receiver of every edge
     if chosen is not None:
         # rows are counted through all slices: nothing leaves their device
-        ptr, src = chosen.ptr.to(device), chosen.src.to(device, torch.int64)
-        row = torch.repeat_interleave(ptr.diff(), output_size=src.numel())
+        src = chosen.src.to(device, torch.int64)
+        row = torch.repeat_interleave(chosen.ptr.to(device).diff(), output_size=src.numel())
         number, dst = row.div(graph.num_dst, rounding_mode="floor"), row.remainder(graph.num_dst)
-    elif graph.heads is None and graph.batch is None:
-        # what is put on the device here does not stay there
-        (src, dst), order = graph.edge_index.to(device), order_of(graph, device)
-        src, dst = (src, dst) if order is None else (src[order], dst[order])
-        number = dst.new_zeros(1)
     else:
         pairs = [(b, h) for b in range(graph.batch or 1) for h in range(graph.heads or 1)]
-        edges = [one_of(graph, b, h).edges_on(device) for b, h in pairs]
+        # what is put on the device here does not stay there
+        edges = [one_of(graph, b, h).edge_index.to(device) for b, h in pairs]
         counts = torch.tensor([part.shape[1] for part in edges], device=device)
-        number = torch.repeat_interleave(counts, output_size=sum(part.shape[1] for part in edges))
         src, dst = torch.cat(edges, 1)
+        number = torch.repeat_interleave(counts, output_size=len(src))
     # the query heads of a group share their senders where heads differ
     shared = 1 if graph.heads is None else group
     src, dst = number.div(shared, rounding_mode="floor") * graph.num_src + src, number * graph.num_dst + dst
-    order = src.int().sort(stable=True).indices
-    receivers = _side(dst, slices * graph.num_dst, src.int(), src.new_empty(0, dtype=torch.int32))
-    position = _narrowed(order, order.numel() + STEP)
-    senders = _side(src, slices // shared * graph.num_src, dst.int()[order], position)
+    found, _ = sorted_edges(src, dst, slices // shared * graph.num_src, slices * graph.num_dst)
+    receivers = _side(found.ptr, found.src, found.src.new_empty(0))
+    senders = _side(found.out_ptr, found.out_dst, found.out_position)
     return [*receivers[:-1], *senders[:-1]], [receivers.limit, senders.limit]
 
 
-def _side(own: Tensor, count: int, others: Tensor, position: Tensor) -> Side:
-    ptr = _narrowed(pointers(own, count), own.numel() + STEP)
+def _side(ptr: Tensor, others: Tensor, position: Tensor) -> Side:
     degree, limit = ptr.diff().long(), CHUNK
     # the least power of two, from CHUNK on, with which the chunks of all longer rows are few
     while int(_ceil_div(degree[degree > limit], limit).sum()) > MOST_CHUNKS:
@@ -131,17 +108,6 @@ def _side(own: Tensor, count: int, others: Tensor, position: Tensor) -> Side:
     within = torch.arange(len(row), device=ptr.device) - first[:-1].repeat_interleave(counts)
     start = ptr[row] + (within * limit).to(ptr.dtype)
     return Side(ptr, others, long.int(), first.int(), row.int(), start, position, limit)
-
-
-def _order(graph: TokenGraph, device: torch.device) -> tuple[Tensor | None]:
-    """In a tuple, since a compiler takes only one bare tensor of :func:`memoized` for a constant."""
-    src, dst = graph.edge_index.to(device)
-    return (order_by_receiver(src, dst, graph.num_src),)
-
-
-def _narrowed(index: Tensor, end: int) -> Tensor:
-    """As int32 where all numbers below ``end`` fit."""
-    return index.to(torch.int32 if end <= 2**31 else torch.int64)
 
 
 def _ceil_div(x: Tensor, by: int) -> Tensor:

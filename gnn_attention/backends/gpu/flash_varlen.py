@@ -23,8 +23,8 @@ from gnn_attention.backends.call import token_major
 DTYPES = (torch.float16, torch.bfloat16)
 WIDEST = 256  # channels of the kernel, which takes them eight at a time
 EIGHT = 8
-FLASH: Any = getattr(torch.ops.aten, "_flash_attention_forward", None)
-FLASH_BACKWARD: Any = getattr(torch.ops.aten, "_flash_attention_backward", None)
+FLASH: Any = torch.ops.aten._flash_attention_forward
+FLASH_BACKWARD: Any = torch.ops.aten._flash_attention_backward
 Given = Sequence[Any]  # the bounds, numbers and scale of a call, as the operator takes them
 
 
@@ -39,11 +39,6 @@ class Sequences(NamedTuple):
     src: Int[Tensor, " bounds"]
     longest: tuple[int, int]
     window: tuple[int, int]
-
-
-def available() -> bool:
-    """True if this torch has the kernel."""
-    return FLASH is not None and FLASH_BACKWARD is not None
 
 
 def attention(

@@ -8,16 +8,40 @@ is saved. lse has a gradient, too; second derivatives are unsupported. The first
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gnn_attention._support.custom_op import gradient_operator, operator
-from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.backends.call import any_needs_gradients, are_plain, token_major
 from gnn_attention.backends.gpu.csr import Packed, Side, sides_of
-from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
+
+
+class Problem(NamedTuple):
+    """One call on one graph: ``logit = softcap(scale q . k + before) + bias``.
+
+    The last axis of q, k and v is contiguous; other strides are free. ``before`` and ``bias`` are
+    ``[B, Hq, E]``, expanded with stride 0 where they do not vary; their edges are sorted by receiver, then
+    sender. ``scale`` is positive; a ``softcap`` of 0 means that there is none. ``seed`` is an int64 tensor
+    of one element where ``dropout`` is not 0. The offsets and firsts make positions, samples and heads
+    absolute.
+    """
+
+    q: Float[Tensor, "batch heads dst dim"]
+    k: Float[Tensor, "batch kv_heads src dim"]
+    v: Float[Tensor, "batch kv_heads src value_dim"]
+    scale: float
+    softcap: float = 0.0
+    before: Float[Tensor, "batch heads edges"] | None = None
+    bias: Float[Tensor, "batch heads edges"] | None = None
+    dropout: float = 0.0
+    seed: Int[Tensor, "..."] | None = None
+    dst_offset: int = 0
+    src_offset: int = 0
+    first_sample: int = 0
+    first_head: int = 0
 
 
 def attention(
@@ -27,7 +51,13 @@ def attention(
 
     out is in the dtype of q, lse in float32, or float64 for float64.
     """
-    given, rest = _arguments(problem, rows)
+    # of the edgewise numbers that are not there a tensor without edges
+    q, dtype = problem.q, accumulation_dtype(problem.q.dtype)
+    edgewise = problem.before, problem.bias
+    places = [int(x is not None) for x in edgewise]
+    places += [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
+    given = q, problem.k, problem.v, *(_or_empty(x, q, dtype) for x in edgewise), problem.seed
+    rest = (*rows, places, [problem.scale, problem.softcap, problem.dropout])
     if not are_plain(given):
         out, lse = _ATTENTION(*given, *rest)
     elif any_needs_gradients(given):
@@ -37,23 +67,13 @@ def attention(
     return out, lse
 
 
-def _arguments(problem: Problem, rows: Packed) -> tuple[tuple[Tensor | None, ...], tuple[Any, ...]]:
-    """The operator's: tensors of the problem, without edges where one is needed and not there; all others."""
-    q, dtype = problem.q, accumulation_dtype(problem.q.dtype)
-    edgewise = problem.before, problem.bias
-    places = [int(x is not None) for x in edgewise]
-    places += [problem.dst_offset, problem.src_offset, problem.first_sample, problem.first_head]
-    given = q, problem.k, problem.v, *(_or_empty(x, q, dtype) for x in edgewise), problem.slopes, problem.seed
-    return given, (*rows, places, [problem.scale, problem.softcap, problem.dropout])
-
-
 def _restored(*given: Any) -> tuple[Problem, tuple[Side, Side]]:
     """The problem, and the rows of its graph, from the operator's arguments."""
-    *x, before, bias, slopes, seed, tensors, limits, places, constants = given
+    *x, before, bias, seed, tensors, limits, places, constants = given
     q, k, v = map(_with_plain_channels, x)
     (has_before, has_bias, *offsets), (scale, softcap, dropout) = places, constants
     edgewise = before if has_before else None, bias if has_bias else None
-    problem = Problem(q, k, v, scale, softcap, slopes, *edgewise, dropout, seed, *offsets)
+    problem = Problem(q, k, v, scale, softcap, *edgewise, dropout, seed, *offsets)
     return problem, sides_of(tensors, limits)
 
 
@@ -66,12 +86,12 @@ def _run(*given: Any) -> tuple[Tensor, Tensor]:
 
 def _run_backward(grad_out: Tensor, grad_lse: Tensor, *given: Any) -> tuple[Tensor, ...]:
     """The operator of the backward pass: the gradients of q, k, v, before and bias."""
-    from gnn_attention.backends.gpu.kernels import _common, rows
+    from gnn_attention.backends.gpu.kernels import rows
 
-    *x, out, lse, slopes, seed, tensors, limits, places, constants = given
-    problem, sides = _restored(*x, slopes, seed, tensors, limits, places, constants)
+    *x, out, lse, seed, tensors, limits, places, constants = given
+    problem, sides = _restored(*x, seed, tensors, limits, places, constants)
     grad_out, out = (_with_plain_channels(x) for x in (grad_out, out))
-    delta = _common.delta(grad_out, out, grad_lse)
+    delta = (grad_out.to(lse.dtype) * out).sum(-1) - grad_lse
     *grads, dbefore, dbias = rows.backward(problem, sides, grad_out, delta, lse.contiguous())
     return *grads, _or_empty(dbefore, problem.q, lse.dtype), _or_empty(dbias, problem.q, lse.dtype)
 
@@ -102,10 +122,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    q, k, v, before, bias, slopes, seed, out, lse, *tensors = ctx.saved_tensors
-    given = *grads, q, k, v, before, bias, out, lse, slopes, seed
+    q, k, v, before, bias, seed, out, lse, *tensors = ctx.saved_tensors
+    given = *grads, q, k, v, before, bias, out, lse, seed
     found = _GRADIENTS(*given, tensors, ctx.limits, ctx.places, ctx.constants)
-    return *found, None, None, [None] * len(tensors), None, None, None
+    return *found, None, [None] * len(tensors), None, None, None
 
 
 class _Eager(torch.autograd.Function):
@@ -120,14 +140,14 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        q, k, v, before, bias, slopes, seed, out, lse = ctx.saved_tensors
-        given = *grads, q, k, v, before, bias, out, lse, slopes, seed
+        q, k, v, before, bias, seed, out, lse = ctx.saved_tensors
+        given = *grads, q, k, v, before, bias, out, lse, seed
         again = torch.is_grad_enabled() or not are_plain(given)  # second derivatives are refused there
         found = (_GRADIENTS if again else _run_backward)(*given, *ctx.rest)
-        return *found, None, None, None
+        return *found, None, None
 
 
-REST = "Tensor? slopes, Tensor? seed, Tensor[] tensors, int[] limits, int[] places, float[] constants"
+REST = "Tensor? seed, Tensor[] tensors, int[] limits, int[] places, float[] constants"
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor before, Tensor bias"
 SCHEMA = f"({INPUTS}, {REST}) -> (Tensor, Tensor)"
 _ATTENTION = operator("triton_attention", SCHEMA, _run, _fake, _differentiate, _save)

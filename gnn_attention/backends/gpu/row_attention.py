@@ -11,16 +11,14 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import failures
-from gnn_attention.backends.call import AttentionCall, any_needs_gradients, joined
+from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import ops, score_terms
-from gnn_attention.backends.gpu.csr import MOST_EDGES, MOST_HANDED, STEP, rows_of
-from gnn_attention.backends.gpu.problem import Problem
+from gnn_attention.backends.gpu.csr import MOST_EDGES, rows_of
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import TokenGraph
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WIDEST = 512  # channels of a head
-MOST_PROGRAMS = 2**31 - 1  # along the first axis of a grid
 WORKSPACE = 2**26  # bytes of partial results of long rows
 DEVICES = ("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",)
 INSTALLED = importlib.util.find_spec("triton") is not None
@@ -30,22 +28,16 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """``out [B, Hq, dst, Dv]`` in the dtype of q and ``lse [B, Hq, dst]`` in float32 or float64.
 
     A graph that differs by sample or head is computed in one launch, where the axes by which it does are
-    folded into that of the tokens, unless a number is added to its logits or weights are dropped: then each
-    of its slices is a launch of its own.
+    folded into that of the tokens; the call is plain then.
     """
     graph = call.graph
-    if not call.is_plain and (graph.batch is not None or graph.heads is not None):
-        out, lse = joined([[run(part) for part in row] for row in call.parts()])
-        assert lse is not None
-        return out, lse
-    slopes, softcap, before, bias = score_terms.added_to_edges(call)
-    problem = Problem(
+    softcap, before, bias = score_terms.added_to_edges(call)
+    problem = ops.Problem(
         q=_fold(call.q, graph),
         k=_fold(call.k, graph),
         v=_fold(call.v, graph),
         scale=call.scale,
         softcap=softcap,
-        slopes=slopes,
         before=before,
         bias=bias,
         dropout=call.dropout,
@@ -71,10 +63,6 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     width = max(call.q.shape[3], call.v.shape[3])
     if width > WIDEST:
         return f"the kernel takes heads of at most {WIDEST} channels, got {width}"
-    folds = call.graph.batch is not None or call.graph.heads is not None
-    slices = call.q.shape[0] * call.q.shape[1] if folds else call.q.shape[1] // call.k.shape[1]
-    if max(call.q.shape[2], call.k.shape[2]) * slices > MOST_PROGRAMS:
-        return f"the kernel takes at most {MOST_PROGRAMS} receivers of all heads that share their senders"
     if call.graph.num_edges > MOST_EDGES:
         return f"the kernel takes at most {MOST_EDGES} edges, got {call.graph.num_edges}"
     return score_terms.unsupported_reason(call) or failures.reason("rows", call)
@@ -83,19 +71,17 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 def bytes_needed(call: AttentionCall) -> int:
     """The extra memory, at most: the rows of the graph, a workspace, and numbers of edges in both passes.
 
-    The kernel's own numbers are p and ds; a bias and what a score_mod adds have a gradient each, and a
-    score_mod makes positions and, for the gradient of its table, two numbers of each head.
+    A bias and what a score_mod adds are numbers of each edge and head and have a gradient each; a score_mod
+    makes positions and, for the gradient of its table, two numbers of each head.
     """
     graph, edges, (batch, heads) = call.graph, call.graph.num_edges, call.q.shape[:2]
     slices, wide = (graph.batch or 1) * (graph.heads or 1), accumulation_dtype(call.q.dtype).itemsize
-    index = 4 if edges + STEP < 2**31 else 8
-    rows = edges * (8 + index) + (slices * (graph.num_dst + graph.num_src) + 2) * index
-    numbers = 2 * wide * edges * batch * heads // slices
-    trained = any_needs_gradients((call.q, call.k, call.v))
+    rows = 12 * edges + 4 * (slices * (graph.num_dst + graph.num_src) + 2)
     parts = score_terms.added_to(call.score_mod)
     terms = bool(parts.before) + bool(parts.after or call.bias is not None)
+    numbers = terms * 2 * wide * edges * batch * heads // slices
     positions = (32 + 2 * wide * heads) * edges if parts.before or parts.after else 0
-    return rows + WORKSPACE + terms * numbers + positions + (min(numbers, MOST_HANDED) if trained else 0)
+    return rows + WORKSPACE + numbers + positions
 
 
 def _fold(x: Tensor, graph: TokenGraph) -> Tensor:

@@ -1,8 +1,8 @@
-"""What a GPU kernel adds to a logit: a score_mod and a bias as slopes, a softcap, and numbers for each edge.
+"""What a GPU kernel adds to a logit: a score_mod and a bias as a softcap and numbers for each edge.
 
-``logit = softcap(scale q . k - slope_h |dst - src| + before) + bias`` covers the score_mods of this library:
-``alibi`` in registers, ``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` as numbers for each edge,
-with gradients to what they are made of, and chains of these around at most one ``softcap``.
+``logit = softcap(scale q . k + before) + bias`` covers the score_mods of this library: ``alibi``,
+``relative_bias``, ``RelativeBias`` and ``log_multiplicity`` as numbers for each edge, with gradients to what
+they are made of, and chains of these around at most one ``softcap``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from gnn_attention import score_mods
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends.call import AttentionCall
-from gnn_attention.backends.gpu.csr import order_of, rows_of
+from gnn_attention.backends.gpu.csr import rows_of
+from gnn_attention.backends.plan.csr import order_of
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.score_mods import ScoreMod, alibi, chain, softcap
@@ -27,7 +28,6 @@ ADVICE = "write it as a per-edge bias, or use backend='rows' or 'flex'"
 class Added(NamedTuple):
     """A score_mod in its parts, in the order in which they act."""
 
-    slopes: tuple[float, ...] | None = None
     before: tuple[ScoreMod, ...] = ()
     softcap: float = 0.0
     after: tuple[ScoreMod, ...] = ()
@@ -37,47 +37,41 @@ def added_to(score_mod: ScoreMod | None) -> Added:
     """The parts of a score_mod; NotImplementedError, which says what to do, where it has other parts.
 
     >>> added_to(chain(alibi((0.5,)), softcap(2.0)))
-    Added(slopes=(0.5,), before=(), softcap=2.0, after=())
+    Added(before=(alibi(slopes=(0.5,)),), softcap=2.0, after=())
     """
-    slopes: tuple[float, ...] | None = None
     cap: float = 0.0
     before: list[ScoreMod] = []
     after: list[ScoreMod] = []
     for link in _links(score_mod):
         if type(link) is softcap and not cap:
             cap = link.cap
-        elif type(link) is alibi and not cap:
-            others = (0.0,) * len(link.slopes) if slopes is None else slopes
-            slopes = tuple(a + b for a, b in zip(others, link.slopes, strict=False))
         elif type(link) in EDGEWISE:
             (after if cap else before).append(link)
         else:
             what = "a second softcap" if type(link) is softcap else f"the score_mod {link!r}"
             raise NotImplementedError(f"its kernels do not support {what}; {ADVICE}")
-    return Added(slopes, tuple(before), cap, tuple(after)) if cap else Added(slopes, (), cap, tuple(before))
+    return Added(tuple(before), cap, tuple(after)) if cap else Added(after=tuple(before))
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the kernels do not support the score_mod of a call, or None."""
     try:
-        slopes, needed = added_to(call.score_mod).slopes, call.first_head + call.q.shape[1]
+        parts, needed = added_to(call.score_mod), call.first_head + call.q.shape[1]
     except NotImplementedError as error:
         return str(error)
-    few = slopes is not None and len(slopes) < needed
-    return f"alibi has {len(slopes or ())} slopes for {needed} heads" if few else None
+    for mod in (*parts.before, *parts.after):
+        if type(mod) is alibi and len(mod.slopes) < needed:
+            return f"alibi has {len(mod.slopes)} slopes for {needed} heads"
+    return None
 
 
-def added_to_edges(call: AttentionCall) -> tuple[Tensor | None, float, Tensor | None, Tensor | None]:
-    """(slopes, softcap, before, bias) of this call on a plain graph, in the form of ``formats.Problem``."""
-    parts, wide = added_to(call.score_mod), accumulation_dtype(call.q.dtype)
-    slopes = None
-    if parts.slopes is not None:
-        chosen = parts.slopes[call.first_head : call.first_head + call.q.shape[1]]
-        (slopes,) = memoized(_on_device, call.graph, chosen, wide, call.q.device)
-    bias = None if call.bias is None else call.bias.to(wide)
-    order = None if bias is None else order_of(call.graph, call.q.device)
-    bias = bias if bias is None or order is None else bias.index_select(2, order)
-    return slopes, parts.softcap, _numbers(call, parts.before, None), _numbers(call, parts.after, bias)
+def added_to_edges(call: AttentionCall) -> tuple[float, Tensor | None, Tensor | None]:
+    """(softcap, before, bias) of this call on a plain graph, in the form of ``ops.Problem``."""
+    parts, bias = added_to(call.score_mod), None
+    if call.bias is not None:
+        bias = call.bias.to(accumulation_dtype(call.q.dtype))
+        bias = bias.index_select(2, order_of(call.graph, call.q.device))
+    return parts.softcap, _numbers(call, parts.before, None), _numbers(call, parts.after, bias)
 
 
 def _links(score_mod: ScoreMod | None) -> Iterable[ScoreMod]:
@@ -86,13 +80,6 @@ def _links(score_mod: ScoreMod | None) -> Iterable[ScoreMod]:
             yield from _links(link)
     elif score_mod is not None:
         yield score_mod
-
-
-def _on_device(
-    graph: TokenGraph, numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor]:
-    """Memoized on the graph, since to put numbers on a device is to wait for it."""
-    return (torch.tensor(numbers, dtype=dtype, device=device),)
 
 
 def _numbers(
@@ -107,6 +94,17 @@ def _numbers(
         zero = torch.zeros(1, 1, 1, dtype=accumulation_dtype(call.q.dtype), device=device)
         head = torch.arange(first, first + heads, device=device).view(1, -1, 1)
         ends = dst + graph.dst_offset, src.long() + graph.src_offset
-        extra = mod(zero, torch.zeros_like(head[:, :1]), head, *ends)
+        if type(mod) is alibi:
+            (slopes,) = memoized(_on_device, graph, mod.slopes, zero.dtype, device)
+            extra = -slopes[head] * (ends[0] - ends[1]).abs()
+        else:
+            extra = mod(zero, torch.zeros_like(head[:, :1]), head, *ends)
         total = extra if total is None else total + extra
     return None if total is None else total.expand(batch, heads, -1)
+
+
+def _on_device(
+    graph: TokenGraph, numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor]:
+    """Memoized on the graph, since to put numbers on a device is to wait for it."""
+    return (torch.tensor(numbers, dtype=dtype, device=device),)

@@ -13,7 +13,7 @@ import torch
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.backends.cost_model import Work, costs
 from gnn_attention.backends.plan.csr import edges_of, sorted_edges
-from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles, trimmed
+from gnn_attention.backends.plan.dense_blocks import number_of_rectangles, rectangles
 from gnn_attention.backends.plan.packing import packing
 from gnn_attention.backends.plan.plan import (
     Edges,
@@ -31,7 +31,6 @@ from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.regions import enumerate_pairs
 
 BLOCK = 64  # tokens on the side of a tile
-LOW = 32  # receivers of a strip of the forward pass, which the kernel takes at once
 # rows of tiles taken together: what a cell costs then, measured
 HEIGHTS = {1: 1.0, 2: 0.95, 4: 0.74, 8: 0.65}
 LONG = 512  # tokens of full tiles in a row from which they are a rectangle, merged with the rest of the row
@@ -86,31 +85,13 @@ def rows_plan(graph: TokenGraph) -> Plan:
 PLANS = {"tiles": tiles_plan, "whole rows": whole_rows_plan, "mixed": mixed_plan, "rows": rows_plan}
 
 
-def packed_plan(kind: str, graph: TokenGraph, device: torch.device, backward: bool = False) -> Packed:
-    """The plan of this kind for a forward pass, or that for a backward pass; both have the same edges."""
-    return memoized(_packed_plan, graph, kind, device, backward)
+def packed_plan(kind: str, graph: TokenGraph, device: torch.device) -> Packed:
+    """The plan of this kind, on a device; cached."""
+    return memoized(_packed_plan, graph, kind, device)
 
 
-def _packed_plan(graph: TokenGraph, kind: str, device: torch.device, backward: bool) -> Packed:
-    plan = memoized(PLANS[kind], graph)
-    # Masked pieces are cut into strips of ``LOW`` receivers where these visit fewer pairs. A backward pass
-    # has sums of each strip for all of its senders, and low strips would make more of them. Whole rows are
-    # for the formula written out, whose gradients cost more the more parts it has.
-    if not backward and kind != "whole rows":
-        pieces: list[Piece] = []
-        for piece in plan.pieces:
-            if isinstance(piece, Edges) or piece.masks is None or piece.dst.size <= LOW:
-                pieces.append(piece)
-                continue
-            low = [trimmed(band) for band in piece.bands(LOW)]
-            pairs = sum(strip.cells for strip in low)
-            work = Work(len(low), 0, pairs, pairs * costs().low_cell)
-            whole = Work(1, 0, piece.cells, float(piece.cells))
-            pieces += low if _seconds(work) < _seconds(whole) else [piece]
-        if len(pieces) == len(plan.pieces):  # none was cut
-            return packed_plan(kind, graph, device, backward=True)
-        plan = replace(plan, pieces=tuple(pieces))
-    tensors, numbers = packed(plan)
+def _packed_plan(graph: TokenGraph, kind: str, device: torch.device) -> Packed:
+    tensors, numbers = packed(PLANS[kind](graph))
     return [x.to(device) for x in tensors], numbers
 
 
@@ -147,21 +128,19 @@ class Documents(NamedTuple):
 def _documents(graph: TokenGraph) -> Documents | None:
     """None for another graph, or a list of edges, whose tiles are as good.
 
-    Other graphs are told apart cheaply: first by a few receivers of a large one, each of which attends to
-    successive senders, itself among these; then by degrees, which count 1, 2, 3, ... through each document,
-    or are its length for all of its tokens.
+    Other graphs are told apart cheaply: first by a few receivers, each of which attends to successive
+    senders, itself among these; then by degrees, which count 1, 2, 3, ... through each document, or are its
+    length for all of its tokens.
     """
-    is_large = not enumerate_pairs.few(graph.shape4) and graph.listed_edges is None
-    if is_large and graph.num_dst == graph.num_src:
-        number = min(64, max(1, 2**18 // graph.num_src))
-        dst = torch.linspace(0, graph.num_dst - 1, number, device="cpu").round().long().unsqueeze(1)
-        zero, src = torch.zeros(1, dtype=torch.int64, device="cpu"), torch.arange(graph.num_src, device="cpu")
-        edge = enumerate_pairs.evaluate(graph.rule, repr(graph), zero, zero, dst, src).expand(
-            number, len(src)
-        )
-        starts = edge[:, :1].sum(1) + (edge[:, 1:] & ~edge[:, :-1]).sum(1)
-        if not bool((starts == 1).all() & edge.gather(1, dst).all()):
-            return None
+    if graph.listed_edges is not None or graph.num_dst != graph.num_src:
+        return None
+    number = min(64, max(1, 2**18 // graph.num_src), graph.num_dst)
+    dst = torch.linspace(0, graph.num_dst - 1, number, device="cpu").round().long().unsqueeze(1)
+    zero, src = torch.zeros(1, dtype=torch.int64, device="cpu"), torch.arange(graph.num_src, device="cpu")
+    edge = enumerate_pairs.evaluate(graph.rule, repr(graph), zero, zero, dst, src).expand(number, len(src))
+    starts = edge[:, :1].sum(1) + (edge[:, 1:] & ~edge[:, :-1]).sum(1)
+    if not bool((starts == 1).all() & edge.gather(1, dst).all()):
+        return None
     degree = graph.in_degree()
     value, times = torch.unique_consecutive(degree, return_counts=True)
     causal = bool(((degree[1:] == 1) | (degree[1:] == degree[:-1] + 1)).all())

@@ -7,17 +7,15 @@ choice counts a whole rule, and what the chosen backend needs is counted when it
 
 from __future__ import annotations
 
-import math
-from functools import partial
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
-from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.backends.call import one_of
-from gnn_attention.backends.cost_model import Work, costs
+from gnn_attention.backends.cost_model import Work
 from gnn_attention.backends.plan import planner
-from gnn_attention.backends.plan.dense_blocks import LARGE, number_of_rectangles
+from gnn_attention.backends.plan.dense_blocks import number_of_rectangles
 from gnn_attention.backends.plan.tile_masks import cells_at, divided, tile_boxes
 from gnn_attention.graph import TokenGraph, memoized
 from gnn_attention.graph.neighbours import has_neighbours
@@ -29,40 +27,19 @@ from gnn_attention.graph.regions.sample import Sample, sample_tiles
 MASKS, MARGIN = 2**32, 8
 
 
-class Tiling(NamedTuple):
-    """Estimates for the tiles of one kind: how many, and rows of tiles with one; which share of its columns a
-    row does not have in common with that 1, 2 and 4 rows on; the share of rows with another number of tiles
-    than the next one, and how many such numbers there are.
+class Estimate(NamedTuple):
+    """What a plain graph has: edges, tiles with an edge, rows of such tiles, those with a non-edge too.
+
+    Of the tiles some are well filled; ``edges_left`` are in the others.
     """
 
+    edges: int
     tiles: float
     rows: float
-    apart: tuple[float, float, float]
-    breaks: float
-    kinds: int
-
-    def cells(self, times: int, most: float) -> int:
-        """Pairs in rows of tiles ``times`` as high, over all columns that one of their rows needs."""
-        wider = math.prod(1.0 + share for share in self.apart[: times.bit_length() - 1])
-        return int(min(self.tiles * wider, most) * planner.BLOCK**2)
-
-    def calls(self, times: int) -> int:
-        """Rectangles alike and in equal steps take one call, as do small ones of one size."""
-        if not self.rows:
-            return 0
-        unlike = self.breaks * self.rows / times
-        wide = self.tiles / self.rows * planner.BLOCK**2 * times >= LARGE
-        return 1 + round(unlike if wide else min(unlike, self.kinds))
-
-
-class Estimate(NamedTuple):
-    """What a plain graph has: edges; tiles with an edge, those with a non-edge too; well filled ones."""
-
-    edges: int
-    edges_left: int
     partial_tiles: float
-    every: Tiling
-    filled: Tiling
+    filled_tiles: float
+    filled_rows: float
+    edges_left: int
 
 
 def is_estimated(graph: TokenGraph) -> bool:
@@ -121,47 +98,14 @@ def _estimate(graph: TokenGraph) -> Estimate:
     width = (graph.num_src - sample.column * sample.block).clamp(max=sample.block)
     filled = sample.full | (sample.edges >= planner.LEAST_FILL * height * width)
     unseen = float((sample.stands_for * sample.unseen()).sum())
-    every = _tiling(sample, torch.ones_like(filled))
     return Estimate(
         edges=round(float((each * sample.edges).sum())),
-        edges_left=round(float((each * sample.edges)[~filled].sum())),
+        tiles=float(each.sum()) + unseen,
+        rows=float(sample.stands_for[torch.unique(sample.row)].sum()),
         partial_tiles=float(each[~sample.full].sum()) + unseen,
-        every=every._replace(tiles=every.tiles + unseen),
-        filled=_tiling(sample, filled),
-    )
-
-
-def _tiling(sample: Sample, chosen: Bool[Tensor, " tiles"]) -> Tiling:
-    row, column, weight = sample.row[chosen], sample.column[chosen], sample.weight[chosen]
-    tiles = torch.zeros(len(sample.rows), dtype=torch.float64, device="cpu").index_add_(0, row, weight)
-    # a column that both rows of a pair need counts once
-    key = row // 2 * (int(column.max()) + 1 if len(column) else 1) + column
-    one = torch.unique(key, return_inverse=True)[1]
-    pair = torch.zeros_like(one).index_copy_(0, one, row // 2)
-    each = torch.zeros_like(weight).index_copy_(0, one, weight)
-    pairs = len(sample.rows) // 2
-    union = torch.zeros(pairs + 1, dtype=torch.float64, device="cpu").index_add_(0, pair, each)[:pairs]
-    above, below, share = tiles[0 : 2 * pairs : 2], tiles[1::2], sample.stands_for[1::2]
-    distance = sample.rows[1::2] - sample.rows[0 : 2 * pairs : 2]
-    # a hub is as far from the rows that are further on
-    hub = sample.hub[0 : 2 * pairs : 2] | sample.hub[1::2]
-    apart: list[float] = []
-    for d in (1, 2, 4):
-        at = (distance == d) | hub
-        mean = float(((above + below) * share)[at].sum()) / 2
-        twice = min(1.0, 2 * apart[-1]) if apart else 0.0
-        apart.append(float((union * share)[at].sum()) / mean - 1 if mean else twice)
-    near, some = distance == 1, tiles > 0
-    # columns that stand for others differ by chance
-    sure = torch.zeros_like(tiles).index_add_(0, row, (weight == 1).double())
-    differ = sure[0 : 2 * pairs : 2] != sure[1::2]
-    unlike = float((share * differ)[near].sum()) / max(float(share[near].sum()), 1.0)
-    return Tiling(
-        tiles=float((sample.stands_for * tiles).sum()),
-        rows=float(sample.stands_for[some].sum()),
-        apart=(apart[0], apart[1], apart[2]),
-        breaks=unlike,
-        kinds=len(torch.unique(sure[some])),
+        filled_tiles=float(each[filled].sum()),
+        filled_rows=float(sample.stands_for[torch.unique(sample.row[filled])].sum()),
+        edges_left=round(float((each * sample.edges)[~filled].sum())),
     )
 
 
@@ -179,20 +123,23 @@ def tiles_work(graph: TokenGraph) -> Work:
         return dense_work(graph) + Work(calls=1, rectangles=1)
     if not is_estimated(graph):
         return planner.counted_work(graph)
-    every = estimate(graph).every
+    found = estimate(graph)
     most = -(-graph.num_dst // planner.BLOCK) * -(-graph.num_src // planner.BLOCK)
-    works = (_rectangles(every, times, every.cells(times, most)) for times in planner.HEIGHTS)
-    return min(works, key=partial(costs().seconds, heads=8))
+    return _rectangles(found.tiles, found.rows, planner.HEIGHTS, most)
 
 
-def _rectangles(of: Tiling, times: int, cells: int) -> Work:
-    return Work(of.calls(times), -(-round(of.rows) // times), cells, cells * planner.HEIGHTS[times])
+def _rectangles(tiles: float, rows: float, heights: Iterable[int], most: float) -> Work:
+    """The work on so many tiles (of ``most``) in so many rows, each taken to be one tile on from the last."""
+    cells = {times: min(tiles + (times - 1) * rows, most) * planner.BLOCK**2 for times in heights}
+    times = min(cells, key=lambda times: cells[times] * planner.HEIGHTS[times])
+    weighted = cells[times] * planner.HEIGHTS[times]
+    return Work(1, -(-round(rows) // times), int(cells[times]), weighted) if tiles else Work()
 
 
 def mixed_work(graph: TokenGraph) -> Work:
     if is_estimated(graph):
         found = estimate(graph)
-        dense, edges = _rectangles(found.filled, 1, found.filled.cells(1, float("inf"))), found.edges_left
+        dense, edges = _rectangles(found.filled_tiles, found.filled_rows, [1], found.tiles), found.edges_left
     else:
         runs, sparse = divided(graph, planner.BLOCK, planner.LEAST_FILL)
         rows, cells = len(torch.unique(runs.row)), cells_at(runs, 1)

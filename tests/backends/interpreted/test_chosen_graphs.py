@@ -7,7 +7,6 @@ from support.kernel_cases import record_launches, with_slow
 
 import gnn_attention as ga
 from gnn_attention.backends.gpu.kernels import _row_passes
-from gnn_attention.score_mods import alibi, alibi_slopes
 
 BATCH, HEADS, KV_HEADS, DST, SRC = 2, 2, 1, 4, 5
 AXES = {"the same": (), "by head": (HEADS,), "by sample": (BATCH, 1), "by both": (BATCH, HEADS)}
@@ -52,32 +51,6 @@ def test_a_chosen_graph_is_that_of_its_mask(axes, device, monkeypatch):
     assert launched == [_row_passes.forward]
     truth = dense_output(mask_of(index).to(device), q, k, v)
     results = [[x, *torch.autograd.grad(x.square().sum(), (q, k, v))] for x in (out, truth)]
-    assert_exact(*results)
-
-
-SINKS = torch.linspace(-1, 1, HEADS, dtype=torch.float64)
-OPTIONS = {"sinks": {"sink_logits": SINKS}, "dropout": {"dropout": 0.4}, "lse": {}}
-OPTIONS["alibi"] = {"score_mod": alibi(alibi_slopes(HEADS))}
-OPTIONS["all"] = OPTIONS["sinks"] | OPTIONS["dropout"] | OPTIONS["alibi"]
-QUICK = [("by both", "all"), ("by sample", "lse")]
-
-
-@pytest.mark.parametrize(
-    ("name", "option"), with_slow([(name, option) for name in AXES for option in OPTIONS], QUICK)
-)
-def test_options_of_a_chosen_graph(name, option, device):
-    """Output, lse and gradients of both are those of the backend ``dense`` with the same dropout."""
-    graph = ga.TokenGraph.from_indices(drawn_index(AXES[name]).to(device), SRC, coalesce=True)
-    options = dict(OPTIONS[option])
-    if "sink_logits" in options:
-        options["sink_logits"] = SINKS.to(device)
-    results = []
-    for backend in ("rows", "dense"):
-        torch.manual_seed(3)
-        inputs = drawn_inputs(device)
-        out, info = ga.attend(*inputs, graph, **options, backend=backend, return_info=True)
-        lse = info.lse.masked_fill(info.lse == -torch.inf, 0.0)
-        results.append([out, lse, *torch.autograd.grad(out.sin().sum() + lse.cos().sum(), inputs)])
     assert_exact(*results)
 
 

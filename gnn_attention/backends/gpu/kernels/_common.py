@@ -1,4 +1,4 @@
-"""What the passes of the kernel share: launches, arguments, and in Triton rows, dropout and tanh.
+"""What the passes of the kernel share: launches, arguments, and in Triton dropout and tanh.
 
 Sums are in ``ACC``: float64 for float64, else float32.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -18,11 +18,10 @@ import triton.language as tl
 
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import dropout
-from gnn_attention.backends.gpu.problem import Problem
+from gnn_attention.backends.gpu.ops import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 
 Given = tuple[Any, ...]  # arguments of a kernel
-MOST_SLICES = 65535  # programs along the second axis of a grid
 WIDEST = 16  # the largest divisor of strides worth knowing: 16 numbers are 16 bytes or more
 GOLDEN = tl.constexpr(dropout.GOLDEN)
 FIRST = tl.constexpr(dropout.FIRST)
@@ -72,12 +71,6 @@ def jit(function: Any) -> Any:
     return triton.jit(do_not_specialize=[name for name in parameters if name.islower()])(function)
 
 
-def slices_of(count: int) -> Iterator[tuple[int, int]]:
-    """(first, how many) of successive runs of samples and heads, each no more than a grid takes."""
-    for first in range(0, count, MOST_SLICES):
-        yield first, min(MOST_SLICES, count - first)
-
-
 def strides(*tensors: Tensor | None) -> tuple[int, ...]:
     """Those of the first three axes of each; 0 for None."""
     return tuple(y for x in tensors for y in ((0, 0, 0) if x is None else x.stride()[:3]))
@@ -102,16 +95,10 @@ def channels(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def sum_dtype(dtype: torch.dtype) -> Any:
-    """Triton's name for the dtype of sums."""
-    return tl.float64 if accumulation_dtype(dtype) == torch.float64 else tl.float32
-
-
 def constants(problem: Problem, *results: Tensor) -> dict[str, Any]:
     """Which options a problem has, its channels, the alignment of its tensors and the dtype of sums."""
     dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     return {
-        "HAS_SLOPES": problem.slopes is not None,
         "HAS_CAP": problem.softcap > 0,
         "HAS_BEFORE": problem.before is not None,
         "HAS_BIAS": problem.bias is not None,
@@ -121,14 +108,8 @@ def constants(problem: Problem, *results: Tensor) -> dict[str, Any]:
         "DV": value_dim,
         "DVP": channels(value_dim),
         "ALIGN": alignment(problem.q, problem.k, problem.v, *results),
-        "ACC": sum_dtype(problem.q.dtype),
+        "ACC": tl.float64 if accumulation_dtype(problem.q.dtype) == torch.float64 else tl.float32,
     }
-
-
-def added(problem: Problem) -> tuple[Tensor, ...]:
-    """Slopes, before, bias and seed; where there is none, q, which is then not read."""
-    given = problem.slopes, problem.before, problem.bias, problem.seed
-    return tuple(problem.q if x is None else x for x in given)
 
 
 def scalars(problem: Problem) -> tuple[float, ...]:
@@ -162,52 +143,12 @@ def heads_last(like: Float[Tensor, "batch heads tokens _"], width: int) -> Float
     return like.new_empty_strided((batch, heads, tokens, width), strides, dtype=dtype)
 
 
-def delta(
-    grad_out: Float[Tensor, "batch heads dst value_dim"],
-    out: Float[Tensor, "batch heads dst value_dim"],
-    grad_lse: Float[Tensor, "batch heads dst"],
-) -> Float[Tensor, "batch heads dst"]:
-    """``sum(grad_out * out, -1) - grad_lse`` in the dtype of sums; reads each once and makes nothing else."""
-    batch, heads, tokens, width = out.shape
-    result = torch.empty(batch, heads, tokens, dtype=accumulation_dtype(out.dtype), device=out.device)
-    block = max(1, 2048 // channels(width))
-    widths = {"BLOCK": block, "D": width, "DP": channels(width)}
-    options = {**widths, "ALIGN": alignment(grad_out, out), "ACC": sum_dtype(out.dtype)}
-    for first, count in slices_of(batch * heads):
-        given = (grad_out, out, grad_lse, result, *strides(grad_out, out, grad_lse), first, heads, tokens)
-        launch(_delta, (triton.cdiv(tokens, block), count), given, options, warps=4, stages=1)
-    return result
-
-
-@triton.jit
-def load_rows(base, rows, stride, ok, D: tl.constexpr, DP: tl.constexpr, ALIGN: tl.constexpr):
-    """Rows ``[n, DP]`` of ``base``, whose numbers are ``rows`` (int64): 0 where not ``ok`` and beyond ``D``.
-
-    The interpreter has bfloat16 as integers, which it would compare and multiply: there they are float32.
-    """
-    channel = tl.arange(0, DP)
-    start = tl.multiple_of(rows * stride, ALIGN)
-    mask = ok[:, None]
-    if DP != D:
-        mask = mask & (channel < D)[None, :]
-    found = tl.load(base + start[:, None] + channel[None, :], mask=mask, other=0.0)
-    if INTERPRETED and base.dtype.element_ty == tl.bfloat16:
-        found = found.to(tl.float32)
-    return found
-
-
 @triton.jit
 def options(scale, scale_low, cap, cap_low, factor, factor_low, ACC: tl.constexpr):
     """Scale, softcap and the factor of dropout, each the sum of two float32."""
     scale = tl.full((), scale, ACC) + tl.full((), scale_low, ACC)
     cap = tl.full((), cap, ACC) + tl.full((), cap_low, ACC)
     return scale, cap, tl.full((), factor, ACC) + tl.full((), factor_low, ACC)
-
-
-@triton.jit
-def head_at(base, sample, head, stride_b, stride_h, ALIGN: tl.constexpr):
-    """Where the tokens of a sample and head begin."""
-    return base + tl.multiple_of(sample * stride_b + head * stride_h, ALIGN)
 
 
 @triton.jit
@@ -250,19 +191,3 @@ def stays(stream, dst, src, threshold):
     """Whether dropout leaves an edge its weight; dst and src absolute, int64, of shapes that broadcast."""
     bits = _mixed(stream + GOLDEN * ((dst.to(tl.uint64) << 32) + src.to(tl.uint64) + 1))
     return (bits >> 40).to(tl.int32) >= threshold
-
-
-@jit
-def _delta(
-    GRAD, OUT, GRAD_LSE, RESULT, g_b, g_h, g_t, o_b, o_h, o_t, l_b, l_h, l_t, first, heads, tokens,
-    BLOCK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """``sum(grad_out * out, -1) - grad_lse`` for ``BLOCK`` receivers of one sample and head."""
-    slice_ = tl.program_id(1).to(tl.int64) + first
-    sample, head = slice_ // heads, slice_ % heads
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = row < tokens
-    grad = load_rows(head_at(GRAD, sample, head, g_b, g_h, ALIGN), row, g_t, ok, D, DP, ALIGN).to(ACC)
-    out = load_rows(head_at(OUT, sample, head, o_b, o_h, ALIGN), row, o_t, ok, D, DP, ALIGN).to(ACC)
-    grad_lse = tl.load(GRAD_LSE + sample * l_b + head * l_h + row * l_t, mask=ok, other=0.0).to(ACC)
-    tl.store(RESULT + slice_ * tokens + row, tl.sum(grad * out, 1) - grad_lse, mask=ok)

@@ -1,10 +1,10 @@
 """The kernels over rows of edges, forward and backward: what one program does.
 
-A program has one row, a receiver or a sender, or one chunk of a long row (``CHUNKED``), of ``HEADS``
-key/value heads and ``MEMBERS`` query heads of the group of each; it takes ``EDGES`` edges at a time. Tensors
-have the axes [edge, key/value head, member, channel], of size 1 where a number does not vary. ``HP`` and
-``MP`` are the powers of two on which heads and members lie, ``DP`` and ``DVP`` those of the channels ``D``
-and ``DV``. ``q_b``, ``q_h``, ``q_t`` are the strides of q by sample, head and token, and so on.
+A program has one row, a receiver or a sender, or one chunk of a long row (``CHUNKED``), and ``MEMBERS`` query
+heads of the group of one key/value head; it takes ``EDGES`` edges at a time. Tensors have the axes
+[edge, member, channel], of size 1 where a number does not vary. ``MP`` is the power of two on which members
+lie, ``DP`` and ``DVP`` are those of the channels ``D`` and ``DV``. ``q_b``, ``q_h``, ``q_t`` are the strides
+of q by sample, head and token, and so on.
 """
 
 from __future__ import annotations
@@ -32,19 +32,6 @@ def _row(PTR, CHUNK_ROW, CHUNK_START, limit, item, CHUNKED: tl.constexpr):
 
 
 @triton.jit
-def _heads(
-    kv_heads, first_slice, HEADS: tl.constexpr, HP: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr
-):  # fmt: skip
-    """(sample, key/value heads, members, which of these are there) of a program."""
-    block = tl.program_id(1).to(tl.int64) + first_slice // HEADS
-    number = tl.arange(0, HP)[None, :, None]
-    kv_head = (block % (kv_heads // HEADS)) * HEADS + number
-    member = tl.arange(0, MP)[None, None, :]
-    there = (number < HEADS) & (member < MEMBERS)
-    return block // (kv_heads // HEADS), kv_head, member, there
-
-
-@triton.jit
 def _at(sample, head, token, by_sample, by_head, by_token, ALIGN: tl.constexpr):
     """Where rows begin, from strides that ``ALIGN`` divides: a product with it, for a compiler to see."""
     place = sample * (by_sample // ALIGN) + head * (by_head // ALIGN) + token * (by_token // ALIGN)
@@ -54,9 +41,9 @@ def _at(sample, head, token, by_sample, by_head, by_token, ALIGN: tl.constexpr):
 @triton.jit
 def _load(base, start, ok, D: tl.constexpr, DP: tl.constexpr, ACC: tl.constexpr):
     """The rows ``[..., DP]`` from ``start`` on: 0 where not ``ok`` and beyond ``D``."""
-    channel = tl.arange(0, DP)[None, None, None, :]
-    place = start[:, :, :, None] + channel
-    mask = tl.broadcast_to(ok, start.shape)[:, :, :, None]
+    channel = tl.arange(0, DP)[None, None, :]
+    place = start[:, :, None] + channel
+    mask = tl.broadcast_to(ok, start.shape)[:, :, None]
     if DP != D:
         mask = mask & (channel < D)
     return tl.load(base + place, mask=mask, other=0.0).to(ACC)
@@ -65,29 +52,25 @@ def _load(base, start, ok, D: tl.constexpr, DP: tl.constexpr, ACC: tl.constexpr)
 @triton.jit
 def _write(base, start, rows, ok, D: tl.constexpr, DP: tl.constexpr):
     """Its reverse."""
-    channel = tl.arange(0, DP)[None, None, None, :]
-    place = start[:, :, :, None] + channel
-    tl.store(base + place, rows.to(base.dtype.element_ty), mask=ok[:, :, :, None] & (channel < D))
+    channel = tl.arange(0, DP)[None, None, :]
+    place = start[:, :, None] + channel
+    tl.store(base + place, rows.to(base.dtype.element_ty), mask=ok[:, :, None] & (channel < D))
 
 
 @triton.jit
-def _in_workspace(kv_head, member, GROUP: tl.constexpr, HEADS: tl.constexpr, SPLIT: tl.constexpr):
+def _in_workspace(member, GROUP: tl.constexpr, SPLIT: tl.constexpr):
     """Where the results of a chunk are: by sample and key/value head of the launch, chunk, and member."""
-    slice_ = tl.program_id(1).to(tl.int64) * HEADS + kv_head % HEADS
     chunks = tl.num_programs(0) // SPLIT
-    return (slice_ * chunks + tl.program_id(0) // SPLIT) * GROUP + member
+    return (tl.program_id(1).to(tl.int64) * chunks + tl.program_id(0) // SPLIT) * GROUP + member
 
 
 @triton.jit
 def _logit(
-    dot, edge, ok, distance, slope, BEFORE, before, before_e, BIAS, bias, bias_e, cap,
-    HAS_SLOPES: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ACC: tl.constexpr,
+    dot, edge, ok, BEFORE, before, before_e, BIAS, bias, bias_e, cap,
+    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """(logit, its derivative by what softcap bends) of edges from their scaled products."""
     bend = tl.full(dot.shape, 1.0, ACC)
-    if HAS_SLOPES:
-        dot -= slope * tl.abs(distance).to(ACC)
     if HAS_BEFORE:
         dot += tl.load(BEFORE + before + edge.to(tl.int64) * before_e, mask=ok, other=0.0).to(ACC)
     if HAS_CAP:
@@ -100,57 +83,50 @@ def _logit(
 
 
 @triton.jit
-def _of_heads(
-    SLOPES, SEED, sample, head, there, x_b, x_h, y_b, y_h, first_sample, first_head,
-    HAS_SLOPES: tl.constexpr, HAS_DROPOUT: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """(slopes, streams of dropout, where before and bias begin) of a sample's query heads."""
-    slope = tl.zeros(head.shape, ACC)
-    if HAS_SLOPES:
-        slope = tl.load(SLOPES + head, mask=there, other=0.0).to(ACC)
+def _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT: tl.constexpr):
+    """The generators of dropout of a sample's query heads."""
     stream = tl.zeros(head.shape, tl.uint64)
     if HAS_DROPOUT:
         stream = _common.stream_of(SEED, sample + first_sample, head + first_head)
-    return slope, stream, sample * x_b + head * x_h, sample * y_b + head * y_h
+    return stream
 
 
 @_common.jit
 def forward(
-    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, SLOPES, BEFORE, BIAS, SEED,
+    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BEFORE, BIAS, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e, y_b, y_h, y_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
     first_head, limit, num_dst, kv_heads, first_slice, OUT, LSE, o_b, o_h, o_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
-    HEADS: tl.constexpr, HP: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr,
-    ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
+    CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """The softmax of a receiver over its in-edges (or one chunk of them), step by step."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     SPLIT: tl.constexpr = GROUP // MEMBERS
     row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
-    sample, kv_head, member, there = _heads(kv_heads, first_slice, HEADS, HP, MEMBERS, MP)
-    member += tl.program_id(0) % SPLIT * MEMBERS
+    slice_ = tl.program_id(1).to(tl.int64) + first_slice
+    sample, kv_head = slice_ // kv_heads, slice_ % kv_heads
+    number = tl.arange(0, MP)[None, :]
+    there = number < MEMBERS
+    member = tl.program_id(0) % SPLIT * MEMBERS + number
     head = kv_head * GROUP + member
-    slope, stream, before, bias = _of_heads(
-        SLOPES, SEED, sample, head, there, x_b, x_h, y_b, y_h, first_sample, first_head, HAS_SLOPES,
-        HAS_DROPOUT, ACC,
-    )  # fmt: skip
+    stream = _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT)
+    before, bias = sample * x_b + head * x_h, sample * y_b + head * y_h
     query = _load(Q, _at(sample, head, row, q_b, q_h, q_t, ALIGN), there, D, DP, ACC)
-    top = tl.full([1, HP, MP], float("-inf"), ACC)
-    total = tl.zeros([1, HP, MP], ACC)
-    sums = tl.zeros([1, HP, MP, DVP], ACC)
+    top = tl.full([1, MP], float("-inf"), ACC)
+    total = tl.zeros([1, MP], ACC)
+    sums = tl.zeros([1, MP, DVP], ACC)
     for start in range(low, high, EDGES):
-        edge = start + tl.arange(0, EDGES)[:, None, None]
+        edge = start + tl.arange(0, EDGES)[:, None]
         ok = edge < high
         src = tl.load(OTHERS + edge, mask=ok, other=0).to(tl.int64)
-        shared = ok & (kv_head < kv_heads)
-        key = _load(K, _at(sample, kv_head, src, k_b, k_h, k_t, ALIGN), shared, D, DP, ACC)
-        value = _load(V, _at(sample, kv_head, src, v_b, v_h, v_t, ALIGN), shared, DV, DVP, ACC)
-        distance = (row + dst_offset) - (src + src_offset)
+        key = _load(K, _at(sample, kv_head, src, k_b, k_h, k_t, ALIGN), ok, D, DP, ACC)
+        value = _load(V, _at(sample, kv_head, src, v_b, v_h, v_t, ALIGN), ok, DV, DVP, ACC)
         logit, _ = _logit(
-            tl.sum(query * key, 3) * scale, edge, ok & there, distance, slope, BEFORE, before, x_e, BIAS,
-            bias, y_e, cap, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
+            tl.sum(query * key, 2) * scale, edge, ok & there, BEFORE, before, x_e, BIAS, bias, y_e, cap,
+            HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
         )  # fmt: skip
         logit = tl.where(ok, logit, float("-inf"))
         higher = tl.maximum(top, tl.max(logit, 0, keep_dims=True))
@@ -161,15 +137,14 @@ def forward(
         if HAS_DROPOUT:
             on = _common.stays(stream, row + dst_offset, src + src_offset, threshold)
             weight = tl.where(on, weight * factor, 0.0)
-        added = tl.sum(weight[:, :, :, None] * value, 0, keep_dims=True)
-        sums = sums * shrink[:, :, :, None] + added
+        sums = sums * shrink[:, :, None] + tl.sum(weight[:, :, None] * value, 0, keep_dims=True)
         top = higher
     nothing = total == 0.0
     total = tl.where(nothing, 1.0, total)
     lse = tl.where(nothing, float("-inf"), top + tl.log(total))
-    sums = sums / total[:, :, :, None]
+    sums = sums / total[:, :, None]
     if CHUNKED:
-        place = _in_workspace(kv_head, member, GROUP, HEADS, SPLIT)
+        place = _in_workspace(member, GROUP, SPLIT)
         _write(OUT, place * DV, sums, there, DV, DVP)
         tl.store(LSE + place, lse, mask=there)
     else:
@@ -179,153 +154,137 @@ def forward(
 
 @_common.jit
 def backward_dst(
-    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, SLOPES, BEFORE, BIAS, SEED,
+    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BEFORE, BIAS, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e, y_b, y_h, y_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, DBEFORE, DBIAS, PASSED, g_b, g_h,
-    g_t, num_edges, DQ, dq_b, dq_h, dq_t, HANDS: tl.constexpr,
+    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, DBEFORE, DBIAS, g_b, g_h, g_t,
+    num_edges, DQ, dq_b, dq_h, dq_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
-    HEADS: tl.constexpr, HP: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr,
-    ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
+    CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """A receiver's edges (or a chunk): the gradients of its queries and of the numbers of its edges.
-
-    ``HANDS``: what the senders' pass needs of each edge is written to ``DBEFORE`` and ``PASSED``.
-    """
+    """A receiver's edges (or a chunk): the gradients of its queries and of the numbers of its edges."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     SPLIT: tl.constexpr = GROUP // MEMBERS
     row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
-    sample, kv_head, member, there = _heads(kv_heads, first_slice, HEADS, HP, MEMBERS, MP)
-    member += tl.program_id(0) % SPLIT * MEMBERS
+    slice_ = tl.program_id(1).to(tl.int64) + first_slice
+    sample, kv_head = slice_ // kv_heads, slice_ % kv_heads
+    number = tl.arange(0, MP)[None, :]
+    there = number < MEMBERS
+    member = tl.program_id(0) % SPLIT * MEMBERS + number
     head = kv_head * GROUP + member
-    slope, stream, before, bias = _of_heads(
-        SLOPES, SEED, sample, head, there, x_b, x_h, y_b, y_h, first_sample, first_head, HAS_SLOPES,
-        HAS_DROPOUT, ACC,
-    )  # fmt: skip
+    stream = _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT)
+    before, bias = sample * x_b + head * x_h, sample * y_b + head * y_h
     query = _load(Q, _at(sample, head, row, q_b, q_h, q_t, ALIGN), there, D, DP, ACC)
     grad = _load(GRAD, _at(sample, head, row, g_b, g_h, g_t, ALIGN), there, DV, DVP, ACC)
     one = sample * kv_heads * GROUP + head
     lse = tl.load(LSE + one * num_dst + row, mask=there, other=float("inf"))
     delta = tl.load(DELTA + one * num_dst + row, mask=there, other=0.0)
     counts = _common.is_finite(lse)  # else no edge counts, but its gradient is written
-    sums = tl.zeros([1, HP, MP, DP], ACC)
+    sums = tl.zeros([1, MP, DP], ACC)
     for start in range(low, high, EDGES):
-        edge = start + tl.arange(0, EDGES)[:, None, None]
+        edge = start + tl.arange(0, EDGES)[:, None]
         within = edge < high
         ok = within & counts
         src = tl.load(OTHERS + edge, mask=within, other=0).to(tl.int64)
-        shared = within & (tl.max(counts.to(tl.int32), 2, keep_dims=True) > 0)
+        shared = within & (tl.max(counts.to(tl.int32), 1, keep_dims=True) > 0)
         key = _load(K, _at(sample, kv_head, src, k_b, k_h, k_t, ALIGN), shared, D, DP, ACC)
         value = _load(V, _at(sample, kv_head, src, v_b, v_h, v_t, ALIGN), shared, DV, DVP, ACC)
-        distance = (row + dst_offset) - (src + src_offset)
         logit, bend = _logit(
-            tl.sum(query * key, 3) * scale, edge, ok, distance, slope, BEFORE, before, x_e, BIAS, bias, y_e,
-            cap, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
+            tl.sum(query * key, 2) * scale, edge, ok, BEFORE, before, x_e, BIAS, bias, y_e, cap, HAS_CAP,
+            HAS_BEFORE, HAS_BIAS, ACC,
         )  # fmt: skip
         weight = tl.where(ok, tl.exp(logit - lse), 0.0)
-        wanted = tl.sum(grad * value, 3)
-        passed = weight
+        wanted = tl.sum(grad * value, 2)
         if HAS_DROPOUT:
             on = _common.stays(stream, row + dst_offset, src + src_offset, threshold)
             wanted = tl.where(on, wanted * factor, 0.0)
-            passed = tl.where(on, weight * factor, 0.0)
-        slope_of = tl.where(ok, weight * (wanted - delta), 0.0)
+        slope = tl.where(ok, weight * (wanted - delta), 0.0)
         if HAS_BIAS:
-            tl.store(DBIAS + one * num_edges + edge, slope_of, mask=within & there)
-        slope_of = slope_of * bend
-        if HANDS:
-            tl.store(PASSED + one * num_edges + edge, passed, mask=within & there)
-        if HAS_BEFORE or HANDS:
-            tl.store(DBEFORE + one * num_edges + edge, slope_of, mask=within & there)
-        sums += tl.sum(slope_of[:, :, :, None] * key, 0, keep_dims=True)
+            tl.store(DBIAS + one * num_edges + edge, slope, mask=within & there)
+        slope = slope * bend
+        if HAS_BEFORE:
+            tl.store(DBEFORE + one * num_edges + edge, slope, mask=within & there)
+        sums += tl.sum(slope[:, :, None] * key, 0, keep_dims=True)
     # a key that one head of a group may not see, another may
-    sums = tl.where(counts[:, :, :, None], sums * scale, 0.0)
+    sums = tl.where(counts[:, :, None], sums * scale, 0.0)
     if CHUNKED:
-        _write(DQ, _in_workspace(kv_head, member, GROUP, HEADS, SPLIT) * D, sums, there, D, DP)
+        _write(DQ, _in_workspace(member, GROUP, SPLIT) * D, sums, there, D, DP)
     else:
         _write(DQ, _at(sample, head, row, dq_b, dq_h, dq_t, ALIGN), sums, there, D, DP)
 
 
 @_common.jit
 def backward_src(
-    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, SLOPES, BEFORE, BIAS, SEED,
+    Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BEFORE, BIAS, SEED,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, x_b, x_h, x_e, y_b, y_h, y_e,
     scale, scale_low, cap, cap_low, threshold, factor, factor_low, dst_offset, src_offset, first_sample,
-    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, POSITION, SLOPE_OF, PASSED, g_b,
-    g_h, g_t, num_edges, DK, DVAL, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t, HANDS: tl.constexpr,
+    first_head, limit, num_dst, kv_heads, first_slice, GRAD, LSE, DELTA, POSITION, g_b, g_h, g_t,
+    DK, DVAL, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, GROUP: tl.constexpr,
-    HEADS: tl.constexpr, HP: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr,
-    ALIGN: tl.constexpr, ACC: tl.constexpr, CHUNKED: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    MEMBERS: tl.constexpr, MP: tl.constexpr, EDGES: tl.constexpr, ALIGN: tl.constexpr, ACC: tl.constexpr,
+    CHUNKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """A sender's out-edges (or a chunk of them): the gradients of its keys and values.
-
-    ``HANDS``: from what the receivers' pass wrote of each edge, instead of computing it again.
-    """
+    """A sender's out-edges (or a chunk of them): the gradients of its key and its value."""
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0), CHUNKED)
-    sample, kv_head, member, there = _heads(kv_heads, first_slice, HEADS, HP, MEMBERS, MP)
-    own = tl.max(there.to(tl.int32), 2, keep_dims=True) > 0
-    key = _load(K, _at(sample, kv_head, row, k_b, k_h, k_t, ALIGN), own, D, DP, ACC)
-    value = _load(V, _at(sample, kv_head, row, v_b, v_h, v_t, ALIGN), own, DV, DVP, ACC)
-    key_sums = tl.zeros([1, HP, 1, DP], ACC)
-    value_sums = tl.zeros([1, HP, 1, DVP], ACC)
+    slice_ = tl.program_id(1).to(tl.int64) + first_slice
+    sample, kv_head = slice_ // kv_heads, slice_ % kv_heads
+    number = tl.arange(0, MP)[None, :]
+    there = number < MEMBERS
+    own = tl.full([1, 1], 1, tl.int1)
+    one = kv_head + tl.zeros([1, 1], tl.int64)
+    key = _load(K, _at(sample, one, row, k_b, k_h, k_t, ALIGN), own, D, DP, ACC)
+    value = _load(V, _at(sample, one, row, v_b, v_h, v_t, ALIGN), own, DV, DVP, ACC)
+    key_sums = tl.zeros([1, 1, DP], ACC)
+    value_sums = tl.zeros([1, 1, DVP], ACC)
     for part in range(GROUP // MEMBERS):
-        head = kv_head * GROUP + part * MEMBERS + member
-        slope, stream, before, bias = _of_heads(
-            SLOPES, SEED, sample, head, there, x_b, x_h, y_b, y_h, first_sample, first_head, HAS_SLOPES,
-            HAS_DROPOUT, ACC,
-        )  # fmt: skip
-        one = sample * kv_heads * GROUP + head
+        head = kv_head * GROUP + part * MEMBERS + number
+        stream = _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT)
+        before, bias = sample * x_b + head * x_h, sample * y_b + head * y_h
+        first = (sample * kv_heads * GROUP + head) * num_dst
         for start in range(low, high, EDGES):
-            entry = start + tl.arange(0, EDGES)[:, None, None]
+            entry = start + tl.arange(0, EDGES)[:, None]
             within = entry < high
             dst = tl.load(OTHERS + entry, mask=within, other=0).to(tl.int64)
-            ok = within & there
             edge = entry
-            if HAS_BEFORE or HAS_BIAS or HANDS:
+            if HAS_BEFORE or HAS_BIAS:
                 edge = tl.load(POSITION + entry, mask=within, other=0).to(tl.int64)
-            if HANDS:
-                passed = tl.load(PASSED + one * num_edges + edge, mask=ok, other=0.0)
-                slope_of = tl.load(SLOPE_OF + one * num_edges + edge, mask=ok, other=0.0)
-                # the others add nothing, and may not be finite
-                ok = (passed != 0.0) | (slope_of != 0.0)
-            else:
-                lse = tl.load(LSE + one * num_dst + dst, mask=ok, other=float("inf"))
-                delta = tl.load(DELTA + one * num_dst + dst, mask=ok, other=0.0)
-                ok = ok & _common.is_finite(lse)
+            ok = within & there
+            lse = tl.load(LSE + first + dst, mask=ok, other=float("inf"))
+            delta = tl.load(DELTA + first + dst, mask=ok, other=0.0)
+            ok = ok & _common.is_finite(lse)
             query = _load(Q, _at(sample, head, dst, q_b, q_h, q_t, ALIGN), ok, D, DP, ACC)
             grad = _load(GRAD, _at(sample, head, dst, g_b, g_h, g_t, ALIGN), ok, DV, DVP, ACC)
-            if not HANDS:
-                distance = (dst + dst_offset) - (row + src_offset)
-                logit, bend = _logit(
-                    tl.sum(query * key, 3) * scale, edge, ok, distance, slope, BEFORE, before, x_e, BIAS,
-                    bias, y_e, cap, HAS_SLOPES, HAS_CAP, HAS_BEFORE, HAS_BIAS, ACC,
-                )  # fmt: skip
-                weight = tl.where(ok, tl.exp(logit - lse), 0.0)
-                wanted = tl.sum(grad * value, 3)
-                passed = weight
-                if HAS_DROPOUT:
-                    on = _common.stays(stream, dst + dst_offset, row + src_offset, threshold)
-                    wanted = tl.where(on, wanted * factor, 0.0)
-                    passed = tl.where(on, weight * factor, 0.0)
-                slope_of = tl.where(ok, weight * (wanted - delta) * bend, 0.0)
-            key_sums += _over_edges(slope_of, query)
+            logit, bend = _logit(
+                tl.sum(query * key, 2) * scale, edge, ok, BEFORE, before, x_e, BIAS, bias, y_e, cap, HAS_CAP,
+                HAS_BEFORE, HAS_BIAS, ACC,
+            )  # fmt: skip
+            weight = tl.where(ok, tl.exp(logit - lse), 0.0)
+            wanted = tl.sum(grad * value, 2)
+            passed = weight
+            if HAS_DROPOUT:
+                on = _common.stays(stream, dst + dst_offset, row + src_offset, threshold)
+                wanted = tl.where(on, wanted * factor, 0.0)
+                passed = tl.where(on, weight * factor, 0.0)
+            slope = tl.where(ok, weight * (wanted - delta) * bend, 0.0)
+            key_sums += _over_edges(slope, query)
             value_sums += _over_edges(passed, grad)
     if CHUNKED:
-        place = _in_workspace(kv_head, 0, 1, HEADS, 1)
+        place = _in_workspace(tl.zeros([1, 1], tl.int64), 1, 1)
         _write(DK, place * D, key_sums * scale, own, D, DP)
         _write(DVAL, place * DV, value_sums, own, DV, DVP)
     else:
-        _write(DK, _at(sample, kv_head, row, dk_b, dk_h, dk_t, ALIGN), key_sums * scale, own, D, DP)
-        _write(DVAL, _at(sample, kv_head, row, dv_b, dv_h, dv_t, ALIGN), value_sums, own, DV, DVP)
+        _write(DK, _at(sample, one, row, dk_b, dk_h, dk_t, ALIGN), key_sums * scale, own, D, DP)
+        _write(DVAL, _at(sample, one, row, dv_b, dv_h, dv_t, ALIGN), value_sums, own, DV, DVP)
 
 
 @triton.jit
 def _over_edges(weight, rows):
-    """``weight`` [edge, head, member] times ``rows``, summed over edges and members."""
-    return tl.sum(tl.sum(weight[:, :, :, None] * rows, 0, keep_dims=True), 2, keep_dims=True)
+    """``weight`` [edge, member] times ``rows``, summed over edges and members."""
+    return tl.sum(tl.sum(weight[:, :, None] * rows, 0, keep_dims=True), 1, keep_dims=True)
 
 
 @triton.jit
@@ -364,7 +323,8 @@ def merge(
         share = tl.exp(part_lse - base)
         shrink = tl.exp(top - base)
         total = total * shrink + tl.sum(share, 0)
-        sums = sums * shrink + tl.sum(share[:, None] * _common.load_rows(PART, place, D, ok, D, DP, 1), 0)
+        part = _load(PART, (place * D)[:, None], ok[:, None], D, DP, ACC)
+        sums = sums * shrink + tl.sum(tl.sum(share[:, None, None] * part, 0), 0)
         top = higher
     nothing = total == 0.0
     total = tl.where(nothing, 1.0, total)
@@ -384,5 +344,6 @@ def add_up(
     for start in range(low, high, TOGETHER):
         chunk = start + tl.arange(0, TOGETHER)
         place = tl.program_id(1).to(tl.int64) * chunks + chunk * GROUP + tl.program_id(0) % GROUP
-        sums += tl.sum(_common.load_rows(PART, place, D, chunk < high, D, DP, 1), 0)
+        part = _load(PART, (place * D)[:, None], (chunk < high)[:, None], D, DP, ACC)
+        sums += tl.sum(tl.sum(part, 0), 0)
     _write_one(RESULT, sample * r_b + head * r_h + row * r_t, sums, D, DP)
