@@ -58,34 +58,28 @@ def layer(
     modify: Modify | None = None,
 ) -> Tensor:
     """A layer from its named weights: standard (``W_Q``, ...) or merged (``pattern``, ``message``)."""
-    q, k, v = project(weights, x_src, x_dst)
-    return sum_of_heads(weights, attention(q, k, v, mask, scale, modify))
-
-
-def project(weights: Mapping[str, Tensor], x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v ``[B, heads, tokens, channels]`` of a layer; merged heads compare patterns with states."""
-    if "pattern" in weights:
-        q = torch.einsum("bid,hde->bhie", _with_ones(x_dst, weights["pattern"].shape[1]), weights["pattern"])
-        v = torch.einsum("bjd,hde->bhje", _with_ones(x_src, weights["message"].shape[1]), weights["message"])
-        return q, _with_ones(x_src, q.shape[3]).unsqueeze(1), v
 
     def linear(letter: str, x: Tensor) -> Tensor:
         y, bias = torch.einsum("bid,hde->bhie", x, weights[f"W_{letter}"]), weights.get(f"b_{letter}")
         return y if bias is None else y + bias.unsqueeze(1)
 
-    return linear("Q", x_dst), linear("K", x_src), linear("V", x_src)
+    W_O, b_O = weights.get("W_O"), weights.get("b_O")
+    if "pattern" in weights:
+        # patterns are compared with states, and messages are in model space already
+        pattern, message = weights["pattern"], weights["message"]
+        q = torch.einsum("bid,hde->bhie", _with_ones(x_dst, pattern.shape[1]), pattern)
+        k = _with_ones(x_src, pattern.shape[2]).unsqueeze(1)
+        v = torch.einsum("bjd,hde->bhje", _with_ones(x_src, message.shape[1]), message)
+    else:
+        q, k, v = linear("Q", x_dst), linear("K", x_src), linear("V", x_src)
+    z = attention(q, k, v, mask, scale, modify)
+    update = z.sum(1) if W_O is None else torch.einsum("bhiv,hvd->bid", z, W_O)
+    return update if b_O is None else update + b_O.reshape(-1, b_O.shape[-1]).sum(0)
 
 
 def _with_ones(x: Tensor, width: int) -> Tensor:
     """``x``, or ``[x, 1]`` where merged matrices have biases as a last row or column."""
     return pad(x, (0, width - x.shape[-1]), value=1.0)
-
-
-def sum_of_heads(weights: Mapping[str, Tensor], z: Tensor) -> Tensor:
-    """``sum_h z_h W_O_h + b_O``; messages of merged heads are in model space already."""
-    W_O, b_O = weights.get("W_O"), weights.get("b_O")
-    updates = z.sum(1) if W_O is None else torch.einsum("bhiv,hvd->bid", z, W_O)
-    return updates if b_O is None else updates + b_O.reshape(-1, b_O.shape[-1]).sum(0)
 
 
 def lse(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tensor:

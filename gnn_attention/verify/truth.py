@@ -6,7 +6,7 @@ The truth is dense attention in float64, and how far SDPA is from it: by these a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -168,8 +168,8 @@ class Problem:
     """A call of ``attend``, or of a layer with these ``heads``; inputs have the dtype and device under test.
 
     ``options(inputs)`` are further arguments of the call, and ``layout`` puts q, k and v in their places in
-    memory. ``weights`` are those of the formula of a layer; gradients of the ones that the heads have, too,
-    are compared.
+    memory. The heads may be another form of those of the formula: then gradients of the weights that both
+    have are compared.
     """
 
     graph: TokenGraph
@@ -178,7 +178,6 @@ class Problem:
     options: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda inputs: {}
     layout: Callable[[Tensor], Tensor] = lambda x: x
     heads: Any = None
-    weights: Mapping[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
     def of(case: GraphCase, feature: Feature, inputs: Mapping[str, Tensor], heads: Any = None) -> Problem:
@@ -195,8 +194,12 @@ class Problem:
             factors=feature.factors(case, device),
             heads=heads,
         )
-        weights = {} if heads is None else plain_names(heads)
-        return Problem(case.graph, formula, own, feature.options, heads=heads, weights=weights)
+        return Problem(case.graph, formula, own, feature.options, heads=heads)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of the formula of a layer by their names."""
+        return {} if self.heads is None else plain_names(self.formula.heads)
 
     @cached_property
     def truth(self) -> Truth:
