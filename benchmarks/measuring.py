@@ -115,7 +115,7 @@ class Bench:
             if method.same:
                 backward = which != "forward"
                 outcome = self.checked.verdict(prepared, backward)
-                output, gradient = outcome.output, outcome.gradient
+                output, gradient = outcome.output or 0.0, outcome.gradient or 0.0
                 trial.case |= {"output_error": output, "gradient_error": gradient if backward else None}
                 if not outcome.passed:
                     reason = f"errors {output:.3g} and {gradient:.3g} of SDPA's own (allowed 2, 3)"

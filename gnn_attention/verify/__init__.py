@@ -13,6 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,11 +21,10 @@ import torch
 from gnn_attention._support.checks import choice, quoted, size
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.verify import processes, rules
-from gnn_attention.verify.cases import DTYPES, FEATURES, GRAPHS, SHAPES
+from gnn_attention.verify.cases import CASES, DTYPES, FEATURES
 from gnn_attention.verify.check import Check
-from gnn_attention.verify.groups import FORMS, GROUPS, unsupported
-from gnn_attention.verify.report import SAME, Report, Result, environment, label, sources
-from gnn_attention.verify.selection import covering
+from gnn_attention.verify.groups import FORMS, GROUPS, covering, unsupported
+from gnn_attention.verify.report import SAME, Report, Result, environment, sources
 
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
 
@@ -54,34 +54,30 @@ def run(
 
     ValueError for an unknown name, an absent device, a report from elsewhere, a text that no label has.
     """
-    jobs, began = size("jobs", jobs, 1), time.time()
-    if jobs > 1 and any(isinstance(backend, Backend) for backend in which.get("backends") or ()):
+    if size("jobs", jobs, 1) > 1 and any(
+        isinstance(backend, Backend) for backend in which.get("backends") or ()
+    ):
         raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")
     chosen = _choose(list(checks(device, **which)), choice("selection", selection, ("pairs", "all")), only)
     about = {**environment(_device(device)), "sources": sources(), "seed": which.get("seed", 0)}
-    about["selection"] = "only" if only else selection
-    earlier = Report((), about) if resumed is None else _carry_on(resumed, about)
-    known = set(map(label, earlier.results))
-    missing = {check.label: check for check in chosen if check.label not in known}
-    done = dict[str, Result]()
+    about |= {"selection": "only" if only else selection, "command": shlex.join(sys.argv)}
+    results = {} if resumed is None else _results_of(resumed, about)
+    due, written = [check for check in chosen if check.label not in results], time.monotonic()
 
     def report() -> Report:
-        run = {"date": about["date"], "command": shlex.join(sys.argv), "checks": len(done)}
-        run["seconds"] = round(time.time() - began, 1)
-        results = (done[name] for name in missing if name in done)
-        place = {**earlier.environment, "runs": [*earlier.environment.get("runs", []), run]}
-        return Report((*earlier.results, *results), place, len(missing) - len(done))
+        not_started = sum(check.label not in results for check in due)
+        return Report(tuple(results.values()), about, not_started)
 
-    due, written = list(missing.values()), began
     one_by_one = (check() for check in due)
     try:
-        for result in one_by_one if jobs == 1 or len(due) < FEW else processes.results(due, jobs):
-            done[label(result)] = result
+        together = one_by_one if jobs == 1 or len(due) < FEW else processes.results(due, jobs)
+        for done, result in enumerate(together, 1):
+            results[result.label] = result
             if progress is not None:
-                progress(len(done), len(due), result)
-            if time.time() - written > KEPT_EVERY:
+                progress(done, len(due), result)
+            if time.monotonic() - written > KEPT_EVERY:
                 keep(report())
-                written = time.time()
+                written = time.monotonic()
     except KeyboardInterrupt:
         keep(report())
         raise
@@ -107,7 +103,7 @@ def checks(
     device = _device(device)
     allowed = {
         "dtype": _names("dtypes", dtypes, DTYPES),
-        "graph": _names("graphs", graphs, GRAPHS | SHAPES),
+        "graph": _names("graphs", graphs, CASES),
         "option": _names("features", features, FEATURES),
         "form": _names("forms", forms, FORMS),
     }
@@ -116,22 +112,16 @@ def checks(
         reason = "its products are rounded to TensorFloat-32 here, whose errors are not those of float32"
         advice = "set torch.backends.cuda.matmul.fp32_precision = 'ieee', or leave float32 out"
         raise ValueError(f"dtypes: 'float32' cannot be checked on {device!r}: {reason}; {advice}")
-    chosen = [_backend(b) for b in (_usual_backends(device) if backends is None else backends)]
-    return _checks(device, seed, chosen, allowed)
-
-
-def _checks(
-    device: str, seed: int, backends: Sequence[Backend], allowed: Mapping[str, Sequence[str]]
-) -> Iterator[Check]:
-    """First all checks of what needs no compilation, then those of what is compiled for seconds."""
+    chosen = _usual_backends(device) if backends is None else backends
+    named = [x if isinstance(x, Backend) else BACKENDS[choice("backends", x, BACKENDS)] for x in chosen]
     labels = set[str]()
-    for compiled in (False, True):
-        those = [backend for backend in backends if backend.compiled == compiled]
-        for group in (*GROUPS, rules.GROUP) if those else ():
-            for check in group.checks(device, seed, those, allowed):
-                if check.label not in labels:
-                    yield check
-                labels.add(check.label)
+    # what is compiled for seconds comes last
+    for compiled, group in product((False, True), (*GROUPS, rules.GROUP)):
+        those = [backend for backend in named if backend.compiled == compiled]
+        for check in group.checks(device, seed, those, allowed) if those else ():
+            if check.label not in labels:
+                yield check
+            labels.add(check.label)
 
 
 def _choose(every: Sequence[Check], selection: str, only: str | None) -> Sequence[Check]:
@@ -160,24 +150,24 @@ def _pairs(every: Sequence[Check]) -> list[Check]:
     return [every[number] for number in sorted(chosen)]
 
 
-def _carry_on(resumed: Report, about: Mapping[str, Any]) -> Report:
-    """The earlier report. ValueError if its device, versions, sources or seed were others."""
+def _results_of(resumed: Report, about: Mapping[str, Any]) -> dict[str, Result]:
+    """The earlier results by label. ValueError if their device, versions, sources or seed were others."""
     for name in SAME:
         earlier, now = resumed.environment.get(name), about.get(name)
         if earlier != now:
             what = "" if name == "sources" else f": {earlier!r}, now {now!r}"
             raise ValueError(f"the earlier record was made with other {name}{what}; begin a new record")
-    return resumed
+    return {result.label: result for result in resumed.results}
 
 
-def _usual_backends(device: str) -> list[str]:
+def _usual_backends(device: str) -> list[Backend]:
     """On a CPU all but those that compile for seconds, and those that take no plain call in any dtype."""
 
-    def usual(backend: Backend) -> bool:
+    def is_usual(backend: Backend) -> bool:
         takes = (unsupported(backend, device, dtype, "plain") is None for dtype in DTYPES.values())
         return not backend.compiled and any(takes)
 
-    return [name for name, backend in BACKENDS.items() if not device.startswith("cpu") or usual(backend)]
+    return [each for each in BACKENDS.values() if not device.startswith("cpu") or is_usual(each)]
 
 
 def _device(device: str | None) -> str:
@@ -194,7 +184,3 @@ def _device(device: str | None) -> str:
 
 def _names(argument: str, names: Sequence[str] | None, known: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(known) if names is None else tuple(choice(argument, name, known) for name in names)
-
-
-def _backend(backend: str | Backend) -> Backend:
-    return backend if isinstance(backend, Backend) else BACKENDS[choice("backends", backend, BACKENDS)]

@@ -10,19 +10,15 @@ import torch
 
 from gnn_attention import convert, patterns, score_mods
 from gnn_attention._support.shapes import Tensor
+from gnn_attention.backends import dropout
 from gnn_attention.graph import TokenGraph
 
 HEADS, KV_HEADS, BATCH = 4, 2, 8  # many samples, so that the worst error of a draw is not a matter of luck
 DIM, VALUE_DIM = 16, 12  # channels of keys and of values
 REACH = 3  # of the relative bias
-DROPOUT = "dropout"
+DROPOUT, BIAS_AND_SINKS = "dropout", "bias and sinks"
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 Inputs = Mapping[str, Tensor]
 
@@ -58,10 +54,11 @@ class GraphCase:
         """True if the graph differs by head or sample, so that it has no edge order."""
         return self.graph.heads is not None or self.graph.batch is not None
 
-    def positions(self, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-        """Absolute positions of receivers ``[dst, 1]`` and senders ``[src]``."""
-        dst = torch.arange(self.first_dst, self.first_dst + self.graph.num_dst, device=device)
-        return dst.unsqueeze(1), torch.arange(self.graph.num_src, device=device)
+    def places(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
+        """Samples, heads, absolute receivers and senders, which broadcast to ``[B, H, dst, src]``."""
+        batch, heads, dst, src = (torch.arange(n, device=device) for n in self.mask.shape)
+        dst = dst + self.first_dst
+        return batch.view(-1, 1, 1, 1), heads.view(-1, 1, 1), dst.unsqueeze(1), src
 
 
 def graph_cases() -> Iterator[GraphCase]:
@@ -85,6 +82,8 @@ def graph_cases() -> Iterator[GraphCase]:
     yield case("cross", p.cross(7, n), lambda b, h, i, j: True)
     yield case("tree", p.tree(parents), lambda b, h, i, j: j in _ancestors(parents, i))
     yield case("decode rows", p.causal(n).rows(9, n), lambda b, h, i, j: j <= i, first_dst=9)
+    some = p.tree(parents).rows(5, 8)
+    yield case("rows of a tree", some, lambda b, h, i, j: j in _ancestors(parents, i), first_dst=5)
     yield case("one token", p.causal(1), lambda b, h, i, j: True)
     yield case("no edges", p.window(n, 0), lambda b, h, i, j: False)
     yield _listed_case(10, n)
@@ -161,31 +160,37 @@ class Feature:
         mod = {} if self.score_mod is None else {"score_mod": self.score_mod(inputs)}
         return {**self.arguments, **mod, **{name: inputs[name] for name in self.learns if name != "table"}}
 
+    def factors(self, case: GraphCase, device: torch.device) -> Tensor | None:
+        """Those of dropout, drawn with the seed 0: 0, or ``1 / (1 - p)`` where a weight stays."""
+        if DROPOUT not in self.arguments:
+            return None
+        probability: float = self.arguments[DROPOUT]
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            key = dropout.draw_seed(torch.device("cpu"))
+        b, h, dst, src = case.places()
+        stays = dropout.mask(key, b, h, dst, src, probability).double()
+        return (stays / (1 - probability)).expand(case.mask.shape).to(device)
+
     def dense(self, case: GraphCase, inputs: Inputs, logits: Tensor) -> Tensor:
         """Logits ``[B, H, dst, src]`` with everything added but the sinks."""
-        b, h = (torch.arange(n, device=logits.device).view(-1, 1, 1) for n in logits.shape[:2])
+        places = case.places(logits.device)
         if self.modify is not None:
-            places = b.unsqueeze(1), h, *case.positions(logits.device)
             logits = self.modify(inputs, logits, *places).to(logits.dtype)
         if "bias" not in self.learns:
             return logits
-        src, dst = case.edges().to(logits.device)
+        (src, dst), (b, h) = case.edges().to(logits.device), (place.squeeze(-1) for place in places[:2])
         bias = inputs["bias"].to(logits.dtype)
-        return logits + torch.zeros_like(logits).index_put((b, h.squeeze(1), dst, src), bias)
+        return logits + torch.zeros_like(logits).index_put((b, h, dst, src), bias)
 
 
-def _share(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """Divides by 0 where a causal graph has no edge."""
-    return score / (dst - src + 1).clamp(min=0)
-
-
-def _every_argument(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return score * (1 + b / 8) + h / 4 - src / 16 + (dst - src) / 32
+def _share(score: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor, least: int = 0) -> Tensor:
+    """Uses every argument, and divides by 0 where a causal graph has no edge (by ``least`` or more)."""
+    return (score * (1 + b / 8) + h / 4) / (dst - src + 1).clamp(min=least)
 
 
 def _relative(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    reach = inputs["table"].shape[1] // 2
-    return x + inputs["table"][:, (dst - src).clamp(-reach, reach) + reach]
+    return x + inputs["table"][:, (dst - src).clamp(-REACH, REACH) + REACH]
 
 
 def _alibi(inputs: Inputs, x: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
@@ -204,6 +209,7 @@ ALIBI, CAP = score_mods.alibi(score_mods.alibi_slopes(HEADS)), score_mods.softca
 CAPPED_ALIBI = score_mods.chain(ALIBI, CAP)
 COUNTS = score_mods.log_multiplicity(torch.tensor([1.0, 2.0, 3.0, 4.0] * 75))
 LEARNED = ("bias", "sink_logits")
+EVERY = "alibi, softcap, bias, sinks"
 
 ALL_FEATURES = [
     Feature("plain"),
@@ -214,27 +220,14 @@ ALL_FEATURES = [
     Feature("log multiplicity", (), lambda _: COUNTS, lambda _, x, b, h, i, j: x + (1 + j % 4).to(x).log()),
     Feature("edge bias", ("bias",)),
     Feature("sinks", ("sink_logits",)),
-    Feature("alibi, softcap, bias, sinks", LEARNED, lambda _: CAPPED_ALIBI, _capped_alibi, additive=False),
+    Feature(EVERY, LEARNED, lambda _: CAPPED_ALIBI, _capped_alibi, additive=False),
 ]
 FEATURES = {feature.name: feature for feature in ALL_FEATURES}
-
-
-def _with_every_argument(*learns: str) -> Feature:
-    """A score_mod of every argument, with what is learned beside it."""
-    modify = lambda inputs, *places: _every_argument(*places)  # noqa: E731
-    name = ", ".join(["score_mod", *learns])
-    return Feature(name, learns, lambda _: _every_argument, modify, additive=False)
-
-
+SHARE = partial(_share, least=1)
 # what the rules, and the checks of dropout, add to that
 OPTIONS = FEATURES | {
-    "bias and sinks": Feature("bias and sinks", LEARNED),
-    "score_mod, sink_logits": _with_every_argument("sink_logits"),
-    "score_mod, bias, sink_logits": _with_every_argument(*LEARNED),
-    "share": Feature(
-        "share", (), lambda _: _share, lambda _, x, b, h, i, j: x / (i - j + 1).clamp(min=1), additive=False
-    ),
-    DROPOUT: Feature(DROPOUT, arguments={"dropout": 0.3}),
+    BIAS_AND_SINKS: Feature(BIAS_AND_SINKS, LEARNED),
+    "share": Feature("share", (), lambda _: _share, lambda _, *places: SHARE(*places), additive=False),
+    DROPOUT: Feature(DROPOUT, arguments={DROPOUT: 0.3}),
 }
-WINDOW = GraphCase("window of 3", patterns.window(13, 3), lambda b, h, i, j: 0 <= i - j < 3)
-CASES = GRAPHS | SHAPES | {WINDOW.name: WINDOW}
+CASES = GRAPHS | SHAPES

@@ -3,67 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
 
 import torch
 
 from gnn_attention.backends import RefusalError
-from gnn_attention.verify.report import Result, label
+from gnn_attention.verify.measure import Outcome
+from gnn_attention.verify.report import Result
 
 FORWARD = "forward alone"
-
-Run = Callable[[], Mapping[str, Any]]  # the fields of a result
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
     """One named check; call it to run it. Whatever goes wrong inside it is a failure with a message.
 
-    Several processes need a ``run`` that can be pickled. A call that its backend does not support is skipped
-    with the reason; a check ``with_gradients`` is tried on the output alone before that, since a backend may
-    have no backward pass. By ``factors``, backend and dtype a covering selection chooses; ``skipped`` says
-    why the check cannot be run.
+    Several processes need a ``run`` that can be pickled. Where the backend refuses a call, the output alone
+    is tried, since a backend may have no backward pass; what it refuses then, too, is skipped with the
+    reason. By ``factors``, backend and dtype a covering selection chooses; ``skipped`` says why the check
+    cannot be run.
     """
 
     group: str
     backend: str
     dtype: str
     name: str
-    run: Run
-    with_gradients: bool = False
+    run: Callable[[], Outcome]
     factors: Mapping[str, str] = field(default_factory=dict)
     skipped: str | None = None
 
     @property
     def label(self) -> str:
         """Unique among all checks; ``--only LABEL`` runs it alone."""
-        return label(self)
+        return self.result().label
 
     def __call__(self) -> Result:
-        result = partial(Result, self.group, self.backend, self.dtype, self.name)
         if self.skipped is not None:
-            return result(passed=False, skipped=self.skipped)
+            return self.result(skipped=self.skipped)
         try:
-            return result(**self.run())
+            outcome = self._outcome()
         except RefusalError as refusal:
-            if self.with_gradients:
-                return self._without_gradients()()
-            return result(passed=False, skipped=f"{self.backend}: {refusal.reason}")
+            return self.result(skipped=f"{self.backend}: {refusal.reason}")
         # a crash is a failed check
         except Exception as error:
-            return result(passed=False, message=f"{type(error).__name__}: {error}")
+            return self.result(message=f"{type(error).__name__}: {error}")
+        numbers = {name: getattr(outcome, name) for name in ("output", "gradient", "error", "unit", "share")}
+        return self.result(passed=outcome.passed, message=outcome.where, **numbers)
+
+    def result(self, passed: bool = False, **fields: float | str | None) -> Result:
+        """A result of this check with these fields."""
+        names = {"group": self.group, "backend": self.backend, "dtype": self.dtype, "name": self.name}
+        return Result(**names, passed=passed, **fields)  # type: ignore[arg-type]
+
+    def _outcome(self) -> Outcome:
+        if self.factors.get("direction") != FORWARD:
+            with suppress(RefusalError):
+                return self.run()
+        with torch.no_grad():
+            return self.run()
 
     def forward_alone(self) -> Check:
         """The same without gradients: the path that a kernel takes when nothing is to be learned."""
-        name, factors = f"{self.name}, {FORWARD}", {**self.factors, "direction": FORWARD}
-        return replace(self._without_gradients(), name=name, factors=factors)
-
-    def _without_gradients(self) -> Check:
-        return replace(self, run=partial(_call_without_gradients, self.run), with_gradients=False)
-
-
-@torch.no_grad()
-def _call_without_gradients(run: Run) -> Mapping[str, Any]:
-    return run()
+        factors = {**self.factors, "direction": FORWARD}
+        return replace(self, name=f"{self.name}, {FORWARD}", factors=factors)

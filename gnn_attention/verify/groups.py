@@ -4,8 +4,9 @@ Small inputs make flat attention; inputs five times as large make it peaked, as 
 """
 
 import functools
+import heapq
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,11 +15,9 @@ import torch
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
-from gnn_attention.backends import dropout as dropped
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.verify.cases import (
-    BATCH,
     CASES,
     DIM,
     DROPOUT,
@@ -34,8 +33,7 @@ from gnn_attention.verify.cases import (
     GraphCase,
 )
 from gnn_attention.verify.check import Check
-from gnn_attention.verify.measure import verdict
-from gnn_attention.verify.selection import covering, grid
+from gnn_attention.verify.measure import Outcome, judge
 from gnn_attention.verify.truth import Problem
 
 WIDTH = 24
@@ -43,9 +41,9 @@ KINDS = ("plain heads", "grouped heads with biases")
 FORMS: dict[str, Callable[[StandardHeads], Any]] = {
     "standard": lambda heads: heads,
     "factored": FactoredHeads.of,
-    "factored, sender's side": lambda heads: FactoredHeads.of(heads, "sender"),
+    "factored, sender's side": partial(FactoredHeads.of, side="sender"),
     "merged": MergedHeads.of,
-    "merged, sender's side": lambda heads: MergedHeads.of(heads, "sender"),
+    "merged, sender's side": partial(MergedHeads.of, side="sender"),
 }
 SIZES = ("inputs x1", "inputs x5")
 DROPOUT_GRAPHS = ("causal", "listed", "decode rows", "by head", "window, 97 tokens")
@@ -56,27 +54,19 @@ LAYER_OPTIONS = ("plain", "alibi", "relative bias", "softcap", "log multiplicity
 Row = Mapping[str, str]  # the dtype, and the other factors of a check
 
 
-def run_problem(make: Callable[..., Problem], device: str, seed: int, backend: Backend, row: Row) -> Any:
-    """The fields of the result of a backend on the problem of a row."""
-    problem = make(device, seed, **row)
-    out, gradients = problem.solve(backend)
-    return verdict(out, gradients, problem.truth.for_backend(backend))
-
-
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Checks of one kind: ``run(device, seed, backend, row)`` returns the fields of a result.
+    """Checks of one kind: ``run(device, seed, backend, row)`` returns the outcome of a backend.
 
     The rows hold every combination of ``strength`` values, of any factors. ``option(row)`` is the option that
     the calls of a row have. Where inputs have sizes, pairs of values are checked without gradients, too.
     """
 
     name: str
-    run: Callable[[str, int, Backend, Row], Mapping[str, Any]]
+    run: Callable[[str, int, Backend, Row], Outcome]
     values: Mapping[str, Any]  # of each factor, iterables of its values
     strength: int = 3
     option: Callable[[Row], str] = lambda row: row.get("option", "plain")
-    with_gradients: bool = True
 
     def checks(
         self, device: str, seed: int, backends: Sequence[Backend], allowed: Mapping[str, Sequence[str]]
@@ -84,9 +74,7 @@ class Group:
         """The checks of all rows on all backends; factors in ``allowed`` have those values alone."""
         values = {"dtype": tuple(DTYPES), **self.values}
         values |= {name: [x for x in values[name] if x in allowed[name]] for name in allowed.keys() & values}
-        rows = grid(**values)
-        if "option" in values:
-            rows = [row for row in rows if FEATURES[row["option"]].fits(CASES[row["graph"]])]
+        rows = [row for row in grid(**values) if "size" not in row or _fits(row)]
         rows = [rows[number] for number in covering(rows, self.strength)]
         forward = set(covering(rows, 2)) if "size" in values else set()
         for (number, row), backend in itertools.product(enumerate(rows), backends):
@@ -99,16 +87,12 @@ class Group:
         is_message_passing = "form" in row and backend.name == "message_passing"
         if is_message_passing and GRAPHS[row["graph"]].varies:
             skipped = "message passing needs one edge list, and this graph differs by head or sample"
-        return Check(
-            group=self.name,
-            backend=backend.name,
-            dtype=row["dtype"],
-            name=", ".join(factors.values()),
-            run=partial(self.run, device, seed, backend, row),
-            with_gradients=self.with_gradients,
-            factors=factors,
-            skipped=skipped,
-        )
+        name, run = ", ".join(factors.values()), partial(self.run, device, seed, backend, row)
+        return Check(self.name, backend.name, row["dtype"], name, run, factors, skipped)
+
+
+def _fits(row: Row) -> bool:
+    return FEATURES[row["option"]].fits(CASES[row["graph"]])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -119,12 +103,39 @@ def unsupported(backend: Backend, device: str, dtype: torch.dtype, option: str) 
     if device.startswith("cuda") and not torch.cuda.is_available():
         return None
     case, feature = GRAPHS["causal"], OPTIONS[option]
-    shapes = ((BATCH, heads, case.graph.num_dst, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    q, k, v = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
-    learned = feature.learned(case, torch.Generator().manual_seed(0))
-    options = feature.options({name: x.to(device, dtype) for name, x in learned.items()})
-    reason = backend.unsupported_reason(AttentionCall.checked(q, k, v, case.graph, **options))
+    inputs = drawn(device, 0, dtype, case, feature)
+    q, k, v = (inputs[name] for name in "qkv")
+    reason = backend.unsupported_reason(AttentionCall.checked(q, k, v, case.graph, **feature.options(inputs)))
     return None if reason is None else f"{backend.name}: {reason}"
+
+
+def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
+    """Every combination of the values of each name, as rows."""
+    return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
+
+
+def covering(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
+    """Numbers of rows, ascending, that hold each combination of ``strength`` values that occurs in any row.
+
+    A greedy choice: the row that adds most comes first, of equal ones the earliest.
+
+    >>> covering([{"a": a, "b": b, "c": c} for a in (0, 1) for b in (0, 1) for c in (0, 1)], 2)
+    [0, 3, 5, 6]
+    """
+    combinations = [list(itertools.combinations(row.items(), min(strength, len(row)))) for row in rows]
+    missing = set(itertools.chain.from_iterable(combinations))
+    queue = [(-len(values), number) for number, values in enumerate(combinations)]
+    heapq.heapify(queue)
+    chosen = []
+    while missing:
+        promised, number = heapq.heappop(queue)
+        gain = sum(combination in missing for combination in combinations[number])
+        if gain == -promised:
+            chosen.append(number)
+            missing.difference_update(combinations[number])
+        elif gain:
+            heapq.heappush(queue, (-gain, number))
+    return sorted(chosen)
 
 
 # ---- the problems
@@ -136,7 +147,7 @@ def attend_problem(
     seed: int,
     dtype: str,
     graph: str,
-    option: str,
+    option: str = "plain",
     size: str = "inputs x1",
     rows: tuple[int, ...] | None = None,
 ) -> Problem:
@@ -145,15 +156,11 @@ def attend_problem(
     Gradients are those of the receivers ``rows`` (None: of all).
     """
     case, feature = CASES[graph], OPTIONS[option]
-    inputs = drawn(seed, DTYPES[dtype], case, feature, _factor(size))
+    inputs = drawn(device, seed, DTYPES[dtype], case, feature, size)
     if rows is not None:
         inputs["direction"][:, :, [row for row in range(case.graph.num_dst) if row not in rows]] = 0.0
-    problem = Problem.of(case, feature, {name: x.to(device) for name, x in inputs.items()}, device)
+    problem = Problem.of(case, feature, inputs)
     return replace(problem, layout=tokens_first) if graph in SHAPES else problem
-
-
-def _factor(size: str) -> float:
-    return float(size.removeprefix("inputs x"))
 
 
 def tokens_first(x: Tensor) -> Tensor:
@@ -161,58 +168,53 @@ def tokens_first(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def drawn(
-    seed: int, dtype: torch.dtype, case: GraphCase, feature: Feature, size: float = 1.0
-) -> dict[str, Tensor]:
-    """Inputs times ``size``, what the feature learns, and the direction of the gradients."""
-    (batch, heads), rng, graph = case.sizes, torch.Generator().manual_seed(seed), case.graph
-    draw = partial(torch.randn, batch, generator=rng, dtype=torch.float64)
-    inputs = {
-        "q": draw(heads, graph.num_dst, case.dims[0]) * size,
-        "k": draw(case.kv_heads, graph.num_src, case.dims[0]) * size,
-        "v": draw(case.kv_heads, graph.num_src, case.dims[1]) * size,
-    }
-    inputs |= feature.learned(case, rng)
-    inputs["direction"] = draw(heads, graph.num_dst, case.dims[1])
-    return {name: x.to(dtype) for name, x in inputs.items()}
-
-
-@functools.lru_cache(maxsize=64)
-def dropout_problem(device: str, seed: int, dtype: str, graph: str) -> Problem:
-    """``(softmax(logits) * stays / (1 - p)) v``: factors after the softmax."""
-    case, feature = GRAPHS[graph], OPTIONS[DROPOUT]
-    probability, (samples, heads) = feature.arguments["dropout"], case.sizes
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        key = dropped.draw_seed(torch.device("cpu"))
-    places = torch.arange(samples).view(-1, 1, 1, 1), torch.arange(heads).view(-1, 1, 1), *case.positions()
-    factors = dropped.mask(key, *places, probability).double() / (1 - probability)
-    inputs = drawn(seed + 4, DTYPES[dtype], case, feature)
-    return Problem.of(case, feature, inputs, device, factors=factors.expand(case.mask.shape))
-
-
 @functools.lru_cache(maxsize=64)
 def layer_problem(
-    device: str, seed: int, dtype: str, form: str, kind: str, graph: str, option: str, size: str
+    device: str,
+    seed: int,
+    dtype: str,
+    form: str,
+    kind: str,
+    graph: str,
+    option: str = "plain",
+    size: str = "inputs x1",
 ) -> Problem:
     """A layer in one form of drawn weights, on drawn tokens that are multiplied by the size."""
-    case, feature, rng = GRAPHS[graph], FEATURES[option], torch.Generator().manual_seed(seed + 1)
-    draw = partial(torch.randn, BATCH, generator=rng, dtype=torch.float64)
-    inputs = {
-        "x_src": draw(case.graph.num_src, WIDTH) * _factor(size),
-        "x_dst": draw(case.graph.num_dst, WIDTH) * _factor(size),
-        "direction": draw(case.graph.num_dst, WIDTH),
-    }
-    inputs |= feature.learned(case, torch.Generator().manual_seed(seed + 8))
-    rounded = {name: x.to(DTYPES[dtype]) for name, x in inputs.items()}
-    heads = FORMS[form](drawn_heads(kind, seed)).to(DTYPES[dtype])
-    return Problem.of(case, feature, rounded, device, heads)
+    case, feature = GRAPHS[graph], FEATURES[option]
+    inputs = drawn(device, seed + 1, DTYPES[dtype], case, feature, size, of_layer=True)
+    heads = FORMS[form](drawn_heads(kind, seed)).to(device, DTYPES[dtype])
+    return Problem.of(case, feature, inputs, heads)
 
 
-def form_problem(device: str, seed: int, dtype: str, form: str, kind: str, graph: str) -> Problem:
+def form_problem(device: str, seed: int, form: str, **row: str) -> Problem:
     """A layer of standard heads, which is solved in another form of them: conversions are exact."""
-    standard = layer_problem(device, seed, dtype, "standard", kind, graph, "plain", "inputs x1")
-    return replace(standard, form=FORMS[form])
+    standard = layer_problem(device, seed, form="standard", **row)
+    return replace(standard, heads=FORMS[form](standard.heads))
+
+
+def drawn(
+    device: str,
+    seed: int,
+    dtype: torch.dtype,
+    case: GraphCase,
+    feature: Feature,
+    size: str = "inputs x1",
+    of_layer: bool = False,
+) -> dict[str, Tensor]:
+    """The inputs of a call, or of a layer, what the feature learns, and the direction of the gradients."""
+    (batch, heads), (dim, value_dim), graph = case.sizes, case.dims, case.graph
+    rng, factor = torch.Generator().manual_seed(seed), float(size.removeprefix("inputs x"))
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (heads, graph.num_dst, dim),
+        "k": (case.kv_heads, graph.num_src, dim),
+        "v": (case.kv_heads, graph.num_src, value_dim),
+    }
+    if of_layer:
+        shapes = {"x_src": (graph.num_src, WIDTH), "x_dst": (graph.num_dst, WIDTH)}
+    draw = partial(torch.randn, batch, generator=rng, dtype=torch.float64)
+    inputs = {name: draw(*shape) * factor for name, shape in shapes.items()} | feature.learned(case, rng)
+    inputs["direction"] = draw(*((graph.num_dst, WIDTH) if of_layer else (heads, graph.num_dst, value_dim)))
+    return {name: x.to(device, dtype) for name, x in inputs.items()}
 
 
 def drawn_heads(kind: str, seed: int) -> StandardHeads:
@@ -230,19 +232,19 @@ def drawn_heads(kind: str, seed: int) -> StandardHeads:
 # ---- the groups; that of rules is in the module of rules
 
 
+def _solve(make: Callable[..., Problem], device: str, seed: int, backend: Backend, row: Row) -> Outcome:
+    problem = make(device, seed, **row)
+    return judge(*problem.solve(backend), problem.truth.for_backend(backend))
+
+
 WEIGHTS = {"form": FORMS, "kind": KINDS}
 LAYERS = {**WEIGHTS, "graph": GRAPHS, "option": LAYER_OPTIONS, "size": SIZES}
 EXACT_FORMS = {**WEIGHTS, "graph": LAYER_GRAPHS, "dtype": ["float64"]}
-CALLS = {"graph": GRAPHS | SHAPES, "option": FEATURES, "size": SIZES}
+dropout_problem = partial(attend_problem, option=DROPOUT)
 GROUPS = (
-    Group("attend", partial(run_problem, attend_problem), CALLS),
-    Group("layer", partial(run_problem, layer_problem), {**LAYERS, "graph": LAYER_GRAPHS}),
-    Group("layer", partial(run_problem, layer_problem), LAYERS, strength=2),
-    Group("forms", partial(run_problem, form_problem), EXACT_FORMS),
-    Group(
-        "dropout",
-        partial(run_problem, dropout_problem),
-        {"graph": DROPOUT_GRAPHS},
-        option=lambda row: DROPOUT,
-    ),
+    Group("attend", partial(_solve, attend_problem), {"graph": CASES, "option": FEATURES, "size": SIZES}),
+    Group("layer", partial(_solve, layer_problem), {**LAYERS, "graph": LAYER_GRAPHS}),
+    Group("layer", partial(_solve, layer_problem), LAYERS, strength=2),
+    Group("forms", partial(_solve, form_problem), EXACT_FORMS),
+    Group("dropout", partial(_solve, dropout_problem), {"graph": DROPOUT_GRAPHS}, option=lambda row: DROPOUT),
 )

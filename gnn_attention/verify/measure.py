@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -31,14 +31,15 @@ Attempt = tuple[Tensor, Mapping[str, Tensor]]  # an output and its gradients
 class Truth:
     """The float64 output and gradients, and how far SDPA in the dtype under test is from its own truth.
 
-    ``yardstick`` holds those errors for "out" and every gradient; empty for float64. ``fused`` holds those of
-    its fused kernel: gradients of a backend that recomputes weights, too, are judged by the larger.
+    ``yardstick`` holds those errors for "out" and every gradient; empty for float64. ``recomputed`` holds
+    the larger ones of its fused kernel, by which gradients are judged of a backend that computes its weights
+    again from lse.
     """
 
     out: Tensor
     gradients: Mapping[str, Tensor]
     yardstick: Mapping[str, float]
-    fused: Mapping[str, float] = field(default_factory=dict)
+    recomputed: Mapping[str, float] = field(default_factory=dict)
 
     def for_backend(self, backend: Backend | None) -> Truth:
         """The truth with the yardstick of a backend (None: the message-passing path)."""
@@ -46,28 +47,28 @@ class Truth:
 
     def of_recomputed_weights(self) -> Truth:
         """The truth with the larger yardsticks for gradients."""
-        fused = {name: error for name, error in self.fused.items() if name != "out"}
-        return replace(self, yardstick=largest_of([self.yardstick, fused]))
+        return replace(self, yardstick={**self.yardstick, **self.recomputed})
 
     def rows(self, receivers: Tensor, senders: Tensor) -> Truth:
         """The output of some receivers and the gradients of some senders alone (axis 2 of each)."""
-        gradients = {name: g[:, :, senders.cpu()] for name, g in self.gradients.items()}
-        return replace(self, out=self.out[:, :, receivers.cpu()], gradients=gradients)
+        gradients = {name: g[:, :, senders.to(g.device)] for name, g in self.gradients.items()}
+        return replace(self, out=self.out[:, :, receivers.to(self.out.device)], gradients=gradients)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The worst errors of an output and of its gradients, in units of the yardstick.
+    """What a comparison found; None where it measures no error.
 
-    ``error`` and ``unit`` are the output's two numbers; ``share`` is the worst error over the allowed one, of
-    output and gradients; ``where`` says what was expected there and what came.
+    ``output`` and ``gradient`` are the worst errors of the output and of its gradients, in units of the
+    yardstick. ``error`` and ``unit`` are the output's two numbers. ``share`` is the worst error over the
+    allowed one, of output and gradients. ``where`` says what was expected there and what came.
     """
 
-    output: float
-    gradient: float
-    error: float
-    unit: float
     share: float
+    output: float | None = None
+    gradient: float | None = None
+    error: float | None = None
+    unit: float | None = None
     where: str = ""
 
     @property
@@ -76,30 +77,69 @@ class Outcome:
         return self.share <= 1.0
 
 
-def errors_of(attempt: Attempt, truth: Attempt) -> dict[str, float]:
-    """The largest error of the output, as "out", and of each gradient.
+def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
+    """Compare an output and its gradients with the truth by the rule of this module.
 
-    >>> zero = torch.zeros(2)
-    >>> errors_of((zero - 3, {"q": zero}), (zero, {"q": zero}))
-    {'out': 3.0, 'q': 0.0}
+    Without gradients, as under ``no_grad``, the output alone is judged.
     """
-    true = {"out": truth[0], **truth[1]}
-    return {name: _error(x, true[name]) for name, x in {"out": attempt[0], **attempt[1]}.items()}
+    results, true = {"out": out, **gradients}, {"out": truth.out, **truth.gradients}
+    largest_gradient = max(map(largest, truth.gradients.values()), default=0.0)
+    units, limits, ratios = dict[str, float](), dict[str, float](), dict[str, float]()
+    for name, x in results.items():
+        if x.dtype == torch.float64:
+            limits[name] = 1.0
+            units[name] = EXACT * (largest(truth.out) if name == "out" else largest_gradient)
+        else:
+            limits[name] = ALLOWED_OUTPUT if name == "out" else ALLOWED_GRADIENT
+            rounding = torch.finfo(x.dtype).eps / 2 * largest(true[name])
+            units[name] = max(rounding, truth.yardstick.get(name, 0.0))
+        error = _error(x, true[name])
+        ratios[name] = error / units[name] if units[name] > 0 else math.inf if error else 0.0
+    shares = {name: ratio / limits[name] for name, ratio in ratios.items()}
+    worst = max(shares, key=lambda name: badness(shares[name]))
+    where = ""
+    if not shares[worst] <= 1.0:
+        title = "output" if worst == "out" else f"gradient of {worst}"
+        where = _description(title, results[worst], true[worst], limits[worst] * units[worst])
+    gradient = max((ratios[name] for name in gradients), default=None, key=badness)
+    return Outcome(shares[worst], ratios["out"], gradient, _error(out, truth.out), units["out"], where)
 
 
-def largest_of(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The largest error of each name; a NaN is larger than any number."""
-    worst: dict[str, float] = {}
-    for found in errors:
-        worst |= {name: max(x, worst.get(name, 0.0), key=badness) for name, x in found.items()}
-    return worst
+def holds(condition: bool | Tensor, where: str = "it does not hold") -> Outcome:
+    """The outcome of a condition that measures no error."""
+    return Outcome(0.0) if condition else Outcome(math.inf, where=where)
+
+
+def worst_of(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
+    """The outcome of several named comparisons: the first that fails, or the worst share."""
+    share = 0.0
+    for name, outcome in outcomes:
+        if not outcome.passed:
+            return Outcome(outcome.share, where=f"{name}: {outcome.where}")
+        share = max(share, outcome.share)
+    return Outcome(share)
 
 
 def worst_errors(
     attempts: Iterable[Attempt], out: Tensor, gradients: Mapping[str, Tensor]
 ) -> dict[str, float]:
-    """The largest error of each result over several attempts at the truth ``out``, ``gradients``."""
-    return largest_of(errors_of(attempt, (out, gradients)) for attempt in attempts)
+    """The largest error of the output, as "out", and of each gradient, over several attempts at the truth.
+
+    >>> zero = torch.zeros(2)
+    >>> worst_errors([(zero - 3, {"q": zero}), (zero, {"q": zero + 1})], zero, {"q": zero})
+    {'out': 3.0, 'q': 1.0}
+    """
+    true = {"out": out, **gradients}
+    named = ({"out": attempt[0], **attempt[1]} for attempt in attempts)
+    return largest_of({name: _error(x, true[name]) for name, x in results.items()} for results in named)
+
+
+def largest_of(errors: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The largest error of each name; a NaN is larger than any number."""
+    worst: dict[str, float] = {}
+    for each in errors:
+        worst |= {name: max(x, worst.get(name, 0.0), key=badness) for name, x in each.items()}
+    return worst
 
 
 def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -111,54 +151,6 @@ def gradients_of(out: Tensor, direction: Tensor, inputs: Mapping[str, Tensor]) -
     leaves, weights = list(inputs.values()), direction.to(out.dtype)
     gradients = torch.autograd.grad(out, leaves, weights, allow_unused=True, materialize_grads=True)
     return dict(zip(inputs, gradients, strict=True))
-
-
-def judge(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Outcome:
-    """Compare an output and its gradients with the truth by the rule of this module."""
-    exact = out.dtype == torch.float64
-    largest_gradient = max(map(largest, truth.gradients.values()), default=0.0)
-    results, true = {"out": out, **gradients}, {"out": truth.out, **truth.gradients}
-    units, limits, ratios = dict[str, float](), dict[str, float](), dict[str, float]()
-    for name, x in results.items():
-        size, limit = largest(true[name]), ALLOWED_OUTPUT if name == "out" else ALLOWED_GRADIENT
-        if exact:
-            units[name], limits[name] = EXACT * (size if name == "out" else largest_gradient), 1.0
-        else:
-            rounding = torch.finfo(x.dtype).eps / 2 * size
-            units[name], limits[name] = max(rounding, truth.yardstick.get(name, 0.0)), limit
-        ratios[name] = _ratio(_error(x, true[name]), units[name])
-    shares = {name: ratio / limits[name] for name, ratio in ratios.items()}
-    worst = max(shares, key=lambda name: badness(shares[name]))
-    where = ""
-    if not shares[worst] <= 1.0:
-        title = "output" if worst == "out" else f"gradient of {worst}"
-        where = _description(title, results[worst], true[worst], limits[worst] * units[worst])
-    gradient = max((ratios[name] for name in gradients), default=0.0, key=badness)
-    return Outcome(ratios["out"], gradient, _error(out, truth.out), units["out"], shares[worst], where)
-
-
-def holds(condition: bool | Tensor, where: str = "it does not hold") -> Outcome:
-    """The outcome of a condition that measures no error."""
-    share = 0.0 if condition else math.inf
-    return Outcome(share, 0.0, share, 0.0, share, where)
-
-
-def verdict(out: Tensor, gradients: Mapping[str, Tensor], truth: Truth) -> Mapping[str, Any]:
-    """The fields of a check's result; without gradients, as under ``no_grad``, the output alone is judged."""
-    outcome = judge(out, gradients, truth)
-    fields = {name: getattr(outcome, name) for name in ("passed", "output", "error", "unit", "share")}
-    gradient = {"gradient": outcome.gradient} if gradients else {}
-    return fields | gradient | {"message": outcome.where}
-
-
-def worst_of(outcomes: Iterable[tuple[str, Outcome]]) -> Mapping[str, Any]:
-    """The fields of the result of several named comparisons: the first that fails, or the worst share."""
-    share = 0.0
-    for name, outcome in outcomes:
-        if not outcome.passed:
-            return {"passed": False, "share": outcome.share, "message": f"{name}: {outcome.where}"}
-        share = max(share, outcome.share)
-    return {"passed": True, "share": share}
 
 
 def summation_bound(terms: int, magnitude: Magnitude, dtype: torch.dtype) -> Magnitude:
@@ -184,10 +176,6 @@ def largest(x: Tensor) -> float:
     return float(x.detach().abs().amax()) if x.numel() else 0.0
 
 
-def _ratio(error: float, unit: float) -> float:
-    return error / unit if unit > 0 else math.inf if error else 0.0
-
-
 def _error(result: Tensor, true: Tensor) -> float:
     """The largest difference, in float64 on the device of the truth; inf where the shape is wrong."""
     if result.shape != true.shape:
@@ -199,8 +187,6 @@ def _description(name: str, result: Tensor, true: Tensor, allowed: float) -> str
     """Where the error is largest: the number expected, the number that came, the error allowed and found."""
     if result.shape != true.shape:
         return f"{name}: expected the shape {list(true.shape)}, came {list(result.shape)}"
-    if not result.numel():
-        return f"{name}: empty"
     came, expected = (x.detach().to("cpu", torch.float64) for x in (result, true))
     off = (came - expected).abs()
     index = torch.unravel_index(off.nan_to_num(math.inf).argmax(), off.shape)

@@ -58,33 +58,36 @@ def layer(
     modify: Modify | None = None,
 ) -> Tensor:
     """A layer from its named weights: standard (``W_Q``, ...) or merged (``pattern``, ``message``)."""
-    merged, b_O = "pattern" in weights, weights.get("b_O")
-    head = _merged_head if merged else _standard_head
-    heads = [head(weights, h, x_src, x_dst) for h in range(len(weights["pattern" if merged else "W_Q"]))]
-    logits, messages = (torch.stack(parts, 1) for parts in zip(*heads, strict=True))
-    logits = logits * scale
-    updates = masked_softmax(logits if modify is None else modify(logits), mask) @ messages
-    return updates.sum(1) + (0.0 if b_O is None else b_O.reshape(-1, b_O.shape[-1]).sum(0))
+
+    def linear(letter: str, x: Tensor) -> Tensor:
+        y, bias = torch.einsum("bid,hde->bhie", x, weights[f"W_{letter}"]), weights.get(f"b_{letter}")
+        return y if bias is None else y + bias.unsqueeze(1)
+
+    W_O, b_O = weights.get("W_O"), weights.get("b_O")
+    if "pattern" in weights:
+        # patterns are compared with states, and messages are in model space already
+        pattern, message = weights["pattern"], weights["message"]
+        q = torch.einsum("bid,hde->bhie", _with_ones(x_dst, pattern.shape[1]), pattern)
+        k = _with_ones(x_src, pattern.shape[2]).unsqueeze(1)
+        v = torch.einsum("bjd,hde->bhje", _with_ones(x_src, message.shape[1]), message)
+    else:
+        q, k, v = linear("Q", x_dst), linear("K", x_src), linear("V", x_src)
+    z = attention(q, k, v, mask, scale, modify)
+    update = z.sum(1) if W_O is None else torch.einsum("bhiv,hvd->bid", z, W_O)
+    return update if b_O is None else update + b_O.reshape(-1, b_O.shape[-1]).sum(0)
 
 
-def _standard_head(weights: Mapping[str, Tensor], h: int, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, ...]:
-    """Unscaled logits ``[B, dst, src]`` and messages ``[B, src, D]`` of head h."""
-
-    def linear(letter: str, head: int, x: Tensor) -> Tensor:
-        bias = weights.get(f"b_{letter}")
-        return x @ weights[f"W_{letter}"][head] + (0.0 if bias is None else bias[head])
-
-    serving = h // (len(weights["W_Q"]) // len(weights["W_K"]))
-    logits = torch.einsum("bid,bjd->bij", linear("Q", h, x_dst), linear("K", serving, x_src))
-    return logits, linear("V", serving, x_src) @ weights["W_O"][h]
+def _with_ones(x: Tensor, width: int) -> Tensor:
+    """``x``, or ``[x, 1]`` where merged matrices have biases as a last row or column."""
+    return pad(x, (0, width - x.shape[-1]), value=1.0)
 
 
-def _merged_head(weights: Mapping[str, Tensor], h: int, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, ...]:
-    """The same of merged matrices, which may have biases as a last row or column, for a last 1 of x."""
-    pattern, message = weights["pattern"][h], weights["message"][h]
-    left = pad(x_dst, (0, len(pattern) - x_dst.shape[-1]), value=1.0)
-    right, sent = (pad(x_src, (0, n - x_src.shape[-1]), value=1.0) for n in (pattern.shape[1], len(message)))
-    return torch.einsum("bid,de,bje->bij", left, pattern, right), sent @ message
+def lse(logits: Tensor, mask: Tensor, sink_logits: Tensor | None = None) -> Tensor:
+    """The logarithm of the sum of ``exp(logit)`` over edges, and the sink; 0 for an isolated row."""
+    sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
+    logits = torch.cat([logits.masked_fill(~mask, -torch.inf), sink.expand(*logits.shape[:3], 1)], -1)
+    attends = mask.any(-1, keepdim=True)
+    return logits.masked_fill(~attends, 0.0).logsumexp(-1) * attends.squeeze(-1)
 
 
 def reordered(number: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,11 +117,11 @@ def sdpa(
     roundings, since it computes the weights again from lse: a yardstick for backends that do so too alone.
     """
     q, k = reordered(number, q, k)
-    additive = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
-    additive = additive.expand(*q.shape[:3], k.shape[2])
+    shape = *q.shape[:3], k.shape[2]
+    additive = torch.zeros(shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
     additive = additive if added is None else additive + added.to(q.dtype)
     if sink_logits is not None:
-        column = sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+        column = sink_logits.to(q.dtype).view(1, -1, 1, 1).expand(*shape[:3], 1)
         k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))
         if widened:
             # the fused kernel gives a mask no gradient: the logit is a channel, 1 in the last key alone
@@ -132,9 +135,9 @@ def sdpa(
         additive = additive.detach()
     isolated = ~mask.any(-1, keepdim=True)
     # kernels differ on an empty row
-    additive = torch.where(isolated, torch.zeros_like(additive), additive)
+    additive = torch.where(isolated, 0.0, additive)
     # SDPA leaves its fused kernels where channels are not contiguous
     q, k, v = (x.contiguous() for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     out = scaled_dot_product_attention(q, k, v, attn_mask=additive, scale=scale, enable_gqa=grouped)
-    return torch.where(isolated, torch.zeros_like(out), out)[..., :value_dim]
+    return torch.where(isolated, 0.0, out)[..., :value_dim]

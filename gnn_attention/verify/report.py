@@ -25,7 +25,8 @@ from gnn_attention.verify.measure import badness
 PACKAGE = Path(__file__).resolve().parent.parent
 COMMIT = "GNN_ATTENTION_COMMIT"  # the commit of a copy that holds no repository
 SHOWN = 20  # failures
-UNITS = (
+COMPARED = "Attention along the edges of such graphs, compared with dense attention in float64."
+ALLOWED = (
     "Allowed: 1e-12 of the largest number; below float64 2 times the error of torch's SDPA, 3 for gradients."
 )
 NUMBERS = ("output", "gradient", "error", "unit", "share")
@@ -55,10 +56,10 @@ class Result:
     skipped: str | None = None
     message: str = ""
 
-
-def label(check: Any) -> str:
-    """The label of a check or of its result, unique among all checks."""
-    return f"{check.group}: {check.name} [{check.backend}, {check.dtype}]"
+    @property
+    def label(self) -> str:
+        """Unique among all checks."""
+        return f"{self.group}: {self.name} [{self.backend}, {self.dtype}]"
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,13 @@ class Report:
         """A graph, how near attention along such graphs came to dense attention, and what failed."""
         ran, about = [r for r in self.results if r.skipped is None], self.environment
         lines = [str(patterns.window(4, 2) | patterns.sinks(4, 1)), ""]
-        lines += [
-            "Attention along the edges of such graphs, compared with dense attention in float64.",
-            UNITS,
-        ]
+        lines += [COMPARED, ALLOWED]
         for dtype in dict.fromkeys(r.dtype for r in ran):
             shares = [r.share for r in ran if r.dtype == dtype and r.share is not None]
             lines += [f"  {dtype}: the worst error is {max(shares, key=badness):.2f} of it"] if shares else []
         for r in self.failures[:SHOWN]:
-            alone = f"gnn-attention verify --only {shlex.quote(label(r))}"
-            lines += [f"FAILED {label(r)}", f"  {r.message or 'it does not hold'}", f"  alone: {alone}"]
+            alone = f"gnn-attention verify --only {shlex.quote(r.label)}"
+            lines += [f"FAILED {r.label}", f"  {r.message or 'it does not hold'}", f"  alone: {alone}"]
         reasons = Counter(r.skipped for r in self.skipped)
         lines += [f"skipped {count}: {reason}" for reason, count in reasons.items()]
         verdict = f"{len(self.failures)} FAILED" if self.failures or not ran else "all equal"
@@ -118,27 +116,15 @@ class Report:
         return json.dumps(head, indent=1)[:-2] + ',\n "results": [\n' + lines + "\n ]\n}"
 
     @classmethod
-    def from_json(cls, text: str) -> Report:
-        """Read what :meth:`to_json` wrote. ValueError for anything else.
-
-        >>> result = Result("attend", "dense", "float64", "causal, plain", passed=True, output=0.25)
-        >>> Report.from_json(Report((result,), {"device": "x86_64 CPU"}).to_json()).results == (result,)
-        True
-        """
+    def from_file(cls, path: str | os.PathLike[str]) -> Report:
+        """Read a file that :meth:`to_json` wrote. ValueError that names it for anything else."""
         try:
-            record = json.loads(text)
-            results = tuple(result_of(fields) for fields in record["results"])
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            results = tuple(map(result_of, record["results"]))
             return cls(results, dict(record["environment"]), int(record["summary"]["not_started"]))
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise ValueError(f"expected a record that verify --json wrote, got {error!r:.80}") from None
-
-    @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Report:
-        """Read the record in a file. ValueError that names it where it holds none."""
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{os.fspath(path)}: {error}") from None
+            expected = "expected a record that verify --json wrote"
+            raise ValueError(f"{os.fspath(path)}: {expected}, got {error!r:.80}") from None
 
 
 def fields_of(result: Result) -> dict[str, Any]:
@@ -151,8 +137,7 @@ def fields_of(result: Result) -> dict[str, Any]:
 
 def result_of(fields: dict[str, Any]) -> Result:
     """The result that :func:`fields_of` described. TypeError for other fields."""
-    numbers: dict[str, Any] = {key: float(x) for key, x in fields.items() if key in NUMBERS}
-    result = Result(**fields | numbers)
+    result = Result(**fields | {key: float(x) for key, x in fields.items() if key in NUMBERS})
     if not isinstance(result.passed, bool) or not all(isinstance(getattr(result, key), str) for key in TEXTS):
         raise TypeError(fields)
     return result
@@ -164,14 +149,13 @@ def environment(device: str) -> dict[str, Any]:
     >>> environment("cpu")["cuda"] is None
     True
     """
-    on_gpu = device.startswith("cuda")
     versions: dict[str, str | None] = {"torch": torch.__version__, "triton": None, "numpy": None}
     for package in ("triton", "numpy"):
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
+    on_gpu, commit = device.startswith("cuda"), os.environ.get(COMMIT) or _git("rev-parse", "HEAD")
+    status = None if COMMIT in os.environ else _git("status", "--porcelain", "--", str(PACKAGE))
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    commit = os.environ.get(COMMIT) or _git("rev-parse", "HEAD")
-    unknown = commit is None or COMMIT in os.environ
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else cpu,
         "cuda": torch.version.cuda if on_gpu else None,
@@ -181,7 +165,7 @@ def environment(device: str) -> dict[str, Any]:
         "interpreted": os.environ.get("TRITON_INTERPRET") == "1",
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "commit": commit,
-        "dirty": None if unknown else bool(_git("status", "--porcelain", "--", str(PACKAGE))),
+        "dirty": None if status is None else bool(status),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 

@@ -20,8 +20,8 @@ from dataclasses import replace
 
 import torch
 
-from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.verify.measure import Truth, worst_errors
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.verify.measure import Truth, largest_of, worst_errors
 
 MOVES = 4
 # inputs -> output, sums of heads, lse; and of a layer its queries, keys and values
@@ -32,46 +32,36 @@ Formula = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
 def rounded(truth: Truth, formula: Formula, leaves: Mapping[str, Tensor], direction: Tensor) -> Truth:
     """``truth`` with yardsticks no smaller than what roundings do to it."""
     single, own = torch.finfo(torch.float32).eps, torch.finfo(direction.dtype).eps
-    place = truth.out.device
-    wide = {name: x.detach().to(place, torch.float64) for name, x in leaves.items()}
-    wide_direction = direction.detach().to(place, torch.float64)
+    wide, grad_out = {name: x.detach().double() for name, x in leaves.items()}, direction.double()
 
     def moved(number: int, delta: float, lse: float) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Output and gradients, inputs moved by a rounding of float32, delta and lse by these."""
         rng = torch.Generator().manual_seed(number)
         inputs = {name: (x * (1 + single * _signs(x, rng))).requires_grad_() for name, x in wide.items()}
-        out, z, row_lse, *ends = formula(inputs)
-        (grad_z,) = torch.autograd.grad(out, z, wide_direction, retain_graph=True)
+        out, z, row_lse, *stored = formula(inputs)
+        (grad_z,) = torch.autograd.grad(out, z, grad_out, retain_graph=True)
         by_delta = (grad_z.abs() * z.detach().abs()).sum(-1) * _signs(row_lse, rng) * delta
         by_lse = grad_z * (row_lse.detach().abs() * _signs(row_lse, rng) * lse).unsqueeze(-1)
-        outs, weights = [out, z, row_lse], [wide_direction, by_lse, by_delta]
-        if ends:
-            stored = torch.autograd.grad(outs, ends, weights, retain_graph=True)
-            weights += [gradient * _signs(gradient, rng) * own for gradient in stored]
-        options = {"allow_unused": True, "materialize_grads": True}
-        found = torch.autograd.grad([*outs, *ends], list(inputs.values()), weights, **options)
-        return out.detach(), dict(zip(inputs, found, strict=True))
+        outs, weights = [out, z, row_lse], [grad_out, by_lse, by_delta]
+        if stored:
+            gradients = torch.autograd.grad(outs, stored, weights, retain_graph=True)
+            outs += stored
+            weights += [gradient * _signs(gradient, rng) * own for gradient in gradients]
+        learners, options = list(inputs.values()), {"allow_unused": True, "materialize_grads": True}
+        gradients = torch.autograd.grad(outs, learners, weights, **options)
+        return out.detach(), dict(zip(inputs, gradients, strict=True))
 
     def worst(delta: float, lse: float) -> dict[str, float]:
-        found = (moved(number, delta, lse) for number in range(1, 1 + MOVES))
-        return worst_errors(found, truth.out, truth.gradients)
+        attempts = (moved(number, delta, lse) for number in range(1, 1 + MOVES))
+        return worst_errors(attempts, truth.out, truth.gradients)
 
-    plain, recomputing = worst(single, 0.0), worst(own, single)
-    yardstick = {name: max(error, plain[name]) for name, error in truth.yardstick.items()}
-    fused = {name: max(truth.fused.get(name, 0.0), recomputing[name]) for name in yardstick}
-    return replace(truth, yardstick=yardstick, fused=fused)
+    yardstick = largest_of([truth.yardstick, worst(single, 0.0)])
+    recomputed = largest_of([yardstick, truth.recomputed, worst(own, single)])
+    # the output of a kernel that computes weights again has no further rounding
+    del recomputed["out"]
+    return replace(truth, yardstick=yardstick, recomputed=recomputed)
 
 
 def _signs(x: Tensor, rng: torch.Generator) -> Tensor:
     """Numbers in [-1, 1]."""
     return 2 * torch.rand(x.shape, generator=rng, dtype=torch.float64).to(x.device) - 1
-
-
-def lse_of(
-    logits: Float[Tensor, "batch heads dst src"], mask: Tensor, sink_logits: Tensor | None
-) -> Float[Tensor, "batch heads dst"]:
-    """The logarithm of the sum of ``exp(logit)`` over edges, and the sink; 0 for an isolated row."""
-    sink = logits.new_full((1, 1, 1, 1), -torch.inf) if sink_logits is None else sink_logits.view(1, -1, 1, 1)
-    logits = torch.cat([logits.masked_fill(~mask, -torch.inf), sink.expand(*logits.shape[:3], 1)], -1)
-    attends = mask.any(-1, keepdim=True)
-    return logits.masked_fill(~attends, 0.0).logsumexp(-1) * attends.squeeze(-1)

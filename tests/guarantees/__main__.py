@@ -9,17 +9,13 @@ import argparse
 import datetime
 import importlib.metadata
 import json
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from gnn_attention.verify import report
 from tests.guarantees.guarantee import Guarantee, Tell
 from tests.guarantees.registry import GUARANTEES
 
@@ -103,28 +99,11 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """The machine, the versions and the commit that a record was measured with."""
-    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        "device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        **versions,
-        "commit": os.environ.get("GNN_ATTENTION_COMMIT") or _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "date": _now(),
+    """The machine, the commit and the versions that a record was measured with."""
+    installed = {
+        package.name.replace("-", "_"): package.version for package in importlib.metadata.distributions()
     }
-
-
-def _git(*words: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
+    return report.environment("cpu") | {package: installed.get(package) for package in PACKAGES}
 
 
 def _now() -> str:

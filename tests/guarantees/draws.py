@@ -17,14 +17,9 @@ import torch
 
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph
+from gnn_attention.verify.cases import DTYPES as DTYPES
 from tests.guarantees.families import Definition, any_family, cross_table, mixed, shuffled_list, some_rows
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 LENGTHS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 97, 128, 177, 300)
 WIDTHS = (1, 2, 3, 8, 16, 17, 24, 33, 64)
 MODS = ("none", "none", "none", "alibi", "softcap", "relative", "multiplicity", "alibi, softcap")

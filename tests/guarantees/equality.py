@@ -16,9 +16,10 @@ from functools import cached_property, partial
 
 from gnn_attention.backends import Backend
 from gnn_attention.verify.measure import EXACT, Outcome, badness, holds, judge
+from gnn_attention.verify.truth import Problem
 from tests.guarantees.draws import Draw, Numbers
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-from tests.guarantees.problems import MESSAGE_PASSING, Problem, problem_of, results, usual_backends
+from tests.guarantees.problems import problem_of, results, usual_backends
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def outcomes(
         elif isinstance(result, Exception):
             yield name, holds(False, f"{type(result).__name__}: {str(result)[:200]}")
         else:
-            yield name, judge(*result, problem.truth.for_backend(backends.get(name)))
+            yield name, judge(*result, problem.truth.for_backend(backends[name]))
 
 
 def _measure(draw: type[Draw], count: int, tell: Tell) -> Measured:
@@ -53,19 +54,17 @@ def _measure(draw: type[Draw], count: int, tell: Tell) -> Measured:
     refused, worst, failures = 0, 0.0, []
     for number in range(count):
         tell(f"case {number:,} of {count:,}")
-        problem = problem_of(draw(number))
-        for name, outcome in outcomes(problem):
+        case = draw(number)
+        for name, outcome in outcomes(problem_of(case)):
             if outcome is None:
                 refused += 1
                 continue
             judged[name] += 1
             worst = max(worst, badness(outcome.share))
             if not outcome.passed:
-                failures.append(f"case {problem.draw}, {name}: {outcome.where}")
+                failures.append(f"case {case}, {name}: {outcome.where}")
     mismatches = len(failures)
-    failures += [
-        f"no case of {name} was judged" for name in (*usual_backends(), MESSAGE_PASSING) if not judged[name]
-    ]
+    failures += [f"no case of {name} was judged" for name in usual_backends() if not judged[name]]
     calls = f"{judged.total():,} calls judged, {refused:,} refused by name"
     value = f"{mismatches} mismatches in {count:,} cases: {calls}, worst error {worst:.2g} of what is allowed"
     return Measured(value, tuple(failures))

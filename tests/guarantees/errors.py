@@ -18,11 +18,19 @@ import torch
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.measure import ALLOWED_GRADIENT, ALLOWED_OUTPUT, Attempt, badness, judge, largest
+from gnn_attention.verify.measure import (
+    ALLOWED_GRADIENT,
+    ALLOWED_OUTPUT,
+    Attempt,
+    badness,
+    judge,
+    largest,
+)
+from gnn_attention.verify.truth import Problem
 from tests.guarantees.draws import Draw, Numbers
 from tests.guarantees.families import Definition, any_family
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-from tests.guarantees.problems import AttendProblem, results, usual_backends
+from tests.guarantees.problems import attend_problem, results, usual_backends
 
 ALLOWED = {
     "largest": ALLOWED_OUTPUT,
@@ -30,6 +38,7 @@ ALLOWED = {
     "largest of gradients": ALLOWED_GRADIENT,
     "mean of gradients": 2.0,
 }
+ORDERS = 8  # of channels, in which SDPA attempts a problem
 FEWEST_NUMBERS, FEWEST_ROWS = 1000, 256  # of which a mean is judged; rows of two edges or more
 VANISHED = 1e-9  # of the largest gradient: below it a gradient is 0 in theory
 LENGTHS = (33, 47, 65, 97, 113, 129)  # no multiples of the sizes of tiles
@@ -78,18 +87,22 @@ def _measure(count: int, tell: Tell) -> Measured:
     measured, failures = set(), []
     for number in range(count):
         tell(f"case {number} of {count}")
-        problem = AttendProblem(ScaledDraw(number))
-        setting = problem.draw.numbers.dtype, problem.draw.numbers.size
+        draw = ScaledDraw(number)
+        problem, setting = attend_problem(draw), (draw.numbers.dtype, draw.numbers.size)
+        plain, fused = (
+            [problem.formula.baseline(problem.inputs, number, widened) for number in range(ORDERS)]
+            for widened in (False, True)
+        )
         for name, result in results(problem, usual_backends()):
             if isinstance(result, Exception):
-                failures.append(f"case {problem.draw}, {name}: {type(result).__name__}: {result}"[:500])
+                failures.append(f"case {draw}, {name}: {type(result).__name__}: {result}"[:500])
             elif result is not None:
-                for kind, share in _shares(problem, name, result):
+                for kind, share in _shares(problem, plain, fused, name, result):
                     measured.add((*setting, name, kind))
                     worst[*setting, kind] = max(worst.get((*setting, kind), 0.0), badness(share))
                     if not share <= ALLOWED[kind]:
                         allowed = f"{share:.3g} times that of SDPA, allowed {ALLOWED[kind]}"
-                        failures.append(f"case {problem.draw}, {name}: {kind} error {allowed}")
+                        failures.append(f"case {draw}, {name}: {kind} error {allowed}")
     for setting, name, kind in product(SETTINGS, usual_backends(), ALLOWED):
         if (*setting, name, kind) not in measured:
             failures.append(f"no {kind} error of {name} was measured in {setting[0]} x{setting[1]:g}")
@@ -104,15 +117,20 @@ def _value(worst: dict[tuple[str, float, str], float], count: int) -> str:
     return f"{count:,} cases; max/mean, of gradients in brackets: {'; '.join(rows)}"
 
 
-def _shares(problem: AttendProblem, name: str, attempt: Attempt) -> Iterator[tuple[str, float]]:
+def _shares(
+    problem: Problem,
+    plain: list[Attempt],
+    fused: list[Attempt],
+    name: str,
+    attempt: Attempt,
+) -> Iterator[tuple[str, float]]:
     """The largest and the mean errors of the output and of each gradient, as shares of SDPA's."""
     backend, truth = BACKENDS[name], problem.truth
     outcome = judge(*attempt, truth.for_backend(backend))
-    yield "largest", outcome.output
-    yield "largest of gradients", outcome.gradient
-    if int((problem.draw.mask.sum(-1) > 1).sum()) < FEWEST_ROWS:
+    yield "largest", outcome.output or 0.0
+    yield "largest of gradients", outcome.gradient or 0.0
+    if int((problem.formula.mask.sum(-1) > 1).sum()) < FEWEST_ROWS:
         return
-    plain, fused = problem.attempts
     if truth.out.numel() >= FEWEST_NUMBERS:
         yield "mean", _mean_share(attempt[0], truth.out, [[out for out, _ in plain]])
     most = max((largest(gradient) for gradient in truth.gradients.values()), default=0.0)

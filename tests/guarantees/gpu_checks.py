@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,17 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
-from gnn_attention.backends import Backend
-from gnn_attention.layer import MessagePassingAttention
+from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.verify.cases import FEATURES, GraphCase
 from gnn_attention.verify.groups import drawn, layer_problem
-from gnn_attention.verify.measure import gradients_of, verdict
+from gnn_attention.verify.measure import Outcome, gradients_of, holds, judge
 from gnn_attention.verify.truth import Problem, leaves_of
 
 REPEATS = 3
 
 
-def run_again(problem: Problem, backend: Backend, kernel: str = "") -> Mapping[str, Any]:
+def run_again(problem: Problem, backend: Backend, kernel: str = "") -> Outcome:
     """Output, lse and gradients are equal bit for bit in each of three runs of the operator ``kernel``.
 
     Where the kernel is missing, operators of torch would pass all other checks in its place.
@@ -28,17 +27,17 @@ def run_again(problem: Problem, backend: Backend, kernel: str = "") -> Mapping[s
     with Recorder() as recorder:
         first = _results(problem, backend)
     if not any(kernel in str(func) for func, _, _ in recorder.calls) and kernel:
-        return {"passed": False, "message": f"the operator {kernel} was not called"}
+        return holds(False, f"the operator {kernel} was not called")
     for _ in range(REPEATS - 1):
         for name, again in _results(problem, backend).items():
             if not torch.equal(first[name].nan_to_num(0.5), again.nan_to_num(0.5)):
-                return {"passed": False, "message": f"{name} differs from run to run"}
-    return {"passed": True}
+                return holds(False, f"{name} differs from run to run")
+    return holds(True)
 
 
 def _results(problem: Problem, backend: Backend) -> dict[str, Tensor]:
     """Output, lse and every gradient."""
-    leaves = leaves_of(problem.inputs, problem.formula.device)
+    leaves = leaves_of(problem.inputs)
     q, k, v = (leaves[name] for name in "qkv")
     options = problem.options(leaves)
     out, info = attend(q, k, v, problem.graph, backend=backend, return_info=True, **options)
@@ -62,21 +61,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _small_problem(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Problem:
     """A call with a bias for each edge where the backend has one."""
     feature = FEATURES["edge bias" if backend.capabilities.bias else "plain"]
-    return Problem.of(case, feature, drawn(7, dtype, case, feature), device)
+    return Problem.of(case, feature, drawn(device, 7, dtype, case, feature))
 
 
-def run_opcheck(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Mapping[str, Any]:
+def run_opcheck(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Outcome:
     """``torch.library.opcheck`` on every call of an operator that a forward and a backward pass make."""
     problem = _small_problem(device, dtype, case, backend)
     with Recorder() as recorder:
         problem.solve(backend)
     if not recorder.calls:
-        return {"passed": False, "message": "no operator of ours was called"}
+        return holds(False, "no operator of ours was called")
     for func, args, kwargs in recorder.calls:
         differentiable = "backward" not in str(func)
         leaves = tuple(leaf_like(x, differentiable) for x in args)
         torch.library.opcheck(func, leaves, kwargs)
-    return {"passed": True, "message": ", ".join(sorted({str(func) for func, _, _ in recorder.calls}))}
+    return holds(True)
 
 
 def leaf_like(x: Any, differentiable: bool) -> Any:
@@ -87,34 +86,33 @@ def leaf_like(x: Any, differentiable: bool) -> Any:
     return leaf.requires_grad_(differentiable)
 
 
-def run_compiled(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Mapping[str, Any]:
+def run_compiled(device: str, dtype: torch.dtype, case: GraphCase, backend: Backend) -> Outcome:
     """``torch.compile(fullgraph=True)`` of a call, forward and backward, compared as every call is."""
     problem = _small_problem(device, dtype, case, backend)
-    leaves = leaves_of(problem.inputs, device)
+    leaves = leaves_of(problem.inputs)
 
     def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         out: Tensor = attend(q, k, v, case.graph, bias=bias, backend=backend)
         return out
 
     out = _compiled(device, run)(**leaves)
-    gradients = gradients_of(out, problem.formula.direction.to(device), leaves)
-    return verdict(out, gradients, problem.truth.for_backend(backend))
+    gradients = gradients_of(out, problem.formula.direction, leaves)
+    return judge(out, gradients, problem.truth.for_backend(backend))
 
 
-def run_compiled_layer(device: str, dtype: str, graph: str) -> Mapping[str, Any]:
+def run_compiled_layer(device: str, dtype: str, graph: str) -> Outcome:
     """The same of a layer on its message-passing path."""
     kind = "grouped heads with biases"
-    problem = layer_problem(device, 7, dtype, "standard", kind, graph, "plain", "inputs x1")
-    layer = MessagePassingAttention(problem.formula.heads.to(device), backend="message_passing")
-    x = leaves_of({name: problem.inputs[name] for name in ("x_src", "x_dst")}, device)
+    problem = layer_problem(device, 7, dtype, "standard", kind, graph)
+    layer, x = problem.layer(BACKENDS["message_passing"]), leaves_of(problem.inputs)
 
     def run(x_src: Tensor, x_dst: Tensor) -> Tensor:
         out: Tensor = layer((x_src, x_dst), problem.graph)
         return out
 
     out = _compiled(device, run)(**x)
-    gradients = gradients_of(out, problem.formula.direction.to(device), x)
-    return verdict(out, gradients, problem.truth)
+    gradients = gradients_of(out, problem.formula.direction, x)
+    return judge(out, gradients, problem.truth)
 
 
 def _compiled(device: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:

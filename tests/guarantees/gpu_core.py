@@ -3,8 +3,7 @@
 It holds what a user runs on a GPU: the backends rows, dense, varlen, flex and reference, and the
 message-passing path of a layer, forward and gradients, against the float64 formula. For each backend every
 pair of dtype, graph and option occurs, and every pair of dtype, shape, graph and option. A check that its
-backend refuses is not in the list, which needs no GPU: ``python -m tests.guarantees.gpu_core`` prints how many
-checks there are and the digest of their labels.
+backend refuses is not in the list, which needs no GPU.
 
 FlexAttention compiles a kernel for each kind of call, so that it takes few kinds: three dtypes, heads of 64 and
 128 channels, and of each a plain call forward alone, and with gradients a plain call, one with sinks (which
@@ -15,13 +14,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.plan.packing import packing
@@ -32,13 +29,14 @@ from gnn_attention.verify.groups import (
     DROPOUT_GRAPHS,
     KINDS,
     LAYER_OPTIONS,
+    covering,
     drawn,
     dropout_problem,
+    grid,
     layer_problem,
 )
-from gnn_attention.verify.measure import verdict
+from gnn_attention.verify.measure import Outcome, judge
 from gnn_attention.verify.rules import RULES, run_rule
-from gnn_attention.verify.selection import covering, grid
 from gnn_attention.verify.truth import Problem
 from tests.guarantees.gpu_checks import run_again, run_compiled, run_compiled_layer, run_opcheck
 from tests.guarantees.gpu_large import LARGE, large_layer, large_problem
@@ -60,10 +58,6 @@ VARLEN_RULE = "a NaN that is attended to is not cleaned"
 KERNEL_OF_ROWS = "triton_attention"  # the operator that launches it
 COMPILED = "compiled as one graph"
 PROCESSES = 16
-# seconds on a GPU, by which the parts are balanced: of the float64 truth and SDPA, measured on a CPU core
-SECONDS_OF_TRUTH = {"attend": 0.4, "layer": 0.5, "shapes": 1.0, "dropout": 0.4, "rules": 1.0, "large": 2.5}
-SECONDS_OF_TRUTH |= {"repeat": 0.3, "operators": 0.5, "far": 20.0}
-SECONDS_OF_KERNEL = 10.0  # compiled by Inductor, forward or backward
 
 Row = Mapping[str, str]
 
@@ -155,10 +149,9 @@ def _covering_checks(
                 yield check.forward_alone()
 
 
-def _solve(make: Callable[[], Problem], backend: str) -> Mapping[str, Any]:
+def _solve(make: Callable[[], Problem], backend: str) -> Outcome:
     problem = make()
-    out, gradients = problem.solve(BACKENDS[backend])
-    return verdict(out, gradients, problem.truth.for_backend(BACKENDS[backend]))
+    return judge(*problem.solve(BACKENDS[backend]), problem.truth.for_backend(BACKENDS[backend]))
 
 
 def _takes_call(backend: str, row: Row) -> bool:
@@ -180,7 +173,7 @@ def _attend_problem(device: str, row: Row) -> Problem:
     if "channels" in row:
         width = int(row["channels"].split()[0])
         case = replace(case, dims=(width, width))
-    return Problem.of(case, feature, drawn(0, DTYPES[row["dtype"]], case, feature), device)
+    return Problem.of(case, feature, drawn(device, 0, DTYPES[row["dtype"]], case, feature))
 
 
 def _is_message_passing(backend: str, row: Row) -> bool:
@@ -188,7 +181,7 @@ def _is_message_passing(backend: str, row: Row) -> bool:
 
 
 def _layer_problem(device: str, row: Row) -> Problem:
-    return layer_problem(device, 0, form="standard", size="inputs x1", **row)
+    return layer_problem(device, 0, form="standard", **row)
 
 
 def _takes_shape(backend: str, row: Row) -> bool:
@@ -245,7 +238,7 @@ def _large_checks(device: str, sizes: Sizes) -> Iterator[Check]:
         yield Check("large", MESSAGE_PASSING, dtype, f"{graph}, {sizes.layer} tokens, a layer", run)
 
 
-def _run_again(make: Callable[[], Problem], kernel: str) -> Mapping[str, Any]:
+def _run_again(make: Callable[[], Problem], kernel: str) -> Outcome:
     return run_again(make(), BACKENDS["rows"], kernel)
 
 
@@ -289,7 +282,7 @@ def parts(checks: Sequence[Check], processes: int = PROCESSES) -> dict[str, list
 
     Checks of one problem stay together, and all rules of a dtype are one problem. FlexAttention's checks of
     one dtype and width are a part, so that no two processes compile the same kernels. The others are dealt
-    out, the longest first, each to the process with least to do.
+    out in turn, so that each process gets checks of every group.
     """
     far = [check for check in checks if check.group == "far"]
     flex, units = defaultdict[str, list[Check]](list), defaultdict[tuple[str, ...], list[Check]](list)
@@ -299,28 +292,10 @@ def parts(checks: Sequence[Check], processes: int = PROCESSES) -> dict[str, list
         elif check.group != "far":
             problem = "" if check.group == "rules" else check.name.removesuffix(f", {FORWARD}")
             units[check.group, check.dtype, problem].append(check)
-    others: list[list[Check]] = [[] for _ in range(max(1, processes - len(flex)))]
-    seconds = [0.0] * len(others)
-    for unit in sorted(units.values(), key=seconds_of, reverse=True):
-        least = seconds.index(min(seconds))
-        others[least] += unit
-        seconds[least] += seconds_of(unit)
-    dealt = {f"others {number}": part for number, part in enumerate(others, 1) if part}
-    return {**flex, **dealt, **({"far": far} if far else {})}
-
-
-def seconds_of(checks: Sequence[Check]) -> float:
-    """The seconds that checks take a process on a GPU, compilation included."""
-    problems = {(check.group, check.dtype, check.name.removesuffix(f", {FORWARD}")) for check in checks}
-    truths = sum(
-        SECONDS_OF_TRUTH[group] * (0.1 if dtype == "float64" else 1.0) for group, dtype, _ in problems
-    )
-    # most of a call of rows is the compilation of a kernel
-    calls = sum(0.4 if check.backend == "rows" else 0.05 for check in checks)
-    kernels = len({kernel_of_flex(check) for check in checks if check.backend == "flex"})
-    return (
-        truths + calls + SECONDS_OF_KERNEL * (kernels + 2 * sum(COMPILED in check.name for check in checks))
-    )
+    others, count = defaultdict[str, list[Check]](list), max(1, processes - len(flex))
+    for number, unit in enumerate(units.values()):
+        others[f"others {number % count + 1}"] += unit
+    return {**flex, **others, **({"far": far} if far else {})}
 
 
 def kernel_of_flex(check: Check) -> tuple[str, str, str]:
@@ -336,16 +311,3 @@ def digest(labels: Iterable[str]) -> str:
     True
     """
     return hashlib.sha256("\n".join(sorted(labels)).encode()).hexdigest()
-
-
-def main() -> int:
-    """Print how many checks there are by group and by cell, and the digest of their labels."""
-    checks = core_checks()
-    for count in (Counter(c.group for c in checks), Counter(f"{c.backend} {c.dtype}" for c in checks)):
-        print(*(f"{name:<26}{number:>6}" for name, number in count.items()), "", sep="\n")
-    print(f"{len(checks)} checks, {digest(check.label for check in checks)}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

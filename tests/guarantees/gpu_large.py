@@ -18,7 +18,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import HEADS, KV_HEADS
 from gnn_attention.verify.groups import drawn_heads
-from gnn_attention.verify.truth import Formula, Problem, plain_names, unchanged
+from gnn_attention.verify.truth import Formula, Problem, unchanged
 
 ORDERS = 4  # of the yardstick: among so many numbers the worst is no matter of luck
 
@@ -116,8 +116,6 @@ def large_problem(
         direction=inputs.pop("direction"),
         scale=dim**-0.5,
         dense=partial(_add_bias, graph) if full else unchanged,
-        device=device,
-        place=device,
         neighbours=ORDERS,
     )
     return Problem(
@@ -136,11 +134,10 @@ def _add_bias(graph: TokenGraph, inputs: Mapping[str, Tensor], logits: Tensor) -
 def large_layer(device: str, large: LargeGraph, dtype: torch.dtype, tokens: int) -> Problem:
     """A layer of grouped heads with biases on a larger graph, one sample."""
     rng = torch.Generator().manual_seed(6)
-    heads = drawn_heads("grouped heads with biases", seed=6).to(dtype)
+    heads = drawn_heads("grouped heads with biases", seed=6).to(device, dtype)
     width = heads.W_Q.shape[1]
     shapes = dict.fromkeys(("x_src", "x_dst", "direction"), (1, tokens, width))
-    inputs = {name: torch.randn(shape, generator=rng).to(dtype) for name, shape in shapes.items()}
-    inputs |= plain_names(heads)
-    mask = large.mask(tokens).expand(1, HEADS, -1, -1)
-    formula = Formula(mask, inputs.pop("direction"), heads.scale, device=device, heads=heads)
-    return Problem(large.graph(tokens), formula, inputs)
+    inputs = {name: torch.randn(shape, generator=rng).to(device, dtype) for name, shape in shapes.items()}
+    mask = large.mask(tokens).expand(1, HEADS, -1, -1).to(device)
+    formula = Formula(mask, inputs.pop("direction"), heads.scale, heads=heads)
+    return Problem(large.graph(tokens), formula, inputs, heads=heads)

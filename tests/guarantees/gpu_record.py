@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from gnn_attention.verify.report import Report, Result, environment, label
+from gnn_attention.verify.report import Report, Result, environment
 from tests.guarantees.gpu_core import MESSAGE_PASSING, core_checks, digest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,7 +132,10 @@ def _cells(checks: Iterable[Any]) -> dict[str, list[Any]]:
 def core_cells() -> dict[str, dict[str, Any]]:
     """Of each cell of the core: how many checks it has, and the digest of their labels."""
     cells = _cells(core_checks())
-    return {name: {"checks": len(each), "labels": digest(map(label, each))} for name, each in cells.items()}
+    return {
+        name: {"checks": len(each), "labels": digest(check.label for check in each)}
+        for name, each in cells.items()
+    }
 
 
 def write_record(results: Iterable[Result], place: Mapping[str, Any], folder: Path = RECORDS) -> Path:
@@ -142,7 +145,7 @@ def write_record(results: Iterable[Result], place: Mapping[str, Any], folder: Pa
     """
     results = tuple(results)
     about = {**place, "cells": core_cells(), "digests": digests()}
-    missing = {check.label for check in core_checks()}.difference(map(label, results))
+    missing = {check.label for check in core_checks()}.difference(result.label for result in results)
     device = re.sub(r"[^a-z0-9]+", "-", str(place["device"]).lower()).strip("-")
     # two runs of a day are two files: 2026-11-23T0914
     file = folder / f"{str(place['date'])[:16].replace(':', '')}-{device}.json"
@@ -182,7 +185,7 @@ def _problem(results: list[Result], cell: Mapping[str, Any]) -> str | None:
     counts = {"failed": failed, "skipped": skipped, "not run": cell["checks"] - len(results)}
     if any(counts.values()):
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    is_core = digest(map(label, results)) == cell["labels"]
+    is_core = digest(result.label for result in results) == cell["labels"]
     return None if is_core else "other checks than those of the core"
 
 

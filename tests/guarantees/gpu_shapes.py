@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import DTYPES, OPTIONS, GraphCase
 from gnn_attention.verify.groups import drawn, tokens_first
-from gnn_attention.verify.measure import gradients_of, verdict
+from gnn_attention.verify.measure import Outcome, gradients_of, judge
 from gnn_attention.verify.truth import Formula, Problem
 
 SAMPLES = 2
@@ -95,11 +94,11 @@ def shape_problem(device: str, tokens: int, row: Mapping[str, str]) -> Problem:
         kv_heads=shape.kv_heads,
         dims=(shape.dim, shape.value_dim),
     )
-    inputs = drawn(8, DTYPES[row["dtype"]], case, feature)
-    return replace(Problem.of(case, feature, inputs, device), layout=shape.layout)
+    inputs = drawn(device, 8, DTYPES[row["dtype"]], case, feature)
+    return replace(Problem.of(case, feature, inputs), layout=shape.layout)
 
 
-def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> Mapping[str, Any]:
+def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> Outcome:
     """The last receivers of a window over so many tokens that they lie beyond ``2**31`` numbers.
 
     The gradients are those that come from the last receivers alone.
@@ -115,9 +114,9 @@ def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> M
     gradients = gradients_of(out, direction, leaves)
     compared = receivers + FAR_WINDOW
     near = {name: x.detach()[:, :, -compared:].clone() for name, x in leaves.items()}
-    mask = patterns.window(compared, FAR_WINDOW).mask().expand(1, FAR_HEADS, -1, -1)
-    formula = Formula(mask, direction[:, :, -compared:].clone(), FAR_DIM**-0.5, device=device)
+    mask = patterns.window(compared, FAR_WINDOW).mask().expand(1, FAR_HEADS, -1, -1).to(device)
+    formula = Formula(mask, direction[:, :, -compared:].clone(), FAR_DIM**-0.5)
     # the first receivers of the part have senders outside of it
     truth = formula.truth(near).rows(torch.arange(FAR_WINDOW, compared), torch.arange(compared))
     last = {name: x[:, :, -compared:] for name, x in gradients.items()}
-    return verdict(out[:, :, -receivers:], last, truth.for_backend(backend))
+    return judge(out[:, :, -receivers:], last, truth.for_backend(backend))

@@ -20,17 +20,11 @@ from torch.func import functional_call
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
+from gnn_attention.verify.truth import Problem, leaves_of
 from tests.guarantees.draws import Draw, Numbers
 from tests.guarantees.families import FAMILIES, Definition, shuffled_list
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-from tests.guarantees.problems import (
-    MESSAGE_PASSING,
-    AttendProblem,
-    LayerProblem,
-    Problem,
-    problem_of,
-    usual_backends,
-)
+from tests.guarantees.problems import MESSAGE_PASSING, call, problem_of, takes, usual_backends
 
 KINDS = (
     *("causal", "list", "window", "band", "dilated", "window and sinks"),
@@ -76,38 +70,38 @@ class SmallDraw(Draw):
         return *FAMILIES[kind](rng, *sizes), None, kind
 
 
-def _function(problem: Problem, backend: Backend | None) -> tuple[Callable[..., Tensor], list[Tensor]]:
+def _function(problem: Problem, backend: Backend) -> tuple[Callable[..., Tensor], list[Tensor]]:
     """The output as a function of all inputs and parameters, and these."""
-    inputs = problem.inputs()
-    if isinstance(problem, AttendProblem):
-        assert backend is not None
+    inputs = leaves_of(problem.inputs)
+    if problem.heads is None:
 
         def attend(*tensors: Tensor) -> Tensor:
             named = dict(zip(inputs, tensors, strict=True))
-            return problem.attended(named, problem.laid_out(named), backend)[0]
+            out: Tensor = call(problem, named, tuple(problem.layout(named[name]) for name in "qkv"), backend)
+            return out
 
         return attend, list(inputs.values())
     layer = problem.layer(backend)
     weights = dict(layer.named_parameters())
 
-    def call(x_src: Tensor, x_dst: Tensor, *tensors: Tensor) -> Tensor:
+    def update(x_src: Tensor, x_dst: Tensor, *tensors: Tensor) -> Tensor:
         named = dict(zip(weights, tensors, strict=True))
-        out: Tensor = functional_call(layer, named, ((x_src, x_dst), problem.draw.graph))
+        out: Tensor = functional_call(layer, named, ((x_src, x_dst), problem.graph))
         return out
 
-    return call, [*inputs.values(), *weights.values()]
+    return update, [*inputs.values(), *weights.values()]
 
 
-def _check(problem: Problem, name: str, backend: Backend | None) -> list[str]:
+def _check(problem: Problem, name: str, backend: Backend) -> list[str]:
     """What came of the gradients and of the second derivatives; a wrong one raises."""
-    call, leaves = _function(problem, backend)
+    run, leaves = _function(problem, backend)
     try:
-        call(*leaves)
+        run(*leaves)
     except NotImplementedError:
         return ["refused"]
-    gradcheck(call, leaves, nondet_tol=0.0, fast_mode=True)
+    gradcheck(run, leaves, nondet_tol=0.0, fast_mode=True)
     try:
-        gradgradcheck(call, leaves, nondet_tol=0.0, fast_mode=True)
+        gradgradcheck(run, leaves, nondet_tol=0.0, fast_mode=True)
     except NotImplementedError:
         if name in TWICE:
             raise
@@ -120,18 +114,18 @@ def _measure(count: int, tell: Tell) -> Measured:
     failures = []
     for number in range(count):
         tell(f"case {number} of {count}")
-        problem = problem_of(SmallDraw(number))
-        backends: dict[str, Backend | None] = {**usual_backends()}
-        if isinstance(problem, LayerProblem) and problem.draw.edges is not None:
-            backends[MESSAGE_PASSING] = None
-        for name, backend in backends.items():
+        draw = SmallDraw(number)
+        problem = problem_of(draw)
+        for name, backend in usual_backends().items():
+            if not takes(problem, name):
+                continue
             try:
                 outcomes.update((name, outcome) for outcome in _check(problem, name, backend))
             except Exception as error:  # gradcheck reports a wrong derivative by an exception, too
                 said = " ".join(str(error).split())[:300]
-                failures.append(f"case {problem.draw}, {name}: {type(error).__name__}: {said}")
+                failures.append(f"case {draw}, {name}: {type(error).__name__}: {said}")
     wrong = len(failures)
-    for name in (*usual_backends(), MESSAGE_PASSING):
+    for name in usual_backends():
         for outcome in ("checked", "checked twice") if name in TWICE else ("checked",):
             if not outcomes[name, outcome]:
                 failures.append(f"no call of {name} was {outcome}")

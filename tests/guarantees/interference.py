@@ -27,9 +27,10 @@ from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.backends import BACKENDS, Backend, RefusalError
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.verify.measure import badness
+from gnn_attention.verify.truth import leaves_of
 from tests.guarantees.draws import DTYPES, Draw, Numbers
 from tests.guarantees.guarantee import Guarantee, Measured, Tell
-from tests.guarantees.problems import AttendProblem, usual_backends
+from tests.guarantees.problems import attend_problem, call, usual_backends
 
 LAMBDA = 6.0  # a sum of roundings is beyond LAMBDA sqrt(n) eps / 2 once in 10^7
 POISONS = tuple(product("qkv", (1e4, math.nan, math.inf, -math.inf)))
@@ -55,8 +56,8 @@ class Poisoning:
     """A call without and with a poisoned token, and whom the poison may reach by the definition."""
 
     def __init__(self, draw: PoisonedDraw) -> None:
-        self.draw, self.problem = draw, AttendProblem(draw)
-        self.clean = self.problem.inputs()
+        self.draw, self.problem = draw, attend_problem(draw)
+        self.clean = leaves_of(self.problem.inputs)
         self.poisoned = dict(self.clean)
         self.receivers = torch.zeros_like(draw.mask.any(-1))  # [batch, heads, dst]
         where, poison = draw.poison
@@ -83,14 +84,17 @@ class Poisoning:
 
     def results(self, inputs: Mapping[str, Tensor], backend: Backend) -> dict[str, Tensor]:
         """Output, lse in every second dozen of cases, and the gradients of q, k and v in their places."""
-        qkv, with_lse = self.problem.laid_out(inputs), self.draw.number // len(POISONS) % 2 == 1
-        out, lse = self.problem.attended(inputs, qkv, backend, with_lse)
-        results = {"out": out} if lse is None else {"out": out, "lse": lse}
-        along = [self.problem.direction, *(torch.ones_like(x) for x in (lse,) if x is not None)]
+        qkv, with_lse = self._laid_out(inputs), self.draw.number // len(POISONS) % 2 == 1
+        found = call(self.problem, inputs, qkv, backend, return_info=with_lse)
+        results = {"out": found[0], "lse": found[1].lse} if with_lse else {"out": found}
         outs = list(results.values())
+        along = [self.problem.formula.direction, *(torch.ones_like(x) for x in outs[1:])]
         gradients = torch.autograd.grad(outs, qkv, along, allow_unused=True, materialize_grads=True)
         named = zip("qkv", gradients, strict=True)
         return results | {f"gradient of {letter}": x for letter, x in named}
+
+    def _laid_out(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(self.problem.layout(inputs[name]) for name in "qkv")
 
     def change(self, backend: Backend) -> tuple[float, str]:
         """The largest change of a stranger as a share of the allowed one, and what is wrong in words."""
@@ -126,8 +130,9 @@ class Poisoning:
         if math.isnan(self.draw.poison[1]):
             return self.receivers
         with torch.no_grad():
-            qkv = self.problem.laid_out(self.poisoned)
-            out, _ = self.problem.attended(self.poisoned, qkv, BACKENDS["reference"])
+            out: Tensor = call(
+                self.problem, self.poisoned, self._laid_out(self.poisoned), BACKENDS["reference"]
+            )
         return ~out.isfinite().all(-1)
 
 

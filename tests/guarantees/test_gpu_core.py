@@ -176,24 +176,24 @@ def test_noise_and_a_missing_kernel_are_caught():
         return out * (1 + 1e-3 * torch.rand(())), lse
 
     case = large_problem("cpu", LARGE["hubs"], torch.float32, 64)
-    assert gpu_checks.run_again(case, BACKENDS["dense"]) == {"passed": True}
+    assert gpu_checks.run_again(case, BACKENDS["dense"]).passed
     caught = gpu_checks.run_again(case, Backend("noisy", noisy))
-    assert caught == {"passed": False, "message": "output differs from run to run"}
+    assert (caught.passed, caught.where) == (False, "output differs from run to run")
     caught = gpu_checks.run_again(case, BACKENDS["rows"], gpu_core.KERNEL_OF_ROWS)
-    assert caught == {"passed": False, "message": "the operator triton_attention was not called"}
+    assert (caught.passed, caught.where) == (False, "the operator triton_attention was not called")
 
 
 @pytest.mark.slow
 def test_operators_are_checked():
     """A backend that calls none, or whose compiled form differs, does not pass."""
     case, call = GRAPHS["window"], ("cpu", torch.float32)
-    assert gpu_checks.run_opcheck(*call, case, BACKENDS["rows"])["passed"]
-    assert not gpu_checks.run_opcheck(*call, case, BACKENDS["reference"])["passed"]
+    assert gpu_checks.run_opcheck(*call, case, BACKENDS["rows"]).passed
+    assert not gpu_checks.run_opcheck(*call, case, BACKENDS["reference"]).passed
 
     def two_faced(call):
         out, lse = rows.run(call)
         return (2 * out if torch.compiler.is_compiling() else out), lse
 
-    assert gpu_checks.run_compiled(*call, case, BACKENDS["rows"])["passed"]
+    assert gpu_checks.run_compiled(*call, case, BACKENDS["rows"]).passed
     found = gpu_checks.run_compiled(*call, case, Backend("two-faced", two_faced))
-    assert "error allowed" in found["message"]
+    assert "error allowed" in found.where

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gnn_attention.verify.report import Result, label
+from gnn_attention.verify.report import Result
 from tests.guarantees import gpu, gpu_record
 from tests.guarantees.gpu_core import MESSAGE_PASSING, core_checks
 from tests.guarantees.gpu_record import digests, source_digest, status, write_record
@@ -57,15 +57,15 @@ def test_a_cell_that_failed_is_named_and_no_other(written, results):
     def in_varlen(result):
         return (result.backend, result.dtype) == ("varlen", "float16")
 
-    first = next(label(result) for result in results if in_varlen(result))
+    first = next(result.label for result in results if in_varlen(result))
     count = sum(map(in_varlen, results))
-    failed = [replace(r, passed=label(r) != first) for r in results]
+    failed = [replace(r, passed=r.label != first) for r in results]
     said = written(failed)
     assert f", {len(results) - count:,} checks; varlen float16: 1 failed (" in said
     skipped = [replace(r, passed=False, skipped="no kernel") if in_varlen(r) else r for r in results]
     assert f"; varlen float16: {count} skipped (" in written(skipped)
-    assert "; varlen float16: 1 not run (" in written([r for r in results if label(r) != first])
-    renamed = [replace(r, name="another") if label(r) == first else r for r in results]
+    assert "; varlen float16: 1 not run (" in written([r for r in results if r.label != first])
+    renamed = [replace(r, name="another") if r.label == first else r for r in results]
     assert "; varlen float16: other checks than those of the core (" in written(renamed)
 
 

@@ -13,6 +13,7 @@ from gnn_attention.__main__ import main
 from gnn_attention.backends import Backend, dense
 from gnn_attention.verify import processes, report
 from gnn_attention.verify.check import Check
+from gnn_attention.verify.measure import holds
 from gnn_attention.verify.report import Report, Result
 
 FEW = {"device": "cpu", "graphs": ["causal"], "features": ["plain"], "dtypes": ["float64"]}
@@ -35,7 +36,7 @@ class Made:
     def __call__(self):
         if self.number in (7, 13):
             os._exit(3)
-        return {"passed": True}
+        return holds(True)
 
 
 @pytest.mark.slow
@@ -69,7 +70,14 @@ def names(report):
     return [(r.group, r.backend, r.dtype, r.name) for r in report.results]
 
 
-def test_an_interrupted_run_is_carried_on_to_the_same_report():
+def read_back(report, folder):
+    """The report from its file."""
+    file = folder / "record.json"
+    file.write_text(report.to_json())
+    return Report.from_file(file)
+
+
+def test_an_interrupted_run_is_carried_on_to_the_same_report(tmp_path):
     """Nothing twice, nothing left out, in the same order; a report that is not finished is not ok."""
     reports = []
 
@@ -81,10 +89,9 @@ def test_an_interrupted_run_is_carried_on_to_the_same_report():
         verify.run(**FEW, progress=stop, keep=reports.append)
     (first,) = reports
     assert (len(first.results), first.ok, "NOT STARTED" in str(first)) == (3, False, True)
-    again = verify.run(**FEW, resumed=Report.from_json(first.to_json()))
+    again = verify.run(**FEW, resumed=read_back(first, tmp_path))
     assert again.ok
     assert names(again) == names(verify.run(**FEW))
-    assert [run["checks"] for run in again.environment["runs"]] == [3, first.not_started]
 
 
 def test_an_earlier_failure_stays():
@@ -103,11 +110,11 @@ def test_a_record_of_elsewhere_is_not_carried_on(name):
         verify.run(**FEW, resumed=earlier)
 
 
-def test_numbers_survive_the_record():
+def test_numbers_survive_the_record(tmp_path):
     """Four digits, and what JSON cannot say; empty names and reasons too."""
     numbers = {"output": float("nan"), "gradient": float("inf"), "error": 1.23456789}
     result = Result("attend", "", "float32", "x", passed=False, skipped="", **numbers)
-    (read,) = Report.from_json(Report((result,)).to_json()).results
+    (read,) = read_back(Report((result,)), tmp_path).results
     assert (str(read.output), read.gradient, read.error) == ("nan", float("inf"), 1.235)
     assert (read.backend, read.skipped) == ("", "")
 
