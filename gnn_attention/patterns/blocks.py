@@ -20,6 +20,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["block_top_k", "compressed_blocks", "moba", "permuted_blocks", "quest", "sorted_blocks"]
 __all__ += ["tile_top_k"]
@@ -106,7 +107,7 @@ def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGra
     stride = block if stride is None else checks.size("stride", stride, 1)
     senders = max(0, (n - block) // stride + 1)
     name = f"compressed_blocks({n}, {block}, {stride})"
-    return TokenGraph.from_rule(partial(_complete, block, stride), n, senders, name=name)
+    return TokenGraph.from_rule(src * stride + (block - 1) <= dst, n, senders, name=name)
 
 
 def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
@@ -142,9 +143,10 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
     [1, 2, 3, 4, 3, 4]
     """
     table, sizes, named = _block_table("order", order, n, block)
-    rule = partial(_own_or_sorted, _data.own_axes(table, sizes), block)
+    chosen = look_up(_data.own_axes(table, sizes), dst // block) == src // block
+    rule = rules.past((dst // block == src // block) | chosen, causal)
     name = text.call("sorted_blocks", causal, n, named, block)
-    return TokenGraph.from_rule(rules.past(rule, causal), n, name=name, **sizes)
+    return TokenGraph.from_rule(rule, n, name=name, **sizes)
 
 
 def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> TokenGraph:
@@ -161,21 +163,8 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     blocks = table.shape[-1]
     if not torch.equal(table.sort(dim=-1).values, torch.arange(blocks, device="cpu").expand(table.shape)):
         raise ValueError(f"permutation must hold each of the {blocks} blocks once, got {permutation}")
-    rule = partial(_permuted, _data.own_axes(table, sizes), block)
+    rule = look_up(_data.own_axes(table, sizes), dst // block) == src // block
     return TokenGraph.from_rule(rule, n, name=f"permuted_blocks({n}, {named}, {block})", **sizes)
-
-
-def _complete(block: int, stride: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src * stride + (block - 1) <= dst
-
-
-def _own_or_sorted(order: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    own, theirs = dst // block, src // block
-    return (own == theirs) | (rules.look_up(order, b, h, own) == theirs)
-
-
-def _permuted(permutation: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return rules.look_up(permutation, b, h, dst // block) == src // block
 
 
 def _in_blocks(x: Tensor, block: int, filler: float) -> Tensor:
