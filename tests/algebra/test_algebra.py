@@ -268,14 +268,6 @@ def any_member(mask: Tensor, rows: list[int], columns: list[int]) -> Tensor:
 
 
 class TestClosure:
-    @given(st.data(), st.booleans())
-    @fixed
-    def test_networkx_makes_the_same(self, data, reflexive):
-        n = data.draw(size(6))
-        g = data.draw(plain(n, n))
-        theirs = nx.transitive_closure(convert.to_networkx(g), reflexive=reflexive)
-        assert closure(g, reflexive=reflexive) == convert.from_networkx(theirs)
-
     @given(st.data(), st.integers(0, 7))
     @fixed
     def test_it_is_the_union_of_powers(self, data, hops):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.graph.intervals import arithmetic
-from gnn_attention.graph.intervals.table_bounds import extremes
 from gnn_attention.graph.intervals.values import ANYTHING, DIFFERENCE, DST, SRC, Box
 
 TABLE = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3])
@@ -216,15 +215,6 @@ class TestInPlace:
 
 
 class TestTables:
-    @pytest.mark.parametrize("width", [1, 2, 3, 8])
-    def test_extremes_hold_all_entries_and_are_sharp_on_a_grid(self, width):
-        start = torch.arange(N - width + 1)
-        low, high = extremes(TABLE, 0, torch.zeros_like(start), start, start + width - 1)
-        for i, entries in enumerate(TABLE.unfold(0, width, 1)):
-            assert low[i] <= entries.min() <= entries.max() <= high[i]
-            if width & (width - 1) == 0 == i % width:
-                assert (low[i], high[i]) == (entries.min(), entries.max())
-
     @pytest.mark.parametrize("kind", ["tensor", "array"])
     def test_a_table_that_is_written_anew(self, kind):
         """One buffer for the documents of every batch."""

@@ -7,7 +7,6 @@ from itertools import permutations
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.zoo.row import binary_ones
 
 from gnn_attention import attend, patterns, score_mods
 
@@ -19,11 +18,6 @@ def gaps(n):
 
 
 class TestReach:
-    @pytest.mark.parametrize("layers", range(7))
-    def test_a_message_takes_as_many_layers_as_its_distance_has_ones(self, layers):
-        ones = torch.tensor([[binary_ones(abs(gap)) for gap in row] for row in gaps(64).tolist()])
-        assert torch.equal((patterns.log_sparse(64) ** layers).mask(), (gaps(64) >= 0) & (ones <= layers))
-
     @pytest.mark.parametrize("order", list(permutations(range(3))))
     @pytest.mark.parametrize("block", [1, 2])
     def test_one_factor_of_each_level_connects_everyone_by_one_path(self, order, block):
