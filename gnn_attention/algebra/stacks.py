@@ -1,8 +1,9 @@
 """Many graphs of the same nodes as one: union, intersection, one for each head, one for each sample."""
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import torch
 
@@ -85,17 +86,11 @@ def per_sample(*graphs: TokenGraph) -> TokenGraph:
 
 
 def any_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    edge = evaluate(rules[0], b, h, dst, src)
-    for rule in rules[1:]:
-        edge = edge | evaluate(rule, b, h, dst, src)
-    return edge
+    return reduce(operator.or_, (evaluate(rule, b, h, dst, src) for rule in rules))
 
 
 def all_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    edge = evaluate(rules[0], b, h, dst, src)
-    for rule in rules[1:]:
-        edge = edge & evaluate(rule, b, h, dst, src)
-    return edge
+    return reduce(operator.and_, (evaluate(rule, b, h, dst, src) for rule in rules))
 
 
 def _if_in(sample: bool, number: int, rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
