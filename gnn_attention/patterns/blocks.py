@@ -68,7 +68,7 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     [1, 2, 3, 4, 3, 4]
     """
     queries, keys, _ = _data.queries_and_keys(q, k, -2)
-    logits = queries @ _block_means(keys, checks.size("block", block, 1)).mT
+    logits = queries @ block_means(keys, checks.size("block", block, 1)).mT
     graph = block_top_k(logits[(0,) * (4 - q.dim())], block, checks.size("top", top, 1))
     return replace(graph, name=f"moba({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {block}, {top})")
 
@@ -124,7 +124,7 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
     """
     queries, keys, sizes = _data.queries_and_keys(q, k)
     tile, top = checks.size("tile", tile, 1), checks.size("top", top)
-    products = _block_means(queries, tile) @ _block_means(keys, tile).mT
+    products = block_means(queries, tile) @ block_means(keys, tile).mT
     chosen = _data.own_axes(_data.largest(products, top), sizes)
     name = f"tile_top_k({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {tile}, {top})"
     rule = partial(rules.chosen, chosen, tile, tile)
@@ -167,24 +167,34 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     return TokenGraph.from_rule(rule, n, name=f"permuted_blocks({n}, {named}, {block})", **sizes)
 
 
-def _in_blocks(x: Tensor, block: int, filler: float) -> Tensor:
+def in_blocks(x: Tensor, block: int, filler: float) -> Tensor:
     """``[..., n, dim]`` as ``[..., blocks, block, dim]``, the last block filled up."""
     filled = pad(x, (0, 0, 0, -x.shape[-2] % block), value=filler)
     return filled.reshape(*x.shape[:-2], filled.shape[-2] // block, block, x.shape[-1])
 
 
-def _block_means(x: Tensor, block: int) -> Tensor:
-    count = _in_blocks(torch.ones_like(x[..., :1]), block, 0.0).sum(dim=-2)
-    return _in_blocks(x, block, 0.0).sum(dim=-2) / count
+def block_means(x: Tensor, block: int) -> Tensor:
+    count = in_blocks(torch.ones_like(x[..., :1]), block, 0.0).sum(dim=-2)
+    return in_blocks(x, block, 0.0).sum(dim=-2) / count
+
+
+def block_extremes(k: Tensor, block: int) -> Tensor:
+    """The highest numbers of each block, then the lowest; :func:`signed` of a query bounds its logits."""
+    highest, lowest = in_blocks(k, block, -torch.inf), in_blocks(k, block, torch.inf)
+    return torch.cat([highest.amax(dim=-2), lowest.amin(dim=-2)], dim=-1)
+
+
+def signed(q: Tensor) -> Tensor:
+    """The positive part of a query, then the negative one."""
+    return torch.cat([q.clamp(min=0), q.clamp(max=0)], dim=-1)
 
 
 def _page_bounds(q: Tensor, k: Tensor, page: int) -> Tensor:
     """Bounds of the logits of each page, ``[..., n, pages]``; of the own page, only of its keys so far."""
-    positive, negative = q.clamp(min=0), q.clamp(max=0)
-    highest, lowest = _in_blocks(k, page, -torch.inf), _in_blocks(k, page, torch.inf)
-    bounds = positive @ highest.amax(dim=-2).mT + negative @ lowest.amin(dim=-2).mT
-    until = [x.cummax(dim=-2).values.flatten(-3, -2)[..., : k.shape[-2], :] for x in (highest, -lowest)]
-    own = (positive * until[0] - negative * until[1]).sum(dim=-1, keepdim=True)
+    bounds = signed(q) @ block_extremes(k, page).mT
+    until = [in_blocks(x, page, -torch.inf).cummax(dim=-2).values.flatten(-3, -2) for x in (k, -k)]
+    so_far = torch.cat([until[0], -until[1]], dim=-1)[..., : k.shape[-2], :]
+    own = (signed(q) * so_far).sum(dim=-1, keepdim=True)
     place = (torch.arange(k.shape[-2], device="cpu") // page).unsqueeze(-1).expand(own.shape)
     return bounds.scatter(-1, place, own)
 

@@ -114,8 +114,9 @@ def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
     """
     n, k = checks.size("n", n), checks.size("k", k, 1)
     first = _first_of_levels(n)
-    parts = [_own_spans(n, first), _context(n, k, first, left=True)]
-    parts += [] if causal else [_context(n, k, first, left=False)]
+    token = torch.arange(n, device="cpu")
+    parts = [torch.stack([token, start + token // 2**level]) for level, start in enumerate(first[:-1])]
+    parts += [_context(n, k, first, left) for left in ((True,) if causal else (True, False))]
     src, dst = torch.cat(parts, 1)
     order = (dst * first[-1] + src).argsort()
     name = text.call("binary_partition", causal, n, k)
@@ -216,11 +217,6 @@ def _first_of_levels(n: int) -> list[int]:
         count = (count + 1) // 2
         first.append(first[-1] + count)
     return first
-
-
-def _own_spans(n: int, first: list[int]) -> Int[Tensor, "2 edges"]:
-    token, levels = torch.arange(n, device="cpu"), enumerate(first[:-1])
-    return torch.cat([torch.stack([token, start + token // 2**level]) for level, start in levels], 1)
 
 
 def _context(n: int, k: int, first: list[int], left: bool) -> Int[Tensor, "2 edges"]:

@@ -100,18 +100,13 @@ ENDS = [
     "(TABLE * LARGE)[dst] * TABLE[src] > 0",
     "(dst << 60) > src",
     "BYTES[dst] - BYTES[src] > 3",
-    "(BYTES[dst] > -1) & (src <= dst)",
     "FEWER[dst] + torch.tensor(2**40) > src",
     "FEWER[dst] > FEWER[src]",
-    "FEWER[dst] - src > 0",
     "(100 * dst).to(torch.uint8) >= src",
-    "(100 * dst).to(BYTES) >= src",
     "dst.to(torch.bool) > src.to(torch.bool)",
-    "(dst.to(torch.bool) == True) & (src <= dst)",
     "(dst + 2**24).to(torch.float32) <= (src + 2**24).to(torch.float32)",
     "torch.ones_like(dst, dtype=torch.uint8) - 2 > src",
     "(src <= dst).where(src > 3, dst == src + 5)",
-    "torch.tensor(True).where(src <= dst, src > 3)",
 ]
 
 

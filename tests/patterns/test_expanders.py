@@ -40,16 +40,6 @@ class TestSeeds:
         assert build(3) == graph
 
 
-class TestRandomSenders:
-    def test_every_sender_and_every_pair_is_as_likely(self):
-        """2 of 5 senders, 1500 times: each 600 times (deviation 19), each pair 150 times (deviation 12)."""
-        masks = [patterns.random_senders(5, 2, seed=seed, causal=False).mask() for seed in range(300)]
-        rows = torch.cat(masks).double()
-        pairs = rows.t() @ rows
-        assert ((pairs.diag() - 600).abs() < 4 * 19).all()
-        assert ((pairs[~torch.eye(5, dtype=torch.bool)] - 150).abs() < 4 * 12).all()
-
-
 class TestDeBruijn:
     @pytest.mark.parametrize(("k", "length"), [(2, 1), (2, 5), (3, 3), (5, 2), (1, 3)])
     def test_one_walk_of_that_length_between_any_two(self, k, length):

@@ -78,11 +78,6 @@ class TestFibottention:
         for head, row in enumerate(self.WYTHOFF):
             assert self.distances(graph, head)[: len(row)] == row
 
-    def test_every_distance_belongs_to_one_head(self):
-        """The Wythoff array holds every positive integer once."""
-        graph = patterns.fibottention(50, 30, 49, 49)
-        assert graph.mask().sum(0).tolist() == patterns.no_self(50).mask().int().tolist()
-
     def test_windows_grow_from_head_to_head(self):
         """w_i = 5, 15, 25: each row ends there, but keeps its first distance."""
         graph = patterns.fibottention(75, 3)
