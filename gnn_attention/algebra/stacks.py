@@ -29,8 +29,7 @@ def union(*graphs: TokenGraph) -> TokenGraph:
     """
     sizes = _operands.same_nodes("union", *graphs)
     first, name = graphs[0], _operands.name("union", graphs)
-    lists = _operands.edge_lists(graphs)
-    if lists is not None:
+    if (lists := _operands.edge_lists(graphs)) is not None:
         edges = torch.cat(lists, dim=1)
         listed = TokenGraph.from_edges(edges, first.num_dst, first.num_src, coalesce=True, name=name)
         return at_positions_of(first, listed)

@@ -69,7 +69,8 @@ def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "cau
     """
     sizes = _operands.square("extend", g, "extend the graph of all tokens and take rows(start, stop) of it")
     count = checks.size("count", count)
-    link, among = checks.choice("link", link, LINKS), checks.choice("among", among, AMONG)
+    link = checks.choice("link", link, ("none", "senders", "receivers", "both"))
+    among = checks.choice("among", among, AMONG)
     n, parts = g.num_dst, [(g, 0, 0)]
     if link in ("senders", "both"):
         parts.append((TokenGraph.from_rule(rules.everyone, n, count), 0, n))
@@ -94,7 +95,6 @@ def _itself(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return dst == src
 
 
-LINKS = ("none", "senders", "receivers", "both")
 AMONG: dict[str, Rule | None]
 AMONG = {"none": None, "self": _itself, "causal": rules.causal, "full": rules.everyone}
 

@@ -7,10 +7,10 @@ step, senders of which a sliding cache has dropped some, padding on either side.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial, reduce
-from operator import or_
 from types import FunctionType
 from typing import Any
 
@@ -235,7 +235,7 @@ def _by_head(graphs: list[TokenGraph]) -> TokenGraph:
 def _of_head(of_head: Tensor, rules: Sequence[Rule], b: Tensor, h: Tensor, dst: Any, src: Any) -> Tensor:
     mine = of_head[h] if isinstance(h, Interval) else of_head.to(h.device)[h]
     edges = ((mine == number) & evaluate(rule, b, h, dst, src) for number, rule in enumerate(rules))
-    found: Tensor = reduce(or_, edges)
+    found: Tensor = reduce(operator.or_, edges)
     return found
 
 
@@ -250,6 +250,9 @@ def recipe(value: object) -> Hashable | None:
         return _all_of(tuple, *value)
     if isinstance(value, partial):
         return _all_of(partial, value.func, value.args, tuple(sorted(value.keywords.items())))
+    # an operator of Python's own, of which the rules of builders are made
+    if getattr(operator, getattr(value, "__name__", ""), None) is value:
+        return ("operator", value)
     if not isinstance(value, FunctionType) or value.__kwdefaults__:
         return None
     if value.__module__.split(".")[0] not in TRUSTED:

@@ -99,8 +99,7 @@ def chunked(
     rule = (gap <= before) & (gap >= -after)
     if wrap:
         rule = (gap + after) % max(1, -(-n // chunk)) <= before + after
-    options = {"before": (before, 0), "after": (after, 0), "wrap": (wrap, False)}
-    name = text.call("chunked", causal, n, chunk, **options)
+    name = text.call("chunked", causal, n, chunk, before=(before, 0), after=(after, 0), wrap=(wrap, False))
     return TokenGraph.from_rule(rules.past(rule, causal), n, name=name)
 
 
