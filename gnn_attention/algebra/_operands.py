@@ -41,8 +41,9 @@ def square(function: str, graph: TokenGraph, instead: str) -> dict[str, int | No
     """:func:`varies` of a graph of the same tokens as receivers and senders; ``instead`` says what to do."""
     sizes = varies(function, graph)
     if (graph.num_dst, graph.dst_offset) != (graph.num_src, graph.src_offset):
-        wanted = "the same tokens as receivers and senders"
-        raise ValueError(f"{function} needs {wanted}, got {graph!r}; {instead}")
+        raise ValueError(
+            f"{function} needs the same tokens as receivers and senders, got {graph!r}; {instead}"
+        )
     return sizes
 
 
@@ -80,11 +81,10 @@ def positions(
     return numbers
 
 
-def edge_lists(graphs: Iterable[TokenGraph]) -> list[Tensor] | None:
+def edge_lists(graphs: Sequence[TokenGraph]) -> list[Tensor] | None:
     """The lists that all of the graphs carry, or None if one of them is a rule alone."""
-    lists = [graph.listed_edges for graph in graphs]
-    found = [edges for edges in lists if edges is not None]
-    return found if len(found) == len(lists) else None
+    lists = [graph.listed_edges for graph in graphs if graph.listed_edges is not None]
+    return lists if len(lists) == len(graphs) else None
 
 
 def name(function: str, graphs: Sequence[TokenGraph], *arguments: str) -> str:

@@ -1,7 +1,6 @@
 """Groups of tokens as tokens."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 
@@ -34,37 +33,30 @@ def quotient(
     True
     """
     _operands.from_zero("quotient", g)
-    of_dst = _group_of("groups", groups, g.num_dst)
-    shown = [_text_of("groups", groups)]
+    of_dst, shown = _group_of("groups", groups, g.num_dst)
     if src_groups is not None:
-        of_src = _group_of("src_groups", src_groups, g.num_src)
-        shown.append(_text_of("src_groups", src_groups))
+        of_src, src_shown = _group_of("src_groups", src_groups, g.num_src)
     elif g.num_dst != g.num_src and isinstance(groups, Iterable):
         raise ValueError(f"quotient of {g!r} needs src_groups too: it has other senders than receivers")
     else:
-        of_src = _group_of("groups", groups, g.num_src)
-    name = _operands.name("quotient", (g,), *shown)
+        of_src, src_shown = _group_of("groups", groups, g.num_src)[0], ""
+    name = _operands.name("quotient", (g,), shown, src_shown)
     return each_alone(lambda plain: _quotient_of(plain, of_dst, of_src), g, name)
 
 
-def _group_of(word: str, groups: object, count: int) -> Tensor:
-    """The group of each of ``count`` tokens, from a block length or a list of groups."""
+def _group_of(word: str, groups: object, count: int) -> tuple[Tensor, str]:
+    """The group of each of ``count`` tokens, from a block length or a list of groups, and that in text."""
     checks.check_order(word, groups)
     groups = groups.tolist() if isinstance(groups, Tensor) else groups
     if isinstance(groups, str) or not isinstance(groups, Iterable):
-        return torch.arange(count, device="cpu") // checks.size(word, groups, 1)
+        return torch.arange(count, device="cpu") // checks.size(word, groups, 1), str(groups)
     numbers = [checks.size(f"each of {word}", number) for number in groups]
     if gaps := set(range(max(numbers, default=0))) - set(numbers):
         got = f"{max(numbers)} but no {min(gaps)}"
         raise ValueError(f"{word} must be numbered 0, 1, ... without gaps, got {got}")
     if len(numbers) != count:
         raise ValueError(f"{word} must hold one number for each of {count} tokens, got {len(numbers)}")
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
-
-
-def _text_of(word: str, groups: Any) -> str:
-    groups = groups.tolist() if isinstance(groups, Tensor) else groups
-    return text.listed(list(groups), word) if isinstance(groups, Iterable) else str(groups)
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu"), text.listed(numbers, word)
 
 
 def _quotient_of(g: TokenGraph, of_dst: Tensor, of_src: Tensor) -> TokenGraph:

@@ -104,11 +104,8 @@ def block_edges(parts: Sequence[Part]) -> Tensor:
     return torch.cat(lists, dim=1)
 
 
-def _along_both(left: Tensor, right: Tensor, num_dst: int, num_src: int) -> Tensor:
-    stride = torch.tensor([[num_src], [num_dst]], device="cpu")
-    return ((left * stride)[:, :, None] + right[:, None, :]).flatten(1)
-
-
 def _along_one(left: Tensor, right: Tensor, n1: int, n2: int) -> Tensor:
+    """The edges of the first graph at every token of the second, then the other way."""
     stay1, stay2 = (torch.arange(n, device="cpu").expand(2, -1) for n in (n1, n2))
-    return torch.cat([_along_both(left, stay2, n2, n2), _along_both(stay1, right, n2, n2)], dim=1)
+    pairs = ((left, stay2), (stay1, right))
+    return torch.cat([(a[:, :, None] * n2 + b[:, None, :]).flatten(1) for a, b in pairs], dim=1)

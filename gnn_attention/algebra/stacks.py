@@ -1,8 +1,9 @@
 """Many graphs of the same nodes as one: union, intersection, one for each head, one for each sample."""
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import torch
 
@@ -28,8 +29,7 @@ def union(*graphs: TokenGraph) -> TokenGraph:
     """
     sizes = _operands.same_nodes("union", *graphs)
     first, name = graphs[0], _operands.name("union", graphs)
-    lists = _operands.edge_lists(graphs)
-    if lists is not None:
+    if (lists := _operands.edge_lists(graphs)) is not None:
         edges = torch.cat(lists, dim=1)
         listed = TokenGraph.from_edges(edges, first.num_dst, first.num_src, coalesce=True, name=name)
         return at_positions_of(first, listed)
@@ -85,17 +85,11 @@ def per_sample(*graphs: TokenGraph) -> TokenGraph:
 
 
 def any_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    edge = evaluate(rules[0], b, h, dst, src)
-    for rule in rules[1:]:
-        edge = edge | evaluate(rule, b, h, dst, src)
-    return edge
+    return reduce(operator.or_, (evaluate(rule, b, h, dst, src) for rule in rules))
 
 
 def all_of(rules: tuple[Rule, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    edge = evaluate(rules[0], b, h, dst, src)
-    for rule in rules[1:]:
-        edge = edge & evaluate(rule, b, h, dst, src)
-    return edge
+    return reduce(operator.and_, (evaluate(rule, b, h, dst, src) for rule in rules))
 
 
 def _if_in(sample: bool, number: int, rule: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
-from gnn_attention.algebra.products import Part, block_edges, block_rule
+from gnn_attention.algebra.products import block_edges, block_rule
 from gnn_attention.algebra.stacks import at_positions_of
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.graph.rules import Rule
@@ -41,7 +41,15 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
     dst_chosen = _distinct("tokens", tokens, g.num_dst)
     src_chosen = dst_chosen if src is None else _distinct("src", src, g.num_src)
     shown = text.listed(dst_chosen, "tokens"), "" if src is None else text.listed(src_chosen, "tokens")
-    return _gathered_graph(g, sizes, dst_chosen, src_chosen, _operands.name("restrict", (g,), *shown))
+    name = _operands.name("restrict", (g,), *shown)
+    num_dst, num_src = len(dst_chosen), len(src_chosen)
+    of_dst, of_src = (torch.tensor(x, dtype=torch.int64, device="cpu") for x in (dst_chosen, src_chosen))
+    if g.listed_edges is None:
+        rule = partial(gathered, g.rule, of_dst, of_src)
+        return TokenGraph.from_rule(rule, num_dst, num_src, **sizes, name=name)
+    src_ends, dst_ends = g.listed_edges
+    edges = torch.stack([_places(of_src, g.num_src)[src_ends], _places(of_dst, g.num_dst)[dst_ends]])
+    return TokenGraph.from_edges(edges[:, (edges >= 0).all(0)], num_dst, num_src, name=name)
 
 
 @not_compiled
@@ -61,8 +69,15 @@ def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "cau
     """
     sizes = _operands.square("extend", g, "extend the graph of all tokens and take rows(start, stop) of it")
     count = checks.size("count", count)
-    link, among = checks.choice("link", link, LINKS), checks.choice("among", among, AMONG)
-    n, parts = g.num_dst, _parts(g, count, link, among)
+    link = checks.choice("link", link, ("none", "senders", "receivers", "both"))
+    among = checks.choice("among", among, AMONG)
+    n, parts = g.num_dst, [(g, 0, 0)]
+    if link in ("senders", "both"):
+        parts.append((TokenGraph.from_rule(rules.everyone, n, count), 0, n))
+    if link in ("receivers", "both"):
+        parts.append((TokenGraph.from_rule(rules.everyone, count, n), n, 0))
+    rule = AMONG[among]
+    parts += [] if rule is None else [(TokenGraph.from_rule(rule, count), n, n)]
     words = ("", "") if (link, among) == ("receivers", "causal") else (repr(link), repr(among))
     name = _operands.name("extend", (g,), str(count), *words)
     if g.listed_edges is not None:
@@ -80,7 +95,6 @@ def _itself(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return dst == src
 
 
-LINKS = ("none", "senders", "receivers", "both")
 AMONG: dict[str, Rule | None]
 AMONG = {"none": None, "self": _itself, "causal": rules.causal, "full": rules.everyone}
 
@@ -93,31 +107,8 @@ def _distinct(word: str, values: object, count: int) -> list[int]:
     return chosen
 
 
-def _gathered_graph(
-    g: TokenGraph, sizes: dict[str, int | None], dst: list[int], src: list[int], name: str
-) -> TokenGraph:
-    of_dst, of_src = (torch.tensor(chosen, dtype=torch.int64, device="cpu") for chosen in (dst, src))
-    if g.listed_edges is None:
-        rule = partial(gathered, g.rule, of_dst, of_src)
-        return TokenGraph.from_rule(rule, len(dst), len(src), **sizes, name=name)
-    sides = ((of_src, g.num_src), (of_dst, g.num_dst))
-    places = [_places(*side)[ends] for side, ends in zip(sides, g.listed_edges, strict=True)]
-    edges = torch.stack(places)
-    return TokenGraph.from_edges(edges[:, (edges >= 0).all(0)], len(dst), len(src), name=name)
-
-
 def _places(chosen: Tensor, count: int) -> Tensor:
     """Where each of ``count`` tokens stands among the chosen ones, -1 where it does not."""
     places = torch.full((count,), -1, device="cpu")
     places[chosen] = torch.arange(len(chosen), device="cpu")
     return places
-
-
-def _parts(g: TokenGraph, count: int, link: str, among: str) -> list[Part]:
-    n, parts = g.num_dst, [(g, 0, 0)]
-    if link in ("senders", "both"):
-        parts.append((TokenGraph.from_rule(rules.everyone, n, count), 0, n))
-    if link in ("receivers", "both"):
-        parts.append((TokenGraph.from_rule(rules.everyone, count, n), n, 0))
-    rule = AMONG[among]
-    return parts if rule is None else [*parts, (TokenGraph.from_rule(rule, count), n, n)]

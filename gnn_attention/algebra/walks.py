@@ -33,13 +33,12 @@ def closure(g: TokenGraph, hops: int | None = None, reflexive: bool = False) -> 
     most = g.num_dst if hops is None else checks.size("hops", hops)  # no shortest walk is longer
     shown = "" if hops is None else str(most), "reflexive=True" if reflexive else ""
     name = _operands.name("closure", (g,), *shown)
-    return each_alone(lambda plain: _closure_of(plain, most, reflexive), g, name)
-
-
-def _closure_of(g: TokenGraph, hops: int, reflexive: bool) -> TokenGraph:
     if reflexive:
-        return _walks_up_to(g, hops)
-    return g @ _walks_up_to(g, hops - 1) if hops else g**0 - g**0
+        return each_alone(lambda plain: _walks_up_to(plain, most), g, name)
+    nothing, fewer = not most, max(most - 1, 0)
+    return each_alone(
+        lambda plain: plain**0 - plain**0 if nothing else plain @ _walks_up_to(plain, fewer), g, name
+    )
 
 
 def _walks_up_to(g: TokenGraph, hops: int) -> TokenGraph:

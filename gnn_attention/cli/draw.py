@@ -14,7 +14,7 @@ from gnn_attention._support.progress import Progress
 from gnn_attention._support.text import printable
 from gnn_attention.convert import expressions, files
 from gnn_attention.graph import TokenGraph
-from gnn_attention.graph.token_graph import LARGEST_PICTURE
+from gnn_attention.graph.text import LARGEST_PICTURE
 
 KINDS: Mapping[str, Callable[..., Any]] = {
     "mask": draw.mask,

@@ -31,7 +31,11 @@ def keys_of(edges: Tensor, num_src: int) -> Tensor:
     return torch.add(edges[0], edges[1], alpha=num_src)
 
 
-def sort_keys(edges: Tensor, num_src: int) -> tuple[Tensor, tuple[Tensor | None] | None]:
+# ascending keys, and the order of the edges if it is known
+SortedKeys = tuple[Tensor, tuple[Tensor | None] | None]
+
+
+def sort_keys(edges: Tensor, num_src: int) -> SortedKeys:
     """Return ``dst * num_src + src`` of every edge in ascending order, and the order of the edges if known.
 
     The order is ``(None,)`` for a list that stands in it and holds no edge twice. That of a short list is not

@@ -1,9 +1,11 @@
 """Graphs made of graphs: rows, one head, the set operators, two hops and powers of :class:`TokenGraph`."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,8 +14,8 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import edge_list, neighbours, rules, text
 
-# a TokenGraph, whose module imports this one
-Graph = Any
+if TYPE_CHECKING:
+    from gnn_attention.graph.token_graph import TokenGraph as Graph
 
 
 @not_compiled
@@ -57,6 +59,8 @@ def select(graph: Graph, batch: int, head: int) -> Graph:
 @not_compiled
 def combined(left: Graph, right: Graph, sign: str, join: Callable[..., Tensor]) -> Graph:
     """The graph whose rule is the rules of both, joined; it carries its edges where that takes few pairs."""
+    if not isinstance(right, type(left)) and not isinstance(left, type(right)):
+        return NotImplemented  # type: ignore[no-any-return]
     _check_same_nodes(left, right, sign)
     name = f"{text.bracketed(left.name)} {sign} {text.bracketed(right.name)}"
     heads, batch = left.heads or right.heads, left.batch or right.batch
@@ -70,6 +74,28 @@ def combined(left: Graph, right: Graph, sign: str, join: Callable[..., Tensor]) 
     edges = candidates[:, rule(torch.zeros_like(dst), torch.zeros_like(dst), dst, src)]
     listed = left.from_distinct_edges(edges, left.num_dst, left.num_src, name)
     return replace(listed, dst_offset=left.dst_offset, src_offset=left.src_offset)
+
+
+@not_compiled
+def complement(graph: Graph) -> Graph:
+    """``~graph``."""
+    name = f"~{text.bracketed(graph.name)}"
+    return replace(graph, rule=partial(rules.not_, graph.rule), name=name, _listed=None)
+
+
+@not_compiled
+def transposed(graph: Graph) -> Graph:
+    """``graph.T``."""
+    return replace(
+        graph,
+        rule=partial(rules.transposed, graph.rule),
+        num_dst=graph.num_src,
+        num_src=graph.num_dst,
+        dst_offset=graph.src_offset,
+        src_offset=graph.dst_offset,
+        name=f"{text.bracketed(graph.name)}.T",
+        _listed=None if graph.listed_edges is None else graph.listed_edges.flip(0),
+    )
 
 
 def _check_same_nodes(left: Graph, right: Graph, sign: str) -> None:

@@ -2,8 +2,23 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 from gnn_attention._support.shapes import Bool, Tensor
+
+# nodes up to which str(graph) draws
+LARGEST_PICTURE = 32
+# characters of a name that repr(graph), and so every message, shows
+LONGEST_NAME = 120
+
+
+def summary(graph: Any) -> str:
+    """``repr(graph)``: the name, the sizes, and where it begins if that is not position 0."""
+    facts = {"batch": graph.batch, "heads": graph.heads}
+    facts |= {"src from": graph.src_offset, "dst from": graph.dst_offset}
+    varies = "".join(f", {word} {n}" for word, n in facts.items() if n)
+    name = graph.name if len(graph.name) <= LONGEST_NAME else f"{graph.name[: LONGEST_NAME - 3]}..."
+    return f"TokenGraph({name}: {graph.num_src} src -> {graph.num_dst} dst{varies})"
 
 
 def bracketed(name: str) -> str:

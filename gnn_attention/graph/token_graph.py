@@ -30,10 +30,6 @@ from gnn_attention.graph.rules import Rule
 
 # calls of attend along a list before its edges are looked at
 FIRST_CALLS = 2
-# nodes up to which str(graph) draws
-LARGEST_PICTURE = 32
-# characters of a name that repr(graph), and so every message, shows
-LONGEST_NAME = 120
 
 
 @dataclass(eq=False, repr=False)
@@ -124,30 +120,20 @@ class TokenGraph(Frozen):
         num_dst = checks.size("num_dst", num_dst)
         num_src = num_dst if num_src is None else checks.size("num_src", num_src)
         edges = edge_list.checked(edge_index, num_dst, num_src)
-        keys, order = edge_list.sort_keys(edges, num_src)
+        keys, order = sorted_keys = edge_list.sort_keys(edges, num_src)
         if order != (None,) and not edge_list.ascends(keys):
             if not coalesce:
                 raise ValueError(edge_list.duplicate_message(edges, edge_list.keys_of(edges, num_src)))
             edges = edges[:, edge_list.first_of_each(edge_list.keys_of(edges, num_src))]
-            return cls.from_distinct_edges(edges, num_dst, num_src, name)
-        return cls._from_sorted_keys(edges, keys, order, num_dst, num_src, name)
+            sorted_keys = edge_list.sort_keys(edges, num_src)
+        return cls.from_distinct_edges(edges, num_dst, num_src, name, sorted_keys)
 
     @classmethod
-    def from_distinct_edges(cls, edges: Tensor, num_dst: int, num_src: int, name: str) -> TokenGraph:
-        """The graph of a list without duplicates, which is not checked."""
-        keys, order = edge_list.sort_keys(edges, num_src)
-        return cls._from_sorted_keys(edges, keys, order, num_dst, num_src, name)
-
-    @classmethod
-    def _from_sorted_keys(
-        cls,
-        edges: Tensor,
-        keys: Tensor,
-        order: tuple[Tensor | None] | None,
-        num_dst: int,
-        num_src: int,
-        name: str,
+    def from_distinct_edges(
+        cls, edges: Tensor, num_dst: int, num_src: int, name: str, known: edge_list.SortedKeys | None = None
     ) -> TokenGraph:
+        """The graph of a list without duplicates, which is not checked; its sorted keys if ``known``."""
+        keys, order = edge_list.sort_keys(edges, num_src) if known is None else known
         rule = partial(rules.is_listed, torch.cat([keys, rules.LAST_KEY]), num_src)
         graph = cls(rule, num_dst, num_src, name=name, _listed=edges)
         if order is not None:  # the list is sorted once: plans find its order there
@@ -332,55 +318,42 @@ class TokenGraph(Frozen):
         >>> causal.rows(2, 4).mask().int().tolist()
         [[1, 1, 1, 0], [1, 1, 1, 1]]
         """
-        part: TokenGraph = operators.rows(self, start, stop)
-        return part
+        return operators.rows(self, start, stop)
 
     def select(self, batch: int = 0, head: int = 0) -> TokenGraph:
         """The graph of one sample and one head, as a plain graph. IndexError where there is none."""
-        chosen: TokenGraph = operators.select(self, batch, head)
-        return chosen
+        return operators.select(self, batch, head)
 
     def __or__(self, other: TokenGraph) -> TokenGraph:
-        return self._combine(other, "|", rules.or_)
+        return operators.combined(self, other, "|", rules.or_)
 
     def __and__(self, other: TokenGraph) -> TokenGraph:
-        return self._combine(other, "&", rules.and_)
+        return operators.combined(self, other, "&", rules.and_)
 
     def __sub__(self, other: TokenGraph) -> TokenGraph:
-        return self._combine(other, "-", rules.minus)
+        return operators.combined(self, other, "-", rules.minus)
 
     def __xor__(self, other: TokenGraph) -> TokenGraph:
-        return self._combine(other, "^", rules.xor)
+        return operators.combined(self, other, "^", rules.xor)
 
-    @not_compiled
     def __invert__(self) -> TokenGraph:
-        name = f"~{text.bracketed(self.name)}"
-        return replace(self, rule=partial(rules.not_, self.rule), name=name, _listed=None)
+        return operators.complement(self)
 
     @property
-    @not_compiled
     def T(self) -> TokenGraph:
         """Every edge reversed: senders become receivers."""
-        listed = None if self._listed is None else self._listed.flip(0)
-        rule, name = partial(rules.transposed, self.rule), f"{text.bracketed(self.name)}.T"
-        sizes: Any = {"num_dst": self.num_src, "num_src": self.num_dst}
-        offsets: Any = {"dst_offset": self.src_offset, "src_offset": self.dst_offset}
-        return replace(self, rule=rule, name=name, _listed=listed, **sizes, **offsets)
+        return operators.transposed(self)
 
     def __matmul__(self, other: TokenGraph) -> TokenGraph:
         """Two hops, the boolean product of the masks: first along ``other``, then along ``self``.
 
         The result carries its edges. ValueError if the middle tokens or the heads or samples differ.
         """
-        if not isinstance(other, TokenGraph):
-            return NotImplemented
-        product: TokenGraph = operators.product(self, other)
-        return product
+        return operators.product(self, other) if isinstance(other, TokenGraph) else NotImplemented
 
     def __pow__(self, hops: int) -> TokenGraph:
         """Exactly ``hops`` hops: ``g ** 2 == g @ g``, ``g ** 0`` the self loops. ValueError unless square."""
-        power: TokenGraph = operators.power(self, hops)
-        return power
+        return operators.power(self, hops)
 
     def __eq__(self, other: object) -> bool:
         """True if sizes, offsets and edge sets are the same; names and edge order do not matter."""
@@ -392,16 +365,11 @@ class TokenGraph(Frozen):
         return hash(self.frame)
 
     def __repr__(self) -> str:
-        facts = {"batch": self.batch, "heads": self.heads}
-        facts |= {"src from": self.src_offset, "dst from": self.dst_offset}
-        varies = "".join(f", {word} {n}" for word, n in facts.items() if n)
-        name = self.name if len(self.name) <= LONGEST_NAME else f"{self.name[: LONGEST_NAME - 3]}..."
-        return f"TokenGraph({name}: {self.num_src} src -> {self.num_dst} dst{varies})"
+        return text.summary(self)
 
     def __str__(self) -> str:
-        if self.heads or self.batch or max(self.num_dst, self.num_src) > LARGEST_PICTURE:
-            return repr(self)
-        return text.picture(self.name, self.mask())
+        small = max(self.num_dst, self.num_src) <= text.LARGEST_PICTURE and not self.varying_axes
+        return text.picture(self.name, self.mask()) if small else repr(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_parts": []}
@@ -430,9 +398,3 @@ class TokenGraph(Frozen):
     def has_edges_of(self, rule: Rule) -> bool:
         """True if every sample and head has exactly the edges of ``rule``."""
         return derived.has_edges_of(self, rule)
-
-    def _combine(self, other: TokenGraph, sign: str, join: Callable[..., Tensor]) -> TokenGraph:
-        if not isinstance(other, TokenGraph):
-            return NotImplemented
-        both: TokenGraph = operators.combined(self, other, sign, join)
-        return both

@@ -7,6 +7,7 @@ step, senders of which a sliding cache has dropped some, padding on either side.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -190,6 +191,9 @@ def recipe(value: object) -> Hashable | None:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return (type(value), value)
+    # The rules of builders are made of Python's own operators.
+    if getattr(operator, getattr(value, "__name__", ""), None) is value:
+        return ("operator", value)
     kind: Any = type(value)
     if isinstance(value, tuple):
         parts = value

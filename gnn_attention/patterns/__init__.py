@@ -2,8 +2,8 @@
 
 Every builder takes sizes and returns a :class:`TokenGraph`; the docstring states its set of edges exactly.
 Builders are causal (``src <= dst``) unless their definition says otherwise; ``causal=False`` is the
-other. Rules are functions of these modules bound by ``functools.partial``, so that graphs can be pickled;
-they use broadcasting operators only, so that ``gnn_attention.graph.tiling`` can evaluate them on ranges.
+other. Rules are expressions of the symbols ``dst``, ``src`` and ``head``, so that graphs can be pickled; they
+use broadcasting operators only, so that ``gnn_attention.graph.tiling`` can evaluate them on ranges.
 
 The modules are the families: ``gnn-attention graphs`` lists them, with an example of each builder.
 """

@@ -12,7 +12,8 @@ import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Bool, Int, Tensor
-from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.graph import TokenGraph, text
+from gnn_attention.patterns._symbols import dst, look_up, src
 
 Sizes = Mapping[str, int]
 Tables = tuple[Tensor, ...]
@@ -94,8 +95,9 @@ def own_axes(table: Tensor, sizes: Sizes) -> Tensor:
     return (table if "batch" in sizes else table[0] if "heads" in sizes else table[0, 0]).contiguous()
 
 
-def same(ours: Tensor, theirs: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return rules.look_up(ours, b, h, dst) == rules.look_up(theirs, b, h, src)
+def same(ours: Tensor, theirs: Tensor | None = None) -> Any:
+    """Whether the entry of the receiver is that of the sender, in another table if there is one."""
+    return look_up(ours, dst) == look_up(ours if theirs is None else theirs, src)
 
 
 def labels(table: Tensor, sizes: Sizes, word: str) -> str:

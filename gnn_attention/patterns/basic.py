@@ -1,11 +1,10 @@
 """The simplest graphs: all tokens, the token itself, the past, the future, all others, another sequence."""
 
 from dataclasses import replace
-from functools import partial
 
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules
+from gnn_attention.patterns._symbols import dst, src
 from gnn_attention.patterns.sequences import prefix
 
 __all__ = ["anti_causal", "causal", "causal_aligned", "cross", "encoder_decoder", "full", "no_self"]
@@ -27,7 +26,7 @@ def self_loops(n: int) -> TokenGraph:
     >>> self_loops(4).edge_index.tolist()
     [[0, 1, 2, 3], [0, 1, 2, 3]]
     """
-    return TokenGraph.from_rule(_self, checks.size("n", n), name=f"self_loops({n})")
+    return TokenGraph.from_rule(dst == src, checks.size("n", n), name=f"self_loops({n})")
 
 
 def cross(num_dst: int, num_src: int) -> TokenGraph:
@@ -60,8 +59,7 @@ def anti_causal(n: int) -> TokenGraph:
     >>> anti_causal(4).in_degree().tolist()
     [4, 3, 2, 1]
     """
-    n = checks.size("n", n)
-    return TokenGraph.from_rule(partial(rules.transposed, rules.causal), n, name=f"anti_causal({n})")
+    return TokenGraph.from_rule(src >= dst, checks.size("n", n), name=f"anti_causal({n})")
 
 
 def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
@@ -81,9 +79,9 @@ def causal_aligned(num_dst: int, num_src: int, align: str) -> TokenGraph:
     """
     num_dst, num_src = checks.size("num_dst", num_dst), checks.size("num_src", num_src)
     align = checks.choice("align", align, ("upper_left", "lower_right"))
-    rule = partial(_shifted_causal, 0 if align == "upper_left" else num_src - num_dst)
+    later = 0 if align == "upper_left" else num_src - num_dst
     name = f"causal_aligned({num_dst}, {num_src}, {align!r})"
-    return TokenGraph.from_rule(rule, num_dst, num_src, name=name)
+    return TokenGraph.from_rule(src <= dst + later, num_dst, num_src, name=name)
 
 
 def strict_causal(n: int) -> TokenGraph:
@@ -92,8 +90,7 @@ def strict_causal(n: int) -> TokenGraph:
     >>> strict_causal(4).in_degree().tolist()
     [0, 1, 2, 3]
     """
-    n = checks.size("n", n)
-    return TokenGraph.from_rule(partial(_shifted_causal, -1), n, name=f"strict_causal({n})")
+    return TokenGraph.from_rule(src < dst, checks.size("n", n), name=f"strict_causal({n})")
 
 
 def no_self(n: int) -> TokenGraph:
@@ -102,7 +99,7 @@ def no_self(n: int) -> TokenGraph:
     >>> no_self(4).in_degree().tolist()
     [3, 3, 3, 3]
     """
-    return TokenGraph.from_rule(_no_self, checks.size("n", n), name=f"no_self({n})")
+    return TokenGraph.from_rule(dst != src, checks.size("n", n), name=f"no_self({n})")
 
 
 def encoder_decoder(source: int, target: int) -> TokenGraph:
@@ -118,15 +115,3 @@ def encoder_decoder(source: int, target: int) -> TokenGraph:
     source, target = checks.size("source", source), checks.size("target", target)
     name = f"encoder_decoder({source}, {target})"
     return replace(prefix(source + target, source), name=name)
-
-
-def _self(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src == dst
-
-
-def _shifted_causal(later: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src <= dst + later
-
-
-def _no_self(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src != dst

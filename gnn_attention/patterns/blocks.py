@@ -20,6 +20,7 @@ from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["block_top_k", "compressed_blocks", "moba", "permuted_blocks", "quest", "sorted_blocks"]
 __all__ += ["tile_top_k"]
@@ -67,7 +68,7 @@ def moba(q: Tensor, k: Tensor, block: int, top: int) -> TokenGraph:
     [1, 2, 3, 4, 3, 4]
     """
     queries, keys, _ = _data.queries_and_keys(q, k, -2)
-    logits = queries @ _block_means(keys, checks.size("block", block, 1)).mT
+    logits = queries @ block_means(keys, checks.size("block", block, 1)).mT
     graph = block_top_k(logits[(0,) * (4 - q.dim())], block, checks.size("top", top, 1))
     return replace(graph, name=f"moba({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {block}, {top})")
 
@@ -106,7 +107,7 @@ def compressed_blocks(n: int, block: int, stride: int | None = None) -> TokenGra
     stride = block if stride is None else checks.size("stride", stride, 1)
     senders = max(0, (n - block) // stride + 1)
     name = f"compressed_blocks({n}, {block}, {stride})"
-    return TokenGraph.from_rule(partial(_complete, block, stride), n, senders, name=name)
+    return TokenGraph.from_rule(src * stride + (block - 1) <= dst, n, senders, name=name)
 
 
 def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
@@ -123,7 +124,7 @@ def tile_top_k(q: Tensor, k: Tensor, tile: int, top: int) -> TokenGraph:
     """
     queries, keys, sizes = _data.queries_and_keys(q, k)
     tile, top = checks.size("tile", tile, 1), checks.size("top", top)
-    products = _block_means(queries, tile) @ _block_means(keys, tile).mT
+    products = block_means(queries, tile) @ block_means(keys, tile).mT
     chosen = _data.own_axes(_data.largest(products, top), sizes)
     name = f"tile_top_k({_data.shown(q, 'q')}, {_data.shown(k, 'k')}, {tile}, {top})"
     rule = partial(rules.chosen, chosen, tile, tile)
@@ -142,9 +143,10 @@ def sorted_blocks(n: int, order: Tensor | Sequence[Any], block: int, causal: boo
     [1, 2, 3, 4, 3, 4]
     """
     table, sizes, named = _block_table("order", order, n, block)
-    rule = partial(_own_or_sorted, _data.own_axes(table, sizes), block)
+    chosen = look_up(_data.own_axes(table, sizes), dst // block) == src // block
+    rule = rules.past((dst // block == src // block) | chosen, causal)
     name = text.call("sorted_blocks", causal, n, named, block)
-    return TokenGraph.from_rule(rules.past(rule, causal), n, name=name, **sizes)
+    return TokenGraph.from_rule(rule, n, name=name, **sizes)
 
 
 def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> TokenGraph:
@@ -161,41 +163,38 @@ def permuted_blocks(n: int, permutation: Tensor | Sequence[Any], block: int) -> 
     blocks = table.shape[-1]
     if not torch.equal(table.sort(dim=-1).values, torch.arange(blocks, device="cpu").expand(table.shape)):
         raise ValueError(f"permutation must hold each of the {blocks} blocks once, got {permutation}")
-    rule = partial(_permuted, _data.own_axes(table, sizes), block)
+    rule = look_up(_data.own_axes(table, sizes), dst // block) == src // block
     return TokenGraph.from_rule(rule, n, name=f"permuted_blocks({n}, {named}, {block})", **sizes)
 
 
-def _complete(block: int, stride: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src * stride + (block - 1) <= dst
-
-
-def _own_or_sorted(order: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    own, theirs = dst // block, src // block
-    return (own == theirs) | (rules.look_up(order, b, h, own) == theirs)
-
-
-def _permuted(permutation: Tensor, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return rules.look_up(permutation, b, h, dst // block) == src // block
-
-
-def _in_blocks(x: Tensor, block: int, filler: float) -> Tensor:
+def in_blocks(x: Tensor, block: int, filler: float) -> Tensor:
     """``[..., n, dim]`` as ``[..., blocks, block, dim]``, the last block filled up."""
     filled = pad(x, (0, 0, 0, -x.shape[-2] % block), value=filler)
     return filled.reshape(*x.shape[:-2], filled.shape[-2] // block, block, x.shape[-1])
 
 
-def _block_means(x: Tensor, block: int) -> Tensor:
-    count = _in_blocks(torch.ones_like(x[..., :1]), block, 0.0).sum(dim=-2)
-    return _in_blocks(x, block, 0.0).sum(dim=-2) / count
+def block_means(x: Tensor, block: int) -> Tensor:
+    count = in_blocks(torch.ones_like(x[..., :1]), block, 0.0).sum(dim=-2)
+    return in_blocks(x, block, 0.0).sum(dim=-2) / count
+
+
+def block_extremes(k: Tensor, block: int) -> Tensor:
+    """The highest numbers of each block, then the lowest; :func:`signed` of a query bounds its logits."""
+    highest, lowest = in_blocks(k, block, -torch.inf), in_blocks(k, block, torch.inf)
+    return torch.cat([highest.amax(dim=-2), lowest.amin(dim=-2)], dim=-1)
+
+
+def signed(q: Tensor) -> Tensor:
+    """The positive part of a query, then the negative one."""
+    return torch.cat([q.clamp(min=0), q.clamp(max=0)], dim=-1)
 
 
 def _page_bounds(q: Tensor, k: Tensor, page: int) -> Tensor:
     """Bounds of the logits of each page, ``[..., n, pages]``; of the own page, only of its keys so far."""
-    positive, negative = q.clamp(min=0), q.clamp(max=0)
-    highest, lowest = _in_blocks(k, page, -torch.inf), _in_blocks(k, page, torch.inf)
-    bounds = positive @ highest.amax(dim=-2).mT + negative @ lowest.amin(dim=-2).mT
-    until = [x.cummax(dim=-2).values.flatten(-3, -2)[..., : k.shape[-2], :] for x in (highest, -lowest)]
-    own = (positive * until[0] - negative * until[1]).sum(dim=-1, keepdim=True)
+    bounds = signed(q) @ block_extremes(k, page).mT
+    until = [in_blocks(x, page, -torch.inf).cummax(dim=-2).values.flatten(-3, -2) for x in (k, -k)]
+    so_far = torch.cat([until[0], -until[1]], dim=-1)[..., : k.shape[-2], :]
+    own = (signed(q) * so_far).sum(dim=-1, keepdim=True)
     place = (torch.arange(k.shape[-2], device="cpu") // page).unsqueeze(-1).expand(own.shape)
     return bounds.scatter(-1, place, own)
 

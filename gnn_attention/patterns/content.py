@@ -19,7 +19,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
-from gnn_attention.patterns._data import Tables
+from gnn_attention.patterns._symbols import any_of, compute, dst, look_up, src
 
 __all__ = ["clusters", "lsh", "nearest", "routing", "shared_bucket", "top_k", "vertical_slash"]
 
@@ -80,10 +80,10 @@ def shared_bucket(buckets: Tensor | Sequence[Any], causal: bool = True) -> Token
     labels, sizes = _data.whole_numbers("buckets", buckets, "rounds n")
     first, last = _first_of_each(labels), _first_of_each(labels.flip(-1)).flip(-1)
     alone = _data.own_axes((first if causal else first & last).all(dim=-2), sizes)
-    rounds = tuple(_data.own_axes(labels[:, :, r], sizes) for r in range(labels.shape[2]))
+    shared = any_of(_data.same(_data.own_axes(labels[:, :, r], sizes)) for r in range(labels.shape[2]))
+    rule = (shared & (dst != src)) | (look_up(alone, dst) & (dst == src))
     name = text.call("shared_bucket", causal, _data.shown(buckets, "buckets"))
-    rule = rules.past(partial(_shares, rounds, alone), causal)
-    return TokenGraph.from_rule(rule, labels.shape[-1], name=name, **sizes)
+    return TokenGraph.from_rule(rules.past(rule, causal), labels.shape[-1], name=name, **sizes)
 
 
 def lsh(vectors: Tensor, num_buckets: int, rounds: int = 1, causal: bool = True, seed: int = 0) -> TokenGraph:
@@ -130,7 +130,7 @@ def clusters(
         raise ValueError(f"both labels must have the same heads and batch, got {shapes}")
     tables = [ours] if src_labels is None else [ours, theirs]
     name = text.call("clusters", causal, *(_data.labels(table, sizes, "labels") for table in tables))
-    rule = rules.past(partial(_data.same, _data.own_axes(ours, sizes), _data.own_axes(theirs, sizes)), causal)
+    rule = rules.past(_data.same(*(_data.own_axes(table, sizes) for table in tables)), causal)
     return TokenGraph.from_rule(rule, ours.shape[-1], theirs.shape[-1], name=name, **sizes)
 
 
@@ -153,10 +153,11 @@ def routing(q: Tensor, k: Tensor, centroids: Tensor, w: int, causal: bool = True
         wanted = f"[clusters, {keys.shape[-1]}], or that for each head of q"
         raise ValueError(f"centroids must be {wanted}, got {list(centroids.shape)}")
     members = [_data.largest(centres @ x.mT, checks.size("w", w)) for x in (queries, keys)]
-    numbers = range(centres.shape[-2])
-    pairs = tuple(tuple(_data.own_axes(side[:, :, c], sizes) for side in members) for c in numbers)
+    of_dst, of_src = ([_data.own_axes(table, sizes) for table in side.unbind(2)] for side in members)
+    pairs = zip(of_dst, of_src, strict=True)
+    together = any_of(look_up(attending, dst) & look_up(attended, src) for attending, attended in pairs)
     name = text.call("routing", causal, *map(_data.shown, (q, k, centroids), ("q", "k", "centroids")), w)
-    rule = rules.past(partial(_routed, pairs), causal)
+    rule = rules.past(together, causal)
     return TokenGraph.from_rule(rule, queries.shape[-2], keys.shape[-2], name=name, **sizes)
 
 
@@ -178,27 +179,8 @@ def vertical_slash(n: int, columns: Sequence[Any], slashes: Sequence[Any]) -> To
         wanted = "given for the same number of heads, at least 1"
         raise ValueError(f"columns and slashes must be {wanted}, got {sorted(heads)}")
     name = f"vertical_slash({n}, {text.listed(columns, 'columns')}, {text.listed(slashes, 'slashes')})"
-    rule = partial(_on_lines, *chosen)
-    return TokenGraph.from_rule(rule, n, heads=max(heads, default=None), name=name)
-
-
-def _shares(rounds: Tables, alone: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    shared = (dst < 0) & (src < 0)
-    for labels in rounds:
-        shared = shared | (rules.look_up(labels, b, h, dst) == rules.look_up(labels, b, h, src))
-    return (shared & (dst != src)) | (rules.look_up(alone, b, h, dst) & (dst == src))
-
-
-def _routed(pairs: tuple[Tables, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    together = (dst < 0) & (src < 0)
-    for queries, keys in pairs:
-        together = together | (rules.look_up(queries, b, h, dst) & rules.look_up(keys, b, h, src))
-    return together
-
-
-def _on_lines(columns: Tensor, slashes: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    distance = (dst - src).clamp(min=0)
-    return (src <= dst) & (rules.look_up(columns, b, h, src) | rules.look_up(slashes, b, h, distance))
+    on_lines = look_up(chosen[0], src) | look_up(chosen[1], compute(torch.clamp, dst - src, 0))
+    return TokenGraph.from_rule((src <= dst) & on_lines, n, heads=max(heads, default=None), name=name)
 
 
 DISTANCES_AT_ONCE = 2**20  # 8 MB

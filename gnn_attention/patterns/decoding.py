@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, text
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._symbols import dst, look_up, src
 from gnn_attention.patterns.sequences import shared_prefix
 
 __all__ = ["block_diffusion", "draft_training", "media_cross"]
@@ -30,7 +29,10 @@ def block_diffusion(n: int, block: int) -> TokenGraph:
     [2, 2, 3, 2, 2, 3]
     """
     n, block = checks.size("n", n), checks.size("block", block, 1)
-    rule = partial(_block_diffusion, n, block)
+    among_noised = (dst < n) & (src < n) & (src // block == dst // block)
+    earlier = (dst < n) & (src >= n) & ((src - n) // block < dst // block)
+    among_clean = (dst >= n) & (src >= n) & ((src - n) // block <= (dst - n) // block)
+    rule = among_noised | earlier | among_clean
     return TokenGraph.from_rule(rule, 2 * n, name=f"block_diffusion({n}, {block})")
 
 
@@ -70,22 +72,8 @@ def media_cross(n: int, media: Sequence[int], tokens: int, last: bool = True) ->
     if any(later <= earlier for earlier, later in pairwise(places)):
         got = text.listed(places, "positions")
         raise ValueError(f"media must be strictly increasing positions, got {got}")
-    so_far = _data.marked(places, n).cumsum(0)
-    rule = partial(_last_medium if last else _media_so_far, so_far, tokens)
+    so_far = look_up(_data.marked(places, n).cumsum(0), dst)
+    medium = src // tokens + 1
+    rule = medium == so_far if last else medium <= so_far
     name = text.call("media_cross", True, n, text.listed(places, "media"), tokens, last=(last, True))
     return TokenGraph.from_rule(rule, n, len(places) * tokens, name=name)
-
-
-def _block_diffusion(n: int, block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    among_noised = (dst < n) & (src < n) & (src // block == dst // block)
-    earlier = (dst < n) & (src >= n) & ((src - n) // block < dst // block)
-    among_clean = (dst >= n) & (src >= n) & ((src - n) // block <= (dst - n) // block)
-    return among_noised | earlier | among_clean
-
-
-def _last_medium(so_far: Tensor, tokens: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src // tokens + 1 == so_far.to(dst.device)[dst]
-
-
-def _media_so_far(so_far: Tensor, tokens: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src // tokens < so_far.to(dst.device)[dst]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from functools import partial
 from math import prod, sqrt
 
 import torch
@@ -12,7 +10,8 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, text
-from gnn_attention.patterns._grid_rules import places
+from gnn_attention.patterns._symbols import any_of, dst, src
+from gnn_attention.patterns.grids import places
 
 __all__ = ["de_bruijn", "erdos_renyi", "expander", "hypercube", "random_senders", "torus", "watts_strogatz"]
 
@@ -76,8 +75,9 @@ def hypercube(dimension: int) -> TokenGraph:
     [[1, 2, 0, 3, 0, 3, 1, 2], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
     dimension = checks.size("dimension", dimension)
-    rule = partial(_hypercube, dimension)
-    return replace(torus(*[2] * dimension), rule=rule, name=f"hypercube({dimension})")
+    differ = dst ^ src
+    rule = any_of(differ == 2**digit for digit in range(dimension))
+    return TokenGraph.from_rule(rule, 2**dimension, name=f"hypercube({dimension})")
 
 
 def de_bruijn(k: int, length: int) -> TokenGraph:
@@ -93,7 +93,7 @@ def de_bruijn(k: int, length: int) -> TokenGraph:
     [[0, 2, 0, 2, 1, 3, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
     k, length = checks.size("k", k, 1), checks.size("length", length, 1)
-    rule = partial(_de_bruijn, k, k ** (length - 1))
+    rule = dst // k == src % k ** (length - 1)
     return TokenGraph.from_rule(rule, k**length, name=f"de_bruijn({k}, {length})")
 
 
@@ -110,9 +110,14 @@ def torus(*sizes: int) -> TokenGraph:
     [1, 3, 4, 8]
     """
     lengths = [checks.size("each of sizes", size, 1) for size in sizes]
-    axes = tuple(axis for axis in zip(places(lengths), lengths, strict=True) if axis[1] > 1)
+    steps = []
+    for stride, length in zip(places(lengths), lengths, strict=True):
+        # One step along an axis: the numbers differ by one stride, or by all but one round the end.
+        away, line = abs(dst - src), stride * length
+        step = (away == stride) | (away == line - stride)
+        steps += [step & (dst // line == src // line)] if length > 1 else []
     name = f"torus({', '.join(map(str, lengths))})"
-    return TokenGraph.from_rule(partial(_torus, axes), prod(lengths), name=name)
+    return TokenGraph.from_rule(any_of(steps), prod(lengths), name=name)
 
 
 def watts_strogatz(n: int, k: int, p: float, seed: int = 0) -> TokenGraph:
@@ -151,27 +156,6 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> TokenGraph:
 
     name = text.call("erdos_renyi", True, n, p, seed=(seed, 0))
     return _both_directions(networkx.fast_gnp_random_graph(n, p, seed=seed).edges, n, name)
-
-
-def _de_bruijn(k: int, rest: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return dst // k == src % rest
-
-
-def _hypercube(dimension: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    differ, edge = dst ^ src, (dst < 0) & (src < 0)
-    for digit in range(dimension):
-        edge = edge | (differ == 2**digit)
-    return edge
-
-
-def _torus(axes: tuple[tuple[int, int], ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """One step along one axis: the numbers differ by one stride, or by all but one round the end."""
-    edge = (dst < 0) & (src < 0)
-    for stride, length in axes:
-        away = (dst - src).abs()
-        step = (away == stride) | (away == stride * (length - 1))
-        edge = edge | ((dst // (stride * length) == src // (stride * length)) & step)
-    return edge
 
 
 def _distinct(bound: Int[Tensor, " rows"], r: int, seed: int) -> Int[Tensor, "r rows"]:

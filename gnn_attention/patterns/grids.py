@@ -6,23 +6,25 @@ interval of coordinates, which a small table holds, and an edge needs all the ax
 """
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Tensor
+from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.graph.text import call
-from gnn_attention.patterns._grid_rules import Axis, Interval, in_box, per_axis, places, shape_of, shown
+from gnn_attention.patterns._symbols import any_of, dst, look_up, src
 
 __all__ = ["axial", "haloed_blocks", "image_local_2d", "natten", "sliding_tile", "svg_spatial"]
 __all__ += ["svg_temporal", "swin"]
 
 
-Sizes = tuple[int, ...]
-PerAxis = int | Sequence[int]
+Sizes = Sequence[int]
+# for each coordinate, the first and the last that it attends to
+Interval = tuple[Int[Tensor, " _"], Int[Tensor, " _"]]
+PerAxis = int | Sizes
 Flags = bool | Sequence[bool]
 
 
@@ -49,15 +51,18 @@ def natten(
     >>> natten((5,), 3).in_degree().tolist()
     [3, 3, 3, 3, 3]
     """
-    sizes = shape_of(shape)
-    kernels, steps = per_axis("kernel", kernel, sizes), per_axis("dilation", dilation, sizes)
-    strides, ends = per_axis("stride", stride, sizes), per_axis("causal", causal, sizes, None)
+    sizes = _shape(shape)
+    kernels, steps = _per_axis("kernel", kernel, sizes), _per_axis("dilation", dilation, sizes)
+    strides, ends = _per_axis("stride", stride, sizes), _per_axis("causal", causal, sizes, None)
     _check_kernels(sizes, kernels, steps, strides)
     spans = [_neighbours(*axis) for axis in zip(sizes, kernels, steps, strides, ends, strict=True)]
-    box = tuple(map(Axis, places(sizes), sizes, spans, steps))
-    options = {"dilation": (shown(steps), 1), "stride": (shown(strides), 1), "causal": (shown(ends), False)}
-    name = call("natten", True, sizes, shown(kernels), **options)
-    return TokenGraph.from_rule(partial(in_box, box), math.prod(sizes), name=name)
+    options = {
+        "dilation": (_shown(steps), 1),
+        "stride": (_shown(strides), 1),
+        "causal": (_shown(ends), False),
+    }
+    name = call("natten", True, sizes, _shown(kernels), **options)
+    return TokenGraph.from_rule(_in_box(sizes, spans, steps), math.prod(sizes), name=name)
 
 
 def swin(shape: Sequence[int], window: PerAxis, shift: PerAxis = 0) -> TokenGraph:
@@ -74,15 +79,15 @@ def swin(shape: Sequence[int], window: PerAxis, shift: PerAxis = 0) -> TokenGrap
     >>> swin((6,), 3, 1).in_degree().tolist()
     [1, 3, 3, 3, 2, 2]
     """
-    sizes = shape_of(shape)
-    windows, shifts = per_axis("window", window, sizes), per_axis("shift", shift, sizes, 0)
+    sizes = _shape(shape)
+    windows, shifts = _per_axis("window", window, sizes), _per_axis("shift", shift, sizes, 0)
     for axis, (size, by) in enumerate(zip(windows, shifts, strict=True)):
         if by >= size:
             got = f"got {by} for a window of {size} along axis {axis}"
             raise ValueError(f"shift must be less than window, {got}")
-    box = tuple(map(Axis, places(sizes), sizes, map(_windows, sizes, windows, shifts)))
-    name = call("swin", True, sizes, shown(windows), shift=(shown(shifts), 0))
-    return TokenGraph.from_rule(partial(in_box, box), math.prod(sizes), name=name)
+    spans = [_blocks(*axis) for axis in zip(sizes, windows, shifts, strict=True)]
+    name = call("swin", True, sizes, _shown(windows), shift=(_shown(shifts), 0))
+    return TokenGraph.from_rule(_in_box(sizes, spans), math.prod(sizes), name=name)
 
 
 def haloed_blocks(shape: Sequence[int], block: PerAxis, halo: PerAxis) -> TokenGraph:
@@ -95,11 +100,11 @@ def haloed_blocks(shape: Sequence[int], block: PerAxis, halo: PerAxis) -> TokenG
     >>> haloed_blocks((6,), 2, 1).in_degree().tolist()
     [3, 3, 4, 4, 3, 3]
     """
-    sizes = shape_of(shape)
-    blocks, halos = per_axis("block", block, sizes), per_axis("halo", halo, sizes, 0)
-    box = tuple(map(Axis, places(sizes), sizes, map(_haloed, sizes, blocks, halos)))
-    name = call("haloed_blocks", True, sizes, shown(blocks), shown(halos))
-    return TokenGraph.from_rule(partial(in_box, box), math.prod(sizes), name=name)
+    sizes = _shape(shape)
+    blocks, halos = _per_axis("block", block, sizes), _per_axis("halo", halo, sizes, 0)
+    spans = [_blocks(size, each, 0, by) for size, each, by in zip(sizes, blocks, halos, strict=True)]
+    name = call("haloed_blocks", True, sizes, _shown(blocks), _shown(halos))
+    return TokenGraph.from_rule(_in_box(sizes, spans), math.prod(sizes), name=name)
 
 
 def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
@@ -113,15 +118,18 @@ def axial(shape: Sequence[int], axis: int | None = None) -> TokenGraph:
     >>> axial((2, 3)).in_degree().tolist()
     [4, 4, 4, 4, 4, 4]
     """
-    sizes = shape_of(shape)
-    lines = [(place, place * size) for place, size in zip(places(sizes), sizes, strict=True)]
+    sizes = _shape(shape)
+    lines = list(zip(places(sizes), sizes, strict=True))
     if axis is not None:
         axis = checks.position("axis", axis)
         if not 0 <= axis < len(sizes):
             raise IndexError(f"axis must be in 0 .. {len(sizes) - 1} for a grid of shape {sizes}, got {axis}")
         lines = lines[axis : axis + 1]
+    along = (
+        (dst // (place * size) == src // (place * size)) & ((dst - src) % place == 0) for place, size in lines
+    )
     name = call("axial", True, sizes, axis=(axis, None))
-    return TokenGraph.from_rule(partial(_axial, tuple(lines)), math.prod(sizes), name=name)
+    return TokenGraph.from_rule(any_of(along), math.prod(sizes), name=name)
 
 
 def image_local_2d(shape: Sequence[int], block: PerAxis, memory: PerAxis) -> TokenGraph:
@@ -138,12 +146,16 @@ def image_local_2d(shape: Sequence[int], block: PerAxis, memory: PerAxis) -> Tok
     >>> image_local_2d((2, 4), (2, 2), (1, 1)).in_degree().tolist()
     [1, 2, 3, 4, 3, 4, 5, 6]
     """
-    sizes = shape_of(shape)
+    sizes = _shape(shape)
     if len(sizes) != 2:
         raise ValueError(f"shape must be (height, width), got {sizes}")
-    blocks, memories = per_axis("block", block, sizes), per_axis("memory", memory, sizes, 0)
-    name = call("image_local_2d", True, sizes, shown(blocks), shown(memories))
-    rule = partial(_image_local, sizes[1], blocks, memories)
+    (tall, wide), (above, beside) = _per_axis("block", block, sizes), _per_axis("memory", memory, sizes, 0)
+    row, column = src // sizes[1], src % sizes[1]
+    top, left = dst // sizes[1] // tall * tall, dst % sizes[1] // wide * wide
+    right = left + wide
+    around = (top - above <= row) & (row < top + tall) & (left - beside <= column) & (column < right + beside)
+    rule = around & ((row < top) | (column < left) | ((column < right) & (src <= dst)))
+    name = call("image_local_2d", True, sizes, _shown((tall, wide)), _shown((above, beside)))
     return TokenGraph.from_rule(rule, math.prod(sizes), name=name)
 
 
@@ -162,19 +174,23 @@ def sliding_tile(
     >>> sliding_tile((6,), 2, 2, text=1).in_degree().tolist()
     [5, 5, 5, 5, 5, 5, 7]
     """
-    sizes = shape_of(shape)
-    tiles, windows = per_axis("tile", tile, sizes), per_axis("window", window, sizes)
+    sizes = _shape(shape)
+    tiles, windows = _per_axis("tile", tile, sizes), _per_axis("window", window, sizes)
     text = checks.size("text", text)
-    counts = _whole_tiles(sizes, tiles)
-    _check_kernels(counts, windows, (1,) * len(sizes), (1,) * len(sizes), "window")
+    for axis, (size, each) in enumerate(zip(sizes, tiles, strict=True)):
+        if size % each:
+            raise ValueError(f"tile must divide the grid, got {each} along axis {axis}, which has {size}")
+    counts = tuple(size // each for size, each in zip(sizes, tiles, strict=True))
+    ones = (1,) * len(sizes)
+    _check_kernels(counts, windows, ones, ones, "window")
     spans = [_neighbours(count, w) for count, w in zip(counts, windows, strict=True)]
     if tiled:
-        box = tuple(map(Axis, [place * math.prod(tiles) for place in places(counts)], counts, spans))
+        box = _in_box(counts, spans, ones, math.prod(tiles))
     else:
-        box = tuple(map(Axis, places(sizes), sizes, map(_spread, spans, tiles)))
+        box = _in_box(sizes, list(map(_spread, spans, tiles)))
     video, options = math.prod(sizes), {"text": (text, 0), "tiled": (tiled, False)}
-    name = call("sliding_tile", True, sizes, shown(tiles), shown(windows), **options)
-    return TokenGraph.from_rule(partial(_or_text, box, video), video + text, name=name)
+    name = call("sliding_tile", True, sizes, _shown(tiles), _shown(windows), **options)
+    return TokenGraph.from_rule((dst >= video) | (src >= video) | box, video + text, name=name)
 
 
 def svg_spatial(
@@ -194,7 +210,7 @@ def svg_spatial(
     shared = min(prompt + frame_size, n) if first_frame else prompt
     options = {"prompt": (prompt, 0), "first_frame": (first_frame, False)}
     name = call("svg_spatial", True, frames, frame_size, w, **options)
-    return TokenGraph.from_rule(partial(_spatial, prompt, shared, w), n, name=name)
+    return TokenGraph.from_rule((dst < prompt) | (src < shared) | (abs(dst - src) < w), n, name=name)
 
 
 def svg_temporal(frames: int, frame_size: int, w: int, prompt: int = 0) -> TokenGraph:
@@ -210,39 +226,61 @@ def svg_temporal(frames: int, frame_size: int, w: int, prompt: int = 0) -> Token
     [5, 3, 3, 3, 3]
     """
     n, w = _video(frames, frame_size, prompt), checks.size("w", w)
-    name = call("svg_temporal", True, frames, frame_size, w, prompt=(prompt, 0))
-    return TokenGraph.from_rule(partial(_temporal, prompt, frame_size, w), n, name=name)
-
-
-def _or_text(box: tuple[Axis, ...], video: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst >= video) | (src >= video) | in_box(box, b, h, dst, src)
-
-
-def _axial(lines: tuple[tuple[int, int], ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    edge = dst == src
-    for place, line in lines:
-        edge = edge | ((dst // line == src // line) & ((dst - src) % place == 0))
-    return edge
-
-
-def _image_local(
-    width: int, block: Sizes, memory: Sizes, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    row, column = src // width, src % width
-    top, left = dst // width // block[0] * block[0], dst % width // block[1] * block[1]
-    right = left + block[1]
-    around = (top - memory[0] <= row) & (row < top + block[0])
-    around = around & (left - memory[1] <= column) & (column < right + memory[1])
-    return around & ((row < top) | (column < left) | ((column < right) & (src <= dst)))
-
-
-def _spatial(prompt: int, shared: int, w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst < prompt) | (src < shared) | ((dst - src).abs() < w)
-
-
-def _temporal(prompt: int, frame_size: int, w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     apart = (dst - prompt) % frame_size - (src - prompt) % frame_size
-    return (dst < prompt) | (src < prompt) | (apart.abs() < w)
+    name = call("svg_temporal", True, frames, frame_size, w, prompt=(prompt, 0))
+    return TokenGraph.from_rule((dst < prompt) | (src < prompt) | (abs(apart) < w), n, name=name)
+
+
+def places(sizes: Sequence[int]) -> list[int]:
+    """How many tokens lie between neighbours along each axis, in row-major order."""
+    return [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+
+
+def _shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The checked sizes of a grid: one axis at least, one token at least along each."""
+    if not isinstance(shape, Iterable):
+        got = checks.quoted(shape)
+        raise TypeError(f"shape must be a sequence of sizes, got {got}; a line of tokens is ({got},)")
+    checks.check_order("shape", shape)
+    sizes = tuple(checks.size("each of shape", size, 1) for size in shape)
+    if not sizes:
+        raise ValueError("shape must have at least one axis, got ()")
+    return sizes
+
+
+def _per_axis(name: str, value: Any, sizes: Sequence[int], minimum: int | None = 1) -> tuple[int, ...]:
+    """One value for each axis, the same for all where a single one was given; flags for no minimum."""
+    single = not isinstance(value, Iterable)
+    checks.check_order(name, value)
+    values = [value] * len(sizes) if single else list(value)
+    word = name if single else f"each of {name}"
+    if minimum is None:
+        checked: tuple[int, ...] = tuple([checks.instance(word, each, bool) for each in values])
+    else:
+        checked = tuple(checks.size(word, each, minimum) for each in values)
+    if len(checked) != len(sizes):
+        wanted = f"one value or {len(sizes)}, one for each axis of {tuple(sizes)}"
+        raise ValueError(f"{name} must be {wanted}, got {checked}")
+    return checked
+
+
+def _shown(values: tuple[int, ...]) -> Any:
+    """The one value that all axes share, else all of them."""
+    return values[0] if len(set(values)) == 1 else values
+
+
+def _in_box(sizes: Sequence[int], spans: Sequence[Interval], steps: Sequence[int] = (), unit: int = 1) -> Any:
+    """Whether the sender stands in the receiver's span along every axis, at a multiple of the axis's step.
+
+    A coordinate is that of ``unit`` tokens in a row.
+    """
+    inside = (dst >= 0) & (src >= 0)
+    steps = steps or (1,) * len(sizes)
+    for place, size, (first, last), step in zip(places(sizes), sizes, spans, steps, strict=True):
+        own, other = dst // (place * unit) % size, src // (place * unit) % size
+        inside = inside & (look_up(first, own) <= other) & (other <= look_up(last, own))
+        inside = inside & ((own - other) % step == 0) if step > 1 else inside
+    return inside
 
 
 def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, causal: int = False) -> Interval:
@@ -257,26 +295,14 @@ def _neighbours(size: int, kernel: int, dilation: int = 1, stride: int = 1, caus
     return remainder + dilation * first, remainder + dilation * (first + kernel - 1)
 
 
-def _windows(size: int, window: int, shift: int) -> Interval:
-    first = (torch.arange(size, device="cpu") - shift) // window * window + shift
-    return first.clamp(min=0), (first + window - 1).clamp(max=size - 1)
-
-
-def _haloed(size: int, block: int, halo: int) -> Interval:
-    first = torch.arange(size, device="cpu") // block * block
+def _blocks(size: int, block: int, shift: int, halo: int = 0) -> Interval:
+    first = (torch.arange(size, device="cpu") - shift) // block * block + shift
     return (first - halo).clamp(min=0), (first + block - 1 + halo).clamp(max=size - 1)
 
 
 def _spread(span: Interval, tile: int) -> Interval:
     first, last = (bound.repeat_interleave(tile) * tile for bound in span)
     return first, last + tile - 1
-
-
-def _whole_tiles(sizes: Sequence[int], tiles: Sequence[int]) -> tuple[int, ...]:
-    for axis, (size, tile) in enumerate(zip(sizes, tiles, strict=True)):
-        if size % tile:
-            raise ValueError(f"tile must divide the grid, got {tile} along axis {axis}, which has {size}")
-    return tuple(size // tile for size, tile in zip(sizes, tiles, strict=True))
 
 
 def _video(frames: int, frame_size: int, prompt: int) -> int:

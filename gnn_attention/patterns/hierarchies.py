@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import partial
+from typing import Any
 
 import torch
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.patterns._symbols import any_of, dst, head, look_up, src
 
 __all__ = ["binary_partition", "butterfly", "butterfly_factor", "fibottention", "h_matrix_level"]
 __all__ += ["log_sparse", "longnet", "power_attention"]
@@ -27,7 +28,8 @@ def log_sparse(n: int, causal: bool = True) -> TokenGraph:
     >>> log_sparse(6).in_degree().tolist()
     [1, 2, 3, 3, 4, 4]
     """
-    rule = rules.past(partial(_log_sparse, _powers_below(checks.size("n", n))), causal)
+    n = checks.size("n", n)
+    rule = rules.past(_zero_or_power(abs(dst - src), n), causal)
     return TokenGraph.from_rule(rule, n, name=text.call("log_sparse", causal, n))
 
 
@@ -42,9 +44,9 @@ def power_attention(n: int, block: int = 1, window: int = 1, sinks: int = 0) -> 
     >>> power_attention(4096, block=16, window=4, sinks=1).in_degree().max().item() // 16   # blocks, of 256
     11
     """
-    block, window = checks.size("block", block, 1), checks.size("window", window, 1)
-    sinks, blocks = checks.size("sinks", sinks), -(-checks.size("n", n) // block)
-    rule = partial(_power_attention, (block, window, sinks * block), _powers_below(blocks))
+    n, block, window = checks.size("n", n), checks.size("block", block, 1), checks.size("window", window, 1)
+    sinks, gap = checks.size("sinks", sinks), dst // block - src // block
+    rule = (src <= dst) & ((gap < window) | (src < sinks * block) | _zero_or_power(gap, -(-n // block)))
     return TokenGraph.from_rule(rule, n, name=f"power_attention({n}, {block}, {window}, {sinks})")
 
 
@@ -61,11 +63,10 @@ def butterfly(n: int, block: int = 1, levels: int | None = None) -> TokenGraph:
     >>> butterfly(8).in_degree().tolist()
     [4, 4, 4, 4, 4, 4, 4, 4]
     """
-    block = checks.size("block", block, 1)
-    blocks = -(-checks.size("n", n) // block)
+    n, block = checks.size("n", n), checks.size("block", block, 1)
+    below = -(-n // block) if levels is None else 2 ** checks.size("levels", levels)
     name = text.call("butterfly", True, n, block=(block, 1), levels=(levels, None))
-    levels = max(blocks - 1, 0).bit_length() if levels is None else checks.size("levels", levels)
-    return TokenGraph.from_rule(partial(_butterfly, block, levels), n, name=name)
+    return TokenGraph.from_rule(_zero_or_power((dst // block) ^ (src // block), below), n, name=name)
 
 
 def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
@@ -82,8 +83,11 @@ def butterfly_factor(n: int, level: int, block: int = 1) -> TokenGraph:
     """
     n = checks.size("n", n)
     level, block = checks.size("level", level), checks.size("block", block, 1)
+    # Numbers differ in digit 2^k at most iff their run of 2^(k+1) and their rest modulo 2^k agree.
+    ours, theirs, stride = dst // block, src // block, 2**level
+    rule = (ours // (2 * stride) == theirs // (2 * stride)) & ((ours - theirs) % stride == 0)
     name = text.call("butterfly_factor", True, n, level, block=(block, 1))
-    return TokenGraph.from_rule(partial(_butterfly_factor, block, 2**level), n, name=name)
+    return TokenGraph.from_rule(rule, n, name=name)
 
 
 def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
@@ -110,8 +114,9 @@ def binary_partition(n: int, k: int = 1, causal: bool = True) -> TokenGraph:
     """
     n, k = checks.size("n", n), checks.size("k", k, 1)
     first = _first_of_levels(n)
-    parts = [_own_spans(n, first), _context(n, k, first, left=True)]
-    parts += [] if causal else [_context(n, k, first, left=False)]
+    token = torch.arange(n, device="cpu")
+    parts = [torch.stack([token, start + token // 2**level]) for level, start in enumerate(first[:-1])]
+    parts += [_context(n, k, first, left) for left in ((True,) if causal else (True, False))]
     src, dst = torch.cat(parts, 1)
     order = (dst * first[-1] + src).argsort()
     name = text.call("binary_partition", causal, n, k)
@@ -139,10 +144,13 @@ def longnet(
     if len(sizes) != len(steps) or not sizes:
         got = f"got {len(steps)} dilations for {len(sizes)} segments"
         raise ValueError(f"longnet needs a dilation for each segment length, {got}")
+    parts = []
+    for w, r in zip(sizes, steps, strict=True):
+        offset = 0 if heads is None else head % r
+        parts.append((dst // w == src // w) & (dst % w % r == offset) & (src % w % r == offset))
     shown = text.listed(sizes, "segments"), text.listed(steps, "dilations")
     name = text.call("longnet", causal, n, *shown, heads=(heads, None))
-    rule = rules.past(partial(_longnet, tuple(zip(sizes, steps, strict=True)), heads is not None), causal)
-    return TokenGraph.from_rule(rule, n, heads=heads, name=name)
+    return TokenGraph.from_rule(rules.past(any_of(parts), causal), n, heads=heads, name=name)
 
 
 def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> TokenGraph:
@@ -162,8 +170,11 @@ def h_matrix_level(n: int, block: int, level: int, causal: bool = True) -> Token
     n = checks.size("n", n)
     block, level = checks.size("block", block, 1), checks.size("level", level)
     size = block * 2**level
-    rule = rules.past(partial(_h_level, size, size // 2 if level else 0), causal)
-    return TokenGraph.from_rule(rule, n, name=text.call("h_matrix_level", causal, n, block, level))
+    rule = abs(dst // size - src // size) <= 1
+    if level:
+        rule = rule & (abs(dst // (size // 2) - src // (size // 2)) > 1)
+    name = text.call("h_matrix_level", causal, n, block, level)
+    return TokenGraph.from_rule(rules.past(rule, causal), n, name=name)
 
 
 def fibottention(
@@ -185,64 +196,18 @@ def fibottention(
     n, heads, w_min = checks.size("n", n), checks.size("heads", heads, 1), checks.size("w_min", w_min)
     furthest = max(n // 3, w_min) if w_max is None else checks.size("w_max", w_max, w_min)
     attended = torch.zeros(heads, max(n, 1), dtype=torch.bool, device="cpu")
-    for head in range(heads):
-        distances = _wythoff_row(head + 1, w_min + (furthest - w_min) * head // max(heads - 1, 1), modified)
-        attended[head, [distance for distance in distances if distance < n]] = True
+    for row in range(heads):
+        distances = _wythoff_row(row + 1, w_min + (furthest - w_min) * row // max(heads - 1, 1), modified)
+        attended[row, [distance for distance in distances if distance < n]] = True
     bounds = () if w_min == 5 and w_max is None else (w_min, w_max)
     name = text.call("fibottention", True, n, heads, *bounds, modified=(modified, False))
-    return TokenGraph.from_rule(partial(_by_distance, attended), n, heads=heads, name=name)
+    return TokenGraph.from_rule(look_up(attended, abs(dst - src)), n, heads=heads, name=name)
 
 
-def _log_sparse(powers: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _zero_or_one_of(powers, (dst - src).abs())
-
-
-def _power_attention(
-    spans: tuple[int, int, int], powers: tuple[int, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    block, window, sinks = spans
-    gap = dst // block - src // block
-    return (src <= dst) & ((gap < window) | (src < sinks) | _zero_or_one_of(powers, gap))
-
-
-def _butterfly(block: int, levels: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _zero_or_one_of(tuple(2**level for level in range(levels)), (dst // block) ^ (src // block))
-
-
-def _butterfly_factor(block: int, stride: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    """Numbers differ in digit 2^k at most iff their run of 2^(k+1) and their rest modulo 2^k agree."""
-    ours, theirs = dst // block, src // block
-    return (ours // (2 * stride) == theirs // (2 * stride)) & ((ours - theirs) % stride == 0)
-
-
-def _longnet(
-    pairs: tuple[tuple[int, int], ...], by_head: bool, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    edge = (dst < 0) & (src < 0)
-    for w, r in pairs:
-        offset = h % r if by_head else 0
-        edge = edge | ((dst // w == src // w) & (dst % w % r == offset) & (src % w % r == offset))
-    return edge
-
-
-def _h_level(size: int, finer: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    near = (dst // size - src // size).abs() <= 1
-    return near & ((dst // finer - src // finer).abs() > 1) if finer else near
-
-
-def _by_distance(attended: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return attended.to(dst.device)[h, (dst - src).abs()]
-
-
-def _powers_below(n: int) -> tuple[int, ...]:
-    return tuple(2**k for k in range(max(n - 1, 0).bit_length()))
-
-
-def _zero_or_one_of(powers: tuple[int, ...], gap: Tensor) -> Tensor:
-    edge = gap == 0
-    for power in powers:
-        edge = edge | (gap == power)
-    return edge
+def _zero_or_power(gap: Any, bound: int) -> Any:
+    """Whether a gap is 0 or a power of two below ``bound``."""
+    powers = [2**k for k in range(max(bound - 1, 0).bit_length())]
+    return any_of(gap == distance for distance in (0, *powers))
 
 
 def _first_of_levels(n: int) -> list[int]:
@@ -252,11 +217,6 @@ def _first_of_levels(n: int) -> list[int]:
         count = (count + 1) // 2
         first.append(first[-1] + count)
     return first
-
-
-def _own_spans(n: int, first: list[int]) -> Int[Tensor, "2 edges"]:
-    token, levels = torch.arange(n, device="cpu"), enumerate(first[:-1])
-    return torch.cat([torch.stack([token, start + token // 2**level]) for level, start in levels], 1)
 
 
 def _context(n: int, k: int, first: list[int], left: bool) -> Int[Tensor, "2 edges"]:

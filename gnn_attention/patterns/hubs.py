@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
+from typing import Any
 
 import torch
 
@@ -12,7 +12,7 @@ from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
-from gnn_attention.patterns._data import Tables
+from gnn_attention.patterns._symbols import any_of, compute, dst, look_up, src
 
 __all__ = ["bigbird", "bigbird_etc", "etc", "global_tokens", "longformer", "sinks"]
 
@@ -26,8 +26,8 @@ def sinks(n: int, s: int, causal: bool = True) -> TokenGraph:
     >>> sinks(5, 2).in_degree().tolist()
     [1, 2, 2, 2, 2]
     """
-    n = checks.size("n", n)
-    rule = rules.past(partial(_sinks, checks.size("s", s)), causal)
+    n, s = checks.size("n", n), checks.size("s", s)
+    rule = rules.past((src < s) & (dst >= 0), causal)
     return TokenGraph.from_rule(rule, n, name=text.call("sinks", causal, n, s))
 
 
@@ -42,8 +42,8 @@ def global_tokens(n: int, tokens: int | Iterable[int], causal: bool = True) -> T
     [[0, 1, 1, 1], [1, 1, 2, 3]]
     """
     n = checks.size("n", n)
-    is_global, shown = _token_table(n, tokens)
-    rule = rules.past(partial(_global, is_global), causal)
+    table, shown = _token_table(n, tokens)
+    rule = rules.past(look_up(table, dst) | look_up(table, src), causal)
     return TokenGraph.from_rule(rule, n, name=text.call("global_tokens", causal, n, shown))
 
 
@@ -61,9 +61,11 @@ def longformer(n: int, w: int, tokens: int | Iterable[int], causal: bool = True)
     [5, 3, 4, 4, 3]
     """
     n, w = checks.size("n", n), checks.size("w", w)
-    is_global, shown = _token_table(n, tokens)
-    rule = rules.past(partial(_longformer, w, is_global), causal)
-    return TokenGraph.from_rule(rule, n, name=text.call("longformer", causal, n, w, shown))
+    table, shown = _token_table(n, tokens)
+    rule = (abs(dst - src) < w) | look_up(table, dst) | look_up(table, src)
+    return TokenGraph.from_rule(
+        rules.past(rule, causal), n, name=text.call("longformer", causal, n, w, shown)
+    )
 
 
 def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> TokenGraph:
@@ -81,14 +83,17 @@ def etc(n: int, w: int, num_global: int, owner: Sequence[int] | None = None) -> 
     [4, 4, 3, 3, 3, 3]
     """
     n, w, first = checks.size("n", n), checks.size("w", w), checks.size("num_global", num_global)
+    near = abs(dst - src) < w
     if owner is None:
-        return TokenGraph.from_rule(partial(_etc, first, w), first + n, name=f"etc({n}, {w}, {first})")
+        rule = (dst < first) | (src < first) | near
+        return TokenGraph.from_rule(rule, first + n, name=f"etc({n}, {w}, {first})")
     owners = _operands.positions("owner", owner, first, "global tokens")
     if len(owners) != n:
         raise ValueError(f"owner must name one for each of the {n} long tokens, got {len(owners)} of them")
     table = _data.table([*range(first), *owners])
+    rule = (src < first) | ((dst >= first) & near) | (look_up(table, src) == dst)
     name = f"etc({n}, {w}, {first}, owner={text.listed(owners, 'owners')})"
-    return TokenGraph.from_rule(partial(_etc_owned, first, w, table), first + n, name=name)
+    return TokenGraph.from_rule(rule, first + n, name=name)
 
 
 def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, seed: int = 0) -> TokenGraph:
@@ -110,9 +115,11 @@ def bigbird(n: int, block: int, num_random: int = 3, heads: int | None = None, s
     [6, 5, 6, 6, 5, 6]
     """
     n, size = checks.size("n", n), checks.size("block", block, 1)
-    blocks = -(-n // size)
-    drawn = _random_blocks(blocks, {0, blocks - 1}, num_random, heads, seed)
-    rule = partial(_bigbird, size, blocks - 1, drawn)
+    last = -(-n // size) - 1
+    row, column = dst // size, src // size
+    hubs = (row == 0) | (row == last) | (column == 0) | (column == last)
+    near = abs(row - column) <= 1
+    rule = hubs | near | _drawn(row, column, last + 1, {0, last}, num_random, heads, seed)
     name = text.call("bigbird", True, n, size, **_draw_options(num_random, heads, seed))
     return TokenGraph.from_rule(rule, n, heads=heads, name=name)
 
@@ -132,51 +139,12 @@ def bigbird_etc(
     """
     n, size = checks.size("n", n), checks.size("block", block, 1)
     first = checks.size("num_global", num_global)
-    drawn = _random_blocks(-(-n // size), set(), num_random, heads, seed)
-    rule = partial(_bigbird_etc, first, size, drawn)
+    row, column = (compute(torch.clamp, token - first, 0) // size for token in (dst, src))
+    near = abs(row - column) <= 1
+    drawn = _drawn(row, column, -(-n // size), set(), num_random, heads, seed)
     name = text.call("bigbird_etc", True, n, size, first, **_draw_options(num_random, heads, seed))
+    rule = (dst < first) | (src < first) | near | drawn
     return TokenGraph.from_rule(rule, first + n, heads=heads, name=name)
-
-
-def _sinks(s: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src < s) & (dst >= 0)
-
-
-def _global(is_global: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return rules.look_up(is_global, b, h, dst) | rules.look_up(is_global, b, h, src)
-
-
-def _longformer(w: int, is_global: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ((dst - src).abs() < w) | _global(is_global, b, h, dst, src)
-
-
-def _etc(first: int, w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst < first) | (src < first) | ((dst - src).abs() < w)
-
-
-def _etc_owned(first: int, w: int, owner: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    near = (dst >= first) & ((dst - src).abs() < w)
-    return (src < first) | near | (owner.to(dst.device)[src] == dst)
-
-
-def _bigbird(size: int, last: int, drawn: Tables, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    row, column = dst // size, src // size
-    hubs = (row == 0) | (row == last) | (column == 0) | (column == last)
-    return _or_random(hubs | ((row - column).abs() <= 1), drawn, b, h, row, column)
-
-
-def _bigbird_etc(
-    first: int, size: int, drawn: Tables, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    row, column = (dst - first).clamp(min=0) // size, (src - first).clamp(min=0) // size
-    edge = (dst < first) | (src < first) | ((row - column).abs() <= 1)
-    return _or_random(edge, drawn, b, h, row, column)
-
-
-def _or_random(edge: Tensor, drawn: Tables, b: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    for table in drawn:
-        edge = edge | (rules.look_up(table, b, h, row) == column)
-    return edge
 
 
 def _token_table(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"], object]:
@@ -185,8 +153,10 @@ def _token_table(n: int, tokens: int | Iterable[int]) -> tuple[Bool[Tensor, " n"
     return _data.marked(places, n), text.listed(places, "tokens") if isinstance(tokens, Iterable) else tokens
 
 
-def _random_blocks(blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int) -> Tables:
-    """R(i), a table ``[blocks]`` or ``[heads, blocks]`` each; the block itself where there are fewer."""
+def _drawn(
+    row: Any, column: Any, blocks: int, hubs: set[int], num_random: int, heads: int | None, seed: int
+) -> Any:
+    """Whether the block ``column`` is in R(row): drawn, or the row itself where there are fewer blocks."""
     wanted = min(checks.size("num_random", num_random), blocks)
     copies = 1 if heads is None else checks.size("heads", heads, 1)
     generator = torch.Generator().manual_seed(checks.size("seed", seed))
@@ -194,11 +164,12 @@ def _random_blocks(blocks: int, hubs: set[int], num_random: int, heads: int | No
     table = every[None, :, None].repeat(copies, 1, wanted)
     lonely = torch.tensor([block not in hubs for block in range(blocks)], dtype=torch.bool, device="cpu")
     for head in range(copies):
-        for row in every[lonely].tolist():
-            far = every[lonely & ((every - row).abs() > 1)]
+        for place in every[lonely].tolist():
+            far = every[lonely & ((every - place).abs() > 1)]
             picks = far[torch.randperm(len(far), generator=generator, device="cpu")[:wanted]]
-            table[head, row, : len(picks)] = picks
-    return tuple((table[0] if heads is None else table).unbind(-1))
+            table[head, place, : len(picks)] = picks
+    tables = (table[0] if heads is None else table).unbind(-1)
+    return any_of(look_up(drawn, row) == column for drawn in tables)
 
 
 def _draw_options(num_random: int, heads: int | None, seed: int) -> dict[str, tuple[object, object]]:

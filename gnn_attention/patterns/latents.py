@@ -2,11 +2,14 @@
 
 from functools import partial
 
+import torch
+
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.graph.rules import Rule
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._symbols import compute, dst, src
 
 __all__ = ["isab", "memory_tokens", "perceiver", "side_nodes", "star", "tglobal"]
 
@@ -45,7 +48,8 @@ def tglobal(n: int, w: int, block: int) -> TokenGraph:
     [3, 3, 3, 3, 3]
     """
     n, w, size = checks.size("n", n), checks.size("w", w), checks.size("block", block, 1)
-    return TokenGraph.from_rule(partial(_tglobal, n, w), n, n + n // size, name=f"tglobal({n}, {w}, {size})")
+    rule = (src >= n) | (abs(dst - src) < w)
+    return TokenGraph.from_rule(rule, n, n + n // size, name=f"tglobal({n}, {w}, {size})")
 
 
 def side_nodes(n: int, block: int) -> TokenGraph:
@@ -61,7 +65,7 @@ def side_nodes(n: int, block: int) -> TokenGraph:
     1 · · ■ ■ ■   1 <- 2 3 4
     """
     n, size = checks.size("n", n), checks.size("block", block, 1)
-    rule = partial(_side_nodes, size, max(n // size - 1, 0))
+    rule = compute(torch.clamp, src // size, 0, max(n // size - 1, 0)) == dst
     return TokenGraph.from_rule(rule, n // size, n, name=f"side_nodes({n}, {size})")
 
 
@@ -80,7 +84,10 @@ def star(n: int) -> TokenGraph:
     [4, 5, 5, 5, 0, 0, 0]
     """
     n = checks.size("n", n)
-    return TokenGraph.from_rule(partial(_star, n), 2 * n + 1, name=f"star({n})")
+    gap = abs(dst - src)
+    ring = (src <= n) & ((gap <= 1) | (gap == n - 1))  # or the relay, which is attended to anyway
+    to_satellite = (dst >= 1) & (dst <= n) & (ring | (src == 0) | (src == dst + n))
+    return TokenGraph.from_rule(to_satellite | ((dst == 0) & (src <= n)), 2 * n + 1, name=f"star({n})")
 
 
 def isab(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
@@ -117,18 +124,3 @@ def perceiver(n: int, m: int) -> tuple[TokenGraph, TokenGraph]:
 
 def _memory(m: int, inner: Rule, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (dst < m) | (src < m) | inner(b, h, (dst - m).clamp(min=0), (src - m).clamp(min=0))
-
-
-def _tglobal(n: int, w: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src >= n) | ((dst - src).abs() < w)
-
-
-def _side_nodes(size: int, last: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src // size).clamp(max=last) == dst
-
-
-def _star(n: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    gap = (dst - src).abs()
-    ring = (src <= n) & ((gap <= 1) | (gap == n - 1))  # or the relay, which is attended to anyway
-    to_satellite = (dst >= 1) & (dst <= n) & (ring | (src == 0) | (src == dst + n))
-    return to_satellite | ((dst == 0) & (src <= n))

@@ -1,13 +1,13 @@
 """Local attention on a line of tokens: windows, chunks, segments with a memory, sinks and a window."""
 
 from collections.abc import Iterable
-from functools import partial
+from typing import Any
 
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._symbols import dst, head, look_up, src
 
 __all__ = ["band", "chunked", "dilated", "duo_attention", "segment_recurrence", "sink_window", "window"]
 
@@ -27,9 +27,8 @@ def window(n: int, w: int, causal: bool = True) -> TokenGraph:
     2 · ■ ■ ·   2 <- 1 2
     3 · · ■ ■   3 <- 2 3
     """
-    n = checks.size("n", n)
-    reach = checks.size("w", w) - 1
-    rule = partial(_band, reach, 0 if causal else reach)
+    n, w = checks.size("n", n), checks.size("w", w)
+    rule = _band(w - 1, 0 if causal else w - 1)
     return TokenGraph.from_rule(rule, n, name=text.call("window", causal, n, w))
 
 
@@ -47,7 +46,7 @@ def dilated(n: int, w: int, dilation: int, causal: bool = True) -> TokenGraph:
     n = checks.size("n", n)
     w, step = checks.size("w", w), checks.size("dilation", dilation, 1)
     reach = w * step - 1
-    rule = partial(_dilated_band, reach, 0 if causal else reach, step)
+    rule = _band(reach, 0 if causal else reach, step)
     return TokenGraph.from_rule(rule, n, name=text.call("dilated", causal, n, w, dilation))
 
 
@@ -73,9 +72,8 @@ def band(n: int, left: int, right: int, dilation: int = 1) -> TokenGraph:
     n = checks.size("n", n)
     left, right = checks.size("left", left), checks.size("right", right)
     step = checks.size("dilation", dilation, 1)
-    rule = partial(_band, left, right) if step == 1 else partial(_dilated_band, left, right, step)
     name = text.call("band", True, n, left, right, dilation=(step, 1))
-    return TokenGraph.from_rule(rule, n, name=name)
+    return TokenGraph.from_rule(_band(left, right, step), n, name=name)
 
 
 def chunked(
@@ -97,11 +95,11 @@ def chunked(
     """
     n, chunk = checks.size("n", n), checks.size("chunk", chunk, 1)
     before, after = checks.size("before", before), checks.size("after", after)
-    rule = partial(_chunks, chunk, before, after)
+    gap = dst // chunk - src // chunk
+    rule = (gap <= before) & (gap >= -after)
     if wrap:
-        rule = partial(_ring, chunk, max(1, -(-n // chunk)), before, after)
-    options = {"before": (before, 0), "after": (after, 0), "wrap": (wrap, False)}
-    name = text.call("chunked", causal, n, chunk, **options)
+        rule = (gap + after) % max(1, -(-n // chunk)) <= before + after
+    name = text.call("chunked", causal, n, chunk, before=(before, 0), after=(after, 0), wrap=(wrap, False))
     return TokenGraph.from_rule(rules.past(rule, causal), n, name=name)
 
 
@@ -119,7 +117,7 @@ def segment_recurrence(n: int, segment: int, memory: int) -> TokenGraph:
     """
     n = checks.size("n", n)
     segment, memory = checks.size("segment", segment, 1), checks.size("memory", memory)
-    rule = partial(_segments, segment, memory)
+    rule = (src <= dst) & (src >= dst // segment * segment - memory)
     return TokenGraph.from_rule(rule, n, name=f"segment_recurrence({n}, {segment}, {memory})")
 
 
@@ -137,7 +135,7 @@ def sink_window(n: int, w: int, s: int = 4) -> TokenGraph:
     [1, 2, 3, 3, 3, 3]
     """
     n, w, s = checks.size("n", n), checks.size("w", w), checks.size("s", s)
-    return TokenGraph.from_rule(partial(_sink_window, w, s), n, name=f"sink_window({n}, {w}, {s})")
+    return TokenGraph.from_rule(_sink_window(w, s), n, name=f"sink_window({n}, {w}, {s})")
 
 
 def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int = 4) -> TokenGraph:
@@ -153,36 +151,15 @@ def duo_attention(n: int, heads: int, retrieval: Iterable[int], w: int, s: int =
     n, heads = checks.size("n", n), checks.size("heads", heads, 1)
     w, s = checks.size("w", w), checks.size("s", s)
     chosen = _operands.positions("retrieval", retrieval, heads, "head numbers", any_order=True)
-    rule = partial(_sinks_but, _data.marked(chosen, heads), w, s)
+    rule = _sink_window(w, s) | ((src <= dst) & look_up(_data.marked(chosen, heads), head))
     name = f"duo_attention({n}, {heads}, {text.listed(chosen, 'heads', 8)}, {w}, {s})"
     return TokenGraph.from_rule(rule, n, heads=heads, name=name)
 
 
-def _band(left: int, right: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst - src <= left) & (src - dst <= right)
+def _band(left: int, right: int, step: int = 1) -> Any:
+    near = (dst - src <= left) & (src - dst <= right)
+    return near if step == 1 else near & ((dst - src) % step == 0)
 
 
-def _dilated_band(left: int, right: int, step: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _band(left, right, b, h, dst, src) & ((dst - src) % step == 0)
-
-
-def _chunks(size: int, before: int, after: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _band(before, after, b, h, dst // size, src // size)
-
-
-def _ring(
-    size: int, count: int, before: int, after: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    return (dst // size - src // size + after) % count <= before + after
-
-
-def _segments(segment: int, memory: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src <= dst) & (src >= dst // segment * segment - memory)
-
-
-def _sink_window(w: int, s: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _sink_window(w: int, s: int) -> Any:
     return (src <= dst) & ((src < s) | (dst - src < w))
-
-
-def _sinks_but(causal: Tensor, w: int, s: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _sink_window(w, s, b, h, dst, src) | ((src <= dst) & causal.to(dst.device)[h])

@@ -1,16 +1,12 @@
 """Sequences in one row of tokens: prefixes, packing, bidirectional blocks, orders of generation."""
 
 from collections.abc import Sequence
-from functools import partial
-
-import torch
 
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
-from gnn_attention.graph.rules import Rule
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["bidirectional_groups", "block_causal", "documents", "fill_in_the_middle", "permutation", "prefix"]
 __all__ += ["shared_prefix"]
@@ -26,8 +22,8 @@ def prefix(n: int, p: int) -> TokenGraph:
     >>> prefix(4, 2).in_degree().tolist()
     [2, 2, 3, 4]
     """
-    n = checks.size("n", n)
-    return TokenGraph.from_rule(partial(_prefix, checks.size("p", p)), n, name=f"prefix({n}, {p})")
+    n, p = checks.size("n", n), checks.size("p", p)
+    return TokenGraph.from_rule((src < p) | (src <= dst), n, name=f"prefix({n}, {p})")
 
 
 def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
@@ -40,10 +36,9 @@ def documents(lengths: Sequence[int], causal: bool = True) -> TokenGraph:
     [[0, 0, 1, 2], [0, 1, 1, 2]]
     """
     sizes = checks.sizes("lengths", lengths)
-    owner = _data.owners(sizes)
-    shown = text.listed(sizes, "lengths")
-    rule = rules.past(partial(_data.same, owner, owner), causal)
-    return TokenGraph.from_rule(rule, len(owner), name=text.call("documents", causal, shown))
+    rule = rules.past(_data.same(_data.owners(sizes)), causal)
+    name = text.call("documents", causal, text.listed(sizes, "lengths"))
+    return TokenGraph.from_rule(rule, sum(sizes), name=name)
 
 
 def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
@@ -60,9 +55,9 @@ def shared_prefix(prompt: int, answers: Sequence[int]) -> TokenGraph:
     """
     prompt = checks.size("prompt", prompt)
     sizes = checks.sizes("answers", answers)
-    owner = _data.owners([prompt, *sizes])
+    rule = (src <= dst) & ((src < prompt) | _data.same(_data.owners([prompt, *sizes])))
     name = f"shared_prefix({prompt}, {text.listed(sizes, 'answers')})"
-    return TokenGraph.from_rule(partial(_shared_prefix, prompt, owner), len(owner), name=name)
+    return TokenGraph.from_rule(rule, prompt + sum(sizes), name=name)
 
 
 def block_causal(n: int, block: int) -> TokenGraph:
@@ -76,9 +71,8 @@ def block_causal(n: int, block: int) -> TokenGraph:
     >>> block_causal(5, 2).in_degree().tolist()
     [2, 2, 4, 4, 5]
     """
-    n = checks.size("n", n)
-    rule = partial(_block_causal, checks.size("block", block, 1))
-    return TokenGraph.from_rule(rule, n, name=f"block_causal({n}, {block})")
+    n, block = checks.size("n", n), checks.size("block", block, 1)
+    return TokenGraph.from_rule(src // block <= dst // block, n, name=f"block_causal({n}, {block})")
 
 
 def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
@@ -93,8 +87,12 @@ def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
     [1, 3, 3, 4, 6, 6]
     """
     numbers = _operands.integers("groups", groups, "group numbers, one for each token")
+    # Groups are numbered as they come, so that those of tokens that stand together are a sorted table.
+    places: dict[tuple[bool, int], int] = {}
+    keys = ((number >= 0, number if number >= 0 else token) for token, number in enumerate(numbers))
+    group = _data.table([places.setdefault(key, len(places)) for key in keys])
     name = f"bidirectional_groups({text.listed(numbers, 'groups', 8)})"
-    return TokenGraph.from_rule(_groups_rule(numbers), len(numbers), name=name)
+    return TokenGraph.from_rule((src <= dst) | _data.same(group), len(numbers), name=name)
 
 
 def permutation(order: Sequence[int], context: int = 0, stream: str = "content") -> TokenGraph:
@@ -123,7 +121,7 @@ def permutation(order: Sequence[int], context: int = 0, stream: str = "content")
     last = (rank - int(stream == "query")).clamp(min=context - 1)
     options = {"context": (context, 0), "stream": (stream, "content")}
     name = text.call("permutation", True, text.listed(places, "positions", 8), **options)
-    return TokenGraph.from_rule(partial(_ranked, rank, last), len(places), name=name)
+    return TokenGraph.from_rule(look_up(rank, src) <= look_up(last, dst), len(places), name=name)
 
 
 def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> TokenGraph:
@@ -146,38 +144,4 @@ def fill_in_the_middle(n: int, start: int, stop: int, order: str = "psm") -> Tok
     places = [place for part in checks.choice("order", order, ("psm", "spm")) for place in parts[part]]
     rank = _data.table(places).argsort()
     name = text.call("fill_in_the_middle", True, n, start, stop, order=(order, "psm"))
-    return TokenGraph.from_rule(partial(_ranked, rank, rank), n, name=name)
-
-
-def _prefix(p: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src < p) | (src <= dst)
-
-
-def _shared_prefix(prompt: int, owner: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src <= dst) & ((src < prompt) | _data.same(owner, owner, b, h, dst, src))
-
-
-def _block_causal(block: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return src // block <= dst // block
-
-
-def _groups(groups: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src <= dst) | (_data.same(groups, groups, b, h, dst, src) & (groups.to(dst.device)[dst] >= 0))
-
-
-def _ranked(rank: Tensor, last: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return rank.to(dst.device)[src] <= last.to(dst.device)[dst]
-
-
-def _groups_rule(groups: list[int]) -> Rule:
-    """Contiguous groups need only the position at which each token's group ends: a sorted table."""
-    last, seen = list(range(len(groups))), set()
-    for token in reversed(range(len(groups))):
-        if groups[token] < 0:
-            continue
-        if token + 1 < len(groups) and groups[token + 1] == groups[token]:
-            last[token] = last[token + 1]
-        elif groups[token] in seen:
-            return partial(_groups, _data.table(groups))
-        seen.add(groups[token])
-    return partial(_ranked, torch.arange(len(last), device="cpu"), _data.table(last))
+    return TokenGraph.from_rule(look_up(rank, src) <= look_up(rank, dst), n, name=name)

@@ -1,10 +1,8 @@
 """Strided and fixed patterns: the factorised sets of the Sparse Transformer, apart and united."""
 
-from functools import partial
-
 from gnn_attention._support import checks
-from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.patterns._symbols import dst, head, src
 
 __all__ = ["sparse_fixed", "sparse_strided", "strides", "summary_tokens"]
 
@@ -19,9 +17,9 @@ def strides(n: int, stride: int, causal: bool = True) -> TokenGraph:
     >>> strides(5, 2).in_degree().tolist()
     [1, 1, 2, 2, 3]
     """
-    n = checks.size("n", n)
-    rule = partial(_strided, checks.size("stride", stride, 1))
-    return TokenGraph.from_rule(rules.past(rule, causal), n, name=text.call("strides", causal, n, stride))
+    n, stride = checks.size("n", n), checks.size("stride", stride, 1)
+    rule = rules.past((dst - src) % stride == 0, causal)
+    return TokenGraph.from_rule(rule, n, name=text.call("strides", causal, n, stride))
 
 
 def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGraph:
@@ -37,9 +35,9 @@ def summary_tokens(n: int, stride: int, c: int, causal: bool = True) -> TokenGra
     [0, 1, 1, 2, 2]
     """
     n = checks.size("n", n)
-    rule = partial(_summaries, *_stride_and_c(stride, c))
-    name = text.call("summary_tokens", causal, n, stride, c)
-    return TokenGraph.from_rule(rules.past(rule, causal), n, name=name)
+    stride, c = _stride_and_c(stride, c)
+    rule = rules.past((src % stride >= stride - c) & (dst >= 0), causal)
+    return TokenGraph.from_rule(rule, n, name=text.call("summary_tokens", causal, n, stride, c))
 
 
 def sparse_strided(n: int, stride: int, heads: int | None = None, causal: bool = True) -> TokenGraph:
@@ -54,10 +52,12 @@ def sparse_strided(n: int, stride: int, heads: int | None = None, causal: bool =
     >>> sparse_strided(6, 2).in_degree().tolist()
     [1, 2, 3, 3, 4, 4]
     """
-    n = checks.size("n", n)
-    rule = partial(_sparse_strided if heads is None else _strided_heads, checks.size("stride", stride, 1))
+    n, stride = checks.size("n", n), checks.size("stride", stride, 1)
+    near, every = abs(dst - src) <= stride, (dst - src) % stride == 0
+    by_head = ((head % 2 == 0) & near) | ((head % 2 == 1) & every)
+    rule = rules.past(near | every if heads is None else by_head, causal)
     name = text.call("sparse_strided", causal, n, stride, heads=(heads, None))
-    return TokenGraph.from_rule(rules.past(rule, causal), n, heads=heads, name=name)
+    return TokenGraph.from_rule(rule, n, heads=heads, name=name)
 
 
 def sparse_fixed(n: int, stride: int, c: int, heads: int | None = None, causal: bool = True) -> TokenGraph:
@@ -73,35 +73,13 @@ def sparse_fixed(n: int, stride: int, c: int, heads: int | None = None, causal: 
     [1, 2, 3, 2, 3, 4]
     """
     n = checks.size("n", n)
-    rule = partial(_sparse_fixed if heads is None else _fixed_heads, *_stride_and_c(stride, c))
+    stride, c = _stride_and_c(stride, c)
+    # counted from the end of a chunk, where head h begins
+    first = 0 if heads is None else head % (stride // c) * c
+    place = src % stride + first
+    rule = (src // stride == dst // stride) | ((place >= stride - c) & (place < stride))
     name = text.call("sparse_fixed", causal, n, stride, c, heads=(heads, None))
     return TokenGraph.from_rule(rules.past(rule, causal), n, heads=heads, name=name)
-
-
-def _strided(stride: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (dst - src) % stride == 0
-
-
-def _summaries(stride: int, c: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src % stride >= stride - c) & (dst >= 0)
-
-
-def _sparse_strided(stride: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return ((dst - src).abs() <= stride) | ((dst - src) % stride == 0)
-
-
-def _strided_heads(stride: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    near, every = (dst - src).abs() <= stride, (dst - src) % stride == 0
-    return ((h % 2 == 0) & near) | ((h % 2 == 1) & every)
-
-
-def _sparse_fixed(stride: int, c: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return (src // stride == dst // stride) | (src % stride >= stride - c)
-
-
-def _fixed_heads(stride: int, c: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    stop = stride - h % (stride // c) * c
-    return (src // stride == dst // stride) | ((src % stride >= stop - c) & (src % stride < stop))
 
 
 def _stride_and_c(stride: int, c: int) -> tuple[int, int]:

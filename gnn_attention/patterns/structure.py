@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -22,8 +21,9 @@ from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.algebra.stacks import at_positions_of
 from gnn_attention.algebra.tokens import extend
 from gnn_attention.algebra.walks import closure
-from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.graph import TokenGraph, text
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["edge_types", "k_hop", "shortest_paths", "temporal", "virtual_nodes", "with_self_loops"]
 
@@ -92,7 +92,7 @@ def temporal(graph: TokenGraph, times: Tensor | Sequence[int | float], strict: b
     values = _numbers(times, graph.num_dst)
     place = {value: rank for rank, value in enumerate(sorted(set(values)))}
     ranks = _data.table([place[value] for value in values])
-    order = TokenGraph.from_rule(partial(_in_time, ranks, int(strict)), graph.num_dst)
+    order = TokenGraph.from_rule(look_up(ranks, src) + int(strict) <= look_up(ranks, dst), graph.num_dst)
     shown = graph.name, text.listed(values, "times", 8)
     name = text.call("temporal", True, *shown, strict=(strict, False))
     return replace(graph & at_positions_of(graph, order), name=name)
@@ -153,10 +153,6 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
         here = (src >= start) & (src < start + step)
         hops[here] = _distances(edges, n, roots)[src[here] - start, dst[here]]
     return hops
-
-
-def _in_time(ranks: Tensor, later: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return rules.look_up(ranks, b, h, src) + later <= rules.look_up(ranks, b, h, dst)
 
 
 NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB

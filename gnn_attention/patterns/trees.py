@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -10,8 +11,9 @@ from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
-from gnn_attention.graph import TokenGraph, text
+from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
+from gnn_attention.patterns._symbols import dst, look_up, src
 
 __all__ = ["family", "hierarchical_document", "prefix_tree", "tree", "tree_decoding"]
 
@@ -34,10 +36,10 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     3 ■ ■ · ■   3 <- 0 1 3
     """
     parents = _operands.integers("parents", parents, ROOTED)
-    enter, leave = _visits(parents)
-    shown = text.listed(parents, "parents", 8)
-    rule = partial(_above if causal else _related, enter, leave)
-    return TokenGraph.from_rule(rule, len(parents), name=text.call("tree", causal, shown))
+    above = _above(*_visits(parents))
+    rule = above if causal else partial(rules.or_, above, partial(rules.transposed, above))
+    name = text.call("tree", causal, text.listed(parents, "parents", 8))
+    return TokenGraph.from_rule(rule, len(parents), name=name)
 
 
 def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
@@ -56,7 +58,7 @@ def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     prompt, parents = checks.size("prompt", prompt), _operands.integers("parents", parents, ROOTED)
     n, trunk = prompt + len(parents), torch.arange(prompt, device="cpu")
     enter, leave = (times + prompt for times in _visits(parents))
-    rule = partial(_above, torch.cat([trunk, enter]), torch.cat([torch.full_like(trunk, n), leave]))
+    rule = _above(torch.cat([trunk, enter]), torch.cat([torch.full_like(trunk, n), leave]))
     name = f"tree_decoding({prompt}, {text.listed(parents, 'parents', 8)})"
     return TokenGraph.from_rule(rule, n, name=name)
 
@@ -81,7 +83,7 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
         raise ValueError(f"parents must name {wanted}, got {len(parents)}")
     enter, leave = (times.repeat_interleave(_data.table(sizes)) for times in _visits(parents))
     name = f"prefix_tree({text.listed(sizes, 'lengths')}, {text.listed(parents, 'parents')})"
-    return TokenGraph.from_rule(partial(_above, enter, leave), len(enter), name=name)
+    return TokenGraph.from_rule(_above(enter, leave), len(enter), name=name)
 
 
 def family(parents: Sequence[int]) -> TokenGraph:
@@ -97,8 +99,11 @@ def family(parents: Sequence[int]) -> TokenGraph:
     """
     parents = _operands.integers("parents", parents, ROOTED)
     _visits(parents)  # refuses what is no forest
+    table = _data.table(parents)
+    of_dst, of_src = look_up(table, dst), look_up(table, src)
+    rule = (of_src == of_dst) | (of_dst == src) | (of_src == dst)
     name = f"family({text.listed(parents, 'parents', 8)})"
-    return TokenGraph.from_rule(partial(_family, _data.table(parents)), len(parents), name=name)
+    return TokenGraph.from_rule(rule, len(parents), name=name)
 
 
 def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
@@ -119,24 +124,21 @@ def hierarchical_document(sections: Sequence[Sequence[int]]) -> TokenGraph:
     if not isinstance(sections, Iterable):
         raise TypeError(f"sections must be a list of lists of sentence lengths, got {quoted(sections)}")
     document = [checks.sizes(f"sections[{number}]", section) for number, section in enumerate(sections)]
+    parents = [-1]
+    for sentences in document:
+        section = len(parents)
+        parents.append(0)
+        for words in sentences:
+            parents += [section] + [len(parents)] * words
     name = f"hierarchical_document({text.listed(document, 'sections')})"
-    return replace(family(_document_parents(document)), name=name)
+    return replace(family(parents), name=name)
 
 
-def _related(enter: Tensor, leave: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return _above(enter, leave, b, h, dst, src) | _above(enter, leave, b, h, src, dst)
-
-
-def _above(enter: Tensor, leave: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _above(enter: Tensor, leave: Tensor) -> Any:
     """Those of the segments above, and the past of the own one."""
-    first, last = enter.to(dst.device), leave.to(dst.device)
-    above = (first[src] < first[dst]) & (first[dst] < last[src])
-    return above | ((first[src] == first[dst]) & (src <= dst))
-
-
-def _family(parents: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    parent = parents.to(dst.device)
-    return (parent[src] == parent[dst]) | (parent[dst] == src) | (parent[src] == dst)
+    first_of_dst, first_of_src = look_up(enter, dst), look_up(enter, src)
+    above = (first_of_src < first_of_dst) & (first_of_dst < look_up(leave, src))
+    return above | ((first_of_src == first_of_dst) & (src <= dst))
 
 
 def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:
@@ -161,15 +163,3 @@ def _visits(parents: list[int]) -> tuple[Tensor, Tensor]:
             sizes[parents[node]] += sizes[node]
     enter = _data.table(order).argsort()
     return enter, enter + _data.table(sizes)
-
-
-def _document_parents(sections: list[list[int]]) -> list[int]:
-    """The parent of each token, in reading order: document anchor, section anchor, sentence anchor, words."""
-    parents = [-1]
-    for sentences in sections:
-        section = len(parents)
-        parents.append(0)
-        for words in sentences:
-            sentence = len(parents)
-            parents += [section] + [sentence] * words
-    return parents

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
-from torch.nn import functional
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.backends import AttentionCall
 from gnn_attention.graph import TokenGraph
+from gnn_attention.patterns import blocks
 from gnn_attention.selectors import _choice
 
 
@@ -51,7 +49,8 @@ class PooledBlocks(nn.Module):
 
         def scores(rows: tuple[int, int]) -> Tensor:
             found = queries[:, :, slice(*rows)] @ keys.mT
-            there = _blocks_with_any(_choice.allowed(graph, rows, q.device), self.block)
+            allowed = _choice.allowed(graph, rows, q.device)
+            there = blocks.in_blocks(allowed.mT, self.block, False).any(-2).mT
             dst = torch.arange(*rows, device=q.device) + graph.dst_offset - graph.src_offset
             own = (dst // self.block).unsqueeze(-1) == torch.arange(keys.shape[2], device=q.device)
             return found.masked_fill(own, torch.inf).masked_fill(~there, -torch.inf)
@@ -62,19 +61,8 @@ class PooledBlocks(nn.Module):
 
     def _query_features(self, q: Tensor) -> Tensor:
         """What is linear in the pooled keys."""
-        return q if self.pool == "mean" else torch.cat([q.clamp(min=0), q.clamp(max=0)], -1)
+        return q if self.pool == "mean" else blocks.signed(q)
 
     def _key_features(self, k: Tensor) -> Tensor:
-        if self.pool == "mean":
-            return _pooled(k, self.block)
-        return torch.cat([_pooled(k, self.block, torch.amax), _pooled(k, self.block, torch.amin)], -1)
-
-
-def _pooled(x: Tensor, block: int, pool: Callable[..., Tensor] = torch.mean) -> Tensor:
-    """``[..., blocks, dim]``; the last block may be short."""
-    return torch.stack([pool(part, dim=-2) for part in torch.split(x, block, -2)], -2)
-
-
-def _blocks_with_any(there: Tensor, block: int) -> Tensor:
-    filled = functional.pad(there, (0, -there.shape[-1] % block))
-    return filled.view(*there.shape[:-1], -1, block).any(-1)
+        pool = blocks.block_means if self.pool == "mean" else blocks.block_extremes
+        return pool(k, self.block)

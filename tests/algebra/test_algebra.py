@@ -140,14 +140,6 @@ class TestStacks:
         assert ~union(*graphs) == intersection(*(~graph for graph in graphs))
         assert union(*(graph.T for graph in graphs)) == union(*graphs).T
 
-    @pytest.mark.slow
-    def test_a_union_of_thousands_is_flat(self):
-        """Operators one by one would nest a rule in a rule in a rule."""
-        graphs = [patterns.window(4, 1 + k % 3) for k in range(3000)]
-        assert union(*graphs) == patterns.window(4, 3)
-        assert intersection(*graphs) == patterns.window(4, 1)
-        assert union(*graphs).name == "union([3000 graphs])"
-
     @given(st.data())
     @fixed
     def test_one_for_each_head_and_sample(self, data):
@@ -184,16 +176,6 @@ class TestProducts:
         a, b = data.draw(plain(m, m)), data.draw(plain(n, n))
         theirs = nx.cartesian_product(convert.to_networkx(a), convert.to_networkx(b))
         assert cartesian_product(a, b) == convert.from_networkx(theirs, list(product(range(m), range(n))))
-
-    @given(st.data())
-    @fixed
-    def test_as_kronecker_products(self, data):
-        """``A x I + I x B``, for every head and sample."""
-        m, n = data.draw(size()), data.draw(size())
-        a, b = data.draw(any_kind(m, m)), data.draw(any_kind(n, n))
-        up = by_part(lambda x: torch.kron(x, eye(n)), wide(a))
-        along = by_part(lambda x: torch.kron(eye(m), x), wide(b))
-        same_masks(cartesian_product(a, b), up | along)
 
 
 @st.composite
@@ -268,14 +250,6 @@ def any_member(mask: Tensor, rows: list[int], columns: list[int]) -> Tensor:
 
 
 class TestClosure:
-    @given(st.data(), st.booleans())
-    @fixed
-    def test_networkx_makes_the_same(self, data, reflexive):
-        n = data.draw(size(6))
-        g = data.draw(plain(n, n))
-        theirs = nx.transitive_closure(convert.to_networkx(g), reflexive=reflexive)
-        assert closure(g, reflexive=reflexive) == convert.from_networkx(theirs)
-
     @given(st.data(), st.integers(0, 7))
     @fixed
     def test_it_is_the_union_of_powers(self, data, hops):

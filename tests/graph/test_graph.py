@@ -344,7 +344,6 @@ OF_SINGLE_NUMBERS = {
     "a row of a table": lambda b, h, dst, src: (src >= SPANS[OF[dst]][0]) & (src < SPANS[OF[dst]][1]),
     "a product of vectors": lambda b, h, dst, src: torch.dot(LEFT[b, h, dst], RIGHT[b, h, src]) > 0,
     "a sum": lambda b, h, dst, src: LEFT[b, h, dst].sum() > RIGHT[b, h, src, 0],
-    "the largest": lambda b, h, dst, src: RIGHT[b][h][src].max() > 1,
     "numbers alone": lambda b, h, dst, src: (LEFT[0, h, dst, 2] > 0) & (src <= dst),
 }
 
@@ -368,13 +367,10 @@ def test_rules_of_single_numbers(rule):
 GENERATOR = torch.Generator().manual_seed(1)
 NEAREST = torch.randint(0, 200, (200, 3), generator=GENERATOR)
 BUCKETS = torch.randint(0, 8, (200, 2), generator=GENERATOR)
-ADJACENCY = torch.rand(200, 200, generator=GENERATOR) < 0.1
 # called with tensors of indices each gives bools, which are right for many pairs
 ALIKE = {
     "nearest": lambda b, h, dst, src: torch.isin(src, NEAREST[dst]),
     "buckets": lambda b, h, dst, src: (dst > src) & (BUCKETS[dst] == BUCKETS[src]).all(),
-    "common neighbours": lambda b, h, dst, src: (ADJACENCY[dst] & ADJACENCY[src]).any(),
-    "a mask of places": lambda b, h, dst, src: (BUCKETS[src] == 7).any() | (dst == src),
 }
 
 

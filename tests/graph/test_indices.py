@@ -94,25 +94,6 @@ def test_what_is_refused(index, options, error, words):
         TokenGraph.from_indices(torch.tensor(index), 3, **options)
 
 
-def test_an_index_is_a_tensor():
-    with pytest.raises(TypeError, match="index must be a tensor of signed integers"):
-        TokenGraph.from_indices([[0]], 3)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("backend", thinned(["rows", "auto", "tiles", "mixed", "dense", "reference"]))
-def test_attention_is_that_of_the_mask(form, backend):
-    index = chosen(*FORMS[form])
-    graph = TokenGraph.from_indices(index, NUM_SRC)
-    given = qkv(graph)
-    found, due = (
-        ga.attend(*given, g, backend=name)
-        for g, name in ((graph, backend), (ga.convert.from_mask(mask_of(index)), "reference"))
-    )
-    grads = [torch.autograd.grad(out.square().sum(), given) for out in (found, due)]
-    assert_exact([found, *grads[0]], [due, *grads[1]])
-
-
 def test_grouped_heads_with_lists_of_their_own_in_one_call():
     index = chosen(4, 40, 9)
     graph = TokenGraph.from_indices(index, NUM_SRC)
@@ -198,28 +179,6 @@ def test_multiplicity_is_that_of_absolute_positions_and_pickles():
     q, k, v = qkv(graph)
     part = ga.attend(q[:, :, 5:9], k, v, graph.rows(5, 9), score_mod=pickle.loads(pickle.dumps(score_mod)))
     assert_exact([part], [formula(q, k, v, index, True)[:, :, 5:9]])
-
-
-def test_count_with_the_number_of_valid_entries():
-    index, count = torch.tensor([[1, 1, 1], [2, 0, 2]]), torch.tensor([2, 3])
-    _, score_mod = TokenGraph.from_indices(index, 3, count, coalesce="count")
-    zero = torch.tensor(0)
-    pairs = score_mod(torch.zeros(2, 3), zero, zero, torch.arange(2)[:, None], torch.arange(3))
-    torch.testing.assert_close(pairs.exp(), torch.tensor([[1.0, 2, 1], [1, 1, 2]]))
-
-
-@pytest.mark.parametrize("backend", ["rows", "tiles"])
-def test_more_entries_than_tokens(backend):
-    """K = 50 of 33 senders, nearly all missing, all of them at last."""
-    index = torch.full((2, 40, 50), -1)
-    index[..., 10:43] = torch.arange(NUM_SRC)
-    index[:, :20, ::3] = -1
-    graph = TokenGraph.from_indices(index, NUM_SRC)
-    assert torch.equal(graph.in_degree(), (index >= 0).sum(-1))
-    given = qkv(graph)
-    outs = ga.attend(*given, graph, backend=backend), formula(*given, index, False)
-    grads = [torch.autograd.grad(out.square().sum(), given) for out in outs]
-    assert_exact([outs[0], *grads[0]], [outs[1], *grads[1]])
 
 
 @pytest.mark.parametrize("window", [0, 5])

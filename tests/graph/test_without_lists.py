@@ -9,8 +9,6 @@ from support.inputs import scattered
 from gnn_attention import TokenGraph, patterns
 from gnn_attention.graph import tiling
 from gnn_attention.graph.regions import counting, enumerate_pairs
-from gnn_attention.graph.regions.quadtree import Boxes
-from gnn_attention.graph.regions.split_edge_lists import Grid
 from tests.graph.test_tiling import check
 
 N = 60
@@ -79,23 +77,6 @@ def test_equality():
     assert graph != wider
     assert TokenGraph.from_edges(WINDOW.edge_index, N) == WINDOW
     assert TokenGraph.from_edges(WINDOW.edge_index[:, 1:], N) != WINDOW
-
-
-def test_boxes_that_are_no_tiles_are_counted_too():
-    """Of different sizes, across the lines of every grid; the answers are those of a dense mask."""
-    dst = torch.tensor([3, 13, 30, 33])
-    src = torch.tensor([2, 2, 20, 20])
-    height, width = torch.tensor([10, 7, 3, 20]), torch.tensor([30, 11, 25, 25])
-    nothing = torch.zeros_like(dst)
-    boxes = Boxes(torch.tensor([1, 0, 1, 2]), nothing, nothing, dst, src, height, width)
-    assert Grid.of(boxes) is None
-    graph, inside = GRAPHS["symmetric difference"], torch.zeros(N, N, dtype=torch.bool)
-    expected = torch.zeros(3, dtype=torch.int64)
-    for owner, i, j, tall, wide in zip(boxes.owner, dst, src, height, width, strict=True):
-        expected[owner] += graph.mask()[i : i + tall, j : j + wide].sum()
-        inside[i : i + tall, j : j + wide] = True
-    assert torch.equal(counting.edges_of_each(graph.rule, boxes, 3), expected)
-    assert torch.equal(counting.edges_in(graph.rule, boxes, N), (graph.mask() & inside).nonzero().t().flip(0))
 
 
 def test_scattered_pairs_break_no_box(monkeypatch):

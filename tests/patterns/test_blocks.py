@@ -30,12 +30,6 @@ class TestKin:
         q, k = numbers(9, 4), numbers(9, 4, seed=1)
         assert blocks.quest(q, k, 1, 3) == patterns.top_k(q @ k.T, 3)
 
-    def test_moba_counts_its_own_block(self):
-        q, k = numbers(12, 4), numbers(12, 4, seed=1)
-        assert blocks.moba(q, k, 4, 1) == patterns.documents([4, 4, 4])
-        means = k.view(3, 4, 4).mean(1)
-        assert blocks.moba(q, k, 4, 2) == blocks.block_top_k(q @ means.T, 4, 2)
-
     def test_a_page_promises_no_less_than_its_keys_give(self):
         """Quest's number bounds every logit of a page from above: that of a lone outlier is always read."""
         q, k = numbers(16, 3).abs(), numbers(16, 3, seed=1) * 0.1
@@ -48,13 +42,6 @@ class TestKin:
         later = torch.cat([k[:9], 100 * k[9:]])
         assert blocks.quest(q, k, 4, 2).rows(0, 9) == blocks.quest(q, later, 4, 2).rows(0, 9)
         assert blocks.quest(q, k, 4, 2) != blocks.quest(q, later, 4, 2)
-
-    def test_a_permutation_turned_round(self):
-        order = torch.tensor([2, 0, 3, 1])
-        assert blocks.permuted_blocks(12, order.argsort(), 3) == blocks.permuted_blocks(12, order, 3).T
-        assert blocks.permuted_blocks(12, order, 3) @ blocks.permuted_blocks(
-            12, order.argsort(), 3
-        ) == patterns.documents([3] * 4, causal=False)
 
     def test_tiles_of_one_token_are_top_k(self):
         q, k = numbers(5, 4), numbers(8, 4, seed=1)

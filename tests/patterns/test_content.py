@@ -51,27 +51,6 @@ class TestKin:
         monkeypatch.setattr(content, "DISTANCES_AT_ONCE", 100)
         assert content.nearest(numbers(2, 17, 3), 4) == whole
 
-    def test_rounds_only_add_company(self):
-        """With every further round the graph of others grows: the union over the rounds."""
-        table = labels(3, 12)
-        loops = patterns.window(12, 1)
-        rounds = [content.shared_bucket(table[r : r + 1]) - loops for r in range(3)]
-        assert content.shared_bucket(table) - loops == rounds[0] | rounds[1] | rounds[2]
-        assert not content.shared_bucket(table).has_empty_rows
-
-    def test_clusters_are_documents_in_another_order(self):
-        assert content.clusters([0, 0, 5, 5, 5]) == patterns.documents([2, 3])
-        assert content.clusters(torch.zeros(4, dtype=torch.int64)) == patterns.causal(4)
-        order, kinds = torch.tensor([0, 2, 4, 1, 3]), torch.tensor([0, 1, 0, 1, 0])
-        mixed, sorted_by_kind = (content.clusters(x, causal=False).mask() for x in (kinds, kinds[order]))
-        assert torch.equal(mixed[order][:, order], sorted_by_kind)
-
-    def test_routing_to_far_centroids_is_clusters(self):
-        """Two groups of equal size, each around its centroid: balanced and nearest clusters are the same."""
-        kinds = torch.tensor([0, 1, 1, 0, 0, 1])
-        x = torch.nn.functional.one_hot(kinds, 2) + 0.01 * numbers(6, 2)
-        assert content.routing(x, x, torch.eye(2), 3) == content.clusters(kinds)
-
     def test_a_hash_looks_at_directions_alone(self):
         """Reformer: lengths do not count, and opposite vectors never share a bucket of one round."""
         x = numbers(30, 8)

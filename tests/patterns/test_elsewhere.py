@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import networkx
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support.extras import needs
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
-from torch.nn.attention.flex_attention import create_mask, noop_mask
+from torch.nn.attention.flex_attention import noop_mask
 from torch.nn.functional import scaled_dot_product_attention
 
-from gnn_attention import TokenGraph, convert, patterns
+from gnn_attention import TokenGraph, patterns
 
 # rule of attention-gym -> our graph; sliding windows count the distance, flash-attention's too
 GYM = """
@@ -100,26 +95,6 @@ def test_hugging_face():
     check(HUGGING_FACE, needs("transformers.masking_utils"))
 
 
-@pytest.mark.parametrize("media", [[1, 4], [0, 5, 6], [2]])
-def test_attention_gym_over_images(media):
-    """It takes an interval of text for each image: from where it stands to the next."""
-    intervals = torch.tensor(list(pairwise([*media, 9])))
-    rule = needs("attn_gym.masks").generate_vision_cross_attention_mask_mod(intervals, 3)
-    theirs = create_mask(rule, 1, 1, 9, 3 * len(media), device="cpu")[0, 0]
-    assert torch.equal(theirs, patterns.media_cross(9, media, 3).mask())
-
-
-@pytest.mark.parametrize("largest", [1, 3, 20])
-def test_attention_gym_marks_far_and_unreachable_alike(largest):
-    """Its adjacency is [from, to] as networkx's; what is out of reach shares the bucket of the too far."""
-    graph = networkx.gnp_random_graph(11, 0.15, seed=2, directed=True)
-    adjacency = torch.tensor(networkx.to_numpy_array(graph, nodelist=range(11)))[None]
-    ours = patterns.shortest_paths(patterns.full(11), convert.from_networkx(graph)).view(11, 11)
-    ours = torch.where(ours < 0, largest + 1, ours.clamp(max=largest + 1))
-    graphormer = needs("attn_gym.mods.graphormer")
-    assert torch.equal(graphormer.shortest_path_distances(adjacency, largest)[0].T, ours.int())
-
-
 @pytest.mark.parametrize(("num_dst", "num_src"), [(3, 5), (4, 4), (1, 6), (6, 4)])
 def test_torch_alignments(num_dst, num_src):
     """With an identity as values the output is the weights; torch's lower right has no isolated rows."""
@@ -148,13 +123,3 @@ def test_local_attention_of_reformer(n, before, after, causal):
     slopes = torch.autograd.functional.jacobian(lambda x: layer(x).hidden_states, x)[0, :, :, 0]
     expected = patterns.chunked(n, 3, before=before, after=after, causal=causal, wrap=True)
     assert torch.equal(slopes.abs().sum((1, 3)) > 0, expected.mask())
-
-
-@given(st.integers(0, 9).flatmap(lambda n: st.permutations(range(n))), st.integers(0, 12))
-def test_the_authors_two_indices(order, context):
-    """XLNet's: a given token counts as -1 and is never hidden; who is predicted compares itself strictly."""
-    n, given_tokens = len(order), set(order[:context])
-    index = [-1 if i in given_tokens else order.index(i) for i in range(n)]
-    own = [0 if i in given_tokens else index[i] for i in range(n)]
-    hidden = [[own[i] <= index[j] and j not in given_tokens for j in range(n)] for i in range(n)]
-    assert (~patterns.permutation(order, context, "query").mask()).tolist() == hidden

@@ -7,7 +7,6 @@ from itertools import permutations
 import pytest
 import torch
 from support.bounds import assert_exact
-from support.zoo.row import binary_ones
 
 from gnn_attention import attend, patterns, score_mods
 
@@ -19,11 +18,6 @@ def gaps(n):
 
 
 class TestReach:
-    @pytest.mark.parametrize("layers", range(7))
-    def test_a_message_takes_as_many_layers_as_its_distance_has_ones(self, layers):
-        ones = torch.tensor([[binary_ones(abs(gap)) for gap in row] for row in gaps(64).tolist()])
-        assert torch.equal((patterns.log_sparse(64) ** layers).mask(), (gaps(64) >= 0) & (ones <= layers))
-
     @pytest.mark.parametrize("order", list(permutations(range(3))))
     @pytest.mark.parametrize("block", [1, 2])
     def test_one_factor_of_each_level_connects_everyone_by_one_path(self, order, block):
@@ -83,11 +77,6 @@ class TestFibottention:
         graph = patterns.fibottention(120, 5, 60, 60)
         for head, row in enumerate(self.WYTHOFF):
             assert self.distances(graph, head)[: len(row)] == row
-
-    def test_every_distance_belongs_to_one_head(self):
-        """The Wythoff array holds every positive integer once."""
-        graph = patterns.fibottention(50, 30, 49, 49)
-        assert graph.mask().sum(0).tolist() == patterns.no_self(50).mask().int().tolist()
 
     def test_windows_grow_from_head_to_head(self):
         """w_i = 5, 15, 25: each row ends there, but keeps its first distance."""

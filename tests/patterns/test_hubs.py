@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy
 import pytest
 import torch
 from support.extras import needs
@@ -45,28 +44,6 @@ def test_edges_of_longformer(window, tokens):
     slopes = [torch.autograd.grad(row.square().sum(), x, retain_graph=True)[0][0] for row in output[0][0]]
     rows = torch.stack([slope.abs().sum(-1) > 0 for slope in slopes])
     assert torch.equal(rows, patterns.longformer(24, window // 2 + 1, tokens, causal=False).mask())
-
-
-@pytest.mark.parametrize(("n", "size", "num_random"), [(60, 3, 2), (44, 2, 3)])
-def test_bigbird_draws_as_many_blocks_in_training(n, size, num_random):
-    """Its random blocks are blocks that ours may be: new to the row, as many, others in other heads."""
-    torch.manual_seed(0)
-    big_bird = needs("transformers.models.big_bird.modeling_big_bird")
-    sizes = {"hidden_size": 8, "num_attention_heads": 2, "max_position_embeddings": 4096}
-    config = needs("transformers").BigBirdConfig(**sizes, block_size=size, num_random_blocks=num_random)
-    layer = big_bird.BigBirdBlockSparseAttention(config, seed=5).train()
-    real, state = torch.ones(1, n), numpy.random.get_state()
-    blocked, band, rows, columns = big_bird.BigBirdModel.create_masks_for_block_sparse_attn(real, size)
-    _, weights = layer(torch.randn(1, n, 8), band, rows, columns, blocked, blocked)
-    numpy.random.set_state(state)
-    theirs, base = weights[0] > 0, patterns.bigbird(n, size, num_random=0).mask()
-    assert bool((theirs | ~base).all())
-    ours = patterns.bigbird(n, size, num_random=num_random, heads=2)
-    assert torch.equal(theirs.sum(-1), ours.in_degree())
-    assert not torch.equal(theirs[0], theirs[1])
-    first = (2 * num_random + 5) * size
-    assert not (theirs & ~base)[..., first:].any()  # they draw from the first blocks alone
-    assert (ours.mask() & ~base)[..., first:].any()
 
 
 def test_memory_of_listed_edges():

@@ -11,28 +11,23 @@ from gnn_attention import TokenGraph, patterns
 KIN = """
 ~causal(7) == strict_causal(7).T
 ~no_self(7) == window(7, 1) == self_loops(7)
-anti_causal(7) == causal(7).T == ~strict_causal(7)
 mask(causal_aligned(2, 6, "lower_right")) == mask(causal(6).rows(4, 6))
-mask(causal_aligned(2, 6, "upper_left")) == mask(causal(6).rows(0, 2))
 causal_aligned(5, 3, "lower_right").in_degree().tolist() == [0, 0, 1, 2, 3]
 
 window(12, 4) ** 3 == window(12, 3 * (4 - 1) + 1)
 band(17, 0, 4) == band(17, 4, 0).T
 all(band(17, d, d, s) == dilated(17, d // s + 1, s, causal=False) for d, s in ((6, 3), (7, 3), (0, 2)))
 chunked(11, 4, causal=False) == documents([4, 4, 3], causal=False)
-chunked(11, 4, before=1, after=2) == chunked(11, 4, before=1)
 chunked(8, 4, before=1, causal=False, wrap=True) == full(8)
 chunked(0, 4, before=1, causal=False, wrap=True).num_edges == 0
 seam(12, 4).edge_index.T.tolist() == [[src, dst] for dst in (0, 1, 2, 3) for src in (8, 9, 10, 11)]
 
-all(sink_window(17, w, s) == window(17, w) | sinks(17, s) for w, s in ((3, 4), (0, 2), (99, 1), (2, 99)))
 sink_window(17, 3) == sink_window(17, 3, 4) == duo_attention(17, 1, [], 3).select()
 all(duo_attention(9, 4, [3, 0], 2, 1).select(head=h) == causal(9) for h in (0, 3))
 all(duo_attention(9, 4, [3, 0], 2, 1).select(head=h) == sink_window(9, 2, 1) for h in (1, 2))
 
 all(sparse_strided(17, s) == band(17, s, 0) | strides(17, s) for s in (1, 4, 20))
 all(sparse_fixed(16, s, c) == chunked(16, s) | summary_tokens(16, s, c) for s, c in SETS)
-chunked(17, 4) | (summary_tokens(17, 4, 1) | self_loops(17)) @ chunked(17, 4) == causal(17)
 [sparse_strided(17, 4, heads=4).select(head=h) for h in range(4)] == [band(17, 4, 0), strides(17, 4)] * 2
 united(sparse_fixed(24, 6, 2, heads=3)) == mask(causal(24))
 
@@ -40,32 +35,23 @@ prefix(6, 4) == documents([4, 1, 1], causal=False) | causal(6)
 shared_prefix(0, [2, 0, 3]) == documents([2, 0, 3])
 part(shared_prefix(3, [2, 4, 1]), (0, 1, 2, 5, 6, 7, 8)) == mask(causal(7))
 all(block_causal(9, b) == bidirectional_groups([i // b for i in range(9)]) for b in (1, 2, 5, 9, 20))
-block_causal(9, 4) == causal(9) | documents([4, 4, 1], causal=False)
-bidirectional_groups([5, 5, 5, -1, -1]) == prefix(5, 3)
 permutation(range(5, -1, -1)) == causal(6).T and permutation([], context=3).num_dst == 0
 all(fill_in_the_middle(9, a, b) == permutation([*range(a), *range(b, 9), *range(a, b)]) for a, b in MIDDLES)
 all(fill_in_the_middle(9, a, b, "spm") == permutation([*range(b, 9), *range(b)]) for a, b in MIDDLES)
 
 tree_decoding(3, [-1, 0, 0, 1]) == prefix_tree([3, 1, 1, 1, 1], [-1, 0, 1, 1, 2])
-prefix_tree([3, 0, 2], [-1, -1, -1]) == documents([3, 0, 2]) and prefix_tree([], []).num_dst == 0
-hierarchical_document([[2, 1], [0]]) == family([-1, 0, 1, 2, 2, 1, 5, 0, 7])
 draft_training(3, 2, 4) == prefix_tree([3, 4, 4], [-1, 0, 0]) == shared_prefix(3, [4, 4])
 
 natten((9,), 3, causal=True) == window(9, 3)
 natten((9,), 3, dilation=2, causal=True) == dilated(9, 3, 2)
 natten((12, 6), 3, stride=3) == swin((12, 6), 3) and natten((12,), 4, stride=4, causal=True) == chunked(12, 4)
-swin([4, 6], [2, 2], [1, 1]) == swin(torch.Size([4, 6]), 2, 1)
 swin((8,), 4) @ swin((8,), 4, 2) @ swin((8,), 4) == full(8)
 swin((5, 7), (2, 3)) == haloed_blocks((5, 7), (2, 3), 0)
-axial((2, 3, 4), 0) | axial((2, 3, 4), 1) | axial((2, 3, 4), 2) == axial((2, 3, 4))
 axial((2, 3, 4), 0) @ axial((2, 3, 4), 1) @ axial((2, 3, 4), 2) == full(24)
-sliding_tile((5, 6), 1, 3) == natten((5, 6), 3)
 
 all(longformer(9, 3, t, c) == window(9, 3, c) | global_tokens(9, t, c) for t in (2, [5, 0], []) for c in BOTH)
 etc(9, 3, 2) == longformer(11, 3, 2, causal=False) == memory_tokens(band(9, 2, 2), 2, causal=False)
 bigbird(17, 2, num_random=99) == full(17) and bigbird_etc(17, 2, 1, num_random=99) == full(18)
-memory_tokens(bigbird_etc(18, 2, 0, heads=3), 4, causal=False) == bigbird_etc(18, 2, 4, heads=3)
-memory_tokens(causal(0), 2, causal=False) == memory_tokens(documents([]), 2, causal=False) == full(2)
 cross(19, 4) @ side_nodes(19, 4) == full(19)
 isab(7, 2) == (cross(2, 7), cross(7, 2)) and isab(7, 2)[1] @ isab(7, 2)[0] == full(7)
 perceiver(9, 3) == (isab(9, 3)[0], full(3))
@@ -73,34 +59,24 @@ perceiver(9, 3) == (isab(9, 3)[0], full(3))
 all(power_attention(n) == log_sparse(n) for n in (2, 7, 8, 33))
 longnet(17, [5], [1], causal=False) == documents([5, 5, 5, 2], causal=False)
 united(longnet(12, [12], [3], heads=6)) == mask(dilated(12, 12, 3))
-butterfly(21, levels=0) == window(21, 1) and butterfly(21) == butterfly(21, levels=9)
 (torch.tensor([[1, 30]]) @ random_senders(30, 4).edge_index).diff().min() > 0
 random_senders(12, 13) == causal(12) and random_senders(12, 99, causal=False) == full(12)
 hypercube(4) | window(16, 1) == butterfly(16) and torus(2, 2, 2) == hypercube(3)
-watts_strogatz(20, 5, 0.2) == watts_strogatz(20, 4, 0.2)
 expander(60, 3, seed=5) == expander(60, 3, seed=5, causal=False) & strict_causal(60)
 
 temporal(full(6), range(6)) == causal(6) and temporal(full(6), range(6), strict=True) == strict_causal(6)
-k_hop(window(4, 2), 10**6) == causal(4)
 """
 
 FORMS = """
 global_tokens(6, 3, causal=False) == global_tokens(6, range(3), causal=False)
 global_tokens(6, [5, 2, 5]) == global_tokens(6, torch.tensor([2, 5])) == global_tokens(6, (t for t in (2, 5)))
-documents((2, 1)) == documents(torch.tensor([2, 1])) == documents([2, 1])
-tree((-1, 0, 0)) == tree(torch.tensor([-1, 0, 0])) == tree([-1, 0, 0])
 hierarchical_document(((1, 2), (3,))) == hierarchical_document([torch.tensor([1, 2]), iter([3])])
-tree(torch.tensor([-1, 0, 0])).name == "tree([-1, 0, 0])"
-permutation([1, 0], 1).name == "permutation([1, 0], context=1)"
 permutation(range(40)).name == "permutation([40 positions])"
 fill_in_the_middle(4, 1, 2, "spm").name == "fill_in_the_middle(4, 1, 2, order='spm')"
 natten([6, 4], [3, 3], dilation=(2, 1), causal=(True, False)).name == NATTEN
 sliding_tile((4,), 2, (1,), text=1, tiled=True).name == "sliding_tile((4,), 2, 1, text=1, tiled=True)"
-bigbird(8, 2, 1, heads=2, seed=4).name == "bigbird(8, 2, num_random=1, heads=2, seed=4)"
 expander(8, 2, draws=3, seed=1, causal=False).name == "expander(8, 2, seed=1, draws=3, causal=False)"
 len(documents([1] * 50).name) < 40 and len(tree([-1] * 50).name) < 40
-len(global_tokens(90, range(50)).name) < 40 and len(etc(90, 2, 1, owner=[0] * 90).name) < 40
-len(longnet(9, [4] * 40, [1] * 40).name) < 60
 """
 
 

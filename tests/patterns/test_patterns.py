@@ -12,6 +12,8 @@ import torch
 from support.zoo import ROWS
 
 from gnn_attention import convert, patterns
+from gnn_attention.huggingface._alignment import recipe
+from gnn_attention.patterns._symbols import compute, dst, src
 
 
 def layers_until_nothing_changes(mask):
@@ -34,7 +36,9 @@ def edges(row, n, graph):
 
 
 def counts(row, n, graph):
-    degrees = [row.degree(n, dst) for dst in range(graph.num_dst)]
+    degrees = (
+        [row.degree(n, dst) for dst in range(graph.num_dst)] if row.degree else graph.mask().sum(1).tolist()
+    )
     assert graph.in_degree().tolist() == degrees
     assert graph.num_edges == sum(degrees)
 
@@ -99,3 +103,27 @@ def test_theorems(row):
 def test_the_name_builds_the_graph(row):
     graph = row.build(row.named_at)
     assert eval(graph.name, vars(patterns)) == graph
+
+
+class TestSymbols:
+    """The expressions of which rules are made."""
+
+    def test_a_chained_comparison_is_refused(self):
+        """Python would keep its second half alone."""
+        with pytest.raises(TypeError, match="join comparisons by"):
+            3 < src <= dst  # noqa: B015
+
+    def test_what_stands_twice_is_computed_once(self):
+        calls = []
+        gap = compute(lambda a, b: calls.append(1) or a - b, dst, src)
+        tokens = torch.arange(4)
+        edge = ((gap == 0) | (gap == 2))(0, 0, tokens[:, None], tokens)
+        assert edge.nonzero().tolist() == [[0, 0], [1, 1], [2, 0], [2, 2], [3, 1], [3, 3]]
+        assert len(calls) == 1
+
+    def test_equal_calls_have_equal_recipes(self):
+        """By which the plan of one forward pass of a model of transformers serves the next."""
+        rules = [patterns.power_attention(n, 4, 2).rule for n in (64, 64, 65)]
+        first, again, other = (recipe(rule) for rule in rules)
+        assert first == again != other
+        assert first is not None

@@ -20,12 +20,8 @@ def drawn(*shape: int, seed: int) -> Tensor:
 
 
 X = drawn(T, M, seed=0)
-WQ, WK, WV, WO = (
-    drawn(H, M, D, seed=1),
-    drawn(H, M, D, seed=2),
-    drawn(H, M, D, seed=3),
-    drawn(H, D, M, seed=4),
-)
+WQ, WK, WV = (drawn(H, M, D, seed=seed) for seed in (1, 2, 3))
+WO = drawn(H, D, M, seed=4)
 # every receiver has an in-edge, one edge comes from the future, and the table is not symmetric
 MASK = torch.ones(T, T, dtype=torch.bool).tril()
 MASK[4, 1], MASK[2, 5] = False, True
@@ -73,18 +69,14 @@ def elhage() -> Parts:
     products = torch.stack([torch.stack([X[i] @ QK[h] @ X.T for i in range(T)]) for h in range(H)])
     A, v = softmaxed(products / math.sqrt(D)), torch.stack([(V[h] @ X.T).T for h in range(H)])
     r = A @ v
-    parts = {
-        "x": X,
-        "W_Q": Q,
-        "W_K": K,
-        "W_V": V,
-        "W_O": O,
-        "v": v,
-        "overlap": products,
+    parts = {"x": X, "W_Q": Q, "W_K": K, "W_V": V, "W_O": O, "v": v, "overlap": products}
+    parts |= {
         "weights": A,
         "z": r,
+        "W_P": QK,
+        "W_M": OV,
+        "message": torch.stack([(OV[h] @ X.T).T for h in range(H)]),
     }
-    parts |= {"W_P": QK, "W_M": OV, "message": torch.stack([(OV[h] @ X.T).T for h in range(H)])}
     return parts | {"update": sum((O[h] @ r[h].T).T for h in range(H))}
 
 
@@ -207,13 +199,8 @@ def mha() -> Parts:
         forbidden = ~MASK
         out, weights = module(X[None], X[None], X[None], attn_mask=forbidden, average_attn_weights=False)
         thirds = module.in_proj_weight.chunk(3)
-    parts = {
-        "x": X[None],
-        "mask": forbidden,
-        "W_O": module.out_proj.weight,
-        "weights": weights,
-        "update": out,
-    }
+    parts = {"x": X[None], "mask": forbidden, "W_O": module.out_proj.weight}
+    parts |= {"weights": weights, "update": out}
     return parts | dict(zip(("W_Q", "W_K", "W_V"), thirds, strict=True))
 
 

@@ -22,7 +22,7 @@ import torch
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 from gnn_attention.graph import rules
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.regions.split_edge_lists import listed_in_rows
+from gnn_attention.graph.regions.split_edge_lists import SplitRule, split_edge_lists
 from gnn_attention.graph.rules import Rule
 
 # pairs up to which more receivers are drawn than RECEIVERS
@@ -94,12 +94,14 @@ def sample_tiles(rule: Rule, num_dst: int, num_src: int, block: int, shift: int 
     pairs = len(rows) * columns.shape[1] * block
     receivers = min(block, max(RECEIVERS, PAIRS // max(pairs, 1)))
     place, each, hub = _draw_receivers(rows, hubs, receivers, block, generator)
-    order = rows.argsort()
-    inside, listed = listed_in_rows(rule, num_dst, num_src, rows[order] * block, block)
+    is_drawn = torch.zeros(-(-num_dst // block), dtype=torch.bool, device="cpu")
+    is_drawn[rows] = True
+    split = split_edge_lists(rule, num_dst, num_src, is_drawn, block)
+    inside = rule if split is None else split.rule
     edge = _evaluate_rows(inside, rows, columns, place, num_dst, num_src, block)
     found = _tiles_of(edge, columns, weight, each, num_src)
     sample = Sample(block, -(-num_src // block), rows, stands_for, hub, receivers, *found)
-    return sample if listed is None else _with_lists(sample, rule, inside, listed, num_src)
+    return sample if split is None else _with_lists(sample, rule, split)
 
 
 def _draw_hubs(
@@ -255,12 +257,12 @@ def _tiles_of(
     return row, column, weight[row, place], edges, (here[:, 1:-1] > 0).sum(1), full
 
 
-def _with_lists(sample: Sample, rule: Rule, inside: Rule, listed: Tensor, num_src: int) -> Sample:
+def _with_lists(sample: Sample, rule: Rule, split: SplitRule) -> Sample:
     """The sample of the whole rule: of its lists all pairs in its rows of tiles count."""
-    dst, src = listed // max(num_src, 1), listed % max(num_src, 1)
+    dst, src = split.dst, split.src
     zero = torch.zeros_like(dst)
     at = partial(enumerate_pairs.evaluate, b=zero, h=zero, dst=dst, src=src)
-    change = at(rule, "this graph").to(torch.int64) - at(inside, "this graph").to(torch.int64)
+    change = at(rule, "this graph").to(torch.int64) - at(split.rule, "this graph").to(torch.int64)
     columns = sample.columns
     order = sample.rows.argsort()
     strip = order[torch.searchsorted(sample.rows[order], dst // sample.block)]

@@ -8,16 +8,15 @@ methods of graphs bind; inside other functions a list stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from gnn_attention._support.shapes import Int, Tensor
+from gnn_attention._support.shapes import Bool, Int, Tensor
 from gnn_attention.graph import rules
 from gnn_attention.graph.neighbours import keys_of
-from gnn_attention.graph.regions.quadtree import Boxes, ragged
+from gnn_attention.graph.regions.quadtree import Boxes
 from gnn_attention.graph.rules import Rule
 
 JOINS = (rules.or_, rules.and_, rules.minus, rules.xor)
@@ -31,71 +30,46 @@ class SplitRule(NamedTuple):
     dst: Int[Tensor, " pairs"]
 
 
-def split_edge_lists(rule: Rule, num_dst: int, num_src: int) -> SplitRule | None:
-    """The rule without its lists, and their pairs among these tokens; None if it has none."""
+def split_edge_lists(
+    rule: Rule, num_dst: int, num_src: int, chosen: Bool[Tensor, " strips"] | None = None, height: int = 1
+) -> SplitRule | None:
+    """The rule without its lists, and their pairs among these tokens; None if it has none.
+
+    Only the pairs of the ``chosen`` strips of ``height`` receivers each, if that is given.
+    """
     rule, keys = _without_lists(rule, num_dst, num_src)
     if not keys:
         return None
     key = torch.cat(keys)
-    key = torch.unique(key[(key >= 0) & (key < num_dst * num_src)])
+    key = key[(key >= 0) & (key < num_dst * num_src)]
+    key = torch.unique(key if chosen is None else key[chosen[key // (num_src * height)]])
     return SplitRule(rule, key % max(num_src, 1), key // max(num_src, 1))
 
 
-def listed_in_rows(
-    rule: Rule, num_dst: int, num_src: int, first: Int[Tensor, " ranges"], height: int
-) -> tuple[Rule, Int[Tensor, " pairs"] | None]:
-    """The rule without its lists, and ``dst * num_src + src`` of their pairs in ranges of receivers.
-
-    None without lists. The ranges ``first .. first + height - 1`` are sorted and disjoint. A list costs the
-    time of those pairs, one that was reversed that of all.
-    """
-
-    def take(keys: Tensor, width: int, shift: int = 0) -> Tensor:
-        start, stop = (torch.searchsorted(keys, (first + shift + more) * width) for more in (0, height))
-        range_of, number = ragged(stop - start)
-        return keys[start[range_of] + number]
-
-    rule, keys = _without_lists(rule, num_dst, num_src, take)
-    if not keys:
-        return rule, None
-    inside = [take(key.sort().values, num_src) for key in keys]
-    key = torch.unique(torch.cat(inside))
-    return rule, key[(key >= 0) & (key < num_dst * num_src)]
-
-
-def _without_lists(
-    rule: Rule, num_dst: int, num_src: int, take: Callable[..., Tensor] | None = None
-) -> tuple[Rule, list[Tensor]]:
-    """The rule without lists, and their keys: all, or those of the receivers that ``take`` wants."""
+def _without_lists(rule: Rule, num_dst: int, num_src: int) -> tuple[Rule, list[Tensor]]:
+    """The rule without lists, and their keys."""
     if not isinstance(rule, partial):
         return rule, []
     # for more senders the keys would be those of other pairs
     listed = keys_of(rule)
     if listed is not None and num_src <= listed[1]:
-        wanted = listed[0] if take is None else take(*listed)
-        return rules.no_pair, [_renumber(wanted, listed[1], num_src)]
+        return rules.no_pair, [_renumber(*listed, num_src)]
     if rule.func in JOINS:
-        left, of_left = _without_lists(rule.args[0], num_dst, num_src, take)
-        right, of_right = _without_lists(rule.args[1], num_dst, num_src, take)
+        left, of_left = _without_lists(rule.args[0], num_dst, num_src)
+        right, of_right = _without_lists(rule.args[1], num_dst, num_src)
         return partial(rule.func, left, right), of_left + of_right
     if rule.func is rules.transposed:
-        # a list by sender is no list by receiver
         inner, keys = _without_lists(rule.args[0], num_src, num_dst)
         width = max(num_dst, 1)
         return partial(rule.func, inner), [key % width * num_src + key // width for key in keys]
     if rule.func is rules.shifted:
         start = rule.args[1]
-        further = None if take is None else partial(_take_below, take, start)
-        inner, keys = _without_lists(rule.args[0], num_dst + start, num_src, further)
+        inner, keys = _without_lists(rule.args[0], num_dst + start, num_src)
         return partial(rule.func, inner, start), [key - start * num_src for key in keys]
     if rule.func in (rules.not_, rules.pinned):
-        inner, keys = _without_lists(rule.args[0], num_dst, num_src, take)
+        inner, keys = _without_lists(rule.args[0], num_dst, num_src)
         return partial(rule.func, inner, *rule.args[1:]), keys
     return rule, []
-
-
-def _take_below(take: Callable[..., Tensor], start: int, keys: Tensor, width: int, shift: int = 0) -> Tensor:
-    return take(keys, width, shift + start)
 
 
 def _renumber(keys: Tensor, width: int, num_src: int) -> Tensor:

@@ -1,26 +1,10 @@
 """The table of theorems: a module for each of ``patterns``, a row for each way to call a builder."""
 
-from support.zoo import (
-    basic,
-    blocks,
-    content,
-    decoding,
-    expanders,
-    grids,
-    hierarchies,
-    hubs,
-    latents,
-    local,
-    sequences,
-    streaming,
-    strided,
-    structure,
-    trees,
-)
-from support.zoo.row import SIZES, Row, read
+from importlib import import_module
+from pathlib import Path
 
-__all__ = ["ROWS", "SIZES", "Row"]
+from support.zoo.row import read
 
-FAMILIES = (basic, blocks, content, decoding, expanders, grids, hierarchies, hubs, latents, local)
-MORE = (sequences, streaming, strided, structure, trees)
-ROWS = [row for module in FAMILIES + MORE for row in read(module.ROWS, vars(module))]
+FAMILIES = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py") if path.stem != "row")
+MODULES = [import_module(f"support.zoo.{family}") for family in FAMILIES]
+ROWS = [row for module in MODULES for row in read(module.ROWS, vars(module))]

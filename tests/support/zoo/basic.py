@@ -17,8 +17,6 @@ anti_causal(n): j in range(i, n)
     degree=n - i; layers=never(n); causal=False; acyclic=True
 causal_aligned(n, n + 3, "upper_left"): j in range(i + 1)
     degree=i + 1; nodes=n, n + 3
-causal_aligned(n + 3, n, "upper_left"): j in range(i + 1)
-    degree=min(i + 1, n); nodes=n + 3, n
 causal_aligned(n, n + 3, "lower_right"): n - 1 - i <= n + 2 - j
     degree=i + 4; nodes=n, n + 3; causal=False
 causal_aligned(n + 3, n, "lower_right"): n + 2 - i <= n - 1 - j

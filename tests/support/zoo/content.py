@@ -36,13 +36,6 @@ def mates(i, among):
     return [j for j in among if j != i and (bucket(0, i) == bucket(0, j) or bucket(1, i) == bucket(1, j))]
 
 
-def count_of_mates(n, i, causal):
-    """Inclusion and exclusion over the two rounds."""
-    among = range(i) if causal else [j for j in range(n) if j != i]
-    both = [[bucket(r, i) == bucket(r, j) for r in (0, 1)] for j in among]
-    return sum(a for a, _ in both) + sum(b for _, b in both) - sum(a and b for a, b in both)
-
-
 def sign(i):
     return -1 if i % 4 in (1, 2) else 1
 
@@ -72,22 +65,17 @@ nearest(grid(point, n, 2), 3): j in closest(i, range(i + 1), 3)
 nearest(grid(point, n, 2, torch.int64), 2, causal=False, loops=False): j in closest(i, {*range(n)} - {i}, 2)
     degree=min(n - 1, 2); causal=False; named_at=None
 shared_bucket(grid(bucket, 2, n, torch.int64)): j in (mates(i, range(i)) or [i])
-    degree=max(1, count_of_mates(n, i, True)); named_at=None
-shared_bucket(grid(bucket, 2, n, torch.int32), causal=False): j in (mates(i, range(n)) or [i])
-    degree=max(1, count_of_mates(n, i, False)); symmetric=True; named_at=None
+    named_at=None
 lsh(torch.tensor([[sign(i) * (i + 1.0)] for i in range(n)]).reshape(n, 1), 6, rounds=3, seed=8):
         same_sign_before(n, i, j)
-    degree=max(1, sum(sign(j) == sign(i) for j in range(i))); layers=never(n); named_at=None
+    layers=never(n); named_at=None
 clusters([i % 3 for i in range(n)]): j <= i and (i - j) % 3 == 0
     degree=i // 3 + 1; layers=never(n)
 clusters(torch.arange(n) % 2, torch.arange(n + 3) // 2, causal=False): j in ((0, 1), (2, 3))[i % 2]
     degree=2; nodes=n, n + 3; causal=False
 routing(grid(point, n, 2), grid(point, n, 2), torch.eye(2), 5): routed(n, i, j)
-    degree=len({j for axis in (0, 1) for j in members(axis, n) if i in members(axis, n) and j <= i});
     named_at=None
-vertical_slash(n, [0][:n], [0, 1][:n]): j in (0, i - 1, i)
-    degree=min(i + 1, 3); layers=max(n - 2, once(n))
 vertical_slash(n, [c for c in (1, 5) if c < n], [s for s in (2, 4) if s < n]):
         (j in (1, 5) and i >= j) or i - j in (2, 4)
-    degree=sum(i >= x for x in (1, 5, 2, 4)) - sum(i == x for x in (3, 5, 7, 9)); layers=never(n)
+    layers=never(n)
 """

@@ -12,13 +12,9 @@ def diffusion_edge(n: int, i: int, j: int) -> bool:
 ROWS = """
 block_diffusion(n, 3): diffusion_edge(n, i, j)
     degree=min(i % n - i % n % 3 + 3, n); layers=None if n else 0; nodes=2 * n; causal=False
-block_diffusion(n, 1): i == j or n <= j < i + (i < n) * n
-    degree=i % n + 1; layers=None if n else 0; nodes=2 * n; causal=False; acyclic=True
 draft_training(3, n, 2): j <= i and (j < 3 or i - j <= (i - 3) % 2)
     degree=i + 1 if i < 3 else 4 + (i - 3) % 2; layers=1 if n < 2 else None; nodes=3 + 2 * n; sizes=(0, 1, 2,
     7)
-draft_training(0, n, 4): j <= i and i - j <= i % 4
-    degree=i % 4 + 1; layers=n if n < 2 else None; nodes=4 * n; sizes=(0, 1, 2, 5)
 media_cross(n, range(1, n, 3), 3): i >= 1 and j // 3 == (i - 1) // 3
     degree=3 * (i >= 1); layers=once(n); nodes=(n, 3 * len(range(1, n, 3))); causal=False
 media_cross(n, range(1, n, 3), 3, last=False): 3 * (j // 3) + 1 <= i

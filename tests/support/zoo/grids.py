@@ -39,11 +39,6 @@ def near_block(x: int, y: int, block: int, halo: int) -> bool:
     return any(abs(y - z) <= halo for z in range(x - x % block, x - x % block + block))
 
 
-def haloed(n: int, x: int) -> int:
-    """How many coordinates a block of two and a halo of one around x hold."""
-    return min(x // 2 * 2, 1) + min(n - x // 2 * 2, 3)
-
-
 def generated(i: int) -> tuple[int, int, int, int]:
     """When a pixel of a picture 6 wide is generated, block (2 x 3) by block."""
     row, column = divmod(i, 6)
@@ -56,11 +51,6 @@ def in_memory(i: int, j: int) -> bool:
     return row in range(top - 1, top + 2) and column in range(left - 2, left + 5)
 
 
-def remembered(i: int) -> int:
-    """How many tokens of that memory come before i's block."""
-    return (5 if i >= 12 else 0) + (4 if i % 6 >= 3 else 0)
-
-
 def around(n: int, i: int, w: int, first: int = 0) -> int:
     """How many of ``first .. n - 1`` are nearer than w to i."""
     return len({j for j in range(i - w + 1, i + w) if first <= j < n})
@@ -69,62 +59,37 @@ def around(n: int, i: int, w: int, first: int = 0) -> int:
 ROWS = """
 natten((n, n), 3): within((n, n), (3, 3), i, j)
     degree=9; layers=max(1, n - 2); nodes=n * n; causal=False; sizes=(3, 4, 6)
-natten((n,), 4): j in nearest(n, i, 4)
-    degree=4; layers=max(1, n - 3); causal=False; sizes=(4, 5, 17)
 natten((2, n, 4), (1, 5, 2)): within((2, n, 4), (1, 5, 2), i, j)
     degree=10; layers=None; nodes=8 * n; causal=False; sizes=(5, 7)
-natten((n, 4), (3, 2), dilation=(2, 1)): within((n, 4), (3, 2), i, j, (2, 1))
-    degree=6; layers=never(n); nodes=4 * n; causal=False; sizes=(6, 7, 10); named_at=7
-natten((n,), 4, stride=2): j in nearest(n, i | 1, 4)
-    degree=4; layers=n // 2 if n > 4 else 1; causal=False; sizes=(4, 8, 16)
 natten((n,), 3, dilation=2, stride=3):
         j in nearest(n, min(i // 6 * 6 + 2 + i % 2, n - 1 - (n - 1 - i) % 2), 3, 2)
     degree=3; layers=never(n); causal=False; sizes=(6, 7, 17); named_at=8
-natten((n,), 3, causal=True): j in (i - 2, i - 1, i)
-    degree=min(i + 1, 3); layers=steps(n - 1, 2); sizes=(3, 17)
 natten((n, 3), (2, 3), causal=(True, False)): i // 3 - j // 3 in (0, 1)
     degree=3 * min(i // 3 + 1, 2); layers=None; nodes=3 * n; causal=False; sizes=(2, 5)
 natten((n,), 3, stride=2, causal=True): j in (range(i - 1, i + 1) if i % 2 == 0 else range(i - 2, i + 1))
     degree=3 if i % 2 and i > 1 else min(i + 1, 2); layers=n // 2; sizes=(4, 8, 16); named_at=6
-swin((n, n), 2): all(x // 2 == y // 2 for _, x, y in pairs((n, n), i, j))
-    degree=4; layers=1 if n == 2 else None; nodes=n * n; symmetric=True; sizes=(2, 4, 6)
 swin((n, n), 4, 2): all(rolled(n, x, 4, 2) == rolled(n, y, 4, 2) for _, x, y in pairs((n, n), i, j))
-    degree=prod(2 if x in (0, 1, n - 2, n - 1) else 4 for x in divmod(i, n)); layers=None; nodes=n * n;
-    symmetric=True; sizes=(4, 8)
+    layers=None; nodes=n * n; symmetric=True; sizes=(4, 8)
 swin((n,), 4, 1): rolled(n, i, 4, 1) == rolled(n, j, 4, 1)
-    degree=1 if i == 0 else min(n, i - (i - 1) % 4 + 4) - (i - (i - 1) % 4); layers=None if n > 1 else 0;
-    symmetric=True; sizes=(1, 2, 18)
+    layers=None if n > 1 else 0; symmetric=True; sizes=(1, 2, 18)
 haloed_blocks((n, n), 2, 1): all(near_block(x, y, 2, 1) for _, x, y in pairs((n, n), i, j))
-    degree=prod(haloed(n, x) for x in divmod(i, n)); layers=steps(n - 1, 2); nodes=n * n; causal=False;
-    sizes=(2, 4, 6)
-haloed_blocks((n, 3), 1, (1, 0)): j in (i - 3, i, i + 3)
-    degree=1 + (i >= 3) + (i + 3 < 3 * n); layers=None; nodes=3 * n; symmetric=True; sizes=(1, 5)
-axial((n, 3)): i // 3 == j // 3 or i % 3 == j % 3
-    degree=n + 2; layers=1 if n == 1 else 2; nodes=3 * n; symmetric=True; sizes=(1, 2, 5)
+    layers=steps(n - 1, 2); nodes=n * n; causal=False; sizes=(2, 4, 6)
 axial((2, n, 3)): sum(x != y for _, x, y in pairs((2, n, 3), i, j)) < 2
     degree=n + 3; layers=2 if n == 1 else 3; nodes=6 * n; symmetric=True; sizes=(1, 2, 4)
 axial((2, n, 3), axis=1): [x == y for _, x, y in pairs((2, n, 3), i, j)][::2] == [True, True]
     degree=n; layers=None; nodes=6 * n; symmetric=True; sizes=(1, 2, 4)
 image_local_2d((n, 6), (2, 3), (1, 2)): in_memory(i, j) and generated(j) <= generated(i)
-    degree=i // 6 % 2 * 3 + i % 3 + 1 + remembered(i); layers=None; nodes=6 * n; causal=False; acyclic=True;
-    sizes=(2, 4, 6); named_at=4
-sliding_tile((n, 4), 2, (3, 2)): j // 8 in nearest(n // 2, i // 8, 3)
-    degree=24; layers=max(1, n // 2 - 2); nodes=4 * n; causal=False; sizes=(6, 8, 10); named_at=8
+    layers=None; nodes=6 * n; causal=False; acyclic=True; sizes=(2, 4, 6); named_at=4
 sliding_tile((n,), 2, 1, text=2): i // 2 == j // 2 or i >= n or j >= n
     degree=4 if i < n else n + 2; layers=1 if n == 2 else 2; nodes=n + 2; symmetric=True; sizes=(2, 6);
     named_at=4
 sliding_tile((4, n), 2, (1, 2), tiled=True): within((2, n // 2), (1, 2), i // 4, j // 4)
     degree=8; layers=None; nodes=4 * n; causal=False; sizes=(4, 6, 8); named_at=6
 svg_spatial(n, 3, 4, prompt=2): i in (0, 1) or j in (0, 1) or j in range(i - 3, i + 4)
-    degree=3 * n + 2 if i < 2 else 2 + around(3 * n + 2, i, 4, 2); layers=1 if n < 2 else 2; nodes=3 * n + 2;
-    symmetric=True; sizes=(0, 1, 2, 5)
+    layers=1 if n < 2 else 2; nodes=3 * n + 2; symmetric=True; sizes=(0, 1, 2, 5)
 svg_spatial(n, 3, 2, prompt=1, first_frame=True): i == 0 or j in (0, 1, 2, 3, i - 1, i, i + 1)
-    degree=3 * n + 1 if i == 0 else 4 + around(3 * n + 1, i, 2, 4); layers=min(n, 2); nodes=3 * n + 1;
-    causal=False; sizes=(0, 1, 2, 5)
+    layers=min(n, 2); nodes=3 * n + 1; causal=False; sizes=(0, 1, 2, 5)
 svg_temporal(n, 4, 2, prompt=1): i == 0 or j == 0 or (i - 1) % 4 - (j - 1) % 4 in (-1, 0, 1)
     degree=4 * n + 1 if i == 0 else 1 + n * (2 if i % 4 in (0, 1) else 3); layers=2 if n else 0; nodes=4 * n +
     1; symmetric=True; sizes=(0, 1, 2, 4)
-svg_temporal(n, 4, 2): abs(i % 4 - j % 4) < 2
-    degree=n * (2 if i % 4 in (0, 3) else 3); layers=3 if n else 0; nodes=4 * n; symmetric=True; sizes=(0, 1,
-    2, 4)
 """

@@ -3,18 +3,8 @@
 from functools import cache
 
 
-def in_blocks(blocks: set[int], n: int, size: int) -> int:
-    """How many of n tokens stand in these blocks."""
-    return sum(len(range(b * size, min((b + 1) * size, n))) for b in blocks if b >= 0)
-
-
 def power_edge(i: int, j: int) -> bool:
     return j <= i and (j < 3 or i // 3 - j // 3 in (0, 1, 2, 4, 8))
-
-
-def power_degree(n: int, i: int) -> int:
-    earlier = {0, *(i // 3 - gap for gap in (1, 2, 4, 8))} - {i // 3}
-    return in_blocks(earlier, n, 3) + i % 3 + 1
 
 
 def partners(n: int, i: int) -> set[int]:
@@ -52,11 +42,6 @@ def tree_senders(n: int, k: int, causal: bool) -> list[set[int]]:
     return senders
 
 
-def dilated_senders(n: int, i: int, pairs: list[tuple[int, int]], head: int) -> set[int]:
-    rows = [range(i - i % w + head % r, min(i - i % w + w, n), r) for w, r in pairs]
-    return {j for row in rows if i in row for j in row}
-
-
 def longnet_edge(i: int, j: int, pairs: list[tuple[int, int]], head: int) -> bool:
     return any(i // w == j // w and i % w % r == head % r and (i - j) % r == 0 for w, r in pairs)
 
@@ -66,17 +51,7 @@ def neighbourhood(n: int, i: int, size: int) -> range:
     return range(max(0, i - i % size - size), min(n, i - i % size + 2 * size))
 
 
-def far_pairs(i: int) -> int:
-    """From the end of the previous block of two back to the beginning of the previous block of four."""
-    return max(0, min(i // 2 * 2 - 2, 2 + i // 2 % 2 * 2))
-
-
 FIRST, THIRD = (1, 2, 3, 5, 8, 13), (6, 10, 16, 26)
-
-
-def at_distances(n: int, i: int, distances: tuple[int, ...]) -> int:
-    """How many tokens stand at these distances before and after i."""
-    return sum((i >= d) + (i + d < n) for d in distances)
 
 
 ROWS = """
@@ -84,45 +59,26 @@ log_sparse(n): j <= i and binary_ones(i - j) <= 1
     degree=1 + i.bit_length(); layers=log2(n); sizes=(0, 1, 2, 17, 40)
 log_sparse(n, causal=False): binary_ones(abs(i - j)) <= 1
     degree=1 + i.bit_length() + (n - 1 - i).bit_length(); symmetric=True; sizes=(0, 1, 2, 17, 40)
-power_attention(n): j <= i and binary_ones(i - j) <= 1
-    degree=1 + i.bit_length(); layers=log2(n)
 power_attention(n, 3, window=2, sinks=1): power_edge(i, j)
-    degree=power_degree(n, i); sizes=(0, 1, 2, 17, 40)
+    sizes=(0, 1, 2, 17, 40)
 butterfly(n): binary_ones(i ^ j) <= 1
     degree=1 + log2(n); layers=log2(n); symmetric=True; sizes=(0, 1, 2, 4, 32)
 butterfly(n, 3): j // 3 in partners(n, i)
-    degree=in_blocks(partners(n, i), n, 3); symmetric=True; sizes=(0, 1, 4, 17, 40)
-butterfly(n, levels=2): i ^ j in (0, 1, 2)
-    degree=3; layers=never(n); symmetric=True; sizes=(16,); named_at=16
-butterfly_factor(n, 1): i ^ j in (0, 2)
-    degree=1 + (i ^ 2 < n); layers=never(n); symmetric=True
+    symmetric=True; sizes=(0, 1, 4, 17, 40)
 butterfly_factor(n, 2, block=3): i // 3 ^ j // 3 in (0, 4)
-    degree=in_blocks({i // 3, i // 3 ^ 4}, n, 3); layers=0 if n < 2 else 1 if n <= 3 else None; symmetric=True
+    layers=0 if n < 2 else 1 if n <= 3 else None; symmetric=True
 binary_partition(n, 1): j in tree_senders(n, 1, True)[i]
-    degree=len(tree_senders(n, 1, True)[i]); nodes=nodes(n); causal=False; acyclic=True; sizes=(0, 1, 2, 5,
-    16, 23)
-binary_partition(n, 1, causal=False): j in tree_senders(n, 1, False)[i]
-    degree=len(tree_senders(n, 1, False)[i]); nodes=nodes(n); causal=False; acyclic=False; sizes=(0, 1, 2, 5,
-    16, 23)
-binary_partition(n, 2): j in tree_senders(n, 2, True)[i]
-    degree=len(tree_senders(n, 2, True)[i]); nodes=nodes(n); causal=False; acyclic=True; sizes=(0, 1, 2, 5,
-    16, 23)
+    nodes=nodes(n); causal=False; acyclic=True; sizes=(0, 1, 2, 5, 16, 23)
 binary_partition(n, 3, causal=False): j in tree_senders(n, 3, False)[i]
-    degree=len(tree_senders(n, 3, False)[i]); nodes=nodes(n); causal=False; acyclic=False; sizes=(0, 1, 2, 5,
-    16, 23)
+    nodes=nodes(n); causal=False; acyclic=False; sizes=(0, 1, 2, 5, 16, 23)
 longnet(n, [4, 16], [1, 4]): j <= i and longnet_edge(i, j, [(4, 1), (16, 4)], 0)
     degree=i % 4 + 1 + (i % 16 // 4 if i % 4 == 0 else 0); sizes=(0, 1, 2, 17, 40)
 longnet(n, [6, 10], [2, 3], heads=4, causal=False).select(0, 3): longnet_edge(i, j, [(6, 2), (10, 3)], 3)
-    degree=len(dilated_senders(n, i, [(6, 2), (10, 3)], 3)); layers=never(n); symmetric=True; sizes=(0, 1, 2,
-    17, 40)
+    layers=never(n); symmetric=True; sizes=(0, 1, 2, 17, 40)
 h_matrix_level(n, 4, 0): j <= i and j in range(i - i % 4 - 4, i - i % 4 + 4)
     degree=min(i, 4 + i % 4) + 1; layers=max(once(n), steps(n, 4) - 1); sizes=(0, 1, 2, 17, 40)
-h_matrix_level(n, 2, 1): i // 4 * 4 - 4 <= j < i // 2 * 2 - 2
-    degree=far_pairs(i); layers=never(n)
 h_matrix_level(n, 1, 2, causal=False): j in neighbourhood(n, i, 4) and j not in neighbourhood(n, i, 2)
-    degree=len(neighbourhood(n, i, 4)) - len(neighbourhood(n, i, 2)); symmetric=True; sizes=(0, 1, 2, 17, 40)
-fibottention(n, 3, 13, 26).select(head=0): abs(i - j) in FIRST
-    degree=at_distances(n, i, FIRST); symmetric=True; sizes=(0, 1, 2, 17, 40)
+    symmetric=True; sizes=(0, 1, 2, 17, 40)
 fibottention(n, 3, 13, 26).select(head=2): abs(i - j) in THIRD
-    degree=at_distances(n, i, THIRD); symmetric=True; sizes=(0, 1, 2, 17, 40)
+    symmetric=True; sizes=(0, 1, 2, 17, 40)
 """

@@ -38,15 +38,6 @@ def bigbird_edge(n: int, i: int, j: int, num_random: int, head: int = 0, seed: i
     return near or column in drawn(blocks(n), hubs, num_random, head, seed)[row]
 
 
-def bigbird_degree(n: int, i: int, num_random: int) -> int:
-    """n for the first and the last block; else two for each block attended to, one less if n is odd."""
-    num, row = blocks(n), i // 2
-    if row in (0, num - 1):
-        return n
-    near = {0, row - 1, row, row + 1, num - 1}
-    return 2 * (len(near) + min(num_random, num - len(near))) - n % 2
-
-
 def etc_edge(n: int, i: int, j: int, num_random: int) -> bool:
     """Nodes 0 and 1 are the extra ones."""
     row, column = i // 2 - 1, j // 2 - 1
@@ -54,47 +45,26 @@ def etc_edge(n: int, i: int, j: int, num_random: int) -> bool:
     return near or column in drawn(blocks(n), (), num_random, 0, 0)[row]
 
 
-def etc_degree(n: int, i: int, num_random: int) -> int:
-    """Of an even number of tokens."""
-    num, row = n // 2, i // 2 - 1
-    near = 1 + (row > 0) + (row < num - 1)
-    return n + 2 if i < 2 else 2 + 2 * (near + min(num_random, num - near))
-
-
 ROWS = """
 sinks(n, 3): j <= i and j in (0, 1, 2)
     degree=min(i + 1, 3); layers=once(n) if n <= 4 else None
-sinks(n, 3, causal=False): j in (0, 1, 2)
-    degree=min(n, 3); layers=once(n) if n <= 3 else None; causal=False
 global_tokens(n, chosen(n)): j <= i and (i in (1, 6) or j in (1, 6))
     degree=i + 1 if i in (1, 6) else sum(token < i for token in (1, 6)); layers=once(n) if n <= 2 else None
 global_tokens(n, chosen(n), causal=False): i in (1, 6) or j in (1, 6)
     degree=n if i in (1, 6) else len(chosen(n)); layers=once(n) if n <= 2 else 2; symmetric=True
-global_tokens(n, min(n, 2), causal=False): i < 2 or j < 2
-    degree=n if i < 2 else 2; layers=once(n) if n <= 3 else 2; symmetric=True
-longformer(n, 2, min(n, 1)): j <= i and (j == 0 or j > i - 2)
-    degree=min(i + 1, 3); layers=max(n - 2, once(n))
 longformer(n, 3, min(n, 2), causal=False): i < 2 or j < 2 or j in (i - 2, i - 1, i, i + 1, i + 2)
     degree=n if i < 2 else min(i, 4) + 1 + min(n - 1 - i, 2); layers=once(n) if n <= 5 else 2; symmetric=True;
     sizes=(0, 1, 2, 5, 17)
-longformer(n, 1, chosen(n), causal=False): i == j or i in (1, 6) or j in (1, 6)
-    degree=n if i in (1, 6) else 1 + len(chosen(n)); layers=once(n) if n <= 2 else 2; symmetric=True
 etc(n, 2, 3): i < 3 or j < 3 or j in (i - 1, i, i + 1)
     degree=n + 3 if i < 3 else 3 + (i > 3) + 1 + (i < n + 2); layers=1 if n <= 2 else 2; nodes=n + 3;
     symmetric=True
 etc(n, 2, 3, owner=[token // 6 for token in range(n)]):
         j < 3 or ((j - 3) // 6 == i if i < 3 else j in (i - 1, i, i + 1))
-    degree=3 + min(max(n - 6 * i, 0), 6) if i < 3 else 3 + (i > 3) + 1 + (i < n + 2); layers=1 if n == 0 else
-    2; nodes=n + 3; causal=False
+    layers=1 if n == 0 else 2; nodes=n + 3; causal=False
 bigbird(n, 2, num_random=2): bigbird_edge(n, i, j, 2)
-    degree=bigbird_degree(n, i, 2); layers=once(n) if n <= 12 else 2; causal=False; sizes=(0, 1, 2, 8, 10, 12,
-    17, 18)
-bigbird(n, 2, num_random=0): bigbird_edge(n, i, j, 0)
-    degree=bigbird_degree(n, i, 0); layers=once(n) if n <= 8 else 2; symmetric=True; sizes=(0, 1, 2, 8, 18)
+    layers=once(n) if n <= 12 else 2; causal=False; sizes=(0, 1, 2, 8, 10, 12, 17, 18)
 bigbird(n, 2, num_random=1, heads=3, seed=5).select(0, 2): bigbird_edge(n, i, j, 1, head=2, seed=5)
-    degree=bigbird_degree(n, i, 1); layers=once(n) if n <= 10 else 2; causal=False; sizes=(0, 1, 2, 10, 17)
+    layers=once(n) if n <= 10 else 2; causal=False; sizes=(0, 1, 2, 10, 17)
 bigbird_etc(n, 2, 2, num_random=2): etc_edge(n, i, j, 2)
-    degree=etc_degree(n, i, 2); layers=1 if n <= 8 else 2; nodes=n + 2; causal=False; sizes=(0, 2, 4, 8, 18)
-bigbird_etc(n, 2, 2, num_random=0): etc_edge(n, i, j, 0)
-    degree=etc_degree(n, i, 0); layers=1 if n <= 4 else 2; nodes=n + 2; symmetric=True; sizes=(0, 2, 4, 18)
+    layers=1 if n <= 8 else 2; nodes=n + 2; causal=False; sizes=(0, 2, 4, 8, 18)
 """

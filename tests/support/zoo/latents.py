@@ -14,8 +14,6 @@ memory_tokens(window(n, 2), 2): j <= i and (j in (0, 1) or j > i - 2)
 memory_tokens(window(n, 2, causal=False), 2, causal=False): i < 2 or j < 2 or j in (i - 1, i, i + 1)
     degree=n + 2 if i < 2 else 2 + (i > 2) + 1 + (i < n + 1); layers=1 if n <= 2 else 2; nodes=n + 2;
     symmetric=True
-memory_tokens(strict_causal(n), 0, causal=False): j < i
-    degree=i; layers=once(n)
 tglobal(n, 3, 4): j >= n or j in (i - 2, i - 1, i, i + 1, i + 2)
     degree=min(i, 2) + 1 + min(n - 1 - i, 2) + n // 4; layers=once(n); nodes=n, n + n // 4; causal=False;
     sizes=(0, 1, 2, 4, 17)
@@ -27,8 +25,6 @@ star(n): star_edge(n, i, j)
     causal=False; sizes=(0, 1, 2, 3, 4, 9)
 isab(n, 3)[0]: True
     degree=n; nodes=3, n; causal=False
-isab(n, 3)[1]: True
-    degree=3; nodes=n, 3; causal=False
 perceiver(n, 4)[0]: True
     degree=n; nodes=4, n; causal=False
 perceiver(9, n)[1]: True

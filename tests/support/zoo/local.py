@@ -1,32 +1,29 @@
 """Theorems of ``patterns.local``."""
 
+
+def cache(i: int, start: int, recent: int) -> list[int]:
+    """The entries of a cache of ``start`` first and ``recent`` last tokens once token i is added."""
+    entries: list[int] = []
+    for token in range(i + 1):
+        while len(entries) >= start + recent:
+            entries.pop(start)
+        entries.append(token)
+    return entries
+
+
 ROWS = """
 window(n, 3): j in (i, i - 1, i - 2)
     degree=min(i + 1, 3); layers=steps(n - 1, 2)
-window(n, 0): False
-    degree=0; layers=never(n); symmetric=True; causal=True
-window(n, 1): i == j
-    degree=1; layers=never(n); symmetric=True; causal=True
-window(n, 99): j <= i
-    degree=i + 1; layers=once(n)
 window(n, 3, causal=False): -3 < i - j < 3
     degree=min(i, 2) + 1 + min(n - 1 - i, 2); layers=steps(n - 1, 2); symmetric=True
-window(n, 0, causal=False): False
-    degree=0; layers=never(n); symmetric=True; causal=True
 dilated(n, 3, 4): j in (i, i - 4, i - 8)
     degree=min(i // 4 + 1, 3); layers=never(n)
-dilated(n, 3, 1): j in (i, i - 1, i - 2)
-    degree=min(i + 1, 3); layers=steps(n - 1, 2)
 dilated(n, 2, 5, causal=False): j in (i - 5, i, i + 5)
     degree=(i >= 5) + 1 + (i + 5 < n); layers=never(n); symmetric=True
 band(n, 3, 1): j in (i - 3, i - 2, i - 1, i, i + 1)
     degree=min(i, 3) + 1 + (i + 1 < n); layers=max(n - 1, 0); causal=False
-band(n, 4, 0): j in range(i - 4, i + 1)
-    degree=min(i, 4) + 1; layers=steps(n - 1, 4)
 band(n, 7, 5, 3): j in (i - 6, i - 3, i, i + 3)
     degree=1 + (i >= 3) + (i >= 6) + (i + 3 < n); layers=never(n); causal=False
-chunked(n, 4): j in range(i - i % 4, i + 1)
-    degree=i % 4 + 1; layers=once(n) if n <= 4 else None
 chunked(n, 4, before=1): j in range(i - i % 4 - 4, i + 1)
     degree=i % 4 + 1 + (4 if i >= 4 else 0); layers=max(once(n), (n - 1) // 4)
 chunked(n, 3, before=1, after=2, causal=False): j in range(i - i % 3 - 3, i - i % 3 + 9)
@@ -34,10 +31,13 @@ chunked(n, 3, before=1, after=2, causal=False): j in range(i - i % 3 - 3, i - i 
 chunked(n, 4, before=1, causal=False, wrap=True): j // 4 == i // 4 or j // 4 == (i // 4 or n // 4) - 1
     degree=8; layers=n // 4 - 1; causal=False; sizes=(8, 12, 16); named_at=12
 chunked(n, 4, before=1, after=1, causal=False, wrap=True): abs(i // 4 - j // 4) in (0, 1, (n - 1) // 4)
-    degree=12 if i in range(4, n - n % 4 - 4) else 8 + n % 4; layers=(n // 4 + 1) // 2; symmetric=True;
-    sizes=(13, 17, 18, 23); named_at=17
+    layers=(n // 4 + 1) // 2; symmetric=True; sizes=(13, 17, 18, 23); named_at=17
 segment_recurrence(n, 4, 3): j in range({0: i - 3, 1: i - 4, 2: i - 5, 3: i - 6}[i % 4], i + 1)
     degree=i % 4 + 1 + (3 if i >= 4 else 0); layers=once(n) if n <= 4 else (n - 1) // 4 + 1
-segment_recurrence(n, 2, 5): j in range(i - i % 2 - 5, i + 1)
-    degree=min(i, 5 + i % 2) + 1; layers=steps(n - (n - 1) % 2, 6) if n > 1 else 0
+sink_window(n, 3, 2): j in cache(i, 2, 3)
+    degree=min(i + 1, 5); layers=max(once(n), steps(n - 3, 2))
+duo_attention(n, 3, [1], 2, 1).select(head=2): j in cache(i, 1, 2)
+    degree=min(i + 1, 3); layers=max(once(n), n - 2)
+duo_attention(n, 3, [1], 2, 1).select(head=1): j <= i
+    degree=i + 1; layers=once(n)
 """

@@ -15,12 +15,12 @@ class Row:
 
     A row of a table reads ``graph: edge``, then indented ``word=formula; word=formula``. The formulas are
     Python of the size n, the receiver i and the sender j. ``edge`` is the definition, ``degree`` the
-    in-degree in closed form. ``layers``: the fewest layers after which every token has received from every
-    token that it may receive from (``src <= dst`` if ``causal``, else all), its own state carried along; None
-    = never. ``causal``: True unless ``symmetric``. ``acyclic``: no directed
-    cycle besides self loops; as ``causal`` unless stated. ``nodes``: how many tokens, or receivers and
-    senders. ``named_at``: a size at which the graph's name, read as Python, builds it again; None = the name
-    cannot say it all. That something does *not* hold is tested at the largest size.
+    in-degree in closed form where there is one. ``layers``: the fewest layers after which every token has
+    received from every token that it may receive from (``src <= dst`` if ``causal``, else all), its own state
+    carried along; None = never. ``causal``: True unless ``symmetric``. ``acyclic``: no directed cycle besides
+    self loops; as ``causal`` unless stated. ``nodes``: how many tokens, or receivers and senders.
+    ``named_at``: a size at which the graph's name, read as Python, builds it again; None = the name cannot
+    say it all. That something does *not* hold is tested at the largest size.
     """
 
     def __init__(self, head: str, clauses: str, scope: dict[str, object]):

@@ -69,8 +69,6 @@ def spm(n: int, i: int) -> list[int]:
 ROWS = """
 prefix(n, 4): j < 4 or j <= i
     degree=max(i + 1, min(4, n)); layers=once(n) if n <= 4 else None; causal=False
-prefix(n, 0): j <= i
-    degree=i + 1; layers=once(n)
 documents(lengths(n)): j <= i and document(n, i) == document(n, j)
     degree=i + 1 if i < n // 3 else i + 1 - n // 3; layers=once(n) if n < 3 else None
 documents(lengths(n), causal=False): document(n, i) == document(n, j)
@@ -83,18 +81,12 @@ bidirectional_groups(groups(n)): j <= i - i % 7 + LAST[i % 7]
     degree=min(i - i % 7 + LAST[i % 7] + 1, n); layers=never(n); causal=False
 bidirectional_groups([i % 3 - 1 for i in range(n)]): j <= i or (i % 3 > 0 and (j - i) % 3 == 0)
     degree=i + 1 + (n - 1 - i) // 3 * (i % 3 > 0); layers=never(n); causal=False
-permutation(order(n)): rank(n, j) <= rank(n, i)
-    degree=rank(n, i) + 1; layers=never(n); causal=False; acyclic=True
 permutation(order(n), stream="query"): rank(n, j) < rank(n, i)
     degree=rank(n, i); layers=never(n); causal=False; acyclic=True
-permutation(order(n), context=4): j in order(n)[: max(rank(n, i) + 1, 4)]
-    degree=max(rank(n, i) + 1, min(4, n)); layers=once(n) if n <= 4 else None; causal=False
 permutation(order(n), context=4, stream="query"): j in order(n)[: max(rank(n, i), 4)]
     degree=max(rank(n, i), min(4, n)); layers=once(n) if n <= 4 else None; causal=False
 fill_in_the_middle(n, *middle(n)): j in psm(n, i)
-    degree=i + 1 if i < n // 4 else n // 4 + i + 1 - (n - n // 3) if i >= n - n // 3 else n // 3 + i + 1;
     layers=never(n); causal=False; acyclic=True
 fill_in_the_middle(n, *middle(n), order="spm"): j in spm(n, i)
-    degree=n // 3 + i + 1 if i < n - n // 3 else i + 1 - (n - n // 3); layers=never(n); causal=False;
-    acyclic=True
+    layers=never(n); causal=False; acyclic=True
 """

@@ -30,12 +30,6 @@ def only_first(types):
 ROWS = """
 with_self_loops(strict_causal(n)): j <= i
     degree=i + 1; layers=once(n)
-with_self_loops(ring(n)): j in (i, (i - 1) % n)
-    degree=min(n, 2); layers=max(n - 1, 0); causal=False; named_at=None
-k_hop(window(n, 2), 3): 0 <= i - j <= 3
-    degree=min(i + 1, 4); layers=steps(n - 1, 3)
-k_hop(chain(n), 3): i - j in (1, 2, 3)
-    degree=min(i, 3); layers=steps(n - 1, 3); named_at=None
 k_hop(ring(n), 4): any((i - j - hops) % n == 0 for hops in (1, 2, 3, 4))
     degree=min(n, 4); layers=steps(n - 1, 4); causal=False; sizes=(0, 1, 2, 4, 17); named_at=None
 virtual_nodes(window(n, 2), 2): j in (i - 1, i) if max(i, j) < n else (i < n) != (j < n)

@@ -94,8 +94,7 @@ ROWS = """
 tree(parents(n)): j in ancestors(n, i)
     degree=depth(i) + 1; layers=never(n)
 tree(parents(n), causal=False): j in ancestors(n, i) or i in ancestors(n, j)
-    degree=len(ancestors(n, i)) + sum(i in ancestors(n, j) for j in range(n)) - 1; layers=never(n);
-    symmetric=True
+    layers=never(n); symmetric=True
 tree_decoding(n // 2, parents(n - n // 2)): j in drafted(n, i)
     degree=i + 1 if i < n // 2 else n // 2 + depth(i - n // 2) + 1; layers=once(n) if n <= 2 else None
 prefix_tree([len(tokens) for tokens in segments(n)], [-1, 0, 0, 1, 2]): j in conversation(n, i)
@@ -104,6 +103,5 @@ family(parents(n)): j in (i, i ^ 1, 2 * i + 2, 2 * i + 3) or (i > 1 and j == i /
     degree=1 + (i ^ 1 < n) + (i > 1) + (2 * i + 2 < n) + (2 * i + 3 < n); layers={0: 0, 1: 0, 2: 1, 17: 3 + 1
     + 2}[n]; symmetric=True
 hierarchical_document(DOCUMENTS[n]): any(i in circle and j in circle for circle in circles(n))
-    degree=1 + sum(len(circle) - 1 for circle in circles(n) if i in circle); layers={0: 0, 1: 1, 2: 5, 17:
-    5}[n]; nodes=tokens(n); symmetric=True
+    layers={0: 0, 1: 1, 2: 5, 17: 5}[n]; nodes=tokens(n); symmetric=True
 """

@@ -1,0 +1,84 @@
+"""The tokens of a pair as symbols: an expression of them is a rule, which can be pickled.
+
+``(src <= dst) & (dst - src < 4)`` is the rule of a window of four tokens. ``&`` and ``|`` stand for "and" and
+"or"; :func:`compute` applies any other function of tensors, :func:`look_up` a table.
+"""
+
+import operator
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
+from typing import Any
+
+from gnn_attention._support.shapes import Tensor
+from gnn_attention.graph import rules
+
+
+class Expression(partial[Any]):
+    """``function(*operands)``, as a function of a pair: what stands in it twice is computed once."""
+
+    uses = 0
+    __hash__ = object.__hash__
+
+    def __call__(self, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Any:
+        return self._value((b, h, dst, src), {})
+
+    def _value(self, pair: tuple[Tensor, ...], known: dict[int, Any]) -> Any:
+        if self.func is not _apply:
+            return self.func(*self.args, *pair)
+        if id(self) in known:
+            return known[id(self)]
+        function, operands = self.args
+        value = function(*(x._value(pair, known) if isinstance(x, Expression) else x for x in operands))
+        if self.uses > 1:
+            known[id(self)] = value
+        return value
+
+    def __bool__(self) -> bool:
+        """Of ``==`` whether both are the same object, as ``in`` asks; a chain would forget its first half."""
+        if self.args[0] in (operator.eq, operator.ne):
+            return bool(self.args[0](*map(id, self.args[1])))
+        raise TypeError("an expression of tokens has no truth value: join comparisons by & and |")
+
+
+def compute(function: Callable[..., Any], *operands: Any) -> Any:
+    """The expression ``function(*operands)`` of numbers, tables and expressions."""
+    for operand in operands:
+        if isinstance(operand, Expression):
+            operand.uses += 1
+    return Expression(_apply, function, operands)
+
+
+def _apply(
+    function: Callable[..., Any], operands: tuple[Any, ...], b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Any:
+    return function(*(x(b, h, dst, src) if isinstance(x, partial) else x for x in operands))
+
+
+def _one_of_four(number: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+    return (b, h, dst, src)[number]
+
+
+sample: Any = Expression(_one_of_four, 0)
+head: Any = Expression(_one_of_four, 1)
+dst: Any = Expression(_one_of_four, 2)
+src: Any = Expression(_one_of_four, 3)
+
+
+def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *operands: compute(function, *operands)
+
+
+ARITHMETIC = ("abs", "add", "sub", "mul", "floordiv", "mod")
+LOGIC = ("invert", "and", "or", "xor", "lt", "le", "gt", "ge", "eq", "ne")
+for _name in ARITHMETIC + LOGIC:
+    setattr(Expression, f"__{_name}__", _operator(getattr(operator, f"__{_name}__")))
+
+
+def look_up(table: Tensor, *index: Any) -> Any:
+    """The entry of a table at some tokens, for the pair's sample and head where it has such axes."""
+    return compute(rules.look_up, table, sample, head, *index)
+
+
+def any_of(expressions: Iterable[Any]) -> Any:
+    """True where any of the expressions is; nowhere without one."""
+    return reduce(operator.or_, expressions, (dst < 0) & (src < 0))
