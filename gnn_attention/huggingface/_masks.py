@@ -9,6 +9,7 @@ chose itself narrow the graph: nothing is as large as receivers x senders, unles
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -200,12 +201,8 @@ def narrowed(call: Arguments, place: Place) -> Place:
     given = [name for name in ("indices", "block_indices") if call.others.get(name) is not None]
     if not given:
         return place
-    selection, blocks, own, heads = (
-        call.others[given[0]],
-        given[0] == "block_indices",
-        place.own,
-        call.q.shape[1],
-    )
+    selection, blocks = call.others[given[0]], given[0] == "block_indices"
+    own, heads = place.own, call.q.shape[1]
     size = getattr(getattr(call.module, "indexer", None), "block_size", None) if blocks else None
     what, advice = f"{named(call.module)} passes {' and '.join(given)}", "unsupported, use 'eager'"
     axes, form = (4, "[batch, key/value heads, dst, K]") if blocks else (3, "[batch, dst, K]")
@@ -216,6 +213,12 @@ def narrowed(call: Arguments, place: Place) -> Place:
         raise NotImplementedError(f"{what}, expected one selection for each group of {heads} heads: {advice}")
     if blocks and not isinstance(size, int):
         raise NotImplementedError(f"{what}, but has no indexer.block_size that says how large they are")
+    if blocks and place.left is not None:
+        what = "its indexer counts blocks and scores from the padding on the left on, with any attention"
+        advice = "pad on the right, or give it one sample at a time"
+        warnings.warn(
+            f"{named(call.module)}: {what}, so results depend on the padding: {advice}", stacklevel=3
+        )
     return place.along(once(selection, Known.of(own), partial(_within, own, selection, size, heads)))
 
 

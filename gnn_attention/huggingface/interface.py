@@ -16,6 +16,7 @@ transformers. What is unsupported raises by name.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -29,14 +30,14 @@ from torch import nn
 from gnn_attention import patterns
 from gnn_attention._support import checks
 from gnn_attention._support.dynamo import not_compiled
-from gnn_attention._support.shapes import Float, Tensor
+from gnn_attention._support.shapes import Float, Int, Tensor
 from gnn_attention.attend import attend, attended_in_parts
 from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.graph import TokenGraph
 from gnn_attention.huggingface import _overrides, _programs
-from gnn_attention.huggingface._alignment import CACHED, Place
-from gnn_attention.huggingface._masks import LazyMask, lazy_mask, narrowed, of_tensor
+from gnn_attention.huggingface._alignment import CACHED, Known, Place
+from gnn_attention.huggingface._masks import LazyMask, lazy_mask, narrowed, of_tensor, once
 from gnn_attention.huggingface._overrides import NAME, WATCH, Edit, GraphFunction, Override, named
 from gnn_attention.huggingface._programs import Arguments
 from gnn_attention.score_mods import ScoreMod, chain, softcap
@@ -143,6 +144,9 @@ def _along_graph(call: Arguments) -> tuple[Tensor, Tensor | None]:
         raise NotImplementedError(f"{named(call.module)} passes cache, a paged cache: use 'eager'")
     place, overrides, numbers = _placed(call)
     place = narrowed(call, place)
+    positions = call.others.get("position_ids")
+    if isinstance(positions, Tensor) and positions.dim() == 2 and positions.shape[1] == place.own.num_dst:
+        once(positions, Known.of(place.own), partial(_warn_of_packing, call.module, place, positions))
     options: dict[str, Any] = {"scale": call.scale, "dropout": call.dropout, "sink_logits": call.sinks}
     options["score_mod"] = _score_mod(place.own, call.cap, call.position_bias, numbers)
     options["backend"] = _backend_of(call, place, overrides)
@@ -221,6 +225,27 @@ def _values(changes: Sequence[Callable[[Any, Tensor], Tensor]], first: Any, v: T
 def _run_changed(parts: list[Any], inner: str | Backend, call: AttentionCall) -> tuple[Tensor, Tensor]:
     divided = [dataclasses.replace(call, graph=graph, v=values(call.v)) for graph, values in parts]
     return attended_in_parts(call, divided, inner)
+
+
+def _warn_of_packing(module: nn.Module, place: Place, positions: Int[Tensor, "batch dst"]) -> None:
+    """Warn where positions begin again at a token that attends to the one before: documents are mixed."""
+    own = place.own
+    sample, before = (positions[:, 1:] <= positions[:, :-1]).nonzero().unbind(1)
+    # the sender that is the token before
+    src = before + own.dst_offset - own.src_offset
+    are_tokens = (src >= 0) & (src + 1 < own.num_src)
+    if place.padding is not None:
+        padding = place.padding.to(src.device)
+        are_tokens &= padding[sample % len(padding), (src + 1).clamp(0, own.num_src - 1)]
+    sample, before, src = sample[are_tokens], before[are_tokens], src[are_tokens]
+    if not len(sample):
+        return
+    leaks = own.rule(sample, torch.zeros_like(src), before + 1, src).expand(src.shape).nonzero()
+    if len(leaks):
+        first = f"(sample {int(sample[leaks[0]])}, token {int(before[leaks[0]]) + 1})"
+        what = f"position_ids begin again {first}, but that token attends to the one before it"
+        advice = "pass attention_mask=None and use_cache=False, or use_graph with patterns.documents(lengths)"
+        warnings.warn(f"{named(module)}: {what}: packed documents are not separated; {advice}", stacklevel=2)
 
 
 def _lengths(call: Arguments) -> tuple[int, ...]:

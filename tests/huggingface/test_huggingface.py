@@ -264,6 +264,49 @@ def test_weights_come_on_request():
     assert_exact(list(model(**given, output_attentions=True).attentions), list(expected))
 
 
+PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0]])
+
+
+def packed(name="llama", **options):
+    """Logits of three documents in one row."""
+    model = built(name, "gnn_attention")
+    return model, logits_of(
+        model, input_ids=inputs(name, None)["input_ids"][:1, :8], position_ids=PACKED, **options
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_packed_documents_that_leak_are_named(name):
+    """With a mask of ones transformers does not read documents off the positions."""
+    with pytest.warns(
+        UserWarning, match=r"begin again \(sample 0, token 4\).*: packed documents are not separated"
+    ):
+        packed(name, attention_mask=torch.ones(1, 8, dtype=torch.int64))
+
+
+def test_packed_documents_that_are_separated_are_silent():
+    """By transformers itself, by a graph, or by padding; warnings are errors here."""
+    model, apart = packed(use_cache=False)
+    ids = inputs("llama", None)["input_ids"][:1, :8]
+    with ga.use_graph(model, patterns.documents([4, 3, 1])):
+        mask = torch.ones(1, 8, dtype=torch.int64)
+        assert_exact(logits_of(model, input_ids=ids, position_ids=PACKED, attention_mask=mask), apart)
+    assert_exact(apart[:, 4:7], logits_of(model, input_ids=ids[:, 4:7]))
+    for mask in ([[0, 0, 0, 0, 1, 1, 1, 1]], [[1, 1, 1, 1, 0, 0, 0, 0]]):
+        places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
+        logits_of(model, input_ids=ids, position_ids=places, attention_mask=torch.tensor(mask))
+
+
+def test_what_lies_beyond_the_mask_is_no_token():
+    """Of a static cache, whose slots are more than the 2-D mask has."""
+    q, k, v = qkv()
+    places = torch.tensor([[0, 1, 2, 0, 1]])
+    lazy = lazily(attention_mask=torch.ones(2, 3, dtype=torch.bool))
+    attention(nn.Module(), q, k, v, lazy, position_ids=places)
+    with pytest.warns(UserWarning, match=r"sample 0, token 3"):
+        attention(nn.Module(), q, k, v, lazily(attention_mask=torch.ones(2, 4).bool()), position_ids=places)
+
+
 CUMULATED = torch.tensor([0, 4, 4, 7, 8], dtype=torch.int32)
 STARTS = {"cu_seq_lens_q": CUMULATED, "cu_seq_lens_k": CUMULATED, "max_length_q": 4, "max_length_k": 4}
 
@@ -276,6 +319,7 @@ def test_documents_of_cu_seq_lens_are_separated(name, mask):
     given = {"input_ids": ids, "attention_mask": mask, **STARTS}
     alone = [logits_of(model, input_ids=part) for part in ids.split([4, 3, 1], 1)]
     assert_exact(logits_of(model, **given), torch.cat(alone, 1))
+    assert_exact(logits_of(model, **given, position_ids=PACKED, use_cache=False), torch.cat(alone, 1))
     with ga.use_graph(model, some_graph()):
         within = logits_of(model, **given)
     both = some_graph() & patterns.window(64, 5) if name == "mistral" else some_graph()

@@ -20,6 +20,15 @@ from gnn_attention import patterns
 from gnn_attention.huggingface import attention, mask
 
 pytestmark = pytest.mark.usefixtures("wide")
+
+
+def test_left_padding_that_an_indexer_counts_is_named():
+    """The numbers are those of sdpa, whose isolated rows are 0 too."""
+    model, given = built("minimax_m3_vl", "gnn_attention"), inputs("minimax_m3_vl", "left")
+    with pytest.warns(UserWarning, match="layer 1: its indexer counts blocks and scores from the padding"):
+        model(**given)
+
+
 BATCH, HEADS, DST, SRC, MOST = 2, 4, 9, 11, 4
 
 
