@@ -52,6 +52,14 @@ DEEPSEEK |= {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "first_
 # DeepSeek's sparse attention: each token attends to 4 that an indexer chose
 SPARSE = {**SMALL, **DEEPSEEK, "head_dim": 8, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}
 SHARED = {**SPARSE, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]}
+DOTS3 = {**SPARSE, "moe_intermediate_size": 16, "shared_experts_intermediate_size": 16, "sliding_window": 5}
+DOTS3 |= {"layer_types": ["indexed_attention", "sliding_attention"], "head_dim": 24}
+DOTS3 |= {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 16}
+DOTS3 |= {"swa_kv_lora_rank": 16, "swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 12}
+GLM5 = {**SPARSE, "num_hidden_layers": 4, "qk_rope_head_dim": 0, "head_dim": 0, "index_kpool": 2}
+GLM5 |= {"linear_head_dim": 8, "linear_num_heads": 2, "linear_conv_kernel_dim": 2, "hc_mult": 2}
+GLM5 |= {"layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"]}
+GLM5 |= {"indexer_types": ["full", "full", "shared", "full"]}
 MINIMAX3 = {**GROUPED, **EXPERTS, "dense_intermediate_size": 48, "shared_intermediate_size": 48}
 MINIMAX3 |= {"rotary_dim": 4, "index_n_heads": 2, "index_head_dim": 8, "index_block_size": 3}
 MINIMAX3 |= {"index_topk_blocks": 2, "layer_types": ["full_attention", "minimax_m3_sparse"]}
@@ -111,7 +119,12 @@ FAMILIES = {
 # whose layers choose the senders of each token themselves
 CHOOSING = {
     "deepseek_v32": causal("DeepseekV32", SPARSE, default=True),
+    "axk2": causal("AXK2", SPARSE),
     "glm_moe_dsa": causal("GlmMoeDsa", SHARED),
+    "hy_v4": causal("HYV4", SHARED),
+    "dots3_note": causal("Dots3Note", DOTS3, "Dots3NoteTextConfig"),
+    "mistral_large4": Family("MistralLarge4TextConfig", "MistralLarge4TextModel", SHARED),
+    "glm5_next": Family("Glm5NextTextConfig", "Glm5NextTextModel", GLM5),
     "minimax_m3_vl": causal("MiniMaxM3VL", MINIMAX3, "MiniMaxM3VLTextConfig", default=True),
 }
 # whose layers make a mask of their own, of numbers that are added and senders that they drop
