@@ -82,8 +82,8 @@ def graph_cases() -> Iterator[GraphCase]:
     yield case("cross", p.cross(7, n), lambda b, h, i, j: True)
     yield case("tree", p.tree(parents), lambda b, h, i, j: j in _ancestors(parents, i))
     yield case("decode rows", p.causal(n).rows(9, n), lambda b, h, i, j: j <= i, first_dst=9)
-    some = p.tree(parents).rows(5, 8)
-    yield case("rows of a tree", some, lambda b, h, i, j: j in _ancestors(parents, i), first_dst=5)
+    above = lambda b, h, i, j: j in _ancestors(parents, i)  # noqa: E731
+    yield case("rows of a tree", p.tree(parents).rows(5, 8), above, first_dst=5)
     yield case("one token", p.causal(1), lambda b, h, i, j: True)
     yield case("no edges", p.window(n, 0), lambda b, h, i, j: False)
     yield _listed_case(10, n)
