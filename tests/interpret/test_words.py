@@ -45,7 +45,7 @@ def call() -> trace.LayerTrace:
 
 
 def test_S4_1_every_word_opens_what_the_text_means_by_it() -> None:
-    """21 words of one tensor each before, 24 now: transforms and updates too (seeds S4.1, S4.13, S4.14)."""
+    """21 words of one tensor each before, 24 now (seeds S4.1, S4.4, S4.10, S4.13, S4.14)."""
     made, wanted = call(), formulas()
     assert {word for view in trace.VIEWS for word in made.terms(view)} == set(wanted)
     src, dst = made.edge_index
