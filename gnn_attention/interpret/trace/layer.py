@@ -177,7 +177,7 @@ class LayerTrace:
 
     @cached_property
     def overlaps(self) -> Numbers:
-        """``q . k`` of every edge, without scale (seed S4.17)."""
+        """``q . k`` of every edge, without scale (seeds S3.1, S4.17)."""
         return self.overlap(self.edge_index)
 
     def logits(self, edges: Any = None, heads: Heads = None) -> Numbers:
