@@ -45,11 +45,6 @@ def test_what_has_no_order_is_refused(name, values, call, kind):
         call(kind(values))
 
 
-@pytest.mark.parametrize(("name", "values", "call"), ORDERED)
-def test_the_same_values_in_a_list_are_taken(name, values, call):
-    call(list(values))
-
-
 def test_labels_and_order_are_a_dict_of_positions():
     axes = draw.mask(GRAPH, labels={2: "c", 0: "a", 1: "b"}).axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]

@@ -124,17 +124,6 @@ class TestHash:
         assert_exact(torch.compile(run, fullgraph=True, backend="eager")(x), run(x))
 
 
-class TestLogMultiplicity:
-    @pytest.mark.parametrize("backend", ["dense", "reference"])
-    def test_a_sender_that_counts_m_times_is_m_senders(self, backend):
-        multiplicity = torch.tensor([3, 1, 2])
-        q, k, v = seeded(1, 2, 4, 4), seeded(1, 2, 3, 4, seed=1), seeded(1, 2, 3, 4, seed=2)
-        many = [x.repeat_interleave(multiplicity, dim=2) for x in (k, v)]
-        expected = ga.attend(q, *many, patterns.cross(4, 6), backend=backend)
-        mod = score_mods.log_multiplicity(multiplicity)
-        assert_exact(ga.attend(q, k, v, patterns.cross(4, 3), score_mod=mod, backend=backend), expected)
-
-
 class TestRelativeBias:
     def test_the_learned_one_starts_at_zero_and_learns(self):
         module = score_mods.RelativeBias(2, 1).double()

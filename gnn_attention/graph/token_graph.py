@@ -341,7 +341,7 @@ class TokenGraph(Frozen):
 
     @property
     def T(self) -> TokenGraph:
-        """Every edge reversed: senders become receivers."""
+        """Every edge reversed: senders become receivers (seed S4.22)."""
         return operators.transposed(self)
 
     def __matmul__(self, other: TokenGraph) -> TokenGraph:

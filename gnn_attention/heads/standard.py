@@ -25,8 +25,8 @@ class StandardHeads(HeadsBase):
     :class:`Rotary`; ``qk_norm=True`` puts a learned RMSNorm on every query and key (before the rotation).
     ``source_width`` is the senders' width where it differs.
 
-    Sources: Vaswani et al. 2017 (arXiv 1706.03762), 3.2; seeds S0.1, S0.2; Ainslie et al. 2023 (GQA,
-    2305.13245).
+    Sources: Vaswani et al. 2017 (arXiv 1706.03762), 3.2; seeds S0.1, S0.2, S1.6, S2.8; Ainslie et al. 2023
+    (GQA, 2305.13245).
 
     >>> heads = StandardHeads(width=8, num_heads=2)
     >>> heads.receive(torch.zeros(1, 5, 8)).shape, heads.scale
@@ -137,8 +137,8 @@ class StandardHeads(HeadsBase):
 
         ``layout="row"``: ``q = x W_Q``, matrices ``[heads, in, out]`` or ``[in, heads * out]``; ``W_O [heads,
         value_dim, width]`` or ``[heads * value_dim, width]`` (seeds S0, S1). ``layout="column"``: ``q = W_Q
-        x``, every matrix transposed, as in ``nn.Linear.weight`` and seed S2.1. The two-dimensional forms need
-        ``num_heads`` (and ``num_kv_heads`` where it differs). Biases: ``[heads, dim]`` or flat; ``b_O
+        x``, every matrix transposed, as in ``nn.Linear.weight`` (seeds S2.1, S3.7). The two-dimensional forms
+        need ``num_heads`` (and ``num_kv_heads`` where it differs). Biases: ``[heads, dim]`` or flat; ``b_O
         [width]`` or ``[heads, width]``. Without ``W_O`` the heads' outputs stay concatenated. Raises
         ValueError naming the array whose shape does not fit.
         """

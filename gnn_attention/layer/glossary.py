@@ -14,7 +14,7 @@ class Term:
     logit, for which the views have no word. Tokens are rows here, so ``W_A`` is ``W_Q W_K^T``, ``W_I`` is
     ``W_V W_O``, each the transpose of the text's.
 
-    Sources: docs/semantics.md; TransformerLens, ``HookedTransformer``; seeds S4.1 and S4.17 for the views.
+    Sources: docs/semantics.md; TransformerLens, ``HookedTransformer``; seeds S4.1, S4.4, S4.17 for the views.
 
     >>> [term.message_exchange for term in GLOSSARY][:3]
     ['receiving channel', 'sending channel', 'channel overlap']

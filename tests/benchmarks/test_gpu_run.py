@@ -1,4 +1,4 @@
-"""The run of a GPU, without one: processes that die, its graphs, and a rehearsal on a CPU."""
+"""The run of a GPU, without one: processes that die."""
 
 import os
 import signal

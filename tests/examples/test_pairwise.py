@@ -114,19 +114,6 @@ def test_an_mlp_is_attention_to_static_nodes(activation, bias, shape):
         assert_exact(nodes(x, some), wanted + mlp[2].bias if bias else wanted)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_fixed_context(bias):
-    """The static nodes of all heads, under softmax, add what attention to that context adds."""
-    made = heads() if bias else StandardHeads(12, 4, num_kv_heads=2, value_dim=5, source_width=9).double()
-    context, x = drawn(7, made.source_width), drawn(5, 12, seed=1)
-    nodes = [StaticNodes.of_context(made, context, head) for head in range(4)]
-    wanted = MessagePassingAttention(made)((context, x), LISTED)
-    assert_exact(sum(each(x, LISTED) for each in nodes) + (made.b_O if bias else 0), wanted)
-    gelu = [StaticNodes.of_context(made, context, head, "gelu") for head in range(4)]
-    wanted = PairwiseMessages.of(made, "gelu")((context, x), LISTED)
-    assert_exact(sum(each(x, LISTED) for each in gelu) + (made.b_O if bias else 0), wanted)
-
-
 X, CAUSAL = drawn(7, 12), patterns.causal(7)
 WRONG = [
     (PairwiseMessages(lambda x_dst, x_src: x_dst[:1]), (X, CAUSAL), "message must return"),

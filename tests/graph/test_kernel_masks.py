@@ -8,12 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.bounds import assert_exact
 from support.refusals import assert_refusals
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnn_attention import TokenGraph, attend, convert, patterns
+from gnn_attention import TokenGraph, convert, patterns
 
 
 def unpacked(cu_seqlens, window, n):
@@ -105,21 +104,6 @@ class TestBlockMask:
         with Copies() as copies:
             mask.mask_mod(zero, zero, token, token)
         assert copies.number == 0
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "graph",
-        [patterns.strict_causal(21), patterns.cross(13, 21), TokenGraph.from_rule(by_both, 21, 19, 2, 3)],
-    )
-    def test_flex_attention_equals_attend(self, graph):
-        generator = torch.Generator().manual_seed(0)
-        batch, heads = graph.batch or 2, graph.heads or 2
-        q, k, v = (
-            torch.randn(batch, heads, size, 16, generator=generator, dtype=torch.float64)
-            for size in (graph.num_dst, graph.num_src, graph.num_src)
-        )
-        theirs = flex_attention(q, k, v, block_mask=convert.to_block_mask(graph, block_size=8))
-        assert_exact(attend(q, k, v, graph, backend="reference"), theirs)
 
     def test_what_is_refused(self):
         by_head, causal = TokenGraph.from_rule(by_both, 4, heads=2), patterns.causal

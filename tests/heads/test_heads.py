@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
@@ -51,7 +50,6 @@ FORMS = {
 each_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 each_bias = pytest.mark.parametrize("biases", BIASES.values(), ids=BIASES)
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-model_space = pytest.mark.parametrize("form", list(FORMS.values())[1:], ids=list(FORMS)[1:])
 
 
 def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -151,16 +149,6 @@ class TestPatternsAndMessages:
             assert_exact(message.full()[h], W_M)
             assert_exact(merged.W_M[h], W_M)
         assert int(pattern.rank().max()) <= min(heads.head_dim, heads.width, heads.source_width)
-
-    def test_rotary_patterns_depend_on_the_distance(self):
-        """x_dst W_P(dst - src) x_src^T is the rotary logit, for every pair and both layouts."""
-        for rotary in (Rotary(base=50.0), Rotary(base=50.0, interleaved=True)):
-            heads = StandardHeads(8, 4, head_dim=6, num_kv_heads=2, source_width=5, rotary=rotary).double()
-            x_dst, x_src = states(heads, batch=1)
-            q, (k, _) = heads.receive(x_dst), heads.send(x_src)
-            for h, dst, src in product(range(4), range(DST), range(SRC)):
-                logit = x_dst[0, dst] @ heads.pattern_matrix(dst - src).full()[h] @ x_src[0, src]
-                assert_exact(logit, q[0, h, dst] @ k[0, h // 2, src])
 
 
 def random_mha(embed_dim: int = 8, num_heads: int = 2, **options) -> nn.MultiheadAttention:

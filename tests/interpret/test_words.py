@@ -38,15 +38,11 @@ def formulas() -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def call() -> trace.LayerTrace:
-    """One head over a listed graph, with a number for each distance."""
-    heads = StandardHeads.from_arrays(W_Q, W_K, W_V, W_O.T, layout="column", num_heads=1)
-    return recorded(heads, X.T[None], LISTED, DISTANCE)
-
-
 def test_S4_1_every_word_opens_what_the_text_means_by_it() -> None:
-    """21 words of one tensor each before, 24 now: transforms and updates too (seeds S4.1, S4.13, S4.14)."""
-    made, wanted = call(), formulas()
+    """21 words of one tensor each before, 24 now (seeds S4.1, S4.4, S4.10, S4.13, S4.14)."""
+    # one head over a listed graph, with a number for each distance
+    heads = StandardHeads.from_arrays(W_Q, W_K, W_V, W_O.T, layout="column", num_heads=1)
+    made, wanted = recorded(heads, X.T[None], LISTED, DISTANCE), formulas()
     assert {word for view in trace.VIEWS for word in made.terms(view)} == set(wanted)
     src, dst = made.edge_index
     for word, columns in wanted.items():
@@ -57,14 +53,3 @@ def test_S4_1_every_word_opens_what_the_text_means_by_it() -> None:
             assert_exact(found[0, :, 0], columns[src, dst])
         else:
             assert_exact(found.reshape(7, -1).T, columns)
-
-
-def test_S4_17_an_overlap_is_no_logit() -> None:
-    """a_ji = k_j . q_i; scale and the number for the distance come with the softmax (step 4)."""
-    made = call()
-    assert not torch.allclose(made["channel overlap"], made["logits"], atol=0.1)
-    assert_exact(
-        made["channel overlap"][0, :, 0],
-        (made.q[0, 0, made.edge_index[1]] * made.k[0, 0, made.edge_index[0]]).sum(1),
-    )
-    assert_exact(made.overlap()[0, 0].T, X.T @ W_K.T @ W_Q @ X)

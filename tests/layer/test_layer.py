@@ -95,17 +95,6 @@ def test_every_form_of_a_graph(way):
             assert_exact(same.to_dense(), dense)
 
 
-def test_batch_axis_is_a_loop_over_samples():
-    """[B, T, d] equals sample by sample [N, d], weights included."""
-    x, graph = states(3, 7, 12), patterns.window(7, 3)
-    for way in WAYS:
-        layer = MessagePassingAttention(heads(), backend=way)
-        y, (_, weights) = layer(x, graph, return_attention_weights=True)
-        alone = [layer(sample, graph, return_attention_weights=True) for sample in x]
-        assert_exact(y, torch.stack([a for a, _ in alone]))
-        assert_exact(weights, torch.stack([w for _, (_, w) in alone]))
-
-
 @pytest.mark.parametrize("way", ["message_passing", "dense"])
 def test_rotary_positions_follow_decoding_rows(way):
     """Rows 5..8 of a graph are turned for positions 5..8: equal to the last rows of the whole."""
@@ -203,7 +192,6 @@ def test_autocast_runs_every_form(way, form, side, bias):
         layer(x.double(), graph)
 
 
-BY_HEAD = ga.TokenGraph.from_rule(lambda b, h, dst, src: src <= dst - h, 9, heads=4)
 CAUSAL, X = patterns.causal(9), states(9, 12)
 WRONG = [
     ((states(2, 9, 12), states(3, 9, 12)), CAUSAL, ValueError, r"both of a pair alike"),

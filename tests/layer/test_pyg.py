@@ -14,7 +14,6 @@ from torch_geometric.testing import assert_module
 import gnn_attention as ga
 from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patterns
 from gnn_attention.heads.lazy import LazyHeads
-from gnn_attention.interpret import trace
 
 WAYS = ["message_passing", "reference", "auto"]
 REGRESSION = {"mode": "regression", "task_level": "node", "return_type": "raw"}
@@ -98,16 +97,6 @@ def test_a_graph_has_two_names_and_is_needed_once():
     for options, got in (({}, "none"), ({"g": edges, "edge_index": edges}, "both g and edge_index")):
         with pytest.raises(TypeError, match=f"the layer needs one graph, .* got {got}"):
             layer(x, **options)
-
-
-@pytest.mark.parametrize("surgery", [trace.cut, trace.mute])
-def test_an_edge_is_operated_on_under_either_name(surgery):
-    """What stands between the caller and the layer must know both names too."""
-    layer, x, edges = MessagePassingAttention(heads()), states(9, 12), random_edges(9, 9, 30)
-    with trace.operate(layer, surgery(edges[:, :3])):
-        found, wanted = layer(x, edge_index=edges), layer(x, edges)
-    assert torch.equal(found, wanted)
-    assert (found - layer(x, edges)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -66,7 +66,7 @@ def test_logits_are_equal_over_backends(exact: Any) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("backend", ["auto", "dense", "reference", "message_passing"])
-def test_what_comes_later_changes_no_bit_of_what_was_said(tiny: Any, backend: str) -> None:
+def test_S2_5_what_comes_later_changes_no_bit_of_what_was_said(tiny: Any, backend: str) -> None:
     tiny.backend = backend
     tokens = torch.arange(12).view(1, 12)
     changed = tokens.clone()

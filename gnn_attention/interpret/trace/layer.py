@@ -172,12 +172,12 @@ class LayerTrace:
 
     @cached_property
     def u(self) -> Float[Tensor, "batch heads src width"]:
-        """``u_j = x_j W_V W_O``: the message of every sender (seed S4.14)."""
+        """``u_j = x_j W_V W_O``: the message of every sender (seeds S4.10, S4.14)."""
         return self._messages(slice(None), self._chosen(None), self._values(self.v))
 
     @cached_property
     def overlaps(self) -> Numbers:
-        """``q . k`` of every edge, without scale (seed S4.17)."""
+        """``q . k`` of every edge, without scale (seeds S3.1, S4.17)."""
         return self.overlap(self.edge_index)
 
     def logits(self, edges: Any = None, heads: Heads = None) -> Numbers:
@@ -185,7 +185,7 @@ class LayerTrace:
         return self._of_heads(self._logits(self._pairs(edges)), heads).mT
 
     def weights(self, edges: Any = None, heads: Heads = None) -> Numbers:
-        """``e^(logit - lse)`` (seed S2.6): the share of the receiver's attention that the edge has."""
+        """``e^(logit - lse)`` (seeds S2.6, S3.3): the share of the receiver's attention that the edge has."""
         return self._of_heads(self._weights(self._pairs(edges)), heads).mT
 
     def norms(self, edges: Any = None, heads: Heads = None) -> Numbers:
@@ -247,7 +247,7 @@ class LayerTrace:
         return self._carried(partial(self._messages, pairs[0], numbers), pairs, numbers)
 
     def results(self, heads: Heads = None) -> Float[Tensor, "batch dst heads width"]:
-        """Each head's part of the update (seed S1.2); their sum is the update less ``b_O``."""
+        """Each head's part of the update (seeds S1.2, S3.5); their sum is the update less ``b_O``."""
         z = self.z.to(edge_softmax.accumulation_dtype(self.z.dtype))
         return self._messages(slice(None), self._chosen(heads), z).transpose(1, 2)
 

@@ -26,7 +26,7 @@ from gnn_attention.model import Block
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Phase:
-    """One step of the residual stream of a Block, ``after = before + update`` (seeds S4.11, S4.19)."""
+    """One step of the residual stream of a Block, ``after = before + update`` (seeds S1.19, S4.11, S4.19)."""
 
     layer: int
     name: str

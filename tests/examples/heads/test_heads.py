@@ -59,12 +59,3 @@ def test_a_head_that_there_is_not(only, text, capsys):
         "HEAD must be a layer such as 5",
     )
     assert (unknown if only in ("2", "0.4") else unread) in capsys.readouterr().err
-
-
-def test_text_that_is_none(tmp_path, capsys):
-    (tmp_path / "no.txt").write_bytes(b"\xff\xfe\xff")
-    assert main(["--text", str(tmp_path / "no.txt")]) == 2
-    assert "can't decode byte 0xff" in capsys.readouterr().err
-    (tmp_path / "short.txt").write_text("def", encoding="utf-8")
-    assert main(["--text", str(tmp_path / "short.txt")]) == 2
-    assert "at least 192 tokens" in capsys.readouterr().err

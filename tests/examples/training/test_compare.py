@@ -16,7 +16,7 @@ import gnn_attention as ga
 from examples.training import Corpus, Recipe, encoded, metrics, trainer
 from examples.training import compare as ex
 from examples.training.__main__ import main
-from examples.training.compare_results import Mean, Outcome, plot, rows, table
+from examples.training.compare_results import Mean, Outcome, rows, table
 from gnn_attention import patterns
 from gnn_attention.convert import expressions
 from gnn_attention.convert import files as convert_files
@@ -204,17 +204,6 @@ class TestRows:
         assert one.loss == Mean(2.0, None)
         assert "±" not in table([one])
 
-    def test_the_plot(self):
-        """A point for each graph, with bars; a name that is no formula."""
-        needs("matplotlib")
-        found = rows(made("causal", [2.0, 2.2], 32.5) + made("file:a$x^$b.edges", [2.3, 2.3], 3.6))
-        picture = plot(found, "title")
-        (axes,) = picture.axes
-        points = [tuple(line.get_xydata()[0]) for line in axes.lines if line.get_marker() == "o"]
-        assert points == [(row.edges_per_token, row.loss.mean) for row in found]
-        assert [text.get_text() for text in axes.get_legend().get_texts()] == [row.graph for row in found]
-        picture.canvas.draw()
-
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
@@ -243,23 +232,6 @@ def test_the_command_shows_a_table_json_and_a_plot(command, capsys, tmp_path):
     order = [(graph, seed) for seed in (0, 1) for graph in ("causal", "window(4)")]
     assert [(one.graph, one.seed) for one in outcomes] == order
     assert record["rows"] == [asdict(row) for row in rows(outcomes)]
-
-
-def test_an_interrupted_command_says_how_to_go_on(command, monkeypatch, capsys, trained, tmp_path):
-    step, number = trainer._Fit.step, iter(range(100))
-
-    def interrupted(fit, window, done):
-        if next(number) == 4:
-            raise KeyboardInterrupt
-        step(fit, window, done)
-
-    monkeypatch.setattr(trainer._Fit, "step", interrupted)
-    assert command() == 130
-    said = f"interrupted: the same command goes on from what is in {tmp_path / 'finished'}\n"
-    assert capsys.readouterr() == ("", said)
-    assert command() == 0
-    assert trained.count(("causal(16)", 0)) == 1
-    assert trained.count(("window(16, 4)", 0)) == 2
 
 
 @pytest.mark.parametrize(

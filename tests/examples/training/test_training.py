@@ -121,21 +121,6 @@ class TestCheckpoint:
         assert 1000 < report["seconds"] < 1100
         assert losses_of(checkpoint)[0] == []
 
-    def test_a_full_disk_leaves_the_one_before(self, tmp_path, monkeypatch):
-        checkpoint = Checkpoint(tmp_path / "saved.pt", every=6)
-        with pytest.raises(StoppedError):
-            losses_of(checkpoint, stop=7)
-        before = checkpoint.file.read_bytes()
-
-        def full(*_):
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr("os.fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            losses_of(checkpoint)
-        assert checkpoint.file.read_bytes() == before
-        assert [file.name for file in tmp_path.iterdir()] == ["saved.pt"]
-
     def test_other_files_are_refused(self, tmp_path):
         checkpoint = Checkpoint(tmp_path / "saved.pt", every=2)
         losses_of(checkpoint, settings=replace(SHORT, steps=2))

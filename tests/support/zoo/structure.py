@@ -11,10 +11,6 @@ def listed(pairs, n):
     return TokenGraph.from_edges(edges, n, coalesce=True)
 
 
-def chain(n):
-    return listed(((i - 1, i) for i in range(1, n)), n)
-
-
 def ring(n):
     return listed(((i, (i + 1) % n) for i in range(n)), n)
 
