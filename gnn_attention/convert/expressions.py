@@ -39,6 +39,8 @@ LONGEST_TEXT = 10_000
 # the sum of all numbers: tokens, and everything that counts them
 LARGEST_NUMBER = 2**24
 LARGEST_POWER = 1024
+# the pairs of tokens of a product, times the hops of a power: less than a minute
+MOST_PAIRS = 2**24
 
 OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenGraph]] = {
     ast.BitOr: or_,
@@ -160,9 +162,13 @@ class _Reader:
                 graph, hops = self.read_graph(left), self.read(right)
                 if type(hops) is not int or not 0 <= hops <= LARGEST_POWER:
                     self.refuse(right, f"the power of a graph is a number of hops in 0 .. {LARGEST_POWER}")
+                self.limit_pairs(node, graph.num_dst * graph.num_src * hops)
                 return self.attempt(node, pow, graph, hops)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-                return self.attempt(node, OPERATORS[type(op)], self.read_graph(left), self.read_graph(right))
+                first, second = self.read_graph(left), self.read_graph(right)
+                if type(op) is ast.MatMult:
+                    self.limit_pairs(node, first.num_dst * max(first.num_src, second.num_src))
+                return self.attempt(node, OPERATORS[type(op)], first, second)
             case ast.Call():
                 return self.read_call(node)
             case ast.Attribute(value=inner, attr="T"):
@@ -183,6 +189,10 @@ class _Reader:
         if not isinstance(value, TokenGraph):
             self.refuse(node, f"expected a graph here, got {checks.quoted(value)}")
         return value
+
+    def limit_pairs(self, node: ast.expr, pairs: int) -> None:
+        if pairs > MOST_PAIRS:
+            self.refuse(node, f"products and powers list at most {MOST_PAIRS} pairs here, got {pairs}")
 
     def read_call(self, node: ast.Call) -> Any:
         match node.func:

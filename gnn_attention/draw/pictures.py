@@ -12,7 +12,6 @@ columns. With ``ax=`` a picture is drawn into axes of your own, without a legend
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +62,8 @@ def mask(
     _axes.coloured(axes, graph.mask().int(), [LIGHT, BLUE])
     _axes.title(axes, graph.name if title is None else title, _facts(graph))
     dst, src = (names, graph.num_dst, graph.dst_offset), (src_names, graph.num_src, graph.src_offset)
-    return _axes.finish(made, ax, _axes.squares(CELLS), partial(_axes.write_tokens, [axes], dst, src))
+    _axes.write_tokens([axes], dst, src)
+    return _axes.finish(made, ax, _axes.squares(CELLS))
 
 
 def graph(
@@ -197,19 +197,17 @@ def degrees(graph: TokenGraph, title: Text = None) -> Figure:
     bottom.set(xlabel="src (sender)", ylabel="receivers that attend to it")
     both = (top, graph, "in-degree", BLUE), (bottom, graph.T, "out-degree", ORANGE)
     for axes, each, word, colour in both:
-        degree = each.in_degree()
-        mean = degree.double().mean().item() if len(degree) else 0.0
+        degree, span = each.in_degree(), "no tokens"
         if len(degree):
+            mean = degree.double().mean().item()
+            span = f"{degree.min()} to {degree.max()}, mean {mean:.4g} (broken line)"
             borders = torch.arange(len(degree) + 1) + each.dst_offset - 0.5
             axes.stairs(degree, borders, fill=True, color=colour)
-        axes.axhline(mean, color=BLACK, linestyle="--", linewidth=1)
+            axes.axhline(mean, color=BLACK, linestyle="--", linewidth=1)
         axes.set_ylim(0, 1.08 * max([*degree.tolist(), 1]))
         axes.margins(x=0.01)
         axes.locator_params(integer=True)
         _axes.open_box(axes)
-        span = (
-            f"{degree.min()} to {degree.max()}, mean {mean:.4g} (broken line)" if len(degree) else "no tokens"
-        )
         _axes.title(axes, f"{word}: {span}")
     _axes.headline(made, graph.name if title is None else title)
     return _axes.finish(made, None)
@@ -295,9 +293,9 @@ def weights(
         made.colorbar(image, ax=grid, label="weight", shrink=0.8, fraction=0.05)
     offsets = (graph.dst_offset, graph.src_offset) if graph else (0, 0)
     dst, src = (names, num_dst, offsets[0]), (src_names, num_src, offsets[1])
-    write = partial(_axes.write_tokens, grid, dst, src)
+    _axes.write_tokens(grid, dst, src)
     legend = _axes.squares({_axes.FAINT: "no edge"}) if bool(tables.isnan().any()) else ()
-    return _axes.finish(made, ax, legend, write)
+    return _axes.finish(made, ax, legend)
 
 
 def _each_head(graph: TokenGraph, title: Text) -> Figure:
