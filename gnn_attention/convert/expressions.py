@@ -33,7 +33,7 @@ from gnn_attention._support.text import one_line
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT"]
-__all__ += ["evaluate", "parameters", "parse", "randn", "tensor"]
+__all__ += ["evaluate", "parse", "randn", "tensor"]
 
 LONGEST_TEXT = 10_000
 # the sum of all numbers: tokens, and everything that counts them
@@ -93,12 +93,6 @@ def evaluate(text: str, *, n: int | None = None) -> Any:
         return reader.read(reader.parse_text())
     except (RecursionError, MemoryError) as error:
         raise ValueError("the expression has too many brackets and operators inside one another") from error
-
-
-def parameters(function: Callable[..., Any]) -> str:
-    """The parameters of a function as they are written in a call: ``(n, w, causal=True)``."""
-    listed = inspect.signature(function).parameters.values()
-    return f"({', '.join(str(p.replace(annotation=inspect.Parameter.empty)) for p in listed)})"
 
 
 def tensor(values: list[Any]) -> Tensor:

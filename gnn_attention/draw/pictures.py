@@ -176,15 +176,14 @@ def over_time(
     count = len(graphs)
     if not 1 <= count <= MOST_HEADS or len(titles or graphs) != count:
         raise ValueError(f"over_time() draws 1 to {MOST_HEADS} graphs, a title for each, got {count}")
-    alike, (made, grid), before = analyse.overlap(graphs), _axes.grid(count), graphs[0].mask()
-    for step, (axes, each) in enumerate(zip(grid, graphs, strict=True)):
-        changes = each.mask().int() + 2 * (each.mask() ^ before).int()
-        _axes.coloured(axes, changes, [LIGHT, BLUE, GREY, ORANGE])
+    alike, (made, grid) = analyse.overlap(graphs), _axes.grid(count)
+    for step, axes in enumerate(grid):
+        before, now = graphs[max(step - 1, 0)].mask(), graphs[step].mask()
+        _axes.coloured(axes, now.int() + 2 * (now ^ before).int(), [LIGHT, BLUE, GREY, ORANGE])
         named = f"step {step}" if titles is None else titles[step]
         _axes.title(axes, named + (f": {alike[step - 1, step]:.2f}" if step else ""))
         axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
         axes.label_outer()
-        before = each.mask()
     _axes.headline(made, _axes.shared([each.name for each in graphs]) if title is None else title)
     return _axes.finish(made, None, _axes.squares(CHANGES))
 
@@ -365,9 +364,12 @@ def _token(graph: TokenGraph, token: int | None) -> int:
 
 def _reach_by_row(stack: list[TokenGraph], token: int, residual: bool) -> list[list[bool]]:
     """For each row of tokens, the input first: which of them ``token`` has received from at the top."""
-    starts = [(stack[level:] or stack, len(stack) - level) for level in range(len(stack) + 1)]
-    rows = [analyse.receptive_field(rest, token, depth, residual).tolist() for rest, depth in starts]
-    return [[each in row for each in range(stack[0].num_dst)] for row in map(set, rows)]
+    lit = torch.arange(stack[0].num_dst) == token
+    rows = [lit.tolist()]
+    for each in reversed(stack):
+        lit = each.mask()[lit].any(0) | (lit & residual)
+        rows.insert(0, lit.tolist())
+    return rows
 
 
 def _reached_counts(stack: Sequence[TokenGraph], residual: bool) -> list[list[int]]:
