@@ -13,10 +13,9 @@ from functools import partial
 from itertools import product, repeat
 from typing import Any, NamedTuple
 
-# names of columns; those of the first four pairs are mixed, too
+# names of columns
 SOURCES = ("source", "src", "from", "sender", "node1", "id1", "u", "start", "head", "origin")
 TARGETS = ("target", "dst", "to", "receiver", "node2", "id2", "v", "end", "tail", "destination")
-ENDS = [*zip(SOURCES, TARGETS, strict=True), *product(SOURCES[:4], TARGETS[:4])]
 
 # the size, which `files.write` puts into an edge list: its last tokens may have no edges
 _SIZE = re.compile(r"#\s*tokens\s+(\d{1,18})\s*$", re.ASCII)
@@ -63,16 +62,12 @@ def _read_table(text: str, weight: str | None, delimiter: str | None = None) -> 
     header = _find_columns(rows, weight) if delimiter and rows else None
     src, dst, column, kind = header or (0, 1, 2, -1)
     rows = rows[1:] if header else rows
-    # three rows of three numbers may be edges with weights
-    is_square = not header and len(rows) > 3 and all(len(cells) == len(rows) for _, cells in rows)
-    if is_square and all(parse_number(cell) is not None for _, cells in rows for cell in cells):
-        matrix = "convert.from_scipy(np.loadtxt(path, delimiter=...), rows=...)"
-        raise ValueError(f"it is a matrix of {len(rows)} x {len(rows)} numbers: use {matrix}")
     edges: list[Edge] = []
     for line, cells in rows:
         value = cells[column] if 0 <= column < len(cells) else ""
         is_number = value == "" or value.startswith("{") or parse_number(value) is not None
-        is_foreign = delimiter is None and _FOREIGN.match(" ".join(cells))
+        # a row of more cells may be one of a matrix
+        is_foreign = _FOREIGN.match(" ".join(cells)) if delimiter is None else len(cells) > 3
         has_ends = len(cells) > max(src, dst) and cells[src] and cells[dst]
         if not has_ends or (not header and (is_foreign or not is_number)):
             raise ValueError(
@@ -110,10 +105,10 @@ def _find_columns(rows: list[tuple[int, list[str]]], weight: str | None) -> tupl
     names = [cell.lower() for cell in cells]
     # from_node and FromNodeId are from
     stems = [re.sub(r"[\W_]|(node)?(id)?$", "", name) for name in names]
-    for src, dst in ENDS:
-        if stems.count(src) == stems.count(dst) == 1:
-            value, kind = (names.index(n) if n in names else -1 for n in ((weight or "").lower(), "type"))
-            return stems.index(src), stems.index(dst), value, kind
+    ends = [[number for number, stem in enumerate(stems) if stem in known] for known in (SOURCES, TARGETS)]
+    if len(ends[0]) == len(ends[1]) == 1:
+        value, kind = (names.index(n) if n in names else -1 for n in ((weight or "").lower(), "type"))
+        return ends[0][0], ends[1][0], value, kind
     if len(rows) > 1 and all(are_integers(row[:2]) for _, row in rows[1:]) and not are_integers(cells[:2]):
         raise ValueError(f"line {line}: expected the columns source and target, got {', '.join(cells)[:40]}")
     return None

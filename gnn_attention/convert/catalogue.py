@@ -107,7 +107,9 @@ def _entry(name: str) -> Entry:
     builder, example = getattr(patterns, name), EXAMPLES[name]
     made = expressions.evaluate(example)
     sizes = (made.num_dst, made.num_edges, made.heads) if isinstance(made, TokenGraph) else (None, None, None)
-    family, call = builder.__module__.rpartition(".")[2], f"{name}{expressions.parameters(builder)}"
+    parameters = inspect.signature(builder).parameters.values()
+    call = f"{name}({', '.join(str(p.replace(annotation=p.empty)) for p in parameters)})"
+    family = builder.__module__.rpartition(".")[2]
     return Entry(name, family, _first_sentence(builder), call, example, *sizes)
 
 

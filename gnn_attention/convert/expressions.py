@@ -33,12 +33,14 @@ from gnn_attention._support.text import one_line
 from gnn_attention.graph import TokenGraph
 
 __all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT"]
-__all__ += ["evaluate", "parameters", "parse", "randn", "tensor"]
+__all__ += ["evaluate", "parse", "randn", "tensor"]
 
 LONGEST_TEXT = 10_000
 # the sum of all numbers: tokens, and everything that counts them
 LARGEST_NUMBER = 2**24
 LARGEST_POWER = 1024
+# the pairs of tokens of a product, times the hops of a power: less than a minute
+MOST_PAIRS = 2**24
 
 OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenGraph]] = {
     ast.BitOr: or_,
@@ -91,12 +93,6 @@ def evaluate(text: str, *, n: int | None = None) -> Any:
         return reader.read(reader.parse_text())
     except (RecursionError, MemoryError) as error:
         raise ValueError("the expression has too many brackets and operators inside one another") from error
-
-
-def parameters(function: Callable[..., Any]) -> str:
-    """The parameters of a function as they are written in a call: ``(n, w, causal=True)``."""
-    listed = inspect.signature(function).parameters.values()
-    return f"({', '.join(str(p.replace(annotation=inspect.Parameter.empty)) for p in listed)})"
 
 
 def tensor(values: list[Any]) -> Tensor:
@@ -160,9 +156,13 @@ class _Reader:
                 graph, hops = self.read_graph(left), self.read(right)
                 if type(hops) is not int or not 0 <= hops <= LARGEST_POWER:
                     self.refuse(right, f"the power of a graph is a number of hops in 0 .. {LARGEST_POWER}")
+                self.limit_pairs(node, graph.num_dst * graph.num_src * hops)
                 return self.attempt(node, pow, graph, hops)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-                return self.attempt(node, OPERATORS[type(op)], self.read_graph(left), self.read_graph(right))
+                first, second = self.read_graph(left), self.read_graph(right)
+                if type(op) is ast.MatMult:
+                    self.limit_pairs(node, first.num_dst * max(first.num_src, second.num_src))
+                return self.attempt(node, OPERATORS[type(op)], first, second)
             case ast.Call():
                 return self.read_call(node)
             case ast.Attribute(value=inner, attr="T"):
@@ -183,6 +183,10 @@ class _Reader:
         if not isinstance(value, TokenGraph):
             self.refuse(node, f"expected a graph here, got {checks.quoted(value)}")
         return value
+
+    def limit_pairs(self, node: ast.expr, pairs: int) -> None:
+        if pairs > MOST_PAIRS:
+            self.refuse(node, f"products and powers list at most {MOST_PAIRS} pairs here, got {pairs}")
 
     def read_call(self, node: ast.Call) -> Any:
         match node.func:

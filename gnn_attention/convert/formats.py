@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 ADVICE = {
     "scipy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix",
     "numpy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix; torch.as_tensor(A) makes a tensor",
-    "pandas": "convert.from_scipy takes a matrix table.to_numpy(), and "
-    "convert.from_edge_index(torch.tensor(table.to_numpy()).t(), num_dst) a table of pairs (src, dst)",
+    "pandas": "convert.from_edge_index(torch.tensor(table.to_numpy()).t(), num_dst) takes a table of pairs",
     "networkx": "convert.from_networkx takes a graph of networkx",
     "igraph": "convert.from_igraph takes a graph of igraph",
     "torch_geometric": "convert.from_pyg takes a Data, or a relation data[src, name, dst] of a HeteroData",
@@ -226,17 +225,18 @@ def from_pyg(
     >>> from_pyg(adj_t).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]
     """
-    values, tensor, sizes = None, data, (num_dst, num_src)
+    values, tensor = None, data
+    nodes: tuple[int | None, int | None] = None, None
     if hasattr(data, "keys") and (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
-        sizes = _combine_sizes(*sizes, *_look_up_sizes(data))
-        tensor = getattr(data, "edge_index", None)
+        nodes, tensor = _look_up_sizes(data), getattr(data, "edge_index", None)
         if isinstance(weight, str) and tensor is not None and weight in data:
             values = torch.as_tensor(data[weight])
         tensor = getattr(data, "adj_t", None) if tensor is None else tensor
         if tensor is None:
             raise ValueError("data holds neither an edge_index nor an adj_t")
-    edges, stored, *known = _read_entries(tensor)
-    num_dst, num_src = _combine_sizes(*sizes, *known)
+    edges, stored, *shape = _read_entries(tensor)
+    num_dst = _agree("num_dst", num_dst, nodes[0], shape[0])
+    num_src = _agree("num_src", num_src, nodes[1], shape[1])
     is_relation = isinstance(getattr(data, "_key", None), tuple)
     num_src = num_dst if num_src is None and not is_relation else num_src
     if num_dst is None or num_src is None:
@@ -317,13 +317,12 @@ def _count_nodes(store: Any) -> Any:
     return store.num_nodes if is_sized else None
 
 
-def _combine_sizes(
-    num_dst: int | None, num_src: int | None, known_dst: int | None, known_src: int | None
-) -> tuple[int | None, int | None]:
-    for name, size, known in (("num_dst", num_dst, known_dst), ("num_src", num_src, known_src)):
-        if None not in (size, known) and size != known:
-            raise ValueError(f"{name}={size} contradicts the object, which has {known}: leave {name} out")
-    return known_dst if num_dst is None else num_dst, known_src if num_src is None else num_src
+def _agree(name: str, *sizes: int | None) -> int | None:
+    """The one size that the call and the object name, or None if neither does."""
+    known = [size for size in sizes if size is not None]
+    if any(size != known[0] for size in known):
+        raise ValueError(f"{name}={known[0]} contradicts the object, which has {known[-1]}: leave {name} out")
+    return known[0] if known else None
 
 
 def from_triples(

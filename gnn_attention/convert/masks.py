@@ -11,7 +11,7 @@ from gnn_attention import patterns
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention.convert.formats import sparse_entries, wrong_kind
-from gnn_attention.graph import TokenGraph, edge_list
+from gnn_attention.graph import TokenGraph, edge_list, rules
 
 
 def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
@@ -113,12 +113,7 @@ def _from_table(mask: Tensor) -> TokenGraph:
     if batch == heads == 1:
         dst, src = mask[0, 0].nonzero(as_tuple=True)
         return TokenGraph.from_edges(torch.stack([src, dst]), num_dst, num_src, name="mask")
-    rule = partial(_is_edge, mask.clone())
+    # an axis of size 1 is the same for all
+    rule = partial(rules.chosen, mask.clone() if batch > 1 else mask[0].clone(), 1, 1)
     varies = {"heads": heads if heads > 1 else None, "batch": batch if batch > 1 else None}
     return TokenGraph.from_rule(rule, num_dst, num_src, name="mask", **varies)
-
-
-def _is_edge(mask: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    # an axis of size 1 is the same for all
-    by_batch, by_head = int(mask.shape[0] > 1), int(mask.shape[1] > 1)
-    return mask.to(dst.device)[b * by_batch, h * by_head, dst, src]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -92,22 +92,13 @@ def shared(names: Sequence[str]) -> str:
     return names[0] if len(set(names)) == 1 else numbered
 
 
-def finish(
-    made: Figure,
-    ax: Axes | None,
-    handles: Sequence[Any] = (),
-    write_ticks: Callable[[], None] = lambda: None,
-) -> Figure:
+def finish(made: Figure, ax: Axes | None, handles: Sequence[Any] = ()) -> Figure:
     """The figure with a legend below; untouched where the axes are part of the caller's own."""
-    write_ticks()
-    if ax is not None:
-        return made
-    if handles:
+    if ax is None and handles:
         made.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
-    # the layout of axes with a fixed shape settles in the second of two passes, this is the first
-    made.draw_without_rendering()
-    # the names took room from the axes, which may have too little now for each of them
-    write_ticks()
+    if ax is None:
+        # the layout of axes with a fixed shape settles in the second of two passes, this is the first
+        made.draw_without_rendering()
     return made
 
 
@@ -135,18 +126,12 @@ def write_tokens(grid: Sequence[Axes], dst: tuple[Names, int, int], src: tuple[N
 
 
 def ticks(ax: Axes, which: str, names: Names, count: int, offset: int = 0) -> None:
-    """A tick with a name for each token where there is room, else for every second, fourth, ... token."""
-    axis, step = getattr(ax, f"{which}axis"), 1
-    ax.apply_aspect()  # cells that are squares do not fill their axes
-    length = ax.bbox.width if which == "x" else ax.bbox.height
-    while count > FEW * step or length < 0.15 * ax.figure.figure.dpi * count / step:
-        step *= 2
-    step = max(step, round_step(count)) if step > 1 else 1
+    """A tick with a name for each token where there are few, else for about eight of them."""
+    axis, step = getattr(ax, f"{which}axis"), 1 if count <= FEW else round_step(count)
     shown = [str(offset + token) if names is None else names[token] for token in range(0, count, step)]
     axis.set_ticks(range(0, count, step), shown, fontsize=9 if len(shown) <= 16 else 7, **AS_IT_IS)
     axis.set_tick_params(length=0 if step == 1 else 3)
-    widths = [label.get_window_extent().width for label in axis.get_ticklabels()] if which == "x" else []
-    if max(widths, default=0) * count > 0.9 * length * step:
+    if which == "x" and len(shown) * (_room([shown]) + 0.1) * ax.figure.figure.dpi > ax.bbox.width:
         axis.set_tick_params(rotation=90)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,8 +60,8 @@ class Drawn:
         weights = None if self.weights is None else self.weights[chosen]
         return Drawn(self.graph, self.src[chosen], self.dst[chosen], weights, self.lit[chosen])
 
-    def link(self, ax: Axes, curves: Curves) -> None:
-        """Draw the edges along their curves; heavy ones wider, lit ones thick, in red, and last."""
+    def link(self, ax: Axes, curves: Curves, lit_colour: str = RED, other: str = GREY) -> None:
+        """Draw the edges along their curves; heavy ones wider, lit ones thick, in a colour, and last."""
         room = 10 / math.sqrt(max(len(curves), 1))
         if self.weights is None:
             width = max(0.55, min(1.2, room)) * torch.where(self.lit, 1.8, 1.0)
@@ -69,8 +69,8 @@ class Drawn:
         else:
             width, alpha = 0.3 + 4 * self.weights, (0.15 + 1.2 * self.weights).clamp(0.05, 1.0)
         order = self.lit.int().argsort(stable=True)
-        other = GREY if bool(self.lit.any()) else BLUE
-        colours = [RED if lit else other for lit in self.lit[order].tolist()]
+        other = BLUE if other == GREY and not bool(self.lit.any()) else other
+        colours = [lit_colour if lit else other for lit in self.lit[order].tolist()]
         stroke = _arrows if self.few else _tapered
         stroke(ax, curves[order], width[order].tolist(), colours, alpha[order].tolist())
 
@@ -139,12 +139,9 @@ def _direction(angle: Tensor) -> Tensor:
 
 
 def columns(ax: Axes, drawn: Drawn, names: Names, src_names: Names) -> None:
-    graph, inset = drawn.graph, 0.03 if drawn.few else 0.008
+    graph, size = drawn.graph, 8 if drawn.few else 3
     left, right = _column(0.0, graph.num_src), _column(1.0, graph.num_dst)
-    start, end = left[drawn.src, 1, None], right[drawn.dst, 1, None]
-    height = start + (end - start) * (1 - (math.pi * T).cos()) / 2
-    drawn.link(ax, torch.stack([(inset + (1 - 2 * inset) * T).expand_as(height), height], -1))
-    size = 8 if drawn.few else 3
+    drawn.link(ax, _lines(left[drawn.src], right[drawn.dst], 0.03 if drawn.few else 0.008))
     senders = (0, left, "right", "s", src_names, graph.src_offset, "src (senders)")
     receivers = (1, right, "left", "o", names, graph.dst_offset, "dst (receivers)")
     for x, places, side, marker, words, offset, title in (senders, receivers):
@@ -160,6 +157,12 @@ def columns(ax: Axes, drawn: Drawn, names: Names, src_names: Names) -> None:
 def _column(x: float, count: int) -> Points:
     y = -(torch.arange(count, dtype=torch.float64) + 0.5) / max(count, 1)
     return torch.stack([torch.full_like(y, x), y], 1)
+
+
+def _lines(start: Points, end: Points, inset: float) -> Curves:
+    """Straight lines without a part ``inset`` of their length at both ends."""
+    t = inset + (1 - 2 * inset) * T[:, None]
+    return start[:, None] + (end - start)[:, None] * t
 
 
 def line(ax: Axes, drawn: Drawn, names: Names) -> None:
@@ -199,21 +202,13 @@ def _arcs(src: Tensor, dst: Tensor, gap: float) -> Curves:
 
 def between(ax: Axes, drawn: Drawn, level: int, above: list[bool], residual: bool) -> None:
     """The edges between two rows of tokens: those that lead to the lit token in blue, the others faint."""
-    inset = 0.13 if drawn.few else 0.06
-    start = torch.stack([drawn.src.double(), torch.full(drawn.src.shape, level + inset)], 1)[:, None]
-    end = torch.stack([drawn.dst.double(), torch.full(drawn.dst.shape, level + 1 - inset)], 1)[:, None]
-    curves = start + (end - start) * T[:, None]
+    start = torch.stack([drawn.src.double(), torch.full(drawn.src.shape, float(level))], 1)
+    end = torch.stack([drawn.dst.double(), torch.full(drawn.dst.shape, level + 1.0)], 1)
     lit = torch.tensor(above, dtype=torch.bool)[drawn.dst]
-    if not drawn.few:
-        count = int(lit.sum())
-        alpha = max(0.15, min(0.9, 12 / math.sqrt(max(count, 1))))
-        _tapered(ax, curves[lit], [0.8] * count, [BLUE] * count, [alpha] * count)
-        return
-    for chosen, width, colour in ((~lit, 0.7, FAINT), (lit, 1.1, BLUE)):
-        count = int(chosen.sum())
-        _arrows(ax, curves[chosen], [width] * count, [colour] * count, [0.9] * count)
+    inset = 0.13 if drawn.few else 0.06
+    replace(drawn, lit=lit).link(ax, _lines(start, end, inset), BLUE, FAINT)
     for token, has_loop in enumerate(self_loops(drawn.graph)):
-        if residual and above[token] and not has_loop:
+        if drawn.few and residual and above[token] and not has_loop:
             ax.plot([token] * 2, [level + inset, level + 1 - inset], ":", color=BLACK, linewidth=1.1)
 
 

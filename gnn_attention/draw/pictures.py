@@ -12,7 +12,6 @@ columns. With ``ax=`` a picture is drawn into axes of your own, without a legend
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +62,8 @@ def mask(
     _axes.coloured(axes, graph.mask().int(), [LIGHT, BLUE])
     _axes.title(axes, graph.name if title is None else title, _facts(graph))
     dst, src = (names, graph.num_dst, graph.dst_offset), (src_names, graph.num_src, graph.src_offset)
-    return _axes.finish(made, ax, _axes.squares(CELLS), partial(_axes.write_tokens, [axes], dst, src))
+    _axes.write_tokens([axes], dst, src)
+    return _axes.finish(made, ax, _axes.squares(CELLS))
 
 
 def graph(
@@ -176,15 +176,14 @@ def over_time(
     count = len(graphs)
     if not 1 <= count <= MOST_HEADS or len(titles or graphs) != count:
         raise ValueError(f"over_time() draws 1 to {MOST_HEADS} graphs, a title for each, got {count}")
-    alike, (made, grid), before = analyse.overlap(graphs), _axes.grid(count), graphs[0].mask()
-    for step, (axes, each) in enumerate(zip(grid, graphs, strict=True)):
-        changes = each.mask().int() + 2 * (each.mask() ^ before).int()
-        _axes.coloured(axes, changes, [LIGHT, BLUE, GREY, ORANGE])
+    alike, (made, grid) = analyse.overlap(graphs), _axes.grid(count)
+    for step, axes in enumerate(grid):
+        before, now = graphs[max(step - 1, 0)].mask(), graphs[step].mask()
+        _axes.coloured(axes, now.int() + 2 * (now ^ before).int(), [LIGHT, BLUE, GREY, ORANGE])
         named = f"step {step}" if titles is None else titles[step]
         _axes.title(axes, named + (f": {alike[step - 1, step]:.2f}" if step else ""))
         axes.set(xlabel="src (sender)", ylabel="dst (receiver)")
         axes.label_outer()
-        before = each.mask()
     _axes.headline(made, _axes.shared([each.name for each in graphs]) if title is None else title)
     return _axes.finish(made, None, _axes.squares(CHANGES))
 
@@ -197,19 +196,17 @@ def degrees(graph: TokenGraph, title: Text = None) -> Figure:
     bottom.set(xlabel="src (sender)", ylabel="receivers that attend to it")
     both = (top, graph, "in-degree", BLUE), (bottom, graph.T, "out-degree", ORANGE)
     for axes, each, word, colour in both:
-        degree = each.in_degree()
-        mean = degree.double().mean().item() if len(degree) else 0.0
+        degree, span = each.in_degree(), "no tokens"
         if len(degree):
+            mean = degree.double().mean().item()
+            span = f"{degree.min()} to {degree.max()}, mean {mean:.4g} (broken line)"
             borders = torch.arange(len(degree) + 1) + each.dst_offset - 0.5
             axes.stairs(degree, borders, fill=True, color=colour)
-        axes.axhline(mean, color=BLACK, linestyle="--", linewidth=1)
+            axes.axhline(mean, color=BLACK, linestyle="--", linewidth=1)
         axes.set_ylim(0, 1.08 * max([*degree.tolist(), 1]))
         axes.margins(x=0.01)
         axes.locator_params(integer=True)
         _axes.open_box(axes)
-        span = (
-            f"{degree.min()} to {degree.max()}, mean {mean:.4g} (broken line)" if len(degree) else "no tokens"
-        )
         _axes.title(axes, f"{word}: {span}")
     _axes.headline(made, graph.name if title is None else title)
     return _axes.finish(made, None)
@@ -295,9 +292,9 @@ def weights(
         made.colorbar(image, ax=grid, label="weight", shrink=0.8, fraction=0.05)
     offsets = (graph.dst_offset, graph.src_offset) if graph else (0, 0)
     dst, src = (names, num_dst, offsets[0]), (src_names, num_src, offsets[1])
-    write = partial(_axes.write_tokens, grid, dst, src)
+    _axes.write_tokens(grid, dst, src)
     legend = _axes.squares({_axes.FAINT: "no edge"}) if bool(tables.isnan().any()) else ()
-    return _axes.finish(made, ax, legend, write)
+    return _axes.finish(made, ax, legend)
 
 
 def _each_head(graph: TokenGraph, title: Text) -> Figure:
@@ -367,9 +364,12 @@ def _token(graph: TokenGraph, token: int | None) -> int:
 
 def _reach_by_row(stack: list[TokenGraph], token: int, residual: bool) -> list[list[bool]]:
     """For each row of tokens, the input first: which of them ``token`` has received from at the top."""
-    starts = [(stack[level:] or stack, len(stack) - level) for level in range(len(stack) + 1)]
-    rows = [analyse.receptive_field(rest, token, depth, residual).tolist() for rest, depth in starts]
-    return [[each in row for each in range(stack[0].num_dst)] for row in map(set, rows)]
+    lit = torch.arange(stack[0].num_dst) == token
+    rows = [lit.tolist()]
+    for each in reversed(stack):
+        lit = each.mask()[lit].any(0) | (lit & residual)
+        rows.insert(0, lit.tolist())
+    return rows
 
 
 def _reached_counts(stack: Sequence[TokenGraph], residual: bool) -> list[list[int]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gnn_attention._support import atomic_files
-from gnn_attention._support.text import printable
+from gnn_attention._support.text import one_line
 
 # built from web/ by npm run build
 TEMPLATE = Path(__file__).parent / "page.html"
@@ -34,7 +34,7 @@ class Page:
 
     def _repr_html_(self) -> str:
         """For notebooks: the page in a frame of its own, which may run its script and nothing more."""
-        attributes = f'sandbox="allow-scripts" title="{html.escape(_printable(self.title))}"'
+        attributes = f'sandbox="allow-scripts" title="{html.escape(one_line(self.title))}"'
         size = 'width="100%" height="860" style="border: 0"'
         return f'<iframe srcdoc="{html.escape(self.html)}" {attributes} {size}></iframe>'
 
@@ -46,7 +46,7 @@ def assembled(title: str, data: Mapping[str, Any]) -> str:
     """The text of the page; OSError without the built template."""
     before, _, rest = TEMPLATE.read_text(encoding="utf-8").partition("__TITLE__")
     between, _, after = rest.partition("__DATA__")
-    return "".join([before, html.escape(_printable(title)), between, embedded(data), after])
+    return "".join([before, html.escape(one_line(title)), between, embedded(data), after])
 
 
 def embedded(data: Mapping[str, Any]) -> str:
@@ -64,7 +64,3 @@ def is_ours(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return MARK.encode() in file.read(2000)
-
-
-def _printable(title: str) -> str:
-    return " ".join(printable(title).split())

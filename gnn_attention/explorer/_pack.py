@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
-from torch.nn import functional
 
 from gnn_attention._support.shapes import Bool, Tensor
 from gnn_attention.graph import TokenGraph
@@ -59,10 +59,7 @@ def bits(mask: Bool[Tensor, "dst src"]) -> str:
     >>> bits(torch.tensor([[True, False, False], [True, True, False], [True, True, True]]))  # 10011011 1
     'm4A='
     """
-    flat = mask.cpu().flatten()
-    rows = functional.pad(flat, (0, -len(flat) % 8)).view(-1, 8)
-    powers = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1])
-    return base64.b64encode(bytes((rows * powers).sum(1).tolist())).decode("ascii")
+    return base64.b64encode(numpy.packbits(mask.cpu().numpy()).tobytes()).decode("ascii")
 
 
 def check_length(tokens: Sequence[Any] | Tensor) -> None:

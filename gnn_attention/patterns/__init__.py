@@ -13,15 +13,12 @@ import inspect
 from gnn_attention.patterns.basic import *  # noqa: F403
 from gnn_attention.patterns.blocks import *  # noqa: F403
 from gnn_attention.patterns.content import *  # noqa: F403
-from gnn_attention.patterns.decoding import *  # noqa: F403
 from gnn_attention.patterns.expanders import *  # noqa: F403
 from gnn_attention.patterns.grids import *  # noqa: F403
 from gnn_attention.patterns.hierarchies import *  # noqa: F403
 from gnn_attention.patterns.hubs import *  # noqa: F403
-from gnn_attention.patterns.latents import *  # noqa: F403
 from gnn_attention.patterns.local import *  # noqa: F403
 from gnn_attention.patterns.sequences import *  # noqa: F403
-from gnn_attention.patterns.strided import *  # noqa: F403
 from gnn_attention.patterns.structure import *  # noqa: F403
 from gnn_attention.patterns.trees import *  # noqa: F403
 

@@ -154,6 +154,9 @@ class TestRefusals:
         ("text", "match"),
         [
             ("causal(3)**9**9", "column 12, '9': expected a graph here"),
+            ("causal(9000) @ causal(9000)", "column 1, .*products and powers list at most 16777216 pairs"),
+            ("cross(9000, 1) @ cross(1, 9000)", "got 81000000$"),
+            ("window(1000, 8) ** 1024", "got 1024000000$"),
             ("causal(3) ** 9999", r"the power of a graph is a number of hops in 0 \.\. 1024"),
             (
                 "causal(99999999999)",

@@ -385,7 +385,7 @@ SCIPY, NETWORKX, IGRAPH = r"from_scipy\(A", "from_networkx takes", "from_igraph 
 FOREIGN = [
     (sp.csr_array(ADJACENCY), SCIPY),
     (network(), NETWORKX),
-    (type("DataFrame", (), {"__module__": "pandas.core.frame"})(), r"num_dst\) a table of pairs"),
+    (type("DataFrame", (), {"__module__": "pandas.core.frame"})(), r"num_dst\) takes a table of pairs"),
     (igraph_of(), IGRAPH),
     (data(num_nodes=N), "from_pyg takes"),
     (HETERO, r"from_pyg takes a Data, or a relation data\[src, name, dst\]"),

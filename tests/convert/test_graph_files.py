@@ -306,7 +306,11 @@ WRONG = [
     ("a.csv", "0,1,friend\n1,2,foe\n", "line 1: .* its first line names those of the ends source and target"),
     ("a.csv", "source,target,weight\na,b,3 km\n", "the edge a -> b: a weight is a finite number, got '3 km'"),
     ("a.csv", "Source,Target,Type\na,b,Directed\nb,c,UNDIRECTED\n", "Type has Directed and Undirected: "),
-    ("a.csv", "0,1,0,0\n0,0,1,0\n0,0,0,1\n1,0,0,0\n", r"a matrix of 4 x 4 numbers: use convert.from_scipy\("),
+    (
+        "a.csv",
+        "0,1,0,0\n0,0,1,0\n0,0,0,1\n1,0,0,0\n",
+        "line 1: expected 'src dst' or 'src dst weight', got '0 1 0 0'",
+    ),
     ("a.csv", "person,friend\n0,1\n", "line 1: expected the columns source and target, got person, friend"),
     ("a.edges", "0 1 {'weight': f()}\n", "malformed node or string"),
     ("a.edges", "# tokens 2\n0 2\n", r"its tokens are 0 \.\. 1, but it names a token 2"),
