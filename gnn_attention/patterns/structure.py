@@ -145,17 +145,17 @@ def shortest_paths(graph: TokenGraph, structure: TokenGraph) -> Int[Tensor, " ed
     _data.square("structure", structure)
     if (graph.num_dst, graph.num_src) != (structure.num_dst, structure.num_src):
         raise ValueError(f"structure must be a graph over the tokens of {graph!r}, got {structure!r}")
-    import networkx
-
-    network = networkx.DiGraph(structure.edge_index.t().tolist())
-    network.add_nodes_from(range(structure.num_dst))
-    src, dst = graph.edge_index
+    (src, dst), edges, n = graph.edge_index, structure.edge_index, structure.num_dst
     hops = torch.full_like(src, -1)
-    for root in src.unique().tolist():
-        distances = networkx.single_source_shortest_path_length(network, root)
-        starts = src == root
-        hops[starts] = torch.tensor([distances.get(token, -1) for token in dst[starts].tolist()])
+    step = max(1, NUMBERS_AT_ONCE // max(1, n, edges.shape[1]))
+    for start in range(0, n, step):
+        roots = torch.arange(start, min(start + step, n), device="cpu")
+        here = (src >= start) & (src < start + step)
+        hops[here] = _distances(edges, n, roots)[src[here] - start, dst[here]]
     return hops
+
+
+NUMBERS_AT_ONCE = 2**22  # of the search for shortest paths, 16 MB
 
 
 def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]:
@@ -169,3 +169,15 @@ def _numbers(times: Tensor | Iterable[int | float], n: int) -> list[int | float]
         got = text.listed(values, "times", 8)
         raise ValueError(f"times must be {n} numbers, one for each token, and no NaN, got {got}")
     return values
+
+
+def _distances(edges: Tensor, n: int, roots: Tensor) -> Tensor:
+    """Hops ``[roots, n]`` from each root along the edges, -1 without a path: all roots step together."""
+    hops = torch.full((len(roots), n), -1, device="cpu")
+    frontier, distance = torch.arange(n, device="cpu") == roots[:, None], 0
+    while frontier.any():
+        hops[frontier] = distance
+        arrived = torch.zeros(len(roots), n, device="cpu")
+        arrived.index_add_(1, edges[1], frontier[:, edges[0]].float())
+        frontier, distance = (arrived > 0) & (hops < 0), distance + 1
+    return hops

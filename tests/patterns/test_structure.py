@@ -68,6 +68,12 @@ class TestKin:
         assert torch.equal(types, torch.tensor(expected, dtype=torch.bool))
         assert structure.edge_types(graph, []).shape == (0, 4)
 
+    def test_shortest_paths_some_senders_at_a_time(self, monkeypatch):
+        graph = convert.from_networkx(some_digraph(2))
+        whole = structure.shortest_paths(patterns.full(11), graph)
+        monkeypatch.setattr(structure, "NUMBERS_AT_ONCE", 1)
+        assert torch.equal(structure.shortest_paths(patterns.full(11), graph), whole)
+
 
 class TestNetworkx:
     @each_seed
