@@ -70,7 +70,9 @@ class Group:
 
     def checks(self, device: str, backends: Sequence[Backend]) -> Iterator[Check]:
         """The checks of all rows on all backends."""
-        rows = [row for row in grid(**{"dtype": DTYPES, **self.values}) if _fits(row)] if backends else []
+        rows = grid(**{"dtype": DTYPES, **self.values}) if backends else []
+        if "option" in self.values:
+            rows = [row for row in rows if FEATURES[row["option"]].fits(GRAPHS[row["graph"]])]
         rows = [rows[number] for number in covering(rows, 3)]
         forward = set(covering(rows, 2)) if "size" in self.values else set()
         for (number, row), backend in itertools.product(enumerate(rows), backends):
@@ -85,10 +87,6 @@ class Group:
             skipped = "message passing needs one edge list, and this graph differs by head or sample"
         name, run = ", ".join(factors.values()), partial(self.run, device, backend, row)
         return Check(self.name, backend.name, row["dtype"], name, run, factors, skipped)
-
-
-def _fits(row: Row) -> bool:
-    return "option" not in row or FEATURES[row["option"]].fits(GRAPHS[row["graph"]])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -60,15 +60,14 @@ class Formula:
         out, gradients = self._solve(inputs)
         if self.direction.dtype == torch.float64:
             return Truth(out, gradients, {})
-        errors = [self._errors_nearby(inputs, number) for number in range(self.neighbours)]
-        plain, fused = (largest_of(by_kernel) for by_kernel in zip(*errors, strict=True))
-        return rounded(Truth(out, gradients, plain, fused), self._sums, inputs, self.direction)
-
-    def _errors_nearby(self, inputs: Mapping[str, Tensor], number: int) -> list[dict[str, float]]:
-        """The errors of SDPA's plain and of its fused kernel on one problem nearby."""
-        moved = {name: nearby(x, number) for name, x in inputs.items()}
-        truth = self._solve(moved)
-        return [worst_errors([self.baseline(moved, number, fused)], *truth) for fused in (False, True)]
+        plain, fused = list[dict[str, float]](), list[dict[str, float]]()
+        for number in range(self.neighbours):
+            moved = {name: nearby(x, number) for name, x in inputs.items()}
+            solved = self._solve(moved)
+            plain.append(worst_errors([self.baseline(moved, number, widened=False)], *solved))
+            fused.append(worst_errors([self.baseline(moved, number, widened=True)], *solved))
+        truth = Truth(out, gradients, largest_of(plain), largest_of(fused))
+        return rounded(truth, self._sums, inputs, self.direction)
 
     def _solve(self, inputs: Mapping[str, Tensor]) -> Attempt:
         """By the formulas alone, no weight of a layer passing through its own projections."""
