@@ -102,9 +102,9 @@ def guarantees() -> str:
         "What the library promises, each with its threshold, measured with "
         f"{versions(record['environment'])} "
         f"({link(path)}). `python -m tests.guarantees` in a checkout measures all of them in a quarter of an "
-        "hour, `python -m tests.guarantees F4` one. That malformed input is refused by name is held by "
+        "hour, `python -m tests.guarantees F4` one. That malformed input is refused by name is sampled in "
         f"{link(ROOT / 'tests' / 'test_malformed.py', '`tests/test_malformed.py`')}, that threads do not "
-        f"disturb each other by {link(ROOT / 'tests' / 'guarantees' / 'test_threads.py')}.",
+        f"disturb each other in {link(ROOT / 'tests' / 'guarantees' / 'test_threads.py')}.",
         table(["", "promise", "threshold", "measured"], rows),
         "## On a GPU",
         _gpus(),

@@ -317,10 +317,10 @@ def test_a_graph_is_freed_with_its_last_name(name, monkeypatch):
     gc.disable()
     try:
         for case in graph_cases():
-            graph, grads = case.graph, name != "flex"
+            graph, sizes, kv_heads, grads = case.graph, case.sizes, case.kv_heads, name != "flex"
             del case
-            q = torch.randn(8, 4, graph.num_dst, 4, requires_grad=grads)
-            k = torch.randn(8, 2, graph.num_src, 4, requires_grad=grads)
+            q = torch.randn(*sizes, graph.num_dst, 4, requires_grad=grads)
+            k = torch.randn(sizes[0], kv_heads, graph.num_src, 4, requires_grad=grads)
             biased = name in FULL and not (graph.heads or graph.batch)
             bias = torch.randn(graph.num_edges, requires_grad=grads) if biased else None
             out = ga.attend(q, k, k, graph, backend=name, bias=bias)

@@ -6,11 +6,10 @@ from itertools import product
 
 import pytest
 import torch
-from support.bounds import assert_exact, assert_sum
+from support.bounds import assert_exact, assert_sum, summation_bound
 from torch import Tensor
 
 from gnn_attention import edge_softmax
-from gnn_attention.verify.measure import summation_bound
 
 INF = torch.inf
 

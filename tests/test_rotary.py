@@ -7,11 +7,10 @@ import pickle
 
 import pytest
 import torch
-from support.bounds import assert_exact, error
+from support.bounds import assert_exact, error, summation_bound
 from torch import Tensor
 
 from gnn_attention.rotary import Rotary
-from gnn_attention.verify.measure import summation_bound
 
 ROTARIES = [Rotary(), Rotary(base=100.0, interleaved=True)]
 each_rotary = pytest.mark.parametrize("rotary", ROTARIES, ids=repr)

@@ -21,10 +21,8 @@ import torch
 from gnn_attention._support.checks import choice, quoted, size
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.verify import processes, rules
-from gnn_attention.verify.cases import CASES, DTYPES, FEATURES
-from gnn_attention.verify.check import Check
-from gnn_attention.verify.groups import FORMS, GROUPS, covering, unsupported
-from gnn_attention.verify.report import SAME, Report, Result, environment, sources
+from gnn_attention.verify.groups import GROUPS, covering, unsupported
+from gnn_attention.verify.report import SAME, Check, Report, Result, environment, sources
 
 __all__ = ["Check", "Report", "Result", "checks", "environment", "run"]
 
@@ -35,32 +33,32 @@ KEPT_EVERY = 10.0  # seconds, of which a run that is killed loses no more
 def run(
     device: str | None = None,
     *,
+    backends: Sequence[str | Backend] | None = None,
     selection: str = "pairs",
     only: str | None = None,
     jobs: int = 1,
     progress: Callable[[int, int, Result], None] | None = None,
     resumed: Report | None = None,
     keep: Callable[[Report], None] = lambda report: None,
-    **which: Any,
 ) -> Report:
     """Run the checks that :func:`checks` yields, or some of them, and return their :class:`Report`.
 
     ``selection`` "pairs" takes few checks that cover every pair of values, "all" takes every check; ``only``
     takes those whose label, ``group: name [backend, dtype]``, has a text in it, whatever the selection.
-    ``which`` are further arguments of :func:`checks`. ``progress(done, due, result)`` is called after each
-    check, ``keep(report_so_far)`` every ten seconds and on Ctrl-C. ``jobs`` processes run checks at once
-    (backends by name then), each with one thread unless ``OMP_NUM_THREADS`` is set. ``resumed`` is the report
-    of an earlier run, whose results stay and are not run again, whatever they were.
+    ``progress(done, due, result)`` is called after each check, ``keep(report_so_far)`` every ten seconds and
+    on Ctrl-C. ``jobs`` processes run checks at once (backends by name then), each with one thread unless
+    ``OMP_NUM_THREADS`` is set. ``resumed`` is the report of an earlier run, whose results stay and are not
+    run again, whatever they were.
 
     ValueError for an unknown name, an absent device, a report from elsewhere, a text that no label has.
     """
-    if size("jobs", jobs, 1) > 1 and any(
-        isinstance(backend, Backend) for backend in which.get("backends") or ()
-    ):
+    if size("jobs", jobs, 1) > 1 and any(isinstance(backend, Backend) for backend in backends or ()):
         raise ValueError(f"jobs: {jobs} processes take backends by name; give names, or jobs=1")
-    chosen = _choose(list(checks(device, **which)), choice("selection", selection, ("pairs", "all")), only)
-    about = {**environment(_device(device)), "sources": sources(), "seed": which.get("seed", 0)}
-    about |= {"selection": "only" if only else selection, "command": shlex.join(sys.argv)}
+    device, selection = _device(device), choice("selection", selection, ("pairs", "all"))
+    chosen = _choose(list(checks(device, backends)), selection, only)
+    _refuse_tf32(device, chosen)
+    about = {**environment(device), "sources": sources(), "command": shlex.join(sys.argv)}
+    about["selection"] = "only" if only else selection
     results = {} if resumed is None else _results_of(resumed, about)
     due, written = [check for check in chosen if check.label not in results], time.monotonic()
 
@@ -84,44 +82,20 @@ def run(
     return report()
 
 
-def checks(
-    device: str | None = None,
-    dtypes: Sequence[str] | None = None,
-    backends: Sequence[str | Backend] | None = None,
-    graphs: Sequence[str] | None = None,
-    features: Sequence[str] | None = None,
-    forms: Sequence[str] | None = None,
-    seed: int = 0,
-) -> Iterator[Check]:
-    """All checks, one by one; None means all values there are, and a GPU if there is one.
+def checks(device: str | None = None, backends: Sequence[str | Backend] | None = None) -> Iterator[Check]:
+    """All checks of some backends, one by one; without a device on a GPU if there is one.
 
-    On a CPU backends that are compiled, or that run on GPUs alone, are checked only if they are named.
+    Without backends all of a GPU, and on a CPU all but those that are compiled or run on GPUs alone.
 
-    >>> next(checks(device="cpu")).name
+    >>> next(checks("cpu")).name
     'full, plain, inputs x1'
     """
     device = _device(device)
-    allowed = {
-        "dtype": _names("dtypes", dtypes, DTYPES),
-        "graph": _names("graphs", graphs, CASES),
-        "option": _names("features", features, FEATURES),
-        "form": _names("forms", forms, FORMS),
-    }
-    is_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    if device.startswith("cuda") and "float32" in allowed["dtype"] and is_tf32:
-        reason = "its products are rounded to TensorFloat-32 here, whose errors are not those of float32"
-        advice = "set torch.backends.cuda.matmul.fp32_precision = 'ieee', or leave float32 out"
-        raise ValueError(f"dtypes: 'float32' cannot be checked on {device!r}: {reason}; {advice}")
     chosen = _usual_backends(device) if backends is None else backends
     named = [x if isinstance(x, Backend) else BACKENDS[choice("backends", x, BACKENDS)] for x in chosen]
-    labels = set[str]()
     # what is compiled for seconds comes last
     for compiled, group in product((False, True), (*GROUPS, rules.GROUP)):
-        those = [backend for backend in named if backend.compiled == compiled]
-        for check in group.checks(device, seed, those, allowed) if those else ():
-            if check.label not in labels:
-                yield check
-            labels.add(check.label)
+        yield from group.checks(device, [backend for backend in named if backend.compiled == compiled])
 
 
 def _choose(every: Sequence[Check], selection: str, only: str | None) -> Sequence[Check]:
@@ -150,8 +124,16 @@ def _pairs(every: Sequence[Check]) -> list[Check]:
     return [every[number] for number in sorted(chosen)]
 
 
+def _refuse_tf32(device: str, chosen: Sequence[Check]) -> None:
+    is_tf32 = device.startswith("cuda") and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    if is_tf32 and any(check.dtype == "float32" for check in chosen):
+        reason = "its products are rounded to TensorFloat-32 here, whose errors are not those of float32"
+        advice = "set torch.backends.cuda.matmul.fp32_precision = 'ieee', or choose checks of another dtype"
+        raise ValueError(f"'float32' cannot be checked on {device!r}: {reason}; {advice}")
+
+
 def _results_of(resumed: Report, about: Mapping[str, Any]) -> dict[str, Result]:
-    """The earlier results by label. ValueError if their device, versions, sources or seed were others."""
+    """The earlier results by label. ValueError if their device, versions or sources were others."""
     for name in SAME:
         earlier, now = resumed.environment.get(name), about.get(name)
         if earlier != now:
@@ -161,13 +143,11 @@ def _results_of(resumed: Report, about: Mapping[str, Any]) -> dict[str, Result]:
 
 
 def _usual_backends(device: str) -> list[Backend]:
-    """On a CPU all but those that compile for seconds, and those that take no plain call in any dtype."""
-
-    def is_usual(backend: Backend) -> bool:
-        takes = (unsupported(backend, device, dtype, "plain") is None for dtype in DTYPES.values())
-        return not backend.compiled and any(takes)
-
-    return [each for each in BACKENDS.values() if not device.startswith("cpu") or is_usual(each)]
+    """On a CPU all but those that compile for seconds, and those that take no plain call in float32."""
+    if not device.startswith("cpu"):
+        return list(BACKENDS.values())
+    quick = [backend for backend in BACKENDS.values() if not backend.compiled]
+    return [backend for backend in quick if unsupported(backend, device, torch.float32, "plain") is None]
 
 
 def _device(device: str | None) -> str:
@@ -180,7 +160,3 @@ def _device(device: str | None) -> str:
     except RuntimeError:
         known = "'cpu', 'cuda' or 'cuda:1'"
         raise ValueError(f"device must be one that torch knows, such as {known}, got {device!r}") from None
-
-
-def _names(argument: str, names: Sequence[str] | None, known: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(known) if names is None else tuple(choice(argument, name, known) for name in names)

@@ -25,7 +25,11 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class GraphCase:
-    """A graph, ``edge(b, h, dst, src) -> bool`` in plain Python, and its edge list if it was made of one."""
+    """A graph, ``edge(b, h, dst, src) -> bool`` in plain Python, and its edge list if it was made of one.
+
+    Calls on it have ``sizes`` (samples, heads), ``kv_heads`` and ``dims`` (channels of keys and of values);
+    ``layout`` puts q, k and v in their places in memory.
+    """
 
     name: str
     graph: TokenGraph
@@ -35,6 +39,7 @@ class GraphCase:
     sizes: tuple[int, int] = (BATCH, HEADS)
     kv_heads: int = KV_HEADS
     dims: tuple[int, int] = (DIM, VALUE_DIM)
+    layout: Callable[[Tensor], Tensor] = lambda x: x
 
     @cached_property
     def mask(self) -> Tensor:
@@ -62,7 +67,10 @@ class GraphCase:
 
 
 def graph_cases() -> Iterator[GraphCase]:
-    """Most are asymmetric, some have receivers without in-edges, two differ by head or sample."""
+    """Most are asymmetric, some have receivers without in-edges, some differ by head or sample.
+
+    The last five have other heads, samples, widths and lengths.
+    """
     # graphs get no names here: each is freed once its user drops it
     n, p, case, rule = 13, patterns, GraphCase, TokenGraph.from_rule
     parents = [-1, 0, 0, 1, 1, 2, 3, -1, 7, 8, 8, 10, 4]
@@ -95,6 +103,21 @@ def graph_cases() -> Iterator[GraphCase]:
     )
     yield case("causal, 97 tokens", p.causal(97), lambda b, h, i, j: j <= i)
     yield case("window, 97 tokens", p.window(97, 16), lambda b, h, i, j: 0 <= i - j < 16)
+    far: Any = lambda b, h, i, j: (i - j < 100) & (j % 5 != 1)  # noqa: E731
+    mixed: Any = lambda b, h, i, j: (i + j) % (2 + b + h) != 1  # noqa: E731
+    same, varied = (partial(case, edge=edge, layout=tokens_first) for edge in (far, mixed))
+    yield same("4 heads over 1, 13 x 13", rule(far, 13), sizes=(1, 4), kv_heads=1, dims=(16, 16))
+    yield same("2 heads over 1, 150 x 150", rule(far, 150), sizes=(1, 2), kv_heads=1, dims=(20, 8))
+    yield same("4 heads over 2, 64 x 64", rule(far, 64), sizes=(2, 4), kv_heads=2, dims=(32, 32))
+    varied = partial(varied, sizes=(2, 3), kv_heads=3, dims=(24, 40))
+    yield varied("3 heads over 3, 5 x 37, varied", rule(mixed, 5, 37, heads=3, batch=2))
+    varied = partial(varied, sizes=(3, 1), kv_heads=1, dims=(64, 64))
+    yield varied("1 head over 1, 1 x 300, varied", rule(mixed, 1, 300, heads=1, batch=3))
+
+
+def tokens_first(x: Tensor) -> Tensor:
+    """``[B, T, H, D]`` in memory, as of a layer that splits its channels into heads."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _ancestors(parents: list[int], node: int) -> list[int]:
@@ -110,23 +133,7 @@ def _listed_case(num_dst: int, num_src: int) -> GraphCase:
     return GraphCase("listed", graph, lambda b, h, i, j: (j, i) in pairs, listed=pairs)
 
 
-def shape_cases() -> Iterator[GraphCase]:
-    """Other heads, samples, widths and lengths, on graphs that differ by head and sample or not at all."""
-    near: Any = lambda b, h, i, j: (i - j < 100) & (j % 5 != 1)  # noqa: E731
-    mixed: Any = lambda b, h, i, j: (i + j) % (2 + b + h) != 1  # noqa: E731
-    rule = TokenGraph.from_rule
-    same, varied = partial(GraphCase, edge=near), partial(GraphCase, edge=mixed)
-    yield same("4 heads over 1, 13 x 13", rule(near, 13), sizes=(1, 4), kv_heads=1, dims=(16, 16))
-    yield same("2 heads over 1, 150 x 150", rule(near, 150), sizes=(1, 2), kv_heads=1, dims=(20, 8))
-    yield same("4 heads over 2, 64 x 64", rule(near, 64), sizes=(2, 4), kv_heads=2, dims=(32, 32))
-    graph = rule(mixed, 5, 37, heads=3, batch=2)
-    yield varied("3 heads over 3, 5 x 37, varied", graph, sizes=(2, 3), kv_heads=3, dims=(24, 40))
-    graph = rule(mixed, 1, 300, heads=1, batch=3)
-    yield varied("1 head over 1, 1 x 300, varied", graph, sizes=(3, 1), kv_heads=1, dims=(64, 64))
-
-
 GRAPHS = {case.name: case for case in graph_cases()}
-SHAPES = {case.name: case for case in shape_cases()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,4 +237,3 @@ OPTIONS = FEATURES | {
     "share": Feature("share", (), lambda _: _share, lambda _, *places: SHARE(*places), additive=False),
     DROPOUT: Feature(DROPOUT, arguments={DROPOUT: 0.3}),
 }
-CASES = GRAPHS | SHAPES

@@ -7,7 +7,7 @@ import functools
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from gnn_attention.backends import Backend
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.heads import FactoredHeads, MergedHeads, StandardHeads
 from gnn_attention.verify.cases import (
-    CASES,
     DIM,
     DROPOUT,
     DTYPES,
@@ -27,13 +26,12 @@ from gnn_attention.verify.cases import (
     HEADS,
     KV_HEADS,
     OPTIONS,
-    SHAPES,
     VALUE_DIM,
     Feature,
     GraphCase,
 )
-from gnn_attention.verify.check import Check
 from gnn_attention.verify.measure import Outcome, judge
+from gnn_attention.verify.report import Check
 from gnn_attention.verify.truth import Problem
 
 WIDTH = 24
@@ -47,7 +45,10 @@ FORMS: dict[str, Callable[[StandardHeads], Any]] = {
 }
 SIZES = ("inputs x1", "inputs x5")
 DROPOUT_GRAPHS = ("causal", "listed", "decode rows", "by head", "window, 97 tokens")
-LAYER_GRAPHS = ("causal", "window", "strict_causal", "cross", "listed", "by head")
+LAYER_GRAPHS = (
+    *("causal", "window", "strict_causal", "cross", "listed", "by head", "by sample"),
+    *("decode rows", "no edges", "causal, 97 tokens"),
+)
 # a layer has no sinks
 LAYER_OPTIONS = ("plain", "alibi", "relative bias", "softcap", "log multiplicity", "edge bias")
 
@@ -56,43 +57,36 @@ Row = Mapping[str, str]  # the dtype, and the other factors of a check
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Checks of one kind: ``run(device, seed, backend, row)`` returns the outcome of a backend.
+    """Checks of one kind: ``run(device, backend, row)`` returns the outcome of a backend.
 
-    The rows hold every combination of ``strength`` values, of any factors. ``option(row)`` is the option that
-    the calls of a row have. Where inputs have sizes, pairs of values are checked without gradients, too.
+    The rows hold every combination of three values, of any factors. ``option(row)`` is the option that the
+    calls of a row have. Where inputs have sizes, pairs of values are checked without gradients, too.
     """
 
     name: str
-    run: Callable[[str, int, Backend, Row], Outcome]
+    run: Callable[[str, Backend, Row], Outcome]
     values: Mapping[str, Any]  # of each factor, iterables of its values
-    strength: int = 3
     option: Callable[[Row], str] = lambda row: row.get("option", "plain")
 
-    def checks(
-        self, device: str, seed: int, backends: Sequence[Backend], allowed: Mapping[str, Sequence[str]]
-    ) -> Iterator[Check]:
-        """The checks of all rows on all backends; factors in ``allowed`` have those values alone."""
-        values = {"dtype": tuple(DTYPES), **self.values}
-        values |= {name: [x for x in values[name] if x in allowed[name]] for name in allowed.keys() & values}
-        rows = [row for row in grid(**values) if "size" not in row or _fits(row)]
-        rows = [rows[number] for number in covering(rows, self.strength)]
-        forward = set(covering(rows, 2)) if "size" in values else set()
+    def checks(self, device: str, backends: Sequence[Backend]) -> Iterator[Check]:
+        """The checks of all rows on all backends."""
+        rows = grid(**{"dtype": DTYPES, **self.values}) if backends else []
+        if "option" in self.values:
+            rows = [row for row in rows if FEATURES[row["option"]].fits(GRAPHS[row["graph"]])]
+        rows = [rows[number] for number in covering(rows, 3)]
+        forward = set(covering(rows, 2)) if "size" in self.values else set()
         for (number, row), backend in itertools.product(enumerate(rows), backends):
-            check = self._check(device, seed, backend, row)
+            check = self._check(device, backend, row)
             yield from (check, check.forward_alone()) if number in forward else (check,)
 
-    def _check(self, device: str, seed: int, backend: Backend, row: Row) -> Check:
+    def _check(self, device: str, backend: Backend, row: Row) -> Check:
         factors = {name: value for name, value in row.items() if name != "dtype"}
         skipped = unsupported(backend, device, DTYPES[row["dtype"]], self.option(row))
         is_message_passing = "form" in row and backend.name == "message_passing"
         if is_message_passing and GRAPHS[row["graph"]].varies:
             skipped = "message passing needs one edge list, and this graph differs by head or sample"
-        name, run = ", ".join(factors.values()), partial(self.run, device, seed, backend, row)
+        name, run = ", ".join(factors.values()), partial(self.run, device, backend, row)
         return Check(self.name, backend.name, row["dtype"], name, run, factors, skipped)
-
-
-def _fits(row: Row) -> bool:
-    return FEATURES[row["option"]].fits(CASES[row["graph"]])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -144,7 +138,6 @@ def covering(rows: Sequence[Mapping[str, Any]], strength: int) -> list[int]:
 @functools.lru_cache(maxsize=256)
 def attend_problem(
     device: str,
-    seed: int,
     dtype: str,
     graph: str,
     option: str = "plain",
@@ -155,23 +148,16 @@ def attend_problem(
 
     Gradients are those of the receivers ``rows`` (None: of all).
     """
-    case, feature = CASES[graph], OPTIONS[option]
-    inputs = drawn(device, seed, DTYPES[dtype], case, feature, size)
+    case, feature = GRAPHS[graph], OPTIONS[option]
+    inputs = drawn(device, 0, DTYPES[dtype], case, feature, size)
     if rows is not None:
         inputs["direction"][:, :, [row for row in range(case.graph.num_dst) if row not in rows]] = 0.0
-    problem = Problem.of(case, feature, inputs)
-    return replace(problem, layout=tokens_first) if graph in SHAPES else problem
-
-
-def tokens_first(x: Tensor) -> Tensor:
-    """``[B, T, H, D]`` in memory, as of a layer that splits its channels into heads."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
+    return Problem.of(case, feature, inputs)
 
 
 @functools.lru_cache(maxsize=64)
 def layer_problem(
     device: str,
-    seed: int,
     dtype: str,
     form: str,
     kind: str,
@@ -181,15 +167,9 @@ def layer_problem(
 ) -> Problem:
     """A layer in one form of drawn weights, on drawn tokens that are multiplied by the size."""
     case, feature = GRAPHS[graph], FEATURES[option]
-    inputs = drawn(device, seed + 1, DTYPES[dtype], case, feature, size, of_layer=True)
-    heads = FORMS[form](drawn_heads(kind, seed)).to(device, DTYPES[dtype])
+    inputs = drawn(device, 1, DTYPES[dtype], case, feature, size, of_layer=True)
+    heads = FORMS[form](drawn_heads(kind, seed=0)).to(device, DTYPES[dtype])
     return Problem.of(case, feature, inputs, heads)
-
-
-def form_problem(device: str, seed: int, form: str, **row: str) -> Problem:
-    """A layer of standard heads, which is solved in another form of them: conversions are exact."""
-    standard = layer_problem(device, seed, form="standard", **row)
-    return replace(standard, heads=FORMS[form](standard.heads))
 
 
 def drawn(
@@ -232,19 +212,16 @@ def drawn_heads(kind: str, seed: int) -> StandardHeads:
 # ---- the groups; that of rules is in the module of rules
 
 
-def _solve(make: Callable[..., Problem], device: str, seed: int, backend: Backend, row: Row) -> Outcome:
-    problem = make(device, seed, **row)
+def _solve(make: Callable[..., Problem], device: str, backend: Backend, row: Row) -> Outcome:
+    problem = make(device, **row)
     return judge(*problem.solve(backend), problem.truth.for_backend(backend))
 
 
-WEIGHTS = {"form": FORMS, "kind": KINDS}
-LAYERS = {**WEIGHTS, "graph": GRAPHS, "option": LAYER_OPTIONS, "size": SIZES}
-EXACT_FORMS = {**WEIGHTS, "graph": LAYER_GRAPHS, "dtype": ["float64"]}
+CALLS = {"graph": GRAPHS, "option": FEATURES, "size": SIZES}
+LAYERS = {"form": FORMS, "kind": KINDS, "graph": LAYER_GRAPHS, "option": LAYER_OPTIONS, "size": SIZES}
 dropout_problem = partial(attend_problem, option=DROPOUT)
 GROUPS = (
-    Group("attend", partial(_solve, attend_problem), {"graph": CASES, "option": FEATURES, "size": SIZES}),
-    Group("layer", partial(_solve, layer_problem), {**LAYERS, "graph": LAYER_GRAPHS}),
-    Group("layer", partial(_solve, layer_problem), LAYERS, strength=2),
-    Group("forms", partial(_solve, form_problem), EXACT_FORMS),
-    Group("dropout", partial(_solve, dropout_problem), {"graph": DROPOUT_GRAPHS}, option=lambda row: DROPOUT),
+    Group("attend", partial(_solve, attend_problem), CALLS),
+    Group("layer", partial(_solve, layer_problem), LAYERS),
+    Group("dropout", partial(_solve, dropout_problem), {"graph": DROPOUT_GRAPHS}, lambda row: DROPOUT),
 )

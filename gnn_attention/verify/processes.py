@@ -10,8 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import torch
 
-from gnn_attention.verify.check import FORWARD, Check
-from gnn_attention.verify.report import Result
+from gnn_attention.verify.report import FORWARD, Check, Result
 
 DIED = "the process that ran it died"
 

@@ -1,4 +1,4 @@
-"""Results of checks, the report that sums them up and writes them as JSON, and where they were made."""
+"""Checks, their results, the report of them and its JSON, and where it was made."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ import platform
 import shlex
 import subprocess
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gnn_attention import patterns
-from gnn_attention.verify.measure import badness
+from gnn_attention.backends import RefusalError
+from gnn_attention.verify.measure import Outcome, badness
 
 PACKAGE = Path(__file__).resolve().parent.parent
 COMMIT = "GNN_ATTENTION_COMMIT"  # the commit of a copy that holds no repository
+FORWARD = "forward alone"
 SHOWN = 20  # failures
-COMPARED = "Attention along the edges of such graphs, compared with dense attention in float64."
-ALLOWED = (
-    "Allowed: 1e-12 of the largest number; below float64 2 times the error of torch's SDPA, 3 for gradients."
-)
-NUMBERS = ("output", "gradient", "error", "unit", "share")
+COMPARED = """
+Attention along the edges of such graphs, compared with dense attention in float64.
+Allowed: 1e-12 of the largest number; below float64 2 times the error of torch's SDPA, 3 for gradients."""
+NUMBERS = ("output", "gradient", "share")
 TEXTS = ("group", "backend", "dtype", "name")
-SAME = ("device", "torch", "triton", "seed", "sources")  # where these differ, a record is not carried on
+SAME = ("device", "torch", "triton", "sources")  # where these differ, a record is not carried on
 
 
 @dataclass(frozen=True)
 class Result:
     """One check: whether it passed, and its worst errors, None where it measures none.
 
-    ``output`` and ``gradient`` are in units of the yardstick (:mod:`gnn_attention.verify.measure`), ``error``
-    and ``unit`` are the output's two numbers themselves; ``share`` is the worst error of all over what is
-    allowed for it. ``skipped`` is the reason why it was not run; a skipped check has not passed.
+    ``output`` and ``gradient`` are in units of the yardstick (:mod:`gnn_attention.verify.measure`); ``share``
+    is the worst error of all over what is allowed for it. ``skipped`` is the reason why it was not run; a
+    skipped check has not passed.
     """
 
     group: str
@@ -50,8 +52,6 @@ class Result:
     passed: bool
     output: float | None = None
     gradient: float | None = None
-    error: float | None = None
-    unit: float | None = None
     share: float | None = None
     skipped: str | None = None
     message: str = ""
@@ -60,6 +60,59 @@ class Result:
     def label(self) -> str:
         """Unique among all checks."""
         return f"{self.group}: {self.name} [{self.backend}, {self.dtype}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """One named check; call it to run it. Whatever goes wrong inside it is a failure with a message.
+
+    Several processes need a ``run`` that can be pickled. Where the backend refuses a call, the output alone
+    is tried, since a backend may have no backward pass; what it refuses then, too, is skipped with the
+    reason. By ``factors``, backend and dtype a covering selection chooses; ``skipped`` says why the check
+    cannot be run.
+    """
+
+    group: str
+    backend: str
+    dtype: str
+    name: str
+    run: Callable[[], Outcome]
+    factors: Mapping[str, str] = field(default_factory=dict)
+    skipped: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Unique among all checks; ``--only LABEL`` runs it alone."""
+        return self.result().label
+
+    def __call__(self) -> Result:
+        if self.skipped is not None:
+            return self.result(skipped=self.skipped)
+        try:
+            outcome = self._outcome()
+        except RefusalError as refusal:
+            return self.result(skipped=f"{self.backend}: {refusal.reason}")
+        # a crash is a failed check
+        except Exception as error:
+            return self.result(message=f"{type(error).__name__}: {error}")
+        numbers = {name: getattr(outcome, name) for name in NUMBERS}
+        return self.result(passed=outcome.passed, message=outcome.where, **numbers)
+
+    def result(self, passed: bool = False, **fields: float | str | None) -> Result:
+        """A result of this check with these fields."""
+        return Result(self.group, self.backend, self.dtype, self.name, passed, **fields)  # type: ignore[arg-type]
+
+    def _outcome(self) -> Outcome:
+        if self.factors.get("direction") != FORWARD:
+            with suppress(RefusalError):
+                return self.run()
+        with torch.no_grad():
+            return self.run()
+
+    def forward_alone(self) -> Check:
+        """The same without gradients: the path that a kernel takes when nothing is to be learned."""
+        factors = {**self.factors, "direction": FORWARD}
+        return replace(self, name=f"{self.name}, {FORWARD}", factors=factors)
 
 
 @dataclass(frozen=True)
@@ -93,8 +146,7 @@ class Report:
     def __str__(self) -> str:
         """A graph, how near attention along such graphs came to dense attention, and what failed."""
         ran, about = [r for r in self.results if r.skipped is None], self.environment
-        lines = [str(patterns.window(4, 2) | patterns.sinks(4, 1)), ""]
-        lines += [COMPARED, ALLOWED]
+        lines = [str(patterns.window(4, 2) | patterns.sinks(4, 1)), COMPARED]
         for dtype in dict.fromkeys(r.dtype for r in ran):
             shares = [r.share for r in ran if r.dtype == dtype and r.share is not None]
             lines += [f"  {dtype}: the worst error is {max(shares, key=badness):.2f} of it"] if shares else []

@@ -21,8 +21,7 @@ from gnn_attention.graph import TokenGraph
 from gnn_attention.layer import MessagePassingAttention
 from gnn_attention.verify import oracle
 from gnn_attention.verify.cases import Feature, GraphCase
-from gnn_attention.verify.measure import Attempt as Attempt
-from gnn_attention.verify.measure import Truth, gradients_of, largest_of, worst_errors
+from gnn_attention.verify.measure import Attempt, Truth, gradients_of, largest_of, worst_errors
 from gnn_attention.verify.roundings import rounded
 
 NEIGHBOURS = 16  # problems over which the yardstick is taken, the problem itself among them
@@ -30,10 +29,6 @@ OF_MASK = ("table", "bias")  # what SDPA's fused kernel gives no gradient
 FAR = 8  # roundings by which a neighbour's inputs are off at most: the last bits of every product are others
 
 Dense = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # inputs, logits [B, H, dst, src] -> logits
-
-
-def unchanged(inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
-    return logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +44,7 @@ class Formula:
     mask: Tensor
     direction: Tensor
     scale: float
-    dense: Dense = unchanged
+    dense: Dense = lambda inputs, logits: logits
     additive: bool = True
     factors: Tensor | None = None
     heads: Any = None
@@ -65,15 +60,14 @@ class Formula:
         out, gradients = self._solve(inputs)
         if self.direction.dtype == torch.float64:
             return Truth(out, gradients, {})
-        errors = [self._errors_nearby(inputs, number) for number in range(self.neighbours)]
-        plain, fused = (largest_of(by_kernel) for by_kernel in zip(*errors, strict=True))
-        return rounded(Truth(out, gradients, plain, fused), self._sums, inputs, self.direction)
-
-    def _errors_nearby(self, inputs: Mapping[str, Tensor], number: int) -> list[dict[str, float]]:
-        """The errors of SDPA's plain and of its fused kernel on one problem nearby."""
-        moved = {name: nearby(x, number) for name, x in inputs.items()}
-        truth = self._solve(moved)
-        return [worst_errors([self.baseline(moved, number, fused)], *truth) for fused in (False, True)]
+        plain, fused = list[dict[str, float]](), list[dict[str, float]]()
+        for number in range(self.neighbours):
+            moved = {name: nearby(x, number) for name, x in inputs.items()}
+            solved = self._solve(moved)
+            plain.append(worst_errors([self.baseline(moved, number, widened=False)], *solved))
+            fused.append(worst_errors([self.baseline(moved, number, widened=True)], *solved))
+        truth = Truth(out, gradients, largest_of(plain), largest_of(fused))
+        return rounded(truth, self._sums, inputs, self.direction)
 
     def _solve(self, inputs: Mapping[str, Tensor]) -> Attempt:
         """By the formulas alone, no weight of a layer passing through its own projections."""
@@ -165,11 +159,10 @@ def plain_names(heads: Any) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A call of ``attend``, or of a layer with these ``heads``; inputs have the dtype and device under test.
+    """A call of ``attend``, or of a layer with ``heads``; inputs have the dtype and device under test.
 
     ``options(inputs)`` are further arguments of the call, and ``layout`` puts q, k and v in their places in
-    memory. The heads may be another form of those of the formula: then gradients of the weights that both
-    have are compared.
+    memory.
     """
 
     graph: TokenGraph
@@ -177,7 +170,6 @@ class Problem:
     inputs: Mapping[str, Tensor]
     options: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda inputs: {}
     layout: Callable[[Tensor], Tensor] = lambda x: x
-    heads: Any = None
 
     @staticmethod
     def of(case: GraphCase, feature: Feature, inputs: Mapping[str, Tensor], heads: Any = None) -> Problem:
@@ -194,31 +186,37 @@ class Problem:
             factors=feature.factors(case, device),
             heads=heads,
         )
-        return Problem(case.graph, formula, own, feature.options, heads=heads)
+        return Problem(case.graph, formula, own, feature.options, case.layout)
 
     @property
-    def weights(self) -> dict[str, Tensor]:
-        """The weights of the formula of a layer by their names."""
-        return {} if self.heads is None else plain_names(self.formula.heads)
+    def heads(self) -> Any:
+        """The heads of a layer; None for a call of ``attend``."""
+        return self.formula.heads
 
     @cached_property
     def truth(self) -> Truth:
-        return self.formula.truth({**self.inputs, **self.weights})
+        weights = {} if self.heads is None else plain_names(self.heads)
+        return self.formula.truth({**self.inputs, **weights})
 
     def solve(self, backend: Backend, inputs: Mapping[str, Tensor] | None = None) -> Attempt:
         """Output and gradients of a backend, perhaps with other inputs than the problem's own."""
         leaves = leaves_of(self.inputs if inputs is None else inputs)
-        options, direction = self.options(leaves), self.formula.direction
+        direction = self.formula.direction
         with torch.random.fork_rng([direction.device] if direction.is_cuda else []):
             torch.manual_seed(0)
             if self.heads is None:
-                q, k, v = (self.layout(leaves[name]) for name in "qkv")
-                out = attend(q, k, v, self.graph, backend=backend, **options)
+                out = self.call(backend, leaves)
             else:
+                options = self.options(leaves)
                 layer = self.layer(backend, options.pop("score_mod", None))
                 out = layer((leaves["x_src"], leaves["x_dst"]), self.graph, **options)
-                leaves |= {name: x for name, x in plain_names(self.heads).items() if name in self.weights}
+                leaves |= plain_names(self.heads)
         return out, gradients_of(out, direction, leaves)
+
+    def call(self, backend: Backend, inputs: Mapping[str, Tensor], **more: Any) -> Any:
+        """What ``attend`` makes of q, k and v in their places, and of its options."""
+        q, k, v = (self.layout(inputs[name]) for name in "qkv")
+        return attend(q, k, v, self.graph, backend=backend, **self.options(inputs), **more)
 
     def layer(self, backend: Backend, score_mod: Any = None) -> MessagePassingAttention:
         """The layer of these heads; "message_passing" by its name, which calls the layer's own four steps."""

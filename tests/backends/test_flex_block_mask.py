@@ -7,7 +7,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from gnn_attention import patterns
 from gnn_attention.backends import _flex_block_mask as masks
-from gnn_attention.verify.cases import BATCH, GRAPHS, HEADS
+from gnn_attention.verify.cases import GRAPHS
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,7 @@ def test_the_table_is_the_graph_on_every_pair(name, device, monkeypatch):
     monkeypatch.setitem(masks.BLOCKS, "cpu", block)
     table, lists = masks._made(case.graph, CPU)
     sides = [block * max(2, -(-size // block)) for size in (case.graph.num_dst, case.graph.num_src)]
-    b, h = torch.arange(BATCH).view(-1, 1, 1, 1), torch.arange(HEADS).view(-1, 1, 1)
+    b, h, _, _ = case.places()
     dst, src = torch.arange(sides[0]).view(-1, 1), torch.arange(sides[1])
     edges = masks.is_edge(table, block, b, h, dst, src)
     inside = edges[:, :, : case.graph.num_dst, : case.graph.num_src]

@@ -103,7 +103,7 @@ def run_compiled(device: str, dtype: torch.dtype, case: GraphCase, backend: Back
 def run_compiled_layer(device: str, dtype: str, graph: str) -> Outcome:
     """The same of a layer on its message-passing path."""
     kind = "grouped heads with biases"
-    problem = layer_problem(device, 7, dtype, "standard", kind, graph)
+    problem = layer_problem(device, dtype, "standard", kind, graph)
     layer, x = problem.layer(BACKENDS["message_passing"]), leaves_of(problem.inputs)
 
     def run(x_src: Tensor, x_dst: Tensor) -> Tensor:

@@ -24,7 +24,6 @@ from gnn_attention.backends import BACKENDS
 from gnn_attention.backends.plan.packing import packing
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import DTYPES, FEATURES, GRAPHS
-from gnn_attention.verify.check import FORWARD, Check
 from gnn_attention.verify.groups import (
     DROPOUT_GRAPHS,
     KINDS,
@@ -36,6 +35,7 @@ from gnn_attention.verify.groups import (
     layer_problem,
 )
 from gnn_attention.verify.measure import Outcome, judge
+from gnn_attention.verify.report import FORWARD, Check
 from gnn_attention.verify.rules import RULES, run_rule
 from gnn_attention.verify.truth import Problem
 from tests.guarantees.gpu_checks import run_again, run_compiled, run_compiled_layer, run_opcheck
@@ -181,7 +181,7 @@ def _is_message_passing(backend: str, row: Row) -> bool:
 
 
 def _layer_problem(device: str, row: Row) -> Problem:
-    return layer_problem(device, 0, form="standard", **row)
+    return layer_problem(device, form="standard", **row)
 
 
 def _takes_shape(backend: str, row: Row) -> bool:
@@ -196,7 +196,7 @@ def _takes_shape(backend: str, row: Row) -> bool:
 
 def _dropout_checks(device: str) -> Iterator[Check]:
     for row in grid(dtype=CORE_DTYPES, graph=DROPOUT_GRAPHS):
-        problem = partial(dropout_problem, device, 0, **row)
+        problem = partial(dropout_problem, device, **row)
         for backend in EVERYWHERE:
             run = partial(_solve, problem, backend)
             yield Check("dropout", backend, row["dtype"], row["graph"], run, factors={"graph": row["graph"]})
@@ -207,7 +207,7 @@ def _rule_checks(device: str) -> Iterator[Check]:
     for row in grid(dtype=CORE_DTYPES, rule=RULES):
         varlen = row["rule"] == VARLEN_RULE and takes("varlen", row["dtype"], GRAPHS["window"].graph)
         for backend in (*EVERYWHERE, "varlen") if varlen else EVERYWHERE:
-            run = partial(run_rule, device, 0, BACKENDS[backend], row)
+            run = partial(run_rule, device, BACKENDS[backend], row)
             yield Check("rules", backend, row["dtype"], row["rule"], run, factors={"rule": row["rule"]})
 
 

@@ -18,7 +18,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import TokenGraph
 from gnn_attention.verify.cases import HEADS, KV_HEADS
 from gnn_attention.verify.groups import drawn_heads
-from gnn_attention.verify.truth import Formula, Problem, unchanged
+from gnn_attention.verify.truth import Formula, Problem
 
 ORDERS = 4  # of the yardstick: among so many numbers the worst is no matter of luck
 
@@ -115,7 +115,7 @@ def large_problem(
         mask=large.mask(tokens).to(device).expand(samples, HEADS, -1, -1),
         direction=inputs.pop("direction"),
         scale=dim**-0.5,
-        dense=partial(_add_bias, graph) if full else unchanged,
+        dense=partial(_add_bias, graph) if full else lambda inputs, logits: logits,
         neighbours=ORDERS,
     )
     return Problem(
@@ -140,4 +140,4 @@ def large_layer(device: str, large: LargeGraph, dtype: torch.dtype, tokens: int)
     inputs = {name: torch.randn(shape, generator=rng).to(device, dtype) for name, shape in shapes.items()}
     mask = large.mask(tokens).expand(1, HEADS, -1, -1).to(device)
     formula = Formula(mask, inputs.pop("direction"), heads.scale, heads=heads)
-    return Problem(large.graph(tokens), formula, inputs, heads=heads)
+    return Problem(large.graph(tokens), formula, inputs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -18,8 +18,8 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.attend import attend
 from gnn_attention.backends import Backend
 from gnn_attention.graph import TokenGraph
-from gnn_attention.verify.cases import DTYPES, OPTIONS, GraphCase
-from gnn_attention.verify.groups import drawn, tokens_first
+from gnn_attention.verify.cases import DTYPES, OPTIONS, GraphCase, tokens_first
+from gnn_attention.verify.groups import drawn
 from gnn_attention.verify.measure import Outcome, gradients_of, judge
 from gnn_attention.verify.truth import Formula, Problem
 
@@ -93,9 +93,10 @@ def shape_problem(device: str, tokens: int, row: Mapping[str, str]) -> Problem:
         sizes=(SAMPLES, shape.heads),
         kv_heads=shape.kv_heads,
         dims=(shape.dim, shape.value_dim),
+        layout=shape.layout,
     )
     inputs = drawn(device, 8, DTYPES[row["dtype"]], case, feature)
-    return replace(Problem.of(case, feature, inputs), layout=shape.layout)
+    return Problem.of(case, feature, inputs)
 
 
 def run_far(device: str, dtype: torch.dtype, tokens: int, backend: Backend) -> Outcome:

@@ -133,7 +133,7 @@ def layer_problem(draw: Draw) -> Problem:
     direction = inputs.pop("direction").to(dtype)
     rounded = {name: (x * numbers.size).to(dtype) for name, x in inputs.items()}
     formula = Formula(draw.mask, direction, heads.scale, heads=heads)
-    return Problem(draw.graph, formula, rounded, heads=heads)
+    return Problem(draw.graph, formula, rounded)
 
 
 def layer_truth(heads: Any, x_src: Tensor, x_dst: Tensor, direction: Tensor, mask: Tensor) -> Truth:

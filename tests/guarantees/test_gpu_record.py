@@ -117,7 +117,8 @@ CHANGED = {
     "backends/flex.py": ["flex"],
     "layer/attention.py": [MESSAGE_PASSING],
     "verify/measure.py": ["checks"],
-    "verify/report.py": [],
+    "verify/report.py": ["checks"],
+    "verify/processes.py": [],
 }
 
 

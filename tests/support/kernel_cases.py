@@ -4,13 +4,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from support.bounds import assert_exact
+from support.bounds import assert_exact, summation_bound
 
 import gnn_attention as ga
 from gnn_attention import patterns
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.score_mods import RelativeBias, alibi, alibi_slopes, chain, softcap
-from gnn_attention.verify.measure import summation_bound
 
 
 def with_slow(cases, quick):

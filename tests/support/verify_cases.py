@@ -2,19 +2,18 @@
 in other dtypes.
 """
 
-from itertools import takewhile
+from dataclasses import replace
 
-from gnn_attention import verify
-from gnn_attention.verify.cases import FEATURES, GRAPHS
+from gnn_attention.verify.cases import BATCH, FEATURES, GRAPHS
+from gnn_attention.verify.groups import GROUPS
 
-SMALL = [name for name in GRAPHS if "97" not in name]
+SMALL = [name for name, case in GRAPHS.items() if "97" not in name and case.sizes[0] == BATCH]
 
 
-def checked(backends, graph, dtype, features, size="inputs x1"):
+def checked(backends, graph, dtype, features):
     """What came of the checks of some backends; AssertionError if one failed."""
-    checks = verify.checks("cpu", [dtype], backends, [graph], features, forms=[])
-    calls = takewhile(lambda check: check.group == "attend", checks)
-    outcomes = [check() for check in calls if size in check.name]
+    values = {"dtype": [dtype], "graph": [graph], "option": features, "size": ["inputs x1"]}
+    outcomes = [check() for check in replace(GROUPS[0], values=values).checks("cpu", backends)]
     assert not [(x.backend, x.dtype, x.name, x.message) for x in outcomes if not (x.passed or x.skipped)]
     return outcomes
 

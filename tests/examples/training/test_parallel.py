@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import ranks
-from support.bounds import assert_exact, assert_sum
+from support.bounds import assert_exact, assert_sum, summation_bound
 from support.refusals import assert_refusals
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,7 +21,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from examples.training import Checkpoint, Corpus, Layout, Ranks, Recipe, trainer
 from examples.training.parallel import clip
 from gnn_attention import model as lm
-from gnn_attention.verify.measure import EXACT, summation_bound
+from gnn_attention.verify.measure import EXACT
 
 SIZES = lm.Config(vocabulary_size=1, width=16, num_heads=4, head_dim=4, mlp_width=32, reach=4)
 SHORT = Recipe(4, 0, 4, 15, 280, warmup=2, precision="float32", graph="window(15, 5)")
