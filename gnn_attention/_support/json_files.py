@@ -2,11 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from gnn_attention._support import atomic_files
-from gnn_attention._support.checks import quoted
 
 
 def parsed(content: str) -> dict[str, Any]:
@@ -15,15 +13,6 @@ def parsed(content: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"it is a {type(value).__name__}, expected a JSON object")
     return value
-
-
-def check_fields(value: object, kinds: Mapping[str, Callable[[Any], bool]], what: str) -> None:
-    """ValueError unless ``value`` is an object that has these fields, each of its kind."""
-    fields = value if isinstance(value, dict) else {}
-    for name, fits in kinds.items():
-        if name not in fields or not fits(fields[name]):
-            got = quoted(fields[name]) if name in fields else "none"
-            raise ValueError(f"{what} must have a valid {name!r}, got {got}")
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

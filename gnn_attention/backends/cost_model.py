@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gnn_attention._support import atomic_files, json_files
+from gnn_attention._support import atomic_files, checks, json_files
 
 __all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
@@ -94,8 +94,11 @@ def read(path: Path) -> Costs:
     default = asdict(Costs())
     try:
         found: Any = json_files.parsed(path.read_text("utf-8")).get("costs")
-        found = {**default, **found} if isinstance(found, dict) else found
-        json_files.check_fields(found, dict.fromkeys(default, is_positive), "costs")
+        if not isinstance(found, dict):
+            raise ValueError(f"costs must be an object, got {checks.quoted(found)}")
+        found = {**default, **found}
+        if wrong := [name for name in default if not is_positive(found[name])]:
+            raise ValueError(f"costs must have a valid {wrong[0]!r}, got {checks.quoted(found[wrong[0]])}")
     except ValueError as error:
         raise ValueError(
             f"{path} does not hold the constants of gnn_attention.backends.cost_model ({error}); "
