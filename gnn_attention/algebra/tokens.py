@@ -16,7 +16,7 @@ from gnn_attention._support.shapes import Tensor
 from gnn_attention.algebra import _operands
 from gnn_attention.algebra.products import block_edges, block_rule
 from gnn_attention.algebra.stacks import at_positions_of
-from gnn_attention.graph import TokenGraph, rules, text
+from gnn_attention.graph import TokenGraph, edge_list, rules, text
 from gnn_attention.graph.rules import Rule
 
 __all__ = ["extend", "restrict"]
@@ -45,11 +45,10 @@ def restrict(g: TokenGraph, tokens: Iterable[int], src: Iterable[int] | None = N
     num_dst, num_src = len(dst_chosen), len(src_chosen)
     of_dst, of_src = (torch.tensor(x, dtype=torch.int64, device="cpu") for x in (dst_chosen, src_chosen))
     if g.listed_edges is None:
-        rule = partial(gathered, g.rule, of_dst, of_src)
+        rule = partial(rules.of_tokens, g.rule, of_dst, of_src)
         return TokenGraph.from_rule(rule, num_dst, num_src, **sizes, name=name)
-    src_ends, dst_ends = g.listed_edges
-    edges = torch.stack([_places(of_src, g.num_src)[src_ends], _places(of_dst, g.num_dst)[dst_ends]])
-    return TokenGraph.from_edges(edges[:, (edges >= 0).all(0)], num_dst, num_src, name=name)
+    edges = edge_list.between(g.listed_edges, of_dst, of_src, g.num_dst, g.num_src)
+    return TokenGraph.from_edges(edges, num_dst, num_src, name=name)
 
 
 @not_compiled
@@ -85,12 +84,6 @@ def extend(g: TokenGraph, count: int, link: str = "receivers", among: str = "cau
     return at_positions_of(g, TokenGraph.from_rule(block_rule(parts), n + count, **sizes, name=name))
 
 
-def gathered(
-    inner: Rule, of_dst: Tensor, of_src: Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
-) -> Tensor:
-    return inner(b, h, of_dst.to(dst.device)[dst], of_src.to(src.device)[src])
-
-
 def _itself(b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return dst == src
 
@@ -105,10 +98,3 @@ def _distinct(word: str, values: object, count: int) -> list[int]:
         twice = next(token for token, count in Counter(chosen).items() if count > 1)
         raise ValueError(f"{word} must hold a token at most once, got {twice} twice")
     return chosen
-
-
-def _places(chosen: Tensor, count: int) -> Tensor:
-    """Where each of ``count`` tokens stands among the chosen ones, -1 where it does not."""
-    places = torch.full((count,), -1, device="cpu")
-    places[chosen] = torch.arange(len(chosen), device="cpu")
-    return places

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from gnn_attention._support.shapes import Int, Tensor
 from gnn_attention.graph import TokenGraph, memoized, text
 from gnn_attention.graph.liveness import last_receivers, last_senders
 from gnn_attention.graph.regions import enumerate_pairs
-from gnn_attention.graph.rules import Rule
+from gnn_attention.graph.rules import Rule, of_tokens
 
 SPARE = 16  # rows more than a quarter of those needed
 
@@ -110,8 +109,8 @@ class ResidentSenders:
             edges = torch.stack([torch.searchsorted(self.positions, src), dst])
             view = TokenGraph.from_distinct_edges(edges, count, rows, name)
         else:
-            rule: Rule = partial(_placed, graph.rule, self.start, first)
-            rule = partial(_chosen, graph.rule, self.start, self.positions) if self.gap else rule
+            senders = self.positions if self.gap else first
+            rule: Rule = partial(of_tokens, graph.rule, self.start, senders)
             view = replace(graph, rule=rule, num_dst=count, num_src=rows, name=name, _listed=None)
         # in rows with gaps a score_mod looks its senders up
         src_offset = 0 if self.gap else graph.src_offset + first
@@ -135,11 +134,3 @@ def append_rows(rows: Tensor | None, new: Tensor, resident: ResidentSenders) -> 
         rows[:, :, : old.shape[2]] = old
     rows[:, :, old.shape[2] : used] = new
     return rows
-
-
-def _placed(inner: Rule, start: int, first: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
-    return inner(b, h, dst + start, src + first)
-
-
-def _chosen(rule: Rule, start: int, positions: Tensor, b: Tensor, h: Tensor, dst: Any, src: Any) -> Tensor:
-    return rule(b, h, dst + start, positions.to(src.device)[src])

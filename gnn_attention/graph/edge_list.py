@@ -196,3 +196,16 @@ def duplicate_message(edges: Tensor, key: Tensor) -> str:
     number, places = int((counts - 1).sum()), f"{src} -> {dst} stands at {first[0]} and {first[1]}"
     advice = "pass coalesce=True to keep the first of each, or give them a multiplicity m by bias=log(m)"
     return f"edge_index holds {number} duplicate edges (the edge {places}), but a graph is a set: {advice}"
+
+
+def between(edges: Tensor, dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
+    """The edges between these receivers and senders, numbered by their places among them, in order."""
+    places = [_places(src, num_src)[edges[0]], _places(dst, num_dst)[edges[1]]]
+    between = torch.stack(places)
+    return between[:, (between >= 0).all(0)]
+
+
+def _places(chosen: Tensor, count: int) -> Tensor:
+    """Where each of ``count`` tokens stands among the chosen ones, -1 where it does not."""
+    places = torch.full((count,), -1, dtype=torch.int64, device="cpu")
+    return places.index_copy_(0, chosen, torch.arange(len(chosen), device="cpu"))

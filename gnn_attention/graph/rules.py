@@ -63,6 +63,17 @@ def shifted(inner: Rule, start: int, b: Tensor, h: Tensor, dst: Tensor, src: Ten
     return inner(b, h, dst + start, src)
 
 
+def of_tokens(
+    inner: Rule, of_dst: int | Tensor, of_src: int | Tensor, b: Tensor, h: Tensor, dst: Tensor, src: Tensor
+) -> Tensor:
+    """The rule of rows that stand for tokens: for those from a number on, or those in a table."""
+    return inner(b, h, _token(of_dst, dst), _token(of_src, src))
+
+
+def _token(tokens: int | Tensor, row: Tensor) -> Tensor:
+    return row + tokens if isinstance(tokens, int) else tokens.to(row.device)[row]
+
+
 def pinned(inner: Rule, batch: int, head: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return inner(torch.full_like(b, batch), torch.full_like(h, head), dst, src)
 
