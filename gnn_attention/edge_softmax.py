@@ -18,7 +18,7 @@ from gnn_attention._support import edge_checks as check
 from gnn_attention._support.shapes import Bool, Float, Int, Tensor
 
 __all__ = ["accumulation_dtype", "logit", "per_query_head", "softmax", "weights_from_lse"]
-__all__ += ["add_sinks", "merge", "sinks_alone"]
+__all__ += ["add_sinks", "merge"]
 
 REACH = 8.0  # of logits: exp(+-8) is far from both ends of float32, and the exponent has few roundings
 
@@ -194,22 +194,6 @@ def add_sinks(
     nothing = ~has_in_edges | ((lse == -torch.inf) & (sinks == -torch.inf))
     (share, _), lse = shares((lse, sinks), nothing)
     return (out * share.unsqueeze(-1)).to(out.dtype), lse
-
-
-def sinks_alone(
-    lse: Float[Tensor, "batch heads dst"],
-    sink_logits: Float[Tensor, " heads"],
-    has_in_edges: Bool[Tensor, "..."],
-) -> Float[Tensor, "batch heads dst"]:
-    """``lse`` of a softmax with sinks, which is the sink for a receiver whose in-edges all have logit -inf.
-
-    >>> has_in_edges = torch.tensor([True, False])
-    >>> sinks_alone(torch.full((1, 1, 2), -torch.inf), torch.ones(1), has_in_edges).tolist()
-    [[[1.0, -inf]]]
-    """
-    check.axes(lse=(lse, "batch heads dst"), sink_logits=(sink_logits, "heads"))
-    check.receivers(has_in_edges, lse)
-    return torch.where((lse == -torch.inf) & has_in_edges, sink_logits.to(lse.dtype).unsqueeze(-1), lse)
 
 
 def merge(

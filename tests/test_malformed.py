@@ -55,6 +55,12 @@ CASES = [
         r"^dst must be receivers in 0 \.\. 1",
     ),
     (lambda: edges.per_query_head(torch.ones(1, 2, 1), 3), ValueError, "^num_heads must.*got 3"),
+    (
+        lambda: edges.per_query_head(torch.ones(1, 2, 1), 2.0),
+        TypeError,
+        "^num_heads must be an integer, got 2.0",
+    ),
+    (lambda: edges.softmax(torch.ones(3), EDGES[0], 2.5), TypeError, "^num_dst must be an integer, got 2.5"),
     # heads and layers
     (lambda: FactoredHeads.of(nn.Linear(2, 2)), TypeError, "FactoredHeads.of needs.*got Linear"),
     (lambda: MessagePassingAttention(nn.Linear(2, 2)), TypeError, "^heads must.*got Linear"),

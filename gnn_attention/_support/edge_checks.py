@@ -28,6 +28,8 @@ def axes(**tensors: tuple[Tensor, str]) -> None:
 
 def groups(x: Tensor, num_heads: int) -> None:
     instance("x", x, Tensor)
+    if not hasattr(num_heads, "__index__"):
+        raise TypeError(f"num_heads must be an integer, got {described(num_heads)}")
     if x.dim() < 2:
         raise ValueError(f"x must be [batch, kv_heads, ...], got {described(x)}")
     if num_heads != x.shape[1] and (x.shape[1] == 0 or num_heads % x.shape[1]):
@@ -48,6 +50,8 @@ def ends(q_dst: Tensor, k_src: Tensor, scale: float) -> None:
 def edges(name: str, x: Tensor, dst: Tensor, num_dst: int) -> None:
     """Numbers ``[..., E]`` and their receivers ``dst [E]``, which are below ``num_dst``."""
     floats(name, x, "[..., E], a number for each edge")
+    if not hasattr(num_dst, "__index__"):
+        raise TypeError(f"num_dst must be an integer, got {described(num_dst)}")
     if not isinstance(dst, Tensor) or dst.dtype != torch.int64:
         raise TypeError(f"dst must be int64, got {described(dst)}; use dst.long()")
     if dst.dim() != 1 or x.shape[-1:] != dst.shape:

@@ -107,7 +107,7 @@ def _run(backend: Any, call: AttentionCall) -> tuple[Tensor, Tensor]:
     if call.sink_logits is None:
         return out, lse
     has_in_edges = graph.lists[0].diff().view(*graph.shape4[:3]) > 0
-    return out, edge_softmax.sinks_alone(lse, call.sink_logits, has_in_edges)
+    return out, attention_op.with_sinks_alone(lse, call.sink_logits, has_in_edges)
 
 
 def _along_blocks(call: AttentionCall, graph: Any) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,12 @@ def along_plan(call: AttentionCall, kind: str) -> tuple[Tensor, Tensor | None]:
         out, lse = _attend(q, k, v, _sinks(q, sinks), memoized(plan_on, graph, kind, device), call.scale)
     else:
         out, lse = attention(q, k, v, packed_plan(kind, graph, device), call.scale, sinks)
-    return (out, lse) if sinks is None else (out, edge_softmax.sinks_alone(lse, sinks, call.has_in_edges))
+    return (out, lse) if sinks is None else (out, with_sinks_alone(lse, sinks, call.has_in_edges))
+
+
+def with_sinks_alone(lse: Tensor, sinks: Tensor, has_in_edges: Tensor) -> Tensor:
+    """``lse``, which is the sink for a receiver whose in-edges all have logit -inf."""
+    return torch.where((lse == -torch.inf) & has_in_edges, sinks.to(lse.dtype).unsqueeze(-1), lse)
 
 
 def attention(
