@@ -68,17 +68,24 @@ def check_order(name: str, values: object, advice: str = "") -> None:
         raise TypeError(f"{name} must be a list in its order, got {described(values)}: {reason}")
 
 
-def sizes(name: str, values: object, minimum: int = 0, any_order: bool = False) -> list[int]:
+def sizes(
+    name: str, values: Any, minimum: int = 0, any_order: bool = False, wanted: str = "sizes"
+) -> list[int]:
     """``values`` as a list of ints of at least ``minimum``, else TypeError or ValueError.
 
-    A set is taken where ``any_order`` of the values means the same.
+    A set is taken where ``any_order`` of the values means the same. ``wanted`` says what they are.
     """
     if not any_order:
         check_order(name, values)
-    if not isinstance(values, Iterable):
+    numbers = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(numbers, str) or not isinstance(numbers, Iterable):
         got = quoted(values)
-        raise TypeError(f"{name} must be a sequence of sizes, got {got}; for a single one give [{got}]")
-    return [size(f"each of {name}", value, minimum) for value in values]
+        raise TypeError(f"{name} must be a list of {wanted}, got {got}; for a single one give [{got}]")
+    return [size(f"each of {name}", value, minimum) for value in numbers]
+
+
+def integers(name: str, values: object, wanted: str, any_order: bool = False) -> list[int]:
+    return sizes(name, values, -(2**63), any_order, wanted)
 
 
 def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
@@ -167,6 +174,8 @@ def path(name: str, value: object) -> Path:
 
 def takes(name: str, function: Callable[..., Any], *words: str) -> None:
     """TypeError unless ``function`` takes these positional arguments, where it has a signature."""
+    if not callable(function):
+        raise TypeError(f"{name} must be a function ({', '.join(words)}), got {described(function)}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

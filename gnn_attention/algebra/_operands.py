@@ -1,6 +1,6 @@
 """Checks of the operands of the algebra: which graphs fit together, their lists, the name of the result."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Tensor
@@ -57,25 +57,11 @@ def from_zero(function: str, *graphs: TokenGraph) -> dict[str, int | None]:
     return sizes
 
 
-def integers(name: str, values: object, wanted: str, any_order: bool = False) -> list[int]:
-    """Integers as a list; TypeError says of what the argument ``name`` must be a list.
-
-    A set is taken where ``any_order`` of the values means the same.
-    """
-    if not any_order:
-        checks.check_order(name, values)
-    values = values.tolist() if isinstance(values, Tensor) else values
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        got = checks.quoted(values)
-        raise TypeError(f"{name} must be a list of {wanted}, got {got}; for a single one give [{got}]")
-    return [checks.position(f"each of {name}", value) for value in values]
-
-
 def positions(
     name: str, values: object, count: int, wanted: str = "positions", any_order: bool = False
 ) -> list[int]:
     """Integers in 0 .. count - 1; IndexError says what the argument ``name`` must be."""
-    numbers = integers(name, values, wanted, any_order)
+    numbers = checks.integers(name, values, wanted, any_order)
     if outside := [number for number in numbers if not 0 <= number < count]:
         raise IndexError(f"{name} must be {wanted} in 0 .. {count - 1}, got {outside[0]}")
     return numbers

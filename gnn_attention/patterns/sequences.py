@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 from gnn_attention._support import checks
-from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._symbols import dst, look_up, src
@@ -89,7 +88,7 @@ def bidirectional_groups(groups: Sequence[int]) -> TokenGraph:
     >>> bidirectional_groups([-1, 0, 0, -1, 1, 1]).in_degree().tolist()
     [1, 3, 3, 4, 6, 6]
     """
-    numbers = _operands.integers("groups", groups, "group numbers, one for each token")
+    numbers = checks.integers("groups", groups, "group numbers, one for each token")
     # Groups are numbered as they come, so that those of tokens that stand together are a sorted table.
     places: dict[tuple[bool, int], int] = {}
     keys = ((number >= 0, number if number >= 0 else token) for token, number in enumerate(numbers))
@@ -115,7 +114,7 @@ def permutation(order: Sequence[int], context: int = 0, stream: str = "content")
     >>> permutation([2, 0, 3, 1]).edge_index.tolist()
     [[0, 2, 0, 1, 2, 3, 2, 0, 2, 3], [0, 0, 1, 1, 1, 1, 2, 3, 3, 3]]
     """
-    places = _operands.integers("order", order, "positions")
+    places = checks.integers("order", order, "positions")
     if sorted(places) != list(range(len(places))):
         got = f"got {text.listed(places, 'positions', 8)}"
         raise ValueError(f"order must hold each of 0 .. {len(places) - 1} once, in any order, {got}")

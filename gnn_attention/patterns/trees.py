@@ -10,7 +10,6 @@ import torch
 from gnn_attention._support import checks
 from gnn_attention._support.checks import quoted
 from gnn_attention._support.shapes import Tensor
-from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._symbols import dst, look_up, src
@@ -35,7 +34,7 @@ def tree(parents: Sequence[int], causal: bool = True) -> TokenGraph:
     2 ■ · ■ ·   2 <- 0 2
     3 ■ ■ · ■   3 <- 0 1 3
     """
-    parents = _operands.integers("parents", parents, ROOTED)
+    parents = checks.integers("parents", parents, ROOTED)
     above = _above(*_visits(parents))
     rule = above if causal else partial(rules.or_, above, partial(rules.transposed, above))
     name = text.call("tree", causal, text.listed(parents, "parents", 8))
@@ -55,7 +54,7 @@ def tree_decoding(prompt: int, parents: Sequence[int]) -> TokenGraph:
     >>> tree_decoding(2, [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 4, 4]
     """
-    prompt, parents = checks.size("prompt", prompt), _operands.integers("parents", parents, ROOTED)
+    prompt, parents = checks.size("prompt", prompt), checks.integers("parents", parents, ROOTED)
     n, trunk = prompt + len(parents), torch.arange(prompt, device="cpu")
     enter, leave = (times + prompt for times in _visits(parents))
     rule = _above(torch.cat([trunk, enter]), torch.cat([torch.full_like(trunk, n), leave]))
@@ -77,7 +76,7 @@ def prefix_tree(lengths: Sequence[int], parents: Sequence[int]) -> TokenGraph:
     >>> prefix_tree([2, 1, 2], [-1, 0, 0]).in_degree().tolist()
     [1, 2, 3, 3, 4]
     """
-    sizes, parents = checks.sizes("lengths", lengths), _operands.integers("parents", parents, ROOTED)
+    sizes, parents = checks.sizes("lengths", lengths), checks.integers("parents", parents, ROOTED)
     if len(sizes) != len(parents):
         wanted = f"a segment (or -1) for each of the {len(sizes)} lengths"
         raise ValueError(f"parents must name {wanted}, got {len(parents)}")
@@ -97,7 +96,7 @@ def family(parents: Sequence[int]) -> TokenGraph:
     >>> family([-1, 0, 0, 1]).in_degree().tolist()
     [3, 4, 3, 2]
     """
-    parents = _operands.integers("parents", parents, ROOTED)
+    parents = checks.integers("parents", parents, ROOTED)
     _visits(parents)  # refuses what is no forest
     table = _data.table(parents)
     of_dst, of_src = look_up(table, dst), look_up(table, src)

@@ -365,7 +365,7 @@ def test_receivers_without_features_have_states_of_zero(way):
 
 
 SIZES_OF_NONE = [
-    (5, TypeError, r"size must be a sequence of sizes, got 5"),
+    (5, TypeError, r"size must be a list of sizes, got 5"),
     ((10,), ValueError, r"size must be \(senders, receivers\) = \(10, 10\), as x has them, got \(10,\)"),
     ((7, 10), ValueError, r"= \(10, 10\), as x has them, got \(7, 10\)"),
     ((10, None), TypeError, "each of size must be an integer, got None"),

@@ -55,7 +55,7 @@ global_tokens(4, [4]) -> IndexError: tokens must be positions in 0 \.\. 3, got 4
 global_tokens(4, True) -> TypeError: tokens must be an integer, got the bool True
 tree([-1, 2]) -> IndexError: parents\[1\] must be -1 \(a root\) or in 0 \.\. 1, got 2
 tree([-1, 2, 1, 1]) -> ValueError: must form a forest, but token 1 is on or below a cycle
-documents(3) -> TypeError: lengths must be a sequence of sizes, got 3; for a single one give \[3\]
+documents(3) -> TypeError: lengths must be a list of sizes, got 3; for a single one give \[3\]
 permutation(3) -> TypeError: order must be a list of positions, got 3
 permutation([0, 2]) -> ValueError: order must hold each of 0 \.\. 1 once, in any order, got \[0, 2\]
 fill_in_the_middle(4, 1, 5) -> IndexError: n = 4, got start 1 and stop 5
