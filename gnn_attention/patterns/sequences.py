@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from gnn_attention._support import checks
+from gnn_attention.algebra import _operands
 from gnn_attention.graph import TokenGraph, rules, text
 from gnn_attention.patterns import _data
 from gnn_attention.patterns._symbols import dst, look_up, src
