@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -14,8 +14,8 @@ from gnn_attention._support.dynamo import not_compiled
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.graph import edge_list, neighbours, rules, text
 
-if TYPE_CHECKING:
-    from gnn_attention.graph.token_graph import TokenGraph as Graph
+# A TokenGraph, whose module imports this one.
+Graph = Any
 
 
 @not_compiled
@@ -60,7 +60,7 @@ def select(graph: Graph, batch: int, head: int) -> Graph:
 def combined(left: Graph, right: Graph, sign: str, join: Callable[..., Tensor]) -> Graph:
     """The graph whose rule is the rules of both, joined; it carries its edges where that takes few pairs."""
     if not isinstance(right, type(left)) and not isinstance(left, type(right)):
-        return NotImplemented  # type: ignore[no-any-return]
+        return NotImplemented
     _check_same_nodes(left, right, sign)
     name = f"{text.bracketed(left.name)} {sign} {text.bracketed(right.name)}"
     heads, batch = left.heads or right.heads, left.batch or right.batch

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal, cast, overload
 
 import torch
 
@@ -318,42 +318,44 @@ class TokenGraph(Frozen):
         >>> causal.rows(2, 4).mask().int().tolist()
         [[1, 1, 1, 0], [1, 1, 1, 1]]
         """
-        return operators.rows(self, start, stop)
+        return cast("TokenGraph", operators.rows(self, start, stop))
 
     def select(self, batch: int = 0, head: int = 0) -> TokenGraph:
         """The graph of one sample and one head, as a plain graph. IndexError where there is none."""
-        return operators.select(self, batch, head)
+        return cast("TokenGraph", operators.select(self, batch, head))
 
     def __or__(self, other: TokenGraph) -> TokenGraph:
-        return operators.combined(self, other, "|", rules.or_)
+        return cast("TokenGraph", operators.combined(self, other, "|", rules.or_))
 
     def __and__(self, other: TokenGraph) -> TokenGraph:
-        return operators.combined(self, other, "&", rules.and_)
+        return cast("TokenGraph", operators.combined(self, other, "&", rules.and_))
 
     def __sub__(self, other: TokenGraph) -> TokenGraph:
-        return operators.combined(self, other, "-", rules.minus)
+        return cast("TokenGraph", operators.combined(self, other, "-", rules.minus))
 
     def __xor__(self, other: TokenGraph) -> TokenGraph:
-        return operators.combined(self, other, "^", rules.xor)
+        return cast("TokenGraph", operators.combined(self, other, "^", rules.xor))
 
     def __invert__(self) -> TokenGraph:
-        return operators.complement(self)
+        return cast("TokenGraph", operators.complement(self))
 
     @property
     def T(self) -> TokenGraph:
         """Every edge reversed: senders become receivers (seed S4.22)."""
-        return operators.transposed(self)
+        return cast("TokenGraph", operators.transposed(self))
 
     def __matmul__(self, other: TokenGraph) -> TokenGraph:
         """Two hops, the boolean product of the masks: first along ``other``, then along ``self``.
 
         The result carries its edges. ValueError if the middle tokens or the heads or samples differ.
         """
-        return operators.product(self, other) if isinstance(other, TokenGraph) else NotImplemented
+        if not isinstance(other, TokenGraph):
+            return NotImplemented
+        return cast("TokenGraph", operators.product(self, other))
 
     def __pow__(self, hops: int) -> TokenGraph:
         """Exactly ``hops`` hops: ``g ** 2 == g @ g``, ``g ** 0`` the self loops. ValueError unless square."""
-        return operators.power(self, hops)
+        return cast("TokenGraph", operators.power(self, hops))
 
     def __eq__(self, other: object) -> bool:
         """True if sizes, offsets and edge sets are the same; names and edge order do not matter."""

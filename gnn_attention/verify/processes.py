@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 
 import torch
 
@@ -28,11 +29,15 @@ def results(checks: Sequence[Check], jobs: int) -> Iterator[Result]:
         lost: list[Check] = []
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, (threads,))
         try:
-            pool.submit(int).result()
+            with _interrupts_blocked():
+                first = pool.submit(int)
+            first.result()
         except BrokenProcessPool:
             raise RuntimeError("a process for checks died before its first check; try jobs=1") from None
         try:
-            for part, future in [(part, pool.submit(_run, part)) for part in parts]:
+            with _interrupts_blocked():
+                futures = [pool.submit(_run, part) for part in parts]
+            for part, future in zip(parts, futures, strict=True):
                 try:
                     yield from future.result()
                 except BrokenProcessPool:
@@ -45,6 +50,19 @@ def results(checks: Sequence[Check], jobs: int) -> Iterator[Result]:
         if lost and jobs == 1:
             yield lost.pop(0).result(message=DIED)
         parts, jobs = [[check] for check in lost], 1
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach: they inherit the mask, also while they import this."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _begin(threads: int) -> None:

@@ -14,6 +14,7 @@ from gnn_attention.backends import failures
 from gnn_attention.backends.call import AttentionCall
 from gnn_attention.backends.gpu import ops, score_terms
 from gnn_attention.backends.gpu.csr import MOST_EDGES, rows_of
+from gnn_attention.backends.gpu.problem import Problem
 from gnn_attention.edge_softmax import accumulation_dtype
 from gnn_attention.graph import TokenGraph
 
@@ -32,7 +33,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """
     graph = call.graph
     softcap, before, bias = score_terms.added_to_edges(call)
-    problem = ops.Problem(
+    problem = Problem(
         q=_fold(call.q, graph),
         k=_fold(call.k, graph),
         v=_fold(call.v, graph),

@@ -66,7 +66,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def added_to_edges(call: AttentionCall) -> tuple[float, Tensor | None, Tensor | None]:
-    """(softcap, before, bias) of this call on a plain graph, in the form of ``ops.Problem``."""
+    """(softcap, before, bias) of this call on a plain graph, in the form of ``Problem``."""
     parts, bias = added_to(call.score_mod), None
     if call.bias is not None:
         bias = call.bias.to(accumulation_dtype(call.q.dtype))
