@@ -49,5 +49,5 @@ def _transforms() -> list[TransformType]:
 
 def gradients(out: Tensor, inputs: Any, grad: Tensor, **options: bool) -> list[Tensor | None]:
     """``torch.autograd.grad``, with None for an input that needs no gradient."""
-    found = iter(torch.autograd.grad(out, [x for x in inputs if x.requires_grad], grad, **options))
-    return [next(found) if x.requires_grad else None for x in inputs]
+    of_leaves = iter(torch.autograd.grad(out, [x for x in inputs if x.requires_grad], grad, **options))
+    return [next(of_leaves) if x.requires_grad else None for x in inputs]

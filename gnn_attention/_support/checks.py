@@ -85,6 +85,7 @@ def sizes(
 
 
 def integers(name: str, values: object, wanted: str, any_order: bool = False) -> list[int]:
+    """``values`` as a list of ints of any sign, as :func:`sizes` reads those of at least 0."""
     return sizes(name, values, -(2**63), any_order, wanted)
 
 
@@ -119,9 +120,8 @@ def places_of_names(argument: str, order: object, names: Iterable[Hashable]) -> 
     except TypeError:
         raise TypeError(f"{argument} must hold the nodes themselves, got {described(order)}") from None
     if not is_permutation:
-        check_order(
-            argument, order, f"; a dict must map each node to one of 0 .. {len(nodes) - 1}, each once"
-        )
+        advice = f"; a dict must map each node to one of 0 .. {len(nodes) - 1}, each once"
+        check_order(argument, order, advice)
     wrong = [n for n in nodes if n not in places] + [n for n in ordered if n not in known]
     if wrong or not len(ordered) == len(nodes) == len(places):
         raise ValueError(f"{argument} must hold every node once, got {wrong[:3] or 'a repeated node'}")

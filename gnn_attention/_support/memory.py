@@ -57,4 +57,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _text(file: Path) -> str:
-    return file.read_text(encoding="ascii", errors="replace") if file.is_file() else ""
+    try:
+        return file.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

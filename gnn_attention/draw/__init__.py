@@ -1,15 +1,6 @@
 """Pictures of graphs, masks and weights."""
 
-from gnn_attention.draw.pictures import (
-    arcs,
-    degrees,
-    graph,
-    hops,
-    layers,
-    mask,
-    over_time,
-    side_by_side,
-    weights,
-)
+from gnn_attention.draw.heat_maps import weights
+from gnn_attention.draw.pictures import arcs, degrees, graph, hops, layers, mask, over_time, side_by_side
 
 __all__ = ["arcs", "degrees", "graph", "hops", "layers", "mask", "over_time", "side_by_side", "weights"]

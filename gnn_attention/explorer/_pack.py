@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
+import numpy as np
 import torch
 
 from gnn_attention._support.shapes import Bool, Tensor
@@ -59,7 +59,7 @@ def bits(mask: Bool[Tensor, "dst src"]) -> str:
     >>> bits(torch.tensor([[True, False, False], [True, True, False], [True, True, True]]))  # 10011011 1
     'm4A='
     """
-    return base64.b64encode(numpy.packbits(mask.cpu().numpy()).tobytes()).decode("ascii")
+    return base64.b64encode(np.packbits(mask.cpu().numpy()).tobytes()).decode("ascii")
 
 
 def check_length(tokens: Sequence[Any] | Tensor) -> None:

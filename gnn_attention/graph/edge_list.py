@@ -200,12 +200,11 @@ def duplicate_message(edges: Tensor, key: Tensor) -> str:
 
 def between(edges: Tensor, dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
     """The edges between these receivers and senders, numbered by their places among them, in order."""
-    places = [_places(src, num_src)[edges[0]], _places(dst, num_dst)[edges[1]]]
-    between = torch.stack(places)
-    return between[:, (between >= 0).all(0)]
+    places = torch.stack([_places(src, num_src)[edges[0]], _places(dst, num_dst)[edges[1]]])
+    return places[:, (places >= 0).all(0)]
 
 
-def _places(chosen: Tensor, count: int) -> Tensor:
-    """Where each of ``count`` tokens stands among the chosen ones, -1 where it does not."""
+def _places(tokens: Tensor, count: int) -> Tensor:
+    """Where each of the tokens 0 .. count - 1 stands in ``tokens``, -1 if it does not."""
     places = torch.full((count,), -1, dtype=torch.int64, device="cpu")
-    return places.index_copy_(0, chosen, torch.arange(len(chosen), device="cpu"))
+    return places.index_copy_(0, tokens, torch.arange(len(tokens), device="cpu"))

@@ -70,10 +70,8 @@ class LatentHeads(HeadsBase):
         super().__init__()
         width, num_heads = checks.size("width", width, 1), checks.size("num_heads", num_heads, 1)
         content_dim = checks.size("content_dim", content_dim, 1)
-        rotary_dim, latent_dim = (
-            checks.size("rotary_dim", rotary_dim, 1),
-            checks.size("latent_dim", latent_dim, 1),
-        )
+        rotary_dim = checks.size("rotary_dim", rotary_dim, 1)
+        latent_dim = checks.size("latent_dim", latent_dim, 1)
         value_dim = content_dim if value_dim is None else checks.size("value_dim", value_dim, 1)
         source = width if query_dim is None else checks.size("query_dim", query_dim, 1)
         self.rotary = Rotary() if rotary is None else rotary

@@ -206,7 +206,7 @@ def _backend_of(call: Arguments, place: Place, overrides: list[Override]) -> str
             change = partial(edit.intervention.change, edit.layer_of(call.module))
             split = partial(edit.split, call.module, call.q.shape[1])
             parts = edit.intervention.divided(parts, split, change)
-    # of each sample
+    # Where samples have padding on the left, this is a tensor with a position for each.
     first = place.own.src_offset - (0 if place.left is None else place.left)
     changed = [(part.own, partial(_values, changes, first)) for part, changes in parts]
     if len(changed) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from inspect import Parameter
 from types import MethodType
@@ -43,6 +44,8 @@ SETTINGS = {
     "aggr": ("add", "override aggregate instead"),
 }
 HOOKS = {f"_{step}_forward_{kind}hooks": step for step in ("propagate", *STEPS) for kind in ("", "pre_")}
+# torch_geometric renders a class into a module of its name: one thread at a time.
+_rendering = threading.RLock()
 
 
 class TwoPathLayer(MessagePassing):
@@ -54,10 +57,14 @@ class TwoPathLayer(MessagePassing):
     own_steps: ClassVar[dict[str, Any]]
 
     def __init__(self, node_dim: int) -> None:
-        self._forget_other_classes()
-        super().__init__(aggr="add", flow="source_to_target", node_dim=node_dim)
+        with _rendering:
+            self._forget_other_classes()
+            super().__init__(aggr="add", flow="source_to_target", node_dim=node_dim)
+        # A forward of a subclass may give its steps other inputs.
+        if not all(map(self._is_own, (*RENDERED, "forward"))):
+            return
         # A step that asks for more would be given a global variable of that name, as notebooks have many.
-        for step, inputs in INPUTS.items() if all(map(self._is_own, (*RENDERED, "forward"))) else ():
+        for step, inputs in INPUTS.items():
             given = (*inputs, *sorted(self.special_args))
             for name, parameter in self.inspector.get_param_dict(step).items():
                 if name not in given and parameter.default is Parameter.empty:
@@ -65,8 +72,9 @@ class TwoPathLayer(MessagePassing):
                     raise TypeError(f"{asked}, which the layer does not give: it may take {', '.join(given)}")
 
     def __setstate__(self, data: dict[str, Any]) -> None:
-        self._forget_other_classes()
-        super().__setstate__(data)
+        with _rendering:
+            self._forget_other_classes()
+            super().__setstate__(data)
 
     def _forget_other_classes(self) -> None:
         """Let torch_geometric render for this class what it would take from a parent or a namesake."""

@@ -20,21 +20,24 @@ class Expression(partial[Any]):
     __hash__ = object.__hash__
 
     def __call__(self, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Any:
-        return self._value((b, h, dst, src), {})
+        return self._evaluate((b, h, dst, src), {})
 
-    def _value(self, pair: tuple[Tensor, ...], known: dict[int, Any]) -> Any:
+    def _evaluate(self, pair: tuple[Tensor, ...], known: dict[int, Any]) -> Any:
         if self.func is not _apply:
             return self.func(*self.args, *pair)
         if id(self) in known:
             return known[id(self)]
         function, operands = self.args
-        value = function(*(x._value(pair, known) if isinstance(x, Expression) else x for x in operands))
+        value = function(*(x._evaluate(pair, known) if isinstance(x, Expression) else x for x in operands))
         if self.uses > 1:
             known[id(self)] = value
         return value
 
     def __bool__(self) -> bool:
-        """Of ``==`` whether both are the same object, as ``in`` asks; a chain would forget its first half."""
+        """Say of ``==`` whether both sides are one object, as ``in`` asks; refuse any other truth value.
+
+        Python evaluates ``a < b < c`` as ``a < b and b < c``, of which the first half would be forgotten.
+        """
         if self.args[0] in (operator.eq, operator.ne):
             return bool(self.args[0](*map(id, self.args[1])))
         raise TypeError("an expression of tokens has no truth value: join comparisons by & and |")
@@ -54,14 +57,14 @@ def _apply(
     return function(*(x(b, h, dst, src) if isinstance(x, partial) else x for x in operands))
 
 
-def _one_of_four(number: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
+def _argument(number: int, b: Tensor, h: Tensor, dst: Tensor, src: Tensor) -> Tensor:
     return (b, h, dst, src)[number]
 
 
-sample: Any = Expression(_one_of_four, 0)
-head: Any = Expression(_one_of_four, 1)
-dst: Any = Expression(_one_of_four, 2)
-src: Any = Expression(_one_of_four, 3)
+sample: Any = Expression(_argument, 0)
+head: Any = Expression(_argument, 1)
+dst: Any = Expression(_argument, 2)
+src: Any = Expression(_argument, 3)
 
 
 def _operator(function: Callable[..., Any]) -> Callable[..., Any]:

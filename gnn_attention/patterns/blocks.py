@@ -174,6 +174,7 @@ def in_blocks(x: Tensor, block: int, filler: float) -> Tensor:
 
 
 def block_means(x: Tensor, block: int) -> Tensor:
+    """The mean over the tokens of each block, ``[..., blocks, dim]``."""
     count = in_blocks(torch.ones_like(x[..., :1]), block, 0.0).sum(dim=-2)
     return in_blocks(x, block, 0.0).sum(dim=-2) / count
 

@@ -91,6 +91,15 @@ def _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT: tl.conste
     return stream
 
 
+@triton.jit
+def _query_heads(kv_heads, first_slice, SPLIT: tl.constexpr, MEMBERS: tl.constexpr, MP: tl.constexpr):
+    """(sample, key/value head, members of its group, which of these are there) of a receiver's program."""
+    slice_ = tl.program_id(1).to(tl.int64) + first_slice
+    number = tl.arange(0, MP)[None, :]
+    member = tl.program_id(0) % SPLIT * MEMBERS + number
+    return slice_ // kv_heads, slice_ % kv_heads, member, number < MEMBERS
+
+
 @_common.jit
 def forward(
     Q, K, V, PTR, OTHERS, CHUNK_ROW, CHUNK_START, BEFORE, BIAS, SEED,
@@ -106,11 +115,7 @@ def forward(
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     SPLIT: tl.constexpr = GROUP // MEMBERS
     row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
-    slice_ = tl.program_id(1).to(tl.int64) + first_slice
-    sample, kv_head = slice_ // kv_heads, slice_ % kv_heads
-    number = tl.arange(0, MP)[None, :]
-    there = number < MEMBERS
-    member = tl.program_id(0) % SPLIT * MEMBERS + number
+    sample, kv_head, member, there = _query_heads(kv_heads, first_slice, SPLIT, MEMBERS, MP)
     head = kv_head * GROUP + member
     stream = _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT)
     before, bias = sample * x_b + head * x_h, sample * y_b + head * y_h
@@ -168,11 +173,7 @@ def backward_dst(
     scale, cap, factor = _common.options(scale, scale_low, cap, cap_low, factor, factor_low, ACC)
     SPLIT: tl.constexpr = GROUP // MEMBERS
     row, low, high = _row(PTR, CHUNK_ROW, CHUNK_START, limit, tl.program_id(0) // SPLIT, CHUNKED)
-    slice_ = tl.program_id(1).to(tl.int64) + first_slice
-    sample, kv_head = slice_ // kv_heads, slice_ % kv_heads
-    number = tl.arange(0, MP)[None, :]
-    there = number < MEMBERS
-    member = tl.program_id(0) % SPLIT * MEMBERS + number
+    sample, kv_head, member, there = _query_heads(kv_heads, first_slice, SPLIT, MEMBERS, MP)
     head = kv_head * GROUP + member
     stream = _stream(SEED, sample, head, first_sample, first_head, HAS_DROPOUT)
     before, bias = sample * x_b + head * x_h, sample * y_b + head * y_h
