@@ -216,13 +216,6 @@ class AttentionInfo:
         # For gradients the gathered ends are computed again, not saved.
         return torch.cat([recomputed(self._logits, part) for part in parts], dim=-1)
 
-    def samples(self) -> list[AttentionInfo]:
-        """One for each sample, on its own graph, where the graph differs by sample; else this one alone."""
-        if self.call.graph.batch is None:
-            return [self]
-        lse = [None] * self.call.graph.batch if self._lse is None else torch.split(self._lse, 1)
-        return [AttentionInfo(self.call.part(b, None), part) for b, part in enumerate(lse)]
-
     def weight_matrix(self, rows: tuple[int, int] | None = None) -> Float[Tensor, "batch heads dst src"]:
         """All weights before dropout, 0 at non-edges, also of a graph that differs by head or sample.
 

@@ -7,15 +7,12 @@ from itertools import product
 import pytest
 import torch
 from support.bounds import assert_exact, assert_sum, summation_bound
+from support.inputs import drawn
 from torch import Tensor
 
 from gnn_attention import edge_softmax
 
 INF = torch.inf
-
-
-def seeded(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def assert_each(found: Tensor, true: Tensor) -> None:
@@ -57,8 +54,8 @@ class TestSoftmax:
     @pytest.mark.parametrize("lead", [(), (2, 3)], ids=str)
     def test_against_the_loop(self, dst, num_dst, lead, with_sinks):
         """Without in-edges lse is -inf, despite sinks; the weights alone are those of ``weights_of``, too."""
-        logits = 3 * seeded(*lead, len(dst))
-        sinks = 2 * seeded(*lead[-1:], seed=1) if with_sinks else None
+        logits = 3 * drawn(*lead, len(dst))
+        sinks = 2 * drawn(*lead[-1:], seed=1) if with_sinks else None
         weights, lse = edge_softmax.softmax(logits, dst, num_dst, sinks)
         expected, expected_lse = loop_softmax(logits, dst, num_dst, sinks)
         assert_each(weights, expected)
@@ -68,7 +65,7 @@ class TestSoftmax:
             assert_each(edge_softmax.weights_of(moved, dst, num_dst), loop_softmax(moved, dst, num_dst)[0])
 
     def test_a_sink_of_minus_infinity_is_no_sink_and_a_large_one_takes_everything(self):
-        logits = seeded(6)
+        logits = drawn(6)
         without = edge_softmax.softmax(logits, MIXED, FIVE)
         for ours, theirs in zip(
             edge_softmax.softmax(logits, MIXED, FIVE, torch.tensor(-INF)), without, strict=True
@@ -91,7 +88,7 @@ class TestSoftmax:
 
     @pytest.mark.parametrize("shift", [1e4, -1e4, 700.0])
     def test_large_logits_neither_overflow_nor_vanish(self, shift):
-        shifted = seeded(6) + shift
+        shifted = drawn(6) + shift
         weights, lse = edge_softmax.softmax(shifted, MIXED, FIVE)
         # shifted back without a rounding: the sum has fewer digits after the point than float64 has near 0
         expected, expected_lse = loop_softmax(shifted - shift, MIXED, FIVE)
@@ -101,7 +98,7 @@ class TestSoftmax:
     @pytest.mark.parametrize("bad", [torch.nan, INF])
     @pytest.mark.parametrize("sink", [None, torch.tensor(0.5)], ids=["no sink", "sink"])
     def test_a_bad_logit_reaches_its_receiver_alone(self, bad, sink):
-        clean = seeded(6).requires_grad_()
+        clean = drawn(6).requires_grad_()
         poisoned = clean.detach().clone().index_fill(0, torch.tensor([2]), bad).requires_grad_()
         results = [edge_softmax.softmax(logits, MIXED, FIVE, sink) for logits in (clean, poisoned)]
         (weights, lse), (bad_weights, bad_lse) = results
@@ -117,7 +114,7 @@ class TestSoftmax:
 
     @pytest.mark.parametrize("sink", [False, True])
     def test_gradcheck(self, sink):
-        inputs = [seeded(2, 6).requires_grad_()] + [seeded(2, seed=1).requires_grad_()] * sink
+        inputs = [drawn(2, 6).requires_grad_()] + [drawn(2, seed=1).requires_grad_()] * sink
 
         def call(logits, sinks=None):
             weights, lse = edge_softmax.softmax(logits, MIXED, FIVE, sinks)
@@ -138,7 +135,7 @@ class TestWeightsFromLse:
 
 
 DST_OF_PARTS, ALL = torch.tensor([3, 0, 3, 1, 0, 3, 0]), torch.arange(7)  # 2 and 4 have no in-edges
-LOGITS, VALUES = 3 * seeded(2, 7), seeded(2, 7, 3, seed=1)
+LOGITS, VALUES = 3 * drawn(2, 7), drawn(2, 7, 3, seed=1)
 
 
 def part(chosen: Tensor, logits: Tensor = LOGITS, values: Tensor = VALUES) -> tuple[Tensor, Tensor]:
@@ -164,14 +161,14 @@ class TestMerge:
 
     def test_shares_sum_to_one(self):
         """Up to some roundings, however large lse is; ``e^(lse_a - lse)`` has the rounding of lse."""
-        lse_a, lse_b = (300 + 2 * seeded(2, 500, seed=seed).float() for seed in (0, 1))
+        lse_a, lse_b = (300 + 2 * drawn(2, 500, seed=seed).float() for seed in (0, 1))
         ones = torch.ones(2, 500, 1)
         out, _ = edge_softmax.merge(ones, lse_a, ones, lse_b)
         # the sum of both masses, its reciprocal, a product with it, the sum of both shares
         assert_sum(out, ones, terms=4, magnitude=1.0)
 
     def test_a_share_too_small_to_change_the_sum_has_its_gradient(self):
-        given = [seeded(4, 3), torch.zeros(4), seeded(4, 3, seed=1), -20 - seeded(4, seed=2).abs()]
+        given = [drawn(4, 3), torch.zeros(4), drawn(4, 3, seed=1), -20 - drawn(4, seed=2).abs()]
         slopes = []
         for dtype in (torch.float32, torch.float64):
             inputs = [x.to(dtype).requires_grad_() for x in (y.float() for y in given)]
@@ -196,7 +193,7 @@ class TestAddSinks:
 
     @pytest.mark.parametrize("sinks", [[-3.0, 40.0], [-INF, 700.0]], ids=str)
     def test_is_the_softmax_with_the_logit_in_it(self, sinks):
-        logits, values = seeded(3, 2, 7), seeded(3, 2, 7, 4, seed=1)
+        logits, values = drawn(3, 2, 7), drawn(3, 2, 7, 4, seed=1)
         sink_logits, results = torch.tensor(sinks, dtype=torch.float64), []
         dst = torch.tensor([3, 0, 3, 1, 0, 3, 1])
         for sink in (None, sink_logits):
@@ -212,8 +209,8 @@ class TestAddSinks:
         assert bool((lse[:, :, [2, 4]] == -INF).all())
 
     def test_gradients(self):
-        sinks, out = seeded(2).requires_grad_(), seeded(1, 2, 3, 4, seed=1).requires_grad_()
-        lse = seeded(1, 2, 3, seed=2).requires_grad_()
+        sinks, out = drawn(2).requires_grad_(), drawn(1, 2, 3, 4, seed=1).requires_grad_()
+        lse = drawn(1, 2, 3, seed=2).requires_grad_()
         assert torch.autograd.gradcheck(edge_softmax.add_sinks, (out, lse, sinks, torch.tensor(True)))
         empty = torch.full((1, 2, 3), -INF, dtype=torch.float64, requires_grad=True)
         sinks = torch.tensor([0.3, -INF], dtype=torch.float64, requires_grad=True)
@@ -230,6 +227,6 @@ def compiled(function):
 @pytest.mark.parametrize("program", [torch.func.vmap, compiled])
 def test_programs_that_must_not_depend_on_numbers(program):
     """Mapped and compiled, where no logit can be looked at."""
-    logits, dst = seeded(2, 3, 6), torch.tensor([0, 2, 2, 0, 3, 2])
+    logits, dst = drawn(2, 3, 6), torch.tensor([0, 2, 2, 0, 3, 2])
     found = program(lambda x: edge_softmax.weights_of(x, dst, 4))(logits)
     assert_each(found, loop_softmax(logits, dst, 4)[0])

@@ -45,22 +45,6 @@ def test_what_has_no_order_is_refused(name, values, call, kind):
         call(kind(values))
 
 
-def test_labels_and_order_are_a_dict_of_positions():
-    axes = draw.mask(GRAPH, labels={2: "c", 0: "a", 1: "b"}).axes[0]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
-    graph, places = nx.DiGraph([("a", "b"), ("b", "c")]), {"c": 0, "a": 1, "b": 2}
-    assert convert.from_networkx(graph, order=places).edge_index.tolist() == [[1, 2], [2, 0]]
-    for order in ({"a": 0, "b": 1, "c": 3}, {"a": 0, "b": 0, "c": 1}):
-        with pytest.raises(
-            TypeError, match=r"order must be a list in its order, got .* one of 0 \.\. 2, each"
-        ):
-            convert.from_networkx(graph, order=order)
-    with pytest.raises(TypeError, match="order must hold the nodes themselves"):
-        convert.from_networkx(graph, order={"a": [0], "b": [1], "c": [2]})
-    with pytest.raises(TypeError, match=r"labels must be a list .* each of 0 \.\. 2 to its"):
-        draw.mask(GRAPH, labels={1: "a", 2: "b", 3: "c"})
-
-
 def test_the_nodes_of_networkx_have_an_order():
     """They are a mapping, from nodes to attributes, and a set."""
     graph = nx.DiGraph([("a", "b"), ("b", "c")])

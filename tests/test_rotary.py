@@ -8,16 +8,13 @@ import pickle
 import pytest
 import torch
 from support.bounds import assert_exact, error, summation_bound
+from support.inputs import drawn
 from torch import Tensor
 
 from gnn_attention.rotary import Rotary
 
 ROTARIES = [Rotary(), Rotary(base=100.0, interleaved=True)]
 each_rotary = pytest.mark.parametrize("rotary", ROTARIES, ids=repr)
-
-
-def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def complex_turn(x: Tensor, positions: list[int], base: float, interleaved: bool) -> Tensor:
@@ -37,7 +34,7 @@ def complex_turn(x: Tensor, positions: list[int], base: float, interleaved: bool
 class TestTurn:
     @pytest.mark.parametrize("positions", [[100_000, 3, 3], [-2, 4, 1]], ids=str)
     def test_against_complex_numbers(self, rotary, positions):
-        x = seeded(2, 3, 3, 8)
+        x = drawn(2, 3, 3, 8)
         expected = complex_turn(x, positions, rotary.base, rotary.interleaved)
         turned = rotary.turn(x, torch.tensor(positions))
         assert turned.dtype == torch.float64
@@ -49,7 +46,7 @@ class TestTurn:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_other_dtypes(self, rotary, dtype):
         """The dtype comes back; angles are exact even at position 100,000, where a half has no digits."""
-        x, positions = seeded(3, 8).to(dtype), [100_000, 99_999, 1]
+        x, positions = drawn(3, 8).to(dtype), [100_000, 99_999, 1]
         turned = rotary.turn(x, torch.tensor(positions))
         assert turned.dtype == dtype
         # in float32 cosine and sine are rounded, multiplied and added; the sum of a pair, at most this long,
@@ -61,7 +58,7 @@ class TestTurn:
     @pytest.mark.parametrize("distance", [1, -3, 50_000])
     def test_matrix(self, rotary, distance):
         """(R_dst q) . (R_src k) = q^T R k, and R is a rotation: R^T R = 1, R(-d) = R(d)^T."""
-        q, k = seeded(6), seeded(6, seed=1)
+        q, k = drawn(6), drawn(6, seed=1)
         matrix = rotary.matrix(distance, 6)
         src = 60_000
         turned_q = rotary.turn(q.unsqueeze(0), torch.tensor([src + distance]))[0]
@@ -79,7 +76,7 @@ class TestTurn:
 class TestFrequencies:
     def test_each_pair_turns_by_its_own(self):
         """Any frequencies, zero and negative ones too, against complex numbers: one pair at a time."""
-        x, positions, frequencies = seeded(3, 6), torch.tensor([0, 3, 100]), (0.5, 0.0, -2.0)
+        x, positions, frequencies = drawn(3, 6), torch.tensor([0, 3, 100]), (0.5, 0.0, -2.0)
         for interleaved in (False, True):
             turned = Rotary(interleaved=interleaved, frequencies=frequencies).turn(x, positions)
             for i, frequency in enumerate(frequencies):

@@ -19,6 +19,7 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from support.explorer_engine import dense
+from support.inputs import drawn
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -66,11 +67,6 @@ def way(request: pytest.FixtureRequest) -> str | None:
     """Edge by edge as torch_geometric walks, and two backends (``attend`` has no walk: "auto")."""
     way: str | None = request.param
     return way
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    """Numbers from N(0, 1) in float64."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def redrawn(module: nn.Module, seed: int = 1) -> Any:

@@ -6,6 +6,7 @@ ship, except that their vocabulary was learned before ``tokenizers`` was used: t
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -21,7 +22,7 @@ from examples.training.parallel import Alone, Layout, Ranks, clip, started
 from examples.training.recipe import Recipe, add_recipe, check_long_enough, fitting, rate, windows
 from examples.training.text_corpus import Corpus, Encoded, corpus, encoded
 from gnn_attention._support import atomic_files
-from gnn_attention._support.progress import Progress, on_terminal
+from gnn_attention._support.progress import Progress
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import BACKENDS, Backend
 from gnn_attention.distributed import PARTITIONS
@@ -68,7 +69,7 @@ def train(
     """
     recipe, config, ranks = recipe or Recipe(), config or Config(1), ranks or Alone()
     graph = recipe.edges() if graph is None else fitting(graph, recipe)
-    progress = on_terminal() if progress is None else progress
+    progress = sys.stderr.isatty() if progress is None else progress
     with Progress("train", shown=progress and ranks.rank == 0) as shown:
         shown.expect(None, note="reading the text")
         known = text if isinstance(text, Encoded) else encoded(text or corpus(), recipe.pieces)

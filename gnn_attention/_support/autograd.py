@@ -45,9 +45,3 @@ def _transforms() -> list[TransformType]:
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         return []
     return [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
-
-
-def gradients(out: Tensor, inputs: Any, grad: Tensor, **options: bool) -> list[Tensor | None]:
-    """``torch.autograd.grad``, with None for an input that needs no gradient."""
-    of_leaves = iter(torch.autograd.grad(out, [x for x in inputs if x.requires_grad], grad, **options))
-    return [next(of_leaves) if x.requires_grad else None for x in inputs]

@@ -3,11 +3,9 @@
 import inspect
 import math
 import operator
-import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -56,15 +54,12 @@ def index(name: str, value: object, count: int) -> int:
     return number
 
 
-def is_dict(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    # The nodes of a networkx graph are a mapping too, but name themselves in their order.
-    return isinstance(value, Mapping) and not isinstance(value, AbstractSet)
-
-
-def check_order(name: str, values: object, advice: str = "") -> None:
+def check_order(name: str, values: object) -> None:
     """TypeError for a set or dict where the order of the values counts."""
-    if is_dict(values) or isinstance(values, (set, frozenset)):
-        reason = f"the order counts, and this has none of its own{advice}"
+    # The nodes of a networkx graph are a mapping too, but name themselves in their order.
+    is_dict = isinstance(values, Mapping) and not isinstance(values, AbstractSet)
+    if is_dict or isinstance(values, (set, frozenset)):
+        reason = "the order counts, and this has none of its own"
         raise TypeError(f"{name} must be a list in its order, got {described(values)}: {reason}")
 
 
@@ -90,10 +85,8 @@ def integers(name: str, values: object, wanted: str, any_order: bool = False) ->
 
 
 def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
-    """A label for each node, from a list in their order or a dict position -> label."""
-    if is_dict(values) and set(values) == set(range(count)):
-        return [values[i] for i in range(count)]
-    check_order(name, values, f"; a dict must map each of 0 .. {count - 1} to its label")
+    """A label for each node, from a list in their order."""
+    check_order(name, values)
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of {count} labels in their order, got {described(values)}")
     names = list(values)
@@ -103,29 +96,23 @@ def labels(name: str, values: object, count: int, nodes: str) -> list[Any]:
 
 
 def places_of_names(argument: str, order: object, names: Iterable[Hashable]) -> dict[Hashable, int]:
-    """``{name: place}`` of a list, or dict name -> place, with each name once; else TypeError or ValueError.
+    """``{name: place}`` of a list with each name once; else TypeError or ValueError.
 
     >>> places_of_names("order", ["b", "a"], "ab")
     {'b': 0, 'a': 1}
     """
-    if not is_dict(order):
-        check_order(argument, order)
+    check_order(argument, order)
     if not isinstance(order, Iterable):
         raise TypeError(f"{argument} must be a list of nodes, every one once, got {described(order)}")
     ordered, nodes = list(order), list(names)
-    positions = list(order.values()) if is_dict(order) else list(range(len(ordered)))
     try:
-        known, is_permutation = set(nodes), set(positions) == set(range(len(ordered)))
-        places = dict(zip(ordered, positions, strict=True))
+        known, places = set(nodes), {node: place for place, node in enumerate(ordered)}
     except TypeError:
         raise TypeError(f"{argument} must hold the nodes themselves, got {described(order)}") from None
-    if not is_permutation:
-        advice = f"; a dict must map each node to one of 0 .. {len(nodes) - 1}, each once"
-        check_order(argument, order, advice)
     wrong = [n for n in nodes if n not in places] + [n for n in ordered if n not in known]
     if wrong or not len(ordered) == len(nodes) == len(places):
         raise ValueError(f"{argument} must hold every node once, got {wrong[:3] or 'a repeated node'}")
-    return {node: int(place) for node, place in places.items()}
+    return places
 
 
 def head_sizes(
@@ -164,12 +151,6 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
     return value
-
-
-def path(name: str, value: object) -> Path:
-    if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a path, got {described(value)}")
-    return Path(value)
 
 
 def takes(name: str, function: Callable[..., Any], *words: str) -> None:

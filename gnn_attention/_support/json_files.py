@@ -1,18 +1,9 @@
-"""JSON that this package wrote, and the option ``--json [FILE]`` of its commands."""
+"""The option ``--json [FILE]`` of commands."""
 
 import argparse
 import json
-from typing import Any
 
 from gnn_attention._support import atomic_files
-
-
-def parsed(content: str) -> dict[str, Any]:
-    """The JSON object of a text; ValueError says what is wrong with it, the caller says of which file."""
-    value = json.loads(content)
-    if not isinstance(value, dict):
-        raise ValueError(f"it is a {type(value).__name__}, expected a JSON object")
-    return value
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

@@ -15,15 +15,7 @@ from contextlib import suppress
 from tqdm import tqdm
 
 EVERY = 5.0  # seconds between lines
-DELAY = 1.0  # seconds before the bar of a terminal
-REFRESH = 0.2  # seconds between its pictures
-
-
-def on_terminal() -> bool:
-    """Whether stderr is a terminal."""
-    with suppress(AttributeError, ValueError):
-        return sys.stderr.isatty()
-    return False
+REFRESH = 0.5  # seconds between pictures of the bar of a terminal
 
 
 class Progress:
@@ -81,15 +73,12 @@ class Progress:
     def _show(self) -> None:
         # stderr may be None, closed or without a reader: then nothing is shown
         with suppress(AttributeError, OSError, ValueError):
-            if not on_terminal():
-                while not self._over.wait(EVERY):
-                    _write(f"{self.meter()}\n")
-            elif not self._over.wait(DELAY):
-                columns = shutil.get_terminal_size().columns - 1
-                _write(self.meter(columns))
-                while not self._over.wait(REFRESH):
-                    _write(f"\r{self.meter(columns).ljust(columns)}")
-                _write(f"\r{' ' * columns}\r")
+            columns = shutil.get_terminal_size().columns - 1 if sys.stderr.isatty() else None
+            while not self._over.wait(EVERY if columns is None else REFRESH):
+                line = self.meter(columns)
+                _write(f"{line}\n" if columns is None else f"{line.ljust(columns)}\r")
+            if columns is not None:
+                _write(f"{' ' * columns}\r")
 
 
 def _write(text: str) -> None:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gnn_attention._support import atomic_files, checks, json_files
+from gnn_attention._support import atomic_files, checks
 
 __all__ = ["Costs", "Work", "costs", "path_of_costs", "save"]
 
@@ -93,7 +93,8 @@ def read(path: Path) -> Costs:
     """
     default = asdict(Costs())
     try:
-        found: Any = json_files.parsed(path.read_text("utf-8")).get("costs")
+        found: Any = json.loads(path.read_text("utf-8"))
+        found = found.get("costs") if isinstance(found, dict) else found
         if not isinstance(found, dict):
             raise ValueError(f"costs must be an object, got {checks.quoted(found)}")
         found = {**default, **found}

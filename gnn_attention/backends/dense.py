@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gnn_attention import edge_softmax
 from gnn_attention._support import memory
-from gnn_attention._support.autograd import gradients, needs_every_derivative
+from gnn_attention._support.autograd import needs_every_derivative
 from gnn_attention._support.shapes import Tensor
 from gnn_attention.backends import nonfinite
 from gnn_attention.backends.backend import Backend
@@ -201,7 +201,9 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         *inputs, out, lse, mask = ctx.saved_tensors
         if torch.is_grad_enabled():
-            grads = gradients(ctx.slow(*inputs), inputs, grad, create_graph=True)
+            leaves = [x for x in inputs if x.requires_grad]
+            of_leaves = iter(torch.autograd.grad(ctx.slow(*inputs), leaves, grad, create_graph=True))
+            grads = [next(of_leaves) if x.requires_grad else None for x in inputs]
         else:
             grads = FLASH_BACKWARD(grad, *inputs, out, lse, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale)
         return None, None, None, None, *grads

@@ -102,7 +102,7 @@ def load(
     >>> words.labels, words.graph.edge_index.tolist(), words.weights.tolist()
     (['the', 'cat', 'sat'], [[0, 1, 1, 2], [1, 0, 2, 1]], [0.5, 0.5, 2.0, 2.0])
     """
-    path = checks.path("path", path)
+    path = Path(path)
     parse = _choose_by_ending(path, READERS)
     if undirected is not None:
         checks.instance("undirected", undirected, bool)
@@ -150,7 +150,7 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     Raises TypeError for no graph, and ValueError for an unknown ending, a graph whose receivers and senders
     are not the same tokens 0 .. n-1, and one that differs by head or sample.
     """
-    path = checks.path("path", path)
+    path = Path(path)
     generate = _choose_by_ending(path, WRITERS)
     checks.instance("graph", graph, TokenGraph)
     if (graph.num_dst, graph.dst_offset, graph.src_offset) != (graph.num_src, 0, 0):

@@ -7,7 +7,7 @@ The direction is never guessed: an edge ``src -> dst`` is ``mask[dst, src]``, th
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -114,16 +114,16 @@ def to_scipy(graph: TokenGraph, rows: str, weights: Tensor | None = None) -> Any
 
 def from_networkx(
     graph: networkx.Graph,
-    order: Sequence[Hashable] | Mapping[Hashable, int] | None = None,
+    order: Sequence[Hashable] | None = None,
     weight: str | None = None,
 ) -> Any:
     """The token graph of a networkx graph: an edge from u to v is a message from u to v.
 
     Nodes labelled exactly 0 .. n-1 are those positions; other labels need ``order``, every node once in a
-    list, or a dict node -> position. An undirected edge is a message in both directions; a self loop or a
-    parallel edge counts once. ``weight`` names an attribute of the edges: the result is ``(graph, weights)``,
-    float ``[E]`` in the order of ``graph.edge_index``. ValueError if ``order`` is missing or is not the
-    nodes, if an edge has no such number, or several parallel ones.
+    list. An undirected edge is a message in both directions; a self loop or a parallel edge counts once.
+    ``weight`` names an attribute of the edges: the result is ``(graph, weights)``, float ``[E]`` in the
+    order of ``graph.edge_index``. ValueError if ``order`` is missing or is not the nodes, if an edge has no
+    such number, or several parallel ones.
 
     >>> import networkx as nx
     >>> print(from_networkx(nx.DiGraph([("cat", "sat")]), order=["cat", "sat"]))
@@ -142,9 +142,7 @@ def from_networkx(
     return from_triples(triples, graph.is_directed(), len(place), weight, "networkx")
 
 
-def from_igraph(
-    graph: Any, order: Sequence[Hashable] | Mapping[Hashable, int] | None = None, weight: str | None = None
-) -> Any:
+def from_igraph(graph: Any, order: Sequence[Hashable] | None = None, weight: str | None = None) -> Any:
     """The token graph of an ``igraph.Graph``, whose vertex i is token i.
 
     ``order`` places the names of the vertices (their attribute "name"), or their numbers if they have none;
@@ -167,12 +165,12 @@ def from_igraph(
 
 def to_networkx(
     graph: TokenGraph,
-    labels: Sequence[str] | Mapping[int, str] | None = None,
+    labels: Sequence[str] | None = None,
     weights: Tensor | None = None,
 ) -> networkx.DiGraph:
     """A ``networkx.DiGraph`` with an edge from src to dst for every message, nodes 0 .. n-1.
 
-    ``labels``, a list or a dict position -> label, become the node attribute "label", and ``weights [E]`` the
+    ``labels``, a list, become the node attribute "label", and ``weights [E]`` the
     edge attribute "weight", else ValueError for another number of them. Where receivers and senders differ in
     number the nodes are ``("src", j)`` and ``("dst", i)``, with "bipartite" 0 and 1.
 

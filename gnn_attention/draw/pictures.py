@@ -11,7 +11,7 @@ columns. With ``ax=`` a picture is drawn into axes of your own, without a legend
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Where = Axes | None
 
 Text = str | None
-Labels = Sequence[str] | Mapping[int, str] | None
+Labels = Sequence[str] | None
 CELLS = {BLUE: "edge: dst attends to src", LIGHT: "no edge"}
 CHANGES = {BLUE: "edge, as before", ORANGE: "new", GREY: "given up"}
 LARGEST_MASK = 4096  # tokens a side of what is drawn cell by cell
@@ -49,8 +49,8 @@ def mask(
     """The mask: a row for each receiver, a column for each sender, a dark cell for each edge.
 
     A graph that differs by head is drawn as one small mask for each (up to 16). ``labels`` name the
-    receivers, and the senders too where there are as many: a list in their order, or a dict position ->
-    label. ValueError above 4096 tokens a side, and for a graph that differs by sample.
+    receivers, and the senders too where there are as many: a list in their order.
+    ValueError above 4096 tokens a side, and for a graph that differs by sample.
     """
     if isinstance(graph, TokenGraph) and graph.heads and not graph.batch and ax is None:
         return _each_head(graph, title)

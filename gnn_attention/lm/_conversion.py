@@ -12,7 +12,6 @@ from typing import Any
 
 from transformers.utils import logging
 
-from gnn_attention._support import checks
 from gnn_attention._support.progress import Progress
 
 PART = ".converting-"
@@ -44,7 +43,7 @@ class Model:
 
 def converted(name: str, model: Model, cache_dir: Any) -> Path:
     """The folder of a model's weights, made if it is not there: whole, or not at all."""
-    cache = _user_cache() if cache_dir is None else checks.path("cache_dir", cache_dir)
+    cache = _user_cache() if cache_dir is None else Path(cache_dir)
     folder = cache / f"{name}-{model.sha256[:12]}"
     if folder.is_dir():
         return folder

@@ -137,9 +137,10 @@ class Indexer(nn.Module):
         total, count = keys.new_zeros(()), (graph.in_degree() > 0)[..., slice(*rows or (None,))].sum()
         pairs = graph.num_dst * graph.num_src * (graph.batch or 1)
         if rows is None and graph.num_edges <= FEW * pairs:
-            for sample, part in enumerate(info.samples()):
+            for sample, (part,) in enumerate(info.call.parts()):
                 own = slice(None) if graph.batch is None else slice(sample, sample + 1)
-                total = total + _along_edges(part, *(x[own] for x in (*received, keys)))
+                sampled = AttentionInfo(part, info.lse[own])
+                total = total + _along_edges(sampled, *(x[own] for x in (*received, keys)))
         else:
             start, stop = rows or (0, graph.num_dst)
             width = info.call.q.shape[0] * info.call.q.shape[1] * graph.num_src

@@ -1,4 +1,4 @@
-"""Files whole or not at all, and JSON of this package: read, or refused in one short sentence."""
+"""Files whole or not at all, and texts that can be printed."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from gnn_attention._support import atomic_files, json_files
+from gnn_attention._support import atomic_files
 from gnn_attention._support.text import printable
 
 
@@ -43,21 +43,6 @@ def test_places_where_none_can_be_are_named(tmp_path):
         atomic_files.check_place("--json", str(tmp_path / "no" / "a.json"))
     with pytest.raises(ValueError, match=r"-o .* is a folder: give a file in it"):
         atomic_files.check_place("-o", str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "Expecting value"),
-        ("[]", "it is a list, expected a JSON object"),
-        ('{"a": ' + "1" * 100_000 + "}", "Exceeds the limit"),
-    ],
-    ids=["empty", "a list", "long"],
-)
-def test_what_is_wrong_with_json_is_one_short_sentence(text, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        json_files.parsed(text)
-    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(

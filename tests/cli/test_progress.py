@@ -23,7 +23,7 @@ from gnn_attention.cli import bench
 @pytest.fixture
 def fast(monkeypatch):
     """What is shown every 5 s is shown at once."""
-    for name in ("EVERY", "DELAY", "REFRESH"):
+    for name in ("EVERY", "REFRESH"):
         monkeypatch.setattr(support_progress, name, 0.001)
 
 

@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.inputs import drawn
 from torch import nn
 
 import gnn_attention as ga
@@ -14,11 +15,6 @@ from gnn_attention.rotary import Rotary
 
 # 2 and 4 are isolated
 LISTED = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6, 5], [1, 1, 0, 3, 3, 3]]), 5, 7)
-
-
-def drawn(*shape, seed=0, dtype=torch.float64):
-    """Numbers from N(0, 1)."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def heads(**options):

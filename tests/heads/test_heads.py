@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from support.bounds import assert_exact, error
+from support.inputs import drawn
 from torch import Tensor, nn
 
 import gnn_attention as ga
@@ -52,29 +53,25 @@ each_bias = pytest.mark.parametrize("biases", BIASES.values(), ids=BIASES)
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
-def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
 def made(sizes: dict[str, int], biases: tuple[str, ...] = ("b_Q", "b_K", "b_V", "b_O")) -> StandardHeads:
     """Heads whose every number is random, biases too."""
     heads = StandardHeads(**sizes).double()
     for seed, (name, matrix) in enumerate([("b_Q", heads.W_Q), ("b_K", heads.W_K), ("b_V", heads.W_V)]):
         if name in biases:
-            setattr(heads, name, nn.Parameter(seeded(matrix.shape[0], matrix.shape[2], seed=seed)))
+            setattr(heads, name, nn.Parameter(drawn(matrix.shape[0], matrix.shape[2], seed=seed)))
     if "b_O" in biases:
-        heads.b_O = nn.Parameter(seeded(heads.width, seed=7))
+        heads.b_O = nn.Parameter(drawn(heads.width, seed=7))
     if "b_O by head" in biases:
-        heads.b_O = nn.Parameter(seeded(heads.num_heads, heads.width, seed=7))
+        heads.b_O = nn.Parameter(drawn(heads.num_heads, heads.width, seed=7))
     for seed, name in enumerate(("W_Q", "W_K", "W_V", "W_O")):
         matrix = getattr(heads, name)
-        matrix.data = seeded(*matrix.shape, seed=10 + seed) * matrix.shape[1] ** -0.5
+        matrix.data = drawn(*matrix.shape, seed=10 + seed) * matrix.shape[1] ** -0.5
     return heads
 
 
 def states(heads: StandardHeads, batch: int = 2) -> tuple[Tensor, Tensor]:
     """Receivers' and senders' states."""
-    return seeded(batch, DST, heads.width, seed=20), seeded(batch, SRC, heads.source_width, seed=21)
+    return drawn(batch, DST, heads.width, seed=20), drawn(batch, SRC, heads.source_width, seed=21)
 
 
 def run(
@@ -109,7 +106,7 @@ class TestForms:
         heads = made(SIZES["everything"], biases)
         factored = FactoredHeads.of(heads, side)
         assert {id(p) for p in factored.parameters()} == {id(p) for p in heads.parameters()}
-        x, weight, gradients = states(heads), seeded(2, DST, 7, seed=30), []
+        x, weight, gradients = states(heads), drawn(2, DST, 7, seed=30), []
         for form in (heads, factored):
             heads.zero_grad()
             (run(form, *x) * weight).sum().backward()
@@ -127,7 +124,7 @@ class TestForms:
         assert merged.message.shape == merged.W_M.shape == (2, 5, 8)
         assert merged.b_O is None
         assert merged.scale == 3**-0.5
-        x_dst, x_src = seeded(2, DST, 8), seeded(2, SRC, 5, seed=1)
+        x_dst, x_src = drawn(2, DST, 8), drawn(2, SRC, 5, seed=1)
         logits = torch.einsum("bid,hde,bje->bhij", x_dst, merged.W_P, x_src) / math.sqrt(3)
         weights = torch.nan_to_num(torch.softmax(logits.masked_fill(~GRAPH.mask(), -torch.inf), -1))
         assert_exact(run(merged, x_dst, x_src), torch.einsum("bhij,bje,hed->bid", weights, x_src, merged.W_M))
@@ -167,7 +164,7 @@ class TestFromMHA:
         """S0.1, S0.3: self- and cross-attention, with and without a mask."""
         module = random_mha(8, 2, bias=bias, kdim=kdim, vdim=kdim)
         heads = StandardHeads.from_mha(module)
-        x_dst, x_src = seeded(2, DST, 8), seeded(2, SRC, kdim or 8, seed=1)
+        x_dst, x_src = drawn(2, DST, 8), drawn(2, SRC, kdim or 8, seed=1)
         with torch.no_grad():
             theirs, _ = module(x_dst, x_src, x_src, need_weights=False)
             assert_exact(run(heads, x_dst, x_src, patterns.cross(DST, SRC)), theirs)
@@ -215,21 +212,21 @@ ARRAYS = {name: getattr(made(SIZES["everything"]), name).detach() for name in ("
 ARRAYS |= {name: getattr(made(SIZES["everything"]), name).detach() for name in ("b_Q", "b_K", "b_V", "b_O")}
 WRONG_ARRAYS = [
     ({"layout": "rows"}, "layout must be one of 'row', 'column', got 'rows'"),
-    ({"W_Q": seeded(7, 18)}, r"W_Q has heads side by side, shape \[7, 18\]: give num_heads"),
-    ({"W_Q": seeded(7, 18), "num_heads": 4, "num_kv_heads": 2}, r"\[7, 18\] .* does not split into 4 heads"),
-    ({"W_Q": seeded(5, 7, 3)}, "W_Q has 5 heads, expected a multiple of those of W_K, 2"),
-    ({"W_V": seeded(3, 5, 4)}, r"W_K and W_V must have the same heads and input width, got \[2, 5, 3\]"),
-    ({"W_O": seeded(4, 6, 7)}, r"W_O must be \[6, 4, 7\] or \[24, 7\] .*got \[4, 6, 7\]"),
-    ({"b_O": seeded(8)}, r"b_O must be \[7\] or \[6, 7\] in row layout, got \[8\]"),
+    ({"W_Q": drawn(7, 18)}, r"W_Q has heads side by side, shape \[7, 18\]: give num_heads"),
+    ({"W_Q": drawn(7, 18), "num_heads": 4, "num_kv_heads": 2}, r"\[7, 18\] .* does not split into 4 heads"),
+    ({"W_Q": drawn(5, 7, 3)}, "W_Q has 5 heads, expected a multiple of those of W_K, 2"),
+    ({"W_V": drawn(3, 5, 4)}, r"W_K and W_V must have the same heads and input width, got \[2, 5, 3\]"),
+    ({"W_O": drawn(4, 6, 7)}, r"W_O must be \[6, 4, 7\] or \[24, 7\] .*got \[4, 6, 7\]"),
+    ({"b_O": drawn(8)}, r"b_O must be \[7\] or \[6, 7\] in row layout, got \[8\]"),
     ({"W_O": None}, "b_O needs W_O: give both or neither"),
-    ({"W_K": seeded(2, 5, 3).float()}, "W_K must have the dtype of W_Q, torch.float64, got torch.float32"),
+    ({"W_K": drawn(2, 5, 3).float()}, "W_K must have the dtype of W_Q, torch.float64, got torch.float32"),
 ]
 WRONG_SIZES = [
     ({"width": 7}, "width 7 is no multiple of num_heads 2: give head_dim"),
     ({"num_heads": 4, "num_kv_heads": 3}, "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
     ({"width": 6, "rotary": Rotary()}, "head_dim must be even, got 3"),
 ]
-NO_OUTPUT = StandardHeads.from_arrays(*(seeded(2, 8, 4),) * 3)
+NO_OUTPUT = StandardHeads.from_arrays(*(drawn(2, 8, 4),) * 3)
 REFUSED = [
     *((partial(StandardHeads.from_arrays, **ARRAYS | changes), ValueError, m) for changes, m in WRONG_ARRAYS),
     *((partial(StandardHeads, **PLAIN | changes), ValueError, match) for changes, match in WRONG_SIZES),
@@ -243,8 +240,8 @@ REFUSED = [
     (lambda: StandardHeads(8, 2, qk_norm=True).pattern_matrix(1), ValueError, "qk_norm have no pattern"),
     (lambda: from_mha(add_bias_kv=True), ValueError, "add_bias_kv and add_zero_attn add a sender: make"),
     (lambda: from_mha(kdim=5), ValueError, "kdim and vdim must be equal, got 5 and 8"),
-    (lambda: made(SIZES["cross"]).receive(seeded(2, 3, 5)), ValueError, r"x must be \[B, T, 8\] .*got \[2,"),
-    (lambda: made(SIZES["cross"]).send(seeded(5, 5)), ValueError, r"x must be \[B, T, 5\] .*x.unsqueeze"),
+    (lambda: made(SIZES["cross"]).receive(drawn(2, 3, 5)), ValueError, r"x must be \[B, T, 8\] .*got \[2,"),
+    (lambda: made(SIZES["cross"]).send(drawn(5, 5)), ValueError, r"x must be \[B, T, 5\] .*x.unsqueeze"),
 ]
 
 
@@ -264,8 +261,8 @@ class TestModules:
         torch.manual_seed(0)
         heads = StandardHeads(256, 4, bias=True)
         assert not any(getattr(heads, name).any() for name in ("b_Q", "b_K", "b_V", "b_O"))
-        x = seeded(1, 200, 256, dtype=torch.float32)
-        update = heads.collect(seeded(1, 4, 200, 64, dtype=torch.float32))
+        x = drawn(1, 200, 256, dtype=torch.float32)
+        update = heads.collect(drawn(1, 4, 200, 64, dtype=torch.float32))
         merged = MergedHeads(256, 4, 64)
         sent = merged.patterns(x), merged.sum_of_heads(merged.messages(x))
         for projected in (heads.receive(x), *heads.send(x), update, *sent):

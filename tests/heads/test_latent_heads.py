@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.inputs import drawn
 from support.refusals import assert_refusals
 from torch import Tensor, nn
 
@@ -25,16 +26,12 @@ KINDS = {
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def seeded(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def made(kind: dict) -> LatentHeads:
     """Heads whose every number is drawn, norms and biases too."""
     heads = LatentHeads(**SIZES, **kind).double()
     for seed, (name, parameter) in enumerate(heads.named_parameters()):
         spread = 0.5 if parameter.dim() == 1 else 1.3 * parameter.shape[-2] ** -0.5
-        parameter.data = seeded(*parameter.shape, seed=seed) * spread + ("norm" in name)
+        parameter.data = drawn(*parameter.shape, seed=seed) * spread + ("norm" in name)
     return heads
 
 
@@ -70,7 +67,7 @@ def written_out(heads: LatentHeads, x_dst: Tensor, x_src: Tensor, mask: Tensor) 
 @each_kind
 @pytest.mark.parametrize("backend", ["message_passing", "reference", "dense", "auto"])
 def test_the_absorbed_form_is_the_papers_formula(kind, backend):
-    heads, x, graph = made(kind), seeded(2, 9, 12), patterns.strict_causal(9)
+    heads, x, graph = made(kind), drawn(2, 9, 12), patterns.strict_causal(9)
     found = MessagePassingAttention(heads, backend=backend)(x, graph)
     assert_exact(found, written_out(heads, x, x, graph.mask()))
 
@@ -89,7 +86,7 @@ def test_what_is_refused():
 @each_kind
 def test_pattern_and_message_matrix(kind):
     """Logits and updates out of the matrices alone."""
-    heads, x = made({**kind, "bias": False}), seeded(1, 9, 12)
+    heads, x = made({**kind, "bias": False}), drawn(1, 9, 12)
     graph = patterns.full(9)
     q, (k, _) = heads.receive(x), heads.send(x)
     logits = q @ k.mT

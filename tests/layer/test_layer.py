@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.inputs import drawn
 from torch_geometric import EdgeIndex
 
 import gnn_attention as ga
@@ -32,17 +33,12 @@ def heads(**options):
     return made
 
 
-def states(*shape):
-    """Random float64 states."""
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize("form", [lambda h: h, FactoredHeads.of, MergedHeads.of])
 def test_the_walk_equals_attend_on_everything(form):
     """score_mod, bias, another number of senders, isolated rows."""
     graph = ga.convert.from_edge_index(torch.tensor([[4, 0, 6, 2, 6], [1, 1, 0, 3, 3]]), 5, 7)
-    x = (states(2, 7, 12), states(2, 5, 12))
-    bias = states(2, 4, 5)
+    x = (drawn(2, 7, 12), drawn(2, 5, 12))
+    bias = drawn(2, 4, 5)
     layers = [MessagePassingAttention(form(heads()), score_mods.softcap(2.0), backend=way) for way in WAYS]
     results = [layer(x, graph, bias=bias, return_attention_weights=True) for layer in layers]
     for y, (edge_index, weights) in results:
@@ -55,7 +51,7 @@ def test_an_isolated_row_gets_b_O_alone():
     """b_V W_O belongs to messages: it is not folded into b_O."""
     made = heads()
     for way in WAYS:
-        y = MessagePassingAttention(made, backend=way)(states(9, 12), patterns.strict_causal(9))
+        y = MessagePassingAttention(made, backend=way)(drawn(9, 12), patterns.strict_causal(9))
         assert torch.equal(y[0], made.b_O)
 
 
@@ -66,7 +62,7 @@ def test_pyg_calls_message_aggregate_update_in_this_order():
     for step in ("edge_update", "message", "aggregate", "propagate"):
         register = getattr(layer, f"register_{step}_forward_hook")
         register(lambda module, inputs, out, step=step: seen.update({step: tuple(out.shape)}))
-    layer(states(9, 12), patterns.window(9, 3))
+    layer(drawn(9, 12), patterns.window(9, 3))
     edges = 9 * 3 - 3
     shapes = {"edge_update": (edges, 4), "message": (edges, 4, 5), "aggregate": (9, 4, 5)}
     assert list(seen.items()) == list({**shapes, "propagate": (9, 12)}.items())
@@ -79,7 +75,7 @@ def test_pyg_calls_message_aggregate_update_in_this_order():
 @pytest.mark.parametrize("way", WAYS)
 def test_every_form_of_a_graph(way):
     """TokenGraph, edge_index, EdgeIndex, adj_t as COO and CSR: the same update."""
-    layer, x = MessagePassingAttention(heads(), backend=way), states(9, 12)
+    layer, x = MessagePassingAttention(heads(), backend=way), drawn(9, 12)
     graph = ga.convert.from_edge_index(patterns.tree([-1, 0, 0, 1, 1, 2, 2, 5, 5]).edge_index.flip(1), 9)
     wanted, (edges, weights) = layer(x, graph, return_attention_weights=True)
     adj_t = ga.convert.to_pyg(graph, "adj_t")
@@ -101,7 +97,7 @@ def test_rotary_positions_follow_decoding_rows(way):
     torch.manual_seed(0)
     turned = StandardHeads(12, 2, head_dim=6, rotary=Rotary(), qk_norm=True).double()
     layer = MessagePassingAttention(turned, backend=way)
-    x, graph = states(9, 12), patterns.causal(9)
+    x, graph = drawn(9, 12), patterns.causal(9)
     whole = layer(x, graph)
     assert_exact(layer((x, x[5:]), graph.rows(5, 9)), whole[5:])
     assert (layer((x, x[5:]), ga.convert.from_mask(graph.mask()[5:])) - whole[5:]).abs().max() > 1e-3
@@ -124,7 +120,7 @@ def test_dropout_only_in_training(way):
 def test_copies_pickles_and_leaves_no_state(way):
     """Equal outputs after deepcopy and pickle; a call adds nothing to the layer."""
     layer = MessagePassingAttention(heads(), score_mods.RelativeBias(4, 3).double(), backend=way)
-    x, graph = states(9, 12), patterns.causal(9)
+    x, graph = drawn(9, 12), patterns.causal(9)
     before = set(vars(layer))
     y = layer(x, graph)
     assert set(vars(layer)) == before
@@ -151,24 +147,9 @@ def test_no_tokens_no_samples_no_edges(way, score_mod):
     layer = MessagePassingAttention(heads(), score_mod, backend=way)
     empty = patterns.window(9, 0)
     for shape, graph in (((0, 12), patterns.causal(0)), ((0, 9, 12), CAUSAL), ((9, 12), empty)):
-        y, (_, weights) = layer(states(*shape), graph, return_attention_weights=True)
+        y, (_, weights) = layer(drawn(*shape), graph, return_attention_weights=True)
         assert y.shape == shape
         assert weights.shape == (*shape[:-2], graph.num_edges, 4)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_an_adjacency_that_is_not_coalesced_keeps_its_order(way):
-    """Weights in the order of its stored indices."""
-    layer, x, graph = MessagePassingAttention(heads(), backend=way), states(9, 12), patterns.window(9, 3)
-    _, (edges, wanted) = layer(x, graph, return_attention_weights=True)
-    order = torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(2))
-    adj_t = torch.sparse_coo_tensor(edges[:, order].flip(0), torch.ones(len(order)), (9, 9))
-    _, (same, weights) = layer(x, adj_t, return_attention_weights=True)
-    assert_exact(weights, wanted[order])
-    assert torch.equal(same._indices(), adj_t._indices())
-    assert not same.is_coalesced()
-    dense = torch.zeros(9, 9, 4, dtype=torch.float64).index_put((edges[1], edges[0]), wanted)
-    assert_exact(same.to_dense(), dense)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -179,7 +160,7 @@ def test_autocast_runs_every_form(way, form, side, bias):
     """float32 weights, and states in float32 or as the layer before left them."""
     torch.manual_seed(0)
     layer = MessagePassingAttention(form(StandardHeads(12, 4, bias=bias), side), backend=way)
-    x, graph = states(9, 12).float(), patterns.window(9, 3)
+    x, graph = drawn(9, 12).float(), patterns.window(9, 3)
     wanted = layer(x, graph)
     for given in (x, x.bfloat16()):
         with torch.autocast("cpu", torch.bfloat16):
@@ -192,15 +173,15 @@ def test_autocast_runs_every_form(way, form, side, bias):
         layer(x.double(), graph)
 
 
-CAUSAL, X = patterns.causal(9), states(9, 12)
+CAUSAL, X = patterns.causal(9), drawn(9, 12)
 WRONG = [
-    ((states(2, 9, 12), states(3, 9, 12)), CAUSAL, ValueError, r"both of a pair alike"),
+    ((drawn(2, 9, 12), drawn(3, 9, 12)), CAUSAL, ValueError, r"both of a pair alike"),
     ((X, X, X), CAUSAL, TypeError, r"a pair .*, got Tensor, Tensor, Tensor"),
     ("x", CAUSAL, TypeError, r"x must be a tensor \[N, d\] or \[B, T, d\], .* got str"),
-    (states(8, 12), CAUSAL, ValueError, r"causal\(9\).* does not fit x with 8 senders and 8 receivers"),
+    (drawn(8, 12), CAUSAL, ValueError, r"causal\(9\).* does not fit x with 8 senders and 8 receivers"),
     (X, "causal", TypeError, r"expected a torch_geometric Data, EdgeIndex, .* got 'causal'"),
     (X, CAUSAL.mask(), TypeError, r"got a Tensor of torch.bool .*from_mask"),
-    (states(9, 11), CAUSAL, ValueError, r"x must be \[B, T, 12\] in torch.float64 .* got \[1, 9, 11\]"),
+    (drawn(9, 11), CAUSAL, ValueError, r"x must be \[B, T, 12\] in torch.float64 .* got \[1, 9, 11\]"),
 ]
 
 
@@ -215,3 +196,18 @@ def test_wrong_input_is_named(x, graph, error, message):
     with pytest.raises(ValueError, match=r"dropout must be a probability in \[0, 1\), got 1.5"):
         MessagePassingAttention(heads(), dropout=1.5)
     assert layer(X, CAUSAL).shape == (9, 12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_adjacency_that_is_not_coalesced_keeps_its_order(way):
+    """Weights in the order of its stored indices."""
+    layer, x, graph = MessagePassingAttention(heads(), backend=way), drawn(9, 12), patterns.window(9, 3)
+    _, (edges, wanted) = layer(x, graph, return_attention_weights=True)
+    order = torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(2))
+    adj_t = torch.sparse_coo_tensor(edges[:, order].flip(0), torch.ones(len(order)), (9, 9))
+    _, (same, weights) = layer(x, adj_t, return_attention_weights=True)
+    assert_exact(weights, wanted[order])
+    assert torch.equal(same._indices(), adj_t._indices())
+    assert not same.is_coalesced()
+    dense = torch.zeros(9, 9, 4, dtype=torch.float64).index_put((edges[1], edges[0]), wanted)
+    assert_exact(same.to_dense(), dense)

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.inputs import drawn
 from torch_geometric.explain.algorithm.utils import set_masks
 from torch_geometric.nn.aggr import MaxAggregation
 
@@ -16,11 +17,6 @@ from gnn_attention.cache import KeyValueCache
 
 WAYS = ["message_passing", "auto", "rows", "tiles", "dense"]
 GRAPH = patterns.window(9, 3)
-
-
-def states(*shape):
-    """Random float64 states."""
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 def heads():
@@ -96,7 +92,7 @@ FUNCTIONS = ["edge_update", "message", "aggregate", "update", "propagate", "edge
 @pytest.mark.parametrize("made", [*CLASSES, *map(replaced, FUNCTIONS)], ids=lambda made: made.__name__)
 def test_a_step_of_ones_own_runs_whatever_the_backend(way, made):
     """Each doubles what it makes, and so the update: twice the dense formula, for any form of the graph."""
-    own, x = heads(), states(2, 9, 12) if way == "auto" else states(9, 12)
+    own, x = heads(), drawn(2, 9, 12) if way == "auto" else drawn(9, 12)
     layer = made(own, backend=way)
     wanted = 2 * MessagePassingAttention(own, backend="reference")(x, GRAPH)
     for given in (GRAPH, GRAPH.edge_index, ga.convert.to_pyg(GRAPH, "adj_t")):
@@ -105,7 +101,7 @@ def test_a_step_of_ones_own_runs_whatever_the_backend(way, made):
 
 def test_a_step_replaced_on_the_class(monkeypatch):
     """As a test of a user's own does it; afterwards the backend is back."""
-    layer, x = MessagePassingAttention(heads(), backend="auto"), states(9, 12)
+    layer, x = MessagePassingAttention(heads(), backend="auto"), drawn(9, 12)
     wanted = layer(x, GRAPH)
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -121,7 +117,7 @@ def test_a_step_replaced_on_the_class(monkeypatch):
 def test_a_step_of_ones_own_compiles(given, made):
     """Without a break, also for an edge_index that is an input."""
     torch.compiler.reset()
-    layer, x = made(heads(), backend="auto"), states(9, 12)
+    layer, x = made(heads(), backend="auto"), drawn(9, 12)
     found = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, given)
     assert_exact(found, 2 * MessagePassingAttention(layer.heads, backend="reference")(x, GRAPH))
 
@@ -132,12 +128,12 @@ def test_an_explainer_masks_a_subclass_too():
     for made in (MessagePassingAttention, TwiceTheUpdate):
         layer = made(heads(), backend="auto")
         set_masks(layer, torch.zeros(GRAPH.num_edges).double(), GRAPH.edge_index, apply_sigmoid=False)
-        assert (layer(states(9, 12), GRAPH) == 0).all()
+        assert (layer(drawn(9, 12), GRAPH) == 0).all()
 
 
 def test_what_cannot_walk_refuses_a_step_of_ones_own():
     """One list of edges, and all of them at once."""
-    layer, x = TwiceTheSum(heads(), backend="auto"), states(2, 9, 12)
+    layer, x = TwiceTheSum(heads(), backend="auto"), drawn(2, 9, 12)
     by_head = algebra.stacks.per_head(*(patterns.window(9, w) for w in (1, 2, 3, 4)))
     with pytest.raises(NotImplementedError, match="without hooks, explainers and overridden steps"):
         layer(x, by_head)
@@ -156,7 +152,7 @@ class Fused(TwiceTheMessage):
 
 def test_a_fused_step_is_refused_where_it_would_run():
     """torch_geometric calls it for a sparse adjacency alone, and message otherwise."""
-    layer, x = Fused(heads(), backend="auto"), states(9, 12)
+    layer, x = Fused(heads(), backend="auto"), drawn(9, 12)
     wanted = 2 * MessagePassingAttention(layer.heads)(x, GRAPH)
     assert_exact(layer(x, GRAPH.edge_index), wanted)
     assert_exact(layer(x, ga.convert.to_pyg(GRAPH, "edge_index")), wanted)
@@ -174,7 +170,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("setting", "value", "message"), SETTINGS)
 def test_settings_of_torch_geometric_are_not_ignored(setting, value, message):
     """The layer goes on as it was."""
-    layer, x = MessagePassingAttention(heads()), states(9, 12)
+    layer, x = MessagePassingAttention(heads()), drawn(9, 12)
     wanted = layer(x, GRAPH)
     with pytest.raises(NotImplementedError, match=message):
         setattr(layer, setting, value)
@@ -187,13 +183,13 @@ def test_an_aggregation_that_would_not_run_is_refused():
         MessagePassingAttention(heads()).aggr_module = MaxAggregation()
     layer = TwiceTheSum(heads())
     layer.aggr_module = MaxAggregation()
-    assert layer(states(9, 12), GRAPH).shape == (9, 12)
+    assert layer(drawn(9, 12), GRAPH).shape == (9, 12)
 
 
 @pytest.mark.parametrize("step", FUNCTIONS)
 def test_a_module_in_place_of_a_step_is_refused(step):
     """torch would file it under the submodules; its forward is a function, and runs."""
-    layer, x = MessagePassingAttention(heads(), backend="auto"), states(9, 12)
+    layer, x = MessagePassingAttention(heads(), backend="auto"), drawn(9, 12)
     with pytest.raises(TypeError, match=rf"{step} must be .* Linear: write layer.{step} = module.forward"):
         setattr(layer, step, torch.nn.Linear(2, 2))
     wanted = layer(x, GRAPH)
@@ -250,7 +246,7 @@ class Own(MessagePassingAttention):
 
 def test_a_class_that_is_defined_again_runs_its_own_steps(tmp_path, monkeypatch):
     """A cell of a notebook that is run again, or importlib.reload; and a class named as its parent begins."""
-    x, file = states(9, 12), tmp_path / "defined_again.py"
+    x, file = drawn(9, 12), tmp_path / "defined_again.py"
     wanted = MessagePassingAttention(heads())(x, GRAPH)
     assert_exact(Doubled(heads())(x, GRAPH), 2 * wanted)
     assert_exact(Double(heads())(x, GRAPH), 4 * wanted)
@@ -271,11 +267,12 @@ def test_a_class_that_is_defined_again_runs_its_own_steps(tmp_path, monkeypatch)
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_traced_layer_takes_other_edges(way):
-    """The edges are an input of the program: other tokens and edges are computed by it."""
+    """The edges are an input of the program, which also runs where our operators are not."""
     layer = MessagePassingAttention(heads(), backend=way)
-    traced = torch.jit.trace(layer, (states(9, 12), GRAPH.edge_index))
+    traced = torch.jit.trace(layer, (drawn(9, 12), GRAPH.edge_index))
+    assert "gnn_attention::" not in str(traced.inlined_graph)
     for size, graph in ((9, GRAPH), (9, patterns.causal(9)), (7, patterns.window(7, 4))):
-        x = states(size, 12)
+        x = drawn(size, 12)
         assert_exact(
             traced(x, graph.edge_index), MessagePassingAttention(layer.heads, backend="reference")(x, graph)
         )
@@ -289,7 +286,7 @@ HOOKS = [f"register_{step}_forward_{kind}hook" for step in STEPS_WITH_HOOKS for 
 @pytest.mark.parametrize("register", HOOKS)
 def test_every_kind_of_hook_is_called_by_default(register, given):
     """With messages of all edges; without the hook the steps are not called."""
-    layer, x, seen = MessagePassingAttention(heads()), states(9, 12), []
+    layer, x, seen = MessagePassingAttention(heads()), drawn(9, 12), []
     wanted = layer(x, given)
     removable = getattr(layer, register)(lambda *arguments: seen.append(arguments[0]))
     assert_exact(layer(x, given), wanted)
@@ -328,7 +325,7 @@ def test_none_is_the_message_passing_path_and_deprecated():
 
 def test_the_message_passing_path_has_every_derivative():
     """Second derivatives and forward mode, which the kernels of rows and tiles refuse by its name."""
-    x, graph = states(4, 12).requires_grad_(), patterns.window(4, 2)
+    x, graph = drawn(4, 12).requires_grad_(), patterns.window(4, 2)
     layer = MessagePassingAttention(heads(), backend="message_passing")
     assert torch.autograd.gradcheck(lambda x: layer(x, graph), x, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(lambda x: layer(x, graph), x)

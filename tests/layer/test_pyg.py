@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support.bounds import assert_exact
+from support.inputs import drawn, random_edges
 from torch_geometric import EdgeIndex, transforms
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer, PGExplainer
@@ -30,17 +31,6 @@ def heads(width=12, source_width=None, seed=0, **options):
     return made
 
 
-def states(*shape, seed=1):
-    """Random float64 states."""
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def random_edges(num_dst, num_src, count, seed=0):
-    """Distinct random edges, in random order."""
-    places = torch.randperm(num_dst * num_src, generator=torch.Generator().manual_seed(seed))[:count]
-    return torch.stack([places % num_src, places // num_src])
-
-
 def dense(layer, x_src, x_dst, edge_index, bias=None, muted=None):
     """The update by the dense formula."""
     own = layer.heads
@@ -63,7 +53,7 @@ def ragged():
     empty = torch.zeros(2, 0, dtype=torch.int64)
     listed = [random_edges(4, 4, 5), empty, patterns.full(6).edge_index, random_edges(3, 3, 4)]
     sizes = [4, 1, 6, 3]
-    return [Data(x=states(n, 12, seed=n), edge_index=edges) for n, edges in zip(sizes, listed, strict=True)]
+    return [Data(x=drawn(n, 12, seed=n), edge_index=edges) for n, edges in zip(sizes, listed, strict=True)]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -84,7 +74,7 @@ def test_a_batch_of_ragged_graphs_is_each_graph_alone(way):
 def test_their_own_check_of_a_convolution(way, num_src):
     """torch_geometric's assert_module: edges in any order, as edge_index and as every sparse layout."""
     layer = MessagePassingAttention(heads(source_width=8), backend=way)
-    x = (states(num_src, 8), states(7, 12))
+    x = (drawn(num_src, 8), drawn(7, 12))
     edges = random_edges(7, num_src, 23)
     y = assert_module(layer, x, edges, expected_size=(7, 12), atol=1e-12)
     assert_exact(y, dense(layer, *x, edges))
@@ -92,7 +82,7 @@ def test_their_own_check_of_a_convolution(way, num_src):
 
 def test_a_graph_has_two_names_and_is_needed_once():
     """``edge_index=`` is what PyG's own tools say."""
-    layer, x, edges = MessagePassingAttention(heads()), states(9, 12), random_edges(9, 9, 30)
+    layer, x, edges = MessagePassingAttention(heads()), drawn(9, 12), random_edges(9, 9, 30)
     assert torch.equal(layer(x, edge_index=edges), layer(x, g=edges))
     for options, got in (({}, "none"), ({"g": edges, "edge_index": edges}, "both g and edge_index")):
         with pytest.raises(TypeError, match=f"the layer needs one graph, .* got {got}"):
@@ -107,7 +97,7 @@ def test_it_equals_their_transformer_conv(way):
     arrays = [(lin.weight, lin.bias) for lin in (theirs.lin_query, theirs.lin_key, theirs.lin_value)]
     (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = arrays
     own = StandardHeads.from_arrays(W_Q, W_K, W_V, b_Q=b_Q, b_K=b_K, b_V=b_V, layout="column", num_heads=3)
-    x, edges = states(9, 12), random_edges(9, 9, 30)
+    x, edges = drawn(9, 12), random_edges(9, 9, 30)
     wanted, (_, their_weights) = theirs(x, edges, return_attention_weights=True)
     y, (_, weights) = MessagePassingAttention(own, backend=way)(x, edges, return_attention_weights=True)
     assert_exact(y, wanted)
@@ -118,7 +108,7 @@ def test_it_equals_their_transformer_conv(way):
 @pytest.mark.parametrize("order", ["row", "col"])
 def test_a_sorted_edge_index(way, order):
     """Sorted by either side, with its caches filled."""
-    layer, x, edges = MessagePassingAttention(heads(), backend=way), states(9, 12), random_edges(9, 9, 30)
+    layer, x, edges = MessagePassingAttention(heads(), backend=way), drawn(9, 12), random_edges(9, 9, 30)
     given = EdgeIndex(edges, sparse_size=(9, 9)).sort_by(order)[0].fill_cache_()
     y, (same, weights) = layer(x, given, return_attention_weights=True)
     assert same is given
@@ -134,7 +124,7 @@ def test_a_sorted_edge_index(way, order):
 def test_their_transforms_make_our_graphs():
     """Self loops, both directions, two hops, a virtual node."""
     edges = random_edges(9, 9, 18)
-    data = Data(x=states(9, 12), edge_index=edges[:, edges[0] != edges[1]])
+    data = Data(x=drawn(9, 12), edge_index=edges[:, edges[0] != edges[1]])
     g = ga.convert.from_pyg(data)
     undirected, loops = transforms.ToUndirected(), transforms.AddSelfLoops()
     all_three = transforms.Compose([undirected, transforms.TwoHop(), loops])
@@ -162,7 +152,7 @@ def library():
     """Three kinds of node, four kinds of edge."""
     data = HeteroData()
     for kind, size in SIZES.items():
-        data[kind].x = states(size, WIDTHS[kind], seed=size)
+        data[kind].x = drawn(size, WIDTHS[kind], seed=size)
     for number, ((src, name, dst), count) in enumerate(RELATIONS.items()):
         data[src, name, dst].edge_index = random_edges(SIZES[dst], SIZES[src], count, seed=number)
     return data
@@ -193,7 +183,7 @@ def test_to_hetero(way, made):
     data = library()
     torch.manual_seed(0)
     model = to_hetero(Network(made, way), data.metadata(), aggr="sum").double()
-    bias = {key: states(3, count) for key, count in RELATIONS.items()}
+    bias = {key: drawn(3, count) for key, count in RELATIONS.items()}
     found = model(data.x_dict, data.edge_index_dict, bias)
 
     def updates(round_, x, bias):
@@ -209,17 +199,17 @@ def test_to_hetero(way, made):
     update = updates(model.second, {kind: state.relu() for kind, state in x.items()}, {})
     for kind in SIZES:
         assert_exact(found[kind], x[kind] + update[kind])
-    drawn = [layer.heads.W_Q for layer in model.first.values()]
+    queries = [layer.heads.W_Q for layer in model.first.values()]
     assert all(type(layer.heads) is StandardHeads for layer in model.first.values())
-    assert not any(torch.equal(drawn[0], other) for other in drawn[1:])
+    assert not any(torch.equal(queries[0], other) for other in queries[1:])
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", [(9, 12), (2, 9, 12)])
 def test_a_mask_on_the_messages(way, shape):
     """What PyG's explainers do: messages times a mask, without a new softmax, while the mask is set."""
-    layer, x, edges = MessagePassingAttention(heads(), backend=way), states(*shape), random_edges(9, 9, 30)
-    before, muted = layer(x, edges), states(30).sigmoid()
+    layer, x, edges = MessagePassingAttention(heads(), backend=way), drawn(*shape), random_edges(9, 9, 30)
+    before, muted = layer(x, edges), drawn(30).sigmoid()
     set_masks(layer, muted, edges, apply_sigmoid=False)
     found = layer(x, edges)
     wanted = [dense(layer, sample, sample, edges, muted=muted) for sample in x.view(-1, 9, 12)]
@@ -230,24 +220,13 @@ def test_a_mask_on_the_messages(way, shape):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_hook_on_the_messages_is_called(way):
-    """Whatever the backend."""
-    layer, x, edges = MessagePassingAttention(heads(), backend=way), states(9, 12), random_edges(9, 9, 30)
-    wanted = layer(x, edges)
-    hook = layer.register_message_forward_hook(lambda module, inputs, out: torch.zeros_like(out))
-    assert_exact(layer(x, edges), layer.heads.b_O.expand(9, -1))
-    hook.remove()
-    assert torch.equal(layer(x, edges), wanted)
-
-
-@pytest.mark.parametrize("way", WAYS)
 def test_attention_explainer_reads_the_weights(way):
     """Its edge mask is the largest weight over heads and layers."""
     first, second = (MessagePassingAttention(heads(seed=seed), backend=way) for seed in (0, 1))
     model = Sequential(
         "x, edge_index", [(first, "x, edge_index -> x"), torch.nn.ReLU(), (second, "x, edge_index -> x")]
     )
-    x, edges = states(9, 12), random_edges(9, 9, 30)
+    x, edges = drawn(9, 12), random_edges(9, 9, 30)
     options = {"explanation_type": "model", "edge_mask_type": "object", "model_config": REGRESSION}
     explainer = Explainer(model, AttentionExplainer(), **options)
     y, (_, weights) = first(x, edges, return_attention_weights=True)
@@ -306,13 +285,13 @@ def test_a_program_names_wrong_edges(edges, error, message):
     layer = MessagePassingAttention(heads())
     for run in (layer, torch.compile(layer, fullgraph=True, backend="eager")):
         with pytest.raises(error, match=message):
-            run(states(9, 12), torch.tensor(edges))
+            run(drawn(9, 12), torch.tensor(edges))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_vmap_and_gradients_of_samples(way):
     """torch.vmap over samples equals the batch axis."""
-    layer, x, graph = MessagePassingAttention(heads(), backend=way), states(4, 9, 12), patterns.window(9, 3)
+    layer, x, graph = MessagePassingAttention(heads(), backend=way), drawn(4, 9, 12), patterns.window(9, 3)
     assert_exact(torch.vmap(lambda sample: layer(sample, graph))(x), layer(x, graph))
     parameters = {name: value.detach() for name, value in layer.named_parameters()}
 
@@ -329,7 +308,7 @@ def test_vmap_and_gradients_of_samples(way):
 def test_size_is_that_of_the_states(way):
     """PyG's bipartite calls: ``size=(senders, receivers)``, which must be those of x."""
     layer = MessagePassingAttention(heads(source_width=8), backend=way)
-    x, edges = (states(10, 8), states(7, 12)), random_edges(7, 10, 23)
+    x, edges = (drawn(10, 8), drawn(7, 12)), random_edges(7, 10, 23)
     for given in (edges, EdgeIndex(edges, sparse_size=(10, 7)), ga.convert.from_edge_index(edges, 7, 10)):
         for size in ((10, 7), [10, 7], torch.Size([10, 7]), None):
             assert_exact(layer(x, given, size=size), dense(layer, *x, edges))
@@ -344,7 +323,7 @@ def test_size_is_that_of_the_states(way):
 def test_receivers_without_features_have_states_of_zero(way):
     """PyG's ``(x_src, None)``: a query is its bias; without one the weights of a receiver are equal."""
     layer = MessagePassingAttention(heads(source_width=8), backend=way)
-    x, edges = states(10, 8), random_edges(7, 10, 23)
+    x, edges = drawn(10, 8), random_edges(7, 10, 23)
     expected = dense(layer, x, torch.zeros(7, 12, dtype=torch.float64), edges)
     assert_exact(layer((x, None), edges, size=(10, 7)), expected)
     assert_exact(layer((x, None), ga.convert.from_edge_index(edges, 7, 10)), expected)
@@ -378,7 +357,18 @@ def test_a_malformed_size_is_named(size, error, message):
     """Of (x_src, None) it is all that says how many receivers there are."""
     layer, edges = MessagePassingAttention(heads()), random_edges(7, 10, 23)
     with pytest.raises(error, match=message):
-        layer((states(10, 12), None), edges, size=size)
+        layer((drawn(10, 12), None), edges, size=size)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hook_on_the_messages_is_called(way):
+    """Whatever the backend."""
+    layer, x, edges = MessagePassingAttention(heads(), backend=way), drawn(9, 12), random_edges(9, 9, 30)
+    wanted = layer(x, edges)
+    hook = layer.register_message_forward_hook(lambda module, inputs, out: torch.zeros_like(out))
+    assert_exact(layer(x, edges), layer.heads.b_O.expand(9, -1))
+    hook.remove()
+    assert torch.equal(layer(x, edges), wanted)
 
 
 CHANNELS = [
@@ -404,5 +394,5 @@ def test_channels_of_lazy_heads_are_known_after_a_call():
     """-1 before, as in PyG."""
     layer = MessagePassingAttention(LazyHeads(3, 4)).double()
     assert (layer.in_channels, layer.out_channels) == (-1, -1)
-    layer((states(10, 8), states(7, 12)), random_edges(7, 10, 23))
+    layer((drawn(10, 8), drawn(7, 12)), random_edges(7, 10, 23))
     assert (layer.in_channels, layer.out_channels) == ((8, 12), 12)

@@ -7,6 +7,7 @@ from itertools import chain, cycle
 from typing import Any
 
 import torch
+from support.inputs import drawn
 from torch import Tensor, nn
 
 from gnn_attention import StandardHeads, TokenGraph, algebra, patterns
@@ -63,10 +64,6 @@ def cut(sizes: Iterable[int]) -> list[int]:
         if sum(found) == N:
             break
     return found
-
-
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def tokens(batch: int = B, n: int = N, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:

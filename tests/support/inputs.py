@@ -1,8 +1,13 @@
-"""Inputs that tests of kernels share: q, k and v as projections give them, and edges drawn at random."""
+"""Inputs that tests share: numbers, q, k and v as projections give them, and edges drawn at random."""
 
 import torch
 
 import gnn_attention as ga
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Numbers from N(0, 1)."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def qkv(

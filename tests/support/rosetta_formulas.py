@@ -6,17 +6,13 @@ import math
 from typing import Any
 
 import torch
+from support.inputs import drawn
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch_geometric.nn import TransformerConv
 
 T, M, D, H = 6, 8, 4, 2
 Parts = dict[str, Tensor]
-
-
-def drawn(*shape: int, seed: int) -> Tensor:
-    """float64."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 X = drawn(T, M, seed=0)

@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+from support.inputs import drawn
 from torch import Tensor, nn
 
 import gnn_attention as ga
@@ -46,10 +47,6 @@ def heads() -> StandardHeads:
         if name.startswith("b_"):
             nn.init.normal_(parameter)
     return made
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def redrawn(module: Any, seed: int = 0) -> Any:
