@@ -81,7 +81,7 @@ def index() -> str:
 
 def _card(entry: Entry) -> str:
     link = f"[{entry.name}](zoo/{entry.name}.rst)"
-    if entry.edges is None:
+    if entry.edges_per_token is None:
         return f"{{.card}}\n{link}"
     options = f":figclass: card\n:target: zoo/{entry.name}.html\n:width: 120\n:alt: Mask of {entry.example}"
     return f"```{{figure}} zoo/{entry.name}.svg\n{options}\n\n{link}\n```"
@@ -91,7 +91,7 @@ def files() -> Iterator[tuple[str, str]]:
     """(name, text) of the page of each builder and of its picture."""
     for entry in catalogue.entries():
         yield f"{entry.name}.rst", page(entry)
-        if entry.edges is not None:
+        if entry.edges_per_token is not None:
             graph = expressions.evaluate(entry.example)
             assert isinstance(graph, TokenGraph)
             yield f"{entry.name}.svg", picture(graph)

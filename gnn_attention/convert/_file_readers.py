@@ -1,4 +1,4 @@
-"""Readers of each kind of file: lists, JSON and Pajek are read here, others by networkx, scipy and pydot."""
+"""Readers of each kind of file: lists and Pajek are read here, others by networkx, scipy and pydot."""
 
 import ast
 import csv
@@ -7,11 +7,13 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
-from itertools import product, repeat
-from typing import Any, NamedTuple
+from typing import Any
+
+# of a file
+MOST_TOKENS = 2**24
 
 # names of columns
 SOURCES = ("source", "src", "from", "sender", "node1", "id1", "u", "start", "head", "origin")
@@ -29,19 +31,6 @@ _FOREIGN = re.compile(
     r"(\S+ )?(\S*[,;:]|[-=<>/]{2,}|\{\S*|\*[a-z]\S*|%%MatrixMarket)( |$)|p [a-z]+ \d+ \d+$", re.I
 )
 
-# the ids of two nodes, and the weight as the file has it: None or "" is none
-Edge = tuple[Hashable, Hashable, Any]
-
-
-class Content(NamedTuple):
-    """What a file says; None where it does not. ``nodes`` may lack those that the edges name."""
-
-    edges: list[Edge]
-    nodes: Sequence[Hashable] = ()
-    undirected: bool | None = None
-    labels: list[str] | None = None
-    size: int | None = None
-
 
 def are_integers(words: Sequence[str]) -> bool:
     return all(map(_INTEGER.fullmatch, words))
@@ -55,14 +44,19 @@ def parse_number(value: object) -> float | None:
         return None
 
 
-def _read_table(text: str, weight: str | None, delimiter: str | None = None) -> Content:
-    """A line for each edge. networkx skips a line that it cannot read, and does not keep their order."""
-    size = _SIZE.match(text.split("\n", 1)[0].strip())
+def _check_count(count: int) -> int:
+    if count > MOST_TOKENS:
+        raise ValueError(f"it has {count:,} tokens, at most {MOST_TOKENS:,} are read")
+    return count
+
+
+def _read_table(text: str, weight: str | None, empty: Any, delimiter: str | None = None) -> Any:
+    """A line for each edge; networkx skips a line that it cannot read."""
     rows = _split_rows(text, delimiter)
     header = _find_columns(rows, weight) if delimiter and rows else None
     src, dst, column, kind = header or (0, 1, 2, -1)
     rows = rows[1:] if header else rows
-    edges: list[Edge] = []
+    edges: list[tuple[str, str, dict[str, Any]]] = []
     for line, cells in rows:
         value = cells[column] if 0 <= column < len(cells) else ""
         is_number = value == "" or value.startswith("{") or parse_number(value) is not None
@@ -74,15 +68,20 @@ def _read_table(text: str, weight: str | None, delimiter: str | None = None) -> 
                 f"line {line}: expected 'src dst' or 'src dst weight', got {' '.join(cells)[:40]!r}; a .csv "
                 "or .tsv may have other columns if its first line names those of the ends source and target"
             )
-        if weight and value.startswith("{"):
-            # networkx writes the attributes of an edge as a dictionary
-            value = ast.literal_eval(value).get(weight)
-        edges.append((cells[src], cells[dst], value if weight else None))
+        # networkx writes the attributes of an edge as a dictionary
+        attributes = ast.literal_eval(value) if value.startswith("{") else {str(weight): value}
+        edges.append((cells[src], cells[dst], attributes))
     kinds = {cells[kind].lower() for _, cells in rows if 0 <= kind < len(cells)} & {"directed", "undirected"}
     if len(kinds) > 1:
         raise ValueError("its column Type has Directed and Undirected: expected one of them in all lines")
-    undirected = "undirected" in kinds if kinds else None
-    return Content(edges, undirected=undirected, size=int(size[1]) if size else None)
+    network = empty.to_undirected() if "undirected" in kinds else empty.to_directed() if kinds else empty
+    size = _SIZE.match(text.split("\n", 1)[0].strip())
+    count = _check_count(int(size[1])) if size else 0
+    network.add_nodes_from(map(str, range(count)))
+    network.add_edges_from(edges)
+    if size and len(network) > count:
+        raise ValueError(f"its tokens are 0 .. {count - 1}, but it names a token {[*network][count]}")
+    return network
 
 
 def _split_rows(text: str, delimiter: str | None) -> list[tuple[int, list[str]]]:
@@ -114,95 +113,88 @@ def _find_columns(rows: list[tuple[int, list[str]]], weight: str | None) -> tupl
     return None
 
 
-def _read_adjacency_list(text: str, weight: str | None) -> Content:
-    rows = [line.partition("#")[0].split() for line in text.split("\n")]
-    for n, words in enumerate(rows, 1):
-        if any(map(_FOREIGN.match, words)):
-            raise ValueError(f"line {n}: expected 'src dst dst ...', got {' '.join(words)[:40]!r}")
-    rows = [words for words in rows if words]
-    return Content([(src, dst, None) for src, *receivers in rows for dst in receivers], [r[0] for r in rows])
+def _read_adjacency_list(text: str, weight: str | None, empty: Any) -> Any:
+    import networkx as nx
+
+    rows = [line.partition("#")[0] for line in text.split("\n")]
+    for n, row in enumerate(rows, 1):
+        if any(map(_FOREIGN.match, row.split())):
+            raise ValueError(f"line {n}: expected 'src dst dst ...', got {row.strip()[:40]!r}")
+    return nx.parse_adjlist(rows, create_using=empty)
 
 
-def _read_matrix_market(text: str, weight: str | None) -> Content:
+def _read_matrix_market(text: str, weight: str | None, empty: Any) -> Any:
+    import networkx as nx
+
     scipy_io, sparse = importlib.import_module("scipy.io"), importlib.import_module("scipy.sparse")
-    rows, columns, _, _, kind, symmetry = scipy_io.mminfo(io.StringIO(text))
+    rows, columns, *_, kind, symmetry = scipy_io.mminfo(io.StringIO(text))
     if rows != columns:
         raise ValueError(f"expected a square matrix, got {rows} x {columns}")
+    _check_count(rows)
     matrix = sparse.coo_array(scipy_io.mmread(io.StringIO(text)))
-    # scipy mirrors what a symmetric file holds
-    stored = matrix.row >= (matrix.col if symmetry == "symmetric" else 0)
-    values = matrix.data[stored].tolist() if weight and kind != "pattern" else repeat(None)
-    edges = list(zip(matrix.row[stored].tolist(), matrix.col[stored].tolist(), values, strict=False))
-    return Content(edges, undirected=symmetry == "symmetric" or None, size=rows)
+    name = None if kind == "pattern" else weight
+    return nx.from_scipy_sparse_array(
+        matrix, False, empty.to_undirected() if symmetry == "symmetric" else empty, name
+    )
 
 
-def _read_xml(name: str, text: str, weight: str | None) -> Content:
+def _read_xml(name: str, text: str, weight: str | None, empty: Any) -> Any:
     import networkx as nx
 
     if len(re.findall(r"<(?:\w+:)?graph[\s/>]", text)) > 1:
         raise ValueError("it holds several graphs: give each a file of its own")
-    graph = getattr(nx, f"read_{name}")(io.BytesIO(text.encode()), node_type=str)
+    network = getattr(nx, f"read_{name}")(io.BytesIO(text.encode()), node_type=str)
     # networkx keeps the defaults beside the attributes
-    for *_, attributes in graph.edges.data():
-        attributes.update(graph.graph.get("edge_default", {}) | attributes)
-    return _from_networkx(graph, weight)
+    for *_, attributes in network.edges.data():
+        attributes.update(network.graph.get("edge_default", {}) | attributes)
+    return network
 
 
-def _read_gml(text: str, weight: str | None) -> Content:
+def _read_gml(text: str, weight: str | None, empty: Any) -> Any:
     import networkx as nx
 
     # without this word networkx refuses parallel edges, which other programs write
     if not re.search(r"\smultigraph\s", text):
         text = re.sub(r"(?m)^\s*graph\s*\[", r"\g<0> multigraph 1 ", text, count=1)
-    return _from_networkx(nx.parse_gml(text, label="id"), weight)
+    return nx.parse_gml(text, label="id")
 
 
-def _read_pajek(text: str, weight: str | None) -> Content:
+def _read_pajek(text: str, weight: str | None, empty: Any) -> Any:
     """networkx needs a label of its own for each vertex, and takes all sections of edges for one kind."""
-    labels: dict[str, str] = {}
-    edges: dict[str, list[Edge]] = {}
-    section = ""
+    sections: dict[str, list[list[str]]] = {}
+    rows: list[list[str]] = []
     for words in map(shlex.split, re.sub(r"(?m)^%.*$", "", text).split("\n")):
         if words and words[0].startswith("*"):
-            section = words[0][1:].lower()
-            if section == "vertices":
-                if int(words[1]) > 10**6:
-                    raise ValueError(f"it has {words[1]} vertices, at most 1,000,000 are read")
-                labels = {str(number): str(number) for number in range(1, int(words[1]) + 1)}
-        elif words and section == "vertices":
-            labels[words[0]] = words[1] if len(words) > 1 else words[0]
-        elif words:
-            value = words[2] if weight and len(words) > 2 else None
-            edges.setdefault(section, []).append((words[0], words[1], value))
-    if len(edges) > 1 or not {*edges} <= {"arcs", "edges"}:
-        raise ValueError(f"one section *arcs or *edges is read, got *{', *'.join(edges)}")
-    names = [*labels.values()]
-    listed = edges.get("arcs") or edges.get("edges") or []
-    return Content(listed, [*labels], "edges" in edges, names if len({*names}) == len(names) else None)
+            rows = sections.setdefault(words[0].lower(), [])
+        if words:
+            rows.append(words)
+    (_, count, *_), *vertices = sections.pop("*vertices")
+    kinds = [name for name, rows in sections.items() if len(rows) > 1]
+    if not {*kinds} < {"*arcs", "*edges"}:
+        raise ValueError(f"one section *arcs or *edges is read, got {', '.join(kinds)}")
+    network = empty.to_undirected() if "*edges" in (kinds or sections) else empty.to_directed()
+    network.add_nodes_from((str(n), {"label": str(n)}) for n in range(1, _check_count(int(count)) + 1))
+    network.add_nodes_from((words[0], {"label": words[1]}) for words in vertices if len(words) > 1)
+    for src, dst, *numbers in sections[kinds[0]][1:] if kinds else ():
+        network.add_edge(src, dst, **{str(weight): numbers[0]} if numbers else {})
+    return network
 
 
-def _read_json(text: str, weight: str | None) -> Content:
-    """Node-link data. networkx reads no positions in place of ids, and must be told the name of the edges."""
+def _read_json(text: str, weight: str | None, empty: Any) -> Any:
+    """Node-link data; nodes without ids have their positions."""
+    import networkx as nx
+
     data = json.loads(text)
-    ids = [_as_id(node.get("id", place)) for place, node in enumerate(data["nodes"])]
-    node_of = dict(zip(ids, ids, strict=True))
-    # version 3 of D3 counts positions, also of nodes with ids
-    if not any(isinstance(name, (int, float)) for name in ids):
-        node_of |= dict(enumerate(ids))
-    # versions of networkx write different names
+    # versions of networkx write and read different names
     links = data["edges"] if "edges" in data else data["links"]
-    ends = [(node_of[_as_id(link["source"])], node_of[_as_id(link["target"])]) for link in links]
-    edges = [(src, dst, link.get(weight)) for (src, dst), link in zip(ends, links, strict=True)]
-    undirected = not data["directed"] if "directed" in data else None
-    return Content(edges, ids, undirected, _choose_labels(data["nodes"]))
+    whole = data | {"edges": links, "links": links, "multigraph": True}
+    network = nx.node_link_graph(whole, directed=empty.is_directed())
+    if len(network) != len(data["nodes"]):
+        raise ValueError("two nodes have the same id, or an edge names an id that no node has")
+    return network
 
 
-def _as_id(value: Any) -> Hashable:
-    # JSON has no tuples, which are the nodes of a grid
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _read_dot(text: str, weight: str | None) -> Content:
+def _read_dot(text: str, weight: str | None, empty: Any) -> Any:
     import networkx as nx
 
     pydot = importlib.import_module("pydot")
@@ -214,37 +206,20 @@ def _read_dot(text: str, weight: str | None) -> Content:
     if len(graphs) != 1:
         reason = printed.getvalue().strip().split("\n")[-1]
         raise ValueError(reason or f"it holds {len(graphs)} graphs, expected one")
-    edges = graphs[0].get_edge_list()
-    # the last default before an edge counts
-    for edge, default in product(edges, reversed(graphs[0].get_node("edge"))):
-        if default.get_sequence() < edge.get_sequence():
-            edge.get_attributes().update(default.get_attributes() | edge.get_attributes())
-    ends = [end for edge in edges for end in (edge.get_source(), edge.get_destination())]
-    # networkx leaves subgraphs out, and makes nodes of ports
+    ends = [end for edge in graphs[0].get_edge_list() for end in edge.obj_dict["points"]]
+    # networkx leaves subgraphs and defaults out, and makes nodes of ports
     if graphs[0].get_subgraph_list() or any(re.match('[^"]*:|".*":', str(end)) for end in ends):
         raise ValueError("it has subgraphs or ports: write each edge from one node to another")
-    graph = nx.nx_pydot.from_pydot(graphs[0])
-    for *_, attributes in [*graph.nodes.data(), *graph.edges.data()]:
+    if any(weight in default.get_attributes() for default in graphs[0].get_node("edge")):
+        raise ValueError(f"it has a default {weight}: write it at each edge, or give weight=None")
+    network = nx.nx_pydot.from_pydot(graphs[0])
+    for *_, attributes in [*network.nodes.data(), *network.edges.data()]:
         attributes.update({name: str(value).strip('"') for name, value in attributes.items()})
-    return _from_networkx(graph, weight)
+    return network
 
 
-def _from_networkx(graph: Any, weight: str | None) -> Content:
-    labels = _choose_labels([attributes for _, attributes in graph.nodes.data()])
-    # With weight=None networkx gives triples, too.
-    return Content([*graph.edges(data=weight)], [*graph], not graph.is_directed(), labels)
-
-
-def _choose_labels(nodes: Sequence[Mapping[str, Any]]) -> list[str] | None:
-    """The attribute "label", or else "name", of the nodes if each has one of its own."""
-    for name in ("label", "name"):
-        words = [str(node.get(name, "")) for node in nodes]
-        if "" not in words and len({*words}) == len(words):
-            return words
-    return None
-
-
-READERS: Mapping[str, Callable[[str, str | None], Content]] = {
+# each reads a text; the graph is ``empty``, or one of its kind where the file does not say its own
+READERS: Mapping[str, Callable[[str, str | None, Any], Any]] = {
     **dict.fromkeys((".edges", ".edgelist"), _read_table),
     ".adjlist": _read_adjacency_list,
     ".graphml": partial(_read_xml, "graphml"),

@@ -3,10 +3,8 @@
 ``gnn-attention graphs`` prints it. A new builder needs one new example in ``EXAMPLES``.
 """
 
-import importlib
 import inspect
 import re
-import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +13,7 @@ from gnn_attention import patterns
 from gnn_attention.convert import expressions
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["EXAMPLES", "Entry", "entries", "listing"]
+__all__ = ["EXAMPLES", "Entry", "entries"]
 
 # one example of each builder, in the order of the modules of `patterns`
 _EXAMPLES = """
@@ -61,60 +59,37 @@ EXAMPLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A builder of the zoo and its example; ``edges``, over all heads, is None where it makes no graph."""
+    """A builder of the zoo and its example.
+
+    ``edges_per_token`` is the mean number of senders of a receiver of the example, in one head; None where it
+    makes no graph.
+    """
 
     name: str
     family: str
     definition: str
-    call: str
     example: str
-    tokens: int | None = None
-    edges: int | None = None
-    heads: int | None = None
-
-    @property
-    def edges_per_token(self) -> float | None:
-        """Mean number of senders of a receiver of the example, in one head."""
-        if not self.tokens or self.edges is None:
-            return None
-        return self.edges / (self.tokens * (self.heads or 1))
+    edges_per_token: float | None
 
 
 def entries(names: Iterable[str] | None = None) -> list[Entry]:
     """The builders of ``patterns``, family by family, or those named; ValueError for another name."""
-    names = None if names is None else [names] if isinstance(names, str) else list(names)
-    if unknown := [name for name in names or () if name not in EXAMPLES]:
+    names = patterns.__all__ if names is None else [names] if isinstance(names, str) else list(names)
+    if unknown := [name for name in names if name not in EXAMPLES]:
         raise ValueError(expressions.describe_unknown_builder(str(unknown[0])))
-    return [_entry(name) for name in (patterns.__all__ if names is None else names)]
-
-
-def listing(builders: Iterable[Entry], width: int = 100) -> str:
-    """The entries as text, under a heading for each family."""
-    lines, family = [], ""
-    for entry in builders:
-        if entry.family != family:
-            family = entry.family
-            module = importlib.import_module(f"gnn_attention.patterns.{family}")
-            lines += ["", *textwrap.wrap(f"{family}: {_first_sentence(module).rstrip('.')}", width)]
-        rate = entry.edges_per_token
-        counted = "a value for each edge" if rate is None else f"{rate:.3g} senders each"
-        lines += ["", f"  {entry.example}".ljust(width - len(counted) - 1) + f" {counted}"]
-        lines.append(textwrap.indent(textwrap.fill(entry.definition.replace("``", "`"), width - 4), "    "))
-    return "\n".join(lines[1:])
+    return [_entry(name) for name in names]
 
 
 def _entry(name: str) -> Entry:
-    builder, example = getattr(patterns, name), EXAMPLES[name]
-    made = expressions.evaluate(example)
-    sizes = (made.num_dst, made.num_edges, made.heads) if isinstance(made, TokenGraph) else (None, None, None)
-    parameters = inspect.signature(builder).parameters.values()
-    call = f"{name}({', '.join(str(p.replace(annotation=p.empty)) for p in parameters)})"
+    builder, graph, rate = getattr(patterns, name), expressions.evaluate(EXAMPLES[name]), None
+    if isinstance(graph, TokenGraph):
+        rate = graph.num_edges / (graph.num_dst * (graph.heads or 1))
     family = builder.__module__.rpartition(".")[2]
-    return Entry(name, family, _first_sentence(builder), call, example, *sizes)
+    return Entry(name, family, first_sentence(builder), EXAMPLES[name], rate)
 
 
-def _first_sentence(thing: Any) -> str:
-    paragraph = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
-    # a reference, as a word
+def first_sentence(documented: Any) -> str:
+    """The first sentence of a docstring, without the roles of Sphinx."""
+    paragraph = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
     paragraph = re.sub(r":\w+:`~?([^`]+)`", r"``\1``", paragraph)
     return re.split(r"(?<!e\.g)(?<!i\.e)(?<=\.) (?=[A-Z`])", paragraph)[0]

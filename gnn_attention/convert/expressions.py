@@ -10,17 +10,17 @@ passed to ``eval``. An expression is made of
 * operators on graphs: ``|  &  -  ^  ~  @  ** k``, and brackets;
 * ``.T``, ``.rows(start, stop)`` and ``.select(batch, head)``; ``[k]`` of a builder that makes several graphs.
 
-The length of the text and its numbers are limited. With an argument ``n`` the name ``n`` means it, and it may
-be left out: ``causal | window(8)``.
+The length of the text, its numbers, products and powers are limited. With an argument ``n`` the name ``n``
+means it, and it may be left out: ``causal | window(8)``.
 """
 
 import ast
 import difflib
 import inspect
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
-from operator import and_, getitem, matmul, or_, sub, xor
 from typing import Any, NoReturn
 
 import torch
@@ -36,18 +36,18 @@ __all__ = ["FUNCTIONS", "LARGEST_NUMBER", "LONGEST_TEXT"]
 __all__ += ["evaluate", "parse", "randn", "tensor"]
 
 LONGEST_TEXT = 10_000
-# the sum of all numbers: tokens, and everything that counts them
+# of tokens, and of all that counts them
 LARGEST_NUMBER = 2**24
 LARGEST_POWER = 1024
 # the pairs of tokens of a product, times the hops of a power: less than a minute
 MOST_PAIRS = 2**24
 
 OPERATORS: Mapping[type[ast.operator], Callable[[TokenGraph, TokenGraph], TokenGraph]] = {
-    ast.BitOr: or_,
-    ast.BitAnd: and_,
-    ast.Sub: sub,
-    ast.BitXor: xor,
-    ast.MatMult: matmul,
+    ast.BitOr: operator.or_,
+    ast.BitAnd: operator.and_,
+    ast.Sub: operator.sub,
+    ast.BitXor: operator.xor,
+    ast.MatMult: operator.matmul,
 }
 ALLOWED = (
     "allowed are calls of builders, | & - ^ ~ @ ** of graphs, .T, .rows(start, stop), .select(batch, head), "
@@ -73,8 +73,8 @@ def parse(text: str, *, n: int | None = None) -> TokenGraph:
     """
     graph = evaluate(text, n=n)
     if not isinstance(graph, TokenGraph):
-        hint = "one of its graphs, by [0]" if isinstance(graph, tuple) else "a graph such as 'window(64, 8)'"
-        raise ValueError(f"{checks.quoted(text, 40)} is {checks.quoted(graph)}, expected {hint}")
+        expected = "a graph such as 'window(64, 8)', or one of several graphs, by [0]"
+        raise ValueError(f"{checks.quoted(text, 40)} is {checks.quoted(graph)}, expected {expected}")
     return graph
 
 
@@ -88,9 +88,17 @@ def evaluate(text: str, *, n: int | None = None) -> Any:
         raise TypeError(f"an expression is a string such as 'window(64, 8)', got {checks.described(text)}")
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"the expression has {len(text)} characters, at most {LONGEST_TEXT} are read")
-    reader = _Reader(re.sub(r"\s", " ", text).strip(), None if n is None else checks.size("n", n))
+    text = re.sub(r"\s", " ", text).strip()
+    reader = _Reader(text, None if n is None else checks.size("n", n))
     try:
-        return reader.read(reader.parse_text())
+        # "1or 2" warns, and is an error anyway
+        with ignored():
+            tree = ast.parse(text, mode="eval")
+        return reader.read(tree.body)
+    except (SyntaxError, UnicodeEncodeError) as error:
+        column = getattr(error, "offset", None) or 1
+        reason = f"not an expression ({getattr(error, 'msg', error)}); {ALLOWED}"
+        raise ValueError(f"column {column}, {checks.quoted(text, 40)}: {reason}") from None
     except (RecursionError, MemoryError) as error:
         raise ValueError("the expression has too many brackets and operators inside one another") from error
 
@@ -120,27 +128,11 @@ class _Reader:
     def __init__(self, text: str, n: int | None) -> None:
         self.text, self.n = text, n
 
-    def parse_text(self) -> ast.expr:
-        """Parse the text as Python, within the limit of the numbers."""
-        try:
-            # "1or 2" warns, and is an error anyway
-            with ignored():
-                tree = ast.parse(self.text, mode="eval").body
-        # ValueError: half a character; a null byte, before Python 3.11.4
-        except (SyntaxError, ValueError) as error:
-            column = min(getattr(error, "offset", None) or 1, len(self.text) + 1)
-            place = self.text[column - 1 : column + 20] or "the end"
-            reason = f"not an expression ({getattr(error, 'msg', error)}); {ALLOWED}"
-            raise ValueError(f"column {column}, {place!r}: {reason}") from None
-        numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-        # an integer may be too large for a float
-        total = sum(min(abs(x), 2 * LARGEST_NUMBER) for x in numbers if isinstance(x, (int, float)))
-        if total > LARGEST_NUMBER:
-            self.refuse(tree, f"the numbers of an expression add up to at most {LARGEST_NUMBER}")
-        return tree
-
     def read(self, node: ast.expr) -> Any:
+        """The value of a node."""
         match node:
+            case ast.Constant(value=int() | float() as number) if abs(number) > LARGEST_NUMBER:
+                self.refuse(node, f"a number is at most {LARGEST_NUMBER}")
             case ast.Constant(value=None | bool() | int() | float() | str() as value):
                 return value
             case ast.List(elts=items):
@@ -149,9 +141,8 @@ class _Reader:
                 return tuple(self.read(item) for item in items)
             case ast.UnaryOp(op=ast.Invert(), operand=inner):
                 return ~self.read_graph(inner)
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-                # minus True is a number in Python only
-                return self.refuse(node) if isinstance(number, bool) else -number
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) as number):
+                return -self.read(number)
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
                 graph, hops = self.read_graph(left), self.read(right)
                 if type(hops) is not int or not 0 <= hops <= LARGEST_POWER:
@@ -163,15 +154,14 @@ class _Reader:
                 if type(op) is ast.MatMult:
                     self.limit_pairs(node, first.num_dst * max(first.num_src, second.num_src))
                 return self.attempt(node, OPERATORS[type(op)], first, second)
-            case ast.Call():
-                return self.read_call(node)
+            case ast.Call(func=ast.Name(id=name)):
+                return self.call(node, self.find_builder(node, name))
+            case ast.Call(func=ast.Attribute(value=inner, attr="rows" | "select" as name)):
+                return self.call(node, getattr(self.read_graph(inner), name))
             case ast.Attribute(value=inner, attr="T"):
                 return self.read_graph(inner).T
-            case ast.Subscript(value=inner, slice=index):
-                graphs, number = self.read(inner), self.read(index)
-                if not isinstance(graphs, tuple) or type(number) is not int:
-                    self.refuse(node, "[k] takes one graph of a builder that makes several, by its number")
-                return self.attempt(node, getitem, graphs, number)
+            case ast.Subscript(value=inner, slice=ast.Constant(value=int() as number)):
+                return self.attempt(node, operator.getitem, self.read(inner), number)
             case ast.Name(id="n") if self.n is not None:
                 return self.n
             case ast.Name(id=name):
@@ -188,30 +178,22 @@ class _Reader:
         if pairs > MOST_PAIRS:
             self.refuse(node, f"products and powers list at most {MOST_PAIRS} pairs here, got {pairs}")
 
-    def read_call(self, node: ast.Call) -> Any:
-        match node.func:
-            case ast.Name(id=name):
-                function = self.find_builder(node, name)
-            case ast.Attribute(value=inner, attr="rows" | "select" as name):
-                function = getattr(self.read_graph(inner), name)
-            case _:
-                self.refuse(node)
-        positional = [self.read(argument) for argument in node.args]
-        named = {keyword.arg: self.read(keyword.value) for keyword in node.keywords if keyword.arg}
-        # the name of ** is None
-        if len(named) < len(node.keywords):
-            self.refuse(node)
-        return self.attempt(node, function, *positional, **named)
-
     def find_builder(self, node: ast.expr, name: str) -> Callable[..., Any]:
         if name not in FUNCTIONS:
             self.refuse(node, describe_unknown_builder(name))
         return FUNCTIONS[name]
 
+    def call(self, node: ast.Call, function: Callable[..., Any]) -> Any:
+        named = {keyword.arg: self.read(keyword.value) for keyword in node.keywords if keyword.arg}
+        # the name of ** is None
+        if len(named) < len(node.keywords):
+            self.refuse(node)
+        return self.attempt(node, function, *map(self.read, node.args), **named)
+
     def attempt(self, node: ast.expr, function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
         """The result of a call; what it raises comes back as a ValueError that quotes the place."""
-        if self.n is not None:
-            positional = _insert_n(inspect.signature(function), self.n, positional, named)
+        if self.n is not None and not _fits(function, positional, named):
+            positional = (self.n, *positional)
         try:
             return function(*positional, **named)
         # whatever a builder raises is an error of this text
@@ -231,12 +213,11 @@ def describe_unknown_builder(name: str) -> str:
     return f"there is no builder {checks.quoted(name)}; {hint}"
 
 
-def _insert_n(signature: inspect.Signature, n: int, positional: Any, named: Mapping[str, Any]) -> Any:
-    """The positional arguments, behind n if that is the first parameter and they fit only so."""
-    if next(iter(signature.parameters), "") != "n":
-        return positional
+def _fits(function: Callable[..., Any], positional: Any, named: Mapping[str, Any]) -> bool:
+    """Whether a function takes these arguments, or does not begin with a number of tokens n."""
+    signature = inspect.signature(function)
     try:
         signature.bind(*positional, **named)
     except TypeError:
-        return (n, *positional)
-    return positional
+        return next(iter(signature.parameters), "") != "n"
+    return True

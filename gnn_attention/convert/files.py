@@ -1,19 +1,11 @@
 """Graphs in files of this and other programs. An edge from u to v is a message from u to v.
 
-========================= ===================================================================================
-``.edges``, ``.edgelist`` a line for each edge, ``src dst``, then a weight or networkx's ``{'weight': 2}``
-``.csv``, ``.tsv``        the same; a header may name the columns: source, target, weight, and Gephi's Type
-``.adjlist``              a line for each sender, ``src dst dst ...``; a token alone has no out-edges
-``.graphml``, ``.gexf``   GraphML and GEXF, read by networkx
-``.mtx``                  MatrixMarket, read by scipy: the entry (i, j) is an edge from i - 1 to j - 1
-``.gml``                  GML, read by networkx; ``.net``, ``.paj`` and ``.pajek`` are Pajek
-``.json``                 node-link data of networkx and D3
-``.dot``, ``.gv``         Graphviz without subgraphs and ports, read by pydot
-========================= ===================================================================================
-
-Nodes whose labels are all integers stand in numeric order, so that 0 .. n-1 are the positions of the tokens.
-Others stand in the order of the file, those that it declares before what only edges name.
+The guide "Bring your graph" has a table of the formats, which the ending of a file names. Nodes whose
+labels are all integers stand in numeric order, so that 0 .. n-1 are the positions of the tokens. Others stand
+in the order of the file, those that it declares before what only edges name.
 """
+
+from __future__ import annotations
 
 import os
 from collections import Counter
@@ -21,20 +13,20 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention._support.text import one_line
-from gnn_attention.convert._file_readers import READERS, Content, are_integers, parse_number
+from gnn_attention.convert._file_readers import READERS, are_integers, parse_number
 from gnn_attention.convert.formats import from_triples, to_networkx
 from gnn_attention.graph import TokenGraph
 
-__all__ = ["MOST_TOKENS", "READERS", "WRITERS", "GraphFile", "load", "read", "write"]
+if TYPE_CHECKING:
+    import networkx
 
-# of a file
-MOST_TOKENS = 2**24
+__all__ = ["READERS", "WRITERS", "GraphFile", "load", "read", "write"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +59,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def load(
-    path: str | os.PathLike[str],
-    undirected: bool | None = None,
-    weight: str | None = "weight",
-    num_tokens: int | None = None,
+    path: str | os.PathLike[str], undirected: bool | None = None, weight: str | None = "weight"
 ) -> GraphFile:
     """The graph of a file, with the labels of its tokens and the weights of its edges.
 
@@ -80,14 +69,13 @@ def load(
             general matrices and JSON without "directed" do not say it and are directed by default.
         weight: the edge attribute, or the column, of the weights; None reads none. An edge without one has
             the default of the file, else weight 1, as in networkx.
-        num_tokens: the number of tokens where labels are positions 0, 1, ... and tokens without edges are
-            missing. The first line of an edge list by :func:`write` says it (``# tokens 64``).
 
     A label is the attribute "label" or "name" of a node where each node has one of its own, else its id.
     The columns of the ends may also be called from and to, src and dst, u and v, and the like; a CSV may have
-    semicolons or tabs for commas. Duplicate edges count once, with the first weight. Edge lists, CSV, JSON,
-    Pajek and sparse matrices keep the order of the file, the others have that of networkx; the second
-    direction of an undirected edge follows the first.
+    semicolons or tabs for commas. A first line ``# tokens 64`` of a list says that its tokens are 0 .. 63,
+    with edges or without. Duplicate edges count once, with the first weight. Edge lists, CSV, Pajek and
+    sparse matrices keep the order of the file, the others have that of networkx; the second direction of an
+    undirected edge follows the first.
 
     Raises ValueError, which names the file and where possible the line or the edge, for an unknown ending and
     a file that holds no such graph or contradicts ``undirected``; ImportError where scipy or pydot is
@@ -102,26 +90,24 @@ def load(
     >>> words.labels, words.graph.edge_index.tolist(), words.weights.tolist()
     (['the', 'cat', 'sat'], [[0, 1, 1, 2], [1, 0, 2, 1]], [0.5, 0.5, 2.0, 2.0])
     """
+    import networkx
+
     path = Path(path)
     parse = _choose_by_ending(path, READERS)
     if undirected is not None:
         checks.instance("undirected", undirected, bool)
     if weight is not None:
         checks.instance("weight", weight, str)
-    size = None if num_tokens is None else checks.size("num_tokens", num_tokens)
     try:
         text = path.read_text(encoding="utf-8-sig")
         # the other packages warn of what comes in their next versions
         with ignored():
-            content = parse(text, weight)
-        if undirected is not None and content.undirected not in (None, undirected):
-            direction = "undirected" if content.undirected else "directed"
+            network = parse(text, weight, networkx.MultiGraph() if undirected else networkx.MultiDiGraph())
+        if undirected is not None and network.is_directed() == undirected:
+            direction = "directed" if undirected else "undirected"
             raise ValueError(f"its edges are {direction}, not undirected={undirected}: leave undirected out")
-        return _build(path.name, content, weight, size, bool(undirected or content.undirected))
-    except ImportError as error:
-        package = str(error.name).partition(".")[0]
-        raise ImportError(f"this kind of file is read by {package}: pip install {package}") from error
-    except OSError:
+        return _build(path.name, network, weight)
+    except (ImportError, OSError):
         raise
     # of the parsers of other packages, too
     except Exception as error:
@@ -129,10 +115,8 @@ def load(
         raise ValueError(f"{path} holds no graph of tokens: {kind}{one_line(str(error), 300)}") from error
 
 
-def read(
-    path: str | os.PathLike[str], num_tokens: int | None = None, undirected: bool | None = None
-) -> TokenGraph:
-    """The graph of a file without weights: ``load(path, undirected, None, num_tokens).graph``.
+def read(path: str | os.PathLike[str], undirected: bool | None = None) -> TokenGraph:
+    """The graph of a file without weights: ``load(path, undirected, None).graph``.
 
     >>> import tempfile
     >>> from gnn_attention import patterns
@@ -141,7 +125,7 @@ def read(
     ...     read(Path(folder) / "window.graphml") == patterns.window(5, 2)
     True
     """
-    return load(path, undirected, None, num_tokens).graph
+    return load(path, undirected, None).graph
 
 
 def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
@@ -158,55 +142,45 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
     atomic_files.write(path, "".join(f"{line}\n" for line in generate(graph)))
 
 
-def _build(
-    name: str, content: Content, weight: str | None, num_tokens: int | None, undirected: bool
-) -> GraphFile:
-    is_weighted = any(value not in (None, "") for *_, value in content.edges)
-    if content.edges and not is_weighted and weight not in (None, "weight"):
+def _build(name: str, network: networkx.Graph, weight: str | None) -> GraphFile:
+    listed = [*network.edges(data=weight)]
+    is_weighted = weight is not None and any(value not in (None, "") for *_, value in listed)
+    if listed and not is_weighted and weight not in (None, "weight"):
         raise ValueError(f"none of its edges has a {weight!r}: name another attribute, or weight=None")
-    labels, position = _place_nodes(content, num_tokens)
-    # the first of parallel edges, which are the same in both directions if undirected
-    edges: dict[tuple[int, int], tuple[int, int, float]] = {}
-    for sender, receiver, value in content.edges:
+    nodes, labels = _order_nodes(network)
+    position = {node: place for place, node in enumerate(nodes)}
+    # the first of parallel edges
+    edges: dict[tuple[int, int], Any] = {}
+    for src, dst, value in listed:
         number = 1.0 if value in (None, "") else parse_number(value)
-        if number is None:
-            got = str(value)[:40]
-            raise ValueError(f"the edge {sender} -> {receiver}: a weight is a finite number, got {got!r}")
-        src, dst = position[sender], position[receiver]
-        ends = (dst, src) if undirected and dst < src else (src, dst)
-        edges.setdefault(ends, (src, dst, number))
-    read = from_triples([*edges.values()], not undirected, len(labels), weight if is_weighted else None, name)
+        edges.setdefault((position[src], position[dst]), value if number is None else number)
+    triples = [(src, dst, number) for (src, dst), number in edges.items()]
+    is_directed = network.is_directed()
+    read = from_triples(triples, is_directed, len(nodes), weight if is_weighted else None, name)
     graph, weights = read if is_weighted else (read, None)
-    return GraphFile(graph, labels, weights, undirected, len(edges), len(content.edges) - len(edges))
+    return GraphFile(graph, labels, weights, not is_directed, len(edges), len(listed) - len(edges))
 
 
-def _place_nodes(content: Content, num_tokens: int | None) -> tuple[list[str], dict[Hashable, int]]:
-    """The label of each token, and the position of each node."""
-    size = content.size if num_tokens is None else num_tokens
-    if content.size not in (None, size):
-        raise ValueError(f"it has {content.size} tokens, not num_tokens={num_tokens}: leave num_tokens out")
-    if size is not None and size > MOST_TOKENS:
-        raise ValueError(f"it has {size:,} tokens, at most {MOST_TOKENS:,} are read")
-    ends = (end for src, dst, _ in content.edges for end in (src, dst))
-    nodes = [*dict.fromkeys([*content.nodes, *ends])]
-    labels = content.labels or [str(node) for node in nodes]
-    if not are_integers(labels):
-        if size not in (None, len(nodes)):
-            raise ValueError(
-                f"its {len(nodes)} nodes have names such as {labels[0]!r}: it has no {size} tokens"
-            )
-        return labels, {node: position for position, node in enumerate(nodes)}
-    numbers = {node: int(label) for node, label in zip(nodes, labels, strict=True)}
-    if len({*numbers.values()}) < len(nodes):
-        number, times = Counter(numbers.values()).most_common(1)[0]
+def _order_nodes(network: networkx.Graph) -> tuple[list[Hashable], list[str]]:
+    """The nodes in the order of the tokens, and their labels."""
+    nodes, labels = [*network], _choose_labels(network)
+    if not nodes or not are_integers(labels):
+        return nodes, labels
+    numbers = [int(label) for label in labels]
+    number, times = Counter(numbers).most_common(1)[0]
+    if times > 1:
         raise ValueError(f"{times} of its nodes are the same number {number}: write it in one way")
-    if size is None:
-        label_of = dict(zip(nodes, labels, strict=True))
-        nodes.sort(key=numbers.__getitem__)
-        return [label_of[node] for node in nodes], {node: position for position, node in enumerate(nodes)}
-    if outside := [number for number in numbers.values() if not 0 <= number < size]:
-        raise ValueError(f"its tokens are 0 .. {size - 1}, but it names a token {outside[0]}")
-    return [str(token) for token in range(size)], numbers
+    order = sorted(range(len(nodes)), key=numbers.__getitem__)
+    return [nodes[place] for place in order], [labels[place] for place in order]
+
+
+def _choose_labels(network: networkx.Graph) -> list[str]:
+    """The attribute "label", or else "name", of the nodes if each has one of its own, else their ids."""
+    for name in ("label", "name"):
+        words = [str(word) for _, word in network.nodes.data(name, "")]
+        if "" not in words and len({*words}) == len(words):
+            return words
+    return [str(node) for node in network]
 
 
 def _generate_edge_list(graph: TokenGraph) -> Iterable[str]:

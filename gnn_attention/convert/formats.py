@@ -20,17 +20,15 @@ from gnn_attention.graph import TokenGraph, edge_list
 if TYPE_CHECKING:
     import networkx
 
-# by the package of a type: the function that takes its objects
-ADVICE = {
-    "scipy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix",
-    "numpy": "convert.from_scipy(A, rows='src' or 'dst') takes a matrix; torch.as_tensor(A) makes a tensor",
-    "pandas": "convert.from_edge_index(torch.tensor(table.to_numpy()).t(), num_dst) takes a table of pairs",
-    "networkx": "convert.from_networkx takes a graph of networkx",
-    "igraph": "convert.from_igraph takes a graph of igraph",
-    "torch_geometric": "convert.from_pyg takes a Data, or a relation data[src, name, dst] of a HeteroData",
-    "torch.nn.attention.flex_attention": "convert.from_block_mask takes a BlockMask",
-    "torch": "convert.from_mask takes bool and float tensors (mask.bool()), convert.from_edge_index signed "
-    "integers [2, E] (edges.long()), convert.from_pyg a sparse adj_t",
+# by the package of an object: the function that takes it
+TAKEN_BY = {
+    "scipy": "from_scipy takes a matrix",
+    "numpy": "from_scipy takes a matrix; torch.as_tensor(A) makes a tensor",
+    "networkx": "from_networkx takes a graph of networkx",
+    "igraph": "from_igraph takes a graph of igraph",
+    "torch_geometric": "from_pyg takes a Data, or a relation data[src, name, dst] of a HeteroData",
+    "torch": "from_mask takes bool and float tensors, from_edge_index signed integers [2, E], from_pyg a "
+    "sparse adj_t, from_block_mask a BlockMask",
 }
 # the attributes of a torch_geometric object which have one entry for each node
 NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id", "tf")
@@ -38,12 +36,9 @@ NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id", "tf")
 
 def wrong_kind(expected: str, value: object) -> TypeError:
     """The error for an object of another kind, which names the function that takes it."""
-    modules = [f"{base.__module__}." for base in type(value).__mro__]
-    known = (text for package, text in ADVICE.items() if any(m.startswith(f"{package}.") for m in modules))
-    advice = next(known, "convert.from_edge_index takes torch.tensor(pairs).t() of pairs (src, dst)")
-    if isinstance(value, (str, os.PathLike)):
-        advice = "ga.graph_files.read takes the path of a file"
-    return TypeError(f"{expected}, got {checks.quoted(value)}; {advice}")
+    package = type(value).__module__.partition(".")[0]
+    others = "from_edge_index takes torch.tensor(pairs).t() of pairs, ga.graph_files.read a path"
+    return TypeError(f"{expected}, got {checks.quoted(value)}; convert.{TAKEN_BY.get(package, others)}")
 
 
 def from_edge_index(
@@ -107,7 +102,14 @@ def to_scipy(graph: TokenGraph, rows: str, weights: Tensor | None = None) -> Any
 
     checks.choice("rows", rows, ("src", "dst"))
     src, dst = checks.instance("graph", graph, TokenGraph).edge_index.numpy()
-    values = torch.ones(len(src), dtype=torch.bool) if weights is None else _check_weights(graph, weights)
+    values = torch.ones(len(src), dtype=torch.bool) if weights is None else weights
+    if not isinstance(values, Tensor) or values.is_complex() or values.shape != (graph.num_edges,):
+        got = checks.quoted(values)
+        raise ValueError(f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {got}")
+    values = values.detach().cpu()
+    # SciPy has no other floating point numbers
+    if values.is_floating_point() and values.dtype not in (torch.float32, torch.float64):
+        values = values.float()
     matrix = coo_array((values.numpy(), (src, dst)), shape=(graph.num_src, graph.num_dst), copy=True)
     return matrix if rows == "src" else matrix.T
 
@@ -180,23 +182,15 @@ def to_networkx(
     """
     import networkx as nx
 
-    checks.instance("graph", graph, TokenGraph)
-    result, edges = nx.DiGraph(name=graph.name), list(map(tuple, graph.edge_index.t().tolist()))
-    if graph.num_dst == graph.num_src:
-        result.add_nodes_from(range(graph.num_dst))
-    else:
-        result.add_nodes_from((("src", j) for j in range(graph.num_src)), bipartite=0)
-        result.add_nodes_from((("dst", i) for i in range(graph.num_dst)), bipartite=1)
-        edges = [(("src", j), ("dst", i)) for j, i in edges]
-    result.add_edges_from(edges)
+    if checks.instance("graph", graph, TokenGraph).num_dst != graph.num_src:
+        way = "networkx.bipartite.from_biadjacency_matrix(convert.to_scipy(graph, rows='dst'))"
+        raise ValueError(f"a DiGraph has one kind of node, {graph!r} two: use {way}")
+    result = nx.DiGraph(name=graph.name)
+    result.add_nodes_from(range(graph.num_dst))
+    result.add_edges_from(graph.edge_index.t().tolist())
     if labels is not None:
-        if graph.num_dst != graph.num_src:
-            raise ValueError("labels name the nodes of a square graph; this one has two kinds, src and dst")
         names = checks.labels("labels", labels, graph.num_dst, f"{graph.num_dst} nodes")
         nx.set_node_attributes(result, dict(enumerate(names)), "label")
-    if weights is not None:
-        values = dict(zip(edges, _check_weights(graph, weights).tolist(), strict=True))
-        nx.set_edge_attributes(result, values, "weight")
     return result
 
 
@@ -223,77 +217,65 @@ def from_pyg(
     >>> from_pyg(adj_t).edge_index.tolist()
     [[0, 0, 1], [0, 1, 1]]
     """
-    values, tensor = None, data
-    nodes: tuple[int | None, int | None] = None, None
+    edges, values, sizes = data, None, [(num_dst, num_src)]
     if hasattr(data, "keys") and (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
-        nodes, tensor = _look_up_sizes(data), getattr(data, "edge_index", None)
-        if isinstance(weight, str) and tensor is not None and weight in data:
+        sizes.append(_look_up_sizes(data))
+        edges = getattr(data, "edge_index", None)
+        if isinstance(weight, str) and edges is not None and weight in data:
             values = torch.as_tensor(data[weight])
-        tensor = getattr(data, "adj_t", None) if tensor is None else tensor
-        if tensor is None:
+        edges = getattr(data, "adj_t", None) if edges is None else edges
+        if edges is None:
             raise ValueError("data holds neither an edge_index nor an adj_t")
-    edges, stored, *shape = _read_entries(tensor)
-    num_dst = _agree("num_dst", num_dst, nodes[0], shape[0])
-    num_src = _agree("num_src", num_src, nodes[1], shape[1])
+    if hasattr(edges, "to_torch_sparse_coo_tensor"):
+        edges = edges.to_torch_sparse_coo_tensor()
+    if isinstance(edges, Tensor) and edges.layout in edge_list.SPARSE:
+        sizes.append((edges.shape[0], edges.shape[1]))
+        edges, stored = _sparse_entries(edges)
+        values = stored if weight is True else values
+    elif not isinstance(edges, Tensor) or edges.dtype == torch.bool or edges.is_floating_point():
+        kinds = "a relation of a HeteroData, an integer edge_index or a sparse adj_t"
+        raise wrong_kind(f"expected a torch_geometric Data, EdgeIndex, {kinds}", edges)
+    elif hasattr(edges, "sparse_size"):
+        sizes.append(edges.sparse_size()[::-1])
+    num_dst = _agree("num_dst", [size[0] for size in sizes])
+    num_src = _agree("num_src", [size[1] for size in sizes])
     is_relation = isinstance(getattr(data, "_key", None), tuple)
     num_src = num_dst if num_src is None and not is_relation else num_src
     if num_dst is None or num_src is None:
         raise ValueError("num_dst and num_src are needed: this edge_index does not know its number of nodes")
-    values = stored if weight is True else values
     if weight and values is None:
         expected = "the name of an attribute beside the edge_index of a Data, or True of a sparse tensor"
         raise ValueError(f"data holds no weights of its edges at weight={weight!r}, expected {expected}")
     return _build(edges, values, num_dst, num_src, coalesce, "pyg")
 
 
-def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
-    """The graph as torch_geometric's ``Data`` (``kind="data"``), ``EdgeIndex`` ("edge_index") or "adj_t".
-
-    ValueError for a ``Data``, which has one kind of node, if senders and receivers differ in number.
+def to_pyg(graph: TokenGraph) -> Any:
+    """The graph as torch_geometric's ``Data``; ValueError if senders and receivers differ in number.
 
     >>> from gnn_attention import patterns
-    >>> to_pyg(patterns.causal(3), "adj_t").to_dense().int().tolist()
-    [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    >>> to_pyg(patterns.causal(3)).edge_index.tolist()
+    [[0, 0, 1, 0, 1, 2], [0, 1, 1, 2, 2, 2]]
     """
-    checks.choice("kind", kind, ("data", "edge_index", "adj_t"))
-    edges = checks.instance("graph", graph, TokenGraph).edge_index
-    if kind == "adj_t":
-        ones, size = torch.ones(edges.shape[1], device=edges.device), (graph.num_dst, graph.num_src)
-        return torch.sparse_coo_tensor(edges.flip(0), ones, size, check_invariants=False).coalesce()
-    import torch_geometric
+    from torch_geometric.data import Data
 
-    if kind == "edge_index":
-        return torch_geometric.EdgeIndex(edges.clone(), sparse_size=(graph.num_src, graph.num_dst))
-    if graph.num_dst != graph.num_src:
-        raise ValueError(f"a Data has one kind of node, {graph!r} two; use kind='edge_index' or 'adj_t'")
-    return torch_geometric.data.Data(edge_index=edges.clone(), num_nodes=graph.num_dst)
+    if checks.instance("graph", graph, TokenGraph).num_dst != graph.num_src:
+        way = "EdgeIndex(graph.edge_index, sparse_size=(graph.num_src, graph.num_dst))"
+        raise ValueError(f"a Data has one kind of node, {graph!r} two: use {way}")
+    return Data(edge_index=graph.edge_index.clone(), num_nodes=graph.num_dst)
 
 
-def sparse_entries(argument: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
+def _sparse_entries(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The edges ``(src, dst)`` that a sparse ``[dst, src]`` stores, in its order, and their values."""
-    matrix = edge_list.elements(argument, matrix, edge_list.SPARSE)
+    matrix = edge_list.elements("adj_t", matrix, edge_list.SPARSE)
     if matrix.dim() - matrix.dense_dim() != 2 or matrix.sparse_dim() != 2:
         got = f"{matrix.sparse_dim()} of shape {list(matrix.shape)}"
-        raise ValueError(f"{argument} must have two sparse axes [dst, src], got {got}")
+        raise ValueError(f"adj_t must have two sparse axes [dst, src], got {got}")
     # as stored: a duplicate must be seen, not summed
     entries = matrix.detach().to_sparse(layout=torch.sparse_coo)
     edges, values = entries._indices().flip(0), entries._values()
     # other zeros fill a block
     is_edge = values != 0 if matrix.layout in (torch.sparse_bsr, torch.sparse_bsc) else slice(None)
     return edges[:, is_edge], values[is_edge]
-
-
-def _read_entries(data: Any) -> tuple[Tensor, Tensor | None, int | None, int | None]:
-    """``edge_index``, stored values, ``num_dst`` and ``num_src`` of an edge list or ``adj_t``."""
-    if hasattr(data, "to_torch_sparse_coo_tensor"):
-        data = data.to_torch_sparse_coo_tensor()
-    if isinstance(data, Tensor) and data.layout in edge_list.SPARSE:
-        return *sparse_entries("adj_t", data), data.shape[0], data.shape[1]
-    if not isinstance(data, Tensor) or data.dtype == torch.bool or data.is_floating_point():
-        kinds = "a relation of a HeteroData, an integer edge_index or a sparse adj_t"
-        raise wrong_kind(f"expected a torch_geometric Data, EdgeIndex, {kinds}", data)
-    num_src, num_dst = data.sparse_size() if hasattr(data, "sparse_size") else (None, None)
-    return data, None, num_dst, num_src
 
 
 def _look_up_sizes(data: Any) -> tuple[int | None, int | None]:
@@ -315,7 +297,7 @@ def _count_nodes(store: Any) -> Any:
     return store.num_nodes if is_sized else None
 
 
-def _agree(name: str, *sizes: int | None) -> int | None:
+def _agree(name: str, sizes: Sequence[int | None]) -> int | None:
     """The one size that the call and the object name, or None if neither does."""
     known = [size for size in sizes if size is not None]
     if any(size != known[0] for size in known):
@@ -363,13 +345,3 @@ def _build(
             f"a weight is a finite number, got {values[~is_number][0]} at the edge {src} -> {dst}"
         )
     return graph, values if values.is_floating_point() else values.to(torch.get_default_dtype())
-
-
-def _check_weights(graph: TokenGraph, weights: Tensor) -> Tensor:
-    if not isinstance(weights, Tensor) or weights.is_complex() or weights.shape != (graph.num_edges,):
-        got = checks.quoted(weights)
-        raise ValueError(f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {got}")
-    weights = weights.detach().cpu()
-    # SciPy has no other floating point numbers
-    is_foreign = weights.is_floating_point() and weights.dtype not in (torch.float32, torch.float64)
-    return weights.float() if is_foreign else weights

@@ -10,7 +10,7 @@ import torch
 from gnn_attention import patterns
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.convert.formats import sparse_entries, wrong_kind
+from gnn_attention.convert.formats import wrong_kind
 from gnn_attention.graph import TokenGraph, edge_list, rules
 
 
@@ -56,11 +56,6 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
         if read_as == "additive":
             ways = "from_pyg(mask, weight=True) takes an adjacency, mask.to_dense() is an additive mask"
             raise ValueError(f"a sparse float mask does not say whether a missing entry is an edge: {ways}")
-        if mask.dim() == 2:
-            edges, values = sparse_entries("mask", mask)
-            num_dst, num_src = mask.shape
-            graph = TokenGraph.from_edges(edges[:, values], num_dst, num_src, coalesce=True, name="mask")
-            return graph if read_as == "attend" else ~graph
         mask = mask.to_dense()
     mask = mask[(None,) * (4 - mask.dim())]
     table = mask.detach().cpu()

@@ -199,25 +199,16 @@ class TestNetworkx:
         with pytest.raises(ValueError, match="labels must hold a name for each of the 3 nodes, got 2"):
             convert.to_networkx(patterns.causal(3), labels=["a", "b"])
 
-    def test_two_kinds_of_node(self):
-        network = convert.to_networkx(convert.from_mask(ASYMMETRIC))
-        assert set(network.edges) == {(("src", src), ("dst", dst)) for src, dst in pairs_of(ASYMMETRIC)}
-        sides = {("src", j): 0 for j in range(5)} | {("dst", i): 1 for i in range(4)}
-        assert dict(network.nodes(data="bipartite")) == sides
-        assert nx.is_bipartite(network)
-        with pytest.raises(ValueError, match="labels name the nodes of a square graph"):
-            convert.to_networkx(patterns.cross(2, 3), labels=["a", "b", "c"])
-
 
 def test_what_is_no_graph_is_refused():
     varied = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 3, heads=2)
-    empty, causal, rectangle = Data(x=torch.zeros(2, 1)), patterns.causal(3), patterns.cross(2, 3)
+    empty, rectangle = Data(x=torch.zeros(2, 1)), patterns.cross(2, 3)
     cases = [
         (lambda: convert.from_pyg(torch.eye(3), 3, 3), TypeError, "expected .*got a Tensor of torch.float32"),
         (lambda: convert.from_pyg(empty), ValueError, "neither an edge_index nor an"),
-        (lambda: convert.to_pyg(causal, "csr"), ValueError, "kind must be one of 'data', 'edge_index',"),
-        (lambda: convert.to_pyg(rectangle), ValueError, "a Data has one kind of node.*use kind='edge_index'"),
-        (lambda: convert.to_pyg(varied, "adj_t"), ValueError, "differs by head"),
+        (lambda: convert.to_pyg(rectangle), ValueError, r"a Data has one kind of node.*use EdgeIndex\("),
+        (lambda: convert.to_networkx(rectangle), ValueError, "one kind of node.*use networkx.bipartite"),
+        (lambda: convert.to_pyg(varied), ValueError, "differs by head"),
         (lambda: convert.to_networkx(varied), ValueError, "differs by head"),
     ]
     assert_refusals(cases)
@@ -239,12 +230,14 @@ class TestPyG:
     @pytest.mark.parametrize("layout", ["coo", "csr"])
     def test_adj_t(self, layout):
         """Rows are receivers: the sparse tensor is the mask."""
-        adj_t = convert.to_pyg(self.graph, "adj_t")
+        adj_t = self.graph.mask().float().to_sparse()
         assert adj_t.shape == (4, 5)
         assert torch.equal(adj_t.to_dense().bool(), self.graph.mask())
         adj_t = adj_t if layout == "coo" else adj_t.to_sparse_csr()
         assert convert.from_pyg(adj_t) == self.graph
-        assert convert.from_pyg(Data(adj_t=convert.to_pyg(self.square, "adj_t"), num_nodes=6)) == self.square
+        assert (
+            convert.from_pyg(Data(adj_t=self.square.mask().float().to_sparse(), num_nodes=6)) == self.square
+        )
 
     def test_duplicates_inside_sparse_tensors_are_refused(self):
         """Never summed into one value."""
