@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 
 from gnn_attention import algebra, patterns
 from gnn_attention._support.shapes import Bool, Tensor
-from gnn_attention.convert import catalogue, expressions
+from gnn_attention.convert import expressions
 from gnn_attention.explorer._pack import EACH_ITS_OWN, bits
 from gnn_attention.graph import TokenGraph
 
@@ -120,12 +119,4 @@ def _user(value: Any, tokens: int, size: int) -> Choice:
     count = min(graph.num_dst, size)
     mask = torch.zeros(size, size, dtype=torch.bool)
     mask[:count, :count] = algebra.restrict(graph, range(count)).mask()
-    return Choice(graph.name, _meaning(graph.name, int(mask.sum())), mask, count)
-
-
-def _meaning(name: str, edges: int) -> str:
-    # the catalogue's sentence for a builder, a count for an expression
-    found = re.fullmatch(r"(\w+)\([^()]*\)", name)
-    if found and found[1] in catalogue.EXAMPLES:
-        return catalogue.entries([found[1]])[0].definition.replace("``", "")
-    return f"Your graph, {edges:,} edges."
+    return Choice(graph.name, f"Your graph, {int(mask.sum()):,} edges.", mask, count)

@@ -44,8 +44,12 @@ class PooledBlocks(nn.Module):
         """
         graph = _choice.checked(graph, q, k)
         AttentionCall.checked(q, k, k, graph)
-        queries = self._query_features(q)
-        keys = edge_softmax.per_query_head(self._key_features(k), q.shape[1])
+        # the scores are linear in the pooled keys
+        if self.pool == "mean":
+            queries, pooled = q, blocks.block_means(k, self.block)
+        else:
+            queries, pooled = blocks.signed(q), blocks.block_extremes(k, self.block)
+        keys = edge_softmax.per_query_head(pooled, q.shape[1])
 
         def scores(rows: tuple[int, int]) -> Tensor:
             found = queries[:, :, slice(*rows)] @ keys.mT
@@ -58,11 +62,3 @@ class PooledBlocks(nn.Module):
         index = _choice.top_rows(scores, graph, k.shape[2] * q.shape[1], self.top)
         chosen = _choice.tokens_of(index, self.block, graph)
         return _choice.subgraph(chosen, graph, f"top {self.top} blocks of {self.block}")
-
-    def _query_features(self, q: Tensor) -> Tensor:
-        """What is linear in the pooled keys."""
-        return q if self.pool == "mean" else blocks.signed(q)
-
-    def _key_features(self, k: Tensor) -> Tensor:
-        pool = blocks.block_means if self.pool == "mean" else blocks.block_extremes
-        return pool(k, self.block)
