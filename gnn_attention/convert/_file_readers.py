@@ -177,6 +177,8 @@ def _read_pajek(text: str, weight: str | None, empty: Any) -> Any:
     network.add_nodes_from((words[0], {"label": words[1]}) for words in vertices if len(words) > 1)
     for src, dst, *numbers in sections[kinds[0]][1:] if kinds else ():
         network.add_edge(src, dst, **{str(weight): numbers[0]} if numbers else {})
+    if len(network) > int(count):
+        raise ValueError(f"it has {count} vertices, but it names a vertex {[*network][int(count)]}")
     return network
 
 

@@ -106,11 +106,8 @@ def to_scipy(graph: TokenGraph, rows: str, weights: Tensor | None = None) -> Any
     if not isinstance(values, Tensor) or values.is_complex() or values.shape != (graph.num_edges,):
         got = checks.quoted(values)
         raise ValueError(f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {got}")
-    values = values.detach().cpu()
-    # SciPy has no other floating point numbers
-    if values.is_floating_point() and values.dtype not in (torch.float32, torch.float64):
-        values = values.float()
-    matrix = coo_array((values.numpy(), (src, dst)), shape=(graph.num_src, graph.num_dst), copy=True)
+    entries = values.detach().cpu().numpy(), (src, dst)
+    matrix = coo_array(entries, shape=(graph.num_src, graph.num_dst), copy=True)
     return matrix if rows == "src" else matrix.T
 
 

@@ -204,15 +204,12 @@ def narrowed(call: Arguments, place: Place) -> Place:
     selection, blocks = call.others[given[0]], given[0] == "block_indices"
     own, heads = place.own, call.q.shape[1]
     size = getattr(getattr(call.module, "indexer", None), "block_size", None) if blocks else None
-    what, advice = f"{named(call.module)} passes {' and '.join(given)}", "unsupported, use 'eager'"
-    axes, form = (4, "[batch, key/value heads, dst, K]") if blocks else (3, "[batch, dst, K]")
-    got = list(selection.shape) if isinstance(selection, Tensor) else [type(selection).__name__]
-    if len(got) != axes or got[-2] != own.num_dst:
-        raise NotImplementedError(f"{what} of {got}, expected {form} integers: {advice}")
-    if len(given) > 1 or (blocks and heads % got[1]):
-        raise NotImplementedError(f"{what}, expected one selection for each group of {heads} heads: {advice}")
-    if blocks and not isinstance(size, int):
-        raise NotImplementedError(f"{what}, but has no indexer.block_size that says how large they are")
+    shape: list[Any] = list(selection.shape) if isinstance(selection, Tensor) else [type(selection).__name__]
+    fits = len(given) == 1 and len(shape) == (4 if blocks else 3) and shape[-2] == own.num_dst
+    if not fits or (blocks and (heads % shape[1] or not isinstance(size, int))):
+        what = f"{named(call.module)} passes {' and '.join(given)} of {shape} for {own.num_dst} receivers"
+        axes = "[batch, groups of heads, dst, K] and an indexer.block_size" if blocks else "[batch, dst, K]"
+        raise NotImplementedError(f"{what} and {heads} heads, expected one selection {axes}: use 'eager'")
     if blocks and place.left is not None:
         what = "its indexer counts blocks and scores from the padding on the left on, with any attention"
         advice = "pad on the right, or give it one sample at a time"

@@ -317,6 +317,7 @@ WRONG = [
     ("a.graphml", graphml("<node id='0'/><graph/>"), "it holds several graphs: give each a file of its own"),
     ("a.gml", "graph [\nnode [ id 0 ]\nedge [ source 0 ]\n]", "edge #0 has no 'target' attribute"),
     ("a.net", "*vertices 2\n1 a\n2 b\n*arcs\n1 2\n*edges\n2 1\n", "one section .* got .arcs, .edges"),
+    ("a.net", "*vertices 2\n*arcs\n1 3\n", "it has 2 vertices, but it names a vertex 3"),
     ("a.net", "*vertices 9999999999\n*arcs\n1 2\n", "9,999,999,999 tokens, at most 16,777,216 are read"),
     ("a.json", "[" * 100_000, "RecursionError"),
     (
