@@ -74,7 +74,7 @@ def load(
     The columns of the ends may also be called from and to, src and dst, u and v, and the like; a CSV may have
     semicolons or tabs for commas. A first line ``# tokens 64`` of a list says that its tokens are 0 .. 63,
     with edges or without. Duplicate edges count once, with the first weight. Edges are in the order of
-    networkx, by sender in the order of the file; the second direction of an undirected edge follows the first.
+    networkx, by sender as the file names them; the second direction of an undirected edge follows the first.
 
     Raises ValueError, which names the file and where possible the line or the edge, for an unknown ending and
     a file that holds no such graph or contradicts ``undirected``; ImportError where scipy or pydot is
