@@ -40,20 +40,21 @@ def _cells(mask: torch.Tensor, left: int) -> str:
     return f'{frame}<path d="{path}" fill="{INK}"/>'
 
 
+def _is_graph(entry: Entry) -> bool:
+    return isinstance(expressions.evaluate(entry.example), TokenGraph)
+
+
 def page(entry: Entry) -> str:
     """The page of a builder, in reStructuredText."""
-    rate, family = entry.edges_per_token, f"Family `{entry.family} <../zoo.html#{entry.family}>`__."
+    family = f"Family `{entry.family} <../zoo.html#{entry.family}>`__."
     facts = f"{family} Example: ``{entry.example}``, a value for each edge, no graph."
     image = ""
-    if rate is not None:
+    if _is_graph(entry):
         image = (
             f".. image:: {entry.name}.svg\n   :class: mask\n   :width: 320\n"
             f"   :alt: Mask of {entry.example}: a row for each receiver, a column for each sender\n"
         )
-        facts = (
-            f"{family} The picture: ``{entry.example}``, {rate:.3g} senders for each receiver; "
-            f'draw it: ``gnn-attention draw "{entry.example}"``.'
-        )
+        facts = f'{family} The picture: ``gnn-attention draw "{entry.example}"``.'
     ids = dict.fromkeys(ARXIV.findall(inspect.getdoc(getattr(patterns, entry.name)) or ""))
     links = ", ".join(f"`arXiv {one} <https://arxiv.org/abs/{one}>`__" for one in ids)
     papers = f"**{'Papers with this graph' if len(ids) > 1 else 'Paper'}:** {links}." if ids else ""
@@ -81,7 +82,7 @@ def index() -> str:
 
 def _card(entry: Entry) -> str:
     link = f"[{entry.name}](zoo/{entry.name}.rst)"
-    if entry.edges_per_token is None:
+    if not _is_graph(entry):
         return f"{{.card}}\n{link}"
     options = f":figclass: card\n:target: zoo/{entry.name}.html\n:width: 120\n:alt: Mask of {entry.example}"
     return f"```{{figure}} zoo/{entry.name}.svg\n{options}\n\n{link}\n```"
@@ -91,7 +92,5 @@ def files() -> Iterator[tuple[str, str]]:
     """(name, text) of the page of each builder and of its picture."""
     for entry in catalogue.entries():
         yield f"{entry.name}.rst", page(entry)
-        if entry.edges_per_token is not None:
-            graph = expressions.evaluate(entry.example)
-            assert isinstance(graph, TokenGraph)
-            yield f"{entry.name}.svg", picture(graph)
+        if _is_graph(entry):
+            yield f"{entry.name}.svg", picture(expressions.parse(entry.example))

@@ -2,8 +2,6 @@
 
 import argparse
 import importlib
-import shutil
-import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import groupby
@@ -20,23 +18,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _graphs(args: argparse.Namespace) -> int:
-    found = catalogue.entries(args.name or None)
-    width = min(shutil.get_terminal_size((100, 0)).columns, 120)
-    json_files.write_json(args.json, [asdict(entry) for entry in found], _listing(found, width))
+    entries = catalogue.entries(args.name or None)
+    json_files.write_json(args.json, [asdict(entry) for entry in entries], _listing(entries))
     return 0
 
 
-def _listing(entries: Iterable[catalogue.Entry], width: int) -> str:
+def _listing(entries: Iterable[catalogue.Entry]) -> str:
     """The entries as text, under a heading for each family."""
     lines = []
     for family, members in groupby(entries, key=lambda entry: entry.family):
         module = importlib.import_module(f"gnn_attention.patterns.{family}")
-        sentence = catalogue.first_sentence(module).rstrip(".")
-        lines += ["", *textwrap.wrap(f"{family}: {sentence}", width)]
+        lines += ["", f"{family}: {catalogue.first_sentence(module)}"]
         for entry in members:
-            rate = entry.edges_per_token
-            counted = "a value for each edge" if rate is None else f"{rate:.3g} senders each"
-            lines += ["", f"  {entry.example}".ljust(width - len(counted) - 1) + f" {counted}"]
-            definition = textwrap.fill(entry.definition.replace("``", "`"), width - 4)
-            lines.append(textwrap.indent(definition, "    "))
+            lines += ["", f"  {entry.example}", f"    {entry.definition.replace('``', '`')}"]
     return "\n".join(lines[1:])

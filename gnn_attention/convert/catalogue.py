@@ -11,7 +11,6 @@ from typing import Any
 
 from gnn_attention import patterns
 from gnn_attention.convert import expressions
-from gnn_attention.graph import TokenGraph
 
 __all__ = ["EXAMPLES", "Entry", "entries"]
 
@@ -59,33 +58,24 @@ EXAMPLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A builder of the zoo and its example.
-
-    ``edges_per_token`` is the mean number of senders of a receiver of the example, in one head; None where it
-    makes no graph.
-    """
+    """A builder of the zoo: its module, the first sentence about it, and an expression that can be drawn."""
 
     name: str
     family: str
     definition: str
     example: str
-    edges_per_token: float | None
 
 
 def entries(names: Iterable[str] | None = None) -> list[Entry]:
     """The builders of ``patterns``, family by family, or those named; ValueError for another name."""
-    names = patterns.__all__ if names is None else [names] if isinstance(names, str) else list(names)
-    if unknown := [name for name in names if name not in EXAMPLES]:
-        raise ValueError(expressions.describe_unknown_builder(str(unknown[0])))
-    return [_entry(name) for name in names]
-
-
-def _entry(name: str) -> Entry:
-    builder, graph, rate = getattr(patterns, name), expressions.evaluate(EXAMPLES[name]), None
-    if isinstance(graph, TokenGraph):
-        rate = graph.num_edges / (graph.num_dst * (graph.heads or 1))
-    family = builder.__module__.rpartition(".")[2]
-    return Entry(name, family, first_sentence(builder), EXAMPLES[name], rate)
+    found = []
+    for name in patterns.__all__ if names is None else names:
+        if name not in EXAMPLES:
+            raise ValueError(expressions.describe_unknown_builder(str(name)))
+        builder = getattr(patterns, name)
+        family = builder.__module__.rpartition(".")[2]
+        found.append(Entry(name, family, first_sentence(builder), EXAMPLES[name]))
+    return found
 
 
 def first_sentence(documented: Any) -> str:

