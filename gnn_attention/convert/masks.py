@@ -22,8 +22,8 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     or of a half dtype it was widened from, are non-edges). Returns a :class:`TokenGraph`, or ``(graph,
     bias)`` if an additive mask holds finite numbers other than 0: bias ``[E]``, ``[heads, E]`` or ``[batch,
     heads, E]`` in the order of ``graph.edge_index``. A leading axis of size 1 is the same for all. A sparse
-    bool tensor is a mask whose missing entries are False; torch's ``causal_upper_left`` and
-    ``causal_lower_right`` are the masks that SDPA reads in them.
+    bool tensor is made dense, its missing entries False (:func:`from_pyg` takes a large one); torch's
+    ``causal_upper_left`` and ``causal_lower_right`` are the masks that SDPA reads in them.
 
     Raises TypeError (another kind of object, a dtype that does not fit the meaning) and ValueError (NaN or
     +inf, a wrong number of axes, a bias on a mask whose edges differ by head or sample, a tensor without

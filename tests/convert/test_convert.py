@@ -214,35 +214,20 @@ def test_what_is_no_graph_is_refused():
     assert_refusals(cases)
 
 
-class TestPyG:
-    graph = TokenGraph.from_edges(torch.tensor([[4, 0, 2, 0], [1, 3, 1, 0]]), 4, 5)
-    square = TokenGraph.from_edges(torch.tensor([[4, 0, 2, 0], [1, 3, 1, 0]]), 6)
+def test_data_of_torch_geometric_there_and_back():
+    graph = TokenGraph.from_edges(torch.tensor([[4, 0, 2, 0], [1, 3, 1, 0]]), 6)
+    data = convert.to_pyg(graph)
+    assert isinstance(data, Data)
+    assert data.num_nodes == 6
+    assert torch.equal(data.edge_index, graph.edge_index)
+    assert torch.equal(convert.from_pyg(data).edge_index, graph.edge_index)
+    assert convert.from_pyg(data) == graph
 
-    def test_data(self):
-        data = convert.to_pyg(self.square)
-        assert isinstance(data, Data)
-        assert data.num_nodes == 6
-        assert torch.equal(data.edge_index, self.square.edge_index)
-        again = convert.from_pyg(data)
-        assert again == self.square
-        assert torch.equal(again.edge_index, self.square.edge_index)
 
-    @pytest.mark.parametrize("layout", ["coo", "csr"])
-    def test_adj_t(self, layout):
-        """Rows are receivers: the sparse tensor is the mask."""
-        adj_t = self.graph.mask().float().to_sparse()
-        assert adj_t.shape == (4, 5)
-        assert torch.equal(adj_t.to_dense().bool(), self.graph.mask())
-        adj_t = adj_t if layout == "coo" else adj_t.to_sparse_csr()
-        assert convert.from_pyg(adj_t) == self.graph
-        assert (
-            convert.from_pyg(Data(adj_t=self.square.mask().float().to_sparse(), num_nodes=6)) == self.square
-        )
-
-    def test_duplicates_inside_sparse_tensors_are_refused(self):
-        """Never summed into one value."""
-        twice = torch.tensor([[0, 1, 1], [2, 0, 0]])
-        coo = torch.sparse_coo_tensor(twice, torch.ones(3), (3, 3), check_invariants=False)
-        with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 stands at 1 and 2\)"):
-            convert.from_pyg(coo)
-        assert pairs(convert.from_pyg(coo, coalesce=True)) == [(2, 0), (0, 1)]
+def test_duplicates_inside_sparse_tensors_are_refused():
+    """Never summed into one value."""
+    twice = torch.tensor([[0, 1, 1], [2, 0, 0]])
+    coo = torch.sparse_coo_tensor(twice, torch.ones(3), (3, 3), check_invariants=False)
+    with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 stands at 1 and 2\)"):
+        convert.from_pyg(coo)
+    assert pairs(convert.from_pyg(coo, coalesce=True)) == [(2, 0), (0, 1)]
