@@ -69,7 +69,9 @@ def page(
     >>> shown
     Page('Llamas do not output words', 11 tokens, 1.9 MB)
     """
-    words, first = _words(text_or_tokens), [] if graph is None else _several("graph", graph)
+    words, first = text_or_tokens, [] if graph is None else _several("graph", graph)
+    if not isinstance(words, str):
+        words = checks.sizes("text_or_tokens", words, wanted="the ids of tokens")
     offered = None if masks is None else _several("masks", masks)
     if title is not None and not isinstance(title, str):
         raise TypeError(f"title must be a string, got {type(title).__name__}")
@@ -81,19 +83,6 @@ def page(
     data = _data(source, title, wanted, others)
     more = {"typed": typed(first)} if source.model["kind"] == "model" else {}
     return Page(assembled(title, data | more), title, count)
-
-
-def _words(text_or_tokens: Any) -> str | Sequence[int]:
-    if isinstance(text_or_tokens, Tensor):
-        if text_or_tokens.dim() != 1:
-            got = f"shape {list(text_or_tokens.shape)}; take one row of a batch"
-            raise ValueError(f"text_or_tokens must be [tokens], got {got}")
-        text_or_tokens = text_or_tokens.tolist()
-    if not isinstance(text_or_tokens, Sequence):
-        raise TypeError(
-            f"text_or_tokens must be a string or the ids of tokens, got {type(text_or_tokens).__name__}"
-        )
-    return text_or_tokens
 
 
 def _source(words: Any, model: Any, room: int, layers: Any) -> Source:

@@ -25,7 +25,7 @@ def whole(words: Words, model: LanguageModel, vocabulary: BytePair, name: str, r
     if not isinstance(words, str):
         # refuses what is no token
         vocabulary.decode(words)
-    ids = vocabulary.encode(words) if isinstance(words, str) else list(map(int, words))
+    ids = vocabulary.encode(words) if isinstance(words, str) else list(words)
     check_length(ids)
     if len(ids) + room > LONGEST + 64:
         raise ValueError(f"room must leave at most {LONGEST + 64} tokens in all, got {len(ids)} and {room}")

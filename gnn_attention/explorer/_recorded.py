@@ -50,8 +50,7 @@ def recorded(
 def _tokens(words: Words, tokenizer: Any) -> list[tuple[int, str]]:
     # ids and their texts, as they stand in the text where the tokenizer knows
     if not isinstance(words, str):
-        ids = checks.sizes("text_or_tokens", words)
-        return [(token, str(token) if tokenizer is None else tokenizer.decode([token])) for token in ids]
+        return [(token, str(token) if tokenizer is None else tokenizer.decode([token])) for token in words]
     if tokenizer is None:
         raise TypeError("a text needs the model's tokenizer: give model=(model, tokenizer), or token ids")
     found = tokenizer(words, return_offsets_mapping=bool(getattr(tokenizer, "is_fast", False)))
