@@ -14,6 +14,8 @@ from typing import Any
 
 # of a file
 MOST_TOKENS = 2**24
+# the attribute of an edge that says where the file names it, for networkx lists edges by sender
+PLACE = "place in the file"
 
 # names of columns
 SOURCES = ("source", "src", "from", "sender", "node1", "id1", "u", "start", "head", "origin")
@@ -50,6 +52,15 @@ def _check_count(count: int) -> int:
     return count
 
 
+def add_tokens(network: Any, count: int) -> None:
+    """Add those of the tokens 0 .. count - 1 that have no edges."""
+    known = {str(node) for node in network}
+    network.add_nodes_from(name for name in map(str, range(_check_count(count))) if name not in known)
+    if len(network) > count:
+        outside = next(node for node in network if not (str(node).isdecimal() and int(node) < count))
+        raise ValueError(f"its tokens are 0 .. {count - 1}, but it names a token {outside}")
+
+
 def _read_table(text: str, weight: str | None, empty: Any, delimiter: str | None = None) -> Any:
     """A line for each edge; networkx skips a line that it cannot read."""
     rows = _split_rows(text, delimiter)
@@ -70,17 +81,14 @@ def _read_table(text: str, weight: str | None, empty: Any, delimiter: str | None
             )
         # networkx writes the attributes of an edge as a dictionary
         attributes = ast.literal_eval(value) if value.startswith("{") else {str(weight): value}
-        edges.append((cells[src], cells[dst], attributes))
+        edges.append((cells[src], cells[dst], {**attributes, PLACE: line}))
     kinds = {cells[kind].lower() for _, cells in rows if 0 <= kind < len(cells)} & {"directed", "undirected"}
     if len(kinds) > 1:
         raise ValueError("its column Type has Directed and Undirected: expected one of them in all lines")
     network = empty.to_undirected() if "undirected" in kinds else empty.to_directed() if kinds else empty
-    size = _SIZE.match(text.split("\n", 1)[0].strip())
-    count = _check_count(int(size[1])) if size else 0
-    network.add_nodes_from(map(str, range(count)))
     network.add_edges_from(edges)
-    if size and len(network) > count:
-        raise ValueError(f"its tokens are 0 .. {count - 1}, but it names a token {[*network][count]}")
+    if size := _SIZE.match(text.split("\n", 1)[0].strip()):
+        add_tokens(network, int(size[1]))
     return network
 
 
@@ -175,8 +183,9 @@ def _read_pajek(text: str, weight: str | None, empty: Any) -> Any:
     network = empty.to_undirected() if "*edges" in (kinds or sections) else empty.to_directed()
     network.add_nodes_from((str(n), {"label": str(n)}) for n in range(1, _check_count(int(count)) + 1))
     network.add_nodes_from((words[0], {"label": words[1]}) for words in vertices if len(words) > 1)
-    for src, dst, *numbers in sections[kinds[0]][1:] if kinds else ():
-        network.add_edge(src, dst, **{str(weight): numbers[0]} if numbers else {})
+    for place, (src, dst, *numbers) in enumerate(sections[kinds[0]][1:] if kinds else ()):
+        attributes = {str(weight): numbers[0]} if numbers else {}
+        network.add_edges_from([(src, dst, {**attributes, PLACE: place})])
     if len(network) > int(count):
         raise ValueError(f"it has {count} vertices, but it names a vertex {[*network][int(count)]}")
     return network
@@ -189,6 +198,7 @@ def _read_json(text: str, weight: str | None, empty: Any) -> Any:
     data = json.loads(text)
     # versions of networkx write and read different names
     links = data["edges"] if "edges" in data else data["links"]
+    links = [link | {PLACE: place} for place, link in enumerate(links)]
     whole = data | {"edges": links, "links": links, "multigraph": True}
     network = nx.node_link_graph(whole, directed=empty.is_directed())
     if len(network) != len(data["nodes"]):

@@ -19,7 +19,7 @@ from gnn_attention._support import atomic_files, checks
 from gnn_attention._support.locks import ignored
 from gnn_attention._support.shapes import Float, Tensor
 from gnn_attention._support.text import one_line
-from gnn_attention.convert._file_readers import READERS, are_integers, parse_number
+from gnn_attention.convert._file_readers import PLACE, READERS, add_tokens, are_integers, parse_number
 from gnn_attention.convert.formats import from_triples, to_networkx
 from gnn_attention.graph import TokenGraph
 
@@ -59,7 +59,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def load(
-    path: str | os.PathLike[str], undirected: bool | None = None, weight: str | None = "weight"
+    path: str | os.PathLike[str],
+    undirected: bool | None = None,
+    weight: str | None = "weight",
+    num_tokens: int | None = None,
 ) -> GraphFile:
     """The graph of a file, with the labels of its tokens and the weights of its edges.
 
@@ -69,12 +72,14 @@ def load(
             general matrices and JSON without "directed" do not say it and are directed by default.
         weight: the edge attribute, or the column, of the weights; None reads none. An edge without one has
             the default of the file, else weight 1, as in networkx.
+        num_tokens: the number of tokens where labels are positions 0, 1, ... and tokens without edges are
+            missing. The first line of an edge list by :func:`write` says it (``# tokens 64``).
 
     A label is the attribute "label" or "name" of a node where each node has one of its own, else its id.
     The columns of the ends may also be called from and to, src and dst, u and v, and the like; a CSV may have
-    semicolons or tabs for commas. A first line ``# tokens 64`` of a list says that its tokens are 0 .. 63,
-    with edges or without. Duplicate edges count once, with the first weight. Edges are in the order of
-    networkx, by sender as the file names them; the second direction of an undirected edge follows the first.
+    semicolons or tabs for commas. Duplicate edges count once, with the first weight. Edge lists, CSV, JSON
+    and Pajek keep the order of the file, the others have that of networkx; the second direction of an
+    undirected edge follows the first.
 
     Raises ValueError, which names the file and where possible the line or the edge, for an unknown ending and
     a file that holds no such graph or contradicts ``undirected``; ImportError where scipy or pydot is
@@ -97,6 +102,8 @@ def load(
         checks.instance("undirected", undirected, bool)
     if weight is not None:
         checks.instance("weight", weight, str)
+    if num_tokens is not None:
+        num_tokens = checks.size("num_tokens", num_tokens)
     try:
         text = path.read_text(encoding="utf-8-sig")
         # the other packages warn of what comes in their next versions
@@ -105,8 +112,13 @@ def load(
         if undirected is not None and network.is_directed() == undirected:
             direction = "directed" if undirected else "undirected"
             raise ValueError(f"its edges are {direction}, not undirected={undirected}: leave undirected out")
+        if num_tokens is not None:
+            add_tokens(network, num_tokens)
         return _build(path.name, network, weight)
-    except (ImportError, OSError):
+    except ImportError as error:
+        package = str(error.name).partition(".")[0]
+        raise ImportError(f"this kind of file is read by {package}: pip install {package}") from error
+    except OSError:
         raise
     # of the parsers of other packages, too
     except Exception as error:
@@ -114,8 +126,10 @@ def load(
         raise ValueError(f"{path} holds no graph of tokens: {kind}{one_line(str(error), 300)}") from error
 
 
-def read(path: str | os.PathLike[str], undirected: bool | None = None) -> TokenGraph:
-    """The graph of a file without weights: ``load(path, undirected, None).graph``.
+def read(
+    path: str | os.PathLike[str], num_tokens: int | None = None, undirected: bool | None = None
+) -> TokenGraph:
+    """The graph of a file without weights: ``load(path, undirected, None, num_tokens).graph``.
 
     >>> import tempfile
     >>> from gnn_attention import patterns
@@ -124,7 +138,7 @@ def read(path: str | os.PathLike[str], undirected: bool | None = None) -> TokenG
     ...     read(Path(folder) / "window.graphml") == patterns.window(5, 2)
     True
     """
-    return load(path, undirected, None).graph
+    return load(path, undirected, None, num_tokens).graph
 
 
 def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
@@ -142,17 +156,21 @@ def write(graph: TokenGraph, path: str | os.PathLike[str]) -> None:
 
 
 def _build(name: str, network: networkx.Graph, weight: str | None) -> GraphFile:
-    listed = [*network.edges(data=weight)]
+    edges_of_file = sorted(network.edges(data=True), key=lambda edge: edge[2].get(PLACE, 0))
+    listed = [(src, dst, attributes.get(weight)) for src, dst, attributes in edges_of_file]
     is_weighted = weight is not None and any(value not in (None, "") for *_, value in listed)
     if listed and not is_weighted and weight not in (None, "weight"):
         raise ValueError(f"none of its edges has a {weight!r}: name another attribute, or weight=None")
     nodes, labels = _order_nodes(network)
     position = {node: place for place, node in enumerate(nodes)}
     # the first of parallel edges
-    edges: dict[tuple[int, int], Any] = {}
+    edges: dict[tuple[int, int], float] = {}
     for src, dst, value in listed:
         number = 1.0 if value in (None, "") else parse_number(value)
-        edges.setdefault((position[src], position[dst]), value if number is None else number)
+        if number is None:
+            got = str(value)[:40]
+            raise ValueError(f"the edge {src} -> {dst}: a weight is a finite number, got {got!r}")
+        edges.setdefault((position[src], position[dst]), number)
     triples = [(src, dst, number) for (src, dst), number in edges.items()]
     is_directed = network.is_directed()
     read = from_triples(triples, is_directed, len(nodes), weight if is_weighted else None, name)

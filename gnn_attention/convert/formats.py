@@ -6,7 +6,6 @@ The direction is never guessed: an edge ``src -> dst`` is ``mask[dst, src]``, th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -102,12 +101,8 @@ def to_scipy(graph: TokenGraph, rows: str, weights: Tensor | None = None) -> Any
 
     checks.choice("rows", rows, ("src", "dst"))
     src, dst = checks.instance("graph", graph, TokenGraph).edge_index.numpy()
-    values = torch.ones(len(src), dtype=torch.bool) if weights is None else weights
-    if not isinstance(values, Tensor) or values.is_complex() or values.shape != (graph.num_edges,):
-        got = checks.quoted(values)
-        raise ValueError(f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {got}")
-    entries = values.detach().cpu().numpy(), (src, dst)
-    matrix = coo_array(entries, shape=(graph.num_src, graph.num_dst), copy=True)
+    values = torch.ones(len(src), dtype=torch.bool) if weights is None else _check_weights(graph, weights)
+    matrix = coo_array((values.numpy(), (src, dst)), shape=(graph.num_src, graph.num_dst), copy=True)
     return matrix if rows == "src" else matrix.T
 
 
@@ -169,9 +164,9 @@ def to_networkx(
 ) -> networkx.DiGraph:
     """A ``networkx.DiGraph`` with an edge from src to dst for every message, nodes 0 .. n-1.
 
-    ``labels``, a list, become the node attribute "label", and ``weights [E]`` the
-    edge attribute "weight", else ValueError for another number of them. Where receivers and senders differ in
-    number the nodes are ``("src", j)`` and ``("dst", i)``, with "bipartite" 0 and 1.
+    ``labels``, a list, become the node attribute "label", and ``weights [E]`` the edge attribute "weight",
+    else ValueError for another number of them. Where receivers and senders differ in number the nodes are
+    ``("src", j)`` and ``("dst", i)``, with "bipartite" 0 and 1.
 
     >>> from gnn_attention import patterns
     >>> sorted(to_networkx(patterns.strict_causal(3)).edges)
@@ -179,15 +174,23 @@ def to_networkx(
     """
     import networkx as nx
 
-    if checks.instance("graph", graph, TokenGraph).num_dst != graph.num_src:
-        way = "networkx.bipartite.from_biadjacency_matrix(convert.to_scipy(graph, rows='dst'))"
-        raise ValueError(f"a DiGraph has one kind of node, {graph!r} two: use {way}")
-    result = nx.DiGraph(name=graph.name)
-    result.add_nodes_from(range(graph.num_dst))
-    result.add_edges_from(graph.edge_index.t().tolist())
+    checks.instance("graph", graph, TokenGraph)
+    result, edges = nx.DiGraph(name=graph.name), list(map(tuple, graph.edge_index.t().tolist()))
+    if graph.num_dst == graph.num_src:
+        result.add_nodes_from(range(graph.num_dst))
+    else:
+        result.add_nodes_from((("src", j) for j in range(graph.num_src)), bipartite=0)
+        result.add_nodes_from((("dst", i) for i in range(graph.num_dst)), bipartite=1)
+        edges = [(("src", j), ("dst", i)) for j, i in edges]
+    result.add_edges_from(edges)
     if labels is not None:
+        if graph.num_dst != graph.num_src:
+            raise ValueError("labels name the nodes of a square graph; this one has two kinds, src and dst")
         names = checks.labels("labels", labels, graph.num_dst, f"{graph.num_dst} nodes")
         nx.set_node_attributes(result, dict(enumerate(names)), "label")
+    if weights is not None:
+        values = dict(zip(edges, _check_weights(graph, weights).tolist(), strict=True))
+        nx.set_edge_attributes(result, values, "weight")
     return result
 
 
@@ -227,7 +230,7 @@ def from_pyg(
         edges = edges.to_torch_sparse_coo_tensor()
     if isinstance(edges, Tensor) and edges.layout in edge_list.SPARSE:
         sizes.append((edges.shape[0], edges.shape[1]))
-        edges, stored = _sparse_entries(edges)
+        edges, stored = sparse_entries("adj_t", edges)
         values = stored if weight is True else values
     elif not isinstance(edges, Tensor) or edges.dtype == torch.bool or edges.is_floating_point():
         kinds = "a relation of a HeteroData, an integer edge_index or a sparse adj_t"
@@ -246,27 +249,35 @@ def from_pyg(
     return _build(edges, values, num_dst, num_src, coalesce, "pyg")
 
 
-def to_pyg(graph: TokenGraph) -> Any:
-    """The graph as torch_geometric's ``Data``; ValueError if senders and receivers differ in number.
+def to_pyg(graph: TokenGraph, kind: str = "data") -> Any:
+    """The graph as torch_geometric's ``Data`` (``kind="data"``), ``EdgeIndex`` ("edge_index") or "adj_t".
+
+    ValueError for a ``Data``, which has one kind of node, if senders and receivers differ in number.
 
     >>> from gnn_attention import patterns
-    >>> to_pyg(patterns.causal(3)).edge_index.tolist()
-    [[0, 0, 1, 0, 1, 2], [0, 1, 1, 2, 2, 2]]
+    >>> to_pyg(patterns.causal(3), "adj_t").to_dense().int().tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
-    from torch_geometric.data import Data
+    checks.choice("kind", kind, ("data", "edge_index", "adj_t"))
+    edges = checks.instance("graph", graph, TokenGraph).edge_index
+    if kind == "adj_t":
+        ones, size = torch.ones(edges.shape[1], device=edges.device), (graph.num_dst, graph.num_src)
+        return torch.sparse_coo_tensor(edges.flip(0), ones, size, check_invariants=False).coalesce()
+    import torch_geometric
 
-    if checks.instance("graph", graph, TokenGraph).num_dst != graph.num_src:
-        way = "EdgeIndex(graph.edge_index, sparse_size=(graph.num_src, graph.num_dst))"
-        raise ValueError(f"a Data has one kind of node, {graph!r} two: use {way}")
-    return Data(edge_index=graph.edge_index.clone(), num_nodes=graph.num_dst)
+    if kind == "edge_index":
+        return torch_geometric.EdgeIndex(edges.clone(), sparse_size=(graph.num_src, graph.num_dst))
+    if graph.num_dst != graph.num_src:
+        raise ValueError(f"a Data has one kind of node, {graph!r} two; use kind='edge_index' or 'adj_t'")
+    return torch_geometric.data.Data(edge_index=edges.clone(), num_nodes=graph.num_dst)
 
 
-def _sparse_entries(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def sparse_entries(argument: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The edges ``(src, dst)`` that a sparse ``[dst, src]`` stores, in its order, and their values."""
-    matrix = edge_list.elements("adj_t", matrix, edge_list.SPARSE)
+    matrix = edge_list.elements(argument, matrix, edge_list.SPARSE)
     if matrix.dim() - matrix.dense_dim() != 2 or matrix.sparse_dim() != 2:
         got = f"{matrix.sparse_dim()} of shape {list(matrix.shape)}"
-        raise ValueError(f"adj_t must have two sparse axes [dst, src], got {got}")
+        raise ValueError(f"{argument} must have two sparse axes [dst, src], got {got}")
     # as stored: a duplicate must be seen, not summed
     entries = matrix.detach().to_sparse(layout=torch.sparse_coo)
     edges, values = entries._indices().flip(0), entries._values()
@@ -342,3 +353,13 @@ def _build(
             f"a weight is a finite number, got {values[~is_number][0]} at the edge {src} -> {dst}"
         )
     return graph, values if values.is_floating_point() else values.to(torch.get_default_dtype())
+
+
+def _check_weights(graph: TokenGraph, weights: Tensor) -> Tensor:
+    if not isinstance(weights, Tensor) or weights.is_complex() or weights.shape != (graph.num_edges,):
+        got = checks.quoted(weights)
+        raise ValueError(f"weights must be a tensor of {graph.num_edges} numbers, one an edge, got {got}")
+    weights = weights.detach().cpu()
+    # SciPy has no other floating point numbers
+    is_foreign = weights.is_floating_point() and weights.dtype not in (torch.float32, torch.float64)
+    return weights.float() if is_foreign else weights

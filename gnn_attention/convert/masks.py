@@ -10,7 +10,7 @@ import torch
 from gnn_attention import patterns
 from gnn_attention._support import checks
 from gnn_attention._support.shapes import Float, Tensor
-from gnn_attention.convert.formats import wrong_kind
+from gnn_attention.convert.formats import sparse_entries, wrong_kind
 from gnn_attention.graph import TokenGraph, edge_list, rules
 
 
@@ -22,8 +22,8 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
     or of a half dtype it was widened from, are non-edges). Returns a :class:`TokenGraph`, or ``(graph,
     bias)`` if an additive mask holds finite numbers other than 0: bias ``[E]``, ``[heads, E]`` or ``[batch,
     heads, E]`` in the order of ``graph.edge_index``. A leading axis of size 1 is the same for all. A sparse
-    bool tensor is made dense, its missing entries False (:func:`from_pyg` takes a large one); torch's
-    ``causal_upper_left`` and ``causal_lower_right`` are the masks that SDPA reads in them.
+    bool tensor is a mask whose missing entries are False; torch's ``causal_upper_left`` and
+    ``causal_lower_right`` are the masks that SDPA reads in them.
 
     Raises TypeError (another kind of object, a dtype that does not fit the meaning) and ValueError (NaN or
     +inf, a wrong number of axes, a bias on a mask whose edges differ by head or sample, a tensor without
@@ -56,6 +56,11 @@ def from_mask(mask: Tensor, meaning: str | None = None) -> Any:
         if read_as == "additive":
             ways = "from_pyg(mask, weight=True) takes an adjacency, mask.to_dense() is an additive mask"
             raise ValueError(f"a sparse float mask does not say whether a missing entry is an edge: {ways}")
+        if mask.dim() == 2:
+            edges, values = sparse_entries("mask", mask)
+            num_dst, num_src = mask.shape
+            graph = TokenGraph.from_edges(edges[:, values], num_dst, num_src, coalesce=True, name="mask")
+            return graph if read_as == "attend" else ~graph
         mask = mask.to_dense()
     mask = mask[(None,) * (4 - mask.dim())]
     table = mask.detach().cpu()

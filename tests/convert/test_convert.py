@@ -199,35 +199,57 @@ class TestNetworkx:
         with pytest.raises(ValueError, match="labels must hold a name for each of the 3 nodes, got 2"):
             convert.to_networkx(patterns.causal(3), labels=["a", "b"])
 
+    def test_two_kinds_of_node(self):
+        network = convert.to_networkx(convert.from_mask(ASYMMETRIC))
+        assert set(network.edges) == {(("src", src), ("dst", dst)) for src, dst in pairs_of(ASYMMETRIC)}
+        sides = {("src", j): 0 for j in range(5)} | {("dst", i): 1 for i in range(4)}
+        assert dict(network.nodes(data="bipartite")) == sides
+        assert nx.is_bipartite(network)
+        with pytest.raises(ValueError, match="labels name the nodes of a square graph"):
+            convert.to_networkx(patterns.cross(2, 3), labels=["a", "b", "c"])
+
 
 def test_what_is_no_graph_is_refused():
     varied = TokenGraph.from_rule(lambda b, h, dst, src: src <= dst + h, 3, heads=2)
-    empty, rectangle = Data(x=torch.zeros(2, 1)), patterns.cross(2, 3)
+    empty, causal, rectangle = Data(x=torch.zeros(2, 1)), patterns.causal(3), patterns.cross(2, 3)
     cases = [
         (lambda: convert.from_pyg(torch.eye(3), 3, 3), TypeError, "expected .*got a Tensor of torch.float32"),
         (lambda: convert.from_pyg(empty), ValueError, "neither an edge_index nor an"),
-        (lambda: convert.to_pyg(rectangle), ValueError, r"a Data has one kind of node.*use EdgeIndex\("),
-        (lambda: convert.to_networkx(rectangle), ValueError, "one kind of node.*use networkx.bipartite"),
-        (lambda: convert.to_pyg(varied), ValueError, "differs by head"),
+        (lambda: convert.to_pyg(causal, "csr"), ValueError, "kind must be one of 'data', 'edge_index',"),
+        (lambda: convert.to_pyg(rectangle), ValueError, "a Data has one kind of node.*use kind='edge_index'"),
+        (lambda: convert.to_pyg(varied, "adj_t"), ValueError, "differs by head"),
         (lambda: convert.to_networkx(varied), ValueError, "differs by head"),
     ]
     assert_refusals(cases)
 
 
-def test_data_of_torch_geometric_there_and_back():
-    graph = TokenGraph.from_edges(torch.tensor([[4, 0, 2, 0], [1, 3, 1, 0]]), 6)
-    data = convert.to_pyg(graph)
-    assert isinstance(data, Data)
-    assert data.num_nodes == 6
-    assert torch.equal(data.edge_index, graph.edge_index)
-    assert torch.equal(convert.from_pyg(data).edge_index, graph.edge_index)
-    assert convert.from_pyg(data) == graph
+class TestPyG:
+    graph = TokenGraph.from_edges(torch.tensor([[4, 0, 2, 0], [1, 3, 1, 0]]), 4, 5)
+    square = TokenGraph.from_edges(torch.tensor([[4, 0, 2, 0], [1, 3, 1, 0]]), 6)
 
+    def test_data(self):
+        data = convert.to_pyg(self.square)
+        assert isinstance(data, Data)
+        assert data.num_nodes == 6
+        assert torch.equal(data.edge_index, self.square.edge_index)
+        again = convert.from_pyg(data)
+        assert again == self.square
+        assert torch.equal(again.edge_index, self.square.edge_index)
 
-def test_duplicates_inside_sparse_tensors_are_refused():
-    """Never summed into one value."""
-    twice = torch.tensor([[0, 1, 1], [2, 0, 0]])
-    coo = torch.sparse_coo_tensor(twice, torch.ones(3), (3, 3), check_invariants=False)
-    with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 stands at 1 and 2\)"):
-        convert.from_pyg(coo)
-    assert pairs(convert.from_pyg(coo, coalesce=True)) == [(2, 0), (0, 1)]
+    @pytest.mark.parametrize("layout", ["coo", "csr"])
+    def test_adj_t(self, layout):
+        """Rows are receivers: the sparse tensor is the mask."""
+        adj_t = convert.to_pyg(self.graph, "adj_t")
+        assert adj_t.shape == (4, 5)
+        assert torch.equal(adj_t.to_dense().bool(), self.graph.mask())
+        adj_t = adj_t if layout == "coo" else adj_t.to_sparse_csr()
+        assert convert.from_pyg(adj_t) == self.graph
+        assert convert.from_pyg(Data(adj_t=convert.to_pyg(self.square, "adj_t"), num_nodes=6)) == self.square
+
+    def test_duplicates_inside_sparse_tensors_are_refused(self):
+        """Never summed into one value."""
+        twice = torch.tensor([[0, 1, 1], [2, 0, 0]])
+        coo = torch.sparse_coo_tensor(twice, torch.ones(3), (3, 3), check_invariants=False)
+        with pytest.raises(ValueError, match=r"1 duplicate edges \(the edge 0 -> 1 stands at 1 and 2\)"):
+            convert.from_pyg(coo)
+        assert pairs(convert.from_pyg(coo, coalesce=True)) == [(2, 0), (0, 1)]

@@ -258,13 +258,14 @@ class TestWeights:
 
     def test_networkx_there_and_back(self):
         graph = convert.from_pyg(data(num_nodes=N))
-        matrix = convert.to_scipy(graph, "src", NUMBERS)
-        out = nx.from_scipy_sparse_array(matrix, create_using=nx.DiGraph)
+        out = convert.to_networkx(graph, weights=NUMBERS)
         assert nx.utils.graphs_equal(nx.DiGraph(out.edges(data=True)), nx.DiGraph(network().edges(data=True)))
         assert triples(*convert.from_networkx(out, weight="weight")) == WEIGHTS
+        bipartite = convert.to_networkx(patterns.cross(1, 2), weights=torch.tensor([3.0, 4.0]))
+        assert bipartite[("src", 1)][("dst", 0)]["weight"] == 4.0
         for wrong in (NUMBERS[:2], [1.0]):
             with pytest.raises(ValueError, match="weights must be a tensor of 5 numbers, one an edge"):
-                convert.to_scipy(graph, "src", wrong)
+                convert.to_networkx(graph, weights=wrong)
 
 
 class TestIgraph:
@@ -324,10 +325,12 @@ def test_sparse_masks(layout):
 def test_sparse_tensors_have_two_sparse_axes():
     features = torch.sparse_coo_tensor(PAIRS.flip(0), torch.ones(5, 3), (N, N, 3), check_invariants=False)
     assert convert.from_pyg(features) == convert.from_pyg(data(num_nodes=N))
-    with pytest.raises(ValueError, match=r"two sparse axes .*, got 3 of shape \[1, 3, 3\]"):
-        convert.from_pyg(torch.eye(3)[None].to_sparse())
-    with pytest.raises(ValueError, match=r"two sparse axes .*, got 1 of"):
-        convert.from_pyg(torch.eye(3).to_sparse(1))
+    one, three = torch.eye(3).bool().to_sparse(1), torch.eye(3)[None].to_sparse()
+    cases = [
+        (lambda: convert.from_pyg(three), ValueError, r"got 3 of shape \[1, 3, 3\]"),
+        (lambda: convert.from_mask(one), ValueError, r"two sparse axes.*got 1 of"),
+    ]
+    assert_refusals(cases)
 
 
 INDEX = PAIRS[:, 1:3]

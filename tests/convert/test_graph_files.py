@@ -302,7 +302,7 @@ WRONG = [
     *(("a.edges", f"% a\n{line}\n", "line 2: expected 'src dst' or") for line in OTHERS),
     ("a.adjlist", "\na: b c\n", "line 2: expected 'src dst dst ...', got 'a: b c"),
     ("a.csv", "0,1,friend\n1,2,foe\n", "line 1: .* its first line names those of the ends source and target"),
-    ("a.csv", "source,target,weight\na,b,3 km\n", "a number of every edge, got '3 km' at the edge 0 -> 1"),
+    ("a.csv", "source,target,weight\na,b,3 km\n", "the edge a -> b: a weight is a finite number, got '3 km'"),
     ("a.csv", "Source,Target,Type\na,b,Directed\nb,c,UNDIRECTED\n", "Type has Directed and Undirected: "),
     (
         "a.csv",
@@ -348,8 +348,18 @@ class TestRefusals:
     def test_a_reader_that_is_not_installed(self, name, package, tmp_path, monkeypatch):
         for module in (package, f"{package}.io"):
             monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ImportError, match=f"{package}.* None in sys.modules"):
+        with pytest.raises(ImportError, match=f"this kind of file is read by {package}: pip install"):
             files.load(saved(tmp_path, name, ""))
+
+    def test_numbers_must_fit(self, tmp_path):
+        files.write(LISTED, tmp_path / "a.edges")
+        assert files.read(tmp_path / "a.edges", num_tokens=7).num_dst == 7
+        files.write(LISTED, tmp_path / "a.graphml")
+        with pytest.raises(ValueError, match=r"its tokens are 0 \.\. 3, but it names a token 4"):
+            files.read(tmp_path / "a.graphml", num_tokens=4)
+        words = saved(tmp_path, "words.edges", "the cat\ncat sat\n")
+        with pytest.raises(ValueError, match=r"its tokens are 0 \.\. 3, but it names a token the"):
+            files.read(words, num_tokens=4)
 
     @pytest.mark.parametrize(
         ("graph", "match"),

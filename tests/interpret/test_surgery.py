@@ -66,7 +66,7 @@ def test_one_operation_on_many_graphs(kind: str) -> None:
     with trace.operate(layer, operation((0, 2), heads=1)):
         wanted = [dense(made, x, graph, **{kind: cells([(0, 2)], [1])}).update for graph in graphs]
         assert_exact([layer(x, graph) for graph in graphs], wanted)
-        for g in (LISTED, LISTED.edge_index, LISTED.mask().float().to_sparse()):
+        for g in (LISTED, LISTED.edge_index, ga.convert.to_pyg(LISTED, "adj_t")):
             assert_exact(layer(x[1], g), wanted[0][1])
             assert_exact(layer(x[1], edge_index=g), wanted[0][1])
         assert_exact(layer(x[:, :5], patterns.causal(5)), layer(x, CAUSAL)[:, :5])

@@ -78,7 +78,7 @@ def test_every_form_of_a_graph(way):
     layer, x = MessagePassingAttention(heads(), backend=way), drawn(9, 12)
     graph = ga.convert.from_edge_index(patterns.tree([-1, 0, 0, 1, 1, 2, 2, 5, 5]).edge_index.flip(1), 9)
     wanted, (edges, weights) = layer(x, graph, return_attention_weights=True)
-    adj_t = graph.mask().float().to_sparse()
+    adj_t = ga.convert.to_pyg(graph, "adj_t")
     for given in (edges, EdgeIndex(edges, sparse_size=(9, 9)), adj_t, adj_t.to_sparse_csr()):
         y, (same, alpha) = layer(x, given, return_attention_weights=True)
         assert_exact(y, wanted)

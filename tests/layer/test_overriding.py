@@ -8,10 +8,10 @@ import pytest
 import torch
 from support.bounds import assert_exact
 from support.inputs import drawn
-from torch_geometric import EdgeIndex
 from torch_geometric.explain.algorithm.utils import set_masks
 from torch_geometric.nn.aggr import MaxAggregation
 
+import gnn_attention as ga
 from gnn_attention import MessagePassingAttention, StandardHeads, algebra, patterns
 from gnn_attention.cache import KeyValueCache
 
@@ -95,7 +95,7 @@ def test_a_step_of_ones_own_runs_whatever_the_backend(way, made):
     own, x = heads(), drawn(2, 9, 12) if way == "auto" else drawn(9, 12)
     layer = made(own, backend=way)
     wanted = 2 * MessagePassingAttention(own, backend="reference")(x, GRAPH)
-    for given in (GRAPH, GRAPH.edge_index, GRAPH.mask().float().to_sparse()):
+    for given in (GRAPH, GRAPH.edge_index, ga.convert.to_pyg(GRAPH, "adj_t")):
         assert_exact(layer(x, given), wanted)
 
 
@@ -155,9 +155,9 @@ def test_a_fused_step_is_refused_where_it_would_run():
     layer, x = Fused(heads(), backend="auto"), drawn(9, 12)
     wanted = 2 * MessagePassingAttention(layer.heads)(x, GRAPH)
     assert_exact(layer(x, GRAPH.edge_index), wanted)
-    assert_exact(layer(x, EdgeIndex(GRAPH.edge_index, sparse_size=(9, 9))), wanted)
+    assert_exact(layer(x, ga.convert.to_pyg(GRAPH, "edge_index")), wanted)
     with pytest.raises(NotImplementedError, match="message_and_aggregate is no step of this layer"):
-        layer(x, GRAPH.mask().float().to_sparse())
+        layer(x, ga.convert.to_pyg(GRAPH, "adj_t"))
 
 
 SETTINGS = [

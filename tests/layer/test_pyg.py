@@ -334,7 +334,7 @@ def test_receivers_without_features_have_states_of_zero(way):
     with pytest.raises(ValueError, match=r"does not say how many receivers: give size=\(senders, receiv"):
         layer((x, None), edges)
     graph = ga.convert.from_edge_index(edges, 7, 10)
-    adj_t = graph.mask().float().to_sparse()
+    adj_t = ga.convert.to_pyg(graph, "adj_t")
     layer = MessagePassingAttention(layer.heads, backend=way)
     wanted = layer((x, torch.zeros(7, 12).double()), graph)
     for given in (graph, EdgeIndex(edges, sparse_size=(10, 7)), adj_t, adj_t.to_sparse_csr()):
